@@ -1,0 +1,2 @@
+//! Load, peers and measurements.
+fn main() {}

@@ -1,0 +1,75 @@
+//! `EndpointSlice` (discovery.k8s.io/v1), cut down to what exposure needs.
+
+use serde::{Deserialize, Serialize};
+
+use crate::meta::ObjectMeta;
+use crate::service::Protocol;
+
+/// The label that names the Service a slice belongs to.
+pub const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
+
+/// Some of the endpoints of one Service.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct EndpointSlice {
+    /// Namespace, and the label [`SERVICE_NAME_LABEL`].
+    pub metadata: ObjectMeta,
+    /// `IPv4`, `IPv6` or `FQDN`; the last is not used for routes.
+    pub address_type: Box<str>,
+    /// The endpoints.
+    #[serde(deserialize_with = "null_is_empty")]
+    pub endpoints: Vec<Endpoint>,
+    /// The ports every endpoint serves.
+    #[serde(deserialize_with = "null_is_empty")]
+    pub ports: Vec<EndpointPort>,
+}
+
+impl EndpointSlice {
+    /// The Service this slice belongs to, in the slice's own namespace.
+    pub fn service_name(&self) -> Option<&str> {
+        self.metadata.label(SERVICE_NAME_LABEL)
+    }
+}
+
+/// One endpoint.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Endpoint {
+    /// IP addresses in text form; all but the first are ignored by Kubernetes too.
+    pub addresses: Vec<Box<str>>,
+    /// Its state.
+    pub conditions: EndpointConditions,
+}
+
+/// State of an endpoint.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EndpointConditions {
+    /// Only `Some(true)` receives connections.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ready: Option<bool>,
+}
+
+/// One port of a slice.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EndpointPort {
+    /// The Service port's name; `None` and empty mean an unnamed port.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<Box<str>>,
+    /// Absent means any port, which is of no use for a route.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
+    /// Transport protocol; absent means TCP.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<Protocol>,
+}
+
+/// Go writes an empty list as `null`.
+fn null_is_empty<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    Ok(Option::<Vec<T>>::deserialize(deserializer)?.unwrap_or_default())
+}

@@ -1,0 +1,193 @@
+//! Identities that must never be mixed up: the user cluster, the host name, the tunnel authority.
+//!
+//! Each is normalised once, at construction, so that both sides of every comparison are in the same form.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::Serialize;
+use thiserror::Error;
+
+/// Longest host name DNS can carry in text form (RFC 1035 section 2.3.4, without the trailing dot).
+pub const MAX_HOST_NAME: usize = 253;
+
+/// Namespace of a user cluster's control plane on the seed: this prefix and the Cluster's name.
+pub const CLUSTER_NAMESPACE_PREFIX: &str = "cluster-";
+
+/// Name of a user cluster: the name of its `Cluster` object, or, for Services without one, their namespace less
+/// `cluster-`.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClusterName(Arc<str>);
+
+impl ClusterName {
+    /// The user cluster named `name`.
+    pub fn new(name: &str) -> Self {
+        Self(name.into())
+    }
+
+    /// The user cluster whose control plane lives in `namespace`.
+    pub fn of_namespace(namespace: &str) -> Self {
+        Self::new(namespace.strip_prefix(CLUSTER_NAMESPACE_PREFIX).unwrap_or(namespace))
+    }
+
+    /// The namespace of this cluster's control plane on the seed.
+    pub fn namespace(&self) -> String {
+        format!("{CLUSTER_NAMESPACE_PREFIX}{}", self.0)
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// A DNS host name in lower case, without a trailing dot. What an SNI route is keyed by.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HostName(Arc<str>);
+
+/// Why a text is no host name.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum HostNameError {
+    /// Nothing left once the trailing dot is gone.
+    #[error("it is empty")]
+    Empty,
+    /// Longer than DNS can carry.
+    #[error("it is longer than {MAX_HOST_NAME} characters")]
+    TooLong,
+    /// A label that is empty or longer than 63 characters.
+    #[error("the label {0:?} must have 1 to 63 characters")]
+    Label(Box<str>),
+    /// A character that is not a letter, a digit, `-` or `_`, or a `-` at the edge of a label.
+    #[error("the label {0:?} may only hold letters, digits, '-' and '_', and must not begin or end with '-'")]
+    Character(Box<str>),
+}
+
+impl HostName {
+    /// Normalises `text` (lower case, one trailing dot dropped) and checks it as a DNS name. `_` is accepted: it is
+    /// common in internal names and harmless in a comparison.
+    pub fn parse(text: &str) -> Result<Self, HostNameError> {
+        let text = text.strip_suffix('.').unwrap_or(text);
+        if text.is_empty() {
+            return Err(HostNameError::Empty);
+        }
+        if text.len() > MAX_HOST_NAME {
+            return Err(HostNameError::TooLong);
+        }
+        for label in text.split('.') {
+            if label.is_empty() || label.len() > 63 {
+                return Err(HostNameError::Label(label.into()));
+            }
+            let legal = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+            if !label.bytes().all(legal) || label.starts_with('-') || label.ends_with('-') {
+                return Err(HostNameError::Character(label.into()));
+            }
+        }
+        Ok(Self(text.to_ascii_lowercase().into()))
+    }
+
+    /// The name as text, lower case, without a trailing dot.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// A tunnel authority: `host:port` with the host normalised as a [`HostName`]. What a CONNECT route is keyed by.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Authority(Arc<str>);
+
+/// Why a text is no authority.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum AuthorityError {
+    /// No `:` before a port.
+    #[error("a port is missing, as in name:443")]
+    NoPort,
+    /// The port is not a number from 1 to 65535.
+    #[error("the port must be a number from 1 to 65535")]
+    Port,
+    /// The host part is no host name.
+    #[error("the host is not valid: {0}")]
+    Host(#[from] HostNameError),
+}
+
+impl Authority {
+    /// Normalises `text`, as it stands in a CONNECT request.
+    pub fn parse(text: &str) -> Result<Self, AuthorityError> {
+        let (host, port) = text.rsplit_once(':').ok_or(AuthorityError::NoPort)?;
+        if !port.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(AuthorityError::Port);
+        }
+        let port = port.parse().ok().filter(|&port: &u16| port != 0).ok_or(AuthorityError::Port)?;
+        Ok(Self::new(&HostName::parse(host)?, port))
+    }
+
+    /// The authority of a host and port.
+    pub fn new(host: &HostName, port: u16) -> Self {
+        Self(format!("{host}:{port}").into())
+    }
+
+    /// The authority as text: lower case, no trailing dot, decimal port.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+macro_rules! shown_as_text {
+    ($($name:ident),+) => {$(
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(&self.0)
+            }
+        }
+    )+};
+}
+
+shown_as_text!(ClusterName, HostName, Authority);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn case_and_trailing_dot_do_not_make_another_name() {
+        let name = HostName::parse("P4k2.North.KKP.example.com.").unwrap();
+        assert_eq!(name, HostName::parse("p4k2.north.kkp.example.com").unwrap());
+        assert_eq!(name.as_str(), "p4k2.north.kkp.example.com");
+    }
+
+    #[test]
+    fn what_dns_cannot_carry_is_no_host_name() {
+        for text in ["", ".", "a..b", "-a.b", "a-.b", "a b", "ä.de", "*.example.com", "a:443"] {
+            assert!(HostName::parse(text).is_err(), "{text:?}");
+        }
+        assert!(HostName::parse(&format!("{}.de", "a".repeat(64))).is_err());
+        assert!(HostName::parse(&["a"; 128].join(".")).is_err());
+    }
+
+    #[test]
+    fn an_authority_is_compared_by_host_name_and_port_number() {
+        let authority = Authority::parse("Svc.Ns.svc.cluster.local.:0443").unwrap();
+        assert_eq!(authority.as_str(), "svc.ns.svc.cluster.local:443");
+        for text in ["svc", "svc:", "svc:0", "svc:65536", "svc:+1", ":443", "svc:443:443"] {
+            assert!(Authority::parse(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_cluster_is_named_by_its_namespace_less_the_prefix() {
+        assert_eq!(ClusterName::of_namespace("cluster-abc").as_str(), "abc");
+        assert_eq!(ClusterName::of_namespace("monitoring").as_str(), "monitoring");
+        assert_eq!(ClusterName::new("abc").namespace(), "cluster-abc");
+    }
+}

@@ -1,0 +1,121 @@
+//! What a user cluster allows, and how much of a shared gateway it may use.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use serde::Serialize;
+
+use crate::names::ClusterName;
+
+/// Client addresses that may reach a cluster. Empty admits everybody.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct AllowList(Box<[IpNet]>);
+
+impl AllowList {
+    /// The union of `networks`: sorted, without repetition, networks inside others dropped.
+    pub fn new(networks: impl IntoIterator<Item = IpNet>) -> Self {
+        let networks: Vec<IpNet> = networks.into_iter().map(|network| network.trunc()).collect();
+        Self(IpNet::aggregate(&networks).into())
+    }
+
+    /// Whether `client` may connect. An IPv4 address that arrives mapped into IPv6 is judged as IPv4.
+    pub fn admits(&self, client: IpAddr) -> bool {
+        let client = client.to_canonical();
+        self.0.is_empty() || self.0.iter().any(|network| network.contains(&client))
+    }
+
+    /// The networks, sorted.
+    pub fn networks(&self) -> &[IpNet] {
+        &self.0
+    }
+
+    /// Whether everybody is admitted.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// Upper bounds of one user cluster on one gateway. `None` leaves it to the gateway's own default.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Budget {
+    /// Connections and tunnel streams open at once.
+    pub max_connections: Option<u32>,
+    /// New connections and tunnel streams per second; short bursts of the same number are admitted.
+    pub max_connections_per_second: Option<u32>,
+}
+
+/// Everything about a user cluster that the gateway must honour on each of its routes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterPolicy {
+    /// Whose policy this is.
+    pub cluster: ClusterName,
+    /// Who may connect, on every strategy and path.
+    pub allow: AllowList,
+    /// How much it may use.
+    pub budget: Budget,
+    /// Whether NodePort listeners may be opened (`false` where the seed's nodeport-proxy is disabled).
+    pub node_port_listeners: bool,
+}
+
+impl ClusterPolicy {
+    /// The policy of a cluster nothing is said about: everybody may connect, the gateway's own bounds apply.
+    pub fn open(cluster: ClusterName) -> Self {
+        Self { cluster, allow: AllowList::default(), budget: Budget::default(), node_port_listeners: true }
+    }
+
+    /// [`Self::open`] for the cluster whose control plane lives in `namespace`, ready to share.
+    pub fn open_for_namespace(namespace: &str) -> Arc<Self> {
+        Arc::new(Self::open(ClusterName::of_namespace(namespace)))
+    }
+}
+
+impl fmt::Display for AllowList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("any");
+        }
+        for (index, network) in self.0.iter().enumerate() {
+            let separator = if index == 0 { "" } else { "," };
+            write!(f, "{separator}{network}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(networks: &[&str]) -> AllowList {
+        AllowList::new(networks.iter().map(|network| network.parse().unwrap()))
+    }
+
+    #[test]
+    fn an_empty_list_admits_everybody() {
+        assert!(AllowList::default().admits("203.0.113.9".parse().unwrap()));
+    }
+
+    #[test]
+    fn only_listed_networks_are_admitted() {
+        let list = list(&["198.51.100.0/24", "2001:db8::/32"]);
+        assert!(list.admits("198.51.100.7".parse().unwrap()));
+        assert!(list.admits("2001:db8::7".parse().unwrap()));
+        assert!(!list.admits("198.51.101.7".parse().unwrap()));
+    }
+
+    #[test]
+    fn an_ipv4_client_of_a_dual_stack_listener_is_judged_as_ipv4() {
+        assert!(list(&["198.51.100.0/24"]).admits("::ffff:198.51.100.7".parse().unwrap()));
+    }
+
+    #[test]
+    fn order_and_repetition_make_no_difference() {
+        let list = list(&["10.1.0.0/16", "10.0.0.0/8", "10.0.0.5/8", "192.0.2.1/32"]);
+        assert_eq!(list.to_string(), "10.0.0.0/8,192.0.2.1/32");
+    }
+}

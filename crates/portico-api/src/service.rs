@@ -1,0 +1,94 @@
+//! `Service` (v1), cut down to what exposure needs.
+
+use serde::{Deserialize, Serialize};
+
+use crate::meta::{ObjectMeta, Strings};
+
+/// A Service.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Service {
+    /// Name, namespace, annotations.
+    pub metadata: ObjectMeta,
+    /// Type and ports.
+    pub spec: ServiceSpec,
+}
+
+/// `Service.spec`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ServiceSpec {
+    /// How Kubernetes publishes it.
+    #[serde(rename = "type")]
+    pub service_type: ServiceType,
+    /// Its ports, in the order written.
+    pub ports: Vec<ServicePort>,
+    /// The ClusterIP; empty while none is assigned, `None` for a headless Service.
+    #[serde(rename = "clusterIP", skip_serializing_if = "Option::is_none")]
+    pub cluster_ip: Option<Box<str>>,
+    /// Labels of the pods behind it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub selector: Option<Strings>,
+    /// Networks a cloud load balancer admits.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub load_balancer_source_ranges: Vec<Box<str>>,
+}
+
+/// `Service.spec.type`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ServiceType {
+    /// An address inside the cluster only.
+    #[default]
+    ClusterIP,
+    /// And a port on every node.
+    NodePort,
+    /// And an external load balancer.
+    LoadBalancer,
+    /// A DNS alias: nothing to expose.
+    ExternalName,
+}
+
+/// One port of a Service.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ServicePort {
+    /// Unique within the Service; may be empty where there is only one port.
+    #[serde(skip_serializing_if = "str_is_empty")]
+    pub name: Box<str>,
+    /// Transport protocol; only TCP is exposed.
+    pub protocol: Protocol,
+    /// Port of the ClusterIP.
+    pub port: u16,
+    /// Port of the pods, by number or by name; absent means the same as `port`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target_port: Option<TargetPort>,
+    /// Port on every node, once allocated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_port: Option<u16>,
+}
+
+/// A pod's port by number or by name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum TargetPort {
+    /// A port number.
+    Number(u16),
+    /// The name of a container port.
+    Name(Box<str>),
+}
+
+/// Transport protocol of a port.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Protocol {
+    /// The default.
+    #[default]
+    TCP,
+    /// Not exposed.
+    UDP,
+    /// Not exposed.
+    SCTP,
+}
+
+fn str_is_empty(text: &str) -> bool {
+    text.is_empty()
+}

@@ -1,0 +1,1 @@
+//! The exposure domain: strategy resolution, exposure plan, host names, addresses, NodePort allocation.

@@ -1,0 +1,1 @@
+//! Hosts, firewalls and real Kubernetes on one machine, for tests and contributors.

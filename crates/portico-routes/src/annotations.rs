@@ -1,0 +1,1 @@
+//! The expose annotations of a Service.

@@ -1,0 +1,1 @@
+//! The book of objects that routes are made of.

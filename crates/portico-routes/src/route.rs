@@ -1,0 +1,79 @@
+//! The values a route table is made of.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use portico_api::meta::ObjectKey;
+use portico_api::names::{Authority, HostName};
+use portico_api::policy::ClusterPolicy;
+use serde::Serialize;
+
+/// What a connection is routed by.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RouteKey {
+    /// The TCP port it arrived on: a NodePort number.
+    Port(u16),
+    /// The server name of its ClientHello.
+    Host(HostName),
+    /// The authority of its CONNECT request.
+    Authority(Authority),
+}
+
+/// One exposed port of one Service: where its connections go, and under whose policy.
+///
+/// The endpoints may be none: the route is then *known, not ready*.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Backend {
+    /// Which Service port this is.
+    pub id: BackendId,
+    /// Ready endpoints only: sorted, without repetition.
+    pub endpoints: Arc<[SocketAddr]>,
+    /// Whose it is, who may connect, how much it may use.
+    pub policy: Arc<ClusterPolicy>,
+    /// Whether each upstream connection begins with a PROXY v2 header.
+    pub send_proxy: bool,
+}
+
+/// Identity of a [`Backend`]: the Service and the port's name and number. Stable while endpoints come and go.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BackendId {
+    /// The Service.
+    pub service: ObjectKey,
+    /// Name of the Service port; empty if it has none.
+    pub port_name: Arc<str>,
+    /// Number of the Service port.
+    pub port: u16,
+}
+
+impl fmt::Display for BackendId {
+    /// `namespace/service-portname`, or `namespace/service` for an unnamed port: what KKP calls the upstream.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.service)?;
+        if self.port_name.is_empty() { Ok(()) } else { write!(f, "-{}", self.port_name) }
+    }
+}
+
+impl fmt::Debug for BackendId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Serialize for BackendId {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl fmt::Display for RouteKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Port(port) => write!(f, "port {port}"),
+            Self::Host(host) => write!(f, "host {host}"),
+            Self::Authority(authority) => write!(f, "authority {authority}"),
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Parsers over bytes: ClientHello, PROXY protocol, CONNECT request heads; TLS alerts.

@@ -1,0 +1,2 @@
+//! The front door of hosted Kubernetes control planes.
+fn main() {}
