@@ -1,0 +1,132 @@
+//! The annotations and labels that say what is exposed and how: their keys, and the value of the expose annotation.
+//!
+//! Keys below `nodeport-proxy.k8s.io/` are those of KKP, so that an existing installation can be read as it is; keys below
+//! `portico.k8c.io/` are Portico's own.
+
+use std::fmt;
+
+use serde::Serialize;
+use thiserror::Error;
+
+/// On a Service: exposed by the seed-wide gateway, as the value says ([`ExposeTypes`]).
+pub const EXPOSE: &str = "nodeport-proxy.k8s.io/expose";
+/// On a Service: exposed by a proxy of its own cluster only (KKP's strategy LoadBalancer); the value is `"true"`.
+pub const EXPOSE_NAMESPACED: &str = "nodeport-proxy.k8s.io/expose-namespaced";
+/// On a Service: a JSON object from port name to SNI host name.
+pub const PORT_MAPPING: &str = "nodeport-proxy.k8s.io/port-mapping";
+/// On a Service: begin each upstream connection with a PROXY header. The only value is [`SEND_PROXY_V2`].
+pub const SEND_PROXY: &str = "portico.k8c.io/send-proxy-protocol";
+/// The value of [`SEND_PROXY`] that asks for PROXY protocol version 2.
+pub const SEND_PROXY_V2: &str = "v2";
+/// On a Cluster, or on a Service without one: most connections and tunnel streams open at once.
+pub const MAX_CONNECTIONS: &str = "portico.k8c.io/max-connections";
+/// On a Cluster, or on a Service without one: most new connections and tunnel streams per second.
+pub const MAX_CONNECTIONS_PER_SECOND: &str = "portico.k8c.io/max-connections-per-second";
+/// On a Service without a Cluster: client networks that may connect, as CIDRs separated by commas.
+pub const ALLOW: &str = "portico.k8c.io/allow";
+/// On a Cluster, with any value: its expose strategy may be changed.
+pub const MIGRATION_LABEL: &str = "unsafe-expose-strategy-migration";
+/// What cloud load balancers read their source ranges from, besides `spec.loadBalancerSourceRanges`.
+pub const LOAD_BALANCER_SOURCE_RANGES: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
+
+/// The ways a Service asks to be exposed: the value of [`EXPOSE`]. At least one is set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExposeTypes {
+    /// A TCP listener on the NodePort number of each port.
+    pub node_port: bool,
+    /// By the server name of the ClientHello.
+    pub sni: bool,
+    /// By the authority of a CONNECT request.
+    pub tunneling: bool,
+}
+
+/// Why a value of the expose annotation is void: nothing of it counts, the Service is not exposed.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum VoidAnnotation {
+    /// Nothing there, or nothing between two commas.
+    #[error("an item of {value:?} is empty")]
+    Empty {
+        /// The value as written.
+        value: Box<str>,
+    },
+    /// The alias stands for the whole value, not for an item of a list.
+    #[error("\"true\" must stand alone, not in the list {value:?}")]
+    AliasInList {
+        /// The value as written.
+        value: Box<str>,
+    },
+    /// Not one of the three, in exactly that spelling.
+    #[error("{item:?} is none of NodePort, SNI, Tunneling (upper and lower case matter)")]
+    Unknown {
+        /// The item that is not known.
+        item: Box<str>,
+    },
+}
+
+impl ExposeTypes {
+    /// By NodePort only; what the alias `true` means.
+    pub const NODE_PORT: Self = Self { node_port: true, sni: false, tunneling: false };
+
+    /// Reads the annotation's value: `true`, or a comma list of `NodePort`, `SNI` and `Tunneling` with spaces around
+    /// items ignored. One bad item voids the whole value, as in KKP: half an exposure would be a surprise.
+    pub fn parse(value: &str) -> Result<Self, VoidAnnotation> {
+        if value == "true" {
+            return Ok(Self::NODE_PORT);
+        }
+        let mut types = Self { node_port: false, sni: false, tunneling: false };
+        for item in value.split(',').map(str::trim) {
+            match item {
+                "NodePort" => types.node_port = true,
+                "SNI" => types.sni = true,
+                "Tunneling" => types.tunneling = true,
+                "" => return Err(VoidAnnotation::Empty { value: value.into() }),
+                "true" if value.contains(',') => {
+                    return Err(VoidAnnotation::AliasInList { value: value.into() });
+                }
+                _ => return Err(VoidAnnotation::Unknown { item: item.into() }),
+            }
+        }
+        Ok(types)
+    }
+}
+
+impl fmt::Display for ExposeTypes {
+    /// The annotation's value in one agreed order: `NodePort,SNI,Tunneling`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut separator = "";
+        for (set, name) in [(self.node_port, "NodePort"), (self.sni, "SNI"), (self.tunneling, "Tunneling")] {
+            if set {
+                write!(f, "{separator}{name}")?;
+                separator = ",";
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_is_the_union_of_its_items_whatever_the_order_and_spaces() {
+        let types = ExposeTypes::parse(" Tunneling , SNI").unwrap();
+        assert_eq!(types, ExposeTypes { node_port: false, sni: true, tunneling: true });
+        assert_eq!(types.to_string(), "SNI,Tunneling");
+    }
+
+    #[test]
+    fn true_alone_is_an_old_name_of_node_port() {
+        assert_eq!(ExposeTypes::parse("true"), Ok(ExposeTypes::NODE_PORT));
+    }
+
+    #[test]
+    fn one_bad_item_voids_the_whole_value() {
+        for value in
+            ["", " ", "SNI,", ",SNI", "true,SNI", " true", "nodeport", "SNI,Tunnelling", "SNI;Tunneling"]
+        {
+            assert!(ExposeTypes::parse(value).is_err(), "{value:?}");
+        }
+    }
+}
