@@ -1,0 +1,62 @@
+// Command kube is every Kubernetes program of the lab in one file.
+//
+// The name it is started under decides what it is, as with busybox: the lab makes symbolic links
+// named kube-apiserver, kubelet, kubectl and so on. One binary instead of six shares most of its
+// pages in memory and on disk, and, being static, is the whole content of the container image that
+// hosted control planes run from. An image can also name the program as the first argument.
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/component-base/cli"
+	_ "k8s.io/component-base/logs/json/register"
+	_ "k8s.io/component-base/metrics/prometheus/clientgo"
+	_ "k8s.io/component-base/metrics/prometheus/version"
+	kubectl "k8s.io/kubectl/pkg/cmd"
+	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
+	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
+	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
+	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
+)
+
+func program(name string) *cobra.Command {
+	switch name {
+	case "kube-apiserver":
+		return apiserver.NewAPIServerCommand()
+	case "kube-controller-manager":
+		return controllermanager.NewControllerManagerCommand()
+	case "kube-scheduler":
+		return scheduler.NewSchedulerCommand()
+	case "kubelet":
+		return kubelet.NewKubeletCommand(genericapiserver.SetupSignalContext())
+	case "kube-proxy":
+		return proxy.NewProxyCommand()
+	case "kubectl":
+		return kubectl.NewDefaultKubectlCommand()
+	}
+	return nil
+}
+
+func main() {
+	command := program(filepath.Base(os.Args[0]))
+	if command == nil && len(os.Args) > 1 {
+		command = program(os.Args[1])
+		os.Args = os.Args[1:]
+	}
+	if command == nil {
+		names := []string{
+			"kube-apiserver", "kube-controller-manager", "kube-scheduler",
+			"kubelet", "kube-proxy", "kubectl",
+		}
+		fmt.Fprintf(os.Stderr, "start me under one of these names: %s\n", strings.Join(names, ", "))
+		os.Exit(2)
+	}
+	os.Exit(cli.Run(command))
+}
