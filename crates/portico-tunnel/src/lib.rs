@@ -1,1 +1,32 @@
 //! HTTP/2 and HTTP/1.1 CONNECT: the server half, its TLS and its identities.
+//!
+//! What lives here: everything between an accepted connection on the tunnel port and an upstream connection that somebody else made.
+//! [`serve`] finds out what the client speaks and who it is ([`Tls`], [`Identity`]); `http2` and `http1` read its requests and
+//! ask the [`Handler`] for an [`Upstream`] each; `bridge` (a stream of HTTP/2) and `pump` (HTTP/1.1 under TLS) then carry bytes until both
+//! sides are done, and tell the [`Meter`] how it ended.
+//!
+//! What deliberately lives elsewhere: parsing of HTTP/1.1 heads (`portico-wire`); routes, allow lists, budgets, connecting and counting
+//! (`portico-gateway`, which implements [`Handler`]); and the copying of plain TCP, which the gateway does best
+//! ([`Served::Carry`]).
+
+mod bridge;
+mod chunk;
+mod handler;
+mod http1;
+mod http2;
+mod identity;
+mod idle;
+mod io;
+mod pump;
+mod queue;
+mod serve;
+mod settings;
+mod tcp;
+mod tls;
+mod watch;
+
+pub use handler::{End, Handler, Meter, Protocol, Refusal, Request, Side, Upstream};
+pub use identity::Identity;
+pub use serve::{Failure, Finished, Served, serve};
+pub use settings::Settings;
+pub use tls::{Tls, TlsError, TlsFiles};

@@ -1,0 +1,123 @@
+//! What the tunnel asks of the gateway: an upstream for an authority, or a reason why not; and what it reports back.
+
+use std::borrow::Cow;
+
+use http::StatusCode;
+use tokio::net::TcpStream;
+
+use crate::identity::Identity;
+
+/// Decides about every CONNECT request of one connection. The gateway implements it; this crate knows neither routes nor budgets.
+pub trait Handler: Send + Sync + 'static {
+    /// Keeps count of one tunnel.
+    type Meter: Meter;
+
+    /// Connects to what the request asks for. The client hears 200 only after this future is done. It is dropped if the
+    /// client gives up first.
+    fn connect(
+        &self,
+        request: &Request,
+    ) -> impl Future<Output = Result<Upstream<Self::Meter>, Refusal>> + Send;
+
+    /// A request was refused before [`connect`](Self::connect) could be asked: wrong method, malformed, no identity.
+    fn refused(&self, refusal: &Refusal);
+}
+
+/// One CONNECT request.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The authority as the client wrote it: `host:port`, case and all.
+    pub authority: Box<str>,
+    /// Whom the client certificate names. `None` where no certificate is asked for: plaintext, or TLS without a client CA. A
+    /// certificate that names nobody never gets here.
+    pub identity: Option<Identity>,
+    /// How the request came.
+    pub protocol: Protocol,
+    /// Whether it came under TLS.
+    pub tls: bool,
+}
+
+/// Version of HTTP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    /// HTTP/1.1 (or 1.0): the connection becomes the tunnel.
+    Http1,
+    /// HTTP/2: a stream becomes the tunnel.
+    Http2,
+}
+
+/// An upstream that is connected.
+#[derive(Debug)]
+pub struct Upstream<M> {
+    /// The connection, with `TCP_NODELAY` set.
+    pub stream: TcpStream,
+    /// Keeps count of it.
+    pub meter: M,
+}
+
+/// Why a request is not served: what the client is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The status of the answer.
+    pub status: StatusCode,
+    /// One sentence, the body of the answer.
+    pub reason: Cow<'static, str>,
+}
+
+impl Refusal {
+    /// A refusal with a fixed sentence.
+    #[must_use]
+    pub const fn new(status: StatusCode, reason: &'static str) -> Self {
+        Self { status, reason: Cow::Borrowed(reason) }
+    }
+
+    pub(crate) const METHOD: Self = Self::new(StatusCode::METHOD_NOT_ALLOWED, "only CONNECT is served here");
+    pub(crate) const NO_AUTHORITY: Self =
+        Self::new(StatusCode::BAD_REQUEST, "the request names no authority");
+    pub(crate) const NOBODY: Self = Self::new(
+        StatusCode::FORBIDDEN,
+        "the client certificate names no cluster; it needs organisation portico:cluster:NAME or URI spiffe://DOMAIN/cluster/NAME",
+    );
+}
+
+/// Keeps count of one tunnel. Dropped without [`ended`](Self::ended) if the runtime itself goes away.
+pub trait Meter: Send + 'static {
+    /// Bytes went from the client to the upstream (`up`) or back (`down`), since the last call.
+    fn carried(&mut self, up: u64, down: u64);
+
+    /// The tunnel is over.
+    fn ended(self, end: End);
+
+    /// Ready when the gateway wants the tunnel cut: its endpoint is gone for too long, say. Never, if not implemented.
+    fn poll_cut(&mut self, _cx: &mut std::task::Context<'_>) -> std::task::Poll<()> {
+        std::task::Poll::Pending
+    }
+}
+
+/// How a tunnel ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// Both sides said they are done.
+    Closed {
+        /// Who said it first.
+        first: Side,
+    },
+    /// One side aborted: TCP RST, RST_STREAM, or the connection of an HTTP/2 client lost.
+    Reset {
+        /// Which.
+        by: Side,
+    },
+    /// No byte moved for [`Settings::stream_idle`](crate::Settings::stream_idle).
+    Idle,
+    /// [`Meter::poll_cut`] said so.
+    Cut,
+}
+
+/// Sides of a tunnel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The client.
+    Downstream,
+    /// The control plane.
+    Upstream,
+}

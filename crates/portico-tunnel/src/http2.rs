@@ -1,0 +1,285 @@
+//! One HTTP/2 connection: requests become streams, streams become [`Bridge`]s.
+//!
+//! One task drives the connection, one task each carries a stream; all on the thread that accepted it. The connection's task also
+//! asks the peer for a sign of life ([`KeepAlive`]), says GOAWAY when the gateway drains and then lets the streams finish.
+//!
+//! What a peer can make us hold is bounded by [`Settings`](crate::Settings); how fast it can make us work for nothing is bounded by
+//! h2's own caps (resets before accept, resets for errors, small frames, header lists) and by [`RapidReset`].
+
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::server::{Builder, Connection, SendResponse};
+use h2::{Ping, PingPong, Reason, RecvStream, SendStream};
+use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE};
+use http::{Method, Response, StatusCode};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::{Instant, Sleep, sleep, timeout_at};
+
+use crate::bridge::Bridge;
+use crate::handler::{Handler, Protocol, Refusal, Request, Upstream};
+use crate::io::{Probe, Pulse};
+use crate::serve::{Caller, Failure, Finished};
+use crate::settings::{FRAME_SIZE, HEADER_LIST, SEND_BUFFER, Settings};
+
+/// Serves a connection until it ends by itself. `drain` is when no new streams are wanted.
+pub(crate) async fn serve<S, H>(
+    stream: S,
+    caller: &Caller,
+    settings: &Settings,
+    drain: impl Future<Output = ()>,
+    deadline: Instant,
+    handler: &Arc<H>,
+) -> Result<Finished, Failure>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    H: Handler,
+{
+    let pulse = Arc::new(Pulse::default());
+    let handshake = builder(settings).handshake(Probe::new(stream, Arc::clone(&pulse)));
+    let mut connection = timeout_at(deadline, handshake).await.map_err(|_| Failure::TooSlow)??;
+    let mut keep_alive = KeepAlive::new(connection.ping_pong(), settings);
+    let mut unused = Unused::new(settings.connection_idle);
+    let mut rapid_reset = RapidReset { since: Instant::now() };
+    let mut drain = pin!(drain);
+    let mut draining = false;
+    loop {
+        tokio::select! {
+            biased;
+            accepted = accept(&mut connection, &pulse) => match accepted {
+                None => return Ok(if draining { Finished::Drained } else { Finished::Closed }),
+                Some(Err(error)) => return Err(error.into()),
+                Some(Ok((request, respond))) => {
+                    if rapid_reset.seen(&pulse, settings.max_streams) {
+                        connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+                        continue;
+                    }
+                    let tunnel = Tunnel { pulse: Arc::clone(&pulse), idle: settings.stream_idle };
+                    start(request, respond, caller, handler, tunnel);
+                }
+            },
+            () = &mut drain, if !draining => {
+                draining = true;
+                connection.graceful_shutdown();
+            }
+            () = keep_alive.silent(&pulse) => return Err(Failure::Silent),
+            () = unused.too_long(), if !draining => {
+                if !connection.has_streams() {
+                    draining = true;
+                    connection.graceful_shutdown();
+                }
+            }
+        }
+    }
+}
+
+fn builder(settings: &Settings) -> Builder {
+    let mut builder = Builder::new();
+    builder
+        .initial_window_size(settings.stream_window)
+        .initial_connection_window_size(settings.connection_window())
+        .max_concurrent_streams(settings.max_streams)
+        .max_frame_size(FRAME_SIZE)
+        .max_header_list_size(HEADER_LIST)
+        .max_send_buffer_size(SEND_BUFFER);
+    builder
+}
+
+type Accepted = Option<Result<(http::Request<RecvStream>, SendResponse<Bytes>), h2::Error>>;
+
+/// Drives the connection to the next request, and lets the streams know whenever all they queued was written.
+async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
+    connection: &mut Connection<Probe<S>, Bytes>,
+    pulse: &Pulse,
+) -> Accepted {
+    poll_fn(|cx| {
+        let accepted = connection.poll_accept(cx);
+        if accepted.is_pending() {
+            pulse.rested();
+        }
+        accepted
+    })
+    .await
+}
+
+/// What a stream needs of its connection.
+struct Tunnel {
+    pulse: Arc<Pulse>,
+    idle: Option<Duration>,
+}
+
+/// Answers what needs no upstream, and gives everything else a task of its own.
+fn start<H: Handler>(
+    request: http::Request<RecvStream>,
+    respond: SendResponse<Bytes>,
+    caller: &Caller,
+    handler: &Arc<H>,
+    tunnel: Tunnel,
+) {
+    let (head, from_client) = request.into_parts();
+    let refusal = if head.method != Method::CONNECT {
+        Refusal::METHOD
+    } else if caller.is_nobody() {
+        Refusal::NOBODY
+    } else if let Some(authority) = head.uri.authority() {
+        let request = caller.request(authority.as_str(), Protocol::Http2);
+        tokio::spawn(carry(Arc::clone(handler), request, respond, from_client, tunnel));
+        return;
+    } else {
+        Refusal::NO_AUTHORITY
+    };
+    handler.refused(&refusal);
+    refuse(respond, &refusal);
+}
+
+/// The task of one stream.
+async fn carry<H: Handler>(
+    handler: Arc<H>,
+    request: Request,
+    respond: SendResponse<Bytes>,
+    from_client: RecvStream,
+    tunnel: Tunnel,
+) {
+    // Boxed, so that what connecting needs is gone while the tunnel rests.
+    let opened = Box::pin(open(handler, request, respond, Arc::clone(&tunnel.pulse))).await;
+    if let Some((to_client, upstream)) = opened {
+        Bridge::new(from_client, to_client, upstream, tunnel.pulse, tunnel.idle).run().await;
+    }
+}
+
+/// Connects and answers. `None` if the client was refused, or left meanwhile.
+async fn open<H: Handler>(
+    handler: Arc<H>,
+    request: Request,
+    mut respond: SendResponse<Bytes>,
+    pulse: Arc<Pulse>,
+) -> Option<(SendStream<Bytes>, Upstream<H::Meter>)> {
+    let mut connect = pin!(handler.connect(&request));
+    let connected = poll_fn(|cx| {
+        if respond.poll_reset(cx).is_ready() {
+            return Poll::Ready(None);
+        }
+        connect.as_mut().poll(cx).map(Some)
+    });
+    match connected.await {
+        None => drop(pulse.cancelled.fetch_add(1, Relaxed)),
+        Some(Err(refusal)) => refuse(respond, &refusal),
+        Some(Ok(upstream)) => match respond.send_response(Response::new(()), false) {
+            Ok(to_client) => return Some((to_client, upstream)),
+            // The client left in this very moment; the upstream learns that nothing will come.
+            Err(_) => drop(upstream.stream.set_zero_linger()),
+        },
+    }
+    None
+}
+
+/// Answers with a status and a sentence. If it cannot be sent, the client is gone.
+fn refuse(mut respond: SendResponse<Bytes>, refusal: &Refusal) {
+    let body = Bytes::from(format!("{}\n", refusal.reason));
+    let mut answer = Response::new(());
+    *answer.status_mut() = refusal.status;
+    let headers = answer.headers_mut();
+    headers.insert(CONTENT_TYPE, http::HeaderValue::from_static("text/plain; charset=utf-8"));
+    headers.insert(CONTENT_LENGTH, body.len().into());
+    if refusal.status == StatusCode::METHOD_NOT_ALLOWED {
+        headers.insert(ALLOW, http::HeaderValue::from_static("CONNECT"));
+    }
+    if let Ok(mut to_client) = respond.send_response(answer, false) {
+        let _ = to_client.send_data(body, true);
+    }
+}
+
+/// Asks a peer that has been silent for a sign of life. A peer that sends anything at all is never asked, and a resting
+/// connection wakes up once an interval.
+struct KeepAlive {
+    pings: Option<PingPong>,
+    interval: Duration,
+    timeout: Duration,
+    timer: Pin<Box<Sleep>>,
+    asked: bool,
+}
+
+impl KeepAlive {
+    fn new(pings: Option<PingPong>, settings: &Settings) -> Self {
+        let interval = settings.ping_interval;
+        Self {
+            pings,
+            interval,
+            timeout: settings.ping_timeout,
+            timer: Box::pin(sleep(interval)),
+            asked: false,
+        }
+    }
+
+    /// Ready when the peer did not answer in time.
+    async fn silent(&mut self, pulse: &Pulse) {
+        poll_fn(|cx| self.poll_silent(cx, pulse)).await;
+    }
+
+    fn poll_silent(&mut self, cx: &mut Context<'_>, pulse: &Pulse) -> Poll<()> {
+        loop {
+            ready!(self.timer.as_mut().poll(cx));
+            // The answer to a PING is heard like anything else.
+            let heard = pulse.take_heard();
+            if self.asked && !heard {
+                return Poll::Ready(());
+            }
+            self.asked = !heard;
+            if let (true, Some(pings)) = (self.asked, &mut self.pings) {
+                // An answer that was not collected would keep h2 from sending the next PING.
+                let _ = pings.poll_pong(cx);
+                // Fails only if the connection is closing, which its own task notices.
+                let _ = pings.send_ping(Ping::opaque());
+            }
+            let wait = if self.asked { self.timeout } else { self.interval };
+            self.timer.as_mut().reset(Instant::now() + wait);
+        }
+    }
+}
+
+/// Looks once an interval whether the connection has any stream; it closes after one to two intervals without.
+struct Unused {
+    timer: Option<(Pin<Box<Sleep>>, Duration)>,
+}
+
+impl Unused {
+    fn new(limit: Option<Duration>) -> Self {
+        Self { timer: limit.map(|limit| (Box::pin(sleep(limit)), limit)) }
+    }
+
+    async fn too_long(&mut self) {
+        match &mut self.timer {
+            None => std::future::pending().await,
+            Some((timer, limit)) => {
+                timer.as_mut().await;
+                timer.as_mut().reset(Instant::now() + *limit);
+            }
+        }
+    }
+}
+
+/// Notices requests that their client cancels before they are answered, again and again (CVE-2023-44487, "rapid reset"): each makes us
+/// look up a route and start to connect. h2 counts only those cancelled before they were accepted, and we accept at once.
+struct RapidReset {
+    since: Instant,
+}
+
+impl RapidReset {
+    /// Whether more than `most` were cancelled within a second. All streams of a connection giving up at once is no attack: an
+    /// agent whose API server hangs does that.
+    fn seen(&mut self, pulse: &Pulse, most: u32) -> bool {
+        if pulse.cancelled.load(Relaxed) <= most {
+            return false;
+        }
+        let now = Instant::now();
+        let seen = now.duration_since(self.since) < Duration::from_secs(1);
+        self.since = now;
+        pulse.cancelled.store(0, Relaxed);
+        seen
+    }
+}

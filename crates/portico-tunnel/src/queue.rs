@@ -1,0 +1,107 @@
+//! Bytes on their way to an upstream that takes them slower than they come.
+//!
+//! Holds at most one stream window (the caller gives window back only for what was written), however the client cuts it: frames
+//! of a few bytes are copied together, or a thousand one-byte frames would cost a thousand times their size.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+
+use bytes::{Buf, Bytes, BytesMut};
+use tokio::net::TcpStream;
+
+/// Frames below this are copied together: the entry for a frame costs 32 bytes, and it may hold on to a read buffer of 64 KiB.
+const SMALL: usize = 4 * 1024;
+
+/// Slices handed to one write: 16 frames of the usual 16 KiB are a whole stream window.
+const SLICES: usize = 16;
+
+/// What waits for one upstream.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    whole: VecDeque<Bytes>,
+    /// Small frames, behind all of `whole`.
+    small: BytesMut,
+}
+
+impl Queue {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.whole.is_empty() && self.small.is_empty()
+    }
+
+    pub(crate) fn push(&mut self, frame: Bytes) {
+        if frame.len() < SMALL {
+            self.small.extend_from_slice(&frame);
+            return;
+        }
+        if !self.small.is_empty() {
+            self.whole.push_back(std::mem::take(&mut self.small).freeze());
+        }
+        self.whole.push_back(frame);
+    }
+
+    /// Writes what the socket takes in one call; how much that was.
+    pub(crate) fn write_to(&mut self, stream: &TcpStream) -> io::Result<usize> {
+        let mut slices = [IoSlice::new(&[]); SLICES];
+        let parts = self.whole.iter().map(|frame| &frame[..]).chain(std::iter::once(&self.small[..]));
+        let mut count = 0;
+        for (slice, part) in slices.iter_mut().zip(parts.filter(|part| !part.is_empty())) {
+            *slice = IoSlice::new(part);
+            count += 1;
+        }
+        let written = stream.try_write_vectored(&slices[..count])?;
+        self.advance(written);
+        Ok(written)
+    }
+
+    fn advance(&mut self, mut written: usize) {
+        while let Some(frame) = self.whole.front_mut() {
+            if written < frame.len() {
+                frame.advance(written);
+                return;
+            }
+            written -= frame.len();
+            self.whole.pop_front();
+        }
+        self.small.advance(written);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn contents(queue: &Queue) -> Vec<u8> {
+        let mut all: Vec<u8> = queue.whole.iter().flatten().copied().collect();
+        all.extend_from_slice(&queue.small);
+        all
+    }
+
+    #[test]
+    fn bytes_leave_in_the_order_they_came() {
+        let mut queue = Queue::default();
+        let mut expected = Vec::new();
+        for (index, size) in [1, 5000, 2, 3, 4096, 4095, 70_000, 1].into_iter().enumerate() {
+            let frame = vec![index as u8; size];
+            expected.extend_from_slice(&frame);
+            queue.push(frame.into());
+        }
+        for step in [1, 4999, 1, 1, 8000, 60_000] {
+            assert_eq!(contents(&queue), expected);
+            queue.advance(step);
+            expected.drain(..step);
+        }
+        assert_eq!(contents(&queue), expected);
+        queue.advance(expected.len());
+        assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn small_frames_share_one_allocation() {
+        let mut queue = Queue::default();
+        for _ in 0..100_000 {
+            queue.push(Bytes::from_static(b"x"));
+        }
+        assert!(queue.whole.is_empty());
+        assert!(queue.small.capacity() < 300_000);
+    }
+}

@@ -1,0 +1,242 @@
+//! The life of one connection to the tunnel port: learn what it speaks, learn who calls, then serve HTTP/2 or HTTP/1.1.
+//!
+//! Called by the gateway for every connection its tunnel listener accepts.
+
+use std::io;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use portico_wire::Parse;
+use portico_wire::connect::{self, MAX_HEAD, Protocol as Spoken};
+use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout_at};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use crate::handler::{Handler, Protocol, Request, Upstream};
+use crate::http1::{self, Opened};
+use crate::http2;
+use crate::identity::Identity;
+use crate::io::{Rewind, Shared};
+use crate::pump::Pump;
+use crate::settings::Settings;
+use crate::tls::Tls;
+
+/// What is left to do for the caller of [`serve`].
+#[derive(Debug)]
+pub enum Served<M> {
+    /// HTTP/1.1 without TLS: the client has its 200. From here on the tunnel is two TCP connections, and the caller, who has the
+    /// better engine for that, carries the bytes.
+    Carry {
+        /// The client.
+        downstream: TcpStream,
+        /// What it sent together with its request. It goes to the upstream first.
+        early: Bytes,
+        /// Where it goes.
+        upstream: Upstream<M>,
+    },
+    /// Nothing.
+    Finished(Finished),
+}
+
+/// How a connection ended in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finished {
+    /// All was said; or the client was refused, and told so.
+    Closed,
+    /// We said GOAWAY, and the last stream has ended.
+    Drained,
+}
+
+/// How a connection ended otherwise. None of these concerns an upstream: tunnels report through their
+/// [`Meter`](crate::Meter), refused requests through [`Handler::refused`].
+#[derive(Debug, Error)]
+pub enum Failure {
+    /// The client left without a byte: port scans and TCP health checks.
+    #[error("the client left before it said anything")]
+    ClosedEarly,
+    /// The client did not finish its first bytes, handshake, preface or request head in time.
+    #[error("the client did not say in time what it wants")]
+    TooSlow,
+    /// What came is none of the protocols of this port.
+    #[error("{0}")]
+    Malformed(&'static str),
+    /// TLS came, and no certificate is configured.
+    #[error(
+        "the client speaks TLS, and this listener has no certificate; set --tunnel-tls-cert and --tunnel-tls-key"
+    )]
+    TlsNotServed,
+    /// Plaintext came, and only TLS is served.
+    #[error(
+        "the client does not speak TLS, and this listener serves nothing else; --tunnel-plaintext would allow it"
+    )]
+    PlaintextNotServed,
+    /// The TLS handshake failed: no or no valid client certificate, no common version, ...
+    #[error("TLS handshake: {0}")]
+    Tls(#[source] io::Error),
+    /// The HTTP/2 connection broke, or its client broke the protocol.
+    #[error("HTTP/2 connection: {0}")]
+    Http2(#[from] h2::Error),
+    /// The HTTP/1.1 client went away before it had its answer.
+    #[error("HTTP/1.1 connection: {0}")]
+    Http1(#[source] io::Error),
+    /// The HTTP/2 client answered no PING in time.
+    #[error("the client gave no sign of life")]
+    Silent,
+}
+
+/// Serves one accepted connection. `first` is what was already read from it; `drain` is ready when new streams are not wanted
+/// any more. Dropping the future ends the connection and resets its streams.
+///
+/// Must be polled on a current-thread runtime: streams run as tasks beside it and count on being on its thread.
+pub async fn serve<H: Handler>(
+    mut stream: TcpStream,
+    first: Bytes,
+    settings: &Settings,
+    drain: impl Future<Output = ()>,
+    handler: &Arc<H>,
+) -> Result<Served<H::Meter>, Failure> {
+    let deadline = Instant::now() + settings.hello_timeout;
+    // Fails only on a socket that is already dead, which the next read says better.
+    let _ = stream.set_nodelay(true);
+    let mut first = BytesMut::from(first);
+    let spoken =
+        timeout_at(deadline, sniff(&mut stream, &mut first)).await.map_err(|_| Failure::TooSlow)??;
+    let plaintext =
+        || if settings.plaintext { Ok(Caller::plaintext()) } else { Err(Failure::PlaintextNotServed) };
+    match (spoken, &settings.tls) {
+        (Spoken::Tls, None) => Err(Failure::TlsNotServed),
+        (Spoken::Tls, Some(tls)) => {
+            serve_tls(stream, first.freeze(), tls, settings, drain, deadline, handler)
+                .await
+                .map(Served::Finished)
+        }
+        (Spoken::Http2Preface, _) => {
+            let caller = plaintext()?;
+            let stream = Rewind::new(first.freeze(), stream);
+            http2::serve(stream, &caller, settings, drain, deadline, handler).await.map(Served::Finished)
+        }
+        (Spoken::Http1, _) => match plaintext() {
+            Err(failure) => {
+                http1::refuse_plaintext(&mut stream).await;
+                Err(failure)
+            }
+            Ok(caller) => Ok(match http1::open(&mut stream, first, &caller, deadline, handler).await? {
+                None => Served::Finished(Finished::Closed),
+                Some(Opened { early, upstream }) => Served::Carry { downstream: stream, early, upstream },
+            }),
+        },
+    }
+}
+
+/// TLS, with whatever is spoken inside.
+async fn serve_tls<H: Handler>(
+    stream: TcpStream,
+    first: Bytes,
+    tls: &Tls,
+    settings: &Settings,
+    drain: impl Future<Output = ()>,
+    deadline: Instant,
+    handler: &Arc<H>,
+) -> Result<Finished, Failure> {
+    let socket = Arc::new(stream);
+    let accept = TlsAcceptor::from(tls.current()).accept(Rewind::new(first, Shared(Arc::clone(&socket))));
+    let accepted = timeout_at(deadline, accept).await.map_err(|_| Failure::TooSlow)?;
+    let mut stream = accepted.map_err(Failure::Tls)?;
+    let caller = Caller::of(&stream, tls);
+    let mut inside = BytesMut::new();
+    let spoken = match stream.get_ref().1.alpn_protocol() {
+        Some(b"h2") => Spoken::Http2Preface,
+        Some(_) => Spoken::Http1,
+        None => {
+            timeout_at(deadline, sniff(&mut stream, &mut inside)).await.map_err(|_| Failure::TooSlow)??
+        }
+    };
+    match spoken {
+        Spoken::Tls => Err(Failure::Malformed("there is TLS within TLS")),
+        Spoken::Http2Preface => {
+            let stream = Rewind::new(inside.freeze(), stream);
+            http2::serve(stream, &caller, settings, drain, deadline, handler).await
+        }
+        Spoken::Http1 => {
+            if let Some(opened) = http1::open(&mut stream, inside, &caller, deadline, handler).await? {
+                Pump::new(stream, socket, opened, settings.stream_idle).run().await;
+            }
+            Ok(Finished::Closed)
+        }
+    }
+}
+
+/// Reads until it is known what the client speaks.
+async fn sniff<S: AsyncRead + Unpin>(stream: &mut S, bytes: &mut BytesMut) -> Result<Spoken, Failure> {
+    loop {
+        match connect::sniff(bytes) {
+            Parse::Complete(spoken) => return Ok(spoken),
+            Parse::Malformed(malformed) => return Err(Failure::Malformed(malformed.reason())),
+            Parse::NeedMore => {}
+        }
+        match read_more(stream, bytes).await {
+            Ok(0) | Err(_) if bytes.is_empty() => return Err(Failure::ClosedEarly),
+            Ok(0) | Err(_) => return Err(Failure::Malformed("the first bytes end too soon")),
+            Ok(_) => {}
+        }
+    }
+}
+
+/// Reads once, within the bound of a request head.
+pub(crate) async fn read_more<S: AsyncRead + Unpin>(
+    stream: &mut S,
+    bytes: &mut BytesMut,
+) -> io::Result<usize> {
+    /// Room for one read: CONNECT heads and ClientHellos without post-quantum keys fit, longer ones take another.
+    const STEP: usize = 1024;
+    bytes.reserve(STEP.min(MAX_HEAD));
+    stream.read_buf(bytes).await
+}
+
+/// Who is at the other end, as far as the connection tells.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    tls: bool,
+    who: Who,
+}
+
+#[derive(Debug)]
+enum Who {
+    /// Nobody asked.
+    Anyone,
+    /// The certificate names a cluster.
+    Cluster(Identity),
+    /// The certificate is valid, and names none.
+    Nobody,
+}
+
+impl Caller {
+    fn plaintext() -> Self {
+        Self { tls: false, who: Who::Anyone }
+    }
+
+    fn of<S: AsyncRead + AsyncWrite>(stream: &TlsStream<S>, tls: &Tls) -> Self {
+        let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+        let who = match certificate.and_then(|certificate| Identity::from_certificate(certificate)) {
+            _ if !tls.asks_for_identity() => Who::Anyone,
+            Some(identity) => Who::Cluster(identity),
+            None => Who::Nobody,
+        };
+        Self { tls: true, who }
+    }
+
+    pub(crate) fn is_nobody(&self) -> bool {
+        matches!(self.who, Who::Nobody)
+    }
+
+    pub(crate) fn request(&self, authority: &str, protocol: Protocol) -> Request {
+        let identity = match &self.who {
+            Who::Cluster(identity) => Some(identity.clone()),
+            Who::Anyone | Who::Nobody => None,
+        };
+        Request { authority: authority.into(), identity, protocol, tls: self.tls }
+    }
+}

@@ -1,0 +1,99 @@
+//! What the operator may set about the tunnel listener, and the arithmetic behind the defaults.
+//!
+//! **Windows (RFC 9113 section 5.2).** A stream whose upstream stopped reading keeps at most one stream window of bytes with us, and
+//! those bytes stay charged to the connection window too (h2 gives both back together). If the stalled streams of a connection
+//! could use up its window, they would hold all the others. So the connection window is what *all* streams may hold at once,
+//! plus one stream window to breathe:
+//!
+//! ```text
+//! 1,000 streams × 256 KiB + 256 KiB = 262,406,144 bytes  <  2^31 - 1, the most the protocol allows
+//! ```
+//!
+//! That is also the bound on what one connection can make us hold in the direction up, and it is reached only if every one of its
+//! upstreams stopped reading. In the direction down a stream holds at most [`SEND_BUFFER`] that did not reach the socket.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::tls::Tls;
+
+/// Most bytes of one stream between its upstream and the connection's socket: two reads of 64 KiB, so that the upstream is read
+/// while the connection writes, and a client that stops reading its socket costs little.
+pub(crate) const SEND_BUFFER: usize = 128 * 1024;
+
+/// Largest DATA frame we accept. Four times the protocol's default: a peer that uses it saves three of four writes and headers.
+pub(crate) const FRAME_SIZE: u32 = 64 * 1024;
+
+/// Largest header list of a request, as RFC 9113 section 6.5.2 counts it. A CONNECT request needs two fields.
+pub(crate) const HEADER_LIST: u32 = 16 * 1024;
+
+/// The most a flow control window can be (RFC 9113 section 6.9.1).
+const WINDOW_MAX: u32 = (1 << 31) - 1;
+
+/// How one tunnel listener treats its connections.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The certificate, its key and the CA of the clients. Without it, TLS is refused.
+    pub tls: Option<Arc<Tls>>,
+    /// Whether CONNECT without TLS is served.
+    pub plaintext: bool,
+    /// How long a client may take to say what it wants: first bytes, TLS handshake, HTTP/2 preface, HTTP/1.1 head.
+    pub hello_timeout: Duration,
+    /// HTTP/2: how often the peer is asked for a sign of life.
+    pub ping_interval: Duration,
+    /// HTTP/2: how long after that a silent peer is given up.
+    pub ping_timeout: Duration,
+    /// HTTP/2: streams open at once on one connection. A node agent carries all pods of a node on a few connections; 1,000 is
+    /// room for every pod of the largest nodes (250) with several watches each.
+    pub max_streams: u32,
+    /// HTTP/2: bytes a client may send on one stream before its upstream takes them. 256 KiB carries 20 Mbit/s at 100 ms.
+    pub stream_window: u32,
+    /// HTTP/2: close a connection that has had no stream for so long. Not set: keep it, PING tells the dead from the idle.
+    pub connection_idle: Option<Duration>,
+    /// End a tunnel that has moved no byte for so long. Not set: watches are silent for hours.
+    pub stream_idle: Option<Duration>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            tls: None,
+            plaintext: false,
+            hello_timeout: Duration::from_secs(5),
+            ping_interval: Duration::from_secs(30),
+            ping_timeout: Duration::from_secs(10),
+            max_streams: 1_000,
+            stream_window: 256 * 1024,
+            connection_idle: None,
+            stream_idle: None,
+        }
+    }
+}
+
+impl Settings {
+    /// Enough for every stream to be stalled with a full window while one more still moves.
+    pub(crate) fn connection_window(&self) -> u32 {
+        self.max_streams.saturating_add(1).saturating_mul(self.stream_window).min(WINDOW_MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_streams_stalled_leave_room_in_the_connection_window() {
+        let settings = Settings::default();
+        assert_eq!(settings.connection_window(), 262_406_144);
+        assert!(
+            settings.connection_window() - settings.max_streams * settings.stream_window
+                >= settings.stream_window
+        );
+    }
+
+    #[test]
+    fn the_connection_window_never_exceeds_the_protocol() {
+        let settings = Settings { max_streams: u32::MAX, ..Settings::default() };
+        assert_eq!(settings.connection_window(), WINDOW_MAX);
+    }
+}
