@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub type Strings = BTreeMap<Box<str>, Box<str>>;
 
 /// The part of `metadata` that exposure depends on. Unknown fields are ignored.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ObjectMeta {
     /// Name, unique within the kind and namespace.

@@ -155,6 +155,18 @@ macro_rules! shown_as_text {
 
 shown_as_text!(ClusterName, HostName, Authority);
 
+impl From<HostName> for Arc<str> {
+    fn from(name: HostName) -> Self {
+        name.0
+    }
+}
+
+impl From<Authority> for Arc<str> {
+    fn from(authority: Authority) -> Self {
+        authority.0
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -48,6 +48,16 @@ pub struct Budget {
     pub max_connections_per_second: Option<u32>,
 }
 
+impl Budget {
+    /// This budget, with `default` where it says nothing.
+    pub fn or(self, default: Self) -> Self {
+        Self {
+            max_connections: self.max_connections.or(default.max_connections),
+            max_connections_per_second: self.max_connections_per_second.or(default.max_connections_per_second),
+        }
+    }
+}
+
 /// Everything about a user cluster that the gateway must honour on each of its routes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]

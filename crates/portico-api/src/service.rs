@@ -1,11 +1,14 @@
 //! `Service` (v1), cut down to what exposure needs.
 
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 
 use crate::meta::{ObjectMeta, Strings};
 
 /// A Service.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Service {
     /// Name, namespace, annotations.
@@ -15,7 +18,7 @@ pub struct Service {
 }
 
 /// `Service.spec`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ServiceSpec {
     /// How Kubernetes publishes it.
@@ -35,7 +38,7 @@ pub struct ServiceSpec {
 }
 
 /// `Service.spec.type`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ServiceType {
     /// An address inside the cluster only.
     #[default]
@@ -48,8 +51,27 @@ pub enum ServiceType {
     ExternalName,
 }
 
+/// The text names no Service type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("it is none of ClusterIP, NodePort, LoadBalancer (upper and lower case matter)")]
+pub struct UnknownServiceType;
+
+impl FromStr for ServiceType {
+    type Err = UnknownServiceType;
+
+    /// The types that expose something; `ExternalName` is none of them.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "ClusterIP" => Ok(Self::ClusterIP),
+            "NodePort" => Ok(Self::NodePort),
+            "LoadBalancer" => Ok(Self::LoadBalancer),
+            _ => Err(UnknownServiceType),
+        }
+    }
+}
+
 /// One port of a Service.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ServicePort {
     /// Unique within the Service; may be empty where there is only one port.
@@ -68,7 +90,7 @@ pub struct ServicePort {
 }
 
 /// A pod's port by number or by name.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum TargetPort {
     /// A port number.
@@ -78,7 +100,7 @@ pub enum TargetPort {
 }
 
 /// Transport protocol of a port.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Protocol {
     /// The default.
     #[default]

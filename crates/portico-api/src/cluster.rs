@@ -1,0 +1,222 @@
+//! `Cluster` (kubermatic.k8c.io/v1): a user cluster, cut down to exposure.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+use crate::annotations::{MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, MIGRATION_LABEL};
+use crate::meta::ObjectMeta;
+use crate::names::ClusterName;
+use crate::port_range::PortRange;
+use crate::seed::Present;
+use crate::setting::{Setting, or_default};
+use crate::strategy::ExposeStrategy;
+
+/// A user cluster.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Cluster {
+    /// Name; no namespace, the kind is cluster-scoped.
+    pub metadata: ObjectMeta,
+    /// What is wanted.
+    #[serde(deserialize_with = "or_default")]
+    pub spec: ClusterSpec,
+    /// What was found.
+    #[serde(deserialize_with = "or_default")]
+    pub status: ClusterStatus,
+}
+
+impl Cluster {
+    /// Its name as an identity.
+    pub fn name(&self) -> ClusterName {
+        ClusterName::new(&self.metadata.name)
+    }
+
+    /// Whether its expose strategy may be changed.
+    pub fn may_migrate(&self) -> bool {
+        self.metadata.labels.contains_key(MIGRATION_LABEL)
+    }
+
+    /// Whether it runs on the cloud provider `name` (`aws`, `kubevirt`).
+    pub fn is_on(&self, name: &str) -> bool {
+        let cloud = &self.spec.cloud;
+        &*cloud.provider_name == name
+            || (name == "aws" && cloud.aws.0)
+            || (name == "kubevirt" && cloud.kubevirt.0)
+    }
+
+    /// The object without the labels and annotations that nobody here reads. Some are as long as the object itself
+    /// (`kubectl.kubernetes.io/last-applied-configuration`), and Clusters are kept by the ten thousand.
+    #[must_use]
+    pub fn trimmed(mut self) -> Self {
+        let meta = &mut self.metadata;
+        meta.labels.retain(|key, _| &**key == MIGRATION_LABEL);
+        meta.annotations.retain(|key, _| [MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND].contains(&&**key));
+        self
+    }
+}
+
+/// `Cluster.spec`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ClusterSpec {
+    /// Its own choice of strategy.
+    pub expose_strategy: Setting<ExposeStrategy>,
+    /// Controllers leave a paused cluster as it is.
+    #[serde(deserialize_with = "or_default")]
+    pub pause: bool,
+    /// Where it runs.
+    #[serde(deserialize_with = "or_default")]
+    pub cloud: Cloud,
+    /// Its networks.
+    #[serde(deserialize_with = "or_default")]
+    pub cluster_network: ClusterNetwork,
+    /// Networks of its worker nodes, where an IPAM hands them out.
+    #[serde(deserialize_with = "or_default")]
+    pub machine_networks: Vec<MachineNetwork>,
+    /// Client networks that may reach its control plane.
+    #[serde(rename = "apiServerAllowedIPRanges", deserialize_with = "or_default")]
+    pub api_server_allowed_ip_ranges: NetworkRanges,
+    /// Settings of single control plane components.
+    #[serde(deserialize_with = "or_default")]
+    pub components_override: ComponentsOverride,
+    /// Monitoring, logging and alerting.
+    #[serde(deserialize_with = "or_default")]
+    pub mla: ClusterMla,
+    /// Feature switches.
+    #[serde(deserialize_with = "or_default")]
+    pub features: BTreeMap<Box<str>, bool>,
+}
+
+/// `spec.cloud`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Cloud {
+    /// The datacenter, and with it the seed.
+    #[serde(deserialize_with = "or_default")]
+    pub dc: Box<str>,
+    /// The provider, once KKP has filled it in.
+    #[serde(deserialize_with = "or_default")]
+    pub provider_name: Box<str>,
+    /// The provider is AWS.
+    pub aws: Present,
+    /// The provider is KubeVirt.
+    pub kubevirt: Present,
+}
+
+/// `spec.clusterNetwork`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ClusterNetwork {
+    /// Pod networks.
+    #[serde(deserialize_with = "or_default")]
+    pub pods: NetworkRanges,
+    /// Service networks.
+    #[serde(deserialize_with = "or_default")]
+    pub services: NetworkRanges,
+    /// `IPv4` or `IPv4+IPv6`; empty where nothing is said.
+    #[serde(deserialize_with = "or_default")]
+    pub ip_family: Box<str>,
+    /// Last part of the user cluster's internal names; empty means `cluster.local`.
+    #[serde(deserialize_with = "or_default")]
+    pub dns_domain: Box<str>,
+    /// Where the agent on each worker listens; strategy Tunneling only.
+    #[serde(rename = "tunnelingAgentIP")]
+    pub tunneling_agent_ip: Setting<IpAddr>,
+}
+
+/// A list of networks.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NetworkRanges {
+    /// In CIDR notation.
+    #[serde(deserialize_with = "or_default")]
+    pub cidr_blocks: Vec<Setting<IpNet>>,
+}
+
+/// One of `spec.machineNetworks`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct MachineNetwork {
+    /// The network.
+    pub cidr: Setting<IpNet>,
+}
+
+/// `spec.componentsOverride`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct ComponentsOverride {
+    /// The API server.
+    #[serde(deserialize_with = "or_default")]
+    pub apiserver: ApiserverSettings,
+}
+
+/// `spec.componentsOverride.apiserver`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ApiserverSettings {
+    /// NodePorts inside the user cluster; never changes.
+    pub node_port_range: Setting<PortRange>,
+    /// Nobody keeps the `kubernetes` endpoints of the user cluster.
+    #[serde(deserialize_with = "or_default")]
+    pub endpoint_reconciling_disabled: bool,
+}
+
+/// `spec.mla`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ClusterMla {
+    /// Metrics are sent to the seed.
+    #[serde(deserialize_with = "or_default")]
+    pub monitoring_enabled: bool,
+    /// Logs are sent to the seed.
+    #[serde(deserialize_with = "or_default")]
+    pub logging_enabled: bool,
+}
+
+/// `Cluster.status`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ClusterStatus {
+    /// Where the API server is reached.
+    #[serde(deserialize_with = "or_default")]
+    pub address: Address,
+    /// Namespace of the control plane on the seed; `cluster-` and the name.
+    #[serde(deserialize_with = "or_default")]
+    pub namespace_name: Box<str>,
+}
+
+/// `status.address`; what is empty or `None` is not known yet. The admin token is left out on purpose: it is a secret.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Address {
+    /// `https://` with external name and port.
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "str_is_empty")]
+    pub url: Box<str>,
+    /// Port the API server listens on and is reached at.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
+    /// Host name or load balancer address.
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "str_is_empty")]
+    pub external_name: Box<str>,
+    /// Internal DNS name; despite the field's name no scheme, and with a trailing dot.
+    #[serde(rename = "internalURL", deserialize_with = "or_default", skip_serializing_if = "str_is_empty")]
+    pub internal_url: Box<str>,
+    /// External address.
+    #[serde(deserialize_with = "ip_or_none", skip_serializing_if = "Option::is_none")]
+    pub ip: Option<IpAddr>,
+    /// `https://` with host or address, without port; only where `apiserver-external` is of type LoadBalancer.
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "str_is_empty")]
+    pub api_server_external_address: Box<str>,
+}
+
+fn str_is_empty(text: &str) -> bool {
+    text.is_empty()
+}
+
+/// A status is somebody's finding, not anybody's wish: what is no address is not known.
+fn ip_or_none<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<IpAddr>, D::Error> {
+    Ok(Setting::<IpAddr>::deserialize(deserializer)?.get().copied())
+}

@@ -1,0 +1,233 @@
+//! `Seed` (kubermatic.k8c.io/v1): a cluster that hosts control planes, cut down to exposure.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+use crate::duration::GoDuration;
+use crate::meta::{ObjectMeta, Strings};
+use crate::service::ServiceType;
+use crate::setting::{Setting, or_default};
+use crate::strategy::ExposeStrategy;
+
+/// A seed cluster.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Seed {
+    /// Name and namespace.
+    pub metadata: ObjectMeta,
+    /// What is wanted.
+    #[serde(deserialize_with = "or_default")]
+    pub spec: SeedSpec,
+}
+
+impl Seed {
+    /// The middle label of the host names of this seed's clusters.
+    pub fn dns_label(&self) -> &str {
+        let spec = &self.spec;
+        [&spec.seed_dns_overwrite, &spec.seed_dns_overwrite_old, &self.metadata.name]
+            .into_iter()
+            .find(|label| !label.is_empty())
+            .map_or("", |label| label)
+    }
+}
+
+/// `Seed.spec`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SeedSpec {
+    /// The strategy of this seed's clusters that do not choose one.
+    pub expose_strategy: Setting<ExposeStrategy>,
+    /// Replaces the seed's name in host names.
+    #[serde(rename = "seedDNSOverwrite", deserialize_with = "or_default")]
+    pub seed_dns_overwrite: Box<str>,
+    /// The same in the spelling of old configurations and of the REST API.
+    #[serde(rename = "seed_dns_overwrite", deserialize_with = "or_default")]
+    pub seed_dns_overwrite_old: Box<str>,
+    /// The seed-wide proxy.
+    #[serde(deserialize_with = "or_default")]
+    pub nodeport_proxy: NodeportProxy,
+    /// Where worker nodes may be, by name; names are unique over all seeds.
+    #[serde(deserialize_with = "or_default")]
+    pub datacenters: BTreeMap<Box<str>, Option<Datacenter>>,
+    /// Joined to every cluster's own allow list.
+    #[serde(rename = "defaultAPIServerAllowedIPRanges", deserialize_with = "or_default")]
+    pub default_api_server_allowed_ip_ranges: Vec<Setting<IpNet>>,
+    /// Monitoring, logging and alerting.
+    #[serde(deserialize_with = "or_default")]
+    pub mla: SeedMla,
+}
+
+/// `spec.mla`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct SeedMla {
+    /// Whether user clusters may have an MLA gateway at all.
+    #[serde(rename = "userClusterMLAEnabled", deserialize_with = "or_default")]
+    pub user_cluster_mla_enabled: bool,
+}
+
+/// One datacenter.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Datacenter {
+    /// What is wanted.
+    #[serde(deserialize_with = "or_default")]
+    pub spec: DatacenterSpec,
+}
+
+/// `datacenters.<name>.spec`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DatacenterSpec {
+    /// Overrides the type, and only the type, of the Service `apiserver-external`.
+    pub api_server_service_type: Setting<ServiceType>,
+    /// Its cloud is AWS.
+    pub aws: Present,
+    /// Its cloud is KubeVirt.
+    pub kubevirt: Present,
+}
+
+/// Whether a field is there with whatever content; `null` is not there.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Present(pub bool);
+
+impl<'de> Deserialize<'de> for Present {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(Self(Option::<IgnoredAny>::deserialize(deserializer)?.is_some()))
+    }
+}
+
+/// `spec.nodeportProxy`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct NodeportProxy {
+    /// No seed-wide proxy: clusters are reached at the nodes of the seed.
+    #[serde(deserialize_with = "or_default")]
+    pub disable: bool,
+    /// Deprecated: replaces the annotations of load balancer Services.
+    #[serde(deserialize_with = "or_default")]
+    pub annotations: Strings,
+    /// Settings of the proxy itself.
+    #[serde(deserialize_with = "or_default")]
+    pub envoy: ProxySettings,
+}
+
+/// `spec.nodeportProxy.envoy`. The name is KKP's; the settings hold for any proxy.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ProxySettings {
+    /// Timeouts and keep-alive.
+    #[serde(deserialize_with = "or_default")]
+    pub connection_settings: ConnectionSettings,
+    /// The load balancer in front of it.
+    #[serde(deserialize_with = "or_default")]
+    pub load_balancer_service: LoadBalancerService,
+}
+
+/// `spec.nodeportProxy.envoy.loadBalancerService`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct LoadBalancerService {
+    /// Merged over the deprecated ones; `None` where nothing is said, and KKP's defaults apply.
+    pub annotations: Option<Strings>,
+    /// Client networks that every load balancer of the seed admits.
+    #[serde(deserialize_with = "or_default")]
+    pub source_ranges: Vec<Setting<IpNet>>,
+}
+
+/// `spec.nodeportProxy.envoy.connectionSettings`, as written.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ConnectionSettings {
+    /// How long a connection of the SNI listener may be silent.
+    pub sni_listener_idle_timeout: Setting<GoDuration>,
+    /// How long a tunnel connection may be silent.
+    pub tunneling_connection_idle_timeout: Setting<GoDuration>,
+    /// How long one stream of a tunnel connection may be silent.
+    pub tunneling_stream_idle_timeout: Setting<GoDuration>,
+    /// Silence before the first keep-alive probe, client side.
+    #[serde(rename = "downstreamTCPKeepaliveTime")]
+    pub downstream_tcp_keepalive_time: Setting<GoDuration>,
+    /// Time between probes, client side.
+    #[serde(rename = "downstreamTCPKeepaliveInterval")]
+    pub downstream_tcp_keepalive_interval: Setting<GoDuration>,
+    /// Probes without an answer before the connection ends, client side.
+    #[serde(rename = "downstreamTCPKeepaliveProbes")]
+    pub downstream_tcp_keepalive_probes: Setting<i32>,
+    /// Silence before the first keep-alive probe, API server side.
+    #[serde(rename = "upstreamTCPKeepaliveTime")]
+    pub upstream_tcp_keepalive_time: Setting<GoDuration>,
+    /// Time between probes, API server side.
+    #[serde(rename = "upstreamTCPKeepaliveInterval")]
+    pub upstream_tcp_keepalive_interval: Setting<GoDuration>,
+    /// Probes without an answer before the connection ends, API server side.
+    #[serde(rename = "upstreamTCPKeepaliveProbes")]
+    pub upstream_tcp_keepalive_probes: Setting<i32>,
+}
+
+/// The shortest duration a connection setting may have. Less is most likely a missing unit, and would cut live watches.
+pub const SHORTEST_CONNECTION_SETTING: Duration = Duration::from_secs(1);
+
+/// Connection settings that hold: `None` wherever nothing, or nothing valid, is said.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Timeouts {
+    /// How long a connection of the SNI listener may be silent.
+    pub sni_idle: Option<Duration>,
+    /// How long a tunnel connection may be silent.
+    pub tunnel_connection_idle: Option<Duration>,
+    /// How long one tunnel stream may be silent.
+    pub tunnel_stream_idle: Option<Duration>,
+    /// Keep-alive towards clients; `None` if none of its three values is set.
+    pub downstream_keepalive: Option<Keepalive>,
+    /// Keep-alive towards API servers; `None` if none of its three values is set.
+    pub upstream_keepalive: Option<Keepalive>,
+}
+
+/// TCP keep-alive; what is `None` is left to the kernel. Whole seconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Keepalive {
+    /// Silence before the first probe.
+    pub time: Option<Duration>,
+    /// Time between probes.
+    pub interval: Option<Duration>,
+    /// Probes without an answer before the connection ends.
+    pub probes: Option<u32>,
+}
+
+impl ConnectionSettings {
+    /// What holds of what is written.
+    pub fn effective(&self) -> Timeouts {
+        Timeouts {
+            sni_idle: valid(&self.sni_listener_idle_timeout),
+            tunnel_connection_idle: valid(&self.tunneling_connection_idle_timeout),
+            tunnel_stream_idle: valid(&self.tunneling_stream_idle_timeout),
+            downstream_keepalive: Keepalive::of(
+                &self.downstream_tcp_keepalive_time,
+                &self.downstream_tcp_keepalive_interval,
+                &self.downstream_tcp_keepalive_probes,
+            ),
+            upstream_keepalive: Keepalive::of(
+                &self.upstream_tcp_keepalive_time,
+                &self.upstream_tcp_keepalive_interval,
+                &self.upstream_tcp_keepalive_probes,
+            ),
+        }
+    }
+}
+
+impl Keepalive {
+    fn of(time: &Setting<GoDuration>, interval: &Setting<GoDuration>, probes: &Setting<i32>) -> Option<Self> {
+        let whole = |setting| valid(setting).map(|duration| Duration::from_secs(duration.as_secs()));
+        let probes = probes.get().and_then(|&probes| u32::try_from(probes).ok()).filter(|&probes| probes > 0);
+        let keepalive = Self { time: whole(time), interval: whole(interval), probes };
+        (keepalive != Self::default()).then_some(keepalive)
+    }
+}
+
+fn valid(setting: &Setting<GoDuration>) -> Option<Duration> {
+    setting.get()?.get().filter(|&duration| duration >= SHORTEST_CONNECTION_SETTING)
+}
