@@ -1,0 +1,66 @@
+//! What goes into the [`Planner`](crate::planner::Planner) and what comes out of it.
+
+use std::sync::Arc;
+
+use portico_api::cluster::Cluster;
+use portico_api::configuration::KubermaticConfiguration;
+use portico_api::meta::{ObjectKey, ObjectRef};
+use portico_api::names::ClusterName;
+use portico_api::policy::ClusterPolicy;
+use portico_api::problem::Problem;
+use portico_api::seed::{Seed, Timeouts};
+use portico_api::service::Service;
+
+/// One object came, changed or went.
+#[derive(Debug, Clone)]
+pub enum Change {
+    /// A Service that somebody wrote.
+    Service(Box<Service>),
+    /// It went.
+    NoService(ObjectKey),
+    /// The configuration of the installation.
+    Configuration(Box<KubermaticConfiguration>),
+    /// It went.
+    NoConfiguration(ObjectKey),
+    /// A Seed.
+    Seed(Box<Seed>),
+    /// It went.
+    NoSeed(ObjectKey),
+    /// A Cluster.
+    Cluster(Box<Cluster>),
+    /// It went: its Services go, its NodePorts are free again.
+    NoCluster(ClusterName),
+}
+
+impl Change {
+    /// In which order changes that arrive together are best applied: what others depend on first, and what goes, which frees
+    /// ports, before what comes.
+    pub(crate) fn rank(&self) -> u8 {
+        match self {
+            Self::NoCluster(_) | Self::NoService(_) => 0,
+            Self::Service(_) => 1,
+            Self::Configuration(_) | Self::NoConfiguration(_) => 2,
+            Self::Seed(_) | Self::NoSeed(_) => 3,
+            Self::Cluster(_) => 4,
+        }
+    }
+}
+
+/// One thing that follows from a change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Output {
+    /// This Service is to be served as it stands here: somebody's own, with its NodePorts filled in, or a planned one.
+    Service(Arc<Service>),
+    /// It is not to be served any more.
+    NoService(ObjectKey),
+    /// What this user cluster allows and may use, in place of what was said before.
+    Policy(Arc<ClusterPolicy>),
+    /// Nothing is said about this user cluster any more.
+    NoPolicy(ClusterName),
+    /// Everything wrong with this object, in place of what was said before; empty once it is mended.
+    Problems(ObjectRef, Vec<Problem>),
+    /// Worth a line in the log: nothing is wrong, nothing is to be done.
+    Note(ObjectRef, String),
+    /// The connection settings of the seed, in place of those before.
+    Timeouts(Timeouts),
+}
