@@ -1,1 +1,235 @@
-//! The expose annotations of a Service.
+//! The expose annotations of a Service: what it claims, and what of that is void.
+//!
+//! Values are those of KKP: an existing installation works as it is. One bad item voids the whole expose annotation, as
+//! there; everything else that is wrong costs only the part it concerns, and each such part is reported.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnet::{IpNet, Ipv4Net};
+use portico_api::annotations::{
+    ALLOW, ExposeTypes, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, PORT_MAPPING, SEND_PROXY, SEND_PROXY_V2,
+};
+use portico_api::meta::{Kind, ObjectRef};
+use portico_api::names::{Authority, ClusterName, HostName};
+use portico_api::policy::{AllowList, Budget, ClusterPolicy};
+use portico_api::service::{Protocol, Service, ServicePort, ServiceType};
+
+use crate::facts::{Age, ExposedPort, ServiceFacts};
+use crate::findings::{Findings, annotation_field, clipped, shown};
+use crate::intern::Interner;
+use crate::mapping;
+
+/// What an allow list without one legible entry admits: an address that is no client's, so nobody. An empty list would
+/// admit everybody, which is the last thing its author wanted.
+const NOBODY: IpNet = IpNet::V4(Ipv4Net::new_assert(std::net::Ipv4Addr::UNSPECIFIED, 32));
+
+/// Most ports exposed of one Service. KKP's have one; a Service with thousands must not be able to slow all others.
+const MAX_PORTS: usize = 256;
+
+/// Reads what routes need from `service`; `None` if it does not carry the annotation `expose` at all.
+pub(crate) fn read(service: &Service, expose: &str, names: &mut Interner) -> Option<ServiceFacts> {
+    let value = service.metadata.annotation(expose)?;
+    let mut findings = Findings::of(ObjectRef::new(Kind::Service, &service.metadata));
+    let types = expose_types(service, expose, value, &mut findings);
+    let ports = types.map(|types| exposed_ports(service, types, names, &mut findings)).unwrap_or_default();
+    Some(ServiceFacts {
+        age: Age { created: service.metadata.creation_timestamp, uid: service.metadata.uid.clone() },
+        types,
+        ports: ports.into(),
+        own_policy: own_policy(service, &mut findings),
+        send_proxy: send_proxy(service, &mut findings),
+        problems: findings.into_problems(),
+    })
+}
+
+fn expose_types(
+    service: &Service,
+    expose: &str,
+    value: &str,
+    findings: &mut Findings,
+) -> Option<ExposeTypes> {
+    if service.spec.service_type == ServiceType::ExternalName {
+        findings.error(
+            "external-name",
+            "spec.type",
+            "a Service of type ExternalName has no endpoints to expose",
+            format!("use type ClusterIP or NodePort, or remove the annotation {expose}"),
+        );
+        return None;
+    }
+    match ExposeTypes::parse(value) {
+        Ok(types) => Some(types),
+        Err(error) => {
+            findings.error(
+                "void-annotation",
+                annotation_field(expose),
+                format!(
+                    "{} is void, the Service is not exposed: {}",
+                    shown(value),
+                    clipped(&error.to_string())
+                ),
+                "use true, or a comma list of NodePort, SNI and Tunneling",
+            );
+            None
+        }
+    }
+}
+
+fn exposed_ports(
+    service: &Service,
+    types: ExposeTypes,
+    names: &mut Interner,
+    findings: &mut Findings,
+) -> Vec<ExposedPort> {
+    let mut ports: Vec<ExposedPort> = Vec::new();
+    let by_port = types.node_port && is_node_port(service, findings);
+    for (index, port) in service.spec.ports.iter().enumerate() {
+        if port.protocol != Protocol::TCP {
+            continue;
+        }
+        if ports.len() == MAX_PORTS {
+            let message = format!("only the first {MAX_PORTS} TCP ports are exposed");
+            findings.error("too-many-ports", "spec.ports", message, "spread them over several Services");
+            break;
+        }
+        if ports.iter().any(|other| *other.name == *port.name && other.port == port.port) {
+            findings.error(
+                "duplicate-port",
+                format!("spec.ports[{index}]"),
+                format!("port {} is there twice under the same name", port.port),
+                "remove one of the two",
+            );
+            continue;
+        }
+        ports.push(ExposedPort {
+            name: names.get(&port.name),
+            port: port.port,
+            node_port: by_port.then(|| node_port(index, port, findings)).flatten(),
+            host: None,
+            authority: types.tunneling.then(|| authority(service, port, findings)).flatten(),
+        });
+    }
+    if ports.is_empty() {
+        findings.error(
+            "no-tcp-port",
+            "spec.ports",
+            "the Service has no TCP port",
+            "add one: only TCP is exposed",
+        );
+    } else if types.sni {
+        mapping::apply(service.metadata.annotation(PORT_MAPPING), &mut ports, findings);
+    }
+    ports
+}
+
+fn is_node_port(service: &Service, findings: &mut Findings) -> bool {
+    let is = service.spec.service_type == ServiceType::NodePort;
+    if !is {
+        findings.error(
+            "not-node-port",
+            "spec.type",
+            format!("NodePort is asked for, but the type is {:?}", service.spec.service_type),
+            "set spec.type to NodePort, or take NodePort out of the expose annotation",
+        );
+    }
+    is
+}
+
+fn node_port(index: usize, port: &ServicePort, findings: &mut Findings) -> Option<u16> {
+    let number = port.node_port.filter(|&number| number != 0);
+    if number.is_none() {
+        findings.error(
+            "no-node-port",
+            format!("spec.ports[{index}].nodePort"),
+            "no number is allocated yet",
+            "wait for Kubernetes to allocate one, or write one",
+        );
+    }
+    number
+}
+
+/// The name by which the agent asks for this port: the one that Kubernetes DNS gives it.
+fn authority(service: &Service, port: &ServicePort, findings: &mut Findings) -> Option<Authority> {
+    let host = format!("{}.{}.svc.cluster.local", service.metadata.name, service.metadata.namespace);
+    match HostName::parse(&host) {
+        Ok(host) => Some(Authority::new(&host, port.port)),
+        Err(error) => {
+            let message = format!("{} cannot be asked for by CONNECT: {error}", shown(&host));
+            findings.error(
+                "bad-host",
+                "metadata.name",
+                message,
+                "give the Service a valid name and namespace",
+            );
+            None
+        }
+    }
+}
+
+/// The policy that the Service's own annotations ask for; `None` if it has none of them.
+fn own_policy(service: &Service, findings: &mut Findings) -> Option<Arc<ClusterPolicy>> {
+    let annotation = |key| service.metadata.annotation(key);
+    if [ALLOW, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND].into_iter().all(|key| annotation(key).is_none()) {
+        return None;
+    }
+    let mut bound = |key| annotation(key).and_then(|value| positive(key, value, findings));
+    let budget = Budget {
+        max_connections: bound(MAX_CONNECTIONS),
+        max_connections_per_second: bound(MAX_CONNECTIONS_PER_SECOND),
+    };
+    let allow = annotation(ALLOW).map(|value| allow_list(value, findings)).unwrap_or_default();
+    let open = ClusterPolicy::open(ClusterName::of_namespace(&service.metadata.namespace));
+    Some(Arc::new(ClusterPolicy { allow, budget, ..open }))
+}
+
+fn positive(key: &str, value: &str, findings: &mut Findings) -> Option<u32> {
+    let number = value.trim().parse().ok().filter(|&number| number != 0);
+    if number.is_none() {
+        let message = format!("{} is no number from 1 to {}", shown(value), u32::MAX);
+        findings.error(
+            "bad-budget",
+            annotation_field(key),
+            message,
+            "correct it; until then the gateway's default applies",
+        );
+    }
+    number
+}
+
+/// Networks and single addresses between commas. A bad entry admits nobody; if nothing else is there, nobody is admitted.
+fn allow_list(value: &str, findings: &mut Findings) -> AllowList {
+    let mut networks = Vec::new();
+    for item in value.split(',').map(str::trim) {
+        match item.parse::<IpNet>().or_else(|_| item.parse::<IpAddr>().map(IpNet::from)) {
+            Ok(network) => networks.push(network),
+            Err(_) => findings.error(
+                "bad-allow-list",
+                annotation_field(ALLOW),
+                format!("{} is no network; it admits nobody", shown(item)),
+                "write networks as 192.0.2.0/24 or 2001:db8::/32, separated by commas; remove the annotation to admit everybody",
+            ),
+        }
+    }
+    if networks.is_empty() {
+        networks.push(NOBODY);
+    }
+    AllowList::new(networks)
+}
+
+fn send_proxy(service: &Service, findings: &mut Findings) -> bool {
+    match service.metadata.annotation(SEND_PROXY) {
+        None => false,
+        Some(SEND_PROXY_V2) => true,
+        Some(other) => {
+            let message = format!("{} is not known; no header is sent", shown(other));
+            findings.error(
+                "bad-send-proxy",
+                annotation_field(SEND_PROXY),
+                message,
+                "use v2, or remove the annotation",
+            );
+            false
+        }
+    }
+}

@@ -23,6 +23,54 @@ pub struct RouteTable {
     pub authorities: SharedMap<Authority, Arc<Backend>>,
 }
 
+impl RouteTable {
+    /// Where `key` leads. A gateway that holds the key in its own type looks into the map of that type instead.
+    pub fn get(&self, key: &RouteKey) -> Option<&Arc<Backend>> {
+        match key {
+            RouteKey::Port(port) => self.ports.get(port),
+            RouteKey::Host(host) => self.hosts.get(host),
+            RouteKey::Authority(authority) => self.authorities.get(authority),
+        }
+    }
+
+    /// Number of keys.
+    pub fn len(&self) -> usize {
+        self.ports.len() + self.hosts.len() + self.authorities.len()
+    }
+
+    /// Whether no key leads anywhere.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Makes `key` lead to `backend`. Returns whether it led elsewhere, or nowhere, before: another version of the same
+    /// backend is not elsewhere.
+    pub(crate) fn lead(&mut self, key: &RouteKey, backend: &Arc<Backend>) -> bool {
+        let before = self.get(key);
+        if before.is_some_and(|before| Arc::ptr_eq(before, backend)) {
+            return false;
+        }
+        let elsewhere = before.is_none_or(|before| before.id != backend.id);
+        let backend = Arc::clone(backend);
+        match key {
+            RouteKey::Port(port) => self.ports.insert(*port, backend),
+            RouteKey::Host(host) => self.hosts.insert(host.clone(), backend),
+            RouteKey::Authority(authority) => self.authorities.insert(authority.clone(), backend),
+        };
+        elsewhere
+    }
+
+    /// Makes `key` lead nowhere. Returns whether it led anywhere before.
+    pub(crate) fn remove(&mut self, key: &RouteKey) -> bool {
+        match key {
+            RouteKey::Port(port) => self.ports.remove(port),
+            RouteKey::Host(host) => self.hosts.remove(host),
+            RouteKey::Authority(authority) => self.authorities.remove(authority),
+        }
+        .is_some()
+    }
+}
+
 /// A table and how it differs from the one before it.
 #[derive(Debug, Clone)]
 pub struct Update {

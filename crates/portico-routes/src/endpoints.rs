@@ -1,0 +1,77 @@
+//! EndpointSlices to upstream addresses.
+//!
+//! A Service may have several slices (one per address family, more for many pods). Only endpoints whose `ready` is exactly
+//! `true` count: `null` means that nobody has looked yet. `serving` and `terminating` are left aside, as in KKP.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use portico_api::endpoint_slice::EndpointSlice;
+use portico_api::meta::{Kind, ObjectRef};
+use portico_api::service::Protocol;
+
+use crate::facts::SliceFacts;
+use crate::findings::{Findings, shown};
+use crate::intern::Interner;
+
+/// `addressType` of slices that hold names instead of addresses.
+const FQDN: &str = "FQDN";
+
+/// The Service that `slice` belongs to, if it can be of use for a route.
+pub(crate) fn service_name(slice: &EndpointSlice) -> Option<&str> {
+    slice.service_name().filter(|_| &*slice.address_type != FQDN)
+}
+
+/// Reads what routes need from `slice`.
+pub(crate) fn read(slice: &EndpointSlice, names: &mut Interner) -> SliceFacts {
+    let mut findings = Findings::of(ObjectRef::new(Kind::EndpointSlice, &slice.metadata));
+    let mut ready = Vec::new();
+    let mut not_ready = 0;
+    for (index, endpoint) in slice.endpoints.iter().enumerate() {
+        let Some(text) = endpoint.addresses.first() else { continue };
+        match text.parse::<IpAddr>() {
+            Ok(address) if endpoint.conditions.ready == Some(true) => ready.push(address.to_canonical()),
+            Ok(_) => not_ready += 1,
+            Err(_) => findings.error(
+                "bad-address",
+                format!("endpoints[{index}].addresses[0]"),
+                format!("{} is no IP address", shown(text)),
+                "write an IPv4 or IPv6 address",
+            ),
+        }
+    }
+    let ports = slice.ports.iter().filter(|port| port.protocol.unwrap_or_default() == Protocol::TCP);
+    let ports = ports.filter_map(|port| {
+        let number = port.port.filter(|&number| number != 0)?;
+        Some((names.get(port.name.as_deref().unwrap_or_default()), number))
+    });
+    SliceFacts {
+        name: (&*slice.metadata.name).into(),
+        ready: ready.into(),
+        not_ready,
+        ports: ports.collect(),
+        problems: findings.into_problems(),
+    }
+}
+
+/// The ready endpoints of the Service port named `port_name`: sorted, without repetition. An unnamed Service port takes
+/// any port of its slices: it is the only one.
+pub(crate) fn ready(slices: &[SliceFacts], port_name: &str) -> Arc<[SocketAddr]> {
+    let mut endpoints = Vec::new();
+    for slice in slices {
+        for (_, port) in slice.ports.iter().filter(|(name, _)| port_name.is_empty() || **name == *port_name) {
+            endpoints.extend(slice.ready.iter().map(|&address| SocketAddr::new(address, *port)));
+        }
+    }
+    endpoints.sort_unstable();
+    endpoints.dedup();
+    endpoints.into()
+}
+
+/// How many endpoints of the Service port named `port_name` are not ready.
+pub(crate) fn not_ready(slices: &[SliceFacts], port_name: &str) -> usize {
+    let serves = |slice: &&SliceFacts| {
+        slice.ports.iter().any(|(name, _)| port_name.is_empty() || **name == *port_name)
+    };
+    slices.iter().filter(serves).map(|slice| slice.not_ready as usize).sum()
+}

@@ -1,0 +1,125 @@
+//! What the book keeps of an object: the few facts that routes depend on, and nothing else of it.
+//!
+//! Read from whole objects in [`crate::annotations`] and [`crate::endpoints`]. At 10,000 user clusters there are 20,000 and
+//! more of each, so every field here is weighed.
+
+use std::cmp::Ordering;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use portico_api::annotations::ExposeTypes;
+use portico_api::meta::ObjectKey;
+use portico_api::names::{Authority, HostName};
+use portico_api::policy::ClusterPolicy;
+use portico_api::problem::Problem;
+
+use crate::route::{BackendId, RouteKey};
+
+/// An annotated Service.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ServiceFacts {
+    /// Decides conflicts.
+    pub(crate) age: Age,
+    /// How it asks to be exposed; `None` if the annotation is void.
+    pub(crate) types: Option<ExposeTypes>,
+    /// Its TCP ports, in the order written; none if the annotation is void.
+    pub(crate) ports: Box<[ExposedPort]>,
+    /// What its own annotations say about access and budget. Counts only where no policy is known for the namespace.
+    pub(crate) own_policy: Option<Arc<ClusterPolicy>>,
+    /// Whether upstream connections begin with a PROXY v2 header.
+    pub(crate) send_proxy: bool,
+    /// What is wrong with it on its own, whatever other objects say.
+    pub(crate) problems: Box<[Problem]>,
+}
+
+/// One TCP port of an annotated Service, and the keys it claims.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ExposedPort {
+    /// Name; empty if it has none.
+    pub(crate) name: Arc<str>,
+    /// Number.
+    pub(crate) port: u16,
+    /// The NodePort number, where exposed by port.
+    pub(crate) node_port: Option<u16>,
+    /// The server name, where exposed by SNI.
+    pub(crate) host: Option<HostName>,
+    /// The authority, where exposed by CONNECT.
+    pub(crate) authority: Option<Authority>,
+}
+
+impl ExposedPort {
+    /// This port of `service`.
+    pub(crate) fn backend_id(&self, service: &ObjectKey) -> BackendId {
+        BackendId { service: service.clone(), port_name: Arc::clone(&self.name), port: self.port }
+    }
+
+    /// What this port claims: at most one key of each kind.
+    pub(crate) fn keys(&self, node_port_listeners: bool) -> impl Iterator<Item = RouteKey> + use<> {
+        let port = self.node_port.filter(|_| node_port_listeners).map(RouteKey::Port);
+        let host = self.host.clone().map(RouteKey::Host);
+        let authority = self.authority.clone().map(RouteKey::Authority);
+        [port, host, authority].into_iter().flatten()
+    }
+}
+
+/// Age of an object, as far as it is known. The smaller is the elder.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Age {
+    /// To the second; objects from a directory have none and count as youngest.
+    pub(crate) created: Option<Timestamp>,
+    /// Tells apart what was created in the same second.
+    pub(crate) uid: Box<str>,
+}
+
+impl Ord for Age {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let rank = |age: &Self| (age.created.is_none(), age.created);
+        rank(self).cmp(&rank(other)).then_with(|| self.uid.cmp(&other.uid))
+    }
+}
+
+impl PartialOrd for Age {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// One EndpointSlice.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct SliceFacts {
+    /// Its own name, not that of the Service.
+    pub(crate) name: Arc<str>,
+    /// Ready addresses, as written.
+    pub(crate) ready: Box<[IpAddr]>,
+    /// Number of addresses that are not ready.
+    pub(crate) not_ready: u32,
+    /// TCP ports: name (empty if none) and number.
+    pub(crate) ports: Box<[(Arc<str>, u16)]>,
+    /// What is wrong with it.
+    pub(crate) problems: Box<[Problem]>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn age(created: Option<i64>, uid: &str) -> Age {
+        Age { created: created.map(|second| Timestamp::from_second(second).unwrap()), uid: uid.into() }
+    }
+
+    #[test]
+    fn the_earlier_created_is_the_elder() {
+        assert!(age(Some(1), "b") < age(Some(2), "a"));
+    }
+
+    #[test]
+    fn within_one_second_the_smaller_uid_is_the_elder() {
+        assert!(age(Some(1), "a") < age(Some(1), "b"));
+    }
+
+    #[test]
+    fn without_a_creation_time_it_is_the_youngest() {
+        assert!(age(Some(i64::from(u32::MAX)), "b") < age(None, "a"));
+    }
+}

@@ -1,0 +1,63 @@
+//! The port mapping annotation: which server name leads to which port of a Service.
+//!
+//! A JSON object from port name to host name. KKP drops the SNI part of the whole Service over one bad entry; here a bad
+//! entry costs that entry. A host that another Service, or another port of this one, has already is not decided here but
+//! in [`crate::claims`].
+
+use std::collections::BTreeMap;
+
+use portico_api::annotations::PORT_MAPPING;
+use portico_api::names::HostName;
+use serde_json::Value;
+
+use crate::facts::ExposedPort;
+use crate::findings::{Findings, annotation_field, shown};
+
+/// Gives each port the host name that `annotation` maps it to.
+pub(crate) fn apply(annotation: Option<&str>, ports: &mut [ExposedPort], findings: &mut Findings) {
+    let Some(text) = annotation else {
+        findings.error(
+            "mapping-missing",
+            annotation_field(PORT_MAPPING),
+            "SNI is asked for, but no port is mapped to a host name",
+            r#"set it to a JSON object such as {"secure":"name.example.com"}, or take SNI out of the expose annotation"#,
+        );
+        return;
+    };
+    match serde_json::from_str::<BTreeMap<String, Value>>(text) {
+        Ok(mapping) if mapping.is_empty() => apply(None, ports, findings),
+        Ok(mapping) => mapping.iter().for_each(|(name, host)| entry(name, host, ports, findings)),
+        Err(error) => findings.error(
+            "bad-mapping",
+            annotation_field(PORT_MAPPING),
+            format!("{} is no JSON object: {error}", shown(text)),
+            r#"write it as {"port name":"host name"}"#,
+        ),
+    }
+}
+
+fn entry(name: &str, host: &Value, ports: &mut [ExposedPort], findings: &mut Findings) {
+    let field = || annotation_field(PORT_MAPPING);
+    let Some(port) = ports.iter_mut().find(|port| *port.name == *name) else {
+        let message = format!("the Service has no TCP port named {}", shown(name));
+        return findings.error(
+            "bad-mapping",
+            field(),
+            message,
+            "use a name from spec.ports, or remove the entry",
+        );
+    };
+    let Some(text) = host.as_str() else {
+        let message =
+            format!("port {} is mapped to {}, which is no text", shown(name), shown(&host.to_string()));
+        return findings.error("bad-mapping", field(), message, "put the host name in quotes");
+    };
+    match HostName::parse(text) {
+        Ok(host) => port.host = Some(host),
+        Err(error) => {
+            let message =
+                format!("port {} is mapped to {}, which is no host name: {error}", shown(name), shown(text));
+            findings.error("bad-host", field(), message, "use a full DNS name; wildcards are not supported");
+        }
+    }
+}

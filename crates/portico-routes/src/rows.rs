@@ -1,0 +1,99 @@
+//! The listing behind `portico routes` and `/routes`: what every exposed port claims, and what became of it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use portico_api::annotations::ExposeTypes;
+use portico_api::names::ClusterName;
+use portico_api::policy::ClusterPolicy;
+use serde::Serialize;
+
+use crate::book::{RouteBook, Slot};
+use crate::claims::Claim;
+use crate::endpoints;
+use crate::facts::ServiceFacts;
+use crate::route::{BackendId, RouteKey};
+
+/// One claimed key of one exposed port.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RouteRow {
+    /// The key.
+    pub key: RouteKey,
+    /// The Service port that claims it.
+    pub backend: BackendId,
+    /// The user cluster it belongs to.
+    pub cluster: ClusterName,
+    /// How the Service asks to be exposed, of which `key` is one part.
+    pub expose: ExposeTypes,
+    /// Whether a connection would get through, and if not, why.
+    pub state: RouteState,
+    /// The ready endpoints.
+    pub endpoints: Arc<[SocketAddr]>,
+    /// Endpoints in all, ready or not.
+    pub endpoints_total: usize,
+    /// Who may connect, and how much.
+    pub policy: Arc<ClusterPolicy>,
+}
+
+/// What became of a claimed key.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum RouteState {
+    /// In the table, with at least one endpoint.
+    Ready,
+    /// In the table, but no endpoint is ready: known, and refused as such.
+    NotReady,
+    /// Another Service is older and has the key.
+    Conflict {
+        /// Who has it.
+        winner: BackendId,
+    },
+    /// A NodePort whose listener may not be opened: the seed's nodeport-proxy is disabled.
+    ListenersOff,
+}
+
+impl RouteBook {
+    /// Every claimed key, sorted by Service, then in the order of its ports. As of the changes applied, committed or not.
+    pub fn rows(&self) -> impl Iterator<Item = RouteRow> {
+        let mut slots: Vec<(u32, &Slot, &ServiceFacts)> = self.exposed().collect();
+        slots.sort_unstable_by_key(|(_, slot, _)| &slot.key);
+        slots.into_iter().flat_map(|(id, slot, service)| self.rows_of(id, slot, service))
+    }
+
+    fn rows_of(&self, id: u32, slot: &Slot, service: &ServiceFacts) -> Vec<RouteRow> {
+        let (Some(expose), Some(namespace)) = (service.types, self.namespaces.get(&slot.key.namespace))
+        else {
+            return Vec::new();
+        };
+        let policy = namespace.policy_for(service);
+        let mut rows = Vec::new();
+        for (index, port) in (0u16..).zip(&service.ports) {
+            let endpoints = endpoints::ready(&slot.slices, &port.name);
+            let backend = port.backend_id(&slot.key);
+            rows.extend(port.keys(true).map(|key| RouteRow {
+                state: self.state(&key, Claim { slot: id, port: index }, policy, !endpoints.is_empty()),
+                key,
+                backend: backend.clone(),
+                cluster: policy.cluster.clone(),
+                expose,
+                endpoints: Arc::clone(&endpoints),
+                endpoints_total: endpoints.len() + endpoints::not_ready(&slot.slices, &port.name),
+                policy: Arc::clone(policy),
+            }));
+        }
+        rows
+    }
+
+    fn state(&self, key: &RouteKey, claim: Claim, policy: &ClusterPolicy, ready: bool) -> RouteState {
+        match (key, self.claims.owner(key)) {
+            (RouteKey::Port(_), _) if !policy.node_port_listeners => RouteState::ListenersOff,
+            (_, Some(owner)) if owner != claim => match self.backend_id(owner) {
+                Some(winner) => RouteState::Conflict { winner },
+                None => RouteState::NotReady,
+            },
+            _ if ready => RouteState::Ready,
+            _ => RouteState::NotReady,
+        }
+    }
+}

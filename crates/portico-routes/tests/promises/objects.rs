@@ -1,0 +1,153 @@
+//! A small language for objects, so that tests read like the story they check.
+
+use std::sync::Arc;
+
+use portico_api::annotations::{EXPOSE, PORT_MAPPING};
+use portico_api::endpoint_slice::{
+    Endpoint, EndpointConditions, EndpointPort, EndpointSlice, SERVICE_NAME_LABEL,
+};
+use portico_api::meta::{ObjectKey, ObjectMeta};
+use portico_api::names::{Authority, HostName};
+use portico_api::service::{Service, ServicePort, ServiceSpec, ServiceType};
+use portico_routes::book::{Change, RouteBook, Settings};
+use portico_routes::route::{Backend, RouteKey};
+
+/// `namespace/name`.
+pub(crate) fn key(text: &str) -> ObjectKey {
+    let (namespace, name) = text.split_once('/').expect("a key is written namespace/name");
+    ObjectKey::new(namespace, name)
+}
+
+fn meta(text: &str) -> ObjectMeta {
+    let ObjectKey { namespace, name } = key(text);
+    ObjectMeta { name: (&*name).into(), namespace: (&*namespace).into(), ..ObjectMeta::default() }
+}
+
+/// A Service with one port, `secure` 443, exposed as `expose` says.
+pub(crate) fn service(name: &str, expose: &str) -> Service {
+    let secure = ServicePort { name: "secure".into(), port: 443, ..ServicePort::default() };
+    let spec = ServiceSpec { ports: vec![secure], ..ServiceSpec::default() };
+    Service { metadata: meta(name), spec }.annotated(EXPOSE, expose)
+}
+
+pub(crate) trait ServiceWords: Sized {
+    fn annotated(self, key: &str, value: &str) -> Self;
+    fn mapping(self, json: &str) -> Self;
+    fn created(self, second: i64) -> Self;
+    fn uid(self, uid: &str) -> Self;
+    fn node_port(self, number: u16) -> Self;
+    fn port(self, name: &str, number: u16) -> Self;
+}
+
+impl ServiceWords for Service {
+    fn annotated(mut self, key: &str, value: &str) -> Self {
+        self.metadata.annotations.insert(key.into(), value.into());
+        self
+    }
+
+    fn mapping(self, json: &str) -> Self {
+        self.annotated(PORT_MAPPING, json)
+    }
+
+    fn created(mut self, second: i64) -> Self {
+        self.metadata.creation_timestamp = Some(jiff::Timestamp::from_second(second).unwrap());
+        self
+    }
+
+    fn uid(mut self, uid: &str) -> Self {
+        self.metadata.uid = uid.into();
+        self
+    }
+
+    /// Type NodePort, with this number on the first port.
+    fn node_port(mut self, number: u16) -> Self {
+        self.spec.service_type = ServiceType::NodePort;
+        self.spec.ports[0].node_port = Some(number);
+        self
+    }
+
+    /// One more TCP port.
+    fn port(mut self, name: &str, number: u16) -> Self {
+        self.spec.ports.push(ServicePort { name: name.into(), port: number, ..ServicePort::default() });
+        self
+    }
+}
+
+/// A Service exposed by SNI under `host`.
+pub(crate) fn sni(name: &str, host: &str) -> Service {
+    service(name, "SNI").mapping(&format!(r#"{{"secure":"{host}"}}"#))
+}
+
+/// The slice `name` of the Service `of` in the same namespace: all `ready`, on port `secure` 6443.
+pub(crate) fn slice(name: &str, of: &str, ready: &[&str]) -> EndpointSlice {
+    let mut metadata = meta(name);
+    metadata.labels.insert(SERVICE_NAME_LABEL.into(), of.into());
+    EndpointSlice {
+        metadata,
+        address_type: "IPv4".into(),
+        endpoints: ready.iter().map(|address| endpoint(address, Some(true))).collect(),
+        ports: vec![endpoint_port("secure", 6443)],
+    }
+}
+
+pub(crate) fn endpoint(address: &str, ready: Option<bool>) -> Endpoint {
+    Endpoint { addresses: vec![address.into()], conditions: EndpointConditions { ready } }
+}
+
+pub(crate) fn endpoint_port(name: &str, number: u16) -> EndpointPort {
+    EndpointPort { name: Some(name.into()), port: Some(number), protocol: None }
+}
+
+pub(crate) fn host(name: &str) -> RouteKey {
+    RouteKey::Host(HostName::parse(name).unwrap())
+}
+
+pub(crate) fn authority(text: &str) -> RouteKey {
+    RouteKey::Authority(Authority::parse(text).unwrap())
+}
+
+/// A book that was told of `changes` and has committed them.
+pub(crate) fn book(changes: impl IntoIterator<Item = Change>) -> RouteBook {
+    let mut book = RouteBook::new(Settings::default());
+    book.told(changes);
+    book
+}
+
+pub(crate) trait BookWords {
+    /// Applies and commits.
+    fn told(&mut self, changes: impl IntoIterator<Item = Change>);
+    /// Where `key` leads.
+    fn lead(&self, key: &RouteKey) -> Option<Arc<Backend>>;
+    /// Whose Service `key` leads to.
+    fn owner(&self, key: &RouteKey) -> Option<String>;
+    /// The endpoints behind `key`, as text; panics without a route.
+    fn endpoints(&self, key: &RouteKey) -> Vec<String>;
+    /// The reasons of all problems, sorted.
+    fn reasons(&self) -> Vec<&'static str>;
+}
+
+impl BookWords for RouteBook {
+    fn told(&mut self, changes: impl IntoIterator<Item = Change>) {
+        changes.into_iter().for_each(|change| self.apply(change));
+        self.commit();
+    }
+
+    fn lead(&self, key: &RouteKey) -> Option<Arc<Backend>> {
+        self.table().get(key).cloned()
+    }
+
+    fn owner(&self, key: &RouteKey) -> Option<String> {
+        Some(self.lead(key)?.id.service.to_string())
+    }
+
+    fn endpoints(&self, key: &RouteKey) -> Vec<String> {
+        let backend = self.lead(key).expect("the key has a route");
+        backend.endpoints.iter().map(ToString::to_string).collect()
+    }
+
+    fn reasons(&self) -> Vec<&'static str> {
+        let mut reasons: Vec<_> = self.problems().map(|problem| problem.reason).collect();
+        reasons.sort_unstable();
+        reasons
+    }
+}
