@@ -162,6 +162,17 @@ impl RouteBook {
         &self.table
     }
 
+    /// Whether nothing is kept of any object: all that were applied are gone, and committed as gone.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+            && self.services.is_empty()
+            && self.slices.is_empty()
+            && self.namespaces.is_empty()
+            && self.claims.is_empty()
+            && self.dirty.is_empty()
+            && self.vacated.is_empty()
+    }
+
     /// Grows whenever [`Self::problems`] may have changed, so that nobody needs to look at all of them after each commit.
     pub fn problems_version(&self) -> u64 {
         self.problems_version

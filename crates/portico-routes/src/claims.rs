@@ -76,6 +76,11 @@ impl Claims {
         self.by_key.get(key)?.as_slice().first().copied()
     }
 
+    /// Whether no key is claimed.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_key.is_empty()
+    }
+
     /// Every claim that waits for an elder one: the key, the owner, the one that waits.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = (&RouteKey, Claim, Claim)> {
         self.by_key.iter().flat_map(|(key, claimants)| {

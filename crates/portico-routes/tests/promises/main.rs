@@ -6,3 +6,5 @@ mod exposure;
 mod objects;
 mod policies;
 mod readiness;
+mod replay;
+mod updates;
