@@ -1,1 +1,290 @@
-//! The data plane: listen, read the hello, choose the route, connect, copy, drain.
+//! The data plane: moves TCP bytes between clients and hosted control planes.
+//!
+//! In the order of a connection: [`listen`] accepts, [`connection`] learns where the client wants to go (by its ClientHello, its
+//! port, or, in [`connect`], by its CONNECT request), [`live`] holds where that leads, [`cluster`] admits it within the cluster's
+//! budget, [`upstream`] connects to an endpoint, [`copy`] moves the bytes through [`pipe`]s where that pays, [`record`] keeps
+//! count, and [`access`] writes the one line that is left of it. [`refusal`] names every reason not to serve. [`worker`] is the
+//! thread it all happens on, and [`takeover`] hands the listeners to the next process.
+//!
+//! The table itself is computed in `portico-routes` and arrives through [`Gateway::apply`]: nothing here talks to Kubernetes
+//! or reads a manifest.
+
+mod access;
+mod cluster;
+mod config;
+mod connect;
+mod connection;
+mod copy;
+mod listen;
+mod live;
+mod pipe;
+mod record;
+mod refusal;
+mod sys;
+mod takeover;
+mod upstream;
+mod worker;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use portico_routes::table::Update;
+use thiserror::Error;
+use tokio::sync::{oneshot, watch};
+
+pub use access::{AccessFormat, AccessLog};
+pub use cluster::{Cluster, ClusterSnapshot, HANDSHAKE_BUCKETS};
+pub use config::{Config, IdleTimeouts, Keepalive, ProxyMode, ProxyProtocol};
+pub use live::{Live, Routes};
+pub use record::{End, Listener, Record};
+pub use refusal::{Refusal, Side};
+pub use takeover::{Offer, Predecessor, TakeOverError, take_over};
+pub use upstream::{Endpoint, Upstream};
+pub use worker::{Ends, Shared, Totals};
+
+use crate::listen::Listeners;
+use crate::worker::Worker;
+
+/// How long cancelled connections may take to end at the very end of a drain.
+const LAST_GRACE: Duration = Duration::from_secs(2);
+
+/// A running data plane.
+#[derive(Debug)]
+pub struct Gateway {
+    shared: Arc<Shared>,
+    workers: Vec<Arc<Worker>>,
+    listeners: Mutex<Listeners>,
+    /// NodePorts that could not be bound, with the reason.
+    failed_ports: Mutex<HashMap<u16, String>>,
+    stop: watch::Sender<bool>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// Why a gateway could not start.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// A listener of its own could not be bound.
+    #[error(
+        "cannot listen on {address} for {what}: {source}; choose another address with {flag}, or stop what uses this one"
+    )]
+    Listen {
+        /// The address asked for.
+        address: SocketAddr,
+        /// What it would have served.
+        what: &'static str,
+        /// The flag that sets it.
+        flag: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A thread or its runtime could not be made.
+    #[error(
+        "cannot start a worker thread: {0}; the process may be at a limit of threads or file descriptors"
+    )]
+    Worker(#[from] io::Error),
+}
+
+impl Gateway {
+    /// Starts the workers, then the SNI and tunnel listeners: on sockets of the `predecessor` where it had them. NodePort
+    /// listeners open with the routes that need them.
+    pub fn start(
+        config: Config,
+        access: AccessLog,
+        predecessor: Option<&mut Predecessor>,
+    ) -> Result<Self, StartError> {
+        let shared = Arc::new(Shared::new(config, access));
+        let (stop, _) = watch::channel(false);
+        let mut workers = Vec::new();
+        let mut handles = Vec::new();
+        let mut threads = Vec::new();
+        for index in 0..shared.config.workers.max(1) {
+            let worker = Arc::new(Worker::new(Arc::clone(&shared)));
+            let (handle, thread) = start_worker(index, stop.subscribe())?;
+            workers.push(Arc::clone(&worker));
+            handles.push((worker, handle));
+            threads.push(thread);
+        }
+        let inherited =
+            predecessor.map(|predecessor| std::mem::take(&mut predecessor.sockets)).unwrap_or_default();
+        let listeners = Listeners::new(handles, shared.config.downstream_keepalive, inherited);
+        let gateway = Self {
+            shared,
+            workers,
+            listeners: Mutex::new(listeners),
+            failed_ports: Mutex::default(),
+            stop,
+            threads: Mutex::new(threads),
+        };
+        let config = &gateway.shared.config;
+        let own = [
+            (Listener::Sni, config.sni_listen, "connections routed by server name", "--sni-listen"),
+            (Listener::Tunnel, config.tunnel_listen, "CONNECT tunnels", "--tunnel-listen"),
+        ];
+        for (listener, address, what, flag) in own {
+            if let Some(address) = address {
+                let opened = gateway.listeners().open(listener, address);
+                opened.map_err(|source| StartError::Listen { address, what, flag, source })?;
+            }
+        }
+        Ok(gateway)
+    }
+
+    /// Takes over a new route table: opens and closes NodePort listeners, leaves everything alone that did not change.
+    pub fn apply(&self, update: &Update) {
+        let applied = self.shared.live.apply(update);
+        for port in applied.closed_ports {
+            self.listeners().close(Listener::NodePort(port));
+            self.failed_ports().remove(&port);
+        }
+        for port in applied.opened_ports {
+            self.open_port(port);
+        }
+        if let Some(limit) = self.shared.config.departed_timeout
+            && !applied.departed.is_empty()
+        {
+            self.end_departed(applied.departed, limit);
+        }
+    }
+
+    /// The first table is complete: sockets of a predecessor that it did not ask for are closed.
+    pub fn drop_inherited_sockets(&self) {
+        self.listeners().drop_inherited();
+    }
+
+    /// Tries again to bind the NodePorts that could not be. Answers whether any still cannot.
+    pub fn retry_failed_ports(&self) -> bool {
+        let ports: Vec<u16> = self.failed_ports().keys().copied().collect();
+        for port in ports {
+            self.open_port(port);
+        }
+        !self.failed_ports().is_empty()
+    }
+
+    fn open_port(&self, port: u16) {
+        if self.shared.is_draining() {
+            return;
+        }
+        let address = SocketAddr::new(self.shared.config.node_port_address, port);
+        let opened = self.listeners().open(Listener::NodePort(port), address);
+        let mut failed = self.failed_ports();
+        match opened {
+            Ok(_) => {
+                if failed.remove(&port).is_some() {
+                    tracing::info!(port, "NodePort listener opened at last");
+                }
+            }
+            Err(error) => {
+                if failed.insert(port, error.to_string()).is_none() {
+                    tracing::error!(%address, %error, "cannot open a NodePort listener; trying again");
+                }
+            }
+        }
+    }
+
+    fn end_departed(&self, departed: Vec<Arc<Endpoint>>, limit: Duration) {
+        let workers = self.workers.clone();
+        let Some((_, handle)) = self.listeners().first_worker() else { return };
+        handle.spawn(async move {
+            tokio::time::sleep(limit).await;
+            let left =
+                |record: &Record| departed.iter().any(|endpoint| Arc::ptr_eq(endpoint, record.endpoint()));
+            for record in workers.iter().flat_map(|worker| worker.connections()) {
+                if left(&record) {
+                    record.cancel(End::Departed);
+                }
+            }
+        });
+    }
+
+    /// What the workers share: counters, clock, routes.
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Every open connection and tunnel stream.
+    pub fn connections(&self) -> Vec<Arc<Record>> {
+        self.workers.iter().flat_map(|worker| worker.connections()).collect()
+    }
+
+    /// Where each listener is bound.
+    pub fn listen_addresses(&self) -> Vec<(Listener, SocketAddr)> {
+        self.listeners().addresses()
+    }
+
+    /// NodePorts that could not be bound, with what the system said.
+    pub fn failed_node_ports(&self) -> Vec<(u16, String)> {
+        self.failed_ports().iter().map(|(port, error)| (*port, error.clone())).collect()
+    }
+
+    /// Offers the listening sockets at `path` to a successor; done once one accepts on them. Then it is time to
+    /// [`drain`](Self::drain).
+    pub async fn hand_over(self: &Arc<Self>, path: &Path) -> Result<(), TakeOverError> {
+        let offer = Offer::new(path)?;
+        let gateway = Arc::clone(self);
+        let (done, served) = oneshot::channel();
+        let failed = |source| TakeOverError::Socket { what: "serving", path: path.into(), source };
+        // A thread of its own: it waits in accept(2), possibly for as long as the process lives.
+        let thread = std::thread::Builder::new().name("take-over".into());
+        let serve = move || drop(done.send(offer.serve(|| gateway.listeners().sockets())));
+        thread.spawn(serve).map_err(failed)?;
+        match served.await {
+            Ok(outcome) => outcome.map_err(failed),
+            Err(_) => Err(failed(io::ErrorKind::BrokenPipe.into())),
+        }
+    }
+
+    /// Stops accepting and lets connections finish for `limit`, then ends the rest. Answers how many that were.
+    pub async fn drain(&self, limit: Duration) -> usize {
+        self.listeners().close_all();
+        self.shared.draining().send_replace(true);
+        if tokio::time::timeout(limit, self.shared.all_ended()).await.is_ok() {
+            return 0;
+        }
+        let left = self.connections();
+        for record in &left {
+            record.cancel(End::Drained);
+        }
+        let _elapsed = tokio::time::timeout(LAST_GRACE, self.shared.all_ended()).await;
+        left.len()
+    }
+
+    fn listeners(&self) -> MutexGuard<'_, Listeners> {
+        // Nothing in here can be left half done by a panic elsewhere.
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn failed_ports(&self) -> MutexGuard<'_, HashMap<u16, String>> {
+        self.failed_ports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Gateway {
+    /// Ends the workers, and with them every connection.
+    fn drop(&mut self) {
+        self.listeners().close_all();
+        self.stop.send_replace(true);
+        for thread in self.threads.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            // A worker that panicked has said so on its own.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn start_worker(
+    index: usize,
+    mut stop: watch::Receiver<bool>,
+) -> io::Result<(tokio::runtime::Handle, JoinHandle<()>)> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let handle = runtime.handle().clone();
+    let run = move || {
+        // An error says that the gateway is gone without a word: time to stop, too.
+        let _ = runtime.block_on(stop.wait_for(|stop| *stop));
+    };
+    let thread = std::thread::Builder::new().name(format!("worker-{index}")).spawn(run)?;
+    Ok((handle, thread))
+}

@@ -1,0 +1,215 @@
+//! What a gateway counts and bounds for one user cluster. Shared by all workers; nothing here locks.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use portico_api::names::ClusterName;
+use portico_api::policy::Budget;
+
+use crate::refusal::Refusal;
+
+/// Upper bounds, in seconds, of the handshake time histogram: a connect on the same network takes well below a
+/// millisecond, the slowest one admitted three timeouts of one second.
+pub const HANDSHAKE_BUCKETS: [f64; 8] = [0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 3.0];
+
+/// One user cluster on this gateway.
+#[derive(Debug)]
+pub struct Cluster {
+    /// Its name.
+    pub name: ClusterName,
+    open: AtomicU32,
+    connecting: AtomicU32,
+    total: AtomicU64,
+    bytes_up: AtomicU64,
+    bytes_down: AtomicU64,
+    connect_failures: AtomicU64,
+    refusals: [AtomicU64; Refusal::ALL.len()],
+    handshakes: [AtomicU64; HANDSHAKE_BUCKETS.len() + 1],
+    handshake_nanos: AtomicU64,
+    rate: Rate,
+}
+
+impl Cluster {
+    pub(crate) fn new(name: ClusterName) -> Self {
+        Self {
+            name,
+            open: AtomicU32::default(),
+            connecting: AtomicU32::default(),
+            total: AtomicU64::default(),
+            bytes_up: AtomicU64::default(),
+            bytes_down: AtomicU64::default(),
+            connect_failures: AtomicU64::default(),
+            refusals: Default::default(),
+            handshakes: Default::default(),
+            handshake_nanos: AtomicU64::default(),
+            rate: Rate::default(),
+        }
+    }
+
+    /// Takes one connection out of the budget, or says why not. `now` is the time since the gateway started.
+    pub(crate) fn admit(self: &Arc<Self>, budget: Budget, now: Duration) -> Result<OpenGuard, Refusal> {
+        let open = OpenGuard::take(self, |cluster| &cluster.open);
+        if budget.max_connections.is_some_and(|most| open.before >= most) {
+            return Err(Refusal::MaxConnections);
+        }
+        if budget.max_connections_per_second.is_some_and(|rate| !self.rate.take(rate, now)) {
+            return Err(Refusal::ConnectionRate);
+        }
+        Ok(open)
+    }
+
+    /// Takes one of the places of connections that wait for an endpoint.
+    pub(crate) fn start_connecting(self: &Arc<Self>, most: u32) -> Result<OpenGuard, Refusal> {
+        let connecting = OpenGuard::take(self, |cluster| &cluster.connecting);
+        if connecting.before >= most { Err(Refusal::MaxConnecting) } else { Ok(connecting) }
+    }
+
+    pub(crate) fn count_refusal(&self, refusal: Refusal) {
+        self.refusals[refusal as usize].fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn count_connect_failure(&self) {
+        self.connect_failures.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn count_established(&self, handshake: Duration) {
+        self.total.fetch_add(1, Relaxed);
+        let seconds = handshake.as_secs_f64();
+        let bucket = HANDSHAKE_BUCKETS.iter().position(|&bound| seconds <= bound);
+        self.handshakes[bucket.unwrap_or(HANDSHAKE_BUCKETS.len())].fetch_add(1, Relaxed);
+        self.handshake_nanos.fetch_add(u64::try_from(handshake.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+    }
+
+    pub(crate) fn count_bytes(&self, up: u64, down: u64) {
+        self.bytes_up.fetch_add(up, Relaxed);
+        self.bytes_down.fetch_add(down, Relaxed);
+    }
+
+    /// The counters as they are now. Bytes are those of connections that have ended.
+    pub fn snapshot(&self) -> ClusterSnapshot {
+        let load = |counter: &AtomicU64| counter.load(Relaxed);
+        ClusterSnapshot {
+            open: self.open.load(Relaxed),
+            connecting: self.connecting.load(Relaxed),
+            total: load(&self.total),
+            bytes_up: load(&self.bytes_up),
+            bytes_down: load(&self.bytes_down),
+            connect_failures: load(&self.connect_failures),
+            refusals: Refusal::ALL.map(|refusal| load(&self.refusals[refusal as usize])),
+            handshakes: std::array::from_fn(|bucket| load(&self.handshakes[bucket])),
+            handshake_seconds: Duration::from_nanos(load(&self.handshake_nanos)).as_secs_f64(),
+        }
+    }
+}
+
+/// The counters of one cluster at one moment.
+#[derive(Debug, Clone)]
+pub struct ClusterSnapshot {
+    /// Connections and tunnel streams open now, those that still connect included.
+    pub open: u32,
+    /// Of these, the ones that wait for an endpoint to accept.
+    pub connecting: u32,
+    /// Connections and tunnel streams that reached an endpoint, ever.
+    pub total: u64,
+    /// Bytes from clients to endpoints, of ended connections.
+    pub bytes_up: u64,
+    /// Bytes from endpoints to clients, of ended connections.
+    pub bytes_down: u64,
+    /// Single attempts to connect that failed; a client may still have been served by the next endpoint.
+    pub connect_failures: u64,
+    /// Clients refused, in the order of [`Refusal::ALL`].
+    pub refusals: [u64; Refusal::ALL.len()],
+    /// Accepted to upstream connected: counts by [`HANDSHAKE_BUCKETS`], the last for longer ones. Not cumulative.
+    pub handshakes: [u64; HANDSHAKE_BUCKETS.len() + 1],
+    /// Sum of all handshake times in seconds.
+    pub handshake_seconds: f64,
+}
+
+/// One unit of a counter, given back on drop.
+#[derive(Debug)]
+pub(crate) struct OpenGuard {
+    cluster: Arc<Cluster>,
+    counter: fn(&Cluster) -> &AtomicU32,
+    /// What the counter showed before.
+    before: u32,
+}
+
+impl OpenGuard {
+    fn take(cluster: &Arc<Cluster>, counter: fn(&Cluster) -> &AtomicU32) -> Self {
+        let before = counter(cluster).fetch_add(1, Relaxed);
+        Self { cluster: Arc::clone(cluster), counter, before }
+    }
+}
+
+impl Drop for OpenGuard {
+    fn drop(&mut self) {
+        (self.counter)(&self.cluster).fetch_sub(1, Relaxed);
+    }
+}
+
+/// A rate limit without a lock: the generic cell rate algorithm. Holds the time at which the bucket will be full again.
+#[derive(Debug, Default)]
+struct Rate {
+    full_at_nanos: AtomicU64,
+}
+
+impl Rate {
+    /// Takes one event out of a bucket that refills `per_second` events a second and holds one second's worth.
+    fn take(&self, per_second: u32, now: Duration) -> bool {
+        const SECOND: u64 = 1_000_000_000;
+        if per_second == 0 {
+            return false;
+        }
+        let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+        let cost = SECOND / u64::from(per_second);
+        let take = |full_at: u64| {
+            let next = full_at.max(now).saturating_add(cost);
+            (next - now <= SECOND.max(cost)).then_some(next)
+        };
+        self.full_at_nanos.fetch_update(Relaxed, Relaxed, take).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cluster() -> Arc<Cluster> {
+        Arc::new(Cluster::new(ClusterName::new("a")))
+    }
+
+    #[test]
+    fn a_closed_connection_frees_its_place() {
+        let cluster = cluster();
+        let budget = Budget { max_connections: Some(2), ..Budget::default() };
+        let first = cluster.admit(budget, Duration::ZERO).unwrap();
+        let _second = cluster.admit(budget, Duration::ZERO).unwrap();
+        assert_eq!(cluster.admit(budget, Duration::ZERO).unwrap_err(), Refusal::MaxConnections);
+        assert_eq!(cluster.snapshot().open, 2, "a refused connection takes no place");
+        drop(first);
+        cluster.admit(budget, Duration::ZERO).unwrap();
+    }
+
+    #[test]
+    fn a_burst_of_one_seconds_worth_is_admitted_and_then_the_rate() {
+        let rate = Rate::default();
+        let start = Duration::from_secs(7);
+        assert_eq!((0..100).filter(|_| rate.take(10, start)).count(), 10);
+        let later = start + Duration::from_millis(500);
+        assert_eq!((0..100).filter(|_| rate.take(10, later)).count(), 5);
+    }
+
+    #[test]
+    fn a_rate_of_one_a_second_admits_the_first_at_once() {
+        let rate = Rate::default();
+        assert!(rate.take(1, Duration::ZERO));
+        assert!(!rate.take(1, Duration::from_millis(999)));
+        assert!(rate.take(1, Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn a_rate_of_nothing_admits_nobody() {
+        assert!(!Rate::default().take(0, Duration::ZERO));
+    }
+}

@@ -1,0 +1,124 @@
+//! What an operator can set about the data plane, in one plain value. The command line parses it; nothing here reads flags.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use portico_api::policy::Budget;
+
+/// Settings of one gateway process.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Threads that move bytes, one a core: two on one core cost 10 %.
+    pub workers: usize,
+    /// Where ClientHellos are routed by server name; `None` is off.
+    pub sni_listen: Option<SocketAddr>,
+    /// Where CONNECT requests are served; `None` is off.
+    pub tunnel_listen: Option<SocketAddr>,
+    /// The address NodePort listeners bind.
+    pub node_port_address: IpAddr,
+    /// PROXY protocol on each kind of listener.
+    pub proxy_protocol: ProxyProtocol,
+    /// How long a client may take to say where it wants to go (PROXY header and ClientHello, or request head).
+    pub hello_timeout: Duration,
+    /// How long one attempt to connect to an endpoint may take.
+    pub connect_timeout: Duration,
+    /// Keep-alive of client connections.
+    pub downstream_keepalive: Keepalive,
+    /// Keep-alive of connections to endpoints.
+    pub upstream_keepalive: Keepalive,
+    /// When a connection that moves no byte is ended; `None` is never, for watches are silent for hours.
+    pub idle: IdleTimeouts,
+    /// How long connections to an endpoint that left its Service may stay; `None` is until they end by themselves.
+    pub departed_timeout: Option<Duration>,
+    /// Bounds of a cluster that sets none itself; `None` fields are unbounded.
+    pub budget: Budget,
+    /// Connections, over all clusters, that have not yet said where they want to go.
+    pub max_handshakes: u32,
+    /// Connections of one cluster that wait for an endpoint to accept: a black hole must not take all descriptors.
+    pub max_connecting: u32,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            workers: 1,
+            sni_listen: None,
+            tunnel_listen: None,
+            node_port_address: Ipv4Addr::UNSPECIFIED.into(),
+            proxy_protocol: ProxyProtocol::default(),
+            hello_timeout: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(1),
+            downstream_keepalive: Keepalive::default(),
+            upstream_keepalive: Keepalive::default(),
+            idle: IdleTimeouts::default(),
+            departed_timeout: None,
+            budget: Budget::default(),
+            max_handshakes: 8_192,
+            max_connecting: 1_024,
+        }
+    }
+}
+
+/// TCP keep-alive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Keepalive {
+    /// Silence before the first probe.
+    pub time: Duration,
+    /// Between probes.
+    pub interval: Duration,
+    /// Unanswered probes before the connection is given up.
+    pub probes: u32,
+}
+
+impl Default for Keepalive {
+    /// A dead peer is noticed after two minutes, sooner than the shortest idle limit of common NAT devices (five).
+    fn default() -> Self {
+        Self { time: Duration::from_secs(60), interval: Duration::from_secs(15), probes: 4 }
+    }
+}
+
+/// Idle limits by path.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct IdleTimeouts {
+    /// Connections routed by server name.
+    pub sni: Option<Duration>,
+    /// Connections routed by port.
+    pub node_port: Option<Duration>,
+    /// One CONNECT stream.
+    pub tunnel_stream: Option<Duration>,
+}
+
+/// PROXY protocol of clients.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ProxyProtocol {
+    /// On the SNI listener.
+    pub sni: ProxyMode,
+    /// On the tunnel listener.
+    pub tunnel: ProxyMode,
+    /// On every NodePort listener.
+    pub node_port: ProxyMode,
+    /// Hops whose headers are believed. A header from anybody else is refused, never ignored: a client that may
+    /// choose its own address passes every allow list.
+    pub trusted: Vec<IpNet>,
+}
+
+impl ProxyProtocol {
+    /// Whether a header from `peer` is believed.
+    pub fn trusts(&self, peer: IpAddr) -> bool {
+        let peer = peer.to_canonical();
+        self.trusted.iter().any(|network| network.contains(&peer))
+    }
+}
+
+/// Whether connections begin with a PROXY header.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ProxyMode {
+    /// They do not; a header is taken for what it is, bytes of the client.
+    #[default]
+    Off,
+    /// Trusted hops may send one; others must not.
+    Optional,
+    /// Every connection must, and only trusted hops may connect.
+    Required,
+}

@@ -1,0 +1,372 @@
+//! The life of one connection, in phases: *learn* where it wants to go, *decide* whether it may, *connect*, *copy*, *record*.
+//!
+//! Whatever fails before the first byte is copied is a [`Refusal`] and is told to the client in its own protocol; whatever
+//! happens afterwards is an [`End`](crate::record::End). [`serve_sni`] and [`serve_port`] are called by
+//! [`listen`](crate::listen) for each accepted connection, each in a task of its own; CONNECT streams take the same phases
+//! in [`connect`](crate::connect).
+
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use portico_api::names::HostName;
+use portico_wire::{Parse, alert, hello, proxy};
+use rustix::net::Shutdown;
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::access::Refused;
+use crate::cluster::OpenGuard;
+use crate::config::ProxyMode;
+use crate::copy::copy;
+use crate::pipe::{receive, send};
+use crate::record::{Listener, Opening, Session};
+use crate::refusal::Refusal;
+use crate::upstream::{EndpointUse, Upstream};
+use crate::worker::Worker;
+
+/// One read of a hello: any but the longest arrive whole.
+const READ: usize = 16 * 1024;
+
+/// How long a refused client may take to fetch the alert. Closing before it has would reset the connection, and with it the alert.
+const ALERT_GRACE: Duration = Duration::from_secs(1);
+
+thread_local! {
+    static BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ].into());
+}
+
+/// An accepted connection, before anything is known of it.
+#[derive(Debug)]
+pub(crate) struct Arrival {
+    pub(crate) id: u64,
+    pub(crate) listener: Listener,
+    /// Who connected: the client, or the hop before us.
+    pub(crate) peer: SocketAddr,
+    /// When, as time since the gateway started.
+    pub(crate) accepted: Duration,
+}
+
+impl Arrival {
+    pub(crate) fn new(worker: &Worker, listener: Listener, peer: SocketAddr) -> Self {
+        // Dual-stack listeners show IPv4 clients mapped into IPv6; people and allow lists want them plain.
+        let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
+        Self { id: worker.shared.next_id(), listener, peer, accepted: worker.shared.now() }
+    }
+}
+
+/// What [`learn_hello`] found out; kept up to date as it does, so that a refusal can say as much as is known.
+#[derive(Debug)]
+struct Learned {
+    client: SocketAddr,
+    name: Option<Arc<str>>,
+    /// For the alert; of the hello once there is one.
+    tls_version: u16,
+    upstream: Option<Arc<Upstream>>,
+}
+
+/// A client that may be connected, and what is held for it.
+#[derive(Debug)]
+pub(crate) struct Admitted {
+    pub(crate) upstream: Arc<Upstream>,
+    pub(crate) open: OpenGuard,
+}
+
+/// Serves a connection that says by its ClientHello where it wants to go.
+pub(crate) async fn serve_sni(worker: Arc<Worker>, mut stream: TcpStream, arrival: Arrival) {
+    // Boxed: what it holds is needed for milliseconds, the task it would enlarge lives for hours.
+    let established = Box::pin(establish_sni(&worker, &mut stream, arrival)).await;
+    let Some((session, upstream, first)) = established else { return };
+    let idle = worker.shared.config.idle.sni;
+    let end = copy(stream, upstream, first, session.record(), idle).await;
+    session.finish(end);
+}
+
+/// Serves a connection whose destination is the port it came in by.
+pub(crate) async fn serve_port(worker: Arc<Worker>, mut stream: TcpStream, arrival: Arrival, port: u16) {
+    let established = Box::pin(establish_port(&worker, &mut stream, arrival, port)).await;
+    let Some((session, upstream, first)) = established else { return };
+    let idle = worker.shared.config.idle.node_port;
+    let end = copy(stream, upstream, first, session.record(), idle).await;
+    session.finish(end);
+}
+
+type Established = (Session, TcpStream, Vec<u8>);
+
+async fn establish_sni(
+    worker: &Arc<Worker>,
+    stream: &mut TcpStream,
+    arrival: Arrival,
+) -> Option<Established> {
+    let mut learned = Learned { client: arrival.peer, name: None, tls_version: 0x0303, upstream: None };
+    let mut bytes = Vec::new();
+    let outcome = async {
+        let handshake = worker.shared.start_handshake()?;
+        let limit = worker.shared.config.hello_timeout;
+        timeout(limit, learn_hello(worker, stream, &arrival, &mut bytes, &mut learned))
+            .await
+            .unwrap_or(Err(Refusal::TooSlow))?;
+        drop(handshake);
+        let admitted = decide(worker, learned.upstream.clone(), learned.client.ip())?;
+        connect(worker, admitted, true).await
+    }
+    .await;
+    let refusal = match outcome {
+        Ok((admitted, upstream, endpoint)) => {
+            let first = with_proxy_header(stream, &arrival, &learned, &admitted.upstream, bytes);
+            return Some((open_session(worker, arrival, learned, admitted, endpoint), upstream, first));
+        }
+        Err(refusal) => refusal,
+    };
+    refuse(worker, &arrival, &learned, refusal);
+    if let Some(description) = refusal.alert() {
+        let alert = alert::fatal(description, learned.tls_version);
+        let _elapsed = timeout(ALERT_GRACE, send_last_words(stream, &alert)).await;
+    }
+    None
+}
+
+async fn establish_port(
+    worker: &Arc<Worker>,
+    stream: &mut TcpStream,
+    arrival: Arrival,
+    port: u16,
+) -> Option<Established> {
+    let mut learned = Learned { client: arrival.peer, name: None, tls_version: 0, upstream: None };
+    let mut bytes = Vec::new();
+    let outcome = async {
+        let mode = worker.shared.config.proxy_protocol.node_port;
+        if mode != ProxyMode::Off {
+            let _handshake = worker.shared.start_handshake()?;
+            let learn = learn_proxy_header(worker, stream, &arrival, mode, &mut bytes);
+            let limit = worker.shared.config.hello_timeout;
+            learned.client = timeout(limit, learn).await.unwrap_or(Err(Refusal::TooSlow))?;
+        }
+        learned.upstream = worker.shared.live.routes().ports.get(&port).cloned();
+        let admitted = decide(worker, learned.upstream.clone(), learned.client.ip())?;
+        connect(worker, admitted, false).await
+    }
+    .await;
+    match outcome {
+        Ok((admitted, upstream, endpoint)) => {
+            let first = with_proxy_header(stream, &arrival, &learned, &admitted.upstream, bytes);
+            Some((open_session(worker, arrival, learned, admitted, endpoint), upstream, first))
+        }
+        Err(refusal) => {
+            refuse(worker, &arrival, &learned, refusal);
+            None
+        }
+    }
+}
+
+/// Reads until the ClientHello is complete. All that was read of the client's own bytes ends up in `bytes`.
+async fn learn_hello(
+    worker: &Worker,
+    stream: &mut TcpStream,
+    arrival: &Arrival,
+    bytes: &mut Vec<u8>,
+    learned: &mut Learned,
+) -> Result<(), Refusal> {
+    let mode = worker.shared.config.proxy_protocol.sni;
+    if mode != ProxyMode::Off {
+        learned.client = learn_proxy_header(worker, stream, arrival, mode, bytes).await?;
+    }
+    let mut progress = hello::Progress::default();
+    loop {
+        if !bytes.is_empty() {
+            match progress.parse(bytes) {
+                Parse::Complete(hello) => {
+                    learned.tls_version = hello.legacy_version;
+                    let name = hello.server_name.ok_or(Refusal::NoServerName)?;
+                    return route_by_name(worker, &name, learned);
+                }
+                Parse::Malformed(_) => return Err(Refusal::Malformed),
+                Parse::NeedMore if bytes.len() >= hello::MAX_HELLO => return Err(Refusal::Malformed),
+                Parse::NeedMore => {}
+            }
+        }
+        read_more(stream, bytes, hello::MAX_HELLO).await?;
+    }
+}
+
+fn route_by_name(worker: &Worker, name: &str, learned: &mut Learned) -> Result<(), Refusal> {
+    let Ok(host) = HostName::parse(name) else {
+        learned.name = Some(printable(name).into());
+        return Err(Refusal::Unknown);
+    };
+    let routes = worker.shared.live.routes();
+    // A known name is the table's own, so that ten thousand connections to one host share it.
+    let (host, upstream) = match routes.hosts.get_key_value(&host) {
+        Some((known, upstream)) => (known.clone(), Some(Arc::clone(upstream))),
+        None => (host, None),
+    };
+    learned.name = Some(host.into());
+    learned.upstream = upstream;
+    Ok(())
+}
+
+/// What is shown of a name that is none.
+fn printable(name: &str) -> Cow<'_, str> {
+    const SHOWN: usize = 64;
+    match name.char_indices().nth(SHOWN) {
+        Some((end, _)) => Cow::Owned(format!("{}...", &name[..end])),
+        None => Cow::Borrowed(name),
+    }
+}
+
+/// Reads a PROXY header, if there is one, and returns who the client really is. What follows it stays in `bytes`.
+pub(crate) async fn learn_proxy_header(
+    worker: &Worker,
+    stream: &TcpStream,
+    arrival: &Arrival,
+    mode: ProxyMode,
+    bytes: &mut Vec<u8>,
+) -> Result<SocketAddr, Refusal> {
+    let trusted = worker.shared.config.proxy_protocol.trusts(arrival.peer.ip());
+    if !trusted {
+        // An optional header is a thing between us and trusted hops: nobody else's bytes are even looked at.
+        return if mode == ProxyMode::Required { Err(Refusal::ProxyHeader) } else { Ok(arrival.peer) };
+    }
+    loop {
+        match if bytes.is_empty() { Parse::NeedMore } else { proxy::parse(bytes) } {
+            Parse::Complete(header) => {
+                let (client, length) = match header {
+                    proxy::Header::Proxied { source, len, .. } => (source, len),
+                    proxy::Header::Local { len } => (arrival.peer, len),
+                };
+                bytes.drain(..length);
+                return Ok(client);
+            }
+            Parse::Malformed(_) if mode == ProxyMode::Optional => return Ok(arrival.peer),
+            Parse::Malformed(_) => return Err(Refusal::ProxyHeader),
+            Parse::NeedMore => {}
+        }
+        read_more(stream, bytes, proxy::MAX_V2 + hello::MAX_HELLO).await?;
+    }
+}
+
+/// Appends what the client has sent, at least one byte, to `bytes`, which holds at most `cap`.
+async fn read_more(stream: &TcpStream, bytes: &mut Vec<u8>, cap: usize) -> Result<(), Refusal> {
+    loop {
+        stream.readable().await.map_err(|_| Refusal::ClosedEarly)?;
+        let read = BUFFER.with_borrow_mut(|buffer| {
+            let room = cap.saturating_sub(bytes.len()).min(READ);
+            let read = stream.try_io(Interest::READABLE, || Ok(receive(stream, &mut buffer[..room])?))?;
+            bytes.extend_from_slice(&buffer[..read]);
+            Ok::<_, io::Error>(read)
+        });
+        match read {
+            Ok(0) => return Err(Refusal::ClosedEarly),
+            Ok(_) => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => return Err(Refusal::ClosedEarly),
+        }
+    }
+}
+
+/// Whether the client may have a connection to `upstream`, and takes it out of the cluster's budget.
+pub(crate) fn decide(
+    worker: &Worker,
+    upstream: Option<Arc<Upstream>>,
+    client: IpAddr,
+) -> Result<Admitted, Refusal> {
+    let upstream = upstream.ok_or(Refusal::Unknown)?;
+    let backend = upstream.backend();
+    if !backend.policy.allow.admits(client) {
+        return Err(Refusal::NotAllowed);
+    }
+    if backend.endpoints.is_empty() {
+        return Err(Refusal::NotReady);
+    }
+    let budget = backend.policy.budget.or(worker.shared.config.budget);
+    let open = upstream.cluster.admit(budget, worker.shared.now())?;
+    Ok(Admitted { upstream, open })
+}
+
+/// Connects an admitted client to an endpoint.
+pub(crate) async fn connect(
+    worker: &Worker,
+    admitted: Admitted,
+    client_first: bool,
+) -> Result<(Admitted, TcpStream, EndpointUse), Refusal> {
+    let config = &worker.shared.config;
+    let _connecting = admitted.upstream.cluster.start_connecting(config.max_connecting)?;
+    let (stream, endpoint) = admitted.upstream.connect(config, || worker.shared.now(), client_first).await?;
+    Ok((admitted, stream, endpoint))
+}
+
+/// The first bytes for the endpoint: what was read of the client's, after a PROXY header if the Service asks for one.
+fn with_proxy_header(
+    stream: &TcpStream,
+    arrival: &Arrival,
+    learned: &Learned,
+    upstream: &Upstream,
+    bytes: Vec<u8>,
+) -> Vec<u8> {
+    if !upstream.backend().send_proxy {
+        return bytes;
+    }
+    // Fails only for a client that is gone, and then nobody reads the header.
+    let local = stream.local_addr().unwrap_or(arrival.peer);
+    let mut header = proxy_header(learned.client, local, learned.name.as_deref(), arrival.id);
+    header.extend_from_slice(&bytes);
+    header
+}
+
+/// A PROXY v2 header with the name the client asked for and the id this connection has in access lines.
+pub(crate) fn proxy_header(client: SocketAddr, local: SocketAddr, name: Option<&str>, id: u64) -> Vec<u8> {
+    let unique_id = format!("{id:x}");
+    let tlvs =
+        proxy::Tlvs { authority: name, unique_id: Some(unique_id.as_bytes()), ..proxy::Tlvs::default() };
+    proxy::encode_v2(client, local, tlvs)
+}
+
+fn open_session(
+    worker: &Arc<Worker>,
+    arrival: Arrival,
+    learned: Learned,
+    admitted: Admitted,
+    endpoint: EndpointUse,
+) -> Session {
+    let opening = Opening {
+        id: arrival.id,
+        listener: arrival.listener,
+        client: learned.client,
+        name: learned.name,
+        upstream: admitted.upstream,
+        accepted: arrival.accepted,
+        endpoint,
+        open: admitted.open,
+    };
+    Session::open(worker, opening)
+}
+
+fn refuse(worker: &Worker, arrival: &Arrival, learned: &Learned, refusal: Refusal) {
+    worker.shared.refuse(&Refused {
+        id: arrival.id,
+        listener: arrival.listener,
+        client: learned.client,
+        name: learned.name.as_deref(),
+        upstream: learned.upstream.as_deref(),
+        accepted: arrival.accepted,
+        refusal,
+    });
+}
+
+/// Sends `words`, closes our direction and reads what the client still sends, so that closing does not become a reset.
+async fn send_last_words(stream: &TcpStream, words: &[u8]) {
+    if stream.writable().await.is_err() {
+        return;
+    }
+    let sent = stream.try_io(Interest::WRITABLE, || Ok(send(stream, words)?));
+    if sent.is_err() || rustix::net::shutdown(stream, Shutdown::Write).is_err() {
+        return;
+    }
+    let mut rest = Vec::new();
+    while read_more(stream, &mut rest, READ).await.is_ok() {
+        rest.clear();
+    }
+}

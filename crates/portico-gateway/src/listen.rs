@@ -1,0 +1,209 @@
+//! Listening sockets: bound once, accepted on by every worker, closed or handed to a successor.
+//!
+//! Each worker has a socket of its own for every address (`SO_REUSEPORT`), so that the kernel spreads connections and no
+//! thread hands one to another. Before an address is taken it is bound once without `SO_REUSEPORT`: otherwise a second
+//! gateway of the same user would silently share its ports.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
+
+use crate::config::Keepalive;
+use crate::connection::{Arrival, serve_port, serve_sni};
+use crate::record::Listener;
+use crate::upstream::{is_out_of_descriptors, set_keepalive};
+use crate::worker::Worker;
+
+/// Connections the kernel holds until they are accepted; `net.core.somaxconn` may lower it.
+const BACKLOG: i32 = 4_096;
+
+/// How long accepting rests when the process has no descriptor left: connections that end meanwhile free some.
+const OUT_OF_DESCRIPTORS_PAUSE: Duration = Duration::from_millis(100);
+
+/// At most one line about missing descriptors in this time, from each listener.
+const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
+
+/// The listeners of a gateway.
+#[derive(Debug)]
+pub(crate) struct Listeners {
+    workers: Vec<(Arc<Worker>, Handle)>,
+    keepalive: Keepalive,
+    open: HashMap<Listener, OpenListener>,
+    /// Sockets a predecessor handed over that nobody has asked for yet.
+    inherited: HashMap<Listener, Vec<OwnedFd>>,
+}
+
+#[derive(Debug)]
+struct OpenListener {
+    address: SocketAddr,
+    sockets: Vec<Arc<TcpListener>>,
+    loops: Vec<AbortHandle>,
+}
+
+impl Listeners {
+    pub(crate) fn new(
+        workers: Vec<(Arc<Worker>, Handle)>,
+        keepalive: Keepalive,
+        inherited: HashMap<Listener, Vec<OwnedFd>>,
+    ) -> Self {
+        Self { workers, keepalive, open: HashMap::new(), inherited }
+    }
+
+    /// Listens on `address` with every worker. Answers the address bound: where port 0 was asked for, the port is found there.
+    pub(crate) fn open(&mut self, listener: Listener, address: SocketAddr) -> io::Result<SocketAddr> {
+        if let Some(open) = self.open.get(&listener) {
+            return Ok(open.address);
+        }
+        let mut bound = self.inherited.remove(&listener).unwrap_or_default();
+        let address = match bound.first() {
+            Some(socket) => local_address(&*SockRef::from(socket))?,
+            None => probe(address)?,
+        };
+        while bound.len() < self.workers.len() {
+            match bind(address, self.keepalive) {
+                Ok(socket) => bound.push(socket),
+                // A predecessor may have bound without sharing; then the workers share its sockets.
+                Err(error) => bound.push(bound.first().ok_or(error)?.try_clone()?),
+            }
+        }
+        let mut open = OpenListener { address, sockets: Vec::new(), loops: Vec::new() };
+        for (socket, (worker, handle)) in bound.into_iter().zip(self.workers.iter().cycle()) {
+            // The socket's events come to the runtime that is entered when it is registered.
+            let _entered = handle.enter();
+            let socket = Arc::new(TcpListener::from_std(socket.into())?);
+            let accept = accept_loop(Arc::clone(worker), Arc::clone(&socket), listener);
+            open.loops.push(handle.spawn(accept).abort_handle());
+            open.sockets.push(socket);
+        }
+        self.open.insert(listener, open);
+        Ok(address)
+    }
+
+    /// Stops listening. Connections that were accepted stay.
+    pub(crate) fn close(&mut self, listener: Listener) {
+        if let Some(open) = self.open.remove(&listener) {
+            open.loops.iter().for_each(AbortHandle::abort);
+        }
+    }
+
+    pub(crate) fn close_all(&mut self) {
+        let all: Vec<Listener> = self.open.keys().copied().collect();
+        all.into_iter().for_each(|listener| self.close(listener));
+        self.inherited.clear();
+    }
+
+    /// Closes what a predecessor handed over and the first complete table did not ask for.
+    pub(crate) fn drop_inherited(&mut self) {
+        self.inherited.clear();
+    }
+
+    /// A worker, for a task that concerns them all.
+    pub(crate) fn first_worker(&self) -> Option<(Arc<Worker>, Handle)> {
+        self.workers.first().cloned()
+    }
+
+    /// A copy of every open socket, for a successor.
+    pub(crate) fn sockets(&self) -> io::Result<Vec<(Listener, OwnedFd)>> {
+        let all = self
+            .open
+            .iter()
+            .flat_map(|(listener, open)| open.sockets.iter().map(|socket| (*listener, socket)));
+        all.map(|(listener, socket)| Ok((listener, socket.as_fd().try_clone_to_owned()?))).collect()
+    }
+
+    /// Where each open listener is bound.
+    pub(crate) fn addresses(&self) -> Vec<(Listener, SocketAddr)> {
+        self.open.iter().map(|(listener, open)| (*listener, open.address)).collect()
+    }
+}
+
+fn local_address(socket: &Socket) -> io::Result<SocketAddr> {
+    socket.local_addr()?.as_socket().ok_or_else(|| io::ErrorKind::InvalidInput.into())
+}
+
+/// Makes sure that nobody else listens on `address`, and settles a port of 0.
+fn probe(address: SocketAddr) -> io::Result<SocketAddr> {
+    let socket = unbound(address)?;
+    socket.bind(&address.into())?;
+    socket.listen(1)?;
+    local_address(&socket)
+}
+
+fn bind(address: SocketAddr, keepalive: Keepalive) -> io::Result<OwnedFd> {
+    let socket = unbound(address)?;
+    socket.set_reuse_port(true)?;
+    // All three are inherited by accepted connections.
+    socket.set_nonblocking(true)?;
+    socket.set_tcp_nodelay(true)?;
+    set_keepalive(&SockRef::from(&socket), keepalive)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+fn unbound(address: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    // Connections of a process before us may linger in TIME_WAIT.
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    Ok(socket)
+}
+
+/// Accepts until it is aborted. Survives every error: what cannot be accepted now is accepted later.
+async fn accept_loop(worker: Arc<Worker>, socket: Arc<TcpListener>, listener: Listener) {
+    let mut complained: Option<Instant> = None;
+    loop {
+        match socket.accept().await {
+            Ok((stream, peer)) => welcome(&worker, stream, peer, listener),
+            Err(error) if is_out_of_descriptors(&error) => {
+                worker.shared.count_accept_error();
+                if complained.is_none_or(|last| last.elapsed() >= COMPLAIN_EVERY) {
+                    complained = Some(Instant::now());
+                    tracing::error!(
+                        %listener, %error,
+                        "out of file descriptors: open connections go on, new ones wait in the kernel; raise the limit (ulimit -n)"
+                    );
+                }
+                tokio::time::sleep(OUT_OF_DESCRIPTORS_PAUSE).await;
+            }
+            // The client gave up while it waited (ECONNABORTED and network errors, see accept(2)).
+            Err(_) => worker.shared.count_accept_error(),
+        }
+    }
+}
+
+/// Starts the task that serves a new connection.
+fn welcome(worker: &Arc<Worker>, stream: TcpStream, peer: SocketAddr, listener: Listener) {
+    worker.shared.count_accepted();
+    let arrival = Arrival::new(worker, listener, peer);
+    if listener == Listener::Sni {
+        // The acknowledgement of the hello may travel with the first bytes back: one segment less.
+        let _ = rustix::net::sockopt::set_tcp_quickack(&stream, false);
+    }
+    let alive = worker.shared.keep_alive();
+    let worker = Arc::clone(worker);
+    match listener {
+        Listener::Sni => tokio::spawn(async move {
+            serve_sni(worker, stream, arrival).await;
+            drop(alive);
+        }),
+        Listener::NodePort(port) => tokio::spawn(async move {
+            serve_port(worker, stream, arrival, port).await;
+            drop(alive);
+        }),
+        Listener::Tunnel => tokio::spawn(async move {
+            crate::connect::serve_tunnel(worker, stream, arrival).await;
+            drop(alive);
+        }),
+    };
+}

@@ -1,0 +1,345 @@
+//! The endpoints of one backend: which one gets the next connection, and how that connection is made.
+//!
+//! Connections go to the endpoint with the fewest. An endpoint that fails [`FAILURES_UNTIL_SKIPPED`] times in a row is
+//! skipped, at first for [`FIRST_SKIP`], then for twice as long each time; when the time is over, one connection goes there
+//! to find out. Where every endpoint is skipped, one that *refuses* is tried all the same (that costs nothing and ends the
+//! outage at once), while one that *does not answer* fails fast but for the probe: thousands of clients that wait a second
+//! each for a black hole would take the descriptors of everybody else.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use portico_routes::route::{Backend, BackendId};
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::timeout;
+
+use crate::cluster::Cluster;
+use crate::config::{Config, Keepalive};
+use crate::refusal::Refusal;
+
+/// One failure may be chance, two a restart; the third in a row is a pattern.
+const FAILURES_UNTIL_SKIPPED: u32 = 3;
+/// Short enough for a restarting API server, long enough to spare a dead one.
+const FIRST_SKIP: Duration = Duration::from_millis(250);
+/// A dead endpoint costs one attempt every ten seconds.
+const LONGEST_SKIP: Duration = Duration::from_secs(10);
+/// Endpoints tried for one client.
+const MOST_ATTEMPTS: usize = 3;
+
+/// A backend as the workers see it: one identity, while its endpoints and settings change.
+#[derive(Debug)]
+pub struct Upstream {
+    /// Which Service port this is.
+    pub id: BackendId,
+    /// Whose it is.
+    pub cluster: Arc<Cluster>,
+    state: ArcSwap<State>,
+}
+
+/// What changes about an upstream.
+#[derive(Debug)]
+pub(crate) struct State {
+    /// As the route table has it.
+    pub(crate) backend: Arc<Backend>,
+    /// Its endpoints, each with what is known of it.
+    pub(crate) endpoints: Box<[Arc<Endpoint>]>,
+}
+
+/// One endpoint and what is known of it.
+#[derive(Debug)]
+pub struct Endpoint {
+    /// Its address.
+    pub address: SocketAddr,
+    connections: AtomicU32,
+    failures: AtomicU32,
+    last_failure: AtomicU8,
+    /// Milliseconds since the gateway started.
+    skipped_until: AtomicU64,
+}
+
+/// How an endpoint failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Failure {
+    /// At once.
+    Refused = 1,
+    /// Not at all: no answer in time.
+    Silent = 2,
+}
+
+/// A connection to an endpoint, counted while it is held.
+#[derive(Debug)]
+pub(crate) struct EndpointUse(Arc<Endpoint>);
+
+impl Upstream {
+    pub(crate) fn new(backend: Arc<Backend>, cluster: Arc<Cluster>) -> Self {
+        let endpoints = backend.endpoints.iter().map(|&address| Arc::new(Endpoint::new(address))).collect();
+        Self { id: backend.id.clone(), cluster, state: ArcSwap::from_pointee(State { backend, endpoints }) }
+    }
+
+    /// Takes over new endpoints and settings. What is known of an endpoint that stays is kept; those that left are
+    /// returned.
+    pub(crate) fn update(&self, backend: Arc<Backend>) -> Vec<Arc<Endpoint>> {
+        let old = self.state.load();
+        let known = |address: &SocketAddr| old.endpoints.iter().find(|endpoint| endpoint.address == *address);
+        let endpoints = backend
+            .endpoints
+            .iter()
+            .map(|address| known(address).map_or_else(|| Arc::new(Endpoint::new(*address)), Arc::clone))
+            .collect();
+        let stays = |endpoint: &&Arc<Endpoint>| !backend.endpoints.contains(&endpoint.address);
+        let departed = old.endpoints.iter().filter(stays).cloned().collect();
+        self.state.store(Arc::new(State { backend, endpoints }));
+        departed
+    }
+
+    /// The backend as the route table has it now.
+    pub fn backend(&self) -> Arc<Backend> {
+        Arc::clone(&self.state.load().backend)
+    }
+
+    /// The endpoints now.
+    pub fn endpoints(&self) -> Vec<Arc<Endpoint>> {
+        self.state.load().endpoints.to_vec()
+    }
+
+    /// Connects to one endpoint after the other, at most [`MOST_ATTEMPTS`]. `client_first` promises that bytes are sent at
+    /// once, which lets them travel with the last packet of the TCP handshake; where the server may speak first this
+    /// would delay it by 40 ms.
+    pub(crate) async fn connect(
+        &self,
+        config: &Config,
+        clock: impl Fn() -> Duration,
+        client_first: bool,
+    ) -> Result<(TcpStream, EndpointUse), Refusal> {
+        let state = self.state.load_full();
+        let mut tried: [Option<SocketAddr>; MOST_ATTEMPTS] = [None; MOST_ATTEMPTS];
+        let mut refusal =
+            if state.endpoints.is_empty() { Refusal::NotReady } else { Refusal::ConnectTimedOut };
+        for attempt in 0..MOST_ATTEMPTS {
+            let Some(endpoint) = pick(&state.endpoints, &tried[..attempt], clock()) else { break };
+            tried[attempt] = Some(endpoint.address);
+            let in_use = EndpointUse::new(endpoint);
+            let connect = connect_to(in_use.0.address, config.upstream_keepalive, client_first);
+            let failure = match timeout(config.connect_timeout, connect).await {
+                Ok(Ok(stream)) => {
+                    in_use.0.succeeded();
+                    return Ok((stream, in_use));
+                }
+                // Ours, not the endpoint's: it must not count against it.
+                Ok(Err(error)) if is_out_of_descriptors(&error) => return Err(Refusal::OutOfDescriptors),
+                Ok(Err(error)) if error.kind() == io::ErrorKind::TimedOut => Failure::Silent,
+                Ok(Err(_)) => Failure::Refused,
+                Err(_elapsed) => Failure::Silent,
+            };
+            self.cluster.count_connect_failure();
+            in_use.0.failed(failure, clock());
+            refusal = match failure {
+                Failure::Refused => Refusal::ConnectFailed,
+                Failure::Silent => Refusal::ConnectTimedOut,
+            };
+        }
+        Err(refusal)
+    }
+}
+
+impl Endpoint {
+    fn new(address: SocketAddr) -> Self {
+        Self {
+            address,
+            connections: AtomicU32::default(),
+            failures: AtomicU32::default(),
+            last_failure: AtomicU8::default(),
+            skipped_until: AtomicU64::default(),
+        }
+    }
+
+    /// Connections open to it now, through this gateway.
+    pub fn connections(&self) -> u32 {
+        self.connections.load(Relaxed)
+    }
+
+    /// Attempts to connect that failed since the last one that did not.
+    pub fn failures(&self) -> u32 {
+        self.failures.load(Relaxed)
+    }
+
+    fn is_failing(&self) -> bool {
+        self.failures() >= FAILURES_UNTIL_SKIPPED
+    }
+
+    fn is_skipped(&self, now: Duration) -> bool {
+        self.is_failing() && millis(now) < self.skipped_until.load(Relaxed)
+    }
+
+    fn last_failure_was_silent(&self) -> bool {
+        self.last_failure.load(Relaxed) == Failure::Silent as u8
+    }
+
+    fn succeeded(&self) {
+        // A plain load first: this line of memory is shared by all workers and nearly always zero.
+        if self.failures() != 0 {
+            self.failures.store(0, Relaxed);
+        }
+    }
+
+    fn failed(&self, failure: Failure, now: Duration) {
+        let failures = self.failures.fetch_add(1, Relaxed).saturating_add(1);
+        self.last_failure.store(failure as u8, Relaxed);
+        self.skipped_until.store(millis(now + skip_after(failures)), Relaxed);
+    }
+
+    /// Of all who ask at the end of a skip, exactly one may probe; the others see it skipped on.
+    fn may_probe(&self, now: Duration) -> bool {
+        let until = self.skipped_until.load(Relaxed);
+        let next = millis(now + skip_after(self.failures()));
+        millis(now) >= until && self.skipped_until.compare_exchange(until, next, Relaxed, Relaxed).is_ok()
+    }
+}
+
+impl EndpointUse {
+    fn new(endpoint: Arc<Endpoint>) -> Self {
+        endpoint.connections.fetch_add(1, Relaxed);
+        Self(endpoint)
+    }
+
+    pub(crate) fn endpoint(&self) -> &Arc<Endpoint> {
+        &self.0
+    }
+}
+
+impl Drop for EndpointUse {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Relaxed);
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn skip_after(failures: u32) -> Duration {
+    let doublings = failures.saturating_sub(FAILURES_UNTIL_SKIPPED).min(6);
+    (FIRST_SKIP * 2u32.pow(doublings)).min(LONGEST_SKIP)
+}
+
+/// The endpoint for the next connection: healthy ones first, then one due for a probe, then one that at least refuses fast.
+fn pick(endpoints: &[Arc<Endpoint>], tried: &[Option<SocketAddr>], now: Duration) -> Option<Arc<Endpoint>> {
+    let untried = || endpoints.iter().filter(|endpoint| !tried.contains(&Some(endpoint.address)));
+    // A probe must happen while healthy endpoints take the load, or a recovered one would never be seen again.
+    let probe = || untried().find(|endpoint| endpoint.is_failing() && endpoint.may_probe(now));
+    let healthy =
+        || untried().filter(|endpoint| !endpoint.is_failing()).min_by_key(|endpoint| endpoint.connections());
+    let refusing =
+        || untried().find(|endpoint| endpoint.is_skipped(now) && !endpoint.last_failure_was_silent());
+    let first_attempt = tried.is_empty();
+    let choice = if first_attempt { probe().or_else(healthy) } else { healthy().or_else(probe) };
+    choice.or_else(refusing).cloned()
+}
+
+async fn connect_to(address: SocketAddr, keepalive: Keepalive, client_first: bool) -> io::Result<TcpStream> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_nodelay(true)?;
+    set_keepalive(&SockRef::from(&socket), keepalive)?;
+    if client_first {
+        rustix::net::sockopt::set_tcp_quickack(&socket, false)?;
+    }
+    socket.connect(address).await
+}
+
+/// Turns keep-alive on. On a listener it is inherited by every connection it accepts.
+pub(crate) fn set_keepalive(socket: &SockRef<'_>, keepalive: Keepalive) -> io::Result<()> {
+    let settings = TcpKeepalive::new()
+        .with_time(keepalive.time)
+        .with_interval(keepalive.interval)
+        .with_retries(keepalive.probes);
+    socket.set_tcp_keepalive(&settings)
+}
+
+/// Whether the process (`EMFILE`) or the machine (`ENFILE`) has no descriptor left, or no memory for one.
+pub(crate) fn is_out_of_descriptors(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Duration = Duration::from_secs(100);
+
+    fn endpoints(count: u16) -> Vec<Arc<Endpoint>> {
+        (1..=count).map(|port| Arc::new(Endpoint::new(([127, 0, 0, 1], port).into()))).collect()
+    }
+
+    fn break_(endpoint: &Endpoint, failure: Failure) {
+        for _ in 0..FAILURES_UNTIL_SKIPPED {
+            endpoint.failed(failure, NOW);
+        }
+    }
+
+    fn port_of(choice: Option<Arc<Endpoint>>) -> Option<u16> {
+        choice.map(|endpoint| endpoint.address.port())
+    }
+
+    #[test]
+    fn the_endpoint_with_the_fewest_connections_is_next() {
+        let all = endpoints(3);
+        let _held: Vec<_> = [0, 0, 1, 2, 2].map(|index| EndpointUse::new(Arc::clone(&all[index]))).into();
+        assert_eq!(port_of(pick(&all, &[], NOW)), Some(2));
+    }
+
+    #[test]
+    fn one_failure_does_not_cost_an_endpoint_its_place() {
+        let all = endpoints(1);
+        all[0].failed(Failure::Refused, NOW);
+        assert_eq!(port_of(pick(&all, &[], NOW)), Some(1));
+    }
+
+    #[test]
+    fn a_failing_endpoint_is_skipped_while_another_is_healthy() {
+        let all = endpoints(2);
+        break_(&all[0], Failure::Refused);
+        assert_eq!(port_of(pick(&all, &[], NOW)), Some(2));
+    }
+
+    #[test]
+    fn after_a_skip_exactly_one_connection_probes() {
+        let all = endpoints(2);
+        break_(&all[0], Failure::Silent);
+        let later = NOW + FIRST_SKIP;
+        assert_eq!(port_of(pick(&all, &[], later)), Some(1));
+        assert_eq!(port_of(pick(&all, &[], later)), Some(2));
+        all[0].succeeded();
+        assert_eq!(port_of(pick(&all, &[], later)), Some(1), "a successful probe brings it back");
+    }
+
+    #[test]
+    fn each_failed_probe_doubles_the_skip_up_to_a_bound() {
+        assert_eq!(skip_after(FAILURES_UNTIL_SKIPPED), FIRST_SKIP);
+        assert_eq!(skip_after(FAILURES_UNTIL_SKIPPED + 1), FIRST_SKIP * 2);
+        assert_eq!(skip_after(u32::MAX), LONGEST_SKIP);
+    }
+
+    #[test]
+    fn where_all_fail_a_refusing_endpoint_is_tried_and_a_silent_one_is_not() {
+        let all = endpoints(2);
+        break_(&all[0], Failure::Silent);
+        assert_eq!(port_of(pick(&all[..1], &[], NOW)), None);
+        break_(&all[1], Failure::Refused);
+        assert_eq!(port_of(pick(&all, &[], NOW)), Some(2));
+    }
+
+    #[test]
+    fn no_endpoint_is_tried_twice_for_one_client() {
+        let all = endpoints(2);
+        let first = all[0].address;
+        assert_eq!(port_of(pick(&all, &[Some(first)], NOW)), Some(2));
+        assert_eq!(port_of(pick(&all[..1], &[Some(first)], NOW)), None);
+    }
+}

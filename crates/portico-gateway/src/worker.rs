@@ -1,0 +1,244 @@
+//! The threads that move bytes, and what they share.
+//!
+//! Each worker is a thread with a single-threaded runtime of its own and listeners of its own; a connection stays on the
+//! thread that accepted it from its first byte to its last. Workers meet only in atomic counters and in the route table.
+
+use std::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use slab::Slab;
+use tokio::sync::{Notify, watch};
+
+use crate::access::{AccessLog, Line, Refused};
+use crate::config::Config;
+use crate::live::Live;
+use crate::record::{End, Record};
+use crate::refusal::Refusal;
+
+/// What all workers share.
+#[derive(Debug)]
+pub struct Shared {
+    /// The settings of this process.
+    pub config: Config,
+    /// The routes.
+    pub live: Live,
+    /// Where access lines go.
+    pub access: AccessLog,
+    started: Instant,
+    /// Random at start, so that ids of two processes do not meet in one log.
+    ids: AtomicU64,
+    handshakes: AtomicU32,
+    accepted: AtomicU64,
+    accept_errors: AtomicU64,
+    /// Clients refused, in the order of [`Refusal::ALL`].
+    refusals: [AtomicU64; Refusal::ALL.len()],
+    ends: [AtomicU64; Ends::WORDS.len()],
+    draining: watch::Sender<bool>,
+    alive: AtomicU64,
+    all_ended: Notify,
+}
+
+/// Counters of the whole process at one moment.
+#[derive(Debug, Clone)]
+pub struct Totals {
+    /// Connections accepted, tunnel streams not included.
+    pub accepted: u64,
+    /// Calls to accept(2) that failed.
+    pub accept_errors: u64,
+    /// Connections that have not yet said where they want to go.
+    pub handshakes: u32,
+    /// Clients refused, in the order of [`Refusal::ALL`].
+    pub refusals: [u64; Refusal::ALL.len()],
+    /// Connections ended, in the order of [`Ends::WORDS`].
+    pub ends: [u64; Ends::WORDS.len()],
+}
+
+/// The ways a connection ends, for metrics.
+#[derive(Debug)]
+pub struct Ends;
+
+impl Ends {
+    /// Reason and side of each.
+    pub const WORDS: [(&'static str, &'static str); 8] = [
+        ("closed", "downstream"),
+        ("closed", "upstream"),
+        ("reset", "downstream"),
+        ("reset", "upstream"),
+        ("idle_timeout", "gateway"),
+        ("endpoint_departed", "gateway"),
+        ("drain_timeout", "gateway"),
+        ("cancelled", "gateway"),
+    ];
+
+    fn index(end: End) -> usize {
+        use crate::refusal::Side::Downstream;
+        match end {
+            End::Closed(Downstream) => 0,
+            End::Closed(_) => 1,
+            End::Reset(Downstream) => 2,
+            End::Reset(_) => 3,
+            End::Idle => 4,
+            End::Departed => 5,
+            End::Drained => 6,
+            End::Cancelled => 7,
+        }
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(config: Config, access: AccessLog) -> Self {
+        Self {
+            config,
+            live: Live::default(),
+            access,
+            started: Instant::now(),
+            ids: AtomicU64::new(first_id()),
+            handshakes: AtomicU32::default(),
+            accepted: AtomicU64::default(),
+            accept_errors: AtomicU64::default(),
+            refusals: Default::default(),
+            ends: Default::default(),
+            draining: watch::Sender::new(false),
+            alive: AtomicU64::default(),
+            all_ended: Notify::new(),
+        }
+    }
+
+    /// Time since the gateway started: the clock of everything that is not shown to people.
+    pub fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// The counters as they are now.
+    pub fn totals(&self) -> Totals {
+        Totals {
+            accepted: self.accepted.load(Relaxed),
+            accept_errors: self.accept_errors.load(Relaxed),
+            handshakes: self.handshakes.load(Relaxed),
+            refusals: std::array::from_fn(|index| self.refusals[index].load(Relaxed)),
+            ends: std::array::from_fn(|index| self.ends[index].load(Relaxed)),
+        }
+    }
+
+    /// Whether the gateway is stopping.
+    pub fn is_draining(&self) -> bool {
+        *self.draining.borrow()
+    }
+
+    pub(crate) fn draining(&self) -> &watch::Sender<bool> {
+        &self.draining
+    }
+
+    /// Holding the answer keeps the gateway from having ended.
+    pub(crate) fn keep_alive(self: &Arc<Self>) -> Alive {
+        self.alive.fetch_add(1, SeqCst);
+        Alive(Arc::clone(self))
+    }
+
+    /// Returns once nobody holds an [`Alive`].
+    pub(crate) async fn all_ended(&self) {
+        loop {
+            let ended = self.all_ended.notified();
+            if self.alive.load(SeqCst) == 0 {
+                return;
+            }
+            ended.await;
+        }
+    }
+
+    pub(crate) fn next_id(&self) -> u64 {
+        self.ids.fetch_add(1, Relaxed)
+    }
+
+    pub(crate) fn count_accepted(&self) {
+        self.accepted.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn count_accept_error(&self) {
+        self.accept_errors.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn count_end(&self, end: End) {
+        self.ends[Ends::index(end)].fetch_add(1, Relaxed);
+    }
+
+    /// Counts a refused client, for its cluster too where that is known, and writes its access line.
+    pub(crate) fn refuse(&self, refused: &Refused<'_>) {
+        self.refusals[refused.refusal as usize].fetch_add(1, Relaxed);
+        if let Some(upstream) = refused.upstream {
+            upstream.cluster.count_refusal(refused.refusal);
+        }
+        self.access.write(|| Line::refused(self, refused));
+    }
+
+    /// Takes one of the places of connections that have not yet said where they want to go.
+    pub(crate) fn start_handshake(self: &Arc<Self>) -> Result<HandshakeGuard, Refusal> {
+        let before = self.handshakes.fetch_add(1, Relaxed);
+        let guard = HandshakeGuard(Arc::clone(self));
+        if before >= self.config.max_handshakes { Err(Refusal::MaxHandshakes) } else { Ok(guard) }
+    }
+}
+
+/// A number no other process is likely to begin with: the standard library's hasher is seeded by the system.
+fn first_id() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    // The upper half is random, the lower one counts.
+    RandomState::new().hash_one("connection ids") & 0xffff_ffff_0000_0000
+}
+
+/// A place among the handshakes in progress, given back on drop.
+#[derive(Debug)]
+pub(crate) struct HandshakeGuard(Arc<Shared>);
+
+impl Drop for HandshakeGuard {
+    fn drop(&mut self) {
+        self.0.handshakes.fetch_sub(1, Relaxed);
+    }
+}
+
+/// An accepted connection that has not ended.
+#[derive(Debug)]
+pub(crate) struct Alive(Arc<Shared>);
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        if self.0.alive.fetch_sub(1, SeqCst) == 1 && self.0.is_draining() {
+            self.0.all_ended.notify_waiters();
+        }
+    }
+}
+
+/// One thread's share.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    pub(crate) shared: Arc<Shared>,
+    /// Open connections of this thread. Other threads lock it only to list them.
+    connections: Mutex<Slab<Arc<Record>>>,
+}
+
+impl Worker {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, connections: Mutex::default() }
+    }
+
+    pub(crate) fn list(&self, record: Arc<Record>) -> usize {
+        self.lock().insert(record)
+    }
+
+    pub(crate) fn unlist(&self, slot: usize) {
+        self.lock().try_remove(slot);
+    }
+
+    pub(crate) fn connections(&self) -> Vec<Arc<Record>> {
+        self.lock().iter().map(|(_, record)| Arc::clone(record)).collect()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Slab<Arc<Record>>> {
+        // Nothing in here can be left half done by a panic elsewhere.
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

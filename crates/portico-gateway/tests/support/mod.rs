@@ -1,0 +1,199 @@
+//! A gateway in this process, with routes made by hand, and the clients and endpoints around it: all real sockets on loopback.
+#![allow(dead_code, reason = "each test binary uses its own part of this")]
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use portico_api::meta::ObjectKey;
+use portico_api::names::{Authority, ClusterName, HostName};
+use portico_api::policy::ClusterPolicy;
+use portico_gateway::{AccessFormat, AccessLog, Config, Gateway, Listener};
+use portico_routes::route::{Backend, BackendId, RouteKey};
+use portico_routes::table::{RouteChange, RouteTable, Update};
+
+/// How long anything may take before a test gives up; nothing waits this long when all is well.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+pub const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+pub fn config() -> Config {
+    Config { sni_listen: Some(LOOPBACK), node_port_address: LOOPBACK.ip(), ..Config::default() }
+}
+
+pub fn start(config: Config) -> Arc<Gateway> {
+    let access = AccessLog::start(AccessFormat::Off).unwrap();
+    Arc::new(Gateway::start(config, access, None).unwrap())
+}
+
+pub fn sni_address(gateway: &Gateway) -> SocketAddr {
+    let addresses = gateway.listen_addresses();
+    addresses.iter().find(|(listener, _)| *listener == Listener::Sni).expect("the SNI listener is open").1
+}
+
+/// One exposed Service of the cluster `name`.
+#[derive(Clone)]
+pub struct Service {
+    pub backend: Backend,
+    pub keys: Vec<RouteKey>,
+}
+
+impl Service {
+    pub fn new(name: &str, endpoints: &[SocketAddr]) -> Self {
+        let policy = ClusterPolicy::open(ClusterName::new(name));
+        let id = BackendId {
+            service: ObjectKey::new(&policy.cluster.namespace(), "apiserver-external"),
+            port_name: "secure".into(),
+            port: 443,
+        };
+        let backend =
+            Backend { id, endpoints: endpoints.into(), policy: Arc::new(policy), send_proxy: false };
+        Self { backend, keys: Vec::new() }
+    }
+
+    pub fn host(mut self, name: &str) -> Self {
+        self.keys.push(RouteKey::Host(HostName::parse(name).unwrap()));
+        self
+    }
+
+    pub fn port(mut self, port: u16) -> Self {
+        self.keys.push(RouteKey::Port(port));
+        self
+    }
+
+    pub fn authority(mut self, authority: &str) -> Self {
+        self.keys.push(RouteKey::Authority(Authority::parse(authority).unwrap()));
+        self
+    }
+
+    pub fn policy(mut self, change: impl FnOnce(&mut ClusterPolicy)) -> Self {
+        change(Arc::make_mut(&mut self.backend.policy));
+        self
+    }
+
+    pub fn expose(&self, gateway: &Gateway) {
+        let mut changes = vec![RouteChange::Backend(Arc::new(self.backend.clone()))];
+        changes.extend(
+            self.keys.iter().cloned().map(|key| RouteChange::Route { key, to: self.backend.id.clone() }),
+        );
+        gateway.apply(&Update { table: RouteTable::default(), changes });
+    }
+
+    pub fn withdraw(&self, gateway: &Gateway) {
+        let mut changes: Vec<_> = self.keys.iter().cloned().map(RouteChange::NoRoute).collect();
+        changes.push(RouteChange::NoBackend(self.backend.id.clone()));
+        gateway.apply(&Update { table: RouteTable::default(), changes });
+    }
+}
+
+/// A listener whose port nobody else is likely to take in the meantime.
+pub fn free_port() -> u16 {
+    TcpListener::bind(LOOPBACK).unwrap().local_addr().unwrap().port()
+}
+
+/// A TLS 1.2 ClientHello of the least size that names `host`.
+pub fn hello(host: &str) -> Vec<u8> {
+    let name = host.as_bytes();
+    let u16b = |n: usize| u16::try_from(n).unwrap().to_be_bytes();
+    let mut sni = Vec::new();
+    sni.extend([0, 0]);
+    sni.extend(u16b(name.len() + 5));
+    sni.extend(u16b(name.len() + 3));
+    sni.push(0);
+    sni.extend(u16b(name.len()));
+    sni.extend(name);
+    let mut body = vec![3, 3];
+    body.extend([7; 32]);
+    body.push(0);
+    body.extend([0, 2, 0x13, 0x01, 1, 0]);
+    body.extend(u16b(sni.len()));
+    body.extend(sni);
+    let mut message = vec![1, 0];
+    message.extend(u16b(body.len()));
+    message.extend(body);
+    let mut record = vec![22, 3, 1];
+    record.extend(u16b(message.len()));
+    record.extend(message);
+    record
+}
+
+pub fn connect(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect_timeout(&address, PATIENCE).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// A client that has sent its hello.
+pub fn client(gateway: &Gateway, host: &str) -> TcpStream {
+    let mut stream = connect(sni_address(gateway));
+    stream.write_all(&hello(host)).unwrap();
+    stream
+}
+
+/// An endpoint, and the connections that reach it.
+pub struct Endpoint {
+    pub listener: TcpListener,
+    pub address: SocketAddr,
+}
+
+impl Endpoint {
+    pub fn new() -> Self {
+        let listener = TcpListener::bind(LOOPBACK).unwrap();
+        let address = listener.local_addr().unwrap();
+        Self { listener, address }
+    }
+
+    pub fn accept(&self) -> TcpStream {
+        let stream = self.listener.accept().unwrap().0;
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+}
+
+/// A client and the endpoint it reached through the gateway, past the hello.
+pub fn pair(gateway: &Gateway, endpoint: &Endpoint, host: &str) -> (TcpStream, TcpStream) {
+    let client = client(gateway, host);
+    let mut server = endpoint.accept();
+    let hello = hello(host);
+    assert_eq!(read_exactly(&mut server, hello.len()), hello);
+    (client, server)
+}
+
+pub fn read_exactly(stream: &mut TcpStream, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    stream.read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+pub fn read_to_end(stream: &mut TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+/// Makes closing `stream` a reset.
+pub fn reset(stream: TcpStream) {
+    socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+}
+
+pub fn assert_reset(stream: &mut TcpStream) {
+    let mut byte = [0];
+    let error = stream.read(&mut byte).expect_err("the connection should have been reset");
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+}
+
+/// Waits until `condition` holds. For what happens on the gateway's own threads a moment later.
+pub fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < PATIENCE, "never happened: {what}");
+        std::thread::yield_now();
+    }
+}
+
+pub fn wait_until_empty(gateway: &Gateway) {
+    eventually("every connection is gone", || gateway.connections().is_empty());
+}
