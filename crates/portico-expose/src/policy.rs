@@ -1,0 +1,78 @@
+//! What a cluster allows and may use, from its own spec and its seed's.
+
+use portico_api::annotations::{MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND};
+use portico_api::cluster::Cluster;
+use portico_api::policy::{AllowList, Budget, ClusterPolicy};
+use portico_api::seed::Seed;
+use portico_api::strategy::ExposeStrategy;
+
+/// The policy of `cluster`.
+///
+/// The allow list joins the cluster's own networks with the seed's defaults, on every strategy. A cluster behind a load
+/// balancer of its own also admits the networks that every load balancer of the seed admits.
+pub fn policy(cluster: &Cluster, strategy: ExposeStrategy, seed: &Seed) -> ClusterPolicy {
+    let own = &cluster.spec.api_server_allowed_ip_ranges.cidr_blocks;
+    let defaults = &seed.spec.default_api_server_allowed_ip_ranges;
+    let balancers: &[_] = match strategy {
+        ExposeStrategy::LoadBalancer => &seed.spec.nodeport_proxy.envoy.load_balancer_service.source_ranges,
+        ExposeStrategy::NodePort | ExposeStrategy::Tunneling => &[],
+    };
+    let networks = own.iter().chain(defaults).chain(balancers);
+    let annotation = |key| cluster.metadata.annotation(key).and_then(bound);
+    ClusterPolicy {
+        cluster: cluster.name(),
+        allow: AllowList::new(networks.filter_map(|network| network.get().copied())),
+        budget: Budget {
+            max_connections: annotation(MAX_CONNECTIONS),
+            max_connections_per_second: annotation(MAX_CONNECTIONS_PER_SECOND),
+        },
+        node_port_listeners: !seed.spec.nodeport_proxy.disable,
+    }
+}
+
+/// The value of a budget annotation: a whole number, at least 1. A bound of 0 would be an outage with another name.
+pub(crate) fn bound(value: &str) -> Option<u32> {
+    value.trim().parse().ok().filter(|&bound| bound > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{cluster, read, seed};
+
+    const OWN: &str = r#"{"apiServerAllowedIPRanges": {"cidrBlocks": ["192.0.2.0/24"]}}"#;
+    const SEED: &str = r#"{"defaultAPIServerAllowedIPRanges": ["198.51.100.0/24"],
+        "nodeportProxy": {"envoy": {"loadBalancerService": {"sourceRanges": ["203.0.113.0/24"]}}}}"#;
+
+    #[test]
+    fn the_defaults_of_the_seed_are_always_joined() {
+        let seed = seed("north", SEED);
+        for strategy in [ExposeStrategy::NodePort, ExposeStrategy::Tunneling] {
+            let allow = |spec| policy(&cluster("a", spec), strategy, &seed).allow.to_string();
+            assert_eq!(allow(OWN), "192.0.2.0/24,198.51.100.0/24");
+            assert_eq!(allow("{}"), "198.51.100.0/24");
+        }
+    }
+
+    #[test]
+    fn a_load_balancer_admits_what_all_load_balancers_of_the_seed_admit() {
+        let policy = policy(&cluster("a", OWN), ExposeStrategy::LoadBalancer, &seed("north", SEED));
+        assert_eq!(policy.allow.to_string(), "192.0.2.0/24,198.51.100.0/24,203.0.113.0/24");
+    }
+
+    #[test]
+    fn a_disabled_proxy_opens_no_node_ports() {
+        let disabled = seed("north", r#"{"nodeportProxy": {"disable": true}}"#);
+        assert!(!policy(&cluster("a", "{}"), ExposeStrategy::NodePort, &disabled).node_port_listeners);
+    }
+
+    #[test]
+    fn budgets_come_from_annotations_and_bad_ones_from_nowhere() {
+        let cluster: Cluster = read(
+            r#"{"metadata": {"name": "a", "annotations": {"portico.k8c.io/max-connections": "500",
+                "portico.k8c.io/max-connections-per-second": "0"}}}"#,
+        );
+        let budget = policy(&cluster, ExposeStrategy::NodePort, &seed("north", "{}")).budget;
+        assert_eq!(budget, Budget { max_connections: Some(500), max_connections_per_second: None });
+    }
+}

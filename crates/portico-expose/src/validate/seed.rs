@@ -1,0 +1,179 @@
+//! What is wrong with a Seed.
+
+use portico_api::duration::GoDuration;
+use portico_api::meta::Kind;
+use portico_api::names::HostName;
+use portico_api::seed::{ConnectionSettings, SHORTEST_CONNECTION_SETTING, Seed};
+use portico_api::setting::Setting;
+
+use super::{Findings, Verdict};
+
+/// Checks a Seed by itself; whether it clashes with another is known only where all of them are
+/// (the planner).
+pub fn seed(seed: &Seed) -> Verdict {
+    let spec = &seed.spec;
+    let mut findings = Findings::of(Kind::Seed, &seed.metadata);
+    findings.strategy(&spec.expose_strategy, "or leave the field out to follow the KubermaticConfiguration");
+
+    let label = seed.dns_label();
+    if let Err(error) = HostName::parse(label) {
+        let field = if *label == *seed.metadata.name { "metadata.name" } else { "spec.seedDNSOverwrite" };
+        let message = format!("{label:?} cannot be part of a host name: {error}");
+        findings.refuse("not-a-label", field, message, "write a DNS label in spec.seedDNSOverwrite");
+    }
+
+    for (name, datacenter) in &spec.datacenters {
+        let kind = datacenter.as_ref().map(|datacenter| &datacenter.spec.api_server_service_type);
+        if let Some(bad) = kind.and_then(Setting::bad) {
+            let field = format!("spec.datacenters.{name}.spec.apiServerServiceType");
+            let message = format!("{:?} is no Service type: {}", bad.value, bad.why);
+            findings.void("service-type", &field, message, "write one of them, or leave the field out");
+        }
+    }
+
+    let proxy = &spec.nodeport_proxy.envoy;
+    findings.networks("spec.defaultAPIServerAllowedIPRanges", &spec.default_api_server_allowed_ip_ranges);
+    findings.networks(
+        "spec.nodeportProxy.envoy.loadBalancerService.sourceRanges",
+        &proxy.load_balancer_service.source_ranges,
+    );
+    findings.connection_settings(&proxy.connection_settings);
+    findings.verdict
+}
+
+impl Findings {
+    fn connection_settings(&mut self, settings: &ConnectionSettings) {
+        for (name, setting) in [
+            ("sniListenerIdleTimeout", &settings.sni_listener_idle_timeout),
+            ("tunnelingConnectionIdleTimeout", &settings.tunneling_connection_idle_timeout),
+            ("tunnelingStreamIdleTimeout", &settings.tunneling_stream_idle_timeout),
+            ("downstreamTCPKeepaliveTime", &settings.downstream_tcp_keepalive_time),
+            ("downstreamTCPKeepaliveInterval", &settings.downstream_tcp_keepalive_interval),
+            ("upstreamTCPKeepaliveTime", &settings.upstream_tcp_keepalive_time),
+            ("upstreamTCPKeepaliveInterval", &settings.upstream_tcp_keepalive_interval),
+        ] {
+            self.connection_duration(name, setting);
+        }
+        for (name, setting) in [
+            ("downstreamTCPKeepaliveProbes", &settings.downstream_tcp_keepalive_probes),
+            ("upstreamTCPKeepaliveProbes", &settings.upstream_tcp_keepalive_probes),
+        ] {
+            self.probes(name, setting);
+        }
+    }
+
+    fn connection_duration(&mut self, name: &str, setting: &Setting<GoDuration>) {
+        let message = match setting {
+            Setting::Unset => return,
+            Setting::Good(duration) if duration.is_zero() => return,
+            Setting::Good(duration) => match duration.get() {
+                Some(span) if span >= SHORTEST_CONNECTION_SETTING => return,
+                Some(_) => format!("{duration} is less than a second"),
+                None => format!("{duration} is negative"),
+            },
+            Setting::Bad(bad) => format!("{:?} is no duration: {}", bad.value, bad.why),
+        };
+        let field = format!("spec.nodeportProxy.envoy.connectionSettings.{name}");
+        self.void("connection-setting", &field, message, "write 0 for the default, or 1s or more");
+    }
+
+    fn probes(&mut self, name: &str, setting: &Setting<i32>) {
+        let message = match setting {
+            Setting::Unset => return,
+            Setting::Good(1..) => return,
+            Setting::Good(count) => format!("{count} is less than 1"),
+            Setting::Bad(bad) => format!("{:?} is no number of probes: {}", bad.value, bad.why),
+        };
+        let field = format!("spec.nodeportProxy.envoy.connectionSettings.{name}");
+        self.void("connection-setting", &field, message, "write 1 or more, or leave the field out");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::seed as read;
+
+    fn problems(spec: &str) -> String {
+        let verdict = super::seed(&read("north", spec));
+        let lines: Vec<String> = verdict.problems.iter().map(ToString::to_string).collect();
+        format!("refused: {}\n{}", verdict.refused, lines.join("\n"))
+    }
+
+    #[test]
+    fn a_seed_with_everything_right_has_no_problems() {
+        assert_eq!(
+            problems(
+                r#"{"seedDNSOverwrite": "north", "exposeStrategy": "Tunneling",
+                    "defaultAPIServerAllowedIPRanges": ["198.51.100.0/24", "2001:db8::/32"],
+                    "nodeportProxy": {"envoy": {"replicas": 3,
+                        "connectionSettings": {"downstreamTCPKeepaliveTime": "60s", "sniListenerIdleTimeout": 0,
+                            "downstreamTCPKeepaliveInterval": "10s", "downstreamTCPKeepaliveProbes": 3},
+                        "loadBalancerService": {"sourceRanges": ["203.0.113.0/24"]}}},
+                    "datacenters": {"lab-1": {"country": "DE", "spec": {"bringyourown": {}}}}}"#
+            ),
+            "refused: false\n"
+        );
+    }
+
+    #[test]
+    fn a_bad_network_or_strategy_refuses_the_seed() {
+        assert_eq!(
+            problems(
+                r#"{"exposeStrategy": "None", "defaultAPIServerAllowedIPRanges": ["10.0.0.0/8", "10.0.0.1"],
+                    "nodeportProxy": {"envoy": {"loadBalancerService": {"sourceRanges": ["", "10.0.0.0/33"]}}}}"#
+            ),
+            "refused: true\n\
+             Seed kubermatic/north: spec.exposeStrategy: \"None\" is no strategy: it is none of NodePort, LoadBalancer, \
+             Tunneling (upper and lower case matter); write NodePort, LoadBalancer or Tunneling, or leave the field out \
+             to follow the KubermaticConfiguration\n\
+             Seed kubermatic/north: spec.defaultAPIServerAllowedIPRanges[1]: \"10.0.0.1\" is no network in CIDR \
+             notation: invalid IP address syntax; write address and prefix length, as in 198.51.100.0/24 or \
+             198.51.100.7/32\n\
+             Seed kubermatic/north: spec.nodeportProxy.envoy.loadBalancerService.sourceRanges[0]: it is empty; write \
+             address and prefix length, as in 198.51.100.0/24 or 198.51.100.7/32\n\
+             Seed kubermatic/north: spec.nodeportProxy.envoy.loadBalancerService.sourceRanges[1]: \"10.0.0.0/33\" is no \
+             network in CIDR notation: invalid IP address syntax; write address and prefix length, as in \
+             198.51.100.0/24 or 198.51.100.7/32"
+        );
+    }
+
+    #[test]
+    fn bad_connection_settings_are_void_but_the_seed_is_used() {
+        assert_eq!(
+            problems(
+                r#"{"nodeportProxy": {"envoy": {"connectionSettings": {
+                    "sniListenerIdleTimeout": "500ms", "tunnelingConnectionIdleTimeout": "-1s",
+                    "tunnelingStreamIdleTimeout": 60, "downstreamTCPKeepaliveProbes": 0,
+                    "upstreamTCPKeepaliveProbes": "three"}}}}"#
+            ),
+            "refused: false\n\
+             Seed kubermatic/north: spec.nodeportProxy.envoy.connectionSettings.sniListenerIdleTimeout: 0.5s is less \
+             than a second; write 0 for the default, or 1s or more\n\
+             Seed kubermatic/north: spec.nodeportProxy.envoy.connectionSettings.tunnelingConnectionIdleTimeout: -1s is \
+             negative; write 0 for the default, or 1s or more\n\
+             Seed kubermatic/north: spec.nodeportProxy.envoy.connectionSettings.tunnelingStreamIdleTimeout: \"60\" is no \
+             duration: a unit is missing or unknown, as in 90s or 1m30s; write 0 for the default, or 1s or more\n\
+             Seed kubermatic/north: spec.nodeportProxy.envoy.connectionSettings.downstreamTCPKeepaliveProbes: 0 is less \
+             than 1; write 1 or more, or leave the field out\n\
+             Seed kubermatic/north: spec.nodeportProxy.envoy.connectionSettings.upstreamTCPKeepaliveProbes: \"three\" is \
+             no number of probes: invalid digit found in string; write 1 or more, or leave the field out"
+        );
+    }
+
+    #[test]
+    fn names_that_cannot_be_in_a_host_name_and_unknown_service_types_are_told() {
+        assert_eq!(
+            problems(
+                r#"{"seed_dns_overwrite": "no rth",
+                    "datacenters": {"lab-1": {"spec": {"apiServerServiceType": "nodeport"}}}}"#
+            ),
+            "refused: true\n\
+             Seed kubermatic/north: spec.seedDNSOverwrite: \"no rth\" cannot be part of a host name: the label \"no rth\" \
+             may only hold letters, digits, '-' and '_', and must not begin or end with '-'; write a DNS label in \
+             spec.seedDNSOverwrite\n\
+             Seed kubermatic/north: spec.datacenters.lab-1.spec.apiServerServiceType: \"nodeport\" is no Service type: it \
+             is none of ClusterIP, NodePort, LoadBalancer (upper and lower case matter); write one of them, or leave \
+             the field out"
+        );
+    }
+}
