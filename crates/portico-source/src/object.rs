@@ -1,0 +1,160 @@
+//! One object of any kind Portico reads, and how it is made from plain data.
+
+use portico_api::cluster::Cluster;
+use portico_api::configuration::KubermaticConfiguration;
+use portico_api::endpoint_slice::EndpointSlice;
+use portico_api::meta::{Kind, ObjectMeta, ObjectRef};
+use portico_api::seed::Seed;
+use portico_api::service::Service;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use thiserror::Error;
+
+/// Where an object goes that names no namespace though its kind has one, as with `kubectl apply`.
+const DEFAULT_NAMESPACE: &str = "default";
+
+/// Longest name of an object (RFC 1123 subdomain, as the Kubernetes API checks it).
+const MAX_NAME: usize = 253;
+
+/// Why data is no object of its kind.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{message}")]
+pub(crate) struct InvalidObject {
+    /// The field, `spec.ports[0].port`; empty if the object as a whole is meant.
+    pub(crate) field: String,
+    /// What is wrong with it.
+    pub(crate) message: String,
+}
+
+macro_rules! objects {
+    ($($kind:ident),+) => {
+        /// An object of one of the kinds Portico reads, cut down to the fields that concern exposure.
+        #[derive(Debug, Clone, PartialEq)]
+        #[allow(missing_docs, reason = "each variant is documented as the kind of the same name")]
+        pub enum Object {
+            $($kind(Box<$kind>)),+
+        }
+
+        impl Object {
+            /// What is common to all objects.
+            pub fn metadata(&self) -> &ObjectMeta {
+                match self {
+                    $(Self::$kind(object) => &object.metadata),+
+                }
+            }
+
+            fn metadata_mut(&mut self) -> &mut ObjectMeta {
+                match self {
+                    $(Self::$kind(object) => &mut object.metadata),+
+                }
+            }
+
+            /// Its kind.
+            pub fn kind(&self) -> Kind {
+                match self {
+                    $(Self::$kind(_) => Kind::$kind),+
+                }
+            }
+
+            fn of_kind(kind: Kind, value: Value) -> Result<Self, InvalidObject> {
+                match kind {
+                    $(Kind::$kind => typed(value).map(Box::new).map(Self::$kind)),+
+                }
+            }
+        }
+
+        $(impl From<$kind> for Object {
+            fn from(object: $kind) -> Self {
+                Self::$kind(Box::new(object))
+            }
+        })+
+    };
+}
+
+objects!(Service, EndpointSlice, KubermaticConfiguration, Seed, Cluster);
+
+impl Object {
+    /// The object of `kind` that `value` describes, with the namespace it would get and a name that can exist.
+    pub(crate) fn from_value(kind: Kind, value: Value) -> Result<Self, InvalidObject> {
+        let mut object = Self::of_kind(kind, value)?;
+        let meta = object.metadata_mut();
+        if kind == Kind::Cluster {
+            meta.namespace = Box::default();
+        } else if meta.namespace.is_empty() {
+            meta.namespace = DEFAULT_NAMESPACE.into();
+        }
+        check_name("metadata.name", &meta.name)?;
+        if !meta.namespace.is_empty() {
+            check_name("metadata.namespace", &meta.namespace)?;
+        }
+        Ok(object)
+    }
+
+    /// How it is called.
+    pub fn reference(&self) -> ObjectRef {
+        ObjectRef::new(self.kind(), self.metadata())
+    }
+}
+
+/// Reads `value` and says which field does not fit. `apiVersion`, `kind` and unknown fields are passed over.
+fn typed<T: DeserializeOwned>(value: Value) -> Result<T, InvalidObject> {
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let field = error.path().to_string();
+        InvalidObject {
+            field: if field == "." { String::new() } else { field },
+            message: error.into_inner().to_string(),
+        }
+    })
+}
+
+/// What Kubernetes accepts as a name: an RFC 1123 subdomain.
+fn check_name(field: &str, name: &str) -> Result<(), InvalidObject> {
+    let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
+    let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    let bytes = name.as_bytes();
+    if bytes.len() <= MAX_NAME
+        && bytes.iter().all(|&byte| legal(byte))
+        && edge(bytes.first())
+        && edge(bytes.last())
+    {
+        return Ok(());
+    }
+    let message = if name.is_empty() {
+        "is missing".to_owned()
+    } else {
+        format!(
+            "is {name:?}, but may only hold up to {MAX_NAME} lower-case letters, digits, '-' and '.', and must begin and end with a letter or a digit"
+        )
+    };
+    Err(InvalidObject { field: field.to_owned(), message })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_object_without_a_namespace_goes_where_kubectl_would_put_it() {
+        let object = Object::from_value(Kind::Service, json!({"metadata": {"name": "a"}})).unwrap();
+        assert_eq!(object.reference().to_string(), "Service default/a");
+        let object =
+            Object::from_value(Kind::Cluster, json!({"metadata": {"name": "a", "namespace": "b"}})).unwrap();
+        assert_eq!(object.reference().to_string(), "Cluster a");
+    }
+
+    #[test]
+    fn the_field_that_does_not_fit_is_named() {
+        let value = json!({"metadata": {"name": "a"}, "spec": {"ports": [{"port": 1}, {"port": "x"}]}});
+        assert_eq!(Object::from_value(Kind::Service, value).unwrap_err().field, "spec.ports[1].port");
+    }
+
+    #[test]
+    fn names_that_cannot_exist_are_refused() {
+        for name in ["", "A", "a_b", "-a", "a.", "a/b"] {
+            let error = Object::from_value(Kind::Service, json!({"metadata": {"name": name}})).unwrap_err();
+            assert_eq!(error.field, "metadata.name");
+        }
+    }
+}
