@@ -1,0 +1,325 @@
+//! A tunnel server on loopback, and the small words the tests are written in.
+
+#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test program uses its own part of this")]
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use h2::client::{ResponseFuture, SendRequest};
+use h2::{RecvStream, SendStream};
+use http::{Method, StatusCode};
+use portico_tunnel::{
+    End, Failure, Finished, Handler, Meter, Refusal, Request, Served, Settings, Upstream, serve,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+/// Long enough for the slowest machine, short enough that a hang is seen.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The authority that leads to the test's upstream. Every other one is refused; see [`Routes`].
+pub const UPSTREAM: &str = "apiserver-external.cluster-a.svc.cluster.local:443";
+
+/// What a tunnel reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Report {
+    pub up: u64,
+    pub down: u64,
+    pub end: Option<End>,
+}
+
+/// Routes [`UPSTREAM`] to an address and refuses others by the status that is their host name.
+pub struct Routes {
+    upstream: SocketAddr,
+    pub requests: Mutex<Vec<Request>>,
+    pub refusals: Mutex<Vec<StatusCode>>,
+    reports: mpsc::UnboundedSender<Report>,
+    /// Requests wait here until it is true.
+    pub gate: watch::Sender<bool>,
+}
+
+pub struct Count {
+    report: Report,
+    to: mpsc::UnboundedSender<Report>,
+}
+
+impl Meter for Count {
+    fn carried(&mut self, up: u64, down: u64) {
+        self.report.up += up;
+        self.report.down += down;
+    }
+
+    fn ended(mut self, end: End) {
+        self.report.end = Some(end);
+    }
+}
+
+impl Drop for Count {
+    fn drop(&mut self) {
+        let _ = self.to.send(self.report);
+    }
+}
+
+impl Handler for Routes {
+    type Meter = Count;
+
+    async fn connect(&self, request: &Request) -> Result<Upstream<Count>, Refusal> {
+        self.requests.lock().unwrap().push(request.clone());
+        self.gate.subscribe().wait_for(|open| *open).await.unwrap();
+        if &*request.authority != UPSTREAM {
+            let status = request.authority.split('.').next().and_then(|host| host.parse::<StatusCode>().ok());
+            return Err(Refusal::new(status.unwrap_or(StatusCode::NOT_FOUND), "as the test wants it"));
+        }
+        let stream = TcpStream::connect(self.upstream).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        Ok(Upstream {
+            stream,
+            meter: Count { report: Report { up: 0, down: 0, end: None }, to: self.reports.clone() },
+        })
+    }
+
+    fn refused(&self, refusal: &Refusal) {
+        self.refusals.lock().unwrap().push(refusal.status);
+    }
+}
+
+/// A running tunnel server with one upstream, both on loopback.
+pub struct Server {
+    pub address: SocketAddr,
+    pub upstreams: TcpListener,
+    pub routes: Arc<Routes>,
+    pub reports: mpsc::UnboundedReceiver<Report>,
+    /// How each connection ended, in the order they did.
+    pub results: mpsc::UnboundedReceiver<Result<Finished, Failure>>,
+    pub drain: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+pub fn plaintext() -> Settings {
+    Settings { plaintext: true, ..Settings::default() }
+}
+
+impl Server {
+    pub async fn start(settings: Settings) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let upstreams = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (to_reports, reports) = mpsc::unbounded_channel();
+        let (to_results, results) = mpsc::unbounded_channel();
+        let drain = watch::Sender::new(false);
+        let routes = Arc::new(Routes {
+            upstream: upstreams.local_addr().unwrap(),
+            requests: Mutex::default(),
+            refusals: Mutex::default(),
+            reports: to_reports,
+            gate: watch::Sender::new(true),
+        });
+        let task = tokio::spawn(accept(listener, settings, Arc::clone(&routes), drain.clone(), to_results));
+        Self { address, upstreams, routes, reports, results, drain, task }
+    }
+
+    /// Takes the upstream end of the next tunnel.
+    pub async fn upstream(&self) -> TcpStream {
+        let (stream, _) = patiently(self.upstreams.accept()).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream
+    }
+
+    pub async fn report(&mut self) -> Report {
+        patiently(self.reports.recv()).await.unwrap()
+    }
+
+    pub async fn result(&mut self) -> Result<Finished, Failure> {
+        patiently(self.results.recv()).await.unwrap()
+    }
+
+    /// An HTTP/2 client with prior knowledge.
+    pub async fn client(&self) -> Client {
+        let stream = TcpStream::connect(self.address).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        Client::over(stream).await
+    }
+
+    /// A client with one tunnel to the upstream, both ends in hand.
+    pub async fn tunnel(&self) -> (Client, Ends, TcpStream) {
+        let mut client = self.client().await;
+        let (ends, upstream) = self.tunnel_of(&mut client).await;
+        (client, ends, upstream)
+    }
+
+    pub async fn tunnel_of(&self, client: &mut Client) -> (Ends, TcpStream) {
+        let (answer, to_upstream) = client.connect(UPSTREAM).await;
+        let upstream = self.upstream().await;
+        let answer = patiently(answer).await.unwrap();
+        assert_eq!(answer.status(), StatusCode::OK);
+        (Ends { send: to_upstream, recv: answer.into_body() }, upstream)
+    }
+}
+
+async fn accept(
+    listener: TcpListener,
+    settings: Settings,
+    routes: Arc<Routes>,
+    drain: watch::Sender<bool>,
+    results: mpsc::UnboundedSender<Result<Finished, Failure>>,
+) {
+    loop {
+        let (stream, _) = listener.accept().await.unwrap();
+        let (settings, routes, mut drain, results) =
+            (settings.clone(), Arc::clone(&routes), drain.subscribe(), results.clone());
+        tokio::spawn(async move {
+            let drain = async move { drop(drain.wait_for(|drain| *drain).await) };
+            let result = match serve(stream, Bytes::new(), &settings, drain, &routes).await {
+                Ok(Served::Finished(finished)) => Ok(finished),
+                Ok(Served::Carry { mut downstream, early, mut upstream }) => {
+                    upstream.stream.write_all(&early).await.unwrap();
+                    let _ = tokio::io::copy_bidirectional(&mut downstream, &mut upstream.stream).await;
+                    Ok(Finished::Closed)
+                }
+                Err(failure) => Err(failure),
+            };
+            let _ = results.send(result);
+        });
+    }
+}
+
+/// An HTTP/2 client.
+pub struct Client {
+    pub requests: SendRequest<Bytes>,
+    pub connection: JoinHandle<Result<(), h2::Error>>,
+}
+
+impl Client {
+    pub async fn over<S>(stream: S) -> Self
+    where
+        S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+    {
+        // A receiver whose connection window is no larger than its stream windows is held by any one stream it does not read,
+        // and its sender can do nothing about it.
+        let handshake =
+            h2::client::Builder::new().initial_connection_window_size(16 << 20).handshake(stream).await;
+        let (requests, connection) = handshake.unwrap();
+        Self { requests, connection: tokio::spawn(connection) }
+    }
+
+    pub async fn connect(&mut self, authority: &str) -> (ResponseFuture, SendStream<Bytes>) {
+        let uri = http::Uri::builder().authority(authority).build().unwrap();
+        let request = http::Request::builder().method(Method::CONNECT).uri(uri).body(()).unwrap();
+        let mut ready = patiently(self.requests.clone().ready()).await.unwrap();
+        ready.send_request(request, false).unwrap()
+    }
+}
+
+/// The client's ends of a tunnel.
+pub struct Ends {
+    pub send: SendStream<Bytes>,
+    pub recv: RecvStream,
+}
+
+impl Ends {
+    pub fn write(&mut self, bytes: &'static [u8]) {
+        self.send.send_data(Bytes::from_static(bytes), false).unwrap();
+    }
+
+    pub async fn write_all(&mut self, bytes: Bytes) -> Result<(), h2::Error> {
+        send_all(&mut self.send, bytes).await
+    }
+
+    pub fn finish(&mut self) {
+        self.send.send_data(Bytes::new(), true).unwrap();
+    }
+
+    /// The next bytes; empty at END_STREAM.
+    pub async fn read(&mut self) -> Result<Bytes, h2::Error> {
+        receive(&mut self.recv).await
+    }
+
+    /// Everything until END_STREAM, or what came before the reset together with its reason.
+    pub async fn read_to_end(&mut self) -> (Vec<u8>, Option<h2::Reason>) {
+        receive_all(&mut self.recv).await
+    }
+}
+
+async fn receive(recv: &mut RecvStream) -> Result<Bytes, h2::Error> {
+    match patiently(recv.data()).await {
+        None => Ok(Bytes::new()),
+        Some(frame) => {
+            let frame = frame?;
+            recv.flow_control().release_capacity(frame.len())?;
+            Ok(frame)
+        }
+    }
+}
+
+pub async fn receive_all(recv: &mut RecvStream) -> (Vec<u8>, Option<h2::Reason>) {
+    let mut all = Vec::new();
+    loop {
+        match receive(recv).await {
+            Ok(bytes) if bytes.is_empty() && recv.is_end_stream() => return (all, None),
+            Ok(bytes) => all.extend_from_slice(&bytes),
+            Err(error) => return (all, error.reason()),
+        }
+    }
+}
+
+/// Sends as the window allows.
+pub async fn send_all(send: &mut SendStream<Bytes>, mut bytes: Bytes) -> Result<(), h2::Error> {
+    while !bytes.is_empty() {
+        send.reserve_capacity(bytes.len());
+        let window = patiently(std::future::poll_fn(|cx| send.poll_capacity(cx))).await.unwrap()?;
+        send.send_data(bytes.split_to(window.min(bytes.len())), false)?;
+    }
+    Ok(())
+}
+
+/// A client that speaks bytes.
+pub async fn raw(server: &Server, bytes: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    stream.write_all(bytes).await.unwrap();
+    stream
+}
+
+/// What came until the end, and how it ended.
+pub async fn read_to_end(stream: &mut TcpStream) -> (Vec<u8>, std::io::Result<()>) {
+    let mut all = BytesMut::new();
+    loop {
+        match patiently(stream.read_buf(&mut all)).await {
+            Ok(0) => return (all.to_vec(), Ok(())),
+            Ok(_) => {}
+            Err(error) => return (all.to_vec(), Err(error)),
+        }
+    }
+}
+
+pub fn is_reset(result: &std::io::Result<()>) -> bool {
+    matches!(result, Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset)
+}
+
+/// Fails the test instead of hanging.
+pub async fn patiently<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future).await.expect("nothing happened for 30 s")
+}
+
+/// Bytes that say where they stand, so that a lost, doubled or swapped piece is seen.
+pub fn pattern(length: usize) -> Bytes {
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut bytes = Vec::with_capacity(length + 8);
+    while bytes.len() < length {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(length);
+    bytes.into()
+}
