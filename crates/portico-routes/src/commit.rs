@@ -21,8 +21,11 @@ struct Changes {
 }
 
 impl Changes {
-    fn in_order(self) -> Vec<RouteChange> {
-        [self.backends, self.routes, self.no_routes, self.no_backends].concat()
+    fn in_order(mut self) -> Vec<RouteChange> {
+        for mut later in [self.routes, self.no_routes, self.no_backends] {
+            self.backends.append(&mut later);
+        }
+        self.backends
     }
 }
 
