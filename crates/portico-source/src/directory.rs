@@ -182,7 +182,6 @@ impl Worker {
                 continue;
             }
             let due = self.pending.take(now);
-            eprintln!(due.everything, due.paths.len());
             if due.everything || around {
                 self.look_at_everything();
             }
