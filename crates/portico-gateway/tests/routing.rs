@@ -1,0 +1,307 @@
+//! Who gets where, who is refused, and what they are told.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use portico_api::policy::{AllowList, Budget};
+use portico_gateway::{Config, Gateway, ProxyMode, ProxyProtocol, Refusal};
+use portico_wire::proxy::{Tlvs, encode_v2};
+use support::*;
+
+const HOST: &str = "a.example.com";
+
+fn refused(gateway: &Gateway, refusal: Refusal) -> u64 {
+    gateway.shared().totals().refusals[refusal as usize]
+}
+
+/// The description of the alert a client gets, 0 if the connection just ends.
+fn alert_for(gateway: &Gateway, host: &str) -> u8 {
+    let mut client = client(gateway, host);
+    let answer = read_to_end(&mut client);
+    match answer.as_slice() {
+        [] => 0,
+        [21, 3, _, 0, 2, 2, description] => *description,
+        other => panic!("neither an alert nor nothing: {other:?}"),
+    }
+}
+
+#[test]
+fn clients_reach_the_cluster_they_name() {
+    let gateway = start(config());
+    let [a, b] = [Endpoint::new(), Endpoint::new()];
+    Service::new("a", &[a.address]).host("a.example.com").expose(&gateway);
+    Service::new("b", &[b.address]).host("b.example.com").expose(&gateway);
+    let (_client, _server) = pair(&gateway, &a, "a.example.com");
+    let (_client, _server) = pair(&gateway, &b, "b.example.com");
+}
+
+#[test]
+fn case_and_trailing_dot_of_a_server_name_make_no_difference() {
+    let gateway = start(config());
+    let endpoint = Endpoint::new();
+    Service::new("a", &[endpoint.address]).host(HOST).expose(&gateway);
+    for name in ["A.Example.COM", "a.example.com."] {
+        let (_client, _server) = pair(&gateway, &endpoint, name);
+    }
+}
+
+#[test]
+fn a_hello_in_single_bytes_is_routed_like_any_other() {
+    let gateway = start(config());
+    let endpoint = Endpoint::new();
+    Service::new("a", &[endpoint.address]).host(HOST).expose(&gateway);
+    let mut client = connect(sni_address(&gateway));
+    client.set_nodelay(true).unwrap();
+    for byte in hello(HOST) {
+        client.write_all(&[byte]).unwrap();
+    }
+    assert_eq!(read_exactly(&mut endpoint.accept(), hello(HOST).len()), hello(HOST));
+}
+
+#[test]
+fn a_node_port_leads_to_its_service_and_the_server_may_speak_first() {
+    let gateway = start(config());
+    let endpoint = Endpoint::new();
+    let port = free_port();
+    Service::new("a", &[endpoint.address]).port(port).expose(&gateway);
+    let mut client = connect(SocketAddr::new(LOOPBACK.ip(), port));
+    let mut server = endpoint.accept();
+    server.write_all(b"220 ready").unwrap();
+    assert_eq!(read_exactly(&mut client, 9), b"220 ready");
+}
+
+#[test]
+fn each_refusal_is_told_apart_by_its_alert() {
+    let gateway = start(config());
+    let gone = TcpListener::bind(LOOPBACK).unwrap().local_addr().unwrap();
+    let endpoint = Endpoint::new();
+    Service::new("waiting", &[]).host("waiting.example.com").expose(&gateway);
+    Service::new("down", &[gone]).host("down.example.com").expose(&gateway);
+    let nobody = |policy: &mut portico_api::policy::ClusterPolicy| {
+        policy.allow = AllowList::new(["198.51.100.0/24".parse().unwrap()]);
+    };
+    Service::new("closed", &[endpoint.address]).host("closed.example.com").policy(nobody).expose(&gateway);
+    for (host, alert, refusal) in [
+        ("nobody.example.com", 112, Refusal::Unknown),
+        ("a..example.com", 112, Refusal::Unknown),
+        ("waiting.example.com", 80, Refusal::NotReady),
+        ("down.example.com", 80, Refusal::ConnectFailed),
+        ("closed.example.com", 49, Refusal::NotAllowed),
+    ] {
+        let before = refused(&gateway, refusal);
+        assert_eq!(alert_for(&gateway, host), alert, "{host}");
+        assert_eq!(refused(&gateway, refusal), before + 1, "{host}");
+    }
+}
+
+#[test]
+fn bytes_that_are_no_hello_just_end() {
+    let gateway = start(config());
+    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"SSH-2.0-x\r\n", &[0; 100], &[22, 3, 1, 255, 255, 1, 1]]
+    {
+        let mut client = connect(sni_address(&gateway));
+        client.write_all(garbage).unwrap();
+        let mut answer = Vec::new();
+        // Ended or reset: bytes it never read may turn the one into the other.
+        let _ = client.read_to_end(&mut answer);
+        assert_eq!(answer, b"");
+    }
+    assert_eq!(refused(&gateway, Refusal::Malformed), 4);
+}
+
+#[test]
+fn a_client_that_never_finishes_its_hello_is_ended() {
+    let gateway = start(Config { hello_timeout: Duration::from_millis(50), ..config() });
+    let mut client = connect(sni_address(&gateway));
+    client.write_all(&hello(HOST)[..20]).unwrap();
+    assert_eq!(read_to_end(&mut client), b"");
+    assert_eq!(refused(&gateway, Refusal::TooSlow), 1);
+}
+
+#[test]
+fn a_removed_route_refuses_new_clients_and_keeps_the_old_ones() {
+    let gateway = start(config());
+    let endpoint = Endpoint::new();
+    let service = Service::new("a", &[endpoint.address]).host(HOST);
+    service.expose(&gateway);
+    let (mut client, mut server) = pair(&gateway, &endpoint, HOST);
+    service.withdraw(&gateway);
+    assert_eq!(alert_for(&gateway, HOST), 112);
+    client.write_all(b"still here").unwrap();
+    assert_eq!(read_exactly(&mut server, 10), b"still here");
+}
+
+#[test]
+fn a_port_that_is_taken_is_reported_and_opened_once_it_is_free() {
+    let gateway = start(config());
+    let taken = TcpListener::bind(LOOPBACK).unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let [endpoint, other] = [Endpoint::new(), Endpoint::new()];
+    Service::new("a", &[endpoint.address]).port(port).expose(&gateway);
+    Service::new("b", &[other.address]).host("b.example.com").expose(&gateway);
+    assert_eq!(gateway.failed_node_ports().len(), 1);
+    let (_client, _server) = pair(&gateway, &other, "b.example.com");
+    assert!(gateway.retry_failed_ports(), "still taken");
+    drop(taken);
+    assert!(!gateway.retry_failed_ports());
+    let _client = connect(SocketAddr::new(LOOPBACK.ip(), port));
+    endpoint.accept();
+}
+
+#[test]
+fn a_second_gateway_does_not_silently_share_a_port() {
+    let first = start(config());
+    let address = sni_address(&first);
+    let access = portico_gateway::AccessLog::start(portico_gateway::AccessFormat::Off).unwrap();
+    let second = Gateway::start(Config { sni_listen: Some(address), ..config() }, access, None);
+    let message = second.err().expect("the address is taken").to_string();
+    assert!(message.contains(&address.to_string()) && message.contains("--sni-listen"), "{message}");
+}
+
+#[test]
+fn an_endpoint_that_refuses_is_passed_over_for_one_that_does_not() {
+    let gateway = start(config());
+    let gone = TcpListener::bind(LOOPBACK).unwrap().local_addr().unwrap();
+    let endpoint = Endpoint::new();
+    Service::new("a", &[gone, endpoint.address]).host(HOST).expose(&gateway);
+    let pairs: Vec<_> = (0..10).map(|_| pair(&gateway, &endpoint, HOST)).collect();
+    assert_eq!(pairs.len(), 10);
+    assert_eq!(refused(&gateway, Refusal::ConnectFailed), 0);
+}
+
+#[test]
+fn connections_spread_over_all_endpoints() {
+    let gateway = start(config());
+    let endpoints = [Endpoint::new(), Endpoint::new(), Endpoint::new()];
+    let addresses: Vec<_> = endpoints.iter().map(|endpoint| endpoint.address).collect();
+    Service::new("a", &addresses).host(HOST).expose(&gateway);
+    let mut held = Vec::new();
+    for count in 1..=9 {
+        held.push(client(&gateway, HOST));
+        eventually("it is connected", || gateway.connections().len() == count);
+    }
+    for endpoint in &endpoints {
+        let to = |record: &&Arc<portico_gateway::Record>| record.endpoint().address == endpoint.address;
+        assert_eq!(gateway.connections().iter().filter(to).count(), 3);
+    }
+}
+
+#[test]
+fn a_cluster_over_its_budget_is_refused_and_its_neighbour_is_not() {
+    let gateway = start(config());
+    let [a, b] = [Endpoint::new(), Endpoint::new()];
+    let two = Budget { max_connections: Some(2), ..Budget::default() };
+    Service::new("a", &[a.address])
+        .host("a.example.com")
+        .policy(|policy| policy.budget = two)
+        .expose(&gateway);
+    Service::new("b", &[b.address]).host("b.example.com").expose(&gateway);
+    let first = pair(&gateway, &a, "a.example.com");
+    let _second = pair(&gateway, &a, "a.example.com");
+    assert_eq!(alert_for(&gateway, "a.example.com"), 80);
+    assert_eq!(refused(&gateway, Refusal::MaxConnections), 1);
+    let _neighbour = pair(&gateway, &b, "b.example.com");
+    drop(first);
+    eventually("a place is free", || gateway.connections().len() == 2);
+    let _third = pair(&gateway, &a, "a.example.com");
+}
+
+#[test]
+fn handshakes_beyond_the_bound_are_ended_at_once() {
+    let gateway = start(Config { max_handshakes: 3, ..config() });
+    let _slow: Vec<_> = (0..3)
+        .map(|count| {
+            let client = connect(sni_address(&gateway));
+            eventually("it is counted", || gateway.shared().totals().handshakes == count + 1);
+            client
+        })
+        .collect();
+    assert_eq!(read_to_end(&mut connect(sni_address(&gateway))), b"");
+    assert_eq!(refused(&gateway, Refusal::MaxHandshakes), 1);
+}
+
+fn behind_a_load_balancer(mode: ProxyMode, trusted: &str) -> Config {
+    let trusted = vec![trusted.parse().unwrap()];
+    Config {
+        proxy_protocol: ProxyProtocol { sni: mode, node_port: mode, trusted, ..Default::default() },
+        ..config()
+    }
+}
+
+fn header(client: &str) -> Vec<u8> {
+    encode_v2(client.parse().unwrap(), "203.0.113.1:6443".parse().unwrap(), Tlvs::default())
+}
+
+#[test]
+fn allow_lists_judge_the_client_a_trusted_hop_names() {
+    let gateway = start(behind_a_load_balancer(ProxyMode::Required, "127.0.0.0/8"));
+    let endpoint = Endpoint::new();
+    let office = AllowList::new(["198.51.100.0/24".parse().unwrap()]);
+    Service::new("a", &[endpoint.address]).host(HOST).policy(|policy| policy.allow = office).expose(&gateway);
+    let connect_as = |client: &str| {
+        let mut stream = connect(sni_address(&gateway));
+        stream.write_all(&[header(client), hello(HOST)].concat()).unwrap();
+        stream
+    };
+    let _client = connect_as("198.51.100.7:4242");
+    assert_eq!(read_exactly(&mut endpoint.accept(), hello(HOST).len()), hello(HOST));
+    assert_eq!(gateway.connections()[0].client, "198.51.100.7:4242".parse().unwrap());
+    assert_eq!(read_to_end(&mut connect_as("192.0.2.7:4242"))[6], 49);
+    let mut v1 = connect(sni_address(&gateway));
+    v1.write_all(b"PROXY TCP4 198.51.100.9 203.0.113.1 5151 6443\r\n").unwrap();
+    v1.write_all(&hello(HOST)).unwrap();
+    assert_eq!(read_exactly(&mut endpoint.accept(), hello(HOST).len()), hello(HOST));
+}
+
+#[test]
+fn an_optional_header_may_be_missing() {
+    let gateway = start(behind_a_load_balancer(ProxyMode::Optional, "127.0.0.0/8"));
+    let endpoint = Endpoint::new();
+    Service::new("a", &[endpoint.address]).host(HOST).expose(&gateway);
+    let (_client, _server) = pair(&gateway, &endpoint, HOST);
+}
+
+#[test]
+fn a_header_from_a_stranger_is_never_believed() {
+    for mode in [ProxyMode::Optional, ProxyMode::Required] {
+        let gateway = start(behind_a_load_balancer(mode, "192.0.2.0/24"));
+        let endpoint = Endpoint::new();
+        Service::new("a", &[endpoint.address]).host(HOST).expose(&gateway);
+        let mut client = connect(sni_address(&gateway));
+        client.write_all(&[header("198.51.100.7:4242"), hello(HOST)].concat()).unwrap();
+        let mut answer = Vec::new();
+        let _ = client.read_to_end(&mut answer);
+        assert_eq!(answer, b"", "{mode:?}");
+        assert!(gateway.connections().is_empty());
+    }
+}
+
+#[test]
+fn a_service_that_asks_for_it_learns_the_client_from_a_proxy_header() {
+    let gateway = start(config());
+    let endpoint = Endpoint::new();
+    let mut service = Service::new("a", &[endpoint.address]).host(HOST);
+    service.backend.send_proxy = true;
+    service.expose(&gateway);
+    let client = client(&gateway, HOST);
+    let mut server = endpoint.accept();
+    let mut bytes = Vec::new();
+    let (source, authority, id, length) = loop {
+        bytes.extend(read_exactly(&mut server, 1));
+        if let portico_wire::Parse::Complete(portico_wire::proxy::Header::Proxied {
+            source, tlvs, len, ..
+        }) = portico_wire::proxy::parse(&bytes)
+        {
+            break (source, tlvs.authority.map(String::from), tlvs.unique_id.map(Vec::from), len);
+        }
+    };
+    assert_eq!(length, bytes.len());
+    assert_eq!(source, client.local_addr().unwrap());
+    assert_eq!(authority.as_deref(), Some(HOST));
+    assert_eq!(id, Some(format!("{:x}", gateway.connections()[0].id).into_bytes()));
+    assert_eq!(read_exactly(&mut server, hello(HOST).len()), hello(HOST));
+}
