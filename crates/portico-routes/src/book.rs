@@ -1,6 +1,6 @@
 //! The book of objects that routes are made of: told of every change, it keeps the route table in line.
 //!
-//! [`RouteBook::apply`] notes what an object says, settles at once who owns which key ([`crate::claims`]) and marks the
+//! [`RouteBook::apply`] notes what an object says, settles at once who owns which key (`claims`) and marks the
 //! Services concerned; [`RouteBook::commit`] recomputes those, and only those, and returns a new table with the list of what
 //! changed. A burst of changes is many `apply` and one `commit`. The cost of a commit grows with what changed, not with
 //! what is there.
@@ -8,7 +8,7 @@
 //! The order in which objects arrive makes no difference to the table. An object that is applied again unchanged costs a
 //! comparison.
 //!
-//! Whole objects are not kept, only the facts in [`crate::facts`].
+//! Whole objects are not kept, only the facts in `facts`.
 
 use std::collections::{BTreeSet, HashMap};
 use std::mem;

@@ -74,6 +74,16 @@ fn a_host_that_changes_hands_never_leads_nowhere() {
 }
 
 #[test]
+fn a_backend_that_loses_its_last_route_to_an_elder_service_is_gone() {
+    let mut book = book(two_clusters());
+    let said = changes(&mut book, [Service(sni("c/elder", "b.example.com").created(1))]);
+    assert_eq!(
+        said,
+        ["c/elder-secure has []", "host b.example.com leads to c/elder-secure", "b/api-secure is gone"]
+    );
+}
+
+#[test]
 fn an_object_that_says_nothing_new_changes_nothing() {
     let mut book = book(two_clusters());
     assert!(changes(&mut book, two_clusters()).is_empty());
