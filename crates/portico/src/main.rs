@@ -1,2 +1,37 @@
-//! The front door of hosted Kubernetes control planes.
-fn main() {}
+//! The front door of hosted Kubernetes control planes: the command line.
+//!
+//! [`cli`] says what can be asked for, [`verb`] does it, one file a verb. `check` and `routes` look at a directory once
+//! ([`offline`]); `gateway` keeps looking ([`control`], the one place where source, [`pipeline`] and data plane are wired
+//! together) and answers questions about itself ([`admin`], from [`status`]).
+//!
+//! What objects mean and how bytes move is decided in the library crates; here is only what a user touches.
+
+mod admin;
+mod args;
+mod cli;
+mod control;
+mod gateway_flags;
+mod listing;
+mod logging;
+mod offline;
+mod outcome;
+mod pipeline;
+mod source;
+mod status;
+mod table;
+mod verb;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let cli = cli::Cli::parse();
+    match logging::start(cli.log_format).and_then(|()| cli.verb.run()) {
+        Ok(outcome) => outcome.into(),
+        Err(error) => {
+            outcome::complain(&error);
+            outcome::misconfigured()
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! `/connections`: every open connection and tunnel stream, for people and scripts.
+
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use portico_gateway::{Gateway, Listener, Record};
+use serde::Serialize;
+
+use crate::outcome::OutputFormat;
+use crate::table;
+
+/// One open connection. Field names are those of the access line.
+#[derive(Debug, Serialize)]
+pub(super) struct Connection {
+    #[serde(serialize_with = "as_hex")]
+    connection: u64,
+    listener: Listener,
+    cluster: String,
+    service: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<Arc<str>>,
+    client: SocketAddr,
+    upstream: SocketAddr,
+    bytes_up: u64,
+    bytes_down: u64,
+    duration_ms: u64,
+}
+
+/// What is open now, the oldest first; of one cluster if one is named.
+pub(super) fn list(gateway: Option<&Gateway>, cluster: Option<&str>) -> Vec<Connection> {
+    let Some(gateway) = gateway else { return Vec::new() };
+    let now = gateway.shared().now();
+    let mut records = gateway.connections();
+    records.retain(|record| cluster.is_none_or(|name| record.upstream.cluster.name.as_str() == name));
+    records.sort_unstable_by_key(|record| record.accepted);
+    records.iter().map(|record| Connection::new(record, now)).collect()
+}
+
+impl Connection {
+    fn new(record: &Record, now: Duration) -> Self {
+        let duration = now.saturating_sub(record.accepted);
+        Self {
+            connection: record.id,
+            listener: record.listener,
+            cluster: record.upstream.cluster.name.to_string(),
+            service: record.upstream.id.to_string(),
+            name: record.name.clone(),
+            client: record.client,
+            upstream: record.endpoint().address,
+            bytes_up: record.bytes_up(),
+            bytes_down: record.bytes_down(),
+            duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+}
+
+/// Writes the listing.
+pub(super) fn write(connections: &[Connection], format: OutputFormat, out: &mut dyn Write) -> io::Result<()> {
+    match format {
+        OutputFormat::Json => {
+            serde_json::to_writer(&mut *out, connections)?;
+            out.write_all(b"\n")
+        }
+        OutputFormat::Table => {
+            let header = ["CLUSTER", "LISTENER", "CLIENT", "UPSTREAM", "UP", "DOWN", "AGE", "NAME"];
+            let rows: Vec<_> = connections.iter().map(Connection::row).collect();
+            out.write_all(table::render(header, &rows).as_bytes())
+        }
+    }
+}
+
+impl Connection {
+    fn row(&self) -> [String; 8] {
+        [
+            self.cluster.clone(),
+            self.listener.to_string(),
+            self.client.to_string(),
+            self.upstream.to_string(),
+            bytes(self.bytes_up),
+            bytes(self.bytes_down),
+            age(self.duration_ms),
+            self.name.as_deref().unwrap_or("-").to_owned(),
+        ]
+    }
+}
+
+/// As in the access line.
+fn as_hex<S: serde::Serializer>(id: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&format_args!("{id:x}"))
+}
+
+/// A number of bytes with three digits or so.
+fn bytes(count: u64) -> String {
+    let units = ["B", "kB", "MB", "GB", "TB"];
+    let (mut value, mut unit) = (count as f64, 0);
+    while value >= 999.5 && unit + 1 < units.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    if unit == 0 || value >= 99.95 {
+        format!("{value:.0}{}", units[unit])
+    } else {
+        format!("{value:.1}{}", units[unit])
+    }
+}
+
+/// An age in its two largest units, as kubectl shows them.
+fn age(millis: u64) -> String {
+    let seconds = millis / 1000;
+    match (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60, seconds % 60) {
+        (0, 0, 0, seconds) => format!("{seconds}s"),
+        (0, 0, minutes, seconds) => format!("{minutes}m{seconds}s"),
+        (0, hours, minutes, _) => format!("{hours}h{minutes}m"),
+        (days, hours, _, _) => format!("{days}d{hours}h"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_shown_with_three_digits_or_so() {
+        let shown = [0, 999, 1_000, 99_949, 99_950, 999_499, 999_500, 12_300_000_000].map(bytes);
+        assert_eq!(shown, ["0B", "999B", "1.0kB", "99.9kB", "100kB", "999kB", "1.0MB", "12.3GB"]);
+    }
+
+    #[test]
+    fn ages_are_shown_in_their_two_largest_units() {
+        let shown = [900, 59_000, 61_000, 3_660_000, 90_000_000].map(age);
+        assert_eq!(shown, ["0s", "59s", "1m1s", "1h1m", "1d1h"]);
+    }
+}

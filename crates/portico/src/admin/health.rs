@@ -1,0 +1,80 @@
+//! `/readyz`: whether this gateway serves, and with `?verbose` what stands in the way and what is wrong with objects.
+//!
+//! Not ready means: send me no new connections. So a broken manifest, or a NodePort that cannot be bound, is shown but does not
+//! make the gateway unready: everybody else is served, and a restart would not help.
+
+use std::fmt::Write;
+
+use portico_gateway::Listener;
+
+use crate::status::Status;
+
+/// Problems shown in a verbose answer. The metric has the full number.
+const MOST_PROBLEMS: usize = 200;
+
+/// The answer to a readiness probe.
+#[derive(Debug)]
+pub(super) struct Readiness {
+    pub(super) ready: bool,
+    pub(super) text: String,
+}
+
+/// Looks at what a gateway needs to serve.
+pub(super) fn readiness(status: &Status, verbose: bool) -> Readiness {
+    let checks = [
+        (
+            "source",
+            status.gateway().is_some(),
+            "every object has been read",
+            "waiting for the first complete reading of all objects",
+        ),
+        (
+            "accepting",
+            !status.is_stopping(),
+            "new connections are welcome",
+            "stopping: open connections may finish",
+        ),
+    ];
+    let ready = checks.iter().all(|check| check.1);
+    let mut text = String::new();
+    if verbose {
+        for (name, passed, good, bad) in checks {
+            let (sign, detail) = if passed { ('+', good) } else { ('-', bad) };
+            line(&mut text, format_args!("[{sign}] {name}: {detail}"));
+        }
+        details(&mut text, status);
+    }
+    line(&mut text, format_args!("{}", if ready { "ready" } else { "not ready" }));
+    Readiness { ready, text }
+}
+
+fn details(text: &mut String, status: &Status) {
+    if let Some(gateway) = status.gateway() {
+        for (listener, address) in gateway.listen_addresses() {
+            if !matches!(listener, Listener::NodePort(_)) {
+                line(text, format_args!("[+] listener {listener}: {address}"));
+            }
+        }
+        for (port, error) in gateway.failed_node_ports() {
+            line(
+                text,
+                format_args!("[!] listener node_port:{port}: cannot be opened: {error}; trying again"),
+            );
+        }
+    }
+    let manifest = status.manifest_problems();
+    let objects = status.object_problems();
+    let shown = manifest.iter().map(ToString::to_string).chain(objects.iter().map(ToString::to_string));
+    for problem in shown.take(MOST_PROBLEMS) {
+        line(text, format_args!("[!] {problem}"));
+    }
+    let more = (manifest.len() + objects.len()).saturating_sub(MOST_PROBLEMS);
+    if more > 0 {
+        line(text, format_args!("[!] and {more} more"));
+    }
+}
+
+fn line(text: &mut String, content: std::fmt::Arguments<'_>) {
+    // Writing to a String cannot fail.
+    let _ = writeln!(text, "{content}");
+}

@@ -1,0 +1,317 @@
+//! `/metrics` in the OpenMetrics text format. Names, labels and units are a promise, listed in `docs/operations.md`.
+//!
+//! Nothing is counted here: at each scrape the counters of the data plane are read and written down. Per cluster, reasons
+//! that never occurred are left out: with 10,000 clusters they would be most of the answer.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use portico_api::names::ClusterName;
+use portico_gateway::{Cluster, ClusterSnapshot, Ends, Gateway, HANDSHAKE_BUCKETS, Refusal, Side};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, NoLabelSet, text,
+};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::{Registry, Unit};
+
+use super::process::Process;
+use crate::status::Status;
+
+/// Of the OpenMetrics text format, version 1.0.0.
+pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Everything that is counted, ready to be written.
+#[derive(Debug)]
+pub(super) struct Metrics(Registry);
+
+impl Metrics {
+    pub(super) fn new(status: Arc<Status>) -> Self {
+        let mut registry = Registry::with_prefix("portico");
+        registry.register_collector(Box::new(GatewayMetrics { status, bytes: Mutex::default() }));
+        Self(registry)
+    }
+
+    /// Writes all metrics as they are now.
+    pub(super) fn write(&self, out: &mut dyn io::Write) -> io::Result<()> {
+        let mut adapter = Adapter { out, error: None };
+        let outcome = text::encode(&mut adapter, &self.0);
+        let lost = || io::Error::other("a metric could not be formatted");
+        outcome.map_err(|fmt::Error| adapter.error.unwrap_or_else(lost))
+    }
+}
+
+/// Lets text be written to a byte stream, keeping the error that `fmt` cannot carry.
+struct Adapter<'a> {
+    out: &'a mut dyn io::Write,
+    error: Option<io::Error>,
+}
+
+impl fmt::Write for Adapter<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.out.write_all(text.as_bytes()).map_err(|error| {
+            self.error = Some(error);
+            fmt::Error
+        })
+    }
+}
+
+/// Bytes of one cluster, up and down.
+#[derive(Debug, Clone, Copy, Default)]
+struct Bytes {
+    up: u64,
+    down: u64,
+}
+
+#[derive(Debug)]
+struct GatewayMetrics {
+    status: Arc<Status>,
+    /// The most that was ever reported. Open connections are added to those that ended, and one that ends meanwhile may be
+    /// seen in neither or in both; a counter that falls would look like a restart.
+    bytes: Mutex<HashMap<ClusterName, Bytes>>,
+}
+
+impl Collector for GatewayMetrics {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut out = Families(encoder);
+        self.write_process(&mut out)?;
+        let Some(gateway) = self.status.gateway() else { return Ok(()) };
+        write_totals(gateway, &mut out)?;
+        self.write_table(gateway, &mut out)?;
+        self.write_clusters(gateway, &mut out)
+    }
+}
+
+impl GatewayMetrics {
+    fn write_process(&self, out: &mut Families<'_>) -> fmt::Result {
+        out.info("build", "What is running.", [("version", env!("PORTICO_VERSION"))])?;
+        out.one_gauge(
+            "ready",
+            "1 if new connections are welcome: what /readyz says.",
+            None,
+            u64::from(self.status.is_ready()),
+        )?;
+        out.one_gauge("stopping", "1 from SIGTERM on.", None, u64::from(self.status.is_stopping()))?;
+        let process = Process::now();
+        let values = [
+            ("open_descriptors", "File descriptors in use.", None, process.open_descriptors),
+            ("max_descriptors", "File descriptors this process may use.", None, process.most_descriptors),
+            ("resident_memory", "Memory of this process.", Some(Unit::Bytes), process.resident_bytes),
+        ];
+        for (name, help, unit, value) in values {
+            if let Some(value) = value {
+                out.one_gauge(name, help, unit.as_ref(), value)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_table(&self, gateway: &Gateway, out: &mut Families<'_>) -> fmt::Result {
+        let routes = gateway.shared().live.routes();
+        let sizes = [
+            ([("by", "port")], routes.ports.len() as u64),
+            ([("by", "host")], routes.hosts.len() as u64),
+            ([("by", "authority")], routes.authorities.len() as u64),
+        ];
+        drop(routes);
+        out.gauge("routes", "Routes in force.", None, sizes)?;
+        let failed = gateway.failed_node_ports().len() as u64;
+        out.one_gauge("node_ports_failed", "NodePort listeners that cannot be opened.", None, failed)?;
+        let problems = self.status.count_problems();
+        let problems = problems
+            .iter()
+            .map(|(&(severity, reason), &count)| ([("severity", severity), ("reason", reason)], count));
+        out.gauge(
+            "problems",
+            "What is wrong with objects and manifests: what /readyz?verbose lists.",
+            None,
+            problems,
+        )
+    }
+
+    fn write_clusters(&self, gateway: &Gateway, out: &mut Families<'_>) -> fmt::Result {
+        let clusters = self.snapshots(gateway);
+        let each = || clusters.iter().map(|(cluster, now)| ([("cluster", cluster.name.as_str())], now));
+        out.gauge(
+            "cluster_open_connections",
+            "Connections and tunnel streams open.",
+            None,
+            each().map(|(labels, now)| (labels, u64::from(now.open))),
+        )?;
+        out.gauge(
+            "cluster_connecting",
+            "Of these, the ones that wait for an endpoint to accept.",
+            None,
+            each().map(|(labels, now)| (labels, u64::from(now.connecting))),
+        )?;
+        out.counter(
+            "cluster_connections",
+            "Connections and tunnel streams that reached an endpoint.",
+            None,
+            each().map(|(labels, now)| (labels, now.total)),
+        )?;
+        let bytes = each().flat_map(|([cluster], now)| {
+            [
+                ([cluster, ("direction", "up")], now.bytes_up),
+                ([cluster, ("direction", "down")], now.bytes_down),
+            ]
+        });
+        out.counter("cluster_transferred", "Passed on; up is to the endpoint.", Some(&Unit::Bytes), bytes)?;
+        let refusals = each().flat_map(|([cluster], now)| {
+            Refusal::ALL
+                .iter()
+                .zip(now.refusals)
+                .filter(|(_, count)| *count > 0)
+                .map(move |(refusal, count)| ([cluster, ("reason", refusal.reason())], count))
+        });
+        out.counter("cluster_refusals", "Clients of a known cluster refused.", None, refusals)?;
+        out.counter(
+            "cluster_connect_failures",
+            "Single attempts to connect that failed; the next endpoint may have served the client.",
+            None,
+            each().map(|(labels, now)| (labels, now.connect_failures)),
+        )?;
+        // A cluster nobody ever used has no handshake times.
+        let used = each().filter(|(_, now)| now.total > 0);
+        out.histogram(
+            "cluster_handshake",
+            "From accepted to connected to an endpoint; the client's hello is part of it.",
+            &Unit::Seconds,
+            used.map(|(labels, now)| (labels, now.handshake_seconds, buckets(now))),
+        )
+    }
+
+    /// The counters of every cluster, by name, with the bytes of open connections.
+    fn snapshots(&self, gateway: &Gateway) -> Vec<(Arc<Cluster>, ClusterSnapshot)> {
+        let mut open: HashMap<ClusterName, Bytes> = HashMap::new();
+        for record in gateway.connections() {
+            let bytes = open.entry(record.upstream.cluster.name.clone()).or_default();
+            bytes.up += record.bytes_up();
+            bytes.down += record.bytes_down();
+        }
+        let mut clusters: Vec<_> = gateway.shared().live.clusters();
+        clusters.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        let mut most = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::take(&mut *most);
+        let snapshots = clusters.into_iter().map(|cluster| {
+            let mut now = cluster.snapshot();
+            let open = open.get(&cluster.name).copied().unwrap_or_default();
+            let before = before.get(&cluster.name).copied().unwrap_or_default();
+            now.bytes_up = (now.bytes_up + open.up).max(before.up);
+            now.bytes_down = (now.bytes_down + open.down).max(before.down);
+            if now.bytes_up + now.bytes_down > 0 {
+                most.insert(cluster.name.clone(), Bytes { up: now.bytes_up, down: now.bytes_down });
+            }
+            (cluster, now)
+        });
+        snapshots.collect()
+    }
+}
+
+fn write_totals(gateway: &Gateway, out: &mut Families<'_>) -> fmt::Result {
+    let shared = gateway.shared();
+    let totals = shared.totals();
+    out.one_counter("accepted_connections", "Connections accepted, on all listeners.", totals.accepted)?;
+    out.one_counter(
+        "accept_errors",
+        "Failed attempts to accept; out of descriptors, nearly always.",
+        totals.accept_errors,
+    )?;
+    let handshakes = u64::from(totals.handshakes);
+    out.one_gauge(
+        "handshakes",
+        "Connections that have not yet said where they want to go.",
+        None,
+        handshakes,
+    )?;
+    let refusals = Refusal::ALL
+        .iter()
+        .zip(totals.refusals)
+        .map(|(refusal, count)| ([("reason", refusal.reason()), ("side", side(refusal.side()))], count));
+    out.counter("refusals", "Clients refused, whether or not their cluster is known.", None, refusals)?;
+    let ends = Ends::WORDS.iter().zip(totals.ends);
+    let ends = ends.map(|(&(reason, side), count)| ([("reason", reason), ("side", side)], count));
+    out.counter(
+        "ended_connections",
+        "Connections and tunnel streams that ended, by reason and side.",
+        None,
+        ends,
+    )?;
+    out.one_counter(
+        "access_lines_dropped",
+        "Access lines lost because standard output was not read.",
+        shared.access.dropped(),
+    )
+}
+
+fn buckets(now: &ClusterSnapshot) -> [(f64, u64); HANDSHAKE_BUCKETS.len() + 1] {
+    std::array::from_fn(|index| {
+        (HANDSHAKE_BUCKETS.get(index).copied().unwrap_or(f64::INFINITY), now.handshakes[index])
+    })
+}
+
+fn side(side: Side) -> &'static str {
+    match side {
+        Side::Downstream => "downstream",
+        Side::Upstream => "upstream",
+        Side::Gateway => "gateway",
+    }
+}
+
+/// Writes one family of metrics after the other.
+struct Families<'a>(DescriptorEncoder<'a>);
+
+impl Families<'_> {
+    fn info(&mut self, name: &str, help: &str, labels: impl EncodeLabelSet) -> fmt::Result {
+        self.0.encode_descriptor(name, help, None, MetricType::Info)?.encode_info(&labels)
+    }
+
+    fn one_gauge(&mut self, name: &str, help: &str, unit: Option<&Unit>, value: u64) -> fmt::Result {
+        self.0.encode_descriptor(name, help, unit, MetricType::Gauge)?.encode_gauge(&value)
+    }
+
+    fn one_counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        metric.encode_counter::<NoLabelSet, u64, u64>(&value, None)
+    }
+
+    fn gauge<L: EncodeLabelSet, V: EncodeGaugeValue>(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: Option<&Unit>,
+        values: impl IntoIterator<Item = (L, V)>,
+    ) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, unit, MetricType::Gauge)?;
+        values.into_iter().try_for_each(|(labels, value)| family.encode_family(&labels)?.encode_gauge(&value))
+    }
+
+    fn counter<L: EncodeLabelSet, V: EncodeCounterValue>(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: Option<&Unit>,
+        values: impl IntoIterator<Item = (L, V)>,
+    ) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, unit, MetricType::Counter)?;
+        values.into_iter().try_for_each(|(labels, value)| {
+            family.encode_family(&labels)?.encode_counter::<NoLabelSet, V, u64>(&value, None)
+        })
+    }
+
+    fn histogram<L: EncodeLabelSet, const N: usize>(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: &Unit,
+        values: impl IntoIterator<Item = (L, f64, [(f64, u64); N])>,
+    ) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, Some(unit), MetricType::Histogram)?;
+        values.into_iter().try_for_each(|(labels, sum, buckets)| {
+            let count = buckets.iter().map(|(_, count)| count).sum();
+            family.encode_family(&labels)?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
+        })
+    }
+}

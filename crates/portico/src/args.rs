@@ -1,0 +1,144 @@
+//! The values that flags take, where a number or a path is not enough: addresses that may be `off`, durations as people
+//! write them, PROXY protocol by listener.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::time::Duration;
+
+use portico_gateway::ProxyMode;
+
+/// The word that turns a listener or a limit off.
+const OFF: &str = "off";
+
+/// Where a listener binds, or `off`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Listen(pub(crate) Option<SocketAddr>);
+
+impl FromStr for Listen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == OFF {
+            return Ok(Self(None));
+        }
+        let wrong = |_| "give an address and port such as 0.0.0.0:6443 or [::]:6443, or off".to_owned();
+        text.parse().map(|address| Self(Some(address))).map_err(wrong)
+    }
+}
+
+/// A limit in time, or `off`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Limit(pub(crate) Option<Duration>);
+
+impl FromStr for Limit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == OFF {
+            return Ok(Self(None));
+        }
+        positive_duration(text).map(|limit| Self(Some(limit))).map_err(|error| format!("{error}, or off"))
+    }
+}
+
+/// A duration as people write it: `500ms`, `5s`, `1m 30s`, `1h`.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    const WANTED: &str = "give a duration such as 500ms, 5s, 1m30s or 1h";
+    let parsed: jiff::SignedDuration = text.parse().map_err(|_| WANTED.to_owned())?;
+    Duration::try_from(parsed).map_err(|_| format!("{WANTED}, not below zero"))
+}
+
+/// A [`duration`] above zero, for waits that would otherwise never succeed.
+pub(crate) fn positive_duration(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        Duration::ZERO => Err("give a duration above zero, such as 5s".to_owned()),
+        duration => Ok(duration),
+    }
+}
+
+/// The kinds of listener that PROXY protocol can be set for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ListenerKind {
+    /// `--sni-listen`.
+    Sni,
+    /// `--tunnel-listen`.
+    Tunnel,
+    /// Every NodePort listener.
+    NodePort,
+}
+
+/// The value of `--proxy-protocol`: `LISTENER=off|optional|required`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ProxySetting {
+    pub(crate) listener: ListenerKind,
+    pub(crate) mode: ProxyMode,
+}
+
+impl FromStr for ProxySetting {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (listener, mode) = text
+            .split_once('=')
+            .ok_or("give LISTENER=MODE, such as sni=required; LISTENER is sni, tunnel or node-port")?;
+        let listener = match listener {
+            "sni" => ListenerKind::Sni,
+            "tunnel" => ListenerKind::Tunnel,
+            "node-port" => ListenerKind::NodePort,
+            other => return Err(format!("{other:?} is no listener; give sni, tunnel or node-port")),
+        };
+        let mode = match mode {
+            OFF => ProxyMode::Off,
+            "optional" => ProxyMode::Optional,
+            "required" => ProxyMode::Required,
+            other => return Err(format!("{other:?} is no mode; give off, optional or required")),
+        };
+        Ok(Self { listener, mode })
+    }
+}
+
+impl fmt::Display for ListenerKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sni => "sni",
+            Self::Tunnel => "tunnel",
+            Self::NodePort => "node-port",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read_as_people_write_them() {
+        for (text, millis) in
+            [("500ms", 500), ("5s", 5_000), ("1m30s", 90_000), ("1m 30s", 90_000), ("1h", 3_600_000)]
+        {
+            assert_eq!(duration(text), Ok(Duration::from_millis(millis)), "{text:?}");
+        }
+        for text in ["", "5", "s", "-5s", "5 s s", "five"] {
+            assert!(duration(text).is_err(), "{text:?}");
+        }
+        assert!(positive_duration("0s").is_err());
+    }
+
+    #[test]
+    fn off_turns_a_listener_or_a_limit_off() {
+        assert_eq!("off".parse(), Ok(Listen(None)));
+        assert_eq!("off".parse(), Ok(Limit(None)));
+        assert_eq!("[::]:6443".parse::<Listen>().unwrap().0, Some("[::]:6443".parse().unwrap()));
+        assert!("6443".parse::<Listen>().is_err());
+    }
+
+    #[test]
+    fn proxy_protocol_is_set_listener_by_listener() {
+        let setting: ProxySetting = "node-port=required".parse().unwrap();
+        assert_eq!(setting, ProxySetting { listener: ListenerKind::NodePort, mode: ProxyMode::Required });
+        for text in ["sni", "sni=on", "admin=optional", "=off"] {
+            assert!(text.parse::<ProxySetting>().is_err(), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! The command line: verbs, their help and their examples. The spellings are a contract that manifests and scripts rely on.
+
+use clap::{Parser, Subcommand};
+
+use crate::logging::LogFormat;
+use crate::outcome::Outcome;
+use crate::{gateway_flags, offline, verb};
+
+/// The front door of hosted Kubernetes control planes.
+///
+/// A seed cluster hosts the control planes of many user clusters. Portico makes each of them reachable, by TCP port, by server
+/// name or by CONNECT authority, and reads what to expose from a directory of manifests or from the seed's Kubernetes API.
+#[derive(Debug, Parser)]
+#[command(name = "portico", version = env!("PORTICO_VERSION"), max_term_width = 110, arg_required_else_help = true)]
+#[command(after_help = "\
+Exit codes: 0 done, 1 the answer is \"no\" (a check failed), 2 wrong usage or configuration.
+Logs go to standard error; RUST_LOG sets the level, for example RUST_LOG=debug.")]
+pub(crate) struct Cli {
+    /// How log lines look
+    #[arg(long, global = true, value_name = "FORMAT", default_value = "text")]
+    pub(crate) log_format: LogFormat,
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Serve every exposed control plane, until told to stop
+    ///
+    /// Reads objects, opens listeners, routes connections: by destination port (NodePort, LoadBalancer), by the server name of
+    /// the ClientHello, or by the authority of a CONNECT request (Tunneling). TLS is passed through and never opened.
+    /// Changes of one cluster never touch a byte of another.
+    #[command(after_help = "\
+Examples:
+  Serve what a directory describes, tunnels in plain text on a trusted network:
+    portico gateway --manifests /etc/portico --tunnel-plaintext
+
+  The same behind a load balancer that sends PROXY headers, with an access line a connection:
+    portico gateway --manifests /etc/portico --sni-listen '[::]:6443' \\
+      --proxy-protocol sni=required --trusted-proxy 10.0.0.0/8 --access-log json
+
+  Replace a running gateway without losing a connection attempt (both are started like this):
+    portico gateway --manifests /etc/portico --take-over /run/portico/take-over.sock")]
+    Gateway(Box<gateway_flags::Flags>),
+    /// Find every problem in a directory of manifests
+    ///
+    /// Prints each with file, line, object and remedy. Exit code 1 if one of them is an error.
+    #[command(after_help = "\
+Examples:
+  portico check manifests/
+  portico check manifests/ -o json | jq -r '.[] | select(.severity == \"error\") | .message'")]
+    Check(offline::Flags),
+    /// List what a directory of manifests would expose
+    ///
+    /// One line for each port, server name and authority: where it leads, by which object, whether it is ready.
+    #[command(after_help = "\
+Examples:
+  portico routes manifests/
+  portico routes manifests/ -o json | jq -r '.[] | select(.state != \"ready\") | .backend'")]
+    Routes(offline::Flags),
+}
+
+impl Verb {
+    /// Does it.
+    pub(crate) fn run(&self) -> anyhow::Result<Outcome> {
+        match self {
+            Self::Gateway(flags) => verb::gateway::run(flags),
+            Self::Check(flags) => verb::check::run(flags),
+            Self::Routes(flags) => verb::routes::run(flags),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,212 @@
+//! The one place of wiring: source → pipeline → data plane, with the admin listener beside it and the end of the process after
+//! it.
+//!
+//! Everything here runs on one thread; the threads that move bytes are the data plane's own. The order at the start is what
+//! makes it safe: the admin listener first, so that probes get an answer; then every object is read; only then are
+//! listeners opened, or taken over, for a table with holes would send clients away.
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use portico_gateway::{AccessLog, Gateway, take_over};
+use portico_source::Step;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+use crate::admin;
+use crate::gateway_flags::Flags;
+use crate::source::Source;
+use crate::status::Status;
+
+/// Between two attempts to bind a NodePort that something else holds: what holds it is usually about to go.
+const RETRY_PORTS: Duration = Duration::from_secs(2);
+/// Between two attempts to bind the admin address while a predecessor still holds it.
+const RETRY_ADMIN: Duration = Duration::from_millis(200);
+
+/// Runs a gateway until it is told to stop, or a successor has taken over. `started` is told once it serves.
+pub(crate) async fn run(flags: &Flags, started: impl FnOnce(&Status)) -> anyhow::Result<()> {
+    let mut stop = Stop::new()?;
+    let mut source = Source::open(&flags.source)?;
+    let status = Arc::new(Status::new(source.pipeline(&flags.source)?));
+    let admin = start_admin(flags, &status).await?;
+    let gateway = tokio::select! {
+        gateway = start(flags, &mut source, &status) => gateway?,
+        () = stop.asked() => return Ok(()),
+    };
+    started(&status);
+    let why = tokio::select! {
+        never = follow(&mut source, &status) => match never? {},
+        () = retry_ports(&gateway) => Ending::Stop,
+        () = stop.asked() => Ending::Stop,
+        outcome = successor(&gateway, flags.lifecycle.take_over.as_deref()) => { outcome?; Ending::HandedOver }
+    };
+    status.set_stopping();
+    match why {
+        Ending::Stop => {
+            tracing::info!(delay = ?flags.lifecycle.drain_delay, "told to stop");
+            tokio::select! {
+                never = follow(&mut source, &status) => match never? {},
+                () = sleep(flags.lifecycle.drain_delay) => {}
+                () = stop.asked() => {}
+            }
+        }
+        Ending::HandedOver => {
+            tracing::info!("a successor has taken the listeners over");
+            // It needs the address.
+            admin.abort();
+        }
+    }
+    drain(&gateway, flags.lifecycle.drain_timeout, &mut stop).await;
+    admin.abort();
+    Ok(())
+}
+
+/// Why a gateway stops to accept connections.
+enum Ending {
+    /// A signal.
+    Stop,
+    /// Another process accepts them.
+    HandedOver,
+}
+
+/// Serves `/healthz` and the rest from now on.
+async fn start_admin(flags: &Flags, status: &Arc<Status>) -> anyhow::Result<JoinHandle<()>> {
+    let Some(address) = flags.listeners.admin_listen.0 else { return Ok(tokio::spawn(pending())) };
+    let status = Arc::clone(status);
+    match admin::bind(address).await {
+        Ok(listener) => Ok(tokio::spawn(async move { match admin::serve(listener, status).await {} })),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && flags.lifecycle.take_over.is_some() => {
+            tracing::info!(%address, "the admin address is in use, by the predecessor it seems; waiting for it");
+            Ok(tokio::spawn(async move {
+                loop {
+                    sleep(RETRY_ADMIN).await;
+                    if let Ok(listener) = admin::bind(address).await {
+                        match admin::serve(listener, Arc::clone(&status)).await {}
+                    }
+                }
+            }))
+        }
+        Err(error) => Err(error).with_context(|| {
+            format!("cannot listen on {address}; choose another address with --admin-listen, or off")
+        }),
+    }
+}
+
+/// Reads every object, then starts the data plane with what follows from them.
+async fn start(flags: &Flags, source: &mut Source, status: &Arc<Status>) -> anyhow::Result<Arc<Gateway>> {
+    loop {
+        let step = next(source).await?;
+        if note(source, status, step) {
+            break;
+        }
+    }
+    let config = flags.config(status.pipeline().timeouts())?;
+    let access = AccessLog::start(flags.records.access_log.into()).context("cannot start the access log")?;
+    let mut predecessor = match &flags.lifecycle.take_over {
+        Some(path) => take_over(path)?,
+        None => None,
+    };
+    let gateway = Arc::new(Gateway::start(config, access, predecessor.as_mut())?);
+    publish(&gateway, status);
+    gateway.drop_inherited_sockets();
+    status.set_gateway(Arc::clone(&gateway));
+    if let Some(predecessor) = predecessor {
+        predecessor.ready()?;
+    }
+    for (listener, address) in gateway.listen_addresses() {
+        tracing::info!(%listener, %address, "listening");
+    }
+    Ok(gateway)
+}
+
+/// Keeps the data plane in line with the objects.
+async fn follow(source: &mut Source, status: &Status) -> anyhow::Result<Infallible> {
+    loop {
+        let step = next(source).await?;
+        if note(source, status, step)
+            && let Some(gateway) = status.gateway()
+        {
+            publish(gateway, status);
+        }
+    }
+}
+
+async fn next(source: &mut Source) -> anyhow::Result<Step> {
+    match source.next().await {
+        Some(step) => Ok(step),
+        None => bail!("the source of objects has ended; this is a defect, please report it with the log"),
+    }
+}
+
+/// Notes what a step says. Answers whether the picture is complete.
+fn note(source: &mut Source, status: &Status, step: Step) -> bool {
+    let mut pipeline = status.pipeline();
+    for event in step.events {
+        pipeline.apply(event);
+    }
+    status.set_manifest_problems(step.problems);
+    if step.complete {
+        source.remember(&mut pipeline);
+    }
+    step.complete
+}
+
+fn publish(gateway: &Gateway, status: &Status) {
+    let update = status.pipeline().commit();
+    if let Some(update) = update {
+        tracing::debug!(changes = update.changes.len(), "routes changed");
+        gateway.apply(&update);
+    }
+}
+
+async fn retry_ports(gateway: &Gateway) {
+    loop {
+        sleep(RETRY_PORTS).await;
+        gateway.retry_failed_ports();
+    }
+}
+
+/// Offers the listeners to a successor; returns once one has them.
+async fn successor(gateway: &Arc<Gateway>, path: Option<&Path>) -> anyhow::Result<()> {
+    match path {
+        Some(path) => Ok(gateway.hand_over(path).await?),
+        None => pending().await,
+    }
+}
+
+/// Lets connections finish. A second signal ends them.
+async fn drain(gateway: &Gateway, limit: Duration, stop: &mut Stop) {
+    let open = gateway.connections().len();
+    tracing::info!(open, ?limit, "draining; a second signal ends it");
+    tokio::select! {
+        cut = gateway.drain(limit) => tracing::info!(cut, "drained"),
+        () = stop.asked() => tracing::warn!(open = gateway.connections().len(), "told to stop again; ending at once"),
+    }
+}
+
+/// The signals that ask a process to end.
+pub(crate) struct Stop {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Stop {
+    pub(crate) fn new() -> anyhow::Result<Self> {
+        let on = |kind| signal(kind).context("cannot receive signals");
+        Ok(Self { terminate: on(SignalKind::terminate())?, interrupt: on(SignalKind::interrupt())? })
+    }
+
+    /// Returns with the next SIGTERM or SIGINT.
+    pub(crate) async fn asked(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! A directory of manifests looked at once, as the gateway would: for the verbs that only answer a question.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use portico_routes::book::Settings;
+use portico_source::{Event, Loaded, read_directory};
+
+use crate::outcome::OutputFormat;
+use crate::pipeline::Pipeline;
+
+/// What to look at, and how to say what was found.
+#[derive(Debug, Args)]
+pub(crate) struct Flags {
+    /// Directory of manifests
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+    /// How the answer is printed
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    pub(crate) output: OutputFormat,
+    /// Look only at the Services of this namespace
+    #[arg(long, value_name = "NS")]
+    namespace: Option<String>,
+    /// The annotation by which a Service asks to be exposed
+    #[arg(long, value_name = "KEY", default_value = portico_api::annotations::EXPOSE)]
+    expose_annotation: String,
+}
+
+/// The objects of a directory and what follows from them. Nothing is written.
+#[derive(Debug)]
+pub(crate) struct Site {
+    /// What could not be read, and the place of everything that could. Its objects are in the pipeline.
+    pub(crate) loaded: Loaded,
+    /// How many objects there are.
+    pub(crate) objects: usize,
+    pub(crate) pipeline: Pipeline,
+}
+
+impl Flags {
+    /// Reads the directory.
+    pub(crate) fn load(&self) -> anyhow::Result<Site> {
+        let directory: &Path = &self.directory;
+        let mut loaded = read_directory(directory)?;
+        let mut pipeline = Pipeline::new(Settings {
+            expose_annotation: self.expose_annotation.as_str().into(),
+            namespace: self.namespace.as_deref().map(Into::into),
+        });
+        let objects = std::mem::take(&mut loaded.objects);
+        let count = objects.len();
+        for object in objects {
+            pipeline.apply(Event::Apply(object));
+        }
+        // The table itself is not asked for; what it says is in the rows and problems.
+        let _update = pipeline.commit();
+        Ok(Site { loaded, objects: count, pipeline })
+    }
+}

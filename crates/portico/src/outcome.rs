@@ -1,0 +1,53 @@
+//! How a verb ends: the exit codes of the command line contract, and the way to print.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::ValueEnum;
+
+/// What a verb that ran has to say. That it could not run is an error, and exit code 2, as clap's for wrong usage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Done, or the answer is "yes".
+    Done,
+    /// The answer is "no": a check failed.
+    No,
+}
+
+impl From<Outcome> for ExitCode {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Done => Self::SUCCESS,
+            Outcome::No => Self::from(1),
+        }
+    }
+}
+
+/// Wrong usage or configuration.
+pub(crate) fn misconfigured() -> ExitCode {
+    ExitCode::from(2)
+}
+
+/// Says on standard error why a verb could not run.
+pub(crate) fn complain(error: &anyhow::Error) {
+    // Nobody is left to tell if that fails.
+    let _ = writeln!(io::stderr(), "portico: {error:#}");
+}
+
+/// How an answer is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OutputFormat {
+    /// For people.
+    Table,
+    /// For programs; the field names are stable.
+    Json,
+}
+
+/// Writes to standard output. A reader that left early, such as `head`, is no error.
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,108 @@
+//! What the admin listener may know of a running gateway: the data plane, and what the objects say.
+//!
+//! Written by [`crate::control`], read by [`crate::admin`]. Locks are held for a look, never over I/O.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use portico_api::problem::{Problem, Severity};
+use portico_gateway::Gateway;
+use portico_routes::rows::RouteRow;
+use portico_source::ManifestProblem;
+
+use crate::pipeline::Pipeline;
+
+/// One gateway process.
+#[derive(Debug)]
+pub(crate) struct Status {
+    /// Its data plane, once it has started.
+    gateway: OnceLock<Arc<Gateway>>,
+    pipeline: Mutex<Pipeline>,
+    manifest_problems: Mutex<Arc<[ManifestProblem]>>,
+    stopping: AtomicBool,
+}
+
+impl Status {
+    pub(crate) fn new(pipeline: Pipeline) -> Self {
+        Self {
+            gateway: OnceLock::new(),
+            pipeline: Mutex::new(pipeline),
+            manifest_problems: Mutex::default(),
+            stopping: AtomicBool::new(false),
+        }
+    }
+
+    /// The objects and what follows from them.
+    pub(crate) fn pipeline(&self) -> MutexGuard<'_, Pipeline> {
+        // A panic between two changes leaves a book that is merely behind.
+        self.pipeline.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Every route, in force or not, as `/routes` lists them.
+    pub(crate) fn rows(&self) -> Vec<RouteRow> {
+        self.pipeline().rows().collect()
+    }
+
+    /// What the source cannot read.
+    pub(crate) fn manifest_problems(&self) -> Arc<[ManifestProblem]> {
+        Arc::clone(&self.manifest_problems.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn set_manifest_problems(&self, problems: Arc<[ManifestProblem]>) {
+        *self.manifest_problems.lock().unwrap_or_else(PoisonError::into_inner) = problems;
+    }
+
+    /// What is wrong with objects that could be read, errors first.
+    pub(crate) fn object_problems(&self) -> Vec<Problem> {
+        self.pipeline().problems()
+    }
+
+    /// How many problems there are, by severity and reason.
+    pub(crate) fn count_problems(&self) -> BTreeMap<(&'static str, &'static str), u64> {
+        let manifest = self.manifest_problems();
+        let objects = self.object_problems();
+        let all = manifest
+            .iter()
+            .map(|problem| (problem.severity, problem.reason))
+            .chain(objects.iter().map(|problem| (problem.severity, problem.reason)));
+        let mut counts = BTreeMap::new();
+        for (severity, reason) in all {
+            *counts.entry((severity_word(severity), reason)).or_default() += 1;
+        }
+        counts
+    }
+
+    /// The data plane; `None` until every object has been read, because until then it would send clients away.
+    pub(crate) fn gateway(&self) -> Option<&Arc<Gateway>> {
+        self.gateway.get()
+    }
+
+    /// The data plane has started. Once in the life of a process.
+    pub(crate) fn set_gateway(&self, gateway: Arc<Gateway>) {
+        // A second one cannot be: it would have failed to bind the ports of the first.
+        let _first_stays = self.gateway.set(gateway);
+    }
+
+    /// Whether the process was asked to end.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Relaxed)
+    }
+
+    pub(crate) fn set_stopping(&self) {
+        self.stopping.store(true, Relaxed);
+    }
+
+    /// Whether new connections are welcome.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.gateway().is_some() && !self.is_stopping()
+    }
+}
+
+/// The word for a severity in metrics.
+pub(crate) fn severity_word(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Error => "error",
+        Severity::Warning => "warning",
+    }
+}

@@ -1,0 +1,5 @@
+//! What `portico` can be asked to do: one file a verb.
+
+pub(crate) mod check;
+pub(crate) mod gateway;
+pub(crate) mod routes;
