@@ -21,6 +21,12 @@ impl AllowList {
         Self(IpNet::aggregate(&networks).into())
     }
 
+    /// A list that admits nobody: for a cluster whose real list cannot be known. It holds the one address that no
+    /// connection comes from.
+    pub fn nobody() -> Self {
+        Self([IpNet::from(IpAddr::from([0, 0, 0, 0]))].into())
+    }
+
     /// Whether `client` may connect. An IPv4 address that arrives mapped into IPv6 is judged as IPv4.
     pub fn admits(&self, client: IpAddr) -> bool {
         let client = client.to_canonical();
@@ -53,7 +59,9 @@ impl Budget {
     pub fn or(self, default: Self) -> Self {
         Self {
             max_connections: self.max_connections.or(default.max_connections),
-            max_connections_per_second: self.max_connections_per_second.or(default.max_connections_per_second),
+            max_connections_per_second: self
+                .max_connections_per_second
+                .or(default.max_connections_per_second),
         }
     }
 }
@@ -108,6 +116,12 @@ mod tests {
     #[test]
     fn an_empty_list_admits_everybody() {
         assert!(AllowList::default().admits("203.0.113.9".parse().unwrap()));
+    }
+
+    #[test]
+    fn nobody_is_not_everybody() {
+        assert!(!AllowList::nobody().admits("203.0.113.9".parse().unwrap()));
+        assert!(!AllowList::nobody().is_empty());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use portico_api::cluster::Cluster;
 use portico_api::configuration::KubermaticConfiguration;
-use portico_api::meta::{ObjectKey, ObjectRef};
+use portico_api::meta::{Kind, ObjectKey, ObjectRef};
 use portico_api::names::ClusterName;
 use portico_api::policy::ClusterPolicy;
 use portico_api::problem::Problem;
@@ -33,6 +33,22 @@ pub enum Change {
 }
 
 impl Change {
+    /// Which object it is about.
+    pub(crate) fn object(&self) -> ObjectRef {
+        match self {
+            Self::Service(service) => ObjectRef::new(Kind::Service, &service.metadata),
+            Self::NoService(key) => ObjectRef { kind: Kind::Service, key: key.clone() },
+            Self::Configuration(found) => ObjectRef::new(Kind::KubermaticConfiguration, &found.metadata),
+            Self::NoConfiguration(key) => ObjectRef { kind: Kind::KubermaticConfiguration, key: key.clone() },
+            Self::Seed(seed) => ObjectRef::new(Kind::Seed, &seed.metadata),
+            Self::NoSeed(key) => ObjectRef { kind: Kind::Seed, key: key.clone() },
+            Self::Cluster(cluster) => {
+                ObjectRef { kind: Kind::Cluster, key: cluster_key(&cluster.metadata.name) }
+            }
+            Self::NoCluster(name) => ObjectRef { kind: Kind::Cluster, key: cluster_key(name.as_str()) },
+        }
+    }
+
     /// In which order changes that arrive together are best applied: what others depend on first, and what goes, which frees
     /// ports, before what comes.
     pub(crate) fn rank(&self) -> u8 {
@@ -44,6 +60,11 @@ impl Change {
             Self::Cluster(_) => 4,
         }
     }
+}
+
+/// Clusters have no namespace, whatever their manifest says.
+fn cluster_key(name: &str) -> ObjectKey {
+    ObjectKey::new("", name)
 }
 
 /// One thing that follows from a change.

@@ -98,6 +98,7 @@ pub struct NodePortBook {
     fixed: BTreeMap<u16, u32>,
     taken: PortSet,
     revision: u64,
+    freed: u64,
 }
 
 impl NodePortBook {
@@ -126,6 +127,11 @@ impl NodePortBook {
     /// Grows by every change that must be stored.
     pub fn revision(&self) -> u64 {
         self.revision
+    }
+
+    /// Grows by every port that becomes free: whoever waits for one may try again.
+    pub fn freed(&self) -> u64 {
+        self.freed
     }
 
     /// The port that was given to `key`.
@@ -186,9 +192,10 @@ impl NodePortBook {
         }
     }
 
-    /// Frees every port whose key is not to be kept.
-    pub fn retain(&mut self, keep: impl Fn(&PortKey) -> bool) {
-        let gone: Vec<PortKey> = self.given.keys().filter(|&key| !keep(key)).cloned().collect();
+    /// Frees every port that is not to be kept.
+    pub fn retain(&mut self, keep: impl Fn(&PortKey, u16) -> bool) {
+        let gone = self.given.iter().filter(|&(key, &port)| !keep(key, port));
+        let gone: Vec<PortKey> = gone.map(|(key, _)| key.clone()).collect();
         for key in gone {
             self.release(&key);
         }
@@ -214,6 +221,7 @@ impl NodePortBook {
     fn settle(&mut self, port: u16) {
         if !self.owners.contains_key(&port) && !self.fixed.contains_key(&port) {
             self.taken.remove(port);
+            self.freed += 1;
         }
     }
 }

@@ -120,7 +120,7 @@ pub fn plan(inputs: &Inputs<'_>) -> Plan {
     let name = cluster.name();
     let namespace = name.namespace();
     let suffix = HostSuffix::of(&name, seed, inputs.configuration);
-    let policy = policy(cluster, strategy, seed);
+    let policy = policy(cluster, strategy, seed, inputs.load_balancers);
     let api_type = service_type_override(cluster, seed);
 
     let mut services = Vec::with_capacity(4);

@@ -6,11 +6,22 @@ use portico_api::policy::{AllowList, Budget, ClusterPolicy};
 use portico_api::seed::Seed;
 use portico_api::strategy::ExposeStrategy;
 
+use crate::plan::LoadBalancers;
+
 /// The policy of `cluster`.
 ///
 /// The allow list joins the cluster's own networks with the seed's defaults, on every strategy. A cluster behind a load
 /// balancer of its own also admits the networks that every load balancer of the seed admits.
-pub fn policy(cluster: &Cluster, strategy: ExposeStrategy, seed: &Seed) -> ClusterPolicy {
+///
+/// With the seed's nodeport-proxy disabled no NodePort listeners are opened, except by a proxy that is not the seed-wide one:
+/// that of a cluster with a load balancer of its own.
+pub fn policy(
+    cluster: &Cluster,
+    strategy: ExposeStrategy,
+    seed: &Seed,
+    load_balancers: LoadBalancers,
+) -> ClusterPolicy {
+    let own_proxy = strategy == ExposeStrategy::LoadBalancer && load_balancers == LoadBalancers::Cloud;
     let own = &cluster.spec.api_server_allowed_ip_ranges.cidr_blocks;
     let defaults = &seed.spec.default_api_server_allowed_ip_ranges;
     let balancers: &[_] = match strategy {
@@ -26,7 +37,7 @@ pub fn policy(cluster: &Cluster, strategy: ExposeStrategy, seed: &Seed) -> Clust
             max_connections: annotation(MAX_CONNECTIONS),
             max_connections_per_second: annotation(MAX_CONNECTIONS_PER_SECOND),
         },
-        node_port_listeners: !seed.spec.nodeport_proxy.disable,
+        node_port_listeners: own_proxy || !seed.spec.nodeport_proxy.disable,
     }
 }
 
@@ -39,6 +50,10 @@ pub(crate) fn bound(value: &str) -> Option<u32> {
 mod tests {
     use super::*;
     use crate::testing::{cluster, read, seed};
+
+    fn policy(cluster: &Cluster, strategy: ExposeStrategy, seed: &Seed) -> ClusterPolicy {
+        super::policy(cluster, strategy, seed, LoadBalancers::Gateway)
+    }
 
     const OWN: &str = r#"{"apiServerAllowedIPRanges": {"cidrBlocks": ["192.0.2.0/24"]}}"#;
     const SEED: &str = r#"{"defaultAPIServerAllowedIPRanges": ["198.51.100.0/24"],
@@ -63,7 +78,13 @@ mod tests {
     #[test]
     fn a_disabled_proxy_opens_no_node_ports() {
         let disabled = seed("north", r#"{"nodeportProxy": {"disable": true}}"#);
-        assert!(!policy(&cluster("a", "{}"), ExposeStrategy::NodePort, &disabled).node_port_listeners);
+        let cluster = cluster("a", "{}");
+        for strategy in ExposeStrategy::ALL {
+            assert!(!policy(&cluster, strategy, &disabled).node_port_listeners, "{strategy}");
+        }
+        let own_proxy =
+            super::policy(&cluster, ExposeStrategy::LoadBalancer, &disabled, LoadBalancers::Cloud);
+        assert!(own_proxy.node_port_listeners, "that is another proxy than the one disabled");
     }
 
     #[test]

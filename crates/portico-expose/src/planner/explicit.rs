@@ -1,0 +1,141 @@
+//! Services that somebody wrote: their NodePorts, and which planned Services they take the place of.
+
+use std::collections::{BTreeMap, HashMap};
+
+use portico_api::annotations::{EXPOSE, ExposeTypes};
+use portico_api::meta::{Kind, ObjectKey, ObjectRef};
+use portico_api::port_range::PortRange;
+use portico_api::problem::{Problem, Severity};
+use portico_api::service::{Protocol, Service, ServiceType};
+
+use crate::draw::Draw;
+use crate::node_ports::{Exhausted, NodePortBook, PortKey, Taken};
+
+/// The Services that somebody wrote.
+#[derive(Debug, Default)]
+pub(super) struct ExplicitServices {
+    services: HashMap<ObjectKey, Explicit>,
+    /// Those that did not get a NodePort, as written: they are tried again when one becomes free.
+    waiting: BTreeMap<ObjectKey, Service>,
+}
+
+/// What must be remembered of one Service.
+#[derive(Debug, Default)]
+struct Explicit {
+    /// Port names and NodePorts, fixed or drawn.
+    node_ports: Vec<(Box<str>, u16)>,
+    /// NodePorts that it fixes itself.
+    fixed: Vec<u16>,
+}
+
+impl ExplicitServices {
+    pub(super) fn contains(&self, key: &ObjectKey) -> bool {
+        self.services.contains_key(key)
+    }
+
+    /// The NodePort of a port of a Service that somebody wrote.
+    pub(super) fn node_port(&self, key: &ObjectKey, port_name: &str) -> Option<u16> {
+        let ports = &self.services.get(key)?.node_ports;
+        ports.iter().find(|(name, _)| **name == *port_name).map(|&(_, port)| port)
+    }
+
+    /// Whether one of these Services uses the `port` that the book gave to `key`.
+    pub(super) fn holds(&self, key: &PortKey, port: u16) -> bool {
+        let mut parts = key.as_str().splitn(3, '/');
+        let (Some(namespace), Some(name), Some(port_name)) = (parts.next(), parts.next(), parts.next())
+        else {
+            return false;
+        };
+        self.node_port(&ObjectKey::new(namespace, name), port_name) == Some(port)
+    }
+
+    /// Takes a Service in and returns it as it is to be served: with its missing NodePorts drawn, and without those that
+    /// belong to others.
+    pub(super) fn set(
+        &mut self,
+        written: Service,
+        book: &mut NodePortBook,
+        range: PortRange,
+        draw: &mut Draw,
+    ) -> (Service, Vec<Problem>) {
+        let key = written.metadata.key();
+        let object = ObjectRef::new(Kind::Service, &written.metadata);
+        self.remove(&key, book);
+        let mut service = written.clone();
+        let mut explicit = Explicit::default();
+        let mut problems = Vec::new();
+        let draws = draws_node_ports(&service);
+        for (index, port) in service.spec.ports.iter_mut().enumerate() {
+            let in_book = PortKey::new(&key.namespace, &key.name, &port.name);
+            match port.node_port {
+                Some(number) => match book.fix(&in_book, number) {
+                    Ok(()) => explicit.fixed.push(number),
+                    Err(taken) => {
+                        port.node_port = None;
+                        problems.push(node_port_taken(&object, index, &taken));
+                    }
+                },
+                None if draws && port.protocol == Protocol::TCP => {
+                    match book.allocate(std::slice::from_ref(&in_book), range, draw) {
+                        Ok(()) => port.node_port = book.get(&in_book),
+                        Err(exhausted) => problems.push(node_ports_exhausted(&object, &exhausted)),
+                    }
+                }
+                None => {}
+            }
+            explicit.node_ports.extend(port.node_port.map(|number| (port.name.clone(), number)));
+        }
+        if !problems.is_empty() {
+            self.waiting.insert(key.clone(), written);
+        }
+        self.services.insert(key, explicit);
+        (service, problems)
+    }
+
+    /// Forgets a Service and lets go of the NodePorts it fixed. Those drawn for it stay in the book until they are released.
+    pub(super) fn remove(&mut self, key: &ObjectKey, book: &mut NodePortBook) -> bool {
+        self.waiting.remove(key);
+        let Some(explicit) = self.services.remove(key) else { return false };
+        for port in explicit.fixed {
+            book.unfix(port);
+        }
+        true
+    }
+
+    /// The Services that wait for a NodePort, as written.
+    pub(super) fn take_waiting(&mut self) -> BTreeMap<ObjectKey, Service> {
+        std::mem::take(&mut self.waiting)
+    }
+}
+
+/// Whether missing NodePorts of a Service are worth drawing: only where the gateway would open them.
+fn draws_node_ports(service: &Service) -> bool {
+    let exposed = service.metadata.annotation(EXPOSE).map(ExposeTypes::parse);
+    service.spec.service_type == ServiceType::NodePort
+        && matches!(exposed, Some(Ok(types)) if types.node_port)
+}
+
+fn node_port_taken(object: &ObjectRef, index: usize, taken: &Taken) -> Problem {
+    Problem {
+        severity: Severity::Error,
+        reason: "node-port-taken",
+        object: object.clone(),
+        field: format!("spec.ports[{index}].nodePort"),
+        message: format!("{} cannot be used: {taken}", taken.port),
+        remedy: "choose another number, or leave it out and let one be drawn".into(),
+    }
+}
+
+/// There are not enough NodePorts left for `object`.
+pub(super) fn node_ports_exhausted(object: &ObjectRef, exhausted: &Exhausted) -> Problem {
+    Problem {
+        severity: Severity::Error,
+        reason: "node-ports-exhausted",
+        object: object.clone(),
+        field: String::new(),
+        message: exhausted.to_string(),
+        remedy: "widen spec.userCluster.nodePortRange of the KubermaticConfiguration (it must equal the seed's own range), \
+                 remove clusters, or use the strategy Tunneling, which needs no NodePorts"
+            .into(),
+    }
+}

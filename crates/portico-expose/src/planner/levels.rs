@@ -1,0 +1,185 @@
+//! The two levels above a Cluster: Seeds and the KubermaticConfiguration, each with its last usable version.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use portico_api::configuration::KubermaticConfiguration;
+use portico_api::meta::{Kind, ObjectKey, ObjectMeta, ObjectRef};
+use portico_api::problem::{Problem, Severity};
+use portico_api::seed::Seed;
+
+use crate::validate::{self, Verdict};
+
+/// Every object of one kind, and which of them count.
+#[derive(Debug)]
+pub(super) struct Level<T> {
+    objects: BTreeMap<ObjectKey, Versions<T>>,
+    /// Those that count, oldest first.
+    active: Vec<Active<T>>,
+}
+
+/// An object as it is wanted, and as it was when it could last be used.
+#[derive(Debug)]
+struct Versions<T> {
+    good: Option<Arc<T>>,
+    wanted: Arc<T>,
+    problems: Vec<Problem>,
+}
+
+/// An object that counts.
+#[derive(Debug)]
+pub(super) struct Active<T> {
+    pub(super) object: Arc<T>,
+    /// No version of it was ever usable; what depends on it must wait.
+    pub(super) refused: bool,
+}
+
+impl<T> AsRef<T> for Active<T> {
+    fn as_ref(&self) -> &T {
+        &self.object
+    }
+}
+
+impl<T> Default for Level<T> {
+    fn default() -> Self {
+        Self { objects: BTreeMap::new(), active: Vec::new() }
+    }
+}
+
+/// What Seeds and configurations have in common.
+pub(super) trait LevelObject: Sized {
+    const KIND: Kind;
+
+    fn meta(&self) -> &ObjectMeta;
+
+    fn validate(&self) -> Verdict;
+
+    /// What is wrong with this object because of the elder ones before it, and whether it counts nevertheless.
+    fn beside(&self, elders: &[Active<Self>]) -> (Vec<Problem>, bool);
+}
+
+impl<T: LevelObject> Level<T> {
+    /// Takes a new version in.
+    pub(super) fn set(&mut self, object: T) {
+        let key = object.meta().key();
+        let Verdict { problems, refused } = object.validate();
+        let wanted = Arc::new(object);
+        let before = self.objects.remove(&key).and_then(|versions| versions.good);
+        let good = if refused { before } else { Some(wanted.clone()) };
+        self.objects.insert(key, Versions { good, wanted, problems });
+    }
+
+    /// Forgets an object.
+    pub(super) fn remove(&mut self, key: &ObjectKey) {
+        self.objects.remove(key);
+    }
+
+    /// Works out anew which objects count, and returns all problems of each.
+    pub(super) fn settle(&mut self) -> Vec<(ObjectRef, Vec<Problem>)> {
+        let mut by_age: Vec<&Versions<T>> = self.objects.values().collect();
+        // Stable, so that those without an age stay in the order of their names.
+        by_age.sort_by_key(|versions| {
+            let born = versions.wanted.meta().creation_timestamp;
+            (born.is_none(), born)
+        });
+        self.active.clear();
+        let mut all = Vec::new();
+        for versions in by_age {
+            let object = versions.good.as_ref().unwrap_or(&versions.wanted).clone();
+            let (beside, counts) = object.beside(&self.active);
+            let problems = versions.problems.iter().cloned().chain(beside).collect();
+            all.push((ObjectRef::new(T::KIND, versions.wanted.meta()), problems));
+            if counts {
+                self.active.push(Active { object, refused: versions.good.is_none() });
+            }
+        }
+        all
+    }
+
+    /// Those that count, oldest first.
+    pub(super) fn active(&self) -> &[Active<T>] {
+        &self.active
+    }
+}
+
+fn error<T: LevelObject>(
+    object: &T,
+    reason: &'static str,
+    field: String,
+    message: String,
+    remedy: &str,
+) -> Problem {
+    Problem {
+        severity: Severity::Error,
+        reason,
+        object: ObjectRef::new(T::KIND, object.meta()),
+        field,
+        message,
+        remedy: remedy.into(),
+    }
+}
+
+impl LevelObject for Seed {
+    const KIND: Kind = Kind::Seed;
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn validate(&self) -> Verdict {
+        validate::seed(self)
+    }
+
+    fn beside(&self, elders: &[Active<Self>]) -> (Vec<Problem>, bool) {
+        let name = &self.metadata.name;
+        if let Some(elder) = elders.iter().find(|elder| elder.object.metadata.name == *name) {
+            let elder = ObjectRef::new(Kind::Seed, &elder.object.metadata);
+            let message =
+                format!("{elder} has the same name {name:?} and is the elder, or the first of equals");
+            let problem = error(
+                self,
+                "duplicate-seed",
+                "metadata.name".into(),
+                message,
+                "remove or rename one of the two",
+            );
+            return (vec![problem], false);
+        }
+        let taken = |datacenter: &str| {
+            let elder = elders.iter().find(|elder| elder.object.spec.datacenters.contains_key(datacenter))?;
+            let field = format!("spec.datacenters.{datacenter}");
+            let message = format!(
+                "the datacenter {datacenter:?} belongs to {}, whose clusters keep it",
+                ObjectRef::new(Kind::Seed, &elder.object.metadata)
+            );
+            Some(error(
+                self,
+                "duplicate-datacenter",
+                field,
+                message,
+                "rename it, or remove it from one of the two",
+            ))
+        };
+        (self.spec.datacenters.keys().filter_map(|name| taken(name)).collect(), true)
+    }
+}
+
+impl LevelObject for KubermaticConfiguration {
+    const KIND: Kind = Kind::KubermaticConfiguration;
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn validate(&self) -> Verdict {
+        validate::configuration(self)
+    }
+
+    fn beside(&self, elders: &[Active<Self>]) -> (Vec<Problem>, bool) {
+        let Some(elder) = elders.first() else { return (Vec::new(), true) };
+        let elder = ObjectRef::new(Self::KIND, &elder.object.metadata);
+        let message =
+            format!("an installation has one configuration, and {elder} is it: this one is ignored");
+        (vec![error(self, "duplicate-configuration", String::new(), message, "remove one of the two")], false)
+    }
+}
