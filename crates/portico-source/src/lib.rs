@@ -5,11 +5,13 @@
 //! restart beside a directory.
 //!
 //! Inside, text passes through `yaml` (trees with lines, within bounds) and `manifest` (objects of a file) to `catalogue` (which file
-//! holds what, and what changed); `walk`, `watch` and `pending` say which files to look at, and when.
+//! holds what, and what changed); `walk`, `watch` and `pending` say which files to look at, and when. For an API server, `served` is how its objects are read
+//! and `mirror` what follows from what its watches hear.
 //!
 //! What the objects mean is decided elsewhere: `portico-expose` plans, `portico-routes` routes.
 
 pub mod directory;
+pub mod kubernetes;
 pub mod load;
 pub mod object;
 pub mod state;
@@ -17,12 +19,15 @@ pub mod step;
 
 mod catalogue;
 mod manifest;
+mod mirror;
 mod pending;
+mod served;
 mod walk;
 mod watch;
 mod yaml;
 
 pub use directory::DirectorySource;
+pub use kubernetes::{KubernetesSettings, KubernetesSource};
 pub use load::{Loaded, read_directory};
 pub use object::Object;
 pub use step::{Event, ManifestProblem, Step};
