@@ -340,26 +340,35 @@ impl Planner {
         self.waiting.remove(name);
         let wanted = slot.wanted.clone();
         let before = slot.good.as_ref().map(|good| (good.cluster.clone(), good.decision));
+        let seed_before = slot.good.as_ref().map(|good| good.seed.clone());
         let (problems, in_force) = match self.approve_wanted(&wanted, before.as_ref(), name) {
             Ok(approved) => (approved.problems.clone(), Some((wanted.clone(), approved))),
-            Err(problems) => {
-                let as_before = before.as_ref().and_then(|(cluster, _)| {
-                    let approved = self.approve(cluster, before.as_ref()).ok()?;
-                    self.allocate(cluster, &approved).ok()?;
-                    Some((cluster.clone(), approved))
+            Err(mut problems) => {
+                let as_before = before.as_ref().zip(seed_before).map(|((cluster, decision), seed)| {
+                    // By the Seed as it is now if that may be, else by the Seed as it was.
+                    let unchanged = Approved { decision: *decision, seed, problems: Vec::new() };
+                    (cluster.clone(), self.approve(cluster, before.as_ref()).unwrap_or(unchanged))
                 });
+                if let Some((cluster, approved)) = &as_before
+                    && let Err(problem) = self.allocate(cluster, approved)
+                {
+                    // It stays in force all the same, with the ports it has.
+                    self.waiting.insert(name.clone());
+                    if !problems.contains(&problem) {
+                        problems.push(*problem);
+                    }
+                }
                 (problems, as_before)
             }
         };
-        let policy = match (&in_force, &slot.good) {
-            (Some((cluster, approved)), _) => {
-                Some(Arc::new(policy(cluster, approved.decision.strategy, &approved.seed, self.balancers())))
+        let policy = match &in_force {
+            Some((cluster, approved)) => {
+                Arc::new(policy(cluster, approved.decision.strategy, &approved.seed, self.balancers()))
             }
-            (None, Some(_)) => None,
-            (None, None) => Some(self.cautious_policy(&wanted)),
+            None => self.cautious_policy(&wanted),
         };
         // Before the Services: none of them may be open for a moment to those who are not admitted.
-        if let Some(policy) = policy.filter(|policy| slot.policy.as_ref() != Some(policy)) {
+        if slot.policy.as_ref() != Some(&policy) {
             slot.policy = Some(policy.clone());
             work.outputs.push(Output::Policy(policy));
         }
@@ -692,3 +701,6 @@ fn keeps_strategy(cluster: &Cluster, in_force: Decision, decided: Decision) -> P
         ),
     }
 }
+
+#[cfg(test)]
+mod tests;
