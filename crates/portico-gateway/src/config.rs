@@ -15,6 +15,8 @@ pub struct Config {
     pub sni_listen: Option<SocketAddr>,
     /// Where CONNECT requests are served; `None` is off.
     pub tunnel_listen: Option<SocketAddr>,
+    /// What is served there: certificates, plaintext, HTTP/2 limits. Its hello and stream idle timeouts are those of this struct.
+    pub tunnel: portico_tunnel::Settings,
     /// The address NodePort listeners bind.
     pub node_port_address: IpAddr,
     /// PROXY protocol on each kind of listener.
@@ -45,6 +47,7 @@ impl Default for Config {
             workers: 1,
             sni_listen: None,
             tunnel_listen: None,
+            tunnel: portico_tunnel::Settings::default(),
             node_port_address: Ipv4Addr::UNSPECIFIED.into(),
             proxy_protocol: ProxyProtocol::default(),
             hello_timeout: Duration::from_secs(5),

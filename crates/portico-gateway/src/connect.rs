@@ -1,6 +1,310 @@
-//! CONNECT streams.
-use crate::connection::Arrival;
-use crate::worker::Worker;
-use std::sync::Arc;
+//! CONNECT streams: the bridge to `portico-tunnel`, which speaks HTTP and TLS and knows nothing of routes.
+//!
+//! Each request takes the phases of [`connection`](crate::connection) (learn, decide, connect, record) by itself: a connection of a
+//! node agent carries many streams, each with its own line in the access log, its own place in the cluster's budget and its own
+//! end. Only what fails before there is a request is a refusal of the connection as a whole.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use portico_api::names::Authority;
+use portico_tunnel::{Failure, Handler, Meter, Request, Served, Settings};
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
-pub(crate) async fn serve_tunnel(_worker: Arc<Worker>, _stream: TcpStream, _arrival: Arrival) {}
+use tokio::time::timeout;
+
+use crate::access::Refused;
+use crate::config::ProxyMode;
+use crate::connection::{Admitted, Arrival, connect, decide, learn_proxy_header, printable, proxy_header};
+use crate::copy::copy;
+use crate::record::{End, Listener, Opening, Session};
+use crate::refusal::{Refusal, Side};
+use crate::upstream::Upstream;
+use crate::worker::{Alive, HandshakeGuard, Worker};
+
+/// Serves a connection to the tunnel port until it ends.
+pub(crate) async fn serve_tunnel(worker: Arc<Worker>, stream: TcpStream, arrival: Arrival) {
+    let config = &worker.shared.config;
+    let settings = Settings {
+        hello_timeout: config.hello_timeout,
+        stream_idle: config.idle.tunnel_stream,
+        ..config.tunnel.clone()
+    };
+    let (handler, first) = match welcome(&worker, &stream, &arrival).await {
+        Ok(welcomed) => welcomed,
+        Err(refusal) => {
+            return refuse(&worker, &Learned::nothing(arrival.id, arrival.peer, arrival.accepted), refusal);
+        }
+    };
+    let mut draining = worker.shared.draining().subscribe();
+    // An error says that the gateway is gone without a word, and with it soon this task.
+    let drain = async move { drop(draining.wait_for(|draining| *draining).await) };
+    // Boxed: HTTP/1.1 tunnels need none of it while they rest.
+    let served = Box::pin(portico_tunnel::serve(stream, first, &settings, drain, &handler)).await;
+    match served {
+        Ok(Served::Finished(_)) => {}
+        Ok(Served::Carry { downstream, early, upstream }) => {
+            drop(handler);
+            let Tunnel { session, alive, .. } = upstream.meter;
+            let end =
+                copy(downstream, upstream.stream, early.into(), session.record(), settings.stream_idle).await;
+            session.finish(end);
+            drop(alive);
+        }
+        Err(failure) => {
+            tracing::debug!(client = %handler.client, %failure, "tunnel connection failed");
+            if let Some(refusal) = handler.refusal_of(&failure) {
+                refuse(&worker, &Learned::nothing(arrival.id, handler.client, arrival.accepted), refusal);
+            }
+        }
+    }
+}
+
+/// Finds out who really calls, and takes a place among the handshakes. The bytes answered were read behind a PROXY header.
+async fn welcome(
+    worker: &Arc<Worker>,
+    stream: &TcpStream,
+    arrival: &Arrival,
+) -> Result<(Arc<Connection>, Bytes), Refusal> {
+    let handshake = worker.shared.start_handshake()?;
+    let mode = worker.shared.config.proxy_protocol.tunnel;
+    let mut bytes = Vec::new();
+    let client = if mode == ProxyMode::Off {
+        arrival.peer
+    } else {
+        let learn = learn_proxy_header(worker, stream, arrival, mode, &mut bytes);
+        timeout(worker.shared.config.hello_timeout, learn).await.unwrap_or(Err(Refusal::TooSlow))?
+    };
+    let connection = Connection {
+        worker: Arc::clone(worker),
+        client,
+        // Fails only for a client that is gone, and then nobody reads the header.
+        local: stream.local_addr().unwrap_or(arrival.peer),
+        handshake: Mutex::new(Some(handshake)),
+    };
+    Ok((Arc::new(connection), bytes.into()))
+}
+
+/// One connection to the tunnel port: what its requests have in common.
+struct Connection {
+    worker: Arc<Worker>,
+    /// Where a trusted hop sent a PROXY header, the address in it.
+    client: SocketAddr,
+    local: SocketAddr,
+    /// Held until the client has said what it speaks.
+    handshake: Mutex<Option<HandshakeGuard>>,
+}
+
+impl Handler for Connection {
+    type Meter = Tunnel;
+
+    async fn connect(
+        &self,
+        request: &Request,
+    ) -> Result<portico_tunnel::Upstream<Tunnel>, portico_tunnel::Refusal> {
+        let mut attempt = Attempt::new(self);
+        match attempt.connect(request).await {
+            Ok(upstream) => {
+                attempt.open = false;
+                Ok(upstream)
+            }
+            Err(refusal) => {
+                attempt.refuse(refusal);
+                Err(told(refusal))
+            }
+        }
+    }
+
+    fn greeted(&self) {
+        // Nothing in here can be left half done by a panic elsewhere.
+        drop(self.handshake.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
+    fn refused(&self, refusal: &portico_tunnel::Refusal) {
+        let refusal = match refusal.status.as_u16() {
+            403 => Refusal::NotAuthorized,
+            405 => Refusal::Method,
+            408 => Refusal::TooSlow,
+            _ => Refusal::Malformed,
+        };
+        Attempt::new(self).refuse(refusal);
+    }
+}
+
+impl Connection {
+    /// What a connection that failed before its first request counts as; `None` for one that got further.
+    fn refusal_of(&self, failure: &Failure) -> Option<Refusal> {
+        let greeted = self.handshake.lock().unwrap_or_else(PoisonError::into_inner).is_none();
+        Some(match failure {
+            _ if greeted => return None,
+            Failure::ClosedEarly => Refusal::ClosedEarly,
+            Failure::TooSlow => Refusal::TooSlow,
+            Failure::PlaintextNotServed | Failure::Untrusted(_) => Refusal::NotAuthorized,
+            _ => Refusal::Malformed,
+        })
+    }
+}
+
+/// What is known of a request; for the access line, also where it is refused.
+struct Learned {
+    id: u64,
+    client: SocketAddr,
+    accepted: Duration,
+    name: Option<Arc<str>>,
+    upstream: Option<Arc<Upstream>>,
+}
+
+impl Learned {
+    fn nothing(id: u64, client: SocketAddr, accepted: Duration) -> Self {
+        Self { id, client, accepted, name: None, upstream: None }
+    }
+}
+
+/// One request on its way to an upstream. Dropped while it is `open`, the client gave up before we were done.
+struct Attempt<'a> {
+    connection: &'a Connection,
+    learned: Learned,
+    open: bool,
+}
+
+impl<'a> Attempt<'a> {
+    fn new(connection: &'a Connection) -> Self {
+        let shared = &connection.worker.shared;
+        let learned = Learned::nothing(shared.next_id(), connection.client, shared.now());
+        Self { connection, learned, open: true }
+    }
+
+    async fn connect(&mut self, request: &Request) -> Result<portico_tunnel::Upstream<Tunnel>, Refusal> {
+        self.route(&request.authority)?;
+        if let (Some(identity), Some(upstream)) = (&request.identity, &self.learned.upstream)
+            && *identity.cluster() != *upstream.cluster.name.as_str()
+        {
+            return Err(Refusal::NotAuthorized);
+        }
+        let worker = &self.connection.worker;
+        let admitted = decide(worker, self.learned.upstream.clone(), self.learned.client.ip())?;
+        // The upstream may speak first: what the client sends early is not known to be there.
+        let (Admitted { upstream, open }, mut stream, endpoint) = connect(worker, admitted, false).await?;
+        if upstream.backend().send_proxy {
+            let Learned { id, client, name, .. } = &self.learned;
+            let header = proxy_header(*client, self.connection.local, name.as_deref(), *id);
+            stream.write_all(&header).await.map_err(|_| Refusal::ConnectFailed)?;
+        }
+        let session = Session::open(
+            worker,
+            Opening {
+                id: self.learned.id,
+                listener: Listener::Tunnel,
+                client: self.learned.client,
+                name: self.learned.name.clone(),
+                upstream,
+                accepted: self.learned.accepted,
+                endpoint,
+                open,
+            },
+        );
+        Ok(portico_tunnel::Upstream {
+            stream,
+            meter: Tunnel { session, watched: false, alive: worker.shared.keep_alive() },
+        })
+    }
+
+    fn route(&mut self, authority: &str) -> Result<(), Refusal> {
+        let Ok(authority) = Authority::parse(authority) else {
+            self.learned.name = Some(printable(authority).into());
+            return Err(Refusal::Malformed);
+        };
+        let routes = self.connection.worker.shared.live.routes();
+        // A known name is the table's own, so that all streams to one authority share it.
+        let (authority, upstream) = match routes.authorities.get_key_value(&authority) {
+            Some((known, upstream)) => (known.clone(), Some(Arc::clone(upstream))),
+            None => (authority, None),
+        };
+        self.learned.name = Some(authority.into());
+        self.learned.upstream = upstream;
+        if self.learned.upstream.is_none() { Err(Refusal::Unknown) } else { Ok(()) }
+    }
+
+    fn refuse(&mut self, refusal: Refusal) {
+        self.open = false;
+        refuse(&self.connection.worker, &self.learned, refusal);
+    }
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        if self.open {
+            self.refuse(Refusal::ClosedEarly);
+        }
+    }
+}
+
+fn refuse(worker: &Worker, learned: &Learned, refusal: Refusal) {
+    worker.shared.refuse(&Refused {
+        id: learned.id,
+        listener: Listener::Tunnel,
+        client: learned.client,
+        name: learned.name.as_deref(),
+        upstream: learned.upstream.as_deref(),
+        accepted: learned.accepted,
+        refusal,
+    });
+}
+
+/// What the client is told.
+fn told(refusal: Refusal) -> portico_tunnel::Refusal {
+    let status = portico_tunnel::StatusCode::from_u16(refusal.status())
+        .unwrap_or(portico_tunnel::StatusCode::INTERNAL_SERVER_ERROR);
+    portico_tunnel::Refusal::new(status, refusal.message())
+}
+
+/// One open tunnel, listed and counted while this is held.
+struct Tunnel {
+    session: Session,
+    /// Whether the task is woken when the gateway wants it to end.
+    watched: bool,
+    /// A stream may outlive its connection by the moment it takes to deliver what is left.
+    alive: Alive,
+}
+
+impl Meter for Tunnel {
+    fn carried(&mut self, up: usize, down: usize) {
+        let record = self.session.record();
+        // One direction at a time: the other need not be touched.
+        if up > 0 {
+            record.count_up(up);
+        }
+        if down > 0 {
+            record.count_down(down);
+        }
+    }
+
+    fn ended(self, end: portico_tunnel::End) {
+        let end = match end {
+            portico_tunnel::End::Closed { first } => End::Closed(side(first)),
+            portico_tunnel::End::Reset { by } => End::Reset(side(by)),
+            portico_tunnel::End::Idle => End::Idle,
+            portico_tunnel::End::Cut => self.session.record().cancelled().unwrap_or(End::Cancelled),
+        };
+        self.session.finish(end);
+        drop(self.alive);
+    }
+
+    fn poll_cut(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let record = self.session.record();
+        if !std::mem::replace(&mut self.watched, true) {
+            record.wake_on_cancel(cx.waker());
+        }
+        if record.cancelled().is_some() { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+fn side(side: portico_tunnel::Side) -> Side {
+    match side {
+        portico_tunnel::Side::Downstream => Side::Downstream,
+        portico_tunnel::Side::Upstream => Side::Upstream,
+    }
+}

@@ -209,7 +209,7 @@ fn route_by_name(worker: &Worker, name: &str, learned: &mut Learned) -> Result<(
 }
 
 /// What is shown of a name that is none.
-fn printable(name: &str) -> Cow<'_, str> {
+pub(crate) fn printable(name: &str) -> Cow<'_, str> {
     const SHOWN: usize = 64;
     match name.char_indices().nth(SHOWN) {
         Some((end, _)) => Cow::Owned(format!("{}...", &name[..end])),

@@ -215,7 +215,7 @@ impl<M: Meter> Bridge<M> {
     }
 
     fn wrote(&mut self, bytes: usize) {
-        self.meter.carried(bytes as u64, 0);
+        self.meter.carried(bytes, 0);
         self.idle.moved();
         self.release(bytes);
     }
@@ -260,7 +260,7 @@ impl<M: Meter> Bridge<M> {
             let read = chunk.len();
             self.to_client.send_data(chunk, false).map_err(|_| Side::Downstream)?;
             self.queued = self.pulse.mark();
-            self.meter.carried(0, read as u64);
+            self.meter.carried(0, read);
             self.idle.moved();
             if read < window {
                 // A short read emptied the socket. Saying so spares the read that would only learn it.

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use http::StatusCode;
+pub use http::StatusCode;
 use tokio::net::TcpStream;
 
 use crate::identity::Identity;
@@ -18,6 +18,10 @@ pub trait Handler: Send + Sync + 'static {
         &self,
         request: &Request,
     ) -> impl Future<Output = Result<Upstream<Self::Meter>, Refusal>> + Send;
+
+    /// The client has said what it wants to say before requests: the HTTP/2 handshake is done, or the HTTP/1.1 head is read. What
+    /// bounds the number of those that have not may be given back.
+    fn greeted(&self) {}
 
     /// A request was refused before [`connect`](Self::connect) could be asked: wrong method, malformed, no identity.
     fn refused(&self, refusal: &Refusal);
@@ -83,7 +87,7 @@ impl Refusal {
 /// Keeps count of one tunnel. Dropped without [`ended`](Self::ended) if the runtime itself goes away.
 pub trait Meter: Send + 'static {
     /// Bytes went from the client to the upstream (`up`) or back (`down`), since the last call.
-    fn carried(&mut self, up: u64, down: u64);
+    fn carried(&mut self, up: usize, down: usize);
 
     /// The tunnel is over.
     fn ended(self, end: End);

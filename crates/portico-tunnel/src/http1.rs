@@ -43,6 +43,7 @@ where
 {
     let mut bytes = bytes;
     let head = timeout_at(deadline, read_head(stream, &mut bytes, caller)).await;
+    handler.greeted();
     let refusal = match head {
         Ok(Err(HeadError::Gone(error))) => return Err(Failure::Http1(error)),
         Ok(Err(HeadError::Refused(refusal))) => refusal,

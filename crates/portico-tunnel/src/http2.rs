@@ -43,6 +43,7 @@ where
     let pulse = Arc::new(Pulse::default());
     let handshake = builder(settings).handshake(Probe::new(stream, Arc::clone(&pulse)));
     let mut connection = timeout_at(deadline, handshake).await.map_err(|_| Failure::TooSlow)??;
+    handler.greeted();
     let mut keep_alive = KeepAlive::new(connection.ping_pong(), settings);
     let mut unused = Unused::new(settings.connection_idle);
     let mut rapid_reset = RapidReset { since: Instant::now() };

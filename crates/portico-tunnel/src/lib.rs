@@ -25,7 +25,7 @@ mod tcp;
 mod tls;
 mod watch;
 
-pub use handler::{End, Handler, Meter, Protocol, Refusal, Request, Side, Upstream};
+pub use handler::{End, Handler, Meter, Protocol, Refusal, Request, Side, StatusCode, Upstream};
 pub use identity::Identity;
 pub use serve::{Failure, Finished, Served, serve};
 pub use settings::Settings;

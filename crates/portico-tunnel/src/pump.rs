@@ -156,7 +156,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, M: Meter> Pump<S, M> {
             match self.upstream.try_write(&self.up.waiting) {
                 Ok(written) => {
                     self.up.waiting.advance(written);
-                    self.meter.carried(written as u64, 0);
+                    self.meter.carried(written, 0);
                     self.idle.moved();
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -209,7 +209,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, M: Meter> Pump<S, M> {
             let written = ready!(Pin::new(&mut self.client).poll_write(cx, &self.down.waiting))
                 .map_err(|_| Side::Downstream)?;
             self.down.waiting.advance(written);
-            self.meter.carried(0, written as u64);
+            self.meter.carried(0, written);
             self.idle.moved();
         }
         // TLS records that do not fit the socket wait inside the stream.

@@ -73,10 +73,13 @@ pub enum Failure {
         "the client does not speak TLS, and this listener serves nothing else; --tunnel-plaintext would allow it"
     )]
     PlaintextNotServed,
-    /// The TLS handshake failed: no or no valid client certificate, no common version, ...
+    /// The client shows no certificate, or none that the client CA signed and that is valid now.
+    #[error("client certificate: {0}")]
+    Untrusted(#[source] rustls::Error),
+    /// The TLS handshake failed otherwise: no common version, the client does not trust our certificate, ...
     #[error("TLS handshake: {0}")]
     Tls(#[source] io::Error),
-    /// The HTTP/2 connection broke, or its client broke the protocol.
+    /// The HTTP/2 connection broke, or its client broke the protocol. Before [`Handler::greeted`] it never was one.
     #[error("HTTP/2 connection: {0}")]
     Http2(#[from] h2::Error),
     /// The HTTP/1.1 client went away before it had its answer.
@@ -144,7 +147,7 @@ async fn serve_tls<H: Handler>(
     let socket = Arc::new(stream);
     let accept = TlsAcceptor::from(tls.current()).accept(Rewind::new(first, Shared(Arc::clone(&socket))));
     let accepted = timeout_at(deadline, accept).await.map_err(|_| Failure::TooSlow)?;
-    let mut stream = accepted.map_err(Failure::Tls)?;
+    let mut stream = accepted.map_err(tls_failure)?;
     let caller = Caller::of(&stream, tls);
     let mut inside = BytesMut::new();
     let spoken = match stream.get_ref().1.alpn_protocol() {
@@ -166,6 +169,16 @@ async fn serve_tls<H: Handler>(
             }
             Ok(Finished::Closed)
         }
+    }
+}
+
+fn tls_failure(error: io::Error) -> Failure {
+    use rustls::Error::{InvalidCertificate, NoCertificatesPresented};
+    match error.get_ref().and_then(|source| source.downcast_ref::<rustls::Error>()) {
+        Some(source @ (InvalidCertificate(_) | NoCertificatesPresented)) => {
+            Failure::Untrusted(source.clone())
+        }
+        _ => Failure::Tls(error),
     }
 }
 

@@ -144,7 +144,7 @@ async fn without_a_certificate_or_with_one_of_another_ca_nobody_comes_in() {
     for connector in [pki.client(None, &[b"h2"]), stranger.client(Some("portico:cluster:a"), &[b"h2"])] {
         // TLS 1.3 clients believe they are in before the server has judged them.
         let _ = connect(&server, &connector).await;
-        assert!(matches!(server.result().await, Err(Failure::Tls(_))));
+        assert!(matches!(server.result().await, Err(Failure::Untrusted(_))));
     }
     assert!(server.routes.requests.lock().unwrap().is_empty());
 }

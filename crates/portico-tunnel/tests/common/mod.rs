@@ -27,8 +27,8 @@ pub const UPSTREAM: &str = "apiserver-external.cluster-a.svc.cluster.local:443";
 /// What a tunnel reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Report {
-    pub up: u64,
-    pub down: u64,
+    pub up: usize,
+    pub down: usize,
     pub end: Option<End>,
 }
 
@@ -48,7 +48,7 @@ pub struct Count {
 }
 
 impl Meter for Count {
-    fn carried(&mut self, up: u64, down: u64) {
+    fn carried(&mut self, up: usize, down: usize) {
         self.report.up += up;
         self.report.down += down;
     }

@@ -1,0 +1,372 @@
+//! CONNECT through the whole data plane: routing, refusals, budgets, drain. What one tunnel promises is tested in
+//! `portico-tunnel`; here it meets routes and records.
+
+mod support;
+
+use std::fs;
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::{RecvStream, SendStream};
+use portico_gateway::{Config, End, Gateway, Listener, ProxyMode, ProxyProtocol, Refusal, Side};
+use portico_tunnel::{Settings, Tls, TlsFiles};
+use portico_wire::{Parse, proxy};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use support::*;
+
+const AUTHORITY: &str = "apiserver-external.cluster-a.svc.cluster.local:443";
+const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
+
+fn tunnel_config() -> Config {
+    let tunnel = Settings { plaintext: true, ..Settings::default() };
+    Config { tunnel_listen: Some(LOOPBACK), tunnel, ..Config::default() }
+}
+
+fn tunnel_address(gateway: &Gateway) -> SocketAddr {
+    let addresses = gateway.listen_addresses();
+    addresses
+        .iter()
+        .find(|(listener, _)| *listener == Listener::Tunnel)
+        .expect("the tunnel listener is open")
+        .1
+}
+
+fn ask(gateway: &Gateway, authority: &str) -> TcpStream {
+    let mut client = connect(tunnel_address(gateway));
+    write!(client, "CONNECT {authority} HTTP/1.1\r\n\r\n").unwrap();
+    client
+}
+
+fn answer(gateway: &Gateway, authority: &str) -> String {
+    String::from_utf8(read_to_end(&mut ask(gateway, authority))).unwrap()
+}
+
+fn count(gateway: &Gateway, refusal: Refusal) -> u64 {
+    gateway.shared().totals().refusals[refusal as usize]
+}
+
+/// An HTTP/2 client on a thread of its own, which ends with it.
+struct Client {
+    runtime: tokio::runtime::Handle,
+    requests: h2::client::SendRequest<Bytes>,
+    _stop: tokio::sync::oneshot::Sender<()>,
+}
+
+impl Client {
+    fn new(gateway: &Gateway) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let address = tunnel_address(gateway);
+        let requests = runtime.block_on(async {
+            let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+            let (requests, connection) = h2::client::handshake(stream).await.unwrap();
+            tokio::spawn(connection);
+            requests
+        });
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = tokio::sync::oneshot::channel();
+        std::thread::spawn(move || drop(runtime.block_on(stopped)));
+        Self { runtime: handle, requests, _stop: stop }
+    }
+
+    fn connect(&self, authority: &str) -> (u16, SendStream<Bytes>, RecvStream) {
+        let uri = http::Uri::builder().authority(authority).build().unwrap();
+        let request = http::Request::builder().method("CONNECT").uri(uri).body(()).unwrap();
+        self.runtime.block_on(async {
+            let mut requests = self.requests.clone().ready().await.unwrap();
+            let (answer, send) = requests.send_request(request, false).unwrap();
+            let answer = tokio::time::timeout(PATIENCE, answer).await.unwrap().unwrap();
+            (answer.status().as_u16(), send, answer.into_body())
+        })
+    }
+
+    fn read(&self, recv: &mut RecvStream) -> Option<Result<Bytes, h2::Error>> {
+        self.runtime.block_on(async { tokio::time::timeout(PATIENCE, recv.data()).await.unwrap() })
+    }
+}
+
+#[test]
+fn a_stream_reaches_the_endpoint_of_its_authority_however_it_is_written() {
+    let gateway = start(tunnel_config());
+    let endpoint = Endpoint::new();
+    Service::new("a", &[endpoint.address]).authority(AUTHORITY).expose(&gateway);
+    let client = Client::new(&gateway);
+    for authority in
+        [AUTHORITY, &AUTHORITY.to_uppercase(), "apiserver-external.cluster-a.svc.cluster.local.:443"]
+    {
+        let (status, mut send, mut recv) = client.connect(authority);
+        assert_eq!(status, 200, "{authority}");
+        let mut server = endpoint.accept();
+        send.send_data(Bytes::from_static(b"ping"), false).unwrap();
+        assert_eq!(read_exactly(&mut server, 4), b"ping");
+        server.write_all(b"pong").unwrap();
+        assert_eq!(client.read(&mut recv).unwrap().unwrap(), "pong");
+        eventually("the bytes are counted", || {
+            gateway.connections().iter().any(|record| (record.bytes_up(), record.bytes_down()) == (4, 4))
+        });
+        let records = gateway.connections();
+        assert_eq!(records[0].name.as_deref(), Some(AUTHORITY));
+        send.send_data(Bytes::new(), true).unwrap();
+        drop(server);
+        wait_until_empty(&gateway);
+    }
+}
+
+#[test]
+fn http1_streams_are_copied_and_counted_like_any_connection() {
+    let gateway = start(tunnel_config());
+    let endpoint = Endpoint::new();
+    Service::new("a", &[endpoint.address]).authority(AUTHORITY).expose(&gateway);
+    let mut client = connect(tunnel_address(&gateway));
+    write!(client, "CONNECT {AUTHORITY} HTTP/1.1\r\n\r\nearly").unwrap();
+    let mut server = endpoint.accept();
+    assert_eq!(read_exactly(&mut server, 5), b"early");
+    server.write_all(b"answer").unwrap();
+    assert_eq!(read_exactly(&mut client, ESTABLISHED.len()), ESTABLISHED);
+    assert_eq!(read_exactly(&mut client, 6), b"answer");
+    assert_eq!(gateway.connections().len(), 1);
+    reset(server);
+    assert_reset(&mut client);
+    wait_until_empty(&gateway);
+}
+
+#[test]
+fn every_refusal_has_its_status_its_sentence_and_its_counter() {
+    let gateway = start(tunnel_config());
+    let refusing = LOOPBACK.ip();
+    Service::new("empty", &[]).authority("empty.test:443").expose(&gateway);
+    let closed = SocketAddr::new(refusing, free_port());
+    Service::new("closed", &[closed]).authority("closed.test:443").expose(&gateway);
+    let endpoint = Endpoint::new();
+    let private = ["192.0.2.0/24".parse().unwrap()];
+    Service::new("private", &[endpoint.address])
+        .authority("private.test:443")
+        .policy(|policy| policy.allow = portico_api::policy::AllowList::new(private))
+        .expose(&gateway);
+    Service::new("full", &[endpoint.address])
+        .authority("full.test:443")
+        .policy(|policy| policy.budget.max_connections = Some(0))
+        .expose(&gateway);
+    let client = Client::new(&gateway);
+    for (authority, status, refusal) in [
+        ("unknown.test:443", 404, Refusal::Unknown),
+        ("empty.test:443", 503, Refusal::NotReady),
+        ("closed.test:443", 502, Refusal::ConnectFailed),
+        ("private.test:443", 403, Refusal::NotAllowed),
+        ("full.test:443", 429, Refusal::MaxConnections),
+        ("no-port", 400, Refusal::Malformed),
+    ] {
+        let before = count(&gateway, refusal);
+        let text = answer(&gateway, authority);
+        assert!(text.starts_with(&format!("HTTP/1.1 {status} ")), "{authority}: {text}");
+        assert!(text.ends_with(&format!("\r\n\r\n{}\n", refusal.message())), "{authority}: {text}");
+        let (http2_status, _send, mut recv) = client.connect(authority);
+        assert_eq!(http2_status, status, "{authority}");
+        let sentence = client.read(&mut recv).unwrap().unwrap();
+        assert_eq!(sentence, format!("{}\n", refusal.message()));
+        assert_eq!(count(&gateway, refusal) - before, 2, "{authority}");
+    }
+    assert_eq!(gateway.connections().len(), 0);
+}
+
+#[test]
+fn an_identity_opens_its_own_cluster_and_no_other() {
+    let pki = Pki::new();
+    let mut config = tunnel_config();
+    config.tunnel = Settings { tls: Some(pki.tls()), ..Settings::default() };
+    let gateway = start(config);
+    let endpoint = Endpoint::new();
+    for cluster in ["a", "b"] {
+        Service::new(cluster, &[endpoint.address]).authority(&format!("{cluster}.test:443")).expose(&gateway);
+    }
+    let ask = |certificate: &str, authority: &str| pki.curl(&gateway, certificate, authority);
+    assert_eq!(ask("a", "b.test:443"), 403);
+    assert_eq!(count(&gateway, Refusal::NotAuthorized), 1);
+    assert_eq!(ask("b", "a.test:443"), 403);
+    assert_eq!(ask("a", "unknown.test:443"), 404);
+    assert_eq!(count(&gateway, Refusal::NotAuthorized), 2);
+    let server = std::thread::spawn(move || drop(endpoint.accept()));
+    assert_eq!(ask("a", "a.test:443"), 200);
+    server.join().unwrap();
+    let answer = answer(&gateway, "a.test:443");
+    assert!(answer.starts_with("HTTP/1.1 403 "), "{answer}");
+    eventually("the refusal is counted", || count(&gateway, Refusal::NotAuthorized) == 3);
+}
+
+#[test]
+fn the_endpoint_learns_the_client_by_proxy_header_before_anything_else() {
+    let mut config = tunnel_config();
+    config.proxy_protocol = ProxyProtocol {
+        tunnel: ProxyMode::Required,
+        trusted: vec!["127.0.0.0/8".parse().unwrap()],
+        ..Default::default()
+    };
+    let gateway = start(config);
+    let endpoint = Endpoint::new();
+    let mut service = Service::new("a", &[endpoint.address]).authority(AUTHORITY);
+    service.backend.send_proxy = true;
+    service.expose(&gateway);
+    let mut client = connect(tunnel_address(&gateway));
+    write!(client, "PROXY TCP4 192.0.2.7 192.0.2.1 40000 8088\r\nCONNECT {AUTHORITY} HTTP/1.1\r\n\r\nearly")
+        .unwrap();
+    let mut server = endpoint.accept();
+    let fixed = read_exactly(&mut server, 16);
+    let rest = read_exactly(&mut server, usize::from(u16::from_be_bytes([fixed[14], fixed[15]])));
+    let header = [fixed, rest].concat();
+    let Parse::Complete(proxy::Header::Proxied { source, .. }) = proxy::parse(&header) else {
+        panic!("{header:?}")
+    };
+    assert_eq!(source, "192.0.2.7:40000".parse().unwrap());
+    assert!(header.windows(AUTHORITY.len()).any(|window| window == AUTHORITY.as_bytes()));
+    assert_eq!(read_exactly(&mut server, 5), b"early");
+}
+
+#[test]
+fn a_drain_waits_for_streams_and_then_cuts_them() {
+    let gateway = start(tunnel_config());
+    let endpoint = Endpoint::new();
+    Service::new("a", &[endpoint.address]).authority(AUTHORITY).expose(&gateway);
+    let client = Client::new(&gateway);
+    let (_, mut finishes, _recv) = client.connect(AUTHORITY);
+    let mut finishing = endpoint.accept();
+    let (_, _send, mut cut) = client.connect(AUTHORITY);
+    let mut stays = endpoint.accept();
+    let drained = {
+        let gateway = Arc::clone(&gateway);
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+            runtime.block_on(gateway.drain(Duration::from_millis(300)))
+        })
+    };
+    eventually("the gateway drains", || gateway.shared().is_draining());
+    finishes.send_data(Bytes::from_static(b"last words"), true).unwrap();
+    assert_eq!(read_to_end(&mut finishing), b"last words");
+    drop(finishing);
+    assert_eq!(drained.join().unwrap(), 1);
+    assert!(client.read(&mut cut).unwrap().is_err());
+    assert_reset(&mut stays);
+    assert_eq!(gateway.connections().len(), 0);
+    let ends = gateway.shared().totals().ends;
+    let word = |end: End| (end.reason(), end.side());
+    assert_eq!(word(End::Drained), ("drain_timeout", Side::Gateway));
+    assert_eq!((ends[0], ends[6]), (1, 1));
+}
+
+#[test]
+fn fifty_tunnels_do_not_notice_five_hundred_changes_to_other_clusters() {
+    let gateway = start(tunnel_config());
+    let endpoint = Endpoint::new();
+    Service::new("a", &[endpoint.address]).authority(AUTHORITY).expose(&gateway);
+    let client = Client::new(&gateway);
+    let mut tunnels: Vec<_> = (0..50)
+        .map(|_| {
+            let (status, send, recv) = client.connect(AUTHORITY);
+            assert_eq!(status, 200);
+            (send, recv, endpoint.accept())
+        })
+        .collect();
+    for change in 0..500_u32 {
+        let other = Service::new("other", &[endpoint.address]).authority("other.test:443");
+        if change % 2 == 0 {
+            other.expose(&gateway)
+        } else {
+            other.withdraw(&gateway)
+        }
+        let count = tunnels.len();
+        let (send, _, server) = &mut tunnels[change as usize % count];
+        send.send_data(Bytes::copy_from_slice(&change.to_be_bytes()), false).unwrap();
+        assert_eq!(read_exactly(server, 4), change.to_be_bytes());
+    }
+    assert_eq!(gateway.connections().len(), 50);
+}
+
+#[test]
+fn clients_that_never_ask_are_counted_by_what_they_did() {
+    let config = Config { hello_timeout: Duration::from_millis(20), ..tunnel_config() };
+    let gateway = start(config);
+    drop(connect(tunnel_address(&gateway)));
+    eventually("leaving at once is counted", || count(&gateway, Refusal::ClosedEarly) == 1);
+    let _silent = connect(tunnel_address(&gateway));
+    eventually("silence is counted", || count(&gateway, Refusal::TooSlow) == 1);
+    connect(tunnel_address(&gateway)).write_all(b"\x16\x03\x01").unwrap();
+    eventually("TLS without a certificate is counted", || count(&gateway, Refusal::Malformed) == 1);
+    eventually("no handshake place is held", || gateway.shared().totals().handshakes == 0);
+}
+
+#[test]
+fn a_connection_that_rests_holds_no_handshake_place() {
+    let gateway = start(tunnel_config());
+    let _client = Client::new(&gateway);
+    eventually("the place is given back", || {
+        let totals = gateway.shared().totals();
+        totals.accepted == 1 && totals.handshakes == 0
+    });
+}
+
+/// One CA for both sides, in files for the gateway and for curl.
+struct Pki {
+    folder: tempfile::TempDir,
+}
+
+impl Pki {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, "test CA");
+        let key = KeyPair::generate().unwrap();
+        fs::write(folder.path().join("ca.crt"), params.self_signed(&key).unwrap().pem()).unwrap();
+        let issuer = Issuer::new(params, key);
+        let pki = Self { folder };
+        for name in ["127.0.0.1", "a", "b"] {
+            let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+            params.distinguished_name.push(DnType::OrganizationName, format!("portico:cluster:{name}"));
+            let key = KeyPair::generate().unwrap();
+            let certificate = params.signed_by(&key, &issuer).unwrap();
+            fs::write(pki.file(name, "crt"), certificate.pem()).unwrap();
+            fs::write(pki.file(name, "key"), key.serialize_pem()).unwrap();
+        }
+        pki
+    }
+
+    fn file(&self, name: &str, extension: &str) -> std::path::PathBuf {
+        self.folder.path().join(format!("{name}.{extension}"))
+    }
+
+    fn tls(&self) -> Arc<Tls> {
+        let files = TlsFiles {
+            certificate: self.file("127.0.0.1", "crt"),
+            key: self.file("127.0.0.1", "key"),
+            client_ca: Some(self.file("ca", "crt")),
+        };
+        Arc::new(Tls::load(files).unwrap())
+    }
+
+    /// The status curl got for its CONNECT.
+    fn curl(&self, gateway: &Gateway, certificate: &str, authority: &str) -> u16 {
+        let mut curl = std::process::Command::new("curl");
+        curl.args([
+            "-s",
+            "--max-time",
+            "20",
+            "--noproxy",
+            "",
+            "--proxytunnel",
+            "-o",
+            "/dev/null",
+            "-w",
+            "%{http_connect}",
+        ])
+        .args(["--proxy", &format!("https://{}", tunnel_address(gateway)), "--proxy-cacert"])
+        .arg(self.file("ca", "crt"))
+        .arg("--proxy-cert")
+        .arg(self.file(certificate, "crt"))
+        .arg("--proxy-key")
+        .arg(self.file(certificate, "key"))
+        .arg(format!("http://{authority}/"));
+        let output = curl.output().expect("curl runs; apt-get install curl");
+        String::from_utf8(output.stdout).unwrap().parse().unwrap()
+    }
+}
