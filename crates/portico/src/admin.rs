@@ -30,7 +30,6 @@ use tokio::time::{sleep, timeout};
 
 use self::body::{Body, stream, whole};
 use self::metrics::Metrics;
-use crate::listing;
 use crate::outcome::OutputFormat;
 use crate::status::Status;
 
@@ -121,11 +120,11 @@ fn answer(admin: &Arc<Admin>, request: &Request<Incoming>) -> Answer {
             typed(metrics::CONTENT_TYPE, stream(move |out| admin.metrics.write(out)))
         }
         "/routes" => {
-            let mut rows = admin.status.rows();
+            let mut listing = admin.status.listing();
             if let Some(cluster) = query.get("cluster") {
-                rows.retain(|row| row.cluster.as_str() == cluster);
+                listing.keep_only(cluster);
             }
-            list(request, query, move |format, out| listing::write_routes(&rows, format, out))
+            list(request, query, move |format, out| listing.write(format, out))
         }
         "/connections" => {
             let connections =

@@ -57,7 +57,7 @@ Examples:
     #[command(after_help = "\
 Examples:
   portico routes manifests/
-  portico routes manifests/ -o json | jq -r '.[] | select(.state != \"ready\") | .backend'")]
+  portico routes manifests/ -o json | jq -r '.routes[] | select(.state != \"ready\") | .backend'")]
     Routes(offline::Flags),
 }
 

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use portico_api::problem::Severity;
 use portico_gateway::{AccessLog, Gateway, take_over};
 use portico_source::Step;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -26,14 +27,18 @@ use crate::status::Status;
 
 /// Between two attempts to bind a NodePort that something else holds: what holds it is usually about to go.
 const RETRY_PORTS: Duration = Duration::from_secs(2);
+/// Between two looks at the certificate files. Three small files; renewals are valid for days before they are needed.
+const RELOAD_CERTIFICATES: Duration = Duration::from_secs(10);
+/// Problems written to the log after one step; the rest is counted, and listed by `/readyz?verbose`.
+const MOST_PROBLEMS_LOGGED: usize = 20;
 /// Between two attempts to bind the admin address while a predecessor still holds it.
 const RETRY_ADMIN: Duration = Duration::from_millis(200);
 
 /// Runs a gateway until it is told to stop, or a successor has taken over. `started` is told once it serves.
 pub(crate) async fn run(flags: &Flags, started: impl FnOnce(&Status)) -> anyhow::Result<()> {
     let mut stop = Stop::new()?;
-    let mut source = Source::open(&flags.source)?;
-    let status = Arc::new(Status::new(source.pipeline(&flags.source)?));
+    let (mut source, pipeline) = Source::open(flags).await?;
+    let status = Arc::new(Status::new(pipeline));
     let admin = start_admin(flags, &status).await?;
     let gateway = tokio::select! {
         gateway = start(flags, &mut source, &status) => gateway?,
@@ -42,7 +47,8 @@ pub(crate) async fn run(flags: &Flags, started: impl FnOnce(&Status)) -> anyhow:
     started(&status);
     let why = tokio::select! {
         never = follow(&mut source, &status) => match never? {},
-        () = retry_ports(&gateway) => Ending::Stop,
+        never = retry_ports(&gateway) => match never {},
+        never = reload_certificates(&gateway) => match never {},
         () = stop.asked() => Ending::Stop,
         outcome = successor(&gateway, flags.lifecycle.take_over.as_deref()) => { outcome?; Ending::HandedOver }
     };
@@ -106,7 +112,10 @@ async fn start(flags: &Flags, source: &mut Source, status: &Arc<Status>) -> anyh
             break;
         }
     }
-    let config = flags.config(status.pipeline().timeouts())?;
+    status.pipeline().first_picture_complete();
+    source.remember(&status.pipeline());
+    let timeouts = *status.pipeline().timeouts();
+    let config = flags.config(&timeouts)?;
     let access = AccessLog::start(flags.records.access_log.into()).context("cannot start the access log")?;
     let mut predecessor = match &flags.lifecycle.take_over {
         Some(path) => take_over(path)?,
@@ -147,28 +156,68 @@ async fn next(source: &mut Source) -> anyhow::Result<Step> {
 /// Notes what a step says. Answers whether the picture is complete.
 fn note(source: &mut Source, status: &Status, step: Step) -> bool {
     let mut pipeline = status.pipeline();
-    for event in step.events {
-        pipeline.apply(event);
-    }
+    pipeline.apply(step.events);
     status.set_manifest_problems(step.problems);
     if step.complete {
-        source.remember(&mut pipeline);
+        source.remember(&pipeline);
     }
     step.complete
 }
 
 fn publish(gateway: &Gateway, status: &Status) {
     let update = status.pipeline().commit();
+    report(status);
     if let Some(update) = update {
         tracing::debug!(changes = update.changes.len(), "routes changed");
         gateway.apply(&update);
     }
 }
 
-async fn retry_ports(gateway: &Gateway) {
+/// Writes down what is newly wrong with objects. (What is wrong with files, the source says.)
+fn report(status: &Status) {
+    let new = status.new_problems();
+    for problem in new.iter().take(MOST_PROBLEMS_LOGGED) {
+        match problem.severity {
+            Severity::Error => tracing::error!(reason = problem.reason, "{problem}"),
+            Severity::Warning => tracing::warn!(reason = problem.reason, "{problem}"),
+        }
+    }
+    let more = new.len().saturating_sub(MOST_PROBLEMS_LOGGED);
+    if more > 0 {
+        tracing::warn!(more, "more problems than are written here; /readyz?verbose lists them");
+    }
+}
+
+async fn retry_ports(gateway: &Gateway) -> Infallible {
     loop {
         sleep(RETRY_PORTS).await;
         gateway.retry_failed_ports();
+    }
+}
+
+/// Has new connections to the tunnel listener served with the certificate that is in the files now.
+async fn reload_certificates(gateway: &Gateway) -> Infallible {
+    let Some(tls) = gateway.shared().config.tunnel.tls.clone() else { return pending().await };
+    let mut failing = false;
+    loop {
+        sleep(RELOAD_CERTIFICATES).await;
+        match tls.reload() {
+            Ok(changed) => {
+                if changed {
+                    tracing::info!("new certificate of the tunnel listener in force");
+                }
+                failing = false;
+            }
+            Err(error) => {
+                // Once, not every ten seconds; and the first time it may only be half written.
+                if failing {
+                    tracing::debug!(%error, "the certificate of the tunnel listener still cannot be read again");
+                } else {
+                    tracing::warn!(%error, "cannot read the certificate of the tunnel listener again; the old one stays");
+                }
+                failing = true;
+            }
+        }
     }
 }
 

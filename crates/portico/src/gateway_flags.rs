@@ -45,7 +45,7 @@ pub(crate) struct SourceFlags {
     /// Directory of manifests to read and watch; without it, the Kubernetes API
     #[arg(long, value_name = "DIR", conflicts_with = "kubeconfig")]
     pub(crate) manifests: Option<PathBuf>,
-    /// How to reach the Kubernetes API; without it, as a pod of that cluster, or as kubectl would
+    /// How to reach the Kubernetes API; without it, as a pod of that cluster
     #[arg(long, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
     /// Serve only the Services of this namespace
@@ -54,6 +54,9 @@ pub(crate) struct SourceFlags {
     /// The annotation by which a Service asks to be exposed
     #[arg(long, value_name = "KEY", default_value = portico_api::annotations::EXPOSE)]
     pub(crate) expose_annotation: String,
+    /// External address of a seed node, where clusters are reached if the Seed disables its nodeport-proxy; may be repeated
+    #[arg(long, value_name = "IP", value_delimiter = ',')]
+    pub(crate) node_address: Vec<IpAddr>,
 }
 
 #[derive(Debug, Args)]
@@ -248,6 +251,7 @@ impl Flags {
             workers: self.listeners.workers.map_or_else(cores, usize::from),
             sni_listen: self.listeners.sni_listen.0,
             tunnel_listen: tunnel.as_ref().and(self.listeners.tunnel_listen.0),
+            tunnel: tunnel.unwrap_or_default(),
             node_port_address: self.listeners.node_port_address,
             proxy_protocol: self.client.proxy_protocol()?,
             hello_timeout: flags.hello_timeout,
@@ -323,9 +327,7 @@ impl Flags {
         Ok(Some(TunnelSettings {
             tls,
             plaintext: flags.tunnel_plaintext,
-            hello_timeout: self.timeouts.hello_timeout,
             connection_idle: limit(self.timeouts.tunnel_connection_idle_timeout, seed.tunnel_connection_idle),
-            stream_idle: limit(self.timeouts.tunnel_stream_idle_timeout, seed.tunnel_stream_idle),
             ..TunnelSettings::default()
         }))
     }

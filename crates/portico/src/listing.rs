@@ -1,29 +1,98 @@
-//! The listing of routes, one for `portico routes` and `/routes`: what would be exposed, where, by which object, to which
-//! endpoints, and what stands in the way.
+//! The listing of clusters and routes, one for `portico routes` and `/routes`: what would be exposed, where, by which object,
+//! to which endpoints, and what stands in the way.
 
 use std::io::{self, Write};
 
+use portico_api::names::ClusterName;
+use portico_api::strategy::ExposeStrategy;
+use portico_expose::plan::Plan;
+use portico_expose::resolve::DecidedBy;
 use portico_routes::route::RouteKey;
 use portico_routes::rows::{RouteRow, RouteState};
+use serde::Serialize;
 
 use crate::outcome::OutputFormat;
+use crate::pipeline::Pipeline;
 use crate::table;
 
 /// Endpoints shown in a cell of the table; JSON has all.
 const MOST_ENDPOINTS: usize = 3;
 
-/// Writes the listing.
-pub(crate) fn write_routes(rows: &[RouteRow], format: OutputFormat, out: &mut dyn Write) -> io::Result<()> {
-    match format {
-        OutputFormat::Json => {
-            serde_json::to_writer_pretty(&mut *out, rows)?;
-            out.write_all(b"\n")
+/// What is exposed. The names of the fields are stable.
+#[derive(Debug, Serialize)]
+pub(crate) struct Listing {
+    /// By name. A user cluster without a `Cluster` object is known by its routes only.
+    clusters: Vec<ClusterRow>,
+    /// By Service, then in the order of its ports.
+    routes: Vec<RouteRow>,
+}
+
+/// A user cluster that is planned from its `Cluster` object.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ClusterRow {
+    cluster: ClusterName,
+    strategy: ExposeStrategy,
+    decided_by: DecidedBy,
+    seed: Box<str>,
+    /// Empty while it is not known.
+    url: Box<str>,
+}
+
+impl Listing {
+    /// Everything there is.
+    pub(crate) fn of(pipeline: &Pipeline) -> Self {
+        Self { clusters: pipeline.plans().map(ClusterRow::of).collect(), routes: pipeline.rows().collect() }
+    }
+
+    /// Leaves only what belongs to the cluster named `name`.
+    pub(crate) fn keep_only(&mut self, name: &str) {
+        self.clusters.retain(|row| row.cluster.as_str() == name);
+        self.routes.retain(|row| row.cluster.as_str() == name);
+    }
+
+    /// Writes the listing.
+    pub(crate) fn write(&self, format: OutputFormat, out: &mut dyn Write) -> io::Result<()> {
+        match format {
+            OutputFormat::Json => {
+                serde_json::to_writer_pretty(&mut *out, self)?;
+                out.write_all(b"\n")
+            }
+            OutputFormat::Table => {
+                if !self.clusters.is_empty() {
+                    let rows: Vec<_> = self.clusters.iter().map(ClusterRow::cells).collect();
+                    let text = table::render(["CLUSTER", "STRATEGY", "DECIDED BY", "SEED", "ADDRESS"], &rows);
+                    out.write_all(text.as_bytes())?;
+                    out.write_all(b"\n")?;
+                }
+                let header = ["CLUSTER", "BY", "KEY", "SERVICE PORT", "STATE", "ALLOWED", "ENDPOINTS"];
+                let rows: Vec<_> = self.routes.iter().map(row).collect();
+                out.write_all(table::render(header, &rows).as_bytes())
+            }
         }
-        OutputFormat::Table => {
-            let header = ["CLUSTER", "BY", "KEY", "SERVICE PORT", "STATE", "ALLOWED", "ENDPOINTS"];
-            let rows: Vec<_> = rows.iter().map(row).collect();
-            out.write_all(table::render(header, &rows).as_bytes())
+    }
+}
+
+impl ClusterRow {
+    fn of(plan: Plan) -> Self {
+        Self {
+            cluster: plan.cluster,
+            strategy: plan.decision.strategy,
+            decided_by: plan.decision.decided_by,
+            seed: plan.seed,
+            url: plan.address.url,
         }
+    }
+
+    fn cells(&self) -> [String; 5] {
+        let address = if self.url.is_empty() { "not known yet" } else { &self.url };
+        [
+            self.cluster.to_string(),
+            self.strategy.to_string(),
+            self.decided_by.to_string(),
+            self.seed.to_string(),
+            address.to_owned(),
+        ]
     }
 }
 

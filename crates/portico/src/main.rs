@@ -13,6 +13,7 @@ mod control;
 mod gateway_flags;
 mod listing;
 mod logging;
+mod memory;
 mod offline;
 mod outcome;
 mod pipeline;

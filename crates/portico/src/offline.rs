@@ -3,11 +3,16 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use portico_routes::book::Settings;
+use portico_expose::planner::{Mode, Settings as PlannerSettings};
+use portico_routes::book::Settings as BookSettings;
 use portico_source::{Event, Loaded, read_directory};
 
+use crate::memory::NodePortMemory;
 use crate::outcome::OutputFormat;
 use crate::pipeline::Pipeline;
+
+/// Seed of the draw of NodePorts: the same question gets the same answer twice.
+const DRAW: u64 = 0;
 
 /// What to look at, and how to say what was found.
 #[derive(Debug, Args)]
@@ -41,15 +46,18 @@ impl Flags {
     pub(crate) fn load(&self) -> anyhow::Result<Site> {
         let directory: &Path = &self.directory;
         let mut loaded = read_directory(directory)?;
-        let mut pipeline = Pipeline::new(Settings {
+        let book = BookSettings {
             expose_annotation: self.expose_annotation.as_str().into(),
             namespace: self.namespace.as_deref().map(Into::into),
-        });
+        };
+        let planner = PlannerSettings { mode: Mode::Plan, node_ips: Vec::new(), reserved_ports: Vec::new() };
+        // NodePorts that a gateway has given are shown; others are drawn, and may come out differently there.
+        let node_ports = NodePortMemory::of(directory).load()?;
+        let mut pipeline = Pipeline::new(book, planner, node_ports, DRAW);
         let objects = std::mem::take(&mut loaded.objects);
         let count = objects.len();
-        for object in objects {
-            pipeline.apply(Event::Apply(object));
-        }
+        pipeline.apply(objects.into_iter().map(Event::Apply));
+        pipeline.first_picture_complete();
         // The table itself is not asked for; what it says is in the rows and problems.
         let _update = pipeline.commit();
         Ok(Site { loaded, objects: count, pipeline })

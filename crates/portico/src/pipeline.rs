@@ -1,11 +1,21 @@
 //! From objects to routes: everything between a source and the data plane, without either.
 //!
-//! The same for `portico gateway`, `portico check` and `portico routes`, so that they cannot disagree. No I/O, no clock.
+//! The same for `portico gateway`, `portico check` and `portico routes`, so that they cannot disagree: the planner
+//! (`portico-expose`) says which Services and policies follow from KubermaticConfiguration, Seed and Cluster, and the route
+//! book (`portico-routes`) which routes follow from Services and EndpointSlices. No I/O, no clock.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use portico_api::meta::Kind;
+use portico_api::names::ClusterName;
 use portico_api::problem::Problem;
 use portico_api::seed::Timeouts;
-use portico_routes::book::{Change, RouteBook, Settings};
+use portico_expose::change::{Change, Output};
+use portico_expose::node_ports::NodePortBook;
+use portico_expose::plan::Plan;
+use portico_expose::planner::{Planner, Settings as PlannerSettings};
+use portico_routes::book::{Change as RouteChange, RouteBook, Settings as BookSettings};
 use portico_routes::rows::RouteRow;
 use portico_routes::table::Update;
 use portico_source::{Event, Object};
@@ -13,32 +23,56 @@ use portico_source::{Event, Object};
 /// All objects, and what follows from them.
 #[derive(Debug)]
 pub(crate) struct Pipeline {
+    planner: Planner,
     book: RouteBook,
     timeouts: Timeouts,
+    /// Grows whenever the planner's problems changed.
+    planner_problems: u64,
 }
 
 impl Pipeline {
-    pub(crate) fn new(settings: Settings) -> Self {
-        Self { book: RouteBook::new(settings), timeouts: Timeouts::default() }
+    /// A pipeline that knows no objects yet. `seed` decides which NodePorts are drawn.
+    pub(crate) fn new(book: BookSettings, planner: PlannerSettings, ports: NodePortBook, seed: u64) -> Self {
+        Self {
+            planner: Planner::new(planner, ports, seed),
+            book: RouteBook::new(book),
+            timeouts: Timeouts::default(),
+            planner_problems: 0,
+        }
     }
 
-    /// Notes that an object came, changed or went. What follows is published by [`Self::commit`].
-    pub(crate) fn apply(&mut self, event: Event) {
-        match event {
-            Event::Apply(Object::Service(service)) => self.book.apply(Change::Service(*service)),
-            Event::Apply(Object::EndpointSlice(slice)) => self.book.apply(Change::EndpointSlice(*slice)),
-            Event::Delete(object) => match object.kind {
-                Kind::Service => self.book.apply(Change::RemoveService(object.key)),
-                Kind::EndpointSlice => self.book.apply(Change::RemoveEndpointSlice(object.key)),
-                _ => {}
-            },
-            Event::Apply(_) => {}
+    /// Notes that objects came, changed or went. What follows is published by [`Self::commit`].
+    pub(crate) fn apply(&mut self, events: impl IntoIterator<Item = Event>) {
+        let mut changes = Vec::new();
+        for event in events {
+            match event {
+                Event::Apply(Object::EndpointSlice(slice)) => {
+                    self.book.apply(RouteChange::EndpointSlice(*slice));
+                }
+                Event::Delete(object) if object.kind == Kind::EndpointSlice => {
+                    self.book.apply(RouteChange::RemoveEndpointSlice(object.key));
+                }
+                event => changes.extend(planned(event)),
+            }
         }
+        let outputs = self.planner.apply(changes);
+        self.take(outputs);
+    }
+
+    /// Every object there is has been applied for the first time: what is remembered of others can be forgotten.
+    pub(crate) fn first_picture_complete(&mut self) {
+        let outputs = self.planner.release_forgotten();
+        self.take(outputs);
     }
 
     /// The routes as they follow from everything applied; `None` if none changed.
     pub(crate) fn commit(&mut self) -> Option<Update> {
         self.book.commit()
+    }
+
+    /// The NodePorts given so far. To be stored before a [`Self::commit`] takes effect.
+    pub(crate) fn node_ports(&self) -> &NodePortBook {
+        self.planner.book()
     }
 
     /// The connection settings of the seed.
@@ -51,10 +85,59 @@ impl Pipeline {
         self.book.rows()
     }
 
-    /// Everything wrong with the objects, errors first.
-    pub(crate) fn problems(&self) -> Vec<Problem> {
-        let mut problems: Vec<Problem> = self.book.problems().map(std::borrow::Cow::into_owned).collect();
-        problems.sort();
-        problems
+    /// The plan in force for each Cluster, by name.
+    pub(crate) fn plans(&self) -> impl Iterator<Item = Plan> {
+        self.planner.plans()
     }
+
+    /// Everything wrong with the objects, errors first.
+    pub(crate) fn problems(&self) -> BTreeSet<Problem> {
+        let planned = self.planner.problems().cloned();
+        planned.chain(self.book.problems().map(std::borrow::Cow::into_owned)).collect()
+    }
+
+    /// Differs whenever [`Self::problems`] may differ.
+    pub(crate) fn problems_version(&self) -> (u64, u64) {
+        (self.planner_problems, self.book.problems_version())
+    }
+
+    fn take(&mut self, outputs: Vec<Output>) {
+        for output in outputs {
+            match output {
+                Output::Service(service) => {
+                    self.book.apply(RouteChange::Service(Arc::unwrap_or_clone(service)));
+                }
+                Output::NoService(key) => self.book.apply(RouteChange::RemoveService(key)),
+                Output::Policy(policy) => {
+                    let namespace = policy.cluster.namespace().into();
+                    self.book.apply(RouteChange::Policy(namespace, policy));
+                }
+                Output::NoPolicy(cluster) => {
+                    self.book.apply(RouteChange::RemovePolicy(cluster.namespace().into()));
+                }
+                Output::Note(object, text) => tracing::info!(%object, "{text}"),
+                Output::Timeouts(timeouts) => self.timeouts = timeouts,
+                // Asked for as a whole, by `problems`.
+                Output::Problems(..) => self.planner_problems += 1,
+            }
+        }
+    }
+}
+
+/// What an event means to the planner; an EndpointSlice means nothing to it.
+fn planned(event: Event) -> Option<Change> {
+    Some(match event {
+        Event::Apply(Object::Service(service)) => Change::Service(service),
+        Event::Apply(Object::KubermaticConfiguration(object)) => Change::Configuration(object),
+        Event::Apply(Object::Seed(seed)) => Change::Seed(seed),
+        Event::Apply(Object::Cluster(cluster)) => Change::Cluster(cluster),
+        Event::Apply(Object::EndpointSlice(_)) => return None,
+        Event::Delete(object) => match object.kind {
+            Kind::Service => Change::NoService(object.key),
+            Kind::KubermaticConfiguration => Change::NoConfiguration(object.key),
+            Kind::Seed => Change::NoSeed(object.key),
+            Kind::Cluster => Change::NoCluster(ClusterName::new(&object.key.name)),
+            Kind::EndpointSlice => return None,
+        },
+    })
 }

@@ -1,43 +1,67 @@
-//! Which source the flags ask for, and what stands between two runs of it.
+//! Which source the flags ask for, with the pipeline that suits it and what stands between two runs.
 
-use anyhow::bail;
-use portico_routes::book::Settings;
+use std::net::SocketAddr;
+
+use portico_expose::node_ports::NodePortBook;
+use portico_expose::planner::{Mode, Settings as PlannerSettings};
+use portico_routes::book::Settings as BookSettings;
+use portico_source::kubernetes::{KubernetesSettings, KubernetesSource, client};
 use portico_source::{DirectorySource, Step};
 
-use crate::gateway_flags::SourceFlags;
+use crate::gateway_flags::Flags;
+use crate::memory::{NodePortMemory, random_seed};
 use crate::pipeline::Pipeline;
 
 /// Where objects come from.
 #[derive(Debug)]
 pub(crate) enum Source {
-    /// A directory of manifests.
-    Directory(DirectorySource),
+    /// A directory of manifests. Portico plans Services and draws NodePorts, as there is nobody else to do it.
+    Directory { source: DirectorySource, memory: NodePortMemory },
+    /// A Kubernetes API, where Services exist and the API server gives the NodePorts.
+    Kubernetes(KubernetesSource),
 }
 
 impl Source {
-    /// Opens the source that `flags` name.
-    pub(crate) fn open(flags: &SourceFlags) -> anyhow::Result<Self> {
-        match &flags.manifests {
-            Some(directory) => Ok(Self::Directory(DirectorySource::open(directory)?)),
-            None => bail!("give a directory of manifests with --manifests DIR"),
-        }
+    /// Opens the source that `flags` name, and a pipeline with what an earlier run remembered.
+    pub(crate) async fn open(flags: &Flags) -> anyhow::Result<(Self, Pipeline)> {
+        let from = &flags.source;
+        let namespace = from.namespace.as_deref().map(Into::into);
+        let book = BookSettings { expose_annotation: from.expose_annotation.as_str().into(), namespace };
+        let Some(directory) = &from.manifests else {
+            let settings = KubernetesSettings {
+                namespace: from.namespace.clone(),
+                annotation: Some(from.expose_annotation.clone()),
+                ..KubernetesSettings::default()
+            };
+            let source = KubernetesSource::start(client(from.kubeconfig.as_deref()).await?, settings);
+            let pipeline =
+                Pipeline::new(book, planner(Mode::Observe, flags), NodePortBook::default(), random_seed());
+            return Ok((Self::Kubernetes(source), pipeline));
+        };
+        let memory = NodePortMemory::of(directory);
+        let pipeline = Pipeline::new(book, planner(Mode::Plan, flags), memory.load()?, random_seed());
+        Ok((Self::Directory { source: DirectorySource::open(directory)?, memory }, pipeline))
     }
 
-    /// A pipeline for the objects of this source, with what an earlier run remembered.
-    pub(crate) fn pipeline(&self, flags: &SourceFlags) -> anyhow::Result<Pipeline> {
-        Ok(Pipeline::new(Settings {
-            expose_annotation: flags.expose_annotation.as_str().into(),
-            namespace: flags.namespace.as_deref().map(Into::into),
-        }))
-    }
-
-    /// The next changes; waits for them.
+    /// The next changes; waits for them. `None` only by a defect.
     pub(crate) async fn next(&mut self) -> Option<Step> {
         match self {
-            Self::Directory(source) => source.next().await,
+            Self::Directory { source, .. } => source.next().await,
+            Self::Kubernetes(source) => source.next().await,
         }
     }
 
-    /// Remembers for the next run what must not change with it.
-    pub(crate) fn remember(&mut self, _pipeline: &mut Pipeline) {}
+    /// Remembers what must be the same in the next run, before it takes effect in this one.
+    pub(crate) fn remember(&mut self, pipeline: &Pipeline) {
+        if let Self::Directory { memory, .. } = self {
+            memory.store(pipeline.node_ports());
+        }
+    }
+}
+
+fn planner(mode: Mode, flags: &Flags) -> PlannerSettings {
+    let listeners = &flags.listeners;
+    let own = [listeners.sni_listen, listeners.tunnel_listen, listeners.admin_listen];
+    let reserved_ports = own.iter().filter_map(|listen| listen.0.as_ref().map(SocketAddr::port)).collect();
+    PlannerSettings { mode, node_ips: flags.source.node_address.clone(), reserved_ports }
 }

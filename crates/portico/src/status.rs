@@ -2,15 +2,15 @@
 //!
 //! Written by [`crate::control`], read by [`crate::admin`]. Locks are held for a look, never over I/O.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use portico_api::problem::{Problem, Severity};
 use portico_gateway::Gateway;
-use portico_routes::rows::RouteRow;
 use portico_source::ManifestProblem;
 
+use crate::listing::Listing;
 use crate::pipeline::Pipeline;
 
 /// One gateway process.
@@ -20,7 +20,15 @@ pub(crate) struct Status {
     gateway: OnceLock<Arc<Gateway>>,
     pipeline: Mutex<Pipeline>,
     manifest_problems: Mutex<Arc<[ManifestProblem]>>,
+    reported: Mutex<Reported>,
     stopping: AtomicBool,
+}
+
+/// Problems of objects as they were reported last.
+#[derive(Debug, Default)]
+struct Reported {
+    version: Option<(u64, u64)>,
+    problems: BTreeSet<Problem>,
 }
 
 impl Status {
@@ -29,6 +37,7 @@ impl Status {
             gateway: OnceLock::new(),
             pipeline: Mutex::new(pipeline),
             manifest_problems: Mutex::default(),
+            reported: Mutex::default(),
             stopping: AtomicBool::new(false),
         }
     }
@@ -39,9 +48,9 @@ impl Status {
         self.pipeline.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Every route, in force or not, as `/routes` lists them.
-    pub(crate) fn rows(&self) -> Vec<RouteRow> {
-        self.pipeline().rows().collect()
+    /// Every cluster and route, in force or not, as `/routes` lists them.
+    pub(crate) fn listing(&self) -> Listing {
+        Listing::of(&self.pipeline())
     }
 
     /// What the source cannot read.
@@ -54,8 +63,23 @@ impl Status {
     }
 
     /// What is wrong with objects that could be read, errors first.
-    pub(crate) fn object_problems(&self) -> Vec<Problem> {
+    pub(crate) fn object_problems(&self) -> BTreeSet<Problem> {
         self.pipeline().problems()
+    }
+
+    /// What is wrong with objects and was not when this was asked last.
+    pub(crate) fn new_problems(&self) -> Vec<Problem> {
+        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        let pipeline = self.pipeline();
+        let version = pipeline.problems_version();
+        if reported.version == Some(version) {
+            return Vec::new();
+        }
+        let now = pipeline.problems();
+        drop(pipeline);
+        let new = now.difference(&reported.problems).cloned().collect();
+        *reported = Reported { version: Some(version), problems: now };
+        new
     }
 
     /// How many problems there are, by severity and reason.
