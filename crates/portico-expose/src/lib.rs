@@ -2,7 +2,7 @@
 //!
 //! For one cluster: [`resolve`] finds its seed and strategy, [`validate`] what is wrong with it, [`plan`] what should exist.
 //! For all of them: the [`planner`] keeps the objects, applies each [`change`] and says what follows. [`node_ports`] gives
-//! every NodePort number once.
+//! every NodePort number once. For the one load balancer before a seed: [`front`].
 //!
 //! Everything here is a plain function or a plain value: no I/O, no async, no clock; randomness comes from a seed
 //! ([`draw`]).
@@ -10,6 +10,7 @@
 pub mod address;
 pub mod change;
 pub mod draw;
+pub mod front;
 pub mod hosts;
 pub mod networks;
 pub mod node_ports;

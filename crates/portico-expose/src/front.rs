@@ -1,0 +1,370 @@
+//! Which ports the front LoadBalancer Service of a seed publishes, so that NodePort clusters are reachable through it.
+//!
+//! As KKP's updater does (facts 3.5), and better where that is careless: a comma list that holds `NodePort` counts, names
+//! that would be too long are shortened, the admin port is never published, and when a cloud's listener limit is reached the
+//! newest Services wait while the old ones stay. What is published already is never displaced by what comes later, however old
+//! it is; the shared listeners come before everything.
+//!
+//! Two ports of one Service cannot have the same number. A Service whose NodePort is already published for an older one, or
+//! is the SNI, tunnel or admin port, is left out and named among those waiting.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+use portico_api::annotations::ExposeTypes;
+use portico_api::meta::ObjectKey;
+use portico_api::service::{Protocol, Service, ServicePort, ServiceSpec, TargetPort};
+use serde::Serialize;
+
+/// Where the gateway answers health and metrics. KKP publishes it to the world; Portico never does.
+pub const ADMIN_PORT: u16 = 8_002;
+
+/// Longest name of a Service port: a DNS label.
+const MAX_PORT_NAME: usize = 63;
+
+/// What the operator chose.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FrontSettings {
+    /// The front Service itself, which is never published through itself.
+    pub front: ObjectKey,
+    /// Port of the SNI listener, if it is to be published.
+    pub sni_port: Option<u16>,
+    /// Port of the tunnel listener, if it is to be published.
+    pub tunnel_port: Option<u16>,
+    /// Most ports the load balancer can have; `None` for no limit.
+    pub listener_limit: Option<usize>,
+    /// The annotation that exposes a Service.
+    pub expose_annotation: String,
+}
+
+/// The ports as they should be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FrontPlan {
+    /// All ports, sorted by name.
+    pub ports: Vec<ServicePort>,
+    /// Ports that are not published, oldest first.
+    pub waiting: Vec<Waiting>,
+    /// How many listeners are in use.
+    pub used: usize,
+    /// How many there may be.
+    pub limit: Option<usize>,
+    /// Whether `ports` differs from what the Service has now.
+    pub changed: bool,
+}
+
+/// A NodePort that is not published.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Waiting {
+    /// Whose port.
+    pub service: ObjectKey,
+    /// The NodePort number.
+    pub node_port: u16,
+    /// Why.
+    pub why: WhyWaiting,
+}
+
+/// Why a NodePort is not published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WhyWaiting {
+    /// The load balancer has no listener left; it is published as soon as one is.
+    ListenerLimit,
+    /// The number is published already, or is one of the gateway's own.
+    NumberTaken,
+}
+
+/// A NodePort that wants to be published.
+struct Wanted<'a> {
+    service: &'a Service,
+    port: &'a ServicePort,
+    node_port: u16,
+}
+
+/// The ports that the front Service should have, given those it has now and all Services of the seed, in any order.
+pub fn plan_front_ports<'a>(
+    current: &[ServicePort],
+    services: impl IntoIterator<Item = &'a Service>,
+    settings: &FrontSettings,
+) -> FrontPlan {
+    let mut by_number = BTreeMap::new();
+    for (name, number) in [("sni-listener", settings.sni_port), ("tunneling-listener", settings.tunnel_port)]
+    {
+        if let Some(number) = number.filter(|&number| number != ADMIN_PORT) {
+            by_number.entry(number).or_insert_with(|| front_port(name.into(), number));
+        }
+    }
+    let limit = settings.listener_limit.unwrap_or(usize::MAX);
+    let mut waiting = Vec::new();
+    for Wanted { service, port, node_port } in in_order(current, services, settings) {
+        let why = if by_number.contains_key(&node_port) || node_port == ADMIN_PORT {
+            Some(WhyWaiting::NumberTaken)
+        } else if by_number.len() >= limit {
+            Some(WhyWaiting::ListenerLimit)
+        } else {
+            None
+        };
+        match why {
+            Some(why) => waiting.push(Waiting { service: service.metadata.key(), node_port, why }),
+            None => {
+                by_number.insert(node_port, front_port(name_of(service, port, node_port), node_port));
+            }
+        }
+    }
+    let mut ports: Vec<ServicePort> = by_number.into_values().collect();
+    ports.sort_by(|a, b| a.name.cmp(&b.name));
+    keep_node_ports(&mut ports, current);
+    FrontPlan { changed: ports != current, used: ports.len(), limit: settings.listener_limit, ports, waiting }
+}
+
+fn front_port(name: Box<str>, number: u16) -> ServicePort {
+    ServicePort {
+        name,
+        protocol: Protocol::TCP,
+        port: number,
+        target_port: Some(TargetPort::Number(number)),
+        node_port: None,
+    }
+}
+
+/// The NodePorts to publish: first those that are published now, then by age. `None` counts as youngest, and equals are
+/// ordered by UID and name, as in the route table, so that the answer does not depend on the order of a watch.
+fn in_order<'a>(
+    current: &[ServicePort],
+    services: impl IntoIterator<Item = &'a Service>,
+    settings: &FrontSettings,
+) -> Vec<Wanted<'a>> {
+    let mut services: Vec<&Service> =
+        services.into_iter().filter(|service| is_published(service, settings)).collect();
+    services.sort_by(|a, b| age(a).cmp(&age(b)));
+    let ports = |service: &'a Service| {
+        let numbered = |port: &'a ServicePort| Some(Wanted { service, port, node_port: port.node_port? });
+        service.spec.ports.iter().filter(|port| port.protocol == Protocol::TCP).filter_map(numbered)
+    };
+    let mut wanted: Vec<Wanted<'a>> = services.into_iter().flat_map(ports).collect();
+    let published: BTreeSet<u16> = current.iter().map(|port| port.port).collect();
+    // Stable: age still decides on either side.
+    wanted.sort_by_key(|wanted| !published.contains(&wanted.node_port));
+    wanted
+}
+
+fn age(service: &Service) -> impl Ord + '_ {
+    let meta = &service.metadata;
+    let born = meta.creation_timestamp;
+    (born.is_none(), born, &meta.uid, &meta.namespace, &meta.name)
+}
+
+/// Exposed by NodePort, with an address of its own. A Service without a ClusterIP is headless or not admitted yet; a type
+/// without NodePorts keeps no numbers worth publishing.
+fn is_published(service: &Service, settings: &FrontSettings) -> bool {
+    let ServiceSpec { cluster_ip, .. } = &service.spec;
+    let exposed = service.metadata.annotation(&settings.expose_annotation).map(ExposeTypes::parse);
+    let has_address = cluster_ip.as_deref().is_some_and(|ip| !ip.is_empty() && ip != "None");
+    matches!(exposed, Some(Ok(types)) if types.node_port)
+        && has_address
+        && service.metadata.key() != settings.front
+}
+
+/// `<namespace>-<service>-<nodePort>`, as KKP names it; shortened, with a hash of the whole in the middle, where that would
+/// be too long. Namespaces and Services are DNS labels, so nothing else needs mending.
+fn name_of(service: &Service, port: &ServicePort, node_port: u16) -> Box<str> {
+    let ObjectKey { namespace, name } = service.metadata.key();
+    let whole = format!("{namespace}-{name}-{node_port}");
+    if whole.len() <= MAX_PORT_NAME {
+        return whole.into();
+    }
+    let mut hash = String::with_capacity(8);
+    let seed = format!("{namespace}/{name}/{}", port.name);
+    // Writing to a String cannot fail.
+    let _ = write!(hash, "{:08x}", fnv1a(seed.as_bytes()));
+    let end = format!("-{hash}-{node_port}");
+    let mut start = MAX_PORT_NAME - end.len();
+    while !whole.is_char_boundary(start) {
+        start -= 1;
+    }
+    format!("{}{end}", whole[..start].trim_end_matches('-')).into()
+}
+
+/// FNV-1a, 32 bits. The name must be the same in every version of this program on every machine, which the standard
+/// library's hasher does not promise. Two names never clash over it: the NodePort number at their end differs.
+fn fnv1a(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0x811c_9dc5, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}
+
+/// The front Service has NodePorts of its own, which a cloud load balancer points at: each port keeps the one it has.
+///
+/// A port is the same as before if it has the same number; number for number, whatever scheme named it then. Sorted names and
+/// unique numbers make this a plain look-up.
+fn keep_node_ports(ports: &mut [ServicePort], current: &[ServicePort]) {
+    let current: BTreeMap<u16, u16> = current
+        .iter()
+        .filter(|port| port.protocol == Protocol::TCP)
+        .filter_map(|port| Some((port.port, port.node_port?)))
+        .collect();
+    for port in ports {
+        port.node_port = current.get(&port.port).copied();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::testing::read;
+
+    fn settings(listener_limit: Option<usize>) -> FrontSettings {
+        FrontSettings {
+            front: ObjectKey::new("kubermatic", "nodeport-proxy"),
+            sni_port: Some(6_443),
+            tunnel_port: Some(8_088),
+            listener_limit,
+            expose_annotation: "nodeport-proxy.k8s.io/expose".into(),
+        }
+    }
+
+    /// A Service born in year `born`.
+    fn service(namespace: &str, name: &str, born: u16, expose: &str, node_port: u16) -> Service {
+        read(&format!(
+            r#"{{"metadata": {{"namespace": "{namespace}", "name": "{name}", "uid": "{namespace}-{name}",
+                    "creationTimestamp": "{born}-01-01T00:00:00Z",
+                    "annotations": {{"nodeport-proxy.k8s.io/expose": "{expose}"}}}},
+                "spec": {{"type": "NodePort", "clusterIP": "10.0.0.1",
+                    "ports": [{{"name": "secure", "port": 443, "nodePort": {node_port}}}]}}}}"#
+        ))
+    }
+
+    fn names(plan: &FrontPlan) -> Vec<&str> {
+        plan.ports.iter().map(|port| &*port.name).collect()
+    }
+
+    #[test]
+    fn every_exposed_node_port_is_published_beside_the_shared_listeners() {
+        let services = [
+            service("cluster-b", "apiserver-external", 2_001, "NodePort", 30_002),
+            service("cluster-a", "apiserver-external", 2_002, "true", 30_001),
+            service("cluster-c", "apiserver-external", 2_003, "SNI, NodePort", 30_003),
+            service("cluster-d", "apiserver-external", 2_004, "SNI,Tunneling", 30_004),
+            service("cluster-e", "apiserver-external", 2_005, "nodeport", 30_005),
+        ];
+        let plan = plan_front_ports(&[], &services, &settings(None));
+        assert_eq!(
+            names(&plan),
+            [
+                "cluster-a-apiserver-external-30001",
+                "cluster-b-apiserver-external-30002",
+                "cluster-c-apiserver-external-30003",
+                "sni-listener",
+                "tunneling-listener",
+            ]
+        );
+        assert_eq!(plan.ports[0].target_port, Some(TargetPort::Number(30_001)));
+        assert_eq!((plan.used, plan.changed), (5, true));
+        assert!(!plan_front_ports(&plan.ports, &services, &settings(None)).changed);
+    }
+
+    #[test]
+    fn headless_udp_and_unnumbered_ports_and_the_front_itself_are_not_published() {
+        let mut headless = service("a", "b", 2_001, "NodePort", 30_001);
+        headless.spec.cluster_ip = Some("None".into());
+        let mut udp = service("a", "c", 2_001, "NodePort", 30_002);
+        udp.spec.ports[0].protocol = Protocol::UDP;
+        let mut unnumbered = service("a", "d", 2_001, "NodePort", 30_003);
+        unnumbered.spec.ports[0].node_port = None;
+        let front = service("kubermatic", "nodeport-proxy", 2_001, "NodePort", 30_004);
+        let plan = plan_front_ports(&[], &[headless, udp, unnumbered, front], &settings(None));
+        assert_eq!(names(&plan), ["sni-listener", "tunneling-listener"]);
+    }
+
+    #[test]
+    fn the_admin_port_is_never_published_and_goes_if_it_was() {
+        let health = front_port("healthz".into(), ADMIN_PORT);
+        let service = service("a", "b", 2_001, "NodePort", ADMIN_PORT);
+        let settings = FrontSettings { sni_port: Some(ADMIN_PORT), ..settings(None) };
+        let plan = plan_front_ports(&[health], &[service], &settings);
+        assert_eq!(names(&plan), ["tunneling-listener"]);
+        assert!(plan.changed);
+    }
+
+    #[test]
+    fn its_own_node_ports_stay_whatever_the_port_was_called() {
+        let service = service("cluster-a", "apiserver-external", 2_001, "NodePort", 30_001);
+        for name in
+            ["cluster-a-apiserver-external-30001", "cluster-a-apiserver-external-443-30001", "somebody-else"]
+        {
+            let current = ServicePort { node_port: Some(31_999), ..front_port(name.into(), 30_001) };
+            let plan = plan_front_ports(&[current], [&service], &settings(None));
+            assert_eq!(plan.ports[0].node_port, Some(31_999), "{name}");
+        }
+    }
+
+    #[test]
+    fn at_the_listener_limit_the_newest_wait_and_the_old_ones_stay() {
+        let old = service("cluster-z", "api", 2_001, "NodePort", 30_001);
+        let young = service("cluster-a", "api", 2_002, "NodePort", 30_002);
+        let mut ageless = service("cluster-0", "api", 2_000, "NodePort", 30_003);
+        ageless.metadata.creation_timestamp = None;
+        let plan = plan_front_ports(&[], [&ageless, &young, &old], &settings(Some(3)));
+        assert_eq!(names(&plan), ["cluster-z-api-30001", "sni-listener", "tunneling-listener"]);
+        let waiting: Vec<_> = plan.waiting.iter().map(|waiting| waiting.service.to_string()).collect();
+        assert_eq!(waiting, ["cluster-a/api", "cluster-0/api"]);
+        assert_eq!((plan.used, plan.limit), (3, Some(3)));
+        // The old one goes: the next in age moves up.
+        let plan = plan_front_ports(&plan.ports, [&ageless, &young], &settings(Some(3)));
+        assert_eq!(names(&plan)[0], "cluster-a-api-30002");
+    }
+
+    #[test]
+    fn what_is_published_is_not_displaced_by_an_old_service_that_is_exposed_later() {
+        let young = service("cluster-a", "api", 2_002, "NodePort", 30_002);
+        let plan = plan_front_ports(&[], [&young], &settings(Some(3)));
+        let old = service("cluster-z", "api", 2_001, "NodePort", 30_001);
+        let plan = plan_front_ports(&plan.ports, [&young, &old], &settings(Some(3)));
+        assert_eq!(names(&plan)[0], "cluster-a-api-30002");
+        assert_eq!(plan.waiting[0].why, WhyWaiting::ListenerLimit);
+    }
+
+    #[test]
+    fn a_number_that_is_published_already_waits() {
+        let old = service("cluster-a", "api", 2_001, "NodePort", 30_001);
+        let young = service("cluster-b", "api", 2_002, "NodePort", 30_001);
+        let own = service("cluster-c", "api", 2_003, "NodePort", 6_443);
+        let plan = plan_front_ports(&[], [&own, &young, &old], &settings(None));
+        assert_eq!(names(&plan), ["cluster-a-api-30001", "sni-listener", "tunneling-listener"]);
+        assert!(plan.waiting.iter().all(|waiting| waiting.why == WhyWaiting::NumberTaken));
+        assert_eq!(plan.waiting.len(), 2);
+    }
+
+    #[test]
+    fn a_name_that_would_be_too_long_is_shortened_the_same_way_every_time() {
+        let namespace = format!("cluster-{}", "a".repeat(36));
+        let service = service(&namespace, "apiserver-external", 2_001, "NodePort", 30_001);
+        let plan = plan_front_ports(&[], [&service], &settings(None));
+        assert_eq!(names(&plan)[0], "cluster-aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-api-0da930ac-30001");
+    }
+
+    proptest! {
+        #[test]
+        fn port_names_are_legal_and_unique_and_the_order_of_services_makes_no_difference(
+            wanted in prop::collection::btree_map(
+                30_000..32_768_u16, ("[a-z][a-z0-9-]{0,61}[a-z0-9]", "[a-z][a-z0-9-]{0,61}[a-z0-9]", 2_000..2_005_u16), 0..30),
+            limit in prop::option::of(2..20_usize),
+        ) {
+            let services: Vec<Service> = wanted.iter()
+                .map(|(&port, (namespace, name, born))| service(namespace, name, *born, "NodePort", port)).collect();
+            let plan = plan_front_ports(&[], &services, &settings(limit));
+            prop_assert_eq!(&plan, &plan_front_ports(&[], services.iter().rev(), &settings(limit)));
+            let mut names = names(&plan);
+            for name in &names {
+                prop_assert!(name.len() <= 63 && !name.starts_with('-') && !name.ends_with('-'), "{name}");
+                prop_assert!(name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-'));
+            }
+            prop_assert!(names.is_sorted());
+            names.dedup();
+            prop_assert_eq!(names.len(), plan.used);
+            prop_assert_eq!(plan.used + plan.waiting.len(), services.len() + 2);
+            prop_assert!(limit.is_none_or(|limit| plan.used <= limit));
+        }
+    }
+}
