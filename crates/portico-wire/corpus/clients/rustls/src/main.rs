@@ -13,7 +13,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let [port, name, fragment @ ..] = arguments.as_slice() else {
         return Err("usage: rustls-client PORT NAME [MAX_FRAGMENT]".into());
     };
-    let mut config = ClientConfig::builder().with_root_certificates(RootCertStore::empty()).with_no_client_auth();
+    let mut config =
+        ClientConfig::builder().with_root_certificates(RootCertStore::empty()).with_no_client_auth();
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     config.max_fragment_size = fragment.first().map(|size| size.parse()).transpose()?;
     let mut connection = ClientConnection::new(Arc::new(config), name.clone().try_into()?)?;
