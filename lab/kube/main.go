@@ -7,13 +7,13 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
-	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/component-base/cli"
 	_ "k8s.io/component-base/logs/json/register"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
@@ -35,7 +35,8 @@ func program(name string) *cobra.Command {
 	case "kube-scheduler":
 		return scheduler.NewSchedulerCommand()
 	case "kubelet":
-		return kubelet.NewKubeletCommand(genericapiserver.SetupSignalContext())
+		// It listens for signals itself.
+		return kubelet.NewKubeletCommand(context.Background())
 	case "kube-proxy":
 		return proxy.NewProxyCommand()
 	case "kubectl":

@@ -1,1 +1,51 @@
 //! Hosts, firewalls and real Kubernetes on one machine, for tests and contributors.
+//!
+//! A [`Lab`] is a small network of its own: [`Host`]s are network namespaces on one switch, each
+//! with an address, a `hosts` file and [`firewall`] rules that a test puts up and takes down. On
+//! hosts run [`Process`]es, and out of processes come real Kubernetes parts: [`Etcd`],
+//! [`ControlPlane`], [`Node`]. [`Seed`] puts them together as a one-node cluster, in which a
+//! [`UserCluster`] runs as pods. [`wait`] holds the only way a test waits here: for a condition,
+//! with a deadline, told why it did not come true.
+//!
+//! Labs run side by side: [`Lab`] takes a free number and everything it makes carries that number.
+//! When the last handle of a lab goes, also by a panic, all of it is taken down; what a killed
+//! test run left is found by its number and taken down by the next one, or by `portico-lab down`.
+//!
+//! Blocking code throughout: a test reads as a story from top to bottom. Errors are `anyhow`, since
+//! nobody recovers from them: they end a test and have to say what to do.
+//!
+//! Newcomers start with `tests/kubernetes.rs`, then [`Seed`]; `docs/lab.md` has the layout on disk.
+
+pub mod cgroup;
+pub mod control_plane;
+pub mod etcd;
+pub mod firewall;
+pub mod host;
+pub mod image;
+pub mod kubectl;
+pub mod lab;
+pub mod node;
+pub mod pki;
+pub mod process;
+pub mod programs;
+pub mod seed;
+pub mod user_cluster;
+pub mod wait;
+
+pub use control_plane::{Access, ControlPlane};
+pub use etcd::Etcd;
+pub use host::Host;
+pub use image::Image;
+pub use kubectl::Kubectl;
+pub use lab::Lab;
+pub use node::Node;
+pub use pki::Authority;
+pub use process::Process;
+pub use seed::Seed;
+pub use user_cluster::UserCluster;
+
+/// One line of progress for the person at the terminal: starting Kubernetes takes a while.
+#[allow(clippy::print_stderr, reason = "the lab talks to a person; stdout belongs to results")]
+pub fn say(line: impl std::fmt::Display) {
+    eprintln!("lab: {line}");
+}

@@ -1,0 +1,195 @@
+//! Control groups: who belongs to a lab, and room for a node's pods.
+//!
+//! Every process of a lab starts inside the lab's control group and its children, containers and
+//! their shims included, cannot leave it. So teardown asks the kernel instead of a list of process
+//! ids: what is in the group is the lab's, what is not is not touched, and nothing is missed
+//! because it detached itself.
+//!
+//! Version 1 (one directory per controller) and version 2 (one directory in all) are both served;
+//! see `docs/lab.md` for which of them this was tried on.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use crate::wait;
+
+const MOUNT: &str = "/sys/fs/cgroup";
+
+/// How long processes may take to die after SIGKILL. Only one that hangs in the kernel needs more
+/// than a moment; then a person has to look.
+const DYING: Duration = Duration::from_secs(20);
+
+/// A control group of the lab's own making, the same path under every controller.
+#[derive(Debug, Clone)]
+pub struct Cgroup {
+    path: String,
+}
+
+impl Cgroup {
+    /// The group at `path` (absolute, as the kubelet's `cgroupRoot` wants it), made or not yet.
+    pub fn at(path: impl Into<String>) -> Cgroup {
+        Cgroup { path: path.into() }
+    }
+
+    /// Makes the group under every controller of this machine.
+    pub fn make(&self) -> Result<()> {
+        for root in hierarchies()? {
+            let mut dir = root.clone();
+            for part in self.path.split('/').filter(|part| !part.is_empty()) {
+                let parent = dir.clone();
+                dir.push(part);
+                match fs::create_dir(&dir) {
+                    Ok(()) => inherit(&parent, &dir)?,
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                    Err(error) => {
+                        return Err(error).with_context(|| format!("making control group {}", dir.display()));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Its path below every controller, such as `/portico-lab-7/seed`.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// The group of this name inside this one.
+    pub fn child(&self, name: &str) -> Cgroup {
+        Cgroup { path: format!("{}/{name}", self.path) }
+    }
+
+    /// The file a process writes its id to in order to join.
+    pub fn procs(&self) -> Result<PathBuf> {
+        Ok(self.tracking_dir()?.join("cgroup.procs"))
+    }
+
+    /// Every process in this group and the groups below it.
+    pub fn pids(&self) -> Result<Vec<i32>> {
+        let mut pids = Vec::new();
+        for dir in tree(&self.tracking_dir()?) {
+            // A group may go away while we look: then nobody is in it.
+            let procs = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+            pids.extend(procs.lines().filter_map(|line| line.parse::<i32>().ok()));
+        }
+        Ok(pids)
+    }
+
+    /// Kills everything in the group, and what it starts meanwhile, until nobody is left.
+    pub fn kill(&self) -> Result<()> {
+        wait::until(&format!("the processes of {} to die", self.path), DYING, || {
+            let pids = self.pids()?;
+            for pid in &pids {
+                self.kill_member(*pid);
+            }
+            if pids.is_empty() { Ok(()) } else { bail!("still there: {pids:?}") }
+        })
+    }
+
+    /// Removes the emptied group and those below it.
+    pub fn remove(&self) -> Result<()> {
+        for root in hierarchies()? {
+            let top = root.join(self.path.trim_start_matches('/'));
+            wait::until(&format!("{} to be removed", top.display()), DYING, || {
+                for dir in tree(&top).into_iter().rev() {
+                    match fs::remove_dir(&dir) {
+                        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                            return Err(error).with_context(|| format!("removing {}", dir.display()));
+                        }
+                        _ => {}
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Kills `pid` if it still is the process that was found in the group: the descriptor pins the
+    /// process, so an id that was given to a stranger meanwhile is noticed.
+    fn kill_member(&self, pid: i32) {
+        let Some(pid) = Pid::from_raw(pid) else { return };
+        let Ok(pinned) = pidfd_open(pid, PidfdFlags::empty()) else { return };
+        let groups = fs::read_to_string(format!("/proc/{}/cgroup", pid.as_raw_nonzero())).unwrap_or_default();
+        let ours = groups.lines().any(|line| {
+            line.splitn(3, ':').nth(2).is_some_and(|path| {
+                path == self.path || path.strip_prefix(&self.path).is_some_and(|rest| rest.starts_with('/'))
+            })
+        });
+        if ours {
+            // Gone already is as good as killed.
+            let _ = pidfd_send_signal(&pinned, Signal::KILL);
+        }
+    }
+
+    fn tracking_dir(&self) -> Result<PathBuf> {
+        let root = if is_version_2() { PathBuf::from(MOUNT) } else { Path::new(MOUNT).join("pids") };
+        Ok(root.join(self.path.trim_start_matches('/')))
+    }
+}
+
+fn is_version_2() -> bool {
+    Path::new(MOUNT).join("cgroup.controllers").exists()
+}
+
+/// The roots under which a group has to be made: one on version 2, one per controller on version 1.
+fn hierarchies() -> Result<Vec<PathBuf>> {
+    if is_version_2() {
+        return Ok(vec![PathBuf::from(MOUNT)]);
+    }
+    let mut roots = Vec::new();
+    for entry in
+        fs::read_dir(MOUNT).with_context(|| format!("reading {MOUNT}: are control groups mounted?"))?
+    {
+        // Some machines have `cpu` as a link to `cpu,cpuacct`: one group is enough.
+        let path = entry?.path();
+        let Ok(path) = path.canonicalize() else { continue };
+        let usable = path.join("cgroup.procs").exists() && !path.ends_with("unified");
+        if usable && !roots.contains(&path) {
+            roots.push(path);
+        }
+    }
+    ensure!(
+        roots.iter().any(|root| root.ends_with("pids")),
+        "no `pids` controller under {MOUNT}: mount the control groups of this machine (package cgroupfs-mount)"
+    );
+    Ok(roots)
+}
+
+/// What a new group needs from its parent before a process can join it.
+fn inherit(parent: &Path, dir: &Path) -> Result<()> {
+    // Version 1: a cpuset without processors and memory nodes admits nobody.
+    for file in ["cpuset.cpus", "cpuset.mems"] {
+        if !is_version_2() && dir.join(file).exists() {
+            let value = fs::read_to_string(parent.join(file))?;
+            fs::write(dir.join(file), value.trim()).with_context(|| format!("{}/{file}", dir.display()))?;
+        }
+    }
+    // Version 2: controllers have to be passed down level by level, as far as the parent has them.
+    if is_version_2() {
+        let available = fs::read_to_string(parent.join("cgroup.controllers"))?;
+        for controller in available.split_whitespace() {
+            // Some cannot be passed on (a group with realtime processes, say): pods do without.
+            let _ = fs::write(parent.join("cgroup.subtree_control"), format!("+{controller}"));
+        }
+    }
+    Ok(())
+}
+
+/// `top` and every directory below it, parents first.
+fn tree(top: &Path) -> Vec<PathBuf> {
+    let mut found = vec![top.to_path_buf()];
+    let mut next = 0;
+    while let Some(dir) = found.get(next).cloned() {
+        next += 1;
+        let Ok(entries) = fs::read_dir(&dir) else { continue };
+        found.extend(entries.flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()));
+    }
+    found
+}

@@ -1,0 +1,227 @@
+//! Container images made without a container engine.
+//!
+//! An image is a tar in the docker-archive layout: a manifest, a config and one layer. That is all
+//! `ctr images import` asks for, so no registry and no builder is needed. [`Image::from_containerfile`]
+//! packs what a `Containerfile` of a static binary says, so that tests run the image that ships.
+
+use std::fs::{self, File};
+use std::io::Cursor;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::json;
+
+use crate::programs;
+
+/// A container image: files, and how to start it.
+#[derive(Debug, Clone, Default)]
+pub struct Image {
+    name: String,
+    files: Vec<(String, PathBuf)>,
+    links: Vec<(String, String)>,
+    entrypoint: Vec<String>,
+    user: String,
+}
+
+impl Image {
+    /// An empty image; `name` with its tag, such as `lab/pause:1`. Kubernetes finds it under that
+    /// name with `imagePullPolicy: Never` or `IfNotPresent`.
+    pub fn new(name: &str) -> Image {
+        Image { name: name.to_owned(), ..Image::default() }
+    }
+
+    /// Adds an executable file.
+    pub fn file(mut self, inside: &str, from: &Path) -> Image {
+        self.files.push((inside.trim_start_matches('/').to_owned(), from.to_path_buf()));
+        self
+    }
+
+    /// Adds a symbolic link.
+    pub fn link(mut self, inside: &str, target: &str) -> Image {
+        self.links.push((inside.trim_start_matches('/').to_owned(), target.to_owned()));
+        self
+    }
+
+    /// What it starts.
+    pub fn entrypoint(mut self, command: &[&str]) -> Image {
+        self.entrypoint = command.iter().map(|&word| word.to_owned()).collect();
+        self
+    }
+
+    /// As whom, such as `65532:65532`; root if never said.
+    pub fn user(mut self, user: &str) -> Image {
+        user.clone_into(&mut self.user);
+        self
+    }
+
+    /// Its name with tag.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// busybox with its usual commands; starts what the pod says, or a shell. No `wget`: Debian's
+    /// static busybox looks names up with a resolver that crashes where glibc is not installed.
+    pub fn busybox() -> Result<Image> {
+        let busybox = programs::find("busybox")?;
+        let mut image = Image::new("lab/busybox:1").file("bin/busybox", &busybox).entrypoint(&["/bin/sh"]);
+        for applet in [
+            "sh", "cat", "echo", "head", "httpd", "ls", "mkdir", "nc", "printf", "seq", "sleep", "tail",
+            "true", "wget",
+        ] {
+            image = image.link(&format!("bin/{applet}"), "busybox");
+        }
+        Ok(image)
+    }
+
+    /// The image that holds a pod's namespaces.
+    pub fn pause() -> Result<Image> {
+        let busybox = programs::find("busybox")?;
+        Ok(Image::new("lab/pause:1").file("busybox", &busybox).entrypoint(&["/busybox", "sleep", "infinity"]))
+    }
+
+    /// Every Kubernetes program, for hosted control planes: the first argument names the program.
+    pub fn kube() -> Result<Image> {
+        let kube = programs::kube()?.join("kube");
+        Ok(Image::new("lab/kube:1").file("kube", &kube).entrypoint(&["/kube"]))
+    }
+
+    /// The image a `Containerfile` describes, for the kind that ships a static binary and nothing
+    /// else: its last stage is `FROM scratch` with COPY, USER and ENTRYPOINT. `binaries` says which
+    /// file on this machine stands for each source of COPY, since earlier stages are not run.
+    /// An instruction this does not know is an error: the tested image would not be the shipped one.
+    pub fn from_containerfile(name: &str, containerfile: &Path, binaries: &[(&str, &Path)]) -> Result<Image> {
+        let text = fs::read_to_string(containerfile)
+            .with_context(|| format!("reading {}", containerfile.display()))?;
+        let stage =
+            last_stage(&text).with_context(|| format!("{} has no FROM scratch", containerfile.display()))?;
+        let mut image = Image::new(name);
+        for line in stage.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
+            let (instruction, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+            let words: Vec<&str> = rest.split_whitespace().filter(|word| !word.starts_with("--")).collect();
+            match (instruction.to_ascii_uppercase().as_str(), words.as_slice()) {
+                ("COPY", [source, target]) => {
+                    let known = binaries.iter().find(|(path, _)| path == source);
+                    let (_, from) = known
+                        .with_context(|| format!("nothing was given to stand for {source} in `{line}`"))?;
+                    image = image.file(target, from);
+                }
+                ("USER", [user]) => image = image.user(user),
+                ("ENTRYPOINT", _) => {
+                    image.entrypoint = serde_json::from_str(rest)
+                        .with_context(|| format!("`{line}`: use the JSON form, there is no shell inside"))?;
+                }
+                // Words for people and registries: they change nothing about what runs.
+                ("LABEL" | "EXPOSE", _) => {}
+                _ => bail!("{}: the lab cannot pack `{line}`", containerfile.display()),
+            }
+        }
+        Ok(image)
+    }
+
+    /// Packs the image into `dir` and returns the archive's path.
+    pub fn pack(&self, dir: &Path) -> Result<PathBuf> {
+        ensure!(self.name.contains(':'), "image name {:?} has no tag", self.name);
+        let layer = dir.join("layer.tar");
+        self.write_layer(&layer)?;
+        let diff_id = programs::digest_of(std::slice::from_ref(&layer))?;
+        let config = json!({
+            "architecture": if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" },
+            "os": "linux",
+            "config": {
+                "Entrypoint": self.entrypoint,
+                "User": self.user,
+                "Env": ["PATH=/bin:/"],
+                "WorkingDir": "/",
+            },
+            "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{diff_id}")]},
+            "history": [{"created_by": "portico-lab"}],
+        });
+        let manifest = json!([{"Config": "config.json", "RepoTags": [self.name], "Layers": ["layer.tar"]}]);
+        let archive = dir.join(format!("{}.tar", self.name.replace(['/', ':'], "-")));
+        let mut tar = tar::Builder::new(
+            File::create(&archive).with_context(|| format!("making {}", archive.display()))?,
+        );
+        append(&mut tar, "manifest.json", manifest.to_string().as_bytes())?;
+        append(&mut tar, "config.json", config.to_string().as_bytes())?;
+        tar.append_path_with_name(&layer, "layer.tar")?;
+        tar.into_inner()?.sync_data()?;
+        fs::remove_file(&layer)?;
+        Ok(archive)
+    }
+
+    fn write_layer(&self, layer: &Path) -> Result<()> {
+        let mut tar =
+            tar::Builder::new(File::create(layer).with_context(|| format!("making {}", layer.display()))?);
+        // Volumes and /tmp need nothing here: the runtime makes their mount points.
+        for (inside, from) in &self.files {
+            let mut file = File::open(from).with_context(|| format!("packing {}", from.display()))?;
+            let mut header = header(0o755);
+            header.set_size(file.metadata()?.len());
+            tar.append_data(&mut header, inside, &mut file)
+                .with_context(|| format!("packing {}", from.display()))?;
+        }
+        for (inside, target) in &self.links {
+            let mut header = header(0o777);
+            header.set_entry_type(tar::EntryType::Symlink);
+            header.set_size(0);
+            tar.append_link(&mut header, inside, target).with_context(|| format!("packing {inside}"))?;
+        }
+        tar.into_inner()?;
+        Ok(())
+    }
+}
+
+/// The text after the last `FROM`, if that is `FROM scratch`.
+fn last_stage(containerfile: &str) -> Option<&str> {
+    let mut stage = None;
+    let mut end = 0;
+    for line in containerfile.split_inclusive('\n') {
+        end += line.len();
+        let mut words = line.split_whitespace();
+        if words.next().is_some_and(|word| word.eq_ignore_ascii_case("FROM")) {
+            stage = words.next().is_some_and(|base| base == "scratch").then(|| &containerfile[end..]);
+        }
+    }
+    stage
+}
+
+fn header(mode: u32) -> tar::Header {
+    // Owner 0 and time 0: the same content always gives the same digest.
+    let mut header = tar::Header::new_gnu();
+    header.set_mode(mode);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    header
+}
+
+fn append(tar: &mut tar::Builder<File>, name: &str, content: &[u8]) -> Result<()> {
+    let mut header = header(0o644);
+    header.set_size(content.len() as u64);
+    tar.append_data(&mut header, name, Cursor::new(content)).with_context(|| format!("packing {name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_containerfile_of_a_static_binary_becomes_the_image_it_describes() {
+        let dir = std::env::temp_dir().join(format!("portico-lab-image-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let file = dir.join("Containerfile");
+        let text = "FROM rust AS build\nRUN make\n\nFROM scratch\nCOPY --from=build /src/portico /portico\n\
+                    USER 65532:65532\nENTRYPOINT [\"/portico\"]\n";
+        fs::write(&file, text).unwrap();
+        let image = Image::from_containerfile("portico:lab", &file, &[("/src/portico", &file)]).unwrap();
+        fs::write(&file, format!("{text}RUN chmod 755 /portico\n")).unwrap();
+        let error = Image::from_containerfile("portico:lab", &file, &[("/src/portico", &file)]).unwrap_err();
+        fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(
+            (image.user.as_str(), image.entrypoint.as_slice()),
+            ("65532:65532", &["/portico".to_owned()][..])
+        );
+        assert_eq!(image.files[0].0, "portico");
+        assert!(error.to_string().contains("RUN chmod"), "{error}");
+    }
+}

@@ -1,0 +1,173 @@
+//! Supervised processes: logs in a file, ended with the test.
+//!
+//! A process starts in the lab's control group, in its host's namespaces, and with a parent-death
+//! signal, so that it ends with the test however the test ends. The kernel sends that signal when
+//! the *thread* that started the child ends; tests start children from threads that come and go,
+//! so all of them are started by one thread that stays ([`spawn`]).
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::lab::Lab;
+use crate::wait;
+
+/// A process that should be running has ended: waiting for what it was to do is pointless.
+#[derive(Debug)]
+pub struct Ended {
+    process: String,
+    status: ExitStatus,
+    last_lines: String,
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ended ({}); its log ends with:\n{}", self.process, self.status, self.last_lines)
+    }
+}
+
+impl std::error::Error for Ended {}
+
+/// A running program of a lab. Killed when dropped; [`stop`](Process::stop) is the polite way.
+pub struct Process {
+    name: String,
+    child: Mutex<Child>,
+    log: PathBuf,
+    // The lab outlives its processes: the log and the control group are the lab's.
+    _lab: Lab,
+}
+
+impl Process {
+    /// Starts `command` (made by [`Host::command`](crate::Host::command)); its output goes to `NAME.log`.
+    pub(crate) fn start(lab: &Lab, name: &str, mut command: Command) -> Result<Process> {
+        let log = lab.log_file(name);
+        let file = File::options()
+            .create(true)
+            .append(true)
+            .open(&log)
+            .with_context(|| format!("opening {}", log.display()))?;
+        let copy = file.try_clone()?;
+        command.stdin(Stdio::null()).stdout(file).stderr(copy);
+        let child = spawn(command).with_context(|| format!("starting {name}"))?;
+        Ok(Process { name: name.to_owned(), child: Mutex::new(child), log, _lab: lab.clone() })
+    }
+
+    /// The name it was started under, `HOST-PROGRAM`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The program's process id.
+    pub fn pid(&self) -> u32 {
+        self.child().id()
+    }
+
+    /// Everything it wrote so far.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// Where its output goes.
+    pub fn log_path(&self) -> &Path {
+        &self.log
+    }
+
+    /// Fails with [`Ended`] and the end of its log if it is not running any more.
+    pub fn check(&self) -> Result<()> {
+        match self.child().try_wait()? {
+            None => Ok(()),
+            Some(status) => {
+                let (process, last_lines) = (self.name.clone(), tail(&self.log, 20));
+                Err(Ended { process, status, last_lines }.into())
+            }
+        }
+    }
+
+    /// Waits until its log contains `text`; fails early if it ends without having said so.
+    pub fn wait_for_log(&self, text: &str, limit: Duration) -> Result<()> {
+        wait::until(&format!("{text:?} in the log of {}", self.name), limit, || {
+            // In this order: what it said just before it ended counts.
+            let running = self.check();
+            if self.log().contains(text) {
+                return Ok(());
+            }
+            running?;
+            bail!("the log ends with:\n{}", tail(&self.log, 10))
+        })
+    }
+
+    /// Waits until it has ended by itself.
+    pub fn wait(&self, limit: Duration) -> Result<ExitStatus> {
+        wait::until(&format!("{} to end", self.name), limit, || {
+            self.child()
+                .try_wait()?
+                .ok_or_else(|| anyhow!("it is running; its log ends with:\n{}", tail(&self.log, 10)))
+        })
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        let child = self.child();
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("no process id")?;
+        kill_process(pid, signal).with_context(|| format!("sending {signal:?} to {}", self.name))
+    }
+
+    /// SIGTERM, then waits for it to end within `limit`.
+    pub fn stop(&self, limit: Duration) -> Result<ExitStatus> {
+        self.signal(Signal::TERM)?;
+        self.wait(limit)
+    }
+
+    /// SIGKILL, and waits for it to be gone. Fine to call twice.
+    pub fn kill(&self) {
+        let mut child = self.child();
+        // An error means that it has ended already.
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+
+    fn child(&self) -> std::sync::MutexGuard<'_, Child> {
+        // A panic elsewhere leaves the child as it was.
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// The last lines of a log file.
+pub fn tail(log: &Path, lines: usize) -> String {
+    let text = String::from_utf8_lossy(&fs::read(log).unwrap_or_default()).into_owned();
+    let all: Vec<&str> = text.lines().collect();
+    all[all.len().saturating_sub(lines)..].join("\n")
+}
+
+type Job = (Command, mpsc::Sender<io::Result<Child>>);
+
+/// Starts a child from the one thread that lives as long as this process (see the head of this file).
+fn spawn(command: Command) -> io::Result<Child> {
+    static STARTER: OnceLock<mpsc::Sender<Job>> = OnceLock::new();
+    let starter = STARTER.get_or_init(|| {
+        let (jobs, todo) = mpsc::channel::<Job>();
+        std::thread::spawn(move || {
+            for (mut command, answer) in todo {
+                // The asker waits for the answer; it cannot be gone.
+                let _ = answer.send(command.spawn());
+            }
+        });
+        jobs
+    });
+    let (answer, child) = mpsc::channel();
+    starter.send((command, answer)).map_err(io::Error::other)?;
+    child.recv().map_err(io::Error::other)?
+}

@@ -1,0 +1,108 @@
+//! The seed: a real one-node cluster that hosts the control planes of user clusters.
+
+use std::net::Ipv4Addr;
+
+use anyhow::Result;
+use serde_json::json;
+
+use crate::control_plane::{Access, ControlPlane, Options};
+use crate::etcd::Etcd;
+use crate::host::Host;
+use crate::image::Image;
+use crate::kubectl::Kubectl;
+use crate::lab::Lab;
+use crate::node::Node;
+
+/// Addresses of the seed's pods. Its Services have 10.32.0.0/20; user clusters differ, as anywhere.
+const POD_CIDR: &str = "10.33.0.0/24";
+/// Of nodes that join later: the third byte is the node's number.
+const FURTHER_POD_CIDRS: &str = "10.33";
+
+/// A running seed cluster. Everything runs on its host `seed`.
+pub struct Seed {
+    // Dropped in this order: nodes before what they talk to.
+    node: Node,
+    control_plane: ControlPlane,
+    etcd: Etcd,
+    kubectl: Kubectl,
+}
+
+impl Seed {
+    /// Starts a one-node cluster on a new host `seed` of the lab and waits until it runs pods.
+    pub fn start(lab: &Lab) -> Result<Seed> {
+        let host = lab.host("seed")?;
+        let etcd = Etcd::start(&host)?;
+        let options = Options {
+            service_cidr: "10.32.0.0/20".to_owned(),
+            service_address: Ipv4Addr::new(10, 32, 0, 1),
+            ..Options::new("seed")
+        };
+        let control_plane = ControlPlane::start(&host, &etcd, &options)?;
+        let node = Node::join(&host, control_plane.access(), POD_CIDR)?;
+        let kubectl = control_plane.access().kubectl(&host)?;
+        Ok(Seed { node, control_plane, etcd, kubectl })
+    }
+
+    /// Its host.
+    pub fn host(&self) -> &Host {
+        self.node.host()
+    }
+
+    /// Its node.
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+
+    /// Its etcd, which user clusters share.
+    pub fn etcd(&self) -> &Etcd {
+        &self.etcd
+    }
+
+    /// Its control plane.
+    pub fn control_plane(&self) -> &ControlPlane {
+        &self.control_plane
+    }
+
+    /// The way into it.
+    pub fn access(&self) -> &Access {
+        self.control_plane.access()
+    }
+
+    /// kubectl as its administrator, on its own host.
+    pub fn kubectl(&self) -> &Kubectl {
+        &self.kubectl
+    }
+
+    /// Makes an image known to its node.
+    pub fn import(&self, image: &Image) -> Result<()> {
+        self.node.import(image)
+    }
+
+    /// A further node of the seed itself, on a new host. Pods of one node reach those of another
+    /// only through Services with node ports: there is no network between nodes' pods.
+    pub fn join_node(&self, name: &str) -> Result<Node> {
+        let host = self.host().lab().host(name)?;
+        let pods = format!("{FURTHER_POD_CIDRS}.{}.0/24", host.address().octets()[3]);
+        Node::join(&host, self.access(), &pods)
+    }
+
+    /// Plays the cloud: gives a Service of type LoadBalancer an address, on which the lab's network
+    /// reaches the seed's node.
+    pub fn give_address(&self, namespace: &str, service: &str) -> Result<Ipv4Addr> {
+        let address = self.host().lab().spare_address()?;
+        self.host().add_address(address)?;
+        let status = json!({"status": {"loadBalancer": {"ingress": [{"ip": address}]}}}).to_string();
+        self.kubectl.run(&[
+            "patch",
+            "service",
+            "-n",
+            namespace,
+            service,
+            "--subresource=status",
+            "--type=merge",
+            "-p",
+            &status,
+        ])?;
+        Ok(address)
+    }
+}
