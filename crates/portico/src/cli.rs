@@ -59,6 +59,16 @@ Examples:
   portico routes manifests/
   portico routes manifests/ -o json | jq -r '.routes[] | select(.state != \"ready\") | .backend'")]
     Routes(offline::Flags),
+    /// Try it: three user clusters, one per expose strategy, on this machine
+    ///
+    /// Starts a gateway and three stand-in API servers on loopback, with certificates and kubeconfigs in a temporary folder, and
+    /// prints lines to paste for curl, kubectl and openssl. Needs no root, no container engine and no Kubernetes. A port
+    /// that is taken is stepped over. Ctrl-C stops it and removes the folder.
+    #[command(after_help = "\
+Examples:
+  portico demo
+  portico demo --sni-port 16443 --admin-port 18002")]
+    Demo(verb::demo::Flags),
 }
 
 impl Verb {
@@ -68,6 +78,7 @@ impl Verb {
             Self::Gateway(flags) => verb::gateway::run(flags),
             Self::Check(flags) => verb::check::run(flags),
             Self::Routes(flags) => verb::routes::run(flags),
+            Self::Demo(flags) => verb::demo::run(flags),
         }
     }
 }

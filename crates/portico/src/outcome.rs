@@ -28,10 +28,17 @@ pub(crate) fn misconfigured() -> ExitCode {
     ExitCode::from(2)
 }
 
-/// Says on standard error why a verb could not run.
+/// Says on standard error why a verb could not run: each cause once, though many messages already end in theirs.
 pub(crate) fn complain(error: &anyhow::Error) {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
     // Nobody is left to tell if that fails.
-    let _ = writeln!(io::stderr(), "portico: {error:#}");
+    let _ = writeln!(io::stderr(), "portico: {text}");
 }
 
 /// How an answer is printed.

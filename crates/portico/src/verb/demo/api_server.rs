@@ -58,7 +58,8 @@ impl ApiServer {
     /// Serves `cluster` under `identity` on a free port of loopback; `token` opens what is not public.
     pub(super) async fn start(cluster: &str, identity: &Identity, token: &str) -> anyhow::Result<Self> {
         let acceptor = TlsAcceptor::from(Arc::new(tls(identity)?));
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("opening a port on 127.0.0.1")?;
+        let listener =
+            TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("opening a port on 127.0.0.1")?;
         let address = listener.local_addr().context("asking for the port that was opened")?;
         let site = Site { cluster: cluster.into(), token: token.into(), started: jiff::Timestamp::now() };
         let task = tokio::spawn(accept(listener, acceptor, Arc::new(site)));
@@ -73,7 +74,8 @@ impl Drop for ApiServer {
 }
 
 fn tls(identity: &Identity) -> anyhow::Result<ServerConfig> {
-    let chain = CertificateDer::pem_slice_iter(identity.certificate.as_bytes()).collect::<Result<Vec<_>, _>>();
+    let chain =
+        CertificateDer::pem_slice_iter(identity.certificate.as_bytes()).collect::<Result<Vec<_>, _>>();
     let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes());
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let mut config = ServerConfig::builder_with_provider(provider)
@@ -128,7 +130,11 @@ async fn serve(stream: TcpStream, acceptor: TlsAcceptor, site: Arc<Site>) {
 fn answer(site: &Site, request: &Request<Incoming>) -> Answer {
     let path = request.uri().path();
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        return failure(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", "the demo's API servers are read-only");
+        return failure(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "MethodNotAllowed",
+            "the demo's API servers are read-only",
+        );
     }
     match path {
         "/healthz" | "/livez" | "/readyz" => return text("ok"),
@@ -143,31 +149,54 @@ fn answer(site: &Site, request: &Request<Incoming>) -> Answer {
         "/api" => document(&json!({"kind": "APIVersions", "versions": ["v1"]})),
         "/apis" => document(&json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": []})),
         "/api/v1" => document(&resources()),
-        "/api/v1/namespaces" => match watch_seconds(request.uri().query().unwrap_or_default()) {
-            Some(seconds) => watch(site, seconds),
+        "/api/v1/namespaces" => match Watch::of(request.uri().query().unwrap_or_default()) {
+            Some(wanted) => watch(site, &wanted),
             None => document(&site.namespaces()),
         },
         _ => match path.strip_prefix("/api/v1/namespaces/").and_then(|name| site.find(name)) {
             Some(namespace) => document(&namespace),
-            None => failure(StatusCode::NOT_FOUND, "NotFound", "the server could not find the requested resource"),
+            None => {
+                failure(StatusCode::NOT_FOUND, "NotFound", "the server could not find the requested resource")
+            }
         },
     }
 }
 
-/// For how long a request wants to watch; `None` if it does not ask for a watch at all.
-fn watch_seconds(query: &str) -> Option<u64> {
-    let parameters = || query.split('&').filter_map(|pair| pair.split_once('='));
-    if !parameters().any(|(key, value)| key == "watch" && matches!(value, "true" | "1")) {
-        return None;
+/// What a request wants to watch.
+struct Watch {
+    /// From now on, rather than with what there is already: it names the version of the list it has.
+    continues: bool,
+    seconds: u64,
+}
+
+impl Watch {
+    /// `None` if the request does not ask for a watch at all.
+    fn of(query: &str) -> Option<Self> {
+        let get = |name: &str| {
+            let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+            pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
+        };
+        if !matches!(get("watch"), Some("true" | "1")) {
+            return None;
+        }
+        let seconds = get("timeoutSeconds").and_then(|seconds| seconds.parse().ok());
+        Some(Self {
+            continues: get("resourceVersion").is_some_and(|version| !matches!(version, "" | "0")),
+            // As a real API server: a watch nobody limits ends by itself after half an hour to an hour.
+            seconds: seconds.unwrap_or(2_700),
+        })
     }
-    let asked = parameters().find(|(key, _)| *key == "timeoutSeconds").and_then(|(_, value)| value.parse().ok());
-    // As a real API server: a watch nobody limits ends by itself after half an hour to an hour.
-    Some(asked.unwrap_or(2_700))
 }
 
 /// A watch of namespaces: at first what there is, then a sign of life on `default` at each tick.
-fn watch(site: &Site, seconds: u64) -> Answer {
-    let mut first: String = site.names().iter().map(|name| event("ADDED", &site.namespace(name, 1))).collect();
+fn watch(site: &Site, wanted: &Watch) -> Answer {
+    let seconds = wanted.seconds;
+    let mut first: String = site
+        .names()
+        .iter()
+        .filter(|_| !wanted.continues)
+        .map(|name| event("ADDED", &site.namespace(name, 1)))
+        .collect();
     let (cluster, started) = (site.cluster.clone(), site.started);
     let ticks = stream::unfold(0_u64, move |tick| {
         let first = std::mem::take(&mut first);

@@ -1,0 +1,100 @@
+//! What the demo prints: where each cluster is, and lines to paste that show it. Writes the kubeconfigs the lines name.
+
+use anyhow::Context;
+use portico_api::strategy::ExposeStrategy;
+use portico_expose::plan::Plan;
+use portico_expose::services::APISERVER;
+
+use super::ports::Ports;
+use super::site::{CLUSTERS, Site, UserCluster};
+use crate::table;
+
+/// Port of the CONNECT authority of an API server.
+const AUTHORITY_PORT: u16 = 443;
+
+/// The text, for a gateway that has put `plans` into force.
+pub(super) fn guide(site: &Site, ports: &Ports, plans: &[Plan]) -> anyhow::Result<String> {
+    let mut rows = Vec::new();
+    let mut stories = String::new();
+    for cluster in &CLUSTERS {
+        let port = port(cluster, ports, plans)?;
+        let kubeconfig = format!("{}.kubeconfig", cluster.name);
+        let server = format!("https://127.0.0.1:{port}");
+        site.kubeconfig(&kubeconfig, cluster, &server, &cluster.host(), None)?;
+        rows.push([
+            cluster.name.to_owned(),
+            cluster.strategy.to_string(),
+            format!("https://{}:{port}", cluster.host()),
+            site.path(&kubeconfig).display().to_string(),
+        ]);
+        stories.push_str(&story(site, cluster, port));
+        if cluster.strategy == ExposeStrategy::Tunneling {
+            stories.push_str(&server_name_story(site, cluster, ports));
+            stories.push_str(&tunnel_story(site, cluster, ports)?);
+        }
+    }
+    let table = table::render(["CLUSTER", "STRATEGY", "ADDRESS", "KUBECONFIG"], &rows);
+    let manifests = site.path("manifests").display().to_string();
+    let admin = ports.admin;
+    Ok(format!(
+        "\nA gateway and three user clusters, one per expose strategy, all in this process, on loopback.\n\n\
+         {table}{stories}\n\
+         What the gateway sees\n\
+         \x20 curl 'http://127.0.0.1:{admin}/routes?o=table'\n\
+         \x20 curl 'http://127.0.0.1:{admin}/connections?o=table'\n\
+         \x20 curl http://127.0.0.1:{admin}/metrics\n\
+         \x20 portico check {manifests}\n\
+         Edit the manifests while a watch runs: no other cluster notices.\n\n\
+         Ctrl-C stops the demo and removes its files.\n"
+    ))
+}
+
+/// Where a cluster's API server is reached.
+fn port(cluster: &UserCluster, ports: &Ports, plans: &[Plan]) -> anyhow::Result<u16> {
+    if cluster.strategy == ExposeStrategy::Tunneling {
+        return Ok(ports.sni);
+    }
+    let plan = plans.iter().find(|plan| plan.cluster.as_str() == cluster.name);
+    let entry = plan.and_then(|plan| plan.entries.iter().find(|entry| entry.service == APISERVER));
+    let name = cluster.name;
+    entry
+        .and_then(|entry| entry.node_port)
+        .with_context(|| format!("the cluster {name} got no NodePort; see the log"))
+}
+
+fn story(site: &Site, cluster: &UserCluster, port: u16) -> String {
+    let UserCluster { name, strategy, story, .. } = cluster;
+    let host = cluster.host();
+    let folder = site.folder().display();
+    format!(
+        "\n{name} ({strategy}). {story}\n\
+         \x20 curl --cacert {folder}/ca.crt --resolve {host}:{port}:127.0.0.1 https://{host}:{port}/version\n\
+         \x20 kubectl --kubeconfig {folder}/{name}.kubeconfig get namespaces --watch\n"
+    )
+}
+
+fn server_name_story(site: &Site, cluster: &UserCluster, ports: &Ports) -> String {
+    let (host, sni, folder) = (cluster.host(), ports.sni, site.folder().display());
+    format!(
+        "\x20 openssl s_client -connect 127.0.0.1:{sni} -servername {host} -CAfile {folder}/ca.crt -brief </dev/null\n\
+         A name nobody exposes is refused in TLS itself (alert unrecognized_name):\n\
+         \x20 openssl s_client -connect 127.0.0.1:{sni} -servername nobody.portico.test -brief </dev/null\n"
+    )
+}
+
+fn tunnel_story(site: &Site, cluster: &UserCluster, ports: &Ports) -> anyhow::Result<String> {
+    let (name, tunnel, folder) = (cluster.name, ports.tunnel, site.folder().display());
+    let host = cluster.internal_host();
+    let kubeconfig = format!("{name}-tunnel.kubeconfig");
+    let server = format!("https://{host}:{AUTHORITY_PORT}");
+    let proxy = format!("http://127.0.0.1:{tunnel}");
+    site.kubeconfig(&kubeconfig, cluster, &server, &host, Some(&proxy))?;
+    Ok(format!(
+        "The same through CONNECT, as a node agent does it; in plain text, then under TLS with a client certificate:\n\
+         \x20 curl --cacert {folder}/ca.crt --proxytunnel --proxy {proxy} {server}/version\n\
+         \x20 curl --cacert {folder}/ca.crt --proxytunnel --proxy https://127.0.0.1:{tunnel} \
+         --proxy-cacert {folder}/ca.crt --proxy-cert {folder}/{name}.crt --proxy-key {folder}/{name}.key \
+         {server}/version\n\
+         \x20 kubectl --kubeconfig {folder}/{kubeconfig} version\n"
+    ))
+}

@@ -1,0 +1,233 @@
+//! The demo's site on disk and in memory: manifests, certificates, kubeconfigs, stand-in API servers.
+//!
+//! The folder is what a real one would be: it can be read, edited while the demo runs, and handed to `portico check`.
+
+use std::ffi::OsString;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use portico_api::names::ClusterName;
+use portico_api::strategy::ExposeStrategy;
+use tempfile::TempDir;
+
+use super::api_server::ApiServer;
+use super::pki::{Authority, Identity};
+use super::ports::Ports;
+
+/// Base domain of the demo; `.test` never exists in DNS (RFC 6761).
+const DOMAIN: &str = "portico.test";
+/// Middle label of the host names.
+const SEED: &str = "demo";
+
+/// One user cluster of the demo.
+#[derive(Debug)]
+pub(super) struct UserCluster {
+    /// Also the name of its `Cluster`.
+    pub(super) name: &'static str,
+    pub(super) strategy: ExposeStrategy,
+    /// In one sentence.
+    pub(super) story: &'static str,
+}
+
+/// The three.
+pub(super) const CLUSTERS: [UserCluster; 3] = [
+    UserCluster {
+        name: "by-port",
+        strategy: ExposeStrategy::NodePort,
+        story: "The destination port says which cluster is meant.",
+    },
+    UserCluster {
+        name: "by-balancer",
+        strategy: ExposeStrategy::LoadBalancer,
+        story: "A load balancer of its own, whose part the gateway plays here: again a port.",
+    },
+    UserCluster {
+        name: "by-name",
+        strategy: ExposeStrategy::Tunneling,
+        story: "All such clusters share two ports; the server name, or the CONNECT authority, says which is meant.",
+    },
+];
+
+/// Everything the demo made. Gone when dropped.
+pub(super) struct Site {
+    folder: TempDir,
+    /// Kept for as long as they are to serve.
+    _servers: Vec<ApiServer>,
+}
+
+impl UserCluster {
+    /// The host name it is reached by.
+    pub(super) fn host(&self) -> String {
+        format!("{}.{SEED}.{DOMAIN}", self.name)
+    }
+
+    /// The host of its CONNECT authority.
+    pub(super) fn internal_host(&self) -> String {
+        format!("apiserver-external.{}.svc.cluster.local", ClusterName::new(self.name).namespace())
+    }
+
+    /// Opens its API server. A demo's secret: it guards nothing, and shows that headers pass unseen.
+    fn token(&self) -> String {
+        format!("demo-token-{}", self.name)
+    }
+}
+
+impl Site {
+    /// Makes everything and starts the stand-ins.
+    pub(super) async fn build(ports: &Ports) -> anyhow::Result<Self> {
+        let folder = tempfile::Builder::new().prefix("portico-demo-").tempdir();
+        let folder = folder.context("cannot make a folder for the demo; is TMPDIR writable?")?;
+        let mut site = Self { folder, _servers: Vec::new() };
+        let authority = Authority::new()?;
+        site.write("ca.crt", &authority.certificate())?;
+        site.write_identity("tunnel", &authority.server(&["localhost".into()], &[loopback()])?)?;
+        site.write("manifests/installation.yaml", &installation(ports))?;
+        for cluster in &CLUSTERS {
+            let names = [cluster.host(), cluster.internal_host()];
+            let identity = authority.server(&names, &[loopback()])?;
+            let server = ApiServer::start(cluster.name, &identity, &cluster.token()).await?;
+            site.write(
+                &format!("manifests/{}.yaml", cluster.name),
+                &manifest(cluster, server.address.port()),
+            )?;
+            site._servers.push(server);
+            site.write_identity(cluster.name, &authority.client(cluster.name)?)?;
+        }
+        Ok(site)
+    }
+
+    pub(super) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.folder().join(name)
+    }
+
+    /// What somebody would type to serve this site.
+    pub(super) fn gateway_arguments(&self, ports: &Ports) -> Vec<OsString> {
+        let at = |port: u16| format!("127.0.0.1:{port}").into();
+        let file = |name: &str| self.path(name).into_os_string();
+        vec![
+            "gateway".into(),
+            "--manifests".into(),
+            file("manifests"),
+            "--sni-listen".into(),
+            at(ports.sni),
+            "--tunnel-listen".into(),
+            at(ports.tunnel),
+            "--tunnel-plaintext".into(),
+            "--tunnel-tls-cert".into(),
+            file("tunnel.crt"),
+            "--tunnel-tls-key".into(),
+            file("tunnel.key"),
+            "--tunnel-client-ca".into(),
+            file("ca.crt"),
+            "--node-port-address".into(),
+            "127.0.0.1".into(),
+            "--admin-listen".into(),
+            at(ports.admin),
+            // Ctrl-C is meant: nobody waits for a demo.
+            "--drain-timeout".into(),
+            "0s".into(),
+        ]
+    }
+
+    /// Writes a kubeconfig for `cluster` at `server`, whose certificate is for `tls_name`, and returns its path.
+    pub(super) fn kubeconfig(
+        &self,
+        name: &str,
+        cluster: &UserCluster,
+        server: &str,
+        tls_name: &str,
+        proxy: Option<&str>,
+    ) -> anyhow::Result<PathBuf> {
+        let proxy = proxy.map(|url| format!("\n    proxy-url: {url}")).unwrap_or_default();
+        let ca = self.path("ca.crt");
+        let text = format!(
+            "apiVersion: v1\n\
+             kind: Config\n\
+             current-context: demo\n\
+             clusters:\n\
+             - name: demo\n  cluster:\n    server: {server}\n    tls-server-name: {tls_name}\n    \
+             certificate-authority: {ca}{proxy}\n\
+             contexts:\n\
+             - name: demo\n  context: {{cluster: demo, user: demo}}\n\
+             users:\n\
+             - name: demo\n  user: {{token: {token}}}\n",
+            ca = ca.display(),
+            token = cluster.token(),
+        );
+        self.write(name, &text)?;
+        Ok(self.path(name))
+    }
+
+    /// Removes the folder, saying so if that fails.
+    pub(super) fn remove(self) -> anyhow::Result<()> {
+        let folder = self.folder().to_owned();
+        self.folder.close().with_context(|| format!("cannot remove {}; remove it by hand", folder.display()))
+    }
+
+    fn write_identity(&self, name: &str, identity: &Identity) -> anyhow::Result<()> {
+        self.write(&format!("{name}.crt"), &identity.certificate)?;
+        self.write(&format!("{name}.key"), &identity.key)
+    }
+
+    fn write(&self, name: &str, text: &str) -> anyhow::Result<()> {
+        let path = self.path(name);
+        let parent = path.parent().map_or(Ok(()), fs::create_dir_all);
+        parent
+            .and_then(|()| fs::write(&path, text))
+            .with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+fn loopback() -> IpAddr {
+    Ipv4Addr::LOCALHOST.into()
+}
+
+fn installation(ports: &Ports) -> String {
+    let range = ports.node_port_range();
+    format!(
+        "apiVersion: kubermatic.k8c.io/v1\n\
+         kind: KubermaticConfiguration\n\
+         metadata: {{name: kubermatic, namespace: kubermatic}}\n\
+         spec:\n  \
+           ingress: {{domain: {DOMAIN}}}\n  \
+           # The demo looked for free ports here.\n  \
+           userCluster: {{nodePortRange: {range}}}\n\
+         ---\n\
+         apiVersion: kubermatic.k8c.io/v1\n\
+         kind: Seed\n\
+         metadata: {{name: kubermatic, namespace: kubermatic}}\n\
+         spec: {{seedDNSOverwrite: {SEED}}}\n"
+    )
+}
+
+/// A Cluster, and, as there is no Kubernetes that would say so, where its API server is.
+fn manifest(cluster: &UserCluster, port: u16) -> String {
+    let UserCluster { name, strategy, .. } = cluster;
+    let namespace = ClusterName::new(name).namespace();
+    format!(
+        "apiVersion: kubermatic.k8c.io/v1\n\
+         kind: Cluster\n\
+         metadata: {{name: {name}}}\n\
+         spec:\n  \
+           exposeStrategy: {strategy}\n\
+         ---\n\
+         apiVersion: discovery.k8s.io/v1\n\
+         kind: EndpointSlice\n\
+         metadata:\n  \
+           name: apiserver-external-demo\n  \
+           namespace: {namespace}\n  \
+           labels: {{kubernetes.io/service-name: apiserver-external}}\n\
+         addressType: IPv4\n\
+         endpoints:\n\
+         - addresses: [127.0.0.1]\n  \
+           conditions: {{ready: true}}\n\
+         ports:\n\
+         - {{name: secure, port: {port}}}\n"
+    )
+}
