@@ -95,15 +95,15 @@ pub struct KubernetesSettings {
     pub namespace: Option<String>,
     /// Pass over Services without this annotation. A seed has some fifteen Services a cluster, of which two or three are exposed.
     pub annotation: Option<String>,
-    /// Whether EndpointSlices are of interest.
-    pub endpoints: bool,
+    /// Services and nothing else, for whoever may read nothing else.
+    pub only_services: bool,
     /// How often to ask for kinds that are not served yet.
     pub ask_again: Duration,
 }
 
 impl Default for KubernetesSettings {
     fn default() -> Self {
-        Self { namespace: None, annotation: None, endpoints: true, ask_again: ASK_AGAIN }
+        Self { namespace: None, annotation: None, only_services: false, ask_again: ASK_AGAIN }
     }
 }
 
@@ -216,10 +216,10 @@ struct Worker {
 impl Worker {
     async fn run(mut self, sender: mpsc::Sender<Step>) {
         self.watch::<Service>();
-        if self.settings.endpoints {
+        if !self.settings.only_services {
             self.watch::<EndpointSlice>();
         }
-        if self.settings.namespace.is_some() {
+        if self.settings.only_services || self.settings.namespace.is_some() {
             self.discovered = true;
         } else {
             self.heard.push(served_kinds(self.client.clone(), self.settings.ask_again).boxed());

@@ -1,0 +1,170 @@
+//! The Kubernetes source beside a real API server: first sync in pages, absence, kinds that come and go.
+//!
+//! Needs what the lab needs (`cargo run -p portico-lab -- install`), and root.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use futures_util::{FutureExt, StreamExt, stream};
+use k8s_openapi::api::discovery::v1 as discovery;
+use kube::api::{ObjectMeta, PostParams};
+use kube::{Api, Client};
+use portico_lab::control_plane::{ADMINS, Options};
+use portico_lab::{ControlPlane, Etcd, Host, Kubectl, Lab};
+use portico_source::kubernetes::client;
+use portico_source::{Event, KubernetesSettings, KubernetesSource, Step};
+
+/// Far beyond anything that happens when all is well, a silently lost connection included.
+const NEVER: Duration = Duration::from_secs(180);
+
+/// More than two pages of a listing.
+const SLICES: usize = 1_200;
+
+const CRD: &str = r#"
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: clusters.kubermatic.k8c.io}
+spec:
+  group: kubermatic.k8c.io
+  scope: Cluster
+  names: {plural: clusters, singular: cluster, kind: Cluster, listKind: ClusterList}
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+"#;
+
+/// An API server with etcd behind it, on a host of its own.
+struct World {
+    client: Client,
+    kubectl: Kubectl,
+    _control_plane: ControlPlane,
+    _etcd: Etcd,
+    host: Host,
+}
+
+impl World {
+    async fn start() -> Self {
+        let lab = Lab::start("kubernetes-source").unwrap();
+        let host = lab.host("seed").unwrap();
+        let etcd = Etcd::start(&host).unwrap();
+        let options = Options { controllers: false, ..Options::new("seed") };
+        let control_plane = ControlPlane::start(&host, &etcd, &options).unwrap();
+        let kubeconfig = control_plane.access().kubeconfig("admin", Some(ADMINS)).unwrap();
+        let kubectl = control_plane.access().kubectl(&host).unwrap();
+        let client = client(Some(&kubeconfig)).await.unwrap();
+        Self { client, kubectl, _control_plane: control_plane, _etcd: etcd, host }
+    }
+
+    fn services(&self, names: &[&str]) {
+        for name in names {
+            let service = format!(
+                "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: default}}\nspec: {{ports: [{{port: 443}}]}}\n"
+            );
+            self.kubectl.apply(&service).unwrap();
+        }
+    }
+
+    async fn slices(&self, count: usize) {
+        let api: Api<discovery::EndpointSlice> = Api::namespaced(self.client.clone(), "default");
+        stream::iter(0..count)
+            .for_each_concurrent(8, |index| {
+                let slice = discovery::EndpointSlice {
+                    address_type: "IPv4".into(),
+                    metadata: ObjectMeta { name: Some(format!("slice-{index}")), ..ObjectMeta::default() },
+                    ..discovery::EndpointSlice::default()
+                };
+                let api = api.clone();
+                async move {
+                    api.create(&PostParams::default(), &slice).await.unwrap();
+                }
+            })
+            .await;
+    }
+}
+
+/// Everything a source has said.
+struct Heard {
+    source: KubernetesSource,
+    objects: BTreeSet<String>,
+    deleted: Vec<String>,
+    last: Step,
+}
+
+impl Heard {
+    async fn step(&mut self) {
+        self.last = tokio::time::timeout(NEVER, self.source.next())
+            .await
+            .unwrap_or_else(|_| panic!("no further step; {:?}", self.source.status()()))
+            .unwrap();
+        for event in &self.last.events {
+            match event {
+                Event::Apply(object) => {
+                    self.objects.insert(object.reference().to_string());
+                }
+                Event::Delete(object) => {
+                    self.objects.remove(&object.to_string());
+                    self.deleted.push(object.to_string());
+                }
+            }
+        }
+    }
+
+    async fn until(&mut self, object: &str, present: bool) {
+        while !self.last.complete || self.objects.contains(object) != present {
+            self.step().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_source_keeps_up_with_its_api_server_through_absence_and_new_kinds() {
+    let world = World::start().await;
+    world.services(&["a", "b"]);
+    world.slices(SLICES).await;
+
+    let settings =
+        KubernetesSettings { ask_again: Duration::from_millis(200), ..KubernetesSettings::default() };
+    let source = KubernetesSource::start(world.client.clone(), settings);
+    let mut heard = Heard { source, objects: BTreeSet::new(), deleted: Vec::new(), last: Step::default() };
+
+    // The first complete step is the whole picture, though it took three pages.
+    while !heard.last.complete {
+        heard.step().await;
+    }
+    let slices = heard.objects.iter().filter(|name| name.starts_with("EndpointSlice default/slice-")).count();
+    assert_eq!(slices, SLICES);
+    assert!(heard.objects.contains("Service default/a") && heard.objects.contains("Service default/b"));
+    assert!(heard.source.status()().complete);
+
+    world.services(&["c"]);
+    heard.until("Service default/c", true).await;
+
+    // While the API server is away, everything stays; what went meanwhile is gone afterwards.
+    world.host.unplug().unwrap();
+    world.kubectl.run(&["delete", "service", "b"]).unwrap();
+    world.services(&["d"]);
+    assert!(heard.source.next().now_or_never().is_none(), "nothing can be heard through an unplugged link");
+    assert!(heard.deleted.is_empty());
+    world.host.plug().unwrap();
+    heard.until("Service default/b", false).await;
+    heard.until("Service default/d", true).await;
+    assert_eq!(heard.deleted, ["Service default/b"]);
+
+    // KKP is installed later, and removed again.
+    assert!(!heard.source.status()().watches.contains_key(&portico_api::meta::Kind::Cluster));
+    world.kubectl.apply(CRD).unwrap();
+    world.kubectl.run(&["wait", "--for=condition=Established", "crd/clusters.kubermatic.k8c.io"]).unwrap();
+    world
+        .kubectl
+        .apply("apiVersion: kubermatic.k8c.io/v1\nkind: Cluster\nmetadata: {name: late}\nspec: {exposeStrategy: Tunneling}\n")
+        .unwrap();
+    heard.until("Cluster late", true).await;
+    world.kubectl.run(&["delete", "crd", "clusters.kubermatic.k8c.io"]).unwrap();
+    heard.until("Cluster late", false).await;
+    assert_eq!(heard.deleted, ["Service default/b", "Cluster late"]);
+    assert!(heard.last.problems.is_empty());
+}
