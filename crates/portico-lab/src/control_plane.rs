@@ -142,7 +142,9 @@ impl ControlPlane {
         write_files(&dir, options, &authority, host.address())?;
         let here = dir.display().to_string();
         let start = |program: &str, args: Vec<String>| {
-            host.spawn(&format!("{name}-{program}"), programs.join(program), args)
+            // Several control planes may share a host; a host named after its only one needs no more.
+            let log = if name == host.name() { program.to_owned() } else { format!("{name}-{program}") };
+            host.spawn(&log, programs.join(program), args)
         };
         let advertise = options.advertise_address.unwrap_or(host.address());
         let api_server = start("kube-apiserver", api_server_args(options, &here, etcd.url(), advertise))?;
