@@ -7,7 +7,7 @@
 //! What is promised: no step is complete before everything has been listed once; while the API server is away everything stays as it
 //! was; what was deleted meanwhile is gone after the next listing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -51,6 +51,9 @@ const ASK_AGAIN_SOON: Duration = Duration::from_secs(2);
 
 /// An API server that does not accept a connection by then is away.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// HTTP status of a path that is not served.
+const NOT_FOUND: u16 = 404;
 
 /// Steps on their way to the reader. One is being applied, one waits; more would only hold memory.
 const STEPS_AHEAD: usize = 2;
@@ -153,6 +156,7 @@ impl KubernetesSource {
             discovered: false,
             heard: SelectAll::new(),
             watches: BTreeMap::new(),
+            missing: BTreeSet::new(),
             status: status.clone(),
             problems: Arc::default(),
             unfinished: true,
@@ -205,6 +209,8 @@ struct Worker {
     discovered: bool,
     heard: SelectAll<BoxStream<'static, Word>>,
     watches: BTreeMap<Kind, AbortHandle>,
+    /// Kinds that were missing from the last answer though they are watched.
+    missing: BTreeSet<Kind>,
     status: Arc<Mutex<KubernetesStatus>>,
     problems: Arc<[ManifestProblem]>,
     /// Whether the last step was not complete, so that a complete one has to follow even if it is empty.
@@ -291,7 +297,8 @@ impl Worker {
         }
     }
 
-    /// Watches the kinds that are served now, and no others.
+    /// Watches the kinds that are served now. One that is missing from two answers in a row is watched no longer: what a Cluster allows must not
+    /// be forgotten over one answer of an API server that is just starting.
     fn serve(&mut self, kinds: &[Kind]) {
         for &kind in kinds {
             if self.watches.contains_key(&kind) {
@@ -305,12 +312,13 @@ impl Worker {
                 Kind::Service | Kind::EndpointSlice => {}
             }
         }
-        let gone: Vec<Kind> = self
-            .mirror
-            .kinds()
+        let missing: BTreeSet<Kind> = self
+            .watches
+            .keys()
+            .copied()
             .filter(|kind| !matches!(kind, Kind::Service | Kind::EndpointSlice) && !kinds.contains(kind))
             .collect();
-        for kind in gone {
+        for &kind in missing.intersection(&self.missing) {
             info!(%kind, "no longer served");
             self.mirror.unwatch(kind);
             if let Some(abort) = self.watches.remove(&kind) {
@@ -318,6 +326,7 @@ impl Worker {
             }
             self.with_status(|status| status.watches.remove(&kind));
         }
+        self.missing = missing;
     }
 
     /// The step that follows from what was taken, if it says anything; `more` of the same burst is to come.
@@ -384,7 +393,8 @@ fn served_kinds(client: Client, ask_again: Duration) -> impl Stream<Item = Word>
                 Ok(list) => {
                     Ok(list.resources.iter().filter_map(|resource| kkp_kind(&resource.name)).collect())
                 }
-                Err(kube::Error::Api(status)) if status.is_not_found() => Ok(Vec::new()),
+                // A group that is not served is answered by the HTTP server, in plain text and without a reason.
+                Err(kube::Error::Api(status)) if status.code == NOT_FOUND => Ok(Vec::new()),
                 Err(error) => Err(with_causes(&error)),
             };
             let pause = if served.is_ok() { ask_again } else { ASK_AGAIN_SOON };

@@ -70,11 +70,6 @@ impl Mirror {
         }
     }
 
-    /// The kinds watched.
-    pub(crate) fn kinds(&self) -> impl Iterator<Item = Kind> {
-        self.kinds.keys().copied()
-    }
-
     /// Whether every watched kind has been listed, so that the first complete step may follow.
     pub(crate) fn is_listed(&self) -> bool {
         self.kinds.values().all(|mirrored| mirrored.listed)
