@@ -86,7 +86,12 @@ async fn start_admin(flags: &Flags, status: &Arc<Status>) -> anyhow::Result<Join
     let Some(address) = flags.listeners.admin_listen.0 else { return Ok(tokio::spawn(pending())) };
     let status = Arc::clone(status);
     match admin::bind(address).await {
-        Ok(listener) => Ok(tokio::spawn(async move { match admin::serve(listener, status).await {} })),
+        Ok(listener) => {
+            if let Ok(address) = listener.local_addr() {
+                tracing::info!(listener = "admin", %address, "listening");
+            }
+            Ok(tokio::spawn(async move { match admin::serve(listener, status).await {} }))
+        }
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && flags.lifecycle.take_over.is_some() => {
             tracing::info!(%address, "the admin address is in use, by the predecessor it seems; waiting for it");
             Ok(tokio::spawn(async move {

@@ -1,0 +1,96 @@
+//! `portico check`: exit codes, and messages with file, line and object.
+
+mod common;
+
+use common::{directory, run, stdout, without_path};
+
+const CONFIGURATION: &str = "\
+apiVersion: kubermatic.k8c.io/v1
+kind: KubermaticConfiguration
+metadata: {name: kubermatic, namespace: kubermatic}
+spec:
+  exposeStrategy: NodePort
+  ingress: {domain: kkp.example.com}
+";
+
+const SEED_LOAD_BALANCER: &str = "\
+apiVersion: kubermatic.k8c.io/v1
+kind: Seed
+metadata: {name: kubermatic, namespace: kubermatic}
+spec:
+  # Override the global expose strategy with 'LoadBalancer'
+  exposeStrategy: LoadBalancer
+";
+
+const SEED_DISABLED: &str = "\
+apiVersion: kubermatic.k8c.io/v1
+kind: Seed
+metadata: {name: kubermatic, namespace: kubermatic}
+spec:
+  # Configure the expose strategy to NodePort and disable the nodeport-proxy
+  exposeStrategy: NodePort
+  nodeportProxy: {disable: true}
+";
+
+const CLUSTER_TUNNELING: &str = "\
+apiVersion: kubermatic.k8c.io/v1
+kind: Cluster
+metadata: {name: clustername}
+spec:
+  # Override the expose strategy for this cluster only
+  exposeStrategy: Tunneling
+";
+
+const CLUSTER_FOLLOWER: &str = "\
+apiVersion: kubermatic.k8c.io/v1
+kind: Cluster
+metadata: {name: follower}
+";
+
+#[test]
+fn the_documents_of_the_manual_have_no_problem() {
+    let text = [CONFIGURATION, SEED_LOAD_BALANCER, CLUSTER_TUNNELING].join("---\n");
+    let folder = directory(&[("all.yaml", &text)]);
+    let output = run(&["check", folder.path().to_str().unwrap()]);
+    assert_eq!(stdout(&output), "3 objects: 0 errors, 0 warnings\n");
+    assert_eq!(output.status.code(), Some(0));
+}
+
+#[test]
+fn clusters_may_follow_a_seed_without_a_proxy() {
+    let text = [CONFIGURATION, SEED_DISABLED, CLUSTER_FOLLOWER].join("---\n");
+    let folder = directory(&[("all.yaml", &text)]);
+    let output = run(&["check", folder.path().to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{}", stdout(&output));
+}
+
+#[test]
+fn each_problem_has_its_file_line_and_object() {
+    let broken = CLUSTER_TUNNELING.replace("Tunneling", "Tunnel");
+    let folder = directory(&[
+        ("1-base.yaml", &[CONFIGURATION, SEED_DISABLED].join("---\n")),
+        ("2-cluster.yaml", &broken),
+        ("3-tunnel.yaml", &CLUSTER_TUNNELING.replace("clustername", "tunnelled")),
+        ("4-syntax.yaml", "kind: [\n"),
+        ("5-pod.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n"),
+    ]);
+    let output = run(&["check", folder.path().to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    insta::assert_snapshot!(without_path(&stdout(&output), folder.path()));
+}
+
+#[test]
+fn a_program_reads_the_same_as_json() {
+    let folder = directory(&[
+        ("base.yaml", &[CONFIGURATION, SEED_LOAD_BALANCER].join("---\n")),
+        ("cluster.yaml", &CLUSTER_TUNNELING.replace("Tunneling", "Tunnel")),
+    ]);
+    let output = run(&["check", "-o", "json", folder.path().to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    let findings: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let finding = &findings[0];
+    assert_eq!(finding["severity"], "error");
+    assert_eq!(finding["object"]["name"], "clustername");
+    assert_eq!(finding["field"], "spec.exposeStrategy");
+    assert_eq!(finding["line"], 6);
+}

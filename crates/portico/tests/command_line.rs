@@ -1,0 +1,49 @@
+//! The command line contract: exit codes, version, help.
+
+mod common;
+
+use common::{run, stderr, stdout};
+
+#[test]
+fn the_version_names_a_release() {
+    let output = run(&["--version"]);
+    assert!(output.status.success());
+    assert!(
+        stdout(&output).starts_with(concat!("portico ", env!("CARGO_PKG_VERSION"))),
+        "{}",
+        stdout(&output)
+    );
+}
+
+#[test]
+fn every_verb_has_help_with_an_example() {
+    for verb in ["gateway", "check", "routes", "demo"] {
+        let output = run(&[verb, "--help"]);
+        assert!(output.status.success(), "{verb}");
+        let text = stdout(&output);
+        assert!(text.contains("Example"), "{verb}: {text}");
+        assert!(text.contains(&format!("portico {verb}")), "{verb}: {text}");
+    }
+}
+
+#[test]
+fn wrong_usage_ends_with_2_and_says_what_to_do() {
+    for (arguments, hint) in [
+        (&["gateway", "--sni-listen", "6443"][..], "give an address and port such as 0.0.0.0:6443"),
+        (
+            &["gateway", "--manifests", ".", "--tunnel-listen", "off", "--tunnel-plaintext"],
+            "--tunnel-listen is off",
+        ),
+        (
+            &["gateway", "--manifests", ".", "--tunnel-tls-cert", "/nowhere", "--tunnel-tls-key", "/nowhere"],
+            "/nowhere",
+        ),
+        (&["check", "/nowhere"], "/nowhere"),
+        (&["unknown"], "unrecognized subcommand"),
+        (&[], "Usage"),
+    ] {
+        let output = run(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(stderr(&output).contains(hint), "{arguments:?}: {}", stderr(&output));
+    }
+}
