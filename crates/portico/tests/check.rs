@@ -1,5 +1,7 @@
 //! `portico check`: exit codes, and messages with file, line and object.
 
+#![allow(clippy::unwrap_used, reason = "a test may")]
+
 mod common;
 
 use common::{directory, run, stdout, without_path};

@@ -1,5 +1,7 @@
 //! The command line contract: exit codes, version, help.
 
+#![allow(clippy::unwrap_used, reason = "a test may")]
+
 mod common;
 
 use common::{run, stderr, stdout};

@@ -1,5 +1,7 @@
 //! `portico demo`: it starts, what it prints works when pasted, and Ctrl-C leaves nothing behind.
 
+#![allow(clippy::unwrap_used, reason = "a test may")]
+
 mod common;
 
 use std::path::Path;

@@ -1,6 +1,8 @@
 //! `portico gateway` on a directory: it follows the files, answers questions about itself, remembers NodePorts, stops with
 //! a drain, and hands its listeners over.
 
+#![allow(clippy::unwrap_used, reason = "a test may")]
+
 mod common;
 
 use std::fs;

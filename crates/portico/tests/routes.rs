@@ -1,5 +1,7 @@
 //! `portico routes`: what would be exposed, where, by which object, in which state.
 
+#![allow(clippy::unwrap_used, reason = "a test may")]
+
 mod common;
 
 use common::{directory, run, stdout};
