@@ -16,8 +16,8 @@ use crate::reader::Reader;
 use crate::{Malformed, Parse};
 
 /// Most bytes of a ClientHello, record headers included, that are read before giving up: 64 KiB. A hello with a
-/// post-quantum key share is 1.5 to 2 KiB, and one with a large session ticket or a client's many key shares a few
-/// more; OpenSSL accepts up to 128 KiB but no client is known to come near. Every waiting client may hold this much.
+/// post-quantum key share is 1.5 to 2 KiB, one with a large session ticket or several such key shares a few KiB
+/// more; OpenSSL accepts up to 128 KiB, but no client is known to come near. Every waiting client may hold this much.
 pub const MAX_HELLO: usize = 64 * 1024;
 
 /// Bytes of a record header: content type, version, length.
