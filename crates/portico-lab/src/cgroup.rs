@@ -81,6 +81,12 @@ impl Cgroup {
         Ok(pids)
     }
 
+    /// The directories it has on this machine, one per controller.
+    pub fn dirs(&self) -> Result<Vec<PathBuf>> {
+        let all = hierarchies()?.into_iter().map(|root| root.join(self.path.trim_start_matches('/')));
+        Ok(all.filter(|dir| dir.exists()).collect())
+    }
+
     /// Kills everything in the group, and what it starts meanwhile, until nobody is left.
     pub fn kill(&self) -> Result<()> {
         wait::until(&format!("the processes of {} to die", self.path), DYING, || {
@@ -94,8 +100,7 @@ impl Cgroup {
 
     /// Removes the emptied group and those below it.
     pub fn remove(&self) -> Result<()> {
-        for root in hierarchies()? {
-            let top = root.join(self.path.trim_start_matches('/'));
+        for top in self.dirs()? {
             wait::until(&format!("{} to be removed", top.display()), DYING, || {
                 for dir in tree(&top).into_iter().rev() {
                     match fs::remove_dir(&dir) {

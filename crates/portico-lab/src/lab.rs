@@ -303,8 +303,13 @@ fn lock_number(number: u8) -> Result<Option<File>> {
 ///
 /// Processes go first: pods and shims are in the lab's control group as well, and with the last
 /// process of a host its mounts go too (see [`crate::host`]).
+///
+/// A process that got out of the control group would be a mistake of the lab's; it is reported
+/// rather than killed, since only the group proves that a process is the lab's.
 fn take_down(number: u8) -> Result<()> {
     cgroup_of(number).kill()?;
+    let escaped = users_of(&dir_of(number))?;
+    ensure!(escaped.is_empty(), "processes outside of its control group use its files: {escaped:?}");
     for namespace in namespaces_of(number)? {
         ip(["netns", "del", &namespace])?;
     }
@@ -316,25 +321,55 @@ fn take_down(number: u8) -> Result<()> {
     fs::remove_dir_all(&dir).with_context(|| format!("removing {}", dir.display()))
 }
 
+/// What is there under this number, in words; empty when a lab left nothing. For tests of the lab.
+pub fn remains_of(number: u8) -> Result<Vec<String>> {
+    let mut remains = Vec::new();
+    remains.extend(namespaces_of(number)?.iter().map(|name| format!("namespace {name}")));
+    remains.extend(cgroup_of(number).pids()?.iter().map(|pid| format!("process {pid}")));
+    remains.extend(users_of(&dir_of(number))?.iter().map(|pid| format!("process {pid} with its mounts")));
+    remains.extend(cgroup_of(number).dirs()?.iter().map(|dir| format!("control group {}", dir.display())));
+    let link = Path::new("/sys/class/net").join(uplink_of(number));
+    remains.extend([dir_of(number), link].iter().filter(|p| p.exists()).map(|p| p.display().to_string()));
+    Ok(remains)
+}
+
+/// Processes, this one included, that have something mounted from below `dir`: containers do.
+fn users_of(dir: &Path) -> Result<Vec<String>> {
+    let below = format!("{}/", dir.display());
+    let mut users = Vec::new();
+    for entry in fs::read_dir("/proc").context("reading /proc")? {
+        let path = entry?.path();
+        let Some(pid) = path.file_name().and_then(OsStr::to_str).filter(|name| name.parse::<u32>().is_ok())
+        else {
+            continue;
+        };
+        // A process that ended meanwhile uses nothing.
+        if fs::read_to_string(path.join("mountinfo")).is_ok_and(|mounts| mounts.contains(&below)) {
+            users.push(pid.to_owned());
+        }
+    }
+    Ok(users)
+}
+
 /// The network namespaces that exist for this number.
-pub fn namespaces_of(number: u8) -> Result<Vec<String>> {
+fn namespaces_of(number: u8) -> Result<Vec<String>> {
     let Ok(entries) = fs::read_dir("/run/netns") else { return Ok(Vec::new()) };
     let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
     Ok(names.filter(|name| name.starts_with(&namespace_prefix(number))).collect())
 }
 
 /// The control group of this number.
-pub fn cgroup_of(number: u8) -> Cgroup {
+fn cgroup_of(number: u8) -> Cgroup {
     Cgroup::at(format!("/portico-lab-{number}"))
 }
 
 /// The directory of this number.
-pub fn dir_of(number: u8) -> PathBuf {
+fn dir_of(number: u8) -> PathBuf {
     Path::new(STATE).join(number.to_string())
 }
 
 /// The machine's link to the switch of this number (at most 15 bytes, as Linux allows).
-pub fn uplink_of(number: u8) -> String {
+fn uplink_of(number: u8) -> String {
     format!("portico{number}")
 }
 

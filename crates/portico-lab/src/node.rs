@@ -137,8 +137,8 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // The kubelet first, or it would start again what is ended; then pods. Their shims are in
-        // containerd's own group and end with their pods' group when the lab goes.
+        // The kubelet first, or it would start again what is ended; then pods. Their shims see
+        // them end, and go with the lab at the latest.
         self.kubelet = None;
         // What could not be killed is reported when the lab is taken down.
         let _ = pods_cgroup(&self.host).kill();
@@ -238,7 +238,8 @@ fn kubelet_config(host: &Host, dir: &Path, socket: &Path) -> Value {
         // Several kubelets on one machine: each has its own tree, and none may limit the machine's.
         "cgroupRoot": pods_cgroup(host).path(),
         "cgroupDriver": "cgroupfs",
-        "cgroupsPerQOS": false,
+        // Without this a pod's processes would go to a group that all labs of the machine share.
+        "cgroupsPerQOS": true,
         "enforceNodeAllocatable": [],
         "failCgroupV1": false,
         "failSwapOn": false,
