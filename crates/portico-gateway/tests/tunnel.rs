@@ -1,6 +1,8 @@
 //! CONNECT through the whole data plane: routing, refusals, budgets, drain. What one tunnel promises is tested in
 //! `portico-tunnel`; here it meets routes and records.
 
+#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
+
 mod support;
 
 use std::fs;

@@ -1,7 +1,7 @@
 //! HTTP/2 and HTTP/1.1 CONNECT: the server half, its TLS and its identities.
 //!
 //! What lives here: everything between an accepted connection on the tunnel port and an upstream connection that somebody else made.
-//! [`serve`] finds out what the client speaks and who it is ([`Tls`], [`Identity`]); `http2` and `http1` read its requests and
+//! [`serve()`] finds out what the client speaks and who it is ([`Tls`], [`Identity`]); `http2` and `http1` read its requests and
 //! ask the [`Handler`] for an [`Upstream`] each; `bridge` (a stream of HTTP/2) and `pump` (HTTP/1.1 under TLS) then carry bytes until both
 //! sides are done, and tell the [`Meter`] how it ended.
 //!

@@ -24,7 +24,7 @@ use crate::pump::Pump;
 use crate::settings::Settings;
 use crate::tls::Tls;
 
-/// What is left to do for the caller of [`serve`].
+/// What is left to do for the caller of [`serve()`].
 #[derive(Debug)]
 pub enum Served<M> {
     /// HTTP/1.1 without TLS: the client has its 200. From here on the tunnel is two TCP connections, and the caller, who has the

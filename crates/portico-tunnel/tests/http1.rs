@@ -1,5 +1,7 @@
 //! HTTP/1.1 CONNECT, with raw bytes and with curl.
 
+#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
+
 mod common;
 
 use std::net::SocketAddr;

@@ -1,5 +1,7 @@
 //! HTTP/2 CONNECT over real sockets: what TCP promises survives, and one stream never holds another.
 
+#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
+
 mod common;
 
 use std::time::Duration;

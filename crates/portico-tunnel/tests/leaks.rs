@@ -1,6 +1,8 @@
 //! After everything ended, in every way it can, no descriptor and no task is left. A program of its own: it counts what the whole
 //! process has.
 
+#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
+
 mod common;
 
 use common::*;

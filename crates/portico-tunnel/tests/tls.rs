@@ -1,5 +1,7 @@
 //! CONNECT under TLS: who may come in, as whom, and what TCP promises survives there.
 
+#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
+
 mod common;
 
 use std::fs;

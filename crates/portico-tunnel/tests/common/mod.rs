@@ -1,6 +1,7 @@
 //! A tunnel server on loopback, and the small words the tests are written in.
 
-#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test program uses its own part of this")]
+#![allow(dead_code, unreachable_pub, reason = "each test program uses its own part of this")]
+#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
