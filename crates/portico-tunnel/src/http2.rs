@@ -3,7 +3,7 @@
 //! One task drives the connection, one task each carries a stream; all on the thread that accepted it. The connection's task also
 //! asks the peer for a sign of life ([`KeepAlive`]), says GOAWAY when the gateway drains and then lets the streams finish.
 //!
-//! What a peer can make us hold is bounded by [`Settings`](crate::Settings); how fast it can make us work for nothing is bounded by
+//! What a peer can make us hold is bounded by [`Settings`]; how fast it can make us work for nothing is bounded by
 //! h2's own caps (resets before accept, resets for errors, small frames, header lists) and by [`RapidReset`].
 
 use std::future::poll_fn;
