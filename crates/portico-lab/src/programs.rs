@@ -194,7 +194,8 @@ fn build_kube(source: &Path, output: &Path) -> Result<()> {
     let mut build = Command::new(go)
         .current_dir(source)
         .env("CGO_ENABLED", "0")
-        // A version Go may fetch by itself would be one nobody pinned.
+        // A toolchain that Go fetches by itself would be one nobody pinned.
+        .env("GOTOOLCHAIN", "local")
         .args(["build", "-v", "-trimpath", "-ldflags"])
         .arg(format!("-s -w -X k8s.io/component-base/version.gitVersion={version}"))
         .arg("-o")
