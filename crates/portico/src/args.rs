@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
+use portico_api::meta::ObjectKey;
 use portico_gateway::ProxyMode;
 
 /// The word that turns a listener or a limit off.
@@ -39,6 +40,30 @@ impl FromStr for Limit {
             return Ok(Self(None));
         }
         positive_duration(text).map(|limit| Self(Some(limit))).map_err(|error| format!("{error}, or off"))
+    }
+}
+
+/// A port, or `off`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Port(pub(crate) Option<u16>);
+
+impl FromStr for Port {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == OFF {
+            return Ok(Self(None));
+        }
+        let port = text.parse().ok().filter(|&port: &u16| port != 0);
+        port.map(|port| Self(Some(port))).ok_or_else(|| "give a port from 1 to 65535, or off".to_owned())
+    }
+}
+
+/// A Service by `NAMESPACE/NAME`.
+pub(crate) fn object_key(text: &str) -> Result<ObjectKey, String> {
+    match text.split('/').collect::<Vec<_>>()[..] {
+        [namespace, name] if !namespace.is_empty() && !name.is_empty() => Ok(ObjectKey::new(namespace, name)),
+        _ => Err("give NAMESPACE/NAME, such as portico/portico".to_owned()),
     }
 }
 
@@ -131,6 +156,16 @@ mod tests {
         assert_eq!("off".parse(), Ok(Limit(None)));
         assert_eq!("[::]:6443".parse::<Listen>().unwrap().0, Some("[::]:6443".parse().unwrap()));
         assert!("6443".parse::<Listen>().is_err());
+    }
+
+    #[test]
+    fn a_service_has_a_namespace_and_a_name() {
+        assert_eq!(object_key("portico/front"), Ok(ObjectKey::new("portico", "front")));
+        for text in ["front", "/front", "portico/", "a/b/c", ""] {
+            assert!(object_key(text).is_err(), "{text:?}");
+        }
+        assert_eq!("off".parse(), Ok(Port(None)));
+        assert!("0".parse::<Port>().is_err());
     }
 
     #[test]

@@ -43,6 +43,19 @@ Examples:
   Replace a running gateway without losing a connection attempt (both are started like this):
     portico gateway --manifests /etc/portico --take-over /run/portico/take-over.sock")]
     Gateway(Box<gateway_flags::Flags>),
+    /// Keep the ports of the front LoadBalancer Service in line
+    ///
+    /// Clusters with the strategy NodePort are reachable through the one load balancer of the seed if its Service has their ports.
+    /// One replica leads and writes, others wait. Bursts of changes become one update; at --listener-limit the newest
+    /// clusters wait and the old ones stay.
+    #[command(after_help = "\
+Examples:
+  In a pod (deploy/front.yaml):
+    portico front --service portico/portico
+
+  From elsewhere, for a load balancer with at most 50 listeners:
+    portico front --service portico/portico --kubeconfig seed.kubeconfig --listener-limit 50")]
+    Front(verb::front::Flags),
     /// Find every problem in a directory of manifests
     ///
     /// Prints each with file, line, object and remedy. Exit code 1 if one of them is an error.
@@ -76,6 +89,7 @@ impl Verb {
     pub(crate) fn run(&self) -> anyhow::Result<Outcome> {
         match self {
             Self::Gateway(flags) => verb::gateway::run(flags),
+            Self::Front(flags) => verb::front::run(flags),
             Self::Check(flags) => verb::check::run(flags),
             Self::Routes(flags) => verb::routes::run(flags),
             Self::Demo(flags) => verb::demo::run(flags),

@@ -20,7 +20,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-use crate::admin;
+use crate::admin::{GatewayPages, server};
 use crate::gateway_flags::Flags;
 use crate::source::Source;
 use crate::status::Status;
@@ -84,21 +84,21 @@ enum Ending {
 /// Serves `/healthz` and the rest from now on.
 async fn start_admin(flags: &Flags, status: &Arc<Status>) -> anyhow::Result<JoinHandle<()>> {
     let Some(address) = flags.listeners.admin_listen.0 else { return Ok(tokio::spawn(pending())) };
-    let status = Arc::clone(status);
-    match admin::bind(address).await {
+    let pages = Arc::new(GatewayPages::new(Arc::clone(status)));
+    match server::bind(address).await {
         Ok(listener) => {
             if let Ok(address) = listener.local_addr() {
                 tracing::info!(listener = "admin", %address, "listening");
             }
-            Ok(tokio::spawn(async move { match admin::serve(listener, status).await {} }))
+            Ok(tokio::spawn(async move { match server::serve(listener, pages).await {} }))
         }
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && flags.lifecycle.take_over.is_some() => {
             tracing::info!(%address, "the admin address is in use, by the predecessor it seems; waiting for it");
             Ok(tokio::spawn(async move {
                 loop {
                     sleep(RETRY_ADMIN).await;
-                    if let Ok(listener) = admin::bind(address).await {
-                        match admin::serve(listener, Arc::clone(&status)).await {}
+                    if let Ok(listener) = server::bind(address).await {
+                        match server::serve(listener, Arc::clone(&pages)).await {}
                     }
                 }
             }))

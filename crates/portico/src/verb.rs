@@ -2,5 +2,6 @@
 
 pub(crate) mod check;
 pub(crate) mod demo;
+pub(crate) mod front;
 pub(crate) mod gateway;
 pub(crate) mod routes;

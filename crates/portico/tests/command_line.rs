@@ -19,7 +19,7 @@ fn the_version_names_a_release() {
 
 #[test]
 fn every_verb_has_help_with_an_example() {
-    for verb in ["gateway", "check", "routes", "demo"] {
+    for verb in ["gateway", "front", "check", "routes", "demo"] {
         let output = run(&[verb, "--help"]);
         assert!(output.status.success(), "{verb}");
         let text = stdout(&output);
@@ -41,6 +41,8 @@ fn wrong_usage_ends_with_2_and_says_what_to_do() {
             "/nowhere",
         ),
         (&["check", "/nowhere"], "/nowhere"),
+        (&["front", "--service", "front"], "give NAMESPACE/NAME"),
+        (&["front", "--service", "a/b", "--kubeconfig", "/nowhere"], "/nowhere"),
         (&["unknown"], "unrecognized subcommand"),
         (&[], "Usage"),
     ] {

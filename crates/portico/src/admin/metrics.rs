@@ -5,57 +5,21 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use portico_api::names::ClusterName;
 use portico_gateway::{Cluster, ClusterSnapshot, Ends, Gateway, HANDSHAKE_BUCKETS, Refusal, Side};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{
-    DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, NoLabelSet, text,
-};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::registry::Unit;
 
+use super::exposition::{Exposition, Families};
 use super::process::Process;
 use crate::status::Status;
 
-/// Of the OpenMetrics text format, version 1.0.0.
-pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
-/// Everything that is counted, ready to be written.
-#[derive(Debug)]
-pub(super) struct Metrics(Registry);
-
-impl Metrics {
-    pub(super) fn new(status: Arc<Status>) -> Self {
-        let mut registry = Registry::with_prefix("portico");
-        registry.register_collector(Box::new(GatewayMetrics { status, bytes: Mutex::default() }));
-        Self(registry)
-    }
-
-    /// Writes all metrics as they are now.
-    pub(super) fn write(&self, out: &mut dyn io::Write) -> io::Result<()> {
-        let mut adapter = Adapter { out, error: None };
-        let outcome = text::encode(&mut adapter, &self.0);
-        let lost = || io::Error::other("a metric could not be formatted");
-        outcome.map_err(|fmt::Error| adapter.error.unwrap_or_else(lost))
-    }
-}
-
-/// Lets text be written to a byte stream, keeping the error that `fmt` cannot carry.
-struct Adapter<'a> {
-    out: &'a mut dyn io::Write,
-    error: Option<io::Error>,
-}
-
-impl fmt::Write for Adapter<'_> {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        self.out.write_all(text.as_bytes()).map_err(|error| {
-            self.error = Some(error);
-            fmt::Error
-        })
-    }
+/// The metrics of one gateway.
+pub(super) fn gateway_metrics(status: Arc<Status>) -> Exposition {
+    Exposition::of(GatewayMetrics { status, bytes: Mutex::default() })
 }
 
 /// Bytes of one cluster, up and down.
@@ -257,61 +221,5 @@ fn side(side: Side) -> &'static str {
         Side::Downstream => "downstream",
         Side::Upstream => "upstream",
         Side::Gateway => "gateway",
-    }
-}
-
-/// Writes one family of metrics after the other.
-struct Families<'a>(DescriptorEncoder<'a>);
-
-impl Families<'_> {
-    fn info(&mut self, name: &str, help: &str, labels: impl EncodeLabelSet) -> fmt::Result {
-        self.0.encode_descriptor(name, help, None, MetricType::Info)?.encode_info(&labels)
-    }
-
-    fn one_gauge(&mut self, name: &str, help: &str, unit: Option<&Unit>, value: u64) -> fmt::Result {
-        self.0.encode_descriptor(name, help, unit, MetricType::Gauge)?.encode_gauge(&value)
-    }
-
-    fn one_counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
-        let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
-        metric.encode_counter::<NoLabelSet, u64, u64>(&value, None)
-    }
-
-    fn gauge<L: EncodeLabelSet, V: EncodeGaugeValue>(
-        &mut self,
-        name: &str,
-        help: &str,
-        unit: Option<&Unit>,
-        values: impl IntoIterator<Item = (L, V)>,
-    ) -> fmt::Result {
-        let mut family = self.0.encode_descriptor(name, help, unit, MetricType::Gauge)?;
-        values.into_iter().try_for_each(|(labels, value)| family.encode_family(&labels)?.encode_gauge(&value))
-    }
-
-    fn counter<L: EncodeLabelSet, V: EncodeCounterValue>(
-        &mut self,
-        name: &str,
-        help: &str,
-        unit: Option<&Unit>,
-        values: impl IntoIterator<Item = (L, V)>,
-    ) -> fmt::Result {
-        let mut family = self.0.encode_descriptor(name, help, unit, MetricType::Counter)?;
-        values.into_iter().try_for_each(|(labels, value)| {
-            family.encode_family(&labels)?.encode_counter::<NoLabelSet, V, u64>(&value, None)
-        })
-    }
-
-    fn histogram<L: EncodeLabelSet, const N: usize>(
-        &mut self,
-        name: &str,
-        help: &str,
-        unit: &Unit,
-        values: impl IntoIterator<Item = (L, f64, [(f64, u64); N])>,
-    ) -> fmt::Result {
-        let mut family = self.0.encode_descriptor(name, help, Some(unit), MetricType::Histogram)?;
-        values.into_iter().try_for_each(|(labels, sum, buckets)| {
-            let count = buckets.iter().map(|(_, count)| count).sum();
-            family.encode_family(&labels)?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
-        })
     }
 }
