@@ -64,7 +64,7 @@ impl Listeners {
         }
         let mut bound = self.inherited.remove(&listener).unwrap_or_default();
         let address = match bound.first() {
-            Some(socket) => local_address(&*SockRef::from(socket))?,
+            Some(socket) => local_address(&SockRef::from(socket))?,
             None => probe(address)?,
         };
         while bound.len() < self.workers.len() {

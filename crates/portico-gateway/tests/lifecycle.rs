@@ -1,5 +1,7 @@
 //! Changes around open connections: routes that come and go, a gateway that stops, a gateway that is replaced.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
 mod support;
 
 use std::io::{Read, Write};

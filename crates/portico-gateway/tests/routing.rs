@@ -1,5 +1,7 @@
 //! Who gets where, who is refused, and what they are told.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
 mod support;
 
 use std::io::{Read, Write};

@@ -1,5 +1,10 @@
 //! A gateway in this process, with routes made by hand, and the clients and endpoints around it: all real sockets on loopback.
-#![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part of this")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    reason = "a toolbox: each test binary uses its part of it, and a panic is how a test fails"
+)]
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
