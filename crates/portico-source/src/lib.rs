@@ -11,6 +11,7 @@
 //! What the objects mean is decided elsewhere: `portico-expose` plans, `portico-routes` routes.
 
 pub mod directory;
+#[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 pub mod load;
 pub mod object;
@@ -19,14 +20,17 @@ pub mod step;
 
 mod catalogue;
 mod manifest;
+#[cfg(feature = "kubernetes")]
 mod mirror;
 mod pending;
+#[cfg(feature = "kubernetes")]
 mod served;
 mod walk;
 mod watch;
 mod yaml;
 
 pub use directory::DirectorySource;
+#[cfg(feature = "kubernetes")]
 pub use kubernetes::{KubernetesSettings, KubernetesSource};
 pub use load::{Loaded, read_directory};
 pub use object::Object;

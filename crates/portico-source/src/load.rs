@@ -67,6 +67,13 @@ pub fn read_directory(directory: &Path) -> Result<Loaded, DirectoryError> {
     Ok(loaded)
 }
 
+/// Reads one text as the manifest file `file`, without touching any file.
+pub fn read_text_as(file: &Path, text: &str) -> Loaded {
+    let mut loaded = Loaded::default();
+    loaded.take(&file.into(), text);
+    loaded
+}
+
 impl Loaded {
     fn take(&mut self, file: &Arc<Path>, text: &str) {
         let mut repeated = Vec::new();
