@@ -154,6 +154,29 @@ fn it_says_what_is_open_what_is_routed_and_what_is_counted() {
 }
 
 #[test]
+fn every_metric_and_every_reason_is_in_the_manual() {
+    let (folder, _) = site();
+    let gateway = gateway(folder.path(), &[]);
+    let (_, metrics) = get(gateway.admin, "/metrics");
+    let manual = include_str!("../../../docs/operations.md");
+    for line in metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+        let (name, kind) = line.split_once(' ').unwrap();
+        let suffix = match kind {
+            "counter" => "_total",
+            "info" => "_info",
+            _ => "",
+        };
+        assert!(manual.contains(&format!("`{name}{suffix}`")), "{name}{suffix} is not in docs/operations.md");
+    }
+    let reasons = metrics.lines().filter_map(|line| line.strip_prefix("portico_refusals_total{reason=\""));
+    let reasons: Vec<&str> = reasons.filter_map(|rest| rest.split('"').next()).collect();
+    assert!(reasons.len() > 10, "{metrics}");
+    for reason in reasons {
+        assert!(manual.contains(&format!("| `{reason}` |")), "{reason} is not in docs/operations.md");
+    }
+}
+
+#[test]
 fn a_broken_manifest_is_shown_and_takes_nothing_down() {
     let (folder, port) = site();
     let gateway = gateway(folder.path(), &[]);

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -138,7 +138,12 @@ impl Drop for Process {
 
 /// `GET path` from 127.0.0.1:`port`: status and body.
 pub(crate) fn get(port: u16, path: &str) -> (u16, String) {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("the admin listener accepts");
+    get_from(SocketAddr::from(([127, 0, 0, 1], port)), path)
+}
+
+/// `GET path` from an admin listener anywhere: status and body.
+pub(crate) fn get_from(address: SocketAddr, path: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).expect("the admin listener accepts");
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
     write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         .expect("a request is taken");
