@@ -38,7 +38,7 @@ const RETRY_ADMIN: Duration = Duration::from_millis(200);
 pub(crate) async fn run(flags: &Flags, started: impl FnOnce(&Status)) -> anyhow::Result<()> {
     let mut stop = Stop::new()?;
     let (mut source, pipeline) = Source::open(flags).await?;
-    let status = Arc::new(Status::new(pipeline));
+    let status = Arc::new(Status::new(pipeline, source.watches()));
     let admin = start_admin(flags, &status).await?;
     let gateway = tokio::select! {
         gateway = start(flags, &mut source, &status) => gateway?,
@@ -126,8 +126,13 @@ async fn start(flags: &Flags, source: &mut Source, status: &Arc<Status>) -> anyh
         Some(path) => take_over(path)?,
         None => None,
     };
+    // Worked out before the first listener opens: a client that comes between the two finds no route.
+    let update = status.pipeline().commit();
     let gateway = Arc::new(Gateway::start(config, access, predecessor.as_mut())?);
-    publish(&gateway, status);
+    if let Some(update) = update {
+        gateway.apply(&update);
+    }
+    report(status);
     gateway.drop_inherited_sockets();
     status.set_gateway(Arc::clone(&gateway));
     if let Some(predecessor) = predecessor {

@@ -11,6 +11,7 @@ use portico_source::{DirectorySource, Step};
 use crate::gateway_flags::Flags;
 use crate::memory::{NodePortMemory, random_seed};
 use crate::pipeline::Pipeline;
+use crate::status::Watches;
 
 /// Where objects come from.
 #[derive(Debug)]
@@ -41,6 +42,14 @@ impl Source {
         let memory = NodePortMemory::of(directory);
         let pipeline = Pipeline::new(book, planner(Mode::Plan, flags), memory.load()?, random_seed());
         Ok((Self::Directory { source: DirectorySource::open(directory)?, memory }, pipeline))
+    }
+
+    /// How the source is doing, for whoever asks.
+    pub(crate) fn watches(&self) -> Option<Watches> {
+        match self {
+            Self::Directory { .. } => None,
+            Self::Kubernetes(source) => Some(Watches(Box::new(source.status()))),
+        }
     }
 
     /// The next changes; waits for them. `None` only by a defect.

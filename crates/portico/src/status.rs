@@ -3,12 +3,14 @@
 //! Written by [`crate::control`], read by [`crate::admin`]. Locks are held for a look, never over I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use portico_api::problem::{Problem, Severity};
 use portico_gateway::Gateway;
 use portico_source::ManifestProblem;
+use portico_source::kubernetes::KubernetesStatus;
 
 use crate::listing::Listing;
 use crate::pipeline::Pipeline;
@@ -19,9 +21,20 @@ pub(crate) struct Status {
     /// Its data plane, once it has started.
     gateway: OnceLock<Arc<Gateway>>,
     pipeline: Mutex<Pipeline>,
+    /// How the watches of a Kubernetes API are; `None` for a directory.
+    watches: Option<Watches>,
     manifest_problems: Mutex<Arc<[ManifestProblem]>>,
     reported: Mutex<Reported>,
     stopping: AtomicBool,
+}
+
+/// Asks a Kubernetes source how it is.
+pub(crate) struct Watches(pub(crate) Box<dyn Fn() -> KubernetesStatus + Send + Sync>);
+
+impl fmt::Debug for Watches {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Watches")
+    }
 }
 
 /// Problems of objects as they were reported last.
@@ -32,10 +45,11 @@ struct Reported {
 }
 
 impl Status {
-    pub(crate) fn new(pipeline: Pipeline) -> Self {
+    pub(crate) fn new(pipeline: Pipeline, watches: Option<Watches>) -> Self {
         Self {
             gateway: OnceLock::new(),
             pipeline: Mutex::new(pipeline),
+            watches,
             manifest_problems: Mutex::default(),
             reported: Mutex::default(),
             stopping: AtomicBool::new(false),
@@ -51,6 +65,11 @@ impl Status {
     /// Every cluster and route, in force or not, as `/routes` lists them.
     pub(crate) fn listing(&self) -> Listing {
         Listing::of(&self.pipeline())
+    }
+
+    /// How the watches of a Kubernetes API are; `None` for a directory.
+    pub(crate) fn watches(&self) -> Option<KubernetesStatus> {
+        self.watches.as_ref().map(|watches| (watches.0)())
     }
 
     /// What the source cannot read.

@@ -6,6 +6,7 @@
 use std::fmt::Write;
 
 use portico_gateway::Listener;
+use portico_source::kubernetes::KubernetesStatus;
 
 use crate::status::Status;
 
@@ -49,6 +50,9 @@ pub(super) fn readiness(status: &Status, verbose: bool) -> Readiness {
 }
 
 fn details(text: &mut String, status: &Status) {
+    if let Some(source) = status.watches() {
+        watches(text, &source);
+    }
     if let Some(gateway) = status.gateway() {
         for (listener, address) in gateway.listen_addresses() {
             if !matches!(listener, Listener::NodePort(_)) {
@@ -71,6 +75,20 @@ fn details(text: &mut String, status: &Status) {
     let more = (manifest.len() + objects.len()).saturating_sub(MOST_PROBLEMS);
     if more > 0 {
         line(text, format_args!("[!] and {more} more"));
+    }
+}
+
+/// While a watch fails, objects stay as they were last seen.
+fn watches(text: &mut String, source: &KubernetesStatus) {
+    for (kind, watch) in &source.watches {
+        match (&watch.error, watch.listed) {
+            (Some(error), _) => line(text, format_args!("[!] watch of {kind}: {error}; trying again")),
+            (None, true) => line(text, format_args!("[+] watch of {kind}: listed, and watched")),
+            (None, false) => line(text, format_args!("[-] watch of {kind}: not listed yet")),
+        }
+    }
+    if let Some(error) = &source.discovery_error {
+        line(text, format_args!("[!] discovery: cannot ask which kinds are served: {error}; trying again"));
     }
 }
 

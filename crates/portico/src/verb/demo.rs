@@ -2,7 +2,7 @@
 //!
 //! It writes manifests into a folder of its own ([`site`]), with certificates ([`pki`]) and kubeconfigs, starts a stand-in API
 //! server for each cluster ([`api_server`]), and runs the gateway on that folder exactly as `portico gateway --manifests` does.
-//! [`guide`] prints what can be tried; [`ports`] steps over ports that are taken. Ctrl-C ends it and removes the folder.
+//! [`mod@guide`] prints what can be tried; [`ports`] steps over ports that are taken. Ctrl-C ends it and removes the folder.
 
 mod api_server;
 mod guide;
