@@ -50,7 +50,8 @@ pub(crate) async fn serve_tunnel(worker: Arc<Worker>, stream: TcpStream, arrival
             drop(handler);
             let Tunnel { session, alive, .. } = upstream.meter;
             let end =
-                copy(downstream, upstream.stream, early.into(), session.record(), settings.stream_idle).await;
+                copy(&downstream, &upstream.stream, early.into(), session.record(), settings.stream_idle)
+                    .await;
             session.finish(end);
             drop(alive);
         }

@@ -9,6 +9,7 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,7 +28,7 @@ use crate::pipe::{receive, send};
 use crate::record::{Listener, Opening, Session};
 use crate::refusal::Refusal;
 use crate::upstream::{EndpointUse, Upstream};
-use crate::worker::Worker;
+use crate::worker::{Alive, Worker};
 
 /// One read of a hello: any but the longest arrive whole.
 const READ: usize = 16 * 1024;
@@ -76,62 +77,85 @@ pub(crate) struct Admitted {
 }
 
 /// Serves a connection that says by its ClientHello where it wants to go.
-pub(crate) async fn serve_sni(worker: Arc<Worker>, mut stream: TcpStream, arrival: Arrival) {
-    // Boxed: what it holds is needed for milliseconds, the task it would enlarge lives for hours.
-    let established = Box::pin(establish_sni(&worker, &mut stream, arrival)).await;
-    let Some((session, upstream, first)) = established else { return };
+///
+/// Not an `async fn`, whose future would keep room for its arguments as long as it lives: this one lives for hours, by the
+/// ten thousand, and what it needs to establish the connection it needs for milliseconds.
+pub(crate) fn serve_sni(
+    worker: Arc<Worker>,
+    stream: TcpStream,
+    arrival: Arrival,
+    alive: Alive,
+) -> impl Future<Output = ()> + Send {
     let idle = worker.shared.config.idle.sni;
-    let end = copy(stream, upstream, first, session.record(), idle).await;
-    session.finish(end);
+    carry(Box::pin(establish_sni(worker, stream, arrival)), idle, alive)
 }
 
 /// Serves a connection whose destination is the port it came in by.
-pub(crate) async fn serve_port(worker: Arc<Worker>, mut stream: TcpStream, arrival: Arrival, port: u16) {
-    let established = Box::pin(establish_port(&worker, &mut stream, arrival, port)).await;
-    let Some((session, upstream, first)) = established else { return };
+pub(crate) fn serve_port(
+    worker: Arc<Worker>,
+    stream: TcpStream,
+    arrival: Arrival,
+    port: u16,
+    alive: Alive,
+) -> impl Future<Output = ()> + Send {
     let idle = worker.shared.config.idle.node_port;
-    let end = copy(stream, upstream, first, session.record(), idle).await;
-    session.finish(end);
+    carry(Box::pin(establish_port(worker, stream, arrival, port)), idle, alive)
 }
 
-type Established = (Session, TcpStream, Vec<u8>);
+/// Both ends of a connection, and what keeps count of it.
+struct Established {
+    session: Session,
+    downstream: TcpStream,
+    upstream: TcpStream,
+    /// What goes to the upstream before all else.
+    first: Vec<u8>,
+}
 
-async fn establish_sni(
-    worker: &Arc<Worker>,
-    stream: &mut TcpStream,
-    arrival: Arrival,
-) -> Option<Established> {
+async fn carry(
+    establishing: Pin<Box<impl Future<Output = Option<Established>> + Send>>,
+    idle: Option<Duration>,
+    alive: Alive,
+) {
+    let Some(Established { session, downstream, upstream, first }) = establishing.await else { return };
+    let end = copy(&downstream, &upstream, first, session.record(), idle).await;
+    session.finish(end);
+    // The sockets are closed before the gateway may count this connection as ended.
+    drop((downstream, upstream, alive));
+}
+
+async fn establish_sni(worker: Arc<Worker>, stream: TcpStream, arrival: Arrival) -> Option<Established> {
     let mut learned = Learned { client: arrival.peer, name: None, tls_version: 0x0303, upstream: None };
     let mut bytes = Vec::new();
     let outcome = async {
         let handshake = worker.shared.start_handshake()?;
         let limit = worker.shared.config.hello_timeout;
-        timeout(limit, learn_hello(worker, stream, &arrival, &mut bytes, &mut learned))
+        timeout(limit, learn_hello(&worker, &stream, &arrival, &mut bytes, &mut learned))
             .await
             .unwrap_or(Err(Refusal::TooSlow))?;
         drop(handshake);
-        let admitted = decide(worker, learned.upstream.clone(), learned.client.ip())?;
-        connect(worker, admitted, true).await
+        let admitted = decide(&worker, learned.upstream.clone(), learned.client.ip())?;
+        connect(&worker, admitted, true).await
     }
     .await;
     let refusal = match outcome {
         Ok((admitted, upstream, endpoint)) => {
-            let first = with_proxy_header(stream, &arrival, &learned, &admitted.upstream, bytes);
-            return Some((open_session(worker, arrival, learned, admitted, endpoint), upstream, first));
+            let first = with_proxy_header(&stream, &arrival, &learned, &admitted.upstream, bytes);
+            let session = open_session(&worker, arrival, learned, admitted, endpoint);
+            return Some(Established { session, downstream: stream, upstream, first });
         }
         Err(refusal) => refusal,
     };
-    refuse(worker, &arrival, &learned, refusal);
+    refuse(&worker, &arrival, &learned, refusal);
     if let Some(description) = refusal.alert() {
         let alert = alert::fatal(description, learned.tls_version);
-        let _elapsed = timeout(ALERT_GRACE, send_last_words(stream, &alert)).await;
+        let _elapsed = timeout(ALERT_GRACE, send_last_words(&stream, &alert)).await;
     }
     None
 }
 
 async fn establish_port(
-    worker: &Arc<Worker>,
-    stream: &mut TcpStream,
+    worker: Arc<Worker>,
+    stream: TcpStream,
     arrival: Arrival,
     port: u16,
 ) -> Option<Established> {
@@ -141,22 +165,23 @@ async fn establish_port(
         let mode = worker.shared.config.proxy_protocol.node_port;
         if mode != ProxyMode::Off {
             let _handshake = worker.shared.start_handshake()?;
-            let learn = learn_proxy_header(worker, stream, &arrival, mode, &mut bytes);
+            let learn = learn_proxy_header(&worker, &stream, &arrival, mode, &mut bytes);
             let limit = worker.shared.config.hello_timeout;
             learned.client = timeout(limit, learn).await.unwrap_or(Err(Refusal::TooSlow))?;
         }
         learned.upstream = worker.shared.live.routes().ports.get(&port).cloned();
-        let admitted = decide(worker, learned.upstream.clone(), learned.client.ip())?;
-        connect(worker, admitted, false).await
+        let admitted = decide(&worker, learned.upstream.clone(), learned.client.ip())?;
+        connect(&worker, admitted, false).await
     }
     .await;
     match outcome {
         Ok((admitted, upstream, endpoint)) => {
-            let first = with_proxy_header(stream, &arrival, &learned, &admitted.upstream, bytes);
-            Some((open_session(worker, arrival, learned, admitted, endpoint), upstream, first))
+            let first = with_proxy_header(&stream, &arrival, &learned, &admitted.upstream, bytes);
+            let session = open_session(&worker, arrival, learned, admitted, endpoint);
+            Some(Established { session, downstream: stream, upstream, first })
         }
         Err(refusal) => {
-            refuse(worker, &arrival, &learned, refusal);
+            refuse(&worker, &arrival, &learned, refusal);
             None
         }
     }
@@ -165,7 +190,7 @@ async fn establish_port(
 /// Reads until the ClientHello is complete. All that was read of the client's own bytes ends up in `bytes`.
 async fn learn_hello(
     worker: &Worker,
-    stream: &mut TcpStream,
+    stream: &TcpStream,
     arrival: &Arrival,
     bytes: &mut Vec<u8>,
     learned: &mut Learned,

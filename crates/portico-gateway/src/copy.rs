@@ -56,28 +56,24 @@ thread_local! {
 }
 
 /// Copies both ways until both directions have ended or something ends them. `first` goes to the upstream before all else.
-/// Both sockets are closed, or reset, when this returns.
-pub(crate) async fn copy(
-    downstream: TcpStream,
-    upstream: TcpStream,
+/// The sockets are then to be closed, which resets them if that is how the connection ended.
+///
+/// The future is as small as it can be: an idle connection consists of it, and of its two sockets.
+pub(crate) fn copy<'a>(
+    downstream: &'a TcpStream,
+    upstream: &'a TcpStream,
     first: Vec<u8>,
-    record: &Record,
+    record: &'a Record,
     idle: Option<Duration>,
-) -> End {
-    let mut pump = Pump::new(&downstream, &upstream, first, record, idle);
-    let end = poll_fn(|cx| pump.poll(cx)).await;
-    if let End::Reset(by) = end {
-        let (rest, alive) = match by {
-            Side::Downstream => (&mut pump.to_upstream, &upstream),
-            Side::Upstream | Side::Gateway => (&mut pump.to_downstream, &downstream),
-        };
-        // Whatever is left after the grace is lost, as it would be in a reset without a gateway between.
-        let _elapsed = timeout(RESET_GRACE, deliver_rest(rest, alive)).await;
-        drop(pump);
-        abort(&downstream);
-        abort(&upstream);
+) -> impl Future<Output = End> + Send + 'a {
+    let mut pump = Pump::new(downstream, upstream, first, record, idle);
+    async move {
+        let end = poll_fn(|cx| pump.poll(cx)).await;
+        if let End::Reset(by) = end {
+            Box::pin(pump.pass_reset_on(by)).await;
+        }
+        end
     }
-    end
 }
 
 /// Makes the closing of a socket a reset.
@@ -227,6 +223,18 @@ impl<'a> Pump<'a> {
             return Poll::Ready(End::Reset(Side::Upstream));
         }
         self.poll_idle(cx)
+    }
+
+    /// Delivers what came before the reset, then has both sockets closed by a reset.
+    async fn pass_reset_on(&mut self, by: Side) {
+        let (rest, alive) = match by {
+            Side::Downstream => (&mut self.to_upstream, self.upstream),
+            Side::Upstream | Side::Gateway => (&mut self.to_downstream, self.downstream),
+        };
+        // Whatever is left after the grace is lost, as it would be in a reset without a gateway between.
+        let _elapsed = timeout(RESET_GRACE, deliver_rest(rest, alive)).await;
+        abort(self.downstream);
+        abort(self.upstream);
     }
 
     /// What the stop of one direction means for the connection; `None` if it goes on.

@@ -193,14 +193,8 @@ fn welcome(worker: &Arc<Worker>, stream: TcpStream, peer: SocketAddr, listener: 
     let alive = worker.shared.keep_alive();
     let worker = Arc::clone(worker);
     match listener {
-        Listener::Sni => tokio::spawn(async move {
-            serve_sni(worker, stream, arrival).await;
-            drop(alive);
-        }),
-        Listener::NodePort(port) => tokio::spawn(async move {
-            serve_port(worker, stream, arrival, port).await;
-            drop(alive);
-        }),
+        Listener::Sni => tokio::spawn(serve_sni(worker, stream, arrival, alive)),
+        Listener::NodePort(port) => tokio::spawn(serve_port(worker, stream, arrival, port, alive)),
         Listener::Tunnel => tokio::spawn(async move {
             crate::connect::serve_tunnel(worker, stream, arrival).await;
             drop(alive);
