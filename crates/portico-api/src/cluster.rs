@@ -47,13 +47,19 @@ impl Cluster {
             || (name == "kubevirt" && cloud.kubevirt.0)
     }
 
-    /// The object without the labels and annotations that nobody here reads. Some are as long as the object itself
-    /// (`kubectl.kubernetes.io/last-applied-configuration`), and Clusters are kept by the ten thousand.
+    /// The object without what planning does not read: foreign labels and annotations, some as long as the object itself
+    /// (`kubectl.kubernetes.io/last-applied-configuration`), feature switches, and what of the status follows from the rest.
+    /// Clusters are kept by the ten thousand.
     #[must_use]
     pub fn trimmed(mut self) -> Self {
         let meta = &mut self.metadata;
         meta.labels.retain(|key, _| &**key == MIGRATION_LABEL);
         meta.annotations.retain(|key, _| [MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND].contains(&&**key));
+        self.spec.features.clear();
+        self.status.address = Address { ip: self.status.address.ip, ..Address::default() };
+        if *self.status.namespace_name == *self.name().namespace() {
+            self.status.namespace_name = "".into();
+        }
         self
     }
 }
@@ -75,7 +81,7 @@ pub struct ClusterSpec {
     pub cluster_network: ClusterNetwork,
     /// Networks of its worker nodes, where an IPAM hands them out.
     #[serde(deserialize_with = "or_default")]
-    pub machine_networks: Vec<MachineNetwork>,
+    pub machine_networks: Box<[MachineNetwork]>,
     /// Client networks that may reach its control plane.
     #[serde(rename = "apiServerAllowedIPRanges", deserialize_with = "or_default")]
     pub api_server_allowed_ip_ranges: NetworkRanges,
@@ -133,7 +139,7 @@ pub struct ClusterNetwork {
 pub struct NetworkRanges {
     /// In CIDR notation.
     #[serde(deserialize_with = "or_default")]
-    pub cidr_blocks: Vec<Setting<IpNet>>,
+    pub cidr_blocks: Box<[Setting<IpNet>]>,
 }
 
 /// One of `spec.machineNetworks`.

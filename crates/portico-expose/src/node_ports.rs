@@ -4,6 +4,7 @@
 //! place. Users have the numbers in their kubeconfigs, so a number once given stays until its owner is explicitly released.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use portico_api::port_range::PortRange;
 use serde::{Deserialize, Serialize};
@@ -17,7 +18,7 @@ const FORMAT: u32 = 1;
 /// One port of one Service, written `namespace/service/port-name`. Ordered by namespace first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct PortKey(Box<str>);
+pub struct PortKey(Arc<str>);
 
 impl PortKey {
     /// The key of a port; the name of an unnamed port is empty.
@@ -70,23 +71,23 @@ pub enum BookError {
     #[error("the NodePort book has format {0}, this program knows {FORMAT}; use the program that wrote it")]
     Format(u32),
     /// One port, two owners.
-    #[error("the NodePort book gives port {port} to {first} and to {second}; remove one of the two lines")]
+    #[error("the NodePort book gives port {port} to {} and to {}; remove one of the two lines", first.as_str(), second.as_str())]
     Twice {
         /// The port.
         port: u16,
         /// One owner.
-        first: Box<str>,
+        first: PortKey,
         /// The other.
-        second: Box<str>,
+        second: PortKey,
     },
 }
 
 /// The document: sorted, one line an entry when printed, so that people can read and mend it.
 #[derive(Serialize, Deserialize)]
-struct Document {
+struct Document<Ports> {
     format: u32,
     #[serde(rename = "nodePorts")]
-    node_ports: BTreeMap<PortKey, u16>,
+    node_ports: Ports,
 }
 
 /// Who owns which port.
@@ -104,14 +105,14 @@ pub struct NodePortBook {
 impl NodePortBook {
     /// Reads what [`Self::to_json`] wrote.
     pub fn from_json(text: &str) -> Result<Self, BookError> {
-        let document: Document = serde_json::from_str(text)?;
+        let document: Document<BTreeMap<PortKey, u16>> = serde_json::from_str(text)?;
         if document.format != FORMAT {
             return Err(BookError::Format(document.format));
         }
         let mut book = Self::default();
         for (key, port) in document.node_ports {
             if let Some(first) = book.owners.get(&port) {
-                return Err(BookError::Twice { port, first: first.0.clone(), second: key.0 });
+                return Err(BookError::Twice { port, first: first.clone(), second: key });
             }
             book.give(key, port);
         }
@@ -121,7 +122,7 @@ impl NodePortBook {
 
     /// The book as it is to be stored.
     pub fn to_json(&self) -> Result<String, serde_json::Error> {
-        serde_json::to_string_pretty(&Document { format: FORMAT, node_ports: self.given.clone() })
+        serde_json::to_string_pretty(&Document { format: FORMAT, node_ports: &self.given })
     }
 
     /// Grows by every change that must be stored.

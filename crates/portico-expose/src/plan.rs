@@ -113,19 +113,15 @@ pub fn node_ports_needed(
         .map(|child| (child.name, child.port_name))
 }
 
-/// What should exist for a cluster.
-pub fn plan(inputs: &Inputs<'_>) -> Plan {
-    let Inputs { cluster, decision, seed, known, .. } = *inputs;
+/// The exposed Services of a cluster, and what each is reached by; the load balancer's own is not among them.
+pub(crate) fn exposed(inputs: &Inputs<'_>) -> Vec<(Entry, Service)> {
+    let Inputs { cluster, decision, seed, .. } = *inputs;
     let strategy = decision.strategy;
     let name = cluster.name();
     let namespace = name.namespace();
     let suffix = HostSuffix::of(&name, seed, inputs.configuration);
-    let policy = policy(cluster, strategy, seed, inputs.load_balancers);
     let api_type = service_type_override(cluster, seed);
-
-    let mut services = Vec::with_capacity(4);
-    let mut entries = Vec::with_capacity(3);
-    for child in children(cluster, seed) {
+    let exposed = |child: &Child| {
         let kind = child.service_type(strategy, api_type);
         let node_port = match kind {
             ServiceType::ClusterIP | ServiceType::ExternalName => None,
@@ -134,21 +130,28 @@ pub fn plan(inputs: &Inputs<'_>) -> Plan {
             }
         };
         let entry = entry(child, strategy, &namespace, suffix.as_ref(), node_port);
-        services.push(child.service(
-            metadata(cluster, &namespace),
-            kind,
-            strategy,
-            inputs.load_balancers,
-            node_port,
-            entry.host.as_ref(),
-        ));
-        entries.push(entry);
-    }
+        let metadata = metadata(cluster, &namespace);
+        let host = entry.host.as_ref();
+        let service = child.service(metadata, kind, strategy, inputs.load_balancers, node_port, host);
+        (entry, service)
+    };
+    children(cluster, seed).map(exposed).collect()
+}
+
+/// What should exist for a cluster.
+pub fn plan(inputs: &Inputs<'_>) -> Plan {
+    let Inputs { cluster, decision, seed, known, .. } = *inputs;
+    let strategy = decision.strategy;
+    let name = cluster.name();
+    let namespace = name.namespace();
+    let policy = policy(cluster, strategy, seed, inputs.load_balancers);
+    let (entries, mut services): (Vec<Entry>, Vec<Service>) = exposed(inputs).into_iter().unzip();
     if strategy == ExposeStrategy::LoadBalancer {
         let ranges: Vec<String> = policy.allow.networks().iter().map(ToString::to_string).collect();
         services.push(services::front(metadata(cluster, &namespace), cluster, seed, &ranges));
     }
 
+    let suffix = HostSuffix::of(&name, seed, inputs.configuration);
     let host = suffix.and_then(|suffix| suffix.host("").ok());
     let reach = Reach {
         cluster,
@@ -156,7 +159,7 @@ pub fn plan(inputs: &Inputs<'_>) -> Plan {
         strategy,
         answered_by: answered_by(inputs),
         node_port: services.first().and_then(|service| service.spec.ports.first()?.node_port),
-        api_is_balancer: api_type == Some(ServiceType::LoadBalancer),
+        api_is_balancer: service_type_override(cluster, seed) == Some(ServiceType::LoadBalancer),
         host: host.as_ref(),
         known,
     };

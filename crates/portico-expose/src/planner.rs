@@ -37,7 +37,7 @@ use crate::address::Known;
 use crate::change::{Change, Output};
 use crate::draw::Draw;
 use crate::node_ports::{NodePortBook, PortKey};
-use crate::plan::{Inputs, LoadBalancers, Plan, node_ports_needed, plan};
+use crate::plan::{Inputs, LoadBalancers, Plan, exposed, node_ports_needed, plan};
 use crate::policy::policy;
 use crate::resolve::{DecidedBy, Decision, seed_of, strategy};
 use crate::validate::{self, Before, ClusterContext};
@@ -177,7 +177,7 @@ impl Planner {
     /// The plan in force for a cluster.
     pub fn plan(&self, cluster: &ClusterName) -> Option<Plan> {
         let good = self.clusters.get(cluster)?.good.as_ref()?;
-        Some(self.plan_in_force(&good.cluster, good.decision, &good.seed))
+        Some(self.with_inputs(&good.cluster, good.decision, &good.seed, plan))
     }
 
     /// The plans in force for all clusters, by name.
@@ -467,10 +467,9 @@ impl Planner {
         if self.settings.mode == Mode::Observe {
             return Box::default();
         }
-        let plan = self.plan_in_force(cluster, approved.decision, &approved.seed);
-        let mut served = Vec::with_capacity(plan.entries.len());
-        // The load balancer's own Service is not among the entries: there is no cloud that would act on it.
-        for (entry, service) in plan.entries.iter().zip(plan.services) {
+        let exposed = self.with_inputs(cluster, approved.decision, &approved.seed, exposed);
+        let mut served = Vec::with_capacity(exposed.len());
+        for (entry, service) in exposed {
             let key = service.metadata.key();
             let overridden = self.explicit.contains(&key);
             let now = Served { name: entry.service, digest: (!overridden).then(|| digest(&service)) };
@@ -496,7 +495,14 @@ impl Planner {
         served.into()
     }
 
-    fn plan_in_force(&self, cluster: &Cluster, decision: Decision, seed: &Seed) -> Plan {
+    /// What follows from a Cluster together with all that is known here.
+    fn with_inputs<T>(
+        &self,
+        cluster: &Cluster,
+        decision: Decision,
+        seed: &Seed,
+        follows: impl FnOnce(&Inputs<'_>) -> T,
+    ) -> T {
         let namespace = cluster.name().namespace();
         let node_ports = |service: &str, port: &str| {
             self.explicit
@@ -511,7 +517,7 @@ impl Planner {
         };
         let load_balancers = self.balancers();
         let configuration = self.configurations.active().first().map(|active| &*active.object);
-        plan(&Inputs {
+        follows(&Inputs {
             cluster,
             decision,
             seed,
