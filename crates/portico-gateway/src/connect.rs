@@ -20,6 +20,7 @@ use crate::access::Refused;
 use crate::config::ProxyMode;
 use crate::connection::{Admitted, Arrival, connect, decide, learn_proxy_header, printable, proxy_header};
 use crate::copy::copy;
+use crate::descriptors::Promise;
 use crate::record::{End, Listener, Opening, Session};
 use crate::refusal::{Refusal, Side};
 use crate::upstream::Upstream;
@@ -39,6 +40,8 @@ pub(crate) async fn serve_tunnel(worker: Arc<Worker>, stream: TcpStream, arrival
             return refuse(&worker, &Learned::nothing(arrival.id, arrival.peer, arrival.accepted), refusal);
         }
     };
+    // From here on the handshake holds one.
+    drop(arrival.promise);
     let mut draining = worker.shared.draining().subscribe();
     // An error says that the gateway is gone without a word, and with it soon this task.
     let drain = async move { drop(draining.wait_for(|draining| *draining).await) };
@@ -84,7 +87,7 @@ async fn welcome(
         client,
         // Fails only for a client that is gone, and then nobody reads the header.
         local: stream.local_addr().unwrap_or(arrival.peer),
-        handshake: Mutex::new(Some(handshake)),
+        handshake: Mutex::new(Some((handshake, worker.shared.descriptors.promise()))),
     };
     Ok((Arc::new(connection), bytes.into()))
 }
@@ -96,7 +99,7 @@ struct Connection {
     client: SocketAddr,
     local: SocketAddr,
     /// Held until the client has said what it speaks.
-    handshake: Mutex<Option<HandshakeGuard>>,
+    handshake: Mutex<Option<(HandshakeGuard, Promise)>>,
 }
 
 impl Handler for Connection {

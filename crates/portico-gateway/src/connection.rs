@@ -24,6 +24,7 @@ use crate::access::Refused;
 use crate::cluster::OpenGuard;
 use crate::config::ProxyMode;
 use crate::copy::copy;
+use crate::descriptors::Promise;
 use crate::pipe::{receive, send};
 use crate::record::{Listener, Opening, Session};
 use crate::refusal::Refusal;
@@ -49,13 +50,17 @@ pub(crate) struct Arrival {
     pub(crate) peer: SocketAddr,
     /// When, as time since the gateway started.
     pub(crate) accepted: Duration,
+    /// The descriptor its connection to an endpoint will need.
+    pub(crate) promise: Promise,
 }
 
 impl Arrival {
     pub(crate) fn new(worker: &Worker, listener: Listener, peer: SocketAddr) -> Self {
         // Dual-stack listeners show IPv4 clients mapped into IPv6; people and allow lists want them plain.
         let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
-        Self { id: worker.shared.next_id(), listener, peer, accepted: worker.shared.now() }
+        let shared = &worker.shared;
+        let promise = shared.descriptors.promise();
+        Self { id: shared.next_id(), listener, peer, accepted: shared.now(), promise }
     }
 }
 
@@ -146,6 +151,7 @@ async fn establish_sni(worker: Arc<Worker>, stream: TcpStream, arrival: Arrival)
         Err(refusal) => refusal,
     };
     refuse(&worker, &arrival, &learned, refusal);
+    drop(arrival);
     if let Some(description) = refusal.alert() {
         let alert = alert::fatal(description, learned.tls_version);
         let _elapsed = timeout(ALERT_GRACE, send_last_words(&stream, &alert)).await;

@@ -4,7 +4,7 @@
 //! port, or, in [`connect`], by its CONNECT request), [`live`] holds where that leads, [`cluster`] admits it within the cluster's
 //! budget, [`upstream`] connects to an endpoint, [`copy`] moves the bytes through [`pipe`]s where that pays, [`record`] keeps
 //! count, and [`access`] writes the one line that is left of it. [`refusal`] names every reason not to serve. [`worker`] is the
-//! thread it all happens on, and [`takeover`] hands the listeners to the next process.
+//! thread it all happens on, [`descriptors`] says when to stop accepting, and [`takeover`] hands the listeners to the next process.
 //!
 //! The table itself is computed in `portico-routes` and arrives through [`Gateway::apply`]: nothing here talks to Kubernetes
 //! or reads a manifest.
@@ -15,6 +15,7 @@ mod config;
 mod connect;
 mod connection;
 mod copy;
+mod descriptors;
 mod listen;
 mod live;
 mod pipe;

@@ -9,7 +9,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
@@ -25,11 +25,8 @@ use crate::worker::Worker;
 /// Connections the kernel holds until they are accepted; `net.core.somaxconn` may lower it.
 const BACKLOG: i32 = 4_096;
 
-/// How long accepting rests when the process has no descriptor left: connections that end meanwhile free some.
+/// Between two looks at whether connections that ended have freed descriptors, while accepting rests.
 const OUT_OF_DESCRIPTORS_PAUSE: Duration = Duration::from_millis(100);
-
-/// At most one line about missing descriptors in this time, from each listener.
-const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
 
 /// The listeners of a gateway.
 #[derive(Debug)]
@@ -161,23 +158,28 @@ fn unbound(address: SocketAddr) -> io::Result<Socket> {
 
 /// Accepts until it is aborted. Survives every error: what cannot be accepted now is accepted later.
 async fn accept_loop(worker: Arc<Worker>, socket: Arc<TcpListener>, listener: Listener) {
-    let mut complained: Option<Instant> = None;
+    let descriptors = Arc::clone(&worker.shared.descriptors);
     loop {
-        match socket.accept().await {
-            Ok((stream, peer)) => welcome(&worker, stream, peer, listener),
-            Err(error) if is_out_of_descriptors(&error) => {
-                worker.shared.count_accept_error();
-                if complained.is_none_or(|last| last.elapsed() >= COMPLAIN_EVERY) {
-                    complained = Some(Instant::now());
-                    tracing::error!(
-                        %listener, %error,
-                        "out of file descriptors: open connections go on, new ones wait in the kernel; raise the limit (ulimit -n)"
-                    );
-                }
-                tokio::time::sleep(OUT_OF_DESCRIPTORS_PAUSE).await;
+        let short = match socket.accept().await {
+            Ok((stream, peer)) => {
+                let short = descriptors.run_short(stream.as_fd());
+                welcome(&worker, stream, peer, listener);
+                short
             }
-            // The client gave up while it waited (ECONNABORTED and network errors, see accept(2)).
-            Err(_) => worker.shared.count_accept_error(),
+            // The client may also have given up while it waited (ECONNABORTED and network errors, see accept(2)).
+            Err(error) => {
+                worker.shared.count_accept_error();
+                is_out_of_descriptors(&error)
+            }
+        };
+        if short {
+            worker.shared.say_descriptors_are_out();
+            loop {
+                tokio::time::sleep(OUT_OF_DESCRIPTORS_PAUSE).await;
+                if !descriptors.still_run_short(socket.as_fd()) {
+                    break;
+                }
+            }
         }
     }
 }

@@ -15,6 +15,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::access::{AccessLog, Line, Refused};
 use crate::config::Config;
+use crate::descriptors::Descriptors;
 use crate::live::Live;
 use crate::record::{End, Record};
 use crate::refusal::Refusal;
@@ -32,6 +33,7 @@ pub struct Shared {
     /// Random at start, so that ids of two processes do not meet in one log.
     ids: AtomicU64,
     handshakes: AtomicU32,
+    pub(crate) descriptors: Arc<Descriptors>,
     accepted: AtomicU64,
     accept_errors: AtomicU64,
     /// Clients refused, in the order of [`Refusal::ALL`].
@@ -98,6 +100,7 @@ impl Shared {
             started: Instant::now(),
             ids: AtomicU64::new(first_id()),
             handshakes: AtomicU32::default(),
+            descriptors: Arc::default(),
             accepted: AtomicU64::default(),
             accept_errors: AtomicU64::default(),
             refusals: Default::default(),
@@ -162,6 +165,15 @@ impl Shared {
         self.accept_errors.fetch_add(1, Relaxed);
     }
 
+    /// Writes a line about it, unless there was one just now.
+    pub(crate) fn say_descriptors_are_out(&self) {
+        if self.descriptors.may_complain(self.now()) {
+            tracing::error!(
+                "out of file descriptors: open connections go on, new ones wait in the kernel; raise the limit (ulimit -n)"
+            );
+        }
+    }
+
     pub(crate) fn count_end(&self, end: End) {
         self.ends[Ends::index(end)].fetch_add(1, Relaxed);
     }
@@ -171,6 +183,9 @@ impl Shared {
         self.refusals[refused.refusal as usize].fetch_add(1, Relaxed);
         if let Some(upstream) = refused.upstream {
             upstream.cluster.count_refusal(refused.refusal);
+        }
+        if refused.refusal == Refusal::OutOfDescriptors {
+            self.say_descriptors_are_out();
         }
         self.access.write(|| Line::refused(self, refused));
     }

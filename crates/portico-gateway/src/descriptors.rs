@@ -1,0 +1,121 @@
+//! Whether file descriptors run short, so that accepting stops *before* they are out.
+//!
+//! A connection takes one when it is accepted and another when it is connected to its endpoint. Accepting for as long as
+//! accept(2) succeeds would leave none for the second half: every client would be let in only to be turned away, while in
+//! the kernel's queue it could have waited for its turn. So descriptors count as used as soon as they are promised, and one
+//! in [`RESERVED`] is kept for what else needs one: transfers, manifests, the admin listener.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
+use std::time::Duration;
+
+use rustix::process::{Resource, getrlimit};
+
+/// The share that is kept; nginx stops accepting at the same one.
+const RESERVED: u64 = 8;
+
+/// At most one line about missing descriptors in this time.
+const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
+
+/// The descriptors of this process.
+#[derive(Debug)]
+pub(crate) struct Descriptors {
+    /// Accepting ends here.
+    most: AtomicU32,
+    /// Accepted connections that have no endpoint yet.
+    promised: AtomicU32,
+    /// When the next line may be written, in milliseconds.
+    complain_at: AtomicU64,
+}
+
+/// A descriptor that an accepted connection will need, given back on drop.
+#[derive(Debug)]
+pub(crate) struct Promise(Arc<Descriptors>);
+
+impl Default for Descriptors {
+    fn default() -> Self {
+        Self {
+            most: AtomicU32::new(most()),
+            promised: AtomicU32::default(),
+            complain_at: AtomicU64::default(),
+        }
+    }
+}
+
+impl Descriptors {
+    /// Reserves a descriptor for the second half of a connection.
+    pub(crate) fn promise(self: &Arc<Self>) -> Promise {
+        self.promised.fetch_add(1, SeqCst);
+        Promise(Arc::clone(self))
+    }
+
+    /// Whether they run short, seen from one just made: the kernel gives the lowest free number, so all below it are in use.
+    pub(crate) fn run_short(&self, newest: BorrowedFd<'_>) -> bool {
+        let number = u32::try_from(newest.as_raw_fd()).unwrap_or(u32::MAX);
+        number.saturating_add(self.promised.load(SeqCst)) >= self.most.load(Relaxed)
+    }
+
+    /// Whether they still run short. `any` is copied, and closed again, to see which number is free; the limit is
+    /// read again, for it can be changed from outside.
+    pub(crate) fn still_run_short(&self, any: BorrowedFd<'_>) -> bool {
+        self.most.store(most(), Relaxed);
+        // That no copy can be made is an answer, too.
+        any.try_clone_to_owned().map_or(true, |copy| self.run_short(copy.as_fd()))
+    }
+
+    /// Whether it is time for another line in the log.
+    pub(crate) fn may_complain(&self, now: Duration) -> bool {
+        let now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+        let wait = u64::try_from(COMPLAIN_EVERY.as_millis()).unwrap_or(u64::MAX);
+        let due = |at: u64| (at <= now).then_some(now.saturating_add(wait));
+        self.complain_at.fetch_update(Relaxed, Relaxed, due).is_ok()
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        self.0.promised.fetch_sub(1, SeqCst);
+    }
+}
+
+/// The number from which on descriptors are kept.
+fn most() -> u32 {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    u32::try_from(limit - limit / RESERVED).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn descriptors(most: u32) -> Arc<Descriptors> {
+        let descriptors = Descriptors::default();
+        descriptors.most.store(most, Relaxed);
+        Arc::new(descriptors)
+    }
+
+    #[test]
+    fn what_is_promised_counts_as_used_until_it_is_given_back() {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let number = u32::try_from(file.as_raw_fd()).unwrap();
+        let descriptors = descriptors(number + 2);
+        let one = descriptors.promise();
+        assert!(!descriptors.run_short(file.as_fd()));
+        let another = descriptors.promise();
+        assert!(descriptors.run_short(file.as_fd()));
+        drop((one, another));
+        assert!(!descriptors.run_short(file.as_fd()));
+    }
+
+    #[test]
+    fn it_complains_once_in_a_while() {
+        let descriptors = descriptors(0);
+        assert!(descriptors.may_complain(Duration::ZERO));
+        assert!(!descriptors.may_complain(COMPLAIN_EVERY - Duration::from_millis(1)));
+        assert!(descriptors.may_complain(COMPLAIN_EVERY));
+    }
+}
