@@ -5,7 +5,7 @@
 //! the resourceVersion that was read, so that of two takers one fails. A holder that cannot renew stops in time, before another may begin. The
 //! published crates for this are bound to older versions of `kube`.
 //!
-//! [`Candidate::judge`] decides and is pure; [`hold`] does what it says.
+//! `Candidate::judge` decides and is pure; [`hold`] does what it says.
 
 use std::time::Duration;
 

@@ -1,9 +1,9 @@
 //! Objects from a directory of manifests, watched.
 //!
 //! A thread of its own reads, parses and compares, so that a burst of two thousand files costs the data plane nothing;
-//! it says what changed in [`Step`]s over a short channel. The thread sleeps in poll(2) on inotify ([`crate::watch`]), waits for
-//! a burst to pause ([`crate::pending`]), looks at what changed ([`crate::walk`]), reads what is new, and lets
-//! [`crate::catalogue`] decide what follows.
+//! it says what changed in [`Step`]s over a short channel. The thread sleeps in poll(2) on inotify (`watch`), waits for
+//! a burst to pause (`pending`), looks at what changed (`walk`), reads what is new, and lets
+//! `catalogue` decide what follows.
 //!
 //! What is promised: a rename, a truncation with writes after it, a swapped link and a new folder with files in it each end in exactly
 //! the objects the files hold then. What cannot be read never takes down what worked, and while the directory itself is missing, all of it

@@ -2,7 +2,7 @@
 //!
 //! Services and EndpointSlices always; `Cluster`, `Seed` and `KubermaticConfiguration` when the API server serves them, which
 //! is asked again now and then, for installations where KKP comes later. Listing in pages, watching with bookmarks and backing off
-//! are `kube`'s ([`kube::runtime::watcher`]); what follows from what the watches hear is decided in [`crate::mirror`].
+//! are `kube`'s ([`mod@kube::runtime::watcher`]); what follows from what the watches hear is decided in `mirror`.
 //!
 //! What is promised: no step is complete before everything has been listed once; while the API server is away everything stays as it
 //! was; what was deleted meanwhile is gone after the next listing.
