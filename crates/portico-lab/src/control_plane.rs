@@ -68,11 +68,18 @@ impl Options {
     }
 }
 
+/// What a kubeconfig says beside the URL.
+#[derive(Debug, Clone, Default)]
+struct Detour {
+    server_name: Option<String>,
+    proxy: Option<String>,
+}
+
 /// How one gets into a cluster: where its API server is, and the authority that signs its users.
 #[derive(Clone)]
 pub struct Access {
     server: String,
-    server_name: Option<String>,
+    detour: Detour,
     authority: Arc<Authority>,
     dir: PathBuf,
 }
@@ -81,22 +88,34 @@ impl Access {
     /// Access at `server` (`https://HOST:PORT`); kubeconfigs go to `dir`.
     pub fn new(server: &str, authority: &Arc<Authority>, dir: &Path) -> Access {
         let (server, authority) = (server.to_owned(), Arc::clone(authority));
-        Access { server, server_name: None, authority, dir: dir.to_path_buf() }
+        Access { server, detour: Detour::default(), authority, dir: dir.to_path_buf() }
     }
 
     /// The same cluster by another way: through a gateway, or by another address.
     pub fn through(&self, server: &str) -> Access {
-        Access { server: server.to_owned(), server_name: None, ..self.clone() }
+        Access { server: server.to_owned(), detour: Detour::default(), ..self.clone() }
     }
 
     /// The same way, but asking for this name in TLS whatever the URL says.
     pub fn with_server_name(&self, name: &str) -> Access {
-        Access { server_name: Some(name.to_owned()), ..self.clone() }
+        let detour = Detour { server_name: Some(name.to_owned()), ..self.detour.clone() };
+        Access { detour, ..self.clone() }
+    }
+
+    /// The same way, but by a proxy (`http://HOST:PORT`) that is asked to CONNECT to the URL's host and port.
+    pub fn by_proxy(&self, proxy: &str) -> Access {
+        let detour = Detour { proxy: Some(proxy.to_owned()), ..self.detour.clone() };
+        Access { detour, ..self.clone() }
     }
 
     /// The URL of the API server.
     pub fn server(&self) -> &str {
         &self.server
+    }
+
+    /// The proxy on the way, if there is one.
+    pub fn proxy(&self) -> Option<&str> {
+        self.detour.proxy.as_deref()
     }
 
     /// The cluster's authority.
@@ -106,15 +125,17 @@ impl Access {
 
     /// A kubeconfig for a user in a group, with a new client certificate.
     pub fn kubeconfig(&self, user: &str, group: Option<&str>) -> Result<PathBuf> {
-        let way = self.server_name.as_deref().unwrap_or_default();
+        let Detour { server_name, proxy } = &self.detour;
+        let way: String = server_name.iter().chain(proxy).cloned().collect();
         let plain = |text: &str| text.replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "-");
-        let dir = self.dir.join(format!("{}{way}", plain(self.server.trim_start_matches("https://"))));
+        let server = self.server.trim_start_matches("https://");
+        let dir = self.dir.join(plain(&format!("{server}{way}")));
         fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
         write(&dir.join("ca.crt"), &self.authority.cert())?;
         let file = plain(user);
         self.authority.client(user, group)?.write(&dir, &file)?;
         let path = dir.join(format!("{file}.kubeconfig"));
-        write(&path, &kubeconfig(&self.server, self.server_name.as_deref(), &file))?;
+        write(&path, &kubeconfig(&self.server, &self.detour, &file))?;
         Ok(path)
     }
 
@@ -130,6 +151,14 @@ pub struct ControlPlane {
     controllers: Vec<Process>,
     api_server: Process,
     access: Access,
+    host: Host,
+    command: ApiServerCommand,
+}
+
+/// What started an API server, to start it again.
+struct ApiServerCommand {
+    log: String,
+    args: Vec<String>,
 }
 
 impl ControlPlane {
@@ -141,13 +170,16 @@ impl ControlPlane {
         let authority = Arc::new(Authority::new(&format!("{name} authority"))?);
         write_files(&dir, options, &authority, host.address())?;
         let here = dir.display().to_string();
-        let start = |program: &str, args: Vec<String>| {
-            // Several control planes may share a host; a host named after its only one needs no more.
-            let log = if name == host.name() { program.to_owned() } else { format!("{name}-{program}") };
-            host.spawn(&log, programs.join(program), args)
+        // Several control planes may share a host; a host named after its only one needs no more.
+        let log_of = |program: &str| {
+            if name == host.name() { program.to_owned() } else { format!("{name}-{program}") }
         };
+        let start =
+            |program: &str, args: Vec<String>| host.spawn(&log_of(program), programs.join(program), args);
         let advertise = options.advertise_address.unwrap_or(host.address());
-        let api_server = start("kube-apiserver", api_server_args(options, &here, etcd.url(), advertise))?;
+        let args = api_server_args(options, &here, etcd.url(), advertise);
+        let command = ApiServerCommand { log: log_of("kube-apiserver"), args };
+        let api_server = start("kube-apiserver", command.args.clone())?;
         let mut controllers = Vec::new();
         if options.controllers {
             controllers.push(start("kube-controller-manager", controller_manager_args(options, &here))?);
@@ -155,12 +187,31 @@ impl ControlPlane {
         }
         let server = format!("https://{}:{}", host.address(), options.secure_port);
         let access = Access::new(&server, &authority, &host.dir().join(format!("{name}-users")));
-        let kubectl = access.kubectl(host)?;
-        wait::until(&format!("the API server of {name} to be ready"), STARTING, || {
-            api_server.check()?;
+        let plane = ControlPlane { controllers, api_server, access, host: host.clone(), command };
+        plane.wait_ready()?;
+        Ok(plane)
+    }
+
+    /// Ends the API server at once, as a crash would. [`start_again`](ControlPlane::start_again) brings it back.
+    pub fn kill_api_server(&self) {
+        self.api_server.kill();
+    }
+
+    /// Starts the API server again as it was, and waits until it is ready.
+    pub fn start_again(&mut self) -> Result<()> {
+        self.api_server.kill();
+        let program = programs::kube()?.join("kube-apiserver");
+        self.api_server = self.host.spawn(&self.command.log, program, &self.command.args)?;
+        self.wait_ready()
+    }
+
+    fn wait_ready(&self) -> Result<()> {
+        let kubectl = self.access.kubectl(&self.host)?;
+        let what = format!("the API server at {} to be ready", self.access.server());
+        wait::until(&what, STARTING, || {
+            self.api_server.check()?;
             kubectl.run(&["get", "--raw", "/readyz"]).map(drop)
-        })?;
-        Ok(ControlPlane { controllers, api_server, access })
+        })
     }
 
     /// The way in, directly.
@@ -208,16 +259,19 @@ pub(crate) fn write_files(
     let local = format!("https://127.0.0.1:{}", options.secure_port);
     for user in ["kube-controller-manager", "kube-scheduler"] {
         authority.client(&format!("system:{user}"), None)?.write(dir, user)?;
-        write(&dir.join(format!("{user}.kubeconfig")), &kubeconfig(&local, None, user))?;
+        write(&dir.join(format!("{user}.kubeconfig")), &kubeconfig(&local, &Detour::default(), user))?;
     }
     Ok(())
 }
 
 /// A kubeconfig whose certificates lie beside it as `ca.crt`, `USER.crt` and `USER.key`.
-fn kubeconfig(server: &str, server_name: Option<&str>, user: &str) -> String {
+fn kubeconfig(server: &str, detour: &Detour, user: &str) -> String {
     let mut cluster = json!({"server": server, "certificate-authority": "ca.crt"});
-    if let Some(name) = server_name {
+    if let Some(name) = &detour.server_name {
         cluster["tls-server-name"] = json!(name);
+    }
+    if let Some(proxy) = &detour.proxy {
+        cluster["proxy-url"] = json!(proxy);
     }
     let user = json!({
         "client-certificate": format!("{user}.crt"),
