@@ -63,7 +63,8 @@ impl Connection {
 
     async fn by_http2(requests: SendRequest<Bytes>) -> io::Result<Self> {
         let uri = http::Uri::builder().authority(authority(STEADY)).build().map_err(io::Error::other)?;
-        let request = http::Request::builder().method("CONNECT").uri(uri).body(()).map_err(io::Error::other)?;
+        let request =
+            http::Request::builder().method("CONNECT").uri(uri).body(()).map_err(io::Error::other)?;
         let mut requests = requests.ready().await.map_err(io::Error::other)?;
         let (answer, send) = requests.send_request(request, false).map_err(io::Error::other)?;
         let answer = answer.await.map_err(io::Error::other)?;
@@ -162,9 +163,9 @@ fn a_thousand_clusters_come_and_go_and_none_of_200_connections_of_another_breaks
         // Each is really served before the next comes, each path in its turn.
         match change % 3 {
             0 => wait_until("the cluster is reached by name", || by_name(&gateway, &added).is_some()),
-            1 => wait_until("the cluster is reached by authority", || {
-                by_authority(&gateway, &added).is_some()
-            }),
+            1 => {
+                wait_until("the cluster is reached by authority", || by_authority(&gateway, &added).is_some())
+            }
             _ => wait_until("the cluster is reached by port", || by_port(&gateway, added_port).is_some()),
         }
     }

@@ -58,12 +58,13 @@ pub(crate) struct Process {
 impl Process {
     /// Starts `portico` and listens to its standard output and error, as one stream of lines.
     pub(crate) fn start(arguments: &[&str]) -> Self {
-        let mut child = portico()
-            .args(arguments)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the binary can be started");
+        Self::of(portico().args(arguments))
+    }
+
+    /// Starts a command that becomes `portico`, and listens to it.
+    pub(crate) fn of(command: &mut Command) -> Self {
+        let mut child =
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary can be started");
         let (sender, lines) = channel();
         let streams: [Box<dyn Read + Send>; 2] = [
             Box::new(child.stdout.take().expect("standard output is a pipe")),

@@ -8,7 +8,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::PathBuf;
-use std::process::id;
+use std::process::{Command, id};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::common::{PATIENCE, Process, get_from};
+use crate::common::{PATIENCE, Process, get_from, portico};
 
 /// A directory of manifests.
 pub(crate) struct Site {
@@ -99,8 +99,7 @@ pub(crate) fn authority(name: &str) -> String {
 
 /// The ClientHello of a real client that wants to reach the cluster `name`.
 pub(crate) fn hello(name: &str) -> Vec<u8> {
-    let config =
-        ClientConfig::builder().with_root_certificates(RootCertStore::empty()).with_no_client_auth();
+    let config = ClientConfig::builder().with_root_certificates(RootCertStore::empty()).with_no_client_auth();
     let server = ServerName::try_from(host(name)).expect("names of clusters are host names");
     let mut client = ClientConnection::new(Arc::new(config), server).expect("the configuration is complete");
     let mut hello = Vec::new();
@@ -128,6 +127,11 @@ pub(crate) struct Gateway {
 impl Gateway {
     /// Starts it with every listener, and waits until it is ready.
     pub(crate) fn start(site: &Site, more: &[&str]) -> Self {
+        Self::start_with(portico(), site, more)
+    }
+
+    /// Starts it by `command`, which becomes `portico`.
+    pub(crate) fn start_with(mut command: Command, site: &Site, more: &[&str]) -> Self {
         let address = own_address();
         let at = |port: u16| SocketAddr::new(address.into(), port);
         let (sni, tunnel, admin) = (at(6443), at(8088), at(8002));
@@ -149,7 +153,7 @@ impl Gateway {
             "--workers",
             "1",
         ];
-        let mut process = Process::start(&[&arguments[..], more].concat());
+        let mut process = Process::of(command.args(arguments).args(more));
         process.wait_for("listener=\"admin\"");
         let gateway = Self { process, sni, tunnel, address, admin };
         wait_until("the gateway is ready", || get_from(admin, "/readyz").0 == 200);
@@ -200,12 +204,17 @@ impl Usage {
     }
 
     /// Memory that is its own, and its share of what it shares, in KiB.
-    pub(crate) fn pss(self) -> u64 {
+    pub(crate) fn pss_kb(self) -> u64 {
         self.kilobytes("smaps_rollup", "Pss:")
     }
 
+    /// The same without what is mapped from files: the program itself.
+    pub(crate) fn data_kb(self) -> u64 {
+        self.kilobytes("smaps_rollup", "Pss_Anon:")
+    }
+
     /// The most memory it ever had, in KiB.
-    pub(crate) fn peak_rss(self) -> u64 {
+    pub(crate) fn peak_kb(self) -> u64 {
         self.kilobytes("status", "VmHWM:")
     }
 
@@ -241,7 +250,10 @@ pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
 pub(crate) fn need_descriptors(count: u64) {
     let limit = getrlimit(Resource::Nofile);
     let most = limit.maximum.unwrap_or(u64::MAX);
-    assert!(most >= count, "this test needs {count} file descriptors; allow them, as by `ulimit -Hn {count}`");
+    assert!(
+        most >= count,
+        "this test needs {count} file descriptors; allow them, as by `ulimit -Hn {count}`"
+    );
     if limit.current.is_some_and(|current| current < count) {
         let raised = Rlimit { current: Some(count), maximum: limit.maximum };
         setrlimit(Resource::Nofile, raised).expect("a soft limit may be raised to the hard one");
