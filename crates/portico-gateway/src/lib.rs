@@ -92,10 +92,12 @@ pub enum StartError {
 
 impl Gateway {
     /// Starts the workers, then the SNI and tunnel listeners: on sockets of the `predecessor` where it had them. NodePort
-    /// listeners open with the routes that need them.
+    /// listeners open with the routes that need them. The `first` routes are in force before anything is accepted: a client
+    /// that waits in a socket of the predecessor must not be told that its cluster is unknown.
     pub fn start(
         config: Config,
         access: AccessLog,
+        first: Option<&Update>,
         predecessor: Option<&mut Predecessor>,
     ) -> Result<Self, StartError> {
         let shared = Arc::new(Shared::new(config, access));
@@ -121,6 +123,9 @@ impl Gateway {
             stop,
             threads: Mutex::new(threads),
         };
+        if let Some(first) = first {
+            gateway.apply(first);
+        }
         let config = &gateway.shared.config;
         let own = [
             (Listener::Sni, config.sni_listen, "connections routed by server name", "--sni-listen"),
@@ -132,6 +137,8 @@ impl Gateway {
                 opened.map_err(|source| StartError::Listen { address, what, flag, source })?;
             }
         }
+        // What the first table did not ask for is served by nobody any more.
+        gateway.listeners().drop_inherited();
         Ok(gateway)
     }
 
@@ -150,11 +157,6 @@ impl Gateway {
         {
             self.end_departed(applied.departed, limit);
         }
-    }
-
-    /// The first table is complete: sockets of a predecessor that it did not ask for are closed.
-    pub fn drop_inherited_sockets(&self) {
-        self.listeners().drop_inherited();
     }
 
     /// Tries again to bind the NodePorts that could not be. Answers whether any still cannot.
@@ -241,7 +243,11 @@ impl Gateway {
 
     /// Stops accepting and lets connections finish for `limit`, then ends the rest. Answers how many that were.
     pub async fn drain(&self, limit: Duration) -> usize {
-        self.listeners().close_all();
+        let loops = self.listeners().close_all();
+        for accept_loop in loops {
+            // It was told to end, which is all that its error can say.
+            let _ = accept_loop.await;
+        }
         self.shared.draining().send_replace(true);
         if tokio::time::timeout(limit, self.shared.all_ended()).await.is_ok() {
             return 0;
@@ -267,7 +273,7 @@ impl Gateway {
 impl Drop for Gateway {
     /// Ends the workers, and with them every connection.
     fn drop(&mut self) {
-        self.listeners().close_all();
+        drop(self.listeners().close_all());
         self.stop.send_replace(true);
         for thread in self.threads.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
             // A worker that panicked has said so on its own.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
-use tokio::task::AbortHandle;
+use tokio::task::JoinHandle;
 
 use crate::config::Keepalive;
 use crate::connection::{Arrival, serve_port, serve_sni};
@@ -42,7 +42,7 @@ pub(crate) struct Listeners {
 struct OpenListener {
     address: SocketAddr,
     sockets: Vec<Arc<TcpListener>>,
-    loops: Vec<AbortHandle>,
+    loops: Vec<JoinHandle<()>>,
 }
 
 impl Listeners {
@@ -77,7 +77,7 @@ impl Listeners {
             let _entered = handle.enter();
             let socket = Arc::new(TcpListener::from_std(socket.into())?);
             let accept = accept_loop(Arc::clone(worker), Arc::clone(&socket), listener);
-            open.loops.push(handle.spawn(accept).abort_handle());
+            open.loops.push(handle.spawn(accept));
             open.sockets.push(socket);
         }
         self.open.insert(listener, open);
@@ -87,14 +87,17 @@ impl Listeners {
     /// Stops listening. Connections that were accepted stay.
     pub(crate) fn close(&mut self, listener: Listener) {
         if let Some(open) = self.open.remove(&listener) {
-            open.loops.iter().for_each(AbortHandle::abort);
+            open.loops.iter().for_each(JoinHandle::abort);
         }
     }
 
-    pub(crate) fn close_all(&mut self) {
-        let all: Vec<Listener> = self.open.keys().copied().collect();
-        all.into_iter().for_each(|listener| self.close(listener));
+    /// Stops listening everywhere. Once the loops returned have ended, every connection that was accepted is known; until then
+    /// one may be between accept(2) and its task.
+    pub(crate) fn close_all(&mut self) -> Vec<JoinHandle<()>> {
         self.inherited.clear();
+        let loops: Vec<_> = self.open.drain().flat_map(|(_, open)| open.loops).collect();
+        loops.iter().for_each(JoinHandle::abort);
+        loops
     }
 
     /// Closes what a predecessor handed over and the first complete table did not ask for.

@@ -182,9 +182,9 @@ fn a_successor_takes_the_listeners_over_and_no_client_under_load_notices() {
         let mut predecessor = predecessor.expect("an offer is open");
         let access = AccessLog::start(AccessFormat::Off).unwrap();
         let config = Config { sni_listen: Some(address), workers, ..config() };
-        let next = Arc::new(Gateway::start(config, access, Some(&mut predecessor)).unwrap());
-        service.expose(&next);
-        next.drop_inherited_sockets();
+        let next = Arc::new(
+            Gateway::start(config, access, Some(&service.update()), Some(&mut predecessor)).unwrap(),
+        );
         predecessor.ready().unwrap();
         let target = served.load(Relaxed) + 50;
         eventually("the load goes on", || served.load(Relaxed) >= target);

@@ -159,7 +159,7 @@ fn a_second_gateway_does_not_silently_share_a_port() {
     let first = start(config());
     let address = sni_address(&first);
     let access = portico_gateway::AccessLog::start(portico_gateway::AccessFormat::Off).unwrap();
-    let second = Gateway::start(Config { sni_listen: Some(address), ..config() }, access, None);
+    let second = Gateway::start(Config { sni_listen: Some(address), ..config() }, access, None, None);
     let message = second.expect_err("the address is taken").to_string();
     assert!(message.contains(&address.to_string()) && message.contains("--sni-listen"), "{message}");
 }

@@ -126,14 +126,10 @@ async fn start(flags: &Flags, source: &mut Source, status: &Arc<Status>) -> anyh
         Some(path) => take_over(path)?,
         None => None,
     };
-    // Worked out before the first listener opens: a client that comes between the two finds no route.
-    let update = status.pipeline().commit();
-    let gateway = Arc::new(Gateway::start(config, access, predecessor.as_mut())?);
-    if let Some(update) = update {
-        gateway.apply(&update);
-    }
+    let first = status.pipeline().commit();
+    let gateway = Arc::new(Gateway::start(config, access, first.as_ref(), predecessor.as_mut())?);
+    drop(first);
     report(status);
-    gateway.drop_inherited_sockets();
     status.set_gateway(Arc::clone(&gateway));
     if let Some(predecessor) = predecessor {
         predecessor.ready()?;

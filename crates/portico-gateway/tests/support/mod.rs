@@ -29,7 +29,7 @@ pub fn config() -> Config {
 
 pub fn start(config: Config) -> Arc<Gateway> {
     let access = AccessLog::start(AccessFormat::Off).unwrap();
-    Arc::new(Gateway::start(config, access, None).unwrap())
+    Arc::new(Gateway::start(config, access, None, None).unwrap())
 }
 
 pub fn sni_address(gateway: &Gateway) -> SocketAddr {
@@ -78,11 +78,16 @@ impl Service {
     }
 
     pub fn expose(&self, gateway: &Gateway) {
+        gateway.apply(&self.update());
+    }
+
+    /// What exposes it.
+    pub fn update(&self) -> Update {
         let mut changes = vec![RouteChange::Backend(Arc::new(self.backend.clone()))];
         changes.extend(
             self.keys.iter().cloned().map(|key| RouteChange::Route { key, to: self.backend.id.clone() }),
         );
-        gateway.apply(&Update { table: RouteTable::default(), changes });
+        Update { table: RouteTable::default(), changes }
     }
 
     pub fn withdraw(&self, gateway: &Gateway) {
