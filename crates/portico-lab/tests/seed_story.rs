@@ -15,7 +15,10 @@ use anyhow::ensure;
 use portico_lab::control_plane::Options;
 use portico_lab::{Image, Kubectl, Lab, Seed, UserCluster, programs, say, wait};
 use serde_json::{Value, json};
-use support::{DOMAIN, Knocking, PodStreams, ROUNDS, SOON, Watch, Way, beat_all, others, wait_routed};
+use support::{
+    DOMAIN, Knocking, PodStreams, ROUNDS, SOON, Watch, Way, beat_all, carried_by_gateways, others,
+    wait_routed,
+};
 
 /// Images imported, probes passed twice, seconds of `minReadySeconds`: half a minute on an idle machine.
 const ROLLING_OUT: Duration = Duration::from_secs(240);
@@ -80,6 +83,18 @@ fn clusters_of_every_strategy_are_reached_through_a_deployed_gateway_and_do_not_
     ways.iter().for_each(Way::serves_large_objects);
     let mut watches: Vec<Watch> = ways.iter().map(Way::watch).collect();
     let mut streams = PodStreams::open(&ways[2], &worker);
+
+    let admins =
+        [admin_addresses(seed.kubectl(), "portico"), admin_addresses(seed.kubectl(), "cluster-balanced")];
+    let (by_port, balanced_by_port) =
+        (format!("node_port:{NODE_PORT}"), format!("node_port:{BALANCED_PORT}"));
+    let carried = [
+        (by_port.as_str(), "nodeport"),
+        (balanced_by_port.as_str(), "balanced"),
+        ("sni", "tunneled"),
+        ("tunnel", "tunneled"),
+    ];
+    carried_by_gateways(seed.host(), &admins.concat(), &client, &carried);
 
     changes_of_other_clusters_are_not_felt(&seed, &watches);
     streams.beat();
@@ -191,7 +206,12 @@ fn deploy_gateway_of_balanced(seed: &Seed) {
             "apiVersion": "v1",
             "kind": "Service",
             "metadata": {"name": "front-loadbalancer", "namespace": namespace},
-            "spec": {"type": "LoadBalancer", "selector": spec["selector"]["matchLabels"], "ports": [port]},
+            "spec": {
+                "type": "LoadBalancer",
+                "externalTrafficPolicy": "Local",
+                "selector": spec["selector"]["matchLabels"],
+                "ports": [port],
+            },
         }),
     ];
     kubectl.apply_json(&json!({"apiVersion": "v1", "kind": "List", "items": objects})).unwrap();
@@ -241,7 +261,7 @@ fn processes_named(seed: &Seed, name: &str) -> Vec<PathBuf> {
 /// Five rounds of 100 clusters that come, change and go, by NodePort too, so that the front Service changes as well.
 fn changes_of_other_clusters_are_not_felt(seed: &Seed, watches: &[Watch]) {
     let kubectl = seed.kubectl();
-    let gateways = admin_addresses(kubectl);
+    let gateways = admin_addresses(kubectl, "portico");
     let before = front_ports(kubectl);
     kubectl.run(&["create", "namespace", "others"]).unwrap();
     for round in 0..ROUNDS {
@@ -263,15 +283,15 @@ fn changes_of_other_clusters_are_not_felt(seed: &Seed, watches: &[Watch]) {
     beat_all(watches);
 }
 
-/// Where the seed's gateways answer questions about themselves.
-fn admin_addresses(kubectl: &Kubectl) -> Vec<String> {
-    let pods = gateway_pods(kubectl);
+/// Where the gateways of a namespace answer questions about themselves.
+fn admin_addresses(kubectl: &Kubectl, namespace: &str) -> Vec<String> {
+    let pods = gateway_pods(kubectl, namespace);
     pods.iter().map(|pod| format!("{}:8002", pod["status"]["podIP"].as_str().unwrap())).collect()
 }
 
-fn gateway_pods(kubectl: &Kubectl) -> Vec<Value> {
+fn gateway_pods(kubectl: &Kubectl, namespace: &str) -> Vec<Value> {
     let label = "app.kubernetes.io/name=portico-gateway";
-    let mut pods = kubectl.get(&["pods", "-n", "portico", "-l", label]).unwrap();
+    let mut pods = kubectl.get(&["pods", "-n", namespace, "-l", label]).unwrap();
     serde_json::from_value(pods["items"].take()).unwrap()
 }
 
@@ -286,7 +306,7 @@ fn a_rolling_update_of_the_gateway_is_not_felt(seed: &Seed, watches: &[Watch]) {
     kubectl.wait_rolled_out("portico", "portico-gateway", ROLLING_OUT).unwrap();
     beat_all(watches);
     // The worker's kubelet alone sees to it that one of the old pods has something to wait for.
-    let pods = gateway_pods(kubectl);
+    let pods = gateway_pods(kubectl, "portico");
     let draining = pods.iter().filter(|pod| pod["metadata"]["deletionTimestamp"].is_string()).count();
     assert!((1..=2).contains(&draining), "{draining} of {} pods drain", pods.len());
 }

@@ -260,6 +260,25 @@ impl Knocking {
     }
 }
 
+/// Checks that the gateways at `admins` carry a connection of each of these listeners and clusters right now, and that they
+/// know `client` as the one who made it.
+pub(crate) fn carried_by_gateways(from: &Host, admins: &[String], client: &Host, ways: &[(&str, &str)]) {
+    let address = format!("{}:", client.address());
+    let mut carried: Vec<(String, String)> = Vec::new();
+    for admin in admins {
+        let connections =
+            from.run(&["curl", "-sS", "--max-time", "20", &format!("http://{admin}/connections")]);
+        let connections: Vec<Value> = serde_json::from_str(&connections.unwrap()).unwrap();
+        let text = |row: &Value, field: &str| row[field].as_str().unwrap_or_default().to_owned();
+        let rows = connections.iter().filter(|row| text(row, "client").starts_with(&address));
+        carried.extend(rows.map(|row| (text(row, "listener"), text(row, "cluster"))));
+    }
+    for &(listener, cluster) in ways {
+        let found = carried.iter().any(|(by, of)| by == listener && of == cluster);
+        assert!(found, "no connection of {address} to {cluster} by {listener}, but {carried:?}");
+    }
+}
+
 /// The other clusters as they are in this round: for each its Service and its EndpointSlice. None in the last.
 pub(crate) fn others(round: usize) -> Vec<Vec<Value>> {
     let number = if round + 1 == ROUNDS { 0 } else { OTHERS };
