@@ -66,9 +66,10 @@ struct Claim {
 }
 
 impl Catalogue {
-    /// Whether the file is known in exactly this version.
+    /// Whether the file is known in exactly this version. One that could not be read, or was still being written, is not: the
+    /// reason may be gone although the file is the same.
     pub(crate) fn is_current(&self, path: &Path, signature: Signature) -> bool {
-        self.files.get(path).is_some_and(|file| file.signature == signature)
+        self.files.get(path).is_some_and(|file| file.signature == signature && file.text.is_some())
     }
 
     /// The known files in or below `folder`.

@@ -37,6 +37,7 @@ const RETRY_ADMIN: Duration = Duration::from_millis(200);
 /// Runs a gateway until it is told to stop, or a successor has taken over. `started` is told once it serves.
 pub(crate) async fn run(flags: &Flags, started: impl FnOnce(&Status)) -> anyhow::Result<()> {
     let mut stop = Stop::new()?;
+    raise_descriptor_limit();
     let (mut source, pipeline) = Source::open(flags).await?;
     let status = Arc::new(Status::new(pipeline, source.watches()));
     let admin = start_admin(flags, &status).await?;
@@ -71,6 +72,18 @@ pub(crate) async fn run(flags: &Flags, started: impl FnOnce(&Status)) -> anyhow:
     drain(&gateway, flags.lifecycle.drain_timeout, &mut stop).await;
     admin.abort();
     Ok(())
+}
+
+/// Asks for as many file descriptors as the system lets this process have: two a connection are soon more than the usual
+/// soft limit of 1,024, which is there for programs that use select(2).
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    // An unlimited hard limit is not taken at its word: the kernel allows `fs.nr_open`, a million unless it was changed.
+    let most = limit.maximum.unwrap_or(1 << 20);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(most), maximum: limit.maximum }) {
+        tracing::warn!(%error, current = ?limit.current, "cannot raise the limit of file descriptors; going on with this one");
+    }
 }
 
 /// Why a gateway stops to accept connections.

@@ -166,6 +166,7 @@ fn a_file_that_cannot_be_read_keeps_what_it_held() {
     world.catalogue.fail(&path, Signature::of(1), problem);
     assert!(world.catalogue.settle(&mut |_| {}).is_empty());
     assert_eq!(world.problems().len(), 1);
+    assert!(!world.catalogue.is_current(&path, Signature::of(1)), "it is tried again");
     assert_eq!(world.burst(&["f"]), [""; 0]);
     assert_eq!(world.problems(), [""; 0]);
 }
