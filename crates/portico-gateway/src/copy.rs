@@ -135,7 +135,10 @@ struct Direction {
     unsent: Vec<u8>,
     sent: usize,
     pipe: Option<Box<Pipe>>,
+    /// Large reads in a row; while splicing, how many small rounds are still forgiven.
     large_reads: u8,
+    /// Whether bytes go through a pipe, as long as one is to be had.
+    splicing: bool,
     state: DirectionState,
 }
 
@@ -339,7 +342,7 @@ impl Direction {
             }
             match from.poll_read_ready(cx) {
                 Poll::Pending => {
-                    self.give_pipe_back();
+                    self.rest(moved);
                     return Stop::Idle;
                 }
                 Poll::Ready(Err(_)) => return self.fail(Stop::SenderFailed),
@@ -384,9 +387,7 @@ impl Direction {
 
     /// Reads once and passes on what it can; returns the bytes passed on.
     fn fill(&mut self, from: &TcpStream, to: &TcpStream) -> Result<usize, Failed> {
-        if self.large_reads < LARGE_READS {
-            self.give_pipe_back();
-        } else if self.pipe.is_none() {
+        if self.splicing && self.pipe.is_none() {
             self.pipe = Pipe::lend();
         }
         if let Some(pipe) = &mut self.pipe {
@@ -395,13 +396,11 @@ impl Direction {
                 attempt(from, Interest::READABLE, || pipe.fill(from), |_| false).map_err(Failed::Sender)?;
             if read == 0 {
                 self.state = DirectionState::Ending;
-            } else if read < LARGE_READ {
-                self.large_reads = 0;
             }
             return Ok(0);
         }
         BUFFER.with_borrow_mut(|buffer| {
-            let size = if self.large_reads >= LARGE_READS { COPY_CHUNK } else { SCRATCH };
+            let size = if self.splicing { COPY_CHUNK } else { SCRATCH };
             let buffer = &mut buffer[..size];
             let short = |read: usize| read > 0 && read < size;
             let read =
@@ -410,7 +409,12 @@ impl Direction {
                 self.state = DirectionState::Ending;
                 return Ok(0);
             }
-            self.large_reads = if read >= LARGE_READ { (self.large_reads + 1).min(LARGE_READS) } else { 0 };
+            if read < LARGE_READ {
+                self.large_reads = 0;
+            } else if self.large_reads < LARGE_READS {
+                self.large_reads += 1;
+            }
+            self.splicing |= self.large_reads == LARGE_READS;
             let sent = match write_some(to, &buffer[..read]) {
                 Ok(sent) => sent,
                 Err(Errno::WOULDBLOCK) => 0,
@@ -421,6 +425,18 @@ impl Direction {
             }
             Ok(sent)
         })
+    }
+
+    /// The sender has nothing for now. A transfer that pauses goes on splicing, for the first reads of a copy cost as much as
+    /// all that a splice saves; what has become a conversation goes back to copying, which is cheaper for few bytes.
+    fn rest(&mut self, moved: usize) {
+        self.give_pipe_back();
+        if self.splicing && moved < LARGE_READ {
+            self.large_reads = self.large_reads.saturating_sub(1);
+            self.splicing = self.large_reads > 0;
+        } else if self.splicing {
+            self.large_reads = LARGE_READS;
+        }
     }
 
     /// An idle connection should not hold a pipe.
