@@ -1,2 +1,257 @@
-//! Load, peers and measurements.
-fn main() {}
+//! Portico beside nginx, HAProxy and Envoy, on this machine, in one run: `cargo run --release -p portico-bench`.
+//!
+//! Starts the proxies with the same clusters, gives each the same load through the same backend, and prints the table
+//! of the design, "Numbers we hold ourselves to". [`rows`] says what is measured, [`load`] how it is asked for,
+//! [`proxy`] what is asked, [`process`] what it cost, [`report`] how it is told. See `bench/README.md`.
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a bench talks to its user: table to stdout, progress to stderr"
+)]
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Parser, ValueEnum};
+
+mod backend;
+mod hello;
+mod load;
+mod machine;
+mod process;
+mod proxy;
+mod report;
+mod rows;
+mod site;
+
+use load::bulk::Direction;
+use load::churn::Ending;
+use proxy::Proxy;
+use report::Row;
+use rows::rounds::Rounds;
+use rows::steady::CLUSTERS;
+use rows::{Bench, change, footprint, steady, tunnels};
+
+/// What can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Measure {
+    /// CPU of a connection by server name: handshake, hello, answer, orderly end.
+    Connection,
+    /// The same, but the client ends it by a reset.
+    Abort,
+    /// CPU of a small message and its echo over an established connection.
+    RoundTrip,
+    /// CPU of a gigabyte towards the client.
+    Download,
+    /// CPU of a gigabyte towards the backend.
+    Upload,
+    /// Process memory of a connection at rest.
+    Idle,
+    /// Process memory by number of clusters.
+    Memory,
+    /// Connections and round trips by number of clusters.
+    Scale,
+    /// Time until a new cluster among 2,000 is routable.
+    AddCluster,
+    /// CONNECT streams: CPU and memory at the gateway.
+    Tunnel,
+    /// CONNECT streams that end when another cluster is added.
+    TunnelCut,
+}
+
+/// The programs that can take part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Peer {
+    Nginx,
+    Haproxy,
+    Envoy,
+    Portico,
+}
+
+/// Measures Portico beside nginx, HAProxy and Envoy and prints a table with ratios and bars.
+///
+/// Run `bench/install.sh` once before: it brings the peers.
+#[derive(Debug, Parser)]
+#[command(
+    version,
+    after_help = "Examples:
+  portico-bench                               everything (about 25 minutes)
+  portico-bench connection round-trip         two rows
+  portico-bench --without portico             the peers alone
+  portico-bench scale --scales 1,100 --rounds 5"
+)]
+struct Arguments {
+    /// Rows to measure; all if none is named.
+    #[arg(value_enum)]
+    rows: Vec<Measure>,
+    /// The Portico binary.
+    #[arg(long, default_value = "target/release/portico")]
+    portico: PathBuf,
+    /// One more argument for `portico gateway`; may be repeated.
+    #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
+    portico_argument: Vec<String>,
+    /// Leave a program out; may be repeated.
+    #[arg(long, value_enum, value_name = "PROGRAM")]
+    without: Vec<Peer>,
+    /// Visits to each proxy a row.
+    #[arg(long, default_value_t = 15)]
+    rounds: usize,
+    /// Length of a visit in milliseconds.
+    #[arg(long, default_value_t = 1000)]
+    slice_ms: u64,
+    /// Numbers of clusters for `scale`.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 100, 2000, 10_000])]
+    scales: Vec<usize>,
+    /// Numbers of clusters for `memory`.
+    #[arg(long, value_delimiter = ',', default_values_t = [100, 2000, 10_000])]
+    memory_scales: Vec<usize>,
+    /// Let Envoy write an access line a connection, as KKP configures it; the others write none.
+    #[arg(long)]
+    envoy_access_log: bool,
+    /// First of about 50 loopback ports the run uses.
+    #[arg(long, default_value_t = 21_000)]
+    base_port: u16,
+    /// Where configurations and logs go while the run lasts, and where `install.sh` put Envoy.
+    #[arg(long, default_value = "target/bench")]
+    cache: PathBuf,
+    /// End with exit code 1 if a bar does not hold.
+    #[arg(long)]
+    strict: bool,
+    /// Also write all samples, medians and ratios as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(held) if held => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("portico-bench: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Measures and reports; whether the run may call itself a success.
+fn run(arguments: &Arguments) -> Result<bool> {
+    ensure!(arguments.rounds > 0 && arguments.slice_ms > 0, "--rounds and --slice-ms must be at least 1");
+    machine::raise_descriptor_limit()?;
+    machine::pin_to(machine::LOAD_CORE)?;
+    std::fs::create_dir_all(&arguments.cache)
+        .with_context(|| format!("cannot create {}", arguments.cache.display()))?;
+    let dir = tempfile::Builder::new()
+        .prefix("run-")
+        .tempdir_in(arguments.cache.canonicalize().context("the cache folder has just been made")?)
+        .context("cannot make a folder for the run")?;
+    let bench = Bench {
+        proxies: proxies(arguments)?,
+        dir: dir.path().to_owned(),
+        base_port: arguments.base_port,
+        rounds: Rounds { count: arguments.rounds, slice: Duration::from_millis(arguments.slice_ms) },
+    };
+    let _backend = backend::Backend::start(bench.backend_port())?;
+
+    let rows = measure(&bench, arguments)?;
+    println!("{}", report::table(&rows));
+    if let Some(path) = &arguments.json {
+        let text = serde_json::to_string_pretty(&report::json(&rows)).context("a report is JSON")?;
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(!arguments.strict || rows.iter().all(|row| row.holds() != Some(false)))
+}
+
+/// The rows asked for, in the order of the design's table. Rows of a kind share running proxies.
+fn measure(bench: &Bench, arguments: &Arguments) -> Result<Vec<Row>> {
+    let asked = |row: Measure| arguments.rows.is_empty() || arguments.rows.contains(&row);
+    let mut rows = Vec::new();
+    let shared =
+        [Measure::Connection, Measure::Abort, Measure::RoundTrip, Measure::Download, Measure::Upload];
+    if shared.into_iter().any(asked) {
+        let running = bench.start_all(CLUSTERS, "steady")?;
+        for measure in shared.into_iter().filter(|&row| asked(row)) {
+            rows.push(match measure {
+                Measure::Abort => steady::connection(bench, &running, Ending::Abort)?,
+                Measure::RoundTrip => steady::round_trip(bench, &running)?,
+                Measure::Download => steady::bulk(bench, &running, Direction::Download)?,
+                Measure::Upload => steady::bulk(bench, &running, Direction::Upload)?,
+                _ => steady::connection(bench, &running, Ending::Orderly)?,
+            });
+        }
+    }
+    if asked(Measure::Idle) {
+        rows.push(footprint::idle(bench, CLUSTERS)?);
+    }
+    if asked(Measure::Memory) {
+        rows.extend(footprint::memory(bench, &arguments.memory_scales)?);
+    }
+    if asked(Measure::AddCluster) {
+        rows.push(change::add_cluster(bench)?);
+    }
+    if asked(Measure::Tunnel) {
+        rows.extend(tunnels::steady(bench, CLUSTERS)?);
+        rows.push(tunnels::idle(bench, CLUSTERS)?);
+    }
+    if asked(Measure::TunnelCut) {
+        rows.push(tunnels::cut(bench, CLUSTERS)?);
+    }
+    if asked(Measure::Scale) {
+        rows.extend(steady::scale(bench, &arguments.scales)?);
+    }
+    Ok(rows)
+}
+
+/// The programs that take part, in the order of the table.
+fn proxies(arguments: &Arguments) -> Result<Vec<Box<dyn Proxy>>> {
+    let mut proxies: Vec<Box<dyn Proxy>> = Vec::new();
+    for peer in Peer::value_variants().iter().filter(|peer| !arguments.without.contains(peer)) {
+        proxies.push(match peer {
+            Peer::Nginx => {
+                require(
+                    Path::new("/usr/lib/nginx/modules/ngx_stream_module.so"),
+                    "bench/install.sh brings it",
+                )?;
+                Box::new(proxy::nginx::Nginx)
+            }
+            Peer::Haproxy => {
+                require(Path::new("/usr/sbin/haproxy"), "bench/install.sh brings it")?;
+                Box::new(proxy::haproxy::Haproxy)
+            }
+            Peer::Envoy => {
+                let program = envoy_program(&arguments.cache)?;
+                Box::new(proxy::envoy::Envoy { program, access_log: arguments.envoy_access_log })
+            }
+            Peer::Portico => {
+                require(
+                    &arguments.portico,
+                    "build it with `cargo build --release -p portico`, or name it with --portico",
+                )?;
+                let program = arguments.portico.canonicalize().context("the binary has just been there")?;
+                Box::new(proxy::portico::Portico { program, arguments: arguments.portico_argument.clone() })
+            }
+        });
+    }
+    Ok(proxies)
+}
+
+fn require(path: &Path, remedy: &str) -> Result<()> {
+    ensure!(path.exists(), "{} is missing: {remedy}, or leave it out with --without", path.display());
+    Ok(())
+}
+
+/// Envoy lies inside the wheel, below a folder named for the Python version.
+fn envoy_program(cache: &Path) -> Result<PathBuf> {
+    let versions = cache.join("venv/lib");
+    for entry in std::fs::read_dir(&versions).into_iter().flatten().flatten() {
+        let program = entry.path().join("site-packages/envoy/_bin/envoy");
+        if program.exists() {
+            return program.canonicalize().context("the binary has just been there");
+        }
+    }
+    bail!(
+        "there is no Envoy below {}: bench/install.sh brings it, or leave it out with --without envoy",
+        versions.display()
+    )
+}

@@ -1,0 +1,119 @@
+//! Connections that come and go.
+//!
+//! One connection is: TCP handshake, hello, answer of the backend in full, then its end.
+//! * *orderly*: the client sends its FIN, waits until the proxy has ended the other half, and closes. By then the
+//!   proxy has closed towards the backend too, or has at least passed the FIN on.
+//! * *abort*: the client resets (`SO_LINGER {1, 0}`), as a killed `kubectl` or a lost process does.
+//!
+//! A fixed number are under way at any time, so that a proxy finds about the same number of events at each wake-up
+//! however quick it is.
+
+use std::net::SocketAddrV4;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::event::epoll::EventFlags;
+use rustix::net::{Shutdown, shutdown, sockopt};
+
+use super::{Dialer, Greeted, Greeting, Watch, Work};
+use crate::backend::{ANSWER_BYTES, receive};
+
+/// Connections under way at once: enough to keep a core busy, few enough that no backlog overflows.
+const AT_ONCE: usize = 32;
+
+/// How the client ends a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// FIN, then wait for the other side's.
+    Orderly,
+    /// RST.
+    Abort,
+}
+
+struct Client {
+    greeting: Greeting,
+    closing: bool,
+}
+
+/// Opens and ends connections with the given hellos in turn until `length` is over, and waits for the last to end.
+pub(crate) fn run(proxy: SocketAddrV4, hellos: &[Vec<u8>], ending: Ending, length: Duration) -> Result<Work> {
+    let mut dialer = Dialer::default();
+    let mut watch = Watch::new()?;
+    let mut hellos = hellos.iter().cycle();
+    let mut open = |token: usize, watch: &Watch| -> Result<Client> {
+        let hello = hellos.next().context("a run has at least one cluster")?;
+        let greeting = Greeting::start(&mut dialer, proxy, hello)
+            .with_context(|| format!("cannot connect to the proxy at {proxy}"))?;
+        watch.add(&greeting.socket, token, EventFlags::IN)?;
+        Ok(Client { greeting, closing: false })
+    };
+
+    let end = Instant::now() + length;
+    let mut clients = Vec::with_capacity(AT_ONCE);
+    for token in 0..AT_ONCE {
+        clients.push(Some(open(token, &watch)?));
+    }
+    let mut under_way = clients.len();
+    let mut work = Work::default();
+    let mut scratch = [0; ANSWER_BYTES];
+    let mut ready = Vec::with_capacity(AT_ONCE);
+    while under_way > 0 {
+        watch.wait()?;
+        let over = Instant::now() >= end;
+        ready.clear();
+        ready.extend(watch.ready());
+        for &token in &ready {
+            let Some(client) = &mut clients[token] else { continue };
+            match client.proceed(ending, &mut scratch) {
+                Progress::Waits => continue,
+                Progress::Done => work.units += 1,
+                Progress::Refused => work.failed("connections", proxy)?,
+            }
+            // Closing the old socket before the new one opens takes it out of the epoll set.
+            clients[token] = None;
+            if over {
+                under_way -= 1;
+            } else {
+                clients[token] = Some(open(token, &watch)?);
+            }
+        }
+    }
+    Ok(work)
+}
+
+enum Progress {
+    Waits,
+    Done,
+    Refused,
+}
+
+impl Client {
+    fn proceed(&mut self, ending: Ending, scratch: &mut [u8]) -> Progress {
+        let socket = &self.greeting.socket;
+        if self.closing {
+            return match receive(socket, scratch) {
+                Ok(Some(0)) | Err(_) => Progress::Done,
+                Ok(_) => Progress::Waits,
+            };
+        }
+        match self.greeting.proceed(scratch) {
+            Greeted::NotYet => Progress::Waits,
+            Greeted::Refused => Progress::Refused,
+            Greeted::Yes => {
+                let socket = &self.greeting.socket;
+                let asked = match ending {
+                    Ending::Orderly => shutdown(socket, Shutdown::Write),
+                    Ending::Abort => sockopt::set_socket_linger(socket, Some(Duration::ZERO)),
+                };
+                match (asked, ending) {
+                    (Err(_), _) => Progress::Refused,
+                    (Ok(()), Ending::Abort) => Progress::Done,
+                    (Ok(()), Ending::Orderly) => {
+                        self.closing = true;
+                        Progress::Waits
+                    }
+                }
+            }
+        }
+    }
+}

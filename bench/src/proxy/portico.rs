@@ -1,0 +1,107 @@
+//! Portico: one manifest file a cluster in a watched directory.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use serde_json::json;
+
+use super::{Proxy, Running, Staged, stage};
+use crate::site::{Cluster, Site};
+
+/// The program under test.
+pub(crate) struct Portico {
+    /// The `portico` binary.
+    pub(crate) program: PathBuf,
+    /// Arguments after the ones every run has.
+    pub(crate) arguments: Vec<String>,
+}
+
+impl Proxy for Portico {
+    fn name(&self) -> &'static str {
+        "Portico"
+    }
+
+    fn tunnels(&self) -> bool {
+        true
+    }
+
+    fn configure(&self, site: &Site) -> Result<()> {
+        let manifests = site.dir.join("manifests");
+        fs::create_dir_all(&manifests).with_context(|| format!("cannot create {}", manifests.display()))?;
+        site.clusters.iter().try_for_each(|cluster| staged_manifest(site, cluster)?.publish())
+    }
+
+    fn command(&self, site: &Site) -> Command {
+        let mut command = Command::new(&self.program);
+        command.arg("gateway").arg("--manifests").arg(site.dir.join("manifests"));
+        command.args(["--sni-listen", &site.sni.to_string()]);
+        command.args(["--tunnel-listen", &site.tunnel.to_string(), "--tunnel-plaintext"]);
+        command.args(["--admin-listen", &site.admin.to_string()]);
+        command.args(["--node-port-address", "127.0.0.1", "--workers", "1"]);
+        command.args(&self.arguments);
+        command
+    }
+
+    fn publish(&self, site: &Site, _running: &mut Running) -> Result<Instant> {
+        let cluster = site.clusters.last().context("the site has no cluster to add")?;
+        let staged = staged_manifest(site, cluster)?;
+        let start = Instant::now();
+        staged.publish()?;
+        Ok(start)
+    }
+
+    fn publishes_by(&self) -> &'static str {
+        "manifest"
+    }
+}
+
+fn staged_manifest(site: &Site, cluster: &Cluster) -> Result<Staged> {
+    let path = site.dir.join("manifests").join(format!("{}.yaml", cluster.id));
+    stage(path, manifest(cluster))
+}
+
+/// The Services and EndpointSlices of a cluster under strategy `Tunneling`.
+fn manifest(cluster: &Cluster) -> String {
+    let services = [
+        ("apiserver-external", "SNI,Tunneling", 6443, &cluster.host),
+        ("konnectivity-server", "SNI", 8132, &cluster.konnectivity_host),
+    ];
+    let namespace = format!("cluster-{}", cluster.id);
+    let documents = services.iter().flat_map(|&(name, expose, target, host)| {
+        let service = json!({
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {
+                "name": name,
+                "namespace": namespace,
+                "annotations": {
+                    "nodeport-proxy.k8s.io/expose": expose,
+                    "nodeport-proxy.k8s.io/port-mapping": json!({"secure": host}).to_string(),
+                },
+            },
+            "spec": {
+                "type": "ClusterIP",
+                "selector": {"app": "apiserver"},
+                "ports": [{"name": "secure", "port": 443, "targetPort": target, "protocol": "TCP"}],
+            },
+        });
+        let endpoints = json!({
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {
+                "name": format!("{name}-bench"),
+                "namespace": namespace,
+                "labels": {"kubernetes.io/service-name": name},
+            },
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": [cluster.backend.ip().to_string()], "conditions": {"ready": true}}],
+            "ports": [{"name": "secure", "port": cluster.backend.port(), "protocol": "TCP"}],
+        });
+        [service, endpoints]
+    });
+    // JSON is YAML, so JSON documents between separators are a YAML file.
+    documents.map(|document| document.to_string()).collect::<Vec<_>>().join("\n---\n")
+}

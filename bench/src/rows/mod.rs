@@ -1,0 +1,90 @@
+//! The rows of the table: which proxies run, which load they get, what is read.
+//!
+//! [`rounds`] holds the method for everything that is measured as CPU per unit of work; [`steady`] applies it to
+//! connections, messages and bytes, [`footprint`] reads memory, [`change`] adds clusters, [`tunnels`] is about CONNECT.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use crate::hello::{Order, client_hello};
+use crate::proxy::{Proxy, Running};
+use crate::site::{Cluster, Site};
+
+pub(crate) mod change;
+pub(crate) mod footprint;
+pub(crate) mod rounds;
+pub(crate) mod steady;
+pub(crate) mod tunnels;
+
+/// What all rows share.
+pub(crate) struct Bench {
+    /// The proxies of this run, in the order of the table.
+    pub(crate) proxies: Vec<Box<dyn Proxy>>,
+    /// Everything the proxies write goes below here.
+    pub(crate) dir: PathBuf,
+    /// First of the ports the run uses.
+    pub(crate) base_port: u16,
+    /// How often the load visits each proxy, and for how long.
+    pub(crate) rounds: rounds::Rounds,
+}
+
+impl Bench {
+    /// Where the backend listens.
+    pub(crate) fn backend_port(&self) -> u16 {
+        self.base_port
+    }
+
+    /// Starts one proxy with this many clusters, in a directory named for the row.
+    pub(crate) fn start(&self, number: usize, clusters: usize, row: &str) -> Result<Running> {
+        let proxy = self.proxies[number].as_ref();
+        eprintln!("  starting {} with {clusters} clusters", proxy.name());
+        let offset = 10 * u16::try_from(number + 1)?;
+        let at = |port: u16| {
+            std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, self.base_port + offset + port)
+        };
+        let site = Site {
+            dir: self.dir.join(format!("{row}-{clusters}-{}", proxy.name())),
+            sni: at(0),
+            tunnel: at(1),
+            admin: at(2),
+            clusters: (0..clusters).map(|cluster| Cluster::numbered(cluster, self.backend_port())).collect(),
+        };
+        Running::start(proxy, site)
+    }
+
+    /// Starts all proxies with this many clusters.
+    pub(crate) fn start_all(&self, clusters: usize, row: &str) -> Result<Vec<Participant>> {
+        (0..self.proxies.len()).map(|number| self.participant(number, clusters, row)).collect()
+    }
+
+    /// Starts those that serve CONNECT.
+    pub(crate) fn start_tunnels(&self, clusters: usize, row: &str) -> Result<Vec<Participant>> {
+        self.tunnelling().map(|number| self.participant(number, clusters, row)).collect()
+    }
+
+    /// The numbers of the proxies that serve CONNECT.
+    pub(crate) fn tunnelling(&self) -> impl Iterator<Item = usize> {
+        self.proxies.iter().enumerate().filter(|(_, proxy)| proxy.tunnels()).map(|(number, _)| number)
+    }
+
+    fn participant(&self, number: usize, clusters: usize, row: &str) -> Result<Participant> {
+        Ok(Participant { name: self.proxies[number].name(), running: self.start(number, clusters, row)? })
+    }
+}
+
+/// A proxy that takes part in rounds.
+pub(crate) struct Participant {
+    /// Its column.
+    pub(crate) name: &'static str,
+    /// Its process.
+    pub(crate) running: Running,
+}
+
+/// Hellos for API servers of the site, spread evenly over its clusters; more than `most` would only cost the load's
+/// cache. The order of names is mixed, as a map in memory order would flatter the proxies.
+pub(crate) fn hellos(site: &Site, order: Order, most: usize) -> Vec<Vec<u8>> {
+    let count = site.clusters.len();
+    // A prime stride visits all clusters (no scale is a multiple of it) in no order a cache would like.
+    (0..count.min(most)).map(|turn| client_hello(&site.clusters[turn * 7919 % count].host, order)).collect()
+}
