@@ -201,14 +201,15 @@ impl<'a> Pump<'a> {
         if let Some(end) = self.record.cancelled() {
             return Poll::Ready(end);
         }
-        let up =
-            self.to_upstream.advance(cx, self.downstream, self.upstream, |bytes| self.record.count_up(bytes));
+        let last = self.to_downstream.state == DirectionState::Ended;
+        let count = |bytes| self.record.count_up(bytes);
+        let up = self.to_upstream.advance(cx, self.downstream, self.upstream, last, count);
         if let Some(end) = self.judge(up, Side::Downstream, Side::Upstream) {
             return Poll::Ready(end);
         }
-        let down = self
-            .to_downstream
-            .advance(cx, self.upstream, self.downstream, |bytes| self.record.count_down(bytes));
+        let last = self.to_upstream.state == DirectionState::Ended;
+        let count = |bytes| self.record.count_down(bytes);
+        let down = self.to_downstream.advance(cx, self.upstream, self.downstream, last, count);
         if let Some(end) = self.judge(down, Side::Upstream, Side::Downstream) {
             return Poll::Ready(end);
         }
@@ -306,11 +307,14 @@ impl Direction {
         direction
     }
 
+    /// Moves what can be moved now. Where this is the `last` direction, its end is told by the closing of the sockets, which
+    /// follows at once: one call less a connection.
     fn advance(
         &mut self,
         cx: &mut Context<'_>,
         from: &TcpStream,
         to: &TcpStream,
+        last: bool,
         count: impl Fn(usize),
     ) -> Stop {
         let mut moved = 0;
@@ -331,8 +335,10 @@ impl Direction {
                 continue;
             }
             if self.state == DirectionState::Ending {
-                // Fails where the receiver is gone; its own direction says so.
-                let _ = rustix::net::shutdown(to, Shutdown::Write);
+                if !last {
+                    // Fails where the receiver is gone; its own direction says so.
+                    let _ = rustix::net::shutdown(to, Shutdown::Write);
+                }
                 self.give_pipe_back();
                 self.state = DirectionState::Ended;
                 break;
