@@ -119,6 +119,11 @@ async fn the_front_service_follows_the_exposed_services_whoever_leads() {
 
     // The limit holds the newest back, says so, and takes nothing from the old ones.
     expose(&kubectl, &["c"]);
+    // One after the other: the age of an object has seconds, and two of the same second are equally new.
+    until("the third cluster to be published", || {
+        ensure!(published(&kubectl).len() == 3, "{:?}", first.status.get());
+        Ok(())
+    });
     expose(&kubectl, &["d"]);
     until("one cluster to wait", || {
         ensure!(first.status.get().waiting.len() == 1 && published(&kubectl).len() == 3);
