@@ -128,7 +128,12 @@ impl Site {
             })
         };
         let mut objects = vec![
-            kind("KubermaticConfiguration", "kubermatic", json!({"ingress": {"domain": "kkp.example.com"}})),
+            kind(
+                "KubermaticConfiguration",
+                "kubermatic",
+                // The numbers below are taken by the other clusters of the story, which fix theirs.
+                json!({"ingress": {"domain": "kkp.example.com"}, "userCluster": {"nodePortRange": "31000-32767"}}),
+            ),
             kind("Seed", "kubermatic", json!({})),
             // No strategy of its own: the default.
             kind("Cluster", "nodeport", json!({})),

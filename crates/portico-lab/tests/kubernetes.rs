@@ -100,11 +100,11 @@ fn a_worker_joins_a_user_cluster_hosted_in_the_seed() {
         "spec": {
             "type": "NodePort",
             "selector": {"app": "apiserver"},
-            "ports": [{"port": 443, "targetPort": cluster.port(), "nodePort": 30443}],
+            "ports": [{"port": 443, "targetPort": cluster.port(), "nodePort": 30043}],
         },
     });
     seed.kubectl().apply_json(&external).unwrap();
-    let access = cluster.access(&seed, &format!("https://{}:30443", seed.host().address()));
+    let access = cluster.access(&seed, &format!("https://{}:30043", seed.host().address()));
 
     let worker = cluster.join_worker(&seed, "worker-1", &access).unwrap();
     worker.import(&Image::busybox().unwrap()).unwrap();

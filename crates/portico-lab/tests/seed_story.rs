@@ -24,9 +24,9 @@ use support::{
 const ROLLING_OUT: Duration = Duration::from_secs(240);
 
 /// The NodePort of the cluster with strategy NodePort; with KKP the API server listens on the same number.
-const NODE_PORT: u16 = 30_101;
+const NODE_PORT: u16 = 30_001;
 /// The same of the cluster with strategy LoadBalancer.
-const BALANCED_PORT: u16 = 30_202;
+const BALANCED_PORT: u16 = 30_002;
 
 /// The key by which Services ask the gateway of their own cluster, and not that of the seed.
 const EXPOSE_NAMESPACED: &str = "nodeport-proxy.k8s.io/expose-namespaced";

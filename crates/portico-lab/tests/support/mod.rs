@@ -24,8 +24,8 @@ const OTHERS: usize = 100;
 const OTHERS_BY_PORT: usize = 20;
 /// Routes of all those: one by port, or two by host and authority.
 const ROUTES_OF_OTHERS: usize = OTHERS_BY_PORT + 2 * (OTHERS - OTHERS_BY_PORT);
-/// NodePorts of those start here.
-const FIRST_OTHER_PORT: usize = 31_000;
+/// NodePorts of those start here: in the lowest part of the range, 30000 to 30085, where Kubernetes does not draw at random.
+const FIRST_OTHER_PORT: usize = 30_010;
 /// One round makes them, each further one but the last changes every one, the last removes them: 500 changes.
 pub(crate) const ROUNDS: usize = 5;
 
