@@ -1,7 +1,7 @@
 //! What a gateway counts and bounds for one user cluster. Shared by all workers; nothing here locks.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use portico_api::names::ClusterName;
@@ -20,6 +20,14 @@ pub struct Cluster {
     pub name: ClusterName,
     open: AtomicU32,
     connecting: AtomicU32,
+    rate: Rate,
+    /// Made when there is something to count: of ten thousand clusters many are never called here, and these are four fifths of one.
+    counters: OnceLock<Box<Counters>>,
+}
+
+/// What only ever grows.
+#[derive(Debug, Default)]
+struct Counters {
     total: AtomicU64,
     bytes_up: AtomicU64,
     bytes_down: AtomicU64,
@@ -27,7 +35,6 @@ pub struct Cluster {
     refusals: [AtomicU64; Refusal::ALL.len()],
     handshakes: [AtomicU64; HANDSHAKE_BUCKETS.len() + 1],
     handshake_nanos: AtomicU64,
-    rate: Rate,
 }
 
 impl Cluster {
@@ -36,15 +43,13 @@ impl Cluster {
             name,
             open: AtomicU32::default(),
             connecting: AtomicU32::default(),
-            total: AtomicU64::default(),
-            bytes_up: AtomicU64::default(),
-            bytes_down: AtomicU64::default(),
-            connect_failures: AtomicU64::default(),
-            refusals: Default::default(),
-            handshakes: Default::default(),
-            handshake_nanos: AtomicU64::default(),
             rate: Rate::default(),
+            counters: OnceLock::new(),
         }
+    }
+
+    fn counters(&self) -> &Counters {
+        self.counters.get_or_init(Box::default)
     }
 
     /// Takes one connection out of the budget, or says why not. `now` is the time since the gateway started.
@@ -66,39 +71,45 @@ impl Cluster {
     }
 
     pub(crate) fn count_refusal(&self, refusal: Refusal) {
-        self.refusals[refusal as usize].fetch_add(1, Relaxed);
+        self.counters().refusals[refusal as usize].fetch_add(1, Relaxed);
     }
 
     pub(crate) fn count_connect_failure(&self) {
-        self.connect_failures.fetch_add(1, Relaxed);
+        self.counters().connect_failures.fetch_add(1, Relaxed);
     }
 
     pub(crate) fn count_established(&self, handshake: Duration) {
-        self.total.fetch_add(1, Relaxed);
+        let counters = self.counters();
+        counters.total.fetch_add(1, Relaxed);
         let seconds = handshake.as_secs_f64();
         let bucket = HANDSHAKE_BUCKETS.iter().position(|&bound| seconds <= bound);
-        self.handshakes[bucket.unwrap_or(HANDSHAKE_BUCKETS.len())].fetch_add(1, Relaxed);
-        self.handshake_nanos.fetch_add(u64::try_from(handshake.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+        counters.handshakes[bucket.unwrap_or(HANDSHAKE_BUCKETS.len())].fetch_add(1, Relaxed);
+        let nanos = u64::try_from(handshake.as_nanos()).unwrap_or(u64::MAX);
+        counters.handshake_nanos.fetch_add(nanos, Relaxed);
     }
 
     pub(crate) fn count_bytes(&self, up: u64, down: u64) {
-        self.bytes_up.fetch_add(up, Relaxed);
-        self.bytes_down.fetch_add(down, Relaxed);
+        let counters = self.counters();
+        counters.bytes_up.fetch_add(up, Relaxed);
+        counters.bytes_down.fetch_add(down, Relaxed);
     }
 
     /// The counters as they are now. Bytes are those of connections that have ended.
     pub fn snapshot(&self) -> ClusterSnapshot {
         let load = |counter: &AtomicU64| counter.load(Relaxed);
+        let idle = Counters::default();
+        // Not `counters()`: asking is no reason to make them.
+        let counters = self.counters.get().map_or(&idle, |counters| &**counters);
         ClusterSnapshot {
             open: self.open.load(Relaxed),
             connecting: self.connecting.load(Relaxed),
-            total: load(&self.total),
-            bytes_up: load(&self.bytes_up),
-            bytes_down: load(&self.bytes_down),
-            connect_failures: load(&self.connect_failures),
-            refusals: Refusal::ALL.map(|refusal| load(&self.refusals[refusal as usize])),
-            handshakes: std::array::from_fn(|bucket| load(&self.handshakes[bucket])),
-            handshake_seconds: Duration::from_nanos(load(&self.handshake_nanos)).as_secs_f64(),
+            total: load(&counters.total),
+            bytes_up: load(&counters.bytes_up),
+            bytes_down: load(&counters.bytes_down),
+            connect_failures: load(&counters.connect_failures),
+            refusals: Refusal::ALL.map(|refusal| load(&counters.refusals[refusal as usize])),
+            handshakes: std::array::from_fn(|bucket| load(&counters.handshakes[bucket])),
+            handshake_seconds: Duration::from_nanos(load(&counters.handshake_nanos)).as_secs_f64(),
         }
     }
 }

@@ -3,10 +3,12 @@
 //! An [`Update`] from `portico-routes` says what changed; only that is touched. Endpoints change inside an [`Upstream`], so
 //! a table is replaced only when a key comes, goes or leads elsewhere.
 
-use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
 use portico_api::names::{Authority, ClusterName, HostName};
 use portico_routes::route::{Backend, BackendId, RouteKey};
 use portico_routes::table::{RouteChange, SharedMap, Update};
@@ -33,11 +35,22 @@ pub struct Live {
     book: Mutex<Book>,
 }
 
+/// Tables rather than maps: the keys stand in the values already.
 #[derive(Debug, Default)]
 struct Book {
-    upstreams: HashMap<BackendId, Arc<Upstream>>,
-    /// With the number of upstreams that belong to each.
-    clusters: HashMap<ClusterName, (Arc<Cluster>, usize)>,
+    hasher: RandomState,
+    /// By [`Upstream::id`].
+    upstreams: HashTable<Arc<Upstream>>,
+    /// By name.
+    clusters: HashTable<Member>,
+}
+
+/// A cluster that has a route.
+#[derive(Debug)]
+struct Member {
+    cluster: Arc<Cluster>,
+    /// Number of upstreams that belong to it.
+    upstreams: u32,
 }
 
 /// What an update means for the listeners and for connections that are open.
@@ -57,12 +70,12 @@ impl Live {
 
     /// Every cluster that has a route.
     pub fn clusters(&self) -> Vec<Arc<Cluster>> {
-        self.lock().clusters.values().map(|(cluster, _)| Arc::clone(cluster)).collect()
+        self.lock().clusters.iter().map(|member| Arc::clone(&member.cluster)).collect()
     }
 
     /// Every upstream a route leads to.
     pub fn upstreams(&self) -> Vec<Arc<Upstream>> {
-        self.lock().upstreams.values().cloned().collect()
+        self.lock().upstreams.iter().cloned().collect()
     }
 
     /// Takes over what changed.
@@ -74,7 +87,7 @@ impl Live {
             match change {
                 RouteChange::Backend(backend) => applied.departed.extend(book.put(backend, &mut routes)),
                 RouteChange::Route { key, to } => {
-                    let Some(upstream) = book.upstreams.get(to).cloned() else {
+                    let Some(upstream) = book.upstream(to).cloned() else {
                         tracing::error!(%key, backend = %to, "route to a backend that was never announced; skipped");
                         continue;
                     };
@@ -110,9 +123,13 @@ impl Live {
 }
 
 impl Book {
+    fn upstream(&self, id: &BackendId) -> Option<&Arc<Upstream>> {
+        self.upstreams.find(self.hasher.hash_one(id), |upstream| upstream.is(id))
+    }
+
     /// Adds or updates an upstream; returns the endpoints that left it.
     fn put(&mut self, backend: &Arc<Backend>, routes: &mut Routes) -> Vec<Arc<Endpoint>> {
-        let old = self.upstreams.get(&backend.id).cloned();
+        let old = self.upstream(&backend.id).cloned();
         if let Some(upstream) = &old
             && upstream.cluster.name == backend.policy.cluster
         {
@@ -120,35 +137,53 @@ impl Book {
         }
         let cluster = self.join(&backend.policy.cluster);
         let new = Arc::new(Upstream::new(Arc::clone(backend), cluster));
-        self.upstreams.insert(backend.id.clone(), Arc::clone(&new));
         // The Service changed hands: rare enough to look at every route for it.
-        let Some(old) = old else { return Vec::new() };
-        self.leave(&old.cluster.name);
-        replace(&mut routes.ports, &old, &new);
-        replace(&mut routes.hosts, &old, &new);
-        replace(&mut routes.authorities, &old, &new);
-        old.endpoints()
+        let departed = old.map(|old| {
+            self.remove(&backend.id);
+            replace(&mut routes.ports, &old, &new);
+            replace(&mut routes.hosts, &old, &new);
+            replace(&mut routes.authorities, &old, &new);
+            old.endpoints()
+        });
+        let hasher = &self.hasher;
+        let hash = hasher.hash_one(&backend.id);
+        self.upstreams.insert_unique(hash, new, |other| hasher.hash_one(other.id()));
+        departed.unwrap_or_default()
     }
 
     fn remove(&mut self, id: &BackendId) -> Vec<Arc<Endpoint>> {
-        let Some(upstream) = self.upstreams.remove(id) else { return Vec::new() };
+        let hash = self.hasher.hash_one(id);
+        let Ok(entry) = self.upstreams.find_entry(hash, |upstream| upstream.is(id)) else {
+            return Vec::new();
+        };
+        let (upstream, _) = entry.remove();
         self.leave(&upstream.cluster.name);
         upstream.endpoints()
     }
 
     fn join(&mut self, name: &ClusterName) -> Arc<Cluster> {
-        let (cluster, upstreams) =
-            self.clusters.entry(name.clone()).or_insert_with(|| (Arc::new(Cluster::new(name.clone())), 0));
-        *upstreams += 1;
-        Arc::clone(cluster)
+        let hasher = &self.hasher;
+        let is = |member: &Member| member.cluster.name == *name;
+        let entry =
+            self.clusters.entry(hasher.hash_one(name), is, |other| hasher.hash_one(&other.cluster.name));
+        let mut entry = match entry {
+            Entry::Occupied(entry) => entry,
+            Entry::Vacant(entry) => {
+                entry.insert(Member { cluster: Arc::new(Cluster::new(name.clone())), upstreams: 0 })
+            }
+        };
+        entry.get_mut().upstreams += 1;
+        Arc::clone(&entry.get().cluster)
     }
 
     fn leave(&mut self, name: &ClusterName) {
-        if let Some((_, upstreams)) = self.clusters.get_mut(name) {
-            *upstreams -= 1;
-            if *upstreams == 0 {
-                self.clusters.remove(name);
-            }
+        let hash = self.hasher.hash_one(name);
+        let Ok(mut entry) = self.clusters.find_entry(hash, |member| member.cluster.name == *name) else {
+            return;
+        };
+        entry.get_mut().upstreams -= 1;
+        if entry.get().upstreams == 0 {
+            entry.remove();
         }
     }
 }
@@ -209,10 +244,10 @@ mod tests {
     fn new_endpoints_reach_an_upstream_whose_identity_and_knowledge_stay() {
         let live = Live::default();
         expose(&live);
-        let before = Arc::clone(&live.routes().hosts[&host("a.example.com")]);
+        let before = Arc::clone(live.routes().hosts.get(&host("a.example.com")).unwrap());
         let kept = Arc::clone(&before.endpoints()[1]);
         let applied = apply(&live, vec![RouteChange::Backend(backend("a", &["192.0.2.2:6443"]))]);
-        let after = Arc::clone(&live.routes().hosts[&host("a.example.com")]);
+        let after = Arc::clone(live.routes().hosts.get(&host("a.example.com")).unwrap());
         assert!(Arc::ptr_eq(&before, &after));
         assert!(Arc::ptr_eq(&kept, &after.endpoints()[0]));
         assert_eq!(applied.departed[0].address, "192.0.2.1:6443".parse().unwrap());
@@ -237,8 +272,8 @@ mod tests {
         expose(&live);
         apply(&live, vec![RouteChange::Backend(backend("b", &["192.0.2.1:6443"]))]);
         let routes = live.routes();
-        assert_eq!(routes.hosts[&host("a.example.com")].cluster.name.as_str(), "b");
-        assert_eq!(routes.ports[&31000].cluster.name.as_str(), "b");
+        assert_eq!(routes.hosts.get(&host("a.example.com")).unwrap().cluster.name.as_str(), "b");
+        assert_eq!(routes.ports.get(&31000).unwrap().cluster.name.as_str(), "b");
         assert_eq!(live.clusters().len(), 1);
     }
 }

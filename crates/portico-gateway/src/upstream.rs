@@ -34,8 +34,6 @@ const MOST_ATTEMPTS: usize = 3;
 /// A backend as the workers see it: one identity, while its endpoints and settings change.
 #[derive(Debug)]
 pub struct Upstream {
-    /// Which Service port this is.
-    pub id: BackendId,
     /// Whose it is.
     pub cluster: Arc<Cluster>,
     state: ArcSwap<State>,
@@ -78,7 +76,16 @@ pub(crate) struct EndpointUse(Arc<Endpoint>);
 impl Upstream {
     pub(crate) fn new(backend: Arc<Backend>, cluster: Arc<Cluster>) -> Self {
         let endpoints = backend.endpoints.iter().map(|&address| Arc::new(Endpoint::new(address))).collect();
-        Self { id: backend.id.clone(), cluster, state: ArcSwap::from_pointee(State { backend, endpoints }) }
+        Self { cluster, state: ArcSwap::from_pointee(State { backend, endpoints }) }
+    }
+
+    /// Which Service port this is; always the same.
+    pub fn id(&self) -> BackendId {
+        self.state.load().backend.id.clone()
+    }
+
+    pub(crate) fn is(&self, id: &BackendId) -> bool {
+        self.state.load().backend.id == *id
     }
 
     /// Takes over new endpoints and settings. What is known of an endpoint that stays is kept; those that left are

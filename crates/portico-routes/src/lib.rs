@@ -19,4 +19,5 @@ mod mapping;
 mod problems;
 pub mod route;
 pub mod rows;
+mod shared_map;
 pub mod table;

@@ -1,16 +1,14 @@
 //! The route table: immutable, shared, and as cheap to copy as three pointers.
 //!
-//! The maps are persistent hash tries: a lookup does not grow with the number of routes in any way that can be measured, and
-//! a changed table shares all that did not change with the one before it.
+//! A lookup does not grow with the number of routes in any way that can be measured, and a changed table shares nearly all that did
+//! not change with the one before it.
 
 use std::sync::Arc;
 
 use portico_api::names::{Authority, HostName};
 
 use crate::route::{Backend, BackendId, RouteKey};
-
-/// A persistent map whose nodes are shared between tables and threads.
-pub type SharedMap<K, V> = imbl::HashMap<K, V>;
+pub use crate::shared_map::SharedMap;
 
 /// Every route at one moment.
 #[derive(Debug, Clone, Default)]

@@ -45,7 +45,7 @@ impl Connection {
             connection: record.id,
             listener: record.listener,
             cluster: record.upstream.cluster.name.to_string(),
-            service: record.upstream.id.to_string(),
+            service: record.upstream.id().to_string(),
             name: record.name.clone(),
             client: record.client,
             upstream: record.endpoint().address,
