@@ -25,6 +25,7 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
+use crate::gather::Gather;
 use crate::pipe::{Pipe, receive, send};
 use crate::record::{End, Record};
 use crate::refusal::Side;
@@ -139,6 +140,7 @@ struct Direction {
     large_reads: u8,
     /// Whether bytes go through a pipe, as long as one is to be had.
     splicing: bool,
+    gather: Gather,
     state: DirectionState,
 }
 
@@ -348,7 +350,7 @@ impl Direction {
             }
             match from.poll_read_ready(cx) {
                 Poll::Pending => {
-                    self.rest(moved);
+                    self.rest(cx, from, moved);
                     return Stop::Idle;
                 }
                 Poll::Ready(Err(_)) => return self.fail(Stop::SenderFailed),
@@ -403,6 +405,7 @@ impl Direction {
             if read == 0 {
                 self.state = DirectionState::Ending;
             }
+            self.gather.earn(read);
             return Ok(0);
         }
         BUFFER.with_borrow_mut(|buffer| {
@@ -435,13 +438,22 @@ impl Direction {
 
     /// The sender has nothing for now. A transfer that pauses goes on splicing, for the first reads of a copy cost as much as
     /// all that a splice saves; what has become a conversation goes back to copying, which is cheaper for few bytes.
-    fn rest(&mut self, moved: usize) {
+    fn rest(&mut self, cx: &mut Context<'_>, from: &TcpStream, moved: usize) {
         self.give_pipe_back();
-        if self.splicing && moved < LARGE_READ {
-            self.large_reads = self.large_reads.saturating_sub(1);
-            self.splicing = self.large_reads > 0;
-        } else if self.splicing {
-            self.large_reads = LARGE_READS;
+        if !self.splicing {
+            return;
+        }
+        match moved {
+            // The other direction was woken.
+            0 => {}
+            1..LARGE_READ => self.large_reads -= 1,
+            LARGE_READ.. => self.large_reads = LARGE_READS,
+        }
+        self.splicing = self.large_reads > 0;
+        if self.splicing {
+            self.gather.pause(cx, from, moved > 0);
+        } else {
+            self.gather.stop(from);
         }
     }
 

@@ -16,6 +16,7 @@ mod connect;
 mod connection;
 mod copy;
 mod descriptors;
+mod gather;
 mod listen;
 mod live;
 mod pipe;

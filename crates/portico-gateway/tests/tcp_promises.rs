@@ -98,6 +98,24 @@ fn bytes_before_a_close_arrive_however_many() {
 }
 
 #[test]
+fn the_end_of_a_large_transfer_arrives_though_its_sender_keeps_the_connection_open() {
+    let (gateway, endpoint) = exposed();
+    let (mut client, mut server) = pair(&gateway, &endpoint, HOST);
+    for length in [16 << 20, 1_000, 16 << 20, 1] {
+        let sent = pattern(length);
+        let expected = sent.clone();
+        let writer = {
+            let mut server = server.try_clone().unwrap();
+            std::thread::spawn(move || server.write_all(&sent).unwrap())
+        };
+        assert_eq!(read_exactly(&mut client, length), expected);
+        writer.join().unwrap();
+        client.write_all(b"ok").unwrap();
+        assert_eq!(read_exactly(&mut server, 2), b"ok");
+    }
+}
+
+#[test]
 fn sixty_megabytes_arrive_whole_both_ways_at_once() {
     const LENGTH: usize = 60_000_000;
     let (gateway, endpoint) = exposed();
