@@ -3,7 +3,9 @@
 use std::io::{self, IsTerminal};
 
 use clap::ValueEnum;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -19,17 +21,23 @@ const DEFAULT_FILTER: &str = "info,kube=warn,hyper=warn,h2=warn,rustls=warn,towe
 
 /// Starts logging. Call once, before anything else happens.
 pub(crate) fn start(format: LogFormat) -> anyhow::Result<()> {
-    let filter = match std::env::var(EnvFilter::DEFAULT_ENV) {
-        Ok(text) if !text.is_empty() => EnvFilter::try_new(&text).map_err(|error| {
-            anyhow::anyhow!("RUST_LOG={text:?}: {error}; give for example info or portico=debug,info")
-        })?,
-        _ => EnvFilter::new(DEFAULT_FILTER),
+    let text = match std::env::var("RUST_LOG") {
+        Ok(text) if !text.is_empty() => text,
+        _ => DEFAULT_FILTER.to_owned(),
     };
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    // Levels by target. Filters on spans and fields would bring a regular expression engine into every process.
+    let filter: Targets = text.parse().map_err(|error| {
+        anyhow::anyhow!("RUST_LOG={text:?}: {error}; give for example info or portico=debug,info")
+    })?;
+    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
+    let subscriber = tracing_subscriber::registry().with(filter);
     match format {
-        LogFormat::Text => builder.with_ansi(io::stderr().is_terminal()).with_target(false).init(),
+        LogFormat::Text => {
+            subscriber.with(lines.with_ansi(io::stderr().is_terminal()).with_target(false)).init();
+        }
         LogFormat::Json => {
-            builder.json().flatten_event(true).with_current_span(false).with_span_list(false).init()
+            let lines = lines.json().flatten_event(true).with_current_span(false).with_span_list(false);
+            subscriber.with(lines).init();
         }
     }
     Ok(())
