@@ -46,8 +46,8 @@ impl Backend {
         let mut listeners = Vec::with_capacity(BACKENDS);
         for number in 0..BACKENDS {
             let address = Cluster::numbered(number, port).backend;
-            let listener =
-                listen(address).with_context(|| format!("the backend cannot listen on {address}"))?;
+            let listener = listen(address, BACKLOG)
+                .with_context(|| format!("the backend cannot listen on {address}"))?;
             epoll::add(&epoll, &listener, EventData::new_u64(number as u64), EventFlags::IN)
                 .context("cannot watch a backend listener")?;
             listeners.push(listener);
@@ -80,12 +80,13 @@ impl Drop for Backend {
     }
 }
 
-fn listen(address: SocketAddrV4) -> rustix::io::Result<OwnedFd> {
+/// A listener for connections that nobody has to accept at once.
+pub(crate) fn listen(address: SocketAddrV4, backlog: i32) -> rustix::io::Result<OwnedFd> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let listener = net::socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?;
     net::sockopt::set_socket_reuseaddr(&listener, true)?;
     net::bind(&listener, &SocketAddr::V4(address))?;
-    net::listen(&listener, BACKLOG)?;
+    net::listen(&listener, backlog)?;
     Ok(listener)
 }
 
@@ -207,6 +208,7 @@ impl Connection {
                 net::send(&self.socket, &bulk[..ANSWER_BYTES], SendFlags::NOSIGNAL)?;
                 self.state = match order {
                     Order::Answer => State::Answered,
+                    Order::AnswerAndEnd => return Ok(Turn::Ended),
                     Order::Echo => {
                         send_all(&self.socket, &early)?;
                         State::Echo(Vec::new())

@@ -21,6 +21,8 @@ pub(crate) enum Order {
     Send(u64),
     /// Take this many bytes, then answer with one byte.
     Take(u64),
+    /// Nothing more: end the connection.
+    AnswerAndEnd,
 }
 
 impl Order {
@@ -32,6 +34,7 @@ impl Order {
             Self::Echo => (2, 0),
             Self::Send(bytes) => (3, bytes),
             Self::Take(bytes) => (4, bytes),
+            Self::AnswerAndEnd => (5, 0),
         };
         random[0] = code;
         random[1..9].copy_from_slice(&count.to_be_bytes());
@@ -45,6 +48,7 @@ impl Order {
             2 => Some(Self::Echo),
             3 => Some(Self::Send(count)),
             4 => Some(Self::Take(count)),
+            5 => Some(Self::AnswerAndEnd),
             _ => None,
         }
     }
@@ -120,7 +124,7 @@ mod tests {
 
     #[test]
     fn an_order_survives_the_hello() {
-        for order in [Order::Answer, Order::Echo, Order::Send(1 << 33), Order::Take(7)] {
+        for order in [Order::Answer, Order::Echo, Order::Send(1 << 33), Order::Take(7), Order::AnswerAndEnd] {
             let hello = client_hello("a.seed.example.com", order);
             assert_eq!(read_order(&hello), Some((order, hello.len())));
         }

@@ -18,10 +18,12 @@ use clap::{Parser, ValueEnum};
 
 mod backend;
 mod hello;
+mod hole;
 mod load;
 mod machine;
 mod process;
 mod proxy;
+mod random;
 mod report;
 mod rows;
 mod site;
@@ -32,7 +34,7 @@ use proxy::Proxy;
 use report::Row;
 use rows::rounds::Rounds;
 use rows::steady::CLUSTERS;
-use rows::{Bench, change, footprint, steady, tunnels};
+use rows::{Bench, change, footprint, isolation, steady, tunnels};
 
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -59,6 +61,8 @@ enum Measure {
     Tunnel,
     /// CONNECT streams that end when another cluster is added.
     TunnelCut,
+    /// How long requests take, and memory, beside 5,000 clients of a cluster whose endpoint is a black hole.
+    Isolation,
 }
 
 /// The programs that can take part.
@@ -196,6 +200,9 @@ fn measure(bench: &Bench, arguments: &Arguments) -> Result<Vec<Row>> {
     }
     if asked(Measure::TunnelCut) {
         rows.push(tunnels::cut(bench, CLUSTERS)?);
+    }
+    if asked(Measure::Isolation) {
+        rows.extend(isolation::rows(bench)?);
     }
     if asked(Measure::Scale) {
         rows.extend(steady::scale(bench, &arguments.scales)?);

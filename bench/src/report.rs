@@ -94,7 +94,8 @@ pub(crate) fn json(rows: &[Row]) -> serde_json::Value {
     serde_json::json!({"rows": rows})
 }
 
-fn quantile(samples: &[f64], at: f64) -> Option<f64> {
+/// The value at a place between 0 (the least) and 1 (the greatest).
+pub(crate) fn quantile(samples: &[f64], at: f64) -> Option<f64> {
     let mut sorted: Vec<f64> = samples.iter().copied().filter(|sample| sample.is_finite()).collect();
     sorted.sort_by(f64::total_cmp);
     let last = sorted.len().checked_sub(1)?;

@@ -1,7 +1,7 @@
 //! The load: TCP clients that behave the same towards every proxy.
 //!
 //! [`churn`] opens and ends connections, [`pingpong`] exchanges small messages, [`bulk`] moves many bytes, [`idle`]
-//! holds connections that rest. All are single epoll loops with plain non-blocking sockets: on one core beside the
+//! holds connections that rest, [`beside`] measures how long requests take while others crowd in. All are single epoll loops with plain non-blocking sockets: on one core beside the
 //! backend, the load must cost less than the cheapest proxy. [`tunnel`] speaks HTTP/2 CONNECT and is dearer; only its
 //! effect on the gateway is measured.
 
@@ -9,7 +9,7 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::io::Errno;
@@ -17,10 +17,13 @@ use rustix::net::{self, AddressFamily, SendFlags, SocketFlags, SocketType};
 
 use crate::backend::{ANSWER_BYTES, receive};
 
+pub(crate) mod beside;
 pub(crate) mod bulk;
 pub(crate) mod churn;
+pub(crate) mod crowd;
 pub(crate) mod idle;
 pub(crate) mod pingpong;
+pub(crate) mod probe;
 pub(crate) mod tunnel;
 
 /// Clients dial from 127.9.0.1 and up, so that closed connections (TIME-WAIT for a minute) do not use up the ports of
@@ -99,11 +102,18 @@ impl Watch {
 
     /// Waits for events; an error after [`STALL`] without any.
     pub(crate) fn wait(&mut self) -> Result<()> {
-        let stall = STALL.try_into().context("ten seconds fit a timespec")?;
+        let happened = self.wait_at_most(STALL)?;
+        ensure!(happened, "nothing happened for {STALL:?}: the proxy holds a connection without serving it");
+        Ok(())
+    }
+
+    /// Waits for events; whether the wait ended before its time.
+    pub(crate) fn wait_at_most(&mut self, patience: Duration) -> Result<bool> {
+        let patience = patience.try_into().context("a slice fits a timespec")?;
         self.events.clear();
-        match epoll::wait(&self.epoll, spare_capacity(&mut self.events), Some(&stall)) {
-            Ok(0) => bail!("nothing happened for {STALL:?}: the proxy holds a connection without serving it"),
-            Ok(_) | Err(Errno::INTR) => Ok(()),
+        match epoll::wait(&self.epoll, spare_capacity(&mut self.events), Some(&patience)) {
+            Ok(0) => Ok(false),
+            Ok(_) | Err(Errno::INTR) => Ok(true),
             Err(error) => Err(error).context("epoll_wait"),
         }
     }

@@ -73,7 +73,8 @@ impl PingPong {
     }
 }
 
-fn send(socket: &OwnedFd, message: &[u8]) -> Result<()> {
+/// Sends a message into an empty socket buffer.
+pub(crate) fn send(socket: &OwnedFd, message: &[u8]) -> Result<()> {
     let sent = net::send(socket, message, SendFlags::NOSIGNAL).context("an established connection broke")?;
     ensure!(sent == message.len(), "an empty socket buffer did not take {} bytes", message.len());
     Ok(())

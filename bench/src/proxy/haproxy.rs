@@ -1,4 +1,6 @@
 //! HAProxy: TCP mode, a map from server name to backend, splice both ways.
+//!
+//! As the others do for a cluster with one endpoint, it tries once to connect (its default is three times more).
 
 use std::fmt::Write as _;
 use std::process::Command;
@@ -40,6 +42,7 @@ defaults
   option splice-request
   option splice-response
   timeout connect 1s
+  retries 0
   timeout client 1h
   timeout server 1h
 frontend sni

@@ -41,6 +41,7 @@ impl Proxy for Portico {
         command.args(["--tunnel-listen", &site.tunnel.to_string(), "--tunnel-plaintext"]);
         command.args(["--admin-listen", &site.admin.to_string()]);
         command.args(["--node-port-address", "127.0.0.1", "--workers", "1"]);
+        command.args(["--connect-timeout", "1s"]);
         command.args(&self.arguments);
         command
     }

@@ -1,7 +1,8 @@
 //! The rows of the table: which proxies run, which load they get, what is read.
 //!
 //! [`rounds`] holds the method for everything that is measured as CPU per unit of work; [`steady`] applies it to
-//! connections, messages and bytes, [`footprint`] reads memory, [`change`] adds clusters, [`tunnels`] is about CONNECT.
+//! connections, messages and bytes, [`footprint`] reads memory, [`change`] adds clusters, [`tunnels`] is about CONNECT,
+//! [`isolation`] about clusters beside one that has fallen silent.
 
 use std::path::PathBuf;
 
@@ -13,6 +14,7 @@ use crate::site::{Cluster, Site};
 
 pub(crate) mod change;
 pub(crate) mod footprint;
+pub(crate) mod isolation;
 pub(crate) mod rounds;
 pub(crate) mod steady;
 pub(crate) mod tunnels;
@@ -35,20 +37,30 @@ impl Bench {
         self.base_port
     }
 
+    /// This many clusters with healthy backends.
+    pub(crate) fn clusters(&self, count: usize) -> Vec<Cluster> {
+        (0..count).map(|cluster| Cluster::numbered(cluster, self.backend_port())).collect()
+    }
+
     /// Starts one proxy with this many clusters, in a directory named for the row.
     pub(crate) fn start(&self, number: usize, clusters: usize, row: &str) -> Result<Running> {
+        self.start_with(number, self.clusters(clusters), row)
+    }
+
+    /// Starts one proxy with these clusters, of which the first and the last must be served.
+    pub(crate) fn start_with(&self, number: usize, clusters: Vec<Cluster>, row: &str) -> Result<Running> {
         let proxy = self.proxies[number].as_ref();
-        eprintln!("  starting {} with {clusters} clusters", proxy.name());
+        eprintln!("  starting {} with {} clusters", proxy.name(), clusters.len());
         let offset = 10 * u16::try_from(number + 1)?;
         let at = |port: u16| {
             std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, self.base_port + offset + port)
         };
         let site = Site {
-            dir: self.dir.join(format!("{row}-{clusters}-{}", proxy.name())),
+            dir: self.dir.join(format!("{row}-{}-{}", clusters.len(), proxy.name())),
             sni: at(0),
             tunnel: at(1),
             admin: at(2),
-            clusters: (0..clusters).map(|cluster| Cluster::numbered(cluster, self.backend_port())).collect(),
+            clusters,
         };
         Running::start(proxy, site)
     }

@@ -12,6 +12,7 @@ use super::{Bench, Participant};
 use crate::load::Work;
 use crate::process;
 use crate::proxy::Running;
+use crate::random::Random;
 use crate::report::Row;
 
 /// How often and how long.
@@ -60,48 +61,4 @@ pub(crate) fn measure(
         row.notes.insert(participants[number].name, format!("{count} failed"));
     }
     Ok(())
-}
-
-/// A small generator (xorshift64*) for the order of visits; each run takes the same orders, which is welcome.
-struct Random(u64);
-
-impl Default for Random {
-    fn default() -> Self {
-        Self(0x9e37_79b9_7f4a_7c15)
-    }
-}
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn shuffle(&mut self, order: &mut [usize]) {
-        for last in (1..order.len()).rev() {
-            let other = (self.next() >> 33) as usize % (last + 1);
-            order.swap(last, other);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_shuffle_keeps_everyone_and_moves_someone() {
-        let mut random = Random::default();
-        let mut firsts = Vec::new();
-        for _ in 0..40 {
-            let mut order = [0, 1, 2, 3];
-            random.shuffle(&mut order);
-            firsts.push(order[0]);
-            order.sort_unstable();
-            assert_eq!(order, [0, 1, 2, 3]);
-        }
-        assert!((0..4).all(|number| firsts.contains(&number)));
-    }
 }
