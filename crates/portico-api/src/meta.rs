@@ -7,6 +7,8 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use crate::intern::Interner;
+
 /// Labels and annotations. Boxed strings: they are read, hardly ever changed, and kept by the ten thousand.
 pub type Strings = BTreeMap<Box<str>, Box<str>>;
 
@@ -15,10 +17,10 @@ pub type Strings = BTreeMap<Box<str>, Box<str>>;
 #[serde(rename_all = "camelCase", default)]
 pub struct ObjectMeta {
     /// Name, unique within the kind and namespace.
-    pub name: Box<str>,
+    pub name: Arc<str>,
     /// Empty for cluster-scoped kinds, and where a manifest leaves it out (then `default` applies to namespaced kinds).
     #[serde(skip_serializing_if = "str_is_empty")]
-    pub namespace: Box<str>,
+    pub namespace: Arc<str>,
     /// Empty for objects from a directory.
     #[serde(skip_serializing_if = "str_is_empty")]
     pub uid: Box<str>,
@@ -47,9 +49,15 @@ impl ObjectMeta {
         self.labels.get(key).map(|value| &**value)
     }
 
-    /// Namespace and name.
+    /// Namespace and name, shared with this object.
     pub fn key(&self) -> ObjectKey {
-        ObjectKey::new(&self.namespace, &self.name)
+        ObjectKey { namespace: Arc::clone(&self.namespace), name: Arc::clone(&self.name) }
+    }
+
+    /// Exchanges namespace and name for the copies that other objects have.
+    pub fn share_names(&mut self, names: &mut Interner) {
+        self.namespace = names.share(&self.namespace);
+        self.name = names.share(&self.name);
     }
 }
 

@@ -28,10 +28,10 @@ impl Seed {
     /// The middle label of the host names of this seed's clusters.
     pub fn dns_label(&self) -> &str {
         let spec = &self.spec;
-        [&spec.seed_dns_overwrite, &spec.seed_dns_overwrite_old, &self.metadata.name]
+        [&*spec.seed_dns_overwrite, &*spec.seed_dns_overwrite_old, &*self.metadata.name]
             .into_iter()
             .find(|label| !label.is_empty())
-            .map_or("", |label| label)
+            .unwrap_or_default()
     }
 }
 

@@ -170,7 +170,7 @@ pub fn plan(inputs: &Inputs<'_>) -> Plan {
     Plan {
         certificate: SubjectNames::of(&reach, &address, in_cluster, agent_ip),
         answered_by: reach.answered_by,
-        seed: seed.metadata.name.clone(),
+        seed: (*seed.metadata.name).into(),
         cluster: name,
         decision,
         services,

@@ -17,8 +17,8 @@ use portico_api::service::{Protocol, Service, ServicePort, ServiceType};
 
 use crate::facts::{Age, ExposedPort, ServiceFacts};
 use crate::findings::{Findings, annotation_field, clipped, shown};
-use crate::intern::Interner;
 use crate::mapping;
+use portico_api::intern::Interner;
 
 /// What an allow list without one legible entry admits: an address that is no client's, so nobody. An empty list would
 /// admit everybody, which is the last thing its author wanted.

@@ -11,21 +11,24 @@
 //! Whole objects are not kept, only the facts in `facts`.
 
 use std::collections::{BTreeSet, HashMap};
+use std::hash::{BuildHasher, RandomState};
 use std::mem;
 use std::sync::Arc;
 
+use hashbrown::HashTable;
 use portico_api::endpoint_slice::EndpointSlice;
-use portico_api::meta::{ObjectKey, ObjectMeta};
+use portico_api::meta::ObjectKey;
 use portico_api::policy::ClusterPolicy;
 use portico_api::service::Service;
 use slab::Slab;
+use smallvec::SmallVec;
 
 use crate::claims::{Claim, Claims};
 use crate::facts::{ServiceFacts, SliceFacts};
-use crate::intern::Interner;
 use crate::route::{Backend, BackendId, RouteKey};
 use crate::table::{RouteTable, Update};
 use crate::{annotations, endpoints};
+use portico_api::intern::Interner;
 
 /// What a book looks at.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,11 +66,13 @@ pub enum Change {
 #[derive(Debug)]
 pub struct RouteBook {
     settings: Settings,
-    pub(crate) names: Interner,
+    names: Interner,
     pub(crate) slots: Slab<Slot>,
-    pub(crate) services: HashMap<ObjectKey, u32>,
-    /// The slot each EndpointSlice is noted in: a removal names only the slice.
-    slices: HashMap<ObjectKey, u32>,
+    pub(crate) slices: Slab<SliceFacts>,
+    /// Where a key stands in `slots` and in `slices`. Tables rather than maps: the keys are there already.
+    slots_by_key: HashTable<u32>,
+    slices_by_key: HashTable<u32>,
+    hasher: RandomState,
     pub(crate) namespaces: HashMap<Arc<str>, Namespace>,
     pub(crate) claims: Claims,
     pub(crate) table: RouteTable,
@@ -85,10 +90,10 @@ pub(crate) struct Slot {
     pub(crate) key: ObjectKey,
     /// The Service, if it is there and carries the annotation.
     pub(crate) service: Option<Box<ServiceFacts>>,
-    /// Its slices, in no particular order.
-    pub(crate) slices: Vec<SliceFacts>,
+    /// Its slices, in no particular order: indices into [`RouteBook::slices`].
+    slices: SmallVec<[u32; 4]>,
     /// Backends in the table, each with at least one route that leads to it.
-    pub(crate) announced: Vec<Arc<Backend>>,
+    pub(crate) announced: SmallVec<[Arc<Backend>; 1]>,
 }
 
 impl Slot {
@@ -105,12 +110,12 @@ pub(crate) struct Namespace {
     /// Whether a source said so.
     pub(crate) known: bool,
     /// Its slots.
-    pub(crate) members: Vec<u32>,
+    pub(crate) members: SmallVec<[u32; 4]>,
 }
 
 impl Namespace {
     fn open(name: &str) -> Self {
-        Self { policy: ClusterPolicy::open_for_namespace(name), known: false, members: Vec::new() }
+        Self { policy: ClusterPolicy::open_for_namespace(name), known: false, members: SmallVec::new() }
     }
 
     /// The policy that holds for `service`.
@@ -129,8 +134,10 @@ impl RouteBook {
             settings,
             names: Interner::default(),
             slots: Slab::new(),
-            services: HashMap::new(),
-            slices: HashMap::new(),
+            slices: Slab::new(),
+            slots_by_key: HashTable::new(),
+            slices_by_key: HashTable::new(),
+            hasher: RandomState::new(),
             namespaces: HashMap::new(),
             claims: Claims::default(),
             table: RouteTable::default(),
@@ -165,8 +172,9 @@ impl RouteBook {
     /// Whether nothing is kept of any object: all that were applied are gone, and committed as gone.
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
-            && self.services.is_empty()
             && self.slices.is_empty()
+            && self.slots_by_key.is_empty()
+            && self.slices_by_key.is_empty()
             && self.namespaces.is_empty()
             && self.claims.is_empty()
             && self.dirty.is_empty()
@@ -181,7 +189,7 @@ impl RouteBook {
     // === Services ===
 
     fn note_service(&mut self, service: &Service) {
-        let key = self.key(&service.metadata);
+        let key = service.metadata.key();
         if !self.is_in_scope(&key.namespace) {
             return;
         }
@@ -195,7 +203,7 @@ impl RouteBook {
     }
 
     fn forget_service(&mut self, key: &ObjectKey) {
-        if let Some(&slot) = self.services.get(key) {
+        if let Some(slot) = self.find_slot(key) {
             self.set_service(slot, None);
         }
     }
@@ -220,50 +228,77 @@ impl RouteBook {
     // === EndpointSlices ===
 
     fn note_slice(&mut self, slice: &EndpointSlice) {
-        let key = self.key(&slice.metadata);
+        let key = slice.metadata.key();
         if !self.is_in_scope(&key.namespace) {
             return;
         }
         let Some(service) = endpoints::service_name(slice) else { return self.forget_slice(&key) };
         let service = ObjectKey { namespace: Arc::clone(&key.namespace), name: self.names.get(service) };
         let slot = self.slot(&service);
-        if self.slices.get(&key).is_some_and(|&other| other != slot) {
-            self.forget_slice(&key);
+        let facts = endpoints::read(slice, slot, &mut self.names);
+        let place = self.find_slice(&key);
+        let before = place.map(|place| &self.slices[place as usize]);
+        if before.is_some_and(|before| *before == facts) {
+            return;
         }
-        let facts = endpoints::read(slice, &mut self.names);
-        let slices = &mut self.slots[slot as usize].slices;
-        let place = slices.iter_mut().find(|other| other.name == facts.name);
         let has_problems = !facts.problems.is_empty();
-        let had_problems = place.as_ref().is_some_and(|before| !before.problems.is_empty());
-        match place {
-            Some(before) if *before == facts => return,
-            Some(before) => *before = facts,
-            None => {
-                let name = Arc::clone(&facts.name);
-                slices.reserve_exact(1);
-                slices.push(facts);
-                self.slices.insert(ObjectKey { name, ..key }, slot);
-            }
-        }
+        let had_problems = before.is_some_and(|before| !before.problems.is_empty());
         self.problems_version += u64::from(has_problems || had_problems);
         self.dirty.insert(slot);
+        match place {
+            Some(place) if self.slices[place as usize].slot == slot => self.slices[place as usize] = facts,
+            _ => {
+                self.forget_slice(&key);
+                self.add_slice(facts);
+            }
+        }
+    }
+
+    fn add_slice(&mut self, facts: SliceFacts) {
+        let slot = &mut self.slots[facts.slot as usize];
+        let hash = self.hasher.hash_one((&slot.key.namespace, &facts.name));
+        let place =
+            u32::try_from(self.slices.insert(facts)).expect("memory ends long before 2^32 EndpointSlices");
+        slot.slices.push(place);
+        self.slices_by_key.insert_unique(hash, place, |&other| {
+            let other = &self.slices[other as usize];
+            self.hasher.hash_one((&self.slots[other.slot as usize].key.namespace, &other.name))
+        });
     }
 
     fn forget_slice(&mut self, key: &ObjectKey) {
-        let Some(slot) = self.slices.remove(key) else { return };
-        let slices = &mut self.slots[slot as usize].slices;
-        let Some(place) = slices.iter().position(|slice| slice.name == key.name) else { return };
-        self.problems_version += u64::from(!slices.swap_remove(place).problems.is_empty());
-        self.dirty.insert(slot);
+        let Some(place) = self.find_slice(key) else { return };
+        let hash = self.hasher.hash_one((&key.namespace, &key.name));
+        if let Ok(entry) = self.slices_by_key.find_entry(hash, |&other| other == place) {
+            entry.remove();
+        }
+        let gone = self.slices.remove(place as usize);
+        self.slots[gone.slot as usize].slices.retain(|&mut other| other != place);
+        self.problems_version += u64::from(!gone.problems.is_empty());
+        self.dirty.insert(gone.slot);
+    }
+
+    fn find_slice(&self, key: &ObjectKey) -> Option<u32> {
+        let hash = self.hasher.hash_one((&key.namespace, &key.name));
+        let is = |&place: &u32| {
+            let slice = &self.slices[place as usize];
+            slice.name == key.name && self.slots[slice.slot as usize].key.namespace == key.namespace
+        };
+        self.slices_by_key.find(hash, is).copied()
+    }
+
+    /// What the slices of the Service in `slot` say.
+    pub(crate) fn slices_of<'a>(&'a self, slot: &'a Slot) -> impl Iterator<Item = &'a SliceFacts> {
+        slot.slices.iter().map(|&place| &self.slices[place as usize])
     }
 
     // === Policies ===
 
-    fn note_policy(&mut self, name: &str, policy: Option<Arc<ClusterPolicy>>) {
+    fn note_policy(&mut self, name: &Arc<str>, policy: Option<Arc<ClusterPolicy>>) {
         if !self.is_in_scope(name) {
             return;
         }
-        let name = self.names.get(name);
+        let name = self.namespace_name(name);
         let known = policy.is_some();
         let policy = policy.unwrap_or_else(|| ClusterPolicy::open_for_namespace(&name));
         let namespace = self.namespaces.entry(Arc::clone(&name)).or_insert_with(|| Namespace::open(&name));
@@ -281,6 +316,11 @@ impl RouteBook {
         self.drop_idle_namespace(&name);
     }
 
+    /// The copy of `name` that everything in the namespace shares.
+    fn namespace_name(&self, name: &Arc<str>) -> Arc<str> {
+        Arc::clone(self.namespaces.get_key_value(name).map_or(name, |(known, _)| known))
+    }
+
     fn drop_idle_namespace(&mut self, name: &Arc<str>) {
         if self.namespaces.get(name).is_some_and(|namespace| !namespace.known && namespace.members.is_empty())
         {
@@ -290,37 +330,41 @@ impl RouteBook {
 
     // === Slots ===
 
-    fn key(&mut self, meta: &ObjectMeta) -> ObjectKey {
-        ObjectKey { namespace: self.names.get(&meta.namespace), name: (&*meta.name).into() }
-    }
-
     fn is_in_scope(&self, namespace: &str) -> bool {
         self.settings.namespace.as_ref().is_none_or(|only| **only == *namespace)
     }
 
+    fn find_slot(&self, key: &ObjectKey) -> Option<u32> {
+        let is = |&slot: &u32| self.slots[slot as usize].key == *key;
+        self.slots_by_key.find(self.hasher.hash_one(key), is).copied()
+    }
+
     /// The slot of the Service named `key`; an empty one if nothing is known about it yet.
     fn slot(&mut self, key: &ObjectKey) -> u32 {
-        if let Some(&slot) = self.services.get(key) {
+        if let Some(slot) = self.find_slot(key) {
             return slot;
         }
-        let key = ObjectKey { namespace: Arc::clone(&key.namespace), name: self.names.get(&key.name) };
-        let slot = Slot { key: key.clone(), service: None, slices: Vec::new(), announced: Vec::new() };
-        let slot = u32::try_from(self.slots.insert(slot)).expect("memory ends long before 2^32 Services");
-        let namespace = self
-            .namespaces
-            .entry(Arc::clone(&key.namespace))
-            .or_insert_with(|| Namespace::open(&key.namespace));
-        namespace.members.push(slot);
-        self.services.insert(key, slot);
+        let namespace = self.namespace_name(&key.namespace);
+        let key = ObjectKey { namespace: Arc::clone(&namespace), name: self.names.share(&key.name) };
+        let hash = self.hasher.hash_one(&key);
+        let empty = Slot { key, service: None, slices: SmallVec::new(), announced: SmallVec::new() };
+        let slot = u32::try_from(self.slots.insert(empty)).expect("memory ends long before 2^32 Services");
+        let rehash = |&other: &u32| self.hasher.hash_one(&self.slots[other as usize].key);
+        self.slots_by_key.insert_unique(hash, slot, rehash);
+        let open = || Namespace::open(&namespace);
+        self.namespaces.entry(Arc::clone(&namespace)).or_insert_with(open).members.push(slot);
         slot
     }
 
     /// Gives an empty slot back.
     pub(crate) fn free(&mut self, slot: u32) {
         let gone = self.slots.remove(slot as usize);
-        self.services.remove(&gone.key);
+        let hash = self.hasher.hash_one(&gone.key);
+        if let Ok(entry) = self.slots_by_key.find_entry(hash, |&other| other == slot) {
+            entry.remove();
+        }
         if let Some(namespace) = self.namespaces.get_mut(&gone.key.namespace) {
-            namespace.members.retain(|&member| member != slot);
+            namespace.members.retain(|&mut member| member != slot);
         }
         self.drop_idle_namespace(&gone.key.namespace);
     }
@@ -339,7 +383,9 @@ impl RouteBook {
             self.namespaces.get(&key.namespace).is_none_or(|known| known.policy.node_port_listeners);
         let ports = (0u16..).zip(&service.ports);
         ports
-            .flat_map(|(port, facts)| facts.keys(listeners).map(move |key| (key, Claim { slot, port })))
+            .flat_map(|(port, facts)| {
+                facts.keys(listeners).map(move |(kind, key)| (key, Claim { slot, port, kind }))
+            })
             .collect()
     }
 
@@ -350,11 +396,16 @@ impl RouteBook {
         Some(port.backend_id(&slot.key))
     }
 
+    /// The claim that owns `key`.
+    pub(crate) fn owner(&self, key: &RouteKey) -> Option<Claim> {
+        self.claims.owner(key, |claim| key_of(&self.slots, claim))
+    }
+
     fn claim(&mut self, slot: u32) {
         for (key, claim) in self.keys(slot) {
             let slots = &self.slots;
             let order = |a: Claim, b: Claim| rank(slots, a).cmp(&rank(slots, b));
-            if let Some(owner) = self.claims.add(key, claim, order) {
+            if let Some(owner) = self.claims.add(&key, claim, |claim| key_of(slots, claim), order) {
                 self.dirty.insert(owner.slot);
                 self.problems_version += 1;
             }
@@ -363,7 +414,7 @@ impl RouteBook {
 
     fn withdraw(&mut self, slot: u32) {
         for (key, claim) in self.keys(slot) {
-            match self.claims.withdraw(&key, claim) {
+            match self.claims.withdraw(&key, claim, |claim| key_of(&self.slots, claim)) {
                 Some(owner) => {
                     self.dirty.insert(owner.slot);
                     self.problems_version += 1;
@@ -374,6 +425,13 @@ impl RouteBook {
             }
         }
     }
+}
+
+/// The key that a claim is for.
+fn key_of(slots: &Slab<Slot>, claim: Claim) -> RouteKey {
+    let service = slots[claim.slot as usize].service.as_ref();
+    let key = service.and_then(|service| service.ports.get(usize::from(claim.port))?.key(claim.kind));
+    key.expect("a claim is withdrawn before the port changes that makes it")
 }
 
 /// What decides between two claims: the age of their Services, then their names, then the order of the ports.

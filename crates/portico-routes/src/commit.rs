@@ -6,6 +6,8 @@
 use std::mem;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::book::{RouteBook, Slot};
 use crate::endpoints;
 use crate::route::Backend;
@@ -34,7 +36,7 @@ pub(crate) fn commit(book: &mut RouteBook) -> Option<Update> {
     let mut changes = Changes::default();
     for key in mem::take(&mut book.vacated) {
         // Somebody may have claimed it since; then that Service is among those marked.
-        if book.claims.owner(&key).is_none() && book.table.remove(&key) {
+        if book.owner(&key).is_none() && book.table.remove(&key) {
             changes.no_routes.push(RouteChange::NoRoute(key));
         }
     }
@@ -51,9 +53,9 @@ pub(crate) fn commit(book: &mut RouteBook) -> Option<Update> {
 /// Brings the table in line with one Service.
 fn publish(book: &mut RouteBook, slot: u32, changes: &mut Changes) {
     let before = mem::take(&mut book.slots[slot as usize].announced);
-    let mut after: Vec<Arc<Backend>> = Vec::new();
+    let mut after: SmallVec<[Arc<Backend>; 1]> = SmallVec::new();
     let mut owned = book.keys(slot);
-    owned.retain(|(key, claim)| book.claims.owner(key) == Some(*claim));
+    owned.retain(|(key, claim)| book.owner(key) == Some(*claim));
     for keys_of_one_port in owned.chunk_by(|(_, a), (_, b)| a.port == b.port) {
         let port = keys_of_one_port[0].1.port;
         let Some(backend) = backend(book, slot, port, &before) else { continue };
@@ -75,11 +77,12 @@ fn publish(book: &mut RouteBook, slot: u32, changes: &mut Changes) {
 
 /// The backend of one exposed port as it should be: the one in `before`, if that is what it says already.
 fn backend(book: &RouteBook, slot: u32, port: u16, before: &[Arc<Backend>]) -> Option<Arc<Backend>> {
-    let Slot { key, service: Some(service), slices, .. } = &book.slots[slot as usize] else { return None };
+    let slot = &book.slots[slot as usize];
+    let Slot { key, service: Some(service), .. } = slot else { return None };
     let port = service.ports.get(usize::from(port))?;
     let fresh = Backend {
         id: port.backend_id(key),
-        endpoints: endpoints::ready(slices, &port.name),
+        endpoints: endpoints::ready(book.slices_of(slot), &port.name),
         policy: Arc::clone(book.namespaces.get(&key.namespace)?.policy_for(service)),
         send_proxy: service.send_proxy,
     };

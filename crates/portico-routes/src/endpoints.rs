@@ -9,10 +9,11 @@ use std::sync::Arc;
 use portico_api::endpoint_slice::EndpointSlice;
 use portico_api::meta::{Kind, ObjectRef};
 use portico_api::service::Protocol;
+use smallvec::SmallVec;
 
 use crate::facts::SliceFacts;
 use crate::findings::{Findings, shown};
-use crate::intern::Interner;
+use portico_api::intern::Interner;
 
 /// `addressType` of slices that hold names instead of addresses.
 const FQDN: &str = "FQDN";
@@ -22,10 +23,10 @@ pub(crate) fn service_name(slice: &EndpointSlice) -> Option<&str> {
     slice.service_name().filter(|_| &*slice.address_type != FQDN)
 }
 
-/// Reads what routes need from `slice`.
-pub(crate) fn read(slice: &EndpointSlice, names: &mut Interner) -> SliceFacts {
+/// Reads what routes need from `slice`, whose Service has the slot `slot`.
+pub(crate) fn read(slice: &EndpointSlice, slot: u32, names: &mut Interner) -> SliceFacts {
     let mut findings = Findings::of(ObjectRef::new(Kind::EndpointSlice, &slice.metadata));
-    let mut ready = Vec::new();
+    let mut ready = SmallVec::new();
     let mut not_ready = 0;
     for (index, endpoint) in slice.endpoints.iter().enumerate() {
         let Some(text) = endpoint.addresses.first() else { continue };
@@ -46,9 +47,10 @@ pub(crate) fn read(slice: &EndpointSlice, names: &mut Interner) -> SliceFacts {
         Some((names.get(port.name.as_deref().unwrap_or_default()), number))
     });
     SliceFacts {
-        name: (&*slice.metadata.name).into(),
-        ready: ready.into(),
+        name: Arc::clone(&slice.metadata.name),
+        slot,
         not_ready,
+        ready,
         ports: ports.collect(),
         problems: findings.into_problems(),
     }
@@ -56,7 +58,7 @@ pub(crate) fn read(slice: &EndpointSlice, names: &mut Interner) -> SliceFacts {
 
 /// The ready endpoints of the Service port named `port_name`: sorted, without repetition. An unnamed Service port takes
 /// any port of its slices: it is the only one.
-pub(crate) fn ready(slices: &[SliceFacts], port_name: &str) -> Arc<[SocketAddr]> {
+pub(crate) fn ready<'a>(slices: impl Iterator<Item = &'a SliceFacts>, port_name: &str) -> Arc<[SocketAddr]> {
     let mut endpoints = Vec::new();
     for slice in slices {
         for (_, port) in slice.ports.iter().filter(|(name, _)| port_name.is_empty() || **name == *port_name) {
@@ -69,9 +71,9 @@ pub(crate) fn ready(slices: &[SliceFacts], port_name: &str) -> Arc<[SocketAddr]>
 }
 
 /// How many endpoints of the Service port named `port_name` are not ready.
-pub(crate) fn not_ready(slices: &[SliceFacts], port_name: &str) -> usize {
+pub(crate) fn not_ready<'a>(slices: impl Iterator<Item = &'a SliceFacts>, port_name: &str) -> usize {
     let serves = |slice: &&SliceFacts| {
         slice.ports.iter().any(|(name, _)| port_name.is_empty() || **name == *port_name)
     };
-    slices.iter().filter(serves).map(|slice| slice.not_ready as usize).sum()
+    slices.filter(serves).map(|slice| slice.not_ready as usize).sum()
 }

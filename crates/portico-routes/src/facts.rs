@@ -13,8 +13,9 @@ use portico_api::meta::ObjectKey;
 use portico_api::names::{Authority, HostName};
 use portico_api::policy::ClusterPolicy;
 use portico_api::problem::Problem;
+use smallvec::SmallVec;
 
-use crate::route::{BackendId, RouteKey};
+use crate::route::{BackendId, KeyKind, RouteKey};
 
 /// An annotated Service.
 #[derive(Debug, PartialEq, Eq)]
@@ -55,11 +56,19 @@ impl ExposedPort {
     }
 
     /// What this port claims: at most one key of each kind.
-    pub(crate) fn keys(&self, node_port_listeners: bool) -> impl Iterator<Item = RouteKey> + use<> {
-        let port = self.node_port.filter(|_| node_port_listeners).map(RouteKey::Port);
-        let host = self.host.clone().map(RouteKey::Host);
-        let authority = self.authority.clone().map(RouteKey::Authority);
-        [port, host, authority].into_iter().flatten()
+    pub(crate) fn keys(&self, node_port_listeners: bool) -> impl Iterator<Item = (KeyKind, RouteKey)> {
+        let kinds = [KeyKind::Port, KeyKind::Host, KeyKind::Authority].into_iter();
+        let kinds = kinds.filter(move |&kind| node_port_listeners || kind != KeyKind::Port);
+        kinds.filter_map(|kind| Some((kind, self.key(kind)?)))
+    }
+
+    /// The key of this kind, where this port has one.
+    pub(crate) fn key(&self, kind: KeyKind) -> Option<RouteKey> {
+        match kind {
+            KeyKind::Port => self.node_port.map(RouteKey::Port),
+            KeyKind::Host => self.host.clone().map(RouteKey::Host),
+            KeyKind::Authority => self.authority.clone().map(RouteKey::Authority),
+        }
     }
 }
 
@@ -85,17 +94,19 @@ impl PartialOrd for Age {
     }
 }
 
-/// One EndpointSlice.
+/// One EndpointSlice. Nearly all have one port, and many one endpoint, for which there is room without another allocation.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct SliceFacts {
     /// Its own name, not that of the Service.
     pub(crate) name: Arc<str>,
-    /// Ready addresses, as written.
-    pub(crate) ready: Box<[IpAddr]>,
+    /// Slot of its Service.
+    pub(crate) slot: u32,
     /// Number of addresses that are not ready.
     pub(crate) not_ready: u32,
+    /// Ready addresses, as written.
+    pub(crate) ready: SmallVec<[IpAddr; 1]>,
     /// TCP ports: name (empty if none) and number.
-    pub(crate) ports: Box<[(Arc<str>, u16)]>,
+    pub(crate) ports: SmallVec<[(Arc<str>, u16); 1]>,
     /// What is wrong with it.
     pub(crate) problems: Box<[Problem]>,
 }

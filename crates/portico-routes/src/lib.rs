@@ -14,7 +14,6 @@ mod commit;
 mod endpoints;
 mod facts;
 mod findings;
-mod intern;
 mod mapping;
 mod problems;
 pub mod route;

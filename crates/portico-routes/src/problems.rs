@@ -18,9 +18,8 @@ impl RouteBook {
     /// Everything that is wrong now, in no particular order. [`Self::problems_version`] says when to ask again.
     pub fn problems(&self) -> impl Iterator<Item = Cow<'_, Problem>> {
         let services = self.exposed().flat_map(|(_, _, service)| &service.problems);
-        let slices = self.slots.iter().flat_map(|(_, slot)| &slot.slices).flat_map(|slice| &slice.problems);
-        let conflicts =
-            self.claims.waiting().filter_map(|(key, owner, claim)| self.conflict(key, owner, claim));
+        let slices = self.slices.iter().flat_map(|(_, slice)| &slice.problems);
+        let conflicts = self.claims.waiting().filter_map(|(key, claim)| self.conflict(key, claim));
         let overridden = self.exposed().filter(|(_, slot, service)| {
             service.own_policy.is_some()
                 && self.namespaces.get(&slot.key.namespace).is_some_and(|it| it.known)
@@ -29,7 +28,8 @@ impl RouteBook {
         services.chain(slices).map(Cow::Borrowed).chain(conflicts.chain(overridden).map(Cow::Owned))
     }
 
-    fn conflict(&self, key: &RouteKey, owner: Claim, claim: Claim) -> Option<Problem> {
+    fn conflict(&self, key: &RouteKey, claim: Claim) -> Option<Problem> {
+        let owner = self.owner(key)?;
         let slot = self.slots.get(claim.slot as usize)?;
         let port = slot.service.as_ref()?.ports.get(usize::from(claim.port))?;
         let winner = self.slots.get(owner.slot as usize)?;

@@ -21,6 +21,14 @@ pub enum RouteKey {
     Authority(Authority),
 }
 
+/// The kinds of [`RouteKey`], in their order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum KeyKind {
+    Port,
+    Host,
+    Authority,
+}
+
 /// One exposed port of one Service: where its connections go, and under whose policy.
 ///
 /// The endpoints may be none: the route is then *known, not ready*.

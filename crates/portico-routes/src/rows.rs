@@ -69,16 +69,16 @@ impl RouteBook {
         let policy = namespace.policy_for(service);
         let mut rows = Vec::new();
         for (index, port) in (0u16..).zip(&service.ports) {
-            let endpoints = endpoints::ready(&slot.slices, &port.name);
+            let endpoints = endpoints::ready(self.slices_of(slot), &port.name);
             let backend = port.backend_id(&slot.key);
-            rows.extend(port.keys(true).map(|key| RouteRow {
-                state: self.state(&key, Claim { slot: id, port: index }, policy, !endpoints.is_empty()),
+            rows.extend(port.keys(true).map(|(kind, key)| RouteRow {
+                state: self.state(&key, Claim { slot: id, port: index, kind }, policy, !endpoints.is_empty()),
                 key,
                 backend: backend.clone(),
                 cluster: policy.cluster.clone(),
                 expose,
                 endpoints: Arc::clone(&endpoints),
-                endpoints_total: endpoints.len() + endpoints::not_ready(&slot.slices, &port.name),
+                endpoints_total: endpoints.len() + endpoints::not_ready(self.slices_of(slot), &port.name),
                 policy: Arc::clone(policy),
             }));
         }
@@ -86,7 +86,7 @@ impl RouteBook {
     }
 
     fn state(&self, key: &RouteKey, claim: Claim, policy: &ClusterPolicy, ready: bool) -> RouteState {
-        match (key, self.claims.owner(key)) {
+        match (key, self.owner(key)) {
             (RouteKey::Port(_), _) if !policy.node_port_listeners => RouteState::ListenersOff,
             (_, Some(owner)) if owner != claim => match self.backend_id(owner) {
                 Some(winner) => RouteState::Conflict { winner },

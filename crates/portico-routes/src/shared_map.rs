@@ -133,7 +133,7 @@ mod tests {
     proptest! {
         #[test]
         fn it_holds_what_a_map_of_the_standard_library_holds(
-            changes in prop::collection::vec((0..2_000u16, prop::option::of(any::<u8>())), 0..4_000),
+            changes in prop::collection::vec((0..500u16, prop::option::of(any::<u8>())), 0..500),
         ) {
             let (mut map, mut model) = (SharedMap::default(), BTreeMap::new());
             for (key, value) in changes {

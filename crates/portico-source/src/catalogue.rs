@@ -1,7 +1,8 @@
 //! Which file holds which object: what changes when a file is read again, and who wins when two files hold the same one.
 //!
 //! Plain values, no files and no clock. Objects themselves are handed on and not kept: per object the catalogue remembers its name, its
-//! line and a hash, so ten thousand clusters cost megabytes and not tens of them.
+//! place and a hash, so ten thousand clusters cost megabytes and not tens of them. Names are shared with what is handed on: whoever
+//! keeps one keeps no copy.
 //!
 //! The rules: an object goes when its file is deleted, or is read cleanly without it. An object in two files is taken from the
 //! first in path order; when it leaves that file, the other takes over without the object ever being gone in between. To get
@@ -11,13 +12,16 @@
 //! Called by [`crate::directory`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use std::ops::Bound;
 use std::path::Path;
 use std::sync::Arc;
 
+use hashbrown::HashTable;
+use portico_api::intern::Interner;
 use portico_api::meta::ObjectRef;
 use portico_api::problem::Severity;
+use slab::Slab;
 
 use crate::manifest::{self, Missing};
 use crate::step::{Event, ManifestProblem};
@@ -37,14 +41,16 @@ impl Signature {
 #[derive(Debug, Default)]
 pub(crate) struct Catalogue {
     files: BTreeMap<Arc<Path>, File>,
-    /// The file each object is taken from.
-    owners: HashMap<ObjectRef, Arc<Path>>,
-    /// Files that hold an object which is taken from another. Nearly always empty.
-    others: BTreeMap<ObjectRef, BTreeSet<Arc<Path>>>,
+    /// Every object of every file, and those given up that are not settled yet.
+    claims: Slab<Claim>,
+    owners: Owners,
+    /// Files that hold an object which is taken from another, each with its claim. Nearly always empty.
+    others: BTreeMap<ObjectRef, BTreeMap<Arc<Path>, ClaimId>>,
     /// Claims given up and not settled yet.
-    released: Vec<(ObjectRef, Arc<Path>)>,
+    released: Vec<ClaimId>,
     /// Objects that changed owner and have not been handed on from the new one yet.
     inherited: HashSet<ObjectRef>,
+    names: Interner,
     problems_changed: bool,
 }
 
@@ -53,16 +59,54 @@ struct File {
     signature: Signature,
     /// Hash of the text; `None` if the last attempt to read it failed or came too early.
     text: Option<u64>,
-    claims: Box<[Claim]>,
+    claims: Box<[ClaimId]>,
     problems: Box<[ManifestProblem]>,
 }
+
+/// Index into [`Catalogue::claims`].
+type ClaimId = u32;
 
 /// One object in one file.
 #[derive(Debug)]
 struct Claim {
     object: ObjectRef,
+    file: Arc<Path>,
     hash: u64,
     line: u32,
+}
+
+/// The claim by which each object is taken. A table of claims rather than a map: the objects stand in the claims already.
+#[derive(Debug, Default)]
+struct Owners {
+    table: HashTable<ClaimId>,
+    hasher: RandomState,
+}
+
+impl Owners {
+    /// The claim by which `object` is taken.
+    fn get(&self, claims: &Slab<Claim>, object: &ObjectRef) -> Option<ClaimId> {
+        self.table.find(self.hasher.hash_one(object), |&id| claims[id as usize].object == *object).copied()
+    }
+
+    /// From now on the object of `claim` is taken by it.
+    fn set(&mut self, claims: &Slab<Claim>, claim: ClaimId) {
+        let hash = |id: ClaimId| self.hasher.hash_one(&claims[id as usize].object);
+        let same = |&id: &ClaimId| claims[id as usize].object == claims[claim as usize].object;
+        match self.table.find_mut(hash(claim), same) {
+            Some(owner) => *owner = claim,
+            None => {
+                self.table.insert_unique(hash(claim), claim, |&id| hash(id));
+            }
+        }
+    }
+
+    /// The object of `claim` is taken by no claim any more.
+    fn remove(&mut self, claims: &Slab<Claim>, claim: ClaimId) {
+        let hash = self.hasher.hash_one(&claims[claim as usize].object);
+        if let Ok(entry) = self.table.find_entry(hash, |&id| id == claim) {
+            entry.remove();
+        }
+    }
 }
 
 impl Catalogue {
@@ -102,43 +146,49 @@ impl Catalogue {
             }
             None => Box::default(),
         };
-        let mut before: HashMap<ObjectRef, (u64, u32)> =
-            old.into_iter().map(|claim| (claim.object, (claim.hash, claim.line))).collect();
-        let mut claims: Vec<Claim> = Vec::with_capacity(before.len().max(1));
+        let mut before: HashMap<ObjectRef, ClaimId> =
+            old.into_iter().map(|id| (self.claims[id as usize].object.clone(), id)).collect();
+        let mut claims: Vec<ClaimId> = Vec::with_capacity(before.len().max(1));
         let mut lines: HashMap<ObjectRef, u32> = HashMap::new();
         let mut repeated = Vec::new();
-        let mut reading = manifest::read(path, text, |found| {
-            let mut object = found.object.reference();
-            if let Some(&line) = lines.get(&object) {
-                repeated.push(duplicate(path, found.node.line, object, path, line));
+        let mut reading = manifest::read(path, text, |mut found| {
+            found.object.metadata_mut().share_names(&mut self.names);
+            let (object, hash, line) = (found.object.reference(), found.hash, found.node.line);
+            if let Some(&first) = lines.get(&object) {
+                repeated.push(duplicate(path, line, object, path, first));
                 return;
             }
-            // Objects of one namespace usually stand together and can share its name.
-            if let Some(last) = claims.last()
-                && last.object.key.namespace == object.key.namespace
-            {
-                object.key.namespace = last.object.key.namespace.clone();
-            }
-            let known = before.remove(&object).map(|(hash, _)| hash);
-            if self.claim(path, &object, known != Some(found.hash)) {
+            lines.insert(object.clone(), line);
+            let known = before.remove(&object);
+            let changed = known.is_none_or(|id| self.claims[id as usize].hash != hash);
+            let claim = Claim { object, file: path.clone(), hash, line };
+            let id = match known {
+                Some(id) => {
+                    self.claims[id as usize] = claim;
+                    id
+                }
+                None => {
+                    u32::try_from(self.claims.insert(claim)).expect("memory ends long before 2^32 objects")
+                }
+            };
+            claims.push(id);
+            if self.claim(id, changed) {
                 emit(Event::Apply(found.object));
             }
-            lines.insert(object.clone(), found.node.line);
-            claims.push(Claim { object, hash: found.hash, line: found.node.line });
         });
         if unfinished {
             reading.missing = Missing::Any;
         }
-        for (object, (hash, line)) in before {
+        for (object, id) in before {
             let stays = match &reading.missing {
                 Missing::None => false,
                 Missing::Some(objects) => objects.contains(&object),
                 Missing::Any => true,
             };
             if stays {
-                claims.push(Claim { object, hash, line });
+                claims.push(id);
             } else {
-                self.released.push((object, path.clone()));
+                self.released.push(id);
             }
         }
         if text.trim_ascii().is_empty() && !claims.is_empty() {
@@ -166,9 +216,9 @@ impl Catalogue {
 
     /// The file is gone. What it held waits for [`Self::settle`].
     pub(crate) fn remove(&mut self, path: &Path) {
-        if let Some((path, file)) = self.files.remove_entry(path) {
+        if let Some(file) = self.files.remove(path) {
             self.problems_changed |= !file.problems.is_empty();
-            self.released.extend(file.claims.into_iter().map(|claim| (claim.object, path.clone())));
+            self.released.extend(file.claims);
         }
     }
 
@@ -176,32 +226,29 @@ impl Catalogue {
     /// inherited something and must be [read again](Self::update) to hand it on.
     pub(crate) fn settle(&mut self, emit: &mut dyn FnMut(Event)) -> BTreeSet<Arc<Path>> {
         let mut heirs = BTreeSet::new();
-        for (object, path) in std::mem::take(&mut self.released) {
-            let owns = self.owners.get(&object).is_some_and(|owner| *owner == path);
-            let others = self.others.get_mut(&object);
-            if !owns {
-                if let Some(others) = others {
-                    others.remove(&path);
+        for id in std::mem::take(&mut self.released) {
+            let Claim { object, file, .. } = &self.claims[id as usize];
+            let mut others = self.others.remove(object).unwrap_or_default();
+            if self.owners.get(&self.claims, object) != Some(id) {
+                // Unless the file holds the object again by now.
+                if others.get(file) == Some(&id) {
+                    others.remove(file);
                     self.problems_changed = true;
-                    if others.is_empty() {
-                        self.others.remove(&object);
-                    }
                 }
-                continue;
+            } else if let Some((heir, claim)) = others.pop_first() {
+                self.owners.set(&self.claims, claim);
+                self.inherited.insert(object.clone());
+                self.problems_changed = true;
+                heirs.insert(heir);
+            } else {
+                self.owners.remove(&self.claims, id);
+                self.inherited.remove(object);
+                emit(Event::Delete(object.clone()));
             }
-            let Some(heir) = others.and_then(BTreeSet::pop_first) else {
-                self.owners.remove(&object);
-                self.inherited.remove(&object);
-                emit(Event::Delete(object));
-                continue;
-            };
-            if self.others.get(&object).is_some_and(BTreeSet::is_empty) {
-                self.others.remove(&object);
+            let gone = self.claims.remove(id as usize);
+            if !others.is_empty() {
+                self.others.insert(gone.object, others);
             }
-            self.problems_changed = true;
-            self.owners.insert(object.clone(), heir.clone());
-            self.inherited.insert(object);
-            heirs.insert(heir);
         }
         heirs
     }
@@ -216,58 +263,47 @@ impl Catalogue {
         let mut problems: Vec<_> =
             self.files.values().flat_map(|file| file.problems.iter().cloned()).collect();
         for (object, others) in &self.others {
-            let Some(owner) = self.owners.get(object) else { continue };
-            for path in others {
-                problems.push(duplicate(
-                    path,
-                    self.line(path, object),
-                    object.clone(),
-                    owner,
-                    self.line(owner, object),
-                ));
-            }
+            let Some(owner) = self.owners.get(&self.claims, object) else { continue };
+            let owner = &self.claims[owner as usize];
+            problems.extend(others.iter().map(|(path, &id)| {
+                duplicate(path, self.claims[id as usize].line, object.clone(), &owner.file, owner.line)
+            }));
         }
         problems.sort();
         problems
     }
 
-    /// Registers that `path` holds `object`. Answers whether to hand it on.
-    fn claim(&mut self, path: &Arc<Path>, object: &ObjectRef, changed: bool) -> bool {
-        match self.owners.get_mut(object) {
-            None => {
-                self.owners.insert(object.clone(), path.clone());
-                true
-            }
-            Some(owner) if owner == path => {
-                // Must run whether or not it changed: the flag is spent.
-                let inherited = self.inherited.remove(object);
-                changed || inherited
-            }
-            Some(owner) if *owner > *path => {
-                let later = std::mem::replace(owner, path.clone());
-                let others = self.others.entry(object.clone()).or_default();
-                others.insert(later);
-                others.remove(path);
-                self.inherited.remove(object);
-                self.problems_changed = true;
-                true
-            }
-            Some(_) => {
-                self.problems_changed |= self.others.entry(object.clone()).or_default().insert(path.clone());
-                false
-            }
+    /// Decides whether an object is taken by the claim `id`, which is new or was made before. Answers whether to hand it on.
+    fn claim(&mut self, id: ClaimId, changed: bool) -> bool {
+        let Claim { object, file, .. } = &self.claims[id as usize];
+        let Some(owner) = self.owners.get(&self.claims, object) else {
+            self.owners.set(&self.claims, id);
+            return true;
+        };
+        let owner_file = &self.claims[owner as usize].file;
+        if owner_file == file {
+            self.owners.set(&self.claims, id);
+            // Must run whether or not it changed: the flag is spent.
+            let inherited = self.inherited.remove(object);
+            return changed || inherited;
         }
+        let others = self.others.entry(object.clone()).or_default();
+        if owner_file < file {
+            self.problems_changed |= others.insert(file.clone(), id).is_none();
+            return false;
+        }
+        others.insert(owner_file.clone(), owner);
+        others.remove(file);
+        self.inherited.remove(object);
+        self.problems_changed = true;
+        self.owners.set(&self.claims, id);
+        true
     }
 
     fn put(&mut self, path: &Arc<Path>, file: File) {
         let has_problems = !file.problems.is_empty();
         let old = self.files.insert(path.clone(), file);
         self.problems_changed |= has_problems || old.is_some_and(|old| !old.problems.is_empty());
-    }
-
-    fn line(&self, path: &Path, object: &ObjectRef) -> u32 {
-        let claims = self.files.get(path).map(|file| &file.claims[..]).unwrap_or_default();
-        claims.iter().find(|claim| claim.object == *object).map_or(0, |claim| claim.line)
     }
 }
 

@@ -1,5 +1,7 @@
 //! One object of any kind Portico reads, and how it is made from plain data.
 
+use std::sync::Arc;
+
 use portico_api::cluster::Cluster;
 use portico_api::configuration::KubermaticConfiguration;
 use portico_api::endpoint_slice::EndpointSlice;
@@ -43,7 +45,7 @@ macro_rules! objects {
                 }
             }
 
-            fn metadata_mut(&mut self) -> &mut ObjectMeta {
+            pub(crate) fn metadata_mut(&mut self) -> &mut ObjectMeta {
                 match self {
                     $(Self::$kind(object) => &mut object.metadata),+
                 }
@@ -79,7 +81,7 @@ impl Object {
         let mut object = Self::of_kind(kind, value)?;
         let meta = object.metadata_mut();
         if kind == Kind::Cluster {
-            meta.namespace = Box::default();
+            meta.namespace = Arc::default();
         } else if meta.namespace.is_empty() {
             meta.namespace = DEFAULT_NAMESPACE.into();
         }

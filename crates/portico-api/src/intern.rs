@@ -10,37 +10,44 @@ use std::sync::Arc;
 const SWEEP_FROM: usize = 1024;
 
 /// The texts in use, and some that no longer are.
-#[derive(Debug)]
-pub(crate) struct Interner {
+#[derive(Debug, Default)]
+pub struct Interner {
     texts: HashSet<Arc<str>>,
-    sweep_at: usize,
-}
-
-impl Default for Interner {
-    fn default() -> Self {
-        Self { texts: HashSet::new(), sweep_at: SWEEP_FROM }
-    }
+    /// Number of texts that were in use at the last sweep.
+    swept: usize,
 }
 
 impl Interner {
     /// The one copy of `text`.
-    pub(crate) fn get(&mut self, text: &str) -> Arc<str> {
-        if let Some(known) = self.texts.get(text) {
-            return Arc::clone(known);
+    pub fn get(&mut self, text: &str) -> Arc<str> {
+        match self.texts.get(text) {
+            Some(known) => Arc::clone(known),
+            None => self.add(text.into()),
         }
-        if self.texts.len() >= self.sweep_at {
+    }
+
+    /// The one copy of `text`; this one, if it is the first.
+    pub fn share(&mut self, text: &Arc<str>) -> Arc<str> {
+        match self.texts.get(text) {
+            Some(known) => Arc::clone(known),
+            None => self.add(Arc::clone(text)),
+        }
+    }
+
+    fn add(&mut self, text: Arc<str>) -> Arc<str> {
+        if self.texts.len() >= SWEEP_FROM.max(2 * self.swept) {
             self.sweep();
         }
-        let new: Arc<str> = text.into();
-        self.texts.insert(Arc::clone(&new));
-        new
+        self.texts.insert(Arc::clone(&text));
+        text
     }
 
     /// Forgets what nobody else holds. Runs when the number of texts has doubled, so that its cost per text is constant
     /// and clusters that come and go for years leave nothing behind.
     fn sweep(&mut self) {
         self.texts.retain(|text| Arc::strong_count(text) > 1);
-        self.sweep_at = SWEEP_FROM.max(2 * self.texts.len());
+        self.texts.shrink_to(2 * self.texts.len());
+        self.swept = self.texts.len();
     }
 }
 
@@ -52,6 +59,14 @@ mod tests {
     fn equal_texts_share_one_copy() {
         let mut interner = Interner::default();
         assert!(Arc::ptr_eq(&interner.get("secure"), &interner.get("secure")));
+    }
+
+    #[test]
+    fn the_first_copy_is_the_one_that_is_shared() {
+        let mut interner = Interner::default();
+        let first: Arc<str> = "secure".into();
+        assert!(Arc::ptr_eq(&first, &interner.share(&first)));
+        assert!(Arc::ptr_eq(&first, &interner.share(&"secure".into())));
     }
 
     #[test]
