@@ -2,8 +2,8 @@
 //!
 //! In the order of a connection: `listen` accepts, `connection` learns where the client wants to go (by its ClientHello, its
 //! port, or, in `connect`, by its CONNECT request), `live` holds where that leads, `cluster` admits it within the cluster's
-//! budget, `upstream` connects to an endpoint, `copy` moves the bytes through `pipe`s where that pays, `record` keeps
-//! count, and `access` writes the one line that is left of it. `refusal` names every reason not to serve. `worker` is the
+//! budget, `upstream` connects to an endpoint, `copy` moves the bytes, through `pipe`s and in batches (`gather`) where
+//! that pays, `record` keeps count, and `access` writes the one line that is left of it. `refusal` names every reason not to serve. `worker` is the
 //! thread it all happens on, `descriptors` says when to stop accepting, and `takeover` hands the listeners to the next process.
 //!
 //! The table itself is computed in `portico-routes` and arrives through [`Gateway::apply`]: nothing here talks to Kubernetes

@@ -24,6 +24,7 @@ use crate::admin::{GatewayPages, server};
 use crate::gateway_flags::Flags;
 use crate::source::Source;
 use crate::status::Status;
+use crate::text_pages;
 
 /// Between two attempts to bind a NodePort that something else holds: what holds it is usually about to go.
 const RETRY_PORTS: Duration = Duration::from_secs(2);
@@ -46,6 +47,7 @@ pub(crate) async fn run(flags: &Flags, started: impl FnOnce(&Status)) -> anyhow:
         () = stop.asked() => return Ok(()),
     };
     started(&status);
+    text_pages::release();
     let why = tokio::select! {
         never = follow(&mut source, &status) => match never? {},
         never = retry_ports(&gateway) => match never {},

@@ -20,6 +20,7 @@ mod pipeline;
 mod source;
 mod status;
 mod table;
+mod text_pages;
 mod verb;
 
 use std::process::ExitCode;
