@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use portico_routes::route::{Backend, BackendId};
+use smallvec::SmallVec;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
@@ -45,7 +46,7 @@ pub(crate) struct State {
     /// As the route table has it.
     pub(crate) backend: Arc<Backend>,
     /// Its endpoints, each with what is known of it.
-    pub(crate) endpoints: Box<[Arc<Endpoint>]>,
+    pub(crate) endpoints: SmallVec<[Arc<Endpoint>; 1]>,
 }
 
 /// One endpoint and what is known of it.

@@ -34,7 +34,7 @@ pub(crate) fn read(service: &Service, expose: &str, names: &mut Interner) -> Opt
     let types = expose_types(service, expose, value, &mut findings);
     let ports = types.map(|types| exposed_ports(service, types, names, &mut findings)).unwrap_or_default();
     Some(ServiceFacts {
-        age: Age { created: service.metadata.creation_timestamp, uid: service.metadata.uid.clone() },
+        age: Age::new(service.metadata.creation_timestamp, &service.metadata.uid),
         types,
         ports: ports.into(),
         own_policy: own_policy(service, &mut findings),

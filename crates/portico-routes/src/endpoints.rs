@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 
 use crate::facts::SliceFacts;
 use crate::findings::{Findings, shown};
+use crate::route::Endpoints;
 use portico_api::intern::Interner;
 
 /// `addressType` of slices that hold names instead of addresses.
@@ -58,8 +59,8 @@ pub(crate) fn read(slice: &EndpointSlice, slot: u32, names: &mut Interner) -> Sl
 
 /// The ready endpoints of the Service port named `port_name`: sorted, without repetition. An unnamed Service port takes
 /// any port of its slices: it is the only one.
-pub(crate) fn ready<'a>(slices: impl Iterator<Item = &'a SliceFacts>, port_name: &str) -> Arc<[SocketAddr]> {
-    let mut endpoints = Vec::new();
+pub(crate) fn ready<'a>(slices: impl Iterator<Item = &'a SliceFacts>, port_name: &str) -> Endpoints {
+    let mut endpoints = Endpoints::new();
     for slice in slices {
         for (_, port) in slice.ports.iter().filter(|(name, _)| port_name.is_empty() || **name == *port_name) {
             endpoints.extend(slice.ready.iter().map(|&address| SocketAddr::new(address, *port)));
@@ -67,7 +68,8 @@ pub(crate) fn ready<'a>(slices: impl Iterator<Item = &'a SliceFacts>, port_name:
     }
     endpoints.sort_unstable();
     endpoints.dedup();
-    endpoints.into()
+    endpoints.shrink_to_fit();
+    endpoints
 }
 
 /// How many endpoints of the Service port named `port_name` are not ready.

@@ -3,7 +3,6 @@
 //! Read from whole objects in [`crate::annotations`] and [`crate::endpoints`]. At 10,000 user clusters there are 20,000 and
 //! more of each, so every field here is weighed.
 
-use std::cmp::Ordering;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -73,24 +72,25 @@ impl ExposedPort {
 }
 
 /// Age of an object, as far as it is known. The smaller is the elder.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Age {
-    /// To the second; objects from a directory have none and count as youngest.
-    pub(crate) created: Option<Timestamp>,
+    /// In seconds, as Kubernetes counts it; [`Self::UNKNOWN`] for objects from a directory.
+    created: i64,
     /// Tells apart what was created in the same second.
-    pub(crate) uid: Box<str>,
+    uid: Box<str>,
 }
 
-impl Ord for Age {
-    fn cmp(&self, other: &Self) -> Ordering {
-        let rank = |age: &Self| (age.created.is_none(), age.created);
-        rank(self).cmp(&rank(other)).then_with(|| self.uid.cmp(&other.uid))
+impl Age {
+    /// Later than every time there is: what has no time counts as youngest.
+    const UNKNOWN: i64 = i64::MAX;
+
+    pub(crate) fn new(created: Option<Timestamp>, uid: &str) -> Self {
+        Self { created: created.map_or(Self::UNKNOWN, Timestamp::as_second), uid: uid.into() }
     }
-}
 
-impl PartialOrd for Age {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
+    /// When it was created, to the second.
+    pub(crate) fn created(&self) -> Option<Timestamp> {
+        Timestamp::from_second(self.created).ok()
     }
 }
 
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     fn age(created: Option<i64>, uid: &str) -> Age {
-        Age { created: created.map(|second| Timestamp::from_second(second).unwrap()), uid: uid.into() }
+        Age::new(created.map(|second| Timestamp::from_second(second).unwrap()), uid)
     }
 
     #[test]
@@ -132,5 +132,6 @@ mod tests {
     #[test]
     fn without_a_creation_time_it_is_the_youngest() {
         assert!(age(Some(i64::from(u32::MAX)), "b") < age(None, "a"));
+        assert_eq!(age(None, "a").created(), None);
     }
 }

@@ -50,7 +50,7 @@ impl RouteBook {
             );
             (format!("{key} is claimed by {ports}; the first has it"), remedy.to_owned())
         } else {
-            let created = winner.service.as_ref()?.age.created;
+            let created = winner.service.as_ref()?.age.created();
             let age = created.map(|time| format!(", created {time}")).unwrap_or_default();
             let message = format!("{key} belongs to the elder Service {}{age}", winner.key);
             (message, format!("{remedy}, or remove the elder Service: this one then has it at once"))

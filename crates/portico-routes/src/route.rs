@@ -8,6 +8,7 @@ use portico_api::meta::ObjectKey;
 use portico_api::names::{Authority, HostName};
 use portico_api::policy::ClusterPolicy;
 use serde::Serialize;
+use smallvec::SmallVec;
 
 /// What a connection is routed by.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -20,6 +21,9 @@ pub enum RouteKey {
     /// The authority of its CONNECT request.
     Authority(Authority),
 }
+
+/// Addresses of endpoints. Many Services have one, for which there is room without another allocation.
+pub type Endpoints = SmallVec<[SocketAddr; 1]>;
 
 /// The kinds of [`RouteKey`], in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,7 +42,7 @@ pub struct Backend {
     /// Which Service port this is.
     pub id: BackendId,
     /// Ready endpoints only: sorted, without repetition.
-    pub endpoints: Arc<[SocketAddr]>,
+    pub endpoints: Endpoints,
     /// Whose it is, who may connect, how much it may use.
     pub policy: Arc<ClusterPolicy>,
     /// Whether each upstream connection begins with a PROXY v2 header.

@@ -1,6 +1,5 @@
 //! The listing behind `portico routes` and `/routes`: what every exposed port claims, and what became of it.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use portico_api::annotations::ExposeTypes;
@@ -12,7 +11,7 @@ use crate::book::{RouteBook, Slot};
 use crate::claims::Claim;
 use crate::endpoints;
 use crate::facts::ServiceFacts;
-use crate::route::{BackendId, RouteKey};
+use crate::route::{BackendId, Endpoints, RouteKey};
 
 /// One claimed key of one exposed port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -29,7 +28,7 @@ pub struct RouteRow {
     /// Whether a connection would get through, and if not, why.
     pub state: RouteState,
     /// The ready endpoints.
-    pub endpoints: Arc<[SocketAddr]>,
+    pub endpoints: Endpoints,
     /// Endpoints in all, ready or not.
     pub endpoints_total: usize,
     /// Who may connect, and how much.
@@ -77,7 +76,7 @@ impl RouteBook {
                 backend: backend.clone(),
                 cluster: policy.cluster.clone(),
                 expose,
-                endpoints: Arc::clone(&endpoints),
+                endpoints: endpoints.clone(),
                 endpoints_total: endpoints.len() + endpoints::not_ready(self.slices_of(slot), &port.name),
                 policy: Arc::clone(policy),
             }));

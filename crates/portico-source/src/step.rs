@@ -11,8 +11,9 @@ use serde::Serialize;
 use crate::object::Object;
 
 /// Most events in one [`Step`]. A longer burst arrives in several steps, so that ten thousand objects are never in memory
-/// twice; only the last of them is complete.
-pub const MAX_EVENTS_PER_STEP: usize = 512;
+/// twice; only the last of them is complete. An object weighs a kilobyte or more until it is applied, and a few steps are always
+/// on their way: what they take at the start, the process hardly ever gives back.
+pub const MAX_EVENTS_PER_STEP: usize = 64;
 
 /// One change to one object.
 #[derive(Debug, Clone, PartialEq)]

@@ -14,17 +14,18 @@ use crate::node_ports::{Exhausted, NodePortBook, PortKey, Taken};
 /// The Services that somebody wrote.
 #[derive(Debug, Default)]
 pub(super) struct ExplicitServices {
-    services: HashMap<ObjectKey, Explicit>,
+    /// `None` for a Service without NodePorts, as nearly all are where clusters are tunnelled.
+    services: HashMap<ObjectKey, Option<Box<NodePorts>>>,
     /// Those that did not get a NodePort, as written: they are tried again when one becomes free.
     waiting: BTreeMap<ObjectKey, Service>,
 }
 
-/// What must be remembered of one Service.
+/// The NodePorts of one Service.
 #[derive(Debug, Default)]
-struct Explicit {
-    /// Port names and NodePorts, fixed or drawn.
-    node_ports: Vec<(Box<str>, u16)>,
-    /// NodePorts that it fixes itself.
+struct NodePorts {
+    /// All of them by port name, fixed or drawn.
+    by_name: Vec<(Box<str>, u16)>,
+    /// Those that it fixes itself.
     fixed: Vec<u16>,
 }
 
@@ -35,8 +36,8 @@ impl ExplicitServices {
 
     /// The NodePort of a port of a Service that somebody wrote.
     pub(super) fn node_port(&self, key: &ObjectKey, port_name: &str) -> Option<u16> {
-        let ports = &self.services.get(key)?.node_ports;
-        ports.iter().find(|(name, _)| **name == *port_name).map(|&(_, port)| port)
+        let ports = self.services.get(key)?.as_ref()?;
+        ports.by_name.iter().find(|(name, _)| **name == *port_name).map(|&(_, port)| port)
     }
 
     /// Whether one of these Services uses the `port` that the book gave to `key`.
@@ -62,14 +63,14 @@ impl ExplicitServices {
         let object = ObjectRef::new(Kind::Service, &written.metadata);
         self.remove(&key, book);
         let mut service = written.clone();
-        let mut explicit = Explicit::default();
+        let mut ports = NodePorts::default();
         let mut problems = Vec::new();
         let draws = draws_node_ports(&service);
         for (index, port) in service.spec.ports.iter_mut().enumerate() {
             let in_book = PortKey::new(&key.namespace, &key.name, &port.name);
             match port.node_port {
                 Some(number) => match book.fix(&in_book, number) {
-                    Ok(()) => explicit.fixed.push(number),
+                    Ok(()) => ports.fixed.push(number),
                     Err(taken) => {
                         port.node_port = None;
                         problems.push(node_port_taken(&object, index, &taken));
@@ -83,21 +84,22 @@ impl ExplicitServices {
                 }
                 None => {}
             }
-            explicit.node_ports.extend(port.node_port.map(|number| (port.name.clone(), number)));
+            ports.by_name.extend(port.node_port.map(|number| (port.name.clone(), number)));
         }
         if !problems.is_empty() {
             self.waiting.insert(key.clone(), written);
         }
-        self.services.insert(key, explicit);
+        // One that is fixed is also there by name.
+        self.services.insert(key, (!ports.by_name.is_empty()).then(|| Box::new(ports)));
         (service, problems)
     }
 
     /// Forgets a Service and lets go of the NodePorts it fixed. Those drawn for it stay in the book until they are released.
     pub(super) fn remove(&mut self, key: &ObjectKey, book: &mut NodePortBook) -> bool {
         self.waiting.remove(key);
-        let Some(explicit) = self.services.remove(key) else { return false };
-        for port in explicit.fixed {
-            book.unfix(port);
+        let Some(ports) = self.services.remove(key) else { return false };
+        for port in ports.iter().flat_map(|ports| &ports.fixed) {
+            book.unfix(*port);
         }
         true
     }
