@@ -49,6 +49,9 @@ fn new_connections(gateway: &Gateway) -> [Option<TcpStream>; 3] {
     [by_name(gateway, CLUSTER), by_authority(gateway, CLUSTER), by_port_with_header(gateway)]
 }
 
+/// What a proper client of the admin listener begins with.
+const ADMIN_REQUEST: &[u8] = b"GET /healthz HTTP/1.1\r\nHost: gateway\r\n\r\n";
+
 /// Clients that say one byte a second of something sensible, on a thread of their own until they are stopped.
 struct Drip {
     stop: Sender<()>,
@@ -173,4 +176,28 @@ fn more_slow_clients_than_allowed_are_refused_at_once_and_open_connections_go_on
     drop(clients);
     wait_until("the places are free again", || handshakes(&gateway) == 0);
     assert!(new_connections(&gateway).iter().all(Option::is_some));
+}
+
+#[test]
+fn probes_are_answered_beside_hundreds_of_slow_clients_of_the_admin_listener() {
+    const EACH: usize = 300;
+    /// Connections the admin listener holds, and some slack for what else happens in a process.
+    const MOST_KEPT: usize = 64 + 16;
+    let (_site, gateway) = gateway(&[]);
+    let before = gateway.usage().descriptors();
+    let silent: Vec<TcpStream> = (0..EACH).map(|_| connect(gateway.admin)).collect();
+    let dripping: Vec<TcpStream> = (0..EACH).map(|_| connect(gateway.admin)).collect();
+    let drops = dripping.iter().map(|stream| (stream.try_clone().unwrap(), ADMIN_REQUEST.to_vec())).collect();
+    let drip = Drip::start(drops);
+    // One after the other in the queue of the kernel, they would keep a probe waiting for a minute and more.
+    for _ in 0..50 {
+        assert_eq!(gateway.get("/healthz"), "ok\n");
+        assert!(gateway.get("/metrics").ends_with("# EOF\n"));
+    }
+    assert!(gateway.usage().descriptors() <= before + MOST_KEPT);
+    drip.stop();
+    for mut client in silent.into_iter().chain(dripping) {
+        assert!(has_ended(&mut client), "nobody stays who says too little");
+    }
+    wait_until("every descriptor is given back", || gateway.usage().descriptors() <= before);
 }

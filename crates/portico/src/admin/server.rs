@@ -2,11 +2,15 @@
 //!
 //! One request a connection: a scrape every some seconds gains nothing from keeping one open, and a bound on the life of a
 //! connection is a bound on everything.
+//!
+//! A probe must be answered whoever else is there, for a kubelet restarts what does not answer. So nobody waits for a place: a
+//! newcomer takes that of another ([`leaves_for`]), and who holds many connections, or says nothing on them, loses one first.
 
 use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use hyper::body::Incoming;
@@ -15,15 +19,15 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::task::{AbortHandle, yield_now};
 use tokio::time::{sleep, timeout};
 
 use super::body::{Body, whole};
 
-/// Requests served at once; more wait in the backlog. A few Prometheis, a few probes, a few people.
-const MOST_CONNECTIONS: usize = 32;
-/// How long a client may take to send its request.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Connections held at once. A few Prometheis, a few probes, a few people; the rest is slack for clients that say nothing.
+const MOST_CONNECTIONS: usize = 64;
+/// How long a client may take to send its request: one packet, sent once more if it got lost.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long one connection may take from its first to its last byte: a slow scrape of 10,000 clusters, and no more.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 /// Rest after a failed accept(2), which nearly always means that descriptors are out: trying at once would burn the core.
@@ -43,18 +47,34 @@ pub(crate) async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::bind(address).await
 }
 
+/// A connection that is held.
+#[derive(Debug)]
+struct Held {
+    client: IpAddr,
+    /// Whether its request has come.
+    answering: Arc<AtomicBool>,
+    task: AbortHandle,
+}
+
 /// Serves until dropped.
 pub(crate) async fn serve(listener: TcpListener, pages: Arc<impl Pages>) -> Infallible {
-    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    // In the order they came.
+    let mut held: Vec<Held> = Vec::with_capacity(MOST_CONNECTIONS);
     loop {
-        let place = Arc::clone(&places).acquire_owned().await;
         match listener.accept().await {
-            Ok((stream, _)) => {
-                let pages = Arc::clone(&pages);
-                tokio::spawn(async move {
-                    let _elapsed = timeout(CONNECTION_TIMEOUT, serve_connection(stream, pages)).await;
-                    drop(place);
-                });
+            Ok((stream, peer)) => {
+                held.retain(|connection| !connection.task.is_finished());
+                if held.len() >= MOST_CONNECTIONS
+                    && let Some(index) = leaves_for(&held, peer.ip())
+                {
+                    held.remove(index).task.abort();
+                }
+                let answering = Arc::new(AtomicBool::new(false));
+                let serving = serve_connection(stream, Arc::clone(&pages), Arc::clone(&answering));
+                let task = tokio::spawn(async { drop(timeout(CONNECTION_TIMEOUT, serving).await) });
+                held.push(Held { client: peer.ip(), answering, task: task.abort_handle() });
+                // Requests that are there already are answered before the next newcomer takes a place.
+                yield_now().await;
             }
             Err(error) => {
                 tracing::warn!(%error, "the admin listener cannot accept a connection");
@@ -64,8 +84,21 @@ pub(crate) async fn serve(listener: TcpListener, pages: Arc<impl Pages>) -> Infa
     }
 }
 
-async fn serve_connection(stream: TcpStream, pages: Arc<impl Pages>) {
+/// Which connection ends when a `newcomer` finds no place: one of the client that would hold the most; of its connections one
+/// without a request, if there is one; of these the oldest.
+fn leaves_for(held: &[Held], newcomer: IpAddr) -> Option<usize> {
+    let of = |client: IpAddr| held.iter().filter(|connection| connection.client == client).count();
+    let weight = |connection: &Held| {
+        let more = usize::from(connection.client == newcomer);
+        (of(connection.client) + more, !connection.answering.load(Relaxed))
+    };
+    // The last of equals is the oldest, seen from the newest.
+    held.iter().enumerate().rev().max_by_key(|(_, connection)| weight(connection)).map(|(index, _)| index)
+}
+
+async fn serve_connection(stream: TcpStream, pages: Arc<impl Pages>, answering: Arc<AtomicBool>) {
     let service = service_fn(move |request| {
+        answering.store(true, Relaxed);
         let answer = answer(&*pages, &request);
         async move { Ok::<_, Infallible>(answer) }
     });
@@ -100,4 +133,36 @@ pub(crate) fn typed(content_type: &'static str, body: Body) -> Answer {
     let mut answer = Response::new(body);
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Connections of clients in the order they came, with a question mark where the request is still awaited.
+    async fn held(clients: &[&str]) -> Vec<Held> {
+        let connection = |client: &&str| Held {
+            client: client.trim_end_matches('?').parse().unwrap(),
+            answering: Arc::new(AtomicBool::new(!client.ends_with('?'))),
+            task: tokio::spawn(std::future::pending::<()>()).abort_handle(),
+        };
+        clients.iter().map(connection).collect()
+    }
+
+    async fn leaves(clients: &[&str], newcomer: &str) -> Option<usize> {
+        leaves_for(&held(clients).await, newcomer.parse().unwrap())
+    }
+
+    #[tokio::test]
+    async fn whoever_holds_the_most_makes_room_for_a_newcomer() {
+        assert_eq!(leaves(&["::1?", "::2", "::2", "::2"], "::9").await, Some(1));
+        assert_eq!(leaves(&["::1?", "::1?", "::2", "::2"], "::2").await, Some(2), "a flood displaces itself");
+    }
+
+    #[tokio::test]
+    async fn a_client_without_a_request_makes_room_first_and_the_oldest_of_them() {
+        assert_eq!(leaves(&["::1", "::1?", "::1?"], "::1").await, Some(1));
+        assert_eq!(leaves(&["::1", "::2", "::3?"], "::4").await, Some(2));
+        assert_eq!(leaves(&["::1", "::2", "::3"], "::4").await, Some(0));
+    }
 }

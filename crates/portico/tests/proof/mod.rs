@@ -120,8 +120,8 @@ pub(crate) struct Gateway {
     pub(crate) process: Process,
     pub(crate) sni: SocketAddr,
     pub(crate) tunnel: SocketAddr,
+    pub(crate) admin: SocketAddr,
     address: Ipv4Addr,
-    admin: SocketAddr,
 }
 
 impl Gateway {
