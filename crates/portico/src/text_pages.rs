@@ -34,7 +34,8 @@ fn text_of(maps: &str, address: usize) -> Option<Range<usize>> {
         let (start, end) = fields.next()?.split_once('-')?;
         let hex = |text| usize::from_str_radix(text, 16).ok();
         let range = hex(start)?..hex(end)?;
-        let is_text = fields.next() == Some("r-xp") && fields.nth(3).is_some_and(|path| path.starts_with('/'));
+        let is_text =
+            fields.next() == Some("r-xp") && fields.nth(3).is_some_and(|path| path.starts_with('/'));
         (is_text && range.contains(&address)).then_some(range)
     })
 }
