@@ -274,9 +274,10 @@ impl Worker {
             .filter(|path| !present.contains(&***path) && !hidden_by_failure(path) && !pending.contains(path))
             .cloned()
             .collect();
-        for (path, signature) in &found.files {
-            if !self.catalogue.is_current(path, *signature) && !self.pending.contains(path) {
-                self.read(&path.as_path().into(), *signature, false);
+        // Consumed, so that what is remembered of a file takes the place of the path that was found.
+        for (path, signature) in found.files {
+            if !self.catalogue.is_current(&path, signature) && !self.pending.contains(&path) {
+                self.read(&path.into(), signature, false);
             }
         }
         for path in gone {

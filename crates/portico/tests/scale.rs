@@ -10,9 +10,9 @@ use proof::*;
 
 const CLUSTERS: u64 = 2_000;
 /// What a cluster with three routes may add to the memory of the process: Services, endpoints, routes, counters, and what is
-/// remembered of its file. Data only, for the program itself weighs three times as much where nothing is optimised. This keeps it
-/// from creeping up; whether the shipped binary as a whole holds its bar is measured in `bench/`.
-const MOST_BYTES_EACH: u64 = 8 * 1024;
+/// remembered of its file. Data only, for the program itself weighs three times as much where nothing is optimised. A fifth more than
+/// was measured, which keeps it from creeping up; whether the shipped binary as a whole holds its bar is measured in `bench/`.
+const MOST_BYTES_EACH: u64 = 4_600;
 /// Changes whose cost is averaged.
 const CHANGES: u32 = 20;
 
@@ -28,7 +28,7 @@ fn cluster(name: &str, endpoint: SocketAddr) -> String {
 }
 
 #[test]
-fn a_cluster_with_three_routes_costs_at_most_eight_kilobytes_and_another_is_served_at_once() {
+fn a_cluster_with_three_routes_costs_less_than_five_kilobytes_and_another_is_served_at_once() {
     let endpoint = echo(LOOPBACK);
     let empty = Gateway::start(&Site::new(), &[]).usage().data_kb();
     let site = Site::new();
