@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SendFlags, SocketFlags, SocketType};
 
@@ -102,18 +103,29 @@ impl Watch {
 
     /// Waits for events; an error after [`STALL`] without any.
     pub(crate) fn wait(&mut self) -> Result<()> {
-        let happened = self.wait_at_most(STALL)?;
+        let stall = STALL.try_into().context("ten seconds fit a timespec")?;
+        let happened = self.take(&stall)?;
         ensure!(happened, "nothing happened for {STALL:?}: the proxy holds a connection without serving it");
         Ok(())
     }
 
-    /// Waits for events; whether the wait ended before its time.
+    /// Waits for events; whether there are any. To the microsecond: `epoll_wait` knows milliseconds only, which would be
+    /// most of what a request takes, so `ppoll` waits on its behalf.
     pub(crate) fn wait_at_most(&mut self, patience: Duration) -> Result<bool> {
-        let patience = patience.try_into().context("a slice fits a timespec")?;
         self.events.clear();
-        match epoll::wait(&self.epoll, spare_capacity(&mut self.events), Some(&patience)) {
-            Ok(0) => Ok(false),
-            Ok(_) | Err(Errno::INTR) => Ok(true),
+        let patience = patience.try_into().context("a slice fits a timespec")?;
+        match poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], Some(&patience)) {
+            Ok(0) | Err(Errno::INTR) => Ok(false),
+            Ok(_) => self.take(&Timespec::default()),
+            Err(error) => Err(error).context("poll"),
+        }
+    }
+
+    fn take(&mut self, patience: &Timespec) -> Result<bool> {
+        self.events.clear();
+        match epoll::wait(&self.epoll, spare_capacity(&mut self.events), Some(patience)) {
+            Ok(events) => Ok(events > 0),
+            Err(Errno::INTR) => Ok(true),
             Err(error) => Err(error).context("epoll_wait"),
         }
     }

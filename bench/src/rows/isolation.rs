@@ -20,7 +20,7 @@ use super::{Bench, Participant, hellos};
 use crate::hello::{Order, client_hello};
 use crate::hole::BlackHole;
 use crate::load::beside::{Findings, Slice};
-use crate::load::crowd::{CLIENTS, Count};
+use crate::load::crowd::CLIENTS;
 use crate::load::{greet_all, pingpong};
 use crate::process;
 use crate::random::Random;
@@ -35,7 +35,7 @@ const HEIGHT: Duration = Duration::from_secs(1);
 const SETTLE: Duration = Duration::from_millis(500);
 /// Length of the part that is recorded, in slices of other rows: by default all 5,000 clients come once in it.
 const SLICES: u32 = 3;
-/// "Unchanged within noise": by the median of the ratios within a round, whose quartiles differ by about so much.
+/// "Unchanged within noise", by the median of the ratios within a round; single rounds spread wider than that.
 const NOISE: f64 = 1.1;
 /// What as many connections at rest may take (the bar of that row, 2,048 bytes each).
 const MOST_MEGABYTES: f64 = CLIENTS as f64 * 2048.0 / 1e6;
@@ -59,7 +59,9 @@ struct Subject {
     crowds: [Option<Vec<u8>>; 3],
     /// Process memory before the first crowd came.
     memory: u64,
+    /// Requests that failed, clients of the answering cluster without their answer, clients held for more than a period.
     failures: u64,
+    /// Clients of the black hole held at the same time.
     most_waiting: usize,
 }
 
@@ -69,7 +71,7 @@ pub(crate) fn rows(bench: &Bench) -> Result<Vec<Row>> {
     let mut subjects = (0..bench.proxies.len())
         .map(|number| Subject::start(bench, number, &hole))
         .collect::<Result<Vec<_>>>()?;
-    // Otherwise the kernel lets every wait of this thread last up to 50 µs longer, a third of what is measured.
+    // Otherwise the kernel lets every wait of this thread last up to 50 µs longer.
     set_current_timer_slack(NonZeroU64::new(1)).context("cannot make this thread's timers precise")?;
     let outcome = measure(bench, &mut subjects);
     set_current_timer_slack(None).context("cannot reset this thread's timers")?;
@@ -145,36 +147,18 @@ impl Subject {
         slice.run(length)?;
         let most = rising.max(process::memory_bytes(pid)?);
         let findings = slice.finish()?;
-        check(self.one.name, beside, findings.crowd)?;
-        self.failures += findings.failures;
-        if matches!(beside, Beside::BlackHole) {
-            self.most_waiting = self.most_waiting.max(findings.crowd.most_waiting);
-            table.memory.add(self.one.name, most.saturating_sub(self.memory) as f64 / 1e6);
+        let crowd = findings.crowd;
+        self.failures += findings.failures + crowd.skipped;
+        match beside {
+            Beside::Nobody => {}
+            Beside::Answered => self.failures += crowd.unanswered,
+            Beside::BlackHole => {
+                ensure!(crowd.answered == 0, "{} answered for a black hole: it is none", self.one.name);
+                self.most_waiting = self.most_waiting.max(crowd.most_waiting);
+                table.memory.add(self.one.name, most.saturating_sub(self.memory) as f64 / 1e6);
+            }
         }
         percentiles(findings)
-    }
-}
-
-/// Whether the crowd met what it was meant to meet.
-fn check(name: &str, beside: Beside, crowd: Count) -> Result<()> {
-    let Count { answered, unanswered, skipped, .. } = crowd;
-    match beside {
-        Beside::Nobody => Ok(()),
-        Beside::Answered => {
-            ensure!(
-                unanswered + skipped == 0,
-                "{name} left {unanswered} of {answered} clients of a healthy cluster without their answer, and {skipped} waiting"
-            );
-            Ok(())
-        }
-        Beside::BlackHole => {
-            ensure!(answered == 0, "{answered} clients of a black hole were answered: it is none");
-            ensure!(
-                skipped == 0,
-                "{name} held {skipped} clients of a black hole for longer than its connect timeout of a second allows"
-            );
-            Ok(())
-        }
     }
 }
 
@@ -207,12 +191,11 @@ struct Kind {
 
 impl Kind {
     fn new(name: &'static str) -> Self {
-        let line =
-            |unit, bar| Row::new(format!("{name} beside {CLIENTS} clients of a black hole"), unit, bar);
+        let line = |unit, bar| Row::new(format!("{name} beside a black hole"), unit, bar);
         Self {
             p99: line("p99 in µs", Bar::Open),
             to_alone: line("p99 ÷ alone", Bar::Open),
-            to_answered: line("p99 ÷ beside as many that are answered", Bar::AtMost(NOISE)),
+            to_answered: line("p99 ÷ beside an answered crowd", Bar::AtMost(NOISE)),
             all: Vec::new(),
             name,
         }
@@ -266,11 +249,10 @@ struct Table {
 
 impl Table {
     fn new() -> Self {
-        let memory = format!("memory for {CLIENTS} clients of a black hole");
         Self {
             connections: Kind::new("new connection"),
             round_trips: Kind::new("round trip"),
-            memory: Row::new(memory, "MB", Bar::AtMost(MOST_MEGABYTES)),
+            memory: Row::new("memory for 5,000 clients of a black hole", "MB", Bar::AtMost(MOST_MEGABYTES)),
         }
     }
 
@@ -282,7 +264,7 @@ impl Table {
     fn finish(mut self, subjects: &[Subject]) -> Vec<Row> {
         let proxies: Vec<_> = subjects.iter().map(|subject| subject.one.name).collect();
         for subject in subjects {
-            let waited = format!("{} waited at a time", subject.most_waiting);
+            let waited = format!("{} held", subject.most_waiting);
             self.memory.notes.insert(subject.one.name, waited);
             if subject.failures > 0 {
                 let failed = format!("{} failed", subject.failures);
