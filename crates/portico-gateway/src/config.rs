@@ -19,6 +19,8 @@ pub struct Config {
     pub tunnel: portico_tunnel::Settings,
     /// The address NodePort listeners bind.
     pub node_port_address: IpAddr,
+    /// Ports this process listens on besides, each with the flag that says so: whoever asks for one of them as NodePort is told.
+    pub other_ports: Vec<(u16, &'static str)>,
     /// PROXY protocol on each kind of listener.
     pub proxy_protocol: ProxyProtocol,
     /// How long a client may take to say where it wants to go (PROXY header and ClientHello, or request head).
@@ -49,6 +51,7 @@ impl Default for Config {
             tunnel_listen: None,
             tunnel: portico_tunnel::Settings::default(),
             node_port_address: Ipv4Addr::UNSPECIFIED.into(),
+            other_ports: Vec::new(),
             proxy_protocol: ProxyProtocol::default(),
             hello_timeout: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(1),

@@ -35,6 +35,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use portico_routes::route::BackendId;
 use portico_routes::table::Update;
 use thiserror::Error;
 use tokio::sync::{oneshot, watch};
@@ -62,9 +63,20 @@ pub struct Gateway {
     workers: Vec<Arc<Worker>>,
     listeners: Mutex<Listeners>,
     /// NodePorts that could not be bound, with the reason.
-    failed_ports: Mutex<HashMap<u16, String>>,
+    failed_ports: Mutex<HashMap<u16, Box<str>>>,
     stop: watch::Sender<bool>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// A NodePort listener that could not be opened. Tried again by [`Gateway::retry_failed_ports`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FailedPort {
+    /// Its number.
+    pub port: u16,
+    /// The Service port that is not reached because of that.
+    pub backend: BackendId,
+    /// What the system said, or whose the port is.
+    pub error: Box<str>,
 }
 
 /// Why a gateway could not start.
@@ -92,9 +104,10 @@ pub enum StartError {
 }
 
 impl Gateway {
-    /// Starts the workers, then the SNI and tunnel listeners: on sockets of the `predecessor` where it had them. NodePort
-    /// listeners open with the routes that need them. The `first` routes are in force before anything is accepted: a client
-    /// that waits in a socket of the predecessor must not be told that its cluster is unknown.
+    /// Starts the workers, then the SNI and tunnel listeners, then those of NodePorts: on sockets of the `predecessor` where it
+    /// had them. The `first` routes are in force before anything is accepted: a client that waits in a socket of the
+    /// predecessor must not be told that its cluster is unknown. But their NodePorts come last: a Service that asks for a
+    /// port of the gateway itself must not keep it from starting.
     pub fn start(
         config: Config,
         access: AccessLog,
@@ -124,9 +137,7 @@ impl Gateway {
             stop,
             threads: Mutex::new(threads),
         };
-        if let Some(first) = first {
-            gateway.apply(first);
-        }
+        let first = first.map(|first| gateway.shared.live.apply(first));
         let config = &gateway.shared.config;
         let own = [
             (Listener::Sni, config.sni_listen, "connections routed by server name", "--sni-listen"),
@@ -137,6 +148,9 @@ impl Gateway {
                 let opened = gateway.listeners().open(listener, address);
                 opened.map_err(|source| StartError::Listen { address, what, flag, source })?;
             }
+        }
+        for port in first.map(|applied| applied.opened_ports).unwrap_or_default() {
+            gateway.open_port(port);
         }
         // What the first table did not ask for is served by nobody any more.
         gateway.listeners().drop_inherited();
@@ -183,11 +197,32 @@ impl Gateway {
                 }
             }
             Err(error) => {
-                if failed.insert(port, error.to_string()).is_none() {
-                    tracing::error!(%address, %error, "cannot open a NodePort listener; trying again");
+                let error: Box<str> = match self.own_listener(port, &error) {
+                    Some(flag) => format!("it is a port of Portico itself, by {flag}").into(),
+                    None => error.to_string().into(),
+                };
+                if failed.get(&port) != Some(&error) {
+                    let routes = self.shared.live.routes();
+                    let service = routes.ports.get(&port).map(|upstream| upstream.id().to_string());
+                    tracing::error!(service, %address, %error, "cannot open a NodePort listener; trying again");
+                    failed.insert(port, error);
                 }
             }
         }
+    }
+
+    /// The flag of the listener of this process that has `port`, if that is why it could not be bound.
+    fn own_listener(&self, port: u16, error: &io::Error) -> Option<&'static str> {
+        if error.kind() != io::ErrorKind::AddrInUse {
+            return None;
+        }
+        let own = self.listen_addresses().into_iter().filter_map(|(listener, address)| match listener {
+            Listener::Sni => Some((address.port(), "--sni-listen")),
+            Listener::Tunnel => Some((address.port(), "--tunnel-listen")),
+            Listener::NodePort(_) => None,
+        });
+        let mut all = own.chain(self.shared.config.other_ports.iter().copied());
+        all.find_map(|(taken, flag)| (taken == port).then_some(flag))
     }
 
     fn end_departed(&self, departed: Vec<Arc<Endpoint>>, limit: Duration) {
@@ -220,9 +255,16 @@ impl Gateway {
         self.listeners().addresses()
     }
 
-    /// NodePorts that could not be bound, with what the system said.
-    pub fn failed_node_ports(&self) -> Vec<(u16, String)> {
-        self.failed_ports().iter().map(|(port, error)| (*port, error.clone())).collect()
+    /// NodePorts that could not be bound, by number.
+    pub fn failed_node_ports(&self) -> Vec<FailedPort> {
+        let routes = self.shared.live.routes();
+        let describe = |(&port, error): (&u16, &Box<str>)| {
+            let backend = routes.ports.get(&port)?.id();
+            Some(FailedPort { port, backend, error: error.clone() })
+        };
+        let mut failed: Vec<_> = self.failed_ports().iter().filter_map(describe).collect();
+        failed.sort_unstable_by_key(|failed| failed.port);
+        failed
     }
 
     /// Offers the listening sockets at `path` to a successor; done once one accepts on them. Then it is time to
@@ -266,7 +308,7 @@ impl Gateway {
         self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn failed_ports(&self) -> MutexGuard<'_, HashMap<u16, String>> {
+    fn failed_ports(&self) -> MutexGuard<'_, HashMap<u16, Box<str>>> {
         self.failed_ports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

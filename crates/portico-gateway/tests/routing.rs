@@ -143,15 +143,38 @@ fn a_port_that_is_taken_is_reported_and_opened_once_it_is_free() {
     let taken = TcpListener::bind(LOOPBACK).unwrap();
     let port = taken.local_addr().unwrap().port();
     let [endpoint, other] = [Endpoint::new(), Endpoint::new()];
-    Service::new("a", &[endpoint.address]).port(port).expose(&gateway);
+    let service = Service::new("a", &[endpoint.address]).port(port);
+    service.expose(&gateway);
     Service::new("b", &[other.address]).host("b.example.com").expose(&gateway);
-    assert_eq!(gateway.failed_node_ports().len(), 1);
+    let [failed] = &gateway.failed_node_ports()[..] else { panic!("one port cannot be bound") };
+    assert_eq!((failed.port, &failed.backend), (port, &service.backend.id));
+    assert!(failed.error.contains("in use"), "{}", failed.error);
     let (_client, _server) = pair(&gateway, &other, "b.example.com");
     assert!(gateway.retry_failed_ports(), "still taken");
     drop(taken);
     assert!(!gateway.retry_failed_ports());
     let _client = connect(SocketAddr::new(LOOPBACK.ip(), port));
     endpoint.accept();
+}
+
+#[test]
+fn a_service_that_asks_for_a_port_of_the_gateway_itself_is_told_so_and_keeps_nobody_from_starting() {
+    let port = free_port();
+    let [endpoint, other] = [Endpoint::new(), Endpoint::new()];
+    let service = Service::new("a", &[endpoint.address]).port(port);
+    let sni_listen = Some(SocketAddr::new(LOOPBACK.ip(), port));
+    let admin = TcpListener::bind(LOOPBACK).unwrap().local_addr().unwrap().port();
+    let access = portico_gateway::AccessLog::start(portico_gateway::AccessFormat::Off).unwrap();
+    let config = Config { sni_listen, other_ports: vec![(admin, "--admin-listen")], ..config() };
+    let gateway = Gateway::start(config, access, Some(&service.update()), None).unwrap();
+    Service::new("b", &[other.address]).host("b.example.com").expose(&gateway);
+    let (_client, _server) = pair(&gateway, &other, "b.example.com");
+    let error = |gateway: &Gateway| gateway.failed_node_ports()[0].error.to_string();
+    assert!(error(&gateway).contains("Portico itself, by --sni-listen"), "{}", error(&gateway));
+    service.withdraw(&gateway);
+    let _admin = TcpListener::bind((LOOPBACK.ip(), admin)).unwrap();
+    Service::new("a", &[endpoint.address]).port(admin).expose(&gateway);
+    assert!(error(&gateway).contains("by --admin-listen"), "{}", error(&gateway));
 }
 
 #[test]

@@ -50,6 +50,11 @@ pub enum RouteState {
     },
     /// A NodePort whose listener may not be opened: the seed's nodeport-proxy is disabled.
     ListenersOff,
+    /// A NodePort whose listener cannot be opened. A book knows no listeners: whoever opens them says so.
+    ListenerFailed {
+        /// Why.
+        error: Box<str>,
+    },
 }
 
 impl RouteBook {

@@ -103,7 +103,7 @@ async fn start_admin(flags: &Flags, status: &Arc<Status>) -> anyhow::Result<Join
     match server::bind(address).await {
         Ok(listener) => {
             if let Ok(address) = listener.local_addr() {
-                tracing::info!(listener = "admin", %address, "listening");
+                tracing::info!(listener = %"admin", %address, "listening");
             }
             Ok(tokio::spawn(async move { match server::serve(listener, pages).await {} }))
         }

@@ -246,6 +246,7 @@ impl Flags {
     pub(crate) fn config(&self, seed: &Timeouts) -> Result<Config, FlagError> {
         self.check_addresses()?;
         let flags = &self.timeouts;
+        let admin = self.listeners.admin_listen.0;
         let tunnel = self.tunnel_settings(seed)?;
         Ok(Config {
             workers: self.listeners.workers.map_or_else(cores, usize::from),
@@ -253,6 +254,7 @@ impl Flags {
             tunnel_listen: tunnel.as_ref().and(self.listeners.tunnel_listen.0),
             tunnel: tunnel.unwrap_or_default(),
             node_port_address: self.listeners.node_port_address,
+            other_ports: admin.map(|address| (address.port(), "--admin-listen")).into_iter().collect(),
             proxy_protocol: self.client.proxy_protocol()?,
             hello_timeout: flags.hello_timeout,
             connect_timeout: flags.connect_timeout,

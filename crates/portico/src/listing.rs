@@ -7,6 +7,7 @@ use portico_api::names::ClusterName;
 use portico_api::strategy::ExposeStrategy;
 use portico_expose::plan::Plan;
 use portico_expose::resolve::DecidedBy;
+use portico_gateway::Gateway;
 use portico_routes::route::RouteKey;
 use portico_routes::rows::{RouteRow, RouteState};
 use serde::Serialize;
@@ -43,6 +44,17 @@ impl Listing {
     /// Everything there is.
     pub(crate) fn of(pipeline: &Pipeline) -> Self {
         Self { clusters: pipeline.plans().map(ClusterRow::of).collect(), routes: pipeline.rows().collect() }
+    }
+
+    /// Adds what only a running gateway knows: listeners that cannot be opened.
+    pub(crate) fn observe(&mut self, gateway: &Gateway) {
+        for failed in gateway.failed_node_ports() {
+            let of_it =
+                |row: &&mut RouteRow| row.key == RouteKey::Port(failed.port) && row.backend == failed.backend;
+            if let Some(row) = self.routes.iter_mut().find(of_it) {
+                row.state = RouteState::ListenerFailed { error: failed.error };
+            }
+        }
     }
 
     /// Leaves only what belongs to the cluster named `name`.
@@ -119,6 +131,7 @@ fn state(row: &RouteRow) -> String {
         RouteState::NotReady => "not ready".to_owned(),
         RouteState::Conflict { winner } => format!("conflict: {winner} has it"),
         RouteState::ListenersOff => "off: nodeport-proxy is disabled".to_owned(),
+        RouteState::ListenerFailed { error } => format!("cannot be opened: {error}"),
     }
 }
 

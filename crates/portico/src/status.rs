@@ -7,8 +7,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use portico_api::meta::{Kind, ObjectRef};
 use portico_api::problem::{Problem, Severity};
-use portico_gateway::Gateway;
+use portico_gateway::{FailedPort, Gateway};
 use portico_source::ManifestProblem;
 use portico_source::kubernetes::KubernetesStatus;
 
@@ -64,7 +65,11 @@ impl Status {
 
     /// Every cluster and route, in force or not, as `/routes` lists them.
     pub(crate) fn listing(&self) -> Listing {
-        Listing::of(&self.pipeline())
+        let mut listing = Listing::of(&self.pipeline());
+        if let Some(gateway) = self.gateway() {
+            listing.observe(gateway);
+        }
+        listing
     }
 
     /// How the watches of a Kubernetes API are; `None` for a directory.
@@ -81,9 +86,13 @@ impl Status {
         *self.manifest_problems.lock().unwrap_or_else(PoisonError::into_inner) = problems;
     }
 
-    /// What is wrong with objects that could be read, errors first.
+    /// What is wrong with objects that could be read, errors first: by themselves, or because this host has no room for them.
     pub(crate) fn object_problems(&self) -> BTreeSet<Problem> {
-        self.pipeline().problems()
+        let mut problems = self.pipeline().problems();
+        if let Some(gateway) = self.gateway() {
+            problems.extend(gateway.failed_node_ports().into_iter().map(port_problem));
+        }
+        problems
     }
 
     /// What is wrong with objects and was not when this was asked last.
@@ -139,6 +148,19 @@ impl Status {
     /// Whether new connections are welcome.
     pub(crate) fn is_ready(&self) -> bool {
         self.gateway().is_some() && !self.is_stopping()
+    }
+}
+
+/// That a port cannot be bound, as a problem of the Service that asks for it. (The log has it from the data plane.)
+fn port_problem(failed: FailedPort) -> Problem {
+    let FailedPort { port, backend, error } = failed;
+    Problem {
+        severity: Severity::Error,
+        reason: "node-port-failed",
+        object: ObjectRef { kind: Kind::Service, key: backend.service },
+        field: "spec.ports".into(),
+        message: format!("NodePort {port} cannot be opened: {error}; trying again"),
+        remedy: "stop what uses the port on this host, or choose another nodePort".into(),
     }
 }
 

@@ -64,7 +64,7 @@ fn gateway(folder: &Path, more: &[&str]) -> Gateway {
     let arguments = ["gateway", "--manifests", manifests, "--sni-listen", "off", "--tunnel-listen", "off"];
     let loopback = ["--node-port-address", "127.0.0.1", "--admin-listen", "127.0.0.1:0", "--workers", "1"];
     let mut process = Process::start(&[&arguments[..], &loopback, more].concat());
-    let line = process.wait_for("listener=\"admin\"");
+    let line = process.wait_for("listener=admin");
     let admin =
         line.rsplit(':').next().and_then(|port| port.trim().parse().ok()).expect("the log names the port");
     wait_until("it is ready", || get(admin, "/readyz").0 == 200);
@@ -187,6 +187,35 @@ fn a_broken_manifest_is_shown_and_takes_nothing_down() {
         get(gateway.admin, "/metrics").1.contains("portico_problems{severity=\"error\",reason=\"syntax\"} 1")
     );
     ping(&mut connect(port));
+}
+
+#[test]
+fn a_port_that_cannot_be_bound_is_reported_on_its_service_everywhere() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let folder = directory(&[("a.yaml", &service(port, echo()))]);
+    let mut gateway = gateway(folder.path(), &[]);
+    assert_eq!(get(gateway.admin, "/readyz").0, 200, "everybody else is served");
+    let (_, verbose) = get(gateway.admin, "/readyz?verbose");
+    let told = format!(
+        "Service cluster-a/api: spec.ports: NodePort {port} cannot be opened: Address already in use"
+    );
+    assert!(verbose.contains(&told), "{verbose}");
+    let (_, routes) = get(gateway.admin, "/routes");
+    let routes: serde_json::Value = serde_json::from_str(&routes).unwrap();
+    let error = routes["routes"][0]["state"]["listenerFailed"]["error"].as_str().unwrap();
+    assert!(error.contains("Address already in use"), "{error}");
+    let (_, table) = get(gateway.admin, "/routes?o=table");
+    assert!(table.contains("cannot be opened: Address already in use"), "{table}");
+    let counted = "portico_problems{severity=\"error\",reason=\"node-port-failed\"} 1";
+    assert!(get(gateway.admin, "/metrics").1.contains(counted));
+    drop(taken);
+    gateway.process.wait_for("NodePort listener opened at last");
+    ping(&mut connect(port));
+    assert!(!get(gateway.admin, "/metrics").1.contains("node-port-failed"));
+    let said = gateway.process.said();
+    let line = said.lines().find(|line| line.contains("cannot open a NodePort listener")).unwrap();
+    assert!(line.contains("cluster-a/api-secure"), "{line}");
 }
 
 #[test]

@@ -154,7 +154,7 @@ impl Gateway {
             "1",
         ];
         let mut process = Process::of(command.args(arguments).args(more));
-        process.wait_for("listener=\"admin\"");
+        process.wait_for("listener=admin");
         let gateway = Self { process, sni, tunnel, address, admin };
         wait_until("the gateway is ready", || get_from(admin, "/readyz").0 == 200);
         gateway
