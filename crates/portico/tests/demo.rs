@@ -56,6 +56,10 @@ fn the_three_clusters_answer_and_ctrl_c_cleans_up() {
         assert!(table.contains(&format!("cluster-{cluster}/apiserver-external-secure")), "{table}");
     }
 
+    let check = lines.iter().find(|line| line.contains(" check ")).unwrap();
+    let answer = paste(check);
+    assert!(answer.contains("0 errors"), "{check}\n{answer}");
+
     let kubeconfig = said.split_whitespace().find(|word| word.ends_with("by-name.kubeconfig")).unwrap();
     let folder = Path::new(kubeconfig).parent().unwrap().to_owned();
     assert!(folder.join("manifests").is_dir());

@@ -35,6 +35,9 @@ pub(super) fn guide(site: &Site, ports: &Ports, plans: &[Plan]) -> anyhow::Resul
     }
     let table = table::render(["CLUSTER", "STRATEGY", "ADDRESS", "KUBECONFIG"], &rows);
     let manifests = site.path("manifests").display().to_string();
+    // Who runs this demo need not have it on the PATH.
+    let program =
+        std::env::current_exe().map_or_else(|_| "portico".into(), |path| path.display().to_string());
     let admin = ports.admin;
     Ok(format!(
         "\nA gateway and three user clusters, one per expose strategy, all in this process, on loopback.\n\n\
@@ -43,7 +46,7 @@ pub(super) fn guide(site: &Site, ports: &Ports, plans: &[Plan]) -> anyhow::Resul
          \x20 curl 'http://127.0.0.1:{admin}/routes?o=table'\n\
          \x20 curl 'http://127.0.0.1:{admin}/connections?o=table'\n\
          \x20 curl http://127.0.0.1:{admin}/metrics\n\
-         \x20 portico check {manifests}\n\
+         \x20 {program} check {manifests}\n\
          Edit the manifests while a watch runs: no other cluster notices.\n\n\
          Ctrl-C stops the demo and removes its files.\n"
     ))

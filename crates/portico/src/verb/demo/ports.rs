@@ -1,4 +1,5 @@
-//! Free ports on loopback for the demo. A port that is taken is stepped over, and that is said.
+//! Free ports on loopback for the demo. A port that is taken, by another program or for another purpose of the demo, is stepped
+//! over, and that is said.
 
 use std::net::{Ipv4Addr, TcpListener};
 
@@ -25,12 +26,24 @@ pub(super) struct Ports {
 impl Ports {
     /// Looks for free ports, beginning with those in `flags`.
     pub(super) fn find(flags: &Flags) -> anyhow::Result<Self> {
-        Ok(Self {
-            sni: free(flags.sni_port, 1, "connections by server name")?,
-            tunnel: free(flags.tunnel_port, 1, "CONNECT")?,
-            admin: free(flags.admin_port, 1, "the admin listener")?,
-            first_node_port: free(flags.node_port, NODE_PORTS, "NodePorts")?,
-        })
+        let wishes = [
+            (flags.sni_port, 1, "connections by server name"),
+            (flags.tunnel_port, 1, "CONNECT"),
+            (flags.admin_port, 1, "the admin listener"),
+            (flags.node_port, NODE_PORTS, "NodePorts"),
+        ];
+        let mut found = [0; 4];
+        let mut chosen = Vec::new();
+        for (index, &(first, count, purpose)) in wishes.iter().enumerate() {
+            // What comes later has its turn, unless it is the same port: then whoever comes first has it.
+            let mut spared = chosen.clone();
+            spared.extend(wishes[index + 1..].iter().filter(|wish| wish.0 != first).flat_map(span));
+            let start = free(first, count, purpose, &spared)?;
+            chosen.extend(start..start + count);
+            found[index] = start;
+        }
+        let [sni, tunnel, admin, first_node_port] = found;
+        Ok(Self { sni, tunnel, admin, first_node_port })
     }
 
     /// The range that NodePorts are drawn from, as a KubermaticConfiguration has it.
@@ -39,11 +52,16 @@ impl Ports {
     }
 }
 
-/// The first of `count` free ports in a row, at `first` or after it.
-fn free(first: u16, count: u16, purpose: &str) -> anyhow::Result<u16> {
+/// The ports that are wished for.
+fn span(&(first, count, _): &(u16, u16, &str)) -> std::ops::Range<u16> {
+    first..first.saturating_add(count)
+}
+
+/// The first of `count` free ports in a row, at `first` or after it; none of `spared`.
+fn free(first: u16, count: u16, purpose: &str, spared: &[u16]) -> anyhow::Result<u16> {
     let mut start = first;
     while start - first < MOST_TRIED && start.checked_add(count).is_some() {
-        match (start..start + count).rev().find(|&port| is_taken(port)) {
+        match (start..start + count).rev().find(|&port| spared.contains(&port) || is_taken(port)) {
             None if start == first => return Ok(start),
             None => {
                 print(&format!("Port {first} for {purpose} is taken; taking {start} instead.\n"))?;
@@ -68,8 +86,25 @@ mod tests {
         let holder = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let taken = holder.local_addr().unwrap().port();
         if taken < u16::MAX - MOST_TRIED {
-            assert!(free(taken, 1, "a test").unwrap() > taken);
-            assert!(free(taken - 1, 2, "a test").unwrap() > taken);
+            assert!(free(taken, 1, "a test", &[]).unwrap() > taken);
+            assert!(free(taken - 1, 2, "a test", &[]).unwrap() > taken);
+        }
+    }
+
+    #[test]
+    fn no_port_is_chosen_for_two_purposes() {
+        let holder = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let taken = holder.local_addr().unwrap().port();
+        if taken < u16::MAX - MOST_TRIED {
+            // The next one is asked for by CONNECT, and the admin listener asks for what the first has taken.
+            let flags =
+                Flags { sni_port: taken, tunnel_port: taken + 1, admin_port: taken, node_port: taken + 2 };
+            let ports = Ports::find(&flags).unwrap();
+            let mut all = vec![ports.sni, ports.tunnel, ports.admin];
+            all.extend(ports.first_node_port..ports.first_node_port + NODE_PORTS);
+            all.sort_unstable();
+            all.dedup();
+            assert_eq!(all.len(), 7, "{ports:?}");
         }
     }
 }
