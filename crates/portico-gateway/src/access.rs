@@ -13,7 +13,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::record::{End, Listener, Record};
+use crate::record::{ConnectionId, End, Listener, Record};
 use crate::refusal::{Refusal, Side};
 use crate::upstream::Upstream;
 use crate::worker::Shared;
@@ -50,7 +50,15 @@ impl AccessLog {
                 let (sender, receiver) = sync_channel(QUEUE);
                 std::thread::Builder::new()
                     .name("access-log".into())
-                    .spawn(move || write_lines(&receiver))?;
+                    .spawn(move || {
+                        // A closed standard output ends the log, not the gateway.
+                        if let Err(error) = write_lines(&receiver, io::stdout()) {
+                            tracing::error!(
+                                %error,
+                                "standard output takes no more access lines; from now on they are dropped and counted"
+                            );
+                        }
+                    })?;
                 Some(sender)
             }
         };
@@ -70,22 +78,17 @@ impl AccessLog {
     }
 }
 
-fn write_lines(lines: &Receiver<String>) {
-    let mut output = io::BufWriter::new(io::stdout());
+/// Writes lines as they come, many at once when many wait. Ends with the queue, or when `output` fails.
+fn write_lines(lines: &Receiver<String>, output: impl Write) -> io::Result<()> {
+    let mut output = io::BufWriter::new(output);
     while let Ok(line) = lines.recv() {
-        // A closed standard output ends the log, not the gateway.
-        if output.write_all(line.as_bytes()).is_err() {
-            return;
-        }
+        output.write_all(line.as_bytes())?;
         while let Ok(line) = lines.try_recv() {
-            if output.write_all(line.as_bytes()).is_err() {
-                return;
-            }
+            output.write_all(line.as_bytes())?;
         }
-        if output.flush().is_err() {
-            return;
-        }
+        output.flush()?;
     }
+    Ok(())
 }
 
 /// What an access line says. Field names are the ones logs and metrics use.
@@ -107,12 +110,12 @@ pub(crate) struct Line<'a> {
     duration_ms: u64,
     side: Side,
     reason: &'static str,
-    connection: u64,
+    connection: ConnectionId,
 }
 
 /// A client that was not connected.
 pub(crate) struct Refused<'a> {
-    pub(crate) id: u64,
+    pub(crate) id: ConnectionId,
     pub(crate) listener: Listener,
     pub(crate) client: SocketAddr,
     pub(crate) name: Option<&'a str>,
@@ -192,7 +195,7 @@ impl<'a> Line<'a> {
         };
         let _ = write!(
             text,
-            " bytes_up={bytes_up} bytes_down={bytes_down} duration_ms={duration_ms} side={side} reason={reason} connection={connection:x}"
+            " bytes_up={bytes_up} bytes_down={bytes_down} duration_ms={duration_ms} side={side} reason={reason} connection={connection}"
         );
         text
     }
@@ -220,7 +223,7 @@ mod tests {
             duration_ms: 3,
             side: Side::Downstream,
             reason: "unknown",
-            connection: 255,
+            connection: ConnectionId(u64::MAX),
         }
     }
 
@@ -230,8 +233,31 @@ mod tests {
         assert_eq!(
             line.to_text(),
             "2026-01-02T03:04:05.678Z listener=sni client=198.51.100.7:1234 cluster=a name=\"a.example.com\" \
-             bytes_up=0 bytes_down=0 duration_ms=3 side=downstream reason=unknown connection=ff"
+             bytes_up=0 bytes_down=0 duration_ms=3 side=downstream reason=unknown connection=ffffffffffffffff"
         );
+    }
+
+    #[test]
+    fn the_id_of_a_connection_is_the_same_in_text_and_json() {
+        let json: serde_json::Value = serde_json::from_str(&line().format(AccessFormat::Json)).unwrap();
+        assert_eq!(json["connection"], "ffffffffffffffff");
+        assert!(line().to_text().ends_with(" connection=ffffffffffffffff"));
+    }
+
+    #[test]
+    fn a_closed_output_ends_the_log() {
+        struct Closed;
+        impl Write for Closed {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let (sender, lines) = sync_channel(1);
+        sender.send("a line\n".to_owned()).unwrap();
+        assert_eq!(write_lines(&lines, Closed).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
     }
 
     #[test]

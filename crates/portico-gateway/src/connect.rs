@@ -21,7 +21,7 @@ use crate::config::ProxyMode;
 use crate::connection::{Admitted, Arrival, connect, decide, learn_proxy_header, printable, proxy_header};
 use crate::copy::copy;
 use crate::descriptors::Promise;
-use crate::record::{End, Listener, Opening, Session};
+use crate::record::{ConnectionId, End, Listener, Opening, Session};
 use crate::refusal::{Refusal, Side};
 use crate::upstream::Upstream;
 use crate::worker::{Alive, HandshakeGuard, Worker};
@@ -117,7 +117,7 @@ impl Handler for Connection {
             }
             Err(refusal) => {
                 attempt.refuse(refusal);
-                Err(told(refusal))
+                Err(told(refusal, request.identity.is_some()))
             }
         }
     }
@@ -154,7 +154,7 @@ impl Connection {
 
 /// What is known of a request; for the access line, also where it is refused.
 struct Learned {
-    id: u64,
+    id: ConnectionId,
     client: SocketAddr,
     accepted: Duration,
     name: Option<Arc<str>>,
@@ -162,7 +162,7 @@ struct Learned {
 }
 
 impl Learned {
-    fn nothing(id: u64, client: SocketAddr, accepted: Duration) -> Self {
+    fn nothing(id: ConnectionId, client: SocketAddr, accepted: Duration) -> Self {
         Self { id, client, accepted, name: None, upstream: None }
     }
 }
@@ -258,11 +258,23 @@ fn refuse(worker: &Worker, learned: &Learned, refusal: Refusal) {
     });
 }
 
-/// What the client is told.
-fn told(refusal: Refusal) -> portico_tunnel::Refusal {
+/// What the client is told. One that is known by its certificate hears the same of another's cluster and of none at all, or it
+/// could find out which clusters there are; the access line tells them apart.
+fn told(refusal: Refusal, identified: bool) -> portico_tunnel::Refusal {
+    let refusal = match refusal {
+        Refusal::Unknown if identified => Refusal::NotAuthorized,
+        refusal => refusal,
+    };
+    let message = match refusal {
+        // By now it is a request, and the rest of it was well formed.
+        Refusal::Malformed => {
+            "the authority must be HOST:PORT, such as apiserver-external.cluster-a.svc.cluster.local:443"
+        }
+        refusal => refusal.message(),
+    };
     let status = portico_tunnel::StatusCode::from_u16(refusal.status())
         .unwrap_or(portico_tunnel::StatusCode::INTERNAL_SERVER_ERROR);
-    portico_tunnel::Refusal::new(status, refusal.message())
+    portico_tunnel::Refusal::new(status, message)
 }
 
 /// One open tunnel, listed and counted while this is held.

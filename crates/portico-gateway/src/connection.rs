@@ -26,7 +26,7 @@ use crate::config::ProxyMode;
 use crate::copy::copy;
 use crate::descriptors::Promise;
 use crate::pipe::{receive, send};
-use crate::record::{Listener, Opening, Session};
+use crate::record::{ConnectionId, Listener, Opening, Session};
 use crate::refusal::Refusal;
 use crate::upstream::{EndpointUse, Upstream};
 use crate::worker::{Alive, Worker};
@@ -44,7 +44,7 @@ thread_local! {
 /// An accepted connection, before anything is known of it.
 #[derive(Debug)]
 pub(crate) struct Arrival {
-    pub(crate) id: u64,
+    pub(crate) id: ConnectionId,
     pub(crate) listener: Listener,
     /// Who connected: the client, or the hop before us.
     pub(crate) peer: SocketAddr,
@@ -348,8 +348,13 @@ fn with_proxy_header(
 }
 
 /// A PROXY v2 header with the name the client asked for and the id this connection has in access lines.
-pub(crate) fn proxy_header(client: SocketAddr, local: SocketAddr, name: Option<&str>, id: u64) -> Vec<u8> {
-    let unique_id = format!("{id:x}");
+pub(crate) fn proxy_header(
+    client: SocketAddr,
+    local: SocketAddr,
+    name: Option<&str>,
+    id: ConnectionId,
+) -> Vec<u8> {
+    let unique_id = id.to_string();
     let tlvs =
         proxy::Tlvs { authority: name, unique_id: Some(unique_id.as_bytes()), ..proxy::Tlvs::default() };
     proxy::encode_v2(client, local, tlvs)

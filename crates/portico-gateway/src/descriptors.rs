@@ -8,7 +8,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{
-    AtomicU32, AtomicU64,
+    AtomicBool, AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
 use std::time::Duration;
@@ -30,7 +30,17 @@ pub(crate) struct Descriptors {
     promised: AtomicU32,
     /// When the next line may be written, in milliseconds.
     complain_at: AtomicU64,
+    /// Whether there was a line that is not yet followed by one that it is over.
+    complained: AtomicBool,
+    /// Accept loops that rest.
+    resting: AtomicU32,
+    /// Times one began to rest.
+    rests: AtomicU64,
 }
+
+/// Accepting rests while this is held.
+#[derive(Debug)]
+pub(crate) struct Rest(Arc<Descriptors>);
 
 /// A descriptor that an accepted connection will need, given back on drop.
 #[derive(Debug)]
@@ -42,6 +52,9 @@ impl Default for Descriptors {
             most: AtomicU32::new(most()),
             promised: AtomicU32::default(),
             complain_at: AtomicU64::default(),
+            complained: AtomicBool::default(),
+            resting: AtomicU32::default(),
+            rests: AtomicU64::default(),
         }
     }
 }
@@ -72,7 +85,36 @@ impl Descriptors {
         let now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
         let wait = u64::try_from(COMPLAIN_EVERY.as_millis()).unwrap_or(u64::MAX);
         let due = |at: u64| (at <= now).then_some(now.saturating_add(wait));
-        self.complain_at.fetch_update(Relaxed, Relaxed, due).is_ok()
+        let may = self.complain_at.fetch_update(Relaxed, Relaxed, due).is_ok();
+        if may {
+            self.complained.store(true, Relaxed);
+        }
+        may
+    }
+
+    /// Notes that an accept loop rests.
+    pub(crate) fn rest(self: &Arc<Self>) -> Rest {
+        self.resting.fetch_add(1, SeqCst);
+        self.rests.fetch_add(1, Relaxed);
+        Rest(Arc::clone(self))
+    }
+
+    /// Whether any accept loop rests now.
+    pub(crate) fn are_short(&self) -> bool {
+        self.resting.load(SeqCst) > 0
+    }
+
+    /// How often one began to.
+    pub(crate) fn rests(&self) -> u64 {
+        self.rests.load(Relaxed)
+    }
+}
+
+impl Drop for Rest {
+    fn drop(&mut self) {
+        if self.0.resting.fetch_sub(1, SeqCst) == 1 && self.0.complained.swap(false, Relaxed) {
+            tracing::info!("there are free file descriptors again; accepting goes on");
+        }
     }
 }
 

@@ -44,7 +44,7 @@ pub use access::{AccessFormat, AccessLog};
 pub use cluster::{Cluster, ClusterSnapshot, HANDSHAKE_BUCKETS};
 pub use config::{Config, IdleTimeouts, Keepalive, ProxyMode, ProxyProtocol};
 pub use live::{Live, Routes};
-pub use record::{End, Listener, Record};
+pub use record::{ConnectionId, End, Listener, Record};
 pub use refusal::{Refusal, Side};
 pub use takeover::{Offer, Predecessor, TakeOverError, take_over};
 pub use upstream::{Endpoint, Upstream};

@@ -176,6 +176,7 @@ async fn accept_loop(worker: Arc<Worker>, socket: Arc<TcpListener>, listener: Li
             }
         };
         if short {
+            let _rest = descriptors.rest();
             worker.shared.say_descriptors_are_out();
             loop {
                 tokio::time::sleep(OUT_OF_DESCRIPTORS_PAUSE).await;

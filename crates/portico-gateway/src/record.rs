@@ -3,6 +3,7 @@
 //! A [`Session`] is held by whoever moves the bytes of a connection. As long as it lives the connection is listed and counted;
 //! when it is finished, or dropped because its task was cancelled, bytes are added up and the access line is written.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
@@ -17,6 +18,23 @@ use crate::cluster::OpenGuard;
 use crate::refusal::Side;
 use crate::upstream::{Endpoint, EndpointUse, Upstream};
 use crate::worker::Worker;
+
+/// Names one connection or stream wherever it is seen: in access lines, in `/connections`, in PROXY headers. Written in hex, also
+/// in JSON, whose numbers lose digits beyond 2^53 in most readers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnectionId(pub(crate) u64);
+
+impl fmt::Display for ConnectionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}", self.0)
+    }
+}
+
+impl Serialize for ConnectionId {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
 
 /// Through which door a connection came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -50,7 +68,7 @@ pub enum End {
 #[derive(Debug)]
 pub struct Record {
     /// Unique within this process, and unlikely to repeat across restarts. Sent upstream in the PROXY header on request.
-    pub id: u64,
+    pub id: ConnectionId,
     /// Through which door it came.
     pub listener: Listener,
     /// The client: where a trusted hop sent a PROXY header, the address in it.
@@ -129,7 +147,7 @@ pub(crate) struct Session {
 
 /// What a session is opened with, once its upstream is connected.
 pub(crate) struct Opening {
-    pub(crate) id: u64,
+    pub(crate) id: ConnectionId,
     pub(crate) listener: Listener,
     pub(crate) client: SocketAddr,
     pub(crate) name: Option<Arc<str>>,
@@ -215,8 +233,8 @@ impl Listener {
     }
 }
 
-impl std::fmt::Display for Listener {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NodePort(port) => write!(f, "node_port:{port}"),
             other => f.write_str(other.kind()),

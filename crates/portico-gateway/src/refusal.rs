@@ -119,7 +119,7 @@ impl Refusal {
             Self::Unknown => "nothing is exposed under this name",
             Self::NotReady => "exposed, but no endpoint is ready",
             Self::NotAllowed => "the client's address is not on the allow list of this cluster",
-            Self::NotAuthorized => "the client's identity does not open this cluster",
+            Self::NotAuthorized => "the client's identity opens nothing under this name",
             Self::MaxConnections => "the cluster has reached its maximum of connections",
             Self::ConnectionRate => "the cluster has reached its maximum of new connections per second",
             Self::MaxHandshakes => "too many connections are still saying where they want to go",

@@ -17,7 +17,7 @@ use crate::access::{AccessLog, Line, Refused};
 use crate::config::Config;
 use crate::descriptors::Descriptors;
 use crate::live::Live;
-use crate::record::{End, Record};
+use crate::record::{ConnectionId, End, Record};
 use crate::refusal::Refusal;
 
 /// What all workers share.
@@ -51,6 +51,10 @@ pub struct Totals {
     pub accepted: u64,
     /// Calls to accept(2) that failed.
     pub accept_errors: u64,
+    /// Whether accepting rests now, on any listener, for want of descriptors.
+    pub accept_rests_now: bool,
+    /// Times it began to rest.
+    pub accept_rests: u64,
     /// Connections that have not yet said where they want to go.
     pub handshakes: u32,
     /// Clients refused, in the order of [`Refusal::ALL`].
@@ -121,6 +125,8 @@ impl Shared {
         Totals {
             accepted: self.accepted.load(Relaxed),
             accept_errors: self.accept_errors.load(Relaxed),
+            accept_rests_now: self.descriptors.are_short(),
+            accept_rests: self.descriptors.rests(),
             handshakes: self.handshakes.load(Relaxed),
             refusals: std::array::from_fn(|index| self.refusals[index].load(Relaxed)),
             ends: std::array::from_fn(|index| self.ends[index].load(Relaxed)),
@@ -153,8 +159,8 @@ impl Shared {
         }
     }
 
-    pub(crate) fn next_id(&self) -> u64 {
-        self.ids.fetch_add(1, Relaxed)
+    pub(crate) fn next_id(&self) -> ConnectionId {
+        ConnectionId(self.ids.fetch_add(1, Relaxed))
     }
 
     pub(crate) fn count_accepted(&self) {

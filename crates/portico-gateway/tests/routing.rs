@@ -327,6 +327,6 @@ fn a_service_that_asks_for_it_learns_the_client_from_a_proxy_header() {
     assert_eq!(length, bytes.len());
     assert_eq!(source, client.local_addr().unwrap());
     assert_eq!(authority.as_deref(), Some(HOST));
-    assert_eq!(id, Some(format!("{:x}", gateway.connections()[0].id).into_bytes()));
+    assert_eq!(id, Some(format!("{}", gateway.connections()[0].id).into_bytes()));
     assert_eq!(read_exactly(&mut server, hello(HOST).len()), hello(HOST));
 }

@@ -160,14 +160,18 @@ fn every_refusal_has_its_status_its_sentence_and_its_counter() {
         ("full.test:443", 429, Refusal::MaxConnections),
         ("no-port", 400, Refusal::Malformed),
     ] {
+        let sentence = match refusal {
+            Refusal::Malformed => "the authority must be HOST:PORT",
+            refusal => refusal.message(),
+        };
         let before = count(&gateway, refusal);
         let text = answer(&gateway, authority);
         assert!(text.starts_with(&format!("HTTP/1.1 {status} ")), "{authority}: {text}");
-        assert!(text.ends_with(&format!("\r\n\r\n{}\n", refusal.message())), "{authority}: {text}");
+        assert!(text.contains(&format!("\r\n\r\n{sentence}")), "{authority}: {text}");
         let (http2_status, _send, mut recv) = client.connect(authority);
         assert_eq!(http2_status, status, "{authority}");
-        let sentence = client.read(&mut recv).unwrap().unwrap();
-        assert_eq!(sentence, format!("{}\n", refusal.message()));
+        let answer = client.read(&mut recv).unwrap().unwrap();
+        assert!(answer.starts_with(sentence.as_bytes()), "{authority}: {answer:?}");
         assert_eq!(count(&gateway, refusal) - before, 2, "{authority}");
     }
     assert_eq!(gateway.connections().len(), 0);
@@ -187,8 +191,10 @@ fn an_identity_opens_its_own_cluster_and_no_other() {
     assert_eq!(ask("a", "b.test:443"), 403);
     assert_eq!(count(&gateway, Refusal::NotAuthorized), 1);
     assert_eq!(ask("b", "a.test:443"), 403);
-    assert_eq!(ask("a", "unknown.test:443"), 404);
     assert_eq!(count(&gateway, Refusal::NotAuthorized), 2);
+    // A name that nobody exposes looks the same, or clusters could be found by guessing; the operator sees the difference.
+    assert_eq!(ask("a", "unknown.test:443"), 403);
+    assert_eq!(count(&gateway, Refusal::Unknown), 1);
     let server = std::thread::spawn(move || drop(endpoint.accept()));
     assert_eq!(ask("a", "a.test:443"), 200);
     server.join().unwrap();

@@ -64,6 +64,8 @@ fn out_of_descriptors_it_serves_on_what_is_open_says_so_and_lets_the_others_in_a
     let hello = hello(CLUSTER);
     let mut clients: Vec<TcpStream> = (0..CLIENTS).map(|_| knock(&gateway, &hello)).collect();
     gateway.process.wait_for("out of file descriptors");
+    assert!(gateway.get("/readyz?verbose").contains("[!] accepting: rests until file descriptors are free"));
+    assert_eq!(gateway.metric("portico_accepting"), 0);
     assert!(open.iter_mut().all(|stream| comes_back(stream, b"ping")));
     assert!(open.iter_mut().all(carries_a_megabyte));
 
@@ -78,6 +80,9 @@ fn out_of_descriptors_it_serves_on_what_is_open_says_so_and_lets_the_others_in_a
         assert!(by_port(&gateway, PORT).is_some());
     }
     assert_eq!(gateway.metric("portico_refusals_total{reason=\"out_of_descriptors\",side=\"gateway\"}"), 0);
+    gateway.process.wait_for("accepting goes on");
+    assert_eq!(gateway.metric("portico_accepting"), 1);
+    assert!(gateway.metric("portico_accept_rests_total") > 0);
 }
 
 #[test]

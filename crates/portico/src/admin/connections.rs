@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use portico_gateway::{Gateway, Listener, Record};
+use portico_gateway::{ConnectionId, Gateway, Listener, Record};
 use serde::Serialize;
 
 use crate::outcome::OutputFormat;
@@ -14,8 +14,7 @@ use crate::table;
 /// One open connection. Field names are those of the access line.
 #[derive(Debug, Serialize)]
 pub(super) struct Connection {
-    #[serde(serialize_with = "as_hex")]
-    connection: u64,
+    connection: ConnectionId,
     listener: Listener,
     cluster: String,
     service: String,
@@ -84,11 +83,6 @@ impl Connection {
             self.name.as_deref().unwrap_or("-").to_owned(),
         ]
     }
-}
-
-/// As in the access line.
-fn as_hex<S: serde::Serializer>(id: &u64, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(&format_args!("{id:x}"))
 }
 
 /// A number of bytes with three digits or so.

@@ -22,25 +22,22 @@ pub(super) struct Readiness {
 
 /// Looks at what a gateway needs to serve.
 pub(super) fn readiness(status: &Status, verbose: bool) -> Readiness {
-    let checks = [
-        (
-            "source",
-            status.gateway().is_some(),
-            "every object has been read",
-            "waiting for the first complete reading of all objects",
-        ),
-        (
-            "accepting",
-            !status.is_stopping(),
-            "new connections are welcome",
-            "stopping: open connections may finish",
-        ),
-    ];
+    let gateway = status.gateway();
+    let (accepting, how) = match gateway {
+        None => (false, "no listener is open yet"),
+        Some(_) if status.is_stopping() => (false, "stopping: open connections may finish"),
+        Some(_) => (true, "new connections are welcome"),
+    };
+    let read = match gateway {
+        None => "waiting for the first complete reading of all objects",
+        Some(_) => "every object has been read",
+    };
+    let checks = [("source", gateway.is_some(), read), ("accepting", accepting, how)];
     let ready = checks.iter().all(|check| check.1);
     let mut text = String::new();
     if verbose {
-        for (name, passed, good, bad) in checks {
-            let (sign, detail) = if passed { ('+', good) } else { ('-', bad) };
+        for (name, passed, detail) in checks {
+            let sign = if passed { '+' } else { '-' };
             line(&mut text, format_args!("[{sign}] {name}: {detail}"));
         }
         details(&mut text, status);
@@ -54,16 +51,19 @@ fn details(text: &mut String, status: &Status) {
         watches(text, &source);
     }
     if let Some(gateway) = status.gateway() {
+        // Not a reason to be unready: it passes with the next connection that ends, and other replicas may fare no better.
+        if gateway.shared().totals().accept_rests_now {
+            line(
+                text,
+                format_args!(
+                    "[!] accepting: rests until file descriptors are free; clients wait; raise the limit (ulimit -n)"
+                ),
+            );
+        }
         for (listener, address) in gateway.listen_addresses() {
             if !matches!(listener, Listener::NodePort(_)) {
                 line(text, format_args!("[+] listener {listener}: {address}"));
             }
-        }
-        for (port, error) in gateway.failed_node_ports() {
-            line(
-                text,
-                format_args!("[!] listener node_port:{port}: cannot be opened: {error}; trying again"),
-            );
         }
     }
     let manifest = status.manifest_problems();

@@ -180,8 +180,19 @@ fn write_totals(gateway: &Gateway, out: &mut Families<'_>) -> fmt::Result {
     out.one_counter("accepted_connections", "Connections accepted, on all listeners.", totals.accepted)?;
     out.one_counter(
         "accept_errors",
-        "Failed attempts to accept; out of descriptors, nearly always.",
+        "Failed attempts to accept; clients that gave up while they waited, nearly always.",
         totals.accept_errors,
+    )?;
+    out.one_gauge(
+        "accepting",
+        "0 while accepting rests, on any listener, for want of descriptors.",
+        None,
+        u64::from(!totals.accept_rests_now),
+    )?;
+    out.one_counter(
+        "accept_rests",
+        "Times accepting began to rest for want of descriptors.",
+        totals.accept_rests,
     )?;
     let handshakes = u64::from(totals.handshakes);
     out.one_gauge(
