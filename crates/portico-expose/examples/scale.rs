@@ -9,13 +9,13 @@ use std::time::Instant;
 
 use portico_api::port_range::PortRange;
 use portico_expose::change::Change;
-use portico_expose::node_ports::NodePortBook;
+use portico_expose::memory::Memory;
 use portico_expose::planner::{Mode, Planner, Settings};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let count: usize = std::env::args().nth(1).map_or(Ok(10_000), |count| count.parse())?;
     let settings = Settings { mode: Mode::Plan, node_ips: Vec::new(), reserved_ports: vec![6_443] };
-    let mut planner = Planner::new(settings, NodePortBook::default(), 1);
+    let mut planner = Planner::new(settings, Memory::default(), 1);
     let before = resident_kib();
 
     let start = Instant::now();
@@ -48,12 +48,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let seed = start.elapsed();
 
     let start = Instant::now();
-    let stored = planner.book().to_json()?.len();
+    let stored = planner.memory().to_json()?.len();
     println!("{count} clusters, {outputs} outputs, {} problems", planner.problems().count());
     println!("all of them, one by one, with reading JSON   {first:>12.1?}");
     println!("one changed cluster, with reading JSON       {one:>12.1?}");
     println!("a changed Seed ({by_seed} outputs)              {seed:>12.1?}");
-    println!("the NodePort book as JSON ({stored} bytes)     {:>12.1?}", start.elapsed());
+    println!("what is remembered as JSON ({stored} bytes)    {:>12.1?}", start.elapsed());
     println!("resident memory of the planner               {resident:>9} KiB");
     Ok(())
 }

@@ -12,6 +12,7 @@ pub mod change;
 pub mod draw;
 pub mod front;
 pub mod hosts;
+pub mod memory;
 pub mod networks;
 pub mod node_ports;
 pub mod plan;

@@ -1,7 +1,9 @@
 //! Which NodePort number belongs to which Service port: drawn once, never twice, the same after a restart.
 //!
 //! In a seed cluster the API server does this. Where objects come from a directory there is none, and this book takes its
-//! place. Users have the numbers in their kubeconfigs, so a number once given stays until its owner is explicitly released.
+//! place. Users have the numbers in their kubeconfigs, so a number that was released is still remembered: whoever had it gets
+//! it back (a file that was away while a checkout was under way is no new cluster), and nobody else does while the range has
+//! a number that was never given.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,9 +13,6 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::draw::Draw;
-
-/// Version of the document that [`NodePortBook::to_json`] writes.
-const FORMAT: u32 = 1;
 
 /// One port of one Service, written `namespace/service/port-name`. Ordered by namespace first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -59,70 +58,57 @@ pub struct Taken {
     pub owner: PortKey,
 }
 
-/// Why a stored book cannot be used.
-#[derive(Debug, Error)]
-pub enum BookError {
-    /// Not the JSON document that was written.
-    #[error(
-        "the NodePort book is damaged ({0}); restore it, or remove it and let every NodePort be drawn anew"
-    )]
-    Damaged(#[from] serde_json::Error),
-    /// Written by a later Portico.
-    #[error("the NodePort book has format {0}, this program knows {FORMAT}; use the program that wrote it")]
-    Format(u32),
-    /// One port, two owners.
-    #[error("the NodePort book gives port {port} to {} and to {}; remove one of the two lines", first.as_str(), second.as_str())]
-    Twice {
-        /// The port.
-        port: u16,
-        /// One owner.
-        first: PortKey,
-        /// The other.
-        second: PortKey,
-    },
-}
-
-/// The document: sorted, one line an entry when printed, so that people can read and mend it.
-#[derive(Serialize, Deserialize)]
-struct Document<Ports> {
-    format: u32,
-    #[serde(rename = "nodePorts")]
-    node_ports: Ports,
+/// One port, two owners.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("gives port {port} to {} and to {}", first.as_str(), second.as_str())]
+pub struct Twice {
+    /// The port.
+    pub port: u16,
+    /// One owner.
+    pub first: PortKey,
+    /// The other.
+    pub second: PortKey,
 }
 
 /// Who owns which port.
 #[derive(Debug, Clone, Default)]
 pub struct NodePortBook {
-    given: BTreeMap<PortKey, u16>,
+    given: BTreeMap<PortKey, Given>,
     owners: BTreeMap<u16, PortKey>,
     /// Ports that Services fix themselves, and by how many; not stored, the Services say so again.
     fixed: BTreeMap<u16, u32>,
+    /// Ports in use or fixed.
     taken: PortSet,
+    /// These, and the ones that are remembered for who had them.
+    kept: PortSet,
     revision: u64,
     freed: u64,
 }
 
+/// A port and whether its owner is there.
+#[derive(Debug, Clone, Copy)]
+struct Given {
+    port: u16,
+    in_use: bool,
+}
+
 impl NodePortBook {
-    /// Reads what [`Self::to_json`] wrote.
-    pub fn from_json(text: &str) -> Result<Self, BookError> {
-        let document: Document<BTreeMap<PortKey, u16>> = serde_json::from_str(text)?;
-        if document.format != FORMAT {
-            return Err(BookError::Format(document.format));
-        }
+    /// A book that remembers `ports`. All count as in use until [`Self::retain`] says otherwise.
+    pub fn remembering(ports: impl IntoIterator<Item = (PortKey, u16)>) -> Result<Self, Twice> {
         let mut book = Self::default();
-        for (key, port) in document.node_ports {
+        for (second, port) in ports {
             if let Some(first) = book.owners.get(&port) {
-                return Err(BookError::Twice { port, first: first.clone(), second: key });
+                return Err(Twice { port, first: first.clone(), second });
             }
-            book.give(key, port);
+            book.give(second, port);
         }
         book.revision = 0;
         Ok(book)
     }
 
-    /// The book as it is to be stored.
-    pub fn to_json(&self) -> Result<String, serde_json::Error> {
-        serde_json::to_string_pretty(&Document { format: FORMAT, node_ports: &self.given })
+    /// Every port that was ever given, in use or remembered.
+    pub fn all(&self) -> impl Iterator<Item = (&PortKey, u16)> {
+        self.given.iter().map(|(key, given)| (key, given.port))
     }
 
     /// Grows by every change that must be stored.
@@ -135,42 +121,54 @@ impl NodePortBook {
         self.freed
     }
 
-    /// The port that was given to `key`.
+    /// The port that `key` has.
     pub fn get(&self, key: &PortKey) -> Option<u16> {
-        self.given.get(key).copied()
+        self.given.get(key).filter(|given| given.in_use).map(|given| given.port)
     }
 
-    /// Whose `port` is.
-    pub fn owner(&self, port: u16) -> Option<&PortKey> {
-        self.owners.get(&port)
-    }
-
-    /// Sees to it that each of `keys` has a port; those without get one at random from `range`. All or none: a control plane
-    /// with half its ports is of no use to anybody.
+    /// Sees to it that each of `keys` has a port: the one it had, else one at random from `range`. All or none: a control
+    /// plane with half its ports is of no use to anybody.
     pub fn allocate(&mut self, keys: &[PortKey], range: PortRange, draw: &mut Draw) -> Result<(), Exhausted> {
-        let missing: Vec<&PortKey> = keys.iter().filter(|key| !self.given.contains_key(key)).collect();
+        let (back, new): (Vec<&PortKey>, Vec<&PortKey>) =
+            keys.iter().filter(|key| self.get(key).is_none()).partition(|key| self.given.contains_key(key));
+        let from_range = back.iter().filter(|key| range.contains(self.given[key].port)).count() + new.len();
         let used = self.taken.count(range);
-        let needed = u32::try_from(missing.len()).unwrap_or(u32::MAX);
+        let needed = u32::try_from(from_range).unwrap_or(u32::MAX);
         if needed > range.size() - used {
             return Err(Exhausted { range, used, needed });
         }
-        for key in missing {
+        for key in back {
+            if let Some(given) = self.given.get_mut(key) {
+                given.in_use = true;
+                self.taken.insert(given.port);
+            }
+        }
+        for key in new {
+            // Numbers that nobody remembers first.
+            let unknown = range.size() - self.kept.count(range);
             let free = range.size() - self.taken.count(range);
-            if let Some(port) = self.taken.free(range, draw.below(free)) {
+            let port = match unknown {
+                0 => self.taken.free(range, draw.below(free)),
+                _ => self.kept.free(range, draw.below(unknown)),
+            };
+            if let Some(port) = port {
+                self.forget(port);
                 self.give(key.clone(), port);
             }
         }
         Ok(())
     }
 
-    /// Keeps `port` out of the draw until [`Self::unfix`] is called as often. A port that was given to anybody but `by` is
-    /// theirs.
+    /// Keeps `port` out of the draw until [`Self::unfix`] is called as often. A port that anybody but `by` uses is theirs.
     pub fn fix(&mut self, by: &PortKey, port: u16) -> Result<(), Taken> {
-        if let Some(owner) = self.owners.get(&port).filter(|&owner| owner != by) {
-            return Err(Taken { port, owner: owner.clone() });
+        match self.owners.get(&port) {
+            Some(owner) if self.get(owner).is_none() => self.forget(port),
+            Some(owner) if owner != by => return Err(Taken { port, owner: owner.clone() }),
+            _ => {}
         }
         *self.fixed.entry(port).or_default() += 1;
         self.taken.insert(port);
+        self.kept.insert(port);
         Ok(())
     }
 
@@ -184,46 +182,62 @@ impl NodePortBook {
         }
     }
 
-    /// Frees the port of `key`.
+    /// Frees the port of `key`, and remembers that it was its.
     pub fn release(&mut self, key: &PortKey) {
-        if let Some(port) = self.given.remove(key) {
-            self.owners.remove(&port);
+        if let Some(given) = self.given.get_mut(key).filter(|given| given.in_use) {
+            given.in_use = false;
+            let port = given.port;
             self.settle(port);
-            self.revision += 1;
         }
     }
 
-    /// Frees every port that is not to be kept.
+    /// Releases every port that is not to be kept.
     pub fn retain(&mut self, keep: impl Fn(&PortKey, u16) -> bool) {
-        let gone = self.given.iter().filter(|&(key, &port)| !keep(key, port));
+        let gone = self.given.iter().filter(|&(key, given)| !keep(key, given.port));
         let gone: Vec<PortKey> = gone.map(|(key, _)| key.clone()).collect();
         for key in gone {
             self.release(&key);
         }
     }
 
-    /// The ports given to Services of `namespace`.
+    /// The ports that Services of `namespace` have.
     pub fn of_namespace(&self, namespace: &str) -> impl Iterator<Item = (&PortKey, u16)> {
         let from = PortKey(format!("{namespace}/").into());
         self.given
             .range(from.clone()..)
-            .map(|(key, &port)| (key, port))
             .take_while(move |(key, _)| key.0.starts_with(&*from.0))
+            .filter(|(_, given)| given.in_use)
+            .map(|(key, given)| (key, given.port))
     }
 
     fn give(&mut self, key: PortKey, port: u16) {
         self.taken.insert(port);
+        self.kept.insert(port);
         self.owners.insert(port, key.clone());
-        self.given.insert(key, port);
+        self.given.insert(key, Given { port, in_use: true });
         self.revision += 1;
+    }
+
+    /// Forgets who had `port`.
+    fn forget(&mut self, port: u16) {
+        if let Some(owner) = self.owners.remove(&port) {
+            self.given.remove(&owner);
+            self.revision += 1;
+        }
     }
 
     /// Frees `port` unless somebody still holds it.
     fn settle(&mut self, port: u16) {
-        if !self.owners.contains_key(&port) && !self.fixed.contains_key(&port) {
-            self.taken.remove(port);
-            self.freed += 1;
+        if self.fixed.contains_key(&port) {
+            return;
         }
+        match self.owners.get(&port) {
+            Some(owner) if self.get(owner).is_some() => return,
+            Some(_) => {}
+            None => self.kept.remove(port),
+        }
+        self.taken.remove(port);
+        self.freed += 1;
     }
 }
 
@@ -294,6 +308,11 @@ mod tests {
         PortKey::new("cluster-a", name, "secure")
     }
 
+    /// The book after a restart.
+    fn again(book: &NodePortBook) -> NodePortBook {
+        NodePortBook::remembering(book.all().map(|(key, port)| (key.clone(), port))).unwrap()
+    }
+
     fn keys(count: usize) -> Vec<PortKey> {
         (0..count).map(|index| key(&format!("s{index}"))).collect()
     }
@@ -336,14 +355,44 @@ mod tests {
     }
 
     #[test]
-    fn one_port_with_two_owners_is_no_book() {
-        let text = r#"{"format": 1, "nodePorts": {"a/b/c": 30000, "a/b/d": 30000}}"#;
-        assert!(matches!(NodePortBook::from_json(text), Err(BookError::Twice { port: 30_000, .. })));
-        assert!(matches!(NodePortBook::from_json("{}"), Err(BookError::Damaged(_))));
-        assert!(matches!(
-            NodePortBook::from_json(r#"{"format": 2, "nodePorts": {}}"#),
-            Err(BookError::Format(2))
-        ));
+    fn who_comes_back_gets_the_port_it_had_also_after_a_restart() {
+        let (mut book, mut draw) = (NodePortBook::default(), Draw::new(1));
+        book.allocate(&keys(2), PortRange::NODE_PORTS, &mut draw).unwrap();
+        let had = book.get(&key("s0"));
+        book.release(&key("s0"));
+        assert_eq!(book.get(&key("s0")), None);
+        let mut book = again(&book);
+        book.retain(|key, _| *key == self::key("s1"));
+        book.allocate(&keys(400), PortRange::NODE_PORTS, &mut draw).unwrap();
+        assert_eq!(book.get(&key("s0")), had);
+    }
+
+    #[test]
+    fn a_port_that_is_remembered_goes_to_others_only_when_no_other_is_left() {
+        let (mut book, mut draw) = (NodePortBook::default(), Draw::new(1));
+        let range = PortRange::new(30_000, 30_002).unwrap();
+        book.allocate(&[key("old")], range, &mut draw).unwrap();
+        let had = book.get(&key("old")).unwrap();
+        book.release(&key("old"));
+        book.allocate(&keys(2), range, &mut draw).unwrap();
+        assert!(keys(2).iter().all(|key| book.get(key) != Some(had)));
+        book.allocate(&keys(3), range, &mut draw).unwrap();
+        assert_eq!(book.get(&key("s2")), Some(had));
+        book.release(&key("s0"));
+        let free = range.size() - book.taken.count(range);
+        book.allocate(&[key("old")], range, &mut draw).unwrap();
+        assert_eq!((free, book.get(&key("s0"))), (1, None), "it had to be drawn anew");
+    }
+
+    #[test]
+    fn a_service_may_fix_a_port_whose_owner_is_gone() {
+        let mut book = NodePortBook::default();
+        let range = PortRange::new(30_000, 30_000).unwrap();
+        book.allocate(&keys(1), range, &mut Draw::new(7)).unwrap();
+        book.release(&key("s0"));
+        book.fix(&key("mine"), 30_000).unwrap();
+        let error = book.allocate(&keys(1), range, &mut Draw::new(7)).unwrap_err();
+        assert_eq!((error.used, error.needed), (1, 1));
     }
 
     #[test]
@@ -424,12 +473,15 @@ mod tests {
                         book.unfix(fixed.swap_remove(index));
                     },
                     Step::Restart => {
-                        book = NodePortBook::from_json(&book.to_json().unwrap()).unwrap();
+                        book = again(&book);
                         for &port in &fixed {
                             // Whoever fixed it says so again, in the name of its present owner if it has one.
-                            let by = book.owner(port).cloned().unwrap_or_else(|| key("x"));
+                            let by = book.owners.get(&port).cloned().unwrap_or_else(|| key("x"));
                             book.fix(&by, port).unwrap();
                         }
+                        book.retain(|key, port| model.iter().any(|(owner, held)| {
+                            *held == port && *key == self::key(&owner.to_string())
+                        }));
                     }
                 }
                 let ports: BTreeSet<u16> = model.values().copied().collect();

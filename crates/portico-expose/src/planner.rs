@@ -7,10 +7,11 @@
 //! - A Cluster that never was usable gets no Services, and a policy all the same: Services that others made for it must not
 //!   stand open because its allow list could not be read.
 //! - A Service that somebody wrote takes the place of a planned one of the same name.
+//! - A Cluster keeps strategy and NodePorts from one run to the next, also while its manifest cannot be read.
 //!
 //! # Assumptions
-//! - Whoever calls stores [`Planner::book`] when its revision grew, before the outputs take effect, and calls
-//!   [`Planner::release_forgotten`] once, after the first complete set of objects.
+//! - Whoever calls stores the [`Memory`] when [`Planner::revision`] grew, before the outputs take effect, and calls
+//!   [`Planner::first_picture_complete`] once, after the first complete set of objects.
 
 mod explicit;
 mod levels;
@@ -30,13 +31,15 @@ use portico_api::port_range::PortRange;
 use portico_api::problem::{Problem, Severity};
 use portico_api::seed::{Seed, Timeouts};
 use portico_api::service::Service;
+use portico_api::strategy::ExposeStrategy;
 
 use self::explicit::{ExplicitServices, node_ports_exhausted};
 use self::levels::{Active, Level, LevelObject};
 use crate::address::Known;
 use crate::change::{Change, Output};
 use crate::draw::Draw;
-use crate::node_ports::{NodePortBook, PortKey};
+use crate::memory::Memory;
+use crate::node_ports::PortKey;
 use crate::plan::{Inputs, LoadBalancers, Plan, exposed, node_ports_needed, plan};
 use crate::policy::policy;
 use crate::resolve::{DecidedBy, Decision, seed_of, strategy};
@@ -105,16 +108,20 @@ pub struct Planner {
     seeds: Level<Seed>,
     clusters: HashMap<ClusterName, Slot>,
     explicit: ExplicitServices,
-    book: NodePortBook,
+    memory: Memory,
+    /// Grows whenever a remembered strategy changed.
+    strategies_revision: u64,
     draw: Draw,
     timeouts: Timeouts,
     problems: BTreeMap<ObjectRef, Vec<Problem>>,
     /// Clusters that wait for NodePorts.
     waiting: BTreeSet<ClusterName>,
+    /// Of a step that is noted in part.
+    work: Work,
 }
 
-/// What one call of [`Planner::apply`] has still to do.
-#[derive(Default)]
+/// What one step has still to do.
+#[derive(Debug, Default)]
 struct Work {
     outputs: Vec<Output>,
     /// Clusters to be planned anew.
@@ -125,12 +132,12 @@ struct Work {
 }
 
 impl Planner {
-    /// A planner that knows no objects yet. `seed` decides which NodePorts are drawn.
-    pub fn new(settings: Settings, mut book: NodePortBook, seed: u64) -> Self {
+    /// A planner that knows no objects yet, and what an earlier one remembered. `seed` decides which NodePorts are drawn.
+    pub fn new(settings: Settings, mut memory: Memory, seed: u64) -> Self {
         for &port in &settings.reserved_ports {
             // A port that the book gave away in an earlier life stays with its owner: moving it would break kubeconfigs.
             // The listener that wants it too says so when it cannot bind.
-            let _ = book.fix(&PortKey::new("", "gateway", ""), port);
+            let _ = memory.node_ports.fix(&PortKey::new("", "gateway", ""), port);
         }
         Self {
             settings,
@@ -138,35 +145,52 @@ impl Planner {
             seeds: Level::default(),
             clusters: HashMap::new(),
             explicit: ExplicitServices::default(),
-            book,
+            memory,
+            strategies_revision: 0,
             draw: Draw::new(seed),
             timeouts: Timeouts::default(),
             problems: BTreeMap::new(),
             waiting: BTreeSet::new(),
+            work: Work::default(),
         }
+    }
+
+    /// Notes the first part of changes that belong together as one step; what follows for Clusters comes with the last part.
+    /// A Cluster judged before its Seed is read would be put into force with a strategy that nobody chose.
+    pub fn note(&mut self, changes: impl IntoIterator<Item = Change>) -> Vec<Output> {
+        let mut work = std::mem::take(&mut self.work);
+        for change in last_of_each(changes) {
+            self.take_in(change, &mut work);
+        }
+        let outputs = std::mem::take(&mut work.outputs);
+        self.work = work;
+        outputs
     }
 
     /// Applies changes that belong together as one step, in whatever order they come; of several for one object the last
     /// counts.
     pub fn apply(&mut self, changes: impl IntoIterator<Item = Change>) -> Vec<Output> {
-        let mut work = Work::default();
-        let freed = self.book.freed();
-        for change in last_of_each(changes) {
-            self.take_in(change, &mut work);
-        }
+        let freed = self.memory.node_ports.freed();
+        let outputs = self.note(changes);
+        let mut work = Work { outputs, ..std::mem::take(&mut self.work) };
         if work.levels_changed {
             self.settle_levels(&mut work);
         }
         self.settle_clusters(&mut work);
-        if self.book.freed() != freed {
+        if self.memory.node_ports.freed() != freed {
             self.retry_waiting(&mut work);
         }
         work.outputs
     }
 
-    /// The NodePorts given so far, to be stored when [`NodePortBook::revision`] grew.
-    pub fn book(&self) -> &NodePortBook {
-        &self.book
+    /// What is to be stored when [`Self::revision`] grew.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Grows with every change of [`Self::memory`] that must be stored.
+    pub fn revision(&self) -> u64 {
+        self.memory.node_ports.revision() + self.strategies_revision
     }
 
     /// Everything wrong, by object.
@@ -186,15 +210,21 @@ impl Planner {
         names.into_iter().filter_map(|name| self.plan(name))
     }
 
-    /// Frees the NodePorts of clusters and Services that went while nobody was watching. To be called once, when every object
-    /// has been applied.
-    pub fn release_forgotten(&mut self) -> Vec<Output> {
-        let freed = self.book.freed();
+    /// Every object there is has been applied for the first time: the NodePorts of those that are gone may be given to others
+    /// if need be, and their strategies are forgotten. Not so if some object could not be read, for which `whole` is false.
+    pub fn first_picture_complete(&mut self, whole: bool) -> Vec<Output> {
+        let mut work = Work::default();
+        if !whole {
+            return work.outputs;
+        }
+        let freed = self.memory.node_ports.freed();
         let (clusters, explicit) = (&self.clusters, &self.explicit);
         let known = |key: &PortKey| clusters.contains_key(&ClusterName::of_namespace(key.namespace()));
-        self.book.retain(|key, port| known(key) || explicit.holds(key, port));
-        let mut work = Work::default();
-        if self.book.freed() != freed {
+        self.memory.node_ports.retain(|key, port| known(key) || explicit.holds(key, port));
+        let remembered = self.memory.strategies.len();
+        self.memory.strategies.retain(|name, _| clusters.contains_key(name));
+        self.strategies_revision += (remembered - self.memory.strategies.len()) as u64;
+        if self.memory.node_ports.freed() != freed {
             self.retry_waiting(&mut work);
         }
         work.outputs
@@ -234,7 +264,8 @@ impl Planner {
         }
         let object = ObjectRef::new(Kind::Service, &service.metadata);
         let range = self.node_port_range();
-        let (service, problems) = self.explicit.set(service, &mut self.book, range, &mut self.draw);
+        let (service, problems) =
+            self.explicit.set(service, &mut self.memory.node_ports, range, &mut self.draw);
         self.release_unused(&object.key);
         self.report(object, problems, work);
         work.dirty.extend(self.cluster_in(&service.metadata.namespace));
@@ -246,7 +277,7 @@ impl Planner {
             work.outputs.push(Output::NoService(key));
             return;
         }
-        if self.explicit.remove(&key, &mut self.book) {
+        if self.explicit.remove(&key, &mut self.memory.node_ports) {
             self.report(ObjectRef { kind: Kind::Service, key: key.clone() }, Vec::new(), work);
             work.dirty.extend(self.cluster_in(&key.namespace));
             work.vacated.push(key);
@@ -270,6 +301,7 @@ impl Planner {
     fn remove_cluster(&mut self, name: &ClusterName, work: &mut Work) {
         let Some(slot) = self.clusters.remove(name) else { return };
         self.waiting.remove(name);
+        self.strategies_revision += u64::from(self.memory.strategies.remove(name).is_some());
         let namespace = name.namespace();
         for served in slot.good.iter().flat_map(|good| &good.served).filter(|served| served.digest.is_some())
         {
@@ -375,6 +407,7 @@ impl Planner {
         if let Some((cluster, approved)) = in_force {
             let before = slot.good.take().map(|good| good.served).unwrap_or_default();
             let served = self.serve(&cluster, &approved, &before, work);
+            self.remember(name, approved.decision.strategy);
             slot.good = Some(Good { cluster, decision: approved.decision, seed: approved.seed, served });
         }
         self.report(ObjectRef::new(Kind::Cluster, &wanted.metadata), problems, work);
@@ -429,8 +462,20 @@ impl Planner {
             && !cluster.may_migrate()
             && cluster.spec.expose_strategy == old.spec.expose_strategy
         {
-            kept = Some(keeps_strategy(cluster, *in_force, decision));
+            kept = Some(keeps_strategy(cluster, in_force.strategy, decision));
             decision = Decision { strategy: in_force.strategy, decided_by: DecidedBy::Before };
+        }
+        if before.is_none()
+            && let Some(&strategy) = self.memory.strategies.get(&cluster.name())
+            && decision.strategy != strategy
+            && !cluster.may_migrate()
+        {
+            // Changed while no gateway ran. The rest of the object is used.
+            kept = Some(match decision.decided_by {
+                DecidedBy::Cluster => validate::strategy_change(cluster, strategy, decision),
+                _ => keeps_strategy(cluster, strategy, decision),
+            });
+            decision = Decision { strategy, decided_by: DecidedBy::Before };
         }
         let before = before.map(|(cluster, decision)| Before { cluster, strategy: decision.strategy });
         let context = ClusterContext { cluster, decision, seed: &seed, configuration, before };
@@ -449,11 +494,20 @@ impl Planner {
             .filter(|(service, _)| !self.explicit.contains(&ObjectKey::new(&namespace, service)))
             .map(|(service, port)| PortKey::new(&namespace, service, port))
             .collect();
-        self.book.allocate(&needed, self.node_port_range(), &mut self.draw).map_err(|exhausted| {
-            Box::new(node_ports_exhausted(&ObjectRef::new(Kind::Cluster, &cluster.metadata), &exhausted))
-        })?;
+        self.memory.node_ports.allocate(&needed, self.node_port_range(), &mut self.draw).map_err(
+            |exhausted| {
+                Box::new(node_ports_exhausted(&ObjectRef::new(Kind::Cluster, &cluster.metadata), &exhausted))
+            },
+        )?;
         self.release_all_but(&namespace, &needed);
         Ok(())
+    }
+
+    fn remember(&mut self, name: &ClusterName, strategy: ExposeStrategy) {
+        if self.settings.mode == Mode::Plan {
+            let before = self.memory.strategies.insert(name.clone(), strategy);
+            self.strategies_revision += u64::from(before != Some(strategy));
+        }
     }
 
     /// Hands out the Services of a Cluster that differ from those before.
@@ -507,7 +561,7 @@ impl Planner {
         let node_ports = |service: &str, port: &str| {
             self.explicit
                 .node_port(&ObjectKey::new(&namespace, service), port)
-                .or_else(|| self.book.get(&PortKey::new(&namespace, service, port)))
+                .or_else(|| self.memory.node_ports.get(&PortKey::new(&namespace, service, port)))
         };
         // Somebody who copied a Cluster out of an installation brought along what was found there.
         let known = Known {
@@ -589,13 +643,14 @@ impl Planner {
     /// Frees the NodePorts of planned Services in `namespace` that are not among `needed`.
     fn release_all_but(&mut self, namespace: &str, needed: &[PortKey]) {
         let gone: Vec<PortKey> = self
-            .book
+            .memory
+            .node_ports
             .of_namespace(namespace)
             .filter(|(key, port)| !needed.contains(key) && !self.explicit.holds(key, *port))
             .map(|(key, _)| key.clone())
             .collect();
         for key in gone {
-            self.book.release(&key);
+            self.memory.node_ports.release(&key);
         }
     }
 
@@ -603,13 +658,14 @@ impl Planner {
     fn release_unused(&mut self, service: &ObjectKey) {
         let prefix = format!("{service}/");
         let gone: Vec<PortKey> = self
-            .book
+            .memory
+            .node_ports
             .of_namespace(&service.namespace)
             .filter(|(key, port)| key.as_str().starts_with(&prefix) && !self.explicit.holds(key, *port))
             .map(|(key, _)| key.clone())
             .collect();
         for key in gone {
-            self.book.release(&key);
+            self.memory.node_ports.release(&key);
         }
     }
 
@@ -690,8 +746,8 @@ fn waits_for<T: LevelObject>(cluster: &Cluster, upper: &T) -> Problem {
     }
 }
 
-fn keeps_strategy(cluster: &Cluster, in_force: Decision, decided: Decision) -> Problem {
-    let (old, new) = (in_force.strategy, decided.strategy);
+fn keeps_strategy(cluster: &Cluster, old: ExposeStrategy, decided: Decision) -> Problem {
+    let new = decided.strategy;
     Problem {
         severity: Severity::Warning,
         reason: "keeps-strategy",

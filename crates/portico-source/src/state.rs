@@ -1,6 +1,6 @@
 //! What Portico must remember across restarts beside a directory of manifests: one small JSON file in `DIR/.portico/`.
 //!
-//! Used for the NodePorts that nobody fixed. Written to a temporary file, flushed, then renamed over the old one, so that a power cut
+//! Written to a temporary file, flushed, then renamed over the old one, so that a power cut
 //! leaves the old state or the new one, never half of either. A directory that cannot be written to is no obstacle: the caller
 //! learns so, says so, and goes on without a memory.
 
@@ -44,16 +44,24 @@ pub enum StateError {
     },
 }
 
-/// A state file of one manifest directory.
+/// A file of state.
 #[derive(Debug, Clone)]
 pub struct StateFile {
     path: PathBuf,
 }
 
 impl StateFile {
-    /// The state called `name` (`node-ports.json`) of the manifest directory `directory`. Nothing is touched yet.
-    pub fn new(directory: &Path, name: &str) -> Self {
-        Self { path: directory.join(STATE_FOLDER).join(name) }
+    /// The state called `name` in `folder`. Nothing is touched yet.
+    pub fn new(folder: &Path, name: &str) -> Self {
+        Self { path: folder.join(name) }
+    }
+
+    /// Makes the folder of the state, if it is not there.
+    pub fn make_folder(folder: &Path) -> io::Result<()> {
+        match fs::create_dir(folder) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// Where it is.
@@ -80,13 +88,10 @@ impl StateFile {
 
     fn write<T: Serialize>(&self, state: &T) -> io::Result<()> {
         let folder = self.path.parent().unwrap_or(Path::new("."));
-        match fs::create_dir(folder) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
-        }
+        Self::make_folder(folder)?;
         let mut bytes = serde_json::to_vec_pretty(state)?;
         bytes.push(b'\n');
-        // The process number keeps two gateways on one directory from writing the same temporary file.
+        // The process number keeps two processes from writing the same temporary file.
         let temporary = self.path.with_extension(format!("{}.tmp", std::process::id()));
         let written = File::create(&temporary)
             .and_then(|mut file| {
@@ -122,7 +127,7 @@ mod tests {
         file.save(&ports).unwrap();
         let again = StateFile::new(directory.path(), "node-ports.json");
         assert_eq!(again.load::<Ports>().unwrap(), Some(ports));
-        assert_eq!(fs::read_dir(directory.path().join(STATE_FOLDER)).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 
     #[test]
@@ -139,8 +144,9 @@ mod tests {
     fn where_nothing_can_be_written_saving_fails_and_says_so() {
         let directory = tempfile::tempdir().unwrap();
         // A file in the way works for root too, whom a read-only folder would not stop.
-        fs::write(directory.path().join(STATE_FOLDER), "").unwrap();
-        let error = StateFile::new(directory.path(), "a.json").save(&Ports::new()).unwrap_err();
+        let folder = directory.path().join("state");
+        fs::write(&folder, "").unwrap();
+        let error = StateFile::new(&folder, "a.json").save(&Ports::new()).unwrap_err();
         assert!(error.to_string().contains("forgotten"), "{error}");
     }
 }

@@ -340,7 +340,7 @@ async fn what_is_no_text_or_too_long_is_reported_and_keeps_what_was_there() {
 #[tokio::test]
 async fn portico_does_not_read_its_own_state() {
     let mut world = World::open(|_| {}).await;
-    let state = portico_source::state::StateFile::new(&world.path(""), "node-ports.json");
+    let state = portico_source::state::StateFile::new(&world.path(".portico"), "node-ports.json");
     state.save(&BTreeMap::from([("a", 30_000)])).unwrap();
     world.put("a.yaml", &service("a"));
     world.step().await;

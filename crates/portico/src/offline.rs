@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use portico_api::problem::Severity;
 use portico_expose::planner::{Mode, Settings as PlannerSettings};
 use portico_routes::book::Settings as BookSettings;
 use portico_source::{Event, Loaded, read_directory};
 
-use crate::memory::NodePortMemory;
+use crate::memory::MemoryFile;
 use crate::outcome::OutputFormat;
 use crate::pipeline::Pipeline;
 
@@ -23,6 +24,9 @@ pub(crate) struct Flags {
     /// How the answer is printed
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     pub(crate) output: OutputFormat,
+    /// Where a gateway remembers NodePorts and strategies [default: DIR/.portico]
+    #[arg(long, value_name = "FOLDER")]
+    state_dir: Option<PathBuf>,
     /// Look only at the Services of this namespace
     #[arg(long, value_name = "NS")]
     namespace: Option<String>,
@@ -51,13 +55,15 @@ impl Flags {
             namespace: self.namespace.as_deref().map(Into::into),
         };
         let planner = PlannerSettings { mode: Mode::Plan, node_ips: Vec::new(), reserved_ports: Vec::new() };
-        // NodePorts that a gateway has given are shown; others are drawn, and may come out differently there.
-        let node_ports = NodePortMemory::of(directory).load()?;
-        let mut pipeline = Pipeline::new(book, planner, node_ports, DRAW);
+        // NodePorts that a gateway has given are shown, and strategies that it keeps; other numbers are drawn, and may come out
+        // differently there.
+        let memory = MemoryFile::of(directory, self.state_dir.as_deref()).load()?;
+        let mut pipeline = Pipeline::new(book, planner, memory, DRAW);
         let objects = std::mem::take(&mut loaded.objects);
         let count = objects.len();
-        pipeline.apply(objects.into_iter().map(Event::Apply));
-        pipeline.first_picture_complete();
+        pipeline.apply(objects.into_iter().map(Event::Apply), true);
+        let whole = loaded.problems.iter().all(|problem| problem.severity != Severity::Error);
+        pipeline.first_picture_complete(whole);
         // The table itself is not asked for; what it says is in the rows and problems.
         let _update = pipeline.commit();
         Ok(Site { loaded, objects: count, pipeline })

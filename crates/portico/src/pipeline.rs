@@ -12,7 +12,7 @@ use portico_api::names::ClusterName;
 use portico_api::problem::Problem;
 use portico_api::seed::Timeouts;
 use portico_expose::change::{Change, Output};
-use portico_expose::node_ports::NodePortBook;
+use portico_expose::memory::Memory;
 use portico_expose::plan::Plan;
 use portico_expose::planner::{Planner, Settings as PlannerSettings};
 use portico_routes::book::{Change as RouteChange, RouteBook, Settings as BookSettings};
@@ -31,18 +31,19 @@ pub(crate) struct Pipeline {
 }
 
 impl Pipeline {
-    /// A pipeline that knows no objects yet. `seed` decides which NodePorts are drawn.
-    pub(crate) fn new(book: BookSettings, planner: PlannerSettings, ports: NodePortBook, seed: u64) -> Self {
+    /// A pipeline that knows no objects yet. `memory` is of an earlier run, `seed` decides which NodePorts are drawn.
+    pub(crate) fn new(book: BookSettings, planner: PlannerSettings, memory: Memory, seed: u64) -> Self {
         Self {
-            planner: Planner::new(planner, ports, seed),
+            planner: Planner::new(planner, memory, seed),
             book: RouteBook::new(book),
             timeouts: Timeouts::default(),
             planner_problems: 0,
         }
     }
 
-    /// Notes that objects came, changed or went. What follows is published by [`Self::commit`].
-    pub(crate) fn apply(&mut self, events: impl IntoIterator<Item = Event>) {
+    /// Notes that objects came, changed or went; `complete` says that nothing is missing of what changed together. What
+    /// follows is published by [`Self::commit`].
+    pub(crate) fn apply(&mut self, events: impl IntoIterator<Item = Event>, complete: bool) {
         let mut changes = Vec::new();
         for event in events {
             match event {
@@ -55,13 +56,14 @@ impl Pipeline {
                 event => changes.extend(planned(event)),
             }
         }
-        let outputs = self.planner.apply(changes);
+        let outputs = if complete { self.planner.apply(changes) } else { self.planner.note(changes) };
         self.take(outputs);
     }
 
-    /// Every object there is has been applied for the first time: what is remembered of others can be forgotten.
-    pub(crate) fn first_picture_complete(&mut self) {
-        let outputs = self.planner.release_forgotten();
+    /// Every object there is has been applied for the first time: what is remembered of others can be forgotten, unless they
+    /// are only unreadable, for which `whole` is false.
+    pub(crate) fn first_picture_complete(&mut self, whole: bool) {
+        let outputs = self.planner.first_picture_complete(whole);
         self.take(outputs);
     }
 
@@ -70,9 +72,9 @@ impl Pipeline {
         self.book.commit()
     }
 
-    /// The NodePorts given so far. To be stored before a [`Self::commit`] takes effect.
-    pub(crate) fn node_ports(&self) -> &NodePortBook {
-        self.planner.book()
+    /// Knows what is to be remembered, before a [`Self::commit`] takes effect.
+    pub(crate) fn planner(&self) -> &Planner {
+        &self.planner
     }
 
     /// The connection settings of the seed.

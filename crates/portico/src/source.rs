@@ -2,14 +2,14 @@
 
 use std::net::SocketAddr;
 
-use portico_expose::node_ports::NodePortBook;
+use portico_expose::memory::Memory;
 use portico_expose::planner::{Mode, Settings as PlannerSettings};
 use portico_routes::book::Settings as BookSettings;
 use portico_source::kubernetes::{KubernetesSettings, KubernetesSource, client};
 use portico_source::{DirectorySource, Step};
 
 use crate::gateway_flags::Flags;
-use crate::memory::{NodePortMemory, random_seed};
+use crate::memory::{MemoryFile, random_seed};
 use crate::pipeline::Pipeline;
 use crate::status::Watches;
 
@@ -17,7 +17,7 @@ use crate::status::Watches;
 #[derive(Debug)]
 pub(crate) enum Source {
     /// A directory of manifests. Portico plans Services and draws NodePorts, as there is nobody else to do it.
-    Directory { source: DirectorySource, memory: NodePortMemory },
+    Directory { source: DirectorySource, memory: MemoryFile },
     /// A Kubernetes API, where Services exist and the API server gives the NodePorts.
     Kubernetes(KubernetesSource),
 }
@@ -36,10 +36,10 @@ impl Source {
             };
             let source = KubernetesSource::start(client(from.kubeconfig.as_deref()).await?, settings);
             let pipeline =
-                Pipeline::new(book, planner(Mode::Observe, flags), NodePortBook::default(), random_seed());
+                Pipeline::new(book, planner(Mode::Observe, flags), Memory::default(), random_seed());
             return Ok((Self::Kubernetes(source), pipeline));
         };
-        let memory = NodePortMemory::of(directory);
+        let memory = MemoryFile::of(directory, from.state_dir.as_deref());
         let pipeline = Pipeline::new(book, planner(Mode::Plan, flags), memory.load()?, random_seed());
         Ok((Self::Directory { source: DirectorySource::open(directory)?, memory }, pipeline))
     }
@@ -63,8 +63,13 @@ impl Source {
     /// Remembers what must be the same in the next run, before it takes effect in this one.
     pub(crate) fn remember(&mut self, pipeline: &Pipeline) {
         if let Self::Directory { memory, .. } = self {
-            memory.store(pipeline.node_ports());
+            memory.store(pipeline.planner());
         }
+    }
+
+    /// Whether that could not be done, and is to be tried again.
+    pub(crate) fn owes_memory(&self) -> bool {
+        matches!(self, Self::Directory { memory, .. } if memory.owes())
     }
 }
 

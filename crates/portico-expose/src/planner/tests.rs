@@ -9,7 +9,7 @@ const DOMAIN: &str = r#"{"exposeStrategy": "NodePort", "ingress": {"domain": "kk
 
 fn planner(mode: Mode) -> Planner {
     let settings = Settings { mode, node_ips: Vec::new(), reserved_ports: vec![6_443, 8_002, 8_088] };
-    Planner::new(settings, NodePortBook::default(), 42)
+    Planner::new(settings, Memory::default(), 42)
 }
 
 /// A planner that knows a configuration and the seed `kubermatic` with `spec`.
@@ -199,7 +199,7 @@ fn a_strategy_change_needs_the_label() {
             "problems Cluster a []",
         ]
     );
-    assert_eq!(planner.book().of_namespace("cluster-a").count(), 0, "its NodePorts are free");
+    assert_eq!(planner.memory().node_ports.of_namespace("cluster-a").count(), 0, "its NodePorts are free");
     assert_eq!(planner.apply([set_cluster("a", tunneling)]), [], "the label may go afterwards");
 }
 
@@ -235,7 +235,7 @@ fn seed_and_configuration_do_not_move_existing_clusters() {
 fn a_cluster_that_goes_frees_its_ports_and_its_services() {
     let mut planner = with_seed("{}");
     planner.apply([set_cluster("a", "{}")]);
-    assert_eq!(planner.book().of_namespace("cluster-a").count(), 2);
+    assert_eq!(planner.memory().node_ports.of_namespace("cluster-a").count(), 2);
     let outputs = planner.apply([Change::NoCluster(ClusterName::new("a"))]);
     assert_eq!(
         shown(&outputs),
@@ -245,26 +245,72 @@ fn a_cluster_that_goes_frees_its_ports_and_its_services() {
             "no policy a"
         ]
     );
-    assert_eq!(planner.book().of_namespace("cluster-a").count(), 0);
+    assert_eq!(planner.memory().node_ports.of_namespace("cluster-a").count(), 0);
 }
 
 #[test]
 fn node_ports_are_the_same_after_a_restart() {
     let mut first = with_seed("{}");
     first.apply([set_cluster("a", "{}"), set_cluster("gone", "{}")]);
-    let stored = first.book().to_json().unwrap();
-
-    let settings = Settings { mode: Mode::Plan, node_ips: Vec::new(), reserved_ports: Vec::new() };
-    let mut second = Planner::new(settings, NodePortBook::from_json(&stored).unwrap(), 43);
-    second.apply([
-        Change::Configuration(Box::new(configuration(DOMAIN))),
-        set_seed("{}"),
-        set_cluster("a", "{}"),
-    ]);
-    assert_eq!(second.release_forgotten(), []);
+    let mut second = restarted(&first);
+    second.apply([set_seed("{}"), set_cluster("a", "{}")]);
+    assert_eq!(second.first_picture_complete(true), []);
     assert_eq!(node_port(&second, "a"), node_port(&first, "a"));
-    assert_eq!(second.book().of_namespace("cluster-gone").count(), 0);
-    assert_eq!(second.book().of_namespace("cluster-a").count(), 2);
+    assert_eq!(second.memory().node_ports.of_namespace("cluster-gone").count(), 0);
+    assert_eq!(second.memory().node_ports.of_namespace("cluster-a").count(), 2);
+}
+
+fn restarted(first: &Planner) -> Planner {
+    let settings = Settings { mode: Mode::Plan, node_ips: Vec::new(), reserved_ports: Vec::new() };
+    let memory = Memory::from_json(&first.memory().to_json().unwrap()).unwrap();
+    let mut second = Planner::new(settings, memory, 43);
+    second.apply([Change::Configuration(Box::new(configuration(DOMAIN)))]);
+    second
+}
+
+#[test]
+fn a_strategy_that_was_changed_while_nobody_watched_is_refused_and_the_old_one_stays() {
+    let mut first = with_seed("{}");
+    first.apply([set_cluster("a", "{}"), set_cluster("b", "{}")]);
+    let mut second = restarted(&first);
+    second.apply([
+        set_seed(r#"{"exposeStrategy": "Tunneling"}"#),
+        set_cluster("a", r#"{"exposeStrategy": "LoadBalancer"}"#),
+        set_cluster("b", "{}"),
+    ]);
+    second.first_picture_complete(true);
+    assert_eq!(node_port(&second, "a"), node_port(&first, "a"));
+    assert_eq!(node_port(&second, "b"), node_port(&first, "b"));
+    let problems: Vec<_> =
+        second.problems().map(|problem| (&*problem.object.key.name, problem.reason)).collect();
+    assert_eq!(problems, [("a", "strategy-change"), ("b", "keeps-strategy")]);
+    let mut third = restarted(&second);
+    third.apply([set_seed("{}"), set(migrating("a", r#"{"exposeStrategy": "LoadBalancer"}"#))]);
+    assert_eq!(third.memory().strategies[&ClusterName::new("a")], ExposeStrategy::LoadBalancer);
+}
+
+#[test]
+fn a_manifest_that_cannot_be_read_for_a_while_costs_neither_strategy_nor_node_ports() {
+    let mut first = with_seed("{}");
+    first.apply([set_cluster("a", "{}")]);
+    let mut second = restarted(&first);
+    second.apply([set_seed("{}"), set_cluster("other", "{}")]);
+    second.first_picture_complete(false);
+    second.apply([set_cluster("a", r#"{"exposeStrategy": "Tunneling"}"#)]);
+    assert_eq!(node_port(&second, "a"), node_port(&first, "a"));
+    second.apply([Change::NoCluster(ClusterName::new("a"))]);
+    second.apply([set_cluster("a", "{}")]);
+    assert_eq!(node_port(&second, "a"), node_port(&first, "a"), "it was away for a moment");
+}
+
+#[test]
+fn a_cluster_is_judged_when_its_whole_step_is_there() {
+    let mut planner = planner(Mode::Plan);
+    assert_eq!(planner.note([set_cluster("a", "{}"), set_seed("{}")]), []);
+    let global = r#"{"exposeStrategy": "Tunneling", "ingress": {"domain": "kkp.example.com"}}"#;
+    planner.apply([Change::Configuration(Box::new(configuration(global)))]);
+    assert_eq!(planner.memory().strategies[&ClusterName::new("a")], ExposeStrategy::Tunneling);
+    assert_eq!(planner.problems().count(), 0);
 }
 
 const FEW_PORTS: &str =
@@ -338,7 +384,7 @@ fn a_written_service_without_a_node_port_gets_one_that_stays_until_it_goes() {
     assert_eq!(again, outputs);
     let outputs = planner.apply([Change::NoService(ObjectKey::new("apps", "web"))]);
     assert_eq!(shown(&outputs), ["no service apps/web"]);
-    assert_eq!(planner.book().owner(port), None);
+    assert_eq!(planner.memory().node_ports.of_namespace("apps").count(), 0);
 }
 
 #[test]
@@ -479,7 +525,7 @@ fn beside_kkp_only_policies_and_problems_come_out() {
     );
     let outputs = planner.apply([set_cluster("a", r#"{"exposeStrategy": "Tunneling"}"#)]);
     assert_eq!(outputs, [], "the webhook of KKP has judged the change already");
-    assert_eq!(planner.book().revision(), 0);
+    assert_eq!(planner.revision(), 0);
 }
 
 #[test]

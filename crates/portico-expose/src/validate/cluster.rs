@@ -8,6 +8,7 @@ use portico_api::cluster::Cluster;
 use portico_api::configuration::KubermaticConfiguration;
 use portico_api::meta::{Kind, ObjectRef};
 use portico_api::port_range::PortRange;
+use portico_api::problem::{Problem, Severity};
 use portico_api::seed::Seed;
 use portico_api::service::ServiceType;
 use portico_api::setting::Setting;
@@ -63,6 +64,24 @@ pub fn cluster(context: &ClusterContext<'_>) -> Verdict {
     findings.verdict
 }
 
+/// A Cluster that is in force with the strategy `old` must not get another.
+pub(crate) fn strategy_change(cluster: &Cluster, old: ExposeStrategy, decision: Decision) -> Problem {
+    let Decision { strategy: new, decided_by } = decision;
+    Problem {
+        severity: Severity::Error,
+        reason: "strategy-change",
+        object: ObjectRef::new(Kind::Cluster, &cluster.metadata),
+        field: "spec.exposeStrategy".into(),
+        message: format!(
+            "it cannot change from {old} to {new} (decided by: {decided_by}): users and nodes would lose the address \
+             they know"
+        ),
+        remedy: format!(
+            "put {old} back, or add the label {MIGRATION_LABEL} to the Cluster and migrate its nodes"
+        ),
+    }
+}
+
 impl Findings {
     fn cluster_name(&mut self, cluster: &Cluster) {
         let name = &*cluster.metadata.name;
@@ -86,16 +105,9 @@ impl Findings {
 
     fn strategy_change(&mut self, context: &ClusterContext<'_>) {
         let Some(before) = context.before else { return };
-        let (old, new) = (before.strategy, context.decision.strategy);
-        if old != new && !context.cluster.may_migrate() {
-            let message = format!(
-                "it cannot change from {old} to {new} (decided by: {}): users and nodes would lose the address they know",
-                context.decision.decided_by
-            );
-            let remedy = format!(
-                "put {old} back, or add the label {MIGRATION_LABEL} to the Cluster and migrate its nodes"
-            );
-            self.refuse("strategy-change", "spec.exposeStrategy", message, &remedy);
+        if before.strategy != context.decision.strategy && !context.cluster.may_migrate() {
+            self.verdict.problems.push(strategy_change(context.cluster, before.strategy, context.decision));
+            self.verdict.refused = true;
         }
     }
 

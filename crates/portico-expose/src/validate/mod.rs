@@ -13,6 +13,7 @@ use portico_api::problem::{Problem, Severity};
 use portico_api::setting::Setting;
 use portico_api::strategy::ExposeStrategy;
 
+pub(crate) use cluster::strategy_change;
 pub use cluster::{Before, ClusterContext, cluster};
 pub use configuration::configuration;
 pub use seed::seed;
