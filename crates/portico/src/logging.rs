@@ -16,8 +16,11 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// What is logged where `RUST_LOG` says nothing: what an operator must know, and of libraries only their complaints.
-const DEFAULT_FILTER: &str = "info,kube=warn,hyper=warn,h2=warn,rustls=warn,tower=warn";
+/// What is logged where `RUST_LOG` says nothing: what an operator must know, and of libraries only their complaints. Of the
+/// Kubernetes client not even those: it says that a request failed without saying which, and each failure is reported by
+/// whoever made the request, once, with the object and what to do.
+const DEFAULT_FILTER: &str =
+    "info,kube_client=off,kube_runtime=off,tower=warn,hyper=warn,hyper_util=warn,h2=warn,rustls=warn";
 
 /// Starts logging. Call once, before anything else happens.
 pub(crate) fn start(format: LogFormat) -> anyhow::Result<()> {
@@ -41,4 +44,26 @@ pub(crate) fn start(format: LogFormat) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing::Level;
+
+    use super::*;
+
+    #[test]
+    fn by_default_portico_speaks_and_its_libraries_complain_but_not_the_kubernetes_client() {
+        let filter: Targets = DEFAULT_FILTER.parse().unwrap();
+        for (target, level, is_written) in [
+            ("portico::control", Level::INFO, true),
+            ("portico_source::kubernetes", Level::WARN, true),
+            ("kube_client::client::builder", Level::ERROR, false),
+            ("kube_runtime::watcher", Level::WARN, false),
+            ("hyper_util::client::legacy::pool", Level::INFO, false),
+            ("tower::buffer::worker", Level::WARN, true),
+        ] {
+            assert_eq!(filter.would_enable(target, &level), is_written, "{target} {level}");
+        }
+    }
 }
