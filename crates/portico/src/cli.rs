@@ -1,9 +1,11 @@
 //! The command line: verbs, their help and their examples. The spellings are a contract that manifests and scripts rely on.
 
+use anyhow::bail;
+use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
 use crate::logging::LogFormat;
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, print};
 use crate::{gateway_flags, offline, verb};
 
 /// The front door of hosted Kubernetes control planes.
@@ -12,6 +14,7 @@ use crate::{gateway_flags, offline, verb};
 /// name or by CONNECT authority, and reads what to expose from a directory of manifests or from the seed's Kubernetes API.
 #[derive(Debug, Parser)]
 #[command(name = "portico", version = env!("PORTICO_VERSION"), max_term_width = 110, arg_required_else_help = true)]
+#[command(disable_help_subcommand = true)]
 #[command(after_help = "\
 Exit codes: 0 done, 1 the answer is \"no\" (a check failed), 2 wrong usage or configuration.
 Logs go to standard error; RUST_LOG sets the level, for example RUST_LOG=debug.")]
@@ -82,6 +85,14 @@ Examples:
   portico demo
   portico demo --sni-port 16443 --admin-port 18002")]
     Demo(verb::demo::Flags),
+    /// Print the help of a verb
+    #[command(after_help = "\
+Example:
+  portico help gateway")]
+    Help {
+        /// The verb; all of them without one
+        verb: Option<String>,
+    },
 }
 
 impl Verb {
@@ -93,7 +104,20 @@ impl Verb {
             Self::Check(flags) => verb::check::run(flags),
             Self::Routes(flags) => verb::routes::run(flags),
             Self::Demo(flags) => verb::demo::run(flags),
+            Self::Help { verb } => help(verb.as_deref()),
         }
+    }
+}
+
+/// What `portico VERB --help` prints; clap's own `help` has no help.
+fn help(verb: Option<&str>) -> anyhow::Result<Outcome> {
+    match Cli::try_parse_from(["portico"].into_iter().chain(verb).chain(["--help"])) {
+        Err(help) if help.kind() == ErrorKind::DisplayHelp => {
+            print(&help.render().to_string())?;
+            Ok(Outcome::Done)
+        }
+        Err(error) => error.exit(),
+        Ok(_) => bail!("{verb:?} has no help; this is a defect, please report it"),
     }
 }
 

@@ -32,7 +32,7 @@ fn main() -> ExitCode {
     match logging::start(cli.log_format).and_then(|()| cli.verb.run()) {
         Ok(outcome) => outcome.into(),
         Err(error) => {
-            outcome::complain(&error);
+            outcome::complain(&error, cli.log_format);
             outcome::misconfigured()
         }
     }

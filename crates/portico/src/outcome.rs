@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use clap::ValueEnum;
 
+use crate::logging::LogFormat;
+
 /// What a verb that ran has to say. That it could not run is an error, and exit code 2, as clap's for wrong usage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
@@ -28,8 +30,9 @@ pub(crate) fn misconfigured() -> ExitCode {
     ExitCode::from(2)
 }
 
-/// Says on standard error why a verb could not run: each cause once, though many messages already end in theirs.
-pub(crate) fn complain(error: &anyhow::Error) {
+/// Says on standard error why a verb could not run: each cause once, though many messages already end in theirs. In the form
+/// of the log, but past its filter: this line is the last, and `RUST_LOG` may want none.
+pub(crate) fn complain(error: &anyhow::Error, format: LogFormat) {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
         if !text.contains(&cause) {
@@ -37,8 +40,18 @@ pub(crate) fn complain(error: &anyhow::Error) {
             text.push_str(&cause);
         }
     }
+    let line = match format {
+        LogFormat::Text => format!("portico: {text}"),
+        LogFormat::Json => serde_json::json!({
+            "timestamp": jiff::Timestamp::now(),
+            "level": "ERROR",
+            "message": text,
+            "target": "portico",
+        })
+        .to_string(),
+    };
     // Nobody is left to tell if that fails.
-    let _ = writeln!(io::stderr(), "portico: {text}");
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 /// How an answer is printed.
