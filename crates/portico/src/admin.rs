@@ -64,6 +64,12 @@ impl Pages for GatewayPages {
                 let mut listing = self.status.listing();
                 if let Some(cluster) = query.get("cluster") {
                     listing.keep_only(cluster);
+                    if listing.is_empty() {
+                        let told = format!(
+                            "no cluster {cluster:?} is exposed, planned or in conflict; /routes has those that are\n"
+                        );
+                        return text(StatusCode::NOT_FOUND, told);
+                    }
                 }
                 list(request, query, move |format, out| listing.write(format, out))
             }

@@ -67,6 +67,23 @@ pub(crate) fn object_key(text: &str) -> Result<ObjectKey, String> {
     }
 }
 
+/// The key of an annotation: `prefix/name` or `name`, as Kubernetes has them.
+pub(crate) fn annotation_key(text: &str) -> Result<String, String> {
+    let (prefix, name) = text.split_once('/').map_or((None, text), |(prefix, name)| (Some(prefix), name));
+    let is_word = |part: &str| {
+        let ends = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+        let bytes = part.as_bytes();
+        ends(bytes.first())
+            && ends(bytes.last())
+            && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(byte))
+    };
+    if is_word(name) && prefix.is_none_or(is_word) {
+        Ok(text.to_owned())
+    } else {
+        Err("give the key of an annotation, such as nodeport-proxy.k8s.io/expose".to_owned())
+    }
+}
+
 /// A duration as people write it: `500ms`, `5s`, `1m 30s`, `1h`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     const WANTED: &str = "give a duration such as 500ms, 5s, 1m30s or 1h";
@@ -166,6 +183,16 @@ mod tests {
         }
         assert_eq!("off".parse(), Ok(Port(None)));
         assert!("0".parse::<Port>().is_err());
+    }
+
+    #[test]
+    fn an_annotation_has_a_key_that_kubernetes_would_accept() {
+        for text in ["nodeport-proxy.k8s.io/expose", "expose", "a/b_c"] {
+            assert_eq!(annotation_key(text), Ok(text.to_owned()));
+        }
+        for text in ["", "/", "a/", "/b", "a/b/c", "a b", "-a", "a/b."] {
+            assert!(annotation_key(text).is_err(), "{text:?}");
+        }
     }
 
     #[test]

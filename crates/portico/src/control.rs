@@ -7,7 +7,7 @@
 
 use std::convert::Infallible;
 use std::future::pending;
-use std::io;
+use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,19 +32,24 @@ const RETRY_PORTS: Duration = Duration::from_secs(2);
 const RELOAD_CERTIFICATES: Duration = Duration::from_secs(10);
 /// Problems written to the log after one step; the rest is counted, and listed by `/readyz?verbose`.
 const MOST_PROBLEMS_LOGGED: usize = 20;
+/// Between two attempts to store what must be remembered: a predecessor may hold the lock until it has handed over.
+const RETRY_MEMORY: Duration = Duration::from_secs(2);
 /// Between two attempts to bind the admin address while a predecessor still holds it.
 const RETRY_ADMIN: Duration = Duration::from_millis(200);
 
 /// Runs a gateway until it is told to stop, or a successor has taken over. `started` is told once it serves.
-pub(crate) async fn run(flags: &Flags, started: impl FnOnce(&Status)) -> anyhow::Result<()> {
-    let mut stop = Stop::new()?;
+pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Status)) -> anyhow::Result<()> {
+    let mut stop = Stop::new(hangup)?;
     raise_descriptor_limit();
     let (mut source, pipeline) = Source::open(flags).await?;
     let status = Arc::new(Status::new(pipeline, source.watches()));
     let admin = start_admin(flags, &status).await?;
     let gateway = tokio::select! {
         gateway = start(flags, &mut source, &status) => gateway?,
-        () = stop.asked() => return Ok(()),
+        signal = stop.asked() => {
+            tracing::info!(%signal, "told to stop before anything was served");
+            return Ok(());
+        }
     };
     started(&status);
     text_pages::release();
@@ -52,17 +57,17 @@ pub(crate) async fn run(flags: &Flags, started: impl FnOnce(&Status)) -> anyhow:
         never = follow(&mut source, &status) => match never? {},
         never = retry_ports(&gateway) => match never {},
         never = reload_certificates(&gateway) => match never {},
-        () = stop.asked() => Ending::Stop,
+        signal = stop.asked() => Ending::Stop(signal),
         outcome = successor(&gateway, flags.lifecycle.take_over.as_deref()) => { outcome?; Ending::HandedOver }
     };
     status.set_stopping();
     match why {
-        Ending::Stop => {
-            tracing::info!(delay = ?flags.lifecycle.drain_delay, "told to stop");
+        Ending::Stop(signal) => {
+            tracing::info!(%signal, delay = ?flags.lifecycle.drain_delay, "told to stop");
             tokio::select! {
                 never = follow(&mut source, &status) => match never? {},
                 () = sleep(flags.lifecycle.drain_delay) => {}
-                () = stop.asked() => {}
+                _ = stop.asked() => {}
             }
         }
         Ending::HandedOver => {
@@ -71,6 +76,8 @@ pub(crate) async fn run(flags: &Flags, started: impl FnOnce(&Status)) -> anyhow:
             admin.abort();
         }
     }
+    // What is to be remembered is a successor's business from now on.
+    drop(source);
     drain(&gateway, flags.lifecycle.drain_timeout, &mut stop).await;
     admin.abort();
     Ok(())
@@ -90,8 +97,8 @@ fn raise_descriptor_limit() {
 
 /// Why a gateway stops to accept connections.
 enum Ending {
-    /// A signal.
-    Stop,
+    /// A signal, by its name.
+    Stop(&'static str),
     /// Another process accepts them.
     HandedOver,
 }
@@ -126,13 +133,14 @@ async fn start_admin(flags: &Flags, status: &Arc<Status>) -> anyhow::Result<Join
 
 /// Reads every object, then starts the data plane with what follows from them.
 async fn start(flags: &Flags, source: &mut Source, status: &Arc<Status>) -> anyhow::Result<Arc<Gateway>> {
-    loop {
+    let whole = loop {
         let step = next(source).await?;
+        let whole = step.problems.iter().all(|problem| problem.severity != Severity::Error);
         if note(source, status, step) {
-            break;
+            break whole;
         }
-    }
-    status.pipeline().first_picture_complete();
+    };
+    status.pipeline().first_picture_complete(whole);
     source.remember(&status.pipeline());
     let timeouts = *status.pipeline().timeouts();
     let config = flags.config(&timeouts)?;
@@ -152,13 +160,23 @@ async fn start(flags: &Flags, source: &mut Source, status: &Arc<Status>) -> anyh
     for (listener, address) in gateway.listen_addresses() {
         tracing::info!(%listener, %address, "listening");
     }
+    let live = &gateway.shared().live;
+    let (clusters, routes) = (live.clusters().len(), live.routes());
+    let (ports, hosts, authorities) = (routes.ports.len(), routes.hosts.len(), routes.authorities.len());
+    tracing::info!(clusters, ports, hosts, authorities, "routes in force");
     Ok(gateway)
 }
 
 /// Keeps the data plane in line with the objects.
 async fn follow(source: &mut Source, status: &Status) -> anyhow::Result<Infallible> {
     loop {
-        let step = next(source).await?;
+        let step = tokio::select! {
+            step = next(source) => step?,
+            () = sleep(RETRY_MEMORY), if source.owes_memory() => {
+                source.remember(&status.pipeline());
+                continue;
+            }
+        };
         if note(source, status, step)
             && let Some(gateway) = status.gateway()
         {
@@ -177,7 +195,7 @@ async fn next(source: &mut Source) -> anyhow::Result<Step> {
 /// Notes what a step says. Answers whether the picture is complete.
 fn note(source: &mut Source, status: &Status, step: Step) -> bool {
     let mut pipeline = status.pipeline();
-    pipeline.apply(step.events);
+    pipeline.apply(step.events, step.complete);
     status.set_manifest_problems(step.problems);
     if step.complete {
         source.remember(&pipeline);
@@ -256,7 +274,26 @@ async fn drain(gateway: &Gateway, limit: Duration, stop: &mut Stop) {
     tracing::info!(open, ?limit, "draining; a second signal ends it");
     tokio::select! {
         cut = gateway.drain(limit) => tracing::info!(cut, "drained"),
-        () = stop.asked() => tracing::warn!(open = gateway.connections().len(), "told to stop again; ending at once"),
+        signal = stop.asked() => {
+            tracing::warn!(%signal, open = gateway.connections().len(), "told to stop again; ending at once");
+        }
+    }
+}
+
+/// What SIGHUP means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hangup {
+    /// The terminal is gone, and whoever started this with it: a request to stop.
+    Stops,
+    /// A habit of service managers and log rotation, for programs that must be told to read again. Nothing is to be done, and
+    /// least of all to stop.
+    IsIgnored,
+}
+
+impl Hangup {
+    /// It stops what was started at a terminal, and nothing else.
+    pub(crate) fn of_terminal() -> Self {
+        if io::stdin().is_terminal() || io::stderr().is_terminal() { Self::Stops } else { Self::IsIgnored }
     }
 }
 
@@ -264,19 +301,34 @@ async fn drain(gateway: &Gateway, limit: Duration, stop: &mut Stop) {
 pub(crate) struct Stop {
     terminate: Signal,
     interrupt: Signal,
+    hangup: Signal,
+    hangup_means: Hangup,
 }
 
 impl Stop {
-    pub(crate) fn new() -> anyhow::Result<Self> {
+    pub(crate) fn new(hangup_means: Hangup) -> anyhow::Result<Self> {
         let on = |kind| signal(kind).context("cannot receive signals");
-        Ok(Self { terminate: on(SignalKind::terminate())?, interrupt: on(SignalKind::interrupt())? })
+        Ok(Self {
+            terminate: on(SignalKind::terminate())?,
+            interrupt: on(SignalKind::interrupt())?,
+            hangup: on(SignalKind::hangup())?,
+            hangup_means,
+        })
     }
 
-    /// Returns with the next SIGTERM or SIGINT.
-    pub(crate) async fn asked(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
+    /// Returns with the next signal that asks for an end; its name.
+    pub(crate) async fn asked(&mut self) -> &'static str {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return "SIGTERM",
+                _ = self.interrupt.recv() => return "SIGINT",
+                _ = self.hangup.recv() => match self.hangup_means {
+                    Hangup::Stops => return "SIGHUP",
+                    Hangup::IsIgnored => tracing::info!(
+                        "SIGHUP: nothing to do; what changes is read by itself, and SIGTERM stops"
+                    ),
+                },
+            }
         }
     }
 }

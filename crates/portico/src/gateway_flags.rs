@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::builder::RangedI64ValueParser;
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 use portico_api::policy::Budget;
@@ -16,7 +17,7 @@ use portico_gateway::{AccessFormat, Config, IdleTimeouts, Keepalive, ProxyMode, 
 use portico_tunnel::{Settings as TunnelSettings, Tls, TlsError, TlsFiles};
 use thiserror::Error;
 
-use crate::args::{Limit, Listen, ListenerKind, ProxySetting, duration, positive_duration};
+use crate::args::{Limit, Listen, ListenerKind, ProxySetting, annotation_key, duration, positive_duration};
 
 /// `portico gateway`.
 #[derive(Debug, Args)]
@@ -45,6 +46,9 @@ pub(crate) struct SourceFlags {
     /// Directory of manifests to read and watch; without it, the Kubernetes API
     #[arg(long, value_name = "DIR", conflicts_with = "kubeconfig")]
     pub(crate) manifests: Option<PathBuf>,
+    /// Where NodePorts that were drawn and the strategies of clusters are remembered; one gateway a folder [default: DIR/.portico]
+    #[arg(long, value_name = "FOLDER", requires = "manifests")]
+    pub(crate) state_dir: Option<PathBuf>,
     /// How to reach the Kubernetes API; without it, as a pod of that cluster
     #[arg(long, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
@@ -52,7 +56,7 @@ pub(crate) struct SourceFlags {
     #[arg(long, value_name = "NS")]
     pub(crate) namespace: Option<String>,
     /// The annotation by which a Service asks to be exposed
-    #[arg(long, value_name = "KEY", default_value = portico_api::annotations::EXPOSE)]
+    #[arg(long, value_name = "KEY", default_value = portico_api::annotations::EXPOSE, value_parser = annotation_key)]
     pub(crate) expose_annotation: String,
     /// External address of a seed node, where clusters are reached if the Seed disables its nodeport-proxy; may be repeated
     #[arg(long, value_name = "IP", value_delimiter = ',')]
@@ -88,10 +92,11 @@ pub(crate) struct TunnelFlags {
     /// Private key of that certificate, PEM
     #[arg(long, value_name = "FILE", requires = "tunnel_tls_cert")]
     pub(crate) tunnel_tls_key: Option<PathBuf>,
-    /// CA that client certificates must come from; each then opens the authorities of the one cluster it names
+    /// CA that client certificates must come from; each then opens the authorities of the one cluster it names. With
+    /// --tunnel-plaintext that binds only those who come by TLS
     #[arg(long, value_name = "FILE", requires = "tunnel_tls_cert")]
     pub(crate) tunnel_client_ca: Option<PathBuf>,
-    /// Serve CONNECT without TLS: whoever reaches the port reaches every authority
+    /// Serve CONNECT without TLS: whoever reaches the port reaches every authority, also beside --tunnel-client-ca
     #[arg(long)]
     pub(crate) tunnel_plaintext: bool,
 }
@@ -117,10 +122,10 @@ pub(crate) struct BudgetFlags {
     #[arg(long, value_name = "N")]
     pub(crate) max_connection_rate_per_cluster: Option<u32>,
     /// Connections, of all clusters, that have not yet said where they want to go
-    #[arg(long, value_name = "N", default_value_t = Config::default().max_handshakes)]
+    #[arg(long, value_name = "N", default_value_t = Config::default().max_handshakes, value_parser = at_least_one())]
     pub(crate) max_handshakes: u32,
     /// Connections of one cluster that wait for an endpoint to accept
-    #[arg(long, value_name = "N", default_value_t = Config::default().max_connecting)]
+    #[arg(long, value_name = "N", default_value_t = Config::default().max_connecting, value_parser = at_least_one())]
     pub(crate) max_connecting_per_cluster: u32,
 }
 
@@ -291,6 +296,11 @@ impl Flags {
         self.listeners.tunnel_listen.0.is_some() && !said
     }
 
+    /// Whether clients may leave out the certificate that others are asked for.
+    pub(crate) fn plaintext_passes_client_ca(&self) -> bool {
+        self.tunnel.tunnel_plaintext && self.tunnel.tunnel_client_ca.is_some()
+    }
+
     fn check_addresses(&self) -> Result<(), FlagError> {
         let listeners = [
             ("--sni-listen", self.listeners.sni_listen.0),
@@ -378,6 +388,11 @@ fn keepalive(
     }
 }
 
+/// A bound that would let nobody in is a mistake.
+fn at_least_one() -> RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..)
+}
+
 /// One worker a core: more would only take turns.
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
@@ -443,6 +458,14 @@ mod tests {
     }
 
     #[test]
+    fn plain_text_that_passes_the_client_ca_is_noticed() {
+        let ca = ["--tunnel-tls-cert", "c", "--tunnel-tls-key", "k", "--tunnel-client-ca", "a"];
+        assert!(!flags(&ca).plaintext_passes_client_ca());
+        assert!(!flags(&["--tunnel-plaintext"]).plaintext_passes_client_ca());
+        assert!(flags(&[&ca[..], &["--tunnel-plaintext"]].concat()).plaintext_passes_client_ca());
+    }
+
+    #[test]
     fn flags_that_contradict_each_other_are_refused_with_their_names() {
         let same = error(&["--sni-listen", "127.0.0.1:8002"]);
         assert!(same.contains("--sni-listen and --admin-listen both want 127.0.0.1:8002"), "{same}");
@@ -471,6 +494,9 @@ mod tests {
             &["--manifests", "m", "--kubeconfig", "k"],
             &["--workers", "0"],
             &["--hello-timeout", "0s"],
+            &["--max-handshakes", "0"],
+            &["--max-connecting-per-cluster", "0"],
+            &["--expose-annotation", ""],
         ] {
             let line = Line::try_parse_from([&["gateway"], arguments].concat());
             assert!(line.is_err(), "{arguments:?}");

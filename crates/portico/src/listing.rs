@@ -63,6 +63,11 @@ impl Listing {
         self.routes.retain(|row| row.cluster.as_str() == name);
     }
 
+    /// Whether nothing is listed.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.clusters.is_empty() && self.routes.is_empty()
+    }
+
     /// Writes the listing.
     pub(crate) fn write(&self, format: OutputFormat, out: &mut dyn Write) -> io::Result<()> {
         match format {

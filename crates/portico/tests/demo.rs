@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -63,6 +64,12 @@ fn the_three_clusters_answer_and_ctrl_c_cleans_up() {
     let kubeconfig = said.split_whitespace().find(|word| word.ends_with("by-name.kubeconfig")).unwrap();
     let folder = Path::new(kubeconfig).parent().unwrap().to_owned();
     assert!(folder.join("manifests").is_dir());
+    // Keys and tokens are nobody else's to read.
+    let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&folder), 0o700);
+    for name in ["by-name.key", "tunnel.key", "by-name.kubeconfig"] {
+        assert_eq!(mode(&folder.join(name)), 0o600, "{name}");
+    }
     demo.signal("INT");
     assert!(demo.wait().success(), "{}", demo.said());
     assert!(!folder.exists(), "{} is still there", folder.display());
@@ -98,8 +105,12 @@ fn a_watch_brings_an_event_a_second_through_each_strategy() {
         assert_eq!(events.matches("\"type\":\"ADDED\"").count(), 3, "{line}\n{events}");
         assert_eq!(events.matches("\"type\":\"MODIFIED\"").count(), 2, "{line}\n{events}");
     }
-    demo.signal("INT");
+    // A terminal that is closed is a Ctrl-C, too.
+    let folder = said.split_whitespace().find(|word| word.ends_with("by-name.kubeconfig")).unwrap();
+    let folder = Path::new(folder).parent().unwrap().to_owned();
+    demo.signal("HUP");
     assert!(demo.wait().success(), "{}", demo.said());
+    assert!(!folder.exists(), "{} is still there", folder.display());
 }
 
 #[test]

@@ -150,6 +150,9 @@ fn it_says_what_is_open_what_is_routed_and_what_is_counted() {
     assert!(metrics.ends_with("# EOF\n"));
     assert_eq!(get(gateway.admin, "/healthz"), (200, "ok\n".into()));
     assert_eq!(get(gateway.admin, "/nothing").0, 404);
+    assert_eq!(get(gateway.admin, "/routes?cluster=a").0, 200);
+    let (status, told) = get(gateway.admin, "/routes?cluster=nope");
+    assert!(status == 404 && told.contains("\"nope\""), "{told}");
     assert_eq!(get(gateway.admin, "/routes?o=xml").0, 400);
 }
 
@@ -262,6 +265,57 @@ fn sigterm_lets_open_connections_finish_and_takes_no_new_ones() {
     ping(&mut stream);
     drop(stream);
     assert!(gateway.process.wait().success());
+}
+
+#[test]
+fn the_log_says_what_is_in_force_and_which_signal_ended_it() {
+    let (folder, _) = site();
+    let mut gateway = gateway(folder.path(), &[]);
+    gateway.process.signal("TERM");
+    assert!(gateway.process.wait().success());
+    let said = gateway.process.said();
+    assert!(said.contains("routes in force clusters=1 ports=1 hosts=0 authorities=0"), "{said}");
+    assert!(said.contains("told to stop signal=SIGTERM"), "{said}");
+}
+
+#[test]
+fn sighup_is_no_reason_to_stop_where_there_is_no_terminal() {
+    let (folder, port) = site();
+    let mut gateway = gateway(folder.path(), &[]);
+    let mut stream = connect(port);
+    gateway.process.signal("HUP");
+    gateway.process.wait_for("SIGHUP: nothing to do");
+    ping(&mut stream);
+    ping(&mut connect(port));
+    assert_eq!(get(gateway.admin, "/readyz").0, 200);
+}
+
+#[test]
+fn before_every_object_is_read_nothing_is_said_to_be_welcome_and_each_failure_is_told_once() {
+    // Nobody listens there, and port 1 is not given to those who ask for any.
+    const KUBECONFIG: &str = "\
+apiVersion: v1
+kind: Config
+current-context: c
+clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+users: [{name: u, user: {token: t}}]
+";
+    let folder = directory(&[("kubeconfig", KUBECONFIG)]);
+    let file = folder.path().join("kubeconfig");
+    let arguments =
+        ["gateway", "--kubeconfig", file.to_str().unwrap(), "--sni-listen", "off", "--tunnel-listen", "off"];
+    let mut process = Process::start(&[&arguments[..], &["--admin-listen", "127.0.0.1:0"]].concat());
+    let line = process.wait_for("listener=admin");
+    let admin = line.rsplit(':').next().and_then(|port| port.trim().parse().ok()).unwrap();
+    let (status, verbose) = get(admin, "/readyz?verbose");
+    assert_eq!(status, 503);
+    assert!(verbose.contains("[-] accepting: no listener is open yet"), "{verbose}");
+    process.wait_for("Connection refused");
+    process.signal("TERM");
+    assert!(process.wait().success());
+    // What the client library says of it names neither the kind nor the remedy.
+    assert!(!process.said().contains("failed with error"), "{}", process.said());
 }
 
 #[test]

@@ -17,8 +17,9 @@ use portico_gateway::StartError;
 use self::guide::guide;
 use self::ports::Ports;
 use self::site::Site;
+use crate::control::{self, Hangup};
+use crate::gateway_flags;
 use crate::outcome::{Outcome, print};
-use crate::{control, gateway_flags};
 
 /// Attempts to start although another process took a port between looking and binding.
 const MOST_ATTEMPTS: usize = 5;
@@ -84,7 +85,7 @@ async fn serve(site: &Site, ports: &Ports) -> anyhow::Result<()> {
         let plans: Vec<_> = status.pipeline().plans().collect();
         printed = guide(site, ports, &plans).and_then(|text| print(&text));
     };
-    control::run(&line.flags, started).await?;
+    control::run(&line.flags, Hangup::Stops, started).await?;
     printed
 }
 

@@ -23,8 +23,8 @@ use prometheus_client::encoding::DescriptorEncoder;
 use crate::admin::body::stream;
 use crate::admin::exposition::{Exposition, Families};
 use crate::admin::server::{Answer, Pages, bind, serve, text, typed};
-use crate::args::{Listen, Port, object_key};
-use crate::control::Stop;
+use crate::args::{Listen, Port, annotation_key, object_key};
+use crate::control::{Hangup, Stop};
 use crate::outcome::Outcome;
 
 /// `portico front`.
@@ -46,7 +46,7 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "N")]
     listener_limit: Option<usize>,
     /// The annotation by which a Service asks to be exposed
-    #[arg(long, value_name = "KEY", default_value = portico_api::annotations::EXPOSE)]
+    #[arg(long, value_name = "KEY", default_value = portico_api::annotations::EXPOSE, value_parser = annotation_key)]
     expose_annotation: String,
     /// Name of this replica, different from all others [default: the host's name and a number]
     #[arg(long, value_name = "NAME", env = "POD_NAME")]
@@ -67,11 +67,14 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
 }
 
 async fn control(flags: &Flags) -> anyhow::Result<()> {
-    let mut stop = Stop::new()?;
+    let mut stop = Stop::new(Hangup::of_terminal())?;
     let client = client(flags.kubeconfig.as_deref()).await?;
     let front = Front::new(client, flags.settings());
     let pages = Arc::new(FrontPages::new(front.status()));
-    let stopped = async move { stop.asked().await };
+    let stopped = async move {
+        let signal = stop.asked().await;
+        tracing::info!(%signal, "told to stop");
+    };
     tokio::select! {
         never = admin(flags.admin_listen, pages) => match never? {},
         ended = front.run(stopped) => Ok(ended?),

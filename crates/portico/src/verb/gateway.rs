@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 
-use crate::control;
+use crate::control::{self, Hangup};
 use crate::gateway_flags::Flags;
 use crate::outcome::Outcome;
 
@@ -15,10 +15,16 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
              text (--tunnel-plaintext); say --tunnel-listen off if that is meant"
         );
     }
+    if flags.plaintext_passes_client_ca() {
+        tracing::warn!(
+            "--tunnel-plaintext serves clients without TLS, and so without a certificate: whoever reaches the tunnel port so \
+             reaches every cluster; --tunnel-client-ca binds the others only. Leave --tunnel-plaintext out once all agents speak TLS"
+        );
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("cannot start the control thread")?;
-    runtime.block_on(control::run(flags, |_| ()))?;
+    runtime.block_on(control::run(flags, Hangup::of_terminal(), |_| ()))?;
     Ok(Outcome::Done)
 }

@@ -3,8 +3,10 @@
 //! The folder is what a real one would be: it can be read, edited while the demo runs, and handed to `portico check`.
 
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File, Permissions};
+use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -77,7 +79,9 @@ impl UserCluster {
 impl Site {
     /// Makes everything and starts the stand-ins.
     pub(super) async fn build(ports: &Ports) -> anyhow::Result<Self> {
-        let folder = tempfile::Builder::new().prefix("portico-demo-").tempdir();
+        // There are keys and tokens in it.
+        let private = Permissions::from_mode(0o700);
+        let folder = tempfile::Builder::new().prefix("portico-demo-").permissions(private).tempdir();
         let folder = folder.context("cannot make a folder for the demo; is TMPDIR writable?")?;
         let mut site = Self { folder, _servers: Vec::new() };
         let authority = Authority::new()?;
@@ -177,9 +181,12 @@ impl Site {
 
     fn write(&self, name: &str, text: &str) -> anyhow::Result<()> {
         let path = self.path(name);
+        let secret = path.extension().is_some_and(|kind| kind == "key" || kind == "kubeconfig");
+        let mode = if secret { 0o600 } else { 0o644 };
         let parent = path.parent().map_or(Ok(()), fs::create_dir_all);
         parent
-            .and_then(|()| fs::write(&path, text))
+            .and_then(|()| File::options().write(true).create(true).truncate(true).mode(mode).open(&path))
+            .and_then(|mut file| file.write_all(text.as_bytes()))
             .with_context(|| format!("cannot write {}", path.display()))
     }
 }
