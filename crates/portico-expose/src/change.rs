@@ -70,8 +70,10 @@ fn cluster_key(name: &str) -> ObjectKey {
 /// One thing that follows from a change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output {
-    /// This Service is to be served as it stands here: somebody's own, with its NodePorts filled in, or a planned one.
+    /// This Service, which somebody wrote, is to be served as it stands here: with its NodePorts filled in.
     Service(Arc<Service>),
+    /// This Service, which follows from the Cluster in its namespace, is to be served.
+    Planned(Arc<Service>),
     /// It is not to be served any more.
     NoService(ObjectKey),
     /// What this user cluster allows and may use, in place of what was said before.

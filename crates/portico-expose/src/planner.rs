@@ -537,7 +537,7 @@ impl Planner {
                     format!("takes the place of the Service planned for Cluster {}", cluster.metadata.name);
                 work.outputs.push(Output::Note(ObjectRef { kind: Kind::Service, key }, text));
             } else {
-                work.outputs.push(Output::Service(Arc::new(service)));
+                work.outputs.push(Output::Planned(Arc::new(service)));
             }
         }
         let namespace = cluster.name().namespace();

@@ -15,7 +15,7 @@ use portico_api::names::{Authority, ClusterName, HostName};
 use portico_api::policy::{AllowList, Budget, ClusterPolicy};
 use portico_api::service::{Protocol, Service, ServicePort, ServiceType};
 
-use crate::facts::{Age, ExposedPort, ServiceFacts};
+use crate::facts::{Age, ExposedPort, Origin, ServiceFacts};
 use crate::findings::{Findings, annotation_field, clipped, shown};
 use crate::mapping;
 use portico_api::intern::Interner;
@@ -28,12 +28,18 @@ const NOBODY: IpNet = IpNet::V4(Ipv4Net::new_assert(std::net::Ipv4Addr::UNSPECIF
 const MAX_PORTS: usize = 256;
 
 /// Reads what routes need from `service`; `None` if it does not carry the annotation `expose` at all.
-pub(crate) fn read(service: &Service, expose: &str, names: &mut Interner) -> Option<ServiceFacts> {
+pub(crate) fn read(
+    service: &Service,
+    origin: Origin,
+    expose: &str,
+    names: &mut Interner,
+) -> Option<ServiceFacts> {
     let value = service.metadata.annotation(expose)?;
     let mut findings = Findings::of(ObjectRef::new(Kind::Service, &service.metadata));
     let types = expose_types(service, expose, value, &mut findings);
     let ports = types.map(|types| exposed_ports(service, types, names, &mut findings)).unwrap_or_default();
     Some(ServiceFacts {
+        origin,
         age: Age::new(service.metadata.creation_timestamp, &service.metadata.uid),
         types,
         ports: ports.into(),

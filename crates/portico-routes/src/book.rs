@@ -24,7 +24,7 @@ use slab::Slab;
 use smallvec::SmallVec;
 
 use crate::claims::{Claim, Claims};
-use crate::facts::{ServiceFacts, SliceFacts};
+use crate::facts::{Age, Origin, ServiceFacts, SliceFacts};
 use crate::route::{Backend, BackendId, RouteKey};
 use crate::table::{RouteTable, Update};
 use crate::{annotations, endpoints};
@@ -48,8 +48,10 @@ impl Default for Settings {
 /// An object that came, changed or went.
 #[derive(Debug, Clone)]
 pub enum Change {
-    /// A Service is there, as follows.
+    /// A Service that somebody wrote is there, as follows.
     Service(Service),
+    /// A Service that is planned for the Cluster in its namespace is there, as follows. No written one can take a key from it.
+    Planned(Service),
     /// A Service is gone.
     RemoveService(ObjectKey),
     /// An EndpointSlice is there, as follows.
@@ -150,7 +152,8 @@ impl RouteBook {
     /// Notes one change. The table follows with the next [`Self::commit`].
     pub fn apply(&mut self, change: Change) {
         match change {
-            Change::Service(service) => self.note_service(&service),
+            Change::Service(service) => self.note_service(&service, Origin::Written),
+            Change::Planned(service) => self.note_service(&service, Origin::Planned),
             Change::RemoveService(key) => self.forget_service(&key),
             Change::EndpointSlice(slice) => self.note_slice(&slice),
             Change::RemoveEndpointSlice(key) => self.forget_slice(&key),
@@ -188,12 +191,12 @@ impl RouteBook {
 
     // === Services ===
 
-    fn note_service(&mut self, service: &Service) {
+    fn note_service(&mut self, service: &Service, origin: Origin) {
         let key = service.metadata.key();
         if !self.is_in_scope(&key.namespace) {
             return;
         }
-        match annotations::read(service, &self.settings.expose_annotation, &mut self.names) {
+        match annotations::read(service, origin, &self.settings.expose_annotation, &mut self.names) {
             Some(facts) => {
                 let slot = self.slot(&key);
                 self.set_service(slot, Some(Box::new(facts)));
@@ -434,8 +437,9 @@ fn key_of(slots: &Slab<Slot>, claim: Claim) -> RouteKey {
     key.expect("a claim is withdrawn before the port changes that makes it")
 }
 
-/// What decides between two claims: the age of their Services, then their names, then the order of the ports.
-fn rank(slots: &Slab<Slot>, claim: Claim) -> (Option<&crate::facts::Age>, &ObjectKey, u16) {
+/// What decides between two claims: why their Services are there, the Services' age, then their names, then the order of the
+/// ports.
+fn rank(slots: &Slab<Slot>, claim: Claim) -> (Option<(Origin, &Age)>, &ObjectKey, u16) {
     let slot = &slots[claim.slot as usize];
-    (slot.service.as_ref().map(|service| &service.age), &slot.key, claim.port)
+    (slot.service.as_ref().map(|service| (service.origin, &service.age)), &slot.key, claim.port)
 }

@@ -1,8 +1,8 @@
-//! Who owns a key when several Services claim it: the eldest.
+//! Who owns a key when several Services claim it: the eldest, after what follows from a Cluster object.
 //!
 //! A Service in any namespace may claim any host name, so the order must not depend on who is heard of first: else a restart
-//! of the gateway could hand a cluster's name to somebody else. The younger claims wait; when the elder goes, the next in
-//! age owns the key at once.
+//! of the gateway could hand a cluster's name to somebody else. The other claims wait, the eldest first; when the owner goes, the next
+//! owns the key at once.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;

@@ -20,6 +20,8 @@ use crate::route::{BackendId, KeyKind, RouteKey};
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ServiceFacts {
     /// Decides conflicts.
+    pub(crate) origin: Origin,
+    /// Decides conflicts between those of one origin.
     pub(crate) age: Age,
     /// How it asks to be exposed; `None` if the annotation is void.
     pub(crate) types: Option<ExposeTypes>,
@@ -71,12 +73,22 @@ impl ExposedPort {
     }
 }
 
+/// Why a Service is there. The smaller comes first in a conflict: a Service that somebody adds must not take the name of a
+/// cluster that is in use, and a Cluster from a directory has no age by which it could prove that it was there before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Origin {
+    /// It follows from a Cluster object.
+    Planned,
+    /// Somebody wrote it.
+    Written,
+}
+
 /// Age of an object, as far as it is known. The smaller is the elder.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Age {
     /// In seconds, as Kubernetes counts it; [`Self::UNKNOWN`] for objects from a directory.
     created: i64,
-    /// Tells apart what was created in the same second.
+    /// Tells apart what was created in the same second; empty without a time.
     uid: Box<str>,
 }
 
@@ -85,6 +97,8 @@ impl Age {
     const UNKNOWN: i64 = i64::MAX;
 
     pub(crate) fn new(created: Option<Timestamp>, uid: &str) -> Self {
+        // What has no time is told apart by name: whoever writes a file could write any uid.
+        let uid = if created.is_some() { uid } else { "" };
         Self { created: created.map_or(Self::UNKNOWN, Timestamp::as_second), uid: uid.into() }
     }
 
@@ -133,5 +147,10 @@ mod tests {
     fn without_a_creation_time_it_is_the_youngest() {
         assert!(age(Some(i64::from(u32::MAX)), "b") < age(None, "a"));
         assert_eq!(age(None, "a").created(), None);
+    }
+
+    #[test]
+    fn without_a_creation_time_the_uid_says_nothing() {
+        assert_eq!(age(None, "a"), age(None, "b"));
     }
 }

@@ -6,11 +6,13 @@
 use std::borrow::Cow;
 
 use portico_api::annotations::{ALLOW, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, PORT_MAPPING};
-use portico_api::meta::{Kind, ObjectRef};
+use portico_api::meta::{Kind, ObjectKey, ObjectRef};
+use portico_api::names::ClusterName;
 use portico_api::problem::{Problem, Severity};
 
 use crate::book::{RouteBook, Slot};
 use crate::claims::Claim;
+use crate::facts::{Age, Origin};
 use crate::findings::annotation_field;
 use crate::route::RouteKey;
 
@@ -50,21 +52,69 @@ impl RouteBook {
             );
             (format!("{key} is claimed by {ports}; the first has it"), remedy.to_owned())
         } else {
-            let created = winner.service.as_ref()?.age.created();
-            let age = created.map(|time| format!(", created {time}")).unwrap_or_default();
-            let message = format!("{key} belongs to the elder Service {}{age}", winner.key);
-            (message, format!("{remedy}, or remove the elder Service: this one then has it at once"))
+            why(key, remedy, winner, slot)?
         };
-        let object = ObjectRef { kind: Kind::Service, key: slot.key.clone() };
+        let planned = slot.service.as_ref()?.origin == Origin::Planned;
+        let (object, field) =
+            if planned { (cluster_of(&slot.key), String::new()) } else { (service_ref(slot), field) };
         Some(Problem { severity: Severity::Error, reason, object, field, message, remedy })
     }
+}
+
+/// Why `winner` has `key` and `loser` has not, and what can be done about that. Nobody knows a planned Service: its Cluster is
+/// named instead.
+fn why(key: &RouteKey, remedy: &str, winner: &Slot, loser: &Slot) -> Option<(String, String)> {
+    let (winning, losing) = (winner.service.as_ref()?, loser.service.as_ref()?);
+    let of_it = match winning.origin {
+        Origin::Planned => cluster_of(&winner.key),
+        Origin::Written => service_ref(winner),
+    };
+    let (message, remedy) = match (winning.origin, losing.origin) {
+        (Origin::Planned, Origin::Written) => {
+            let message =
+                format!("{key} belongs to {of_it}: what a Cluster asks for comes before any Service");
+            return Some((message, remedy.to_owned()));
+        }
+        _ => (by_age(key, &of_it, &winning.age, &losing.age), remedy),
+    };
+    Some((message, format!("{remedy}, or remove {of_it}: this one then has it at once")))
+}
+
+/// What decided between two of one origin.
+fn by_age(key: &RouteKey, winner: &ObjectRef, winning: &Age, losing: &Age) -> String {
+    match (winning.created(), losing.created()) {
+        (Some(first), Some(second)) if first == second => {
+            format!(
+                "{key} belongs to {winner}, created in the same second, {first}, which comes first by uid or name"
+            )
+        }
+        (Some(created), Some(_)) => format!("{key} belongs to the elder {winner}, created {created}"),
+        (Some(created), None) => {
+            format!(
+                "{key} belongs to {winner}, created {created}; without a creationTimestamp this one counts as younger"
+            )
+        }
+        (None, _) => {
+            format!("{key} belongs to {winner}, which comes first by name: neither has a creationTimestamp")
+        }
+    }
+}
+
+fn service_ref(slot: &Slot) -> ObjectRef {
+    ObjectRef { kind: Kind::Service, key: slot.key.clone() }
+}
+
+/// The Cluster that a planned Service is for.
+fn cluster_of(service: &ObjectKey) -> ObjectRef {
+    let name = ClusterName::of_namespace(&service.namespace);
+    ObjectRef { kind: Kind::Cluster, key: ObjectKey::new("", name.as_str()) }
 }
 
 fn overridden_annotations(slot: &Slot) -> Problem {
     Problem {
         severity: Severity::Warning,
         reason: "overridden-annotation",
-        object: ObjectRef { kind: Kind::Service, key: slot.key.clone() },
+        object: service_ref(slot),
         field: "metadata.annotations".into(),
         message: format!(
             "{ALLOW}, {MAX_CONNECTIONS} and {MAX_CONNECTIONS_PER_SECOND} do not count here: the namespace belongs to a Cluster"

@@ -109,6 +109,9 @@ impl Pipeline {
                 Output::Service(service) => {
                     self.book.apply(RouteChange::Service(Arc::unwrap_or_clone(service)));
                 }
+                Output::Planned(service) => {
+                    self.book.apply(RouteChange::Planned(Arc::unwrap_or_clone(service)));
+                }
                 Output::NoService(key) => self.book.apply(RouteChange::RemoveService(key)),
                 Output::Policy(policy) => {
                     let namespace = policy.cluster.namespace().into();

@@ -82,6 +82,32 @@ fn each_problem_has_its_file_line_and_object() {
 }
 
 #[test]
+fn a_service_that_is_added_cannot_take_the_host_name_of_a_cluster() {
+    let service = "\
+apiVersion: v1
+kind: Service
+metadata:
+  name: s1
+  namespace: aaa
+  creationTimestamp: 2020-01-01T00:00:00Z
+  annotations:
+    nodeport-proxy.k8s.io/expose: SNI
+    nodeport-proxy.k8s.io/port-mapping: '{\"secure\": \"clustername.kubermatic.kkp.example.com\"}'
+spec:
+  ports: [{name: secure, port: 443}]
+";
+    let base = [CONFIGURATION, SEED_LOAD_BALANCER, CLUSTER_TUNNELING].join("---\n");
+    let folder = directory(&[("base.yaml", &base), ("new.yaml", service)]);
+    let output = run(&["check", folder.path().to_str().unwrap()]);
+    assert_eq!(
+        without_path(&stdout(&output), folder.path()),
+        "DIR/new.yaml:9: error: Service aaa/s1: metadata.annotations[nodeport-proxy.k8s.io/port-mapping]: \
+         host clustername.kubermatic.kkp.example.com belongs to Cluster clustername: what a Cluster asks for comes before \
+         any Service; choose another host name\n4 objects: 1 error, 0 warnings\n"
+    );
+}
+
+#[test]
 fn a_program_reads_the_same_as_json() {
     let folder = directory(&[
         ("base.yaml", &[CONFIGURATION, SEED_LOAD_BALANCER].join("---\n")),

@@ -46,7 +46,7 @@ fn set_service(namespace: &str, name: &str, node_port: &str) -> Change {
 /// Outputs as one line each.
 fn shown(outputs: &[Output]) -> Vec<String> {
     let line = |output: &Output| match output {
-        Output::Service(service) => {
+        Output::Service(service) | Output::Planned(service) => {
             let kind = service.spec.service_type;
             let expose = service.metadata.annotation("nodeport-proxy.k8s.io/expose").unwrap_or("-");
             format!("service {} {kind:?} {expose}", service.metadata.key())
@@ -600,7 +600,7 @@ proptest! {
             }
             for output in planner.apply([change]) {
                 match output {
-                    Output::Service(service) => { services.insert(service.metadata.key(), service); }
+                    Output::Service(service) | Output::Planned(service) => { services.insert(service.metadata.key(), service); }
                     Output::NoService(key) => prop_assert!(services.remove(&key).is_some(), "{key} was not there"),
                     Output::Policy(policy) => { policies.insert(policy.cluster.clone(), policy); }
                     Output::NoPolicy(name) => prop_assert!(policies.remove(&name).is_some()),

@@ -1,7 +1,8 @@
 //! When several Services claim one key, the eldest has it, and the others lose that key and nothing else.
 
 use crate::objects::*;
-use portico_routes::book::Change::{self, RemoveService, Service};
+use portico_routes::book::Change::{self, Planned, RemoveService, Service};
+use portico_routes::book::RouteBook;
 use portico_routes::route::RouteKey;
 use portico_routes::rows::RouteState;
 
@@ -53,13 +54,70 @@ fn a_conflict_is_a_problem_of_the_younger_and_names_the_elder() {
         problems,
         [
             "Service a/younger: metadata.annotations[nodeport-proxy.k8s.io/port-mapping]: host shared.example.com \
-          belongs to the elder Service a/elder, created 1970-01-01T00:00:01Z; choose another host name, or remove the \
-          elder Service: this one then has it at once"
+          belongs to the elder Service a/elder, created 1970-01-01T00:00:01Z; choose another host name, or remove \
+          Service a/elder: this one then has it at once"
         ]
     );
     let waiting = book.rows().find(|row| row.backend.service == key("a/younger")).unwrap();
     let RouteState::Conflict { winner } = waiting.state else { panic!("{:?}", waiting.state) };
     assert_eq!(winner.to_string(), "a/elder-secure");
+}
+
+/// What is wrong in `book`, each in one line.
+fn told(book: &RouteBook) -> Vec<String> {
+    book.problems().map(|problem| problem.to_string()).collect()
+}
+
+#[test]
+fn what_is_planned_for_a_cluster_keeps_its_host_whoever_claims_it() {
+    let planned = || Planned(sni("cluster-z/apiserver-external", "shared.example.com"));
+    for rival in [claimant("aaa/s1", 1, "a"), Service(sni("aaa/s1", "shared.example.com"))] {
+        for order in [[planned(), rival.clone()], [rival, planned()]] {
+            let book = book(order);
+            assert_eq!(book.owner(&shared()).as_deref(), Some("cluster-z/apiserver-external"));
+            assert_eq!(
+                told(&book),
+                [
+                    "Service aaa/s1: metadata.annotations[nodeport-proxy.k8s.io/port-mapping]: host shared.example.com \
+                 belongs to Cluster z: what a Cluster asks for comes before any Service; choose another host name"
+                ]
+            );
+        }
+    }
+}
+
+#[test]
+fn a_service_that_is_written_in_place_of_a_planned_one_is_judged_as_written() {
+    let mut book = book([Planned(sni("cluster-z/api", "shared.example.com")), claimant("a/x", 1, "")]);
+    book.told([Service(sni("cluster-z/api", "shared.example.com"))]);
+    assert_eq!(book.owner(&shared()).as_deref(), Some("a/x"));
+}
+
+#[test]
+fn of_two_that_are_planned_the_elder_has_the_host_and_the_other_cluster_is_to_blame() {
+    let planned = |name, second| Planned(sni(name, "shared.example.com").created(second));
+    let book = book([planned("cluster-a/api", 2), planned("cluster-b/api", 1)]);
+    assert_eq!(book.owner(&shared()).as_deref(), Some("cluster-b/api"));
+    let told = told(&book);
+    assert!(
+        told[0].starts_with("Cluster a: host shared.example.com belongs to the elder Cluster b"),
+        "{told:?}"
+    );
+}
+
+#[test]
+fn what_decided_is_said_as_it_was() {
+    let plain = |name| Service(sni(name, "shared.example.com"));
+    for (rivals, expected) in [
+        ([plain("a/x"), plain("b/y")], "which comes first by name: neither has a creationTimestamp"),
+        ([plain("a/x"), claimant("b/y", 1, "")], "without a creationTimestamp this one counts as younger"),
+        ([claimant("a/x", 1, "u"), claimant("b/y", 1, "v")], "created in the same second"),
+        ([claimant("a/x", 2, ""), claimant("b/y", 1, "")], "the elder Service b/y"),
+    ] {
+        let told = told(&book(rivals));
+        assert!(told[0].contains(expected), "{told:?}");
+        assert_eq!(told[0].contains("elder"), expected.contains("elder"), "{told:?}");
+    }
 }
 
 #[test]

@@ -73,7 +73,7 @@ impl From<&RouteTable> for Replay {
 /// Every object there is, after some history: the last word on each.
 #[derive(Debug, Clone, Default)]
 struct World {
-    services: BTreeMap<ObjectKey, Service>,
+    services: BTreeMap<ObjectKey, Change>,
     slices: BTreeMap<ObjectKey, EndpointSlice>,
     policies: BTreeMap<Arc<str>, Arc<ClusterPolicy>>,
 }
@@ -81,7 +81,9 @@ struct World {
 impl World {
     fn follow(&mut self, change: Change) {
         match change {
-            Change::Service(service) => drop(self.services.insert(service.metadata.key(), service)),
+            Change::Service(ref service) | Change::Planned(ref service) => {
+                drop(self.services.insert(service.metadata.key(), change));
+            }
             Change::RemoveService(key) => drop(self.services.remove(&key)),
             Change::EndpointSlice(slice) => drop(self.slices.insert(slice.metadata.key(), slice)),
             Change::RemoveEndpointSlice(key) => drop(self.slices.remove(&key)),
@@ -91,7 +93,7 @@ impl World {
     }
 
     fn objects(self) -> Vec<Change> {
-        let services = self.services.into_values().map(Change::Service);
+        let services = self.services.into_values();
         let slices = self.slices.into_values().map(Change::EndpointSlice);
         let policies = self.policies.into_iter().map(|(namespace, policy)| Change::Policy(namespace, policy));
         services.chain(slices).chain(policies).collect()
@@ -167,7 +169,8 @@ fn any_change() -> impl Strategy<Value = Change> {
         Change::Policy(namespace, Arc::new(ClusterPolicy { node_port_listeners, ..open }))
     });
     prop_oneof![
-        6 => any_service().prop_map(Change::Service),
+        5 => any_service().prop_map(Change::Service),
+        1 => any_service().prop_map(Change::Planned),
         2 => select(&SERVICES[..]).prop_map(|name| Change::RemoveService(key(name))),
         4 => any_slice().prop_map(Change::EndpointSlice),
         1 => select(&SLICES[..]).prop_map(|name| Change::RemoveEndpointSlice(key(name))),
