@@ -2,14 +2,15 @@
 //!
 //! Connections go to the endpoint with the fewest. An endpoint that fails [`FAILURES_UNTIL_SKIPPED`] times in a row is
 //! skipped, at first for [`FIRST_SKIP`], then for twice as long each time; when the time is over, one connection goes there
-//! to find out. Where every endpoint is skipped, one that *refuses* is tried all the same (that costs nothing and ends the
-//! outage at once), while one that *does not answer* fails fast but for the probe: thousands of clients that wait a second
-//! each for a black hole would take the descriptors of everybody else.
+//! to find out. Where every endpoint is skipped, one is tried all the same, as a last resort, since nobody is better: a client is
+//! never turned away from an API server that recovered a moment ago. One that *refuses* costs nothing. One that *does not
+//! answer* holds a client for a second, so only [`MOST_LAST_RESORTS`] wait for it at a time: thousands that wait for a black hole
+//! would take the descriptors of everybody else.
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -31,6 +32,9 @@ const FIRST_SKIP: Duration = Duration::from_millis(250);
 const LONGEST_SKIP: Duration = Duration::from_secs(10);
 /// Endpoints tried for one client.
 const MOST_ATTEMPTS: usize = 3;
+/// Clients that wait at a time for an endpoint that did not answer before: enough that one that is merely slow serves all who
+/// come, few enough that a hundred dead clusters take 3,200 descriptors and not 100,000.
+const MOST_LAST_RESORTS: u16 = 32;
 
 /// A backend as the workers see it: one identity, while its endpoints and settings change.
 #[derive(Debug)]
@@ -57,6 +61,8 @@ pub struct Endpoint {
     connections: AtomicU32,
     failures: AtomicU32,
     last_failure: AtomicU8,
+    /// Clients that wait for it though it is skipped.
+    last_resorts: AtomicU16,
     /// Milliseconds since the gateway started.
     skipped_until: AtomicU64,
 }
@@ -73,6 +79,21 @@ enum Failure {
 /// A connection to an endpoint, counted while it is held.
 #[derive(Debug)]
 pub(crate) struct EndpointUse(Arc<Endpoint>);
+
+/// The endpoint for the next attempt.
+#[derive(Debug)]
+enum Choice {
+    /// One of the healthy ones, or one that is due for a probe.
+    Regular(Arc<Endpoint>),
+    /// All are skipped.
+    LastResort(LastResort),
+    /// All are skipped, and enough clients wait for them.
+    Full,
+}
+
+/// An attempt to connect to an endpoint that is skipped, counted while it is held.
+#[derive(Debug)]
+struct LastResort(Arc<Endpoint>);
 
 impl Upstream {
     pub(crate) fn new(backend: Arc<Backend>, cluster: Arc<Cluster>) -> Self {
@@ -126,10 +147,13 @@ impl Upstream {
     ) -> Result<(TcpStream, EndpointUse), Refusal> {
         let state = self.state.load_full();
         let mut tried: [Option<SocketAddr>; MOST_ATTEMPTS] = [None; MOST_ATTEMPTS];
-        let mut refusal =
-            if state.endpoints.is_empty() { Refusal::NotReady } else { Refusal::ConnectTimedOut };
+        let mut refusal = if state.endpoints.is_empty() { Refusal::NotReady } else { Refusal::MaxConnecting };
         for attempt in 0..MOST_ATTEMPTS {
-            let Some(endpoint) = pick(&state.endpoints, &tried[..attempt], clock()) else { break };
+            let (endpoint, last_resort) = match pick(&state.endpoints, &tried[..attempt], clock()) {
+                Some(Choice::Regular(endpoint)) => (endpoint, None),
+                Some(Choice::LastResort(resort)) => (Arc::clone(&resort.0), Some(resort)),
+                Some(Choice::Full) | None => break,
+            };
             tried[attempt] = Some(endpoint.address);
             let in_use = EndpointUse::new(endpoint);
             let connect = connect_to(in_use.0.address, config.upstream_keepalive, client_first);
@@ -145,7 +169,10 @@ impl Upstream {
                 Err(_elapsed) => Failure::Silent,
             };
             self.cluster.count_connect_failure();
-            in_use.0.failed(failure, clock());
+            // What it is known for is no news.
+            if last_resort.is_none() {
+                in_use.0.failed(failure, clock());
+            }
             refusal = match failure {
                 Failure::Refused => Refusal::ConnectFailed,
                 Failure::Silent => Refusal::ConnectTimedOut,
@@ -162,6 +189,7 @@ impl Endpoint {
             connections: AtomicU32::default(),
             failures: AtomicU32::default(),
             last_failure: AtomicU8::default(),
+            last_resorts: AtomicU16::default(),
             skipped_until: AtomicU64::default(),
         }
     }
@@ -176,7 +204,14 @@ impl Endpoint {
         self.failures.load(Relaxed)
     }
 
-    fn is_failing(&self) -> bool {
+    /// How much longer it is skipped, if it is: until then it is tried only where there is no other.
+    pub fn skipped_for(&self, now: Duration) -> Option<Duration> {
+        self.is_skipped(now)
+            .then(|| Duration::from_millis(self.skipped_until.load(Relaxed)).saturating_sub(now))
+    }
+
+    /// Whether so many attempts failed that the next one is a probe, or a last resort.
+    pub fn is_failing(&self) -> bool {
         self.failures() >= FAILURES_UNTIL_SKIPPED
     }
 
@@ -226,6 +261,22 @@ impl Drop for EndpointUse {
     }
 }
 
+impl LastResort {
+    /// `None` if enough wait.
+    fn new(endpoint: &Arc<Endpoint>) -> Option<Self> {
+        let waiting = endpoint.last_resorts.fetch_add(1, Relaxed);
+        // Given back on drop, also where there were too many.
+        let resort = Self(Arc::clone(endpoint));
+        (waiting < MOST_LAST_RESORTS).then_some(resort)
+    }
+}
+
+impl Drop for LastResort {
+    fn drop(&mut self) {
+        self.0.last_resorts.fetch_sub(1, Relaxed);
+    }
+}
+
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
@@ -235,18 +286,24 @@ fn skip_after(failures: u32) -> Duration {
     (FIRST_SKIP * 2u32.pow(doublings)).min(LONGEST_SKIP)
 }
 
-/// The endpoint for the next connection: healthy ones first, then one due for a probe, then one that at least refuses fast.
-fn pick(endpoints: &[Arc<Endpoint>], tried: &[Option<SocketAddr>], now: Duration) -> Option<Arc<Endpoint>> {
+/// The endpoint for the next attempt: healthy ones first, then one due for a probe, then one that at least refuses fast, then one
+/// that does not answer. `None` if all were tried.
+fn pick(endpoints: &[Arc<Endpoint>], tried: &[Option<SocketAddr>], now: Duration) -> Option<Choice> {
     let untried = || endpoints.iter().filter(|endpoint| !tried.contains(&Some(endpoint.address)));
     // A probe must happen while healthy endpoints take the load, or a recovered one would never be seen again.
     let probe = || untried().find(|endpoint| endpoint.is_failing() && endpoint.may_probe(now));
     let healthy =
         || untried().filter(|endpoint| !endpoint.is_failing()).min_by_key(|endpoint| endpoint.connections());
-    let refusing =
-        || untried().find(|endpoint| endpoint.is_skipped(now) && !endpoint.last_failure_was_silent());
     let first_attempt = tried.is_empty();
-    let choice = if first_attempt { probe().or_else(healthy) } else { healthy().or_else(probe) };
-    choice.or_else(refusing).cloned()
+    let regular = if first_attempt { probe().or_else(healthy) } else { healthy().or_else(probe) };
+    if let Some(endpoint) = regular {
+        return Some(Choice::Regular(Arc::clone(endpoint)));
+    }
+    if let Some(refusing) = untried().find(|endpoint| !endpoint.last_failure_was_silent()) {
+        return Some(Choice::Regular(Arc::clone(refusing)));
+    }
+    let silent = untried().min_by_key(|endpoint| endpoint.last_resorts.load(Relaxed))?;
+    Some(LastResort::new(silent).map_or(Choice::Full, Choice::LastResort))
 }
 
 async fn connect_to(address: SocketAddr, keepalive: Keepalive, client_first: bool) -> io::Result<TcpStream> {
@@ -291,8 +348,12 @@ mod tests {
         }
     }
 
-    fn port_of(choice: Option<Arc<Endpoint>>) -> Option<u16> {
-        choice.map(|endpoint| endpoint.address.port())
+    fn port_of(choice: Option<Choice>) -> Option<u16> {
+        match choice? {
+            Choice::Regular(endpoint) => Some(endpoint.address.port()),
+            Choice::LastResort(resort) => Some(resort.0.address.port()),
+            Choice::Full => None,
+        }
     }
 
     #[test]
@@ -335,12 +396,40 @@ mod tests {
     }
 
     #[test]
-    fn where_all_fail_a_refusing_endpoint_is_tried_and_a_silent_one_is_not() {
-        let all = endpoints(2);
-        break_(&all[0], Failure::Silent);
-        assert_eq!(port_of(pick(&all[..1], &[], NOW)), None);
-        break_(&all[1], Failure::Refused);
+    fn where_all_fail_one_is_tried_all_the_same_and_first_one_that_refuses() {
+        let all = endpoints(3);
+        for (endpoint, failure) in all.iter().zip([Failure::Silent, Failure::Refused, Failure::Silent]) {
+            break_(endpoint, failure);
+        }
         assert_eq!(port_of(pick(&all, &[], NOW)), Some(2));
+        let refusing = Some(all[1].address);
+        assert_eq!(port_of(pick(&all, &[refusing], NOW)), Some(1));
+    }
+
+    #[test]
+    fn few_wait_for_endpoints_that_do_not_answer_and_they_are_shared_out() {
+        let all = endpoints(2);
+        all.iter().for_each(|endpoint| break_(endpoint, Failure::Silent));
+        let most = 2 * usize::from(MOST_LAST_RESORTS);
+        let mut waiting: Vec<_> = (0..most).filter_map(|_| pick(&all, &[], NOW)).collect();
+        let of = |waiting: &[Choice], port: u16| {
+            let at =
+                |choice: &&Choice| matches!(choice, Choice::LastResort(it) if it.0.address.port() == port);
+            waiting.iter().filter(at).count()
+        };
+        assert_eq!((of(&waiting, 1), of(&waiting, 2)), (most / 2, most / 2));
+        assert!(matches!(pick(&all, &[], NOW), Some(Choice::Full)));
+        waiting.pop();
+        assert!(matches!(pick(&all, &[], NOW), Some(Choice::LastResort(_))), "one that leaves makes room");
+    }
+
+    #[test]
+    fn a_skipped_endpoint_says_for_how_long() {
+        let all = endpoints(1);
+        assert_eq!(all[0].skipped_for(NOW), None);
+        break_(&all[0], Failure::Silent);
+        assert_eq!(all[0].skipped_for(NOW), Some(FIRST_SKIP));
+        assert_eq!(all[0].skipped_for(NOW + FIRST_SKIP), None);
     }
 
     #[test]

@@ -5,13 +5,14 @@
 mod support;
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
 use portico_api::policy::{AllowList, Budget};
 use portico_gateway::{Config, Gateway, ProxyMode, ProxyProtocol, Refusal};
 use portico_wire::proxy::{Tlvs, encode_v2};
+use socket2::{Domain, Socket, Type};
 use support::*;
 
 const HOST: &str = "a.example.com";
@@ -185,6 +186,45 @@ fn a_second_gateway_does_not_silently_share_a_port() {
     let second = Gateway::start(Config { sni_listen: Some(address), ..config() }, access, None, None);
     let message = second.expect_err("the address is taken").to_string();
     assert!(message.contains(&address.to_string()) && message.contains("--sni-listen"), "{message}");
+}
+
+/// A listener that answers nobody, because its queue is full; with the clients that fill it.
+fn silent_endpoint() -> (TcpListener, Vec<TcpStream>) {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&LOOPBACK.into()).unwrap();
+    socket.listen(0).unwrap();
+    let listener = TcpListener::from(socket);
+    let address = listener.local_addr().unwrap();
+    // A queue of nothing has room for one; the kernel may allow one more.
+    let waiting =
+        std::iter::from_fn(|| TcpStream::connect_timeout(&address, Duration::from_millis(200)).ok());
+    let waiting = waiting.take(10).collect();
+    (listener, waiting)
+}
+
+#[test]
+fn the_only_endpoint_is_tried_for_every_client_however_often_it_failed() {
+    const CLIENTS: u64 = 8;
+    let (listener, waiting) = silent_endpoint();
+    let gateway = start(Config { connect_timeout: Duration::from_millis(20), ..config() });
+    Service::new("a", &[listener.local_addr().unwrap()]).host(HOST).expose(&gateway);
+    for _ in 0..CLIENTS {
+        assert_eq!(alert_for(&gateway, HOST), 80);
+    }
+    let cluster = &gateway.shared().live.clusters()[0];
+    assert_eq!(cluster.snapshot().connect_failures, CLIENTS, "nobody is turned away without an attempt");
+    assert_eq!(refused(&gateway, Refusal::ConnectTimedOut), CLIENTS);
+    let upstream = &gateway.shared().live.upstreams()[0];
+    assert!(upstream.endpoints()[0].is_failing());
+    // It answers again: the next client is served, whatever is left of the time it is skipped for.
+    for _ in 0..waiting.len() {
+        listener.accept().unwrap();
+    }
+    let mut client = connect(sni_address(&gateway));
+    client.write_all(&hello(HOST)).unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    assert_eq!(read_exactly(&mut server, hello(HOST).len()), hello(HOST));
+    eventually("it counts as healthy", || !upstream.endpoints()[0].is_failing());
 }
 
 #[test]

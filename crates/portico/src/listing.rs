@@ -1,14 +1,17 @@
 //! The listing of clusters and routes, one for `portico routes` and `/routes`: what would be exposed, where, by which object,
 //! to which endpoints, and what stands in the way.
 
+use std::collections::HashMap;
 use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::time::Duration;
 
 use portico_api::names::ClusterName;
 use portico_api::strategy::ExposeStrategy;
 use portico_expose::plan::Plan;
 use portico_expose::resolve::DecidedBy;
-use portico_gateway::Gateway;
-use portico_routes::route::RouteKey;
+use portico_gateway::{Gateway, Upstream};
+use portico_routes::route::{BackendId, RouteKey};
 use portico_routes::rows::{RouteRow, RouteState};
 use serde::Serialize;
 
@@ -25,7 +28,27 @@ pub(crate) struct Listing {
     /// By name. A user cluster without a `Cluster` object is known by its routes only.
     clusters: Vec<ClusterRow>,
     /// By Service, then in the order of its ports.
-    routes: Vec<RouteRow>,
+    routes: Vec<Row>,
+}
+
+/// A route, and what a running gateway knows of its endpoints.
+#[derive(Debug, Serialize)]
+struct Row {
+    #[serde(flatten)]
+    route: RouteRow,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    failing: Vec<Failing>,
+}
+
+/// An endpoint that is ready by its EndpointSlice, and did not accept connections lately.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Failing {
+    endpoint: SocketAddr,
+    /// Attempts in a row.
+    failures: u32,
+    /// For so long it is tried only where there is no other; at 0 the next connection probes it.
+    skipped_ms: u64,
 }
 
 /// A user cluster that is planned from its `Cluster` object.
@@ -43,16 +66,32 @@ struct ClusterRow {
 impl Listing {
     /// Everything there is.
     pub(crate) fn of(pipeline: &Pipeline) -> Self {
-        Self { clusters: pipeline.plans().map(ClusterRow::of).collect(), routes: pipeline.rows().collect() }
+        Self {
+            clusters: pipeline.plans().map(ClusterRow::of).collect(),
+            routes: pipeline.rows().map(Row::of).collect(),
+        }
     }
 
-    /// Adds what only a running gateway knows: listeners that cannot be opened.
+    /// Adds what only a running gateway knows: listeners that cannot be opened, and endpoints that fail.
     pub(crate) fn observe(&mut self, gateway: &Gateway) {
         for failed in gateway.failed_node_ports() {
-            let of_it =
-                |row: &&mut RouteRow| row.key == RouteKey::Port(failed.port) && row.backend == failed.backend;
+            let of_it = |row: &&mut Row| {
+                row.route.key == RouteKey::Port(failed.port) && row.route.backend == failed.backend
+            };
             if let Some(row) = self.routes.iter_mut().find(of_it) {
-                row.state = RouteState::ListenerFailed { error: failed.error };
+                row.route.state = RouteState::ListenerFailed { error: failed.error };
+            }
+        }
+        let now = gateway.shared().now();
+        let upstreams = gateway.shared().live.upstreams();
+        let failing = upstreams.iter().filter_map(|upstream| {
+            let failing = Failing::of(upstream, now);
+            (!failing.is_empty()).then(|| (upstream.id(), failing))
+        });
+        let failing: HashMap<BackendId, Vec<Failing>> = failing.collect();
+        for row in &mut self.routes {
+            if let Some(endpoints) = failing.get(&row.route.backend) {
+                row.failing.clone_from(endpoints);
             }
         }
     }
@@ -60,7 +99,7 @@ impl Listing {
     /// Leaves only what belongs to the cluster named `name`.
     pub(crate) fn keep_only(&mut self, name: &str) {
         self.clusters.retain(|row| row.cluster.as_str() == name);
-        self.routes.retain(|row| row.cluster.as_str() == name);
+        self.routes.retain(|row| row.route.cluster.as_str() == name);
     }
 
     /// Whether nothing is listed.
@@ -90,6 +129,26 @@ impl Listing {
     }
 }
 
+impl Row {
+    fn of(route: RouteRow) -> Self {
+        Self { route, failing: Vec::new() }
+    }
+}
+
+impl Failing {
+    fn of(upstream: &Upstream, now: Duration) -> Vec<Self> {
+        let endpoints = upstream.endpoints();
+        let failing = endpoints.iter().filter(|endpoint| endpoint.is_failing()).map(|endpoint| Self {
+            endpoint: endpoint.address,
+            failures: endpoint.failures(),
+            skipped_ms: endpoint
+                .skipped_for(now)
+                .map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
+        });
+        failing.collect()
+    }
+}
+
 impl ClusterRow {
     fn of(plan: Plan) -> Self {
         Self {
@@ -113,7 +172,7 @@ impl ClusterRow {
     }
 }
 
-fn row(row: &RouteRow) -> [String; 7] {
+fn row(Row { route: row, failing }: &Row) -> [String; 7] {
     let (by, key) = match &row.key {
         RouteKey::Port(port) => ("port", port.to_string()),
         RouteKey::Host(host) => ("host", host.to_string()),
@@ -126,7 +185,7 @@ fn row(row: &RouteRow) -> [String; 7] {
         row.backend.to_string(),
         state(row),
         row.policy.allow.to_string(),
-        endpoints(row),
+        endpoints(row, failing.len()),
     ]
 }
 
@@ -140,13 +199,16 @@ fn state(row: &RouteRow) -> String {
     }
 }
 
-fn endpoints(row: &RouteRow) -> String {
+fn endpoints(row: &RouteRow, failing: usize) -> String {
     let shown: Vec<String> = row.endpoints.iter().take(MOST_ENDPOINTS).map(ToString::to_string).collect();
     let hidden = row.endpoints.len() - shown.len();
     let not_ready = row.endpoints_total - row.endpoints.len();
     let mut text = if shown.is_empty() { "none ready".to_owned() } else { shown.join(",") };
     if hidden > 0 {
         text.push_str(&format!(" +{hidden}"));
+    }
+    if failing > 0 {
+        text.push_str(&format!(" ({failing} failing)"));
     }
     if not_ready > 0 {
         text.push_str(&format!(" ({not_ready} not ready)"));

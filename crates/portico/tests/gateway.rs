@@ -222,6 +222,24 @@ fn a_port_that_cannot_be_bound_is_reported_on_its_service_everywhere() {
 }
 
 #[test]
+fn an_endpoint_that_fails_is_shown_although_it_is_ready() {
+    let (dead, port) = (free_port(), free_port());
+    let folder = directory(&[("a.yaml", &service(port, dead))]);
+    let gateway = gateway(folder.path(), &[]);
+    for _ in 0..3 {
+        // By port a refusal is told by closing the connection.
+        assert_eq!(connect(port).read(&mut [0]).unwrap_or(0), 0);
+    }
+    let (_, routes) = get(gateway.admin, "/routes");
+    let routes: serde_json::Value = serde_json::from_str(&routes).unwrap();
+    assert_eq!(routes["routes"][0]["state"], "ready");
+    assert_eq!(routes["routes"][0]["failing"][0]["endpoint"], format!("127.0.0.1:{dead}"));
+    assert_eq!(routes["routes"][0]["failing"][0]["failures"], 3);
+    let (_, table) = get(gateway.admin, "/routes?o=table");
+    assert!(table.contains("(1 failing)"), "{table}");
+}
+
+#[test]
 fn node_ports_that_were_drawn_are_the_same_after_a_restart() {
     const SITE: &str = "\
 apiVersion: kubermatic.k8c.io/v1
