@@ -258,11 +258,14 @@ impl Gateway {
     /// NodePorts that could not be bound, by number.
     pub fn failed_node_ports(&self) -> Vec<FailedPort> {
         let routes = self.shared.live.routes();
-        let describe = |(&port, error): (&u16, &Box<str>)| {
-            let backend = routes.ports.get(&port)?.id();
-            Some(FailedPort { port, backend, error: error.clone() })
-        };
-        let mut failed: Vec<_> = self.failed_ports().iter().filter_map(describe).collect();
+        let mut failed: Vec<_> = self
+            .failed_ports()
+            .iter()
+            .filter_map(|(&port, error)| {
+                let backend = routes.ports.get(&port)?.id();
+                Some(FailedPort { port, backend, error: error.clone() })
+            })
+            .collect();
         failed.sort_unstable_by_key(|failed| failed.port);
         failed
     }
