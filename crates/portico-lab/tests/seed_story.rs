@@ -172,7 +172,10 @@ fn deploy_portico(seed: &Seed) {
     assert_eq!(gateway.matches(last).count(), 1, "the arguments of deploy/gateway.yaml end otherwise now");
     let gateway = gateway.replace(last, &format!("{last}        - --tunnel-plaintext\n"));
     seed.kubectl().apply(&gateway).unwrap();
-    seed.kubectl().apply(&fs::read_to_string(deploy.join("front.yaml")).unwrap()).unwrap();
+    let front = fs::read_to_string(deploy.join("front.yaml")).unwrap();
+    let off = "        - --tunnel-port=off\n";
+    assert_eq!(front.matches(off).count(), 1, "the arguments of deploy/front.yaml are others now");
+    seed.kubectl().apply(&front.replace(off, "")).unwrap();
 }
 
 /// Strategy LoadBalancer: a gateway in the cluster's own namespace, with rights for that namespace only, behind a
