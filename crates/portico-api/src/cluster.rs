@@ -131,6 +131,8 @@ pub struct ClusterNetwork {
     /// Where the agent on each worker listens; strategy Tunneling only.
     #[serde(rename = "tunnelingAgentIP")]
     pub tunneling_agent_ip: Setting<IpAddr>,
+    /// `false` once meant OpenVPN; KKP refuses it now.
+    pub konnectivity_enabled: Option<bool>,
 }
 
 /// A list of networks.

@@ -14,7 +14,7 @@ use portico_expose::planner::{Mode, Planner, Settings};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let count: usize = std::env::args().nth(1).map_or(Ok(10_000), |count| count.parse())?;
-    let settings = Settings { mode: Mode::Plan, node_ips: Vec::new(), reserved_ports: vec![6_443] };
+    let settings = Settings { reserved_ports: vec![6_443], ..Settings::new(Mode::Plan) };
     let mut planner = Planner::new(settings, Memory::default(), 1);
     let before = resident_kib();
 

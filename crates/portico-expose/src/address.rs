@@ -7,7 +7,7 @@ use portico_api::names::HostName;
 use portico_api::strategy::ExposeStrategy;
 use serde::Serialize;
 
-use crate::services::{APISERVER, APISERVER_PORT};
+use crate::services::APISERVER;
 
 /// What only the world can tell. Whatever is empty is not known yet, and what depends on it stays open.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -56,6 +56,8 @@ pub(crate) struct Reach<'a> {
     pub(crate) node_port: Option<u16>,
     /// `apiserver-external` is a load balancer by itself.
     pub(crate) api_is_balancer: bool,
+    /// Where the gateway routes by server name.
+    pub(crate) sni_port: u16,
     /// `<cluster>.<seed>.<domain>`.
     pub(crate) host: Option<&'a HostName>,
     pub(crate) known: &'a Known,
@@ -79,7 +81,7 @@ impl Reach<'_> {
         // Without a domain there is no name; the address is then all there is to give to users.
         let external_name = external_name.or(ip.map(|ip| ip.to_string())).unwrap_or_default();
         let port = match self.strategy {
-            ExposeStrategy::Tunneling => Some(APISERVER_PORT),
+            ExposeStrategy::Tunneling => Some(self.sni_port),
             ExposeStrategy::NodePort | ExposeStrategy::LoadBalancer => self.node_port,
         };
         let url = match port {

@@ -53,6 +53,8 @@ pub struct Inputs<'a> {
     pub known: &'a Known,
     /// Who plays the load balancer.
     pub load_balancers: LoadBalancers,
+    /// Where the gateway routes by server name, as clients see it.
+    pub sni_port: u16,
 }
 
 /// What should exist for one cluster.
@@ -74,6 +76,8 @@ pub struct Plan {
     pub answered_by: AnsweredBy,
     /// `status.address`.
     pub address: Address,
+    /// The seed's nodes, as far as known, where they answer: the name in `address` must lead to them.
+    pub node_ips: Vec<IpAddr>,
     /// Where the agent on each worker listens; Tunneling only.
     pub agent_ip: Option<IpAddr>,
     /// Names on the API server's serving certificate.
@@ -160,6 +164,7 @@ pub fn plan(inputs: &Inputs<'_>) -> Plan {
         answered_by: answered_by(inputs),
         node_port: services.first().and_then(|service| service.spec.ports.first()?.node_port),
         api_is_balancer: service_type_override(cluster, seed) == Some(ServiceType::LoadBalancer),
+        sni_port: inputs.sni_port,
         host: host.as_ref(),
         known,
     };
@@ -167,6 +172,8 @@ pub fn plan(inputs: &Inputs<'_>) -> Plan {
     let agent_ip = (strategy == ExposeStrategy::Tunneling)
         .then(|| cluster.spec.cluster_network.tunneling_agent_ip.get().copied().unwrap_or(DEFAULT_AGENT_IP));
     let in_cluster = networks::in_cluster_api_address(cluster, is_on_kubevirt(cluster, seed));
+    let node_ips =
+        if reach.answered_by == AnsweredBy::SeedNodes { known.node_ips.clone() } else { Vec::new() };
     Plan {
         certificate: SubjectNames::of(&reach, &address, in_cluster, agent_ip),
         answered_by: reach.answered_by,
@@ -176,6 +183,7 @@ pub fn plan(inputs: &Inputs<'_>) -> Plan {
         services,
         entries,
         address,
+        node_ips,
         agent_ip,
         policy,
     }

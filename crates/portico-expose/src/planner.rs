@@ -38,11 +38,13 @@ use self::levels::{Active, Level, LevelObject};
 use crate::address::Known;
 use crate::change::{Change, Output};
 use crate::draw::Draw;
+use crate::hosts::HostSuffix;
 use crate::memory::Memory;
 use crate::node_ports::PortKey;
 use crate::plan::{Inputs, LoadBalancers, Plan, exposed, node_ports_needed, plan};
 use crate::policy::policy;
 use crate::resolve::{DecidedBy, Decision, seed_of, strategy};
+use crate::services::APISERVER_PORT;
 use crate::validate::{self, Before, ClusterContext};
 
 /// What the planner is for.
@@ -65,6 +67,15 @@ pub struct Settings {
     pub node_ips: Vec<IpAddr>,
     /// Ports the gateway itself listens on: they are never drawn as NodePorts.
     pub reserved_ports: Vec<u16>,
+    /// Where clients find the gateway that routes by server name.
+    pub sni_port: u16,
+}
+
+impl Settings {
+    /// Settings for `mode` where nothing is known of nodes and listeners.
+    pub fn new(mode: Mode) -> Self {
+        Self { mode, node_ips: Vec::new(), reserved_ports: Vec::new(), sni_port: APISERVER_PORT }
+    }
 }
 
 /// A Cluster as it is wanted, and as it is in force.
@@ -480,8 +491,42 @@ impl Planner {
         let before = before.map(|(cluster, decision)| Before { cluster, strategy: decision.strategy });
         let context = ClusterContext { cluster, decision, seed: &seed, configuration, before };
         let verdict = validate::cluster(&context);
-        let problems = kept.into_iter().chain(verdict.problems).collect();
+        let nowhere = self.address_unknown(&context);
+        let problems = kept.into_iter().chain(verdict.problems).chain(nowhere).collect();
         if verdict.refused { Err(problems) } else { Ok(Approved { decision, seed, problems }) }
+    }
+
+    /// That nobody can be told where a Cluster is reached, although it is. (Where KKP is at work, it finds the address.)
+    fn address_unknown(&self, context: &ClusterContext<'_>) -> Option<Problem> {
+        let ClusterContext { cluster, decision, seed, configuration, .. } = *context;
+        let named = HostSuffix::of(&cluster.name(), seed, configuration).is_some();
+        // Tunneling is refused without a domain.
+        if self.settings.mode == Mode::Observe || named || decision.strategy == ExposeStrategy::Tunneling {
+            return None;
+        }
+        let on_nodes = decision.strategy == ExposeStrategy::NodePort && seed.spec.nodeport_proxy.disable;
+        let (why, or_else) = match on_nodes {
+            true if self.settings.node_ips.is_empty() => (
+                format!(
+                    "{} disables its nodeport-proxy and no address of a seed node is known",
+                    ObjectRef::new(Kind::Seed, &seed.metadata)
+                ),
+                "name the addresses of the seed's nodes with --node-address",
+            ),
+            false if cluster.status.address.ip.is_none() => (
+                "no address of the gateway is known".to_owned(),
+                "write the address of the gateway into status.address.ip of the Cluster",
+            ),
+            _ => return None,
+        };
+        Some(Problem {
+            severity: Severity::Warning,
+            reason: "address-unknown",
+            object: ObjectRef::new(Kind::Cluster, &cluster.metadata),
+            field: String::new(),
+            message: format!("no address can be given to its users: there is no domain, and {why}"),
+            remedy: format!("set spec.ingress.domain of the KubermaticConfiguration, or {or_else}"),
+        })
     }
 
     /// Sees to it that a Cluster has the NodePorts it needs, and no more.
@@ -579,6 +624,7 @@ impl Planner {
             node_ports: &node_ports,
             known: &known,
             load_balancers,
+            sni_port: self.settings.sni_port,
         })
     }
 

@@ -1,4 +1,6 @@
 //! The Services of a control plane that are exposed, as an ordered list (facts 2.3).
+//!
+//! `openvpn-server` is not among them: it stood in for Konnectivity, which can no longer be switched off.
 
 use portico_api::annotations::{EXPOSE, EXPOSE_NAMESPACED, LOAD_BALANCER_SOURCE_RANGES, PORT_MAPPING};
 use portico_api::cluster::Cluster;

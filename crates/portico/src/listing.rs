@@ -3,11 +3,13 @@
 
 use std::collections::HashMap;
 use std::io::{self, Write};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use portico_api::cluster::Address;
 use portico_api::names::ClusterName;
 use portico_api::strategy::ExposeStrategy;
+use portico_expose::address::AnsweredBy;
 use portico_expose::plan::Plan;
 use portico_expose::resolve::DecidedBy;
 use portico_gateway::{Gateway, Upstream};
@@ -21,6 +23,8 @@ use crate::table;
 
 /// Endpoints shown in a cell of the table; JSON has all.
 const MOST_ENDPOINTS: usize = 3;
+
+const CLUSTER_HEADER: [&str; 6] = ["CLUSTER", "STRATEGY", "DECIDED BY", "SEED", "ADDRESS", "ANSWERED BY"];
 
 /// What is exposed. The names of the fields are stable.
 #[derive(Debug, Serialize)]
@@ -61,6 +65,12 @@ struct ClusterRow {
     seed: Box<str>,
     /// Empty while it is not known.
     url: Box<str>,
+    /// `status.address` as a whole.
+    address: Address,
+    answered_by: AnsweredBy,
+    /// The seed's nodes, as far as known, where they answer.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    node_ips: Vec<IpAddr>,
 }
 
 impl Listing {
@@ -117,7 +127,7 @@ impl Listing {
             OutputFormat::Table => {
                 if !self.clusters.is_empty() {
                     let rows: Vec<_> = self.clusters.iter().map(ClusterRow::cells).collect();
-                    let text = table::render(["CLUSTER", "STRATEGY", "DECIDED BY", "SEED", "ADDRESS"], &rows);
+                    let text = table::render(CLUSTER_HEADER, &rows);
                     out.write_all(text.as_bytes())?;
                     out.write_all(b"\n")?;
                 }
@@ -156,11 +166,14 @@ impl ClusterRow {
             strategy: plan.decision.strategy,
             decided_by: plan.decision.decided_by,
             seed: plan.seed,
-            url: plan.address.url,
+            url: plan.address.url.clone(),
+            address: plan.address,
+            answered_by: plan.answered_by,
+            node_ips: plan.node_ips,
         }
     }
 
-    fn cells(&self) -> [String; 5] {
+    fn cells(&self) -> [String; 6] {
         let address = if self.url.is_empty() { "not known yet" } else { &self.url };
         [
             self.cluster.to_string(),
@@ -168,7 +181,19 @@ impl ClusterRow {
             self.decided_by.to_string(),
             self.seed.to_string(),
             address.to_owned(),
+            self.reached_on(),
         ]
+    }
+
+    /// Where the name in the address must lead.
+    fn reached_on(&self) -> String {
+        let nodes: Vec<String> = self.node_ips.iter().map(ToString::to_string).collect();
+        match self.answered_by {
+            AnsweredBy::Gateway => "gateway".to_owned(),
+            AnsweredBy::SeedNodes if nodes.is_empty() => "seed nodes; --node-address is not given".to_owned(),
+            AnsweredBy::SeedNodes => format!("seed nodes {}", nodes.join(",")),
+            AnsweredBy::LoadBalancer => "its load balancer".to_owned(),
+        }
     }
 }
 

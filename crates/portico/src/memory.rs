@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     fn planner() -> Planner {
-        let settings = Settings { mode: Mode::Plan, node_ips: Vec::new(), reserved_ports: Vec::new() };
+        let settings = Settings::new(Mode::Plan);
         let memory = r#"{"format": 1, "nodePorts": {}, "strategies": {"gone": "NodePort"}}"#;
         let mut planner = Planner::new(settings, Memory::from_json(memory).unwrap(), 1);
         planner.first_picture_complete(true);

@@ -1,5 +1,6 @@
 //! A directory of manifests looked at once, as the gateway would: for the verbs that only answer a question.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -8,6 +9,7 @@ use portico_expose::planner::{Mode, Settings as PlannerSettings};
 use portico_routes::book::Settings as BookSettings;
 use portico_source::{Event, Loaded, read_directory};
 
+use crate::args::annotation_key;
 use crate::memory::MemoryFile;
 use crate::outcome::OutputFormat;
 use crate::pipeline::Pipeline;
@@ -31,8 +33,11 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "NS")]
     namespace: Option<String>,
     /// The annotation by which a Service asks to be exposed
-    #[arg(long, value_name = "KEY", default_value = portico_api::annotations::EXPOSE)]
+    #[arg(long, value_name = "KEY", default_value = portico_api::annotations::EXPOSE, value_parser = annotation_key)]
     expose_annotation: String,
+    /// External address of a seed node, where clusters are reached if the Seed disables its nodeport-proxy; may be repeated
+    #[arg(long, value_name = "IP", value_delimiter = ',')]
+    node_address: Vec<IpAddr>,
 }
 
 /// The objects of a directory and what follows from them. Nothing is written.
@@ -54,7 +59,8 @@ impl Flags {
             expose_annotation: self.expose_annotation.as_str().into(),
             namespace: self.namespace.as_deref().map(Into::into),
         };
-        let planner = PlannerSettings { mode: Mode::Plan, node_ips: Vec::new(), reserved_ports: Vec::new() };
+        let planner =
+            PlannerSettings { node_ips: self.node_address.clone(), ..PlannerSettings::new(Mode::Plan) };
         // NodePorts that a gateway has given are shown, and strategies that it keeps; other numbers are drawn, and may come out
         // differently there.
         let memory = MemoryFile::of(directory, self.state_dir.as_deref()).load()?;

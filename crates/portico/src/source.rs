@@ -77,5 +77,37 @@ fn planner(mode: Mode, flags: &Flags) -> PlannerSettings {
     let listeners = &flags.listeners;
     let own = [listeners.sni_listen, listeners.tunnel_listen, listeners.admin_listen];
     let reserved_ports = own.iter().filter_map(|listen| listen.0.as_ref().map(SocketAddr::port)).collect();
-    PlannerSettings { mode, node_ips: flags.source.node_address.clone(), reserved_ports }
+    let default = PlannerSettings::new(mode);
+    // In a cluster, clients come by a Service that has a port of its own.
+    let sni_port = match (mode, listeners.sni_listen.0) {
+        (Mode::Plan, Some(address)) if address.port() != 0 => address.port(),
+        _ => default.sni_port,
+    };
+    PlannerSettings { node_ips: flags.source.node_address.clone(), reserved_ports, sni_port, ..default }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        flags: Flags,
+    }
+
+    #[test]
+    fn addresses_name_the_port_of_the_listener_unless_a_service_stands_before_it() {
+        for (mode, listen, port) in [
+            (Mode::Plan, "127.0.0.1:27402", 27_402),
+            (Mode::Plan, "off", 6_443),
+            (Mode::Plan, "127.0.0.1:0", 6_443),
+            (Mode::Observe, "127.0.0.1:27402", 6_443),
+        ] {
+            let line = Line::try_parse_from(["gateway", "--sni-listen", listen]).unwrap();
+            assert_eq!(planner(mode, &line.flags).sni_port, port, "{mode:?} {listen}");
+        }
+    }
 }

@@ -81,6 +81,42 @@ fn json_has_what_the_table_has() {
 }
 
 #[test]
+fn clusters_without_a_proxy_are_shown_on_the_nodes_of_their_seed() {
+    let site = SITE
+        .replace("{seedDNSOverwrite: north}", "{nodeportProxy: {disable: true}}")
+        .replace("exposeStrategy: Tunneling", "exposeStrategy: NodePort");
+    let folder = directory(&[("site.yaml", &site)]);
+    let folder = folder.path().to_str().unwrap();
+    let nodes = ["--node-address", "192.0.2.1,192.0.2.2"];
+    let table = run(&[&["routes", folder][..], &nodes].concat());
+    assert!(stdout(&table).contains("seed nodes 192.0.2.1,192.0.2.2"), "{}", stdout(&table));
+    let table = run(&["routes", folder]);
+    assert!(stdout(&table).contains("--node-address is not given"), "{}", stdout(&table));
+    let json = run(&[&["routes", folder, "-o", "json"][..], &nodes].concat());
+    let listing: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    let cluster = &listing["clusters"][0];
+    assert_eq!(cluster["answeredBy"], "seedNodes");
+    assert_eq!(cluster["nodeIps"], serde_json::json!(["192.0.2.1", "192.0.2.2"]));
+    assert_eq!(cluster["address"]["ip"], "192.0.2.1");
+    assert_eq!(cluster["address"]["externalName"], "tunnelled.kubermatic.kkp.example.com");
+    assert_eq!(cluster["address"]["internalURL"], "apiserver-external.cluster-tunnelled.svc.cluster.local.");
+}
+
+#[test]
+fn an_address_that_nobody_can_know_is_a_warning_of_check() {
+    let site = SITE
+        .replace("spec:\n  ingress: {domain: kkp.example.com}", "spec: {}")
+        .replace("{seedDNSOverwrite: north}", "{nodeportProxy: {disable: true}}")
+        .replace("exposeStrategy: Tunneling", "exposeStrategy: NodePort");
+    let folder = directory(&[("site.yaml", &site)]);
+    let folder = folder.path().to_str().unwrap();
+    let told = stdout(&run(&["check", folder]));
+    assert!(told.contains("warning: Cluster tunnelled: no address can be given to its users"), "{told}");
+    let told = stdout(&run(&["check", folder, "--node-address", "192.0.2.1"]));
+    assert!(!told.contains("no address"), "{told}");
+}
+
+#[test]
 fn node_ports_are_not_remembered_by_a_question() {
     let folder =
         directory(&[("site.yaml", &SITE.replace("exposeStrategy: Tunneling", "exposeStrategy: NodePort"))]);

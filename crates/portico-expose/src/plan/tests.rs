@@ -22,7 +22,16 @@ fn plan_of(cluster: &Cluster, seed: &Seed, known: &Known, load_balancers: LoadBa
     let configuration = Some(&configuration);
     let decision = resolve::strategy(cluster, seed, configuration);
     let node_ports = &node_port;
-    plan(&Inputs { cluster, decision, seed, configuration, node_ports, known, load_balancers })
+    plan(&Inputs {
+        cluster,
+        decision,
+        seed,
+        configuration,
+        node_ports,
+        known,
+        load_balancers,
+        sni_port: 6_443,
+    })
 }
 
 fn p4k2(spec: &str, seed_spec: &str) -> Plan {

@@ -3,12 +3,13 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::address::AnsweredBy;
 use crate::testing::{cluster, configuration, migrating, read, seed};
 
 const DOMAIN: &str = r#"{"exposeStrategy": "NodePort", "ingress": {"domain": "kkp.example.com"}}"#;
 
 fn planner(mode: Mode) -> Planner {
-    let settings = Settings { mode, node_ips: Vec::new(), reserved_ports: vec![6_443, 8_002, 8_088] };
+    let settings = Settings { reserved_ports: vec![6_443, 8_002, 8_088], ..Settings::new(mode) };
     Planner::new(settings, Memory::default(), 42)
 }
 
@@ -99,6 +100,51 @@ fn the_documents_of_the_manual_work_as_written() {
     assert_eq!(strategy_of(&planner, "clustername"), ("Tunneling".into(), "Cluster".into()));
     assert_eq!(strategy_of(&planner, "follower"), ("LoadBalancer".into(), "Seed".into()));
     assert_eq!(planner.problems().count(), 0);
+}
+
+/// The plan of cluster `a`, and what is wrong with clusters.
+fn address_of(settings: Settings, seed: &str, configuration_spec: &str) -> (Plan, Vec<String>) {
+    let mut planner = Planner::new(settings, Memory::default(), 42);
+    let configuration = Change::Configuration(Box::new(configuration(configuration_spec)));
+    planner.apply([configuration, set_seed(seed), set_cluster("a", "{}")]);
+    let of_clusters = planner.problems().filter(|problem| problem.object.kind == Kind::Cluster);
+    let problems = of_clusters.map(ToString::to_string).collect();
+    (planner.plan(&ClusterName::new("a")).unwrap(), problems)
+}
+
+#[test]
+fn an_address_names_the_port_the_gateway_listens_on() {
+    let settings = Settings { sni_port: 27_402, ..Settings::new(Mode::Plan) };
+    let (plan, _) = address_of(settings, r#"{"exposeStrategy": "Tunneling"}"#, DOMAIN);
+    assert_eq!(&*plan.address.url, "https://a.kubermatic.kkp.example.com:27402");
+}
+
+#[test]
+fn clusters_of_a_seed_without_a_proxy_are_reached_on_its_nodes() {
+    let nodes: Vec<IpAddr> = ["192.0.2.2", "192.0.2.1"].map(|ip| ip.parse().unwrap()).into();
+    let settings = Settings { node_ips: nodes.clone(), ..Settings::new(Mode::Plan) };
+    let disabled = r#"{"nodeportProxy": {"disable": true}}"#;
+    for (configuration, host) in [(DOMAIN, "a.kubermatic.kkp.example.com"), ("{}", "192.0.2.1")] {
+        let (plan, problems) = address_of(settings.clone(), disabled, configuration);
+        assert_eq!((plan.answered_by, plan.address.ip), (AnsweredBy::SeedNodes, Some(nodes[1])));
+        assert_eq!(*plan.address.url, format!("https://{host}:{}", plan.address.port.unwrap()));
+        assert_eq!(plan.node_ips, nodes);
+        assert!(problems.is_empty(), "{problems:?}");
+    }
+    let (plan, _) = address_of(settings, "{}", DOMAIN);
+    assert!(plan.node_ips.is_empty(), "the gateway answers");
+}
+
+#[test]
+fn a_cluster_whose_address_nobody_can_know_is_warned_of() {
+    let disabled = r#"{"nodeportProxy": {"disable": true}}"#;
+    for (seed, remedy) in [(disabled, "--node-address"), ("{}", "status.address.ip")] {
+        let (_, problems) = address_of(Settings::new(Mode::Plan), seed, "{}");
+        assert!(problems[0].starts_with("Cluster a: no address can be given to its users"), "{problems:?}");
+        assert!(problems[0].contains(remedy), "{problems:?}");
+        let (_, problems) = address_of(Settings::new(Mode::Plan), seed, DOMAIN);
+        assert!(problems.is_empty(), "a name is enough: {problems:?}");
+    }
 }
 
 #[test]
@@ -261,7 +307,7 @@ fn node_ports_are_the_same_after_a_restart() {
 }
 
 fn restarted(first: &Planner) -> Planner {
-    let settings = Settings { mode: Mode::Plan, node_ips: Vec::new(), reserved_ports: Vec::new() };
+    let settings = Settings::new(Mode::Plan);
     let memory = Memory::from_json(&first.memory().to_json().unwrap()).unwrap();
     let mut second = Planner::new(settings, memory, 43);
     second.apply([Change::Configuration(Box::new(configuration(DOMAIN)))]);

@@ -58,6 +58,7 @@ pub fn cluster(context: &ClusterContext<'_>) -> Verdict {
     findings.tunneling_possible(context);
     findings.cluster_networks(cluster);
     findings.agent_ip(context);
+    findings.konnectivity(cluster);
     findings.node_port_range(context);
     findings.service_type(context);
     findings.budget(cluster);
@@ -194,6 +195,16 @@ impl Findings {
         }
     }
 
+    fn konnectivity(&mut self, cluster: &Cluster) {
+        if cluster.spec.cluster_network.konnectivity_enabled == Some(false) {
+            let message = "false does not count: OpenVPN, which it once stood for, is left out, and konnectivity-server is \
+                           exposed all the same";
+            let field = "spec.clusterNetwork.konnectivityEnabled";
+            let remedy = "leave the field out, and migrate the cluster to Konnectivity";
+            self.warn("konnectivity-disabled", field, message.into(), remedy);
+        }
+    }
+
     fn node_port_range(&mut self, context: &ClusterContext<'_>) {
         let field = "spec.componentsOverride.apiserver.nodePortRange";
         let range_of = |cluster: &Cluster| cluster.spec.components_override.apiserver.node_port_range.clone();
@@ -312,6 +323,17 @@ mod tests {
             );
             assert_eq!(problems(&spec), "refused: false\n");
         }
+    }
+
+    #[test]
+    fn a_cluster_that_wants_openvpn_is_told_that_there_is_none() {
+        let told = problems(r#"{"clusterNetwork": {"konnectivityEnabled": false}}"#);
+        assert!(
+            told.starts_with("refused: false\nCluster a: spec.clusterNetwork.konnectivityEnabled: false"),
+            "{told}"
+        );
+        assert!(told.contains("OpenVPN"), "{told}");
+        assert_eq!(problems(r#"{"clusterNetwork": {"konnectivityEnabled": true}}"#), "refused: false\n");
     }
 
     #[test]
