@@ -7,7 +7,6 @@
 
 use std::borrow::Cow;
 use std::cell::RefCell;
-use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,6 +14,7 @@ use std::time::Duration;
 
 use portico_api::names::HostName;
 use portico_wire::{Parse, alert, hello, proxy};
+use rustix::io::Errno;
 use rustix::net::Shutdown;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
@@ -23,7 +23,7 @@ use tokio::time::timeout;
 use crate::access::Refused;
 use crate::cluster::OpenGuard;
 use crate::config::ProxyMode;
-use crate::copy::copy;
+use crate::copy::{attempt, copy};
 use crate::descriptors::Promise;
 use crate::pipe::{receive, send};
 use crate::record::{ConnectionId, Listener, Opening, Session};
@@ -285,14 +285,17 @@ async fn read_more(stream: &TcpStream, bytes: &mut Vec<u8>, cap: usize) -> Resul
         stream.readable().await.map_err(|_| Refusal::ClosedEarly)?;
         let read = BUFFER.with_borrow_mut(|buffer| {
             let room = cap.saturating_sub(bytes.len()).min(READ);
-            let read = stream.try_io(Interest::READABLE, || Ok(receive(stream, &mut buffer[..room])?))?;
+            let buffer = &mut buffer[..room];
+            // A short read has emptied the socket.
+            let short = |read| read > 0 && read < room;
+            let read = attempt(stream, Interest::READABLE, || receive(stream, buffer), short)?;
             bytes.extend_from_slice(&buffer[..read]);
-            Ok::<_, io::Error>(read)
+            Ok(read)
         });
         match read {
             Ok(0) => return Err(Refusal::ClosedEarly),
             Ok(_) => return Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(Errno::WOULDBLOCK) => {}
             Err(_) => return Err(Refusal::ClosedEarly),
         }
     }

@@ -492,7 +492,7 @@ fn write_some(to: &TcpStream, bytes: &[u8]) -> Result<usize, Errno> {
 
 /// One system call on a socket that is ready for it. If its result says that the socket `is_spent`, tokio is told so, which
 /// saves the call that would only learn it.
-fn attempt(
+pub(crate) fn attempt(
     socket: &TcpStream,
     interest: Interest,
     mut call: impl FnMut() -> Result<usize, Errno>,

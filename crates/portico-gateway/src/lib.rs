@@ -15,6 +15,7 @@ mod config;
 mod connect;
 mod connection;
 mod copy;
+mod deadline;
 mod descriptors;
 mod gather;
 mod listen;

@@ -18,10 +18,10 @@ use portico_routes::route::{Backend, BackendId};
 use smallvec::SmallVec;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpSocket, TcpStream};
-use tokio::time::timeout;
 
 use crate::cluster::Cluster;
 use crate::config::{Config, Keepalive};
+use crate::deadline::within;
 use crate::refusal::Refusal;
 
 /// One failure may be chance, two a restart; the third in a row is a pattern.
@@ -157,7 +157,7 @@ impl Upstream {
             tried[attempt] = Some(endpoint.address);
             let in_use = EndpointUse::new(endpoint);
             let connect = connect_to(in_use.0.address, config.upstream_keepalive, client_first);
-            let failure = match timeout(config.connect_timeout, connect).await {
+            let failure = match within(config.connect_timeout, connect).await {
                 Ok(Ok(stream)) => {
                     in_use.0.succeeded();
                     return Ok((stream, in_use));
