@@ -32,6 +32,6 @@ mod yaml;
 pub use directory::DirectorySource;
 #[cfg(feature = "kubernetes")]
 pub use kubernetes::{KubernetesSettings, KubernetesSource};
-pub use load::{Loaded, read_directory};
+pub use load::{Loaded, Location, read_directory};
 pub use object::Object;
 pub use step::{Event, ManifestProblem, Step};

@@ -21,6 +21,8 @@ pub struct Loaded {
     pub objects: Vec<Object>,
     /// What could not be read, in path order.
     pub problems: Vec<ManifestProblem>,
+    /// How many manifest files there are, readable or not.
+    pub files: usize,
     places: BTreeMap<ObjectRef, Place>,
 }
 
@@ -56,6 +58,7 @@ pub fn read_directory(directory: &Path) -> Result<Loaded, DirectoryError> {
     found.files.sort_by(|a, b| a.0.cmp(&b.0));
     let mut loaded = Loaded::default();
     loaded.problems.extend(found.failed.iter().map(|(path, error)| unreadable(path, error)));
+    loaded.files = found.files.len();
     for (path, _) in &found.files {
         let file: Arc<Path> = path.as_path().into();
         match read_text(path) {

@@ -21,7 +21,7 @@ use crate::yaml::{Content, Documents, Node};
 const MAX_PROBLEMS_PER_FILE: usize = 100;
 
 /// What an unreadable document is told to do about it, and what happens meanwhile.
-const REMEDY_BROKEN: &str = "correct it; meanwhile the last good version of what it held stays in force";
+const REMEDY_BROKEN: &str = "correct it; a running gateway keeps the last good version of what it held";
 
 /// One object of a file.
 pub(crate) struct Found<'a> {

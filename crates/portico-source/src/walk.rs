@@ -107,9 +107,9 @@ pub(crate) fn is_hidden(name: &OsStr) -> bool {
 
 /// Whether a file of this name is read. Backups (`a.yaml~`, `#a.yaml#`) are none.
 pub(crate) fn is_manifest(name: &OsStr) -> bool {
-    let extension = Path::new(name).extension();
-    extension.is_some_and(|extension| extension == "yaml" || extension == "yml" || extension == "json")
-        && !is_hidden(name)
+    let extension = Path::new(name).extension().unwrap_or_default();
+    // `A.YAML` comes from systems that do not mind upper and lower case.
+    ["yaml", "yml", "json"].iter().any(|known| extension.eq_ignore_ascii_case(known)) && !is_hidden(name)
 }
 
 #[cfg(test)]
@@ -142,10 +142,11 @@ mod tests {
             "x.yaml~",
             ".git/c.yaml",
             ".d.yaml",
+            "A.YAML",
         ] {
             fs::write(folder.path().join(name), "").unwrap();
         }
-        assert_eq!(names(folder.path()), ["a/b/z.json", "a/y.yml", "x.yaml"]);
+        assert_eq!(names(folder.path()), ["A.YAML", "a/b/z.json", "a/y.yml", "x.yaml"]);
     }
 
     #[test]

@@ -17,10 +17,13 @@ use portico_routes::route::{BackendId, RouteKey};
 use portico_routes::rows::{RouteRow, RouteState};
 use serde::Serialize;
 
+use crate::finding::Finding;
 use crate::outcome::OutputFormat;
 use crate::pipeline::Pipeline;
 use crate::table;
 
+/// NodePorts listed in the note below the table; JSON has all.
+const MOST_PORTS: usize = 8;
 /// Endpoints shown in a cell of the table; JSON has all.
 const MOST_ENDPOINTS: usize = 3;
 
@@ -33,6 +36,11 @@ pub(crate) struct Listing {
     clusters: Vec<ClusterRow>,
     /// By Service, then in the order of its ports.
     routes: Vec<Row>,
+    /// What is wrong, as `portico check` lists it.
+    problems: Vec<Finding>,
+    /// NodePorts in `routes` that no gateway has remembered yet.
+    #[serde(rename = "drawnNodePorts", skip_serializing_if = "Vec::is_empty")]
+    drawn: Vec<u16>,
 }
 
 /// A route, and what a running gateway knows of its endpoints.
@@ -75,11 +83,21 @@ struct ClusterRow {
 
 impl Listing {
     /// Everything there is.
-    pub(crate) fn of(pipeline: &Pipeline) -> Self {
+    pub(crate) fn of(pipeline: &Pipeline, problems: Vec<Finding>) -> Self {
         Self {
             clusters: pipeline.plans().map(ClusterRow::of).collect(),
             routes: pipeline.rows().map(Row::of).collect(),
+            problems,
+            drawn: Vec::new(),
         }
+    }
+
+    /// Says that the NodePorts `drawn` may be others where a gateway draws them.
+    pub(crate) fn with_drawn(mut self, drawn: &[u16]) -> Self {
+        let shown = |port: &&u16| self.routes.iter().any(|row| row.route.key == RouteKey::Port(**port));
+        self.drawn = drawn.iter().filter(shown).copied().collect();
+        self.drawn.sort_unstable();
+        self
     }
 
     /// Adds what only a running gateway knows: listeners that cannot be opened, and endpoints that fail.
@@ -110,11 +128,12 @@ impl Listing {
     pub(crate) fn keep_only(&mut self, name: &str) {
         self.clusters.retain(|row| row.cluster.as_str() == name);
         self.routes.retain(|row| row.route.cluster.as_str() == name);
+        self.problems.retain(|problem| problem.is_of(name));
     }
 
     /// Whether nothing is listed.
     pub(crate) fn is_empty(&self) -> bool {
-        self.clusters.is_empty() && self.routes.is_empty()
+        self.clusters.is_empty() && self.routes.is_empty() && self.problems.is_empty()
     }
 
     /// Writes the listing.
@@ -133,7 +152,14 @@ impl Listing {
                 }
                 let header = ["CLUSTER", "BY", "KEY", "SERVICE PORT", "STATE", "ALLOWED", "ENDPOINTS"];
                 let rows: Vec<_> = self.routes.iter().map(row).collect();
-                out.write_all(table::render(header, &rows).as_bytes())
+                out.write_all(table::render(header, &rows).as_bytes())?;
+                if !self.drawn.is_empty() {
+                    out.write_all(drawn_note(&self.drawn).as_bytes())?;
+                }
+                if !self.problems.is_empty() {
+                    out.write_all(b"\nPROBLEMS\n")?;
+                }
+                self.problems.iter().try_for_each(|problem| out.write_all(problem.to_line().as_bytes()))
             }
         }
     }
@@ -212,6 +238,19 @@ fn row(Row { route: row, failing }: &Row) -> [String; 7] {
         row.policy.allow.to_string(),
         endpoints(row, failing.len()),
     ]
+}
+
+fn drawn_note(ports: &[u16]) -> String {
+    let shown: Vec<String> = ports.iter().take(MOST_PORTS).map(ToString::to_string).collect();
+    let more = match ports.len() - shown.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!(
+        "\nNodePorts drawn for this answer, as no gateway has remembered any for these Services; one may draw others: \
+         {}{more}\n",
+        shown.join(", ")
+    )
 }
 
 fn state(row: &RouteRow) -> String {

@@ -10,6 +10,7 @@ mod admin;
 mod args;
 mod cli;
 mod control;
+mod finding;
 mod gateway_flags;
 mod listing;
 mod logging;

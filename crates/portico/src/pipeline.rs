@@ -26,6 +26,8 @@ pub(crate) struct Pipeline {
     planner: Planner,
     book: RouteBook,
     timeouts: Timeouts,
+    /// The one namespace that is looked at.
+    namespace: Option<Box<str>>,
     /// Grows whenever the planner's problems changed.
     planner_problems: u64,
 }
@@ -33,7 +35,9 @@ pub(crate) struct Pipeline {
 impl Pipeline {
     /// A pipeline that knows no objects yet. `memory` is of an earlier run, `seed` decides which NodePorts are drawn.
     pub(crate) fn new(book: BookSettings, planner: PlannerSettings, memory: Memory, seed: u64) -> Self {
+        let namespace = book.namespace.clone();
         Self {
+            namespace,
             planner: Planner::new(planner, memory, seed),
             book: RouteBook::new(book),
             timeouts: Timeouts::default(),
@@ -89,7 +93,11 @@ impl Pipeline {
 
     /// The plan in force for each Cluster, by name.
     pub(crate) fn plans(&self) -> impl Iterator<Item = Plan> {
-        self.planner.plans()
+        let is_looked_at = |plan: &Plan| match &self.namespace {
+            Some(namespace) => plan.cluster.namespace() == **namespace,
+            None => true,
+        };
+        self.planner.plans().filter(is_looked_at)
     }
 
     /// Everything wrong with the objects, errors first.

@@ -13,6 +13,7 @@ use portico_gateway::{FailedPort, Gateway};
 use portico_source::ManifestProblem;
 use portico_source::kubernetes::KubernetesStatus;
 
+use crate::finding::Finding;
 use crate::listing::Listing;
 use crate::pipeline::Pipeline;
 
@@ -63,9 +64,14 @@ impl Status {
         self.pipeline.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Every cluster and route, in force or not, as `/routes` lists them.
+    /// Every cluster and route, in force or not, and what is wrong, as `/routes` lists them.
     pub(crate) fn listing(&self) -> Listing {
-        let mut listing = Listing::of(&self.pipeline());
+        let manifest = self.manifest_problems();
+        let objects = self.object_problems();
+        let objects = objects.iter().map(|problem| Finding::of_object(problem, None));
+        let mut problems: Vec<Finding> = manifest.iter().map(Finding::of_manifest).chain(objects).collect();
+        problems.sort();
+        let mut listing = Listing::of(&self.pipeline(), problems);
         if let Some(gateway) = self.gateway() {
             listing.observe(gateway);
         }

@@ -108,6 +108,25 @@ spec:
 }
 
 #[test]
+fn a_directory_without_manifests_is_not_called_right() {
+    let folder = directory(&[("README.md", "# here\n"), (".hidden.yaml", "kind: [")]);
+    let output = run(&["check", folder.path().to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(
+        without_path(&stdout(&output), folder.path()),
+        "DIR: error: no manifest is there: no file ends in .yaml, .yml or .json (hidden ones do not count); name the \
+         directory that holds the manifests\n0 objects: 1 error, 0 warnings\n"
+    );
+}
+
+#[test]
+fn a_manifest_may_be_named_in_capitals() {
+    let folder = directory(&[("A.YAML", CONFIGURATION)]);
+    let output = run(&["check", folder.path().to_str().unwrap()]);
+    assert_eq!(stdout(&output), "1 object: 0 errors, 0 warnings\n");
+}
+
+#[test]
 fn a_program_reads_the_same_as_json() {
     let folder = directory(&[
         ("base.yaml", &[CONFIGURATION, SEED_LOAD_BALANCER].join("---\n")),

@@ -8,7 +8,8 @@ use crate::outcome::{Outcome, print};
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     let site = flags.load()?;
     let mut text = Vec::new();
-    Listing::of(&site.pipeline).write(flags.output, &mut text)?;
+    let listing = Listing::of(&site.pipeline, site.findings()).with_drawn(&site.drawn);
+    listing.write(flags.output, &mut text)?;
     print(&String::from_utf8_lossy(&text))?;
     Ok(Outcome::Done)
 }

@@ -1,0 +1,116 @@
+//! One problem with its place, as `portico check`, `portico routes` and `/routes` print it.
+
+use std::path::Path;
+
+use portico_api::meta::{Kind, ObjectRef};
+use portico_api::names::ClusterName;
+use portico_api::problem::{Problem, Severity};
+use portico_source::{Location, ManifestProblem};
+use serde::Serialize;
+
+/// One problem and where it stands, in the order in which they are listed. The names of the fields are stable.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(crate) struct Finding {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<String>,
+    /// Counted from 1; 0 where no line is to blame.
+    line: u32,
+    pub(crate) severity: Severity,
+    reason: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    object: Option<ObjectRef>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    field: String,
+    message: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    remedy: String,
+}
+
+impl Finding {
+    /// Of a file.
+    pub(crate) fn of_manifest(problem: &ManifestProblem) -> Self {
+        Self {
+            file: problem.file.as_ref().map(|file| file.display().to_string()),
+            line: problem.line,
+            severity: problem.severity,
+            reason: problem.reason,
+            object: problem.object.clone(),
+            field: String::new(),
+            message: problem.message.clone(),
+            remedy: problem.remedy.clone(),
+        }
+    }
+
+    /// Of an object; `place` is where it stands, if it stands in a file that is known.
+    pub(crate) fn of_object(problem: &Problem, place: Option<Location>) -> Self {
+        Self {
+            file: place.as_ref().map(|place| place.file.display().to_string()),
+            line: place.map_or(0, |place| place.line),
+            severity: problem.severity,
+            reason: problem.reason,
+            object: Some(problem.object.clone()),
+            field: problem.field.clone(),
+            message: problem.message.clone(),
+            remedy: problem.remedy.clone(),
+        }
+    }
+
+    /// `dir/a.yaml:12: error: Cluster a: spec.field: what is wrong; what to do`, which editors can jump to.
+    pub(crate) fn to_line(&self) -> String {
+        let mut text = String::new();
+        if let Some(file) = &self.file {
+            text.push_str(file);
+            if self.line != 0 {
+                text.push_str(&format!(":{}", self.line));
+            }
+            text.push_str(": ");
+        }
+        text.push_str(match self.severity {
+            Severity::Error => "error: ",
+            Severity::Warning => "warning: ",
+        });
+        if let Some(object) = &self.object {
+            text.push_str(&format!("{object}: "));
+        }
+        if !self.field.is_empty() {
+            text.push_str(&format!("{}: ", self.field));
+        }
+        text.push_str(&self.message);
+        if !self.remedy.is_empty() {
+            text.push_str(&format!("; {}", self.remedy));
+        }
+        text.push('\n');
+        text
+    }
+
+    /// Of a question as a whole.
+    pub(crate) fn of_question(
+        severity: Severity,
+        reason: &'static str,
+        file: Option<&Path>,
+        message: String,
+        remedy: &str,
+    ) -> Self {
+        Self {
+            file: file.map(|file| file.display().to_string()),
+            line: 0,
+            severity,
+            reason,
+            object: None,
+            field: String::new(),
+            message,
+            remedy: remedy.to_owned(),
+        }
+    }
+
+    /// Whether it concerns the cluster named `name` and no other.
+    pub(crate) fn is_of(&self, name: &str) -> bool {
+        self.object.as_ref().is_some_and(|object| match object.kind {
+            Kind::Cluster => *object.key.name == *name,
+            Kind::Service | Kind::EndpointSlice => {
+                ClusterName::of_namespace(&object.key.namespace).as_str() == name
+            }
+            Kind::Seed | Kind::KubermaticConfiguration => false,
+        })
+    }
+}
