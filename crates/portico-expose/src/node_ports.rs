@@ -436,7 +436,7 @@ mod tests {
             let mut draw = Draw::new(seed);
             let mut book = NodePortBook::default();
             let mut model: BTreeMap<u8, u16> = BTreeMap::new();
-            let mut fixed: Vec<u16> = Vec::new();
+            let mut fixed: Vec<(u8, u16)> = Vec::new();
             for step in steps {
                 match step {
                     Step::Allocate(owner) => {
@@ -448,7 +448,8 @@ mod tests {
                                 if let Some(before) = model.insert(owner, port) {
                                     prop_assert_eq!(before, port);
                                 } else {
-                                    prop_assert!(!fixed.contains(&port));
+                                    let by_other = fixed.iter().any(|&(by, held)| by != owner && held == port);
+                                    prop_assert!(!by_other, "{port} is somebody else's");
                                 }
                             }
                             Err(error) => {
@@ -466,15 +467,15 @@ mod tests {
                         let result = book.fix(&key(&owner.to_string()), port);
                         prop_assert_eq!(result.is_err(), held);
                         if result.is_ok() {
-                            fixed.push(port);
+                            fixed.push((owner, port));
                         }
                     }
                     Step::Unfix(index) => if index < fixed.len() {
-                        book.unfix(fixed.swap_remove(index));
+                        book.unfix(fixed.swap_remove(index).1);
                     },
                     Step::Restart => {
                         book = again(&book);
-                        for &port in &fixed {
+                        for &(_, port) in &fixed {
                             // Whoever fixed it says so again, in the name of its present owner if it has one.
                             let by = book.owners.get(&port).cloned().unwrap_or_else(|| key("x"));
                             book.fix(&by, port).unwrap();
@@ -488,7 +489,7 @@ mod tests {
                 prop_assert_eq!(ports.len(), model.len());
                 prop_assert_eq!(book.of_namespace("cluster-a").count(), model.len());
                 let used: BTreeSet<u16> =
-                    ports.iter().chain(&fixed).copied().filter(|&port| range.contains(port)).collect();
+                    ports.iter().copied().chain(fixed.iter().map(|&(_, port)| port)).filter(|&port| range.contains(port)).collect();
                 prop_assert_eq!(book.taken.count(range) as usize, used.len());
             }
         }

@@ -33,7 +33,7 @@ use portico_api::seed::{Seed, Timeouts};
 use portico_api::service::Service;
 use portico_api::strategy::ExposeStrategy;
 
-use self::explicit::{ExplicitServices, node_ports_exhausted};
+use self::explicit::{ExplicitServices, OUTSIDE_RANGE, node_ports_exhausted};
 use self::levels::{Active, Level, LevelObject};
 use crate::address::Known;
 use crate::change::{Change, Output};
@@ -151,11 +151,11 @@ impl Planner {
             let _ = memory.node_ports.fix(&PortKey::new("", "gateway", ""), port);
         }
         Self {
+            explicit: ExplicitServices::new(&settings.reserved_ports),
             settings,
             configurations: Level::default(),
             seeds: Level::default(),
             clusters: HashMap::new(),
-            explicit: ExplicitServices::default(),
             memory,
             strategies_revision: 0,
             draw: Draw::new(seed),
@@ -326,9 +326,13 @@ impl Planner {
     /// Works out which Seeds and configuration count now, and which clusters that concerns.
     fn settle_levels(&mut self, work: &mut Work) {
         let configuration = self.configurations.active().first().map(|active| active.object.clone());
+        let range = self.node_port_range();
         let problems: Vec<_> = self.configurations.settle().into_iter().chain(self.seeds.settle()).collect();
         for (object, problems) in problems {
             self.report(object, problems, work);
+        }
+        if self.node_port_range() != range {
+            self.judge_fixed_ports(work);
         }
         let timeouts = self
             .seeds
@@ -354,6 +358,16 @@ impl Planner {
             .filter(|(_, slot)| !same_configuration || !self.is_settled(slot))
             .map(|(name, _)| name.clone());
         work.dirty.extend(concerned);
+    }
+
+    /// Says anew which NodePorts of written Services lie outside the range: it is another one.
+    fn judge_fixed_ports(&mut self, work: &mut Work) {
+        for (object, outside) in self.explicit.outside(self.node_port_range()) {
+            let mut problems = self.problems.get(&object).cloned().unwrap_or_default();
+            problems.retain(|problem| problem.reason != OUTSIDE_RANGE);
+            problems.extend(outside);
+            self.report(object, problems, work);
+        }
     }
 
     /// Whether a cluster is in force as wanted, on the version of the seed that counts now.

@@ -5,6 +5,7 @@
 //! in [`crate::claims`].
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use portico_api::annotations::PORT_MAPPING;
 use portico_api::names::HostName;
@@ -52,6 +53,15 @@ fn entry(name: &str, host: &Value, ports: &mut [ExposedPort], findings: &mut Fin
             format!("port {} is mapped to {}, which is no text", shown(name), shown(&host.to_string()));
         return findings.error("bad-mapping", field(), message, "put the host name in quotes");
     };
+    if text.trim_end_matches('.').parse::<IpAddr>().is_ok() {
+        let message = format!(
+            "port {} is mapped to {}, which is an IP address: clients never send one as server name",
+            shown(name),
+            shown(text)
+        );
+        let remedy = "use a full DNS name; by its address a Service is reached by NodePort only";
+        return findings.error("bad-host", field(), message, remedy);
+    }
     match HostName::parse(text) {
         Ok(host) => port.host = Some(host),
         Err(error) => {

@@ -31,8 +31,26 @@ pub struct RouteRow {
     pub endpoints: Endpoints,
     /// Endpoints in all, ready or not.
     pub endpoints_total: usize,
+    /// Why there is no endpoint at all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub no_endpoints: Option<NoEndpoints>,
     /// Who may connect, and how much.
     pub policy: Arc<ClusterPolicy>,
+}
+
+/// Why a Service port has no endpoint, ready or not.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum NoEndpoints {
+    /// No EndpointSlice carries the Service's name in its label.
+    NoSlice,
+    /// There are slices, but none with a TCP port of this name.
+    NoPort {
+        /// The names that they have instead.
+        found: Vec<Arc<str>>,
+    },
+    /// The slices that fit are empty.
+    Empty,
 }
 
 /// What became of a claimed key.
@@ -74,6 +92,8 @@ impl RouteBook {
         let mut rows = Vec::new();
         for (index, port) in (0u16..).zip(&service.ports) {
             let endpoints = endpoints::ready(self.slices_of(slot), &port.name);
+            let endpoints_total = endpoints.len() + endpoints::not_ready(self.slices_of(slot), &port.name);
+            let no_endpoints = (endpoints_total == 0).then(|| self.no_endpoints(slot, &port.name));
             let backend = port.backend_id(&slot.key);
             rows.extend(port.keys(true).map(|(kind, key)| RouteRow {
                 state: self.state(&key, Claim { slot: id, port: index, kind }, policy, !endpoints.is_empty()),
@@ -82,11 +102,26 @@ impl RouteBook {
                 cluster: policy.cluster.clone(),
                 expose,
                 endpoints: endpoints.clone(),
-                endpoints_total: endpoints.len() + endpoints::not_ready(self.slices_of(slot), &port.name),
+                endpoints_total,
+                no_endpoints: no_endpoints.clone(),
                 policy: Arc::clone(policy),
             }));
         }
         rows
+    }
+
+    fn no_endpoints(&self, slot: &Slot, port_name: &str) -> NoEndpoints {
+        let mut found: Vec<Arc<str>> =
+            self.slices_of(slot).flat_map(|slice| &slice.ports).map(|(name, _)| Arc::clone(name)).collect();
+        found.sort_unstable();
+        found.dedup();
+        if self.slices_of(slot).next().is_none() {
+            NoEndpoints::NoSlice
+        } else if found.iter().any(|name| port_name.is_empty() || **name == *port_name) {
+            NoEndpoints::Empty
+        } else {
+            NoEndpoints::NoPort { found }
+        }
     }
 
     fn state(&self, key: &RouteKey, claim: Claim, policy: &ClusterPolicy, ready: bool) -> RouteState {

@@ -104,9 +104,18 @@ fn typed<T: DeserializeOwned>(value: Value) -> Result<T, InvalidObject> {
         let field = error.path().to_string();
         InvalidObject {
             field: if field == "." { String::new() } else { field },
-            message: error.into_inner().to_string(),
+            message: readable(&error.into_inner().to_string()),
         }
     })
+}
+
+/// What serde says, in words of those who write manifests.
+fn readable(message: &str) -> String {
+    let message = message.replace("expected u16", "expected a whole number from 0 to 65535");
+    match message.strip_prefix("unknown variant ").and_then(|text| text.split_once(", expected ")) {
+        Some((found, expected)) => format!("{found} is not known, expected {expected}"),
+        None => message,
+    }
 }
 
 /// What Kubernetes accepts as a name: an RFC 1123 subdomain.
@@ -150,6 +159,22 @@ mod tests {
     fn the_field_that_does_not_fit_is_named() {
         let value = json!({"metadata": {"name": "a"}, "spec": {"ports": [{"port": 1}, {"port": "x"}]}});
         assert_eq!(Object::from_value(Kind::Service, value).unwrap_err().field, "spec.ports[1].port");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_said_without_words_of_the_program() {
+        let message = |port: Value| {
+            let value = json!({"metadata": {"name": "a"}, "spec": {"ports": [port]}});
+            Object::from_value(Kind::Service, value).unwrap_err().message
+        };
+        assert_eq!(
+            message(json!({"port": 70_000})),
+            "invalid value: integer `70000`, expected a whole number from 0 to 65535"
+        );
+        assert_eq!(
+            message(json!({"protocol": "tcp"})),
+            "`tcp` is not known, expected one of `TCP`, `UDP`, `SCTP`"
+        );
     }
 
     #[test]

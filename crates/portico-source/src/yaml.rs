@@ -318,10 +318,15 @@ fn reject_repeated_keys(entries: &[Entry]) -> Result<(), String> {
     keys.sort_by(|a, b| a.key.cmp(&b.key));
     match keys.windows(2).find(|pair| pair[0].key == pair[1].key) {
         None => Ok(()),
-        Some(pair) => Err(format!(
-            "the key {:?} stands twice, on line {} and {}",
-            pair[0].key, pair[0].line, pair[1].line
-        )),
+        Some(pair) => {
+            let (first, second) = (pair[0].line, pair[1].line);
+            let lines = if first == second {
+                format!("on line {first}")
+            } else {
+                format!("on line {first} and on line {second}")
+            };
+            Err(format!("the key {:?} stands twice, {lines}", pair[0].key))
+        }
     }
 }
 

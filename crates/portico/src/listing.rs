@@ -14,7 +14,7 @@ use portico_expose::plan::Plan;
 use portico_expose::resolve::DecidedBy;
 use portico_gateway::{Gateway, Upstream};
 use portico_routes::route::{BackendId, RouteKey};
-use portico_routes::rows::{RouteRow, RouteState};
+use portico_routes::rows::{NoEndpoints, RouteRow, RouteState};
 use serde::Serialize;
 
 use crate::finding::Finding;
@@ -263,11 +263,29 @@ fn state(row: &RouteRow) -> String {
     }
 }
 
+fn no_endpoints(why: &NoEndpoints, port: &str) -> String {
+    match why {
+        NoEndpoints::NoSlice => "no EndpointSlice names this Service".to_owned(),
+        NoEndpoints::NoPort { found } if found.is_empty() => {
+            format!("no EndpointSlice has TCP port {port:?}, nor any other")
+        }
+        NoEndpoints::NoPort { found } => {
+            let found: Vec<String> = found.iter().map(|name| format!("{name:?}")).collect();
+            format!("no EndpointSlice has TCP port {port:?}, only {}", found.join(", "))
+        }
+        NoEndpoints::Empty => "its EndpointSlices are empty".to_owned(),
+    }
+}
+
 fn endpoints(row: &RouteRow, failing: usize) -> String {
     let shown: Vec<String> = row.endpoints.iter().take(MOST_ENDPOINTS).map(ToString::to_string).collect();
     let hidden = row.endpoints.len() - shown.len();
     let not_ready = row.endpoints_total - row.endpoints.len();
-    let mut text = if shown.is_empty() { "none ready".to_owned() } else { shown.join(",") };
+    let mut text = match &row.no_endpoints {
+        Some(why) => format!("none: {}", no_endpoints(why, &row.backend.port_name)),
+        None if shown.is_empty() => "none ready".to_owned(),
+        None => shown.join(","),
+    };
     if hidden > 0 {
         text.push_str(&format!(" +{hidden}"));
     }

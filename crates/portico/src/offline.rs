@@ -20,6 +20,9 @@ use crate::pipeline::Pipeline;
 /// Seed of the draw of NodePorts: the same question gets the same answer twice.
 const DRAW: u64 = 0;
 
+/// Where a gateway listens unless its flags say otherwise: no Service can have these as NodePorts.
+const OWN_PORTS: [u16; 3] = [6_443, 8_088, 8_002];
+
 /// What to look at, and how to say what was found.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
@@ -66,8 +69,11 @@ impl Flags {
             expose_annotation: self.expose_annotation.as_str().into(),
             namespace: self.namespace.as_deref().map(Into::into),
         };
-        let planner =
-            PlannerSettings { node_ips: self.node_address.clone(), ..PlannerSettings::new(Mode::Plan) };
+        let planner = PlannerSettings {
+            node_ips: self.node_address.clone(),
+            reserved_ports: OWN_PORTS.into(),
+            ..PlannerSettings::new(Mode::Plan)
+        };
         // NodePorts that a gateway has given are shown, and strategies that it keeps; other numbers are drawn, and may come out
         // differently there.
         let memory = MemoryFile::of(directory, self.state_dir.as_deref()).load()?;

@@ -127,6 +127,23 @@ fn a_manifest_may_be_named_in_capitals() {
 }
 
 #[test]
+fn a_node_port_on_which_the_gateway_listens_is_an_error() {
+    let service = "\
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: apps, annotations: {nodeport-proxy.k8s.io/expose: NodePort}}
+spec: {type: NodePort, ports: [{port: 443, nodePort: 8088}]}
+";
+    let folder = directory(&[("web.yaml", service)]);
+    let output = run(&["check", folder.path().to_str().unwrap()]);
+    let told = stdout(&output);
+    assert!(
+        told.contains("web.yaml:4: error: Service apps/web: spec.ports[0].nodePort: 8088 cannot be used"),
+        "{told}"
+    );
+}
+
+#[test]
 fn a_program_reads_the_same_as_json() {
     let folder = directory(&[
         ("base.yaml", &[CONFIGURATION, SEED_LOAD_BALANCER].join("---\n")),

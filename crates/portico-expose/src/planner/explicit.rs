@@ -11,6 +11,9 @@ use portico_api::service::{Protocol, Service, ServiceType};
 use crate::draw::Draw;
 use crate::node_ports::{Exhausted, NodePortBook, PortKey, Taken};
 
+/// Why a NodePort that somebody fixed is warned of.
+pub(super) const OUTSIDE_RANGE: &str = "node-port-outside-range";
+
 /// The Services that somebody wrote.
 #[derive(Debug, Default)]
 pub(super) struct ExplicitServices {
@@ -18,6 +21,8 @@ pub(super) struct ExplicitServices {
     services: HashMap<ObjectKey, Option<Box<NodePorts>>>,
     /// Those that did not get a NodePort, as written: they are tried again when one becomes free.
     waiting: BTreeMap<ObjectKey, Service>,
+    /// Ports on which the gateway itself listens.
+    reserved: Box<[u16]>,
 }
 
 /// The NodePorts of one Service.
@@ -25,11 +30,18 @@ pub(super) struct ExplicitServices {
 struct NodePorts {
     /// All of them by port name, fixed or drawn.
     by_name: Vec<(Box<str>, u16)>,
-    /// Those that it fixes itself.
-    fixed: Vec<u16>,
+    /// Those that it fixes itself, each with the index of its port.
+    fixed: Vec<(usize, u16)>,
+    /// Whether the gateway opens them.
+    exposed: bool,
 }
 
 impl ExplicitServices {
+    /// None yet; whichever come, they cannot have the ports `reserved`.
+    pub(super) fn new(reserved: &[u16]) -> Self {
+        Self { reserved: reserved.into(), ..Self::default() }
+    }
+
     pub(super) fn contains(&self, key: &ObjectKey) -> bool {
         self.services.contains_key(key)
     }
@@ -38,6 +50,17 @@ impl ExplicitServices {
     pub(super) fn node_port(&self, key: &ObjectKey, port_name: &str) -> Option<u16> {
         let ports = self.services.get(key)?.as_ref()?;
         ports.by_name.iter().find(|(name, _)| **name == *port_name).map(|&(_, port)| port)
+    }
+
+    /// For each Service that fixes NodePorts, which of them lie outside `range`.
+    pub(super) fn outside(&self, range: PortRange) -> Vec<(ObjectRef, Vec<Problem>)> {
+        let services = self.services.iter().filter_map(|(key, ports)| {
+            let ports = ports.as_ref().filter(|ports| !ports.fixed.is_empty())?;
+            let object = ObjectRef { kind: Kind::Service, key: key.clone() };
+            let problems = outside(&object, ports, range);
+            Some((object, problems))
+        });
+        services.collect()
     }
 
     /// Whether one of these Services uses the `port` that the book gave to `key`.
@@ -66,11 +89,16 @@ impl ExplicitServices {
         let mut ports = NodePorts::default();
         let mut problems = Vec::new();
         let draws = draws_node_ports(&service);
+        ports.exposed = draws;
         for (index, port) in service.spec.ports.iter_mut().enumerate() {
             let in_book = PortKey::new(&key.namespace, &key.name, &port.name);
             match port.node_port {
+                Some(number) if draws && self.reserved.contains(&number) => {
+                    port.node_port = None;
+                    problems.push(node_port_reserved(&object, index, number));
+                }
                 Some(number) => match book.fix(&in_book, number) {
-                    Ok(()) => ports.fixed.push(number),
+                    Ok(()) => ports.fixed.push((index, number)),
                     Err(taken) => {
                         port.node_port = None;
                         problems.push(node_port_taken(&object, index, &taken));
@@ -89,6 +117,7 @@ impl ExplicitServices {
         if !problems.is_empty() {
             self.waiting.insert(key.clone(), written);
         }
+        problems.extend(outside(&object, &ports, range));
         // One that is fixed is also there by name.
         self.services.insert(key, (!ports.by_name.is_empty()).then(|| Box::new(ports)));
         (service, problems)
@@ -98,7 +127,7 @@ impl ExplicitServices {
     pub(super) fn remove(&mut self, key: &ObjectKey, book: &mut NodePortBook) -> bool {
         self.waiting.remove(key);
         let Some(ports) = self.services.remove(key) else { return false };
-        for port in ports.iter().flat_map(|ports| &ports.fixed) {
+        for (_, port) in ports.iter().flat_map(|ports| &ports.fixed) {
             book.unfix(*port);
         }
         true
@@ -117,6 +146,22 @@ fn draws_node_ports(service: &Service) -> bool {
         && matches!(exposed, Some(Ok(types)) if types.node_port)
 }
 
+/// The gateway opens any port; a Kubernetes API server would have refused these.
+fn outside(object: &ObjectRef, ports: &NodePorts, range: PortRange) -> Vec<Problem> {
+    let strays = ports.fixed.iter().filter(|(_, number)| ports.exposed && !range.contains(*number));
+    let problem = |&(index, number): &(usize, u16)| {
+        Problem {
+        severity: Severity::Warning,
+        reason: OUTSIDE_RANGE,
+        object: object.clone(),
+        field: format!("spec.ports[{index}].nodePort"),
+        message: format!("{number} lies outside the NodePort range {range}, and is opened all the same"),
+        remedy: "choose a number from the range, or widen spec.userCluster.nodePortRange of the KubermaticConfiguration".into(),
+    }
+    };
+    strays.map(problem).collect()
+}
+
 fn node_port_taken(object: &ObjectRef, index: usize, taken: &Taken) -> Problem {
     Problem {
         severity: Severity::Error,
@@ -125,6 +170,17 @@ fn node_port_taken(object: &ObjectRef, index: usize, taken: &Taken) -> Problem {
         field: format!("spec.ports[{index}].nodePort"),
         message: format!("{} cannot be used: {taken}", taken.port),
         remedy: "choose another number, or leave it out and let one be drawn".into(),
+    }
+}
+
+fn node_port_reserved(object: &ObjectRef, index: usize, number: u16) -> Problem {
+    Problem {
+        severity: Severity::Error,
+        reason: "node-port-reserved",
+        object: object.clone(),
+        field: format!("spec.ports[{index}].nodePort"),
+        message: format!("{number} cannot be used: the gateway itself listens there"),
+        remedy: "choose another number, leave it out and let one be drawn, or give the gateway's listener another port".into(),
     }
 }
 

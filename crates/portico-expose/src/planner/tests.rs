@@ -434,6 +434,36 @@ fn a_written_service_without_a_node_port_gets_one_that_stays_until_it_goes() {
 }
 
 #[test]
+fn a_node_port_outside_the_range_is_warned_of_whenever_the_range_is_known() {
+    let mut planner = planner(Mode::Plan);
+    let warnings = |planner: &Planner| planner.problems().map(ToString::to_string).collect::<Vec<_>>();
+    let outputs = planner.apply([set_service("apps", "web", r#", "nodePort": 22"#)]);
+    let Some(Output::Service(served)) = outputs.last() else { panic!("{:?}", shown(&outputs)) };
+    assert_eq!(served.spec.ports[0].node_port, Some(22), "it is served");
+    assert_eq!(
+        warnings(&planner),
+        [
+            "Service apps/web: spec.ports[0].nodePort: 22 lies outside the NodePort range 30000-32767, and is opened all \
+             the same; choose a number from the range, or widen spec.userCluster.nodePortRange of the KubermaticConfiguration"
+        ]
+    );
+    let wide = r#"{"ingress": {"domain": "kkp.example.com"}, "userCluster": {"nodePortRange": "20-40000"}}"#;
+    planner.apply([Change::Configuration(Box::new(configuration(wide)))]);
+    assert!(warnings(&planner).is_empty(), "{:?}", warnings(&planner));
+    planner.apply([Change::Configuration(Box::new(configuration(DOMAIN)))]);
+    assert_eq!(warnings(&planner).len(), 1);
+}
+
+#[test]
+fn a_written_service_cannot_take_a_port_of_the_gateway() {
+    let mut planner = planner(Mode::Plan);
+    planner.apply([set_service("apps", "web", r#", "nodePort": 8002"#)]);
+    let told: Vec<_> = planner.problems().map(ToString::to_string).collect();
+    assert!(told[0].contains("8002 cannot be used: the gateway itself listens there"), "{told:?}");
+    assert_eq!(told.len(), 1, "{told:?}");
+}
+
+#[test]
 fn a_written_service_cannot_take_the_node_port_of_a_cluster() {
     let mut planner = with_seed("{}");
     planner.apply([set_cluster("a", "{}")]);

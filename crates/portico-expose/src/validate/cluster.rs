@@ -419,15 +419,12 @@ mod tests {
             )
             .replace("; write address and prefix length, as in 198.51.100.0/24 or 198.51.100.7/32", ""),
             "refused: true\n\
-             Cluster a: spec.clusterNetwork.pods.cidrBlocks[0]: \"pods\" is no network in CIDR notation: invalid IP \
-             address syntax\n\
-             Cluster a: spec.clusterNetwork.services.cidrBlocks[1]: \"5\" is no network in CIDR notation: invalid IP \
-             address syntax\n\
-             Cluster a: spec.machineNetworks[0].cidr: \"10.0.0.0\" is no network in CIDR notation: invalid IP address \
-             syntax\n\
+             Cluster a: spec.clusterNetwork.pods.cidrBlocks[0]: \"pods\" is no network in CIDR notation: \"pods\" is no IP address\n\
+             Cluster a: spec.clusterNetwork.services.cidrBlocks[1]: \"5\" is no network in CIDR notation: \"5\" is no IP address\n\
+             Cluster a: spec.machineNetworks[0].cidr: \"10.0.0.0\" is no network in CIDR notation: it has no prefix length\n\
              Cluster a: spec.machineNetworks[1].cidr: it is empty\n\
              Cluster a: spec.apiServerAllowedIPRanges.cidrBlocks[1]: \"10.0.0.0 /8\" is no network in CIDR notation: \
-             invalid IP address syntax"
+             \"10.0.0.0 \" is no IP address"
         );
     }
 

@@ -7,6 +7,8 @@ mod cluster;
 mod configuration;
 mod seed;
 
+use std::net::IpAddr;
+
 use ipnet::IpNet;
 use portico_api::meta::{Kind, ObjectMeta, ObjectRef};
 use portico_api::problem::{Problem, Severity};
@@ -83,9 +85,46 @@ impl Findings {
             Setting::Good(_) => {}
             Setting::Unset => self.refuse("not-a-network", field, "it is empty".into(), remedy),
             Setting::Bad(bad) => {
-                let message = format!("{:?} is no network in CIDR notation: {}", bad.value, bad.why);
+                let why = why_no_network(&bad.value).unwrap_or_else(|| bad.why.to_string());
+                let message = format!("{:?} is no network in CIDR notation: {why}", bad.value);
                 self.refuse("not-a-network", field, message, remedy);
             }
+        }
+    }
+}
+
+/// Which part of `text` keeps it from being a network; its parser does not tell.
+fn why_no_network(text: &str) -> Option<String> {
+    let (address, prefix) = text.split_once('/').map_or((text, None), |(a, prefix)| (a, Some(prefix)));
+    let Ok(address) = address.parse::<IpAddr>() else {
+        return Some(format!("{address:?} is no IP address"));
+    };
+    let longest = if address.is_ipv4() { 32 } else { 128 };
+    match prefix {
+        None => Some("it has no prefix length".to_owned()),
+        Some(prefix) if !prefix.parse::<u8>().is_ok_and(|length| length <= longest) => {
+            Some(format!("{prefix:?} is no prefix length from 0 to {longest}"))
+        }
+        Some(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_part_that_is_wrong_with_a_network_is_named() {
+        for (text, why) in [
+            ("10.0.0.1", "it has no prefix length"),
+            ("10.1.0.0/33", "\"33\" is no prefix length from 0 to 32"),
+            ("2001:db8::/129", "\"129\" is no prefix length from 0 to 128"),
+            ("10.0.0.0/", "\"\" is no prefix length from 0 to 32"),
+            ("10.0.0/24", "\"10.0.0\" is no IP address"),
+            ("here", "\"here\" is no IP address"),
+        ] {
+            assert!(text.parse::<IpNet>().is_err(), "{text}");
+            assert_eq!(why_no_network(text).as_deref(), Some(why));
         }
     }
 }

@@ -127,12 +127,12 @@ mod tests {
              Tunneling (upper and lower case matter); write NodePort, LoadBalancer or Tunneling, or leave the field out \
              to follow the KubermaticConfiguration\n\
              Seed kubermatic/north: spec.defaultAPIServerAllowedIPRanges[1]: \"10.0.0.1\" is no network in CIDR \
-             notation: invalid IP address syntax; write address and prefix length, as in 198.51.100.0/24 or \
+             notation: it has no prefix length; write address and prefix length, as in 198.51.100.0/24 or \
              198.51.100.7/32\n\
              Seed kubermatic/north: spec.nodeportProxy.envoy.loadBalancerService.sourceRanges[0]: it is empty; write \
              address and prefix length, as in 198.51.100.0/24 or 198.51.100.7/32\n\
              Seed kubermatic/north: spec.nodeportProxy.envoy.loadBalancerService.sourceRanges[1]: \"10.0.0.0/33\" is no \
-             network in CIDR notation: invalid IP address syntax; write address and prefix length, as in \
+             network in CIDR notation: \"33\" is no prefix length from 0 to 32; write address and prefix length, as in \
              198.51.100.0/24 or 198.51.100.7/32"
         );
     }

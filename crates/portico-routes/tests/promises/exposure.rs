@@ -15,6 +15,14 @@ fn tunneling() -> Change {
 const AUTHORITY: &str = "apiserver-external.cluster-a.svc.cluster.local:443";
 
 #[test]
+fn an_ip_address_is_no_server_name() {
+    for address in ["10.0.0.1", "10.0.0.1.", "2001:db8::1"] {
+        let book = book([Service(sni("a/api", address))]);
+        assert_eq!((book.table().len(), book.reasons()), (0, vec!["bad-host"]), "{address}");
+    }
+}
+
+#[test]
 fn a_comma_list_exposes_in_every_way_it_names() {
     let list = service("cluster-a/api", " NodePort ,SNI, Tunneling").node_port(30_001);
     let book = book([Service(list.mapping(r#"{"secure":"a.example.com"}"#))]);

@@ -5,7 +5,7 @@ use portico_api::endpoint_slice::EndpointSlice;
 use portico_api::service::Protocol;
 use portico_routes::book::Change::{self, RemoveEndpointSlice, Service};
 use portico_routes::book::RouteBook;
-use portico_routes::rows::RouteState;
+use portico_routes::rows::{NoEndpoints, RouteState};
 
 /// One exposed Service, `a/api`, with these slices.
 fn with(slices: impl IntoIterator<Item = EndpointSlice>) -> RouteBook {
@@ -16,6 +16,21 @@ fn with(slices: impl IntoIterator<Item = EndpointSlice>) -> RouteBook {
 
 fn endpoints(book: &RouteBook) -> Vec<String> {
     book.endpoints(&host("a.example.com"))
+}
+
+#[test]
+fn why_there_is_no_endpoint_at_all_is_said() {
+    let why = |book: &RouteBook| book.rows().next().unwrap().no_endpoints;
+    let mut book = book([Service(sni("a/api", "a.example.com"))]);
+    assert_eq!(why(&book), Some(NoEndpoints::NoSlice));
+    let mut misnamed = slice("a/s1", "api", &["10.0.0.1"]);
+    misnamed.ports = vec![endpoint_port("https", 6443)];
+    book.told([Change::EndpointSlice(misnamed)]);
+    assert_eq!(why(&book), Some(NoEndpoints::NoPort { found: vec!["https".into()] }));
+    book.told([Change::EndpointSlice(slice("a/s1", "api", &[]))]);
+    assert_eq!(why(&book), Some(NoEndpoints::Empty));
+    book.told([Change::EndpointSlice(slice("a/s1", "api", &["10.0.0.1"]))]);
+    assert_eq!(why(&book), None);
 }
 
 #[test]

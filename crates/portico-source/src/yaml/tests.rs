@@ -80,7 +80,9 @@ fn anchors_and_merge_keys_work_and_what_is_written_wins() {
 #[test]
 fn a_repeated_key_is_an_error_that_names_both_lines() {
     let error = values("a: 1\nb: 2\na: 3\n").remove(0).unwrap_err();
-    assert!(error.message.contains("\"a\"") && error.message.contains("line 1 and 3"), "{error}");
+    assert!(error.message.contains("\"a\"") && error.message.contains("on line 1 and on line 3"), "{error}");
+    let error = values("{a: 1, a: 3}\n").remove(0).unwrap_err();
+    assert!(error.message.ends_with("stands twice, on line 1"), "{error}");
 }
 
 #[test]
