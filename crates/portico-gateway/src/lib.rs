@@ -229,8 +229,12 @@ impl Gateway {
     fn end_departed(&self, departed: Vec<Arc<Endpoint>>, limit: Duration) {
         let workers = self.workers.clone();
         let Some((_, handle)) = self.listeners().first_worker() else { return };
+        let departed: Vec<_> = departed.into_iter().map(|endpoint| (endpoint.moves(), endpoint)).collect();
         handle.spawn(async move {
             tokio::time::sleep(limit).await;
+            // One that came back meanwhile keeps its connections; if it left again, their time began anew.
+            let still_away = |(moves, endpoint): &&(u32, Arc<Endpoint>)| endpoint.moves() == *moves;
+            let departed: Vec<_> = departed.iter().filter(still_away).map(|(_, endpoint)| endpoint).collect();
             let left =
                 |record: &Record| departed.iter().any(|endpoint| Arc::ptr_eq(endpoint, record.endpoint()));
             for record in workers.iter().flat_map(|worker| worker.connections()) {

@@ -9,8 +9,8 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -51,6 +51,18 @@ pub(crate) struct State {
     pub(crate) backend: Arc<Backend>,
     /// Its endpoints, each with what is known of it.
     pub(crate) endpoints: SmallVec<[Arc<Endpoint>; 1]>,
+    /// Those that left, while they have connections: one that comes back is the same one. Nearly always none.
+    departed: Option<Box<Departed>>,
+}
+
+/// Endpoints that left an upstream.
+#[derive(Debug)]
+struct Departed(Vec<Weak<Endpoint>>);
+
+impl State {
+    fn departed(&self) -> impl Iterator<Item = Arc<Endpoint>> {
+        self.departed.iter().flat_map(|departed| &departed.0).filter_map(Weak::upgrade)
+    }
 }
 
 /// One endpoint and what is known of it.
@@ -61,6 +73,8 @@ pub struct Endpoint {
     connections: AtomicU32,
     failures: AtomicU32,
     last_failure: AtomicU8,
+    /// How often it left its upstream or came back.
+    moves: AtomicU32,
     /// Clients that wait for it though it is skipped.
     last_resorts: AtomicU16,
     /// Milliseconds since the gateway started.
@@ -98,7 +112,7 @@ struct LastResort(Arc<Endpoint>);
 impl Upstream {
     pub(crate) fn new(backend: Arc<Backend>, cluster: Arc<Cluster>) -> Self {
         let endpoints = backend.endpoints.iter().map(|&address| Arc::new(Endpoint::new(address))).collect();
-        Self { cluster, state: ArcSwap::from_pointee(State { backend, endpoints }) }
+        Self { cluster, state: ArcSwap::from_pointee(State { backend, endpoints, departed: None }) }
     }
 
     /// Which Service port this is; always the same.
@@ -110,20 +124,32 @@ impl Upstream {
         self.state.load().backend.id == *id
     }
 
-    /// Takes over new endpoints and settings. What is known of an endpoint that stays is kept; those that left are
-    /// returned.
+    /// Takes over new endpoints and settings. What is known of an endpoint that stays, or comes back while it has
+    /// connections, is kept; those that left are returned.
     pub(crate) fn update(&self, backend: Arc<Backend>) -> Vec<Arc<Endpoint>> {
         let old = self.state.load();
-        let known = |address: &SocketAddr| old.endpoints.iter().find(|endpoint| endpoint.address == *address);
-        let endpoints = backend
-            .endpoints
-            .iter()
-            .map(|address| known(address).map_or_else(|| Arc::new(Endpoint::new(*address)), Arc::clone))
-            .collect();
-        let stays = |endpoint: &&Arc<Endpoint>| !backend.endpoints.contains(&endpoint.address);
-        let departed = old.endpoints.iter().filter(stays).cloned().collect();
-        self.state.store(Arc::new(State { backend, endpoints }));
-        departed
+        let stays =
+            |address: &SocketAddr| old.endpoints.iter().find(|known| known.address == *address).cloned();
+        let returns = |address: &SocketAddr| {
+            let endpoint = old.departed().find(|known| known.address == *address)?;
+            endpoint.moved();
+            // It is said to be ready, and that is newer than what was found.
+            endpoint.succeeded();
+            Some(endpoint)
+        };
+        let endpoint = |address: &SocketAddr| {
+            stays(address).or_else(|| returns(address)).unwrap_or_else(|| Arc::new(Endpoint::new(*address)))
+        };
+        let endpoints = backend.endpoints.iter().map(endpoint).collect();
+        let is_gone = |endpoint: &Arc<Endpoint>| !backend.endpoints.contains(&endpoint.address);
+        let leaving: Vec<_> = old.endpoints.iter().filter(|endpoint| is_gone(endpoint)).cloned().collect();
+        leaving.iter().for_each(|endpoint| endpoint.moved());
+        let still_gone = old.departed().filter(is_gone);
+        let departed: Vec<_> =
+            still_gone.chain(leaving.iter().cloned()).map(|gone| Arc::downgrade(&gone)).collect();
+        let departed = (!departed.is_empty()).then(|| Box::new(Departed(departed)));
+        self.state.store(Arc::new(State { backend, endpoints, departed }));
+        leaving
     }
 
     /// The backend as the route table has it now.
@@ -189,6 +215,7 @@ impl Endpoint {
             connections: AtomicU32::default(),
             failures: AtomicU32::default(),
             last_failure: AtomicU8::default(),
+            moves: AtomicU32::default(),
             last_resorts: AtomicU16::default(),
             skipped_until: AtomicU64::default(),
         }
@@ -213,6 +240,15 @@ impl Endpoint {
     /// Whether so many attempts failed that the next one is a probe, or a last resort.
     pub fn is_failing(&self) -> bool {
         self.failures() >= FAILURES_UNTIL_SKIPPED
+    }
+
+    /// Changes whenever it leaves its upstream or comes back.
+    pub(crate) fn moves(&self) -> u32 {
+        self.moves.load(Relaxed)
+    }
+
+    fn moved(&self) {
+        self.moves.fetch_add(1, Relaxed);
     }
 
     fn is_skipped(&self, now: Duration) -> bool {
@@ -334,6 +370,10 @@ pub(crate) fn is_out_of_descriptors(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use portico_api::meta::ObjectKey;
+    use portico_api::names::ClusterName;
+    use portico_api::policy::ClusterPolicy;
+
     use super::*;
 
     const NOW: Duration = Duration::from_secs(100);
@@ -430,6 +470,39 @@ mod tests {
         break_(&all[0], Failure::Silent);
         assert_eq!(all[0].skipped_for(NOW), Some(FIRST_SKIP));
         assert_eq!(all[0].skipped_for(NOW + FIRST_SKIP), None);
+    }
+
+    fn upstream(ports: &[u16]) -> (Upstream, impl Fn(&[u16]) -> Arc<Backend>) {
+        let backend = |ports: &[u16]| {
+            Arc::new(Backend {
+                id: BackendId { service: ObjectKey::new("a", "api"), port_name: "".into(), port: 443 },
+                endpoints: ports.iter().map(|&port| ([127, 0, 0, 1], port).into()).collect(),
+                policy: ClusterPolicy::open_for_namespace("a"),
+                send_proxy: false,
+            })
+        };
+        let cluster = Arc::new(Cluster::new(ClusterName::new("a")));
+        (Upstream::new(backend(ports), cluster), backend)
+    }
+
+    #[test]
+    fn an_endpoint_that_comes_back_while_it_has_connections_is_the_same_one() {
+        let (upstream, backend) = upstream(&[1]);
+        let first = upstream.endpoints().remove(0);
+        let held = EndpointUse::new(Arc::clone(&first));
+        break_(&first, Failure::Silent);
+        let left = upstream.update(backend(&[2]));
+        assert!(Arc::ptr_eq(&left[0], &first));
+        let when_it_left = first.moves();
+        upstream.update(backend(&[2, 3]));
+        assert_eq!(first.moves(), when_it_left, "others came");
+        upstream.update(backend(&[1, 2]));
+        assert_ne!(first.moves(), when_it_left, "it came back");
+        let back = upstream.endpoints().remove(0);
+        assert!(Arc::ptr_eq(&back, &first) && back.connections() == 1 && !back.is_failing());
+        drop((held, first, left, back));
+        upstream.update(backend(&[2]));
+        assert!(upstream.state.load().departed().next().is_none(), "nobody uses it, so it is forgotten");
     }
 
     #[test]

@@ -79,6 +79,22 @@ fn connections_to_an_endpoint_that_left_end_when_their_time_is_over() {
 }
 
 #[test]
+fn connections_to_an_endpoint_that_came_back_in_time_stay() {
+    // Long beside the moment between two changes.
+    let gateway = start(Config { departed_timeout: Some(Duration::from_secs(1)), ..config() });
+    let [flaps, other] = [echo_server(), echo_server()];
+    Service::new("a", &[flaps]).host(HOST).expose(&gateway);
+    Service::new("b", &[flaps]).host("b.example.com").expose(&gateway);
+    let mut stays = connected(&gateway, HOST);
+    let mut leaves = connected(&gateway, "b.example.com");
+    Service::new("a", &[other]).host(HOST).expose(&gateway);
+    Service::new("a", &[flaps]).host(HOST).expose(&gateway);
+    Service::new("b", &[other]).host("b.example.com").expose(&gateway);
+    assert_eq!(read_to_end(&mut leaves), b"", "its time is over, and that of the other would be");
+    beat(&mut stays, b"alive");
+}
+
+#[test]
 fn without_a_limit_connections_to_an_endpoint_that_left_stay() {
     let gateway = start(config());
     let [old, new] = [echo_server(), echo_server()];
