@@ -5,7 +5,8 @@
 //! (`SO_RCVLOWAT`, socket(7)), which saves a quarter of the CPU a byte costs.
 //!
 //! The kernel does not wait for the mark when the sender closes or resets, nor when it has used up its window. For one that
-//! pauses or is slower than that, the mark is taken back after [`PATIENCE`], until as much as [`EARNED`] has come again.
+//! pauses or is slower than that, the mark is taken back after [`PATIENCE`]; the next time it must have moved twice as much,
+//! so that a client that asks for one large object after the other does not pay that pause for each of them.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -20,22 +21,39 @@ use crate::sys::set_receive_low_water_mark;
 /// Readable with this many bytes: half of a pipe, and a small part of the window that such a sender has by then.
 const BATCH: u32 = 512 * 1024;
 
-/// What a transfer must have moved before it is made to wait. Lists of objects are smaller, and answered without delay.
-const EARNED: u32 = 4 * 1024 * 1024;
+/// What a transfer must have moved before it is made to wait for the first time. Most lists of objects are smaller, and
+/// answered without delay.
+const EARNED: u32 = 1024 * 1024;
 
-/// How long bytes may wait for more of them: the shortest time that tokio's clock knows.
-const PATIENCE: Duration = Duration::from_millis(1);
+/// How often that amount is doubled: to 64 MiB.
+const MOST_DOUBLINGS: u8 = 6;
+
+/// Batches in a row, 32 MiB, after which earlier pauses are forgotten.
+const FORGIVEN: u8 = 64;
+
+/// How long bytes may wait for more of them. A sender with a few transfers in turn, half a gigabyte a second together, is
+/// back within that time.
+const PATIENCE: Duration = Duration::from_millis(3);
 
 /// Of one direction: whether its sender is waited for.
+#[derive(Debug, Default)]
+pub(crate) struct Gather {
+    state: State,
+    /// How often what must be earned was doubled.
+    doublings: u8,
+    /// Batches since the last pause.
+    batches: u8,
+}
+
 #[derive(Debug)]
-pub(crate) enum Gather {
-    /// Not now; this many bytes have come since it last was.
+enum State {
+    /// It is not; this many bytes have come since it last was.
     Earning(u32),
-    /// Until there is a batch, or the time is over.
+    /// It is, until there is a batch, or the time is over.
     Waiting(Pin<Box<Sleep>>),
 }
 
-impl Default for Gather {
+impl Default for State {
     fn default() -> Self {
         Self::Earning(0)
     }
@@ -44,7 +62,7 @@ impl Default for Gather {
 impl Gather {
     /// Notes bytes of a transfer.
     pub(crate) fn earn(&mut self, bytes: usize) {
-        if let Self::Earning(earned) = self {
+        if let State::Earning(earned) = &mut self.state {
             *earned = earned.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX));
         }
     }
@@ -52,27 +70,35 @@ impl Gather {
     /// The sender has nothing for now, and `moved` says whether it had something just before. Whatever comes of it, the
     /// task is woken in time.
     pub(crate) fn pause(&mut self, cx: &mut Context<'_>, sender: &TcpStream, moved: bool) {
-        match self {
-            Self::Earning(earned) if *earned < EARNED => return,
-            Self::Earning(_) => {
+        match &mut self.state {
+            State::Earning(earned) if *earned < EARNED << self.doublings => return,
+            State::Earning(_) => {
                 set_receive_low_water_mark(sender, BATCH);
-                *self = Self::Waiting(Box::pin(sleep(PATIENCE)));
+                self.state = State::Waiting(Box::pin(sleep(PATIENCE)));
+                self.batches = 0;
             }
-            Self::Waiting(timer) if moved => timer.as_mut().reset(Instant::now() + PATIENCE),
-            Self::Waiting(_) => {}
+            State::Waiting(timer) if moved => {
+                timer.as_mut().reset(Instant::now() + PATIENCE);
+                self.batches = self.batches.saturating_add(1);
+                if self.batches >= FORGIVEN {
+                    self.doublings = 0;
+                }
+            }
+            State::Waiting(_) => {}
         }
-        if let Self::Waiting(timer) = self
+        if let State::Waiting(timer) = &mut self.state
             && timer.as_mut().poll(cx).is_ready()
         {
+            self.doublings = MOST_DOUBLINGS.min(self.doublings + 1);
             self.stop(sender);
         }
     }
 
     /// Waits no longer. The socket reports at once what it held back.
     pub(crate) fn stop(&mut self, sender: &TcpStream) {
-        if matches!(self, Self::Waiting(_)) {
+        if matches!(self.state, State::Waiting(_)) {
             set_receive_low_water_mark(sender, 1);
         }
-        *self = Self::default();
+        self.state = State::default();
     }
 }
