@@ -217,7 +217,8 @@ fn kube_version(source: &Path) -> Result<String> {
 
 fn build_kube(source: &Path, output: &Path) -> Result<()> {
     let go = find("go").context(
-        "the Kubernetes programs are built from source: install Go 1.24 or newer from https://go.dev/dl/",
+        "the Kubernetes programs are built from source, which takes Go 1.24 or newer: run scripts/setup test, then \
+         . scripts/env.sh",
     )?;
     let version = kube_version(source)?;
     say(format_args!(
