@@ -46,7 +46,7 @@ const RECOVERED_AFTER: Duration = Duration::from_secs(90);
 /// Between two questions for the kinds of KKP once there is an answer.
 const ASK_AGAIN: Duration = Duration::from_secs(30);
 
-/// The same while there is none.
+/// The same after a question without an answer; twice as long after each further one, up to [`ASK_AGAIN`].
 const ASK_AGAIN_SOON: Duration = Duration::from_secs(2);
 
 /// An API server that does not accept a connection by then is away.
@@ -54,6 +54,10 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// HTTP status of a path that is not served.
 const NOT_FOUND: u16 = 404;
+
+/// What it answers where a person has to act (RFC 9110).
+const UNAUTHORIZED: u16 = 401;
+const FORBIDDEN: u16 = 403;
 
 /// Steps on their way to the reader. One is being applied, one waits; more would only hold memory.
 const STEPS_AHEAD: usize = 2;
@@ -385,7 +389,7 @@ fn words<K: ServedKind>(
 
 /// Asks now and then which kinds of KKP are served. Every authenticated user may ask that.
 fn served_kinds(client: Client, ask_again: Duration) -> impl Stream<Item = Word> + Send + 'static {
-    stream::unfold(Duration::ZERO, move |pause| {
+    stream::unfold((Duration::ZERO, ASK_AGAIN_SOON), move |(pause, soon)| {
         let client = client.clone();
         async move {
             tokio::time::sleep(pause).await;
@@ -397,8 +401,11 @@ fn served_kinds(client: Client, ask_again: Duration) -> impl Stream<Item = Word>
                 Err(kube::Error::Api(status)) if status.code == NOT_FOUND => Ok(Vec::new()),
                 Err(error) => Err(with_causes(&error)),
             };
-            let pause = if served.is_ok() { ask_again } else { ASK_AGAIN_SOON };
-            Some((Word::Served(served), pause))
+            let next = match served {
+                Ok(_) => (ask_again, ASK_AGAIN_SOON),
+                Err(_) => (soon, ASK_AGAIN.min(soon * 2)),
+            };
+            Some((Word::Served(served), next))
         }
     })
 }
@@ -413,8 +420,17 @@ fn kkp_kind(plural: &str) -> Option<Kind> {
     .find_map(|(name, kind)| (name == plural).then_some(kind))
 }
 
-/// The error and what caused it, which `kube` leaves to its reader.
-fn with_causes(error: &dyn std::error::Error) -> String {
+/// The error and what caused it, which `kube` leaves to its reader. What the API server itself answered is given in its words.
+fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    if let Some(kube::Error::Api(status)) = causes.find_map(|cause| cause.downcast_ref()) {
+        let answer = format!("the API server answered {}: {}", status.code, status.message);
+        return match status.code {
+            FORBIDDEN => format!("{answer}; grant it, the rules are in deploy/"),
+            UNAUTHORIZED => format!("{answer}; the token or certificate is not valid here, or has expired"),
+            _ => answer,
+        };
+    }
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -426,4 +442,23 @@ fn with_causes(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_right_that_is_missing_is_told_in_the_words_of_the_api_server() {
+        let status = serde_json::from_str(
+            r#"{"status": "Failure", "code": 403, "reason": "Forbidden",
+                "message": "services is forbidden: User \"portico\" cannot list resource \"services\""}"#,
+        );
+        let error = watcher::Error::InitialListFailed(kube::Error::Api(status.unwrap()));
+        assert_eq!(
+            with_causes(&error),
+            "the API server answered 403: services is forbidden: User \"portico\" cannot list resource \"services\"; \
+             grant it, the rules are in deploy/"
+        );
+    }
 }
