@@ -451,7 +451,7 @@ impl Direction {
         }
         self.splicing = self.large_reads > 0;
         if self.splicing {
-            self.gather.pause(cx, from, moved > 0);
+            self.gather.pause(cx, from);
         } else {
             self.gather.stop(from);
         }
