@@ -141,6 +141,9 @@ struct Direction {
     /// Whether bytes go through a pipe, as long as one is to be had.
     splicing: bool,
     gather: Gather,
+    /// Whether the task is to be woken once the sender has something: so it is from when it was found to have nothing until
+    /// it is found to have something, as only this direction waits for that and only one task ever polls it.
+    waiting: bool,
     state: DirectionState,
 }
 
@@ -348,7 +351,7 @@ impl Direction {
             if moved >= TURN {
                 return Stop::Turn;
             }
-            match from.poll_read_ready(cx) {
+            match self.poll_sender(cx, from) {
                 Poll::Pending => {
                     self.rest(cx, from, moved);
                     return Stop::Idle;
@@ -368,6 +371,22 @@ impl Direction {
             }
         }
         Stop::Ended
+    }
+
+    /// Whether the sender has something. A task is woken for either of its sockets and then looks at both: the one that it
+    /// waits for already it need not wait for again, which takes a lock and two looks at the task's budget.
+    fn poll_sender(&mut self, cx: &mut Context<'_>, from: &TcpStream) -> Poll<io::Result<()>> {
+        // Only looks: it is the call itself that tells tokio that a socket is not ready.
+        if from.try_io(Interest::READABLE, || Ok(())).is_ok() {
+            self.waiting = false;
+            return Poll::Ready(Ok(()));
+        }
+        if self.waiting {
+            return Poll::Pending;
+        }
+        let ready = from.poll_read_ready(cx);
+        self.waiting = ready.is_pending();
+        ready
     }
 
     /// Whether bytes that were read are still to be written.
