@@ -4,13 +4,16 @@
 //! |---|---|
 //! | DATA | bytes |
 //! | END_STREAM | FIN |
-//! | RST_STREAM from the client, or its connection lost | RST |
+//! | RST_STREAM from the peer, or its connection lost | RST |
 //! | RST_STREAM `CONNECT_ERROR` from us (RFC 9113 section 8.5) | RST |
 //!
-//! Both directions live in one future, so that a tunnel is one task and each side knows of the other. In the direction up, frames are
-//! taken from h2 as they come and wait in a [`Queue`]; window is given back only for what the upstream took, so a stalled upstream
-//! holds one stream window and nobody else. In the direction down, the upstream is read only while the client has window:
-//! back-pressure reaches the upstream through TCP. Whoever is not read is still watched for a reset.
+//! Both ends of a tunnel have one: at the gateway the stream is the client's and the socket the control plane's, at the client it is the other
+//! way round. Seen from here there are only the *peer*, which speaks HTTP/2, and the *socket*.
+//!
+//! Both directions live in one future, so that a tunnel is one task and each side knows of the other. From the peer, frames are
+//! taken from h2 as they come and wait in a [`Queue`]; window is given back only for what the socket took, so a stalled socket
+//! holds one stream window and nobody else. Towards the peer, the socket is read only while the peer gives window:
+//! back-pressure reaches the other side through TCP. Whoever is not read is still watched for a reset.
 //!
 //! Bytes that came before a reset are delivered before it, as far as the other side takes them within [`LINGER`].
 
@@ -29,7 +32,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::chunk::{self, CHUNK};
-use crate::handler::{End, Meter, Side, Upstream};
+use crate::handler::{End, Meter, Side};
 use crate::idle::Idle;
 use crate::io::Pulse;
 use crate::queue::Queue;
@@ -40,42 +43,60 @@ use crate::watch::Watch;
 const LINGER: Duration = Duration::from_secs(1);
 
 pub(crate) struct Bridge<M> {
-    from_client: RecvStream,
-    to_client: SendStream<Bytes>,
-    upstream: Arc<TcpStream>,
+    /// Whose side the peer is on.
+    peer: Side,
+    from_peer: RecvStream,
+    to_peer: SendStream<Bytes>,
+    socket: Arc<TcpStream>,
     meter: M,
     pulse: Arc<Pulse>,
-    /// The last moment bytes were queued for the client, for [`Pulse::flushed_since`].
+    /// The last moment bytes were queued for the peer, for [`Pulse::flushed_since`].
     queued: u64,
-    /// Boxed, for it is rarely needed: only while the upstream takes less than comes.
+    /// Boxed, for it is rarely needed: only while the socket takes less than comes.
     waiting: Option<Box<Queue>>,
-    /// Whether window is reserved on the connection for what the upstream sent.
+    /// Whether window is reserved on the connection for what the socket sent.
     reserved: bool,
-    /// Set only while the upstream is not read.
+    /// Set only while the socket is not read.
     watch: Watch,
     idle: Idle,
-    up: Up,
-    down: Down,
+    inbound: FromPeer,
+    outbound: ToPeer,
     /// Who was the first to say it is done.
-    first: Option<Side>,
+    first: Option<Party>,
 }
 
-/// The direction from client to upstream.
+/// The two a bridge stands between.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Up {
+enum Party {
+    Peer,
+    Socket,
+}
+
+/// How a bridge ended: [`End`], before anybody asks whose side is which.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Closed { first: Party },
+    Reset { by: Party },
+    Idle,
+    Cut,
+}
+
+/// The direction from peer to socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FromPeer {
     /// Bytes may come.
     Open,
-    /// The client said END_STREAM; what waits must be written before the FIN.
+    /// The peer said END_STREAM; what waits must be written before the FIN.
     Ending,
     /// FIN sent.
     Done,
-    /// The upstream is gone. What it sent before may still be there to be read; what the client sends is for nobody.
+    /// The socket is gone. What it sent before may still be there to be read; what the peer sends is for nobody.
     Lost,
 }
 
-/// The direction from upstream to client.
+/// The direction from socket to peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Down {
+enum ToPeer {
     /// Bytes may come.
     Open,
     /// END_STREAM sent.
@@ -84,97 +105,121 @@ enum Down {
 
 impl<M: Meter> Bridge<M> {
     pub(crate) fn new(
-        from_client: RecvStream,
-        to_client: SendStream<Bytes>,
-        upstream: Upstream<M>,
+        peer: Side,
+        (to_peer, from_peer): (SendStream<Bytes>, RecvStream),
+        socket: TcpStream,
+        meter: M,
         pulse: Arc<Pulse>,
         idle: Option<Duration>,
     ) -> Self {
         Self {
-            from_client,
-            to_client,
-            upstream: Arc::new(upstream.stream),
-            meter: upstream.meter,
+            peer,
+            from_peer,
+            to_peer,
+            socket: Arc::new(socket),
+            meter,
             queued: pulse.mark(),
             pulse,
             waiting: None,
             reserved: false,
             watch: Watch::default(),
             idle: Idle::new(idle),
-            up: Up::Open,
-            down: Down::Open,
+            inbound: FromPeer::Open,
+            outbound: ToPeer::Open,
             first: None,
         }
     }
 
     /// Carries bytes until the tunnel is over, ends both sides accordingly and reports.
     pub(crate) async fn run(mut self) {
-        let end = poll_fn(|cx| self.poll(cx)).await;
-        match end {
-            End::Closed { .. } => {}
+        let outcome = poll_fn(|cx| self.poll(cx)).await;
+        match outcome {
+            Outcome::Closed { .. } => {}
             // Boxed: the way out must not make every resting tunnel larger.
-            End::Reset { by: Side::Downstream } => Box::pin(self.deliver_up()).await,
-            End::Reset { by: Side::Upstream } => Box::pin(self.deliver_down()).await,
-            End::Idle | End::Cut => self.to_client.send_reset(Reason::CANCEL),
+            Outcome::Reset { by: Party::Peer } => Box::pin(self.deliver_to_socket()).await,
+            Outcome::Reset { by: Party::Socket } => Box::pin(self.deliver_to_peer()).await,
+            Outcome::Idle | Outcome::Cut => self.to_peer.send_reset(Reason::CANCEL),
         }
-        if !matches!(end, End::Closed { .. }) {
+        if !matches!(outcome, Outcome::Closed { .. }) {
             // Nothing to be done if it fails: the socket is closed either way.
-            let _ = self.upstream.set_zero_linger();
+            let _ = self.socket.set_zero_linger();
         }
+        let end = match outcome {
+            Outcome::Closed { first } => End::Closed { first: self.side(first) },
+            Outcome::Reset { by } => End::Reset { by: self.side(by) },
+            Outcome::Idle => End::Idle,
+            Outcome::Cut => End::Cut,
+        };
         self.meter.ended(end);
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
-        if self.meter.poll_cut(cx).is_ready() {
-            return Poll::Ready(End::Cut);
+    fn side(&self, party: Party) -> Side {
+        match (party, self.peer) {
+            (Party::Peer, side) => side,
+            (Party::Socket, Side::Downstream) => Side::Upstream,
+            (Party::Socket, Side::Upstream) => Side::Downstream,
         }
-        if self.poll_up(cx).is_err() {
-            return Poll::Ready(End::Reset { by: Side::Downstream });
-        }
-        if let Err(side) = self.poll_down(cx) {
-            return Poll::Ready(End::Reset { by: side });
-        }
-        if self.up == Up::Done && self.down == Down::Done {
-            return Poll::Ready(End::Closed { first: self.first.unwrap_or(Side::Upstream) });
-        }
-        // After END_STREAM a reset shows only here.
-        if self.to_client.poll_reset(cx).is_ready() {
-            return Poll::Ready(End::Reset { by: Side::Downstream });
-        }
-        self.idle.poll(cx).map(|()| End::Idle)
     }
 
-    /// Takes what the client sent and writes what the upstream takes. An error is the client's reset.
-    fn poll_up(&mut self, cx: &mut Context<'_>) -> Result<(), h2::Error> {
+    fn carried(&mut self, from_peer: usize, to_peer: usize) {
+        match self.peer {
+            Side::Downstream => self.meter.carried(from_peer, to_peer),
+            Side::Upstream => self.meter.carried(to_peer, from_peer),
+        }
+        self.idle.moved();
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Outcome> {
+        if self.meter.poll_cut(cx).is_ready() {
+            return Poll::Ready(Outcome::Cut);
+        }
+        if self.poll_from_peer(cx).is_err() {
+            return Poll::Ready(Outcome::Reset { by: Party::Peer });
+        }
+        if let Err(side) = self.poll_to_peer(cx) {
+            return Poll::Ready(Outcome::Reset { by: side });
+        }
+        if self.inbound == FromPeer::Done && self.outbound == ToPeer::Done {
+            return Poll::Ready(Outcome::Closed { first: self.first.unwrap_or(Party::Socket) });
+        }
+        // After END_STREAM a reset shows only here.
+        if self.to_peer.poll_reset(cx).is_ready() {
+            return Poll::Ready(Outcome::Reset { by: Party::Peer });
+        }
+        self.idle.poll(cx).map(|()| Outcome::Idle)
+    }
+
+    /// Takes what the peer sent and writes what the socket takes. An error is the peer's reset.
+    fn poll_from_peer(&mut self, cx: &mut Context<'_>) -> Result<(), h2::Error> {
         if self.waiting.is_some() {
             self.write_waiting(cx);
         }
-        while matches!(self.up, Up::Open | Up::Lost) {
-            match self.from_client.poll_data(cx) {
+        while matches!(self.inbound, FromPeer::Open | FromPeer::Lost) {
+            match self.from_peer.poll_data(cx) {
                 Poll::Pending => break,
-                Poll::Ready(Some(frame)) => self.send_up(frame?, cx),
-                Poll::Ready(None) if self.up == Up::Lost => break,
+                Poll::Ready(Some(frame)) => self.send_on(frame?, cx),
+                Poll::Ready(None) if self.inbound == FromPeer::Lost => break,
                 Poll::Ready(None) => {
-                    self.up = Up::Ending;
-                    self.first.get_or_insert(Side::Downstream);
+                    self.inbound = FromPeer::Ending;
+                    self.first.get_or_insert(Party::Peer);
                 }
             }
         }
-        if self.up == Up::Ending && self.waiting.is_none() {
-            self.up = match SockRef::from(&*self.upstream).shutdown(Shutdown::Write) {
-                Ok(()) => Up::Done,
-                Err(_) => Up::Lost,
+        if self.inbound == FromPeer::Ending && self.waiting.is_none() {
+            self.inbound = match SockRef::from(&*self.socket).shutdown(Shutdown::Write) {
+                Ok(()) => FromPeer::Done,
+                Err(_) => FromPeer::Lost,
             };
         }
         Ok(())
     }
 
-    fn send_up(&mut self, mut frame: Bytes, cx: &mut Context<'_>) {
-        if self.up == Up::Lost {
+    fn send_on(&mut self, mut frame: Bytes, cx: &mut Context<'_>) {
+        if self.inbound == FromPeer::Lost {
             return self.release(frame.len());
         }
         if self.waiting.is_none() {
-            match self.upstream.try_write(&frame) {
+            match self.socket.try_write(&frame) {
                 Ok(written) if written == frame.len() => return self.wrote(written),
                 Ok(written) => {
                     self.wrote(written);
@@ -182,7 +227,7 @@ impl<M: Meter> Bridge<M> {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(_) => {
-                    self.up = Up::Lost;
+                    self.inbound = FromPeer::Lost;
                     return self.release(frame.len());
                 }
             }
@@ -191,10 +236,10 @@ impl<M: Meter> Bridge<M> {
         self.write_waiting(cx);
     }
 
-    /// Writes what waits until nothing does or the upstream takes no more; then its becoming writable wakes the task.
+    /// Writes what waits until nothing does or the socket takes no more; then its becoming writable wakes the task.
     fn write_waiting(&mut self, cx: &mut Context<'_>) {
         while let Some(waiting) = &mut self.waiting {
-            match waiting.write_to(&self.upstream) {
+            match waiting.write_to(&self.socket) {
                 Ok(written) => {
                     if waiting.is_empty() {
                         self.waiting = None;
@@ -202,12 +247,12 @@ impl<M: Meter> Bridge<M> {
                     self.wrote(written);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if self.upstream.poll_write_ready(cx).is_pending() {
+                    if self.socket.poll_write_ready(cx).is_pending() {
                         return;
                     }
                 }
                 Err(_) => {
-                    self.up = Up::Lost;
+                    self.inbound = FromPeer::Lost;
                     self.waiting = None;
                 }
             }
@@ -215,21 +260,20 @@ impl<M: Meter> Bridge<M> {
     }
 
     fn wrote(&mut self, bytes: usize) {
-        self.meter.carried(bytes, 0);
-        self.idle.moved();
+        self.carried(bytes, 0);
         self.release(bytes);
     }
 
-    /// Gives window back to the client.
+    /// Gives window back to the peer.
     fn release(&mut self, bytes: usize) {
         // Fails only for more than was received, or after a reset, when it does not matter any more.
-        let _ = self.from_client.flow_control().release_capacity(bytes);
+        let _ = self.from_peer.flow_control().release_capacity(bytes);
     }
 
-    /// Reads what the upstream sent as far as the client has window for it. An error says who is gone.
-    fn poll_down(&mut self, cx: &mut Context<'_>) -> Result<(), Side> {
-        if self.down == Down::Open {
-            let all_read = self.read_down(cx)?;
+    /// Reads what the socket sent as far as the peer has window for it. An error says who is gone.
+    fn poll_to_peer(&mut self, cx: &mut Context<'_>) -> Result<(), Party> {
+        if self.outbound == ToPeer::Open {
+            let all_read = self.read_socket(cx)?;
             if all_read {
                 self.unreserve();
                 self.watch.stop();
@@ -239,50 +283,48 @@ impl<M: Meter> Bridge<M> {
         self.poll_watch(cx)
     }
 
-    /// True if the upstream has nothing more to say for now, false if it is not to be read for now or ever.
-    fn read_down(&mut self, cx: &mut Context<'_>) -> Result<bool, Side> {
+    /// True if the socket has nothing more to say for now, false if it is not to be read for now or ever.
+    fn read_socket(&mut self, cx: &mut Context<'_>) -> Result<bool, Party> {
         loop {
-            match self.upstream.poll_read_ready(cx) {
+            match self.socket.poll_read_ready(cx) {
                 Poll::Pending => return Ok(true),
                 Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(_)) => return Err(Side::Upstream),
+                Poll::Ready(Err(_)) => return Err(Party::Socket),
             }
             let Some(window) = self.poll_window(cx)? else { return Ok(false) };
-            let chunk = match chunk::read(&self.upstream, window) {
+            let chunk = match chunk::read(&self.socket, window) {
                 Ok(chunk) => chunk,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-                Err(_) => return Err(Side::Upstream),
+                Err(_) => return Err(Party::Socket),
             };
             if chunk.is_empty() {
-                self.end_down()?;
+                self.end_to_peer()?;
                 return Ok(false);
             }
             let read = chunk.len();
-            self.to_client.send_data(chunk, false).map_err(|_| Side::Downstream)?;
+            self.to_peer.send_data(chunk, false).map_err(|_| Party::Peer)?;
             self.queued = self.pulse.mark();
-            self.meter.carried(0, read);
-            self.idle.moved();
+            self.carried(0, read);
             if read < window {
                 // A short read emptied the socket. Saying so spares the read that would only learn it.
-                let _ = self
-                    .upstream
-                    .try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
+                let _ =
+                    self.socket.try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
             }
         }
     }
 
-    /// Bytes the client takes now, at most a chunk; `None` if it takes none.
-    fn poll_window(&mut self, cx: &mut Context<'_>) -> Result<Option<usize>, Side> {
-        self.to_client.reserve_capacity(CHUNK);
+    /// Bytes the peer takes now, at most a chunk; `None` if it takes none.
+    fn poll_window(&mut self, cx: &mut Context<'_>) -> Result<Option<usize>, Party> {
+        self.to_peer.reserve_capacity(CHUNK);
         self.reserved = true;
         loop {
-            match self.to_client.capacity() {
+            match self.to_peer.capacity() {
                 0 => {}
                 window => return Ok(Some(window.min(CHUNK))),
             }
-            match self.to_client.poll_capacity(cx) {
+            match self.to_peer.poll_capacity(cx) {
                 Poll::Ready(Some(Ok(_))) => {}
-                Poll::Ready(_) => return Err(Side::Downstream),
+                Poll::Ready(_) => return Err(Party::Peer),
                 Poll::Pending => return Ok(None),
             }
         }
@@ -291,32 +333,32 @@ impl<M: Meter> Bridge<M> {
     /// Window that is reserved and not used would be missing elsewhere on the connection.
     fn unreserve(&mut self) {
         if std::mem::take(&mut self.reserved) {
-            self.to_client.reserve_capacity(0);
+            self.to_peer.reserve_capacity(0);
         }
     }
 
-    /// The upstream's FIN, or what looks like one after its reset was seen elsewhere.
-    fn end_down(&mut self) -> Result<(), Side> {
-        if self.up == Up::Lost {
-            return Err(Side::Upstream);
+    /// The socket's FIN, or what looks like one after its reset was seen elsewhere.
+    fn end_to_peer(&mut self) -> Result<(), Party> {
+        if self.inbound == FromPeer::Lost {
+            return Err(Party::Socket);
         }
-        self.to_client.send_data(Bytes::new(), true).map_err(|_| Side::Downstream)?;
+        self.to_peer.send_data(Bytes::new(), true).map_err(|_| Party::Peer)?;
         self.queued = self.pulse.mark();
-        self.down = Down::Done;
-        self.first.get_or_insert(Side::Upstream);
+        self.outbound = ToPeer::Done;
+        self.first.get_or_insert(Party::Socket);
         Ok(())
     }
 
-    /// While the upstream is not read (the client has no window, or the upstream said its FIN), its reset is seen here.
-    fn poll_watch(&mut self, cx: &mut Context<'_>) -> Result<(), Side> {
-        if self.up == Up::Lost && self.down == Down::Done {
-            return Err(Side::Upstream);
+    /// While the socket is not read (the peer has no window, or the socket said its FIN), its reset is seen here.
+    fn poll_watch(&mut self, cx: &mut Context<'_>) -> Result<(), Party> {
+        if self.inbound == FromPeer::Lost && self.outbound == ToPeer::Done {
+            return Err(Party::Socket);
         }
-        if self.watch.poll(&self.upstream, cx).is_ready() { Err(Side::Upstream) } else { Ok(()) }
+        if self.watch.poll(&self.socket, cx).is_ready() { Err(Party::Socket) } else { Ok(()) }
     }
 
-    /// The client is gone: what it sent goes to the upstream before the reset does.
-    async fn deliver_up(&mut self) {
+    /// The peer is gone: what it sent goes to the socket before the reset does.
+    async fn deliver_to_socket(&mut self) {
         let deadline = Instant::now() + LINGER;
         let mut timer = std::pin::pin!(sleep_until(deadline));
         poll_fn(|cx| {
@@ -325,26 +367,26 @@ impl<M: Meter> Bridge<M> {
         })
         .await;
         self.watch.stop();
-        tcp::sent(&self.upstream, deadline).await;
+        tcp::sent(&self.socket, deadline).await;
     }
 
-    /// The upstream is gone: what it sent goes to the client before the reset does.
-    async fn deliver_down(&mut self) {
+    /// The socket is gone: what it sent goes to the peer before the reset does.
+    async fn deliver_to_peer(&mut self) {
         let lost = async {
-            // The rest of what the upstream sent is still in the socket's receive queue, if the client had no window for it.
-            self.up = Up::Lost;
-            poll_fn(|cx| match self.down {
-                Down::Done => Poll::Ready(()),
-                Down::Open => match self.read_down(cx) {
-                    Ok(_) if self.to_client.poll_reset(cx).is_pending() => Poll::Pending,
+            // The rest of what the socket sent is still in the socket's receive queue, if the peer had no window for it.
+            self.inbound = FromPeer::Lost;
+            poll_fn(|cx| match self.outbound {
+                ToPeer::Done => Poll::Ready(()),
+                ToPeer::Open => match self.read_socket(cx) {
+                    Ok(_) if self.to_peer.poll_reset(cx).is_pending() => Poll::Pending,
                     _ => Poll::Ready(()),
                 },
             })
             .await;
             self.pulse.flushed_since(self.queued).await;
         };
-        // A client that takes no more gets the reset without the rest.
+        // A peer that takes no more gets the reset without the rest.
         let _ = timeout(LINGER, lost).await;
-        self.to_client.send_reset(Reason::CONNECT_ERROR);
+        self.to_peer.send_reset(Reason::CONNECT_ERROR);
     }
 }

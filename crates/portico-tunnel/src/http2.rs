@@ -10,20 +10,21 @@ use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::task::{Context, Poll, ready};
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
 use h2::server::{Builder, Connection, SendResponse};
-use h2::{Ping, PingPong, Reason, RecvStream, SendStream};
+use h2::{Reason, RecvStream, SendStream};
 use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{Method, Response, StatusCode};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, Sleep, sleep, timeout_at};
 
 use crate::bridge::Bridge;
-use crate::handler::{Handler, Protocol, Refusal, Request, Upstream};
+use crate::handler::{Handler, Protocol, Refusal, Request, Side, Upstream};
 use crate::io::{Probe, Pulse};
+use crate::keepalive::KeepAlive;
 use crate::serve::{Caller, Failure, Finished};
 use crate::settings::{FRAME_SIZE, HEADER_LIST, SEND_BUFFER, Settings};
 
@@ -44,7 +45,8 @@ where
     let handshake = builder(settings).handshake(Probe::new(stream, Arc::clone(&pulse)));
     let mut connection = timeout_at(deadline, handshake).await.map_err(|_| Failure::TooSlow)??;
     handler.greeted();
-    let mut keep_alive = KeepAlive::new(connection.ping_pong(), settings);
+    let mut keep_alive =
+        KeepAlive::new(connection.ping_pong(), settings.ping_interval, settings.ping_timeout);
     let mut unused = Unused::new(settings.connection_idle);
     let mut rapid_reset = RapidReset { since: Instant::now() };
     let mut drain = pin!(drain);
@@ -149,7 +151,9 @@ async fn carry<H: Handler>(
     // Boxed, so that what connecting needs is gone while the tunnel rests.
     let opened = Box::pin(open(handler, request, respond, Arc::clone(&tunnel.pulse))).await;
     if let Some((to_client, upstream)) = opened {
-        Bridge::new(from_client, to_client, upstream, tunnel.pulse, tunnel.idle).run().await;
+        let stream = (to_client, from_client);
+        let Upstream { stream: socket, meter } = upstream;
+        Bridge::new(Side::Downstream, stream, socket, meter, tunnel.pulse, tunnel.idle).run().await;
     }
 }
 
@@ -192,54 +196,6 @@ fn refuse(mut respond: SendResponse<Bytes>, refusal: &Refusal) {
     }
     if let Ok(mut to_client) = respond.send_response(answer, false) {
         let _ = to_client.send_data(body, true);
-    }
-}
-
-/// Asks a peer that has been silent for a sign of life. A peer that sends anything at all is never asked, and a resting
-/// connection wakes up once an interval.
-struct KeepAlive {
-    pings: Option<PingPong>,
-    interval: Duration,
-    timeout: Duration,
-    timer: Pin<Box<Sleep>>,
-    asked: bool,
-}
-
-impl KeepAlive {
-    fn new(pings: Option<PingPong>, settings: &Settings) -> Self {
-        let interval = settings.ping_interval;
-        Self {
-            pings,
-            interval,
-            timeout: settings.ping_timeout,
-            timer: Box::pin(sleep(interval)),
-            asked: false,
-        }
-    }
-
-    /// Ready when the peer did not answer in time.
-    async fn silent(&mut self, pulse: &Pulse) {
-        poll_fn(|cx| self.poll_silent(cx, pulse)).await;
-    }
-
-    fn poll_silent(&mut self, cx: &mut Context<'_>, pulse: &Pulse) -> Poll<()> {
-        loop {
-            ready!(self.timer.as_mut().poll(cx));
-            // The answer to a PING is heard like anything else.
-            let heard = pulse.take_heard();
-            if self.asked && !heard {
-                return Poll::Ready(());
-            }
-            self.asked = !heard;
-            if let (true, Some(pings)) = (self.asked, &mut self.pings) {
-                // An answer that was not collected would keep h2 from sending the next PING.
-                let _ = pings.poll_pong(cx);
-                // Fails only if the connection is closing, which its own task notices.
-                let _ = pings.send_ping(Ping::opaque());
-            }
-            let wait = if self.asked { self.timeout } else { self.interval };
-            self.timer.as_mut().reset(Instant::now() + wait);
-        }
     }
 }
 

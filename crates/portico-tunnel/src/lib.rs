@@ -17,6 +17,7 @@ mod http2;
 mod identity;
 mod idle;
 mod io;
+mod keepalive;
 mod pump;
 mod queue;
 mod serve;

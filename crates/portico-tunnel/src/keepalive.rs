@@ -1,0 +1,52 @@
+//! Tells the dead from the idle: PING on an HTTP/2 connection that has been silent (RFC 9113 section 6.7).
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use h2::{Ping, PingPong};
+use tokio::time::{Instant, Sleep, sleep};
+
+use crate::io::Pulse;
+
+/// Asks a peer that has been silent for a sign of life. A peer that sends anything at all is never asked, and a resting
+/// connection wakes up once an interval.
+pub(crate) struct KeepAlive {
+    pings: Option<PingPong>,
+    interval: Duration,
+    timeout: Duration,
+    timer: Pin<Box<Sleep>>,
+    asked: bool,
+}
+
+impl KeepAlive {
+    pub(crate) fn new(pings: Option<PingPong>, interval: Duration, timeout: Duration) -> Self {
+        Self { pings, interval, timeout, timer: Box::pin(sleep(interval)), asked: false }
+    }
+
+    /// Ready when the peer did not answer in time.
+    pub(crate) async fn silent(&mut self, pulse: &Pulse) {
+        poll_fn(|cx| self.poll_silent(cx, pulse)).await;
+    }
+
+    fn poll_silent(&mut self, cx: &mut Context<'_>, pulse: &Pulse) -> Poll<()> {
+        loop {
+            ready!(self.timer.as_mut().poll(cx));
+            // The answer to a PING is heard like anything else.
+            let heard = pulse.take_heard();
+            if self.asked && !heard {
+                return Poll::Ready(());
+            }
+            self.asked = !heard;
+            if let (true, Some(pings)) = (self.asked, &mut self.pings) {
+                // An answer that was not collected would keep h2 from sending the next PING.
+                let _ = pings.poll_pong(cx);
+                // Fails only if the connection is closing, which its own task notices.
+                let _ = pings.send_ping(Ping::opaque());
+            }
+            let wait = if self.asked { self.timeout } else { self.interval };
+            self.timer.as_mut().reset(Instant::now() + wait);
+        }
+    }
+}
