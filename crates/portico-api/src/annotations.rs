@@ -24,6 +24,8 @@ pub const MAX_CONNECTIONS: &str = "portico.k8c.io/max-connections";
 pub const MAX_CONNECTIONS_PER_SECOND: &str = "portico.k8c.io/max-connections-per-second";
 /// On a Service without a Cluster: client networks that may connect, as CIDRs separated by commas.
 pub const ALLOW: &str = "portico.k8c.io/allow";
+/// On a Cluster, or on a Service: CA certificates of its API server, PEM. Tokens of tunnel clients are reviewed by that API server.
+pub const API_SERVER_CA: &str = "portico.k8c.io/api-server-ca";
 /// On a Cluster, with any value: its expose strategy may be changed.
 pub const MIGRATION_LABEL: &str = "unsafe-expose-strategy-migration";
 /// What cloud load balancers read their source ranges from, besides `spec.loadBalancerSourceRanges`.

@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::annotations::{MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, MIGRATION_LABEL};
+use crate::annotations::{API_SERVER_CA, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, MIGRATION_LABEL};
+use crate::api_server_ca::{ApiServerCa, BadCa};
 use crate::meta::ObjectMeta;
 use crate::names::ClusterName;
 use crate::port_range::PortRange;
@@ -26,6 +27,9 @@ pub struct Cluster {
     /// What was found.
     #[serde(deserialize_with = "or_default")]
     pub status: ClusterStatus,
+    /// Its annotation `api-server-ca`, once it was read and the text thrown away.
+    #[serde(skip)]
+    ca: Option<ApiServerCa>,
 }
 
 impl Cluster {
@@ -47,14 +51,26 @@ impl Cluster {
             || (name == "kubevirt" && cloud.kubevirt.0)
     }
 
+    /// Whom its API server is known by, if it says so.
+    pub fn api_server_ca(&self) -> Option<Result<ApiServerCa, BadCa>> {
+        let written = || self.metadata.annotation(API_SERVER_CA).map(ApiServerCa::parse);
+        self.ca.clone().map(Ok).or_else(written)
+    }
+
     /// The object without what planning does not read: foreign labels and annotations, some as long as the object itself
     /// (`kubectl.kubernetes.io/last-applied-configuration`), feature switches, and what of the status follows from the rest.
     /// Clusters are kept by the ten thousand.
     #[must_use]
     pub fn trimmed(mut self) -> Self {
+        if let Some(Ok(ca)) = self.api_server_ca() {
+            self.ca = Some(ca);
+            self.metadata.annotations.remove(API_SERVER_CA);
+        }
         let meta = &mut self.metadata;
         meta.labels.retain(|key, _| &**key == MIGRATION_LABEL);
-        meta.annotations.retain(|key, _| [MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND].contains(&&**key));
+        // A CA is still here where it could not be read: it becomes a message.
+        let kept = [MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, API_SERVER_CA];
+        meta.annotations.retain(|key, _| kept.contains(&&**key));
         self.spec.features.clear();
         self.status.address = Address { ip: self.status.address.ip, ..Address::default() };
         if *self.status.namespace_name == *self.name().namespace() {

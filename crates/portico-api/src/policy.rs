@@ -7,6 +7,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use serde::Serialize;
 
+use crate::api_server_ca::ApiServerCa;
 use crate::names::ClusterName;
 
 /// Client addresses that may reach a cluster. Empty admits everybody.
@@ -78,12 +79,21 @@ pub struct ClusterPolicy {
     pub budget: Budget,
     /// Whether NodePort listeners may be opened (`false` where the seed's nodeport-proxy is disabled).
     pub node_port_listeners: bool,
+    /// Whom its API server is known by; `None` where tokens cannot be reviewed.
+    #[serde(skip)]
+    pub api_server_ca: Option<ApiServerCa>,
 }
 
 impl ClusterPolicy {
     /// The policy of a cluster nothing is said about: everybody may connect, the gateway's own bounds apply.
     pub fn open(cluster: ClusterName) -> Self {
-        Self { cluster, allow: AllowList::default(), budget: Budget::default(), node_port_listeners: true }
+        Self {
+            cluster,
+            allow: AllowList::default(),
+            budget: Budget::default(),
+            node_port_listeners: true,
+            api_server_ca: None,
+        }
     }
 
     /// [`Self::open`] for the cluster whose control plane lives in `namespace`, ready to share.

@@ -38,6 +38,7 @@ pub fn policy(
             max_connections_per_second: annotation(MAX_CONNECTIONS_PER_SECOND),
         },
         node_port_listeners: own_proxy || !seed.spec.nodeport_proxy.disable,
+        api_server_ca: cluster.api_server_ca().and_then(Result::ok),
     }
 }
 

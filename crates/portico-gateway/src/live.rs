@@ -220,6 +220,7 @@ mod tests {
             endpoints: endpoints.iter().map(|text| text.parse::<SocketAddr>().unwrap()).collect(),
             policy: Arc::new(ClusterPolicy::open(ClusterName::new(cluster))),
             send_proxy: false,
+            api_server_ca: None,
         })
     }
 

@@ -479,6 +479,7 @@ mod tests {
                 endpoints: ports.iter().map(|&port| ([127, 0, 0, 1], port).into()).collect(),
                 policy: ClusterPolicy::open_for_namespace("a"),
                 send_proxy: false,
+                api_server_ca: None,
             })
         };
         let cluster = Arc::new(Cluster::new(ClusterName::new("a")));

@@ -8,8 +8,10 @@ use std::sync::Arc;
 
 use ipnet::{IpNet, Ipv4Net};
 use portico_api::annotations::{
-    ALLOW, ExposeTypes, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, PORT_MAPPING, SEND_PROXY, SEND_PROXY_V2,
+    ALLOW, API_SERVER_CA, ExposeTypes, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, PORT_MAPPING, SEND_PROXY,
+    SEND_PROXY_V2,
 };
+use portico_api::api_server_ca::ApiServerCa;
 use portico_api::meta::{Kind, ObjectRef};
 use portico_api::names::{Authority, ClusterName, HostName};
 use portico_api::policy::{AllowList, Budget, ClusterPolicy};
@@ -45,6 +47,7 @@ pub(crate) fn read(
         ports: ports.into(),
         own_policy: own_policy(service, &mut findings),
         send_proxy: send_proxy(service, &mut findings),
+        api_server_ca: api_server_ca(service, &mut findings),
         problems: findings.into_problems(),
     })
 }
@@ -221,6 +224,19 @@ fn allow_list(value: &str, findings: &mut Findings) -> AllowList {
         networks.push(NOBODY);
     }
     AllowList::new(networks)
+}
+
+fn api_server_ca(service: &Service, findings: &mut Findings) -> Option<ApiServerCa> {
+    let read = ApiServerCa::parse(service.metadata.annotation(API_SERVER_CA)?);
+    if let Err(error) = &read {
+        findings.error(
+            "bad-api-server-ca",
+            annotation_field(API_SERVER_CA),
+            format!("{error}, so no token can be reviewed by it"),
+            "write the CA certificates of the API server in PEM, or remove the annotation",
+        );
+    }
+    read.ok()
 }
 
 fn send_proxy(service: &Service, findings: &mut Findings) -> bool {

@@ -85,6 +85,7 @@ fn backend(book: &RouteBook, slot: u32, port: u16, before: &[Arc<Backend>]) -> O
         endpoints: endpoints::ready(book.slices_of(slot), &port.name),
         policy: Arc::clone(book.namespaces.get(&key.namespace)?.policy_for(service)),
         send_proxy: service.send_proxy,
+        api_server_ca: service.api_server_ca.clone(),
     };
     match before.iter().find(|old| old.id == fresh.id) {
         Some(old) if **old == fresh => Some(Arc::clone(old)),

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use portico_api::annotations::ExposeTypes;
+use portico_api::api_server_ca::ApiServerCa;
 use portico_api::meta::ObjectKey;
 use portico_api::names::{Authority, HostName};
 use portico_api::policy::ClusterPolicy;
@@ -31,6 +32,8 @@ pub(crate) struct ServiceFacts {
     pub(crate) own_policy: Option<Arc<ClusterPolicy>>,
     /// Whether upstream connections begin with a PROXY v2 header.
     pub(crate) send_proxy: bool,
+    /// Whom the API server behind it is known by, where it says so itself.
+    pub(crate) api_server_ca: Option<ApiServerCa>,
     /// What is wrong with it on its own, whatever other objects say.
     pub(crate) problems: Box<[Problem]>,
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use portico_api::api_server_ca::ApiServerCa;
 use portico_api::meta::ObjectKey;
 use portico_api::names::{Authority, HostName};
 use portico_api::policy::ClusterPolicy;
@@ -47,6 +48,9 @@ pub struct Backend {
     pub policy: Arc<ClusterPolicy>,
     /// Whether each upstream connection begins with a PROXY v2 header.
     pub send_proxy: bool,
+    /// Whom the API server behind it is known by, where the Service says so itself: more than what the policy says.
+    #[serde(skip)]
+    pub api_server_ca: Option<ApiServerCa>,
 }
 
 /// Identity of a [`Backend`]: the Service and the port's name and number. Stable while endpoints come and go.

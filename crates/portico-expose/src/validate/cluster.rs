@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use portico_api::annotations::{MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, MIGRATION_LABEL};
+use portico_api::annotations::{API_SERVER_CA, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, MIGRATION_LABEL};
 use portico_api::cluster::Cluster;
 use portico_api::configuration::KubermaticConfiguration;
 use portico_api::meta::{Kind, ObjectRef};
@@ -62,6 +62,7 @@ pub fn cluster(context: &ClusterContext<'_>) -> Verdict {
     findings.node_port_range(context);
     findings.service_type(context);
     findings.budget(cluster);
+    findings.api_server_ca(cluster);
     findings.verdict
 }
 
@@ -245,6 +246,14 @@ impl Findings {
             let remedy = "remove apiServerServiceType from the datacenter in the Seed, or choose Tunneling";
             self.warn("service-type", "spec.cloud.dc", message, remedy);
         }
+    }
+
+    fn api_server_ca(&mut self, cluster: &Cluster) {
+        let Some(Err(error)) = cluster.api_server_ca() else { return };
+        let message = format!("{error}, so no token of this cluster can be reviewed");
+        let field = format!("metadata.annotations[{API_SERVER_CA}]");
+        let remedy = "write the CA certificates of its API server in PEM, or remove the annotation";
+        self.void("api-server-ca", &field, message, remedy);
     }
 
     fn budget(&mut self, cluster: &Cluster) {
@@ -534,6 +543,18 @@ mod tests {
              Cluster a: metadata.annotations[portico.k8c.io/max-connections-per-second]: \"ten\" is no bound, so the \
              gateway's own applies; write a whole number from 1 to 4294967295"
         );
+    }
+
+    #[test]
+    fn an_api_server_ca_that_is_none_is_told() {
+        let cluster: Cluster =
+            json(r#"{"metadata": {"name": "a", "annotations": {"portico.k8c.io/api-server-ca": "ca.crt"}}}"#);
+        let told = "refused: false\n\
+             Cluster a: metadata.annotations[portico.k8c.io/api-server-ca]: it holds no certificate, so no token of this \
+             cluster can be reviewed; write the CA certificates of its API server in PEM, or remove the annotation";
+        for cluster in [cluster.clone(), cluster.trimmed()] {
+            assert_eq!(judge(&cluster, None, &seed("north", "{}"), DOMAIN), told);
+        }
     }
 
     #[test]

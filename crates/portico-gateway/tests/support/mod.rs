@@ -52,8 +52,13 @@ impl Service {
             port_name: "secure".into(),
             port: 443,
         };
-        let backend =
-            Backend { id, endpoints: endpoints.into(), policy: Arc::new(policy), send_proxy: false };
+        let backend = Backend {
+            id,
+            endpoints: endpoints.into(),
+            policy: Arc::new(policy),
+            send_proxy: false,
+            api_server_ca: None,
+        };
         Self { backend, keys: Vec::new() }
     }
 

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use crate::objects::*;
-use portico_api::annotations::{ALLOW, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, SEND_PROXY};
+use portico_api::annotations::{
+    ALLOW, API_SERVER_CA, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, SEND_PROXY,
+};
 use portico_api::names::ClusterName;
 use portico_api::policy::{AllowList, ClusterPolicy};
 use portico_routes::book::Change::{self, Policy, RemovePolicy, Service};
@@ -128,4 +130,20 @@ fn a_number_whose_listener_is_off_is_free_for_others() {
     let off = policy(|policy| policy.node_port_listeners = false);
     let book = book([Service(elder), Service(younger), off]);
     assert_eq!(book.owner(&RouteKey::Port(30_001)).as_deref(), Some("cluster-b/api"));
+}
+
+#[test]
+fn a_service_may_say_whom_its_api_server_is_known_by() {
+    let pem = include_str!("../../../portico-api/src/testdata/ca.pem");
+    let book = book([annotated(API_SERVER_CA, pem)]);
+    let ca = book.lead(&host("a.example.com")).unwrap().api_server_ca.clone();
+    assert_eq!(ca.unwrap().certificates().len(), 1);
+    assert!(book.reasons().is_empty());
+}
+
+#[test]
+fn a_ca_that_is_none_is_reported_and_not_trusted() {
+    let book = book([annotated(API_SERVER_CA, "ca.crt")]);
+    assert_eq!(book.lead(&host("a.example.com")).unwrap().api_server_ca, None);
+    assert_eq!(book.reasons(), ["bad-api-server-ca"]);
 }

@@ -1,0 +1,115 @@
+//! The CA of a user cluster's API server, as the annotation [`API_SERVER_CA`](crate::annotations::API_SERVER_CA) gives it.
+//!
+//! The gateway trusts it, and nothing else, when it asks that API server whether a token is good. Kept as DER, once for each Cluster or
+//! Service that has it: every route shares that copy.
+
+use std::sync::Arc;
+
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::{self, PemObject};
+use thiserror::Error;
+
+/// Most certificates: two generations of a CA while it is rotated, with room to spare.
+const MOST_CERTIFICATES: usize = 16;
+
+/// Longest annotation read. Kubernetes allows 256 KiB for all of them together.
+const LONGEST: usize = 64 * 1024;
+
+/// CA certificates, at least one, each fit to be a trust anchor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiServerCa(Arc<Box<[CertificateDer<'static>]>>);
+
+/// Why an annotation names no CA.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum BadCa {
+    /// Longer than any CA is.
+    #[error("it is longer than 64 KiB")]
+    TooLong,
+    /// Broken PEM.
+    #[error("it is no PEM: {0}")]
+    NoPem(Box<str>),
+    /// PEM, but no `CERTIFICATE` in it.
+    #[error("it holds no certificate")]
+    NoCertificate,
+    /// A bundle of all the CAs of the world is not what belongs there.
+    #[error("it holds more than {MOST_CERTIFICATES} certificates")]
+    TooMany,
+    /// A certificate that nothing could be verified with.
+    #[error("certificate {number} in it cannot be a trust anchor: {why}")]
+    NoAnchor {
+        /// Which, counted from one.
+        number: usize,
+        /// What is wrong with it.
+        why: Box<str>,
+    },
+}
+
+impl ApiServerCa {
+    /// Reads PEM.
+    pub fn parse(text: &str) -> Result<Self, BadCa> {
+        if text.len() > LONGEST {
+            return Err(BadCa::TooLong);
+        }
+        let mut certificates = Vec::new();
+        for certificate in CertificateDer::pem_slice_iter(text.as_bytes()) {
+            let certificate = certificate.map_err(|error| match error {
+                pem::Error::NoItemsFound => BadCa::NoCertificate,
+                error => BadCa::NoPem(error.to_string().into()),
+            })?;
+            if certificates.len() == MOST_CERTIFICATES {
+                return Err(BadCa::TooMany);
+            }
+            if let Err(error) = webpki::anchor_from_trusted_cert(&certificate) {
+                let (number, why) = (certificates.len() + 1, error.to_string().into());
+                return Err(BadCa::NoAnchor { number, why });
+            }
+            certificates.push(certificate);
+        }
+        if certificates.is_empty() {
+            Err(BadCa::NoCertificate)
+        } else {
+            Ok(Self(Arc::new(certificates.into())))
+        }
+    }
+
+    /// The certificates.
+    pub fn certificates(&self) -> &[CertificateDer<'static>] {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A self-signed CA that OpenSSL made: P-256, valid for ten years.
+    const PEM: &str = include_str!("testdata/ca.pem");
+
+    #[test]
+    fn a_ca_is_read_and_copies_share_it() {
+        let ca = ApiServerCa::parse(PEM).unwrap();
+        assert_eq!(ca.certificates().len(), 1);
+        assert!(Arc::ptr_eq(&ca.0, &ca.clone().0));
+        assert_eq!(
+            ApiServerCa::parse(&format!("# old and new\n{PEM}{PEM}")).unwrap().certificates().len(),
+            2
+        );
+    }
+
+    #[test]
+    fn what_is_no_ca_is_told() {
+        let told = |text: &str| ApiServerCa::parse(text).unwrap_err().to_string();
+        assert_eq!(told(""), "it holds no certificate");
+        assert_eq!(told("/etc/kubernetes/pki/ca.crt"), "it holds no certificate");
+        let cut = &PEM[..PEM.len() / 2];
+        assert!(told(cut).starts_with("it is no PEM: "), "{}", told(cut));
+        let garbage = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        assert!(
+            told(garbage).starts_with("certificate 1 in it cannot be a trust anchor: "),
+            "{}",
+            told(garbage)
+        );
+        assert_eq!(told(&PEM.repeat(17)), "it holds more than 16 certificates");
+        assert_eq!(told(&"#".repeat(LONGEST + 1)), "it is longer than 64 KiB");
+    }
+}
