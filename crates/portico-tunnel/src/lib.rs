@@ -11,6 +11,8 @@
 
 mod bridge;
 mod chunk;
+mod client_tls;
+mod dial;
 mod handler;
 mod http1;
 mod http2;
@@ -18,16 +20,26 @@ mod identity;
 mod idle;
 mod io;
 mod keepalive;
+mod printable;
 mod pump;
 mod queue;
+mod secret_file;
 mod serve;
 mod settings;
 mod tcp;
 mod tls;
+mod token_file;
 mod watch;
 
+pub use client_tls::{ClientTls, ClientTlsError, ClientTlsFiles, HandshakeError, HandshakeProblem};
+pub use dial::{
+    CredentialsError, CredentialsSource, DialError, DialTimeouts, Dialer, Proxy, ProxyError, ProxyFiles, ProxySetting,
+    Refused, ResolveError, Resolved, Route, Schemes, Sent, Socket, Target, TargetError, UrlProblem,
+};
 pub use handler::{End, Handler, Meter, Protocol, Refusal, Request, Side, StatusCode, Upstream};
 pub use identity::Identity;
 pub use serve::{Failure, Finished, Served, serve};
 pub use settings::Settings;
+pub use secret_file::SecretFileError;
 pub use tls::{Tls, TlsError, TlsFiles};
+pub use token_file::{TokenFile, TokenFileError};
