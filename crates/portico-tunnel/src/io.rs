@@ -136,6 +136,11 @@ pub(crate) struct Pulse {
 }
 
 impl Pulse {
+    /// Whether bytes came since [`take_heard`](Self::take_heard) was called.
+    pub(crate) fn heard(&self) -> bool {
+        self.heard.load(Relaxed)
+    }
+
     /// Whether bytes came since the last call.
     pub(crate) fn take_heard(&self) -> bool {
         self.heard.swap(false, Relaxed)

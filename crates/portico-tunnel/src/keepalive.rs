@@ -25,6 +25,12 @@ impl KeepAlive {
         Self { pings, interval, timeout, timer: Box::pin(sleep(interval)), asked: false }
     }
 
+    /// The silent peer has spoken: it counts as new.
+    pub(crate) fn restart(&mut self) {
+        self.asked = false;
+        self.timer.as_mut().reset(Instant::now() + self.interval);
+    }
+
     /// Ready when the peer did not answer in time.
     pub(crate) async fn silent(&mut self, pulse: &Pulse) {
         poll_fn(|cx| self.poll_silent(cx, pulse)).await;

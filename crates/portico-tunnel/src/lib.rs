@@ -11,6 +11,7 @@
 
 mod bridge;
 mod chunk;
+pub mod client;
 mod client_tls;
 mod dial;
 mod handler;

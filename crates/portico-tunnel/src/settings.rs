@@ -73,8 +73,13 @@ impl Default for Settings {
 impl Settings {
     /// Enough for every stream to be stalled with a full window while one more still moves.
     pub(crate) fn connection_window(&self) -> u32 {
-        self.max_streams.saturating_add(1).saturating_mul(self.stream_window).min(WINDOW_MAX)
+        connection_window(self.max_streams, self.stream_window)
     }
+}
+
+/// What all streams of a connection may hold at once, plus one stream window.
+pub(crate) fn connection_window(max_streams: u32, stream_window: u32) -> u32 {
+    max_streams.saturating_add(1).saturating_mul(stream_window).min(WINDOW_MAX)
 }
 
 #[cfg(test)]

@@ -1,0 +1,54 @@
+//! An open stream: a gateway has said 200, and the API server at its other end waits for the first byte.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::{RecvStream, SendStream};
+use tokio::net::TcpStream;
+
+use super::candidates::Place;
+use super::tunnel::StreamGuard;
+use crate::bridge::Bridge;
+use crate::handler::{Meter, Side};
+use crate::io::Pulse;
+
+/// A stream that is open. Dropping it resets it.
+#[derive(Debug)]
+pub struct Stream {
+    to_gateway: SendStream<Bytes>,
+    from_gateway: RecvStream,
+    pulse: Arc<Pulse>,
+    guard: StreamGuard,
+    idle: Option<Duration>,
+}
+
+impl Stream {
+    pub(crate) fn new(
+        to_gateway: SendStream<Bytes>,
+        from_gateway: RecvStream,
+        pulse: Arc<Pulse>,
+        guard: StreamGuard,
+        idle: Option<Duration>,
+    ) -> Self {
+        Self { to_gateway, from_gateway, pulse, guard, idle }
+    }
+
+    /// Which gateway it goes through.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        self.guard.place()
+    }
+
+    /// Carries bytes between `socket` and the control plane until both have ended or one of them fails: half-close and reset
+    /// both ways, as if there were nothing between. `meter` counts the bytes and hears how it ended; downstream is the socket.
+    pub fn carry<M: Meter>(self, socket: TcpStream, meter: M) -> impl Future<Output = ()> + Send {
+        let Self { to_gateway, from_gateway, pulse, guard, idle } = self;
+        let stream = (to_gateway, from_gateway);
+        let bridge = Bridge::new(Side::Upstream, stream, socket, meter, pulse, idle);
+        async move {
+            bridge.run().await;
+            drop(guard);
+        }
+    }
+}

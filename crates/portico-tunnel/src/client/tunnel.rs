@@ -1,0 +1,447 @@
+//! One HTTP/2 connection to a gateway.
+
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use h2::client::{Builder, Connection, SendRequest};
+use h2::{Ping, PingPong, Reason, RecvStream};
+use http::header::AUTHORIZATION;
+use http::{HeaderValue, Method, Request, StatusCode, Uri, uri};
+use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::candidates::Place;
+use super::settings::ClientSettings;
+use super::stream::Stream;
+use crate::io::{Probe, Pulse};
+use crate::keepalive::KeepAlive;
+use crate::settings::{FRAME_SIZE, HEADER_LIST, SEND_BUFFER};
+
+/// The most that is read of why a request was refused.
+const REASON: usize = 1024;
+
+/// How long that may take to come.
+const REASON_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Streams a gateway is thought to allow until it says so (RFC 9113 section 6.5.2 recommends at least 100).
+const FIRST_STREAMS: usize = 100;
+
+/// What a tunnel is good for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TunnelState {
+    /// New streams may go here.
+    Live,
+    /// The gateway has not answered in time: new streams go elsewhere, those that are here wait for it.
+    Suspect,
+    /// The gateway said GOAWAY, or a better tunnel has taken its place: new streams go elsewhere, those that are here finish.
+    Draining,
+    /// Gone.
+    Closed,
+}
+
+/// What the gateway thinks of our identity.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum IdentityState {
+    /// It has not said.
+    Unknown,
+    /// It opens our authorities to us.
+    Accepted,
+    /// It does not: status and reason as the gateway gave them.
+    Refused {
+        /// 401: no or no valid identity; 403: another cluster's.
+        status: StatusCode,
+        /// One sentence of the gateway.
+        reason: Box<str>,
+    },
+}
+
+/// Why a request on this tunnel gave no stream.
+#[derive(Debug, Error)]
+pub(crate) enum RequestError {
+    /// The tunnel ended, or is about to: another one may do.
+    #[error("the tunnel ended before the gateway answered: {0}")]
+    Broken(#[source] h2::Error),
+    /// The tunnel became suspect, or drains.
+    #[error("the gateway did not answer")]
+    Silent,
+    /// The gateway says no.
+    #[error("{status}: {reason}")]
+    Refused { status: StatusCode, reason: Box<str> },
+    /// No HTTP request can be made of it: a token with line breaks, say.
+    #[error("no request can be made of this authority or token: {0}")]
+    Unsendable(#[from] http::Error),
+}
+
+/// A connection that is up, as the pool and its streams see it. All of them are on one thread.
+#[derive(Debug)]
+pub(crate) struct Tunnel {
+    pub(crate) place: Place,
+    pub(crate) since: Instant,
+    /// Renewals of the certificate before it was opened.
+    pub(crate) renewal: u64,
+    state: watch::Sender<TunnelState>,
+    /// `None` once no new streams are wanted: h2 closes the connection when this and the last stream are gone.
+    sender: Mutex<Option<SendRequest<Bytes>>>,
+    streams: AtomicU32,
+    most_streams: AtomicU32,
+    identity: Mutex<IdentityState>,
+    pulse: Arc<Pulse>,
+}
+
+/// How the connection of a tunnel ended.
+#[derive(Debug, Error)]
+pub(crate) enum Ended {
+    /// In order: GOAWAY, or we closed it.
+    #[error("closed")]
+    Closed,
+    /// Lost, or broken by the gateway.
+    #[error("{0}")]
+    Failed(#[from] h2::Error),
+    /// Silent for too long.
+    #[error("no sign of life for {0:?}")]
+    Silent(Duration),
+}
+
+/// What drives a connection: to be polled until it is over.
+pub(crate) struct Driver<S: AsyncRead + AsyncWrite + Unpin> {
+    connection: Connection<Probe<S>, Bytes>,
+    keep_alive: KeepAlive,
+    give_up_after: Duration,
+}
+
+/// Speaks HTTP/2 on a connected stream. Returns once the gateway has answered a PING: a frozen process accepts connections, too.
+pub(crate) async fn open<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: S,
+    place: Place,
+    renewal: u64,
+    settings: &ClientSettings,
+    deadline: Instant,
+) -> Result<(Arc<Tunnel>, Driver<S>), Ended> {
+    let pulse = Arc::new(Pulse::default());
+    let silent = || Ended::Silent(settings.handshake_timeout);
+    let handshake = builder(settings).handshake(Probe::new(stream, Arc::clone(&pulse)));
+    let (sender, mut connection) = timeout_at(deadline, handshake).await.map_err(|_| silent())??;
+    let mut pings = connection.ping_pong();
+    if let Some(pings) = &mut pings {
+        let alive = prove_alive(&mut connection, pings);
+        timeout_at(deadline, alive).await.map_err(|_| silent())??;
+    }
+    let most = most_streams(settings, &sender);
+    let tunnel = Tunnel {
+        place,
+        since: Instant::now(),
+        renewal,
+        state: watch::Sender::new(TunnelState::Live),
+        sender: Mutex::new(Some(sender)),
+        streams: AtomicU32::new(0),
+        most_streams: AtomicU32::new(most),
+        identity: Mutex::new(IdentityState::Unknown),
+        pulse,
+    };
+    let keep_alive = KeepAlive::new(pings, settings.ping_interval, settings.ping_timeout);
+    let driver = Driver { connection, keep_alive, give_up_after: settings.give_up_after };
+    Ok((Arc::new(tunnel), driver))
+}
+
+fn builder(settings: &ClientSettings) -> Builder {
+    let mut builder = Builder::new();
+    builder
+        .enable_push(false)
+        .initial_window_size(settings.stream_window)
+        .initial_connection_window_size(settings.connection_window())
+        .initial_max_send_streams(FIRST_STREAMS)
+        .max_frame_size(FRAME_SIZE)
+        .max_header_list_size(HEADER_LIST)
+        .max_send_buffer_size(SEND_BUFFER);
+    builder
+}
+
+async fn prove_alive<S: AsyncRead + AsyncWrite + Unpin>(
+    connection: &mut Connection<Probe<S>, Bytes>,
+    pings: &mut PingPong,
+) -> Result<(), h2::Error> {
+    pings.send_ping(Ping::opaque())?;
+    poll_fn(|cx| {
+        if let Poll::Ready(result) = pings.poll_pong(cx) {
+            return Poll::Ready(result.map(drop));
+        }
+        match Pin::new(&mut *connection).poll(cx) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Ready(Ok(())) => Poll::Ready(Err(Reason::NO_ERROR.into())),
+        }
+    })
+    .await
+}
+
+fn most_streams(settings: &ClientSettings, sender: &SendRequest<Bytes>) -> u32 {
+    u32::try_from(sender.current_max_send_streams()).unwrap_or(u32::MAX).min(settings.max_streams)
+}
+
+/// What the driver has to see to.
+enum Event {
+    /// The connection is over.
+    Over(Result<(), h2::Error>),
+    /// A silent gateway speaks again.
+    Heard,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
+    /// Drives the connection until it ends, keeping its tunnel's state true. Dropping the future resets all streams.
+    pub(crate) async fn run(mut self, tunnel: &Tunnel) -> Ended {
+        let mut silent_until = None;
+        let ended = loop {
+            let give_up = async {
+                match silent_until {
+                    None => std::future::pending().await,
+                    Some(at) => tokio::time::sleep_until(at).await,
+                }
+            };
+            tokio::select! {
+                biased;
+                event = drive(&mut self.connection, tunnel, silent_until.is_some()) => match event {
+                    Event::Over(Ok(())) => break Ended::Closed,
+                    Event::Over(Err(error)) => break Ended::Failed(error),
+                    Event::Heard => {
+                        silent_until = None;
+                        self.keep_alive.restart();
+                        tunnel.change(TunnelState::Suspect, TunnelState::Live);
+                    }
+                },
+                () = self.keep_alive.silent(&tunnel.pulse), if silent_until.is_none() => {
+                    silent_until = Some(Instant::now() + self.give_up_after);
+                    tunnel.change(TunnelState::Live, TunnelState::Suspect);
+                }
+                () = give_up => break Ended::Silent(self.give_up_after),
+            }
+        };
+        tunnel.state.send_replace(TunnelState::Closed);
+        tunnel.sender().take();
+        ended
+    }
+}
+
+/// Polls the connection; notices GOAWAY, and signs of life of a gateway that had gone `silent`.
+async fn drive<S: AsyncRead + AsyncWrite + Unpin>(
+    connection: &mut Connection<Probe<S>, Bytes>,
+    tunnel: &Tunnel,
+    silent: bool,
+) -> Event {
+    let mut connection = pin!(connection);
+    poll_fn(|cx| {
+        if let Poll::Ready(result) = connection.as_mut().poll(cx) {
+            return Poll::Ready(Event::Over(result));
+        }
+        tunnel.pulse.rested();
+        if !tunnel.pulse.heard() {
+            return Poll::Pending;
+        }
+        // h2 tells of a GOAWAY only those who want to send.
+        let says_goaway = tunnel
+            .sender()
+            .as_mut()
+            .is_some_and(|sender| matches!(sender.poll_ready(cx), Poll::Ready(Err(_))));
+        if says_goaway {
+            tunnel.retire();
+        }
+        if silent { Poll::Ready(Event::Heard) } else { Poll::Pending }
+    })
+    .await
+}
+
+impl Tunnel {
+    pub(crate) fn state(&self) -> TunnelState {
+        *self.state.borrow()
+    }
+
+    pub(crate) fn is_live(&self) -> bool {
+        self.state() == TunnelState::Live
+    }
+
+    /// Every change of state from now on.
+    pub(crate) fn states(&self) -> watch::Receiver<TunnelState> {
+        self.state.subscribe()
+    }
+
+    /// Returns once the connection is over.
+    pub(crate) async fn closed(&self) {
+        let _ = self.state.subscribe().wait_for(|state| *state == TunnelState::Closed).await;
+    }
+
+    /// Streams that are open or being opened.
+    pub(crate) fn streams(&self) -> u32 {
+        self.streams.load(Relaxed)
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.streams() >= self.most_streams.load(Relaxed)
+    }
+
+    pub(crate) fn identity(&self) -> IdentityState {
+        self.identity.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set_identity(&self, identity: IdentityState) {
+        *self.identity.lock().unwrap_or_else(PoisonError::into_inner) = identity;
+    }
+
+    /// No new streams; the connection closes when those it has are over.
+    pub(crate) fn retire(&self) {
+        self.sender().take();
+        self.state.send_if_modified(|state| {
+            let retires = matches!(state, TunnelState::Live | TunnelState::Suspect);
+            if retires {
+                *state = TunnelState::Draining;
+            }
+            retires
+        });
+    }
+
+    fn change(&self, from: TunnelState, to: TunnelState) {
+        self.state.send_if_modified(|state| {
+            let changes = *state == from;
+            if changes {
+                *state = to;
+            }
+            changes
+        });
+    }
+
+    fn sender(&self) -> MutexGuard<'_, Option<SendRequest<Bytes>>> {
+        // Nothing in here can be left half done by a panic elsewhere.
+        self.sender.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks for a stream to `authority`. The gateway has until `deadline`, or until it is suspect.
+    pub(crate) async fn connect(
+        self: &Arc<Self>,
+        authority: uri::Authority,
+        token: Option<&HeaderValue>,
+        deadline: Instant,
+        settings: &ClientSettings,
+    ) -> Result<Stream, RequestError> {
+        let uri = Uri::from(authority);
+        let request = request(Method::CONNECT, uri, token)?;
+        let place = StreamGuard::take(self, settings);
+        let mut sender = self.sender().clone().ok_or(RequestError::Silent)?;
+        let (answer, to_gateway) = sender.send_request(request, false).map_err(RequestError::Broken)?;
+        drop(sender);
+        let answer = self.answer(answer, deadline).await?;
+        let status = answer.status();
+        let from_gateway = answer.into_body();
+        if status != StatusCode::OK {
+            return Err(RequestError::Refused { status, reason: reason(from_gateway).await });
+        }
+        Ok(Stream::new(to_gateway, from_gateway, Arc::clone(&self.pulse), place, settings.stream_idle))
+    }
+
+    /// Has the gateway verify our identity, and remembers what it says.
+    pub(crate) async fn refresh_identity(
+        self: &Arc<Self>,
+        authority: uri::Authority,
+        token: Option<&HeaderValue>,
+        settings: &ClientSettings,
+    ) -> Result<(), RequestError> {
+        let mut parts = uri::Parts::default();
+        parts.scheme = Some(uri::Scheme::HTTPS);
+        parts.authority = Some(authority);
+        parts.path_and_query = Some(uri::PathAndQuery::from_static("*"));
+        let uri = Uri::from_parts(parts).map_err(http::Error::from)?;
+        let request = request(Method::OPTIONS, uri, token)?;
+        let _place = StreamGuard::take(self, settings);
+        let mut sender = self.sender().clone().ok_or(RequestError::Silent)?;
+        let (answer, _) = sender.send_request(request, true).map_err(RequestError::Broken)?;
+        drop(sender);
+        let answer = self.answer(answer, Instant::now() + settings.open_timeout).await?;
+        let identity = match answer.status() {
+            status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
+                IdentityState::Refused { status, reason: reason(answer.into_body()).await }
+            }
+            StatusCode::NO_CONTENT => IdentityState::Accepted,
+            // A gateway of another make, or one that does not know the cluster yet.
+            _ => IdentityState::Unknown,
+        };
+        self.set_identity(identity);
+        Ok(())
+    }
+
+    async fn answer(
+        &self,
+        answer: h2::client::ResponseFuture,
+        deadline: Instant,
+    ) -> Result<http::Response<RecvStream>, RequestError> {
+        let mut state = self.state.subscribe();
+        tokio::select! {
+            biased;
+            answer = answer => answer.map_err(RequestError::Broken),
+            _ = state.wait_for(|state| matches!(state, TunnelState::Suspect | TunnelState::Closed)) => {
+                Err(RequestError::Silent)
+            }
+            () = tokio::time::sleep_until(deadline) => Err(RequestError::Silent),
+        }
+    }
+}
+
+fn request(method: Method, uri: Uri, token: Option<&HeaderValue>) -> Result<Request<()>, http::Error> {
+    let mut request = Request::builder().method(method).uri(uri);
+    if let Some(token) = token {
+        request = request.header(AUTHORIZATION, token);
+    }
+    request.body(())
+}
+
+/// The sentence that comes with a refusal, as far as it can be shown.
+async fn reason(mut body: RecvStream) -> Box<str> {
+    let mut text = BytesMut::new();
+    let read = async {
+        while let Some(Ok(part)) = body.data().await {
+            // Fails only for a stream that is gone, which the next read says.
+            let _ = body.flow_control().release_capacity(part.len());
+            let room = REASON.saturating_sub(text.len());
+            text.extend_from_slice(&part[..part.len().min(room)]);
+            if room == 0 {
+                break;
+            }
+        }
+    };
+    // What has come by then will do.
+    let _ = timeout(REASON_TIMEOUT, read).await;
+    let text = String::from_utf8_lossy(&text);
+    let line = text.lines().next().unwrap_or_default().trim();
+    let shown: String = line.chars().filter(|character| !character.is_control()).collect();
+    if shown.is_empty() { "the gateway gave no reason".into() } else { shown.into() }
+}
+
+/// A stream counted on its tunnel, for as long as this is held.
+#[derive(Debug)]
+pub(crate) struct StreamGuard(Arc<Tunnel>);
+
+impl StreamGuard {
+    fn take(tunnel: &Arc<Tunnel>, settings: &ClientSettings) -> Self {
+        if let Some(sender) = tunnel.sender().as_ref() {
+            // The gateway may have said meanwhile how many it allows.
+            tunnel.most_streams.store(most_streams(settings, sender), Relaxed);
+        }
+        tunnel.streams.fetch_add(1, Relaxed);
+        Self(Arc::clone(tunnel))
+    }
+}
+
+impl Drop for StreamGuard {
+    fn drop(&mut self) {
+        self.0.streams.fetch_sub(1, Relaxed);
+    }
+}
+
+impl StreamGuard {
+    pub(crate) fn place(&self) -> Place {
+        self.0.place
+    }
+}

@@ -1,0 +1,456 @@
+//! The client half against the server half over real sockets, with a wire between them that can freeze and break.
+
+#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
+
+mod common;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::time::Duration;
+
+use common::{PATIENCE, Report, Server, UPSTREAM, is_reset, patiently, pattern, plaintext, read_to_end};
+use portico_tunnel::client::{
+    Client, ClientSettings, GatewayAddress, OpenError, Security, Stream, TunnelState,
+};
+use portico_tunnel::{Dialer, ProxyFiles, ProxySetting, Target};
+use portico_tunnel::{End, Meter, Side, StatusCode};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinHandle, JoinSet};
+
+/// What a wire does with bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wire {
+    Carries,
+    /// Nothing moves, nobody is told: a frozen process, a lost network.
+    Frozen,
+    /// Every connection is reset, and so is every new one.
+    Cut,
+}
+
+/// A wire to a gateway.
+struct Line {
+    address: SocketAddr,
+    wire: watch::Sender<Wire>,
+    accepted: Arc<AtomicU32>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Line {
+    async fn to(gateway: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let wire = watch::Sender::new(Wire::Carries);
+        let accepted = Arc::new(AtomicU32::new(0));
+        let (states, count) = (wire.clone(), Arc::clone(&accepted));
+        let task = tokio::spawn(async move {
+            let mut connections = JoinSet::new();
+            loop {
+                let (near, _) = listener.accept().await.unwrap();
+                count.fetch_add(1, SeqCst);
+                connections.spawn(carry(near, gateway, states.subscribe()));
+            }
+        });
+        Self { address, wire, accepted, task }
+    }
+
+    fn accepted(&self) -> u32 {
+        self.accepted.load(SeqCst)
+    }
+}
+
+async fn carry(mut near: TcpStream, gateway: SocketAddr, mut wire: watch::Receiver<Wire>) {
+    let mut far = TcpStream::connect(gateway).await.unwrap();
+    let (mut up, mut down) = (vec![0; 65_536], vec![0; 65_536]);
+    loop {
+        let state = *wire.borrow_and_update();
+        tokio::select! {
+            biased;
+            changed = wire.changed() => if changed.is_err() { return },
+            read = near.read(&mut up), if state == Wire::Carries => match read {
+                Ok(read) if read > 0 => far.write_all(&up[..read]).await.unwrap(),
+                _ => return,
+            },
+            read = far.read(&mut down), if state == Wire::Carries => match read {
+                Ok(read) if read > 0 => near.write_all(&down[..read]).await.unwrap(),
+                _ => return,
+            },
+            () = std::future::ready(()), if state == Wire::Cut => {
+                near.set_zero_linger().unwrap();
+                far.set_zero_linger().unwrap();
+                return;
+            }
+        }
+    }
+}
+
+fn settings(gateways: &[SocketAddr]) -> ClientSettings {
+    let gateways = gateways.iter().map(|address| GatewayAddress {
+        security: Security::Plaintext,
+        target: Target { host: address.ip().to_string().into(), port: address.port() },
+    });
+    let dialer = Dialer::new(ProxySetting::Off, ProxyFiles::default()).unwrap();
+    ClientSettings::new(gateways.collect(), Arc::new(dialer), UPSTREAM.into())
+}
+
+/// Returns once so many tunnels are in that state.
+async fn wait_for(client: &Client, state: TunnelState, count: usize) {
+    let there = || client.status().iter().filter(|tunnel| tunnel.state == Some(state)).count();
+    patiently(async {
+        while there() != count {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}
+
+struct Count(Report, mpsc::UnboundedSender<Report>);
+
+impl Meter for Count {
+    fn carried(&mut self, up: usize, down: usize) {
+        self.0.up += up;
+        self.0.down += down;
+    }
+
+    fn ended(mut self, end: End) {
+        self.0.end = Some(end);
+        let _ = self.1.send(self.0);
+    }
+}
+
+/// A pod's connection through a stream: the pod's socket, and what is reported at its end.
+struct Pod {
+    socket: TcpStream,
+    reports: mpsc::UnboundedReceiver<Report>,
+}
+
+impl Pod {
+    async fn on(stream: Stream) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (agent, _) = listener.accept().await.unwrap();
+        let (sender, reports) = mpsc::unbounded_channel();
+        let meter = Count(Report { up: 0, down: 0, end: None }, sender);
+        tokio::spawn(stream.carry(agent, meter));
+        Self { socket, reports }
+    }
+
+    async fn report(&mut self) -> Report {
+        patiently(self.reports.recv()).await.unwrap()
+    }
+}
+
+/// A pod and the API server it talks to.
+async fn connected(client: &Client, server: &Server) -> (Pod, TcpStream) {
+    let stream = patiently(client.open(UPSTREAM)).await.unwrap();
+    (Pod::on(stream).await, server.upstream().await)
+}
+
+/// One message each way.
+async fn beat(pod: &mut TcpStream, upstream: &mut TcpStream) {
+    for (from, to) in [(&mut *pod, &mut *upstream)] {
+        exchange(from, to).await;
+        exchange(to, from).await;
+    }
+}
+
+async fn exchange(from: &mut TcpStream, to: &mut TcpStream) {
+    from.write_all(b"beat").await.unwrap();
+    let mut bytes = [0; 4];
+    patiently(to.read_exact(&mut bytes)).await.unwrap();
+    assert_eq!(&bytes, b"beat");
+}
+
+#[tokio::test]
+async fn bytes_arrive_both_ways_whole_and_in_order() {
+    let server = Server::start(plaintext()).await;
+    let client = Client::start(settings(&[server.address]));
+    let (mut pod, upstream) = connected(&client, &server).await;
+    let bytes = pattern(20_000_000);
+    let (mut pod_reads, mut pod_writes) = pod.socket.split();
+    let (mut upstream_reads, mut upstream_writes) = upstream.into_split();
+    let expected = bytes.clone();
+    let check = |got: Vec<u8>| assert!(got == expected, "{} bytes differ", got.len());
+    let (mut up, mut down) = (Vec::new(), Vec::new());
+    patiently(async {
+        tokio::join!(
+            async {
+                pod_writes.write_all(&bytes).await.unwrap();
+                pod_writes.shutdown().await.unwrap();
+            },
+            async {
+                upstream_writes.write_all(&bytes).await.unwrap();
+                upstream_writes.shutdown().await.unwrap();
+            },
+            async { upstream_reads.read_to_end(&mut up).await.unwrap() },
+            async { pod_reads.read_to_end(&mut down).await.unwrap() },
+        )
+    })
+    .await;
+    check(up);
+    check(down);
+    let report = pod.report().await;
+    assert_eq!((report.up, report.down), (20_000_000, 20_000_000));
+}
+
+#[tokio::test]
+async fn either_side_may_finish_first_and_still_listen() {
+    let server = Server::start(plaintext()).await;
+    let client = Client::start(settings(&[server.address]));
+    let (mut pod, mut upstream) = connected(&client, &server).await;
+    pod.socket.shutdown().await.unwrap();
+    assert_eq!(read_to_end(&mut upstream).await.0, b"");
+    upstream.write_all(b"late").await.unwrap();
+    upstream.shutdown().await.unwrap();
+    assert_eq!(read_to_end(&mut pod.socket).await.0, b"late");
+    assert_eq!(pod.report().await.end, Some(End::Closed { first: Side::Downstream }));
+
+    let (mut pod, mut upstream) = connected(&client, &server).await;
+    upstream.shutdown().await.unwrap();
+    assert_eq!(read_to_end(&mut pod.socket).await.0, b"");
+    pod.socket.write_all(b"late").await.unwrap();
+    pod.socket.shutdown().await.unwrap();
+    assert_eq!(read_to_end(&mut upstream).await.0, b"late");
+    assert_eq!(pod.report().await.end, Some(End::Closed { first: Side::Upstream }));
+}
+
+#[tokio::test]
+async fn a_reset_arrives_on_the_other_side_as_a_reset() {
+    let server = Server::start(plaintext()).await;
+    let client = Client::start(settings(&[server.address]));
+    let (pod, mut upstream) = connected(&client, &server).await;
+    pod.socket.set_zero_linger().unwrap();
+    let Pod { socket, mut reports } = pod;
+    drop(socket);
+    assert!(is_reset(&read_to_end(&mut upstream).await.1));
+    let report = patiently(reports.recv()).await.unwrap();
+    assert_eq!(report.end, Some(End::Reset { by: Side::Downstream }));
+
+    let (mut pod, upstream) = connected(&client, &server).await;
+    upstream.set_zero_linger().unwrap();
+    drop(upstream);
+    assert!(is_reset(&read_to_end(&mut pod.socket).await.1));
+    assert_eq!(pod.report().await.end, Some(End::Reset { by: Side::Upstream }));
+}
+
+#[tokio::test]
+async fn a_pod_that_stops_reading_slows_no_other() {
+    let server = Server::start(plaintext()).await;
+    let client = Client::start(ClientSettings { tunnels: 1, ..settings(&[server.address]) });
+    let (_stopped, mut flood) = connected(&client, &server).await;
+    let (mut pod, mut upstream) = connected(&client, &server).await;
+    // Until everything between is full.
+    let bytes = vec![0; 1 << 20];
+    let mut sent = 0;
+    while let Ok(written) = tokio::time::timeout(Duration::from_millis(500), flood.write(&bytes)).await {
+        sent += written.unwrap();
+    }
+    assert!(sent < 64 << 20, "somebody holds {sent} bytes");
+    for _ in 0..100 {
+        beat(&mut pod.socket, &mut upstream).await;
+    }
+}
+
+#[tokio::test]
+async fn tunnels_go_to_different_addresses_and_streams_are_spread() {
+    let (one, two) = (Server::start(plaintext()).await, Server::start(plaintext()).await);
+    let client = Client::start(settings(&[one.address, two.address]));
+    wait_for(&client, TunnelState::Live, 2).await;
+    let mut addresses: Vec<_> = client.status().iter().map(|tunnel| tunnel.address.unwrap()).collect();
+    addresses.sort();
+    let mut expected = [one.address, two.address];
+    expected.sort();
+    assert_eq!(addresses, expected);
+    let mut streams = Vec::new();
+    for _ in 0..10 {
+        streams.push(patiently(client.open(UPSTREAM)).await.unwrap());
+    }
+    // What asks about our identity may still be open.
+    assert!(client.status().iter().all(|tunnel| (5..=6).contains(&tunnel.streams)), "{:?}", client.status());
+}
+
+#[tokio::test]
+async fn a_frozen_gateway_gets_no_new_streams_and_keeps_the_old_ones() {
+    let (one, two) = (Server::start(plaintext()).await, Server::start(plaintext()).await);
+    let (frozen, other) = (Line::to(one.address).await, Line::to(two.address).await);
+    let client = Client::start(settings(&[frozen.address, other.address]));
+    wait_for(&client, TunnelState::Live, 2).await;
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        held.push(Pod::on(patiently(client.open(UPSTREAM)).await.unwrap()).await);
+    }
+    let mut upstreams = (one.upstream().await, two.upstream().await);
+    frozen.wire.send_replace(Wire::Frozen);
+    let began = tokio::time::Instant::now();
+    wait_for(&client, TunnelState::Suspect, 1).await;
+    // The promise is three seconds; what a loaded machine adds is no matter here.
+    assert!(began.elapsed() < PATIENCE / 2);
+    for _ in 0..4 {
+        let (mut pod, mut upstream) = connected(&client, &two).await;
+        beat(&mut pod.socket, &mut upstream).await;
+    }
+    frozen.wire.send_replace(Wire::Carries);
+    // The one that froze lives on; which of the pods is its own we do not know.
+    let (first, second) = held.split_at_mut(1);
+    let (first, second) = (&mut first[0].socket, &mut second[0].socket);
+    first.write_all(b"beat").await.unwrap();
+    second.write_all(b"beat").await.unwrap();
+    let mut bytes = [0; 4];
+    patiently(upstreams.0.read_exact(&mut bytes)).await.unwrap();
+    patiently(upstreams.1.read_exact(&mut bytes)).await.unwrap();
+    wait_for(&client, TunnelState::Suspect, 0).await;
+}
+
+#[tokio::test]
+async fn a_request_that_a_frozen_gateway_holds_is_asked_again_elsewhere() {
+    let (one, two) = (Server::start(plaintext()).await, Server::start(plaintext()).await);
+    let (frozen, other) = (Line::to(one.address).await, Line::to(two.address).await);
+    let client = Client::start(settings(&[frozen.address, other.address]));
+    wait_for(&client, TunnelState::Live, 2).await;
+    frozen.wire.send_replace(Wire::Frozen);
+    // At least one of the two is given to the gateway that nobody knows to be frozen.
+    let (first, second) = tokio::join!(client.open(UPSTREAM), client.open(UPSTREAM));
+    let (_first, _second) = (first.unwrap(), second.unwrap());
+    assert!(client.totals().streams_retried >= 1);
+}
+
+#[tokio::test]
+async fn a_gateway_that_drains_finishes_its_streams_and_gets_no_new_ones() {
+    let (one, two) = (Server::start(plaintext()).await, Server::start(plaintext()).await);
+    let client = Client::start(settings(&[one.address, two.address]));
+    wait_for(&client, TunnelState::Live, 2).await;
+    let streams = [client.open(UPSTREAM).await.unwrap(), client.open(UPSTREAM).await.unwrap()];
+    let [a, b] = streams;
+    let mut pods = [Pod::on(a).await, Pod::on(b).await];
+    let mut drained = one.upstream().await;
+    let _other = two.upstream().await;
+    one.drain.send_replace(true);
+    wait_for(&client, TunnelState::Draining, 1).await;
+    for _ in 0..4 {
+        let (mut pod, mut upstream) = connected(&client, &two).await;
+        beat(&mut pod.socket, &mut upstream).await;
+    }
+    // The stream that is there finishes in its own time.
+    drained.write_all(b"last words").await.unwrap();
+    drained.shutdown().await.unwrap();
+    let (first, second) = pods.split_at_mut(1);
+    let (mut one_read, mut two_read) = (Vec::new(), Vec::new());
+    patiently(async {
+        tokio::select! {
+            _ = first[0].socket.read_to_end(&mut one_read) => {}
+            _ = second[0].socket.read_to_end(&mut two_read) => {}
+        }
+    })
+    .await;
+    assert_eq!([one_read, two_read].concat(), b"last words");
+}
+
+#[tokio::test]
+async fn a_stream_finds_a_gateway_that_comes_back() {
+    let server = Server::start(plaintext()).await;
+    let line = Line::to(server.address).await;
+    let client = Client::start(settings(&[line.address]));
+    wait_for(&client, TunnelState::Live, 2).await;
+    let (mut pod, _upstream) = connected(&client, &server).await;
+    line.wire.send_replace(Wire::Cut);
+    assert!(is_reset(&read_to_end(&mut pod.socket).await.1), "a lost tunnel resets its streams");
+    wait_for(&client, TunnelState::Live, 0).await;
+    let waiting = tokio::spawn({
+        let client = client.clone();
+        async move { client.open(UPSTREAM).await.map(drop) }
+    });
+    let before = line.accepted();
+    patiently(async {
+        while line.accepted() < before + 2 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    line.wire.send_replace(Wire::Carries);
+    patiently(waiting).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn who_waits_for_a_gateway_that_does_not_come_is_told_why() {
+    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let client =
+        Client::start(ClientSettings { open_timeout: Duration::from_millis(300), ..settings(&[nobody]) });
+    let error = patiently(client.open(UPSTREAM)).await.unwrap_err();
+    let OpenError::NoTunnel { last, .. } = &error else { panic!("{error}") };
+    assert!(last.contains(&nobody.port().to_string()), "{error}");
+}
+
+#[tokio::test]
+async fn a_refusal_arrives_with_its_status_and_reason() {
+    let server = Server::start(plaintext()).await;
+    let client = Client::start(settings(&[server.address]));
+    for status in [401, 403, 404, 503] {
+        let error = patiently(client.open(&format!("{status}.test:443"))).await.unwrap_err();
+        let OpenError::Refused { status: got, reason, .. } = error else { panic!("{error}") };
+        assert_eq!(got, StatusCode::from_u16(status).unwrap());
+        assert_eq!(&*reason, "as the test wants it");
+    }
+}
+
+#[tokio::test]
+async fn a_full_tunnel_hands_streams_to_the_other() {
+    let few = portico_tunnel::Settings { max_streams: 3, ..plaintext() };
+    let server = Server::start(few).await;
+    let client = Client::start(settings(&[server.address]));
+    wait_for(&client, TunnelState::Live, 2).await;
+    let mut streams = Vec::new();
+    for _ in 0..6 {
+        streams.push(patiently(client.open(UPSTREAM)).await.unwrap());
+    }
+    drop(streams);
+}
+
+#[tokio::test]
+async fn a_renewed_certificate_gets_new_tunnels_and_cuts_no_stream() {
+    let server = Server::start(plaintext()).await;
+    let line = Line::to(server.address).await;
+    let client = Client::start(settings(&[line.address]));
+    wait_for(&client, TunnelState::Live, 2).await;
+    let (mut pod, mut upstream) = connected(&client, &server).await;
+    client.certificate_changed();
+    patiently(async {
+        while line.accepted() < 4 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    wait_for(&client, TunnelState::Live, 2).await;
+    wait_for(&client, TunnelState::Draining, 1).await;
+    beat(&mut pod.socket, &mut upstream).await;
+}
+
+#[tokio::test]
+async fn draining_waits_for_the_last_stream() {
+    let server = Server::start(plaintext()).await;
+    let client = Client::start(settings(&[server.address]));
+    let (mut pod, mut upstream) = connected(&client, &server).await;
+    let draining = tokio::spawn({
+        let client = client.clone();
+        async move { client.drain().await }
+    });
+    patiently(async {
+        while !matches!(client.open(UPSTREAM).await, Err(OpenError::Stopping)) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    beat(&mut pod.socket, &mut upstream).await;
+    assert!(!draining.is_finished());
+    drop(pod.socket);
+    drop(upstream);
+    patiently(draining).await.unwrap();
+    assert!(client.status().is_empty(), "{:?}", client.status());
+}
