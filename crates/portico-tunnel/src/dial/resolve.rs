@@ -133,15 +133,17 @@ mod tests {
         }
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn an_entry_of_the_hosts_file_holds_half_a_minute() {
+        let before = Instant::now();
         let resolved = resolve(&"localhost:8088".parse().unwrap()).await.unwrap();
         assert!(resolved.addresses.contains(&"127.0.0.1:8088".parse().unwrap()), "{resolved:?}");
-        assert_eq!(resolved.until, Some(Instant::now() + HOSTS));
+        let until = resolved.until.unwrap();
+        assert!((before + HOSTS..=Instant::now() + HOSTS).contains(&until), "{resolved:?}");
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_time_to_live_is_kept_within_reason() {
+    #[test]
+    fn a_time_to_live_is_kept_within_reason() {
         let now = Instant::now();
         for (ttl, expected) in [(0, 5), (5, 5), (60, 60), (300, 300), (86_400, 300)] {
             let expires = now + Duration::from_secs(ttl);
