@@ -1,95 +1,17 @@
-//! The access line: one for each connection, refused or ended, on standard output.
-//!
-//! Workers hand finished lines to a thread of its own through a bounded queue: a terminal or log collector that stalls
-//! costs lines, which are counted, but never a byte of a connection.
+//! What the access line of the gateway says: one for each connection, refused or ended.
 
 use std::fmt::Write as _;
-use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use portico_process::access::{self, millis};
 use serde::Serialize;
 
 use crate::record::{ConnectionId, End, Listener, Record};
 use crate::refusal::{Refusal, Side};
 use crate::upstream::Upstream;
 use crate::worker::Shared;
-
-/// Lines that wait for the writer: a tenth of a second at 40,000 connections a second.
-const QUEUE: usize = 4_096;
-
-/// How access lines look.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum AccessFormat {
-    /// None are written.
-    #[default]
-    Off,
-    /// `key=value` pairs.
-    Text,
-    /// One JSON object a line.
-    Json,
-}
-
-/// Where access lines go.
-#[derive(Debug)]
-pub struct AccessLog {
-    format: AccessFormat,
-    queue: Option<SyncSender<String>>,
-    dropped: AtomicU64,
-}
-
-impl AccessLog {
-    /// Starts the writer, unless `format` is off.
-    pub fn start(format: AccessFormat) -> io::Result<Self> {
-        let queue = match format {
-            AccessFormat::Off => None,
-            AccessFormat::Text | AccessFormat::Json => {
-                let (sender, receiver) = sync_channel(QUEUE);
-                std::thread::Builder::new()
-                    .name("access-log".into())
-                    .spawn(move || {
-                        // A closed standard output ends the log, not the gateway.
-                        if let Err(error) = write_lines(&receiver, io::stdout()) {
-                            tracing::error!(
-                                %error,
-                                "standard output takes no more access lines; from now on they are dropped and counted"
-                            );
-                        }
-                    })?;
-                Some(sender)
-            }
-        };
-        Ok(Self { format, queue, dropped: AtomicU64::default() })
-    }
-
-    /// Lines lost because the reader of standard output was too slow.
-    pub fn dropped(&self) -> u64 {
-        self.dropped.load(Relaxed)
-    }
-
-    pub(crate) fn write<'a>(&self, line: impl FnOnce() -> Line<'a>) {
-        let Some(queue) = &self.queue else { return };
-        if queue.try_send(line().format(self.format)).is_err() {
-            self.dropped.fetch_add(1, Relaxed);
-        }
-    }
-}
-
-/// Writes lines as they come, many at once when many wait. Ends with the queue, or when `output` fails.
-fn write_lines(lines: &Receiver<String>, output: impl Write) -> io::Result<()> {
-    let mut output = io::BufWriter::new(output);
-    while let Ok(line) = lines.recv() {
-        output.write_all(line.as_bytes())?;
-        while let Ok(line) = lines.try_recv() {
-            output.write_all(line.as_bytes())?;
-        }
-        output.flush()?;
-    }
-    Ok(())
-}
 
 /// What an access line says. Field names are the ones logs and metrics use.
 #[derive(Debug, Serialize)]
@@ -160,16 +82,9 @@ impl<'a> Line<'a> {
             connection: refused.id,
         }
     }
+}
 
-    fn format(&self, format: AccessFormat) -> String {
-        let mut text = match format {
-            AccessFormat::Json => serde_json::to_string(self).unwrap_or_default(),
-            AccessFormat::Off | AccessFormat::Text => self.to_text(),
-        };
-        text.push('\n');
-        text
-    }
-
+impl access::Line for Line<'_> {
     fn to_text(&self) -> String {
         let mut text = format!("{:.3} listener={} client={}", self.time, self.listener, self.client);
         // Names come from the client: quoted and escaped, so that none can forge a field or a line.
@@ -201,12 +116,10 @@ impl<'a> Line<'a> {
     }
 }
 
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
+    use portico_process::access::{AccessFormat, Line as _, formatted};
+
     use super::*;
 
     fn line() -> Line<'static> {
@@ -239,31 +152,15 @@ mod tests {
 
     #[test]
     fn the_id_of_a_connection_is_the_same_in_text_and_json() {
-        let json: serde_json::Value = serde_json::from_str(&line().format(AccessFormat::Json)).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&formatted(&line(), AccessFormat::Json)).unwrap();
         assert_eq!(json["connection"], "ffffffffffffffff");
         assert!(line().to_text().ends_with(" connection=ffffffffffffffff"));
     }
 
     #[test]
-    fn a_closed_output_ends_the_log() {
-        struct Closed;
-        impl Write for Closed {
-            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
-                Err(io::ErrorKind::BrokenPipe.into())
-            }
-            fn flush(&mut self) -> io::Result<()> {
-                Ok(())
-            }
-        }
-        let (sender, lines) = sync_channel(1);
-        sender.send("a line\n".to_owned()).unwrap();
-        assert_eq!(write_lines(&lines, Closed).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
-    }
-
-    #[test]
     fn a_name_cannot_forge_a_field_or_a_line() {
         for format in [AccessFormat::Text, AccessFormat::Json] {
-            let text = line().format(format);
+            let text = formatted(&line(), format);
             assert_eq!(text.lines().count(), 1, "{text}");
             assert!(text.contains("evil\\\""), "{text}");
         }

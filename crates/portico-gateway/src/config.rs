@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use portico_api::policy::Budget;
+pub use portico_process::socket::Keepalive;
 
 /// Settings of one gateway process.
 #[derive(Debug, Clone)]
@@ -63,24 +64,6 @@ impl Default for Config {
             max_handshakes: 8_192,
             max_connecting: 1_024,
         }
-    }
-}
-
-/// TCP keep-alive.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Keepalive {
-    /// Silence before the first probe.
-    pub time: Duration,
-    /// Between probes.
-    pub interval: Duration,
-    /// Unanswered probes before the connection is given up.
-    pub probes: u32,
-}
-
-impl Default for Keepalive {
-    /// A dead peer is noticed after two minutes, sooner than the shortest idle limit of common NAT devices (five).
-    fn default() -> Self {
-        Self { time: Duration::from_secs(60), interval: Duration::from_secs(15), probes: 4 }
     }
 }
 

@@ -4,7 +4,8 @@
 //! port, or, in `connect`, by its CONNECT request), `live` holds where that leads, `cluster` admits it within the cluster's
 //! budget, `upstream` connects to an endpoint, `copy` moves the bytes, through `pipe`s and in batches (`gather`) where
 //! that pays, `record` keeps count, and `access` writes the one line that is left of it. `refusal` names every reason not to serve. `worker` is the
-//! thread it all happens on, `descriptors` says when to stop accepting, and `takeover` hands the listeners to the next process.
+//! thread it all happens on, `descriptors` says when to stop accepting. Access lines are written, and listeners handed to the next process,
+//! by `portico-process`.
 //!
 //! The table itself is computed in `portico-routes` and arrives through [`Gateway::apply`]: nothing here talks to Kubernetes
 //! or reads a manifest.
@@ -24,7 +25,6 @@ mod pipe;
 mod record;
 mod refusal;
 mod sys;
-mod takeover;
 mod upstream;
 mod worker;
 
@@ -39,15 +39,15 @@ use std::time::Duration;
 use portico_routes::route::BackendId;
 use portico_routes::table::Update;
 use thiserror::Error;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 
-pub use access::{AccessFormat, AccessLog};
 pub use cluster::{Cluster, ClusterSnapshot, HANDSHAKE_BUCKETS};
 pub use config::{Config, IdleTimeouts, Keepalive, ProxyMode, ProxyProtocol};
 pub use live::{Live, Routes};
+pub use portico_process::access::{AccessFormat, AccessLog};
+pub use portico_process::takeover::{Offer, Predecessor, TakeOverError, take_over};
 pub use record::{ConnectionId, End, Listener, Record};
 pub use refusal::{Refusal, Side};
-pub use takeover::{Offer, Predecessor, TakeOverError, take_over};
 pub use upstream::{Endpoint, Upstream};
 pub use worker::{Ends, Shared, Totals};
 
@@ -56,6 +56,10 @@ use crate::worker::Worker;
 
 /// How long cancelled connections may take to end at the very end of a drain.
 const LAST_GRACE: Duration = Duration::from_secs(2);
+
+/// A successor has read its manifests, or filled its caches from the Kubernetes API, when it asks for sockets; then it opens those of its
+/// own.
+const SUCCESSOR_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A running data plane.
 #[derive(Debug)]
@@ -102,6 +106,9 @@ pub enum StartError {
         "cannot start a worker thread: {0}; the process may be at a limit of threads or file descriptors"
     )]
     Worker(#[from] io::Error),
+    /// The predecessor's listeners are not those of a gateway.
+    #[error(transparent)]
+    TakeOver(#[from] TakeOverError),
 }
 
 impl Gateway {
@@ -127,8 +134,7 @@ impl Gateway {
             handles.push((worker, handle));
             threads.push(thread);
         }
-        let inherited =
-            predecessor.map(|predecessor| std::mem::take(&mut predecessor.sockets)).unwrap_or_default();
+        let inherited = predecessor.map(Predecessor::sockets).transpose()?.unwrap_or_default();
         let listeners = Listeners::new(handles, shared.config.downstream_keepalive, inherited);
         let gateway = Self {
             shared,
@@ -277,19 +283,14 @@ impl Gateway {
 
     /// Offers the listening sockets at `path` to a successor; done once one accepts on them. Then it is time to
     /// [`drain`](Self::drain).
-    pub async fn hand_over(self: &Arc<Self>, path: &Path) -> Result<(), TakeOverError> {
+    pub async fn hand_over(&self, path: &Path) -> Result<(), TakeOverError> {
         let offer = Offer::new(path)?;
-        let gateway = Arc::clone(self);
-        let (done, served) = oneshot::channel();
+        let sockets = || {
+            let sockets = self.listeners().sockets()?;
+            Ok(sockets.into_iter().map(|(listener, socket)| (listener.to_string(), socket)).collect())
+        };
         let failed = |source| TakeOverError::Socket { what: "serving", path: path.into(), source };
-        // A thread of its own: it waits in accept(2), possibly for as long as the process lives.
-        let thread = std::thread::Builder::new().name("take-over".into());
-        let serve = move || drop(done.send(offer.serve(|| gateway.listeners().sockets())));
-        thread.spawn(serve).map_err(failed)?;
-        match served.await {
-            Ok(outcome) => outcome.map_err(failed),
-            Err(_) => Err(failed(io::ErrorKind::BrokenPipe.into())),
-        }
+        offer.serve(Some(SUCCESSOR_TIMEOUT), sockets).await.map_err(failed)
     }
 
     /// Stops accepting and lets connections finish for `limit`, then ends the rest. Answers how many that were.

@@ -11,7 +11,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use portico_process::socket::{BACKLOG, is_out_of_descriptors, set_keepalive, unbound};
+use socket2::{SockRef, Socket};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
@@ -19,11 +20,7 @@ use tokio::task::JoinHandle;
 use crate::config::Keepalive;
 use crate::connection::{Arrival, serve_port, serve_sni};
 use crate::record::Listener;
-use crate::upstream::{is_out_of_descriptors, set_keepalive};
 use crate::worker::Worker;
-
-/// Connections the kernel holds until they are accepted; `net.core.somaxconn` may lower it.
-const BACKLOG: i32 = 4_096;
 
 /// Between two looks at whether connections that ended have freed descriptors, while accepting rests.
 const OUT_OF_DESCRIPTORS_PAUSE: Duration = Duration::from_millis(100);
@@ -147,16 +144,6 @@ fn bind(address: SocketAddr, keepalive: Keepalive) -> io::Result<OwnedFd> {
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     Ok(socket.into())
-}
-
-fn unbound(address: SocketAddr) -> io::Result<Socket> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-    // Connections of a process before us may linger in TIME_WAIT.
-    socket.set_reuse_address(true)?;
-    if address.is_ipv6() {
-        socket.set_only_v6(false)?;
-    }
-    Ok(socket)
 }
 
 /// Accepts until it is aborted. Survives every error: what cannot be accepted now is accepted later.

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::task::Waker;
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
 use serde::Serialize;
+use thiserror::Error;
 
 use crate::access::Line;
 use crate::cluster::OpenGuard;
@@ -46,6 +48,11 @@ pub enum Listener {
     /// Routed by this port.
     NodePort(u16),
 }
+
+/// What is written names no listener.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("neither sni, nor tunnel, nor node_port:PORT")]
+pub struct UnknownListener;
 
 /// How a connection ended once bytes were flowing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -242,8 +249,39 @@ impl fmt::Display for Listener {
     }
 }
 
+/// The opposite of its `Display`.
+impl FromStr for Listener {
+    type Err = UnknownListener;
+
+    fn from_str(name: &str) -> Result<Self, UnknownListener> {
+        match name {
+            "sni" => Ok(Self::Sni),
+            "tunnel" => Ok(Self::Tunnel),
+            _ => {
+                let port = name.strip_prefix("node_port:").and_then(|port| port.parse().ok());
+                port.map(Self::NodePort).ok_or(UnknownListener)
+            }
+        }
+    }
+}
+
 impl Serialize for Listener {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_listeners_survive_the_way() {
+        for listener in [Listener::Sni, Listener::Tunnel, Listener::NodePort(31000)] {
+            assert_eq!(listener.to_string().parse(), Ok(listener));
+        }
+        for name in ["node_port:70000", "other"] {
+            assert_eq!(name.parse::<Listener>(), Err(UnknownListener));
+        }
     }
 }

@@ -14,13 +14,14 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use portico_process::socket::{Keepalive, is_out_of_descriptors, set_keepalive};
 use portico_routes::route::{Backend, BackendId};
 use smallvec::SmallVec;
-use socket2::{SockRef, TcpKeepalive};
+use socket2::SockRef;
 use tokio::net::{TcpSocket, TcpStream};
 
 use crate::cluster::Cluster;
-use crate::config::{Config, Keepalive};
+use crate::config::Config;
 use crate::deadline::within;
 use crate::refusal::Refusal;
 
@@ -350,22 +351,6 @@ async fn connect_to(address: SocketAddr, keepalive: Keepalive, client_first: boo
         rustix::net::sockopt::set_tcp_quickack(&socket, false)?;
     }
     socket.connect(address).await
-}
-
-/// Turns keep-alive on. On a listener it is inherited by every connection it accepts.
-pub(crate) fn set_keepalive(socket: &SockRef<'_>, keepalive: Keepalive) -> io::Result<()> {
-    let settings = TcpKeepalive::new()
-        .with_time(keepalive.time)
-        .with_interval(keepalive.interval)
-        .with_retries(keepalive.probes);
-    socket.set_tcp_keepalive(&settings)
-}
-
-/// Whether the process (`EMFILE`) or the machine (`ENFILE`) has no descriptor left, or no memory for one.
-pub(crate) fn is_out_of_descriptors(error: &io::Error) -> bool {
-    use rustix::io::Errno;
-    let errno = Errno::from_io_error(error);
-    matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM))
 }
 
 #[cfg(test)]

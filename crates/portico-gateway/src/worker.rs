@@ -10,10 +10,11 @@ use std::sync::atomic::{
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use portico_process::access::AccessLog;
 use slab::Slab;
 use tokio::sync::{Notify, watch};
 
-use crate::access::{AccessLog, Line, Refused};
+use crate::access::{Line, Refused};
 use crate::config::Config;
 use crate::descriptors::Descriptors;
 use crate::live::Live;
