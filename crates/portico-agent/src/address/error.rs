@@ -56,11 +56,16 @@ impl AddressError {
     /// The error for something that needs `capability` to be done.
     pub(super) fn of(what: impl Into<Box<str>>, capability: &'static str, source: io::Error) -> Self {
         let what = what.into();
-        match source.kind() {
-            io::ErrorKind::PermissionDenied => Self::Capability { what, capability },
-            _ => Self::Kernel { what, source },
+        if is_right_missing(&source) {
+            return Self::Capability { what, capability };
         }
+        Self::Kernel { what, source }
     }
+}
+
+/// Whether the kernel says that the process may not. Not EACCES, which means other things here, such as IPv6 being off.
+pub(super) fn is_right_missing(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EPERM)
 }
 
 fn sentences(collisions: &[Collision]) -> String {
