@@ -7,6 +7,9 @@ use std::time::Duration;
 use portico_api::names::ClusterName;
 use portico_api::policy::Budget;
 
+use tokio::sync::Semaphore;
+
+use crate::identity::MOST_REVIEWS_PER_CLUSTER;
 use crate::refusal::Refusal;
 
 /// Upper bounds, in seconds, of the handshake time histogram: a connect on the same network takes well below a
@@ -23,6 +26,8 @@ pub struct Cluster {
     rate: Rate,
     /// Made when there is something to count: of ten thousand clusters many are never called here, and these are four fifths of one.
     counters: OnceLock<Box<Counters>>,
+    /// Places of token reviews by its API server; made with the first.
+    reviews: OnceLock<Box<Semaphore>>,
 }
 
 /// What only ever grows.
@@ -45,7 +50,12 @@ impl Cluster {
             connecting: AtomicU32::default(),
             rate: Rate::default(),
             counters: OnceLock::new(),
+            reviews: OnceLock::new(),
         }
+    }
+
+    pub(crate) fn reviews(&self) -> &Semaphore {
+        self.reviews.get_or_init(|| Box::new(Semaphore::new(MOST_REVIEWS_PER_CLUSTER)))
     }
 
     fn counters(&self) -> &Counters {

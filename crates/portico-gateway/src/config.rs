@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use portico_api::policy::Budget;
+
+use crate::identity::TokenSettings;
 pub use portico_process::socket::Keepalive;
 
 /// Settings of one gateway process.
@@ -18,6 +20,11 @@ pub struct Config {
     pub tunnel_listen: Option<SocketAddr>,
     /// What is served there: certificates, plaintext, HTTP/2 limits. Its hello and stream idle timeouts are those of this struct.
     pub tunnel: portico_tunnel::Settings,
+    /// Tokens of tunnel clients, beside or instead of certificates.
+    pub tokens: TokenSettings,
+    /// Whether CONNECT requests are served on the port of ClientHellos: [`tunnel_listen`](Self::tunnel_listen) is no listener of its own
+    /// then, and what PROXY protocol is spoken, `sni` says.
+    pub shared_port: bool,
     /// The address NodePort listeners bind.
     pub node_port_address: IpAddr,
     /// Ports this process listens on besides, each with the flag that says so: whoever asks for one of them as NodePort is told.
@@ -51,6 +58,8 @@ impl Default for Config {
             sni_listen: None,
             tunnel_listen: None,
             tunnel: portico_tunnel::Settings::default(),
+            tokens: TokenSettings::default(),
+            shared_port: false,
             node_port_address: Ipv4Addr::UNSPECIFIED.into(),
             other_ports: Vec::new(),
             proxy_protocol: ProxyProtocol::default(),

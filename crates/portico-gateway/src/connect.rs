@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
 use portico_api::names::Authority;
 use portico_tunnel::{Failure, Handler, Meter, Request, Served, Settings};
 use tokio::io::AsyncWriteExt;
@@ -21,6 +20,7 @@ use crate::config::ProxyMode;
 use crate::connection::{Admitted, Arrival, connect, decide, learn_proxy_header, printable, proxy_header};
 use crate::copy::copy;
 use crate::descriptors::Promise;
+use crate::identity::{Denied, Held, Proof, Wanted};
 use crate::record::{ConnectionId, End, Listener, Opening, Session};
 use crate::refusal::{Refusal, Side};
 use crate::upstream::Upstream;
@@ -28,25 +28,47 @@ use crate::worker::{Alive, HandshakeGuard, Worker};
 
 /// Serves a connection to the tunnel port until it ends.
 pub(crate) async fn serve_tunnel(worker: Arc<Worker>, stream: TcpStream, arrival: Arrival) {
+    let known = Learned::nothing(arrival.id, arrival.peer, arrival.accepted);
+    match welcome(&worker, &stream, arrival).await {
+        Ok(welcomed) => serve_welcomed(worker, stream, welcomed).await,
+        Err(refusal) => refuse(&worker, &known, refusal),
+    }
+}
+
+/// A connection of which it is known who really calls.
+pub(crate) struct Welcomed {
+    pub(crate) id: ConnectionId,
+    pub(crate) client: SocketAddr,
+    pub(crate) accepted: Duration,
+    /// Its place among those that have not said what they want, and the descriptor its first stream will need.
+    pub(crate) handshake: HandshakeGuard,
+    pub(crate) promise: Promise,
+    /// What was read of it already.
+    pub(crate) first: Vec<u8>,
+}
+
+/// Serves a connection that is for the tunnel, however that was found out.
+pub(crate) async fn serve_welcomed(worker: Arc<Worker>, stream: TcpStream, welcomed: Welcomed) {
     let config = &worker.shared.config;
     let settings = Settings {
         hello_timeout: config.hello_timeout,
         stream_idle: config.idle.tunnel_stream,
         ..config.tunnel.clone()
     };
-    let (handler, first) = match welcome(&worker, &stream, &arrival).await {
-        Ok(welcomed) => welcomed,
-        Err(refusal) => {
-            return refuse(&worker, &Learned::nothing(arrival.id, arrival.peer, arrival.accepted), refusal);
-        }
-    };
-    // From here on the handshake holds one.
-    drop(arrival.promise);
+    let Welcomed { id, client, accepted, handshake, promise, first } = welcomed;
+    let handler = Arc::new(Connection {
+        worker: Arc::clone(&worker),
+        client,
+        // Fails only for a client that is gone, and then nobody reads the header.
+        local: stream.local_addr().unwrap_or(client),
+        handshake: Mutex::new(Some((handshake, promise))),
+        held: Held::default(),
+    });
     let mut draining = worker.shared.draining().subscribe();
     // An error says that the gateway is gone without a word, and with it soon this task.
     let drain = async move { drop(draining.wait_for(|draining| *draining).await) };
     // Boxed: HTTP/1.1 tunnels need none of it while they rest.
-    let served = Box::pin(portico_tunnel::serve(stream, first, &settings, drain, &handler)).await;
+    let served = Box::pin(portico_tunnel::serve(stream, first.into(), &settings, drain, &handler)).await;
     match served {
         Ok(Served::Finished(_)) => {}
         Ok(Served::Carry { downstream, early, upstream }) => {
@@ -61,35 +83,25 @@ pub(crate) async fn serve_tunnel(worker: Arc<Worker>, stream: TcpStream, arrival
         Err(failure) => {
             tracing::debug!(client = %handler.client, %failure, "tunnel connection failed");
             if let Some(refusal) = handler.refusal_of(&failure) {
-                refuse(&worker, &Learned::nothing(arrival.id, handler.client, arrival.accepted), refusal);
+                refuse(&worker, &Learned::nothing(id, client, accepted), refusal);
             }
         }
     }
 }
 
-/// Finds out who really calls, and takes a place among the handshakes. The bytes answered were read behind a PROXY header.
-async fn welcome(
-    worker: &Arc<Worker>,
-    stream: &TcpStream,
-    arrival: &Arrival,
-) -> Result<(Arc<Connection>, Bytes), Refusal> {
+/// Finds out who really calls, and takes a place among the handshakes.
+async fn welcome(worker: &Arc<Worker>, stream: &TcpStream, arrival: Arrival) -> Result<Welcomed, Refusal> {
     let handshake = worker.shared.start_handshake()?;
     let mode = worker.shared.config.proxy_protocol.tunnel;
-    let mut bytes = Vec::new();
+    let mut first = Vec::new();
     let client = if mode == ProxyMode::Off {
         arrival.peer
     } else {
-        let learn = learn_proxy_header(worker, stream, arrival, mode, &mut bytes);
+        let learn = learn_proxy_header(worker, stream, &arrival, mode, &mut first);
         timeout(worker.shared.config.hello_timeout, learn).await.unwrap_or(Err(Refusal::TooSlow))?
     };
-    let connection = Connection {
-        worker: Arc::clone(worker),
-        client,
-        // Fails only for a client that is gone, and then nobody reads the header.
-        local: stream.local_addr().unwrap_or(arrival.peer),
-        handshake: Mutex::new(Some((handshake, worker.shared.descriptors.promise()))),
-    };
-    Ok((Arc::new(connection), bytes.into()))
+    let Arrival { id, accepted, promise, .. } = arrival;
+    Ok(Welcomed { id, client, accepted, handshake, promise, first })
 }
 
 /// One connection to the tunnel port: what its requests have in common.
@@ -100,6 +112,8 @@ struct Connection {
     local: SocketAddr,
     /// Held until the client has said what it speaks.
     handshake: Mutex<Option<(HandshakeGuard, Promise)>>,
+    /// Which clusters it has proven to speak for.
+    held: Held,
 }
 
 impl Handler for Connection {
@@ -115,10 +129,18 @@ impl Handler for Connection {
                 attempt.open = false;
                 Ok(upstream)
             }
-            Err(refusal) => {
-                attempt.refuse(refusal);
-                Err(told(refusal, request.identity.is_some()))
+            Err(denied) => Err(attempt.deny(denied)),
+        }
+    }
+
+    async fn verify(&self, request: &Request) -> Result<(), portico_tunnel::Refusal> {
+        let mut attempt = Attempt::new(self);
+        match attempt.learn(request).await {
+            Ok(_) => {
+                attempt.open = false;
+                Ok(())
             }
+            Err(denied) => Err(attempt.deny(denied)),
         }
     }
 
@@ -129,7 +151,6 @@ impl Handler for Connection {
 
     fn refused(&self, refusal: &portico_tunnel::Refusal) {
         let refusal = match refusal.status.as_u16() {
-            403 => Refusal::NotAuthorized,
             405 => Refusal::Method,
             408 => Refusal::TooSlow,
             _ => Refusal::Malformed,
@@ -181,13 +202,24 @@ impl<'a> Attempt<'a> {
         Self { connection, learned, open: true }
     }
 
-    async fn connect(&mut self, request: &Request) -> Result<portico_tunnel::Upstream<Tunnel>, Refusal> {
-        self.route(&request.authority)?;
-        if let (Some(identity), Some(upstream)) = (&request.identity, &self.learned.upstream)
-            && *identity.cluster() != *upstream.cluster.name.as_str()
-        {
-            return Err(Refusal::NotAuthorized);
+    /// Finds out where the request leads, and whether who asks may go there.
+    async fn learn(&mut self, request: &Request) -> Result<Option<Arc<Proof>>, Denied> {
+        if let Err(refusal) = self.route(&request.authority) {
+            return Err(match refusal {
+                // By now it is a request, and the rest of it was well formed.
+                Refusal::Malformed => Denied { refusal, reason: AUTHORITY_FORM.into() },
+                refusal => refusal.into(),
+            });
         }
+        let Learned { upstream, name, client, .. } = &self.learned;
+        let wanted = Wanted { upstream: upstream.as_ref(), authority: name.as_deref(), client: client.ip() };
+        let Connection { worker, held, .. } = self.connection;
+        let proof = worker.shared.identities.authenticate(&worker.shared, held, request, &wanted).await?;
+        if upstream.is_none() { Err(Refusal::Unknown.into()) } else { Ok(proof) }
+    }
+
+    async fn connect(&mut self, request: &Request) -> Result<portico_tunnel::Upstream<Tunnel>, Denied> {
+        let proof = self.learn(request).await?;
         let worker = &self.connection.worker;
         let admitted = decide(worker, self.learned.upstream.clone(), self.learned.client.ip())?;
         // The upstream may speak first: what the client sends early is not known to be there.
@@ -197,6 +229,7 @@ impl<'a> Attempt<'a> {
             let header = proxy_header(*client, self.connection.local, name.as_deref(), *id);
             stream.write_all(&header).await.map_err(|_| Refusal::ConnectFailed)?;
         }
+        let rests_on = proof.clone();
         let session = Session::open(
             worker,
             Opening {
@@ -208,8 +241,13 @@ impl<'a> Attempt<'a> {
                 accepted: self.learned.accepted,
                 endpoint,
                 open,
+                proof,
             },
         );
+        // It may have fallen while we connected, and whoever cut its streams did not see this one.
+        if rests_on.is_some_and(|proof| proof.has_fallen()) {
+            session.record().cancel(End::Revoked);
+        }
         Ok(portico_tunnel::Upstream {
             stream,
             meter: Tunnel { session, watched: false, alive: worker.shared.keep_alive() },
@@ -229,7 +267,29 @@ impl<'a> Attempt<'a> {
         };
         self.learned.name = Some(authority.into());
         self.learned.upstream = upstream;
-        if self.learned.upstream.is_none() { Err(Refusal::Unknown) } else { Ok(()) }
+        Ok(())
+    }
+
+    /// Counts and notes why the request is not served; what the client is told.
+    fn deny(&mut self, denied: Denied) -> portico_tunnel::Refusal {
+        let Denied { refusal, reason } = denied;
+        self.refuse(refusal);
+        let shared = &self.connection.worker.shared;
+        let Learned { client, name, upstream, .. } = &self.learned;
+        let of_identity =
+            matches!(refusal, Refusal::Unauthenticated | Refusal::NotAuthorized | Refusal::ReviewFailed);
+        if of_identity && let Some(kept_back) = shared.identities.complaints().may_write(shared.now()) {
+            let cluster = upstream.as_ref().map(|upstream| upstream.cluster.name.as_str());
+            let (name, refused) = (name.as_deref(), refusal.reason());
+            tracing::warn!(%client, name, cluster, refused, %reason, kept_back, "a tunnel client was turned away");
+        }
+        // One that has proven who it is hears the same of another's cluster and of none at all, or it could find out which clusters
+        // there are; the access line tells them apart.
+        let hidden = refusal == Refusal::Unknown && *reason != *refusal.message();
+        let status = if hidden { Refusal::NotAuthorized.status() } else { refusal.status() };
+        let status = portico_tunnel::StatusCode::from_u16(status)
+            .unwrap_or(portico_tunnel::StatusCode::INTERNAL_SERVER_ERROR);
+        portico_tunnel::Refusal { status, reason }
     }
 
     fn refuse(&mut self, refusal: Refusal) {
@@ -258,24 +318,9 @@ fn refuse(worker: &Worker, learned: &Learned, refusal: Refusal) {
     });
 }
 
-/// What the client is told. One that is known by its certificate hears the same of another's cluster and of none at all, or it
-/// could find out which clusters there are; the access line tells them apart.
-fn told(refusal: Refusal, identified: bool) -> portico_tunnel::Refusal {
-    let refusal = match refusal {
-        Refusal::Unknown if identified => Refusal::NotAuthorized,
-        refusal => refusal,
-    };
-    let message = match refusal {
-        // By now it is a request, and the rest of it was well formed.
-        Refusal::Malformed => {
-            "the authority must be HOST:PORT, such as apiserver-external.cluster-a.svc.cluster.local:443"
-        }
-        refusal => refusal.message(),
-    };
-    let status = portico_tunnel::StatusCode::from_u16(refusal.status())
-        .unwrap_or(portico_tunnel::StatusCode::INTERNAL_SERVER_ERROR);
-    portico_tunnel::Refusal::new(status, message)
-}
+/// What the client of an authority that is none is told.
+const AUTHORITY_FORM: &str =
+    "the authority must be HOST:PORT, such as apiserver-external.cluster-a.svc.cluster.local:443";
 
 /// One open tunnel, listed and counted while this is held.
 struct Tunnel {

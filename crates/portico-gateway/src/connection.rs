@@ -23,13 +23,14 @@ use tokio::time::timeout;
 use crate::access::Refused;
 use crate::cluster::OpenGuard;
 use crate::config::ProxyMode;
+use crate::connect::{Welcomed, serve_welcomed};
 use crate::copy::{attempt, copy};
 use crate::descriptors::Promise;
 use crate::pipe::{receive, send};
 use crate::record::{ConnectionId, Listener, Opening, Session};
 use crate::refusal::Refusal;
 use crate::upstream::{EndpointUse, Upstream};
-use crate::worker::{Alive, Worker};
+use crate::worker::{Alive, HandshakeGuard, Worker};
 
 /// One read of a hello: any but the longest arrive whole.
 const READ: usize = 16 * 1024;
@@ -62,6 +63,14 @@ impl Arrival {
         let promise = shared.descriptors.promise();
         Self { id: shared.next_id(), listener, peer, accepted: shared.now(), promise }
     }
+}
+
+/// Where a ClientHello, or what came in its place, leads.
+enum Way {
+    /// Through, to the route of its name.
+    Through,
+    /// To the tunnel, on a port that serves both.
+    Tunnel,
 }
 
 /// What [`learn_hello`] found out; kept up to date as it does, so that a refusal can say as much as is known.
@@ -128,22 +137,41 @@ async fn carry(
     drop((downstream, upstream, alive));
 }
 
+/// What is next for a client whose hello was read.
+enum Next {
+    /// Its bytes are carried to this endpoint.
+    Connected((Admitted, TcpStream, EndpointUse)),
+    /// It has a tunnel to ask for.
+    Tunnel(HandshakeGuard),
+}
+
 async fn establish_sni(worker: Arc<Worker>, stream: TcpStream, arrival: Arrival) -> Option<Established> {
     let mut learned = Learned { client: arrival.peer, name: None, tls_version: 0x0303, upstream: None };
     let mut bytes = Vec::new();
     let outcome = async {
         let handshake = worker.shared.start_handshake()?;
         let limit = worker.shared.config.hello_timeout;
-        timeout(limit, learn_hello(&worker, &stream, &arrival, &mut bytes, &mut learned))
+        let way = timeout(limit, learn_hello(&worker, &stream, &arrival, &mut bytes, &mut learned))
             .await
             .unwrap_or(Err(Refusal::TooSlow))?;
+        if let Way::Tunnel = way {
+            return Ok(Next::Tunnel(handshake));
+        }
         drop(handshake);
         let admitted = decide(&worker, learned.upstream.clone(), learned.client.ip())?;
-        connect(&worker, admitted, true).await
+        connect(&worker, admitted, true).await.map(Next::Connected)
     }
     .await;
     let refusal = match outcome {
-        Ok((admitted, upstream, endpoint)) => {
+        Ok(Next::Tunnel(handshake)) => {
+            let Arrival { id, accepted, promise, .. } = arrival;
+            let welcomed =
+                Welcomed { id, client: learned.client, accepted, handshake, promise, first: bytes };
+            // Boxed by itself: connections that are passed through must not carry its room.
+            Box::pin(serve_welcomed(worker, stream, welcomed)).await;
+            return None;
+        }
+        Ok(Next::Connected((admitted, upstream, endpoint))) => {
             let first = with_proxy_header(&stream, &arrival, &learned, &admitted.upstream, bytes);
             let session = open_session(&worker, arrival, learned, admitted, endpoint);
             return Some(Established { session, downstream: stream, upstream, first });
@@ -200,8 +228,9 @@ async fn learn_hello(
     arrival: &Arrival,
     bytes: &mut Vec<u8>,
     learned: &mut Learned,
-) -> Result<(), Refusal> {
-    let mode = worker.shared.config.proxy_protocol.sni;
+) -> Result<Way, Refusal> {
+    let config = &worker.shared.config;
+    let mode = config.proxy_protocol.sni;
     if mode != ProxyMode::Off {
         learned.client = learn_proxy_header(worker, stream, arrival, mode, bytes).await?;
     }
@@ -211,8 +240,15 @@ async fn learn_hello(
             match progress.parse(bytes) {
                 Parse::Complete(hello) => {
                     learned.tls_version = hello.legacy_version;
+                    if config.shared_port && leads_to_tunnel(worker, &hello) {
+                        return Ok(Way::Tunnel);
+                    }
                     let name = hello.server_name.ok_or(Refusal::NoServerName)?;
-                    return route_by_name(worker, &name, learned);
+                    return route_by_name(worker, &name, learned).map(|()| Way::Through);
+                }
+                // Whether it is HTTP, the tunnel finds out.
+                Parse::Malformed(_) if config.shared_port && config.tunnel.plaintext && !is_tls(bytes) => {
+                    return Ok(Way::Tunnel);
                 }
                 Parse::Malformed(_) => return Err(Refusal::Malformed),
                 Parse::NeedMore if bytes.len() >= hello::MAX_HELLO => return Err(Refusal::Malformed),
@@ -221,6 +257,28 @@ async fn learn_hello(
         }
         read_more(stream, bytes, hello::MAX_HELLO).await?;
     }
+}
+
+/// On a port that serves both: whether a hello is for the gateway itself. Agents say so; a route has its name; the gateway's own
+/// certificate has its names; and a client that asks for no name at all has not asked for a route.
+fn leads_to_tunnel(worker: &Worker, hello: &hello::ClientHello<'_>) -> bool {
+    let Some(tls) = &worker.shared.config.tunnel.tls else { return false };
+    if hello.alpn.iter().any(|protocol| protocol == portico_tunnel::ALPN) {
+        return true;
+    }
+    match hello.server_name.as_deref().map(HostName::parse) {
+        None => true,
+        Some(Err(_)) => false,
+        Some(Ok(name)) => {
+            worker.shared.live.routes().hosts.get(&name).is_none() && tls.is_named(name.as_str())
+        }
+    }
+}
+
+/// Whether the first byte begins a TLS record.
+fn is_tls(bytes: &[u8]) -> bool {
+    const HANDSHAKE: u8 = 22;
+    bytes.first() == Some(&HANDSHAKE)
 }
 
 fn route_by_name(worker: &Worker, name: &str, learned: &mut Learned) -> Result<(), Refusal> {
@@ -379,6 +437,7 @@ fn open_session(
         accepted: arrival.accepted,
         endpoint,
         open: admitted.open,
+        proof: None,
     };
     Session::open(worker, opening)
 }

@@ -3,7 +3,8 @@
 //! In the order of a connection: `listen` accepts, `connection` learns where the client wants to go (by its ClientHello, its
 //! port, or, in `connect`, by its CONNECT request), `live` holds where that leads, `cluster` admits it within the cluster's
 //! budget, `upstream` connects to an endpoint, `copy` moves the bytes, through `pipe`s and in batches (`gather`) where
-//! that pays, `record` keeps count, and `access` writes the one line that is left of it. `refusal` names every reason not to serve. `worker` is the
+//! that pays, `record` keeps count, and `access` writes the one line that is left of it. `refusal` names every reason not to serve,
+//! and `identity` knows whom a tunnel client speaks for. `worker` is the
 //! thread it all happens on, `descriptors` says when to stop accepting. Access lines are written, and listeners handed to the next process,
 //! by `portico-process`.
 //!
@@ -19,6 +20,7 @@ mod copy;
 mod deadline;
 mod descriptors;
 mod gather;
+mod identity;
 mod listen;
 mod live;
 mod pipe;
@@ -43,6 +45,9 @@ use tokio::sync::watch;
 
 pub use cluster::{Cluster, ClusterSnapshot, HANDSHAKE_BUCKETS};
 pub use config::{Config, IdleTimeouts, Keepalive, ProxyMode, ProxyProtocol};
+pub use identity::{
+    Identities, Method, OUTCOMES, REVIEW_BUCKETS, ReviewTotals, StaticTokens, TokenSettings, TokensError,
+};
 pub use live::{Live, Routes};
 pub use portico_process::access::{AccessFormat, AccessLog};
 pub use portico_process::takeover::{Offer, Predecessor, TakeOverError, take_over};
@@ -144,11 +149,17 @@ impl Gateway {
             stop,
             threads: Mutex::new(threads),
         };
+        if gateway.shared.identities.asks()
+            && let Some((_, handle)) = gateway.listeners().first_worker()
+        {
+            handle.spawn(identity::watch(Arc::clone(&gateway.shared), gateway.workers.clone()));
+        }
         let first = first.map(|first| gateway.shared.live.apply(first));
         let config = &gateway.shared.config;
+        let tunnel = config.tunnel_listen.filter(|_| !config.shared_port);
         let own = [
             (Listener::Sni, config.sni_listen, "connections routed by server name", "--sni-listen"),
-            (Listener::Tunnel, config.tunnel_listen, "CONNECT tunnels", "--tunnel-listen"),
+            (Listener::Tunnel, tunnel, "CONNECT tunnels", "--tunnel-listen"),
         ];
         for (listener, address, what, flag) in own {
             if let Some(address) = address {
@@ -261,9 +272,15 @@ impl Gateway {
         self.workers.iter().flat_map(|worker| worker.connections()).collect()
     }
 
-    /// Where each listener is bound.
+    /// Where each listener is bound. Of two that share a port, both are listed.
     pub fn listen_addresses(&self) -> Vec<(Listener, SocketAddr)> {
-        self.listeners().addresses()
+        let mut addresses = self.listeners().addresses();
+        if self.shared.config.shared_port
+            && let Some(&(_, shared)) = addresses.iter().find(|(listener, _)| *listener == Listener::Sni)
+        {
+            addresses.push((Listener::Tunnel, shared));
+        }
+        addresses
     }
 
     /// NodePorts that could not be bound, by number.

@@ -17,6 +17,7 @@ use thiserror::Error;
 
 use crate::access::Line;
 use crate::cluster::OpenGuard;
+use crate::identity::Proof;
 use crate::refusal::Side;
 use crate::upstream::{Endpoint, EndpointUse, Upstream};
 use crate::worker::Worker;
@@ -65,6 +66,8 @@ pub enum End {
     Idle,
     /// Its endpoint left the Service, and the time for such connections was over.
     Departed,
+    /// The identity it rested on was revoked.
+    Revoked,
     /// The gateway stopped, and the drain timeout was over.
     Drained,
     /// The task that served it was cancelled.
@@ -86,6 +89,8 @@ pub struct Record {
     pub upstream: Arc<Upstream>,
     /// When it was accepted, as time since the gateway started.
     pub accepted: Duration,
+    /// Whose identity it rests on, where one is asked for.
+    pub(crate) proof: Option<Arc<Proof>>,
     endpoint: EndpointUse,
     _open: OpenGuard,
     up: AtomicU64,
@@ -122,6 +127,7 @@ impl Record {
     pub(crate) fn cancel(&self, reason: End) {
         let reason = match reason {
             End::Departed => 1,
+            End::Revoked => 3,
             _ => 2,
         };
         self.cancel.store(reason, Relaxed);
@@ -138,6 +144,7 @@ impl Record {
         match self.cancel.load(Relaxed) {
             0 => None,
             1 => Some(End::Departed),
+            3 => Some(End::Revoked),
             _ => Some(End::Drained),
         }
     }
@@ -162,6 +169,7 @@ pub(crate) struct Opening {
     pub(crate) accepted: Duration,
     pub(crate) endpoint: EndpointUse,
     pub(crate) open: OpenGuard,
+    pub(crate) proof: Option<Arc<Proof>>,
 }
 
 impl Session {
@@ -176,6 +184,7 @@ impl Session {
             name: opening.name,
             upstream: opening.upstream,
             accepted: opening.accepted,
+            proof: opening.proof,
             endpoint: opening.endpoint,
             _open: opening.open,
             up: AtomicU64::default(),
@@ -215,6 +224,7 @@ impl End {
             Self::Reset(_) => "reset",
             Self::Idle => "idle_timeout",
             Self::Departed => "endpoint_departed",
+            Self::Revoked => "revoked",
             Self::Drained => "drain_timeout",
             Self::Cancelled => "cancelled",
         }

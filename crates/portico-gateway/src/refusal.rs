@@ -39,8 +39,12 @@ pub enum Refusal {
     NotReady,
     /// Not on the cluster's allow list.
     NotAllowed,
-    /// The identity shown opens another cluster, or none was shown where one is needed.
+    /// The identity shown opens another cluster.
     NotAuthorized,
+    /// No identity was shown where one is needed, or none that is valid.
+    Unauthenticated,
+    /// The API server that knows what the token is worth could not be asked.
+    ReviewFailed,
     /// The cluster has as many connections as its budget admits.
     MaxConnections,
     /// The cluster gets more new connections a second than its budget admits.
@@ -63,7 +67,7 @@ pub enum Refusal {
 
 impl Refusal {
     /// Every reason, for metrics that must exist before they first count.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 20] = [
         Self::ClosedEarly,
         Self::TooSlow,
         Self::Malformed,
@@ -73,6 +77,8 @@ impl Refusal {
         Self::NotReady,
         Self::NotAllowed,
         Self::NotAuthorized,
+        Self::Unauthenticated,
+        Self::ReviewFailed,
         Self::MaxConnections,
         Self::ConnectionRate,
         Self::MaxHandshakes,
@@ -96,6 +102,8 @@ impl Refusal {
             Self::NotReady => "not_ready",
             Self::NotAllowed => "not_allowed",
             Self::NotAuthorized => "not_authorized",
+            Self::Unauthenticated => "unauthenticated",
+            Self::ReviewFailed => "review_failed",
             Self::MaxConnections => "max_connections",
             Self::ConnectionRate => "connection_rate",
             Self::MaxHandshakes => "max_handshakes",
@@ -120,6 +128,8 @@ impl Refusal {
             Self::NotReady => "exposed, but no endpoint is ready",
             Self::NotAllowed => "the client's address is not on the allow list of this cluster",
             Self::NotAuthorized => "the client's identity opens nothing under this name",
+            Self::Unauthenticated => "the client showed no identity that is valid here",
+            Self::ReviewFailed => "the API server that reviews the token could not be asked",
             Self::MaxConnections => "the cluster has reached its maximum of connections",
             Self::ConnectionRate => "the cluster has reached its maximum of new connections per second",
             Self::MaxHandshakes => "too many connections are still saying where they want to go",
@@ -143,8 +153,11 @@ impl Refusal {
             | Self::Unknown
             | Self::NotAllowed
             | Self::NotAuthorized
+            | Self::Unauthenticated
             | Self::Method => Side::Downstream,
-            Self::NotReady | Self::ConnectFailed | Self::ConnectTimedOut => Side::Upstream,
+            Self::ReviewFailed | Self::NotReady | Self::ConnectFailed | Self::ConnectTimedOut => {
+                Side::Upstream
+            }
             Self::MaxConnections
             | Self::ConnectionRate
             | Self::MaxHandshakes
@@ -161,7 +174,7 @@ impl Refusal {
                 None
             }
             Self::NoServerName | Self::Unknown => Some(Description::UnrecognizedName),
-            Self::NotAllowed | Self::NotAuthorized => Some(Description::AccessDenied),
+            Self::NotAllowed | Self::NotAuthorized | Self::Unauthenticated => Some(Description::AccessDenied),
             _ => Some(Description::InternalError),
         }
     }
@@ -170,13 +183,18 @@ impl Refusal {
     pub fn status(self) -> u16 {
         match self {
             Self::ClosedEarly | Self::Malformed | Self::ProxyHeader | Self::NoServerName => 400,
+            Self::Unauthenticated => 401,
             Self::NotAllowed | Self::NotAuthorized => 403,
             Self::Unknown => 404,
             Self::Method => 405,
             Self::TooSlow => 408,
             Self::MaxConnections | Self::ConnectionRate | Self::MaxHandshakes => 429,
             Self::ConnectFailed => 502,
-            Self::NotReady | Self::MaxConnecting | Self::OutOfDescriptors | Self::Draining => 503,
+            Self::NotReady
+            | Self::ReviewFailed
+            | Self::MaxConnecting
+            | Self::OutOfDescriptors
+            | Self::Draining => 503,
             Self::ConnectTimedOut => 504,
         }
     }

@@ -17,6 +17,7 @@ use tokio::sync::{Notify, watch};
 use crate::access::{Line, Refused};
 use crate::config::Config;
 use crate::descriptors::Descriptors;
+use crate::identity::Identities;
 use crate::live::Live;
 use crate::record::{ConnectionId, End, Record};
 use crate::refusal::Refusal;
@@ -30,6 +31,8 @@ pub struct Shared {
     pub live: Live,
     /// Where access lines go.
     pub access: AccessLog,
+    /// Who tunnel clients are.
+    pub identities: Identities,
     started: Instant,
     /// Random at start, so that ids of two processes do not meet in one log.
     ids: AtomicU64,
@@ -70,7 +73,7 @@ pub struct Ends;
 
 impl Ends {
     /// Reason and side of each.
-    pub const WORDS: [(&'static str, &'static str); 8] = [
+    pub const WORDS: [(&'static str, &'static str); 9] = [
         ("closed", "downstream"),
         ("closed", "upstream"),
         ("reset", "downstream"),
@@ -79,6 +82,7 @@ impl Ends {
         ("endpoint_departed", "gateway"),
         ("drain_timeout", "gateway"),
         ("cancelled", "gateway"),
+        ("revoked", "gateway"),
     ];
 
     fn index(end: End) -> usize {
@@ -92,6 +96,7 @@ impl Ends {
             End::Departed => 5,
             End::Drained => 6,
             End::Cancelled => 7,
+            End::Revoked => 8,
         }
     }
 }
@@ -99,6 +104,7 @@ impl Ends {
 impl Shared {
     pub(crate) fn new(config: Config, access: AccessLog) -> Self {
         Self {
+            identities: Identities::new(&config),
             config,
             live: Live::default(),
             access,

@@ -348,6 +348,7 @@ impl Pki {
             certificate: self.file("127.0.0.1", "crt"),
             key: self.file("127.0.0.1", "key"),
             client_ca: Some(self.file("ca", "crt")),
+            client_crl: None,
         };
         Arc::new(Tls::load(files).unwrap())
     }

@@ -1,11 +1,13 @@
 //! What the tunnel asks of the gateway: an upstream for an authority, or a reason why not; and what it reports back.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 pub use http::StatusCode;
 use tokio::net::TcpStream;
 
-use crate::identity::Identity;
+use crate::token::Token;
+use crate::trust::Presented;
 
 /// Decides about every CONNECT request of one connection. The gateway implements it; this crate knows neither routes nor budgets.
 pub trait Handler: Send + Sync + 'static {
@@ -19,11 +21,17 @@ pub trait Handler: Send + Sync + 'static {
         request: &Request,
     ) -> impl Future<Output = Result<Upstream<Self::Meter>, Refusal>> + Send;
 
+    /// Verifies who asks, exactly as for [`connect`](Self::connect), and opens nothing: a client with a new token, or one that wants to
+    /// know where it stands before it is needed. Without an implementation everybody is welcome, as without an identity to ask for.
+    fn verify(&self, _request: &Request) -> impl Future<Output = Result<(), Refusal>> + Send {
+        std::future::ready(Ok(()))
+    }
+
     /// The client has said what it wants to say before requests: the HTTP/2 handshake is done, or the HTTP/1.1 head is read. What
     /// bounds the number of those that have not may be given back.
     fn greeted(&self) {}
 
-    /// A request was refused before [`connect`](Self::connect) could be asked: wrong method, malformed, no identity.
+    /// A request was refused before [`connect`](Self::connect) could be asked: wrong method, or malformed.
     fn refused(&self, refusal: &Refusal);
 }
 
@@ -32,9 +40,10 @@ pub trait Handler: Send + Sync + 'static {
 pub struct Request {
     /// The authority as the client wrote it: `host:port`, case and all.
     pub authority: Box<str>,
-    /// Whom the client certificate names. `None` where no certificate is asked for: plaintext, or TLS without a client CA. A
-    /// certificate that names nobody never gets here.
-    pub identity: Option<Identity>,
+    /// What the client showed of itself in its TLS handshake. `None` if it was not asked, or had nothing.
+    pub certificate: Option<Arc<Presented>>,
+    /// The bearer token that came with the request.
+    pub token: Option<Token>,
     /// How the request came.
     pub protocol: Protocol,
     /// Whether it came under TLS.
@@ -78,10 +87,6 @@ impl Refusal {
     pub(crate) const METHOD: Self = Self::new(StatusCode::METHOD_NOT_ALLOWED, "only CONNECT is served here");
     pub(crate) const NO_AUTHORITY: Self =
         Self::new(StatusCode::BAD_REQUEST, "the request names no authority");
-    pub(crate) const NOBODY: Self = Self::new(
-        StatusCode::FORBIDDEN,
-        "the client certificate names no cluster; it needs organisation portico:cluster:NAME or URI spiffe://DOMAIN/cluster/NAME",
-    );
 }
 
 /// Keeps count of one tunnel. Dropped without [`ended`](Self::ended) if the runtime itself goes away.

@@ -13,6 +13,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::handler::{Handler, Protocol, Refusal, Request, Upstream};
 use crate::serve::{Caller, Failure, read_more};
+use crate::token::Token;
 
 const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
 
@@ -95,9 +96,10 @@ async fn read_head<S: AsyncRead + Unpin>(
                 return Err(HeadError::Refused(Refusal { status: StatusCode::BAD_REQUEST, reason }));
             }
             Parse::Complete(head) if !head.is_connect() => return Err(HeadError::Refused(Refusal::METHOD)),
-            Parse::Complete(_) if caller.is_nobody() => return Err(HeadError::Refused(Refusal::NOBODY)),
             Parse::Complete(head) => {
-                let request = caller.request(head.target, Protocol::Http1);
+                let token = [head.authorization, head.proxy_authorization].into_iter().flatten();
+                let token = token.filter_map(Token::from_header).next();
+                let request = caller.request(head.target, token, Protocol::Http1);
                 let len = head.len;
                 bytes.advance(len);
                 return Ok(request);
@@ -119,9 +121,13 @@ async fn answer<S: AsyncWrite + Unpin>(stream: &mut S, bytes: &[u8]) -> io::Resu
 /// Answers with a status and a sentence, and sees the client off. Whatever fails here fails because the client is gone.
 async fn refuse<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, refusal: &Refusal) {
     let Refusal { status, reason } = refusal;
-    let allow = if *status == StatusCode::METHOD_NOT_ALLOWED { "Allow: CONNECT\r\n" } else { "" };
+    let more = match *status {
+        StatusCode::METHOD_NOT_ALLOWED => "Allow: CONNECT\r\n",
+        StatusCode::UNAUTHORIZED => "WWW-Authenticate: Bearer\r\n",
+        _ => "",
+    };
     let head = format!(
-        "HTTP/1.1 {status}\r\n{allow}Content-Type: text/plain; charset=utf-8\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{reason}\n",
+        "HTTP/1.1 {status}\r\n{more}Content-Type: text/plain; charset=utf-8\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{reason}\n",
         length = reason.len() + 1,
     );
     let goodbye = async {

@@ -16,7 +16,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::server::{Builder, Connection, SendResponse};
 use h2::{Reason, RecvStream, SendStream};
-use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE};
+use http::header::{
+    ALLOW, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, PROXY_AUTHORIZATION, WWW_AUTHENTICATE,
+};
 use http::{Method, Response, StatusCode};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, Sleep, sleep, timeout_at};
@@ -27,6 +29,7 @@ use crate::io::{Probe, Pulse};
 use crate::keepalive::KeepAlive;
 use crate::serve::{Caller, Failure, Finished};
 use crate::settings::{FRAME_SIZE, HEADER_LIST, SEND_BUFFER, Settings};
+use crate::token::Token;
 
 /// Serves a connection until it ends by itself. `drain` is when no new streams are wanted.
 pub(crate) async fn serve<S, H>(
@@ -125,19 +128,60 @@ fn start<H: Handler>(
     tunnel: Tunnel,
 ) {
     let (head, from_client) = request.into_parts();
-    let refusal = if head.method != Method::CONNECT {
+    let token = || {
+        let headers =
+            [AUTHORIZATION, PROXY_AUTHORIZATION].into_iter().filter_map(|name| head.headers.get(name));
+        headers.filter_map(|value| Token::from_header(value.to_str().ok()?)).next()
+    };
+    // Of a refresh the path is `*`, which some libraries leave out.
+    let is_refresh = head.method == Method::OPTIONS && matches!(head.uri.path(), "*" | "");
+    let refusal = if head.method != Method::CONNECT && !is_refresh {
         Refusal::METHOD
-    } else if caller.is_nobody() {
-        Refusal::NOBODY
     } else if let Some(authority) = head.uri.authority() {
-        let request = caller.request(authority.as_str(), Protocol::Http2);
-        tokio::spawn(carry(Arc::clone(handler), request, respond, from_client, tunnel));
+        let request = caller.request(authority.as_str(), token(), Protocol::Http2);
+        let handler = Arc::clone(handler);
+        if is_refresh {
+            tokio::spawn(verify(handler, request, respond, tunnel.pulse));
+        } else {
+            tokio::spawn(carry(handler, request, respond, from_client, tunnel));
+        }
         return;
     } else {
         Refusal::NO_AUTHORITY
     };
     handler.refused(&refusal);
     refuse(respond, &refusal);
+}
+
+/// The task of one identity refresh.
+async fn verify<H: Handler>(
+    handler: Arc<H>,
+    request: Request,
+    mut respond: SendResponse<Bytes>,
+    pulse: Arc<Pulse>,
+) {
+    match unless_reset(&mut respond, handler.verify(&request)).await {
+        None => drop(pulse.cancelled.fetch_add(1, Relaxed)),
+        Some(Err(refusal)) => refuse(respond, &refusal),
+        Some(Ok(())) => {
+            let mut answer = Response::new(());
+            *answer.status_mut() = StatusCode::NO_CONTENT;
+            // If it cannot be sent, the client is gone.
+            let _ = respond.send_response(answer, true);
+        }
+    }
+}
+
+/// Waits for `future`, unless the client resets the stream.
+async fn unless_reset<T>(respond: &mut SendResponse<Bytes>, future: impl Future<Output = T>) -> Option<T> {
+    let mut future = pin!(future);
+    poll_fn(|cx| {
+        if respond.poll_reset(cx).is_ready() {
+            return Poll::Ready(None);
+        }
+        future.as_mut().poll(cx).map(Some)
+    })
+    .await
 }
 
 /// The task of one stream.
@@ -164,14 +208,7 @@ async fn open<H: Handler>(
     mut respond: SendResponse<Bytes>,
     pulse: Arc<Pulse>,
 ) -> Option<(SendStream<Bytes>, Upstream<H::Meter>)> {
-    let mut connect = pin!(handler.connect(&request));
-    let connected = poll_fn(|cx| {
-        if respond.poll_reset(cx).is_ready() {
-            return Poll::Ready(None);
-        }
-        connect.as_mut().poll(cx).map(Some)
-    });
-    match connected.await {
+    match unless_reset(&mut respond, handler.connect(&request)).await {
         None => drop(pulse.cancelled.fetch_add(1, Relaxed)),
         Some(Err(refusal)) => refuse(respond, &refusal),
         Some(Ok(upstream)) => match respond.send_response(Response::new(()), false) {
@@ -193,6 +230,9 @@ fn refuse(mut respond: SendResponse<Bytes>, refusal: &Refusal) {
     headers.insert(CONTENT_LENGTH, body.len().into());
     if refusal.status == StatusCode::METHOD_NOT_ALLOWED {
         headers.insert(ALLOW, http::HeaderValue::from_static("CONNECT"));
+    }
+    if refusal.status == StatusCode::UNAUTHORIZED {
+        headers.insert(WWW_AUTHENTICATE, http::HeaderValue::from_static("Bearer"));
     }
     if let Ok(mut to_client) = respond.send_response(answer, false) {
         let _ = to_client.send_data(body, true);

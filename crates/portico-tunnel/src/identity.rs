@@ -2,7 +2,7 @@
 //!
 //! Two spellings, both chosen so that common issuers can write them: organisation `portico:cluster:NAME` in the subject (what a
 //! Kubernetes CertificateSigningRequest can ask for) and URI SAN `spiffe://DOMAIN/cluster/NAME` (SPIFFE-ID). The chain has been
-//! verified by rustls before this file sees it; here nothing is trusted but the words. Certificates are outside input: whatever
+//! verified before this file sees it; here nothing is trusted but the words. Certificates are outside input: whatever
 //! does not parse names nobody.
 
 use std::fmt;

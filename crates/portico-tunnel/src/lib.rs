@@ -29,18 +29,23 @@ mod serve;
 mod settings;
 mod tcp;
 mod tls;
+mod token;
 mod token_file;
+mod trust;
 mod watch;
 
 pub use client_tls::{ClientTls, ClientTlsError, ClientTlsFiles, HandshakeError, HandshakeProblem};
 pub use dial::{
-    CredentialsError, CredentialsSource, DialError, DialTimeouts, Dialer, Proxy, ProxyError, ProxyFiles, ProxySetting,
-    Refused, ResolveError, Resolved, Route, Schemes, Sent, Socket, Target, TargetError, UrlProblem,
+    CredentialsError, CredentialsSource, DialError, DialTimeouts, Dialer, Proxy, ProxyError, ProxyFiles,
+    ProxySetting, Refused, ResolveError, Resolved, Route, Schemes, Sent, Socket, Target, TargetError,
+    UrlProblem,
 };
 pub use handler::{End, Handler, Meter, Protocol, Refusal, Request, Side, StatusCode, Upstream};
 pub use identity::Identity;
+pub use secret_file::SecretFileError;
 pub use serve::{Failure, Finished, Served, serve};
 pub use settings::Settings;
-pub use secret_file::SecretFileError;
-pub use tls::{Tls, TlsError, TlsFiles};
+pub use tls::{ALPN, Tls, TlsError, TlsFiles};
+pub use token::Token;
 pub use token_file::{TokenFile, TokenFileError};
+pub use trust::{Presented, Unproven};

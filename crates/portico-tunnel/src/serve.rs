@@ -18,11 +18,12 @@ use tokio_rustls::server::TlsStream;
 use crate::handler::{Handler, Protocol, Request, Upstream};
 use crate::http1::{self, Opened};
 use crate::http2;
-use crate::identity::Identity;
 use crate::io::{Rewind, Shared};
 use crate::pump::Pump;
 use crate::settings::Settings;
-use crate::tls::Tls;
+use crate::tls::{ALPN, Tls};
+use crate::token::Token;
+use crate::trust::Presented;
 
 /// What is left to do for the caller of [`serve()`].
 #[derive(Debug)]
@@ -73,7 +74,8 @@ pub enum Failure {
         "the client does not speak TLS, and this listener serves nothing else; --tunnel-plaintext would allow it"
     )]
     PlaintextNotServed,
-    /// The client shows no certificate, or none that the client CA signed and that is valid now.
+    /// The client does not hold the key of the certificate it shows, or it is no certificate. What a certificate is worth otherwise is
+    /// said in the answer to a request.
     #[error("client certificate: {0}")]
     Untrusted(#[source] rustls::Error),
     /// The TLS handshake failed otherwise: no common version, the client does not trust our certificate, ...
@@ -138,7 +140,7 @@ pub async fn serve<H: Handler>(
 async fn serve_tls<H: Handler>(
     stream: TcpStream,
     first: Bytes,
-    tls: &Tls,
+    tls: &Arc<Tls>,
     settings: &Settings,
     drain: impl Future<Output = ()>,
     deadline: Instant,
@@ -151,7 +153,7 @@ async fn serve_tls<H: Handler>(
     let caller = Caller::of(&stream, tls);
     let mut inside = BytesMut::new();
     let spoken = match stream.get_ref().1.alpn_protocol() {
-        Some(b"h2") => Spoken::Http2Preface,
+        Some(name) if name == b"h2" || name == ALPN => Spoken::Http2Preface,
         Some(_) => Spoken::Http1,
         None => {
             timeout_at(deadline, sniff(&mut stream, &mut inside)).await.map_err(|_| Failure::TooSlow)??
@@ -213,43 +215,22 @@ pub(crate) async fn read_more<S: AsyncRead + Unpin>(
 #[derive(Debug)]
 pub(crate) struct Caller {
     tls: bool,
-    who: Who,
-}
-
-#[derive(Debug)]
-enum Who {
-    /// Nobody asked.
-    Anyone,
-    /// The certificate names a cluster.
-    Cluster(Identity),
-    /// The certificate is valid, and names none.
-    Nobody,
+    /// What it showed of itself; `None` if it was not asked, or had nothing.
+    certificate: Option<Arc<Presented>>,
 }
 
 impl Caller {
     fn plaintext() -> Self {
-        Self { tls: false, who: Who::Anyone }
+        Self { tls: false, certificate: None }
     }
 
-    fn of<S: AsyncRead + AsyncWrite>(stream: &TlsStream<S>, tls: &Tls) -> Self {
-        let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-        let who = match certificate.and_then(|certificate| Identity::from_certificate(certificate)) {
-            _ if !tls.asks_for_identity() => Who::Anyone,
-            Some(identity) => Who::Cluster(identity),
-            None => Who::Nobody,
-        };
-        Self { tls: true, who }
+    fn of<S: AsyncRead + AsyncWrite>(stream: &TlsStream<S>, tls: &Arc<Tls>) -> Self {
+        let chain = stream.get_ref().1.peer_certificates();
+        Self { tls: true, certificate: chain.map(|chain| Arc::new(Presented::new(tls, chain))) }
     }
 
-    pub(crate) fn is_nobody(&self) -> bool {
-        matches!(self.who, Who::Nobody)
-    }
-
-    pub(crate) fn request(&self, authority: &str, protocol: Protocol) -> Request {
-        let identity = match &self.who {
-            Who::Cluster(identity) => Some(identity.clone()),
-            Who::Anyone | Who::Nobody => None,
-        };
-        Request { authority: authority.into(), identity, protocol, tls: self.tls }
+    pub(crate) fn request(&self, authority: &str, token: Option<Token>, protocol: Protocol) -> Request {
+        let certificate = self.certificate.clone();
+        Request { authority: authority.into(), certificate, token, protocol, tls: self.tls }
     }
 }

@@ -1,22 +1,31 @@
-//! The certificate of the tunnel listener and the CA of its clients, read from files and read again when they change.
+//! The certificate of the tunnel listener, the CA of its clients and what that CA has revoked, read from files and read again when they
+//! change.
 //!
-//! A connection takes the configuration that is current when it begins and keeps it; renewing a certificate cuts nothing.
-//! Sessions are never resumed: an agent connects rarely, and a full handshake is what checks its certificate against the CA and
-//! the clock of this moment.
+//! A connection takes the certificate that is current when it begins and keeps it; renewing one cuts nothing. What the client's own
+//! certificate proves is decided in [`trust`](crate::trust), by the CA that is current then. The two are read apart: a certificate that
+//! is half written must not keep a revocation from taking effect. Sessions are never resumed: an agent connects rarely, and a full
+//! handshake proves that it still has its key.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use rustls::RootCertStore;
 use rustls::ServerConfig;
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::{NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
+use rustls::server::{NoServerSessionStorage, VerifierBuilderError};
 use thiserror::Error;
+use x509_parser::extensions::GeneralName;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use crate::trust::{AnyCertificate, Trust};
+
+/// What agents of Portico ask for by ALPN: HTTP/2 as below, by a name that no API server answers to, so that one port can serve both.
+pub const ALPN: &[u8] = b"portico-tunnel";
 
 /// Where the PEM files are.
 #[derive(Debug, Clone)]
@@ -25,17 +34,28 @@ pub struct TlsFiles {
     pub certificate: PathBuf,
     /// The leaf's private key.
     pub key: PathBuf,
-    /// The CA certificates that client certificates must lead to. With it every TLS client must present one.
+    /// The CA certificates that client certificates must lead to. With it clients are asked for one.
     pub client_ca: Option<PathBuf>,
+    /// What that CA has revoked.
+    pub client_crl: Option<PathBuf>,
 }
 
-/// What the files said last, and the configuration made of it.
+/// What the files said last, and what was made of it.
 #[derive(Debug)]
 pub struct Tls {
     files: TlsFiles,
-    current: ArcSwap<ServerConfig>,
-    /// Contents of the files behind `current`: comparing them is cheaper than trusting time stamps, and right for symlink swaps.
-    contents: Mutex<Contents>,
+    server: ArcSwap<Server>,
+    trust: ArcSwapOption<Trust>,
+    /// Contents of the files behind the two: comparing them is cheaper than trusting time stamps, and right for symlink swaps.
+    read: Mutex<(Pair, Anchors)>,
+}
+
+/// What a connection begins with.
+#[derive(Debug)]
+struct Server {
+    config: Arc<ServerConfig>,
+    /// The DNS names of the certificate, in lower case.
+    names: Box<[Box<str>]>,
 }
 
 /// Why the files make no TLS configuration. The one in force, if any, stays.
@@ -85,99 +105,185 @@ pub enum TlsError {
         /// What rustls said.
         source: VerifierBuilderError,
     },
+    /// A revocation list that cannot be used.
+    #[error("revocation list {}: {source}; give the lists of the client CA in PEM (X509 CRL)", path.display())]
+    Revocations {
+        /// The file of lists.
+        path: PathBuf,
+        /// What rustls said.
+        source: VerifierBuilderError,
+    },
 }
 
+/// Contents of certificate and key.
 #[derive(PartialEq, Eq)]
-struct Contents {
+struct Pair {
     certificate: Vec<u8>,
     key: Vec<u8>,
-    client_ca: Option<Vec<u8>>,
 }
 
-impl std::fmt::Debug for Contents {
+/// Contents of the CA and of what it revoked.
+#[derive(Debug, PartialEq, Eq)]
+struct Anchors {
+    ca: Option<Vec<u8>>,
+    revoked: Option<Vec<u8>>,
+}
+
+impl std::fmt::Debug for Pair {
     /// Never prints the key.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Contents")
+        f.write_str("Pair")
     }
 }
 
 impl Tls {
     /// Reads the files and makes a configuration of them.
     pub fn load(files: TlsFiles) -> Result<Self, TlsError> {
-        let contents = read_all(&files)?;
-        let config = configure(&files, &contents)?;
-        Ok(Self { files, current: ArcSwap::from_pointee(config), contents: Mutex::new(contents) })
+        let pair = Pair::read(&files)?;
+        let anchors = Anchors::read(&files)?;
+        let server = server(&files, &pair)?;
+        let trust = anchors.trust(&files)?;
+        Ok(Self {
+            files,
+            server: ArcSwap::from_pointee(server),
+            trust: ArcSwapOption::from(trust.map(Arc::new)),
+            read: Mutex::new((pair, anchors)),
+        })
     }
 
-    /// Reads the files again; true if they changed and the new ones are in force for connections to come. On an error (also the
-    /// short moment when the certificate is new and its key is not yet) the old configuration stays; call again later.
+    /// Reads certificate and key again; true if they changed and the new ones are in force for connections to come. On an error (also
+    /// the short moment when the certificate is new and its key is not yet) the old ones stay; call again later.
     ///
-    /// Blocks for the time of reading three small files; call it every some seconds from a thread that serves nobody.
-    pub fn reload(&self) -> Result<bool, TlsError> {
-        let contents = read_all(&self.files)?;
-        let mut known = self.contents.lock().unwrap_or_else(PoisonError::into_inner);
-        if *known == contents {
+    /// Blocks for the time of reading small files, like [`reload_trust`](Self::reload_trust); call them from a thread that serves nobody.
+    pub fn reload_certificate(&self) -> Result<bool, TlsError> {
+        let pair = Pair::read(&self.files)?;
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        if read.0 == pair {
             return Ok(false);
         }
-        let config = configure(&self.files, &contents)?;
-        self.current.store(Arc::new(config));
-        *known = contents;
+        self.server.store(Arc::new(server(&self.files, &pair)?));
+        read.0 = pair;
         Ok(true)
     }
 
-    /// Whether clients must present a certificate, and are held to the cluster it names.
+    /// Reads the client CA and its revocation lists again; true if they changed. From then on every certificate is judged by the new
+    /// ones, also those of connections that are open, which the caller has to see to. On an error the old ones stay.
+    pub fn reload_trust(&self) -> Result<bool, TlsError> {
+        let anchors = Anchors::read(&self.files)?;
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        if read.1 == anchors {
+            return Ok(false);
+        }
+        self.trust.store(anchors.trust(&self.files)?.map(Arc::new));
+        read.1 = anchors;
+        Ok(true)
+    }
+
+    /// Whether clients are asked for a certificate.
     #[must_use]
-    pub fn asks_for_identity(&self) -> bool {
+    pub fn asks_for_certificate(&self) -> bool {
         self.files.client_ca.is_some()
+    }
+
+    /// Whether the certificate of the listener is for this server name, given in lower case and without a dot at its end.
+    #[must_use]
+    pub fn is_named(&self, name: &str) -> bool {
+        let parent = name.split_once('.').map(|(_, parent)| parent);
+        self.server.load().names.iter().any(|own| match own.strip_prefix("*.") {
+            Some(own) => parent == Some(own),
+            None => **own == *name,
+        })
     }
 
     /// The configuration for a connection that begins now.
     pub(crate) fn current(&self) -> Arc<ServerConfig> {
-        self.current.load_full()
+        Arc::clone(&self.server.load().config)
+    }
+
+    /// What client certificates are judged by now; `None` where nobody is asked for one.
+    pub(crate) fn trust(&self) -> Option<Arc<Trust>> {
+        self.trust.load_full()
     }
 }
 
-fn read_all(files: &TlsFiles) -> Result<Contents, TlsError> {
-    let read =
-        |path: &Path| fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source });
-    Ok(Contents {
-        certificate: read(&files.certificate)?,
-        key: read(&files.key)?,
-        client_ca: files.client_ca.as_deref().map(read).transpose()?,
-    })
+fn read_file(path: &Path) -> Result<Vec<u8>, TlsError> {
+    fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })
 }
 
-fn configure(files: &TlsFiles, contents: &Contents) -> Result<ServerConfig, TlsError> {
+impl Pair {
+    fn read(files: &TlsFiles) -> Result<Self, TlsError> {
+        Ok(Self { certificate: read_file(&files.certificate)?, key: read_file(&files.key)? })
+    }
+}
+
+impl Anchors {
+    fn read(files: &TlsFiles) -> Result<Self, TlsError> {
+        let read = |path: &Option<PathBuf>| path.as_deref().map(read_file).transpose();
+        Ok(Self { ca: read(&files.client_ca)?, revoked: read(&files.client_crl)? })
+    }
+
+    fn trust(&self, files: &TlsFiles) -> Result<Option<Trust>, TlsError> {
+        let (Some(path), Some(ca)) = (&files.client_ca, &self.ca) else { return Ok(None) };
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates(path, ca)? {
+            roots.add(certificate).map_err(|source| TlsError::ClientCa { path: path.clone(), source })?;
+        }
+        let mut lists = Vec::new();
+        if let (Some(path), Some(pem)) = (&files.client_crl, &self.revoked) {
+            for list in CertificateRevocationListDer::pem_slice_iter(pem) {
+                let wrong = |source| TlsError::Pem { path: path.clone(), expected: "X509 CRL", source };
+                lists.push(list.map_err(wrong)?);
+            }
+            // A file that was cut to nothing must not pardon everybody.
+            if lists.is_empty() {
+                let source = pem::Error::NoItemsFound;
+                return Err(TlsError::Pem { path: path.clone(), expected: "X509 CRL", source });
+            }
+        }
+        let trust = Trust::new(roots, lists).map_err(|source| match (&source, &files.client_crl) {
+            (VerifierBuilderError::InvalidCrl(_), Some(list)) => {
+                TlsError::Revocations { path: list.clone(), source }
+            }
+            _ => TlsError::Verifier { path: path.clone(), source },
+        })?;
+        Ok(Some(trust))
+    }
+}
+
+fn server(files: &TlsFiles, contents: &Pair) -> Result<Server, TlsError> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let pair =
         |source| TlsError::Pair { certificate: files.certificate.clone(), key: files.key.clone(), source };
     let chain = certificates(&files.certificate, &contents.certificate)?;
+    let names = chain.first().map(|leaf| dns_names(leaf)).unwrap_or_default();
     let key = PrivateKeyDer::from_pem_slice(&contents.key).map_err(|source| TlsError::Pem {
         path: files.key.clone(),
         expected: "private key",
         source,
     })?;
-    let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
-        .with_safe_default_protocol_versions()
-        .map_err(pair)?;
-    let builder = match (&files.client_ca, &contents.client_ca) {
-        (Some(path), Some(pem)) => {
-            let mut roots = RootCertStore::empty();
-            for certificate in certificates(path, pem)? {
-                roots.add(certificate).map_err(|source| TlsError::ClientCa { path: path.clone(), source })?;
-            }
-            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
-                .build()
-                .map_err(|source| TlsError::Verifier { path: path.clone(), source })?;
-            builder.with_client_cert_verifier(verifier)
-        }
-        _ => builder.with_no_client_auth(),
+    let builder =
+        ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().map_err(pair)?;
+    let builder = match files.client_ca {
+        Some(_) => builder.with_client_cert_verifier(Arc::new(AnyCertificate::new())),
+        None => builder.with_no_client_auth(),
     };
     let mut config = builder.with_single_cert(chain, key).map_err(pair)?;
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    config.alpn_protocols = vec![ALPN.to_vec(), b"h2".to_vec(), b"http/1.1".to_vec()];
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
-    Ok(config)
+    Ok(Server { config: Arc::new(config), names })
+}
+
+/// The DNS names a certificate is for, in lower case; of one that cannot be read, none.
+fn dns_names(der: &[u8]) -> Box<[Box<str>]> {
+    let Ok((_, certificate)) = X509Certificate::from_der(der) else { return Box::default() };
+    let alternative = certificate.subject_alternative_name().ok().flatten();
+    let names = alternative.iter().flat_map(|extension| &extension.value.general_names);
+    let dns = names.filter_map(|name| match name {
+        GeneralName::DNSName(name) => Some(name.to_ascii_lowercase().into()),
+        _ => None,
+    });
+    dns.collect()
 }
 
 /// The certificates of a PEM file, at least one.

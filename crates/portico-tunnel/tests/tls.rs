@@ -10,14 +10,20 @@ use std::sync::Arc;
 
 use common::*;
 use http::StatusCode;
-use portico_tunnel::{End, Failure, Settings, Side, Tls, TlsFiles};
-use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use portico_tunnel::{End, Failure, Request, Settings, Side, Tls, TlsFiles};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, ExtendedKeyUsagePurpose,
+    IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams,
+};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+
+/// Of every client certificate.
+const SERIAL: &[u8] = &[10, 11, 12];
 
 /// One CA for both sides, and the files of the server.
 struct Pki {
@@ -30,6 +36,7 @@ impl Pki {
     fn new() -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         // OpenSSL takes a certificate whose issuer has its own name for self-signed.
         params.distinguished_name.push(DnType::CommonName, "test CA");
         let key = KeyPair::generate().unwrap();
@@ -56,8 +63,33 @@ impl Pki {
 
     fn tls(&self, with_ca: bool) -> Arc<Tls> {
         let client_ca = with_ca.then(|| self.file("ca.crt"));
-        let files = TlsFiles { certificate: self.file("tls.crt"), key: self.file("tls.key"), client_ca };
+        let files = TlsFiles {
+            certificate: self.file("tls.crt"),
+            key: self.file("tls.key"),
+            client_ca,
+            client_crl: None,
+        };
         Arc::new(Tls::load(files).unwrap())
+    }
+
+    /// What the CA has revoked, in PEM.
+    fn revocations(&self, serials: &[&[u8]]) -> String {
+        let (then, later) = (rcgen::date_time_ymd(2020, 1, 1), rcgen::date_time_ymd(4000, 1, 1));
+        let revoked = serials.iter().map(|serial| RevokedCertParams {
+            serial_number: serial.to_vec().into(),
+            revocation_time: then,
+            reason_code: None,
+            invalidity_date: None,
+        });
+        let list = CertificateRevocationListParams {
+            this_update: then,
+            next_update: later,
+            crl_number: vec![1].into(),
+            issuing_distribution_point: None,
+            revoked_certs: revoked.collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        list.signed_by(&self.issuer).unwrap().pem().unwrap()
     }
 
     fn settings(&self, with_ca: bool) -> Settings {
@@ -65,6 +97,16 @@ impl Pki {
     }
 
     fn client(&self, organisation: Option<&str>, alpn: &[&[u8]]) -> TlsConnector {
+        self.client_with(organisation, alpn, |_| ())
+    }
+
+    /// A client whose certificate is not as it should be.
+    fn client_with(
+        &self,
+        organisation: Option<&str>,
+        alpn: &[&[u8]],
+        change: impl FnOnce(&mut CertificateParams),
+    ) -> TlsConnector {
         let mut roots = RootCertStore::empty();
         roots.add(self.ca.clone()).unwrap();
         let builder =
@@ -75,7 +117,7 @@ impl Pki {
         let mut config = match organisation {
             None => builder.with_no_client_auth(),
             Some(organisation) => {
-                let (certificate, key) = self.client_certificate(organisation);
+                let (certificate, key) = self.client_certificate_with(organisation, change);
                 let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
                 builder.with_client_auth_cert(vec![certificate.der().clone()], key).unwrap()
             }
@@ -85,9 +127,19 @@ impl Pki {
     }
 
     fn client_certificate(&self, organisation: &str) -> (rcgen::Certificate, KeyPair) {
+        self.client_certificate_with(organisation, |_| ())
+    }
+
+    fn client_certificate_with(
+        &self,
+        organisation: &str,
+        change: impl FnOnce(&mut CertificateParams),
+    ) -> (rcgen::Certificate, KeyPair) {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::OrganizationName, organisation);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        params.serial_number = Some(SERIAL.to_vec().into());
+        change(&mut params);
         let key = KeyPair::generate().unwrap();
         (params.signed_by(&key, &self.issuer).unwrap(), key)
     }
@@ -124,31 +176,169 @@ async fn a_certificate_names_the_cluster_to_the_handler() {
     let server = Server::start(pki.settings(true)).await;
     assert_eq!(status(&server, &pki.client(Some("portico:cluster:a"), &[b"h2"])).await, StatusCode::OK);
     let requests = server.routes.requests.lock().unwrap();
-    assert_eq!(requests[0].identity.as_ref().map(|identity| identity.cluster()), Some("a"));
+    assert_eq!(proof(&requests[0]), Ok("a".to_owned()));
     assert!(requests[0].tls);
 }
 
+/// What the certificate of a request proves at this moment.
+fn proof(request: &Request) -> Result<String, String> {
+    let certificate = request.certificate.as_ref().expect("a certificate came");
+    certificate
+        .identity()
+        .map(|identity| identity.cluster().to_owned())
+        .map_err(|unproven| unproven.to_string())
+}
+
 #[tokio::test]
-async fn a_certificate_that_names_nobody_opens_nothing() {
+async fn what_a_certificate_lacks_is_a_sentence_and_no_alert() {
     let pki = Pki::new();
     let server = Server::start(pki.settings(true)).await;
-    assert_eq!(status(&server, &pki.client(Some("system:masters"), &[b"h2"])).await, StatusCode::FORBIDDEN);
-    assert_eq!(*server.routes.refusals.lock().unwrap(), [StatusCode::FORBIDDEN]);
+    let mut stranger = Pki::new();
+    stranger.ca = pki.ca.clone();
+    let a = Some("portico:cluster:a");
+    let old = |params: &mut CertificateParams| params.not_after = rcgen::date_time_ymd(2001, 2, 3);
+    let young = |params: &mut CertificateParams| params.not_before = rcgen::date_time_ymd(4000, 2, 3);
+    let other = |params: &mut CertificateParams| {
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    };
+    for (client, sentence) in [
+        (pki.client_with(a, &[b"h2"], old), "the client certificate expired on 2001-02-03T00:00:00Z"),
+        (
+            pki.client_with(a, &[b"h2"], young),
+            "the client certificate is not valid before 4000-02-03T00:00:00Z",
+        ),
+        (
+            stranger.client(a, &[b"h2"]),
+            "the client certificate was issued by CN=test CA, which is none of this gateway's client CAs",
+        ),
+        (
+            pki.client_with(a, &[b"h2"], other),
+            "the client certificate is not meant for TLS clients; it needs the extended key usage clientAuth",
+        ),
+        (
+            pki.client(Some("system:masters"), &[b"h2"]),
+            "the client certificate names no cluster; it needs organisation portico:cluster:NAME or URI \
+             spiffe://DOMAIN/cluster/NAME",
+        ),
+    ] {
+        assert_eq!(status(&server, &client).await, StatusCode::OK, "it is the handler's to decide");
+        let requests = std::mem::take(&mut *server.routes.requests.lock().unwrap());
+        assert_eq!(proof(&requests[0]), Err(sentence.to_owned()));
+        drop(server.upstream().await);
+    }
+}
+
+#[tokio::test]
+async fn a_client_without_a_certificate_gets_as_far_as_its_request() {
+    let pki = Pki::new();
+    let server = Server::start(pki.settings(true)).await;
+    assert_eq!(status(&server, &pki.client(None, &[b"h2"])).await, StatusCode::OK);
+    assert!(server.routes.requests.lock().unwrap()[0].certificate.is_none());
+}
+
+#[tokio::test]
+async fn a_certificate_without_its_key_is_turned_away_by_tls() {
+    let pki = Pki::new();
+    let mut server = Server::start(pki.settings(true)).await;
+    let (certificate, _) = pki.client_certificate("portico:cluster:a");
+    let (_, other_key) = pki.client_certificate("portico:cluster:a");
+    let mut roots = RootCertStore::empty();
+    roots.add(pki.ca.clone()).unwrap();
+    let provider = rustls::crypto::aws_lc_rs::default_provider();
+    let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(other_key.serialize_der()));
+    let signer = provider.key_provider.load_private_key(key).unwrap();
+    let pair = rustls::sign::CertifiedKey::new(vec![certificate.der().clone()], signer);
+    let config = ClientConfig::builder_with_provider(Arc::new(provider))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_client_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(pair)));
+    // TLS 1.3 clients believe they are in before the server has judged them.
+    let _ = connect(&server, &TlsConnector::from(Arc::new(config))).await;
+    assert!(matches!(server.result().await, Err(Failure::Untrusted(_))));
+}
+
+#[tokio::test]
+async fn a_revocation_reaches_a_connection_that_is_open_and_expiry_does_not() {
+    let pki = Pki::new();
+    fs::write(pki.file("crl.pem"), pki.revocations(&[])).unwrap();
+    let files = TlsFiles {
+        certificate: pki.file("tls.crt"),
+        key: pki.file("tls.key"),
+        client_ca: Some(pki.file("ca.crt")),
+        client_crl: Some(pki.file("crl.pem")),
+    };
+    let tls = Arc::new(Tls::load(files).unwrap());
+    let server = Server::start(Settings { tls: Some(Arc::clone(&tls)), ..Settings::default() }).await;
+    let a = Some("portico:cluster:a");
+    let soon = rcgen::date_time_ymd(2001, 2, 3);
+    for client in [pki.client(a, &[b"h2"]), pki.client_with(a, &[b"h2"], |params| params.not_after = soon)] {
+        assert_eq!(status(&server, &client).await, StatusCode::OK);
+    }
+    let requests = std::mem::take(&mut *server.routes.requests.lock().unwrap());
+    let standing = || {
+        let certificates = requests.iter().map(|request| request.certificate.as_ref().unwrap());
+        certificates
+            .map(|certificate| certificate.standing("a").map_err(|why| why.to_string()))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(standing(), [Ok(()), Ok(())], "one of them has expired, which cuts nothing");
+    assert!(!tls.reload_trust().unwrap(), "nothing changed yet");
+
+    fs::write(pki.file("crl.pem"), "").unwrap();
+    assert!(tls.reload_trust().is_err(), "an empty file pardons nobody: it is an error");
+    fs::write(pki.file("crl.pem"), pki.revocations(&[SERIAL])).unwrap();
+    assert!(tls.reload_trust().unwrap());
+    let revoked = Err("the client certificate with serial 0a:0b:0c of CN=test CA was revoked".to_owned());
+    assert_eq!(standing(), [revoked.clone(), revoked.clone()]);
+    assert_eq!(proof(&requests[0]), Err(revoked.unwrap_err()));
+
+    fs::write(pki.file("crl.pem"), pki.revocations(&[])).unwrap();
+    assert!(tls.reload_trust().unwrap());
+    assert_eq!(standing(), [Ok(()), Ok(())]);
+    let mut next = Pki::new();
+    next.ca = pki.ca.clone();
+    fs::copy(next.file("ca.crt"), pki.file("ca.crt")).unwrap();
+    assert!(tls.reload_trust().unwrap());
+    for standing in standing() {
+        assert!(standing.unwrap_err().contains("issued by CN=test CA, which is none of"));
+    }
+}
+
+#[tokio::test]
+async fn a_refresh_answers_no_content_and_opens_nothing() {
+    let pki = Pki::new();
+    let server = Server::start(pki.settings(true)).await;
+    let stream =
+        connect(&server, &pki.client(Some("portico:cluster:a"), &[portico_tunnel::ALPN])).await.unwrap();
+    assert_eq!(stream.get_ref().1.alpn_protocol(), Some(portico_tunnel::ALPN));
+    let mut client = Client::over(stream).await;
+    let answer = client.refresh(UPSTREAM, Some("Bearer secret")).await;
+    assert_eq!(answer.status(), StatusCode::NO_CONTENT);
+    let answer = client.refresh("401.test:443", None).await;
+    assert_eq!(answer.status(), StatusCode::UNAUTHORIZED);
+    assert_eq!(answer.headers()["www-authenticate"], "Bearer");
+    let verified = server.routes.verified.lock().unwrap();
+    assert_eq!(&*verified[0].authority, UPSTREAM);
+    assert_eq!(verified[0].token.as_ref().map(portico_tunnel::Token::secret), Some("secret"));
     assert!(server.routes.requests.lock().unwrap().is_empty());
 }
 
 #[tokio::test]
-async fn without_a_certificate_or_with_one_of_another_ca_nobody_comes_in() {
+async fn the_names_of_the_certificate_are_known() {
     let pki = Pki::new();
-    let mut server = Server::start(pki.settings(true)).await;
-    let mut stranger = Pki::new();
-    stranger.ca = pki.ca.clone();
-    for connector in [pki.client(None, &[b"h2"]), stranger.client(Some("portico:cluster:a"), &[b"h2"])] {
-        // TLS 1.3 clients believe they are in before the server has judged them.
-        let _ = connect(&server, &connector).await;
-        assert!(matches!(server.result().await, Err(Failure::Untrusted(_))));
+    let mut params = CertificateParams::new(vec!["Gateway.test".into(), "*.tunnel.test".into()]).unwrap();
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    let key = KeyPair::generate().unwrap();
+    fs::write(pki.file("tls.crt"), params.signed_by(&key, &pki.issuer).unwrap().pem()).unwrap();
+    fs::write(pki.file("tls.key"), key.serialize_pem()).unwrap();
+    let tls = pki.tls(false);
+    for own in ["gateway.test", "a.tunnel.test", "b.tunnel.test"] {
+        assert!(tls.is_named(own), "{own}");
     }
-    assert!(server.routes.requests.lock().unwrap().is_empty());
+    for other in ["tunnel.test", "a.b.tunnel.test", "test", "", "a.example.com"] {
+        assert!(!tls.is_named(other), "{other}");
+    }
 }
 
 #[tokio::test]
@@ -156,7 +346,7 @@ async fn without_a_ca_nobody_is_asked() {
     let pki = Pki::new();
     let server = Server::start(pki.settings(false)).await;
     assert_eq!(status(&server, &pki.client(None, &[b"h2"])).await, StatusCode::OK);
-    assert_eq!(server.routes.requests.lock().unwrap()[0].identity, None);
+    assert!(server.routes.requests.lock().unwrap()[0].certificate.is_none());
 }
 
 #[tokio::test]
@@ -181,17 +371,17 @@ async fn a_renewed_certificate_is_used_without_cutting_a_stream() {
     let before = served(&stream);
     let mut client = Client::over(stream).await;
     let (mut ends, mut upstream) = server.tunnel_of(&mut client).await;
-    assert!(!tls.reload().unwrap(), "nothing changed yet");
+    assert!(!tls.reload_certificate().unwrap(), "nothing changed yet");
 
     let key = fs::read(pki.file("tls.key")).unwrap();
     pki.renew_server();
     let new_key = fs::read(pki.file("tls.key")).unwrap();
     fs::write(pki.file("tls.key"), key).unwrap();
-    assert!(tls.reload().is_err(), "a certificate without its key is not used");
+    assert!(tls.reload_certificate().is_err(), "a certificate without its key is not used");
     assert_eq!(served(&connect(&server, &connector).await.unwrap()), before);
 
     fs::write(pki.file("tls.key"), new_key).unwrap();
-    assert!(tls.reload().unwrap());
+    assert!(tls.reload_certificate().unwrap());
     assert_ne!(served(&connect(&server, &connector).await.unwrap()), before);
     upstream.write_all(b"still here").await.unwrap();
     assert_eq!(ends.read().await.unwrap(), "still here");
@@ -204,6 +394,7 @@ async fn files_that_make_no_configuration_are_named() {
         certificate: pki.file(certificate),
         key: pki.file(key),
         client_ca: Some(pki.file(ca)),
+        client_crl: None,
     };
     fs::write(pki.file("empty"), "").unwrap();
     for (files, culprit) in [

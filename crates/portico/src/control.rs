@@ -25,11 +25,10 @@ use crate::gateway_flags::Flags;
 use crate::source::Source;
 use crate::status::Status;
 use crate::text_pages;
+use crate::tunnel_files;
 
 /// Between two attempts to bind a NodePort that something else holds: what holds it is usually about to go.
 const RETRY_PORTS: Duration = Duration::from_secs(2);
-/// Between two looks at the certificate files. Three small files; renewals are valid for days before they are needed.
-const RELOAD_CERTIFICATES: Duration = Duration::from_secs(10);
 /// Problems written to the log after one step; the rest is counted, and listed by `/readyz?verbose`.
 const MOST_PROBLEMS_LOGGED: usize = 20;
 /// Between two attempts to store what must be remembered: a predecessor may hold the lock until it has handed over.
@@ -56,7 +55,7 @@ pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Sta
     let why = tokio::select! {
         never = follow(&mut source, &status) => match never? {},
         never = retry_ports(&gateway) => match never {},
-        never = reload_certificates(&gateway) => match never {},
+        never = tunnel_files::follow(&gateway, &status) => match never {},
         signal = stop.asked() => Ending::Stop(signal),
         outcome = successor(&gateway, flags.lifecycle.take_over.as_deref()) => { outcome?; Ending::HandedOver }
     };
@@ -231,32 +230,6 @@ async fn retry_ports(gateway: &Gateway) -> Infallible {
     loop {
         sleep(RETRY_PORTS).await;
         gateway.retry_failed_ports();
-    }
-}
-
-/// Has new connections to the tunnel listener served with the certificate that is in the files now.
-async fn reload_certificates(gateway: &Gateway) -> Infallible {
-    let Some(tls) = gateway.shared().config.tunnel.tls.clone() else { return pending().await };
-    let mut failing = false;
-    loop {
-        sleep(RELOAD_CERTIFICATES).await;
-        match tls.reload() {
-            Ok(changed) => {
-                if changed {
-                    tracing::info!("new certificate of the tunnel listener in force");
-                }
-                failing = false;
-            }
-            Err(error) => {
-                // Once, not every ten seconds; and the first time it may only be half written.
-                if failing {
-                    tracing::debug!(%error, "the certificate of the tunnel listener still cannot be read again");
-                } else {
-                    tracing::warn!(%error, "cannot read the certificate of the tunnel listener again; the old one stays");
-                }
-                failing = true;
-            }
-        }
     }
 }
 

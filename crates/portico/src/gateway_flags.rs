@@ -13,7 +13,10 @@ use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 use portico_api::policy::Budget;
 use portico_api::seed::Timeouts;
-use portico_gateway::{AccessFormat, Config, IdleTimeouts, Keepalive, ProxyMode, ProxyProtocol};
+use portico_gateway::{
+    AccessFormat, Config, IdleTimeouts, Keepalive, ProxyMode, ProxyProtocol, StaticTokens, TokenSettings,
+    TokensError,
+};
 use portico_tunnel::{Settings as TunnelSettings, Tls, TlsError, TlsFiles};
 use thiserror::Error;
 
@@ -66,7 +69,8 @@ pub(crate) struct SourceFlags {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Listeners")]
 pub(crate) struct ListenerFlags {
-    /// Where clients are routed by the server name of their ClientHello; off for none
+    /// Where clients are routed by the server name of their ClientHello; off for none. May be the address of --tunnel-listen: then
+    /// one port serves both
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:6443")]
     pub(crate) sni_listen: Listen,
     /// Where CONNECT requests of node agents are served; off for none
@@ -92,11 +96,24 @@ pub(crate) struct TunnelFlags {
     /// Private key of that certificate, PEM
     #[arg(long, value_name = "FILE", requires = "tunnel_tls_cert")]
     pub(crate) tunnel_tls_key: Option<PathBuf>,
-    /// CA that client certificates must come from; each then opens the authorities of the one cluster it names. With
-    /// --tunnel-plaintext that binds only those who come by TLS
+    /// CA of client certificates, PEM; each opens the authorities of the one cluster it names. Like all that asks for an identity it
+    /// binds only those who come by TLS
     #[arg(long, value_name = "FILE", requires = "tunnel_tls_cert")]
     pub(crate) tunnel_client_ca: Option<PathBuf>,
-    /// Serve CONNECT without TLS: whoever reaches the port reaches every authority, also beside --tunnel-client-ca
+    /// What that CA has revoked: its revocation lists (CRL), PEM; takes effect on open tunnels at once
+    #[arg(long, value_name = "FILE", requires = "tunnel_client_ca")]
+    pub(crate) tunnel_client_crl: Option<PathBuf>,
+    /// Bearer tokens of clients, a line TOKEN,CLUSTER each; read again when it changes
+    #[arg(long, value_name = "FILE", requires = "tunnel_tls_cert")]
+    pub(crate) tunnel_tokens: Option<PathBuf>,
+    /// Have bearer tokens reviewed by the API server of the cluster they are for; needs the annotation
+    /// portico.k8c.io/api-server-ca on the Cluster or the Service, and no rights for the gateway
+    #[arg(long, requires = "tunnel_tls_cert")]
+    pub(crate) tunnel_token_review: bool,
+    /// How long such a review holds; a token in use is reviewed again when it is over
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = positive_duration)]
+    pub(crate) tunnel_token_review_interval: Duration,
+    /// Serve CONNECT without TLS: whoever reaches the port reaches every authority, whatever identity others are asked for
     #[arg(long)]
     pub(crate) tunnel_plaintext: bool,
 }
@@ -235,9 +252,17 @@ pub(crate) enum FlagError {
         "--trusted-proxy {0} trusts every client to say who it is; give the networks of your load balancers"
     )]
     EverybodyTrusted(IpNet),
-    /// The certificate, key or CA cannot be used.
+    /// The certificate, key, CA or revocation list cannot be used.
     #[error("the tunnel's certificate cannot be used: {0}")]
     Tls(#[from] TlsError),
+    /// The file of tokens cannot be used.
+    #[error("the tunnel's tokens cannot be used: {0}")]
+    Tokens(#[from] TokensError),
+    /// One port cannot expect a PROXY header and not expect it.
+    #[error(
+        "--sni-listen and --tunnel-listen share {0}, but --proxy-protocol differs for sni and tunnel; give both the same mode"
+    )]
+    ProxyProtocolDiffers(SocketAddr),
 }
 
 impl Flags {
@@ -253,14 +278,17 @@ impl Flags {
         let flags = &self.timeouts;
         let admin = self.listeners.admin_listen.0;
         let tunnel = self.tunnel_settings(seed)?;
+        let tunnel_is_on = tunnel.is_some();
         Ok(Config {
             workers: self.listeners.workers.map_or_else(cores, usize::from),
             sni_listen: self.listeners.sni_listen.0,
             tunnel_listen: tunnel.as_ref().and(self.listeners.tunnel_listen.0),
+            tokens: if tunnel.is_some() { self.tunnel.tokens()? } else { TokenSettings::default() },
+            shared_port: tunnel.is_some() && self.shared_address().is_some(),
             tunnel: tunnel.unwrap_or_default(),
             node_port_address: self.listeners.node_port_address,
             other_ports: admin.map(|address| (address.port(), "--admin-listen")).into_iter().collect(),
-            proxy_protocol: self.client.proxy_protocol()?,
+            proxy_protocol: self.client.proxy_protocol(self.shared_address().filter(|_| tunnel_is_on))?,
             hello_timeout: flags.hello_timeout,
             connect_timeout: flags.connect_timeout,
             downstream_keepalive: keepalive(
@@ -296,9 +324,25 @@ impl Flags {
         self.listeners.tunnel_listen.0.is_some() && !said
     }
 
-    /// Whether clients may leave out the certificate that others are asked for.
-    pub(crate) fn plaintext_passes_client_ca(&self) -> bool {
-        self.tunnel.tunnel_plaintext && self.tunnel.tunnel_client_ca.is_some()
+    /// Whether clients may leave out the identity that others are asked for.
+    pub(crate) fn plaintext_passes_identity(&self) -> bool {
+        self.tunnel.tunnel_plaintext && self.tunnel.asks_for_identity()
+    }
+
+    /// Whether the tunnel serves whoever reaches it; how.
+    pub(crate) fn tunnel_is_open_to_anyone(&self) -> Option<&'static str> {
+        let on = self.listeners.tunnel_listen.0.is_some();
+        match (self.tunnel.tunnel_plaintext, self.tunnel.tunnel_tls_cert.is_some()) {
+            (true, _) if on => Some("--tunnel-plaintext"),
+            (_, true) if on && !self.tunnel.asks_for_identity() => Some("--tunnel-tls-cert"),
+            _ => None,
+        }
+    }
+
+    /// The address that clients by server name and tunnels share, if they do.
+    fn shared_address(&self) -> Option<SocketAddr> {
+        let sni = self.listeners.sni_listen.0.filter(|address| address.port() != 0);
+        sni.filter(|_| sni == self.listeners.tunnel_listen.0)
     }
 
     fn check_addresses(&self) -> Result<(), FlagError> {
@@ -311,6 +355,7 @@ impl Flags {
             let Some(address) = address.filter(|address| address.port() != 0) else { continue };
             if let Some((second, _)) =
                 listeners[index + 1..].iter().find(|(_, other)| *other == Some(address))
+                && (first, *second) != ("--sni-listen", "--tunnel-listen")
             {
                 return Err(FlagError::SameAddress { first, second, address });
             }
@@ -330,7 +375,12 @@ impl Flags {
         }
         let files =
             flags.tunnel_tls_cert.clone().zip(flags.tunnel_tls_key.clone()).map(|(certificate, key)| {
-                TlsFiles { certificate, key, client_ca: flags.tunnel_client_ca.clone() }
+                TlsFiles {
+                    certificate,
+                    key,
+                    client_ca: flags.tunnel_client_ca.clone(),
+                    client_crl: flags.tunnel_client_crl.clone(),
+                }
             });
         let tls = files.map(Tls::load).transpose()?.map(Arc::new);
         if tls.is_none() && !flags.tunnel_plaintext {
@@ -345,8 +395,23 @@ impl Flags {
     }
 }
 
+impl TunnelFlags {
+    fn asks_for_identity(&self) -> bool {
+        self.tunnel_client_ca.is_some() || self.tunnel_tokens.is_some() || self.tunnel_token_review
+    }
+
+    fn tokens(&self) -> Result<TokenSettings, TokensError> {
+        let file = self.tunnel_tokens.clone().map(StaticTokens::load).transpose()?.map(Arc::new);
+        Ok(TokenSettings {
+            file,
+            review: self.tunnel_token_review.then_some(self.tunnel_token_review_interval),
+        })
+    }
+}
+
 impl ClientAddressFlags {
-    fn proxy_protocol(&self) -> Result<ProxyProtocol, FlagError> {
+    /// `shared` is the address that two listeners share.
+    fn proxy_protocol(&self, shared: Option<SocketAddr>) -> Result<ProxyProtocol, FlagError> {
         if let Some(&everybody) = self.trusted_proxy.iter().find(|network| network.prefix_len() == 0) {
             return Err(FlagError::EverybodyTrusted(everybody));
         }
@@ -363,6 +428,9 @@ impl ClientAddressFlags {
                 ListenerKind::NodePort => &mut protocol.node_port,
             };
             *field = mode;
+        }
+        if let Some(address) = shared.filter(|_| protocol.sni != protocol.tunnel) {
+            return Err(FlagError::ProxyProtocolDiffers(address));
         }
         Ok(protocol)
     }
@@ -458,11 +526,40 @@ mod tests {
     }
 
     #[test]
-    fn plain_text_that_passes_the_client_ca_is_noticed() {
-        let ca = ["--tunnel-tls-cert", "c", "--tunnel-tls-key", "k", "--tunnel-client-ca", "a"];
-        assert!(!flags(&ca).plaintext_passes_client_ca());
-        assert!(!flags(&["--tunnel-plaintext"]).plaintext_passes_client_ca());
-        assert!(flags(&[&ca[..], &["--tunnel-plaintext"]].concat()).plaintext_passes_client_ca());
+    fn a_tunnel_that_is_open_to_anyone_is_noticed() {
+        let tls = ["--tunnel-tls-cert", "c", "--tunnel-tls-key", "k"];
+        let with = |more: &[&str]| flags(&[&tls[..], more].concat());
+        for identity in
+            [&["--tunnel-client-ca", "a"][..], &["--tunnel-tokens", "t"], &["--tunnel-token-review"]]
+        {
+            assert!(!with(identity).plaintext_passes_identity());
+            assert_eq!(with(identity).tunnel_is_open_to_anyone(), None);
+            let plain = with(&[identity, &["--tunnel-plaintext"]].concat());
+            assert!(plain.plaintext_passes_identity());
+            assert_eq!(plain.tunnel_is_open_to_anyone(), Some("--tunnel-plaintext"));
+        }
+        assert_eq!(with(&[]).tunnel_is_open_to_anyone(), Some("--tunnel-tls-cert"));
+        assert!(!flags(&["--tunnel-plaintext"]).plaintext_passes_identity());
+        assert_eq!(flags(&["--tunnel-plaintext"]).tunnel_is_open_to_anyone(), Some("--tunnel-plaintext"));
+        assert_eq!(flags(&[]).tunnel_is_open_to_anyone(), None);
+    }
+
+    #[test]
+    fn server_names_and_tunnels_may_share_an_address() {
+        let one = ["--sni-listen", "127.0.0.1:443", "--tunnel-listen", "127.0.0.1:443"];
+        let config = |more: &[&str]| flags(&[&one[..], more].concat()).config(&Timeouts::default());
+        assert!(config(&["--tunnel-plaintext"]).unwrap().shared_port);
+        assert!(!config(&[]).unwrap().shared_port, "the tunnel is off");
+        assert!(!flags(&["--tunnel-plaintext"]).config(&Timeouts::default()).unwrap().shared_port);
+        let differs =
+            ["--tunnel-plaintext", "--proxy-protocol", "sni=required", "--trusted-proxy", "10.0.0.0/8"];
+        let error = config(&differs).unwrap_err().to_string();
+        assert!(
+            error.contains("share 127.0.0.1:443, but --proxy-protocol differs for sni and tunnel"),
+            "{error}"
+        );
+        let same = [&differs[..], &["--proxy-protocol", "tunnel=required"]].concat();
+        assert!(config(&same).unwrap().shared_port);
     }
 
     #[test]
@@ -489,6 +586,9 @@ mod tests {
         for arguments in [
             &["--tunnel-tls-cert", "c"][..],
             &["--tunnel-client-ca", "c", "--tunnel-plaintext"],
+            &["--tunnel-client-crl", "c", "--tunnel-tls-cert", "c", "--tunnel-tls-key", "k"],
+            &["--tunnel-tokens", "t", "--tunnel-plaintext"],
+            &["--tunnel-token-review", "--tunnel-plaintext"],
             &["--proxy-protocol", "sni=required"],
             &["--trusted-proxy", "10.0.0.0/8"],
             &["--manifests", "m", "--kubeconfig", "k"],

@@ -22,6 +22,7 @@ mod source;
 mod status;
 mod table;
 mod text_pages;
+mod tunnel_files;
 mod verb;
 
 use std::process::ExitCode;

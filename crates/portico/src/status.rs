@@ -16,6 +16,7 @@ use portico_source::kubernetes::KubernetesStatus;
 use crate::finding::Finding;
 use crate::listing::Listing;
 use crate::pipeline::Pipeline;
+use crate::tunnel_files::TunnelFile;
 
 /// One gateway process.
 #[derive(Debug)]
@@ -27,6 +28,8 @@ pub(crate) struct Status {
     watches: Option<Watches>,
     manifest_problems: Mutex<Arc<[ManifestProblem]>>,
     reported: Mutex<Reported>,
+    /// Files of the tunnel listener that cannot be used as they are now, and why.
+    tunnel_files: Mutex<BTreeMap<TunnelFile, String>>,
     stopping: AtomicBool,
 }
 
@@ -54,6 +57,7 @@ impl Status {
             watches,
             manifest_problems: Mutex::default(),
             reported: Mutex::default(),
+            tunnel_files: Mutex::default(),
             stopping: AtomicBool::new(false),
         }
     }
@@ -90,6 +94,20 @@ impl Status {
 
     pub(crate) fn set_manifest_problems(&self, problems: Arc<[ManifestProblem]>) {
         *self.manifest_problems.lock().unwrap_or_else(PoisonError::into_inner) = problems;
+    }
+
+    /// Files of the tunnel listener that cannot be used as they are now, and why; what was read before stays in force.
+    pub(crate) fn tunnel_files(&self) -> BTreeMap<TunnelFile, String> {
+        self.tunnel_files.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Notes whether a file can be used; what was wrong with it before.
+    pub(crate) fn set_tunnel_file(&self, file: TunnelFile, error: Option<String>) -> Option<String> {
+        let mut files = self.tunnel_files.lock().unwrap_or_else(PoisonError::into_inner);
+        match error {
+            Some(error) => files.insert(file, error),
+            None => files.remove(&file),
+        }
     }
 
     /// What is wrong with objects that could be read, errors first: by themselves, or because this host has no room for them.

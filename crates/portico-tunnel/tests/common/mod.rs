@@ -37,6 +37,7 @@ pub struct Report {
 pub struct Routes {
     upstream: SocketAddr,
     pub requests: Mutex<Vec<Request>>,
+    pub verified: Mutex<Vec<Request>>,
     pub refusals: Mutex<Vec<StatusCode>>,
     reports: mpsc::UnboundedSender<Report>,
     /// Requests wait here until it is true.
@@ -83,6 +84,14 @@ impl Handler for Routes {
         })
     }
 
+    async fn verify(&self, request: &Request) -> Result<(), Refusal> {
+        self.verified.lock().unwrap().push(request.clone());
+        if &*request.authority == UPSTREAM {
+            return Ok(());
+        }
+        Err(Refusal::new(StatusCode::UNAUTHORIZED, "as the test wants it"))
+    }
+
     fn refused(&self, refusal: &Refusal) {
         self.refusals.lock().unwrap().push(refusal.status);
     }
@@ -121,6 +130,7 @@ impl Server {
         let routes = Arc::new(Routes {
             upstream: upstreams.local_addr().unwrap(),
             requests: Mutex::default(),
+            verified: Mutex::default(),
             refusals: Mutex::default(),
             reports: to_reports,
             gate: watch::Sender::new(true),
@@ -218,6 +228,23 @@ impl Client {
         let request = http::Request::builder().method(Method::CONNECT).uri(uri).body(()).unwrap();
         let mut ready = patiently(self.requests.clone().ready()).await.unwrap();
         ready.send_request(request, false).unwrap()
+    }
+
+    /// `OPTIONS *`: asks who the server takes this client for.
+    pub async fn refresh(
+        &mut self,
+        authority: &str,
+        authorization: Option<&str>,
+    ) -> http::Response<RecvStream> {
+        let uri =
+            http::Uri::builder().scheme("https").authority(authority).path_and_query("*").build().unwrap();
+        let mut request = http::Request::builder().method(Method::OPTIONS).uri(uri);
+        if let Some(authorization) = authorization {
+            request = request.header("authorization", authorization);
+        }
+        let mut ready = patiently(self.requests.clone().ready()).await.unwrap();
+        let (answer, _) = ready.send_request(request.body(()).unwrap(), true).unwrap();
+        patiently(answer).await.unwrap()
     }
 }
 

@@ -107,6 +107,19 @@ impl Families<'_> {
         })
     }
 
+    pub(crate) fn one_histogram(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: &Unit,
+        sum: f64,
+        buckets: &[(f64, u64)],
+    ) -> fmt::Result {
+        let count = buckets.iter().map(|(_, count)| count).sum();
+        let mut metric = self.0.encode_descriptor(name, help, Some(unit), MetricType::Histogram)?;
+        metric.encode_histogram::<NoLabelSet>(sum, count, buckets, None)
+    }
+
     pub(crate) fn histogram<L: EncodeLabelSet, const N: usize>(
         &mut self,
         name: &str,

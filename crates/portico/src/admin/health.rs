@@ -66,6 +66,15 @@ fn details(text: &mut String, status: &Status) {
             }
         }
     }
+    for (file, error) in status.tunnel_files() {
+        let file = file.word();
+        line(
+            text,
+            format_args!(
+                "[!] file of the tunnel listener ({file}): {error}; what was read before stays in force"
+            ),
+        );
+    }
     let manifest = status.manifest_problems();
     let objects = status.object_problems();
     let shown = manifest.iter().map(ToString::to_string).chain(objects.iter().map(ToString::to_string));

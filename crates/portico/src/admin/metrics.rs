@@ -8,7 +8,10 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use portico_api::names::ClusterName;
-use portico_gateway::{Cluster, ClusterSnapshot, Ends, Gateway, HANDSHAKE_BUCKETS, Refusal, Side};
+use portico_gateway::{
+    Cluster, ClusterSnapshot, Ends, Gateway, HANDSHAKE_BUCKETS, Method, OUTCOMES, REVIEW_BUCKETS, Refusal,
+    Side,
+};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Unit;
@@ -16,6 +19,7 @@ use prometheus_client::registry::Unit;
 use super::exposition::{Exposition, Families};
 use super::process::Process;
 use crate::status::Status;
+use crate::tunnel_files::TunnelFile;
 
 /// The metrics of one gateway.
 pub(super) fn gateway_metrics(status: Arc<Status>) -> Exposition {
@@ -43,6 +47,7 @@ impl Collector for GatewayMetrics {
         self.write_process(&mut out)?;
         let Some(gateway) = self.status.gateway() else { return Ok(()) };
         write_totals(gateway, &mut out)?;
+        self.write_tunnel(gateway, &mut out)?;
         self.write_table(gateway, &mut out)?;
         self.write_clusters(gateway, &mut out)
     }
@@ -70,6 +75,57 @@ impl GatewayMetrics {
             }
         }
         Ok(())
+    }
+
+    /// Who may come in by the tunnel, and who did.
+    fn write_tunnel(&self, gateway: &Gateway, out: &mut Families<'_>) -> fmt::Result {
+        let shared = gateway.shared();
+        let (config, identities) = (&shared.config, &shared.identities);
+        let on = config.tunnel_listen.is_some();
+        let plaintext = on && config.tunnel.plaintext;
+        let open = plaintext || (on && config.tunnel.tls.is_some() && !identities.asks());
+        out.one_gauge("tunnel_plaintext", "1 if CONNECT is served without TLS.", None, u64::from(plaintext))?;
+        out.one_gauge(
+            "tunnel_open_to_anyone",
+            "1 if some clients of the tunnel are asked for no identity: by plain text, or by TLS without a CA or tokens.",
+            None,
+            u64::from(open),
+        )?;
+        let failed = self.status.tunnel_files();
+        let files =
+            TunnelFile::ALL.map(|file| ([("file", file.word())], u64::from(failed.contains_key(&file))));
+        let help = "1 while a file of the tunnel listener cannot be used as it is; what was read before stays in force.";
+        out.gauge("tunnel_files_failed", help, None, files)?;
+        let outcomes = identities.outcomes();
+        let authentications = Method::ALL.into_iter().zip(outcomes).flat_map(|(method, counts)| {
+            let label = ("method", method.word());
+            OUTCOMES
+                .into_iter()
+                .zip(counts)
+                .map(move |(outcome, count)| ([label, ("outcome", outcome)], count))
+        });
+        let help = "Requests of tunnel clients that are asked who they are, by how they answered and what came of it.";
+        out.counter("tunnel_authentications", help, None, authentications)?;
+        let Some(reviews) = identities.reviews() else { return Ok(()) };
+        let results = [("yes", reviews.yes), ("no", reviews.no), ("failed", reviews.failed)];
+        let help = "Token reviews by what the API server said; failed are those that could not be asked.";
+        out.counter(
+            "tunnel_token_reviews",
+            help,
+            None,
+            results.map(|(result, count)| ([("result", result)], count)),
+        )?;
+        let help = "Tokens remembered with what was found out about them.";
+        out.one_gauge("tunnel_tokens_remembered", help, None, reviews.remembered)?;
+        let bounds = REVIEW_BUCKETS.into_iter().chain([f64::INFINITY]);
+        let buckets: Vec<_> = bounds.zip(reviews.buckets).collect();
+        out.one_histogram(
+            "tunnel_token_review",
+            "How long token reviews took, the connection to the API server included.",
+            &Unit::Seconds,
+            reviews.seconds,
+            &buckets,
+        )
     }
 
     fn write_table(&self, gateway: &Gateway, out: &mut Families<'_>) -> fmt::Result {

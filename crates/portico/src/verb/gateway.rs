@@ -15,11 +15,16 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
              text (--tunnel-plaintext); say --tunnel-listen off if that is meant"
         );
     }
-    if flags.plaintext_passes_client_ca() {
-        tracing::warn!(
-            "--tunnel-plaintext serves clients without TLS, and so without a certificate: whoever reaches the tunnel port so \
-             reaches every cluster; --tunnel-client-ca binds the others only. Leave --tunnel-plaintext out once all agents speak TLS"
-        );
+    match flags.tunnel_is_open_to_anyone() {
+        Some("--tunnel-plaintext") if flags.plaintext_passes_identity() => tracing::warn!(
+            "--tunnel-plaintext serves clients without TLS, and asks them for nothing: whoever reaches the tunnel port so \
+             reaches every cluster; certificates and tokens bind the others only. Leave --tunnel-plaintext out once all agents speak TLS"
+        ),
+        Some(flag) => tracing::warn!(
+            "the tunnel is open to anyone: with {flag} alone, whoever reaches its port reaches every exposed cluster. Ask clients for an \
+             identity (--tunnel-tls-cert with --tunnel-client-ca, --tunnel-tokens or --tunnel-token-review)"
+        ),
+        None => {}
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
