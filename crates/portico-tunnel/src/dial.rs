@@ -176,10 +176,9 @@ impl Way {
                 }
                 let address = proxy.address();
                 let route = Route::new(address.clone(), None);
-                let stream = tls
-                    .handshake(&address.host, &route, tcp)
-                    .await
-                    .map_err(|source| DialError::ProxyTls { proxy: Arc::clone(proxy), source })?;
+                let stream = tls.handshake(&address.host, &route, tcp).await.map_err(|source| {
+                    DialError::ProxyTls { proxy: Arc::clone(proxy), source: Box::new(source) }
+                })?;
                 Transport::Tls(Box::new(stream))
             }
             (_, transport) => transport,

@@ -5,17 +5,19 @@
 mod pki;
 
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::time::Duration;
 
 use pki::{Authority, Echo, Folder};
 use portico_tunnel::{
     ClientTls, ClientTlsFiles, DialError, Dialer, HandshakeError, ProxyFiles, ProxySetting, Socket, Target,
 };
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
@@ -24,6 +26,18 @@ const SQUID: &str = "/usr/sbin/squid";
 
 /// Whom squid runs as if we are root: it refuses to be root.
 const NOBODY: u32 = 65534;
+
+/// Serves everybody.
+const OPEN: u16 = 13128;
+/// The same under TLS.
+const TLS: u16 = 13129;
+/// Asks for user and password.
+const AUTH: u16 = 13130;
+/// Intercepts TLS.
+const BUMP: u16 = 13131;
+
+/// A port on the allow list where nobody listens: no program takes it by chance.
+const NOBODY_LISTENS: u16 = 1;
 
 /// The name only squid can resolve.
 const GATEWAY: &str = "gateway.test";
@@ -34,16 +48,8 @@ struct Corporation {
     folder: Folder,
     gateway: Echo,
     gateway_ca: PathBuf,
-    /// Serves everybody.
-    open: u16,
-    /// The same under TLS.
-    tls: u16,
-    /// Asks for user and password.
-    auth: u16,
-    /// Intercepts TLS.
-    bump: u16,
-    /// Squid leads to it, and nobody listens there.
-    nobody: u16,
+    /// Where squid listens.
+    ip: Ipv4Addr,
 }
 
 impl Corporation {
@@ -57,7 +63,8 @@ impl Corporation {
         let gateway = Echo::start(&authority.server(&[GATEWAY]), &[b"portico-tunnel", b"h2"]).await;
         let gateway_ca = folder.write("gateway-ca.crt", &authority.pem());
         let proxy_ca = Authority::new("proxy CA");
-        let leaf = proxy_ca.server(&["127.0.0.1"]);
+        let ip = own_address();
+        let leaf = proxy_ca.server(&[&ip.to_string()]);
         folder.write("proxy-ca.crt", &proxy_ca.pem());
         folder.write("proxy.crt", &leaf.certificate.pem());
         folder.write("proxy.key", &leaf.key.serialize_pem());
@@ -67,16 +74,15 @@ impl Corporation {
         // What `openssl passwd -apr1 secret` says.
         folder.write("passwd", "agent:$apr1$portico.$AK0AtmneGEd9U/GperX3M0\n");
         folder.write("hosts", &format!("127.0.0.1 {GATEWAY}\n"));
-        let [open, tls, auth, bump, nobody] = free_ports();
         let at = |name: &str| folder.path(name).display().to_string();
         let gateway_port = gateway.address.port();
         folder.write(
             "squid.conf",
             &format!(
-                "http_port 127.0.0.1:{open} name=open\n\
-                 https_port 127.0.0.1:{tls} name=tls tls-cert={proxy_crt} tls-key={proxy_key}\n\
-                 http_port 127.0.0.1:{auth} name=auth\n\
-                 http_port 127.0.0.1:{bump} name=bump ssl-bump tls-cert={inspection_crt} tls-key={inspection_key} \
+                "http_port {ip}:{OPEN} name=open\n\
+                 https_port {ip}:{TLS} name=tls tls-cert={proxy_crt} tls-key={proxy_key}\n\
+                 http_port {ip}:{AUTH} name=auth\n\
+                 http_port {ip}:{BUMP} name=bump ssl-bump tls-cert={inspection_crt} tls-key={inspection_key} \
                  generate-host-certificates=on dynamic_cert_mem_cache_size=1MB\n\
                  sslcrtd_program /usr/lib/squid/security_file_certgen -s {certificates} -M 4MB\n\
                  sslcrtd_children 1\n\
@@ -88,7 +94,7 @@ impl Corporation {
                  auth_param basic realm corporation, inc.\n\
                  acl CONNECT method CONNECT\n\
                  acl gateway dstdomain {GATEWAY}\n\
-                 acl gateway_port port {gateway_port} {nobody}\n\
+                 acl gateway_port port {gateway_port} {NOBODY_LISTENS}\n\
                  acl auth myportname auth\n\
                  acl known proxy_auth REQUIRED\n\
                  http_access deny auth !known\n\
@@ -131,11 +137,11 @@ impl Corporation {
             .status()
             .expect("squid can generate certificates: Debian's squid-openssl brings security_file_certgen");
         assert!(made.success(), "{made:?}");
-        let squid = start(&folder);
-        for port in [open, tls, auth, bump] {
-            listens(port).await;
+        let squid = start(&folder, ip);
+        for port in [OPEN, TLS, AUTH, BUMP] {
+            listens(SocketAddr::new(ip.into(), port)).await;
         }
-        Self { squid, folder, gateway, gateway_ca, open, tls, auth, bump, nobody }
+        Self { squid, folder, gateway, gateway_ca, ip }
     }
 
     fn gateway(&self) -> Target {
@@ -162,16 +168,23 @@ impl Corporation {
 
 impl Drop for Corporation {
     fn drop(&mut self) {
-        // Its helpers end when squid does.
-        let _ = self.squid.kill();
+        // Asked, not killed, squid removes its shared memory. It waits for nobody, and its helpers end when it does.
+        if let Some(pid) = Pid::from_raw(self.squid.id().cast_signed()) {
+            let _ = kill_process(pid, Signal::TERM);
+        }
         let _ = self.squid.wait();
     }
 }
 
-/// Ports nobody listens on now.
-fn free_ports<const N: usize>() -> [u16; N] {
-    let listeners = [(); N].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-    listeners.map(|listener| listener.local_addr().unwrap().port())
+/// A loopback address of this squid's own, so that its ports are free.
+fn own_address() -> Ipv4Addr {
+    static STARTED: AtomicU8 = AtomicU8::new(1);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, high | 0x80, low, STARTED.fetch_add(1, Relaxed))
+}
+
+fn service_name(ip: Ipv4Addr) -> String {
+    format!("portico{}", ip.to_bits())
 }
 
 fn unprivileged(program: &str, folder: &Folder) -> Command {
@@ -184,21 +197,22 @@ fn unprivileged(program: &str, folder: &Folder) -> Command {
 }
 
 /// Squid says that it accepts connections a moment before it does.
-async fn listens(port: u16) {
+async fn listens(address: SocketAddr) {
     const TRIES: usize = 1_000;
     for _ in 0..TRIES {
-        if TcpStream::connect(("127.0.0.1", port)).await.is_ok() {
+        if TcpStream::connect(address).await.is_ok() {
             return;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    panic!("squid does not listen on port {port}");
+    panic!("squid does not listen on {address}");
 }
 
 /// Waits until squid says that all of its ports are open.
-fn start(folder: &Folder) -> Child {
+fn start(folder: &Folder, ip: Ipv4Addr) -> Child {
     let mut squid = unprivileged(SQUID, folder)
-        .args(["-N", "-d", "1", "-f"])
+        // Under a name of its own: all squids of one name share memory.
+        .args(["-N", "-d", "1", "-n", &service_name(ip), "-f"])
         .arg(folder.path("squid.conf"))
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -234,13 +248,13 @@ async fn echoes(mut stream: TlsStream<Socket>) {
 async fn a_tunnel_goes_through_an_http_and_an_https_proxy() {
     let corporation = Corporation::new().await;
     let target = corporation.gateway();
-    let plain = format!("http://127.0.0.1:{}", corporation.open);
+    let plain = format!("http://{}:{}", corporation.ip, OPEN);
     let socket = corporation.dial(&plain, &target, ProxyFiles::default()).await.unwrap();
     assert_eq!(socket.route().to_string(), format!("{target} through {plain}"));
     echoes(corporation.tls(socket).await.unwrap()).await;
 
     let files = ProxyFiles { ca: Some(corporation.folder.path("proxy-ca.crt")), credentials: None };
-    let secure = format!("https://127.0.0.1:{}", corporation.tls);
+    let secure = format!("https://{}:{}", corporation.ip, TLS);
     let socket = corporation.dial(&secure, &target, files).await.unwrap();
     echoes(corporation.tls(socket).await.unwrap()).await;
 }
@@ -248,15 +262,15 @@ async fn a_tunnel_goes_through_an_http_and_an_https_proxy() {
 #[tokio::test]
 async fn a_proxy_whose_certificate_is_of_another_ca_is_not_used() {
     let corporation = Corporation::new().await;
-    let (port, ca) = (corporation.tls, &corporation.gateway_ca);
+    let (ip, port, ca) = (corporation.ip, TLS, &corporation.gateway_ca);
     let files = ProxyFiles { ca: Some(ca.clone()), credentials: None };
-    let url = format!("https://127.0.0.1:{port}");
+    let url = format!("https://{ip}:{port}");
     let error = corporation.dial(&url, &corporation.gateway(), files).await.unwrap_err();
     assert_eq!(
         error.to_string(),
         format!(
-            "proxy {url}: TLS to 127.0.0.1:{port}: --proxy-ca {} does not sign the certificate that came: its issuer is CN=proxy CA, \
-             its subject CN=127.0.0.1; give the CA that issued it, if it is the right one",
+            "proxy {url}: TLS to {ip}:{port}: --proxy-ca {} does not sign the certificate that came: its issuer is CN=proxy CA, \
+             its subject CN={ip}; give the CA that issued it, if it is the right one",
             ca.display()
         )
     );
@@ -266,7 +280,7 @@ async fn a_proxy_whose_certificate_is_of_another_ca_is_not_used() {
 async fn credentials_that_are_missing_wrong_or_new_are_told_apart() {
     let corporation = Corporation::new().await;
     let target = corporation.gateway();
-    let url = format!("http://127.0.0.1:{}", corporation.auth);
+    let url = format!("http://{}:{}", corporation.ip, AUTH);
     let asks = format!("proxy {url} asks for credentials for CONNECT {target} (it offers Basic); ");
     let error = corporation.dial(&url, &target, ProxyFiles::default()).await.unwrap_err();
     assert_eq!(
@@ -275,7 +289,7 @@ async fn credentials_that_are_missing_wrong_or_new_are_told_apart() {
             + "none were sent: give USER:PASSWORD in a file (--proxy-auth-file), in PORTICO_PROXY_AUTH or in the proxy's URL"
     );
 
-    let in_url = format!("http://agent:wrong@127.0.0.1:{}", corporation.auth);
+    let in_url = format!("http://agent:wrong@{}:{}", corporation.ip, AUTH);
     let error = corporation.dial(&in_url, &target, ProxyFiles::default()).await.unwrap_err();
     assert_eq!(error.to_string(), asks.clone() + "those from the proxy's URL were sent and not taken");
 
@@ -296,8 +310,8 @@ async fn credentials_that_are_missing_wrong_or_new_are_told_apart() {
 #[tokio::test]
 async fn what_is_not_on_the_allow_list_is_said_to_be_forbidden() {
     let corporation = Corporation::new().await;
-    let target = Target { host: GATEWAY.into(), port: corporation.open };
-    let url = format!("http://127.0.0.1:{}", corporation.open);
+    let target = Target { host: GATEWAY.into(), port: OPEN };
+    let url = format!("http://{}:{}", corporation.ip, OPEN);
     let error = corporation.dial(&url, &target, ProxyFiles::default()).await.unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -311,8 +325,8 @@ async fn what_is_not_on_the_allow_list_is_said_to_be_forbidden() {
 #[tokio::test]
 async fn a_gateway_the_proxy_cannot_reach_is_not_called_forbidden() {
     let corporation = Corporation::new().await;
-    let target = Target { host: GATEWAY.into(), port: corporation.nobody };
-    let url = format!("http://127.0.0.1:{}", corporation.open);
+    let target = Target { host: GATEWAY.into(), port: NOBODY_LISTENS };
+    let url = format!("http://{}:{}", corporation.ip, OPEN);
     let error = corporation.dial(&url, &target, ProxyFiles::default()).await.unwrap_err();
     assert!(
         error.to_string().starts_with(&format!(
@@ -326,8 +340,8 @@ async fn a_gateway_the_proxy_cannot_reach_is_not_called_forbidden() {
 async fn interception_is_recognised_and_names_who_signs() {
     let corporation = Corporation::new().await;
     let target = corporation.gateway();
-    let url = format!("http://127.0.0.1:{}", corporation.bump);
-    let with_password = format!("http://agent:secret@127.0.0.1:{}", corporation.bump);
+    let url = format!("http://{}:{}", corporation.ip, BUMP);
+    let with_password = format!("http://agent:secret@{}:{}", corporation.ip, BUMP);
     let socket = corporation.dial(&with_password, &target, ProxyFiles::default()).await.unwrap();
     let error = corporation.tls(socket).await.unwrap_err();
     assert_eq!(

@@ -5,7 +5,7 @@ use std::io;
 use std::time::Duration;
 
 use rustls::CertificateError;
-use rustls::pki_types::CertificateDer;
+use rustls::pki_types::{CertificateDer, UnixTime};
 use x509_parser::prelude::{FromDer, X509Certificate};
 use x509_parser::time::ASN1Time;
 
@@ -131,10 +131,12 @@ fn certificate(
             names: presented.iter().map(|name| printable(plain(name)).into()).collect(),
         },
         CertificateError::ExpiredContext { not_after, .. } => {
-            HandshakeProblem::Expired { since: date(not_after.as_secs()), subject }
+            let own = parsed.is_some_and(|(_, leaf)| is(leaf.validity().not_after, *not_after));
+            HandshakeProblem::Expired { since: date(*not_after), subject: whose(own, subject) }
         }
         CertificateError::NotValidYetContext { not_before, .. } => {
-            HandshakeProblem::NotYetValid { until: date(not_before.as_secs()), subject }
+            let own = parsed.is_some_and(|(_, leaf)| is(leaf.validity().not_before, *not_before));
+            HandshakeProblem::NotYetValid { until: date(*not_before), subject: whose(own, subject) }
         }
         _ => HandshakeProblem::Certificate { source: reason.clone(), issuer, subject },
     }
@@ -146,7 +148,17 @@ fn plain(name: &str) -> &str {
     inner.trim_matches('"')
 }
 
-fn date(seconds: u64) -> Box<str> {
+fn is(time: ASN1Time, moment: UnixTime) -> bool {
+    u64::try_from(time.timestamp()) == Ok(moment.as_secs())
+}
+
+/// Whose time it is that the verifier speaks of: it looks at the whole chain.
+fn whose(own: bool, subject: Box<str>) -> Box<str> {
+    if own { subject } else { format!("a signer of {subject}").into() }
+}
+
+fn date(moment: UnixTime) -> Box<str> {
+    let seconds = moment.as_secs();
     let time = i64::try_from(seconds).ok().and_then(|seconds| ASN1Time::from_timestamp(seconds).ok());
     time.and_then(|time| time.to_rfc2822().ok())
         .map_or_else(|| format!("{seconds} s after 1970").into(), Into::into)

@@ -168,9 +168,8 @@ fn parse(bytes: &[u8]) -> Parsed {
         Err(_) => return Parsed::Malformed,
     };
     let values = |name: &'static str| {
-        response.headers.iter().filter_map(move |field| {
-            field.name.eq_ignore_ascii_case(name).then(|| String::from_utf8_lossy(field.value))
-        })
+        let named = response.headers.iter().filter(move |field| field.name.eq_ignore_ascii_case(name));
+        named.map(|field| String::from_utf8_lossy(field.value))
     };
     let offered = values("proxy-authenticate").flat_map(|value| schemes(&value)).collect();
     let value = |name| values(name).next().unwrap_or_default();

@@ -42,7 +42,7 @@ pub enum DialError {
         /// The proxy.
         proxy: Arc<Proxy>,
         /// What is wrong.
-        source: HandshakeError,
+        source: Box<HandshakeError>,
     },
     /// The proxy did not answer in time.
     #[error(

@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use hickory_resolver::config::{LookupIpStrategy, ResolveHosts};
 use hickory_resolver::net::NetError;
+use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::proto::op::Query;
 use hickory_resolver::proto::rr::{Name, RecordType};
-use hickory_resolver::{Hosts, TokioResolver};
+use hickory_resolver::{Hosts, ResolverBuilder, TokioResolver};
 use thiserror::Error;
 use tokio::time::{Instant, timeout};
 
@@ -70,28 +71,38 @@ pub enum ResolveError {
 
 /// The addresses of a target.
 pub(super) async fn resolve(target: &Target) -> Result<Resolved, ResolveError> {
-    let resolved = |addresses: &mut dyn Iterator<Item = IpAddr>, until| Resolved {
-        addresses: addresses.map(|address| SocketAddr::new(address, target.port)).collect(),
-        until,
-    };
     if let Some(address) = target.ip() {
-        return Ok(resolved(&mut [address].into_iter(), None));
+        return Ok(Resolved::at(target.port, [address], None));
     }
-    let wrong = |source| ResolveError::NoAddress { name: target.host.clone(), source: Box::new(source) };
-    let name = Name::from_str_relaxed(&*target.host).map_err(|error| wrong(error.into()))?;
+    let name = Name::from_str_relaxed(&*target.host).map_err(|error| ResolveError::NoAddress {
+        name: target.host.clone(),
+        source: Box::new(error.into()),
+    })?;
     let listed = listed(&name);
     if !listed.is_empty() {
-        return Ok(resolved(&mut listed.into_iter(), Some(Instant::now() + HOSTS)));
+        return Ok(Resolved::at(target.port, listed, Some(Instant::now() + HOSTS)));
     }
-    let resolver = resolver().map_err(|source| ResolveError::Configuration {
-        name: target.host.clone(),
-        source: Box::new(source),
+    let resolver = TokioResolver::builder_tokio().and_then(resolver).map_err(|source| {
+        ResolveError::Configuration { name: target.host.clone(), source: Box::new(source) }
     })?;
+    ask(&resolver, name, target).await
+}
+
+/// What DNS says.
+async fn ask(resolver: &TokioResolver, name: Name, target: &Target) -> Result<Resolved, ResolveError> {
     let found = timeout(LIMIT, resolver.lookup_ip(name))
         .await
         .map_err(|_| ResolveError::TooSlow { name: target.host.clone() })?
-        .map_err(wrong)?;
-    Ok(resolved(&mut found.iter(), Some(until(found.valid_until().into(), Instant::now()))))
+        .map_err(|source| ResolveError::NoAddress { name: target.host.clone(), source: Box::new(source) })?;
+    let until = until(found.valid_until().into(), Instant::now());
+    Ok(Resolved::at(target.port, found.iter(), Some(until)))
+}
+
+impl Resolved {
+    fn at(port: u16, addresses: impl IntoIterator<Item = IpAddr>, until: Option<Instant>) -> Self {
+        let addresses = addresses.into_iter().map(|address| SocketAddr::new(address, port));
+        Self { addresses: addresses.collect(), until }
+    }
 }
 
 /// What the `hosts` file says. One that cannot be read says nothing.
@@ -106,8 +117,7 @@ fn listed(name: &Name) -> Vec<IpAddr> {
         .collect()
 }
 
-fn resolver() -> Result<TokioResolver, NetError> {
-    let mut builder = TokioResolver::builder_tokio()?;
+fn resolver(mut builder: ResolverBuilder<TokioRuntimeProvider>) -> Result<TokioResolver, NetError> {
     let options = builder.options_mut();
     options.timeout = options.timeout.min(QUESTION);
     options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
@@ -122,7 +132,66 @@ fn until(expires: Instant, now: Instant) -> Instant {
 
 #[cfg(test)]
 mod tests {
+    use hickory_resolver::config::{NameServerConfig, ResolverConfig};
+    use hickory_resolver::proto::op::{Message, MessageType, ResponseCode};
+    use hickory_resolver::proto::rr::rdata::{A, AAAA};
+    use hickory_resolver::proto::rr::{RData, Record};
+    use tokio::net::UdpSocket;
+
     use super::*;
+
+    const TTL: u32 = 60;
+
+    /// A name server on loopback that knows one name.
+    async fn server(socket: UdpSocket) {
+        loop {
+            let mut question = [0; 512];
+            let (len, from) = socket.recv_from(&mut question).await.unwrap();
+            let mut message = Message::from_vec(&question[..len]).unwrap();
+            message.metadata.message_type = MessageType::Response;
+            let query = message.queries[0].clone();
+            let known = query.name().to_ascii() == "gateway.example.com.";
+            let address = match query.query_type() {
+                RecordType::A => RData::A(A::new(192, 0, 2, 1)),
+                _ => RData::AAAA(AAAA::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
+            };
+            if known {
+                message.add_answer(Record::from_rdata(query.name().clone(), TTL, address));
+            } else {
+                message.metadata.response_code = ResponseCode::NXDomain;
+            }
+            socket.send_to(&message.to_vec().unwrap(), from).await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn all_addresses_of_both_kinds_hold_as_long_as_dns_says() {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let address = socket.local_addr().unwrap();
+        let mut config = NameServerConfig::udp(address.ip());
+        config.connections[0].port = address.port();
+        let config = ResolverConfig::from_parts(None, vec![], vec![config]);
+        let resolver =
+            resolver(TokioResolver::builder_with_config(config, TokioRuntimeProvider::default())).unwrap();
+        let server = tokio::spawn(server(socket));
+
+        let target: Target = "gateway.example.com:443".parse().unwrap();
+        let name = |target: &Target| Name::from_str_relaxed(&*target.host).unwrap();
+        let before = Instant::now();
+        let resolved = ask(&resolver, name(&target), &target).await.unwrap();
+        let mut addresses = resolved.addresses.to_vec();
+        addresses.sort();
+        assert_eq!(addresses, ["192.0.2.1:443".parse().unwrap(), "[2001:db8::1]:443".parse().unwrap()],);
+        let ttl = Duration::from_secs(TTL.into());
+        let until = resolved.until.unwrap();
+        assert!((before + ttl..=Instant::now() + ttl).contains(&until), "{until:?}");
+
+        let target: Target = "unknown.example.com:443".parse().unwrap();
+        let error = ask(&resolver, name(&target), &target).await.unwrap_err();
+        assert!(error.to_string().starts_with("resolving unknown.example.com: "), "{error}");
+        eprintln!("{error}");
+        server.abort();
+    }
 
     #[tokio::test]
     async fn an_address_holds_for_ever() {
