@@ -1,0 +1,177 @@
+//! Files that are replaced while an agent runs: certificate, key, CA and token.
+//!
+//! Tokens live an hour and certificates days, and an agent runs for months. A look is a few stat(2); what a file holds is read only when
+//! it is not what it was. Whoever replaces two files does so in two steps: what cannot be used now is tried again with the next look,
+//! and what was in force stays.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use portico_tunnel::{ClientTls, TokenFile};
+
+/// What identifies the content of a file without reading it. Behind the symbolic links of a projected volume it is another file each time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    device: u64,
+    inode: u64,
+    size: u64,
+    changed: (i64, i64),
+    modified: (i64, i64),
+}
+
+/// Files that are used together.
+#[derive(Debug)]
+struct Watched {
+    what: &'static str,
+    paths: Vec<PathBuf>,
+    stamps: Vec<Option<Stamp>>,
+    problem: Option<String>,
+}
+
+impl Watched {
+    fn new(what: &'static str, paths: Vec<PathBuf>) -> Self {
+        let stamps = paths.iter().map(stamp).collect();
+        Self { what, paths, stamps, problem: None }
+    }
+
+    /// Reads the files with `reload` if they may have changed. True if there is something new in them.
+    fn look<E: std::fmt::Display>(&mut self, reload: impl FnOnce() -> Result<bool, E>) -> bool {
+        let stamps: Vec<_> = self.paths.iter().map(stamp).collect();
+        if stamps == self.stamps && self.problem.is_none() {
+            return false;
+        }
+        self.stamps = stamps;
+        let what = self.what;
+        match reload() {
+            Ok(changed) => {
+                if self.problem.take().is_some() && !changed {
+                    tracing::info!(what, "readable again, and as before");
+                }
+                if changed {
+                    tracing::info!(what, "replaced; the new one is in force");
+                }
+                changed
+            }
+            Err(error) => {
+                let problem = error.to_string();
+                if self.problem.as_ref() != Some(&problem) {
+                    tracing::warn!(what, error = %problem, "cannot be used; the old one stays in force");
+                    self.problem = Some(problem);
+                }
+                false
+            }
+        }
+    }
+}
+
+fn stamp(path: &PathBuf) -> Option<Stamp> {
+    let metadata = fs::metadata(path).ok()?;
+    Some(Stamp {
+        device: metadata.dev(),
+        inode: metadata.ino(),
+        size: metadata.size(),
+        changed: (metadata.ctime(), metadata.ctime_nsec()),
+        modified: (metadata.mtime(), metadata.mtime_nsec()),
+    })
+}
+
+/// The files of an agent's identity.
+#[derive(Debug)]
+pub struct IdentityFiles {
+    tls: Option<(Arc<ClientTls>, Watched)>,
+    token: Option<(Arc<TokenFile>, Watched)>,
+}
+
+/// What a look has found to be new.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Renewed {
+    /// Certificate, key or CA.
+    pub certificate: bool,
+    /// The token.
+    pub token: bool,
+}
+
+impl IdentityFiles {
+    /// Watches what was read from these files just now.
+    pub fn new(
+        tls: Option<(Arc<ClientTls>, Vec<PathBuf>)>,
+        token: Option<(Arc<TokenFile>, PathBuf)>,
+    ) -> Self {
+        Self {
+            tls: tls.map(|(tls, paths)| (tls, Watched::new("client certificate", paths))),
+            token: token.map(|(token, path)| (token, Watched::new("token", vec![path]))),
+        }
+    }
+
+    /// Whether there is anything to look at.
+    pub fn is_empty(&self) -> bool {
+        self.tls.as_ref().is_none_or(|(_, watched)| watched.paths.is_empty()) && self.token.is_none()
+    }
+
+    /// Looks at the files. Blocks for the time of reading small files, if they changed.
+    pub fn look(&mut self) -> Renewed {
+        Renewed {
+            certificate: self.tls.as_mut().is_some_and(|(tls, watched)| watched.look(|| tls.reload())),
+            token: self.token.as_mut().is_some_and(|(token, watched)| watched.look(|| token.reload())),
+        }
+    }
+
+    /// Why what is in the files now is not in force.
+    pub fn problems(&self) -> Vec<String> {
+        let tls = self.tls.as_ref().map(|(_, watched)| watched);
+        let token = self.token.as_ref().map(|(_, watched)| watched);
+        let watched = tls.into_iter().chain(token);
+        watched
+            .filter_map(|watched| Some(format!("{}: {}", watched.what, watched.problem.as_ref()?)))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files() -> (tempfile::TempDir, PathBuf, IdentityFiles) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        fs::write(&path, "first").unwrap();
+        let token = Arc::new(TokenFile::load(path.clone()).unwrap());
+        let files = IdentityFiles::new(None, Some((token, path.clone())));
+        (folder, path, files)
+    }
+
+    const NOTHING: Renewed = Renewed { certificate: false, token: false };
+
+    #[test]
+    fn a_new_token_is_seen_once() {
+        let (_folder, path, mut files) = files();
+        assert_eq!(files.look(), NOTHING);
+        fs::write(path, "second").unwrap();
+        assert!(files.look().token);
+        assert_eq!(files.look(), NOTHING);
+    }
+
+    #[test]
+    fn a_token_that_cannot_be_used_is_tried_again_and_told_meanwhile() {
+        let (_folder, path, mut files) = files();
+        fs::write(&path, "").unwrap();
+        assert_eq!(files.look(), NOTHING);
+        assert_eq!(files.problems().len(), 1);
+        fs::remove_file(&path).unwrap();
+        assert_eq!(files.look(), NOTHING);
+        fs::write(&path, "third").unwrap();
+        assert!(files.look().token);
+        assert!(files.problems().is_empty());
+    }
+
+    #[test]
+    fn a_file_put_in_the_place_of_another_is_seen() {
+        let (folder, path, mut files) = files();
+        let other = folder.path().join("other");
+        fs::write(&other, "later").unwrap();
+        fs::rename(other, path).unwrap();
+        assert!(files.look().token);
+    }
+}

@@ -1,0 +1,106 @@
+//! Listening sockets: bound or taken over, accepted on, closed or handed to a successor.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use portico_process::socket::{BACKLOG, Keepalive, is_out_of_descriptors, set_keepalive, unbound};
+use portico_tunnel::client::Client;
+use socket2::SockRef;
+use tokio::net::TcpListener;
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+
+use crate::connection::serve;
+use crate::shared::{ForwardState, Shared};
+
+/// Rest after a failed accept(2) for want of descriptors: trying at once would burn the core.
+const ACCEPT_REST: Duration = Duration::from_millis(100);
+
+/// Sockets by where they listen, as a predecessor hands them over.
+pub type Inherited = HashMap<SocketAddr, Vec<OwnedFd>>;
+
+/// One forward that is accepted on.
+#[derive(Debug)]
+pub(crate) struct Listening {
+    forward: Arc<ForwardState>,
+    socket: Arc<TcpListener>,
+    accepting: JoinHandle<()>,
+}
+
+impl Listening {
+    /// Takes the socket from `inherited`, or binds one, and accepts on it on the runtime of `handle`.
+    pub(crate) fn open(
+        shared: &Arc<Shared>,
+        client: &Client,
+        forward: &Arc<ForwardState>,
+        handle: &Handle,
+        inherited: &mut Inherited,
+    ) -> io::Result<Self> {
+        let socket = match inherited.remove(&forward.listen).and_then(|mut sockets| sockets.pop()) {
+            Some(socket) => socket,
+            None => bind(forward.listen)?,
+        };
+        // The socket's events come to the runtime that is entered when it is registered.
+        let _entered = handle.enter();
+        let socket = Arc::new(TcpListener::from_std(socket.into())?);
+        let accept =
+            accept_loop(Arc::clone(shared), client.clone(), Arc::clone(forward), Arc::clone(&socket));
+        Ok(Self { forward: Arc::clone(forward), socket, accepting: handle.spawn(accept) })
+    }
+
+    /// A copy of the socket, for a successor, under its name.
+    pub(crate) fn socket(&self) -> io::Result<(String, OwnedFd)> {
+        Ok((self.forward.listen.to_string(), self.socket.as_fd().try_clone_to_owned()?))
+    }
+
+    /// Stops listening, and returns once every connection that was accepted is known.
+    pub(crate) async fn close(self) {
+        self.accepting.abort();
+        // It was told to end, which is all that its error can say.
+        let _ = self.accepting.await;
+    }
+}
+
+fn bind(address: SocketAddr) -> io::Result<OwnedFd> {
+    let socket = unbound(address)?;
+    // All three are inherited by accepted connections.
+    socket.set_nonblocking(true)?;
+    socket.set_tcp_nodelay(true)?;
+    set_keepalive(&SockRef::from(&socket), Keepalive::default())?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Accepts until it is aborted. Survives every error: what cannot be accepted now is accepted later.
+async fn accept_loop(
+    shared: Arc<Shared>,
+    client: Client,
+    forward: Arc<ForwardState>,
+    listener: Arc<TcpListener>,
+) {
+    loop {
+        match listener.accept().await {
+            Ok((socket, peer)) => serve(&shared, &client, &forward, socket, peer),
+            // The client may also have given up while it waited (ECONNABORTED and network errors, see accept(2)).
+            Err(error) => {
+                shared.count_accept_error();
+                if !is_out_of_descriptors(&error) {
+                    continue;
+                }
+                if let Some(untold) = shared.may_complain(None) {
+                    let forward = forward.listen;
+                    tracing::error!(
+                        %forward, %error, untold,
+                        "cannot accept: open connections go on, new ones wait in the kernel; raise the limit (ulimit -n)"
+                    );
+                }
+                tokio::time::sleep(ACCEPT_REST).await;
+            }
+        }
+    }
+}

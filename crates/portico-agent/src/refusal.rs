@@ -1,0 +1,88 @@
+//! Every reason why a pod's connection is not carried, and every way one ends: the words of metrics and access lines, which are stable.
+
+use portico_tunnel::client::OpenError;
+use portico_tunnel::{End, Side, StatusCode};
+
+/// Why a connection was ended before it was connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// The agent carries as many as it may.
+    TooMany,
+    /// As many as may wait for a tunnel do.
+    TooManyWaiting,
+    /// The gateway says no, with this status.
+    Refused(StatusCode),
+    /// No tunnel came up in time.
+    NoTunnel,
+    /// The gateways that were asked did not answer.
+    Unanswered,
+    /// No request can be made of authority or token.
+    Unsendable,
+    /// The agent stops.
+    Stopping,
+}
+
+impl Refusal {
+    /// The words, in the order of [`Refusal::index`].
+    pub const WORDS: [&'static str; 7] =
+        ["too_many", "too_many_waiting", "refused", "no_tunnel", "unanswered", "unsendable", "stopping"];
+
+    pub(crate) fn index(self) -> usize {
+        match self {
+            Self::TooMany => 0,
+            Self::TooManyWaiting => 1,
+            Self::Refused(_) => 2,
+            Self::NoTunnel => 3,
+            Self::Unanswered => 4,
+            Self::Unsendable => 5,
+            Self::Stopping => 6,
+        }
+    }
+
+    pub(crate) fn reason(self) -> &'static str {
+        Self::WORDS[self.index()]
+    }
+
+    pub(crate) fn side(self) -> &'static str {
+        match self {
+            Self::TooMany | Self::TooManyWaiting | Self::Unsendable | Self::Stopping => "agent",
+            Self::Refused(_) | Self::NoTunnel | Self::Unanswered => "upstream",
+        }
+    }
+}
+
+impl From<&OpenError> for Refusal {
+    fn from(error: &OpenError) -> Self {
+        match error {
+            OpenError::Refused { status, .. } => Self::Refused(*status),
+            OpenError::NoTunnel { .. } => Self::NoTunnel,
+            OpenError::Unanswered { .. } => Self::Unanswered,
+            OpenError::Unsendable(_) => Self::Unsendable,
+            OpenError::Stopping => Self::Stopping,
+        }
+    }
+}
+
+/// Reason and side of each way in which a connection that was carried ends, in the order of [`end_index`].
+pub const ENDS: [(&str, &str); 7] = [
+    ("closed", "downstream"),
+    ("closed", "upstream"),
+    ("reset", "downstream"),
+    ("reset", "upstream"),
+    ("idle_timeout", "agent"),
+    ("drain_timeout", "agent"),
+    ("cancelled", "agent"),
+];
+
+/// `None` is a task that was cancelled.
+pub(crate) fn end_index(end: Option<End>) -> usize {
+    match end {
+        Some(End::Closed { first: Side::Downstream }) => 0,
+        Some(End::Closed { first: Side::Upstream }) => 1,
+        Some(End::Reset { by: Side::Downstream }) => 2,
+        Some(End::Reset { by: Side::Upstream }) => 3,
+        Some(End::Idle) => 4,
+        Some(End::Cut) => 5,
+        None => 6,
+    }
+}
