@@ -76,13 +76,20 @@ impl Firewall {
     /// Lets in new TCP connections to these ports only; the rest is dropped. Connections that exist,
     /// and answers to what the host itself asked, go on.
     pub fn allow_in_only(host: &Host, ports: &[u16]) -> Result<Firewall> {
-        Firewall::put_up(host, Direction::In, &allowing_only(ports))
+        Firewall::put_up(host, Direction::In, &allowing_only(to_ports(ports)))
     }
 
     /// Lets out new TCP connections to these ports only; the rest is dropped. Connections that
     /// exist, and answers to what others asked, go on.
     pub fn allow_out_only(host: &Host, ports: &[u16]) -> Result<Firewall> {
-        Firewall::put_up(host, Direction::Out, &allowing_only(ports))
+        Firewall::put_up(host, Direction::Out, &allowing_only(to_ports(ports)))
+    }
+
+    /// Lets out new TCP connections to these addresses and ports only; the rest is dropped. Connections that exist, and
+    /// answers to what others asked, go on.
+    pub fn allow_out_only_to(host: &Host, places: &[(Ipv4Addr, u16)]) -> Result<Firewall> {
+        let accepted = places.iter().map(|(address, port)| format!("ip daddr {address} tcp dport {port}"));
+        Firewall::put_up(host, Direction::Out, &allowing_only(accepted))
     }
 
     /// Takes the rules away, and fails if that fails; dropping does the same quietly.
@@ -133,9 +140,13 @@ fn stopping(traffic: &Traffic, verdict: Verdict) -> String {
     rule
 }
 
-fn allowing_only(ports: &[u16]) -> String {
+fn to_ports(ports: &[u16]) -> impl Iterator<Item = String> {
+    ports.iter().map(|port| format!("tcp dport {port}"))
+}
+
+fn allowing_only(accepted: impl Iterator<Item = String>) -> String {
     let mut rules = vec!["ct state established,related accept".to_owned()];
-    rules.extend(ports.iter().map(|port| format!("tcp dport {port} accept")));
+    rules.extend(accepted.map(|matching| format!("{matching} accept")));
     rules.push("meta l4proto { icmp, ipv6-icmp } accept".to_owned());
     rules.push("drop".to_owned());
     rules.join("; ")

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use rustix::process::Pid;
 use serde_json::{Value, json};
 
 use crate::cgroup::Cgroup;
@@ -121,6 +122,20 @@ impl Node {
     /// The kube-proxy's process.
     pub fn kube_proxy(&self) -> &Process {
         &self.kube_proxy
+    }
+
+    /// The processes of the pod with this UID whose program has this name, such as `portico` (at most 15 bytes of it): for
+    /// stories that kill or freeze what runs in a pod.
+    pub fn pod_processes(&self, uid: &str, program: &str) -> Result<Vec<Pid>> {
+        let group = format!("/pod{uid}/");
+        // One that ended meanwhile is not meant.
+        let of_pid =
+            |pid: i32, file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        let mut pids = pods_cgroup(&self.host).pids()?;
+        pids.retain(|&pid| {
+            of_pid(pid, "cgroup").contains(&group) && of_pid(pid, "comm").trim_end() == program
+        });
+        Ok(pids.into_iter().filter_map(Pid::from_raw).collect())
     }
 
     fn wait_ready(&self, kubectl: &Kubectl) -> Result<()> {

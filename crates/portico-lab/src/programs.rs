@@ -199,7 +199,15 @@ pub fn kube() -> Result<PathBuf> {
 /// Cargo is asked every time, since only Cargo knows whether a source changed; unchanged that costs a second. It
 /// builds in a directory of its own: static linking is a flag for the whole target, which would turn every other
 /// build of the checkout stale.
+///
+/// `PORTICO_LAB_BINARY` names another one to take as it is: the optimised one, or that of an earlier version. Pods run it
+/// too, so it has to be static.
 pub fn portico() -> Result<PathBuf> {
+    if let Some(binary) = std::env::var_os("PORTICO_LAB_BINARY") {
+        let binary = PathBuf::from(binary);
+        ensure!(binary.is_file(), "PORTICO_LAB_BINARY: there is no file {}", binary.display());
+        return Ok(binary);
+    }
     let dir = checkout().join("target/static");
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let binary = dir.join(&target).join("debug/portico");
