@@ -1,0 +1,765 @@
+//! Who may come in by the tunnel: certificates, tokens, reviews by an API server, and what a revocation does to tunnels that are open.
+//!
+//! All over real sockets. The API server here is a script that answers what the test wants; a real one is asked in `portico-lab`.
+
+#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
+
+mod support;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::{RecvStream, SendStream};
+use portico_api::api_server_ca::ApiServerCa;
+use portico_gateway::{Config, End, Gateway, Listener, Method, StaticTokens, TokenSettings};
+use portico_tunnel::{Settings, Tls, TlsFiles};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, IsCa, Issuer, KeyIdMethod,
+    KeyPair, KeyUsagePurpose, RevokedCertParams,
+};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
+use support::*;
+
+/// The authority of cluster `name`.
+fn authority(name: &str) -> String {
+    format!("apiserver-external.cluster-{name}.svc.cluster.local:443")
+}
+
+/// One CA for all sides, in files.
+struct Pki {
+    folder: tempfile::TempDir,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Pki {
+    fn new() -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        params.distinguished_name.push(DnType::CommonName, "test CA");
+        let key = KeyPair::generate().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("ca.crt"), params.self_signed(&key).unwrap().pem()).unwrap();
+        let pki = Self { folder, issuer: Issuer::new(params, key) };
+        pki.issue("gateway", "", |params| {
+            *params = CertificateParams::new(vec!["gateway.test".to_owned()]).unwrap();
+        });
+        pki.issue("a", "portico:cluster:a", |_| ());
+        pki.issue("b", "portico:cluster:b", |_| ());
+        pki.revoke(&[]);
+        pki
+    }
+
+    fn issue(&self, name: &str, organisation: &str, change: impl FnOnce(&mut CertificateParams)) {
+        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        params.distinguished_name.push(DnType::OrganizationName, organisation);
+        params.serial_number = Some(name.as_bytes().to_vec().into());
+        change(&mut params);
+        let key = KeyPair::generate().unwrap();
+        fs::write(self.file(&format!("{name}.crt")), params.signed_by(&key, &self.issuer).unwrap().pem())
+            .unwrap();
+        fs::write(self.file(&format!("{name}.key")), key.serialize_pem()).unwrap();
+    }
+
+    /// Says that the certificates of these names are revoked, and no other.
+    fn revoke(&self, names: &[&str]) {
+        let (then, later) = (rcgen::date_time_ymd(2020, 1, 1), rcgen::date_time_ymd(4000, 1, 1));
+        let revoked = names.iter().map(|name| RevokedCertParams {
+            serial_number: name.as_bytes().to_vec().into(),
+            revocation_time: then,
+            reason_code: None,
+            invalidity_date: None,
+        });
+        let list = CertificateRevocationListParams {
+            this_update: then,
+            next_update: later,
+            crl_number: vec![1].into(),
+            issuing_distribution_point: None,
+            revoked_certs: revoked.collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        fs::write(self.file("crl.pem"), list.signed_by(&self.issuer).unwrap().pem().unwrap()).unwrap();
+    }
+
+    fn file(&self, name: &str) -> std::path::PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn pem(&self, name: &str) -> String {
+        fs::read_to_string(self.file(name)).unwrap()
+    }
+
+    fn tls(&self, with_ca: bool) -> Arc<Tls> {
+        let files = TlsFiles {
+            certificate: self.file("gateway.crt"),
+            key: self.file("gateway.key"),
+            client_ca: with_ca.then(|| self.file("ca.crt")),
+            client_crl: with_ca.then(|| self.file("crl.pem")),
+        };
+        Arc::new(Tls::load(files).unwrap())
+    }
+
+    fn config(&self, with_ca: bool, tokens: TokenSettings) -> Config {
+        let tunnel = Settings { tls: Some(self.tls(with_ca)), ..Settings::default() };
+        Config { tunnel_listen: Some(LOOPBACK), tunnel, tokens, ..Config::default() }
+    }
+
+    fn tokens(&self, text: &str) -> TokenSettings {
+        fs::write(self.file("tokens"), text).unwrap();
+        TokenSettings { file: Some(Arc::new(StaticTokens::load(self.file("tokens")).unwrap())), review: None }
+    }
+
+    fn pair(&self, name: &str) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
+        let certificate =
+            CertificateDer::from_pem_slice(self.pem(&format!("{name}.crt")).as_bytes()).unwrap();
+        (
+            vec![certificate],
+            PrivateKeyDer::from_pem_slice(self.pem(&format!("{name}.key")).as_bytes()).unwrap(),
+        )
+    }
+
+    /// TLS of a client that trusts this CA, with the certificate of this name.
+    fn client(&self, certificate: Option<&str>, alpn: &[u8]) -> Arc<ClientConfig> {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(self.pem("ca.crt").as_bytes()).unwrap()).unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots);
+        let mut config = match certificate {
+            None => builder.with_no_client_auth(),
+            Some(name) => {
+                let (chain, key) = self.pair(name);
+                builder.with_client_auth_cert(chain, key).unwrap()
+            }
+        };
+        config.alpn_protocols = vec![alpn.to_vec()];
+        Arc::new(config)
+    }
+}
+
+fn tunnel_address(gateway: &Gateway) -> SocketAddr {
+    let addresses = gateway.listen_addresses();
+    addresses
+        .iter()
+        .find(|(listener, _)| *listener == Listener::Tunnel)
+        .expect("the tunnel listener is open")
+        .1
+}
+
+/// The name every client of these tests asks the gateway's certificate for.
+fn gateway_name() -> ServerName<'static> {
+    ServerName::try_from("gateway.test").unwrap()
+}
+
+/// An HTTP/2 client under TLS on a thread of its own, which ends with it.
+struct Client {
+    runtime: tokio::runtime::Handle,
+    requests: h2::client::SendRequest<Bytes>,
+    token: Option<String>,
+    _stop: tokio::sync::oneshot::Sender<()>,
+}
+
+impl Client {
+    fn new(gateway: &Gateway, tls: Arc<ClientConfig>) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let address = tunnel_address(gateway);
+        let requests = runtime.block_on(async {
+            let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+            let stream = tokio_rustls::TlsConnector::from(tls).connect(gateway_name(), stream).await.unwrap();
+            let (requests, connection) = h2::client::handshake(stream).await.unwrap();
+            tokio::spawn(connection);
+            requests
+        });
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = tokio::sync::oneshot::channel();
+        std::thread::spawn(move || drop(runtime.block_on(stopped)));
+        Self { runtime: handle, requests, token: None, _stop: stop }
+    }
+
+    /// From now on, this token comes with each request.
+    fn with_token(mut self, token: &str) -> Self {
+        self.token = Some(token.to_owned());
+        self
+    }
+
+    fn send(&self, request: http::request::Builder, end: bool) -> (u16, SendStream<Bytes>, RecvStream) {
+        let request = match &self.token {
+            Some(token) => request.header("authorization", format!("Bearer {token}")),
+            None => request,
+        };
+        let request = request.body(()).unwrap();
+        self.runtime.block_on(async {
+            let mut requests = self.requests.clone().ready().await.unwrap();
+            let (answer, send) = requests.send_request(request, end).unwrap();
+            let answer = tokio::time::timeout(PATIENCE, answer).await.unwrap().unwrap();
+            if answer.status() == 401 {
+                assert_eq!(answer.headers()["www-authenticate"], "Bearer");
+            }
+            (answer.status().as_u16(), send, answer.into_body())
+        })
+    }
+
+    fn connect(&self, authority: &str) -> (u16, SendStream<Bytes>, RecvStream) {
+        let uri = http::Uri::builder().authority(authority).build().unwrap();
+        self.send(http::Request::builder().method("CONNECT").uri(uri), false)
+    }
+
+    /// Opens a tunnel, which must work, to an endpoint that accepts it.
+    fn tunnel(&self, authority: &str, endpoint: &Endpoint) -> Open {
+        let (status, send, recv) = self.connect(authority);
+        assert_eq!(status, 200, "{authority}");
+        let mut open = Open { send, recv, server: endpoint.accept(), runtime: self.runtime.clone() };
+        open.assert_alive();
+        open
+    }
+
+    /// Status and sentence of a request that is refused.
+    fn refused(&self, authority: &str) -> (u16, String) {
+        let (status, _send, recv) = self.connect(authority);
+        (status, self.sentence(recv))
+    }
+
+    /// `OPTIONS *`.
+    fn refresh(&self, authority: &str) -> (u16, String) {
+        let uri =
+            http::Uri::builder().scheme("https").authority(authority).path_and_query("*").build().unwrap();
+        let (status, _send, recv) = self.send(http::Request::builder().method("OPTIONS").uri(uri), true);
+        (status, self.sentence(recv))
+    }
+
+    fn sentence(&self, mut recv: RecvStream) -> String {
+        let body =
+            self.runtime.block_on(async { tokio::time::timeout(PATIENCE, recv.data()).await.unwrap() });
+        let body = body.map(|body| body.unwrap()).unwrap_or_default();
+        String::from_utf8(body.to_vec()).unwrap().trim_end().to_owned()
+    }
+}
+
+/// A tunnel, with both ends in hand.
+struct Open {
+    send: SendStream<Bytes>,
+    recv: RecvStream,
+    server: TcpStream,
+    runtime: tokio::runtime::Handle,
+}
+
+impl Open {
+    fn assert_alive(&mut self) {
+        self.send.send_data(Bytes::from_static(b"ping"), false).unwrap();
+        assert_eq!(read_exactly(&mut self.server, 4), b"ping");
+        self.server.write_all(b"pong").unwrap();
+        let recv = &mut self.recv;
+        let answer =
+            self.runtime.block_on(async { tokio::time::timeout(PATIENCE, recv.data()).await.unwrap() });
+        assert_eq!(answer.unwrap().unwrap(), "pong");
+        let _ = self.recv.flow_control().release_capacity(4);
+    }
+
+    /// It was reset, towards both sides.
+    fn assert_cut(mut self) {
+        assert_reset(&mut self.server);
+        let recv = &mut self.recv;
+        let end = self.runtime.block_on(async { tokio::time::timeout(PATIENCE, recv.data()).await.unwrap() });
+        assert!(end.unwrap().is_err(), "a tunnel that is cut does not end in order");
+    }
+}
+
+/// Exposes each of these clusters by its authority, at this endpoint.
+fn expose(gateway: &Gateway, clusters: &[&str], endpoint: &Endpoint) {
+    for cluster in clusters {
+        Service::new(cluster, &[endpoint.address]).authority(&authority(cluster)).expose(gateway);
+    }
+}
+
+fn revoked(gateway: &Gateway) -> u64 {
+    let words = (End::Revoked.reason(), End::Revoked.side());
+    assert_eq!(words, ("revoked", portico_gateway::Side::Gateway));
+    gateway.shared().totals().ends[8]
+}
+
+fn accepted(gateway: &Gateway, method: Method) -> u64 {
+    gateway.shared().identities.outcomes()[method as usize][0]
+}
+
+/// Status line and body of an HTTP/1.1 CONNECT under TLS.
+fn http1(gateway: &Gateway, tls: Arc<ClientConfig>, header: &str) -> String {
+    let mut stream = http1_stream(gateway, tls, header);
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+fn http1_stream(
+    gateway: &Gateway,
+    tls: Arc<ClientConfig>,
+    header: &str,
+) -> StreamOwned<ClientConnection, TcpStream> {
+    let connection = ClientConnection::new(tls, gateway_name()).unwrap();
+    let mut stream = StreamOwned::new(connection, connect(tunnel_address(gateway)));
+    write!(stream, "CONNECT {} HTTP/1.1\r\n{header}\r\n", authority("a")).unwrap();
+    stream
+}
+
+#[test]
+fn a_missing_or_wrong_identity_is_401_or_403_with_the_reason() {
+    let pki = Pki::new();
+    pki.issue("old", "portico:cluster:a", |params| params.not_after = rcgen::date_time_ymd(2001, 2, 3));
+    pki.issue("nobody", "system:nodes", |_| ());
+    pki.issue("gone", "portico:cluster:a", |_| ());
+    pki.revoke(&["gone"]);
+    let gateway = start(pki.config(true, pki.tokens("secret-of-a,a\nsecret-of-b,b")));
+    let endpoint = Endpoint::new();
+    expose(&gateway, &["a", "b"], &endpoint);
+    let nobody = "the client certificate names no cluster; it needs organisation portico:cluster:NAME or URI \
+                  spiffe://DOMAIN/cluster/NAME";
+    let other = "the client's identity opens nothing under this name";
+    for (certificate, token, status, reason) in [
+        (None, None, 401, "neither a client certificate nor a bearer token was shown"),
+        (Some("old"), None, 401, "the client certificate expired on 2001-02-03T00:00:00Z"),
+        (Some("gone"), None, 401, "the client certificate with serial 67:6f:6e:65 of CN=test CA was revoked"),
+        (Some("nobody"), None, 401, nobody),
+        (None, Some("wrong"), 401, "the token is not known to this gateway"),
+        (Some("b"), None, 403, other),
+        (None, Some("secret-of-b"), 403, other),
+        (Some("b"), Some("wrong"), 403, other),
+    ] {
+        let client = Client::new(&gateway, pki.client(certificate, b"h2"));
+        let client = token.into_iter().fold(client, |client, token| client.with_token(token));
+        let expected = (status, reason.to_owned());
+        assert_eq!(client.refused(&authority("a")), expected);
+        assert_eq!(client.refresh(&authority("a")), expected, "a refresh is told the same");
+        let header =
+            token.map(|token| format!("Proxy-Authorization: Bearer {token}\r\n")).unwrap_or_default();
+        let answer = http1(&gateway, pki.client(certificate, b"http/1.1"), &header);
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+        assert!(answer.ends_with(&format!("\r\n\r\n{reason}\n")), "{answer}");
+        assert_eq!(answer.contains("WWW-Authenticate: Bearer\r\n"), status == 401, "{answer}");
+    }
+    let totals = gateway.shared().totals();
+    assert_eq!(totals.refusals[portico_gateway::Refusal::Unauthenticated as usize], 15);
+    assert_eq!(totals.refusals[portico_gateway::Refusal::NotAuthorized as usize], 9);
+    let outcomes = gateway.shared().identities.outcomes();
+    assert_eq!(outcomes[Method::None as usize], [0, 3, 0, 0]);
+    assert_eq!(outcomes[Method::Certificate as usize], [0, 9, 3, 0]);
+    assert_eq!(outcomes[Method::StaticToken as usize], [0, 3, 6, 0]);
+}
+
+#[test]
+fn a_name_nobody_exposes_looks_like_a_name_of_others() {
+    let pki = Pki::new();
+    let gateway = start(pki.config(true, TokenSettings::default()));
+    expose(&gateway, &["a"], &Endpoint::new());
+    let (known, unknown) = (authority("a"), "unknown.test:443");
+    let stranger = Client::new(&gateway, pki.client(None, b"h2"));
+    assert_eq!(stranger.refused(unknown), stranger.refused(&known));
+    let other = Client::new(&gateway, pki.client(Some("b"), b"h2"));
+    assert_eq!(other.refused(unknown), other.refused(&known));
+    let open = start(pki.config(false, TokenSettings::default()));
+    let anybody = Client::new(&open, pki.client(None, b"h2"));
+    assert_eq!(anybody.refresh(unknown).0, 404, "where nobody is asked, there is nothing to hide");
+}
+
+#[test]
+fn a_certificate_or_a_token_opens_its_cluster_and_a_refresh_says_so() {
+    let pki = Pki::new();
+    let gateway = start(pki.config(true, pki.tokens("secret-of-a,a")));
+    let endpoint = Endpoint::new();
+    expose(&gateway, &["a"], &endpoint);
+    for client in [
+        Client::new(&gateway, pki.client(Some("a"), portico_tunnel::ALPN)),
+        Client::new(&gateway, pki.client(None, b"h2")).with_token("secret-of-a"),
+        Client::new(&gateway, pki.client(Some("b"), b"h2")).with_token("secret-of-a"),
+    ] {
+        assert_eq!(client.refresh(&authority("a")), (204, String::new()));
+        assert_eq!(gateway.connections().len(), 0, "a refresh opens nothing");
+        client.tunnel(&authority("a"), &endpoint);
+        wait_until_empty(&gateway);
+    }
+    assert_eq!(accepted(&gateway, Method::Certificate), 2);
+    assert_eq!(accepted(&gateway, Method::StaticToken), 4);
+}
+
+#[test]
+fn a_revoked_certificate_cuts_its_tunnels_at_once_and_no_other() {
+    let pki = Pki::new();
+    let gateway = start(pki.config(true, TokenSettings::default()));
+    let endpoint = Endpoint::new();
+    expose(&gateway, &["a", "b"], &endpoint);
+    let tls = gateway.shared().config.tunnel.tls.clone().unwrap();
+    let (a, b) = (
+        Client::new(&gateway, pki.client(Some("a"), b"h2")),
+        Client::new(&gateway, pki.client(Some("b"), b"h2")),
+    );
+    let first = a.tunnel(&authority("a"), &endpoint);
+    let second = a.tunnel(&authority("a"), &endpoint);
+    let mut http1 = http1_stream(&gateway, pki.client(Some("a"), b"http/1.1"), "");
+    let mut http1_server = endpoint.accept();
+    let mut other = b.tunnel(&authority("b"), &endpoint);
+
+    pki.revoke(&["a"]);
+    assert!(tls.reload_trust().unwrap());
+    gateway.shared().identities.changed();
+    first.assert_cut();
+    second.assert_cut();
+    assert_reset(&mut http1_server);
+    let mut rest = Vec::new();
+    let _ = http1.read_to_end(&mut rest);
+    eventually("the ends are counted", || revoked(&gateway) == 3);
+    other.assert_alive();
+    let told = "the client certificate with serial 61 of CN=test CA was revoked".to_owned();
+    assert_eq!(
+        a.refused(&authority("a")),
+        (401, told),
+        "the connection is still there, and its next request is refused"
+    );
+
+    pki.revoke(&[]);
+    assert!(tls.reload_trust().unwrap());
+    gateway.shared().identities.changed();
+    a.tunnel(&authority("a"), &endpoint);
+    other.assert_alive();
+}
+
+#[test]
+fn a_ca_that_is_gone_from_the_file_cuts_what_it_signed() {
+    let pki = Pki::new();
+    let gateway = start(pki.config(true, TokenSettings::default()));
+    let endpoint = Endpoint::new();
+    expose(&gateway, &["a"], &endpoint);
+    let tls = gateway.shared().config.tunnel.tls.clone().unwrap();
+    let client = Client::new(&gateway, pki.client(Some("a"), b"h2"));
+    let mut open = client.tunnel(&authority("a"), &endpoint);
+    let next = Pki::new();
+    fs::write(pki.file("ca.crt"), [pki.pem("ca.crt"), next.pem("ca.crt")].concat()).unwrap();
+    assert!(tls.reload_trust().unwrap());
+    gateway.shared().identities.changed();
+    open.assert_alive();
+    fs::write(pki.file("ca.crt"), next.pem("ca.crt")).unwrap();
+    assert!(tls.reload_trust().unwrap());
+    gateway.shared().identities.changed();
+    open.assert_cut();
+    assert_eq!(client.refused(&authority("a")).0, 401);
+}
+
+#[test]
+fn a_token_that_is_gone_from_the_file_cuts_its_tunnels_and_the_latest_one_counts() {
+    let pki = Pki::new();
+    let settings = pki.tokens("first,a\nother,a\nof-b,b");
+    let file = settings.file.clone().unwrap();
+    let gateway = start(pki.config(false, settings));
+    let endpoint = Endpoint::new();
+    expose(&gateway, &["a", "b"], &endpoint);
+    let client = |token| Client::new(&gateway, pki.client(None, b"h2")).with_token(token);
+    let renewed = client("first");
+    let mut survives = renewed.tunnel(&authority("a"), &endpoint);
+    let left_behind = client("first");
+    let cut = left_behind.tunnel(&authority("a"), &endpoint);
+    let of_b = client("of-b");
+    let mut untouched = of_b.tunnel(&authority("b"), &endpoint);
+
+    let renewed = renewed.with_token("other");
+    assert_eq!(renewed.refresh(&authority("a")).0, 204);
+    fs::write(pki.file("tokens"), "other,a\nof-b,b").unwrap();
+    assert!(file.reload().unwrap());
+    gateway.shared().identities.changed();
+    cut.assert_cut();
+    assert_eq!(
+        left_behind.refused(&authority("a")),
+        (401, "the token is not known to this gateway".to_owned())
+    );
+    survives.assert_alive();
+    untouched.assert_alive();
+
+    fs::write(pki.file("tokens"), "other,b\nof-b,b").unwrap();
+    assert!(file.reload().unwrap());
+    gateway.shared().identities.changed();
+    survives.assert_cut();
+    assert_eq!(renewed.refused(&authority("a")).0, 403, "it is a token of another cluster now");
+    untouched.assert_alive();
+    assert_eq!(revoked(&gateway), 2);
+}
+
+#[test]
+fn a_certificate_that_expires_opens_nothing_new_and_cuts_nothing() {
+    let pki = Pki::new();
+    // The first moment of a certificate's last second, and then a little more than that second.
+    let end = std::time::SystemTime::now() + Duration::from_secs(3);
+    let seconds = end.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    pki.issue("short", "portico:cluster:a", |params| {
+        params.not_after = rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(seconds);
+    });
+    let gateway = start(pki.config(true, TokenSettings::default()));
+    let endpoint = Endpoint::new();
+    expose(&gateway, &["a"], &endpoint);
+    let client = Client::new(&gateway, pki.client(Some("short"), b"h2"));
+    let mut open = client.tunnel(&authority("a"), &endpoint);
+    eventually("the certificate expires", || client.refresh(&authority("a")).0 == 401);
+    let (status, told) = client.refused(&authority("a"));
+    assert_eq!(status, 401);
+    assert!(told.starts_with("the client certificate expired on 2"), "{told}");
+    gateway.shared().identities.changed();
+    open.assert_alive();
+    assert_eq!(revoked(&gateway), 0);
+}
+
+/// An API server that answers TokenReviews as the test wants, and counts them.
+struct ApiServer {
+    address: SocketAddr,
+    asked: Arc<AtomicU32>,
+    says: Arc<Mutex<(u16, String)>>,
+}
+
+const YES: &str = r#"{"kind":"TokenReview","status":{"authenticated":true}}"#;
+
+impl ApiServer {
+    fn new(pki: &Pki) -> Self {
+        let names = ["a", "b"].map(|name| authority(name).trim_end_matches(":443").to_owned());
+        pki.issue("api", "", |params| *params = CertificateParams::new(names.to_vec()).unwrap());
+        let (chain, key) = pki.pair("api");
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(chain, key)
+            .unwrap();
+        let config = Arc::new(config);
+        let listener = TcpListener::bind(LOOPBACK).unwrap();
+        let address = listener.local_addr().unwrap();
+        let asked = Arc::new(AtomicU32::default());
+        let says = Arc::new(Mutex::new((201, YES.to_owned())));
+        let server = Self { address, asked: Arc::clone(&asked), says: Arc::clone(&says) };
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let stream = stream.unwrap();
+                let (config, asked, says) = (Arc::clone(&config), Arc::clone(&asked), Arc::clone(&says));
+                std::thread::spawn(move || serve(stream, config, &asked, &says));
+            }
+        });
+        server
+    }
+
+    fn says(&self, status: u16, body: &str) {
+        *self.says.lock().unwrap() = (status, body.to_owned());
+    }
+
+    fn asked(&self) -> u32 {
+        self.asked.load(SeqCst)
+    }
+
+    /// Exposes it as the API server of `cluster`, known by the CA of `pki`.
+    fn expose(&self, gateway: &Gateway, cluster: &str, pki: &Pki) {
+        let ca = ApiServerCa::parse(&pki.pem("ca.crt")).unwrap();
+        Service::new(cluster, &[self.address])
+            .authority(&authority(cluster))
+            .policy(|policy| policy.api_server_ca = Some(ca))
+            .expose(gateway);
+    }
+}
+
+/// Answers a TokenReview; anything that is no TLS is a tunnel, and is echoed.
+fn serve(stream: TcpStream, config: Arc<ServerConfig>, asked: &AtomicU32, says: &Mutex<(u16, String)>) {
+    let mut first = [0];
+    if stream.peek(&mut first).unwrap_or(0) == 0 || first[0] != 22 {
+        let mut stream = stream;
+        let mut writer = stream.try_clone().unwrap();
+        let _ = std::io::copy(&mut stream, &mut writer);
+        return;
+    }
+    let mut stream = StreamOwned::new(ServerConnection::new(config).unwrap(), stream);
+    let mut request = Vec::new();
+    let mut bytes = [0; 4096];
+    while !request.ends_with(b"\"}}") && !request.ends_with(b"}") {
+        match stream.read(&mut bytes) {
+            Ok(read) if read > 0 => request.extend_from_slice(&bytes[..read]),
+            _ => return,
+        }
+    }
+    asked.fetch_add(1, SeqCst);
+    let request = String::from_utf8(request).unwrap();
+    assert!(
+        request.starts_with("POST /apis/authentication.k8s.io/v1/tokenreviews HTTP/1.1\r\n"),
+        "{request}"
+    );
+    let token = request.split("authorization: Bearer ").nth(1).unwrap().split("\r\n").next().unwrap();
+    assert!(request.contains(&format!("\"token\":\"{token}\"")), "it is reviewed by itself: {request}");
+    let (status, body) = says.lock().unwrap().clone();
+    let length = body.len();
+    let _ = write!(stream, "HTTP/1.1 {status} As-Told\r\nContent-Length: {length}\r\n\r\n{body}");
+}
+
+fn reviewing(pki: &Pki, every: Duration) -> Arc<Gateway> {
+    start(pki.config(false, TokenSettings { file: None, review: Some(every) }))
+}
+
+/// A tunnel to the scripted API server, which echoes.
+fn echo(client: &Client, authority: &str) -> (SendStream<Bytes>, RecvStream) {
+    let (status, mut send, mut recv) = client.connect(authority);
+    assert_eq!(status, 200);
+    assert_echoes(client, &mut send, &mut recv);
+    (send, recv)
+}
+
+fn assert_echoes(client: &Client, send: &mut SendStream<Bytes>, recv: &mut RecvStream) {
+    send.send_data(Bytes::from_static(b"ping"), false).unwrap();
+    let answer =
+        client.runtime.block_on(async { tokio::time::timeout(PATIENCE, recv.data()).await.unwrap() });
+    assert_eq!(answer.unwrap().unwrap(), "ping");
+    let _ = recv.flow_control().release_capacity(4);
+}
+
+#[test]
+fn a_token_is_reviewed_by_the_api_server_of_its_cluster_once_for_many_streams() {
+    let pki = Pki::new();
+    let api = ApiServer::new(&pki);
+    let gateway = reviewing(&pki, Duration::from_secs(60));
+    api.expose(&gateway, "a", &pki);
+    let clients: Vec<_> =
+        (0..4).map(|_| Client::new(&gateway, pki.client(None, b"h2")).with_token("good")).collect();
+    std::thread::scope(|scope| {
+        for client in &clients {
+            scope.spawn(|| drop((0..5).map(|_| echo(client, &authority("a"))).collect::<Vec<_>>()));
+        }
+    });
+    assert_eq!(api.asked(), 1, "whoever comes meanwhile waits for the answer");
+    assert_eq!(accepted(&gateway, Method::TokenReview), 20);
+    let totals = gateway.shared().identities.reviews().unwrap();
+    assert_eq!((totals.yes, totals.no, totals.failed, totals.remembered), (1, 0, 0, 1));
+    assert_eq!(
+        clients[0].refresh("unknown.test:443"),
+        (401, "the token opens nothing under this name".to_owned())
+    );
+}
+
+#[test]
+fn what_an_api_server_says_decides_and_what_it_does_not_say_is_503() {
+    let pki = Pki::new();
+    let api = ApiServer::new(&pki);
+    let gateway = reviewing(&pki, Duration::from_secs(60));
+    api.expose(&gateway, "a", &pki);
+    let client = Client::new(&gateway, pki.client(None, b"h2"));
+    let mut number = 0;
+    let mut ask = |status, body: &str| {
+        api.says(status, body);
+        number += 1;
+        let token = format!("token-{number}");
+        Client { token: Some(token), ..Client::new(&gateway, pki.client(None, b"h2")) }
+            .refresh(&authority("a"))
+    };
+    let not_accepted = (401, "the API server of the cluster does not accept the token".to_owned());
+    assert_eq!(ask(401, ""), not_accepted);
+    assert_eq!(ask(201, r#"{"status":{"authenticated":false}}"#), not_accepted);
+    let (status, told) = ask(403, "");
+    assert_eq!(status, 401);
+    assert!(told.contains("system:auth-delegator"), "{told}");
+    assert_eq!(
+        ask(500, ""),
+        (
+            503,
+            "the token cannot be reviewed now: the API server answered 500 Internal Server Error; try again"
+                .to_owned()
+        )
+    );
+    let long = format!("{{\"status\":{{\"authenticated\":true,\"error\":\"{}\"}}}}", "x".repeat(70_000));
+    assert_eq!(ask(201, &long).0, 503, "an answer without end is not read to its end");
+    assert_eq!(ask(201, YES).0, 204);
+    assert_eq!(client.refresh(&authority("a")), (401, "no bearer token was shown".to_owned()));
+    let before = api.asked();
+    let flood = client.with_token(&"x".repeat(9 * 1024));
+    assert_eq!(flood.refresh(&authority("a")), (401, "the token is longer than 8 KiB".to_owned()));
+    assert_eq!(api.asked(), before);
+}
+
+#[test]
+fn an_api_server_that_is_not_who_it_should_be_is_not_asked() {
+    let pki = Pki::new();
+    let api = ApiServer::new(&pki);
+    let gateway = reviewing(&pki, Duration::from_secs(60));
+    api.expose(&gateway, "a", &Pki::new());
+    let client = Client::new(&gateway, pki.client(None, b"h2")).with_token("good");
+    let (status, told) = client.refresh(&authority("a"));
+    assert_eq!(status, 503);
+    assert!(told.contains("TLS: invalid peer certificate"), "{told}");
+    assert_eq!(api.asked(), 0, "the token is not shown to strangers");
+    Service::new("b", &[api.address]).authority(&authority("b")).expose(&gateway);
+    let (status, told) = client.refresh(&authority("b"));
+    assert_eq!(status, 401);
+    assert!(told.contains("portico.k8c.io/api-server-ca"), "{told}");
+}
+
+#[test]
+fn a_service_beside_the_api_server_is_opened_by_a_review_of_the_api_server() {
+    let pki = Pki::new();
+    let api = ApiServer::new(&pki);
+    let gateway = reviewing(&pki, Duration::from_secs(60));
+    api.expose(&gateway, "a", &pki);
+    let endpoint = Endpoint::new();
+    let beside = "openvpn-server.cluster-a.svc.cluster.local:1194";
+    let ca = ApiServerCa::parse(&pki.pem("ca.crt")).unwrap();
+    let mut service = Service::new("a", &[endpoint.address])
+        .authority(beside)
+        .policy(|policy| policy.api_server_ca = Some(ca));
+    service.backend.id.service = portico_api::meta::ObjectKey::new("cluster-a", "openvpn-server");
+    service.expose(&gateway);
+    let client = Client::new(&gateway, pki.client(None, b"h2")).with_token("good");
+    client.tunnel(beside, &endpoint);
+    assert_eq!(api.asked(), 1);
+}
+
+#[test]
+fn a_token_in_use_is_reviewed_again_and_a_no_cuts_its_tunnels() {
+    let pki = Pki::new();
+    let api = ApiServer::new(&pki);
+    let gateway = reviewing(&pki, Duration::from_millis(200));
+    api.expose(&gateway, "a", &pki);
+    let client = Client::new(&gateway, pki.client(None, b"h2")).with_token("good");
+    let (mut send, mut recv) = echo(&client, &authority("a"));
+    eventually("it is asked about again", || api.asked() >= 3);
+    assert_echoes(&client, &mut send, &mut recv);
+
+    // One no may be an API server that has just started.
+    let before = gateway.shared().identities.reviews().unwrap();
+    api.says(401, "");
+    eventually("it says no once", || gateway.shared().identities.reviews().unwrap().no > before.no);
+    api.says(201, YES);
+    assert_echoes(&client, &mut send, &mut recv);
+    let before = gateway.shared().identities.reviews().unwrap();
+    eventually("it says yes again", || gateway.shared().identities.reviews().unwrap().yes > before.yes + 1);
+    assert_echoes(&client, &mut send, &mut recv);
+
+    api.says(401, "");
+    let end = client.runtime.block_on(async { tokio::time::timeout(PATIENCE, recv.data()).await.unwrap() });
+    assert!(end.unwrap().is_err());
+    assert_eq!(revoked(&gateway), 1);
+    assert_eq!(client.refused(&authority("a")).0, 401);
+}
+
+#[test]
+fn an_api_server_that_is_away_cuts_nothing_and_lets_nobody_new_in() {
+    let pki = Pki::new();
+    let api = ApiServer::new(&pki);
+    let gateway = reviewing(&pki, Duration::from_millis(200));
+    api.expose(&gateway, "a", &pki);
+    let known = Client::new(&gateway, pki.client(None, b"h2")).with_token("good");
+    let (mut send, mut recv) = echo(&known, &authority("a"));
+    api.says(503, "");
+    let failed = || gateway.shared().identities.reviews().unwrap().failed;
+    eventually("it is found to be away", || failed() >= 1);
+    assert_echoes(&known, &mut send, &mut recv);
+    assert_eq!(known.refresh(&authority("a")).0, 204, "whom it accepted stays accepted");
+    drop(echo(&known, &authority("a")));
+    let new = Client::new(&gateway, pki.client(None, b"h2")).with_token("new");
+    assert_eq!(new.refresh(&authority("a")).0, 503);
+    api.says(201, YES);
+    eventually("it is asked when it is back", || new.refresh(&authority("a")).0 == 204);
+    assert_echoes(&known, &mut send, &mut recv);
+}
