@@ -16,6 +16,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -147,6 +148,8 @@ impl Predecessor {
 #[derive(Debug)]
 pub struct Offer {
     listening: UnixListener,
+    /// Whether a successor has the sockets and was not heard of since.
+    successor: AtomicBool,
 }
 
 impl Offer {
@@ -165,7 +168,8 @@ impl Offer {
         listen(&listening, 4).map_err(|error| failed("listening on", error.into()))?;
         std::fs::rename(&beside, path).map_err(|error| failed("putting in place", error))?;
         let listening = UnixListener::from_std(listening.into());
-        Ok(Self { listening: listening.map_err(|error| failed("waiting on", error))? })
+        let listening = listening.map_err(|error| failed("waiting on", error))?;
+        Ok(Self { listening, successor: AtomicBool::new(false) })
     }
 
     /// Serves successors one after the other, until one of them is ready, for which each has `patience`.
@@ -178,13 +182,23 @@ impl Offer {
     ) -> io::Result<()> {
         loop {
             let (connection, _) = self.listening.accept().await?;
+            self.successor.store(true, Relaxed);
             match hand_over(connection, patience, &sockets).await {
                 Ok(()) => return Ok(()),
                 Err(error) => {
+                    self.successor.store(false, Relaxed);
                     tracing::warn!(%error, "a successor asked for the listeners but did not take over; going on");
                 }
             }
         }
+    }
+}
+
+impl Offer {
+    /// Whether a successor has asked for the sockets and not given up, also after [`serve`](Self::serve) was dropped meanwhile: it then sees
+    /// us gone, and goes on with what it has.
+    pub fn has_successor(&self) -> bool {
+        self.successor.load(Relaxed)
     }
 }
 

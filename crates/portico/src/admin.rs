@@ -11,7 +11,7 @@ mod connections;
 pub(crate) mod exposition;
 mod health;
 mod metrics;
-mod process;
+pub(crate) mod process;
 pub(crate) mod server;
 
 use std::io;
@@ -83,46 +83,57 @@ impl Pages for GatewayPages {
     }
 }
 
-/// A listing in the form asked for: by `?o=table`, or by `Accept: text/plain`, or else JSON.
+/// A listing in the form asked for.
 fn list(
     request: &Request<Incoming>,
     query: Query<'_>,
     write: impl FnOnce(OutputFormat, &mut dyn io::Write) -> io::Result<()> + Send + 'static,
 ) -> Answer {
+    match format_of(request, query) {
+        Ok(format) => typed(content_type(format), stream(move |out| write(format, out))),
+        Err(refused) => refused,
+    }
+}
+
+/// The form of a listing that is asked for, by `?o=table`, or by `Accept: text/plain`, or else JSON; an answer if there is none such.
+pub(crate) fn format_of(request: &Request<Incoming>, query: Query<'_>) -> Result<OutputFormat, Answer> {
     let wants_text = request
         .headers()
         .get(ACCEPT)
         .and_then(|accept| accept.to_str().ok())
         .is_some_and(|accept| accept.starts_with("text/"));
-    let format = match query.get("o") {
-        None if wants_text => OutputFormat::Table,
-        None | Some("json") => OutputFormat::Json,
-        Some("table") => OutputFormat::Table,
+    match query.get("o") {
+        None if wants_text => Ok(OutputFormat::Table),
+        None | Some("json") => Ok(OutputFormat::Json),
+        Some("table") => Ok(OutputFormat::Table),
         Some(other) => {
-            return text(StatusCode::BAD_REQUEST, format!("o={other:?} is no format; give table or json\n"));
+            Err(text(StatusCode::BAD_REQUEST, format!("o={other:?} is no format; give table or json\n")))
         }
-    };
-    let content_type = match format {
+    }
+}
+
+/// The media type of a listing.
+pub(crate) fn content_type(format: OutputFormat) -> &'static str {
+    match format {
         OutputFormat::Table => "text/plain; charset=utf-8",
         OutputFormat::Json => "application/json",
-    };
-    typed(content_type, stream(move |out| write(format, out)))
+    }
 }
 
 /// The query of a request. Names and values served here need no escapes, so none are undone.
 #[derive(Debug, Clone, Copy)]
-struct Query<'a>(&'a str);
+pub(crate) struct Query<'a>(pub(crate) &'a str);
 
 impl<'a> Query<'a> {
     fn pairs(self) -> impl Iterator<Item = (&'a str, &'a str)> {
         self.0.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")))
     }
 
-    fn has(self, name: &str) -> bool {
+    pub(crate) fn has(self, name: &str) -> bool {
         self.pairs().any(|(key, _)| key == name)
     }
 
-    fn get(self, name: &str) -> Option<&'a str> {
+    pub(crate) fn get(self, name: &str) -> Option<&'a str> {
         self.pairs().find(|(key, _)| *key == name).map(|(_, value)| value)
     }
 }

@@ -46,6 +46,24 @@ Examples:
   Replace a running gateway without losing a connection attempt (both are started like this):
     portico gateway --manifests /etc/portico --take-over /run/portico/take-over.sock")]
     Gateway(Box<gateway_flags::Flags>),
+    /// Hold the address of the kubernetes service on a worker node, and carry its connections to a gateway
+    ///
+    /// For user clusters with the strategy Tunneling: pods reach their API server at one address, the same on every node. Each TCP
+    /// connection there becomes a CONNECT stream over one of a few HTTP/2 connections to gateways.
+    #[command(after_help = "\
+Examples:
+  On a worker node, with a service account token as identity (deploy/agent.yaml):
+    portico agent --gateway gateway.example.com:8088 --tls-ca ca.crt --token-file /var/run/secrets/tokens/portico \\
+      --forward 6443=apiserver-external.cluster-a.svc.cluster.local:443
+
+  On this machine, without an address of its own:
+    portico agent --gateway gateway.example.com:8088 --tls-cert node.crt --tls-key node.key --address off \\
+      --forward 127.0.0.1:16443=apiserver-external.cluster-a.svc.cluster.local:443
+
+  Through a corporate proxy, to a gateway that has one port for everything:
+    portico agent --gateway gateway.example.com:443 --proxy http://proxy.corp.example:3128 \\
+      --proxy-credentials /etc/portico/proxy --token-file token --forward 6443=api.cluster-a.example.com:443")]
+    Agent(Box<verb::agent::Command>),
     /// Keep the ports of the front LoadBalancer Service in line
     ///
     /// Clusters with the strategy NodePort are reachable through the one load balancer of the seed if its Service has their ports.
@@ -100,6 +118,7 @@ impl Verb {
     pub(crate) fn run(&self) -> anyhow::Result<Outcome> {
         match self {
             Self::Gateway(flags) => verb::gateway::run(flags),
+            Self::Agent(command) => verb::agent::run(command),
             Self::Front(flags) => verb::front::run(flags),
             Self::Check(flags) => verb::check::run(flags),
             Self::Routes(flags) => verb::routes::run(flags),

@@ -17,7 +17,6 @@ use portico_api::problem::Severity;
 use portico_gateway::{AccessLog, Gateway, take_over};
 use portico_source::Step;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use crate::admin::{GatewayPages, server};
@@ -33,8 +32,6 @@ const RETRY_PORTS: Duration = Duration::from_secs(2);
 const MOST_PROBLEMS_LOGGED: usize = 20;
 /// Between two attempts to store what must be remembered: a predecessor may hold the lock until it has handed over.
 const RETRY_MEMORY: Duration = Duration::from_secs(2);
-/// Between two attempts to bind the admin address while a predecessor still holds it.
-const RETRY_ADMIN: Duration = Duration::from_millis(200);
 
 /// Runs a gateway until it is told to stop, or a successor has taken over. `started` is told once it serves.
 pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Status)) -> anyhow::Result<()> {
@@ -42,7 +39,9 @@ pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Sta
     raise_descriptor_limit();
     let (mut source, pipeline) = Source::open(flags).await?;
     let status = Arc::new(Status::new(pipeline, source.watches()));
-    let admin = start_admin(flags, &status).await?;
+    let pages = Arc::new(GatewayPages::new(Arc::clone(&status)));
+    let admin =
+        server::start(flags.listeners.admin_listen.0, pages, flags.lifecycle.take_over.is_some()).await?;
     let gateway = tokio::select! {
         gateway = start(flags, &mut source, &status) => gateway?,
         signal = stop.asked() => {
@@ -84,7 +83,7 @@ pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Sta
 
 /// Asks for as many file descriptors as the system lets this process have: two a connection are soon more than the usual
 /// soft limit of 1,024, which is there for programs that use select(2).
-fn raise_descriptor_limit() {
+pub(crate) fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     // An unlimited hard limit is not taken at its word: the kernel allows `fs.nr_open`, a million unless it was changed.
@@ -100,34 +99,6 @@ enum Ending {
     Stop(&'static str),
     /// Another process accepts them.
     HandedOver,
-}
-
-/// Serves `/healthz` and the rest from now on.
-async fn start_admin(flags: &Flags, status: &Arc<Status>) -> anyhow::Result<JoinHandle<()>> {
-    let Some(address) = flags.listeners.admin_listen.0 else { return Ok(tokio::spawn(pending())) };
-    let pages = Arc::new(GatewayPages::new(Arc::clone(status)));
-    match server::bind(address).await {
-        Ok(listener) => {
-            if let Ok(address) = listener.local_addr() {
-                tracing::info!(listener = %"admin", %address, "listening");
-            }
-            Ok(tokio::spawn(async move { match server::serve(listener, pages).await {} }))
-        }
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse && flags.lifecycle.take_over.is_some() => {
-            tracing::info!(%address, "the admin address is in use, by the predecessor it seems; waiting for it");
-            Ok(tokio::spawn(async move {
-                loop {
-                    sleep(RETRY_ADMIN).await;
-                    if let Ok(listener) = server::bind(address).await {
-                        match server::serve(listener, Arc::clone(&pages)).await {}
-                    }
-                }
-            }))
-        }
-        Err(error) => Err(error).with_context(|| {
-            format!("cannot listen on {address}; choose another address with --admin-listen, or off")
-        }),
-    }
 }
 
 /// Reads every object, then starts the data plane with what follows from them.

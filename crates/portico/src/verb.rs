@@ -1,5 +1,6 @@
 //! What `portico` can be asked to do: one file a verb.
 
+pub(crate) mod agent;
 pub(crate) mod check;
 pub(crate) mod demo;
 pub(crate) mod front;

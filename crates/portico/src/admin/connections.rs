@@ -9,7 +9,7 @@ use portico_gateway::{ConnectionId, Gateway, Listener, Record};
 use serde::Serialize;
 
 use crate::outcome::OutputFormat;
-use crate::table;
+use crate::table::{self, age, bytes};
 
 /// One open connection. Field names are those of the access line.
 #[derive(Debug, Serialize)]
@@ -82,48 +82,5 @@ impl Connection {
             age(self.duration_ms),
             self.name.as_deref().unwrap_or("-").to_owned(),
         ]
-    }
-}
-
-/// A number of bytes with three digits or so.
-fn bytes(count: u64) -> String {
-    let units = ["B", "kB", "MB", "GB", "TB"];
-    let (mut value, mut unit) = (count as f64, 0);
-    while value >= 999.5 && unit + 1 < units.len() {
-        value /= 1000.0;
-        unit += 1;
-    }
-    if unit == 0 || value >= 99.95 {
-        format!("{value:.0}{}", units[unit])
-    } else {
-        format!("{value:.1}{}", units[unit])
-    }
-}
-
-/// An age in its two largest units, as kubectl shows them.
-fn age(millis: u64) -> String {
-    let seconds = millis / 1000;
-    match (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60, seconds % 60) {
-        (0, 0, 0, seconds) => format!("{seconds}s"),
-        (0, 0, minutes, seconds) => format!("{minutes}m{seconds}s"),
-        (0, hours, minutes, _) => format!("{hours}h{minutes}m"),
-        (days, hours, _, _) => format!("{days}d{hours}h"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bytes_are_shown_with_three_digits_or_so() {
-        let shown = [0, 999, 1_000, 99_949, 99_950, 999_499, 999_500, 12_300_000_000].map(bytes);
-        assert_eq!(shown, ["0B", "999B", "1.0kB", "99.9kB", "100kB", "999kB", "1.0MB", "12.3GB"]);
-    }
-
-    #[test]
-    fn ages_are_shown_in_their_two_largest_units() {
-        let shown = [900, 59_000, 61_000, 3_660_000, 90_000_000].map(age);
-        assert_eq!(shown, ["0s", "59s", "1m1s", "1h1m", "1d1h"]);
     }
 }

@@ -6,6 +6,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
+use hyper::StatusCode;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, NoLabelSet, text,
@@ -13,8 +14,8 @@ use prometheus_client::encoding::{
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::body::stream;
-use super::server::{Answer, typed};
+use super::body::{stream, whole};
+use super::server::{self, Answer, typed};
 
 /// Of the OpenMetrics text format, version 1.0.0.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -34,6 +35,17 @@ impl Exposition {
     /// The page that Prometheus scrapes.
     pub(crate) fn page(self: Arc<Self>) -> Answer {
         typed(CONTENT_TYPE, stream(move |out| self.write(out)))
+    }
+
+    /// The same at once, for a process that counts little and has no thread to spare.
+    pub(crate) fn whole_page(&self) -> Answer {
+        let mut text = String::new();
+        match text::encode(&mut text, &self.0) {
+            Ok(()) => typed(CONTENT_TYPE, whole(text)),
+            Err(fmt::Error) => {
+                server::text(StatusCode::INTERNAL_SERVER_ERROR, "a metric could not be formatted\n".into())
+            }
+        }
     }
 
     /// Writes all metrics as they are now.

@@ -63,18 +63,7 @@ impl GatewayMetrics {
             u64::from(self.status.is_ready()),
         )?;
         out.one_gauge("stopping", "1 from SIGTERM on.", None, u64::from(self.status.is_stopping()))?;
-        let process = Process::now();
-        let values = [
-            ("open_descriptors", "File descriptors in use.", None, process.open_descriptors),
-            ("max_descriptors", "File descriptors this process may use.", None, process.most_descriptors),
-            ("resident_memory", "Memory of this process.", Some(Unit::Bytes), process.resident_bytes),
-        ];
-        for (name, help, unit, value) in values {
-            if let Some(value) = value {
-                out.one_gauge(name, help, unit.as_ref(), value)?;
-            }
-        }
-        Ok(())
+        Process::now().write(out)
     }
 
     /// Who may come in by the tunnel, and who did.

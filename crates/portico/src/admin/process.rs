@@ -1,17 +1,21 @@
 //! What the kernel says about this process: descriptors and memory, the two things a proxy runs out of.
 
-use std::fs;
+use std::{fmt, fs};
+
+use prometheus_client::registry::Unit;
+
+use super::exposition::Families;
 
 /// Counted at the time of asking; a value the kernel did not give is left out.
 #[derive(Debug, Default)]
-pub(super) struct Process {
-    pub(super) open_descriptors: Option<u64>,
-    pub(super) most_descriptors: Option<u64>,
-    pub(super) resident_bytes: Option<u64>,
+pub(crate) struct Process {
+    open_descriptors: Option<u64>,
+    most_descriptors: Option<u64>,
+    resident_bytes: Option<u64>,
 }
 
 impl Process {
-    pub(super) fn now() -> Self {
+    pub(crate) fn now() -> Self {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         Self {
             // Less the one that reads the folder.
@@ -21,6 +25,23 @@ impl Process {
             most_descriptors: limit.current,
             resident_bytes: fs::read_to_string("/proc/self/status").ok().as_deref().and_then(resident),
         }
+    }
+}
+
+impl Process {
+    /// As metrics.
+    pub(crate) fn write(&self, out: &mut Families<'_>) -> fmt::Result {
+        let values = [
+            ("open_descriptors", "File descriptors in use.", None, self.open_descriptors),
+            ("max_descriptors", "File descriptors this process may use.", None, self.most_descriptors),
+            ("resident_memory", "Memory of this process.", Some(Unit::Bytes), self.resident_bytes),
+        ];
+        for (name, help, unit, value) in values {
+            if let Some(value) = value {
+                out.one_gauge(name, help, unit.as_ref(), value)?;
+            }
+        }
+        Ok(())
     }
 }
 

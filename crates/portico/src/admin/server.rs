@@ -7,19 +7,21 @@
 //! newcomer takes that of another ([`leaves_for`]), and who holds many connections, or says nothing on them, loses one first.
 
 use std::convert::Infallible;
+use std::future::pending;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+use anyhow::Context;
 use hyper::body::Incoming;
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{AbortHandle, yield_now};
+use tokio::task::{AbortHandle, JoinHandle, yield_now};
 use tokio::time::{sleep, timeout};
 
 use super::body::{Body, whole};
@@ -33,6 +35,9 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 /// Rest after a failed accept(2), which nearly always means that descriptors are out: trying at once would burn the core.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 
+/// Between two attempts to bind the address while a predecessor still holds it.
+const BIND_AGAIN: Duration = Duration::from_millis(200);
+
 /// What a client gets.
 pub(crate) type Answer = Response<Body>;
 
@@ -45,6 +50,37 @@ pub(crate) trait Pages: Send + Sync + 'static {
 /// Opens the listener that [`serve`] serves.
 pub(crate) async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::bind(address).await
+}
+
+/// Serves `pages` at `address` from now on, if there is one. With `waits`, an address in use is one that a predecessor will let go of.
+pub(crate) async fn start(
+    address: Option<SocketAddr>,
+    pages: Arc<impl Pages>,
+    waits: bool,
+) -> anyhow::Result<JoinHandle<()>> {
+    let Some(address) = address else { return Ok(tokio::spawn(pending())) };
+    match bind(address).await {
+        Ok(listener) => {
+            if let Ok(address) = listener.local_addr() {
+                tracing::info!(listener = %"admin", %address, "listening");
+            }
+            Ok(tokio::spawn(async move { match serve(listener, pages).await {} }))
+        }
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && waits => {
+            tracing::info!(%address, "the admin address is in use, by the predecessor it seems; waiting for it");
+            Ok(tokio::spawn(async move {
+                loop {
+                    sleep(BIND_AGAIN).await;
+                    if let Ok(listener) = bind(address).await {
+                        match serve(listener, Arc::clone(&pages)).await {}
+                    }
+                }
+            }))
+        }
+        Err(error) => Err(error).with_context(|| {
+            format!("cannot listen on {address}; choose another address with --admin-listen, or off")
+        }),
+    }
 }
 
 /// A connection that is held.

@@ -1,0 +1,71 @@
+//! `portico agent`: holds the address of the `kubernetes` service on a worker node and carries its connections to a gateway.
+//!
+//! [`flags`] says what can be set, [`control`] is the order at start and end, [`status`] what the process knows of itself, shown by
+//! [`pages`] and [`metrics`]. [`check`] only looks whether the address is free, and [`ready`] asks a running agent how it is. What moves
+//! bytes is in `portico-agent` and `portico-tunnel`.
+
+mod check;
+pub(super) mod control;
+pub(super) mod flags;
+mod metrics;
+mod pages;
+mod ready;
+mod status;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+
+use self::flags::Flags;
+use crate::control::Hangup;
+use crate::outcome::Outcome;
+
+/// `portico agent`, and what else there is to an agent.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub(crate) struct Command {
+    #[command(flatten)]
+    flags: Flags,
+    #[command(subcommand)]
+    verb: Option<Verb>,
+}
+
+/// What else there is to an agent.
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Only look whether the address could be held here: exit code 1 with the evidence, if not
+    ///
+    /// Changes nothing. Asks on the links whether someone answers for the address, which takes a second.
+    #[command(after_help = "\
+Examples:
+  portico agent check
+  portico agent check --address 10.255.255.10 -o json | jq -r '.collisions[].message'")]
+    Check(check::Flags),
+    /// Ask the agent of this node whether it is ready: exit code 1, if not
+    ///
+    /// For readiness probes of pods on the host's network. While one agent takes over from another on a node, both can be reached at
+    /// one address, and only one answers; with --instance the answer of the other does not count.
+    #[command(after_help = "\
+Example:
+  portico agent ready --instance \"$POD_NAME\"")]
+    Ready(ready::Flags),
+}
+
+/// Does what is asked for.
+pub(crate) fn run(command: &Command) -> anyhow::Result<Outcome> {
+    match &command.verb {
+        Some(Verb::Check(flags)) => check::run(flags),
+        Some(Verb::Ready(flags)) => ready::run(flags),
+        None => {
+            let runtime = runtime()?;
+            runtime.block_on(control::run(&command.flags, Hangup::of_terminal(), |_| ()))?;
+            Ok(Outcome::Done)
+        }
+    }
+}
+
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the control thread")
+}

@@ -1,0 +1,241 @@
+//! What an agent's admin listener serves: readiness, metrics, connections, tunnels. Everything is short and made at once, so that no thread
+//! is started for it.
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use hyper::body::Incoming;
+use hyper::{Request, StatusCode};
+use portico_agent::{Agent, ConnectionId, Record};
+use portico_process::access::millis;
+use portico_tunnel::client::{IdentityState, TunnelState, TunnelStatus};
+use serde::Serialize;
+
+use super::metrics::agent_metrics;
+use super::status::Status;
+use crate::admin::body::whole;
+use crate::admin::exposition::Exposition;
+use crate::admin::server::{Answer, Pages, text, typed};
+use crate::admin::{Query, content_type, format_of};
+use crate::outcome::OutputFormat;
+use crate::table::{self, age, bytes};
+
+const INDEX: &str = "portico agent\n\n\
+    /healthz             is the process alive\n\
+    /readyz              does it carry connections; ?verbose says what stands in the way; ?instance=NAME only counts if that is its name\n\
+    /metrics             for Prometheus\n\
+    /connections         what is open, or waits for a gateway; ?o=table for people\n\
+    /tunnels             the connections to gateways; ?o=table for people\n";
+
+/// What an agent says about itself.
+#[derive(Debug)]
+pub(crate) struct AgentPages {
+    status: Arc<Status>,
+    metrics: Exposition,
+}
+
+impl AgentPages {
+    pub(crate) fn new(status: Arc<Status>) -> Self {
+        Self { metrics: agent_metrics(Arc::clone(&status)), status }
+    }
+}
+
+impl Pages for AgentPages {
+    fn answer(&self, request: &Request<Incoming>) -> Answer {
+        let query = Query(request.uri().query().unwrap_or_default());
+        match request.uri().path() {
+            "/" => text(StatusCode::OK, INDEX.into()),
+            "/healthz" | "/livez" => text(StatusCode::OK, "ok\n".into()),
+            "/readyz" => readiness(&self.status, query),
+            "/metrics" => self.metrics.whole_page(),
+            "/connections" => list(request, query, &connections(&self.status)),
+            "/tunnels" => list(request, query, &tunnels(&self.status)),
+            path => text(StatusCode::NOT_FOUND, format!("nothing is served at {path:?}\n\n{INDEX}")),
+        }
+    }
+}
+
+fn readiness(status: &Status, query: Query<'_>) -> Answer {
+    let asked = query.get("instance");
+    if let Some(asked) = asked
+        && status.instance.as_deref() != Some(asked)
+    {
+        let own = status.instance.as_deref().unwrap_or("without a name");
+        let told = format!("not ready: asked for the agent {asked:?}, and this is the agent {own:?}\n");
+        return text(StatusCode::SERVICE_UNAVAILABLE, told);
+    }
+    let checks = status.checks();
+    let ready = checks.iter().all(|check| check.passed);
+    let mut said = String::new();
+    // Writing to a String cannot fail.
+    if query.has("verbose") {
+        for check in &checks {
+            let sign = if check.passed { '+' } else { '-' };
+            let _ = writeln!(said, "[{sign}] {}: {}", check.name, check.detail);
+        }
+        for problem in status.file_problems() {
+            let _ = writeln!(said, "[!] {problem}; the old one stays in force");
+        }
+        if status.plaintext_gateways > 0 {
+            let _ = writeln!(said, "[!] {} gateways are reached without TLS", status.plaintext_gateways);
+        }
+    } else {
+        for check in checks.iter().filter(|check| !check.passed) {
+            let _ = writeln!(said, "[-] {}: {}", check.name, check.detail);
+        }
+    }
+    said.push_str(if ready { "ready\n" } else { "not ready\n" });
+    text(if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, said)
+}
+
+/// Rows of a listing.
+trait Row: Serialize {
+    /// What stands above the table.
+    const HEADER: [&'static str; 7];
+    /// As a row of it.
+    fn row(&self) -> [String; 7];
+}
+
+fn list<R: Row>(request: &Request<Incoming>, query: Query<'_>, rows: &[R]) -> Answer {
+    let format = match format_of(request, query) {
+        Ok(format) => format,
+        Err(refused) => return refused,
+    };
+    let body = match format {
+        // Numbers, addresses and names: nothing that JSON could not say.
+        OutputFormat::Json => serde_json::to_string(rows).unwrap_or_default() + "\n",
+        OutputFormat::Table => table::render(R::HEADER, &rows.iter().map(R::row).collect::<Vec<_>>()),
+    };
+    typed(content_type(format), whole(body))
+}
+
+/// One connection. Field names are those of the access line.
+#[derive(Debug, Serialize)]
+struct Connection {
+    connection: ConnectionId,
+    forward: SocketAddr,
+    client: SocketAddr,
+    name: Box<str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gateway: Option<Box<str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    upstream: Option<SocketAddr>,
+    bytes_up: u64,
+    bytes_down: u64,
+    duration_ms: u64,
+}
+
+impl Connection {
+    fn new(agent: &Agent, record: &Record) -> Self {
+        let (shared, place) = (agent.shared(), record.place());
+        Self {
+            connection: record.id,
+            forward: record.forward().listen,
+            client: record.client,
+            name: record.forward().authority.clone(),
+            gateway: place.and_then(|place| shared.gateway_name(place)).map(Into::into),
+            upstream: place.map(|place| place.address),
+            bytes_up: record.bytes_up(),
+            bytes_down: record.bytes_down(),
+            duration_ms: millis(shared.now().saturating_sub(record.accepted)),
+        }
+    }
+}
+
+impl Row for Connection {
+    const HEADER: [&'static str; 7] = ["FORWARD", "CLIENT", "UPSTREAM", "UP", "DOWN", "AGE", "NAME"];
+
+    fn row(&self) -> [String; 7] {
+        [
+            self.forward.to_string(),
+            self.client.to_string(),
+            self.upstream.map_or_else(|| "waiting".to_owned(), |address| address.to_string()),
+            bytes(self.bytes_up),
+            bytes(self.bytes_down),
+            age(self.duration_ms),
+            self.name.to_string(),
+        ]
+    }
+}
+
+/// What is open now, the oldest first.
+fn connections(status: &Status) -> Vec<Connection> {
+    let Some(agent) = status.agent() else { return Vec::new() };
+    let mut records = agent.shared().connections();
+    records.sort_unstable_by_key(|record| record.accepted);
+    records.iter().map(|record| Connection::new(agent, record)).collect()
+}
+
+/// One tunnel, or the attempt to have one.
+#[derive(Debug, Serialize)]
+struct Tunnel {
+    gateway: Option<String>,
+    upstream: Option<SocketAddr>,
+    state: &'static str,
+    streams: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    duration_ms: Option<u64>,
+    identity: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+fn tunnels(status: &Status) -> Vec<Tunnel> {
+    status.tunnels().into_iter().map(Tunnel::from).collect()
+}
+
+/// The word for a state. Stable.
+pub(super) fn state(tunnel: &TunnelStatus) -> &'static str {
+    match tunnel.state {
+        None => "connecting",
+        Some(TunnelState::Live) => "live",
+        Some(TunnelState::Suspect) => "suspect",
+        Some(TunnelState::Draining) => "draining",
+        Some(TunnelState::Closed) => "closed",
+    }
+}
+
+/// The word for what a gateway thinks of us. Stable.
+pub(super) fn identity(tunnel: &TunnelStatus) -> &'static str {
+    match tunnel.identity {
+        IdentityState::Unknown => "unknown",
+        IdentityState::Accepted => "accepted",
+        IdentityState::Refused { .. } => "refused",
+    }
+}
+
+impl From<TunnelStatus> for Tunnel {
+    fn from(tunnel: TunnelStatus) -> Self {
+        let refused = match &tunnel.identity {
+            IdentityState::Refused { status, reason } => Some(format!("{status}: {reason}")),
+            IdentityState::Accepted | IdentityState::Unknown => None,
+        };
+        Self {
+            state: state(&tunnel),
+            identity: identity(&tunnel),
+            upstream: tunnel.address,
+            streams: tunnel.streams,
+            duration_ms: tunnel.age.map(millis),
+            error: tunnel.error.or(refused),
+            gateway: tunnel.gateway,
+        }
+    }
+}
+
+impl Row for Tunnel {
+    const HEADER: [&'static str; 7] = ["GATEWAY", "UPSTREAM", "STATE", "STREAMS", "AGE", "IDENTITY", "ERROR"];
+
+    fn row(&self) -> [String; 7] {
+        let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+        [
+            or_dash(self.gateway.clone()),
+            or_dash(self.upstream.map(|address| address.to_string())),
+            self.state.to_owned(),
+            self.streams.to_string(),
+            or_dash(self.duration_ms.map(age)),
+            self.identity.to_owned(),
+            or_dash(self.error.clone()),
+        ]
+    }
+}

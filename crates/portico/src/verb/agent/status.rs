@@ -1,0 +1,214 @@
+//! What the admin listener may know of a running agent. Written by [`super::control`], read by [`super::pages`] and [`super::metrics`].
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use portico_agent::{Agent, address};
+use portico_tunnel::client::{IdentityState, TunnelState, TunnelStatus};
+
+/// One agent process.
+#[derive(Debug)]
+pub(crate) struct Status {
+    /// Its name, if it has one.
+    pub(crate) instance: Option<Box<str>>,
+    /// The address that is to be held.
+    pub(crate) address: Option<IpAddr>,
+    /// Gateways that are reached without TLS.
+    pub(crate) plaintext_gateways: usize,
+    held: OnceLock<address::Status>,
+    agent: OnceLock<Arc<Agent>>,
+    listening: AtomicBool,
+    stopping: AtomicBool,
+    problems: Mutex<Problems>,
+}
+
+/// What is wrong and does not pass by itself.
+#[derive(Debug, Default)]
+struct Problems {
+    /// Why the address cannot be put back.
+    address: Option<String>,
+    /// Files that cannot be used.
+    files: Vec<String>,
+}
+
+/// One of the things that must be so for an agent to be ready.
+#[derive(Debug)]
+pub(crate) struct Check {
+    pub(crate) name: &'static str,
+    pub(crate) passed: bool,
+    pub(crate) detail: String,
+}
+
+impl Status {
+    pub(crate) fn new(
+        instance: Option<Box<str>>,
+        address: Option<IpAddr>,
+        plaintext_gateways: usize,
+    ) -> Self {
+        Self {
+            instance,
+            address,
+            plaintext_gateways,
+            held: OnceLock::new(),
+            agent: OnceLock::new(),
+            listening: AtomicBool::default(),
+            stopping: AtomicBool::default(),
+            problems: Mutex::default(),
+        }
+    }
+
+    /// The address, once it was taken.
+    pub(crate) fn held(&self) -> Option<&address::Status> {
+        self.held.get()
+    }
+
+    /// The address was taken. Once in the life of a process.
+    pub(crate) fn set_held(&self, held: address::Status) {
+        let _first_stays = self.held.set(held);
+    }
+
+    /// The data plane, once it has started.
+    pub(crate) fn agent(&self) -> Option<&Arc<Agent>> {
+        self.agent.get()
+    }
+
+    /// The data plane has started. Once in the life of a process.
+    pub(crate) fn set_agent(&self, agent: Arc<Agent>) {
+        let _first_stays = self.agent.set(agent);
+    }
+
+    pub(crate) fn set_listening(&self) {
+        self.listening.store(true, Relaxed);
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Relaxed)
+    }
+
+    pub(crate) fn set_stopping(&self) {
+        self.stopping.store(true, Relaxed);
+    }
+
+    pub(crate) fn set_address_problem(&self, problem: String) {
+        self.problems().address = Some(problem);
+    }
+
+    /// Files of our identity that cannot be used.
+    pub(crate) fn file_problems(&self) -> Vec<String> {
+        self.problems().files.clone()
+    }
+
+    pub(crate) fn set_file_problems(&self, problems: Vec<String>) {
+        self.problems().files = problems;
+    }
+
+    /// Tunnels, and attempts to have one.
+    pub(crate) fn tunnels(&self) -> Vec<TunnelStatus> {
+        self.agent().map(|agent| agent.client().status()).unwrap_or_default()
+    }
+
+    /// Whether connections would be carried, listened for or not.
+    pub(crate) fn can_carry(&self) -> bool {
+        let tunnels = self.tunnels();
+        tunnel_check(&tunnels).passed && identity_check(&tunnels).passed
+    }
+
+    /// What must be so for this agent to be ready.
+    pub(crate) fn checks(&self) -> Vec<Check> {
+        let tunnels = self.tunnels();
+        vec![self.address_check(), self.listening_check(), tunnel_check(&tunnels), identity_check(&tunnels)]
+    }
+
+    fn address_check(&self) -> Check {
+        let (passed, detail) = match (self.address, self.held()) {
+            (None, _) => (true, "none is to be held".to_owned()),
+            (Some(address), None) => (false, format!("{address} is not taken yet")),
+            (Some(address), Some(held)) => {
+                let how = held.how();
+                let adopted = if how.adopted { ", adopted" } else { "" };
+                let repairs = held.repairs();
+                let mut detail = format!(
+                    "{address} on {} ({}{adopted}), put back {repairs} times",
+                    how.interface, how.kind
+                );
+                if !how.why.is_empty() {
+                    detail.push_str(&format!("; {}", how.why));
+                }
+                match &self.problems().address {
+                    _ if held.is_held() => (true, detail),
+                    Some(problem) => {
+                        (false, format!("{address} cannot be put back: {problem}; trying again"))
+                    }
+                    None => (false, format!("{address} is missing, and being put back")),
+                }
+            }
+        };
+        Check { name: "address", passed, detail }
+    }
+
+    fn listening_check(&self) -> Check {
+        let (passed, detail) = if self.is_stopping() {
+            (false, "stopping: open connections may finish".to_owned())
+        } else if !self.listening.load(Relaxed) {
+            (false, "not yet; where there is a predecessor, it goes on until a tunnel is up".to_owned())
+        } else {
+            let forwards = self.agent().map(|agent| &agent.shared().forwards);
+            let each = forwards.into_iter().flatten();
+            let each: Vec<_> =
+                each.map(|forward| format!("{} for {}", forward.listen, forward.authority)).collect();
+            (true, each.join(", "))
+        };
+        Check { name: "listening", passed, detail }
+    }
+
+    fn problems(&self) -> MutexGuard<'_, Problems> {
+        self.problems.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn live(tunnels: &[TunnelStatus]) -> impl Iterator<Item = &TunnelStatus> {
+    tunnels.iter().filter(|tunnel| tunnel.state == Some(TunnelState::Live))
+}
+
+fn tunnel_check(tunnels: &[TunnelStatus]) -> Check {
+    let up: Vec<String> = live(tunnels).map(name).collect();
+    let passed = !up.is_empty();
+    let detail = if passed {
+        format!("{} up: {}", up.len(), up.join(", "))
+    } else {
+        let error = tunnels.iter().find_map(|tunnel| tunnel.error.as_deref());
+        format!("none is up: {}", error.unwrap_or("still connecting"))
+    };
+    Check { name: "tunnels", passed, detail }
+}
+
+/// Passed unless every gateway refuses us: one of several with a book of its own is told of, and no reason to be replaced.
+fn identity_check(tunnels: &[TunnelStatus]) -> Check {
+    let refused: Vec<String> = live(tunnels)
+        .filter_map(|tunnel| match &tunnel.identity {
+            IdentityState::Refused { status, reason } => {
+                Some(format!("{}: {status}: {reason}", name(tunnel)))
+            }
+            IdentityState::Accepted | IdentityState::Unknown => None,
+        })
+        .collect();
+    let up = live(tunnels).count();
+    let passed = refused.is_empty() || refused.len() < up;
+    let detail = if !refused.is_empty() {
+        format!("refused by {} of {up}: {}", refused.len(), refused.join(", "))
+    } else if live(tunnels).any(|tunnel| tunnel.identity == IdentityState::Accepted) {
+        "accepted".to_owned()
+    } else {
+        "no gateway has said yet what it thinks of us".to_owned()
+    };
+    Check { name: "identity", passed, detail }
+}
+
+fn name(tunnel: &TunnelStatus) -> String {
+    let gateway = tunnel.gateway.as_deref().unwrap_or("?");
+    match tunnel.address {
+        Some(address) => format!("{gateway} at {address}"),
+        None => gateway.to_owned(),
+    }
+}
