@@ -325,6 +325,7 @@ fn what_someone_removes_is_put_back_at_once() {
         "ip address del 100.64.30.10/32 dev portico",
         "ip link set portico down",
         "ip link del portico",
+        "ip link set portico alias mine",
         "nft flush ruleset",
         "ip address flush dev portico",
     ];

@@ -16,9 +16,14 @@ use tokio::time::{Instant, timeout_at};
 use super::Mac;
 use super::sys::{arp_socket, readable};
 
-/// `PROBE_NUM` of RFC 5227, and how long after each one answers are waited for: a second in all.
+/// `PROBE_NUM` of RFC 5227.
 const PROBES: u32 = 3;
-const PATIENCE: Duration = Duration::from_millis(330);
+
+/// How long after each probe answers are waited for: a second in all.
+pub(super) const PATIENCE: Duration = Duration::from_millis(330);
+
+/// The same where an agent had the address a moment ago. Pods wait for this one, and an owner on the link would have been met before.
+pub(super) const PATIENCE_OF_A_SUCCESSOR: Duration = Duration::from_millis(100);
 
 /// Who answers on one interface: more than a few would not be read.
 const ANSWERS: usize = 8;
@@ -44,12 +49,17 @@ impl Probe {
     }
 
     /// Who says that the `address` is theirs. What the host itself says (`own`), on another interface on the same wire, does not count.
-    pub(super) async fn ask(&self, address: Ipv4Addr, own: &[Mac]) -> io::Result<Vec<Mac>> {
+    pub(super) async fn ask(
+        &self,
+        address: Ipv4Addr,
+        own: &[Mac],
+        patience: Duration,
+    ) -> io::Result<Vec<Mac>> {
         let mut owners = Vec::new();
         let request = probe(self.mac, address);
         for _ in 0..PROBES {
             rustix::net::send(self.socket.get_ref(), &request, SendFlags::empty())?;
-            let until = Instant::now() + PATIENCE;
+            let until = Instant::now() + patience;
             while let Ok(ready) = timeout_at(until, self.socket.readable()).await {
                 let mut ready = ready?;
                 // Would-block is an end of reading like any other.

@@ -130,7 +130,7 @@ impl Held {
         };
         let rules = guard.is_some().then(guard::watch).transpose().map_err(watching)?;
         let established =
-            Host::open().map_err(opened).and_then(|mut host| place::establish(&mut host, &settings));
+            Host::open().map_err(opened).and_then(|mut host| place::establish(&mut host, &settings, None));
         let place = match established {
             Ok(place) => place,
             Err(error) => {
@@ -213,7 +213,8 @@ impl Held {
             tracing::warn!(%address, "someone removed the nftables rule against ARP for the address; it is back");
         }
         if missing.address {
-            self.place = place::establish(&mut Host::open().map_err(kernel)?, &self.settings)?;
+            let mut host = Host::open().map_err(kernel)?;
+            self.place = place::establish(&mut host, &self.settings, Some(self.place.index))?;
             let how = how(&self.place, self.status.how().unguarded.clone());
             tracing::warn!(
                 %address, interface = %how.interface, kind = %how.kind,

@@ -50,16 +50,27 @@ impl View {
         found
     }
 
+    /// Whether an agent of this host has put the address in place already.
+    pub(super) fn is_held(&self, settings: &Settings) -> bool {
+        let in_place = |held: &Address| held.address == settings.address && self.is_place(held, settings);
+        self.addresses.iter().any(in_place)
+    }
+
+    /// Whether an address is on an interface of ours, or is our alias of `lo`.
+    fn is_place(&self, held: &Address, settings: &Settings) -> bool {
+        self.link(held.index).is_some_and(|link| {
+            let interface = link.is_ours() && link.name == settings.interface;
+            interface || (link.flags & host::LOOPBACK != 0 && held.label == loopback_label(settings))
+        })
+    }
+
     fn of_address(&self, held: &Address, settings: &Settings) -> Option<Collision> {
         let address = settings.address;
-        let link = self.link(held.index)?;
+        let link = self.link(held.index).filter(|_| !self.is_place(held, settings))?;
         let interface = link.name.clone();
-        let on_place = link.is_ours() && link.name == settings.interface;
-        let on_loopback = link.flags & host::LOOPBACK != 0 && held.label == loopback_label(settings);
         if held.address == address {
-            let ours = on_place || on_loopback;
-            (!ours).then(|| Collision::OnInterface { address, interface, agent: link.is_ours() })
-        } else if held.network.contains(address) && !on_place {
+            Some(Collision::OnInterface { address, interface, agent: link.is_ours() })
+        } else if held.network.contains(address) {
             let network = held.network.to_string().into();
             Some(Collision::InNetwork { address, interface, network })
         } else {

@@ -73,10 +73,11 @@ pub async fn check(settings: &Settings) -> Result<Report, AddressError> {
 /// Asks for the address on every link, on all of them at once.
 async fn ask(view: &View, settings: &Settings, address: Ipv4Addr, report: &mut Report) {
     let own = view.macs();
+    let patience = if view.is_held(settings) { arp::PATIENCE_OF_A_SUCCESSOR } else { arp::PATIENCE };
     let asked = view.links_to_ask().enumerate().map(async |(number, (link, mac))| {
         let answer = match number {
             0..ASKED => match Probe::open(link.index, mac) {
-                Ok(probe) => probe.ask(address, &own).await,
+                Ok(probe) => probe.ask(address, &own, patience).await,
                 Err(error) => Err(error),
             },
             _ => Err(io::Error::other(format!("only the first {ASKED} interfaces are asked on"))),
@@ -137,4 +138,26 @@ fn usable(settings: &Settings) -> Result<(), AddressError> {
         _ => return Ok(()),
     };
     Err(AddressError::Unusable { address, what })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_a_warning_where_nodes_cannot_be_kept_from_answering() {
+        let answer = Collision::Answered {
+            address: DEFAULT_ADDRESS,
+            interface: "eth0".into(),
+            mac: Mac([2, 0, 0, 0, 0, 1]),
+        };
+        let mut report = Report::default();
+        report.answers([answer.clone()].into_iter(), None);
+        assert_eq!((report.collisions.len(), report.warnings.len()), (1, 0));
+        report.answers([answer].into_iter(), Some("Operation not supported"));
+        assert_eq!((report.collisions.len(), report.warnings.len()), (1, 1));
+        let text = report.warnings[0].to_string();
+        assert!(text.contains("02:00:00:00:00:01 on interface eth0"), "{text}");
+        assert!(text.contains("Operation not supported"), "{text}");
+    }
 }

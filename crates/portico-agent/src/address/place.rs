@@ -89,12 +89,17 @@ pub(super) fn is_complete(host: &mut Host, settings: &Settings) -> io::Result<bo
     Ok(!addresses.is_empty())
 }
 
-/// Puts the address where an agent has had it before, or makes a place for it by the first way that works.
-pub(super) fn establish(host: &mut Host, settings: &Settings) -> Result<Place, AddressError> {
+/// Puts the address where an agent has had it before, or makes a place for it by the first way that works. An interface that was
+/// `known` as ours before is ours even if someone has changed its alias.
+pub(super) fn establish(
+    host: &mut Host,
+    settings: &Settings,
+    known: Option<u32>,
+) -> Result<Place, AddressError> {
     let looking = |source| AddressError::of("look at the interfaces of this host", CAPABILITY, source);
     let interface = &*settings.interface;
     if let Some(link) = host.link(interface).map_err(looking)? {
-        if !link.is_ours() {
+        if !link.is_ours() && Some(link.index) != known {
             let addresses = host.addresses(settings.address, |_| true).map_err(looking)?;
             return Err(AddressError::Collisions(vec![name_taken_by(&link, &addresses)]));
         }
