@@ -23,8 +23,8 @@ use crate::admin::{GatewayPages, server};
 use crate::gateway_flags::Flags;
 use crate::source::Source;
 use crate::status::Status;
-use crate::text_pages;
 use crate::tunnel_files;
+use crate::{allocator, text_pages};
 
 /// Between two attempts to bind a NodePort that something else holds: what holds it is usually about to go.
 const RETRY_PORTS: Duration = Duration::from_secs(2);
@@ -50,6 +50,7 @@ pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Sta
         }
     };
     started(&status);
+    allocator::give_back();
     text_pages::release();
     let why = tokio::select! {
         never = follow(&mut source, &status) => match never? {},

@@ -7,6 +7,7 @@
 //! What objects mean and how bytes move is decided in the library crates; here is only what a user touches.
 
 mod admin;
+mod allocator;
 mod args;
 mod cli;
 mod control;
@@ -30,6 +31,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
+    allocator::keep_buffers();
     let cli = cli::Cli::parse();
     match logging::start(cli.log_format).and_then(|()| cli.verb.run()) {
         Ok(outcome) => outcome.into(),

@@ -26,7 +26,7 @@ use super::pages::AgentPages;
 use super::status::Status;
 use crate::admin::server;
 use crate::control::{Hangup, Stop, raise_descriptor_limit};
-use crate::text_pages;
+use crate::{allocator, text_pages};
 
 /// Between two looks at the files of our identity: as soon as anybody could mind, for the price of a few stat(2).
 const LOOK_AT_FILES: Duration = Duration::from_secs(1);
@@ -111,6 +111,7 @@ pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Sta
         tracing::info!(forward = %forward.listen, name = %forward.authority, "listening");
     }
     started(&status);
+    allocator::give_back();
     text_pages::release();
     let ending = tokio::select! {
         never = address.keep() => match never {},
