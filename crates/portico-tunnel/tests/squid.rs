@@ -286,7 +286,7 @@ async fn credentials_that_are_missing_wrong_or_new_are_told_apart() {
     assert_eq!(
         error.to_string(),
         asks.clone()
-            + "none were sent: give USER:PASSWORD in a file (--proxy-auth-file), in PORTICO_PROXY_AUTH or in the proxy's URL"
+            + "none were sent: give USER:PASSWORD in a file (--proxy-credentials), in PORTICO_PROXY_AUTH or in the proxy's URL"
     );
 
     let in_url = format!("http://agent:wrong@{}:{}", corporation.ip, AUTH);

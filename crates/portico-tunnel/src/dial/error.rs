@@ -162,7 +162,7 @@ impl Sent {
                 "only Basic can be spoken here: have Basic offered, or this machine let through without".into()
             }
             Self::Nothing => {
-                "none were sent: give USER:PASSWORD in a file (--proxy-auth-file), in PORTICO_PROXY_AUTH or in the proxy's URL".into()
+                "none were sent: give USER:PASSWORD in a file (--proxy-credentials), in PORTICO_PROXY_AUTH or in the proxy's URL".into()
             }
             Self::From(source) => format!("those from {source} were sent and not taken"),
         }
