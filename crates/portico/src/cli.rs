@@ -95,7 +95,7 @@ Examples:
     Routes(offline::Flags),
     /// Try it: three user clusters, one per expose strategy, on this machine
     ///
-    /// Starts a gateway and three stand-in API servers on loopback, with certificates and kubeconfigs in a temporary folder, and
+    /// Starts a gateway, a node agent and three stand-in API servers on loopback, with certificates and kubeconfigs in a temporary folder, and
     /// prints lines to paste for curl, kubectl and openssl. Needs no root, no container engine and no Kubernetes. A port
     /// that is taken is stepped over. Ctrl-C stops it and removes the folder.
     #[command(after_help = "\

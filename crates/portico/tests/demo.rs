@@ -28,8 +28,19 @@ fn paste(line: &str) -> String {
 fn the_three_clusters_answer_and_ctrl_c_cleans_up() {
     require("curl");
     require("openssl");
-    let mut demo =
-        Process::start(&["demo", "--sni-port", "26443", "--tunnel-port", "28088", "--admin-port", "28002"]);
+    let mut demo = Process::start(&[
+        "demo",
+        "--sni-port",
+        "26443",
+        "--tunnel-port",
+        "28088",
+        "--admin-port",
+        "28002",
+        "--agent-port",
+        "26643",
+        "--agent-admin-port",
+        "28004",
+    ]);
     demo.wait_for("Ctrl-C stops the demo");
     let said = demo.said();
     let lines: Vec<&str> = said.lines().map(str::trim).collect();
@@ -38,7 +49,11 @@ fn the_three_clusters_answer_and_ctrl_c_cleans_up() {
     };
 
     let versions = starting_with("curl", "/version");
-    assert_eq!(versions.len(), 5, "three clusters, one of them also through two tunnels:\n{said}");
+    assert_eq!(
+        versions.len(),
+        6,
+        "three clusters, one of them also through two tunnels and an agent:\n{said}"
+    );
     for line in versions {
         let answer = paste(line);
         assert!(answer.contains("\"gitVersion\":\"v1."), "{line}\n{answer}");
@@ -56,6 +71,9 @@ fn the_three_clusters_answer_and_ctrl_c_cleans_up() {
     for cluster in ["by-port", "by-balancer", "by-name"] {
         assert!(table.contains(&format!("cluster-{cluster}/apiserver-external-secure")), "{table}");
     }
+
+    let tunnels = paste(starting_with("curl", "/tunnels")[0]);
+    assert_eq!(tunnels.matches(" accepted ").count(), 2, "{tunnels}");
 
     let check = lines.iter().find(|line| line.contains(" check ")).unwrap();
     let answer = paste(check);
@@ -86,6 +104,10 @@ fn a_watch_brings_an_event_a_second_through_each_strategy() {
         "38088",
         "--admin-port",
         "38002",
+        "--agent-port",
+        "36643",
+        "--agent-admin-port",
+        "38004",
         "--node-port",
         "31500",
     ]);
@@ -125,6 +147,10 @@ fn a_taken_port_is_stepped_over_and_said() {
         "48088",
         "--admin-port",
         "48002",
+        "--agent-port",
+        "46643",
+        "--agent-admin-port",
+        "48004",
         "--node-port",
         "31900",
     ]);

@@ -1,7 +1,8 @@
 //! `portico demo`: a gateway and three user clusters, one per expose strategy, on this machine, nothing else needed.
 //!
 //! It writes manifests into a folder of its own ([`site`]), with certificates ([`pki`]) and kubeconfigs, starts a stand-in API
-//! server for each cluster ([`api_server`]), and runs the gateway on that folder exactly as `portico gateway --manifests` does.
+//! server for each cluster ([`api_server`]), and runs the gateway on that folder exactly as `portico gateway --manifests` does, and an
+//! agent beside it, as `portico agent` would on a node of the Tunneling cluster, but without an address of its own.
 //! [`mod@guide`] prints what can be tried; [`ports`] steps over ports that are taken. Ctrl-C ends it and removes the folder.
 
 mod api_server;
@@ -12,11 +13,14 @@ mod site;
 
 use anyhow::Context;
 use clap::{Args, Parser};
+use portico_agent::StartError as AgentStartError;
 use portico_gateway::StartError;
+use tokio::sync::oneshot;
 
 use self::guide::guide;
 use self::ports::Ports;
 use self::site::Site;
+use super::agent;
 use crate::control::{self, Hangup};
 use crate::gateway_flags;
 use crate::outcome::{Outcome, print};
@@ -39,6 +43,12 @@ pub(crate) struct Flags {
     /// First NodePort to try
     #[arg(long, value_name = "PORT", default_value_t = 31000)]
     node_port: u16,
+    /// First port to try for the node agent, which on a node would listen on an address of its own
+    #[arg(long, value_name = "PORT", default_value_t = 16443)]
+    agent_port: u16,
+    /// First port to try for the agent's /tunnels, /connections, /metrics
+    #[arg(long, value_name = "PORT", default_value_t = 8004)]
+    agent_admin_port: u16,
 }
 
 /// The flags of `portico gateway`, as somebody would type them.
@@ -46,6 +56,13 @@ pub(crate) struct Flags {
 struct GatewayLine {
     #[command(flatten)]
     flags: gateway_flags::Flags,
+}
+
+/// The flags of `portico agent`, as somebody would type them.
+#[derive(Debug, Parser)]
+struct AgentLine {
+    #[command(flatten)]
+    flags: agent::flags::Flags,
 }
 
 /// Runs the demo until Ctrl-C.
@@ -78,24 +95,38 @@ async fn demo(flags: &Flags) -> anyhow::Result<()> {
 }
 
 async fn serve(site: &Site, ports: &Ports) -> anyhow::Result<()> {
-    let line = GatewayLine::try_parse_from(site.gateway_arguments(ports))
+    let gateway = GatewayLine::try_parse_from(site.gateway_arguments(ports))
         .context("the demo's own gateway flags do not parse")?;
-    let mut printed = Ok(());
+    let agent = AgentLine::try_parse_from(site.agent_arguments(ports))
+        .context("the demo's own agent flags do not parse")?;
+    let (tell, told) = oneshot::channel();
     let started = |status: &crate::status::Status| {
         let plans: Vec<_> = status.pipeline().plans().collect();
-        printed = guide(site, ports, &plans).and_then(|text| print(&text));
+        // Nobody hears it only if the agent's part is over, and with it the demo.
+        let _ = tell.send(guide(site, ports, &plans));
     };
-    control::run(&line.flags, Hangup::Stops, started).await?;
-    printed
+    let run_agent = async {
+        // Before the gateway listens there is nothing to connect to.
+        let Ok(text) = told.await else { return Ok(()) };
+        let text = text?;
+        let mut printed = Ok(());
+        agent::control::run(&agent.flags, Hangup::Stops, |_| printed = print(&text)).await?;
+        printed
+    };
+    tokio::try_join!(control::run(&gateway.flags, Hangup::Stops, started), run_agent)?;
+    Ok(())
 }
 
 /// Whether another process was quicker.
 fn is_taken(error: &anyhow::Error) -> bool {
-    let start = error.downcast_ref::<StartError>();
-    let start = start.and_then(|error| match error {
+    let gateway = error.downcast_ref::<StartError>().and_then(|error| match error {
         StartError::Listen { source, .. } => Some(source),
         _ => None,
     });
-    let io = start.or_else(|| error.downcast_ref::<std::io::Error>());
+    let agent = error.downcast_ref::<AgentStartError>().and_then(|error| match error {
+        AgentStartError::Listen { source, .. } => Some(source),
+        AgentStartError::Thread(_) => None,
+    });
+    let io = gateway.or(agent).or_else(|| error.downcast_ref::<std::io::Error>());
     io.is_some_and(|error| error.kind() == std::io::ErrorKind::AddrInUse)
 }

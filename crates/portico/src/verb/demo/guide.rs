@@ -6,11 +6,8 @@ use portico_expose::plan::Plan;
 use portico_expose::services::APISERVER;
 
 use super::ports::Ports;
-use super::site::{CLUSTERS, Site, UserCluster};
+use super::site::{AUTHORITY_PORT, CLUSTERS, Site, UserCluster};
 use crate::table;
-
-/// Port of the CONNECT authority of an API server.
-const AUTHORITY_PORT: u16 = 443;
 
 /// The text, for a gateway that has put `plans` into force.
 pub(super) fn guide(site: &Site, ports: &Ports, plans: &[Plan]) -> anyhow::Result<String> {
@@ -31,6 +28,7 @@ pub(super) fn guide(site: &Site, ports: &Ports, plans: &[Plan]) -> anyhow::Resul
         if cluster.strategy == ExposeStrategy::Tunneling {
             stories.push_str(&server_name_story(site, cluster, ports));
             stories.push_str(&tunnel_story(site, cluster, ports)?);
+            stories.push_str(&agent_story(site, cluster, ports)?);
         }
     }
     let table = table::render(["CLUSTER", "STRATEGY", "ADDRESS", "KUBECONFIG"], &rows);
@@ -38,15 +36,18 @@ pub(super) fn guide(site: &Site, ports: &Ports, plans: &[Plan]) -> anyhow::Resul
     // Who runs this demo need not have it on the PATH.
     let program =
         std::env::current_exe().map_or_else(|_| "portico".into(), |path| path.display().to_string());
-    let admin = ports.admin;
+    let (admin, agent_admin) = (ports.admin, ports.agent_admin);
     Ok(format!(
-        "\nA gateway and three user clusters, one per expose strategy, all in this process, on loopback.\n\n\
+        "\nA gateway, three user clusters, one per expose strategy, and a node agent, all in this process, on loopback.\n\n\
          {table}{stories}\n\
          What the gateway sees\n\
          \x20 curl 'http://127.0.0.1:{admin}/routes?o=table'\n\
          \x20 curl 'http://127.0.0.1:{admin}/connections?o=table'\n\
          \x20 curl http://127.0.0.1:{admin}/metrics\n\
          \x20 {program} check {manifests}\n\
+         What the node agent sees\n\
+         \x20 curl 'http://127.0.0.1:{agent_admin}/tunnels?o=table'\n\
+         \x20 curl 'http://127.0.0.1:{agent_admin}/readyz?verbose'\n\
          Edit the manifests while a watch runs: no other cluster notices.\n\n\
          Ctrl-C stops the demo and removes its files.\n"
     ))
@@ -93,11 +94,23 @@ fn tunnel_story(site: &Site, cluster: &UserCluster, ports: &Ports) -> anyhow::Re
     let proxy = format!("http://127.0.0.1:{tunnel}");
     site.kubeconfig(&kubeconfig, cluster, &server, &host, Some(&proxy))?;
     Ok(format!(
-        "The same through CONNECT, as a node agent does it; in plain text, then under TLS with a client certificate:\n\
+        "The same through CONNECT; in plain text, then under TLS with a client certificate:\n\
          \x20 curl --cacert {folder}/ca.crt --proxytunnel --proxy {proxy} {server}/version\n\
          \x20 curl --cacert {folder}/ca.crt --proxytunnel --proxy https://127.0.0.1:{tunnel} \
          --proxy-cacert {folder}/ca.crt --proxy-cert {folder}/{name}.crt --proxy-key {folder}/{name}.key \
          {server}/version\n\
          \x20 kubectl --kubeconfig {folder}/{kubeconfig} version\n"
+    ))
+}
+
+fn agent_story(site: &Site, cluster: &UserCluster, ports: &Ports) -> anyhow::Result<String> {
+    let (agent, folder, host) = (ports.agent, site.folder().display(), cluster.internal_host());
+    let kubeconfig = format!("{}-agent.kubeconfig", cluster.name);
+    site.kubeconfig(&kubeconfig, cluster, &format!("https://127.0.0.1:{agent}"), &host, None)?;
+    Ok(format!(
+        "Through the node agent, as pods reach it: they know of no tunnel. On a node it would hold 100.64.30.10:\n\
+         \x20 curl --cacert {folder}/ca.crt --connect-to {host}:{AUTHORITY_PORT}:127.0.0.1:{agent} \
+         https://{host}:{AUTHORITY_PORT}/version\n\
+         \x20 kubectl --kubeconfig {folder}/{kubeconfig} get namespaces --watch\n"
     ))
 }

@@ -13,12 +13,15 @@ const NODE_PORTS: u16 = 4;
 /// Ports tried for one purpose before giving up.
 const MOST_TRIED: u16 = 500;
 
-/// Where the demo's gateway listens.
+/// Where the demo's gateway and its agent listen.
 #[derive(Debug)]
 pub(super) struct Ports {
     pub(super) sni: u16,
     pub(super) tunnel: u16,
     pub(super) admin: u16,
+    /// Where the node agent listens in place of the address it would hold on a node.
+    pub(super) agent: u16,
+    pub(super) agent_admin: u16,
     /// First of [`NODE_PORTS`] free ports in a row.
     pub(super) first_node_port: u16,
 }
@@ -30,9 +33,11 @@ impl Ports {
             (flags.sni_port, 1, "connections by server name"),
             (flags.tunnel_port, 1, "CONNECT"),
             (flags.admin_port, 1, "the admin listener"),
+            (flags.agent_port, 1, "the node agent"),
+            (flags.agent_admin_port, 1, "the node agent's admin listener"),
             (flags.node_port, NODE_PORTS, "NodePorts"),
         ];
-        let mut found = [0; 4];
+        let mut found = [0; 6];
         let mut chosen = Vec::new();
         for (index, &(first, count, purpose)) in wishes.iter().enumerate() {
             // What comes later has its turn, unless it is the same port: then whoever comes first has it.
@@ -42,8 +47,8 @@ impl Ports {
             chosen.extend(start..start + count);
             found[index] = start;
         }
-        let [sni, tunnel, admin, first_node_port] = found;
-        Ok(Self { sni, tunnel, admin, first_node_port })
+        let [sni, tunnel, admin, agent, agent_admin, first_node_port] = found;
+        Ok(Self { sni, tunnel, admin, agent, agent_admin, first_node_port })
     }
 
     /// The range that NodePorts are drawn from, as a KubermaticConfiguration has it.
@@ -97,14 +102,20 @@ mod tests {
         let taken = holder.local_addr().unwrap().port();
         if taken < u16::MAX - MOST_TRIED {
             // The next one is asked for by CONNECT, and the admin listener asks for what the first has taken.
-            let flags =
-                Flags { sni_port: taken, tunnel_port: taken + 1, admin_port: taken, node_port: taken + 2 };
+            let flags = Flags {
+                sni_port: taken,
+                tunnel_port: taken + 1,
+                admin_port: taken,
+                node_port: taken + 2,
+                agent_port: taken + 1,
+                agent_admin_port: taken,
+            };
             let ports = Ports::find(&flags).unwrap();
-            let mut all = vec![ports.sni, ports.tunnel, ports.admin];
+            let mut all = vec![ports.sni, ports.tunnel, ports.admin, ports.agent, ports.agent_admin];
             all.extend(ports.first_node_port..ports.first_node_port + NODE_PORTS);
             all.sort_unstable();
             all.dedup();
-            assert_eq!(all.len(), 7, "{ports:?}");
+            assert_eq!(all.len(), 9, "{ports:?}");
         }
     }
 }

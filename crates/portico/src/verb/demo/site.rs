@@ -45,12 +45,18 @@ pub(super) const CLUSTERS: [UserCluster; 3] = [
         strategy: ExposeStrategy::LoadBalancer,
         story: "A load balancer of its own, whose part the gateway plays here: again a port.",
     },
-    UserCluster {
-        name: "by-name",
-        strategy: ExposeStrategy::Tunneling,
-        story: "All such clusters share two ports; the server name, or the CONNECT authority, says which is meant.",
-    },
+    TUNNELED,
 ];
+
+/// The one that has a node agent.
+const TUNNELED: UserCluster = UserCluster {
+    name: "by-name",
+    strategy: ExposeStrategy::Tunneling,
+    story: "All such clusters share two ports; the server name, or the CONNECT authority, says which is meant.",
+};
+
+/// Port of the CONNECT authority of an API server.
+pub(super) const AUTHORITY_PORT: u16 = 443;
 
 /// Everything the demo made. Gone when dropped.
 pub(super) struct Site {
@@ -134,6 +140,33 @@ impl Site {
             "--admin-listen".into(),
             at(ports.admin),
             // Ctrl-C is meant: nobody waits for a demo.
+            "--drain-timeout".into(),
+            "0s".into(),
+        ]
+    }
+
+    /// What somebody would type on a node of the Tunneling cluster, but for the address, which takes root.
+    pub(super) fn agent_arguments(&self, ports: &Ports) -> Vec<OsString> {
+        let file = |name: &str| self.path(name).into_os_string();
+        let cluster = &TUNNELED;
+        vec![
+            "agent".into(),
+            "--gateway".into(),
+            format!("127.0.0.1:{}", ports.tunnel).into(),
+            "--proxy".into(),
+            "off".into(),
+            "--tls-ca".into(),
+            file("ca.crt"),
+            "--tls-cert".into(),
+            file(&format!("{}.crt", cluster.name)),
+            "--tls-key".into(),
+            file(&format!("{}.key", cluster.name)),
+            "--address".into(),
+            "off".into(),
+            "--forward".into(),
+            format!("127.0.0.1:{}={}:{AUTHORITY_PORT}", ports.agent, cluster.internal_host()).into(),
+            "--admin-listen".into(),
+            format!("127.0.0.1:{}", ports.agent_admin).into(),
             "--drain-timeout".into(),
             "0s".into(),
         ]
