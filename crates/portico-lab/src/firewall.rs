@@ -158,7 +158,10 @@ fn ruleset(table: &str, direction: Direction, rules: &str) -> String {
     // eth0 is every host's only wire.
     let (chains, exempt): (&[(&str, i32)], &str) = match direction {
         Direction::In => (&[("prerouting", -150)], "iifname != eth0 accept; "),
-        Direction::Out => (&[("output", 0), ("forward", 0)], "oifname != eth0 accept; "),
+        // What a Service address was just translated to may be this host's own: the interface is the one from before that.
+        Direction::Out => {
+            (&[("output", 0), ("forward", 0)], "oifname != eth0 accept; fib daddr type local accept; ")
+        }
         Direction::Through => (&[("forward", 0)], "oifname eth0 accept; "),
     };
     let mut text = format!("table inet {table} {{\n");

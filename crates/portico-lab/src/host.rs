@@ -27,8 +27,9 @@ use crate::{programs, wait};
 /// A command that answers takes seconds at most on a loaded machine; more than this is a hang.
 const COMMAND_LIMIT: &str = "60";
 
-/// Machine-wide places of container programs: each host gets an empty one.
-const PRIVATE: &[&str] = &["/run/containerd", "/var/lib/cni", "/var/lib/kubelet", "/var/log/containers"];
+/// Machine-wide places of container programs, and of Portico's agent: each host gets an empty one.
+const PRIVATE: &[&str] =
+    &["/run/containerd", "/var/lib/cni", "/var/lib/kubelet", "/var/log/containers", "/run/portico-agent"];
 
 /// A host of a lab. Clones are handles to the same host.
 #[derive(Clone)]

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::control_plane::{
     Access, Options, api_server_args, controller_manager_args, scheduler_args, write_files,
 };
+use crate::host::Host;
 use crate::image::Image;
 use crate::node::Node;
 use crate::pki::Authority;
@@ -98,9 +99,13 @@ impl UserCluster {
 
     /// A worker node on a new host, which reaches the API server by `access`.
     pub fn join_worker(&self, seed: &Seed, name: &str, access: &Access) -> Result<Node> {
-        let host = seed.host().lab().host(name)?;
+        UserCluster::join_worker_on(&seed.host().lab().host(name)?, access)
+    }
+
+    /// A worker node on a host that is there already, behind a firewall perhaps.
+    pub fn join_worker_on(host: &Host, access: &Access) -> Result<Node> {
         let pods = format!("{POD_CIDRS}.{}.0/24", host.address().octets()[3]);
-        Node::join(&host, access, &pods)
+        Node::join(host, access, &pods)
     }
 }
 
