@@ -85,6 +85,7 @@ fn refuse(entry: Entry, socket: TcpStream, refusal: Refusal, why: &dyn std::fmt:
             "a connection was not carried"
         );
     }
-    drop(socket);
+    // Counted before the pod knows.
     entry.refused(refusal);
+    drop(socket);
 }
