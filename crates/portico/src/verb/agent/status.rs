@@ -3,9 +3,13 @@
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use portico_agent::{Agent, address};
 use portico_tunnel::client::{IdentityState, TunnelState, TunnelStatus};
+
+/// After this time on a tunnel a gateway that says what it thinks of us has said it: one round trip, and a token review.
+const WOULD_HAVE_SAID: Duration = Duration::from_secs(4);
 
 /// One agent process.
 #[derive(Debug)]
@@ -183,7 +187,8 @@ fn tunnel_check(tunnels: &[TunnelStatus]) -> Check {
     Check { name: "tunnels", passed, detail }
 }
 
-/// Passed unless every gateway refuses us: one of several with a book of its own is told of, and no reason to be replaced.
+/// Passed if a gateway accepts us, though another with a book of its own may refuse. A gateway of another make may never say: then a tunnel
+/// that has been up for a moment will do. Before that nothing is known, and nothing is to be replaced on the strength of it.
 fn identity_check(tunnels: &[TunnelStatus]) -> Check {
     let refused: Vec<String> = live(tunnels)
         .filter_map(|tunnel| match &tunnel.identity {
@@ -193,16 +198,20 @@ fn identity_check(tunnels: &[TunnelStatus]) -> Check {
             IdentityState::Accepted | IdentityState::Unknown => None,
         })
         .collect();
-    let up = live(tunnels).count();
-    let passed = refused.is_empty() || refused.len() < up;
+    let accepted = live(tunnels).any(|tunnel| tunnel.identity == IdentityState::Accepted);
+    let silent = live(tunnels).any(|tunnel| {
+        tunnel.identity == IdentityState::Unknown && tunnel.age.is_some_and(|age| age >= WOULD_HAVE_SAID)
+    });
     let detail = if !refused.is_empty() {
-        format!("refused by {} of {up}: {}", refused.len(), refused.join(", "))
-    } else if live(tunnels).any(|tunnel| tunnel.identity == IdentityState::Accepted) {
+        format!("refused by {} of {}: {}", refused.len(), live(tunnels).count(), refused.join(", "))
+    } else if accepted {
         "accepted".to_owned()
+    } else if silent {
+        "no gateway says what it thinks of us".to_owned()
     } else {
         "no gateway has said yet what it thinks of us".to_owned()
     };
-    Check { name: "identity", passed, detail }
+    Check { name: "identity", passed: accepted || silent, detail }
 }
 
 fn name(tunnel: &TunnelStatus) -> String {
@@ -210,5 +219,40 @@ fn name(tunnel: &TunnelStatus) -> String {
     match tunnel.address {
         Some(address) => format!("{gateway} at {address}"),
         None => gateway.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use portico_tunnel::StatusCode;
+
+    use super::*;
+
+    fn tunnel(identity: IdentityState, age: u64) -> TunnelStatus {
+        TunnelStatus {
+            gateway: Some("tls://gateway:8088".to_owned()),
+            address: None,
+            state: Some(TunnelState::Live),
+            streams: 0,
+            age: Some(Duration::from_secs(age)),
+            identity,
+            error: None,
+        }
+    }
+
+    fn refused() -> IdentityState {
+        IdentityState::Refused { status: StatusCode::FORBIDDEN, reason: "no".into() }
+    }
+
+    #[test]
+    fn an_identity_counts_once_a_gateway_has_accepted_it_or_had_time_to_refuse() {
+        use IdentityState::{Accepted, Unknown};
+        let passed = |tunnels: &[TunnelStatus]| identity_check(tunnels).passed;
+        assert!(passed(&[tunnel(Accepted, 0)]));
+        assert!(passed(&[tunnel(Accepted, 0), tunnel(refused(), 9)]));
+        assert!(!passed(&[tunnel(Unknown, 0)]));
+        assert!(passed(&[tunnel(Unknown, 9)]), "a gateway of another make");
+        assert!(!passed(&[tunnel(refused(), 9), tunnel(Unknown, 0)]));
+        assert!(!passed(&[]));
     }
 }
