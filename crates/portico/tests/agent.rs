@@ -219,9 +219,11 @@ fn ping(stream: &mut TcpStream) {
     assert_eq!(&answer, b"ping");
 }
 
+/// Whether the next thing heard of a connection is its reset, which may be there before anything is said.
 fn is_reset(stream: &mut TcpStream) -> bool {
-    let _ = stream.write_all(b"x");
-    stream.read(&mut [0; 1]).is_err_and(|error| error.kind() == ErrorKind::ConnectionReset)
+    let said = stream.write_all(b"x");
+    let heard = said.and_then(|()| stream.read(&mut [0; 1]));
+    heard.is_err_and(|error| matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe))
 }
 
 /// Asks again until the answer is yes. There is no event to wait for in another process.
