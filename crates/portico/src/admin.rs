@@ -91,12 +91,12 @@ fn list(
 ) -> Answer {
     match format_of(request, query) {
         Ok(format) => typed(content_type(format), stream(move |out| write(format, out))),
-        Err(refused) => refused,
+        Err(told) => text(StatusCode::BAD_REQUEST, told),
     }
 }
 
-/// The form of a listing that is asked for, by `?o=table`, or by `Accept: text/plain`, or else JSON; an answer if there is none such.
-pub(crate) fn format_of(request: &Request<Incoming>, query: Query<'_>) -> Result<OutputFormat, Answer> {
+/// The form of a listing that is asked for, by `?o=table`, or by `Accept: text/plain`, or else JSON; a sentence if there is none such.
+pub(crate) fn format_of(request: &Request<Incoming>, query: Query<'_>) -> Result<OutputFormat, String> {
     let wants_text = request
         .headers()
         .get(ACCEPT)
@@ -106,9 +106,7 @@ pub(crate) fn format_of(request: &Request<Incoming>, query: Query<'_>) -> Result
         None if wants_text => Ok(OutputFormat::Table),
         None | Some("json") => Ok(OutputFormat::Json),
         Some("table") => Ok(OutputFormat::Table),
-        Some(other) => {
-            Err(text(StatusCode::BAD_REQUEST, format!("o={other:?} is no format; give table or json\n")))
-        }
+        Some(other) => Err(format!("o={other:?} is no format; give table or json\n")),
     }
 }
 

@@ -203,6 +203,9 @@ pub(crate) enum FlagError {
     Proxy(#[from] ProxyError),
 }
 
+/// TLS towards gateways, and what it was read from.
+type TlsAndFiles = (Arc<ClientTls>, Vec<PathBuf>);
+
 /// What the flags mean.
 #[derive(Debug)]
 pub(crate) struct Plan {
@@ -250,7 +253,7 @@ impl Flags {
         Ok(Plan { forwards, client, files, address: self.node.address.settings() })
     }
 
-    fn tls(&self) -> Result<Option<(Arc<ClientTls>, Vec<PathBuf>)>, FlagError> {
+    fn tls(&self) -> Result<Option<TlsAndFiles>, FlagError> {
         let IdentityFlags { tls_ca, tls_cert, tls_key, .. } = &self.identity;
         if !self.gateways.gateway.iter().any(|gateway| gateway.security == Security::Tls) {
             let given = [

@@ -100,7 +100,7 @@ trait Row: Serialize {
 fn list<R: Row>(request: &Request<Incoming>, query: Query<'_>, rows: &[R]) -> Answer {
     let format = match format_of(request, query) {
         Ok(format) => format,
-        Err(refused) => return refused,
+        Err(told) => return text(StatusCode::BAD_REQUEST, told),
     };
     let body = match format {
         // Numbers, addresses and names: nothing that JSON could not say.
