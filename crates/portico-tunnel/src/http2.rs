@@ -90,6 +90,9 @@ fn builder(settings: &Settings) -> Builder {
         .initial_window_size(settings.stream_window)
         .initial_connection_window_size(settings.connection_window())
         .max_concurrent_streams(settings.max_streams)
+        // Requests cancelled before we saw them. Whoever waited for a gateway that stood still for some seconds does that, and h2's
+        // limit of 20 would cost all its streams; `RapidReset` looks after attacks.
+        .max_pending_accept_reset_streams(settings.max_streams as usize)
         .max_frame_size(FRAME_SIZE)
         .max_header_list_size(HEADER_LIST)
         .max_send_buffer_size(SEND_BUFFER);

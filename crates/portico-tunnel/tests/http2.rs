@@ -406,6 +406,47 @@ async fn requests_cancelled_without_end_end_the_connection() {
     assert_eq!(error.reason(), Some(Reason::ENHANCE_YOUR_CALM));
 }
 
+#[tokio::test]
+async fn requests_cancelled_before_they_were_seen_do_not_end_the_connection() {
+    fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+    }
+    const HEADERS: u8 = 1;
+    const RESET: u8 = 3;
+    const END_HEADERS: u8 = 4;
+    const SETTINGS: u8 = 4;
+    // Literals without indexing (RFC 7541 section 6.2.2); the names are entries 2 and 1 of the static table.
+    let mut head = vec![2, 7];
+    head.extend(b"CONNECT");
+    head.extend([1, u8::try_from(UPSTREAM.len()).unwrap()]);
+    head.extend(UPSTREAM.as_bytes());
+    // What an agent has sent to a gateway that stood still, all of it read at once when it goes on.
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    bytes.extend(frame(SETTINGS, 0, 0, &[]));
+    for stream in (1..200).step_by(2) {
+        bytes.extend(frame(HEADERS, END_HEADERS, stream, &head));
+        bytes.extend(frame(RESET, 0, stream, &[0, 0, 0, 8]));
+    }
+    bytes.extend(frame(HEADERS, END_HEADERS, 201, &head));
+    let server = Server::start(plaintext()).await;
+    let mut client = tokio::net::TcpStream::connect(server.address).await.unwrap();
+    client.write_all(&bytes).await.unwrap();
+    let answered = async {
+        loop {
+            let mut frame = [0; 9];
+            client.read_exact(&mut frame).await.unwrap();
+            let mut payload = vec![0; usize::from(frame[1]) << 8 | usize::from(frame[2])];
+            client.read_exact(&mut payload).await.unwrap();
+            assert_ne!(frame[3], 7, "GOAWAY: {}", String::from_utf8_lossy(&payload));
+            if frame[3] == HEADERS && frame[8] == 201 {
+                return;
+            }
+        }
+    };
+    patiently(answered).await;
+}
+
 /// Sends until the client's window for the stream is used up: its upstream reads nothing.
 async fn fill_window(ends: &mut Ends) {
     let chunk = pattern(64 * 1024);

@@ -700,12 +700,15 @@ impl Pool {
                 (_, TunnelState::Suspect) => {
                     self.counters.tunnels_suspect.fetch_add(1, Relaxed);
                     tracing::warn!(%gateway, %address, streams, "the gateway is silent; new streams go elsewhere");
+                    // Nor is it the place for the tunnel that stands in: a handshake there would have to run out of time first.
+                    self.addresses.lock().await.candidates.failed(tunnel.place, Instant::now());
                 }
                 (_, TunnelState::Draining) => {
                     tracing::info!(%gateway, %address, streams, "tunnel drains; new streams go elsewhere");
                 }
                 (TunnelState::Suspect, TunnelState::Live) => {
                     tracing::info!(%gateway, %address, streams, "the gateway speaks again");
+                    self.addresses.lock().await.candidates.succeeded(tunnel.place);
                     self.retire_surplus();
                     self.arrived.notify_waiters();
                 }
