@@ -21,6 +21,7 @@ mod hello;
 mod hole;
 mod load;
 mod machine;
+mod pki;
 mod process;
 mod proxy;
 mod random;
@@ -32,9 +33,10 @@ use load::bulk::Direction;
 use load::churn::Ending;
 use proxy::Proxy;
 use report::Row;
+use rows::pair::Tunnel;
 use rows::rounds::Rounds;
 use rows::steady::CLUSTERS;
-use rows::{Bench, change, footprint, isolation, steady, tunnels};
+use rows::{Bench, agent, change, fleet, footprint, isolation, pair, steady, tunnels};
 
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -57,8 +59,14 @@ enum Measure {
     Scale,
     /// Time until a new cluster among 2,000 is routable.
     AddCluster,
-    /// CONNECT streams: CPU and memory at the gateway.
-    Tunnel,
+    /// Gateway and agent together: CPU of connections, messages and bytes, and memory of streams at rest.
+    Pair,
+    /// The same under TLS with a client certificate, CPU only.
+    PairTls,
+    /// Memory, threads and wake-ups of an agent at rest.
+    Agent,
+    /// 10,000 simulated agents while their gateway is restarted and replaced.
+    Agents,
     /// CONNECT streams that end when another cluster is added.
     TunnelCut,
     /// How long requests take, and memory, beside 5,000 clients of a cluster whose endpoint is a black hole.
@@ -114,7 +122,7 @@ struct Arguments {
     /// Let Envoy write an access line a connection, as KKP configures it; the others write none.
     #[arg(long)]
     envoy_access_log: bool,
-    /// First of about 50 loopback ports the run uses.
+    /// First of about 60 loopback ports the run uses.
     #[arg(long, default_value_t = 21_000)]
     base_port: u16,
     /// Where configurations and logs go while the run lasts, and where `install.sh` put Envoy.
@@ -126,6 +134,9 @@ struct Arguments {
     /// Also write all samples, medians and ratios as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Be one of the processes with the agents of row `agents`, as this file says.
+    #[arg(long, value_name = "FILE", hide = true)]
+    simulate_agents: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -143,6 +154,10 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<bool> {
     ensure!(arguments.rounds > 0 && arguments.slice_ms > 0, "--rounds and --slice-ms must be at least 1");
     machine::raise_descriptor_limit()?;
+    if let Some(orders) = &arguments.simulate_agents {
+        load::fleet::simulate(orders)?;
+        return Ok(true);
+    }
     machine::pin_to(machine::LOAD_CORE)?;
     std::fs::create_dir_all(&arguments.cache)
         .with_context(|| format!("cannot create {}", arguments.cache.display()))?;
@@ -194,9 +209,18 @@ fn measure(bench: &Bench, arguments: &Arguments) -> Result<Vec<Row>> {
     if asked(Measure::AddCluster) {
         rows.push(change::add_cluster(bench)?);
     }
-    if asked(Measure::Tunnel) {
-        rows.extend(tunnels::steady(bench, CLUSTERS)?);
-        rows.push(tunnels::idle(bench, CLUSTERS)?);
+    if asked(Measure::Pair) {
+        rows.extend(pair::steady(bench, CLUSTERS, Tunnel::Plain)?);
+        rows.push(pair::idle(bench, CLUSTERS)?);
+    }
+    if asked(Measure::PairTls) {
+        rows.extend(pair::steady(bench, CLUSTERS, Tunnel::Tls)?);
+    }
+    if asked(Measure::Agent) {
+        rows.extend(agent::rows(bench)?);
+    }
+    if asked(Measure::Agents) {
+        rows.extend(fleet::rows(bench)?);
     }
     if asked(Measure::TunnelCut) {
         rows.push(tunnels::cut(bench, CLUSTERS)?);
@@ -236,7 +260,11 @@ fn proxies(arguments: &Arguments) -> Result<Vec<Box<dyn Proxy>>> {
                     "build it with `cargo build --release -p portico`, or name it with --portico",
                 )?;
                 let program = arguments.portico.canonicalize().context("the binary has just been there")?;
-                Box::new(proxy::portico::Portico { program, arguments: arguments.portico_argument.clone() })
+                Box::new(proxy::portico::Portico {
+                    program,
+                    arguments: arguments.portico_argument.clone(),
+                    tls: None,
+                })
             }
         });
     }

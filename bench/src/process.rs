@@ -68,6 +68,40 @@ pub(crate) fn memory_bytes(root: u32) -> Result<u64> {
     Ok(total)
 }
 
+/// What the kernel says of one process, without its children.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Resting {
+    /// Resident set size in bytes, shared pages in full (`VmRSS`).
+    pub(crate) resident: u64,
+    /// Threads.
+    pub(crate) threads: u64,
+    /// How often its threads have come onto the core to do something.
+    pub(crate) wake_ups: u64,
+}
+
+/// Reads `status` of the process, and of its threads for the wake-ups.
+pub(crate) fn resting(pid: u32) -> Result<Resting> {
+    let path = format!("/proc/{pid}/status");
+    let status = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    let mut wake_ups = 0;
+    for task in fs::read_dir(format!("/proc/{pid}/task")).with_context(|| format!("process {pid} is gone"))? {
+        let path = task?.path().join("status");
+        let status = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        // Voluntary: a thread that waits again. The others show who else wanted the core.
+        wake_ups += number(&status, "voluntary_ctxt_switches:")?;
+    }
+    Ok(Resting {
+        resident: number(&status, "VmRSS:")? * 1024,
+        threads: number(&status, "Threads:")?,
+        wake_ups,
+    })
+}
+
+fn number(status: &str, name: &str) -> Result<u64> {
+    let value = |line: &str| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok();
+    status.lines().find_map(value).with_context(|| format!("the kernel names no {name}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -77,5 +111,11 @@ mod tests {
         let me = std::process::id();
         assert!(cpu_nanoseconds(me).unwrap() > 0);
         assert!(memory_bytes(me).unwrap() > 100_000);
+    }
+
+    #[test]
+    fn this_process_has_threads_and_is_resident() {
+        let me = resting(std::process::id()).unwrap();
+        assert!(me.threads > 0 && me.resident > 100_000);
     }
 }

@@ -17,7 +17,7 @@ use crate::backend::{discard, receive};
 use crate::hello::{Order, client_hello};
 
 /// Transfers at once: as if a few clients listed large collections.
-const AT_ONCE: usize = 4;
+pub(crate) const AT_ONCE: usize = 4;
 /// Length of one transfer. Next to it, what the connection costs does not show (0.1 %).
 const TRANSFER: u64 = 64 << 20;
 /// One write, and the most one read takes.

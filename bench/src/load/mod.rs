@@ -2,8 +2,8 @@
 //!
 //! [`churn`] opens and ends connections, [`pingpong`] exchanges small messages, [`bulk`] moves many bytes, [`idle`]
 //! holds connections that rest, [`beside`] measures how long requests take while others crowd in. All are single epoll loops with plain non-blocking sockets: on one core beside the
-//! backend, the load must cost less than the cheapest proxy. [`tunnel`] speaks HTTP/2 CONNECT and is dearer; only its
-//! effect on the gateway is measured.
+//! backend, the load must cost less than the cheapest proxy. [`tunnel`] speaks HTTP/2 CONNECT itself and is dearer, and
+//! [`fleet`] is thousands of agents in processes of their own; of both only the effect on the gateway is measured.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::OwnedFd;
@@ -22,6 +22,7 @@ pub(crate) mod beside;
 pub(crate) mod bulk;
 pub(crate) mod churn;
 pub(crate) mod crowd;
+pub(crate) mod fleet;
 pub(crate) mod idle;
 pub(crate) mod pingpong;
 pub(crate) mod probe;

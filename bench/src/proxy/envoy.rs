@@ -1,8 +1,8 @@
-//! Envoy, configured as KKP's seed-wide nodeport-proxy is: clusters and listeners only, everything inline.
+//! Envoy, configured as KKP's seed-wide nodeport-proxy is: clusters and listeners only, everything inline; and as its agent.
 //!
 //! One SNI listener with a TLS inspector and one filter chain a host; one tunneling listener whose single filter chain
 //! holds a virtual host for each authority. The files below stand in for KKP's xDS server (CDS and LDS), which sends the same
-//! resources whole at each change.
+//! resources whole at each change. The agent is that of KKP's DaemonSet `envoy-agent`, held to one worker thread.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -11,6 +11,7 @@ use std::time::Instant;
 use anyhow::Result;
 use serde_json::{Value, json};
 
+use super::agent::{Agent, Way};
 use super::{Proxy, Running, Staged, passthrough_routes, stage};
 use crate::site::{Cluster, Site};
 
@@ -30,8 +31,8 @@ impl Proxy for Envoy {
         "Envoy"
     }
 
-    fn tunnels(&self) -> bool {
-        true
+    fn agent(&self) -> Option<&dyn Agent> {
+        Some(self)
     }
 
     fn configure(&self, site: &Site) -> Result<()> {
@@ -48,9 +49,7 @@ impl Proxy for Envoy {
     }
 
     fn command(&self, site: &Site) -> Command {
-        let mut command = Command::new(&self.program);
-        command.arg("-c").arg(site.dir.join("envoy.json"));
-        command.args(["--concurrency", "1", "--disable-hot-restart", "--log-level", "error"]);
+        let mut command = self.run(site.dir.join("envoy.json"));
         command.arg("--drain-time-s").arg(DRAIN_SECONDS.to_string());
         command
     }
@@ -67,7 +66,51 @@ impl Proxy for Envoy {
     }
 }
 
+impl Agent for Envoy {
+    fn name(&self) -> &'static str {
+        "Envoy's agent"
+    }
+
+    fn configure(&self, way: &Way) -> Result<()> {
+        let bootstrap = json!({
+            "admin": {"address": address(way.admin)},
+            "static_resources": {"clusters": [gateway(way)], "listeners": [self.forward(way)]},
+        });
+        stage(way.dir.join("envoy.json"), bootstrap.to_string())?.publish()
+    }
+
+    fn command(&self, way: &Way) -> Command {
+        self.run(way.dir.join("envoy.json"))
+    }
+}
+
 impl Envoy {
+    fn run(&self, bootstrap: PathBuf) -> Command {
+        let mut command = Command::new(&self.program);
+        command.arg("-c").arg(bootstrap);
+        command.args(["--concurrency", "1", "--disable-hot-restart", "--log-level", "error"]);
+        command
+    }
+
+    fn forward(&self, way: &Way) -> Value {
+        json!({
+            "name": "listener_0",
+            "address": address(way.listen),
+            "filter_chains": [{
+                "filters": [{
+                    "name": "envoy.filters.network.tcp_proxy",
+                    "typed_config": {
+                        "@type": "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy",
+                        "stat_prefix": "listener_0",
+                        "cluster": "proxy_cluster",
+                        "tunneling_config": {"hostname": way.cluster.authority},
+                        "access_log": self.access_log(),
+                    },
+                }],
+            }],
+        })
+    }
+
     /// Clusters first: a chain that names an unknown cluster would close its connections.
     fn resources(&self, site: &Site) -> Result<[Staged; 2]> {
         let clusters = site.clusters.iter().flat_map(upstreams).collect();
@@ -166,6 +209,27 @@ impl Envoy {
             }],
         })
     }
+}
+
+/// The gateway as the agent sees it.
+fn gateway(way: &Way) -> Value {
+    json!({
+        "name": "proxy_cluster",
+        "type": "LOGICAL_DNS",
+        "connect_timeout": "5s",
+        "typed_extension_protocol_options": {
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+                "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+                "explicit_http_config": {
+                    "http2_protocol_options": {"connection_keepalive": {"interval": "30s", "timeout": "5s"}},
+                },
+            },
+        },
+        "load_assignment": {
+            "cluster_name": "proxy_cluster",
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address(way.gateway)}}]}],
+        },
+    })
 }
 
 fn upstreams(cluster: &Cluster) -> [Value; 2] {

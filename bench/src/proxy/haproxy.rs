@@ -73,7 +73,9 @@ frontend sni
         self.configure(site)?;
         std::fs::write(site.dir.join("predecessor"), running.pid().to_string())?;
         let start = Instant::now();
-        running.succeed(self)?;
+        let mut old = running.succeed(self)?;
+        // Whoever waits here would measure the end of the old process instead of the start of the new one.
+        std::thread::spawn(move || old.wait());
         Ok(start)
     }
 

@@ -1,31 +1,31 @@
 //! The proxies side by side: how each is configured, started, told about a new cluster, and stopped.
 //!
 //! [`nginx`], [`haproxy`], [`envoy`] and [`portico`] each turn a [`Site`] into their own configuration; [`Running`] is
-//! a process of any of them, on the proxies' core, that ends with its owner.
+//! a process of any of them, [`agent`] what goes with some of them on worker nodes. All are [`spawned`] on the proxies' core.
 
-use std::fs::{self, File};
+use std::fs;
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::PathBuf;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal, kill_process};
+use anyhow::{Context, Result};
+use rustix::process::Signal;
 
-use crate::hello::{Order, client_hello};
-use crate::load::{Dialer, greet_once};
-use crate::machine;
+use self::agent::Agent;
+use self::spawned::Spawned;
+use crate::pki::Pki;
 use crate::site::{Cluster, Site};
 
+pub(crate) mod agent;
 pub(crate) mod envoy;
 pub(crate) mod haproxy;
 pub(crate) mod nginx;
 pub(crate) mod portico;
+pub(crate) mod spawned;
 
 /// Envoy takes longest to read 10,000 clusters, on a busy machine.
 const START: Duration = Duration::from_secs(180);
-/// How long a proxy may take to end after SIGTERM before it is killed.
-const STOP: Duration = Duration::from_secs(5);
 /// Between two looks at a proxy that starts.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -34,9 +34,14 @@ pub(crate) trait Proxy {
     /// The name in the tables.
     fn name(&self) -> &'static str;
 
-    /// Whether it serves HTTP/2 CONNECT by authority.
-    fn tunnels(&self) -> bool {
-        false
+    /// The program that goes with it on worker nodes, if it serves HTTP/2 CONNECT by authority.
+    fn agent(&self) -> Option<&dyn Agent> {
+        None
+    }
+
+    /// The same with TLS and client certificates on the tunnel, if it can be had.
+    fn with_tls(&self, _pki: &Pki) -> Option<Box<dyn Proxy>> {
+        None
     }
 
     /// Writes the whole configuration for `site` into its directory.
@@ -57,7 +62,7 @@ pub(crate) trait Proxy {
 pub(crate) struct Running {
     /// Addresses, directory and clusters.
     pub(crate) site: Site,
-    child: Child,
+    process: Spawned,
 }
 
 impl Running {
@@ -65,110 +70,48 @@ impl Running {
     pub(crate) fn start(proxy: &dyn Proxy, site: Site) -> Result<Self> {
         fs::create_dir_all(&site.dir).with_context(|| format!("cannot create {}", site.dir.display()))?;
         proxy.configure(&site).with_context(|| format!("cannot configure {}", proxy.name()))?;
-        let child = spawn(proxy, &site)?;
-        let mut running = Self { site, child };
+        let mut running = Self { process: spawn(proxy, &site)?, site };
         running.wait_until_ready(proxy)?;
         Ok(running)
     }
 
     /// The first process of the proxy.
     pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
+        self.process.pid()
     }
 
     /// Sends a signal to the first process.
     pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
-        let pid =
-            i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).context("a process has a pid")?;
-        kill_process(pid, signal).context("cannot signal the proxy")
+        self.process.signal(signal)
     }
 
-    /// Starts a successor with the present configuration; the old process is left to end by itself.
-    pub(crate) fn succeed(&mut self, proxy: &dyn Proxy) -> Result<()> {
-        let mut old = std::mem::replace(&mut self.child, spawn(proxy, &self.site)?);
-        // Whoever waits here would measure the end of the old process instead of the start of the new one.
-        std::thread::spawn(move || old.wait());
-        Ok(())
+    /// Waits for the end of the first process.
+    pub(crate) fn wait(&mut self) -> Result<()> {
+        self.process.wait()
     }
 
-    fn wait_until_ready(&mut self, proxy: &dyn Proxy) -> Result<()> {
+    /// Starts a successor with the present configuration and answers the old process, which is to end by itself.
+    pub(crate) fn succeed(&mut self, proxy: &dyn Proxy) -> Result<Spawned> {
+        Ok(std::mem::replace(&mut self.process, spawn(proxy, &self.site)?))
+    }
+
+    /// Waits until the first and the last cluster are served.
+    pub(crate) fn wait_until_ready(&mut self, proxy: &dyn Proxy) -> Result<()> {
         let deadline = Instant::now() + START;
-        let mut dialer = Dialer::default();
         let clusters = &self.site.clusters;
         for cluster in [clusters.first(), clusters.last()].into_iter().flatten() {
-            let hello = client_hello(&cluster.host, Order::Answer);
-            while greet_once(&mut dialer, self.site.sni, &hello, Duration::from_secs(1))?.is_none() {
-                if let Some(status) = self.child.try_wait().context("cannot ask for the proxy's state")? {
-                    bail!("{} ended with {status}:\n{}", proxy.name(), log_tail(&self.site.dir));
-                }
-                if Instant::now() > deadline {
-                    bail!(
-                        "{} does not serve {} after {START:?}:\n{}",
-                        proxy.name(),
-                        cluster.host,
-                        log_tail(&self.site.dir)
-                    );
-                }
-                std::thread::sleep(LOOK);
-            }
+            self.process.wait_until_it_serves(proxy.name(), self.site.sni, &cluster.host, deadline)?;
         }
-        while proxy.tunnels() && TcpStream::connect(self.site.tunnel).is_err() {
-            if Instant::now() > deadline {
-                bail!(
-                    "{} does not listen on {}:\n{}",
-                    proxy.name(),
-                    self.site.tunnel,
-                    log_tail(&self.site.dir)
-                );
-            }
+        while proxy.agent().is_some() && TcpStream::connect(self.site.tunnel).is_err() {
+            self.process.check(proxy.name(), self.site.tunnel, deadline)?;
             std::thread::sleep(LOOK);
         }
         Ok(())
     }
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        // A proxy that has ended already is what we want.
-        let _ = self.signal(Signal::TERM);
-        let deadline = Instant::now() + STOP;
-        while Instant::now() < deadline {
-            if !matches!(self.child.try_wait(), Ok(None)) {
-                return;
-            }
-            std::thread::sleep(LOOK);
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn spawn(proxy: &dyn Proxy, site: &Site) -> Result<Child> {
-    let log = File::options()
-        .create(true)
-        .append(true)
-        .open(site.dir.join("log"))
-        .with_context(|| format!("cannot write a log in {}", site.dir.display()))?;
-    let program = proxy.command(site);
-    // setpriv (util-linux) lets the proxy end with the bench even if that is killed.
-    let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "TERM", "--"]).arg(program.get_program()).args(program.get_args());
-    for (name, value) in program.get_envs() {
-        command.env(name, value.unwrap_or_default());
-    }
-    command.stdin(Stdio::null()).stdout(log.try_clone().context("cannot share the log")?).stderr(log);
-    machine::on_proxy_core(|| {
-        command
-            .spawn()
-            .with_context(|| format!("cannot start {}: is setpriv there (util-linux)?", proxy.name()))
-    })
-}
-
-fn log_tail(dir: &Path) -> String {
-    let log = fs::read(dir.join("log")).unwrap_or_default();
-    let log = String::from_utf8_lossy(&log);
-    let lines: Vec<_> = log.lines().collect();
-    lines[lines.len().saturating_sub(15)..].join("\n")
+fn spawn(proxy: &dyn Proxy, site: &Site) -> Result<Spawned> {
+    Spawned::start(&proxy.command(site), &site.dir).with_context(|| format!("cannot start {}", proxy.name()))
 }
 
 /// A file written beside its place; [`Staged::publish`] moves it there, so that no reader ever sees half of it.

@@ -1,4 +1,4 @@
-//! Portico: one manifest file a cluster in a watched directory.
+//! Portico: one manifest file a cluster in a watched directory; and its agent.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,7 +8,9 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use serde_json::json;
 
+use super::agent::{Agent, Way};
 use super::{Proxy, Running, Staged, stage};
+use crate::pki::Pki;
 use crate::site::{Cluster, Site};
 
 /// The program under test.
@@ -17,6 +19,8 @@ pub(crate) struct Portico {
     pub(crate) program: PathBuf,
     /// Arguments after the ones every run has.
     pub(crate) arguments: Vec<String>,
+    /// Certificates of the tunnel; without, it is plaintext, as Envoy's is.
+    pub(crate) tls: Option<Pki>,
 }
 
 impl Proxy for Portico {
@@ -24,8 +28,13 @@ impl Proxy for Portico {
         "Portico"
     }
 
-    fn tunnels(&self) -> bool {
-        true
+    fn agent(&self) -> Option<&dyn Agent> {
+        Some(self)
+    }
+
+    fn with_tls(&self, pki: &Pki) -> Option<Box<dyn Proxy>> {
+        let (program, arguments) = (self.program.clone(), self.arguments.clone());
+        Some(Box::new(Self { program, arguments, tls: Some(pki.clone()) }))
     }
 
     fn configure(&self, site: &Site) -> Result<()> {
@@ -38,10 +47,21 @@ impl Proxy for Portico {
         let mut command = Command::new(&self.program);
         command.arg("gateway").arg("--manifests").arg(site.dir.join("manifests"));
         command.args(["--sni-listen", &site.sni.to_string()]);
-        command.args(["--tunnel-listen", &site.tunnel.to_string(), "--tunnel-plaintext"]);
+        command.args(["--tunnel-listen", &site.tunnel.to_string()]);
+        match &self.tls {
+            None => command.arg("--tunnel-plaintext"),
+            Some(pki) => command
+                .arg("--tunnel-tls-cert")
+                .arg(pki.gateway().certificate)
+                .arg("--tunnel-tls-key")
+                .arg(pki.gateway().key)
+                .arg("--tunnel-client-ca")
+                .arg(pki.ca()),
+        };
         command.args(["--admin-listen", &site.admin.to_string()]);
         command.args(["--node-port-address", "127.0.0.1", "--workers", "1"]);
         command.args(["--connect-timeout", "1s"]);
+        command.arg("--take-over").arg(site.dir.join("take-over"));
         command.args(&self.arguments);
         command
     }
@@ -56,6 +76,38 @@ impl Proxy for Portico {
 
     fn publishes_by(&self) -> &'static str {
         "manifest"
+    }
+}
+
+impl Agent for Portico {
+    fn name(&self) -> &'static str {
+        "Portico's agent"
+    }
+
+    fn configure(&self, _way: &Way) -> Result<()> {
+        Ok(())
+    }
+
+    fn command(&self, way: &Way) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(["agent", "--address", "off", "--admin-listen", "off", "--proxy", "off"]);
+        command.arg("--forward").arg(format!("{}={}", way.listen, way.cluster.authority));
+        match &self.tls {
+            None => command.arg("--gateway").arg(format!("h2c://{}", way.gateway)),
+            Some(pki) => {
+                let identity = pki.cluster(&way.cluster.id);
+                command
+                    .arg("--gateway")
+                    .arg(format!("tls://{}", way.gateway))
+                    .arg("--tls-ca")
+                    .arg(pki.ca())
+                    .arg("--tls-cert")
+                    .arg(identity.certificate)
+                    .arg("--tls-key")
+                    .arg(identity.key)
+            }
+        };
+        command
     }
 }
 

@@ -1,20 +1,25 @@
 //! The rows of the table: which proxies run, which load they get, what is read.
 //!
 //! [`rounds`] holds the method for everything that is measured as CPU per unit of work; [`steady`] applies it to
-//! connections, messages and bytes, [`footprint`] reads memory, [`change`] adds clusters, [`tunnels`] is about CONNECT,
-//! [`isolation`] about clusters beside one that has fallen silent.
+//! connections, messages and bytes, [`footprint`] reads memory, [`change`] adds clusters, [`isolation`] is about clusters
+//! beside one that has fallen silent. [`pair`] measures gateway and agent together, [`agent`] the agent at rest,
+//! [`tunnels`] what becomes of streams when a cluster is added, [`fleet`] ten thousand agents and a gateway that restarts.
 
 use std::path::PathBuf;
 
 use anyhow::Result;
 
 use crate::hello::{Order, client_hello};
+use crate::proxy::agent::{Agent, Pair};
 use crate::proxy::{Proxy, Running};
 use crate::site::{Cluster, Site};
 
+pub(crate) mod agent;
 pub(crate) mod change;
+pub(crate) mod fleet;
 pub(crate) mod footprint;
 pub(crate) mod isolation;
+pub(crate) mod pair;
 pub(crate) mod rounds;
 pub(crate) mod steady;
 pub(crate) mod tunnels;
@@ -49,14 +54,24 @@ impl Bench {
 
     /// Starts one proxy with these clusters, of which the first and the last must be served.
     pub(crate) fn start_with(&self, number: usize, clusters: Vec<Cluster>, row: &str) -> Result<Running> {
-        let proxy = self.proxies[number].as_ref();
+        self.start_proxy(self.proxies[number].as_ref(), number, clusters, row)
+    }
+
+    /// Starts a proxy that need not be one of [`proxies`](Self::proxies), with the ports of this number.
+    pub(crate) fn start_proxy(
+        &self,
+        proxy: &dyn Proxy,
+        number: usize,
+        clusters: Vec<Cluster>,
+        row: &str,
+    ) -> Result<Running> {
         eprintln!("  starting {} with {} clusters", proxy.name(), clusters.len());
         let offset = 10 * u16::try_from(number + 1)?;
         let at = |port: u16| {
             std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, self.base_port + offset + port)
         };
         let site = Site {
-            dir: self.dir.join(format!("{row}-{}-{}", clusters.len(), proxy.name())),
+            dir: self.dir.join(format!("{row}-{}-{}-{number}", clusters.len(), proxy.name())),
             sni: at(0),
             tunnel: at(1),
             admin: at(2),
@@ -67,30 +82,44 @@ impl Bench {
 
     /// Starts all proxies with this many clusters.
     pub(crate) fn start_all(&self, clusters: usize, row: &str) -> Result<Vec<Participant>> {
-        (0..self.proxies.len()).map(|number| self.participant(number, clusters, row)).collect()
+        let start = |number: usize| {
+            let running = self.start(number, clusters, row)?;
+            Ok(Participant { name: self.proxies[number].name(), running })
+        };
+        (0..self.proxies.len()).map(start).collect()
     }
 
-    /// Starts those that serve CONNECT.
-    pub(crate) fn start_tunnels(&self, clusters: usize, row: &str) -> Result<Vec<Participant>> {
-        self.tunnelling().map(|number| self.participant(number, clusters, row)).collect()
-    }
-
-    /// The numbers of the proxies that serve CONNECT.
-    pub(crate) fn tunnelling(&self) -> impl Iterator<Item = usize> {
-        self.proxies.iter().enumerate().filter(|(_, proxy)| proxy.tunnels()).map(|(number, _)| number)
-    }
-
-    fn participant(&self, number: usize, clusters: usize, row: &str) -> Result<Participant> {
-        Ok(Participant { name: self.proxies[number].name(), running: self.start(number, clusters, row)? })
+    /// Those that serve CONNECT and have an agent, with their numbers.
+    pub(crate) fn tunnelling(&self) -> impl Iterator<Item = (usize, &dyn Proxy, &dyn Agent)> {
+        let proxies = self.proxies.iter().map(Box::as_ref).enumerate();
+        proxies.filter_map(|(number, proxy)| Some((number, proxy, proxy.agent()?)))
     }
 }
 
-/// A proxy that takes part in rounds.
-pub(crate) struct Participant {
+/// What takes part in rounds: a proxy, or a pair of them.
+pub(crate) struct Participant<T = Running> {
     /// Its column.
     pub(crate) name: &'static str,
-    /// Its process.
-    pub(crate) running: Running,
+    /// Its processes.
+    pub(crate) running: T,
+}
+
+/// Whose CPU counts.
+pub(crate) trait Processes {
+    /// The first process of each part.
+    fn pids(&self) -> Vec<u32>;
+}
+
+impl Processes for Running {
+    fn pids(&self) -> Vec<u32> {
+        vec![self.pid()]
+    }
+}
+
+impl Processes for Pair {
+    fn pids(&self) -> Vec<u32> {
+        vec![self.gateway(), self.agent()]
+    }
 }
 
 /// Hellos for API servers of the site, spread evenly over its clusters; more than `most` would only cost the load's

@@ -8,12 +8,11 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::{Bench, Participant};
+use super::{Bench, Participant, Processes};
 use crate::load::Work;
 use crate::process;
-use crate::proxy::Running;
 use crate::random::Random;
-use crate::report::Row;
+use crate::report::{Row, quantile};
 
 /// How often and how long.
 #[derive(Clone, Copy, Debug)]
@@ -26,13 +25,14 @@ pub(crate) struct Rounds {
 
 /// Fills `row` with CPU seconds a unit of work times `scale`, from `load(proxy number, proxy, length)`. One short visit
 /// to each proxy comes first and does not count: caches, pools, and lazily loaded code.
-pub(crate) fn measure(
+pub(crate) fn measure<T: Processes>(
     bench: &Bench,
     row: &mut Row,
-    participants: &[Participant],
+    participants: &[Participant<T>],
     scale: f64,
-    mut load: impl FnMut(usize, &Running, Duration) -> Result<Work>,
+    mut load: impl FnMut(usize, &T, Duration) -> Result<Work>,
 ) -> Result<()> {
+    let mut used = vec![Vec::new(); participants.len()];
     let mut order: Vec<usize> = (0..participants.len()).collect();
     let mut random = Random::default();
     let mut failures = vec![0; participants.len()];
@@ -42,14 +42,17 @@ pub(crate) fn measure(
         random.shuffle(&mut order);
         for &number in &order {
             let Participant { name, running } = &participants[number];
-            let pid = running.pid();
-            let before = process::cpu_nanoseconds(pid)?;
+            let pids = running.pids();
+            let before = cpu(&pids)?;
             let work = load(number, running, slice)?;
-            let after = process::cpu_nanoseconds(pid)?;
+            let after = cpu(&pids)?;
             failures[number] += work.failures;
             if !warm_up {
-                let seconds = after.saturating_sub(before) as f64 / 1e9;
+                let parts: Vec<u64> =
+                    after.iter().zip(before).map(|(after, before)| after.saturating_sub(before)).collect();
+                let seconds = parts.iter().sum::<u64>() as f64 / 1e9;
                 row.add(name, seconds / work.units as f64 * scale);
+                used[number].push(parts);
             }
         }
         if std::io::stderr().is_terminal() {
@@ -57,8 +60,26 @@ pub(crate) fn measure(
         }
     }
     eprintln!("\r  {}: {} rounds done  ", row.name, bench.rounds.count);
-    for (number, &count) in failures.iter().enumerate().filter(|&(_, &count)| count > 0) {
-        row.notes.insert(participants[number].name, format!("{count} failed"));
+    for ((participant, &count), used) in participants.iter().zip(&failures).zip(&used) {
+        let failed = (count > 0).then(|| format!("{count} failed"));
+        let notes: Vec<_> = share_of_the_second(used).into_iter().chain(failed).collect();
+        if !notes.is_empty() {
+            row.notes.insert(participant.name, notes.join(", "));
+        }
     }
     Ok(())
+}
+
+fn cpu(pids: &[u32]) -> Result<Vec<u64>> {
+    pids.iter().map(|&pid| process::cpu_nanoseconds(pid)).collect()
+}
+
+/// What part of the CPU was the agent's, where a gateway and an agent are measured together.
+fn share_of_the_second(rounds: &[Vec<u64>]) -> Option<String> {
+    let share = |parts: &Vec<u64>| {
+        let &[gateway, agent] = parts.as_slice() else { return None };
+        Some(agent as f64 / (gateway + agent) as f64)
+    };
+    let shares: Option<Vec<f64>> = rounds.iter().map(share).collect();
+    Some(format!("agent {:.0} %", 100.0 * quantile(&shares?, 0.5)?))
 }
