@@ -223,6 +223,15 @@ impl Inner {
                 .arg(&kept)
                 .status()
                 .is_ok_and(|status| status.success());
+        // What ran in pods has its logs beside its node.
+        for host in fs::read_dir(dir_of(self.number)).into_iter().flatten().flatten() {
+            let pods = host.path().join("node/pods");
+            if pods.is_dir() {
+                let to = kept.join(format!("pods-of-{}", host.file_name().to_string_lossy()));
+                // The rest is kept also without them.
+                let _ = Command::new("cp").arg("-rL").arg(&pods).arg(&to).status();
+            }
+        }
         if copied {
             say(format_args!("all logs are kept in {}", kept.display()));
         }

@@ -309,7 +309,7 @@ impl Pods<'_> {
         inside
             .run(&["create", "rolebinding", "pods", "--clusterrole=view", "--serviceaccount=default:default"])
             .unwrap();
-        let words = self.words("/api/v1/namespaces/default/configmaps?watch=true");
+        let words = self.words("/api/v1/namespaces/default/configmaps?watch=true&resourceVersion=0");
         let watch = self.worker.spawn("watch", &words[0], &words[1..]).unwrap();
         watch.wait_for_log("kube-root-ca.crt", SOON).unwrap();
         watch

@@ -278,17 +278,21 @@ impl Story {
         }
         // Probes run the same program.
         processes.retain(|pid| {
-            let line = fs::read_to_string(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
+            let line =
+                fs::read_to_string(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
             !line.is_empty() && line.split('\0').nth(2) != Some("ready")
         });
         Ok(processes)
     }
 
-    /// The agent that serves on a worker.
+    /// The agent that serves on a worker, once its kubelet has told that it does.
     fn agent(&self, worker: usize) -> Pid {
-        let agents = self.ready_agents(worker).unwrap();
-        assert_eq!(agents.len(), 1, "agents on {}", self.workers[worker].host().name());
-        agents[0]
+        wait::until("one agent to be ready", SOON, || {
+            let agents = self.ready_agents(worker)?;
+            ensure!(agents.len() == 1, "there are {agents:?}");
+            Ok(agents[0])
+        })
+        .unwrap()
     }
 
     fn start_clients(&self) -> Vec<Client> {
@@ -442,7 +446,10 @@ impl Story {
 
     /// Watches of the second cluster, by each of the gateways, with an identity of that cluster.
     fn watch_south(&self, south: &Kubectl) -> Vec<Process> {
-        let url = format!("https://{}/api/v1/namespaces/default/configmaps?watch=true", authority("south"));
+        let url = format!(
+            "https://{}/api/v1/namespaces/default/configmaps?watch=true&resourceVersion=0",
+            authority("south")
+        );
         let watch = |gateway: &Gateway| {
             let mut command = self.workers[0].host().command("curl").unwrap();
             command
