@@ -89,7 +89,7 @@ enum Peer {
 #[command(
     version,
     after_help = "Examples:
-  portico-bench                               everything (about 40 minutes)
+  portico-bench                               everything (about 45 minutes)
   portico-bench connection round-trip         two rows
   portico-bench --without portico             the peers alone
   portico-bench scale --scales 1,100 --rounds 5"

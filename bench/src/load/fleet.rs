@@ -78,6 +78,8 @@ pub(crate) struct Report {
     pub(crate) unanswered: u64,
     /// Attempts at a tunnel that failed.
     pub(crate) attempts: u64,
+    /// Tunnels that did not answer a PING in time.
+    pub(crate) suspect: u64,
 }
 
 impl std::ops::Add for Report {
@@ -92,6 +94,7 @@ impl std::ops::Add for Report {
             refused: self.refused + other.refused,
             unanswered: self.unanswered + other.unanswered,
             attempts: self.attempts + other.attempts,
+            suspect: self.suspect + other.suspect,
         }
     }
 }
@@ -303,6 +306,7 @@ fn report(agents: &[Agent], heard: &[Arc<AtomicU32>], tally: &Tally) -> Report {
         report.up += usize::from(up);
         report.back += usize::from(up && totals.tunnels_opened > agent.opened);
         report.attempts += totals.tunnel_failures;
+        report.suspect += totals.tunnels_suspect;
     }
     report
 }

@@ -26,6 +26,7 @@ const PROCESSES: usize = 4;
 const CLUSTERS: usize = 100;
 /// One agent of so many has a pod that holds a stream.
 const POD_EVERY: usize = 5;
+const PODS: usize = AGENTS / POD_EVERY;
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(100);
 /// How long agents may take to come, or to come back.
@@ -55,7 +56,7 @@ pub(crate) fn rows(bench: &Bench) -> Result<Vec<Row>> {
     let mut scene = Scene { fleet, gateway, proxy, table: &mut table };
 
     let empty = process::memory_bytes(scene.gateway.pid())?;
-    let arrival = scene.watch(None)?;
+    let arrival = scene.watch(Report::default(), None)?;
     ensure!(
         arrival.last.up == AGENTS,
         "only {} of {AGENTS} agents came: see the gateway's log",
@@ -74,31 +75,34 @@ struct Table {
 
 impl Table {
     fn add(&mut self, name: &str, unit: &'static str, bar: Bar, figure: f64) {
-        let mut row = Row::new(format!("{AGENTS} agents, {name}"), unit, bar);
+        let mut row = Row::new(format!("10,000 agents, {name}"), unit, bar);
         row.add(self.name, figure);
         self.rows.push(row);
     }
 
     /// The rows about those that came back.
     fn come_back(&mut self, what: &str, found: &Found) {
-        let pods = AGENTS / POD_EVERY;
-        self.add(&format!("{what}: not back"), "agents", Bar::AtMost(0.0), (AGENTS - found.last.back) as f64);
-        self.add(
-            &format!("{what}: without stream"),
-            "pods",
-            Bar::AtMost(0.0),
-            (pods - found.last.beating) as f64,
-        );
-        for (name, after) in [
+        let Found { first, last, .. } = found;
+        self.add(&format!("{what}: not back"), "agents", Bar::AtMost(0.0), (AGENTS - last.back) as f64);
+        self.add(&format!("{what}: without stream"), "pods", Bar::AtMost(0.0), (PODS - last.beating) as f64);
+        let times = [
             ("half are back", found.half),
             ("all are back", found.all),
-            ("all streams are back", found.streams),
-        ] {
+            ("all streams carry bytes", found.streams),
+        ];
+        for (name, after) in times {
             let seconds = after.map_or(f64::NAN, |after| after.as_secs_f64());
             self.add(&format!("{what}: until {name}"), "s", Bar::Open, seconds);
         }
-        let attempts = found.last.attempts - found.first.attempts;
-        self.add(&format!("{what}: attempts that failed"), "tunnels", Bar::Open, attempts as f64);
+        let counts = [
+            ("attempts at a tunnel that failed", last.attempts - first.attempts),
+            ("tunnels silent for more than a PING", last.suspect - first.suspect),
+            ("pods told that there is no gateway", last.unanswered - first.unanswered),
+            ("pods refused by the gateway", last.refused - first.refused),
+        ];
+        for (name, count) in counts {
+            self.add(&format!("{what}: {name}"), "times", Bar::Open, count as f64);
+        }
         self.add(&format!("{what}: gateway until then"), "CPU s", Bar::Open, found.cpu);
         self.add(
             &format!("{what}: gateway's peak"),
@@ -131,15 +135,14 @@ struct Found {
 }
 
 impl Scene<'_> {
-    /// Watches the agents until all have come back since the mark.
-    fn watch(&mut self, old: Option<&Spawned>) -> Result<Found> {
+    /// Watches the agents until all have come back since the mark, when they were as in `first`.
+    fn watch(&mut self, first: Report, old: Option<&Spawned>) -> Result<Found> {
         let begin = Instant::now();
         let pids: Vec<u32> = old.map(Spawned::pid).into_iter().chain([self.gateway.pid()]).collect();
         let cpu =
             |pids: &[u32]| -> Result<u64> { pids.iter().map(|&pid| process::cpu_nanoseconds(pid)).sum() };
         // What the new process did before is part of the price, what the old one did is not.
         let before = old.map_or(Ok(0), |old| process::cpu_nanoseconds(old.pid()))?;
-        let first = self.fleet.report()?;
         let mut found = Found { first, last: first, half: None, all: None, streams: None, cpu: 0.0, peak: 0 };
         let mut said = Instant::now();
         while begin.elapsed() < PATIENCE && (found.all.is_none() || found.streams.is_none()) {
@@ -155,7 +158,7 @@ impl Scene<'_> {
             };
             reached(&mut found.half, found.last.back >= AGENTS / 2);
             reached(&mut found.all, found.last.back == AGENTS);
-            reached(&mut found.streams, found.last.beating == AGENTS / POD_EVERY);
+            reached(&mut found.streams, found.last.beating == PODS);
             if said.elapsed() > Duration::from_secs(2) {
                 said = Instant::now();
                 eprintln!("  {now:.1?}: {:?}, {} MB", found.last, memory / 1_000_000);
@@ -183,11 +186,12 @@ impl Scene<'_> {
 
     /// SIGKILL, and a new process as soon as the old one is gone.
     fn kill(&mut self) -> Result<()> {
+        let first = self.fleet.report()?;
         self.gateway.signal(Signal::KILL)?;
         self.gateway.wait()?;
         self.fleet.mark()?;
         self.gateway.succeed(self.proxy.as_ref())?;
-        let found = self.watch(None)?;
+        let found = self.watch(first, None)?;
         self.table.come_back("gateway killed and started", &found);
         std::thread::sleep(REST);
         let memory = process::memory_bytes(self.gateway.pid())? as f64 / 1e6;
@@ -198,12 +202,12 @@ impl Scene<'_> {
     /// A successor takes the listeners over; the old process drains.
     fn replace(&mut self) -> Result<()> {
         self.fleet.mark()?;
-        let before = self.fleet.report()?;
+        let first = self.fleet.report()?;
         let mut old = self.gateway.succeed(self.proxy.as_ref())?;
-        let found = self.watch(Some(&old))?;
+        let found = self.watch(first, Some(&old))?;
         let what = "gateway replaced";
         self.table.come_back(what, &found);
-        let cut = (found.last.broken - before.broken) as f64;
+        let cut = (found.last.broken - first.broken) as f64;
         self.table.add(&format!("{what}: streams cut"), "streams", Bar::AtMost(0.0), cut);
         old.signal(Signal::TERM).context("the old gateway should still carry streams")?;
         old.signal(Signal::TERM).context("and a second signal ends it")?;
