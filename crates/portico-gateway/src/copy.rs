@@ -14,19 +14,20 @@
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
 use std::io;
+use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use rustix::io::Errno;
-use rustix::net::Shutdown;
+use portico_process::pipe::Pipe;
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use socket2::SockRef;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use crate::gather::Gather;
-use crate::pipe::{Pipe, receive, send};
 use crate::record::{End, Record};
 use crate::refusal::Side;
 use crate::sys::send_queue;
@@ -81,6 +82,16 @@ pub(crate) fn copy<'a>(
 pub(crate) fn abort(socket: &TcpStream) {
     // A socket that is gone already needs no reset.
     let _ = SockRef::from(socket).set_linger(Some(Duration::ZERO));
+}
+
+/// Reads what the socket has into `buffer`; 0 is its end.
+pub(crate) fn receive(from: impl AsFd, buffer: &mut [u8]) -> Result<usize, Errno> {
+    retry_on_intr(|| rustix::net::recv(from.as_fd(), &mut *buffer, RecvFlags::empty())).map(|(read, _)| read)
+}
+
+/// Writes `bytes` as far as the socket takes them.
+pub(crate) fn send(to: impl AsFd, bytes: &[u8]) -> Result<usize, Errno> {
+    retry_on_intr(|| rustix::net::send(to.as_fd(), bytes, SendFlags::NOSIGNAL))
 }
 
 async fn deliver_rest(rest: &mut Direction, to: &TcpStream) {
@@ -407,7 +418,7 @@ impl Direction {
         }
         match &mut self.pipe {
             // Not "short means full": splice may stop early for reasons of the pipe, and no event would follow.
-            Some(pipe) => attempt(to, Interest::WRITABLE, || pipe.drain(to), |_| false),
+            Some(pipe) => attempt(to, Interest::WRITABLE, || pipe.drain(to, pipe.held()), |_| false),
             None => Ok(0),
         }
     }
@@ -419,8 +430,8 @@ impl Direction {
         }
         if let Some(pipe) = &mut self.pipe {
             // Not "short means empty": a pipe takes a limited number of segments, whatever their size.
-            let read =
-                attempt(from, Interest::READABLE, || pipe.fill(from), |_| false).map_err(Failed::Sender)?;
+            let read = attempt(from, Interest::READABLE, || pipe.fill(from, pipe.capacity()), |_| false)
+                .map_err(Failed::Sender)?;
             if read == 0 {
                 self.state = DirectionState::Ending;
             }

@@ -2,7 +2,7 @@
 //!
 //! In the order of a connection: `listen` accepts, `connection` learns where the client wants to go (by its ClientHello, its
 //! port, or, in `connect`, by its CONNECT request), `live` holds where that leads, `cluster` admits it within the cluster's
-//! budget, `upstream` connects to an endpoint, `copy` moves the bytes, through `pipe`s and in batches (`gather`) where
+//! budget, `upstream` connects to an endpoint, `copy` moves the bytes, through pipes and in batches (`gather`) where
 //! that pays, `record` keeps count, and `access` writes the one line that is left of it. `refusal` names every reason not to serve,
 //! and `identity` knows whom a tunnel client speaks for. `worker` is the
 //! thread it all happens on, `descriptors` says when to stop accepting. Access lines are written, and listeners handed to the next process,
@@ -23,7 +23,6 @@ mod gather;
 mod identity;
 mod listen;
 mod live;
-mod pipe;
 mod record;
 mod refusal;
 mod sys;

@@ -35,6 +35,7 @@ use crate::chunk::{self, CHUNK};
 use crate::handler::{End, Meter, Side};
 use crate::idle::Idle;
 use crate::io::Pulse;
+use crate::payload::{MOST, Payload, SharedPipe};
 use crate::queue::Queue;
 use crate::tcp;
 use crate::watch::Watch;
@@ -42,11 +43,14 @@ use crate::watch::Watch;
 /// How long bytes that came before a reset may take to be delivered. A peer that reads at all takes a window in far less.
 const LINGER: Duration = Duration::from_secs(1);
 
+/// Full reads in a row before a pipe is lent: one may be a list of pods, two are a transfer.
+const FULL_READS: u8 = 2;
+
 pub(crate) struct Bridge<M> {
     /// Whose side the peer is on.
     peer: Side,
     from_peer: RecvStream,
-    to_peer: SendStream<Bytes>,
+    to_peer: SendStream<Payload>,
     socket: Arc<TcpStream>,
     meter: M,
     pulse: Arc<Pulse>,
@@ -54,6 +58,10 @@ pub(crate) struct Bridge<M> {
     queued: u64,
     /// Boxed, for it is rarely needed: only while the socket takes less than comes.
     waiting: Option<Box<Queue>>,
+    /// Lent while a transfer keeps coming, and the connection is one that can splice.
+    pipe: Option<Arc<SharedPipe>>,
+    /// Full reads in a row.
+    full_reads: u8,
     /// Whether window is reserved on the connection for what the socket sent.
     reserved: bool,
     /// Set only while the socket is not read.
@@ -106,7 +114,7 @@ enum ToPeer {
 impl<M: Meter> Bridge<M> {
     pub(crate) fn new(
         peer: Side,
-        (to_peer, from_peer): (SendStream<Bytes>, RecvStream),
+        (to_peer, from_peer): (SendStream<Payload>, RecvStream),
         socket: TcpStream,
         meter: M,
         pulse: Arc<Pulse>,
@@ -121,6 +129,8 @@ impl<M: Meter> Bridge<M> {
             queued: pulse.mark(),
             pulse,
             waiting: None,
+            pipe: None,
+            full_reads: 0,
             reserved: false,
             watch: Watch::default(),
             idle: Idle::new(idle),
@@ -292,20 +302,27 @@ impl<M: Meter> Bridge<M> {
                 Poll::Ready(Err(_)) => return Err(Party::Socket),
             }
             let Some(window) = self.poll_window(cx)? else { return Ok(false) };
-            let chunk = match chunk::read(&self.socket, window) {
-                Ok(chunk) => chunk,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            let limit = window.min(CHUNK);
+            let (payload, read) = match self.read_some(window) {
+                Ok(some) => some,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.rest();
+                    continue;
+                }
                 Err(_) => return Err(Party::Socket),
             };
-            if chunk.is_empty() {
+            if read == 0 {
+                self.rest();
                 self.end_to_peer()?;
                 return Ok(false);
             }
-            let read = chunk.len();
-            self.to_peer.send_data(chunk, false).map_err(|_| Party::Peer)?;
+            self.to_peer.send_data(payload, false).map_err(|_| Party::Peer)?;
             self.queued = self.pulse.mark();
             self.carried(0, read);
-            if read < window {
+            if read >= limit {
+                self.full_reads = self.full_reads.saturating_add(1);
+            } else if self.pipe.is_none() {
+                self.full_reads = 0;
                 // A short read emptied the socket. Saying so spares the read that would only learn it.
                 let _ =
                     self.socket.try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
@@ -313,14 +330,36 @@ impl<M: Meter> Bridge<M> {
         }
     }
 
-    /// Bytes the peer takes now, at most a chunk; `None` if it takes none.
+    /// Reads once: into the pipe in the middle of a transfer, else into memory.
+    fn read_some(&mut self, window: usize) -> io::Result<(Payload, usize)> {
+        if self.pipe.is_none() && self.full_reads >= FULL_READS && self.pulse.splices() {
+            self.pipe = SharedPipe::lend();
+        }
+        if let Some(pipe) = &self.pipe
+            && let Ok(read) = pipe.fill(&self.socket, window)
+        {
+            return Ok((Payload::piped(pipe, &self.pulse, read), read));
+        }
+        // Where the pipe had no answer it may be full, or the socket empty or broken: reading tells.
+        let chunk = chunk::read(&self.socket, window.min(CHUNK))?;
+        let read = chunk.len();
+        Ok((chunk.into(), read))
+    }
+
+    /// The transfer has come to rest.
+    fn rest(&mut self) {
+        self.full_reads = 0;
+        self.pipe = None;
+    }
+
+    /// Bytes the peer takes now; `None` if it takes none.
     fn poll_window(&mut self, cx: &mut Context<'_>) -> Result<Option<usize>, Party> {
-        self.to_peer.reserve_capacity(CHUNK);
+        self.to_peer.reserve_capacity(MOST);
         self.reserved = true;
         loop {
             match self.to_peer.capacity() {
                 0 => {}
-                window => return Ok(Some(window.min(CHUNK))),
+                window => return Ok(Some(window)),
             }
             match self.to_peer.poll_capacity(cx) {
                 Poll::Ready(Some(Ok(_))) => {}
@@ -342,7 +381,7 @@ impl<M: Meter> Bridge<M> {
         if self.inbound == FromPeer::Lost {
             return Err(Party::Socket);
         }
-        self.to_peer.send_data(Bytes::new(), true).map_err(|_| Party::Peer)?;
+        self.to_peer.send_data(Bytes::new().into(), true).map_err(|_| Party::Peer)?;
         self.queued = self.pulse.mark();
         self.outbound = ToPeer::Done;
         self.first.get_or_insert(Party::Socket);

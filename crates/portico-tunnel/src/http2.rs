@@ -25,8 +25,9 @@ use tokio::time::{Instant, Sleep, sleep, timeout_at};
 
 use crate::bridge::Bridge;
 use crate::handler::{Handler, Protocol, Refusal, Request, Side, Upstream};
-use crate::io::{Probe, Pulse};
+use crate::io::{Probe, Pulse, Wire};
 use crate::keepalive::KeepAlive;
+use crate::payload::Payload;
 use crate::serve::{Caller, Failure, Finished};
 use crate::settings::{FRAME_SIZE, HEADER_LIST, SEND_BUFFER, Settings};
 use crate::token::Token;
@@ -41,7 +42,7 @@ pub(crate) async fn serve<S, H>(
     handler: &Arc<H>,
 ) -> Result<Finished, Failure>
 where
-    S: AsyncRead + AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + Wire + Unpin,
     H: Handler,
 {
     let pulse = Arc::new(Pulse::default());
@@ -99,11 +100,11 @@ fn builder(settings: &Settings) -> Builder {
     builder
 }
 
-type Accepted = Option<Result<(http::Request<RecvStream>, SendResponse<Bytes>), h2::Error>>;
+type Accepted = Option<Result<(http::Request<RecvStream>, SendResponse<Payload>), h2::Error>>;
 
 /// Drives the connection to the next request, and lets the streams know whenever all they queued was written.
-async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
-    connection: &mut Connection<Probe<S>, Bytes>,
+async fn accept<S: AsyncRead + AsyncWrite + Wire + Unpin>(
+    connection: &mut Connection<Probe<S>, Payload>,
     pulse: &Pulse,
 ) -> Accepted {
     poll_fn(|cx| {
@@ -125,7 +126,7 @@ struct Tunnel {
 /// Answers what needs no upstream, and gives everything else a task of its own.
 fn start<H: Handler>(
     request: http::Request<RecvStream>,
-    respond: SendResponse<Bytes>,
+    respond: SendResponse<Payload>,
     caller: &Caller,
     handler: &Arc<H>,
     tunnel: Tunnel,
@@ -160,7 +161,7 @@ fn start<H: Handler>(
 async fn verify<H: Handler>(
     handler: Arc<H>,
     request: Request,
-    mut respond: SendResponse<Bytes>,
+    mut respond: SendResponse<Payload>,
     pulse: Arc<Pulse>,
 ) {
     match unless_reset(&mut respond, handler.verify(&request)).await {
@@ -176,7 +177,7 @@ async fn verify<H: Handler>(
 }
 
 /// Waits for `future`, unless the client resets the stream.
-async fn unless_reset<T>(respond: &mut SendResponse<Bytes>, future: impl Future<Output = T>) -> Option<T> {
+async fn unless_reset<T>(respond: &mut SendResponse<Payload>, future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
     poll_fn(|cx| {
         if respond.poll_reset(cx).is_ready() {
@@ -191,7 +192,7 @@ async fn unless_reset<T>(respond: &mut SendResponse<Bytes>, future: impl Future<
 async fn carry<H: Handler>(
     handler: Arc<H>,
     request: Request,
-    respond: SendResponse<Bytes>,
+    respond: SendResponse<Payload>,
     from_client: RecvStream,
     tunnel: Tunnel,
 ) {
@@ -208,9 +209,9 @@ async fn carry<H: Handler>(
 async fn open<H: Handler>(
     handler: Arc<H>,
     request: Request,
-    mut respond: SendResponse<Bytes>,
+    mut respond: SendResponse<Payload>,
     pulse: Arc<Pulse>,
-) -> Option<(SendStream<Bytes>, Upstream<H::Meter>)> {
+) -> Option<(SendStream<Payload>, Upstream<H::Meter>)> {
     match unless_reset(&mut respond, handler.connect(&request)).await {
         None => drop(pulse.cancelled.fetch_add(1, Relaxed)),
         Some(Err(refusal)) => refuse(respond, &refusal),
@@ -224,7 +225,7 @@ async fn open<H: Handler>(
 }
 
 /// Answers with a status and a sentence. If it cannot be sent, the client is gone.
-fn refuse(mut respond: SendResponse<Bytes>, refusal: &Refusal) {
+fn refuse(mut respond: SendResponse<Payload>, refusal: &Refusal) {
     let body = Bytes::from(format!("{}\n", refusal.reason));
     let mut answer = Response::new(());
     *answer.status_mut() = refusal.status;
@@ -238,7 +239,7 @@ fn refuse(mut respond: SendResponse<Bytes>, refusal: &Refusal) {
         headers.insert(WWW_AUTHENTICATE, http::HeaderValue::from_static("Bearer"));
     }
     if let Ok(mut to_client) = respond.send_response(answer, false) {
-        let _ = to_client.send_data(body, true);
+        let _ = to_client.send_data(body.into(), true);
     }
 }
 

@@ -1,18 +1,22 @@
 //! The coats a client's connection wears: [`Rewind`] gives back the bytes that were read to find out what it speaks, [`Shared`]
-//! leaves a hand on the socket under TLS, and [`Probe`] lets the HTTP/2 connection see what its socket is doing (h2 owns the socket and tells nobody).
+//! leaves a hand on the socket under TLS, and [`Probe`] lets the HTTP/2 connection see what its socket is doing (h2 owns the socket and
+//! tells nobody), and splices bytes into it that are in a pipe ([`payload`](crate::payload)).
 
 use std::io::{self, IoSlice};
 use std::net::Shutdown;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
+use rustix::net::{SendAncillaryBuffer, SendFlags};
 use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
+
+use crate::payload::{Payload, SharedPipe};
 
 /// A stream that yields the bytes already read from it first.
 #[derive(Debug)]
@@ -131,6 +135,12 @@ pub(crate) struct Pulse {
     /// How often the connection had nothing left to write.
     flushes: AtomicU64,
     flushed: Notify,
+    /// Whether payloads may be in pipes: the connection's stream is a TCP socket with nothing around it.
+    splices: AtomicBool,
+    /// The pipe that the slice stands for which is written next.
+    outlet: Mutex<Option<Arc<SharedPipe>>>,
+    /// Nothing may be written any more.
+    failed: AtomicBool,
     /// Requests cancelled by their client before they were answered.
     pub(crate) cancelled: AtomicU32,
 }
@@ -171,9 +181,69 @@ impl Pulse {
         }
     }
 
+    /// Whether payloads may be in pipes.
+    pub(crate) fn splices(&self) -> bool {
+        self.splices.load(Relaxed)
+    }
+
+    /// To be called by a payload whose slice is written next.
+    pub(crate) fn set_outlet(&self, pipe: &Arc<SharedPipe>) {
+        // Nothing in here can be left half done by a panic elsewhere.
+        *self.outlet.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(pipe));
+    }
+
+    fn take_outlet(&self) -> Option<Arc<SharedPipe>> {
+        self.outlet.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Bytes are lost: the connection ends with its next write.
+    pub(crate) fn fail(&self) {
+        self.failed.store(true, Relaxed);
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Relaxed)
+    }
+
     fn wrote<T>(&self, result: Poll<T>) -> Poll<T> {
         self.blocked.store(result.is_pending(), Relaxed);
         result
+    }
+}
+
+/// What an HTTP/2 connection runs over.
+pub(crate) trait Wire {
+    /// The TCP socket, if there is nothing between it and the bytes written.
+    fn plain(&self) -> Option<&TcpStream>;
+}
+
+impl Wire for TcpStream {
+    fn plain(&self) -> Option<&TcpStream> {
+        Some(self)
+    }
+}
+
+impl Wire for Shared {
+    fn plain(&self) -> Option<&TcpStream> {
+        Some(&self.0)
+    }
+}
+
+impl<S: Wire> Wire for Rewind<S> {
+    fn plain(&self) -> Option<&TcpStream> {
+        self.stream.plain()
+    }
+}
+
+impl<S> Wire for tokio_rustls::server::TlsStream<S> {
+    fn plain(&self) -> Option<&TcpStream> {
+        None
+    }
+}
+
+impl<S> Wire for tokio_rustls::client::TlsStream<S> {
+    fn plain(&self) -> Option<&TcpStream> {
+        None
     }
 }
 
@@ -184,9 +254,52 @@ pub(crate) struct Probe<S> {
     pulse: Arc<Pulse>,
 }
 
-impl<S> Probe<S> {
+impl<S: Wire> Probe<S> {
     pub(crate) fn new(stream: S, pulse: Arc<Pulse>) -> Self {
+        pulse.splices.store(stream.plain().is_some(), Relaxed);
         Self { stream, pulse }
+    }
+}
+
+/// Writes what is in `memory`, then what is in the pipe, as far as the socket takes it.
+fn poll_splice(
+    socket: &TcpStream,
+    cx: &mut Context<'_>,
+    memory: &[IoSlice<'_>],
+    pipe: &SharedPipe,
+    piped: usize,
+) -> Poll<io::Result<usize>> {
+    let length: usize = memory.iter().map(|slice| slice.len()).sum();
+    // The header waits in the kernel for what it announces.
+    let flags = SendFlags::NOSIGNAL | SendFlags::MORE;
+    let send = || {
+        if memory.is_empty() {
+            return Ok(0);
+        }
+        Ok(rustix::net::sendmsg(socket, memory, &mut SendAncillaryBuffer::default(), flags)?)
+    };
+    let splice = || Ok(pipe.drain(socket, piped)?);
+    let sent = loop {
+        ready!(socket.poll_write_ready(cx))?;
+        match socket.try_io(Interest::WRITABLE, send) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            sent => break sent?,
+        }
+    };
+    if sent < length {
+        return Poll::Ready(Ok(sent));
+    }
+    loop {
+        match socket.poll_write_ready(cx) {
+            Poll::Ready(ready) => ready?,
+            Poll::Pending if sent > 0 => return Poll::Ready(Ok(sent)),
+            Poll::Pending => return Poll::Pending,
+        }
+        match socket.try_io(Interest::WRITABLE, splice) {
+            Ok(moved) => return Poll::Ready(Ok(sent + moved)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Poll::Ready(Err(error)),
+        }
     }
 }
 
@@ -204,10 +317,9 @@ impl<S: AsyncRead + Unpin> AsyncRead for Probe<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Probe<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let result = Pin::new(&mut self.stream).poll_write(cx, buf);
-        self.pulse.wrote(result)
+impl<S: AsyncWrite + Wire + Unpin> AsyncWrite for Probe<S> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(buf)])
     }
 
     fn poll_write_vectored(
@@ -215,7 +327,16 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Probe<S> {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let result = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        if self.pulse.has_failed() {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        // Only the payload of the last frame can be in a pipe, and its part in the pipe is the last of it.
+        let result = match (bufs.split_last(), self.stream.plain(), self.pulse.take_outlet()) {
+            (Some((last, memory)), Some(socket), Some(pipe)) if Payload::is_piped(last) => {
+                poll_splice(socket, cx, memory, &pipe, last.len())
+            }
+            _ => Pin::new(&mut self.stream).poll_write_vectored(cx, bufs),
+        };
         self.pulse.wrote(result)
     }
 

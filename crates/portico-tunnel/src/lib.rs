@@ -21,6 +21,7 @@ mod identity;
 mod idle;
 mod io;
 mod keepalive;
+mod payload;
 mod printable;
 mod pump;
 mod queue;

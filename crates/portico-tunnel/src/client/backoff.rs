@@ -98,7 +98,9 @@ mod tests {
         assert_eq!(waits[19].wanted, LAST);
         // An outage before it does not count against the gateway that is back.
         let mut backoff = Backoff::default();
-        (0..20).for_each(|_| drop(backoff.failed(Failed::Absent, 1.0)));
+        for _ in 0..20 {
+            backoff.failed(Failed::Absent, 1.0);
+        }
         assert_eq!(backoff.failed(Failed::Overwhelmed, 1.0).wanted, Duration::from_millis(500));
     }
 
@@ -112,7 +114,9 @@ mod tests {
     #[test]
     fn success_forgets_what_was() {
         let mut backoff = Backoff::default();
-        (0..9).for_each(|_| drop(backoff.failed(Failed::Absent, 1.0)));
+        for _ in 0..9 {
+            backoff.failed(Failed::Absent, 1.0);
+        }
         backoff.succeeded();
         assert_eq!(backoff.failed(Failed::Absent, 1.0).unwanted, Duration::from_millis(500));
     }

@@ -1,12 +1,12 @@
 //! The client half: a few HTTP/2 connections to gateways, kept up whatever happens, and CONNECT streams over them.
 //!
-//! [`address`] is what an operator writes; [`pool`] keeps as many [`tunnel`]s as asked for, to different gateway addresses where there are
-//! several ([`candidates`] chooses, [`backoff`] waits), and gives each new [`stream`] to the one with the fewest. A tunnel is
+//! `address` is what an operator writes; `pool` keeps as many `tunnel`s as asked for, to different gateway addresses where there are
+//! several (`candidates` chooses, `backoff` waits), and gives each new `stream` to the one with the fewest. A tunnel is
 //! *live*, or *suspect* (silent after a PING: new streams go elsewhere, those it carries wait), or *draining* (GOAWAY, or replaced: new
 //! streams go elsewhere, those it carries finish).
 //!
-//! The way to a gateway (names, corporate proxies, TLS) is in [`dial`](crate::dial); the bytes of a stream are carried by the same
-//! [bridge](crate::bridge) as at the gateway.
+//! The way to a gateway (names, corporate proxies, TLS) is in `dial`; the bytes of a stream are carried by the same
+//! `bridge` as at the gateway.
 
 mod address;
 mod backoff;

@@ -21,6 +21,7 @@ use super::candidates::{Candidates, Place};
 use super::settings::ClientSettings;
 use super::stream::Stream;
 use super::tunnel::{self, Ended, IdentityState, RequestError, Tunnel, TunnelState};
+use crate::io::Wire;
 
 /// Between two attempts to better what works: to move one of two tunnels that go to one address, or to replace one that shows an old
 /// certificate.
@@ -663,7 +664,7 @@ impl Pool {
     }
 
     /// Adds the tunnel, and has a task drive its connection.
-    fn begin<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    fn begin<S: AsyncRead + AsyncWrite + Wire + Unpin + Send + 'static>(
         self: &Arc<Self>,
         tunnel: Arc<Tunnel>,
         driver: tunnel::Driver<S>,

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use h2::{RecvStream, SendStream};
 use tokio::net::TcpStream;
 
@@ -12,11 +11,12 @@ use super::tunnel::StreamGuard;
 use crate::bridge::Bridge;
 use crate::handler::{Meter, Side};
 use crate::io::Pulse;
+use crate::payload::Payload;
 
 /// A stream that is open. Dropping it resets it.
 #[derive(Debug)]
 pub struct Stream {
-    to_gateway: SendStream<Bytes>,
+    to_gateway: SendStream<Payload>,
     from_gateway: RecvStream,
     pulse: Arc<Pulse>,
     guard: StreamGuard,
@@ -25,7 +25,7 @@ pub struct Stream {
 
 impl Stream {
     pub(crate) fn new(
-        to_gateway: SendStream<Bytes>,
+        to_gateway: SendStream<Payload>,
         from_gateway: RecvStream,
         pulse: Arc<Pulse>,
         guard: StreamGuard,

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use h2::client::{Builder, Connection, SendRequest};
 use h2::{Ping, PingPong, Reason, RecvStream};
 use http::header::AUTHORIZATION;
@@ -20,8 +20,9 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::candidates::Place;
 use super::settings::ClientSettings;
 use super::stream::Stream;
-use crate::io::{Probe, Pulse};
+use crate::io::{Probe, Pulse, Wire};
 use crate::keepalive::KeepAlive;
+use crate::payload::Payload;
 use crate::settings::{FRAME_SIZE, HEADER_LIST, SEND_BUFFER};
 
 /// The most that is read of why a request was refused.
@@ -88,7 +89,7 @@ pub(crate) struct Tunnel {
     pub(crate) renewal: u64,
     state: watch::Sender<TunnelState>,
     /// `None` once no new streams are wanted: h2 closes the connection when this and the last stream are gone.
-    sender: Mutex<Option<SendRequest<Bytes>>>,
+    sender: Mutex<Option<SendRequest<Payload>>>,
     streams: AtomicU32,
     most_streams: AtomicU32,
     identity: Mutex<IdentityState>,
@@ -110,14 +111,14 @@ pub(crate) enum Ended {
 }
 
 /// What drives a connection: to be polled until it is over.
-pub(crate) struct Driver<S: AsyncRead + AsyncWrite + Unpin> {
-    connection: Connection<Probe<S>, Bytes>,
+pub(crate) struct Driver<S: AsyncRead + AsyncWrite + Wire + Unpin> {
+    connection: Connection<Probe<S>, Payload>,
     keep_alive: KeepAlive,
     give_up_after: Duration,
 }
 
 /// Speaks HTTP/2 on a connected stream. Returns once the gateway has answered a PING: a frozen process accepts connections, too.
-pub(crate) async fn open<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+pub(crate) async fn open<S: AsyncRead + AsyncWrite + Wire + Unpin + Send + 'static>(
     stream: S,
     place: Place,
     renewal: u64,
@@ -126,7 +127,7 @@ pub(crate) async fn open<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
 ) -> Result<(Arc<Tunnel>, Driver<S>), Ended> {
     let pulse = Arc::new(Pulse::default());
     let silent = || Ended::Silent(settings.handshake_timeout);
-    let handshake = builder(settings).handshake(Probe::new(stream, Arc::clone(&pulse)));
+    let handshake = builder(settings).handshake::<_, Payload>(Probe::new(stream, Arc::clone(&pulse)));
     let (sender, mut connection) = timeout_at(deadline, handshake).await.map_err(|_| silent())??;
     let mut pings = connection.ping_pong();
     if let Some(pings) = &mut pings {
@@ -163,8 +164,8 @@ fn builder(settings: &ClientSettings) -> Builder {
     builder
 }
 
-async fn prove_alive<S: AsyncRead + AsyncWrite + Unpin>(
-    connection: &mut Connection<Probe<S>, Bytes>,
+async fn prove_alive<S: AsyncRead + AsyncWrite + Wire + Unpin>(
+    connection: &mut Connection<Probe<S>, Payload>,
     pings: &mut PingPong,
 ) -> Result<(), h2::Error> {
     pings.send_ping(Ping::opaque())?;
@@ -181,7 +182,7 @@ async fn prove_alive<S: AsyncRead + AsyncWrite + Unpin>(
     .await
 }
 
-fn most_streams(settings: &ClientSettings, sender: &SendRequest<Bytes>) -> u32 {
+fn most_streams(settings: &ClientSettings, sender: &SendRequest<Payload>) -> u32 {
     u32::try_from(sender.current_max_send_streams()).unwrap_or(u32::MAX).min(settings.max_streams)
 }
 
@@ -193,7 +194,7 @@ enum Event {
     Heard,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
+impl<S: AsyncRead + AsyncWrite + Wire + Unpin> Driver<S> {
     /// Drives the connection until it ends, keeping its tunnel's state true. Dropping the future resets all streams.
     pub(crate) async fn run(mut self, tunnel: &Tunnel) -> Ended {
         let mut silent_until = None;
@@ -229,8 +230,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
 }
 
 /// Polls the connection; notices GOAWAY, and signs of life of a gateway that had gone `silent`.
-async fn drive<S: AsyncRead + AsyncWrite + Unpin>(
-    connection: &mut Connection<Probe<S>, Bytes>,
+async fn drive<S: AsyncRead + AsyncWrite + Wire + Unpin>(
+    connection: &mut Connection<Probe<S>, Payload>,
     tunnel: &Tunnel,
     silent: bool,
 ) -> Event {
@@ -314,7 +315,7 @@ impl Tunnel {
         });
     }
 
-    fn sender(&self) -> MutexGuard<'_, Option<SendRequest<Bytes>>> {
+    fn sender(&self) -> MutexGuard<'_, Option<SendRequest<Payload>>> {
         // Nothing in here can be left half done by a panic elsewhere.
         self.sender.lock().unwrap_or_else(PoisonError::into_inner)
     }

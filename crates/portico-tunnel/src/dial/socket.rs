@@ -13,7 +13,7 @@ use tokio_rustls::client::TlsStream;
 
 use super::setting::Proxy;
 use super::target::Target;
-use crate::io::{Rewind, Shared};
+use crate::io::{Rewind, Shared, Wire};
 
 /// Where a connection leads, and through whom. Prints as `HOST:PORT` or `HOST:PORT through PROXY`.
 #[derive(Debug, Clone)]
@@ -93,6 +93,21 @@ impl Transport {
             Self::Plain(Shared(tcp)) => tcp,
             Self::Tls(stream) => &stream.get_ref().0.0,
         }
+    }
+}
+
+impl Wire for Transport {
+    fn plain(&self) -> Option<&TcpStream> {
+        match self {
+            Self::Plain(stream) => stream.plain(),
+            Self::Tls(_) => None,
+        }
+    }
+}
+
+impl Wire for Socket {
+    fn plain(&self) -> Option<&TcpStream> {
+        self.stream.plain()
     }
 }
 

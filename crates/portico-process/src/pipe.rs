@@ -1,11 +1,10 @@
-//! Pipes for splice(2): bytes of bulk transfers stay in the kernel. A few a thread, lent to one direction of one connection
-//! while bytes are moving, given back as soon as it has come to rest.
+//! Pipes for splice(2): bytes of bulk transfers stay in the kernel. A few a thread, lent to one direction of one connection or
+//! stream while bytes are moving, given back as soon as it has come to rest.
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 
 use rustix::io::{self, Errno};
-use rustix::net::{RecvFlags, SendFlags};
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 use std::os::fd::AsFd;
 
@@ -21,7 +20,8 @@ const MOST_PIPES: usize = 64;
 const KEPT_PIPES: usize = 16;
 
 #[derive(Debug)]
-pub(crate) struct Pipe {
+/// A pipe that is lent.
+pub struct Pipe {
     read: OwnedFd,
     write: OwnedFd,
     capacity: usize,
@@ -40,7 +40,7 @@ thread_local! {
 
 impl Pipe {
     /// An empty pipe, or `None` where there are enough already or the system gives no large one.
-    pub(crate) fn lend() -> Option<Box<Self>> {
+    pub fn lend() -> Option<Box<Self>> {
         POOL.with_borrow_mut(|pool| {
             if pool.lent >= MOST_PIPES {
                 return None;
@@ -58,7 +58,7 @@ impl Pipe {
     }
 
     /// Returns the pipe to the pool. One that still holds bytes is closed: they must never reach another connection.
-    pub(crate) fn give_back(self: Box<Self>) {
+    pub fn give_back(self: Box<Self>) {
         POOL.with_borrow_mut(|pool| {
             pool.lent -= 1;
             if self.held == 0 && pool.free.len() < KEPT_PIPES {
@@ -68,35 +68,36 @@ impl Pipe {
     }
 
     /// Bytes in the pipe.
-    pub(crate) fn held(&self) -> usize {
+    pub fn held(&self) -> usize {
         self.held
     }
 
-    /// Moves what the socket has into the pipe; 0 is its end. Only into an empty pipe: a full one answers like an empty socket.
-    pub(crate) fn fill(&mut self, from: impl AsFd) -> Result<usize, Errno> {
-        debug_assert_eq!(self.held, 0);
-        let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
-        self.held =
-            io::retry_on_intr(|| splice(from.as_fd(), None, &self.write, None, self.capacity, flags))?;
-        Ok(self.held)
+    /// Most bytes it can hold. It may be full with less: each segment takes a place, whatever its size.
+    pub fn capacity(&self) -> usize {
+        self.capacity
     }
 
-    /// Moves what the pipe holds into the socket, as far as it takes it.
-    pub(crate) fn drain(&mut self, to: impl AsFd) -> Result<usize, Errno> {
+    /// Moves what the socket has, `most` bytes of it, into the pipe; 0 is its end. A pipe that is full answers like an empty
+    /// socket (`EAGAIN`); an empty one does not.
+    pub fn fill(&mut self, from: impl AsFd, most: usize) -> Result<usize, Errno> {
         let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
-        let sent = io::retry_on_intr(|| splice(&self.read, None, to.as_fd(), None, self.held, flags))?;
+        let filled = io::retry_on_intr(|| splice(from.as_fd(), None, &self.write, None, most, flags))?;
+        self.held += filled;
+        Ok(filled)
+    }
+
+    /// Moves what the pipe holds, `most` bytes of it, into the socket, as far as it takes it.
+    pub fn drain(&mut self, to: impl AsFd, most: usize) -> Result<usize, Errno> {
+        let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
+        let sent = io::retry_on_intr(|| splice(&self.read, None, to.as_fd(), None, most, flags))?;
         self.held -= sent;
         Ok(sent)
     }
-}
 
-/// Reads what the socket has into `buffer`; 0 is its end.
-pub(crate) fn receive(from: impl AsFd, buffer: &mut [u8]) -> Result<usize, Errno> {
-    io::retry_on_intr(|| rustix::net::recv(from.as_fd(), &mut *buffer, RecvFlags::empty()))
-        .map(|(read, _)| read)
-}
-
-/// Writes `bytes` as far as the socket takes them.
-pub(crate) fn send(to: impl AsFd, bytes: &[u8]) -> Result<usize, Errno> {
-    io::retry_on_intr(|| rustix::net::send(to.as_fd(), bytes, SendFlags::NOSIGNAL))
+    /// Takes bytes out of the pipe into memory, as many as both have room for.
+    pub fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Errno> {
+        let read = io::retry_on_intr(|| io::read(&self.read, &mut *buffer))?;
+        self.held -= read;
+        Ok(read)
+    }
 }
