@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use rustix::process::Signal;
 
 use super::Bench;
@@ -203,14 +203,12 @@ impl Scene<'_> {
     fn replace(&mut self) -> Result<()> {
         self.fleet.mark()?;
         let first = self.fleet.report()?;
-        let mut old = self.gateway.succeed(self.proxy.as_ref())?;
+        let old = self.gateway.succeed(self.proxy.as_ref())?;
         let found = self.watch(first, Some(&old))?;
         let what = "gateway replaced";
         self.table.come_back(what, &found);
         let cut = (found.last.broken - first.broken) as f64;
         self.table.add(&format!("{what}: streams cut"), "streams", Bar::AtMost(0.0), cut);
-        old.signal(Signal::TERM).context("the old gateway should still carry streams")?;
-        old.signal(Signal::TERM).context("and a second signal ends it")?;
-        old.wait()
+        Ok(())
     }
 }

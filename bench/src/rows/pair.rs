@@ -35,11 +35,23 @@ pub(crate) enum Tunnel {
     Tls,
 }
 
+impl Tunnel {
+    /// The proxy with TLS, if it is asked for and can be had.
+    pub(crate) fn secure(self, bench: &Bench, plain: &dyn Proxy) -> Result<Option<Box<dyn Proxy>>> {
+        if self == Self::Plain {
+            return Ok(None);
+        }
+        let first = bench.clusters(1);
+        let pki = Pki::make(bench.dir.join("pki"), first.iter().map(|cluster| &*cluster.id))?;
+        Ok(plain.with_tls(&pki))
+    }
+}
+
 /// CPU of both ends for connections, messages and bytes.
 pub(crate) fn steady(bench: &Bench, clusters: usize, tunnel: Tunnel) -> Result<Vec<Row>> {
     let pairs = pairs(bench, clusters, tunnel)?;
     let row = |name: &str, unit: &'static str, most: f64| {
-        let tls = if tunnel == Tunnel::Tls { "tunnel with TLS" } else { "tunnel" };
+        let tls = if tunnel == Tunnel::Tls { "tunnel with TLS (Envoy without)" } else { "tunnel" };
         let bar = if tunnel == Tunnel::Tls { Bar::Open } else { Bar::AtMost(most) };
         Row::new(format!("{tls}, both ends: {name}"), unit, bar)
     };
@@ -81,7 +93,7 @@ pub(crate) fn idle(bench: &Bench, clusters: usize) -> Result<Row> {
     for (number, proxy, _) in bench.tunnelling() {
         let mut shares = Vec::new();
         for repeat in 0..REPEATS {
-            let pair = pair(bench, proxy, number, clusters, &format!("pair-idle{repeat}"))?;
+            let pair = start(bench, proxy, number, clusters, &format!("pair-idle{repeat}"))?;
             let hellos = [hello(&pair, Order::Answer)];
             drop(idle::open(pair.way.listen, &hellos, WARM_UP)?);
             let before = memory(&pair)?;
@@ -110,23 +122,23 @@ fn memory(pair: &Pair) -> Result<Vec<u64>> {
 fn pairs(bench: &Bench, clusters: usize, tunnel: Tunnel) -> Result<Vec<Participant<Pair>>> {
     let mut pairs = Vec::new();
     for (number, plain, _) in bench.tunnelling() {
-        let secured = match tunnel {
-            Tunnel::Plain => None,
-            Tunnel::Tls => {
-                let first = bench.clusters(1);
-                let pki = Pki::make(bench.dir.join("pki"), first.iter().map(|cluster| &*cluster.id))?;
-                plain.with_tls(&pki)
-            }
-        };
+        let secured = tunnel.secure(bench, plain)?;
         let proxy = secured.as_deref().unwrap_or(plain);
         let running =
-            pair(bench, proxy, number, clusters, if secured.is_some() { "pair-tls" } else { "pair" })?;
+            start(bench, proxy, number, clusters, if secured.is_some() { "pair-tls" } else { "pair" })?;
         pairs.push(Participant { name: proxy.name(), running });
     }
     Ok(pairs)
 }
 
-fn pair(bench: &Bench, proxy: &dyn Proxy, number: usize, clusters: usize, row: &str) -> Result<Pair> {
+/// A pair whose gateway has this many clusters.
+pub(crate) fn start(
+    bench: &Bench,
+    proxy: &dyn Proxy,
+    number: usize,
+    clusters: usize,
+    row: &str,
+) -> Result<Pair> {
     let gateway = bench.start_proxy(proxy, number, bench.clusters(clusters), row)?;
     let agent = proxy.agent().context("only those with an agent are asked for a pair")?;
     Pair::start(agent, gateway)
