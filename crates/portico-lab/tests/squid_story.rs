@@ -21,7 +21,7 @@ use portico_lab::{
 use serde_json::json;
 
 /// How long anything may take that takes a second or two on an idle machine.
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(90);
 
 /// What API servers under Tunneling give as their address.
 const AGENT: Ipv4Addr = Ipv4Addr::new(100, 64, 30, 10);
