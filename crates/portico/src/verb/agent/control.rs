@@ -28,12 +28,14 @@ use crate::admin::server;
 use crate::control::{Hangup, Stop, raise_descriptor_limit};
 use crate::{allocator, text_pages};
 
-/// Between two looks at the files of our identity: as soon as anybody could mind, for the price of a few stat(2).
-const LOOK_AT_FILES: Duration = Duration::from_secs(1);
 /// Between two looks whether a tunnel is up, while a predecessor serves.
 const LOOK_AT_TUNNELS: Duration = Duration::from_millis(100);
 /// Between two series of attempts to put the address back.
 const KEEP_AGAIN: Duration = Duration::from_secs(5);
+/// Between two looks whether the start is over; the second tunnel comes that much later than the first, at most.
+const SETTLES: Duration = Duration::from_secs(1);
+/// Between two times at which the program's text is given back: what is in use is mapped again within a millisecond.
+const TEXT_AGAIN: Duration = Duration::from_secs(60);
 /// Descriptors kept free of connections: tunnels, listeners, the admin listener, a proxy's files.
 const OWN_DESCRIPTORS: u64 = 128;
 
@@ -111,10 +113,9 @@ pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Sta
         tracing::info!(forward = %forward.listen, name = %forward.authority, "listening");
     }
     started(&status);
-    allocator::give_back();
-    text_pages::release();
     let ending = tokio::select! {
         never = address.keep() => match never {},
+        never = settle(&status) => match never {},
         never = follow(&mut files, &agent, &status) => match never {},
         signal = stop.asked() => Ending::Stop(signal),
         outcome = hand_over(offer.as_ref(), Some(&agent)) => { outcome?; Ending::HandedOver }
@@ -250,13 +251,33 @@ async fn succeed(offer: Option<&Offer>, succeeded: &mut bool, admin: &JoinHandle
     pending().await
 }
 
+/// Gives back what only the start needed: now, once more when the first tunnels are up, for a TLS handshake needs much of the program, and
+/// the program's text now and then, since one page for a scrape or one handshake would otherwise stay for months.
+async fn settle(status: &Status) -> Infallible {
+    give_back();
+    while !status.can_carry() {
+        sleep(SETTLES).await;
+    }
+    sleep(SETTLES).await;
+    give_back();
+    loop {
+        sleep(TEXT_AGAIN).await;
+        text_pages::release();
+    }
+}
+
+fn give_back() {
+    allocator::give_back();
+    text_pages::release();
+}
+
 /// Shows gateways the certificate and the token that are in the files now.
 async fn follow(files: &mut IdentityFiles, agent: &Agent, status: &Status) -> Infallible {
     if files.is_empty() {
         return pending().await;
     }
     loop {
-        sleep(LOOK_AT_FILES).await;
+        files.due().await;
         let renewed = files.look();
         status.set_file_problems(files.problems());
         if renewed.certificate {
