@@ -180,15 +180,17 @@ impl ControlPlane {
         let args = api_server_args(options, &here, etcd.url(), advertise);
         let command = ApiServerCommand { log: log_of("kube-apiserver"), args };
         let api_server = start("kube-apiserver", command.args.clone())?;
-        let mut controllers = Vec::new();
-        if options.controllers {
-            controllers.push(start("kube-controller-manager", controller_manager_args(options, &here))?);
-            controllers.push(start("kube-scheduler", scheduler_args(&here))?);
-        }
         let server = format!("https://{}:{}", host.address(), options.secure_port);
         let access = Access::new(&server, &authority, &host.dir().join(format!("{name}-users")));
-        let plane = ControlPlane { controllers, api_server, access, host: host.clone(), command };
+        let mut plane =
+            ControlPlane { controllers: Vec::new(), api_server, access, host: host.clone(), command };
         plane.wait_ready()?;
+        // Not before: a controller manager whose rights are not there within ten seconds ends, and nobody here starts it again.
+        if options.controllers {
+            let controller_manager = controller_manager_args(options, &here);
+            plane.controllers.push(start("kube-controller-manager", controller_manager)?);
+            plane.controllers.push(start("kube-scheduler", scheduler_args(&here))?);
+        }
         Ok(plane)
     }
 
