@@ -1,15 +1,25 @@
 //! Files that are replaced while an agent runs: certificate, key, CA and token.
 //!
-//! Tokens live an hour and certificates days, and an agent runs for months. A look is a few stat(2); what a file holds is read only when
-//! it is not what it was. Whoever replaces two files does so in two steps: what cannot be used now is tried again with the next look,
-//! and what was in force stays.
+//! Tokens live an hour and certificates days, and an agent runs for months. The folders of the files are watched (inotify(7)), so that a
+//! resting agent need not wake up to look; a volume of Kubernetes is replaced by a new link in its folder. A look is a few stat(2); what a
+//! file holds is read only when it is not what it was. Whoever replaces two files does so in two steps: what cannot be used now
+//! is tried again with the next look, and what was in force stays.
 
 use std::fs;
+use std::future::pending;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use portico_tunnel::{ClientTls, TokenFile};
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use tokio::io::unix::AsyncFd;
+use tokio::time::timeout;
+
+use crate::sys::readable;
 
 /// What identifies the content of a file without reading it. Behind the symbolic links of a projected volume it is another file each time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +76,19 @@ impl Watched {
     }
 }
 
+/// Watches the folders of these files.
+fn watch<'a>(paths: impl Iterator<Item = &'a PathBuf>) -> io::Result<AsyncFd<OwnedFd>> {
+    let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+    for path in paths {
+        let folder = match path.parent() {
+            Some(folder) if folder != Path::new("") => folder,
+            _ => Path::new("."),
+        };
+        inotify::add_watch(&inotify, folder, CHANGES)?;
+    }
+    readable(inotify)
+}
+
 fn stamp(path: &PathBuf) -> Option<Stamp> {
     let metadata = fs::metadata(path).ok()?;
     Some(Stamp {
@@ -77,9 +100,24 @@ fn stamp(path: &PathBuf) -> Option<Stamp> {
     })
 }
 
+/// Between two looks where nobody tells of changes, or what was found cannot be used: as soon as anybody could mind.
+const SOON: Duration = Duration::from_secs(1);
+
+/// Between two looks otherwise: a file may be a link to another folder, and inotify is silent about network file systems.
+const SOMETIMES: Duration = Duration::from_secs(60);
+
+/// Whatever changes what a name in a folder stands for, or what its file says.
+const CHANGES: WatchFlags = WatchFlags::ATTRIB
+    .union(WatchFlags::CLOSE_WRITE)
+    .union(WatchFlags::CREATE)
+    .union(WatchFlags::DELETE)
+    .union(WatchFlags::MOVE);
+
 /// The files of an agent's identity.
 #[derive(Debug)]
 pub struct IdentityFiles {
+    /// Readable when something changes in one of the folders. `None` where not all of them can be watched.
+    changes: Option<AsyncFd<OwnedFd>>,
     tls: Option<(Arc<ClientTls>, Watched)>,
     token: Option<(Arc<TokenFile>, Watched)>,
 }
@@ -94,12 +132,17 @@ pub struct Renewed {
 }
 
 impl IdentityFiles {
-    /// Watches what was read from these files just now.
+    /// Watches what was read from these files just now. To be called within a runtime.
     pub fn new(
         tls: Option<(Arc<ClientTls>, Vec<PathBuf>)>,
         token: Option<(Arc<TokenFile>, PathBuf)>,
     ) -> Self {
+        let tls_paths = tls.iter().flat_map(|(_, paths)| paths);
+        let changes = watch(tls_paths.chain(token.iter().map(|(_, path)| path)));
         Self {
+            changes: changes
+                .inspect_err(|error| tracing::info!(%error, "looking at the identity's files every second"))
+                .ok(),
             tls: tls.map(|(tls, paths)| (tls, Watched::new("client certificate", paths))),
             token: token.map(|(token, path)| (token, Watched::new("token", vec![path]))),
         }
@@ -108,6 +151,23 @@ impl IdentityFiles {
     /// Whether there is anything to look at.
     pub fn is_empty(&self) -> bool {
         self.tls.as_ref().is_none_or(|(_, watched)| watched.paths.is_empty()) && self.token.is_none()
+    }
+
+    /// Returns when it is time for a look.
+    pub async fn due(&self) {
+        let wait = if self.changes.is_none() || !self.problems().is_empty() { SOON } else { SOMETIMES };
+        // Either way it is time.
+        let _ = timeout(wait, self.changed()).await;
+    }
+
+    async fn changed(&self) {
+        let Some(changes) = &self.changes else { return pending().await };
+        let mut events = [0; 4096];
+        // What it says is not needed: a look tells. All of it is read, so that the next event is news.
+        if let Ok(mut readable) = changes.readable().await {
+            while rustix::io::read(changes, &mut events).is_ok_and(|read| read > 0) {}
+            readable.clear_ready();
+        }
     }
 
     /// Looks at the files. Blocks for the time of reading small files, if they changed.
@@ -144,8 +204,8 @@ mod tests {
 
     const NOTHING: Renewed = Renewed { certificate: false, token: false };
 
-    #[test]
-    fn a_new_token_is_seen_once() {
+    #[tokio::test]
+    async fn a_new_token_is_seen_once() {
         let (_folder, path, mut files) = files();
         assert_eq!(files.look(), NOTHING);
         fs::write(path, "second").unwrap();
@@ -153,8 +213,8 @@ mod tests {
         assert_eq!(files.look(), NOTHING);
     }
 
-    #[test]
-    fn a_token_that_cannot_be_used_is_tried_again_and_told_meanwhile() {
+    #[tokio::test]
+    async fn a_token_that_cannot_be_used_is_tried_again_and_told_meanwhile() {
         let (_folder, path, mut files) = files();
         fs::write(&path, "").unwrap();
         assert_eq!(files.look(), NOTHING);
@@ -166,8 +226,27 @@ mod tests {
         assert!(files.problems().is_empty());
     }
 
-    #[test]
-    fn a_file_put_in_the_place_of_another_is_seen() {
+    #[tokio::test]
+    async fn a_volume_that_is_replaced_calls_for_a_look() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = |version: &str| {
+            fs::create_dir(folder.path().join(version)).unwrap();
+            fs::write(folder.path().join(version).join("token"), version).unwrap();
+            std::os::unix::fs::symlink(version, folder.path().join("..new")).unwrap();
+            fs::rename(folder.path().join("..new"), folder.path().join("..data")).unwrap();
+        };
+        place("..1");
+        let path = folder.path().join("token");
+        std::os::unix::fs::symlink("..data/token", &path).unwrap();
+        let token = Arc::new(TokenFile::load(path.clone()).unwrap());
+        let mut files = IdentityFiles::new(None, Some((token, path)));
+        place("..2");
+        timeout(SOMETIMES / 2, files.due()).await.expect("inotify tells of it");
+        assert!(files.look().token);
+    }
+
+    #[tokio::test]
+    async fn a_file_put_in_the_place_of_another_is_seen() {
         let (folder, path, mut files) = files();
         let other = folder.path().join("other");
         fs::write(&other, "later").unwrap();

@@ -17,6 +17,7 @@ mod listen;
 mod record;
 mod refusal;
 mod shared;
+mod sys;
 
 pub use agent::{Agent, Settings, StartError};
 pub use files::{IdentityFiles, Renewed};

@@ -14,7 +14,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, timeout_at};
 
 use super::Mac;
-use super::sys::{arp_socket, readable};
+use crate::sys::{arp_socket, readable};
 
 /// `PROBE_NUM` of RFC 5227.
 const PROBES: u32 = 3;

@@ -13,7 +13,6 @@ mod host;
 mod look;
 mod netlink;
 mod place;
-mod sys;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};

@@ -10,8 +10,8 @@ use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType};
 use tokio::io::unix::AsyncFd;
 
-use super::super::sys::readable;
 use super::message::{Answer, Message, answers, errno, is_kernel};
+use crate::sys::readable;
 
 /// The protocols spoken here. That of interfaces has the number 0, which rustix takes for none.
 pub(in super::super) const ROUTE: Option<Protocol> = None;

@@ -1,5 +1,4 @@
-//! What of the address module no safe wrapper covers: a socket for the packets of one interface, and waiting for sockets that are
-//! neither TCP nor UDP.
+//! What no safe wrapper covers: a socket for the packets of one interface, and waiting for descriptors that are neither TCP nor UDP.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -22,7 +21,7 @@ unsafe impl SocketAddrArg for ArpOf {
 }
 
 /// A socket that sends and receives whole Ethernet frames with ARP in them on one interface. Needs CAP_NET_RAW.
-pub(super) fn arp_socket(interface: u32) -> io::Result<OwnedFd> {
+pub(crate) fn arp_socket(interface: u32) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     // Of no protocol, so that nothing of other interfaces is received before it is bound to its own.
     let socket = rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
@@ -40,9 +39,9 @@ pub(super) fn arp_socket(interface: u32) -> io::Result<OwnedFd> {
 }
 
 /// Has the runtime tell when there is something to read.
-pub(super) fn readable(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+pub(crate) fn readable(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an OwnedFd is open, and is the same descriptor of the same file until it is dropped; it moves into the AsyncFd, which
     // lends it out by shared reference only.
-    let registered = unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) };
+    let registered = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) };
     Ok(registered?)
 }
