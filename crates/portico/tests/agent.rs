@@ -337,7 +337,7 @@ fn tokens_and_certificates_are_renewed_under_open_streams() {
     fs::write(&tokens, "first,a\n").unwrap();
     fs::write(&token, "first").unwrap();
     let tunnel = free_port();
-    let gateway = site.gateway(tunnel, &["--tunnel-tokens", &tokens]);
+    let mut gateway = site.gateway(tunnel, &["--tunnel-tokens", &tokens]);
     let mut agent = site.agent(&[tunnel], &["--token-file", &token], &[]);
     agent.wait_ready();
     let mut pod = agent.connect();
@@ -350,18 +350,15 @@ fn tokens_and_certificates_are_renewed_under_open_streams() {
     assert_eq!(agent.metric("portico_agent_unusable_files"), 1);
     // The gateway knows both for a while; once the agent has shown the new one, the old one may go.
     fs::write(&tokens, "first,a\nsecond,a\n").unwrap();
-    let asked = || {
-        metric(
-            gateway.admin,
-            "portico_tunnel_authentications_total{method=\"static_token\",outcome=\"accepted\"}",
-        )
-    };
-    // A stream with the new token of the list shows that the list is in force.
+    gateway.process.wait_for("new content of a file of the tunnel listener in force");
+    let accepted = "portico_tunnel_authentications_total{method=\"static_token\",outcome=\"accepted\"}";
+    let asked = || metric(gateway.admin, accepted);
     let before = asked();
     fs::write(&token, "second").unwrap();
     agent.process.wait_for("replaced; the new one is in force");
     wait_until("it was shown on both tunnels", || asked() >= before + 2 && agent.ready());
     fs::write(&tokens, "second,a\n").unwrap();
+    gateway.process.wait_for("new content of a file of the tunnel listener in force");
     for _ in 0..20 {
         ping(&mut pod);
         ping(&mut agent.connect());
