@@ -33,6 +33,9 @@ const REPLACE_WITHIN: Duration = Duration::from_secs(1);
 /// The same when no other is there: somebody may be waiting any moment.
 const RETURN_WITHIN: Duration = Duration::from_millis(200);
 
+/// Between two times a gateway that does not accept our identity is asked whether it does by now.
+const ASK_AGAIN: Duration = Duration::from_secs(10);
+
 /// A name whose gateways fail is resolved again, but not more often than this.
 const RESOLVE_AGAIN: Duration = Duration::from_secs(1);
 
@@ -731,7 +734,8 @@ impl Pool {
         by_streams.iter().take(surplus).for_each(|tunnel| tunnel.retire());
     }
 
-    /// Has the gateway say what it thinks of our identity, before the first pod needs to know.
+    /// Has the gateway say what it thinks of our identity, before the first pod needs to know; and again while it does not accept it, for
+    /// what it knows of us may be older than what we show.
     async fn show_identity(self: Arc<Self>, tunnel: Arc<Tunnel>) {
         let gateway = self.name_of(&tunnel);
         let authority = match uri::Authority::try_from(&*self.settings.authority) {
@@ -741,17 +745,35 @@ impl Pool {
                 return;
             }
         };
-        let Ok(token) = self.token() else {
-            tracing::error!("the token cannot be sent: it holds characters that no header may have");
-            return;
-        };
-        match tunnel.refresh_identity(authority, token.as_ref(), &self.settings).await {
-            Ok(()) => {
-                if let IdentityState::Refused { status, reason } = tunnel.identity() {
+        let mut known = None;
+        loop {
+            let Ok(token) = self.token() else {
+                tracing::error!("the token cannot be sent: it holds characters that no header may have");
+                return;
+            };
+            let asked = tunnel.refresh_identity(authority.clone(), token.as_ref(), &self.settings).await;
+            if let Err(error) = asked {
+                tracing::debug!(%gateway, %error, "the gateway was not asked about our identity");
+                return;
+            }
+            let identity = tunnel.identity();
+            match &identity {
+                IdentityState::Refused { status, reason } if known.as_ref() != Some(&identity) => {
                     tracing::error!(%gateway, %status, %reason, "the gateway does not accept our identity");
                 }
+                IdentityState::Refused { .. } => {}
+                IdentityState::Accepted | IdentityState::Unknown => {
+                    if known.is_some() {
+                        tracing::info!(%gateway, "the gateway accepts our identity now");
+                    }
+                    return;
+                }
             }
-            Err(error) => tracing::debug!(%gateway, %error, "the gateway was not asked about our identity"),
+            known = Some(identity);
+            tokio::select! {
+                () = sleep(ASK_AGAIN.mul_f64(0.5 + random())) => {}
+                () = tunnel.closed() => return,
+            }
         }
     }
 }
