@@ -85,6 +85,11 @@ impl Running {
         self.process.signal(signal)
     }
 
+    /// An error with the end of its log if the first process has ended.
+    pub(crate) fn check(&mut self, proxy: &dyn Proxy) -> Result<()> {
+        self.process.check(proxy.name(), self.site.tunnel, Instant::now() + START)
+    }
+
     /// Waits for the end of the first process.
     pub(crate) fn wait(&mut self) -> Result<()> {
         self.process.wait()

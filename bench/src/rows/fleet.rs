@@ -147,6 +147,7 @@ impl Scene<'_> {
         let mut said = Instant::now();
         while begin.elapsed() < PATIENCE && (found.all.is_none() || found.streams.is_none()) {
             std::thread::sleep(LOOK);
+            self.gateway.check(self.proxy.as_ref())?;
             found.last = self.fleet.report()?;
             let now = begin.elapsed();
             let memory: u64 = pids.iter().map(|&pid| process::memory_bytes(pid)).sum::<Result<u64>>()?;
