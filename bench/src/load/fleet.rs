@@ -139,9 +139,11 @@ impl Fleet {
         Ok(Self { members })
     }
 
-    /// From now on agents that come back and pods that hear an echo are counted anew.
-    pub(crate) fn mark(&mut self) -> Result<()> {
-        self.members.iter_mut().try_for_each(|member| member.say(MARK))
+    /// From now on agents that come back and pods that hear an echo are counted anew. Returns once all processes do so: one
+    /// that is busy with tunnels that end would else take the first to come back for one that never left.
+    pub(crate) fn mark(&mut self) -> Result<Report> {
+        self.members.iter_mut().try_for_each(|member| member.say(MARK))?;
+        self.report()
     }
 
     /// How all agents are.

@@ -202,8 +202,7 @@ impl Scene<'_> {
 
     /// A successor takes the listeners over; the old process drains.
     fn replace(&mut self) -> Result<()> {
-        self.fleet.mark()?;
-        let first = self.fleet.report()?;
+        let first = self.fleet.mark()?;
         let old = self.gateway.succeed(self.proxy.as_ref())?;
         let found = self.watch(first, Some(&old))?;
         let what = "gateway replaced";
