@@ -18,9 +18,10 @@ use portico_process::pipe::Pipe;
 use rustix::io::Errno;
 
 use crate::io::Pulse;
+use crate::settings::STREAM_WINDOW;
 
 /// Most bytes one payload may have in a pipe: the window of a stream.
-pub(crate) const MOST: usize = 256 * 1024;
+pub(crate) const MOST: usize = STREAM_WINDOW as usize;
 
 /// What stands for bytes in a pipe. Nobody reads it, so it takes no memory.
 static NOTHING: [u8; MOST] = [0; MOST];

@@ -6,7 +6,7 @@
 //! plus one stream window to breathe:
 //!
 //! ```text
-//! 1,000 streams × 256 KiB + 256 KiB = 262,406,144 bytes  <  2^31 - 1, the most the protocol allows
+//! 1,000 streams × 240 KiB + 240 KiB = 246,005,760 bytes  <  2^31 - 1, the most the protocol allows
 //! ```
 //!
 //! That is also the bound on what one connection can make us hold in the direction up, and it is reached only if every one of its
@@ -19,11 +19,15 @@ use crate::tls::Tls;
 
 /// Most bytes of one stream between its socket and the connection's: as many as the peer takes before it gives window again, so
 /// that a transfer comes in few large batches, and a peer that stops reading its socket costs little.
-pub(crate) const SEND_BUFFER: usize = 256 * 1024;
+pub(crate) const SEND_BUFFER: usize = STREAM_WINDOW as usize;
 
 /// Largest DATA frame we accept, and send to peers that accept it: with the protocol's default of 16 KiB a gigabyte costs a third more. Below
 /// 128 KiB, from which on the C library fetches every buffer from the system and gives it back.
 pub(crate) const FRAME_SIZE: u32 = 120 * 1024;
+
+/// Bytes of one stream that may be under way. Two frames exactly: a receiver gives window back by halves, so that each update asks for
+/// one whole frame and none is cut short.
+pub(crate) const STREAM_WINDOW: u32 = 2 * FRAME_SIZE;
 
 /// Largest header list of a request, as RFC 9113 section 6.5.2 counts it. A CONNECT request needs two fields.
 pub(crate) const HEADER_LIST: u32 = 16 * 1024;
@@ -47,7 +51,7 @@ pub struct Settings {
     /// HTTP/2: streams open at once on one connection. A node agent carries all pods of a node on a few connections; 1,000 is
     /// room for every pod of the largest nodes (250) with several watches each.
     pub max_streams: u32,
-    /// HTTP/2: bytes a client may send on one stream before its upstream takes them. 256 KiB carries 20 Mbit/s at 100 ms.
+    /// HTTP/2: bytes a client may send on one stream before its upstream takes them. 240 KiB carries 20 Mbit/s at 100 ms.
     pub stream_window: u32,
     /// HTTP/2: close a connection that has had no stream for so long. Not set: keep it, PING tells the dead from the idle.
     pub connection_idle: Option<Duration>,
@@ -64,7 +68,7 @@ impl Default for Settings {
             ping_interval: Duration::from_secs(30),
             ping_timeout: Duration::from_secs(10),
             max_streams: 1_000,
-            stream_window: 256 * 1024,
+            stream_window: STREAM_WINDOW,
             connection_idle: None,
             stream_idle: None,
         }
@@ -90,7 +94,7 @@ mod tests {
     #[test]
     fn all_streams_stalled_leave_room_in_the_connection_window() {
         let settings = Settings::default();
-        assert_eq!(settings.connection_window(), 262_406_144);
+        assert_eq!(settings.connection_window(), 246_005_760);
         assert!(
             settings.connection_window() - settings.max_streams * settings.stream_window
                 >= settings.stream_window

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::address::GatewayAddress;
 use crate::client_tls::ClientTls;
 use crate::dial::Dialer;
+use crate::settings::STREAM_WINDOW;
 use crate::token_file::TokenFile;
 
 /// How a client reaches its gateways.
@@ -66,7 +67,7 @@ impl ClientSettings {
             // A gateway tries three endpoints for a second each.
             open_timeout: Duration::from_secs(10),
             // As at the gateway: see `Settings`.
-            stream_window: 256 * 1024,
+            stream_window: STREAM_WINDOW,
             max_streams: 1_000,
             stream_idle: None,
         }
