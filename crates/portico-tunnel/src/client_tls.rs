@@ -32,7 +32,7 @@ mod error;
 pub use error::{HandshakeError, HandshakeProblem};
 
 /// What a handshake may take: three round trips around the world, and a busy gateway.
-const HANDSHAKE: Duration = Duration::from_secs(5);
+const HANDSHAKE: Duration = Duration::from_secs(15);
 
 /// What we speak with a gateway: the first tells a gateway that serves everything on one port that a tunnel is meant.
 const TUNNEL: [&[u8]; 2] = [b"portico-tunnel", b"h2"];

@@ -11,7 +11,7 @@ use portico_wire::connect::{self, MAX_HEAD, Protocol as Spoken};
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
@@ -114,9 +114,7 @@ pub async fn serve<H: Handler>(
     match (spoken, &settings.tls) {
         (Spoken::Tls, None) => Err(Failure::TlsNotServed),
         (Spoken::Tls, Some(tls)) => {
-            serve_tls(stream, first.freeze(), tls, settings, drain, deadline, handler)
-                .await
-                .map(Served::Finished)
+            serve_tls(stream, first.freeze(), tls, settings, drain, handler).await.map(Served::Finished)
         }
         (Spoken::Http2Preface, _) => {
             let caller = plaintext()?;
@@ -143,12 +141,14 @@ async fn serve_tls<H: Handler>(
     tls: &Arc<Tls>,
     settings: &Settings,
     drain: impl Future<Output = ()>,
-    deadline: Instant,
     handler: &Arc<H>,
 ) -> Result<Finished, Failure> {
+    // The client's time begins anew with each thing it must do: while thousands of agents return at once it is we who are slow, and a
+    // handshake that is given up in its middle is work done twice.
     let socket = Arc::new(stream);
     let accept = TlsAcceptor::from(tls.current()).accept(Rewind::new(first, Shared(Arc::clone(&socket))));
-    let accepted = timeout_at(deadline, accept).await.map_err(|_| Failure::TooSlow)?;
+    let accepted = timeout(settings.hello_timeout, accept).await.map_err(|_| Failure::TooSlow)?;
+    let deadline = Instant::now() + settings.hello_timeout;
     let mut stream = accepted.map_err(tls_failure)?;
     let caller = Caller::of(&stream, tls);
     let mut inside = BytesMut::new();

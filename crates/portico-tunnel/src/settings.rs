@@ -42,7 +42,8 @@ pub struct Settings {
     pub tls: Option<Arc<Tls>>,
     /// Whether CONNECT without TLS is served.
     pub plaintext: bool,
-    /// How long a client may take to say what it wants: first bytes, TLS handshake, HTTP/2 preface, HTTP/1.1 head.
+    /// How long a client may take to say what it wants: until its first bytes (and what is in them, without TLS), then for the TLS handshake,
+    /// then for the HTTP/2 preface or the HTTP/1.1 head.
     pub hello_timeout: Duration,
     /// HTTP/2: how often the peer is asked for a sign of life.
     pub ping_interval: Duration,

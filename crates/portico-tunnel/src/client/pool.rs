@@ -27,10 +27,10 @@ use crate::io::Wire;
 /// certificate.
 const TEND_AGAIN: Duration = Duration::from_secs(30);
 
-/// A tunnel that is lost while others are there is replaced within this time, and not by all nodes at once.
-const REPLACE_WITHIN: Duration = Duration::from_secs(1);
+/// A tunnel that is lost is replaced within this time, and not by all nodes at once.
+const REPLACE_WITHIN: Duration = Duration::from_secs(2);
 
-/// The same when no other is there: somebody may be waiting any moment.
+/// The same while somebody waits for it.
 const RETURN_WITHIN: Duration = Duration::from_millis(200);
 
 /// Between two times a gateway that does not accept our identity is asked whether it does by now.
@@ -283,6 +283,7 @@ impl Pool {
         let started = Instant::now();
         let deadline = started + self.settings.open_timeout;
         let mut tried: Vec<Arc<Tunnel>> = Vec::new();
+        let mut last_asked = None;
         let mut refused = None;
         loop {
             if *self.stopping.borrow() {
@@ -294,10 +295,13 @@ impl Pool {
                     return Err(refused);
                 }
                 if timeout_at(deadline, self.another(&tried)).await.is_ok() {
+                    // Also one that was silent before may be back.
+                    last_asked = tried.pop().or(last_asked);
+                    tried.clear();
                     continue;
                 }
                 let waited = started.elapsed();
-                return Err(match tried.last() {
+                return Err(match tried.last().or(last_asked.as_ref()) {
                     Some(tunnel) => OpenError::Unanswered { waited, gateway: self.name_of(tunnel) },
                     None => OpenError::NoTunnel { waited, last: self.last_error() },
                 });
@@ -335,7 +339,7 @@ impl Pool {
         fit.min_by_key(|tunnel| tunnel.streams()).cloned()
     }
 
-    /// Waits for a tunnel that was not tried.
+    /// Waits for a tunnel that was not tried, or has come back since.
     async fn another(&self, tried: &[Arc<Tunnel>]) {
         let _waiting = Waiting::new(self);
         loop {
@@ -344,6 +348,9 @@ impl Pool {
                 return;
             }
             arrived.await;
+            if self.is_any_live() {
+                return;
+            }
         }
     }
 
@@ -442,10 +449,10 @@ impl Pool {
     async fn keep_on(self: &Arc<Self>, keeper: usize) {
         let mut backoff = Backoff::default();
         // The first time nobody has anything to wait for.
-        let mut rest = Duration::ZERO;
+        let (mut unwanted, mut wanted) = (Duration::ZERO, Duration::ZERO);
         loop {
             self.needed(keeper).await;
-            self.rest(rest, rest).await;
+            self.rest(unwanted, wanted).await;
             while let Err(failure) = self.dial(keeper, false).await {
                 let wait = backoff.failed(failure.how, random());
                 self.note(keeper, failure);
@@ -454,7 +461,8 @@ impl Pool {
             backoff.succeeded();
             self.attempt(keeper, |attempt| *attempt = Attempt::default());
             self.retire_surplus();
-            rest = if self.is_any_live() { REPLACE_WITHIN } else { RETURN_WITHIN }.mul_f64(random());
+            let spread = random();
+            (unwanted, wanted) = (REPLACE_WITHIN.mul_f64(spread), RETURN_WITHIN.mul_f64(spread));
         }
     }
 

@@ -63,9 +63,11 @@ impl ClientSettings {
             ping_timeout: Duration::from_millis(900),
             // A network that is gone for half a minute costs no stream: TCP delivers what was under way once it is back.
             give_up_after: Duration::from_secs(60),
-            handshake_timeout: Duration::from_secs(5),
-            // A gateway tries three endpoints for a second each.
-            open_timeout: Duration::from_secs(10),
+            // Ten thousand agents that return at once keep one core of a gateway busy for seven seconds. Who gives up before has it do
+            // the work again.
+            handshake_timeout: Duration::from_secs(15),
+            // A gateway tries three endpoints for a second each; the rest is for tunnels that are not up yet.
+            open_timeout: Duration::from_secs(20),
             // As at the gateway: see `Settings`.
             stream_window: STREAM_WINDOW,
             max_streams: 1_000,

@@ -121,7 +121,7 @@ pub(crate) struct LimitFlags {
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_waiting: u32,
     /// How long a connection may wait for a gateway before it is refused
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = positive_duration)]
+    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = positive_duration)]
     pub(crate) open_timeout: Duration,
     /// End a connection that moved no byte for so long; watches are silent for hours
     #[arg(long, value_name = "TIME", default_value = "off")]
