@@ -16,7 +16,6 @@ use std::time::Duration;
 
 use portico_tunnel::{ClientTls, TokenFile};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
-use tokio::io::unix::AsyncFd;
 use tokio::time::timeout;
 
 use crate::sys::readable;
@@ -77,7 +76,7 @@ impl Watched {
 }
 
 /// Watches the folders of these files.
-fn watch<'a>(paths: impl Iterator<Item = &'a PathBuf>) -> io::Result<AsyncFd<OwnedFd>> {
+fn watch<'a>(paths: impl Iterator<Item = &'a PathBuf>) -> io::Result<OwnedFd> {
     let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
     for path in paths {
         let folder = match path.parent() {
@@ -86,7 +85,7 @@ fn watch<'a>(paths: impl Iterator<Item = &'a PathBuf>) -> io::Result<AsyncFd<Own
         };
         inotify::add_watch(&inotify, folder, CHANGES)?;
     }
-    readable(inotify)
+    Ok(inotify)
 }
 
 fn stamp(path: &PathBuf) -> Option<Stamp> {
@@ -117,7 +116,7 @@ const CHANGES: WatchFlags = WatchFlags::ATTRIB
 #[derive(Debug)]
 pub struct IdentityFiles {
     /// Readable when something changes in one of the folders. `None` where not all of them can be watched.
-    changes: Option<AsyncFd<OwnedFd>>,
+    changes: Option<OwnedFd>,
     tls: Option<(Arc<ClientTls>, Watched)>,
     token: Option<(Arc<TokenFile>, Watched)>,
 }
@@ -132,7 +131,7 @@ pub struct Renewed {
 }
 
 impl IdentityFiles {
-    /// Watches what was read from these files just now. To be called within a runtime.
+    /// Watches what was read from these files just now.
     pub fn new(
         tls: Option<(Arc<ClientTls>, Vec<PathBuf>)>,
         token: Option<(Arc<TokenFile>, PathBuf)>,
@@ -161,11 +160,12 @@ impl IdentityFiles {
     }
 
     async fn changed(&self) {
-        let Some(changes) = &self.changes else { return pending().await };
+        let changes = self.changes.as_ref().and_then(|changes| readable(changes.try_clone().ok()?).ok());
+        let Some(changes) = changes else { return pending().await };
         let mut events = [0; 4096];
         // What it says is not needed: a look tells. All of it is read, so that the next event is news.
         if let Ok(mut readable) = changes.readable().await {
-            while rustix::io::read(changes, &mut events).is_ok_and(|read| read > 0) {}
+            while rustix::io::read(&changes, &mut events).is_ok_and(|read| read > 0) {}
             readable.clear_ready();
         }
     }
