@@ -88,8 +88,14 @@ fn our_agent_works_with_an_envoy_gateway_as_kkp_configures_it() {
     let mut held = Held::open(&site.worker);
     site.carries_much_and_many();
     held.beat();
-    let ready = site.worker.run(&["curl", "-sS", "--max-time", "20", "http://127.0.0.1:8003/readyz"]);
-    assert_eq!(ready.unwrap().trim(), "ready");
+    // It takes a moment: Envoy never says what it thinks of an identity.
+    wait::until("the agent to be ready", SOON, || {
+        let ready =
+            site.worker.run(&["curl", "-sS", "--max-time", "20", "http://127.0.0.1:8003/readyz?verbose"])?;
+        ensure!(ready.trim().ends_with("\nready"), "{ready}");
+        Ok(())
+    })
+    .unwrap();
 
     // It stands still and says nothing, then it goes on: whoever waits that long loses nothing.
     first.signal(Signal::STOP).unwrap();
