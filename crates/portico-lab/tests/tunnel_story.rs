@@ -570,7 +570,14 @@ impl Story {
             Ok(())
         })
         .unwrap();
-        clients.iter().for_each(|client| drop(client.ask().expect_err("its agent was revoked")));
+        // Each gateway looks at its files by itself, within a second.
+        for client in clients {
+            wait::until("nobody to get through", SOON, || {
+                ensure!(client.ask().is_err(), "its agent was revoked, and is served");
+                Ok(())
+            })
+            .unwrap();
+        }
     }
 
     /// Interface and address go with the agents.
