@@ -1,6 +1,6 @@
 //! Ten thousand agents, and a gateway that is killed and started, or replaced by a successor: do all come back, when, at what cost?
 //!
-//! The agents are the tunnel client of `portico agent`, over TLS, each with the certificate of its cluster ([`fleet`]). Each
+//! The agents are the tunnel client of `portico agent`, over TLS, each with the certificate of its cluster (`load::fleet`). Each
 //! has one tunnel and not two, as a process may often not have more than 20,000 descriptors and the gateway needs one
 //! a tunnel and one a stream. There is one gateway, so that a restart leaves no agent another way; it has one core, the agents and the
 //! backend have the other. Half of every handshake's work is the agents', so "until all are back" is mostly their core's time, too.
