@@ -23,7 +23,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// The words, in the order of [`Refusal::index`].
+    /// The words, in the order of `Refusal::index`.
     pub const WORDS: [&'static str; 7] =
         ["too_many", "too_many_waiting", "refused", "no_tunnel", "unanswered", "unsendable", "stopping"];
 
@@ -63,7 +63,7 @@ impl From<&OpenError> for Refusal {
     }
 }
 
-/// Reason and side of each way in which a connection that was carried ends, in the order of [`end_index`].
+/// Reason and side of each way in which a connection that was carried ends, in the order of `end_index`.
 pub const ENDS: [(&str, &str); 7] = [
     ("closed", "downstream"),
     ("closed", "upstream"),
