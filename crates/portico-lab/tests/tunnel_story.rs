@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use portico_lab::control_plane::ADMINS;
 use portico_lab::firewall::{Direction, Firewall, Traffic, Verdict};
 use portico_lab::kubectl::condition;
@@ -24,8 +24,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tunnel::client::{Client, Knocking, Watches, grant, image, new_connections_work};
 use tunnel::seed::{
-    AGENT, Gateway, TUNNEL_PORT, authority, believe, create_cluster, deploy_gateways, kill_api_server,
-    kubectl_inside, nudge, put_secret,
+    AGENT, Gateway, TUNNEL_PORT, api_server, api_server_address, authority, believe, create_cluster,
+    deploy_gateways, kill_api_server, kubectl_inside, nudge, put_secret,
 };
 use tunnel::{DOMAIN, SOON};
 
@@ -90,6 +90,8 @@ fn pods_reach_their_api_server_whatever_happens_on_the_way() {
     story.a_frozen_agent_goes_on(&clients, &watches);
     story.half_a_minute_without_network_ends(&clients, &mut watches);
     story.a_killed_api_server_comes_back(&clients, &mut watches);
+    story.a_frozen_api_server_goes_on(&clients, &watches);
+    story.an_api_server_that_cannot_be_reached_is_reached_again(&clients, &watches);
     story.a_rolling_update_of_the_agents_is_not_felt(&clients, &watches);
     story.nothing_has_leaked(&before);
     story.identities_are_renewed_under_load(&clients, &watches);
@@ -193,26 +195,37 @@ fn by_token() -> Vec<Value> {
 }
 
 impl Story {
-    /// The DaemonSet twice, for one worker each: the first by certificate, the second by token.
+    /// The DaemonSet twice, for one worker each: the first by certificate, the second by token. The first begins as the manifest is, with a
+    /// token of the kubelet's, and so is replaced once.
     fn deploy_agents(&self) {
         self.give_certificate(&self.agents);
-        let proofs = [("certificate", by_certificate()), ("token", by_token())];
-        for (worker, (name, proof)) in self.workers.iter().zip(proofs) {
-            let dir = worker.host().dir().join("kustomize");
-            fs::create_dir(&dir).unwrap();
-            fs::copy(programs::checkout().join("deploy/agent.yaml"), dir.join("agent.yaml")).unwrap();
-            let kustomization = agents_of_north(name, worker, &self.issuer.cert(), &self.gateways, proof);
-            fs::write(dir.join("kustomization.yaml"), kustomization.to_string()).unwrap();
-            self.inside.run(&["apply", "--server-side", "-k", &dir.display().to_string()]).unwrap();
-        }
+        self.deploy_agent(0, "certificate", Vec::new());
+        let shipped = self.wait_agent_but(0, None);
+        self.deploy_agent(1, "token", by_token());
         self.give_token("first");
-        for worker in 0..self.workers.len() {
-            wait::until("the agent to be ready", SOON, || {
-                ensure!(!self.ready_agents(worker)?.is_empty(), "{}", self.agent_pods(worker)?);
-                Ok(())
-            })
-            .unwrap();
-        }
+        self.wait_agent_but(1, None);
+        self.deploy_agent(0, "certificate", by_certificate());
+        self.wait_agent_but(0, Some(shipped));
+    }
+
+    /// One worker's agent, new or changed.
+    fn deploy_agent(&self, worker: usize, name: &str, proof: Vec<Value>) {
+        let worker = &self.workers[worker];
+        let dir = worker.host().dir().join("kustomize");
+        fs::create_dir_all(&dir).unwrap();
+        fs::copy(programs::checkout().join("deploy/agent.yaml"), dir.join("agent.yaml")).unwrap();
+        let kustomization = agents_of_north(name, worker, &self.issuer.cert(), &self.gateways, proof);
+        fs::write(dir.join("kustomization.yaml"), kustomization.to_string()).unwrap();
+        self.inside.run(&["apply", "--server-side", "-k", &dir.display().to_string()]).unwrap();
+    }
+
+    /// Waits until a worker has an agent that is ready and is not this one: a gateway has accepted it.
+    fn wait_agent_but(&self, worker: usize, old: Option<Pid>) -> Pid {
+        wait::until("the agent to be ready", SOON, || {
+            let ready = self.ready_agents(worker)?.into_iter().find(|&agent| Some(agent) != old);
+            ready.with_context(|| format!("{}", self.agent_pods(worker).unwrap_or_default()))
+        })
+        .unwrap()
     }
 
     /// A certificate for the first worker's agent, in the Secret that it mounts.
@@ -435,7 +448,7 @@ impl Story {
     /// Another cluster's watches by the same gateways know nothing of it.
     fn a_killed_api_server_comes_back(&self, clients: &[Client], watches: &mut Watches) {
         let south = kubectl_inside(&self.seed, &self.south);
-        let others = self.watch_south(&south);
+        let others = self.watch_south(&south, "before-the-other");
         kill_api_server(&self.seed, &self.north, &self.inside);
         new_connections_work(clients, "a killed API server is ready again");
         south.run(&["create", "configmap", "after-the-other"]).unwrap();
@@ -444,8 +457,34 @@ impl Story {
         watches.beat();
     }
 
-    /// Watches of the second cluster, by each of the gateways, with an identity of that cluster.
-    fn watch_south(&self, south: &Kubectl) -> Vec<Process> {
+    /// It neither answers nor closes. What waits for it goes on, and the other cluster does not wait.
+    fn a_frozen_api_server_goes_on(&self, clients: &[Client], watches: &Watches) {
+        let south = kubectl_inside(&self.seed, &self.south);
+        let others = self.watch_south(&south, "before-the-freeze");
+        let api_server = api_server(&self.seed, &self.north);
+        kill_process(api_server, Signal::STOP).unwrap();
+        south.run(&["create", "configmap", "during-the-freeze"]).unwrap();
+        others.iter().for_each(|watch| watch.wait_for_log("during-the-freeze", SOON).unwrap());
+        kill_process(api_server, Signal::CONT).unwrap();
+        new_connections_work(clients, "a frozen API server goes on");
+        watches.beat();
+    }
+
+    /// Packets from the gateways to it vanish: new connections fail in order, those that are open outlive it.
+    fn an_api_server_that_cannot_be_reached_is_reached_again(&self, clients: &[Client], watches: &Watches) {
+        let address = api_server_address(&self.seed, &self.north);
+        let traffic = Traffic::all(Direction::Through).with(address);
+        let wall = Firewall::stop(self.seed.host(), &traffic, Verdict::Drop).unwrap();
+        for client in clients {
+            assert!(client.ask().is_err(), "packets to the API server vanish, and it answers");
+        }
+        wall.lift().unwrap();
+        new_connections_work(clients, "an API server can be reached again");
+        watches.beat();
+    }
+
+    /// Watches of the second cluster, by each of the gateways, with an identity of that cluster. `first` is what they see first.
+    fn watch_south(&self, south: &Kubectl, first: &str) -> Vec<Process> {
         let url = format!(
             "https://{}/api/v1/namespaces/default/configmaps?watch=true&resourceVersion=0",
             authority("south")
@@ -457,10 +496,10 @@ impl Story {
                 .args(["--no-buffer", &url]);
             let process = self.workers[0].host().spawn_command(&format!("south-{}", gateway.name), command);
             let process = process.unwrap();
-            process.wait_for_log("before-the-other", SOON).unwrap();
+            process.wait_for_log(first, SOON).unwrap();
             process
         };
-        south.run(&["create", "configmap", "before-the-other"]).unwrap();
+        south.run(&["create", "configmap", first]).unwrap();
         self.gateways.iter().map(watch).collect()
     }
 
@@ -487,13 +526,8 @@ impl Story {
         for name in AGENTS {
             self.inside.run(&["rollout", "restart", "-n", NAMESPACE, &format!("daemonset/{name}")]).unwrap();
         }
-        for (worker, old) in old.iter().enumerate() {
-            wait::until("a new agent to be ready", SOON, || {
-                let ready = self.ready_agents(worker)?;
-                ensure!(ready.iter().any(|pid| pid != old), "those that are ready are {ready:?}");
-                Ok(())
-            })
-            .unwrap();
+        for (worker, old) in old.into_iter().enumerate() {
+            self.wait_agent_but(worker, Some(old));
         }
         watches.beat();
         knocking.all_were_answered("a rolling update of the agents");

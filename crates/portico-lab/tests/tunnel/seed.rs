@@ -247,16 +247,31 @@ pub(crate) fn kubectl_inside(seed: &Seed, cluster: &UserCluster) -> Kubectl {
 
 /// Kills a cluster's API server, and waits until its kubelet has started it again and it is ready.
 pub(crate) fn kill_api_server(seed: &Seed, cluster: &UserCluster, inside: &Kubectl) {
-    let pods = seed.kubectl().get(&["pods", "-n", cluster.namespace(), "-l", "app=apiserver"]).unwrap();
-    let uid = pods["items"][0]["metadata"]["uid"].as_str().unwrap();
-    let pids = || seed.node().pod_processes(uid, "kube").unwrap();
-    let api_server = pids().into_iter().find(|pid| {
-        let line = fs::read_to_string(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
-        line.split('\0').nth(1) == Some("kube-apiserver")
-    });
-    kill_process(api_server.expect("an API server runs in its pod"), Signal::KILL).unwrap();
+    kill_process(api_server(seed, cluster), Signal::KILL).unwrap();
     wait::until("the API server to be ready again", SOON, || {
         inside.run(&["get", "--raw", "/readyz"]).map(drop)
     })
     .unwrap();
+}
+
+/// The program of a cluster's API server.
+pub(crate) fn api_server(seed: &Seed, cluster: &UserCluster) -> Pid {
+    let pod = api_server_pod(seed, cluster);
+    let pids = seed.node().pod_processes(pod["metadata"]["uid"].as_str().unwrap(), "kube").unwrap();
+    let api_server = pids.into_iter().find(|pid| {
+        let line = fs::read_to_string(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
+        line.split('\0').nth(1) == Some("kube-apiserver")
+    });
+    api_server.expect("an API server runs in its pod")
+}
+
+/// Where gateways reach it.
+pub(crate) fn api_server_address(seed: &Seed, cluster: &UserCluster) -> Ipv4Addr {
+    api_server_pod(seed, cluster)["status"]["podIP"].as_str().unwrap().parse().unwrap()
+}
+
+fn api_server_pod(seed: &Seed, cluster: &UserCluster) -> Value {
+    let label = "-l=app=apiserver";
+    let mut pods = seed.kubectl().get(&["pods", "-n", cluster.namespace(), label]).unwrap();
+    pods["items"][0].take()
 }
