@@ -11,14 +11,23 @@
 mod address;
 mod backoff;
 mod candidates;
+mod introduce;
+mod keep;
+mod names;
+mod open;
 mod pool;
+mod reach;
 mod settings;
+mod status;
 mod stream;
+mod tend;
 mod tunnel;
 
 pub use address::{GatewayAddress, GatewayAddressError, Security};
 pub use candidates::Place;
-pub use pool::{Client, OpenError, Totals, TunnelStatus};
+pub use open::OpenError;
+pub use pool::Client;
 pub use settings::ClientSettings;
+pub use status::{Totals, TunnelStatus};
 pub use stream::Stream;
 pub use tunnel::{IdentityState, TunnelState};

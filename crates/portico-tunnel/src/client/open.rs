@@ -1,0 +1,160 @@
+//! A stream for whoever asks: on the tunnel with the fewest, on another if that one does not answer, on the first that comes up if
+//! there is none.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use http::{StatusCode, uri};
+use thiserror::Error;
+use tokio::time::{Instant, timeout_at};
+
+use super::pool::Pool;
+use super::stream::Stream;
+use super::tunnel::{RequestError, Tunnel};
+
+/// Why there is no stream.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// The gateway says no.
+    #[error("gateway {gateway} refused with {status}: {reason}")]
+    Refused {
+        /// Which.
+        gateway: String,
+        /// The status of its answer.
+        status: StatusCode,
+        /// Its reason.
+        reason: Box<str>,
+    },
+    /// No tunnel came up in time.
+    #[error("no tunnel to a gateway within {waited:?}: {last}")]
+    NoTunnel {
+        /// How long that was.
+        waited: Duration,
+        /// What failed last.
+        last: String,
+    },
+    /// The gateways that were asked did not answer.
+    #[error("no gateway answered within {waited:?}; last asked: {gateway}")]
+    Unanswered {
+        /// How long that was.
+        waited: Duration,
+        /// The one asked last.
+        gateway: String,
+    },
+    /// No request can be made of the authority or the token.
+    #[error("{0}")]
+    Unsendable(String),
+    /// [`Client::drain`] was called.
+    #[error("no new streams: stopping")]
+    Stopping,
+}
+
+impl Pool {
+    pub(super) async fn open(&self, authority: &str) -> Result<Stream, OpenError> {
+        let unsendable = |error: &dyn fmt::Display| OpenError::Unsendable(format!("{authority}: {error}"));
+        let parsed = uri::Authority::try_from(authority).map_err(|error| unsendable(&error))?;
+        let token = self.token().map_err(|error| unsendable(&error))?;
+        let started = Instant::now();
+        let deadline = started + self.settings.open_timeout;
+        let mut tried: Vec<Arc<Tunnel>> = Vec::new();
+        let mut last_asked = None;
+        let mut refused = None;
+        loop {
+            if *self.stopping.borrow() {
+                return Err(OpenError::Stopping);
+            }
+            let Some(tunnel) = self.best(&tried) else {
+                // Every gateway that could be asked has said no; waiting for another would not change its mind.
+                if let Some(refused) = refused {
+                    return Err(refused);
+                }
+                if timeout_at(deadline, self.another(&tried)).await.is_ok() {
+                    // Also one that was silent before may be back.
+                    last_asked = tried.pop().or(last_asked);
+                    tried.clear();
+                    continue;
+                }
+                let waited = started.elapsed();
+                return Err(match tried.last().or(last_asked.as_ref()) {
+                    Some(tunnel) => OpenError::Unanswered { waited, gateway: self.name_of(tunnel) },
+                    None => OpenError::NoTunnel { waited, last: self.last_error() },
+                });
+            };
+            if !tried.is_empty() {
+                self.counters.streams_retried.fetch_add(1, Relaxed);
+            }
+            match tunnel.connect(parsed.clone(), token.as_ref(), deadline, &self.settings).await {
+                Ok(stream) => {
+                    self.counters.streams_opened.fetch_add(1, Relaxed);
+                    return Ok(stream);
+                }
+                Err(RequestError::Refused { status, reason }) => {
+                    self.counters.streams_refused.fetch_add(1, Relaxed);
+                    let gateway = self.name_of(&tunnel);
+                    let no = OpenError::Refused { gateway, status, reason };
+                    if !may_differ(status) {
+                        return Err(no);
+                    }
+                    refused = Some(no);
+                }
+                Err(RequestError::Unsendable(error)) => return Err(unsendable(&error)),
+                Err(RequestError::Broken(_) | RequestError::Silent) => {}
+            }
+            tried.push(tunnel);
+        }
+    }
+
+    /// The live tunnel with the fewest streams, of those not `tried`.
+    pub(super) fn best(&self, tried: &[Arc<Tunnel>]) -> Option<Arc<Tunnel>> {
+        let tunnels = self.tunnels();
+        let fit = tunnels.iter().filter(|tunnel| {
+            tunnel.is_live() && !tunnel.is_full() && !tried.iter().any(|other| Arc::ptr_eq(other, tunnel))
+        });
+        fit.min_by_key(|tunnel| tunnel.streams()).cloned()
+    }
+
+    /// Waits for a tunnel that was not tried, or has come back since.
+    pub(super) async fn another(&self, tried: &[Arc<Tunnel>]) {
+        let _waiting = Waiting::new(self);
+        loop {
+            let arrived = self.arrived.notified();
+            if self.best(tried).is_some() {
+                return;
+            }
+            arrived.await;
+            if self.is_any_live() {
+                return;
+            }
+        }
+    }
+
+    fn last_error(&self) -> String {
+        let attempts = self.attempts();
+        let error = attempts.iter().find_map(|attempt| attempt.error.clone());
+        error.unwrap_or_else(|| "still connecting".to_owned())
+    }
+}
+
+/// Whether another gateway may have another answer: one that does not know the cluster yet, is over its budget, or stops.
+fn may_differ(status: StatusCode) -> bool {
+    status == StatusCode::NOT_FOUND || status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error()
+}
+
+/// Somebody who waits for a tunnel, counted.
+struct Waiting<'a>(&'a Pool);
+
+impl<'a> Waiting<'a> {
+    fn new(pool: &'a Pool) -> Self {
+        pool.waiting.fetch_add(1, Relaxed);
+        pool.wanted.notify_waiters();
+        Self(pool)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Relaxed);
+    }
+}
