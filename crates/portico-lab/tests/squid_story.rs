@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use portico_lab::control_plane::Options;
+use portico_lab::control_plane::{ADMINS, Options};
 use portico_lab::firewall::Firewall;
 use portico_lab::{
     Access, Authority, ControlPlane, Etcd, Host, Kubectl, Lab, Process, UserCluster, programs, wait,
@@ -59,6 +59,7 @@ fn a_worker_behind_a_proxy_that_allows_one_port_of_one_host_joins_and_its_pods_h
     let by_proxy = by_name.by_proxy(&format!("http://agent:secret@{}:{SQUID_PORT}", middle.address()));
     let node = UserCluster::join_worker_on(&worker, &by_proxy).unwrap();
 
+    a_gateway_beyond_the_proxy_watches_its_seed(&portico, &worker, &by_proxy, &by_name);
     let agent = start_agent(&portico, &worker, &middle, &issuer, &agents);
     let inside = plane.access().kubectl(&planes).unwrap();
     let pods = Pods {
@@ -154,6 +155,41 @@ fn nobody_else_is_reached(worker: &Host, door: &Host, planes: &Host) {
         let error = worker.run(&["curl", "-sSk", "--connect-timeout", "1", &url]).unwrap_err();
         assert!(error.to_string().contains("exit status: 28"), "{url}: {error:#}");
     }
+}
+
+/// Whoever knows its API server by a kubeconfig goes by the same code as agents do.
+fn a_gateway_beyond_the_proxy_watches_its_seed(
+    portico: &PathBuf,
+    worker: &Host,
+    by_proxy: &Access,
+    by_name: &Access,
+) {
+    let gateway = |name: &str, access: &Access| {
+        let kubeconfig = access.kubeconfig(name, Some(ADMINS)).unwrap();
+        let kubeconfig = kubeconfig.display().to_string();
+        let words = [
+            "gateway",
+            "--kubeconfig",
+            &kubeconfig,
+            "--sni-listen",
+            "off",
+            "--admin-listen",
+            "127.0.0.1:18002",
+        ];
+        worker.spawn(name, portico, words).unwrap()
+    };
+    let watches = gateway("proxied", by_proxy);
+    wait::until("everything to be listed through the proxy", SOON, || {
+        watches.check()?;
+        worker.run(&["curl", "-sS", "--fail-with-body", "--noproxy", "*", "http://127.0.0.1:18002/readyz"])
+    })
+    .unwrap();
+    watches.kill();
+    // And what the proxy says is what a person reads.
+    let forgetful = by_name.by_proxy(&by_proxy.proxy().unwrap().replace("secret", "forgotten"));
+    let refused = gateway("forgetful", &forgetful);
+    refused.wait_for_log("asks for credentials", SOON).unwrap();
+    refused.kill();
 }
 
 /// The agent with the proxy's password in a file, as an init system would start it.

@@ -8,15 +8,13 @@
 //! was; what was deleted meanwhile is gone after the next listing.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::stream::{self, AbortHandle, BoxStream, SelectAll};
 use futures_util::{FutureExt, Stream, StreamExt};
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::{WatchStreamExt, watcher};
-use kube::{Api, Client, Config};
+use kube::{Api, Client};
 use portico_api::cluster::Cluster;
 use portico_api::configuration::KubermaticConfiguration;
 use portico_api::endpoint_slice::EndpointSlice;
@@ -24,7 +22,6 @@ use portico_api::meta::Kind;
 use portico_api::seed::Seed;
 use portico_api::service::Service;
 use serde::Serialize;
-use thiserror::Error;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
@@ -32,6 +29,10 @@ use tracing::{info, warn};
 use crate::mirror::{Heard, Mirror};
 use crate::served::{KKP_GROUP_VERSION, Served, ServedKind};
 use crate::step::{MAX_EVENTS_PER_STEP, ManifestProblem, Step};
+
+mod client;
+
+pub use client::{ClientError, client};
 
 /// Objects asked for at once. Bounds what one answer costs in memory; the same as client-go.
 const PAGE: u32 = 500;
@@ -49,9 +50,6 @@ const ASK_AGAIN: Duration = Duration::from_secs(30);
 /// The same after a question without an answer; twice as long after each further one, up to [`ASK_AGAIN`].
 const ASK_AGAIN_SOON: Duration = Duration::from_secs(2);
 
-/// An API server that does not accept a connection by then is away.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// HTTP status of a path that is not served.
 const NOT_FOUND: u16 = 404;
 
@@ -61,39 +59,6 @@ const FORBIDDEN: u16 = 403;
 
 /// Steps on their way to the reader. One is being applied, one waits; more would only hold memory.
 const STEPS_AHEAD: usize = 2;
-
-/// Why there is no way to the API server.
-#[derive(Debug, Error)]
-pub enum ClientError {
-    /// The kubeconfig file is missing or wrong.
-    #[error("cannot use the kubeconfig {}: {source}", path.display())]
-    Kubeconfig {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        source: Box<kube::config::KubeconfigError>,
-    },
-    /// Not in a pod, or in one without a service account.
-    #[error("this is no pod with a service account ({0}); name a kubeconfig file or a manifest directory")]
-    NotInCluster(#[from] kube::config::InClusterError),
-    /// Certificates or keys cannot be used.
-    #[error("cannot set up the connection to the API server: {0}")]
-    Connection(#[source] Box<kube::Error>),
-}
-
-/// A client by `kubeconfig`, or, without one, by the service account of the pod this runs in.
-pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
-    let mut config = match kubeconfig {
-        None => Config::incluster()?,
-        Some(path) => {
-            let wrong = |source| ClientError::Kubeconfig { path: path.to_owned(), source: Box::new(source) };
-            let file = Kubeconfig::read_from(path).map_err(wrong)?;
-            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(wrong)?
-        }
-    };
-    config.connect_timeout = Some(CONNECT_TIMEOUT);
-    Client::try_from(config).map_err(|error| ClientError::Connection(Box::new(error)))
-}
 
 /// What to watch.
 #[derive(Debug, Clone)]

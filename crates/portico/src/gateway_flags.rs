@@ -52,7 +52,7 @@ pub(crate) struct SourceFlags {
     /// Where NodePorts that were drawn and the strategies of clusters are remembered; one gateway a folder [default: DIR/.portico]
     #[arg(long, value_name = "FOLDER", requires = "manifests")]
     pub(crate) state_dir: Option<PathBuf>,
-    /// How to reach the Kubernetes API; without it, as a pod of that cluster
+    /// How to reach the Kubernetes API, also by its proxy-url or HTTPS_PROXY; without it, as a pod of that cluster
     #[arg(long, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
     /// Serve only the Services of this namespace

@@ -33,7 +33,7 @@ pub(crate) struct Flags {
     /// The LoadBalancer Service whose ports are kept in line
     #[arg(long, value_name = "NS/NAME", value_parser = object_key)]
     service: ObjectKey,
-    /// How to reach the Kubernetes API; without it, as a pod of that cluster
+    /// How to reach the Kubernetes API, also by its proxy-url or HTTPS_PROXY; without it, as a pod of that cluster
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// Port of the gateway's SNI listener, to be published; off for none

@@ -1,0 +1,190 @@
+//! The way to an API server: who we are and whom to trust by a kubeconfig or by the pod's service account; the bytes, for a kubeconfig, as
+//! an agent's to its gateway, through a corporate proxy where one is named.
+//!
+//! A pod reaches its own API server directly, whatever the environment says about proxies: that is for the way out of the cluster.
+
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use http::Uri;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_timeout::TimeoutConnector;
+use hyper_util::client::legacy::connect::{Connected, Connection};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use kube::client::ConfigExt;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use portico_tunnel::{
+    DialError, Dialer, ProxyError, ProxyFiles, ProxySetting, ResolveError, Socket, Target, TargetError,
+};
+use thiserror::Error;
+use tower::{BoxError, Service, ServiceBuilder};
+
+/// An API server that has not accepted a connection by then, TLS included, is away.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why there is no way to the API server.
+#[derive(Debug, Error)]
+pub enum ClientError {
+    /// The kubeconfig file is missing or wrong.
+    #[error("cannot use the kubeconfig {}: {source}", path.display())]
+    Kubeconfig {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: Box<kube::config::KubeconfigError>,
+    },
+    /// Not in a pod, or in one without a service account.
+    #[error("this is no pod with a service account ({0}); name a kubeconfig file or a manifest directory")]
+    NotInCluster(#[from] kube::config::InClusterError),
+    /// Certificates or keys cannot be used.
+    #[error("cannot set up the connection to the API server: {0}")]
+    Connection(#[source] Box<kube::Error>),
+    /// The proxy that the kubeconfig's `proxy-url` or the environment names.
+    #[error("the proxy on the way to the API server: {0}")]
+    Proxy(#[from] ProxyError),
+}
+
+/// A client by `kubeconfig`, or, without one, by the service account of the pod this runs in. With a kubeconfig the proxy is its
+/// `proxy-url`, or else what the environment names, in both cases except for what `NO_PROXY` lists.
+pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
+    let refused = |error| ClientError::Connection(Box::new(error));
+    let Some(path) = kubeconfig else {
+        let mut config = Config::incluster()?;
+        config.connect_timeout = Some(CONNECT_TIMEOUT);
+        return Client::try_from(config).map_err(refused);
+    };
+    let wrong = |source| ClientError::Kubeconfig { path: path.to_owned(), source: Box::new(source) };
+    let file = Kubeconfig::read_from(path).map_err(wrong)?;
+    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(wrong)?;
+    let proxy = match &config.proxy_url {
+        // The file's, or that of HTTPS_PROXY.
+        Some(url) => url.to_string().parse()?,
+        None => ProxySetting::Env,
+    };
+    let dialer = Dialer::new(proxy, ProxyFiles::default())?;
+    through(&config, Arc::new(dialer)).map_err(refused)
+}
+
+/// What `Client::try_from` does, but for who connects.
+fn through(config: &Config, dialer: Arc<Dialer>) -> kube::Result<Client> {
+    let tls = config.rustls_https_connector_with_connector(Connector(dialer))?;
+    let mut connector = TimeoutConnector::new(tls);
+    connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    connector.set_write_timeout(config.write_timeout);
+    let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build(connector);
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .map_err(BoxError::from)
+        .service(http);
+    Ok(Client::new(service, config.default_namespace.clone()))
+}
+
+/// Connects to whom an URL names.
+#[derive(Debug, Clone)]
+struct Connector(Arc<Dialer>);
+
+/// Why there is no connection.
+#[derive(Debug, Error)]
+enum ConnectError {
+    #[error("{0}: no host and port to connect to: {1}")]
+    Target(Uri, TargetError),
+    #[error(transparent)]
+    Resolve(#[from] ResolveError),
+    #[error(transparent)]
+    Dial(#[from] DialError),
+    #[error("{0} has no address")]
+    NoAddress(Target),
+}
+
+impl Service<Uri> for Connector {
+    type Response = Stream;
+    type Error = ConnectError;
+    type Future = BoxFuture<'static, Result<Stream, ConnectError>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ConnectError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let dialer = Arc::clone(&self.0);
+        Box::pin(async move {
+            let target = target(&uri).map_err(|error| ConnectError::Target(uri, error))?;
+            let mut failed = None;
+            for address in dialer.resolve(&target).await?.addresses {
+                match dialer.connect(&target, address).await {
+                    Ok(socket) => return Ok(Stream(TokioIo::new(socket))),
+                    Err(error) => failed = Some(error),
+                }
+            }
+            Err(failed.map_or(ConnectError::NoAddress(target), ConnectError::Dial))
+        })
+    }
+}
+
+fn target(uri: &Uri) -> Result<Target, TargetError> {
+    let plain = uri.scheme() == Some(&http::uri::Scheme::HTTP);
+    let port = uri.port_u16().unwrap_or(if plain { 80 } else { 443 });
+    format!("{}:{port}", uri.host().unwrap_or_default()).parse()
+}
+
+/// A connection, as hyper wants it.
+struct Stream(TokioIo<Socket>);
+
+impl Connection for Stream {
+    fn connected(&self) -> Connected {
+        // Through CONNECT requests look as if there were no proxy.
+        Connected::new()
+    }
+}
+
+impl Read for Stream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: ReadBufCursor<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, buf)
+    }
+}
+
+impl Write for Stream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_url_leads_to_its_host_and_its_port_or_that_of_its_scheme() {
+        for (url, expected) in [
+            ("https://seed.example.com:6443/api", "seed.example.com:6443"),
+            ("https://seed.example.com", "seed.example.com:443"),
+            ("http://[::1]/version", "[::1]:80"),
+        ] {
+            assert_eq!(target(&url.parse().unwrap()).unwrap().to_string(), expected);
+        }
+        assert!(target(&"/version".parse().unwrap()).is_err());
+    }
+}
