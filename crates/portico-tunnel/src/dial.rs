@@ -71,6 +71,8 @@ pub struct ProxyFiles {
 pub struct Dialer {
     way: Option<Way>,
     timeouts: DialTimeouts,
+    /// None are those of `/etc/resolv.conf`.
+    name_servers: Box<[SocketAddr]>,
 }
 
 /// Through a proxy, except for some.
@@ -102,13 +104,19 @@ impl Dialer {
             ProxySetting::Env => environment::proxy(&environment)?,
         };
         let way = proxy.map(|proxy| Way::new(proxy, files, &environment)).transpose()?;
-        Ok(Self { way, timeouts: DialTimeouts::default() })
+        Ok(Self { way, timeouts: DialTimeouts::default(), name_servers: Box::default() })
     }
 
     /// With other bounds than [`DialTimeouts::default`].
     #[must_use]
     pub fn with_timeouts(self, timeouts: DialTimeouts) -> Self {
         Self { timeouts, ..self }
+    }
+
+    /// Asks these name servers, and not those of `/etc/resolv.conf`. The `hosts` file still goes first.
+    #[must_use]
+    pub fn with_name_servers(self, servers: &[SocketAddr]) -> Self {
+        Self { name_servers: servers.into(), ..self }
     }
 
     /// The proxy that the way to this target leads through.
@@ -119,7 +127,7 @@ impl Dialer {
 
     /// The addresses to connect to: the target's, or those of the proxy that leads to it.
     pub async fn resolve(&self, target: &Target) -> Result<Resolved, ResolveError> {
-        resolve::resolve(self.via(target).map_or(target, Proxy::address)).await
+        resolve::resolve(self.via(target).map_or(target, Proxy::address), &self.name_servers).await
     }
 
     /// Connects to one of the addresses that [`Dialer::resolve`] gave for this target, and through the proxy, if it is the proxy's, to

@@ -7,7 +7,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use hickory_resolver::config::{LookupIpStrategy, ResolveHosts};
+use hickory_resolver::config::{LookupIpStrategy, NameServerConfig, ResolveHosts, ResolverConfig};
 use hickory_resolver::net::NetError;
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::proto::op::Query;
@@ -69,8 +69,8 @@ pub enum ResolveError {
     },
 }
 
-/// The addresses of a target.
-pub(super) async fn resolve(target: &Target) -> Result<Resolved, ResolveError> {
+/// The addresses of a target, from these name servers, or from those of the machine if none are given.
+pub(super) async fn resolve(target: &Target, servers: &[SocketAddr]) -> Result<Resolved, ResolveError> {
     if let Some(address) = target.ip() {
         return Ok(Resolved::at(target.port, [address], None));
     }
@@ -82,8 +82,13 @@ pub(super) async fn resolve(target: &Target) -> Result<Resolved, ResolveError> {
     if !listed.is_empty() {
         return Ok(Resolved::at(target.port, listed, Some(Instant::now() + HOSTS)));
     }
-    let resolver = TokioResolver::builder_tokio().and_then(resolver).map_err(|source| {
-        ResolveError::Configuration { name: target.host.clone(), source: Box::new(source) }
+    let builder = match servers {
+        [] => TokioResolver::builder_tokio(),
+        _ => Ok(TokioResolver::builder_with_config(asking(servers), TokioRuntimeProvider::default())),
+    };
+    let resolver = builder.and_then(resolver).map_err(|source| ResolveError::Configuration {
+        name: target.host.clone(),
+        source: Box::new(source),
     })?;
     ask(&resolver, name, target).await
 }
@@ -117,6 +122,15 @@ fn listed(name: &Name) -> Vec<IpAddr> {
         .collect()
 }
 
+fn asking(servers: &[SocketAddr]) -> ResolverConfig {
+    let servers = servers.iter().map(|server| {
+        let mut config = NameServerConfig::udp_and_tcp(server.ip());
+        config.connections.iter_mut().for_each(|connection| connection.port = server.port());
+        config
+    });
+    ResolverConfig::from_parts(None, vec![], servers.collect())
+}
+
 fn resolver(mut builder: ResolverBuilder<TokioRuntimeProvider>) -> Result<TokioResolver, NetError> {
     let options = builder.options_mut();
     options.timeout = options.timeout.min(QUESTION);
@@ -132,7 +146,6 @@ fn until(expires: Instant, now: Instant) -> Instant {
 
 #[cfg(test)]
 mod tests {
-    use hickory_resolver::config::{NameServerConfig, ResolverConfig};
     use hickory_resolver::proto::op::{Message, MessageType, ResponseCode};
     use hickory_resolver::proto::rr::rdata::{A, AAAA};
     use hickory_resolver::proto::rr::{RData, Record};
@@ -168,17 +181,11 @@ mod tests {
     async fn all_addresses_of_both_kinds_hold_as_long_as_dns_says() {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let address = socket.local_addr().unwrap();
-        let mut config = NameServerConfig::udp(address.ip());
-        config.connections[0].port = address.port();
-        let config = ResolverConfig::from_parts(None, vec![], vec![config]);
-        let resolver =
-            resolver(TokioResolver::builder_with_config(config, TokioRuntimeProvider::default())).unwrap();
         let server = tokio::spawn(server(socket));
 
         let target: Target = "gateway.example.com:443".parse().unwrap();
-        let name = |target: &Target| Name::from_str_relaxed(&*target.host).unwrap();
         let before = Instant::now();
-        let resolved = ask(&resolver, name(&target), &target).await.unwrap();
+        let resolved = resolve(&target, &[address]).await.unwrap();
         let mut addresses = resolved.addresses.to_vec();
         addresses.sort();
         assert_eq!(addresses, ["192.0.2.1:443".parse().unwrap(), "[2001:db8::1]:443".parse().unwrap()],);
@@ -187,7 +194,7 @@ mod tests {
         assert!((before + ttl..=Instant::now() + ttl).contains(&until), "{until:?}");
 
         let target: Target = "unknown.example.com:443".parse().unwrap();
-        let error = ask(&resolver, name(&target), &target).await.unwrap_err();
+        let error = resolve(&target, &[address]).await.unwrap_err();
         assert!(error.to_string().starts_with("resolving unknown.example.com: "), "{error}");
         eprintln!("{error}");
         server.abort();
@@ -196,7 +203,7 @@ mod tests {
     #[tokio::test]
     async fn an_address_holds_for_ever() {
         for text in ["192.0.2.1:443", "[2001:db8::1]:443"] {
-            let resolved = resolve(&text.parse().unwrap()).await.unwrap();
+            let resolved = resolve(&text.parse().unwrap(), &[]).await.unwrap();
             assert_eq!(*resolved.addresses, [text.parse().unwrap()]);
             assert_eq!(resolved.until, None);
         }
@@ -205,7 +212,7 @@ mod tests {
     #[tokio::test]
     async fn an_entry_of_the_hosts_file_holds_half_a_minute() {
         let before = Instant::now();
-        let resolved = resolve(&"localhost:8088".parse().unwrap()).await.unwrap();
+        let resolved = resolve(&"localhost:8088".parse().unwrap(), &[]).await.unwrap();
         assert!(resolved.addresses.contains(&"127.0.0.1:8088".parse().unwrap()), "{resolved:?}");
         let until = resolved.until.unwrap();
         assert!((before + HOSTS..=Instant::now() + HOSTS).contains(&until), "{resolved:?}");
