@@ -8,8 +8,8 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -21,7 +21,6 @@ use rustls::server::VerifierBuilderError;
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
@@ -30,9 +29,6 @@ use crate::dial::{Route, Socket};
 mod error;
 
 pub use error::{HandshakeError, HandshakeProblem};
-
-/// What a handshake may take: three round trips around the world, and a busy gateway.
-const HANDSHAKE: Duration = Duration::from_secs(15);
 
 /// What we speak with a gateway: the first tells a gateway that serves everything on one port that a tunnel is meant.
 const TUNNEL: [&[u8]; 2] = [b"portico-tunnel", b"h2"];
@@ -190,14 +186,9 @@ impl ClientTls {
         Ok(true)
     }
 
-    /// Whether the server is shown a certificate, if it asks for one.
-    #[must_use]
-    pub fn has_certificate(&self) -> bool {
-        self.files.pair.is_some()
-    }
-
     /// Speaks TLS over a connection to a gateway, which must have a certificate for this name or IP address. What was agreed to speak
-    /// inside is in `get_ref().1.alpn_protocol()`: `portico-tunnel`, `h2` or nothing, from servers that know no ALPN.
+    /// inside is in `get_ref().1.alpn_protocol()`: `portico-tunnel`, `h2` or nothing, from servers that know no ALPN. How long that may
+    /// take is up to the caller.
     pub async fn connect(
         &self,
         server_name: &str,
@@ -214,21 +205,24 @@ impl ClientTls {
         route: &Route,
         stream: S,
     ) -> Result<TlsStream<S>, HandshakeError> {
-        let failed = |problem| HandshakeError { route: route.clone(), problem };
+        let failed = |problem| HandshakeError { route: route.clone(), answered: false, problem };
         let name = server_name.strip_suffix('.').unwrap_or(server_name);
         let name = ServerName::try_from(name.to_owned())
             .map_err(|_| failed(HandshakeProblem::ServerName { name: server_name.into() }))?;
         let current = self.current.load_full();
-        let witness = Arc::new(Witness { verifier: Arc::clone(&current.verifier), leaf: OnceLock::new() });
+        let witness = Arc::new(Witness {
+            verifier: Arc::clone(&current.verifier),
+            answered: AtomicBool::new(false),
+            leaf: OnceLock::new(),
+        });
         let mut config = current.config.clone();
         config.dangerous().set_certificate_verifier(Arc::clone(&witness) as Arc<dyn ServerCertVerifier>);
         let connecting = TlsConnector::from(Arc::new(config)).connect(name, stream);
-        let error = match timeout(HANDSHAKE, connecting).await {
-            Ok(Ok(stream)) => return Ok(stream),
-            Ok(Err(error)) => error,
-            Err(_) => return Err(failed(HandshakeProblem::TooSlow { limit: HANDSHAKE })),
-        };
-        Err(failed(error::problem(error, witness.leaf.get(), self.trust(), self.peer == Peer::Gateway)))
+        connecting.await.map_err(|error| {
+            let gateway = self.peer == Peer::Gateway;
+            let problem = error::problem(error, witness.leaf.get(), self.trust(), gateway);
+            HandshakeError { answered: witness.answered.load(Relaxed), ..failed(problem) }
+        })
     }
 
     /// Whom we trust, in words.
@@ -244,10 +238,11 @@ impl ClientTls {
     }
 }
 
-/// Verifies as rustls does, and remembers a certificate that did not pass: rustls keeps only those that did.
+/// Verifies as rustls does, and remembers that there was a certificate, and one that did not pass: rustls keeps only those that did.
 #[derive(Debug)]
 struct Witness {
     verifier: Arc<WebPkiServerVerifier>,
+    answered: AtomicBool,
     leaf: OnceLock<CertificateDer<'static>>,
 }
 
@@ -260,6 +255,7 @@ impl ServerCertVerifier for Witness {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
+        self.answered.store(true, Relaxed);
         self.verifier
             .verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
             .inspect_err(|_| {

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::io;
-use std::time::Duration;
 
 use rustls::CertificateError;
 use rustls::pki_types::{CertificateDer, UnixTime};
@@ -17,6 +16,8 @@ use crate::printable::printable;
 pub struct HandshakeError {
     /// With whom, and through whom.
     pub route: Route,
+    /// Whether the server had shown a certificate by then.
+    pub answered: bool,
     /// Why.
     pub problem: HandshakeProblem,
 }
@@ -81,11 +82,6 @@ pub enum HandshakeProblem {
     Closed,
     /// The connection broke.
     Io(io::Error),
-    /// The handshake took too long.
-    TooSlow {
-        /// How long we waited.
-        limit: Duration,
-    },
 }
 
 /// What an error of the handshake means. `leaf` is the certificate that was not accepted, `trust` whom we trust.
@@ -168,7 +164,7 @@ fn date(moment: UnixTime) -> Box<str> {
 
 impl fmt::Display for HandshakeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { route, problem } = self;
+        let Self { route, problem, .. } = self;
         let target = route.target();
         write!(f, "TLS to {route}: ")?;
         match (problem, route.proxy()) {
@@ -220,7 +216,6 @@ impl fmt::Display for HandshakeProblem {
             Self::Tls(source) => source.fmt(f),
             Self::Closed => f.write_str("the connection was closed during the handshake"),
             Self::Io(source) => source.fmt(f),
-            Self::TooSlow { limit } => write!(f, "no handshake within {} s", limit.as_secs()),
         }
     }
 }
