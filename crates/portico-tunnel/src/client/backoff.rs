@@ -2,8 +2,9 @@
 //!
 //! Three thoughts pull in different directions. Nobody should wait when the gateway is back: so while a connection waits for a tunnel, a gateway
 //! that is *absent* (refuses, or does not answer) is tried several times a second, which costs it nothing. Twenty thousand nodes must not
-//! stampede a gateway that has just come up: so one that was *overwhelmed* (accepted, and then did not finish the handshake) is left
-//! alone for longer and longer, wanted or not. And a node whose pods ask for nothing has no reason to be early.
+//! stampede a gateway that has just come up: so one that was *overwhelmed* (answered, and then did not finish the handshake) is left
+//! alone for longer and longer, wanted or not. Who waits for an operator (*unfit*: a wrong certificate, say) is tried every few seconds
+//! while a connection waits, for each attempt costs the gateway a signature. And a node whose pods ask for nothing has no reason to be early.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
@@ -18,11 +19,16 @@ const LAST: Duration = Duration::from_secs(30);
 /// connection finds the gateway within two of its return.
 const WANTED: Duration = Duration::from_millis(500);
 
+/// Most that somebody waits between two attempts at a gateway that is not as it should be.
+const WANTED_OF_UNFIT: Duration = Duration::from_secs(5);
+
 /// How an attempt failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Failed {
-    /// Nobody there, as far as we can tell.
+    /// Nobody there, as far as we can tell: what stands before a gateway may accept connections while it is away.
     Absent,
+    /// Somebody is there with whom we cannot speak until the one or the other is set right.
+    Unfit,
     /// Somebody was there and did not serve us.
     Overwhelmed,
 }
@@ -53,10 +59,11 @@ impl Backoff {
         self.failures = self.failures.saturating_add(1);
         self.overwhelmed = match how {
             Failed::Overwhelmed => self.overwhelmed.saturating_add(1),
-            Failed::Absent => self.overwhelmed,
+            Failed::Absent | Failed::Unfit => self.overwhelmed,
         };
         let wanted = match how {
             Failed::Absent => WANTED,
+            Failed::Unfit => grown(self.failures).min(WANTED_OF_UNFIT),
             Failed::Overwhelmed => grown(self.overwhelmed),
         };
         let spread = |limit: Duration| limit.mul_f64(0.25 + 0.75 * random);
@@ -88,6 +95,15 @@ mod tests {
         assert_eq!(waits[0].unwanted, Duration::from_millis(500));
         assert_eq!(waits[19].unwanted, LAST);
         assert!(waits.windows(2).all(|pair| pair[0].unwanted <= pair[1].unwanted));
+    }
+
+    #[test]
+    fn a_gateway_that_waits_for_an_operator_is_tried_every_few_seconds() {
+        let mut backoff = Backoff::default();
+        let waits: Vec<Wait> = (0..20).map(|_| backoff.failed(Failed::Unfit, 1.0)).collect();
+        assert_eq!(waits[0].wanted, Duration::from_millis(500));
+        assert_eq!(waits[19].wanted, WANTED_OF_UNFIT);
+        assert_eq!(waits[19].unwanted, LAST);
     }
 
     #[test]

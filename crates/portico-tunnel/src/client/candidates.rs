@@ -5,6 +5,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+/// Answers in a row that lack an address before it counts as gone: a name server may give a few of many addresses, and others the next
+/// time.
+const GONE: u8 = 3;
+
 /// How long an address that failed is left to the others, as long as there are others.
 const RESTS: Duration = Duration::from_secs(30);
 
@@ -17,22 +21,59 @@ pub struct Place {
     pub address: SocketAddr,
 }
 
-/// The addresses names resolve to now.
+/// The addresses names resolve to now, and those they resolved to a moment ago.
 #[derive(Debug, Default)]
 pub(crate) struct Candidates {
-    known: Vec<(Place, Option<Instant>)>,
+    known: Vec<Known>,
+}
+
+#[derive(Debug)]
+struct Known {
+    place: Place,
+    /// When it failed last, if it has not succeeded since.
+    failed: Option<Instant>,
+    /// Answers in a row without it. Only where this is 0 new tunnels go there.
+    missed: u8,
+}
+
+impl Known {
+    fn rests(&self, now: Instant) -> bool {
+        self.failed.is_some_and(|failed| now.duration_since(failed) < RESTS)
+    }
 }
 
 impl Candidates {
     /// Takes note of what the name of a gateway resolves to now. What is known of addresses that stay, stays.
     pub(crate) fn update(&mut self, gateway: usize, addresses: &[SocketAddr]) {
-        self.known.retain(|(place, _)| place.gateway != gateway || addresses.contains(&place.address));
+        for known in self.known.iter_mut().filter(|known| known.place.gateway == gateway) {
+            known.missed = if addresses.contains(&known.place.address) { 0 } else { known.missed + 1 };
+        }
+        self.known.retain(|known| known.missed < GONE);
         for &address in addresses {
             let place = Place { gateway, address };
-            if !self.known.iter().any(|(known, _)| *known == place) {
-                self.known.push((place, None));
+            if !self.known.iter().any(|known| known.place == place) {
+                self.known.push(Known { place, failed: None, missed: 0 });
             }
         }
+    }
+
+    /// Whether there is no address to go to.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.current().next().is_none()
+    }
+
+    /// Whether a name leads to that address, as far as its last few answers tell.
+    pub(crate) fn is_known(&self, address: SocketAddr) -> bool {
+        self.known.iter().any(|known| known.place.address == address)
+    }
+
+    /// Whether there is an address that no tunnel goes to, be it one that just failed.
+    pub(crate) fn has_unused(&self, used: &[Place]) -> bool {
+        self.current().any(|known| uses(&known.place, used) == 0)
+    }
+
+    fn current(&self) -> impl Iterator<Item = &Known> {
+        self.known.iter().filter(|known| known.missed == 0)
     }
 
     pub(crate) fn failed(&mut self, place: Place, now: Instant) {
@@ -44,21 +85,21 @@ impl Candidates {
     }
 
     fn note(&mut self, place: Place, failed: Option<Instant>) {
-        if let Some((_, last)) = self.known.iter_mut().find(|(known, _)| *known == place) {
-            *last = failed;
+        if let Some(known) = self.known.iter_mut().find(|known| known.place == place) {
+            known.failed = failed;
         }
     }
 
     /// The best address for one more tunnel: one that did not just fail, then one that fewest tunnels (`used`) go to, then the one that
     /// failed longest ago; among equals any, as `random` (0 to 1) says. `None` if no name resolves.
     pub(crate) fn choose(&self, used: &[Place], now: Instant, random: f64) -> Option<Place> {
-        let rank = |(place, failed): &(Place, Option<Instant>)| {
-            let rests = failed.is_some_and(|failed| now.duration_since(failed) < RESTS);
-            (rests, uses(place, used), failed.filter(|_| rests))
+        let rank = |known: &Known| {
+            let rests = known.rests(now);
+            (rests, uses(&known.place, used), known.failed.filter(|_| rests))
         };
-        let best = self.known.iter().map(rank).min()?;
+        let best = self.current().map(rank).min()?;
         let equals: Vec<Place> =
-            self.known.iter().filter(|candidate| rank(candidate) == best).map(|(place, _)| *place).collect();
+            self.current().filter(|known| rank(known) == best).map(|known| known.place).collect();
         #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let index = (random * equals.len() as f64) as usize;
         equals.get(index.min(equals.len() - 1)).copied()
@@ -67,9 +108,7 @@ impl Candidates {
     /// An address that no tunnel goes to and that has not just failed, if there is one.
     pub(crate) fn unused(&self, used: &[Place], now: Instant, random: f64) -> Option<Place> {
         let place = self.choose(used, now, random)?;
-        let rests = self.known.iter().any(|(known, failed)| {
-            *known == place && failed.is_some_and(|failed| now.duration_since(failed) < RESTS)
-        });
+        let rests = self.known.iter().any(|known| known.place == place && known.rests(now));
         (uses(&place, used) == 0 && !rests).then_some(place)
     }
 }
@@ -137,6 +176,23 @@ mod tests {
         assert_eq!(candidates.choose(&[], Instant::now(), 0.5), Some(place(2)));
         candidates.update(0, &[]);
         assert_eq!(candidates.choose(&[], Instant::now(), 0.5), None);
+    }
+
+    #[test]
+    fn an_address_is_gone_when_a_few_answers_in_a_row_lack_it() {
+        let mut candidates = three();
+        for _ in 1..GONE {
+            candidates.update(0, &[address(2)]);
+            assert!(candidates.is_known(address(1)));
+        }
+        candidates.update(0, &[address(1), address(2)]);
+        for _ in 1..GONE {
+            candidates.update(0, &[address(2)]);
+        }
+        assert!(candidates.is_known(address(1)), "counted anew");
+        candidates.update(0, &[address(2)]);
+        assert!(!candidates.is_known(address(1)));
+        assert!(candidates.is_known(address(2)));
     }
 
     #[test]

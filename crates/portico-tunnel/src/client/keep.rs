@@ -32,6 +32,7 @@ impl Pool {
 
     pub(super) async fn keep_on(self: &Arc<Self>, keeper: usize) {
         let mut backoff = Backoff::default();
+        let mut renewals = self.renewals.subscribe();
         // The first time nobody has anything to wait for.
         let (mut unwanted, mut wanted) = (Duration::ZERO, Duration::ZERO);
         loop {
@@ -40,7 +41,15 @@ impl Pool {
             while let Err(failure) = self.dial(keeper, false).await {
                 let wait = backoff.failed(failure.how, random());
                 self.note(keeper, failure);
-                self.rest(wait.unwanted, wait.wanted).await;
+                tokio::select! {
+                    () = self.rest(wait.unwanted, wait.wanted) => {}
+                    _ = renewals.changed() => {
+                        // What was wrong may be right now. But the other nodes learn of it as well.
+                        backoff.succeeded();
+                        let spread = random();
+                        self.rest(REPLACE_WITHIN.mul_f64(spread), RETURN_WITHIN.mul_f64(spread)).await;
+                    }
+                }
             }
             backoff.succeeded();
             self.attempt(keeper, |attempt| *attempt = Attempt::default());

@@ -1,36 +1,154 @@
-//! What the names of the gateways resolve to, and when they are asked for again.
+//! What the names of the gateways resolve to, and when they are asked for again: when something at one of their addresses fails, and when
+//! an answer has expired, also while all is well.
+//!
+//! Each question is a task of its own ([`Pool::ask`]), and nobody holds a lock while a name server thinks: who wants to dial waits
+//! for an answer for a moment only, if there is an address to dial already. A question that fails changes nothing of what is known.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
+use super::backoff::random;
 use super::candidates::Candidates;
+use super::pool::Pool;
+use crate::dial::{ResolveError, Resolved};
 
 /// A name whose gateways fail is resolved again, but not more often than this.
 const RESOLVE_AGAIN: Duration = Duration::from_secs(1);
 
-/// What the names of the gateways resolve to, and for how long.
-#[derive(Debug, Default)]
-pub(super) struct Addresses {
+/// While all is well a name is asked for when its answer has expired, but not more often than this: twenty thousand nodes ask too, and a
+/// node at rest is to stay asleep. Up to half as much is added, lest they ask together.
+const REFRESH: Duration = Duration::from_secs(30);
+
+/// How long an answer is waited for before addresses known from earlier are dialled: a name server that is there is quicker.
+const HEAD_START: Duration = Duration::from_millis(200);
+
+/// The addresses that are known, and what is known of each gateway's name, in the order of the settings.
+#[derive(Debug)]
+pub(super) struct Names {
     pub(super) candidates: Candidates,
-    /// In the order of the settings.
-    pub(super) names: Vec<Name>,
+    names: Vec<Name>,
 }
 
-/// What is known of one gateway's name.
+/// One gateway's name.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Name {
-    pub(super) asked: Option<Instant>,
-    /// When its addresses are to be asked for again, if ever.
-    pub(super) until: Option<Instant>,
+struct Name {
+    asked: Option<Instant>,
+    /// A question is under way.
+    asking: bool,
+    /// When its addresses expire, if ever.
+    until: Option<Instant>,
+    /// When they are asked for again while all is well, if ever.
+    refresh: Option<Instant>,
     /// An address of it failed: it may lead elsewhere by now.
-    pub(super) doubted: bool,
+    doubted: bool,
+    /// Why the last question had no answer.
+    problem: Option<String>,
 }
 
 impl Name {
-    pub(super) fn is_due(&self, now: Instant) -> bool {
+    fn is_due(&self, now: Instant) -> bool {
         let Some(asked) = self.asked else { return true };
         let old = self.until.is_some_and(|until| until <= now);
-        (old || self.doubted) && now.duration_since(asked) >= RESOLVE_AGAIN
+        !self.asking && (old || self.doubted) && now.duration_since(asked) >= RESOLVE_AGAIN
+    }
+
+    fn is_expired(&self, now: Instant) -> bool {
+        !self.asking && self.refresh.is_some_and(|at| at <= now)
+    }
+}
+
+impl Names {
+    pub(super) fn new(gateways: usize) -> Self {
+        Self { candidates: Candidates::default(), names: vec![Name::default(); gateways] }
+    }
+
+    /// The names to ask for because somebody wants to dial. They count as being asked for from now on.
+    fn due(&mut self, now: Instant) -> Vec<usize> {
+        self.take(now, Name::is_due)
+    }
+
+    /// The names to ask for though all is well. They count as being asked for from now on.
+    pub(super) fn expired(&mut self, now: Instant) -> Vec<usize> {
+        self.take(now, Name::is_expired)
+    }
+
+    fn take(&mut self, now: Instant, fit: impl Fn(&Name, Instant) -> bool) -> Vec<usize> {
+        let fit = self.names.iter_mut().enumerate().filter(|(_, name)| fit(name, now));
+        fit.map(|(gateway, name)| {
+            (name.asked, name.asking, name.doubted) = (Some(now), true, false);
+            gateway
+        })
+        .collect()
+    }
+
+    fn answered(&mut self, gateway: usize, answer: Result<Resolved, ResolveError>, now: Instant) {
+        let Some(name) = self.names.get_mut(gateway) else { return };
+        name.asking = false;
+        match answer {
+            Ok(resolved) => {
+                self.candidates.update(gateway, &resolved.addresses);
+                (name.until, name.problem) = (resolved.until, None);
+            }
+            // What it led to before may still be there.
+            Err(error) => (name.until, name.problem) = (Some(now), Some(error.to_string())),
+        }
+        let soonest = now + REFRESH.mul_f64(1.0 + random() / 2.0);
+        name.refresh = name.until.map(|until| until.max(soonest));
+    }
+
+    /// An address of the gateway failed.
+    pub(super) fn doubt(&mut self, gateway: usize) {
+        if let Some(name) = self.names.get_mut(gateway) {
+            name.doubted = true;
+        }
+    }
+
+    /// When the next answer is to be refreshed.
+    pub(super) fn next_refresh(&self) -> Option<Instant> {
+        self.names.iter().filter(|name| !name.asking).filter_map(|name| name.refresh).min()
+    }
+
+    /// Until when it is worth waiting for the questions under way, if it is.
+    fn worth_waiting(&self, now: Instant) -> Option<Instant> {
+        let latest = self.names.iter().filter(|name| name.asking).filter_map(|name| name.asked).max()?;
+        if self.candidates.is_empty() {
+            // Each question ends in time, and wakes who waits.
+            return Some(now + REFRESH);
+        }
+        Some(latest + HEAD_START).filter(|until| *until > now)
+    }
+
+    /// Why no address is known, if none is.
+    pub(super) fn problem(&self) -> Option<&str> {
+        self.names.iter().find_map(|name| name.problem.as_deref())
+    }
+}
+
+impl Pool {
+    /// Asks for these names, each in a task of its own, which takes note of the answer.
+    pub(super) fn ask(self: &Arc<Self>, gateways: Vec<usize>) {
+        for gateway in gateways {
+            let pool = Arc::clone(self);
+            tokio::spawn(async move {
+                let Some(address) = pool.settings.gateways.get(gateway) else { return };
+                let answer = pool.settings.dialer.resolve(&address.target).await;
+                pool.names().answered(gateway, answer, Instant::now());
+                pool.changed.notify_waiters();
+            });
+        }
+    }
+
+    /// Sees to it that names are asked for that are due. Returns when they are answered, or it is time to go on with what is known.
+    pub(super) async fn know_names(self: &Arc<Self>) {
+        let due = self.names().due(Instant::now());
+        self.ask(due);
+        loop {
+            let answered = self.changed.notified();
+            let Some(until) = self.names().worth_waiting(Instant::now()) else { return };
+            // Late answers are for the next attempt.
+            let _ = timeout_at(until, answered).await;
+        }
     }
 }

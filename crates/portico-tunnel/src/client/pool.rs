@@ -11,8 +11,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use super::candidates::{Candidates, Place};
-use super::names::{Addresses, Name};
+use super::candidates::Place;
+use super::names::Names;
 use super::open::OpenError;
 use super::settings::ClientSettings;
 use super::status::{Counters, Totals, TunnelStatus};
@@ -31,7 +31,9 @@ pub(super) struct Pool {
     pub(super) settings: ClientSettings,
     pub(super) tunnels: Mutex<Vec<Arc<Tunnel>>>,
     pub(super) attempts: Mutex<Vec<Attempt>>,
-    pub(super) addresses: tokio::sync::Mutex<Addresses>,
+    names: Mutex<Names>,
+    /// A tunnel or the answer of a name server has come or gone: what could be better is to be looked at again.
+    pub(super) changed: Notify,
     /// A tunnel came up, or came back.
     pub(super) arrived: Notify,
     /// Somebody waits for a tunnel.
@@ -60,13 +62,12 @@ impl Client {
     pub fn start(settings: ClientSettings) -> Self {
         let gateways = settings.gateways.len();
         let keepers = settings.tunnels.max(1);
-        let addresses =
-            Addresses { candidates: Candidates::default(), names: vec![Name::default(); gateways] };
         let pool = Arc::new(Pool {
             settings,
             tunnels: Mutex::default(),
             attempts: Mutex::new(vec![Attempt::default(); keepers + 1]),
-            addresses: tokio::sync::Mutex::new(addresses),
+            names: Mutex::new(Names::new(gateways)),
+            changed: Notify::new(),
             arrived: Notify::new(),
             waiting: AtomicU32::new(0),
             wanted: Notify::new(),
@@ -118,6 +119,7 @@ impl Client {
     /// The certificate or a CA has changed: new tunnels take the place of the old ones, whose streams finish.
     pub fn certificate_changed(&self) {
         self.pool.renewals.send_modify(|renewals| *renewals += 1);
+        self.pool.changed.notify_waiters();
     }
 
     /// No new streams. Returns when the last one has ended.
@@ -144,6 +146,11 @@ impl Pool {
     pub(super) fn gateway_name(&self, gateway: usize) -> String {
         self.settings.gateways.get(gateway).map(ToString::to_string).unwrap_or_default()
     }
+
+    pub(super) fn names(&self) -> MutexGuard<'_, Names> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn tunnels(&self) -> MutexGuard<'_, Vec<Arc<Tunnel>>> {
         // Nothing in here can be left half done by a panic elsewhere.
         self.tunnels.lock().unwrap_or_else(PoisonError::into_inner)
@@ -196,14 +203,14 @@ impl Pool {
                     self.counters.tunnels_suspect.fetch_add(1, Relaxed);
                     tracing::warn!(%gateway, %address, streams, "the gateway is silent; new streams go elsewhere");
                     // Nor is it the place for the tunnel that stands in: a handshake there would have to run out of time first.
-                    self.addresses.lock().await.candidates.failed(tunnel.place, Instant::now());
+                    self.names().candidates.failed(tunnel.place, Instant::now());
                 }
                 (_, TunnelState::Draining) => {
                     tracing::info!(%gateway, %address, streams, "tunnel drains; new streams go elsewhere");
                 }
                 (TunnelState::Suspect, TunnelState::Live) => {
                     tracing::info!(%gateway, %address, streams, "the gateway speaks again");
-                    self.addresses.lock().await.candidates.succeeded(tunnel.place);
+                    self.names().candidates.succeeded(tunnel.place);
                     self.retire_surplus();
                     self.arrived.notify_waiters();
                 }
@@ -211,6 +218,10 @@ impl Pool {
             }
             if state != TunnelState::Live {
                 self.left.notify_waiters();
+            }
+            self.changed.notify_waiters();
+            if state == TunnelState::Closed {
+                return;
             }
             last = state;
         }

@@ -7,9 +7,9 @@ use tokio::time::{Instant, timeout_at};
 use super::address::Security;
 use super::backoff::{Failed, random};
 use super::candidates::Place;
-use super::names::Name;
 use super::pool::Pool;
 use super::tunnel::{self, Ended, Tunnel};
+use crate::client_tls::{HandshakeError, HandshakeProblem};
 
 /// An attempt that failed, in words.
 pub(super) struct Failure {
@@ -20,93 +20,93 @@ pub(super) struct Failure {
 impl Pool {
     /// Chooses an address, connects, and has the tunnel driven. With `unused`, only to an address that no tunnel goes to.
     pub(super) async fn dial(self: &Arc<Self>, keeper: usize, unused: bool) -> Result<Arc<Tunnel>, Failure> {
-        let place = self.choose(unused).await?;
-        self.attempt(keeper, |attempt| attempt.place = Some(place));
+        self.know_names().await;
+        let place = self.choose(keeper, unused)?;
         let dialled = self.dial_to(place).await;
-        let mut addresses = self.addresses.lock().await;
         match &dialled {
-            Ok(_) => addresses.candidates.succeeded(place),
-            Err(_) => {
-                addresses.candidates.failed(place, Instant::now());
-                if let Some(name) = addresses.names.get_mut(place.gateway) {
-                    name.doubted = true;
-                }
+            Ok(_) => {
+                self.names().candidates.succeeded(place);
+                self.arrived.notify_waiters();
+                self.changed.notify_waiters();
             }
-        }
-        drop(addresses);
-        if dialled.is_ok() {
-            self.arrived.notify_waiters();
+            Err(_) => {
+                let mut names = self.names();
+                names.candidates.failed(place, Instant::now());
+                names.doubt(place.gateway);
+            }
         }
         dialled
     }
 
-    pub(super) async fn choose(&self, unused: bool) -> Result<Place, Failure> {
-        let mut addresses = self.addresses.lock().await;
-        let mut problem = None;
-        for (index, gateway) in self.settings.gateways.iter().enumerate() {
-            let now = Instant::now();
-            if !addresses.names[index].is_due(now) {
-                continue;
-            }
-            // What it led to before may still be there if it cannot be asked.
-            let mut until = Some(now);
-            match self.settings.dialer.resolve(&gateway.target).await {
-                Ok(resolved) => {
-                    addresses.candidates.update(index, &resolved.addresses);
-                    until = resolved.until;
-                }
-                Err(error) => problem = Some(error.to_string()),
-            }
-            addresses.names[index] = Name { asked: Some(Instant::now()), until, doubted: false };
-        }
+    /// An address, which from now on counts as one that a tunnel goes to.
+    fn choose(&self, keeper: usize, unused: bool) -> Result<Place, Failure> {
         let mut used: Vec<Place> =
             self.tunnels().iter().filter(|tunnel| tunnel.is_live()).map(|tunnel| tunnel.place).collect();
-        used.extend(self.attempts().iter().filter_map(|attempt| attempt.place));
-        let (candidates, now) = (&addresses.candidates, Instant::now());
+        let mut attempts = self.attempts();
+        let others = attempts.iter().enumerate().filter(|(other, _)| *other != keeper);
+        used.extend(others.filter_map(|(_, attempt)| attempt.place));
+        let (names, now) = (self.names(), Instant::now());
         let place = if unused {
-            candidates.unused(&used, now, random())
+            names.candidates.unused(&used, now, random())
         } else {
-            candidates.choose(&used, now, random())
+            names.candidates.choose(&used, now, random())
         };
-        place.ok_or_else(|| Failure {
+        let place = place.ok_or_else(|| Failure {
             how: Failed::Absent,
-            message: problem.unwrap_or_else(|| "no address of a gateway is known".to_owned()),
-        })
+            message: names.problem().unwrap_or("no address of a gateway is known").to_owned(),
+        })?;
+        if let Some(attempt) = attempts.get_mut(keeper) {
+            attempt.place = Some(place);
+        }
+        Ok(place)
     }
 
-    pub(super) async fn dial_to(self: &Arc<Self>, place: Place) -> Result<Arc<Tunnel>, Failure> {
+    async fn dial_to(self: &Arc<Self>, place: Place) -> Result<Arc<Tunnel>, Failure> {
         let settings = &self.settings;
         // Read before the certificate is.
         let renewal = *self.renewals.borrow();
-        let absent = |message: String| Failure { how: Failed::Absent, message };
-        let overwhelmed = |message: String| Failure { how: Failed::Overwhelmed, message };
+        let failure = |how, message: String| Failure { how, message };
         let Some(gateway) = settings.gateways.get(place.gateway) else {
-            return Err(absent("no gateway is configured".to_owned()));
+            return Err(failure(Failed::Absent, "no gateway is configured".to_owned()));
         };
         let socket = settings.dialer.connect(&gateway.target, place.address).await;
-        let socket = socket.map_err(|error| absent(error.to_string()))?;
+        let socket = socket.map_err(|error| failure(Failed::Absent, error.to_string()))?;
         let deadline = Instant::now() + settings.handshake_timeout;
         let not_served =
-            |ended: Ended| overwhelmed(format!("gateway {gateway} at {}: {ended}", place.address));
+            |how, ended: Ended| failure(how, format!("gateway {gateway} at {}: {ended}", place.address));
         match gateway.security {
             Security::Plaintext => {
-                let (tunnel, driver) =
-                    tunnel::open(socket, place, renewal, settings, deadline).await.map_err(not_served)?;
+                let opened = tunnel::open(socket, place, renewal, settings, deadline).await;
+                let (tunnel, driver) = opened.map_err(|ended| {
+                    let how = if ended.is_hang_up() { Failed::Absent } else { Failed::Overwhelmed };
+                    not_served(how, ended)
+                })?;
                 Ok(self.begin(tunnel, driver))
             }
             Security::Tls => {
                 let Some(tls) = &settings.tls else {
-                    return Err(absent(format!("gateway {gateway}: no TLS is configured for it")));
+                    let message = format!("gateway {gateway}: no TLS is configured for it");
+                    return Err(failure(Failed::Unfit, message));
                 };
                 let name = settings.server_name.as_deref().unwrap_or(&gateway.target.host);
                 let stream = timeout_at(deadline, tls.connect(name, socket)).await;
-                let stream = stream
-                    .map_err(|_| not_served(Ended::Silent(settings.handshake_timeout)))?
-                    .map_err(|error| overwhelmed(error.to_string()))?;
-                let (tunnel, driver) =
-                    tunnel::open(stream, place, renewal, settings, deadline).await.map_err(not_served)?;
+                let too_slow = |_| not_served(Failed::Overwhelmed, Ended::Silent(settings.handshake_timeout));
+                let stream =
+                    stream.map_err(too_slow)?.map_err(|error| failure(meaning(&error), error.to_string()))?;
+                let opened = tunnel::open(stream, place, renewal, settings, deadline).await;
+                let (tunnel, driver) = opened.map_err(|ended| not_served(Failed::Overwhelmed, ended))?;
                 Ok(self.begin(tunnel, driver))
             }
         }
+    }
+}
+
+/// What a TLS handshake that failed tells of the gateway. One that is hung up on before there was a certificate was with a load balancer
+/// or a proxy that has no gateway behind it, or cost the gateway nothing.
+fn meaning(error: &HandshakeError) -> Failed {
+    match error.problem {
+        HandshakeProblem::Closed | HandshakeProblem::Io(_) if error.answered => Failed::Overwhelmed,
+        HandshakeProblem::Closed | HandshakeProblem::Io(_) => Failed::Absent,
+        _ => Failed::Unfit,
     }
 }

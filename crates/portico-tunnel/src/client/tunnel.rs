@@ -110,6 +110,19 @@ pub(crate) enum Ended {
     Silent(Duration),
 }
 
+impl Ended {
+    /// Whether the connection was closed or broke, and nothing else was said.
+    pub(crate) fn is_hang_up(&self) -> bool {
+        match self {
+            Self::Closed => true,
+            Self::Failed(error) => {
+                error.is_io() || error.reason() == Some(Reason::NO_ERROR) && !error.is_go_away()
+            }
+            Self::Silent(_) => false,
+        }
+    }
+}
+
 /// What drives a connection: to be polled until it is over.
 pub(crate) struct Driver<S: AsyncRead + AsyncWrite + Wire + Unpin> {
     connection: Connection<Probe<S>, Payload>,

@@ -1,0 +1,185 @@
+//! Which tunnels there are, and how they move: over minutes, on a clock that the tests move.
+
+#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
+
+#[path = "client/clock.rs"]
+mod clock;
+mod common;
+#[path = "client/harness.rs"]
+mod harness;
+#[path = "client/names.rs"]
+mod names;
+mod pki;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clock::Clock;
+use common::{Server, UPSTREAM, plaintext};
+use harness::{Line, Wire, settings};
+use names::{NameServer, Says};
+use pki::{Authority, Folder};
+use portico_tunnel::client::{Client, ClientSettings, GatewayAddress, Security, TunnelState};
+use portico_tunnel::{ClientTls, ClientTlsFiles, Dialer, ProxyFiles, ProxySetting, Settings, Tls, TlsFiles};
+use tokio::net::TcpListener;
+use tokio::time::Instant;
+
+const ONE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
+const TWO: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+
+/// Steps of the clock are too large for PING to be answered within its time.
+fn without_ping(settings: ClientSettings) -> ClientSettings {
+    ClientSettings { ping_interval: Duration::from_secs(100_000), ..settings }
+}
+
+/// Addresses that live tunnels go to, sorted.
+fn live(client: &Client) -> Vec<SocketAddr> {
+    let status = client.status();
+    let live = status.iter().filter(|tunnel| tunnel.state == Some(TunnelState::Live));
+    let mut addresses: Vec<_> = live.map(|tunnel| tunnel.address.unwrap()).collect();
+    addresses.sort();
+    addresses
+}
+
+fn sorted<const N: usize>(mut addresses: [SocketAddr; N]) -> [SocketAddr; N] {
+    addresses.sort();
+    addresses
+}
+
+/// Two wires on one port of two addresses, as two gateways behind one name are.
+async fn pair(gateways: [&Server; 2]) -> [Line; 2] {
+    for _ in 0..100 {
+        let free = TcpListener::bind((TWO, 0)).await.unwrap();
+        let port = free.local_addr().unwrap().port();
+        if let Ok(probe) = TcpListener::bind((ONE, port)).await {
+            drop((free, probe));
+            let one = Line::at((ONE, port).into(), gateways[0].address).await;
+            return [one, Line::at((TWO, port).into(), gateways[1].address).await];
+        }
+    }
+    panic!("no port is free on both 127.0.0.1 and 127.0.0.2");
+}
+
+/// A client of gateways that are found by name.
+fn by_name(servers: &NameServer, port: u16) -> ClientSettings {
+    let dialer = Dialer::new(ProxySetting::Off, ProxyFiles::default()).unwrap();
+    let dialer = Arc::new(dialer.with_name_servers(&[servers.address]));
+    let gateway: GatewayAddress = format!("h2c://gateway.example.com:{port}").parse().unwrap();
+    without_ping(ClientSettings::new(vec![gateway], dialer, UPSTREAM.into()))
+}
+
+#[tokio::test]
+async fn two_tunnels_on_one_gateway_move_apart_when_the_other_returns() {
+    let clock = Clock::new();
+    let (one, two) = (Server::start(plaintext()).await, Server::start(plaintext()).await);
+    let (stays, restarts) = (Line::to(one.address).await, Line::to(two.address).await);
+    let client = Client::start(without_ping(settings(&[stays.address, restarts.address])));
+    let apart = sorted([stays.address, restarts.address]);
+    clock.until("apart at first", || live(&client) == apart).await;
+    restarts.wire.send_replace(Wire::Cut);
+    clock.until("both on the one that is left", || live(&client) == [stays.address; 2]).await;
+    // It is tried again and again while it is not there.
+    clock.pass(Duration::from_secs(120)).await;
+    assert_eq!(live(&client), [stays.address; 2]);
+    restarts.wire.send_replace(Wire::Carries);
+    let returned = Instant::now();
+    clock.until("apart again", || live(&client) == apart).await;
+    assert!(returned.elapsed() < Duration::from_secs(60), "{:?}", returned.elapsed());
+}
+
+#[tokio::test]
+async fn tunnels_follow_the_name_of_the_gateways() {
+    let clock = Clock::new();
+    let (one, two) = (Server::start(plaintext()).await, Server::start(plaintext()).await);
+    let lines = pair([&one, &two]).await;
+    let [first, second] = lines.each_ref().map(|line| line.address);
+    let server = NameServer::start(Says::Addresses(vec![ONE])).await;
+    let client = Client::start(by_name(&server, first.port()));
+    clock.until("both at the only address", || live(&client) == [first, first]).await;
+
+    server.says.send_replace(Says::Addresses(vec![ONE, TWO]));
+    clock.until("one moves to the new address", || live(&client) == [first, second]).await;
+
+    // A few answers in which it is missing do not count: name servers may give some of many.
+    server.says.send_replace(Says::Addresses(vec![TWO]));
+    let asked = server.asked();
+    clock.until("a second answer", || server.asked() == asked + 2).await;
+    assert_eq!(live(&client), [first, second]);
+    let mut fewest = 2;
+    clock
+        .until("both at the new address", || {
+            fewest = fewest.min(live(&client).len());
+            live(&client) == [second, second]
+        })
+        .await;
+    assert_eq!(fewest, 2, "a successor comes first");
+}
+
+#[tokio::test]
+async fn what_a_name_server_does_not_say_moves_no_tunnel() {
+    let clock = Clock::new();
+    let (one, two) = (Server::start(plaintext()).await, Server::start(plaintext()).await);
+    let lines = pair([&one, &two]).await;
+    let [first, second] = lines.each_ref().map(|line| line.address);
+    let server = NameServer::start(Says::Addresses(vec![ONE, TWO])).await;
+    let client = Client::start(by_name(&server, first.port()));
+    clock.until("apart", || live(&client) == [first, second]).await;
+    for says in [Says::Nothing, Says::Failure, Says::Silence] {
+        server.says.send_replace(says);
+        let asked = server.asked();
+        clock.pass(Duration::from_secs(300)).await;
+        assert!((4..=100).contains(&(server.asked() - asked)), "{}", server.asked() - asked);
+        assert_eq!(live(&client), [first, second]);
+        assert_eq!(client.totals().tunnels_opened, 2);
+    }
+}
+
+#[tokio::test]
+async fn a_silent_name_server_holds_nobody_back() {
+    let clock = Clock::new();
+    let server = Server::start(plaintext()).await;
+    let line = Line::at("127.0.0.1:0".parse().unwrap(), server.address).await;
+    let names = NameServer::start(Says::Addresses(vec![ONE])).await;
+    let client = Client::start(by_name(&names, line.address.port()));
+    clock.until("up", || live(&client).len() == 2).await;
+    names.says.send_replace(Says::Silence);
+    line.wire.send_replace(Wire::Cut);
+    clock.until("down", || live(&client).is_empty()).await;
+    clock.pass(Duration::from_secs(20)).await;
+    line.wire.send_replace(Wire::Carries);
+    let back = Instant::now();
+    let stream = clock.by(client.open(UPSTREAM)).await.unwrap();
+    assert_eq!(stream.place().address.ip(), IpAddr::from(ONE));
+    assert!(back.elapsed() < Duration::from_secs(3), "{:?}", back.elapsed());
+}
+
+#[tokio::test]
+async fn a_ca_that_is_set_right_is_tried_at_once() {
+    let clock = Clock::new();
+    let folder = Folder::new();
+    let (ours, others) = (Authority::new("ours"), Authority::new("others"));
+    let leaf = ours.server(&["127.0.0.1"]);
+    let tls = Tls::load(TlsFiles {
+        certificate: folder.write("tls.crt", &leaf.certificate.pem()),
+        key: folder.write("tls.key", &leaf.key.serialize_pem()),
+        client_ca: None,
+        client_crl: None,
+    });
+    let server = Server::start(Settings { tls: Some(Arc::new(tls.unwrap())), ..plaintext() }).await;
+    let ca = folder.write("ca.crt", &others.pem());
+    let tls = ClientTls::load(ClientTlsFiles { ca: Some(ca), ..ClientTlsFiles::default() });
+    let tls = Arc::new(tls.unwrap());
+    let mut settings = without_ping(settings(&[server.address]));
+    settings.gateways[0].security = Security::Tls;
+    let client = Client::start(ClientSettings { tls: Some(Arc::clone(&tls)), ..settings });
+    // Long enough for the waits to have grown.
+    clock.pass(Duration::from_secs(120)).await;
+    assert!(live(&client).is_empty());
+    folder.write("ca.crt", &ours.pem());
+    assert!(tls.reload().unwrap());
+    client.certificate_changed();
+    let right = Instant::now();
+    clock.until("up", || live(&client).len() == 2).await;
+    assert!(right.elapsed() < Duration::from_secs(4), "{:?}", right.elapsed());
+}
