@@ -7,9 +7,7 @@ use std::time::Duration;
 use portico_api::names::ClusterName;
 use portico_api::policy::Budget;
 
-use tokio::sync::Semaphore;
-
-use crate::identity::MOST_REVIEWS_PER_CLUSTER;
+use crate::identity::ClusterPlaces;
 use crate::refusal::Refusal;
 
 /// Upper bounds, in seconds, of the handshake time histogram: a connect on the same network takes well below a
@@ -27,7 +25,7 @@ pub struct Cluster {
     /// Made when there is something to count: of ten thousand clusters many are never called here, and these are four fifths of one.
     counters: OnceLock<Box<Counters>>,
     /// Places of token reviews by its API server; made with the first.
-    reviews: OnceLock<Box<Semaphore>>,
+    reviews: OnceLock<Box<ClusterPlaces>>,
 }
 
 /// What only ever grows.
@@ -54,8 +52,8 @@ impl Cluster {
         }
     }
 
-    pub(crate) fn reviews(&self) -> &Semaphore {
-        self.reviews.get_or_init(|| Box::new(Semaphore::new(MOST_REVIEWS_PER_CLUSTER)))
+    pub(crate) fn reviews(&self) -> &ClusterPlaces {
+        self.reviews.get_or_init(Box::default)
     }
 
     fn counters(&self) -> &Counters {

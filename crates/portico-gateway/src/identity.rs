@@ -9,8 +9,10 @@
 
 mod complaints;
 mod exchange;
+mod places;
 mod proof;
 mod review;
+mod reviewed;
 mod tokens;
 mod watch;
 
@@ -26,11 +28,11 @@ use portico_api::names::Authority;
 use portico_tunnel::{Request, Tls, Token};
 use tokio::sync::Notify;
 
-pub(crate) use review::MOST_REVIEWS_PER_CLUSTER;
 pub use review::{REVIEW_BUCKETS, ReviewTotals};
 pub use tokens::{StaticTokens, TokensError};
 
 pub(crate) use complaints::Complaints;
+pub(crate) use places::ClusterPlaces;
 pub(crate) use proof::{Held, Proof};
 pub(crate) use watch::watch;
 
@@ -39,7 +41,8 @@ use crate::refusal::Refusal;
 use crate::upstream::Upstream;
 use crate::worker::Shared;
 use proof::{Basis, Registry};
-use review::{Reviewer, Reviews, Verdict};
+use review::Reviews;
+use reviewed::{Reviewer, Verdict};
 
 /// SHA-256 of a secret: what is kept and compared in its place. Nobody can steer it, so comparing it tells nothing about a secret.
 pub(crate) type Hash = [u8; 32];
@@ -203,7 +206,7 @@ impl Identities {
         loop {
             let generation = self.generation.load(SeqCst);
             let mut findings = Findings::default();
-            let (method, outcome) = match self.examine(shared, request, wanted, &mut findings).await {
+            let (method, outcome) = match self.examine(shared, held, request, wanted, &mut findings).await {
                 Ok((method, basis)) => (method, Ok(basis)),
                 Err((method, denied)) => (method, Err(denied)),
             };
@@ -233,6 +236,7 @@ impl Identities {
     async fn examine(
         &self,
         shared: &Shared,
+        held: &Held,
         request: &Request,
         wanted: &Wanted<'_>,
         findings: &mut Findings,
@@ -253,7 +257,7 @@ impl Identities {
             request.token.as_ref().filter(|_| self.tokens.is_some() || self.reviews.is_some())
         {
             method = if self.reviews.is_some() { Method::TokenReview } else { Method::StaticToken };
-            match self.examine_token(shared, token, wanted, findings).await {
+            match self.examine_token(shared, held, token, wanted, findings).await {
                 Ok(None) => {}
                 Ok(Some(accepted)) => return Ok(accepted),
                 Err(denied) => return Err((method, denied)),
@@ -280,6 +284,7 @@ impl Identities {
     async fn examine_token(
         &self,
         shared: &Shared,
+        held: &Held,
         token: &Token,
         wanted: &Wanted<'_>,
         findings: &mut Findings,
@@ -316,7 +321,8 @@ impl Identities {
             return Ok(None);
         };
         let reviewed = reviews.entry(token.secret(), reviewer, shared.now());
-        match reviews.verdict(shared, &reviewed, token.secret()).await {
+        let (reviewed, verdict) = reviews.verdict(shared, reviewed, token.secret(), &held.newcomers).await;
+        match verdict {
             Verdict::Yes => Ok(Some((Method::TokenReview, Basis::Reviewed(reviewed)))),
             Verdict::No(why) => {
                 findings.note(why);

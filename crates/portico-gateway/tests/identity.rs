@@ -512,11 +512,18 @@ fn a_certificate_that_expires_opens_nothing_new_and_cuts_nothing() {
 }
 
 /// An API server that answers TokenReviews as the test wants, and counts them.
+#[derive(Clone)]
 struct ApiServer {
     address: SocketAddr,
     asked: Arc<AtomicU32>,
+    /// Status and body; with status 0 it takes the request and says nothing.
     says: Arc<Mutex<(u16, String)>>,
+    /// Requests that it lets hang, now and at most: any of a token that begins with [`HANGS`].
+    hanging: Arc<AtomicU32>,
+    most_hanging: Arc<AtomicU32>,
 }
+
+const HANGS: &str = "hangs-";
 
 const YES: &str = r#"{"kind":"TokenReview","status":{"authenticated":true}}"#;
 
@@ -537,12 +544,12 @@ impl ApiServer {
         let address = listener.local_addr().unwrap();
         let asked = Arc::new(AtomicU32::default());
         let says = Arc::new(Mutex::new((201, YES.to_owned())));
-        let server = Self { address, asked: Arc::clone(&asked), says: Arc::clone(&says) };
+        let server = Self { address, asked, says, hanging: Arc::default(), most_hanging: Arc::default() };
+        let own = server.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                let stream = stream.unwrap();
-                let (config, asked, says) = (Arc::clone(&config), Arc::clone(&asked), Arc::clone(&says));
-                std::thread::spawn(move || serve(stream, config, &asked, &says));
+                let (stream, config, api) = (stream.unwrap(), Arc::clone(&config), own.clone());
+                std::thread::spawn(move || serve(stream, config, &api));
             }
         });
         server
@@ -567,7 +574,7 @@ impl ApiServer {
 }
 
 /// Answers a TokenReview; anything that is no TLS is a tunnel, and is echoed.
-fn serve(stream: TcpStream, config: Arc<ServerConfig>, asked: &AtomicU32, says: &Mutex<(u16, String)>) {
+fn serve(stream: TcpStream, config: Arc<ServerConfig>, api: &ApiServer) {
     let mut first = [0];
     if stream.peek(&mut first).unwrap_or(0) == 0 || first[0] != 22 {
         let mut stream = stream;
@@ -584,7 +591,7 @@ fn serve(stream: TcpStream, config: Arc<ServerConfig>, asked: &AtomicU32, says: 
             _ => return,
         }
     }
-    asked.fetch_add(1, SeqCst);
+    api.asked.fetch_add(1, SeqCst);
     let request = String::from_utf8(request).unwrap();
     assert!(
         request.starts_with("POST /apis/authentication.k8s.io/v1/tokenreviews HTTP/1.1\r\n"),
@@ -592,7 +599,14 @@ fn serve(stream: TcpStream, config: Arc<ServerConfig>, asked: &AtomicU32, says: 
     );
     let token = request.split("authorization: Bearer ").nth(1).unwrap().split("\r\n").next().unwrap();
     assert!(request.contains(&format!("\"token\":\"{token}\"")), "it is reviewed by itself: {request}");
-    let (status, body) = says.lock().unwrap().clone();
+    let (status, body) = api.says.lock().unwrap().clone();
+    if status == 0 || token.starts_with(HANGS) {
+        let now = api.hanging.fetch_add(1, SeqCst) + 1;
+        api.most_hanging.fetch_max(now, SeqCst);
+        let _ = stream.read(&mut bytes);
+        api.hanging.fetch_sub(1, SeqCst);
+        return;
+    }
     let length = body.len();
     let _ = write!(stream, "HTTP/1.1 {status} As-Told\r\nContent-Length: {length}\r\n\r\n{body}");
 }
@@ -762,4 +776,71 @@ fn an_api_server_that_is_away_cuts_nothing_and_lets_nobody_new_in() {
     api.says(201, YES);
     eventually("it is asked when it is back", || new.refresh(&authority("a")).0 == 204);
     assert_echoes(&known, &mut send, &mut recv);
+}
+
+#[test]
+fn an_api_server_that_hangs_delays_no_review_of_another_cluster() {
+    let pki = Pki::new();
+    let (hangs, answers) = (ApiServer::new(&pki), ApiServer::new(&pki));
+    let gateway = reviewing(&pki, Duration::from_millis(200));
+    hangs.expose(&gateway, "a", &pki);
+    answers.expose(&gateway, "b", &pki);
+    let new = || Client::new(&gateway, pki.client(None, b"h2"));
+    let many: Vec<_> = (0..80).map(|number| new().with_token(&format!("token-{number}"))).collect();
+    let _open: Vec<_> = many.iter().map(|client| echo(client, &authority("a"))).collect();
+    let other = new().with_token("good");
+    let (_send, mut recv) = echo(&other, &authority("b"));
+    hangs.says(0, "");
+    let before = hangs.asked();
+    eventually("reviews of the one that hangs are under way", || hangs.asked() > before);
+    let failed = || gateway.shared().identities.reviews().unwrap().failed;
+    let failed_before = failed();
+    answers.says(401, "");
+    let end = other.runtime.block_on(async { tokio::time::timeout(PATIENCE, recv.data()).await.unwrap() });
+    assert!(end.unwrap().is_err(), "the other's token is reviewed, twice, and its tunnel is cut");
+    // Eighty that wait 3 s each, eight at a time, would have failed by the dozen before.
+    assert!(failed() - failed_before <= 16, "it waited for {} failures", failed() - failed_before);
+}
+
+#[test]
+fn a_flood_of_unknown_tokens_leaves_reviews_to_those_of_others() {
+    let pki = Pki::new();
+    let api = ApiServer::new(&pki);
+    let gateway = reviewing(&pki, Duration::from_secs(60));
+    api.expose(&gateway, "a", &pki);
+    let flood = Client::new(&gateway, pki.client(None, b"h2"));
+    let uri = http::Uri::builder().authority(authority("a")).build().unwrap();
+    let junk = |number: u32| {
+        let request = http::Request::builder().method("CONNECT").uri(uri.clone());
+        let request = request.header("authorization", format!("Bearer {HANGS}{number}")).body(()).unwrap();
+        flood.runtime.block_on(async {
+            let mut requests = flood.requests.clone().ready().await.unwrap();
+            requests.send_request(request, false).unwrap()
+        })
+    };
+    let answers: Vec<_> = (0..50).map(junk).collect();
+    eventually("some are asked about", || api.hanging.load(SeqCst) == 2);
+    let honest = Client::new(&gateway, pki.client(None, b"h2")).with_token("good");
+    eventually("one of another connection is, too", || honest.refresh(&authority("a")).0 == 204);
+    drop(answers);
+    // Two; and, if it took long, two more while the script has not seen yet that the first were given up.
+    assert!(api.most_hanging.load(SeqCst) <= 4, "one connection has two under way, whatever it asks for");
+}
+
+#[test]
+fn a_service_that_is_made_anew_still_has_its_old_tunnels_reviewed() {
+    let pki = Pki::new();
+    let api = ApiServer::new(&pki);
+    let gateway = reviewing(&pki, Duration::from_millis(200));
+    api.expose(&gateway, "a", &pki);
+    let client = || Client::new(&gateway, pki.client(None, b"h2")).with_token("good");
+    let (old, new) = (client(), client());
+    let (_send, mut recv) = echo(&old, &authority("a"));
+    Service::new("a", &[api.address]).authority(&authority("a")).withdraw(&gateway);
+    api.expose(&gateway, "a", &pki);
+    let _open = echo(&new, &authority("a"));
+    api.says(401, "");
+    let end = old.runtime.block_on(async { tokio::time::timeout(PATIENCE, recv.data()).await.unwrap() });
+    assert!(end.unwrap().is_err(), "its token is not accepted any more");
+    eventually("that of the new one is cut, too", || revoked(&gateway) == 2);
 }

@@ -22,7 +22,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 
-use super::review::Reviewer;
+use super::reviewed::Reviewer;
 use crate::connection::proxy_header;
 use crate::worker::Shared;
 
@@ -55,8 +55,8 @@ async fn ask(shared: &Shared, reviewer: &Reviewer, token: &str) -> Result<(Statu
         |what: &str, error: &dyn std::fmt::Display| -> Box<str> { format!("{what}: {error}").into() };
     let ca = reviewer.ca().ok_or("the annotation portico.k8c.io/api-server-ca is gone")?;
     let connector = TlsConnector::from(Arc::new(trusting(&ca).map_err(|error| failed("its CA", &error))?));
-    let name = ServerName::try_from(String::from(reviewer.host.clone()))
-        .map_err(|error| failed("its name", &error))?;
+    let name =
+        ServerName::try_from(reviewer.host().to_owned()).map_err(|error| failed("its name", &error))?;
     let mut authorization = HeaderValue::try_from(format!("Bearer {token}"))
         .map_err(|_| "the token has characters that no header carries")?;
     authorization.set_sensitive(true);
@@ -68,7 +68,7 @@ async fn ask(shared: &Shared, reviewer: &Reviewer, token: &str) -> Result<(Statu
     let request = Request::builder()
         .method(Method::POST)
         .uri(PATH)
-        .header(HOST, &*reviewer.host)
+        .header(HOST, reviewer.host())
         .header(AUTHORIZATION, authorization)
         .header(CONTENT_TYPE, "application/json")
         .header(ACCEPT, "application/json")

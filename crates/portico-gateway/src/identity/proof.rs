@@ -10,8 +10,10 @@ use portico_api::names::ClusterName;
 use portico_tunnel::Presented;
 use slab::Slab;
 use smallvec::SmallVec;
+use tokio::sync::Semaphore;
 
-use super::review::Reviewed;
+use super::places::MOST_PER_CONNECTION;
+use super::reviewed::Reviewed;
 use super::{Hash, StaticTokens};
 
 /// That a connection may open the authorities of one cluster.
@@ -71,8 +73,18 @@ impl Drop for Proof {
 }
 
 /// The proofs of one connection.
-#[derive(Debug, Default)]
-pub(crate) struct Held(Mutex<SmallVec<[Arc<Proof>; 1]>>);
+#[derive(Debug)]
+pub(crate) struct Held {
+    proofs: Mutex<SmallVec<[Arc<Proof>; 1]>>,
+    /// Reviews of tokens of this connection that were never accepted.
+    pub(super) newcomers: Semaphore,
+}
+
+impl Default for Held {
+    fn default() -> Self {
+        Self { proofs: Mutex::default(), newcomers: Semaphore::new(MOST_PER_CONNECTION) }
+    }
+}
 
 impl Held {
     /// Notes that the connection may open `cluster`, because of `basis`.
@@ -82,7 +94,7 @@ impl Held {
         cluster: &ClusterName,
         basis: &Basis,
     ) -> Arc<Proof> {
-        let mut held = lock(&self.0);
+        let mut held = lock(&self.proofs);
         held.retain(|proof| !proof.has_fallen());
         if let Some(proof) = held.iter().find(|proof| proof.cluster == *cluster) {
             *lock(&proof.basis) = basis.clone();

@@ -1,13 +1,18 @@
 //! The task that makes revocations take effect, and the one that asks about tokens in use again.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use futures_util::stream::iter;
+use futures_util::stream::{FuturesUnordered, iter};
+use portico_api::names::ClusterName;
+use tokio::time::MissedTickBehavior;
 
 use super::Identities;
-use super::review::MOST_REVIEWS;
+use super::places::MOST_PER_CLUSTER;
+use super::review::Reviews;
+use super::reviewed::Reviewed;
 use crate::record::End;
 use crate::worker::{Shared, Worker};
 
@@ -56,13 +61,38 @@ async fn revoke(identities: &Identities, shared: &Shared, workers: &[Arc<Worker>
     tracing::info!(fallen, cut, "streams of revoked identities are cut");
 }
 
-/// Asks about each token in use again when its time has come.
+/// Asks about each token in use again when its time has come: cluster by cluster, none of which waits for another.
 async fn review_again(shared: &Shared) {
     let Some(reviews) = &shared.identities.reviews else { return };
+    let mut rounds = FuturesUnordered::new();
+    let mut under_way = HashSet::new();
+    let mut tick = tokio::time::interval(TICK);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        tokio::time::sleep(TICK).await;
-        let due = reviews.due(shared.now());
-        // Each waits for its turn behind those of requests; the number at a time bounds who waits.
-        iter(due).for_each_concurrent(MOST_REVIEWS, |reviewed| reviews.again(shared, reviewed)).await;
+        tokio::select! {
+            Some(cluster) = rounds.next() => {
+                under_way.remove(&cluster);
+            }
+            _ = tick.tick() => {
+                let mut due = HashMap::<ClusterName, Vec<Arc<Reviewed>>>::new();
+                for (cluster, reviewed) in reviews.due(shared.now()) {
+                    due.entry(cluster).or_default().push(reviewed);
+                }
+                // One round of a cluster at a time: the next finds what is due by then.
+                due.retain(|cluster, _| under_way.insert(cluster.clone()));
+                rounds.extend(due.into_iter().map(|(cluster, due)| round(reviews, shared, cluster, due)));
+            }
+        }
     }
+}
+
+/// Asks the API server of one cluster; as many wait at a time as may ask.
+async fn round(
+    reviews: &Reviews,
+    shared: &Shared,
+    cluster: ClusterName,
+    due: Vec<Arc<Reviewed>>,
+) -> ClusterName {
+    iter(due).for_each_concurrent(MOST_PER_CLUSTER, |reviewed| reviews.again(shared, reviewed)).await;
+    cluster
 }
