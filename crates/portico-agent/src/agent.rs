@@ -85,8 +85,9 @@ impl Agent {
     /// Starts to bring tunnels up. Nothing is listened on until [`listen`](Self::listen).
     pub fn start(settings: Settings, access: AccessLog) -> Result<Self, StartError> {
         let Settings { forwards, client, max_connections, max_waiting } = settings;
+        let memory = client.memory.clone();
         let gateways = client.gateways.iter().map(|gateway| gateway.to_string().into()).collect();
-        let shared = Arc::new(Shared::new(forwards, gateways, access, max_connections, max_waiting));
+        let shared = Arc::new(Shared::new(forwards, gateways, access, memory, max_connections, max_waiting));
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(StartError::Thread)?;
         let handle = runtime.handle().clone();

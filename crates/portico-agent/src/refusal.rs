@@ -64,7 +64,7 @@ impl From<&OpenError> for Refusal {
 }
 
 /// Reason and side of each way in which a connection that was carried ends, in the order of `end_index`.
-pub const ENDS: [(&str, &str); 7] = [
+pub const ENDS: [(&str, &str); 8] = [
     ("closed", "downstream"),
     ("closed", "upstream"),
     ("reset", "downstream"),
@@ -72,6 +72,7 @@ pub const ENDS: [(&str, &str); 7] = [
     ("idle_timeout", "agent"),
     ("drain_timeout", "agent"),
     ("cancelled", "agent"),
+    ("memory", "agent"),
 ];
 
 /// `None` is a task that was cancelled.
@@ -84,5 +85,6 @@ pub(crate) fn end_index(end: Option<End>) -> usize {
         Some(End::Idle) => 4,
         Some(End::Cut) => 5,
         None => 6,
+        Some(End::Memory) => 7,
     }
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use portico_process::access::AccessLog;
+use portico_tunnel::Account;
 use portico_tunnel::client::Place;
 use slab::Slab;
 use tokio::sync::Notify;
@@ -16,7 +17,8 @@ use crate::record::{ConnectionId, Record};
 use crate::refusal::{ENDS, Refusal};
 
 /// Upper bounds, in seconds, of the times until a gateway has opened a connection: a round trip next door to the open timeout.
-pub const OPEN_BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
+pub const OPEN_BUCKETS: [f64; 13] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 20.0];
 
 /// Between two lines about refusals of one kind.
 const COMPLAIN_AGAIN: Duration = Duration::from_secs(10);
@@ -63,6 +65,8 @@ pub struct Shared {
     pub forwards: Vec<Arc<ForwardState>>,
     /// Where access lines go.
     pub access: AccessLog,
+    /// What connections hold for receivers that do not take it.
+    pub memory: Account,
     gateways: Vec<Box<str>>,
     max_connections: u32,
     max_waiting: u32,
@@ -110,6 +114,7 @@ impl Shared {
         forwards: Vec<Forward>,
         gateways: Vec<Box<str>>,
         access: AccessLog,
+        memory: Account,
         max_connections: u32,
         max_waiting: u32,
     ) -> Self {
@@ -126,6 +131,7 @@ impl Shared {
         Self {
             forwards: forwards.collect(),
             access,
+            memory,
             gateways,
             max_connections,
             max_waiting,

@@ -348,6 +348,7 @@ impl Meter for Tunnel {
             portico_tunnel::End::Closed { first } => End::Closed(side(first)),
             portico_tunnel::End::Reset { by } => End::Reset(side(by)),
             portico_tunnel::End::Idle => End::Idle,
+            portico_tunnel::End::Memory => End::Memory,
             portico_tunnel::End::Cut => self.session.record().cancelled().unwrap_or(End::Cancelled),
         };
         self.session.finish(end);

@@ -68,6 +68,8 @@ pub enum End {
     Departed,
     /// The identity it rested on was revoked.
     Revoked,
+    /// It held bytes that its receiver did not take, when tunnels held as many as they may.
+    Memory,
     /// The gateway stopped, and the drain timeout was over.
     Drained,
     /// The task that served it was cancelled.
@@ -225,6 +227,7 @@ impl End {
             Self::Idle => "idle_timeout",
             Self::Departed => "endpoint_departed",
             Self::Revoked => "revoked",
+            Self::Memory => "memory",
             Self::Drained => "drain_timeout",
             Self::Cancelled => "cancelled",
         }

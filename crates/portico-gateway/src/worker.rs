@@ -73,7 +73,7 @@ pub struct Ends;
 
 impl Ends {
     /// Reason and side of each.
-    pub const WORDS: [(&'static str, &'static str); 9] = [
+    pub const WORDS: [(&'static str, &'static str); 10] = [
         ("closed", "downstream"),
         ("closed", "upstream"),
         ("reset", "downstream"),
@@ -83,6 +83,7 @@ impl Ends {
         ("drain_timeout", "gateway"),
         ("cancelled", "gateway"),
         ("revoked", "gateway"),
+        ("memory", "gateway"),
     ];
 
     fn index(end: End) -> usize {
@@ -97,6 +98,7 @@ impl Ends {
             End::Drained => 6,
             End::Cancelled => 7,
             End::Revoked => 8,
+            End::Memory => 9,
         }
     }
 }

@@ -11,17 +11,19 @@
 //! way round. Seen from here there are only the *peer*, which speaks HTTP/2, and the *socket*.
 //!
 //! Both directions live in one future, so that a tunnel is one task and each side knows of the other. From the peer, frames are
-//! taken from h2 as they come and wait in a [`Queue`]; window is given back only for what the socket took, so a stalled socket
-//! holds one stream window and nobody else. Towards the peer, the socket is read only while the peer gives window:
-//! back-pressure reaches the other side through TCP. Whoever is not read is still watched for a reset.
+//! taken from h2 as they come and [wait](Waiting); window is given back only for what the socket took, so a stalled socket
+//! holds one stream window and nobody else. Towards the peer, the socket is read only while the peer gives window and the connection
+//! has room: back-pressure reaches the other side through TCP. Whoever is not read is still watched for a reset. What is held
+//! is in the process's [account](crate::account), which may end the stream.
 //!
 //! Bytes that came before a reset are delivered before it, as far as the other side takes them within [`LINGER`].
 
 use std::future::poll_fn;
 use std::io;
 use std::net::Shutdown;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -29,19 +31,16 @@ use h2::{Reason, RecvStream, SendStream};
 use socket2::SockRef;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::chunk::{self, CHUNK};
 use crate::handler::{End, Meter, Side};
 use crate::idle::Idle;
 use crate::io::Pulse;
 use crate::payload::{MOST, Payload, SharedPipe};
-use crate::queue::Queue;
-use crate::tcp;
+use crate::queue::Waiting;
+use crate::tcp::{self, LINGER};
 use crate::watch::Watch;
-
-/// How long bytes that came before a reset may take to be delivered. A peer that reads at all takes a window in far less.
-const LINGER: Duration = Duration::from_secs(1);
 
 /// Full reads in a row before a pipe is lent: one may be a list of pods, two are a transfer.
 const FULL_READS: u8 = 2;
@@ -57,11 +56,15 @@ pub(crate) struct Bridge<M> {
     /// The last moment bytes were queued for the peer, for [`Pulse::flushed_since`].
     queued: u64,
     /// Boxed, for it is rarely needed: only while the socket takes less than comes.
-    waiting: Option<Box<Queue>>,
+    waiting: Option<Box<Waiting>>,
     /// Lent while a transfer keeps coming, and the connection is one that can splice.
     pipe: Option<Arc<SharedPipe>>,
     /// Full reads in a row.
     full_reads: u8,
+    /// Set only while the connection has no room for what the socket sent.
+    room: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    /// Whether it was this stream's turn to have that room.
+    turn: bool,
     /// Whether window is reserved on the connection for what the socket sent.
     reserved: bool,
     /// Set only while the socket is not read.
@@ -87,6 +90,7 @@ enum Outcome {
     Reset { by: Party },
     Idle,
     Cut,
+    Memory,
 }
 
 /// The direction from peer to socket.
@@ -112,12 +116,14 @@ enum ToPeer {
 }
 
 impl<M: Meter> Bridge<M> {
+    /// `early` is what the peer has sent already.
     pub(crate) fn new(
         peer: Side,
         (to_peer, from_peer): (SendStream<Payload>, RecvStream),
         socket: TcpStream,
         meter: M,
         pulse: Arc<Pulse>,
+        early: Option<Box<Waiting>>,
         idle: Option<Duration>,
     ) -> Self {
         Self {
@@ -128,9 +134,11 @@ impl<M: Meter> Bridge<M> {
             meter,
             queued: pulse.mark(),
             pulse,
-            waiting: None,
+            waiting: early,
             pipe: None,
             full_reads: 0,
+            room: None,
+            turn: false,
             reserved: false,
             watch: Watch::default(),
             idle: Idle::new(idle),
@@ -142,13 +150,17 @@ impl<M: Meter> Bridge<M> {
 
     /// Carries bytes until the tunnel is over, ends both sides accordingly and reports.
     pub(crate) async fn run(mut self) {
-        let outcome = poll_fn(|cx| self.poll(cx)).await;
+        let mut outcome = poll_fn(|cx| self.poll(cx)).await;
+        if outcome == (Outcome::Reset { by: Party::Peer }) && self.pulse.ledger.is_to_end() {
+            outcome = Outcome::Memory;
+        }
         match outcome {
             Outcome::Closed { .. } => {}
             // Boxed: the way out must not make every resting tunnel larger.
             Outcome::Reset { by: Party::Peer } => Box::pin(self.deliver_to_socket()).await,
             Outcome::Reset { by: Party::Socket } => Box::pin(self.deliver_to_peer()).await,
             Outcome::Idle | Outcome::Cut => self.to_peer.send_reset(Reason::CANCEL),
+            Outcome::Memory => self.to_peer.send_reset(Reason::ENHANCE_YOUR_CALM),
         }
         if !matches!(outcome, Outcome::Closed { .. }) {
             // Nothing to be done if it fails: the socket is closed either way.
@@ -159,6 +171,7 @@ impl<M: Meter> Bridge<M> {
             Outcome::Reset { by } => End::Reset { by: self.side(by) },
             Outcome::Idle => End::Idle,
             Outcome::Cut => End::Cut,
+            Outcome::Memory => End::Memory,
         };
         self.meter.ended(end);
     }
@@ -183,6 +196,9 @@ impl<M: Meter> Bridge<M> {
         if self.meter.poll_cut(cx).is_ready() {
             return Poll::Ready(Outcome::Cut);
         }
+        if self.poll_given_up(cx).is_ready() {
+            return Poll::Ready(Outcome::Memory);
+        }
         if self.poll_from_peer(cx).is_err() {
             return Poll::Ready(Outcome::Reset { by: Party::Peer });
         }
@@ -197,6 +213,11 @@ impl<M: Meter> Bridge<M> {
             return Poll::Ready(Outcome::Reset { by: Party::Peer });
         }
         self.idle.poll(cx).map(|()| Outcome::Idle)
+    }
+
+    /// Ready if what waits is to be given up.
+    fn poll_given_up(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.waiting.as_ref().map_or(Poll::Pending, |waiting| waiting.poll_end(cx))
     }
 
     /// Takes what the peer sent and writes what the socket takes. An error is the peer's reset.
@@ -242,7 +263,7 @@ impl<M: Meter> Bridge<M> {
                 }
             }
         }
-        self.waiting.get_or_insert_default().push(frame);
+        self.waiting.get_or_insert_with(|| Box::new(Waiting::new(&self.pulse))).push(frame);
         self.write_waiting(cx);
     }
 
@@ -295,6 +316,14 @@ impl<M: Meter> Bridge<M> {
 
     /// True if the socket has nothing more to say for now, false if it is not to be read for now or ever.
     fn read_socket(&mut self, cx: &mut Context<'_>) -> Result<bool, Party> {
+        let all_read = self.read_while_there_is_room(cx);
+        if std::mem::take(&mut self.turn) {
+            self.pulse.ledger.pass_on();
+        }
+        all_read
+    }
+
+    fn read_while_there_is_room(&mut self, cx: &mut Context<'_>) -> Result<bool, Party> {
         loop {
             match self.socket.poll_read_ready(cx) {
                 Poll::Pending => return Ok(true),
@@ -302,6 +331,8 @@ impl<M: Meter> Bridge<M> {
                 Poll::Ready(Err(_)) => return Err(Party::Socket),
             }
             let Some(window) = self.poll_window(cx)? else { return Ok(false) };
+            let Poll::Ready(room) = self.poll_room(cx) else { return Ok(false) };
+            let window = window.min(room);
             let limit = window.min(CHUNK);
             let (payload, read) = match self.read_some(window) {
                 Ok(some) => some,
@@ -343,7 +374,7 @@ impl<M: Meter> Bridge<M> {
         // Where the pipe had no answer it may be full, or the socket empty or broken: reading tells.
         let chunk = chunk::read(&self.socket, window.min(CHUNK))?;
         let read = chunk.len();
-        Ok((chunk.into(), read))
+        Ok((Payload::memory(chunk, &self.pulse), read))
     }
 
     /// The transfer has come to rest.
@@ -366,6 +397,26 @@ impl<M: Meter> Bridge<M> {
                 Poll::Ready(_) => return Err(Party::Peer),
                 Poll::Pending => return Ok(None),
             }
+        }
+    }
+
+    /// Bytes that may wait for the connection's socket now. After the window, never before it: only the socket is to be waited for by whoever
+    /// has a part of the room, not somebody's reader.
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<usize> {
+        loop {
+            let room = self.pulse.ledger.room();
+            if room > 0 {
+                self.room = None;
+                return Poll::Ready(room);
+            }
+            let pulse = &self.pulse;
+            let freed = self.room.get_or_insert_with(|| {
+                let pulse = Arc::clone(pulse);
+                Box::pin(async move { pulse.ledger.freed().await })
+            });
+            ready!(freed.as_mut().poll(cx));
+            self.room = None;
+            self.turn = true;
         }
     }
 
@@ -399,10 +450,13 @@ impl<M: Meter> Bridge<M> {
     /// The peer is gone: what it sent goes to the socket before the reset does.
     async fn deliver_to_socket(&mut self) {
         let deadline = Instant::now() + LINGER;
-        let mut timer = std::pin::pin!(sleep_until(deadline));
+        let mut timer = pin!(sleep_until(deadline));
         poll_fn(|cx| {
             self.write_waiting(cx);
-            if self.waiting.is_none() { Poll::Ready(()) } else { timer.as_mut().poll(cx) }
+            if self.waiting.is_none() || self.poll_given_up(cx).is_ready() {
+                return Poll::Ready(());
+            }
+            timer.as_mut().poll(cx)
         })
         .await;
         self.watch.stop();
@@ -411,21 +465,27 @@ impl<M: Meter> Bridge<M> {
 
     /// The socket is gone: what it sent goes to the peer before the reset does.
     async fn deliver_to_peer(&mut self) {
-        let lost = async {
-            // The rest of what the socket sent is still in the socket's receive queue, if the peer had no window for it.
-            self.inbound = FromPeer::Lost;
-            poll_fn(|cx| match self.outbound {
-                ToPeer::Done => Poll::Ready(()),
-                ToPeer::Open => match self.read_socket(cx) {
-                    Ok(_) if self.to_peer.poll_reset(cx).is_pending() => Poll::Pending,
-                    _ => Poll::Ready(()),
-                },
-            })
-            .await;
-            self.pulse.flushed_since(self.queued).await;
-        };
+        let deadline = Instant::now() + LINGER;
+        self.inbound = FromPeer::Lost;
+        self.waiting = None;
+        // The rest of what the socket sent is still in the socket's receive queue, if the peer had no window for it.
+        let all_read = poll_fn(|cx| {
+            // What comes is for nobody, and not to be held by h2, which counts nothing.
+            if self.poll_from_peer(cx).is_err() || self.to_peer.poll_reset(cx).is_ready() {
+                return Poll::Ready(());
+            }
+            let more_may_come = self.outbound == ToPeer::Open && self.read_socket(cx).is_ok();
+            if more_may_come { Poll::Pending } else { Poll::Ready(()) }
+        });
         // A peer that takes no more gets the reset without the rest.
-        let _ = timeout(LINGER, lost).await;
+        if timeout_at(deadline, all_read).await.is_ok() {
+            let pulse = Arc::clone(&self.pulse);
+            let mut flushed = pin!(pulse.flushed_since(self.queued));
+            let all_sent = poll_fn(|cx| {
+                if self.poll_from_peer(cx).is_err() { Poll::Ready(()) } else { flushed.as_mut().poll(cx) }
+            });
+            let _ = timeout_at(deadline, all_sent).await;
+        }
         self.to_peer.send_reset(Reason::CONNECT_ERROR);
     }
 }

@@ -13,8 +13,8 @@ use tokio::net::TcpStream;
 /// Most bytes of one read.
 pub(crate) const CHUNK: usize = 64 * 1024;
 
-/// Reads below this are copied out of the buffer.
-const COPIED: usize = 8 * 1024;
+/// Reads up to this are copied out of the buffer.
+pub(crate) const COPIED: usize = 8 * 1024;
 
 thread_local! {
     static BUFFER: RefCell<BytesMut> = RefCell::new(BytesMut::new());
@@ -27,7 +27,7 @@ pub(crate) fn read(stream: &TcpStream, limit: usize) -> io::Result<Bytes> {
             *buffer = BytesMut::with_capacity(CHUNK);
         }
         let read = stream.try_read_buf(&mut (&mut *buffer).limit(limit.min(CHUNK)))?;
-        if read < COPIED {
+        if read <= COPIED {
             let chunk = Bytes::copy_from_slice(buffer);
             buffer.clear();
             Ok(chunk)
@@ -35,4 +35,9 @@ pub(crate) fn read(stream: &TcpStream, limit: usize) -> io::Result<Bytes> {
             Ok(std::mem::take(buffer).freeze())
         }
     })
+}
+
+/// Memory that a chunk of so many bytes takes.
+pub(crate) const fn cost(bytes: usize) -> usize {
+    if bytes <= COPIED { bytes } else { CHUNK }
 }

@@ -120,6 +120,8 @@ pub enum End {
     Idle,
     /// [`Meter::poll_cut`] said so.
     Cut,
+    /// It held bytes that its receiver did not take, when the [`Account`](crate::Account) was at its limit.
+    Memory,
 }
 
 /// Sides of a tunnel.

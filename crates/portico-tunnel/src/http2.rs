@@ -28,6 +28,7 @@ use crate::handler::{Handler, Protocol, Refusal, Request, Side, Upstream};
 use crate::io::{Probe, Pulse, Wire};
 use crate::keepalive::KeepAlive;
 use crate::payload::Payload;
+use crate::queue::Waiting;
 use crate::serve::{Caller, Failure, Finished};
 use crate::settings::{FRAME_SIZE, HEADER_LIST, SEND_BUFFER, Settings};
 use crate::token::Token;
@@ -45,7 +46,7 @@ where
     S: AsyncRead + AsyncWrite + Wire + Unpin,
     H: Handler,
 {
-    let pulse = Arc::new(Pulse::default());
+    let pulse = Arc::new(Pulse::new(&settings.memory));
     let handshake = builder(settings).handshake(Probe::new(stream, Arc::clone(&pulse)));
     let mut connection = timeout_at(deadline, handshake).await.map_err(|_| Failure::TooSlow)??;
     handler.greeted();
@@ -197,12 +198,19 @@ async fn carry<H: Handler>(
     tunnel: Tunnel,
 ) {
     // Boxed, so that what connecting needs is gone while the tunnel rests.
-    let opened = Box::pin(open(handler, request, respond, Arc::clone(&tunnel.pulse))).await;
-    if let Some((to_client, upstream)) = opened {
-        let stream = (to_client, from_client);
+    let opened = Box::pin(open(handler, request, respond, from_client, Arc::clone(&tunnel.pulse))).await;
+    if let Some(Opened { stream, early, upstream }) = opened {
         let Upstream { stream: socket, meter } = upstream;
-        Bridge::new(Side::Downstream, stream, socket, meter, tunnel.pulse, tunnel.idle).run().await;
+        Bridge::new(Side::Downstream, stream, socket, meter, tunnel.pulse, early, tunnel.idle).run().await;
     }
+}
+
+/// A stream whose client has its 200.
+struct Opened<M> {
+    stream: (SendStream<Payload>, RecvStream),
+    /// What came before that.
+    early: Option<Box<Waiting>>,
+    upstream: Upstream<M>,
 }
 
 /// Connects and answers. `None` if the client was refused, or left meanwhile.
@@ -210,18 +218,45 @@ async fn open<H: Handler>(
     handler: Arc<H>,
     request: Request,
     mut respond: SendResponse<Payload>,
+    mut from_client: RecvStream,
     pulse: Arc<Pulse>,
-) -> Option<(SendStream<Payload>, Upstream<H::Meter>)> {
-    match unless_reset(&mut respond, handler.connect(&request)).await {
-        None => drop(pulse.cancelled.fetch_add(1, Relaxed)),
-        Some(Err(refusal)) => refuse(respond, &refusal),
-        Some(Ok(upstream)) => match respond.send_response(Response::new(()), false) {
-            Ok(to_client) => return Some((to_client, upstream)),
+) -> Option<Opened<H::Meter>> {
+    let mut early = None;
+    let connected = {
+        let connect = unless_reset(&mut respond, handler.connect(&request));
+        unless_too_much(&mut from_client, &mut early, &pulse, connect).await
+    };
+    match connected {
+        None => respond.send_reset(Reason::ENHANCE_YOUR_CALM),
+        Some(None) => drop(pulse.cancelled.fetch_add(1, Relaxed)),
+        Some(Some(Err(refusal))) => refuse(respond, &refusal),
+        Some(Some(Ok(upstream))) => match respond.send_response(Response::new(()), false) {
+            Ok(to_client) => return Some(Opened { stream: (to_client, from_client), early, upstream }),
             // The client left in this very moment; the upstream learns that nothing will come.
             Err(_) => drop(upstream.stream.set_zero_linger()),
         },
     }
     None
+}
+
+/// Waits for `future`, and takes what the client sends meanwhile, so that it is counted. `None` if memory is short, and this is to be given up.
+async fn unless_too_much<T>(
+    from_client: &mut RecvStream,
+    early: &mut Option<Box<Waiting>>,
+    pulse: &Pulse,
+    future: impl Future<Output = T>,
+) -> Option<T> {
+    let mut future = pin!(future);
+    poll_fn(|cx| {
+        while let Poll::Ready(Some(Ok(bytes))) = from_client.poll_data(cx) {
+            early.get_or_insert_with(|| Box::new(Waiting::new(pulse))).push(bytes);
+        }
+        if early.as_ref().is_some_and(|early| early.poll_end(cx).is_ready()) {
+            return Poll::Ready(None);
+        }
+        future.as_mut().poll(cx).map(Some)
+    })
+    .await
 }
 
 /// Answers with a status and a sentence. If it cannot be sent, the client is gone.

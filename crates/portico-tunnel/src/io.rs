@@ -16,6 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
+use crate::account::{Account, Ledger};
 use crate::payload::{Payload, SharedPipe};
 
 /// A stream that yields the bytes already read from it first.
@@ -126,8 +127,10 @@ impl AsyncWrite for Shared {
 }
 
 /// What a [`Probe`] saw. Shared by the connection and its streams, all on one thread.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Pulse {
+    /// What the connection and its streams hold.
+    pub(crate) ledger: Ledger,
     /// Bytes came since this was last asked.
     heard: AtomicBool,
     /// The socket took less than it was offered.
@@ -146,6 +149,20 @@ pub(crate) struct Pulse {
 }
 
 impl Pulse {
+    pub(crate) fn new(account: &Account) -> Self {
+        Self {
+            ledger: Ledger::new(account),
+            heard: AtomicBool::default(),
+            blocked: AtomicBool::default(),
+            flushes: AtomicU64::default(),
+            flushed: Notify::new(),
+            splices: AtomicBool::default(),
+            outlet: Mutex::default(),
+            failed: AtomicBool::default(),
+            cancelled: AtomicU32::default(),
+        }
+    }
+
     /// Whether bytes came since [`take_heard`](Self::take_heard) was called.
     pub(crate) fn heard(&self) -> bool {
         self.heard.load(Relaxed)
@@ -205,8 +222,15 @@ impl Pulse {
         self.failed.load(Relaxed)
     }
 
-    fn wrote<T>(&self, result: Poll<T>) -> Poll<T> {
+    fn wrote<T>(&self, cx: &mut Context<'_>, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         self.blocked.store(result.is_pending(), Relaxed);
+        if result.is_ready() {
+            self.ledger.moves();
+        } else if self.ledger.poll_blocked(cx).is_ready() {
+            return Poll::Ready(Err(io::Error::other(
+                "the peer does not read what it asked for, and the memory for that is used up",
+            )));
+        }
         result
     }
 }
@@ -337,7 +361,7 @@ impl<S: AsyncWrite + Wire + Unpin> AsyncWrite for Probe<S> {
             }
             _ => Pin::new(&mut self.stream).poll_write_vectored(cx, bufs),
         };
-        self.pulse.wrote(result)
+        self.pulse.wrote(cx, result)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -346,7 +370,7 @@ impl<S: AsyncWrite + Wire + Unpin> AsyncWrite for Probe<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let result = Pin::new(&mut self.stream).poll_flush(cx);
-        self.pulse.wrote(result)
+        self.pulse.wrote(cx, result)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

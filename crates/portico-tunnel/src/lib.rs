@@ -3,12 +3,13 @@
 //! What lives here: everything between an accepted connection on the tunnel port and an upstream connection that somebody else made.
 //! [`serve()`] finds out what the client speaks and who it is ([`Tls`], [`Identity`]); `http2` and `http1` read its requests and
 //! ask the [`Handler`] for an [`Upstream`] each; `bridge` (a stream of HTTP/2) and `pump` (HTTP/1.1 under TLS) then carry bytes until both
-//! sides are done, and tell the [`Meter`] how it ended.
+//! sides are done, and tell the [`Meter`] how it ended. What they hold meanwhile is in an [`Account`].
 //!
 //! What deliberately lives elsewhere: parsing of HTTP/1.1 heads (`portico-wire`); routes, allow lists, budgets, connecting and counting
 //! (`portico-gateway`, which implements [`Handler`]); and the copying of plain TCP, which the gateway does best
 //! ([`Served::Carry`]).
 
+mod account;
 mod bridge;
 mod chunk;
 pub mod client;
@@ -35,6 +36,7 @@ mod token_file;
 mod trust;
 mod watch;
 
+pub use account::Account;
 pub use client_tls::{ClientTls, ClientTlsError, ClientTlsFiles, HandshakeError, HandshakeProblem};
 pub use dial::{
     CredentialsError, CredentialsSource, DialError, DialTimeouts, Dialer, Proxy, ProxyError, ProxyFiles,

@@ -17,6 +17,7 @@ use bytes::{Buf, Bytes};
 use portico_process::pipe::Pipe;
 use rustix::io::Errno;
 
+use crate::chunk;
 use crate::io::Pulse;
 use crate::settings::STREAM_WINDOW;
 
@@ -64,9 +65,16 @@ impl Drop for SharedPipe {
     }
 }
 
-/// The payload of a frame, or of several in a row.
+/// The payload of a frame, or of several in a row. As long as it is there it is in the connection's [`Ledger`](crate::account::Ledger).
 #[derive(Debug)]
-pub(crate) enum Payload {
+pub(crate) struct Payload {
+    content: Content,
+    /// Whom it is charged to, and how much.
+    charge: Option<(Arc<Pulse>, usize)>,
+}
+
+#[derive(Debug)]
+enum Content {
     /// Bytes in memory.
     Memory(Bytes),
     /// Bytes in a pipe.
@@ -75,7 +83,7 @@ pub(crate) enum Payload {
 
 /// Bytes in a pipe.
 #[derive(Debug)]
-pub(crate) struct Piped {
+struct Piped {
     pipe: Arc<SharedPipe>,
     pulse: Arc<Pulse>,
     /// Bytes that are not sent yet, those of `head` included.
@@ -87,8 +95,20 @@ pub(crate) struct Piped {
 impl Payload {
     /// The next `bytes` of the pipe, for the connection of `pulse`.
     pub(crate) fn piped(pipe: &Arc<SharedPipe>, pulse: &Arc<Pulse>, bytes: usize) -> Self {
-        let (pipe, pulse) = (Arc::clone(pipe), Arc::clone(pulse));
-        Self::Piped(Piped { pipe, pulse, left: bytes, head: OnceCell::new() })
+        let (pipe, of) = (Arc::clone(pipe), Arc::clone(pulse));
+        let piped = Piped { pipe, pulse: of, left: bytes, head: OnceCell::new() };
+        Self::charged(Content::Piped(piped), pulse, bytes)
+    }
+
+    /// A chunk for the connection of `pulse`.
+    pub(crate) fn memory(bytes: Bytes, pulse: &Arc<Pulse>) -> Self {
+        let cost = chunk::cost(bytes.len());
+        Self::charged(Content::Memory(bytes), pulse, cost)
+    }
+
+    fn charged(content: Content, pulse: &Arc<Pulse>, bytes: usize) -> Self {
+        pulse.ledger.begin(bytes);
+        Self { content, charge: Some((Arc::clone(pulse), bytes)) }
     }
 
     /// Whether a slice stands for bytes in a pipe.
@@ -97,9 +117,18 @@ impl Payload {
     }
 }
 
+/// A few bytes of our own, charged to nobody.
 impl From<Bytes> for Payload {
     fn from(bytes: Bytes) -> Self {
-        Self::Memory(bytes)
+        Self { content: Content::Memory(bytes), charge: None }
+    }
+}
+
+impl Drop for Payload {
+    fn drop(&mut self) {
+        if let Some((pulse, bytes)) = &self.charge {
+            pulse.ledger.end(*bytes);
+        }
     }
 }
 
@@ -121,24 +150,24 @@ impl Piped {
 
 impl Buf for Payload {
     fn remaining(&self) -> usize {
-        match self {
-            Self::Memory(bytes) => bytes.len(),
-            Self::Piped(piped) => piped.left,
+        match &self.content {
+            Content::Memory(bytes) => bytes.len(),
+            Content::Piped(piped) => piped.left,
         }
     }
 
     fn chunk(&self) -> &[u8] {
-        match self {
-            Self::Memory(bytes) => bytes,
-            Self::Piped(piped) if piped.left == 0 => &[],
-            Self::Piped(piped) => piped.head(),
+        match &self.content {
+            Content::Memory(bytes) => bytes,
+            Content::Piped(piped) if piped.left == 0 => &[],
+            Content::Piped(piped) => piped.head(),
         }
     }
 
     fn chunks_vectored<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
-        let piped = match self {
-            Self::Memory(bytes) => return bytes.chunks_vectored(slices),
-            Self::Piped(piped) => piped,
+        let piped = match &self.content {
+            Content::Memory(bytes) => return bytes.chunks_vectored(slices),
+            Content::Piped(piped) => piped,
         };
         let head: &[u8] = piped.head.get().map_or(&[], |head| head);
         let nothing = &NOTHING[..piped.left - head.len()];
@@ -151,9 +180,9 @@ impl Buf for Payload {
     }
 
     fn advance(&mut self, count: usize) {
-        let piped = match self {
-            Self::Memory(bytes) => return bytes.advance(count),
-            Self::Piped(piped) => piped,
+        let piped = match &mut self.content {
+            Content::Memory(bytes) => return bytes.advance(count),
+            Content::Piped(piped) => piped,
         };
         piped.left -= count;
         if let Some(head) = piped.head.get_mut() {
@@ -172,11 +201,12 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
+    use crate::account::Account;
 
     fn piped(bytes: &[u8]) -> (Arc<Pulse>, Payload) {
         let (mut writer, reader) = UnixStream::pair().unwrap();
         writer.write_all(bytes).unwrap();
-        let (pipe, pulse) = (SharedPipe::lend().unwrap(), Arc::new(Pulse::default()));
+        let (pipe, pulse) = (SharedPipe::lend().unwrap(), Arc::new(Pulse::new(&Account::new(MOST))));
         assert_eq!(pipe.fill(&reader, MOST), Ok(bytes.len()));
         let payload = Payload::piped(&pipe, &pulse, bytes.len());
         (pulse, payload)
@@ -219,7 +249,7 @@ mod tests {
     #[test]
     fn a_pipe_that_lost_its_bytes_fails_the_connection() {
         let (pulse, payload) = piped(&[7; 10]);
-        let Payload::Piped(piped) = &payload else { panic!("it is piped") };
+        let Content::Piped(piped) = &payload.content else { panic!("it is piped") };
         let mut rest = [0; 5];
         assert_eq!(piped.pipe.with(|pipe| pipe.read(&mut rest)), Ok(5));
         assert_eq!(payload.chunk().len(), 10);

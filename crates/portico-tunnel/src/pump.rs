@@ -23,14 +23,11 @@ use crate::chunk;
 use crate::handler::{End, Meter, Side};
 use crate::http1::Opened;
 use crate::idle::Idle;
-use crate::tcp;
+use crate::tcp::{self, LINGER};
 use crate::watch::Watch;
 
 /// One TLS record of plaintext.
 const RECORD: usize = 16 * 1024;
-
-/// How long bytes that came before a reset may take to be delivered.
-const LINGER: Duration = Duration::from_secs(1);
 
 thread_local! {
     /// Where a record is decrypted to. Leaves with no one: what the upstream does not take at once is copied.
@@ -90,7 +87,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, M: Meter> Pump<S, M> {
             End::Closed { .. } => {}
             End::Reset { by: Side::Downstream } => Box::pin(self.deliver_up()).await,
             End::Reset { by: Side::Upstream } => Box::pin(self.deliver_down()).await,
-            End::Idle | End::Cut => {}
+            End::Idle | End::Cut | End::Memory => {}
         }
         if !matches!(end, End::Closed { .. }) {
             // Nothing to be done if it fails: the sockets are closed either way.

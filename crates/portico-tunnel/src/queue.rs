@@ -5,30 +5,69 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
+use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::net::TcpStream;
 
-/// Frames below this are copied together: the entry for a frame costs 32 bytes, and it may hold on to a read buffer of 64 KiB.
-const SMALL: usize = 4 * 1024;
+use crate::account::Hold;
+use crate::io::Pulse;
+use crate::settings::FRAME_SIZE;
 
-/// Slices handed to one write: 16 frames of the usual 16 KiB are a whole stream window.
-const SLICES: usize = 16;
+/// Frames below this are copied together: the entry for a frame costs 32 bytes, and it may hold on to a read buffer with room for the
+/// largest frame, of which others were long taken. So what is held is what is counted, up to a factor of two.
+const SMALL: usize = FRAME_SIZE as usize / 2;
 
-/// What waits for one upstream.
+/// Slices handed to one write: more than a whole stream window has.
+const SLICES: usize = 8;
+
+/// What waits for one upstream, counted.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    queue: Queue,
+    hold: Hold,
+}
+
+impl Waiting {
+    pub(crate) fn new(pulse: &Pulse) -> Self {
+        Self { queue: Queue::default(), hold: pulse.ledger.hold() }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    pub(crate) fn push(&mut self, frame: Bytes) {
+        self.hold.add(frame.len());
+        self.queue.push(frame);
+    }
+
+    /// Writes what the socket takes in one call; how much that was.
+    pub(crate) fn write_to(&mut self, stream: &TcpStream) -> io::Result<usize> {
+        let written = self.queue.write_to(stream)?;
+        self.hold.subtract(written);
+        Ok(written)
+    }
+
+    /// Ready when memory is short, and this is to be given up.
+    pub(crate) fn poll_end(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.hold.poll_end(cx)
+    }
+}
+
 #[derive(Debug, Default)]
-pub(crate) struct Queue {
+struct Queue {
     whole: VecDeque<Bytes>,
     /// Small frames, behind all of `whole`.
     small: BytesMut,
 }
 
 impl Queue {
-    pub(crate) fn is_empty(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.whole.is_empty() && self.small.is_empty()
     }
 
-    pub(crate) fn push(&mut self, frame: Bytes) {
+    fn push(&mut self, frame: Bytes) {
         if frame.len() < SMALL {
             self.small.extend_from_slice(&frame);
             return;
@@ -39,8 +78,7 @@ impl Queue {
         self.whole.push_back(frame);
     }
 
-    /// Writes what the socket takes in one call; how much that was.
-    pub(crate) fn write_to(&mut self, stream: &TcpStream) -> io::Result<usize> {
+    fn write_to(&mut self, stream: &TcpStream) -> io::Result<usize> {
         let mut slices = [IoSlice::new(&[]); SLICES];
         let parts = self.whole.iter().map(|frame| &frame[..]).chain(std::iter::once(&self.small[..]));
         let mut count = 0;

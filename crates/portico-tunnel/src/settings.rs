@@ -9,12 +9,13 @@
 //! 1,000 streams × 240 KiB + 240 KiB = 246,005,760 bytes  <  2^31 - 1, the most the protocol allows
 //! ```
 //!
-//! That is also the bound on what one connection can make us hold in the direction up, and it is reached only if every one of its
-//! upstreams stopped reading. In the direction down a stream holds at most [`SEND_BUFFER`] that did not reach the socket.
+//! So one connection all of whose upstreams stopped reading could make us hold 246 MB, and a client may have many connections. What all of
+//! them hold together is bounded by an [`Account`]; in the direction down, what one of them holds is bounded by it, too.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::account::Account;
 use crate::tls::Tls;
 
 /// Most bytes of one stream between its socket and the connection's: as many as the peer takes before it gives window again, so
@@ -31,6 +32,10 @@ pub(crate) const STREAM_WINDOW: u32 = 2 * FRAME_SIZE;
 
 /// Largest header list of a request, as RFC 9113 section 6.5.2 counts it. A CONNECT request needs two fields.
 pub(crate) const HEADER_LIST: u32 = 16 * 1024;
+
+/// Most bytes that all tunnels of a gateway hold for receivers that do not take them. A fourth of what `deploy/gateway.yaml` lets a gateway
+/// have; that of 10,000 clusters with their agents takes most of the rest.
+const MEMORY: usize = 128 << 20;
 
 /// The most a flow control window can be (RFC 9113 section 6.9.1).
 const WINDOW_MAX: u32 = (1 << 31) - 1;
@@ -54,6 +59,8 @@ pub struct Settings {
     pub max_streams: u32,
     /// HTTP/2: bytes a client may send on one stream before its upstream takes them. 240 KiB carries 20 Mbit/s at 100 ms.
     pub stream_window: u32,
+    /// What all connections hold for receivers that do not take it. To be shared by all listeners and threads.
+    pub memory: Account,
     /// HTTP/2: close a connection that has had no stream for so long. Not set: keep it, PING tells the dead from the idle.
     pub connection_idle: Option<Duration>,
     /// End a tunnel that has moved no byte for so long. Not set: watches are silent for hours.
@@ -70,6 +77,7 @@ impl Default for Settings {
             ping_timeout: Duration::from_secs(10),
             max_streams: 1_000,
             stream_window: STREAM_WINDOW,
+            memory: Account::new(MEMORY),
             connection_idle: None,
             stream_idle: None,
         }

@@ -7,6 +7,9 @@ use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep};
 
+/// How long bytes that came before a reset may take to be delivered. A peer that reads at all takes a window in far less.
+pub(crate) const LINGER: Duration = Duration::from_secs(1);
+
 /// Between two looks at a send queue that is not empty yet. Rare and bounded, so it may be as simple as this.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 

@@ -1,5 +1,5 @@
 //! The values that flags take, where a number or a path is not enough: addresses that may be `off`, durations as people
-//! write them, PROXY protocol by listener.
+//! write them, sizes, PROXY protocol by listener.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -99,6 +99,20 @@ pub(crate) fn positive_duration(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// The least that a [`size`] may be: windows of some streams, without which nothing goes well.
+const LEAST: usize = 4 << 20;
+
+/// Bytes as Kubernetes writes them: `128Mi`, `1Gi`, or a plain number.
+pub(crate) fn size(text: &str) -> Result<usize, String> {
+    let units = [("Ki", 10), ("Mi", 20), ("Gi", 30)];
+    let (digits, shift) = units
+        .into_iter()
+        .find_map(|(unit, shift)| text.strip_suffix(unit).map(|digits| (digits, shift)))
+        .unwrap_or((text, 0));
+    let size = digits.parse().ok().and_then(|number: usize| number.checked_mul(1 << shift));
+    size.filter(|size| *size >= LEAST).ok_or_else(|| "give a size such as 64Mi, 4Mi or more".to_owned())
+}
+
 /// The kinds of listener that PROXY protocol can be set for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ListenerKind {
@@ -165,6 +179,18 @@ mod tests {
             assert!(duration(text).is_err(), "{text:?}");
         }
         assert!(positive_duration("0s").is_err());
+    }
+
+    #[test]
+    fn sizes_are_read_as_kubernetes_writes_them() {
+        for (text, bytes) in
+            [("64Mi", 64 << 20), ("1Gi", 1 << 30), ("8192Ki", 8 << 20), ("5000000", 5_000_000)]
+        {
+            assert_eq!(size(text), Ok(bytes), "{text:?}");
+        }
+        for text in ["", "Mi", "64M", "64 Mi", "-1Mi", "3Mi", "17179869184Gi", "64"] {
+            assert!(size(text).is_err(), "{text:?}");
+        }
     }
 
     #[test]

@@ -17,10 +17,12 @@ use portico_gateway::{
     AccessFormat, Config, IdleTimeouts, Keepalive, ProxyMode, ProxyProtocol, StaticTokens, TokenSettings,
     TokensError,
 };
-use portico_tunnel::{Settings as TunnelSettings, Tls, TlsError, TlsFiles};
+use portico_tunnel::{Account, Settings as TunnelSettings, Tls, TlsError, TlsFiles};
 use thiserror::Error;
 
-use crate::args::{Limit, Listen, ListenerKind, ProxySetting, annotation_key, duration, positive_duration};
+use crate::args::{
+    Limit, Listen, ListenerKind, ProxySetting, annotation_key, duration, positive_duration, size,
+};
 
 /// `portico gateway`.
 #[derive(Debug, Args)]
@@ -144,6 +146,9 @@ pub(crate) struct BudgetFlags {
     /// Connections of one cluster that wait for an endpoint to accept
     #[arg(long, value_name = "N", default_value_t = Config::default().max_connecting, value_parser = at_least_one())]
     pub(crate) max_connecting_per_cluster: u32,
+    /// Bytes that all tunnel streams hold for receivers that do not take them; over it streams are reset, the longest stopped first
+    #[arg(long, value_name = "SIZE", default_value = "128Mi", value_parser = size)]
+    pub(crate) max_tunnel_held_bytes: usize,
 }
 
 #[derive(Debug, Args)]
@@ -390,6 +395,7 @@ impl Flags {
             tls,
             plaintext: flags.tunnel_plaintext,
             connection_idle: limit(self.timeouts.tunnel_connection_idle_timeout, seed.tunnel_connection_idle),
+            memory: Account::new(self.budgets.max_tunnel_held_bytes),
             ..TunnelSettings::default()
         }))
     }
@@ -490,6 +496,7 @@ mod tests {
     fn defaults_of_the_flags_are_those_of_the_gateway() {
         let config = flags(&[]).config(&Timeouts::default()).unwrap();
         let default = Config::default();
+        assert_eq!(config.tunnel.memory.limit(), default.tunnel.memory.limit());
         assert_eq!(config.hello_timeout, default.hello_timeout);
         assert_eq!(config.connect_timeout, default.connect_timeout);
         assert_eq!(config.downstream_keepalive, default.downstream_keepalive);

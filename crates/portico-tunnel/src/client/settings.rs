@@ -4,10 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::address::GatewayAddress;
+use crate::account::Account;
 use crate::client_tls::ClientTls;
 use crate::dial::Dialer;
 use crate::settings::STREAM_WINDOW;
 use crate::token_file::TokenFile;
+
+/// Most bytes held for receivers that do not take them: a fourth of what `deploy/agent.yaml` lets an agent have.
+const MEMORY: usize = 64 << 20;
 
 /// How a client reaches its gateways.
 #[derive(Debug, Clone)]
@@ -40,6 +44,8 @@ pub struct ClientSettings {
     pub stream_window: u32,
     /// Most streams of one tunnel; the gateway may allow fewer.
     pub max_streams: u32,
+    /// What all streams hold for receivers that do not take it.
+    pub memory: Account,
     /// End a stream that has moved no byte for so long. Not set: watches are silent for hours.
     pub stream_idle: Option<Duration>,
 }
@@ -71,6 +77,7 @@ impl ClientSettings {
             // As at the gateway: see `Settings`.
             stream_window: STREAM_WINDOW,
             max_streams: 1_000,
+            memory: Account::new(MEMORY),
             stream_idle: None,
         }
     }

@@ -45,7 +45,7 @@ impl Stream {
     pub fn carry<M: Meter>(self, socket: TcpStream, meter: M) -> impl Future<Output = ()> + Send {
         let Self { to_gateway, from_gateway, pulse, guard, idle } = self;
         let stream = (to_gateway, from_gateway);
-        let bridge = Bridge::new(Side::Upstream, stream, socket, meter, pulse, idle);
+        let bridge = Bridge::new(Side::Upstream, stream, socket, meter, pulse, None, idle);
         async move {
             bridge.run().await;
             drop(guard);

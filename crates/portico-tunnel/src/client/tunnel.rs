@@ -138,7 +138,7 @@ pub(crate) async fn open<S: AsyncRead + AsyncWrite + Wire + Unpin + Send + 'stat
     settings: &ClientSettings,
     deadline: Instant,
 ) -> Result<(Arc<Tunnel>, Driver<S>), Ended> {
-    let pulse = Arc::new(Pulse::default());
+    let pulse = Arc::new(Pulse::new(&settings.memory));
     let silent = || Ended::Silent(settings.handshake_timeout);
     let handshake = builder(settings).handshake::<_, Payload>(Probe::new(stream, Arc::clone(&pulse)));
     let (sender, mut connection) = timeout_at(deadline, handshake).await.map_err(|_| silent())??;

@@ -12,12 +12,12 @@ use portico_agent::address::{DEFAULT_ADDRESS, Settings as AddressSettings};
 use portico_agent::forward::{Forward, ForwardError, ForwardSpec, place};
 use portico_tunnel::client::{ClientSettings, GatewayAddress, Security};
 use portico_tunnel::{
-    ClientTls, ClientTlsError, ClientTlsFiles, Dialer, ProxyError, ProxyFiles, ProxySetting, TokenFile,
-    TokenFileError,
+    Account, ClientTls, ClientTlsError, ClientTlsFiles, Dialer, ProxyError, ProxyFiles, ProxySetting,
+    TokenFile, TokenFileError,
 };
 use thiserror::Error;
 
-use crate::args::{Limit, Listen, duration, positive_duration};
+use crate::args::{Limit, Listen, duration, positive_duration, size};
 use crate::gateway_flags::AccessLogFormat;
 
 /// `portico agent`.
@@ -120,6 +120,9 @@ pub(crate) struct LimitFlags {
     /// Connections that wait for a gateway; over it they are refused
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_waiting: u32,
+    /// Bytes that all connections hold for receivers that do not take them; over it connections are reset, the longest stopped first
+    #[arg(long, value_name = "SIZE", default_value = "64Mi", value_parser = size)]
+    pub(crate) max_held_bytes: usize,
     /// How long a connection may wait for a gateway before it is refused
     #[arg(long, value_name = "TIME", default_value = "20s", value_parser = positive_duration)]
     pub(crate) open_timeout: Duration,
@@ -249,6 +252,7 @@ impl Flags {
         client.tunnels = self.gateways.tunnels.into();
         client.open_timeout = self.limits.open_timeout;
         client.stream_idle = self.limits.stream_idle_timeout.0;
+        client.memory = Account::new(self.limits.max_held_bytes);
         let files = IdentityFiles::new(tls, token);
         Ok(Plan { forwards, client, files, address: self.node.address.settings() })
     }

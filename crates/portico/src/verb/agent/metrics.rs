@@ -30,7 +30,12 @@ impl Collector for AgentMetrics {
         Process::now().write(&mut out)?;
         let ready = status.checks().iter().all(|check| check.passed);
         out.one_gauge("agent_ready", "What /readyz says.", None, ready.into())?;
-        out.one_gauge("agent_stopping", "1 from SIGTERM on.", None, status.is_stopping().into())?;
+        out.one_gauge(
+            "agent_stopping",
+            "1 from SIGTERM, or from a take-over, on.",
+            None,
+            status.is_stopping().into(),
+        )?;
         let help = "Gateways configured that are reached without TLS.";
         out.one_gauge("agent_plaintext_gateways", help, None, status.plaintext_gateways as u64)?;
         let help = "Files of the identity whose content cannot be used; what was read before is in force.";
@@ -131,6 +136,8 @@ fn write_connections(agent: &Agent, out: &mut Families<'_>) -> fmt::Result {
     )?;
     let help = "Connections that wait for a gateway.";
     out.one_gauge("agent_waiting_connections", help, None, totals.waiting.into())?;
+    let help = "Bytes held for receivers that have not taken them; --max-held-bytes is the most.";
+    out.one_gauge("agent_held_bytes", help, None, agent.shared().memory.held() as u64)?;
     let refusals = Refusal::WORDS.iter().zip(totals.refusals);
     let refusals = refusals.map(|(&reason, count)| ([("reason", reason)], count));
     out.counter("agent_refusals", "Connections that were not carried.", None, refusals)?;

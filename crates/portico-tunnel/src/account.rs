@@ -1,0 +1,461 @@
+//! How many bytes tunnels hold that nobody has taken yet, and what happens when they are too many.
+//!
+//! Windows bound what *one* stream can make us hold. One tenant has thousands of streams, and a window that was given cannot be taken back; so
+//! all connections of a process count into one [`Account`], and it has a limit:
+//!
+//! - **Towards the HTTP/2 peer** nothing was promised: sockets are read only for window that the peer has given, so what was read waits for one thing, the
+//!   TCP socket of the connection. A connection holds [`ROOM`] of that; streams above it wait, in line ([`Ledger::room`]). It costs no throughput, for the
+//!   socket is the bottleneck then, and a peer that gives window and does not read costs that much. From half of the limit on it is [`STEP`].
+//! - **From the HTTP/2 peer** windows are out, and a socket that does not read must hold nobody else. Over the limit such streams are reset, as Envoy does
+//!   (overload action `reset_high_memory_stream`): of the connections that hold no less than the average, so that nobody pays for another tenant, the stream whose
+//!   socket has taken nothing for longest. A connection whose own socket has taken nothing for longer than any of these goes before them.
+//!
+//! Not counted is what every connection has, at rest or not: the buffer of one frame that comes in, TLS records, the kernel's socket buffers.
+
+use std::cmp::Reverse;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use futures_util::task::AtomicWaker;
+use slab::Slab;
+use tokio::sync::Notify;
+
+use crate::chunk::COPIED;
+
+/// Most bytes that wait for the TCP socket of one connection: four streams with a full window each, a few milliseconds of a fast network.
+const ROOM: usize = 1 << 20;
+
+/// The least that is read at once, and all that waits for a connection's socket while memory is short. So much is copied out of the read buffer,
+/// and takes no more memory than it is.
+const STEP: usize = COPIED;
+
+/// Between two lines about streams that were reset.
+const COMPLAIN_AGAIN: Duration = Duration::from_secs(10);
+
+/// Bytes held by all connections that share it, and the most they may hold. Cheap to clone; the clones are one account.
+#[derive(Debug, Clone)]
+pub struct Account(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    limit: usize,
+    held: AtomicUsize,
+    begun: Instant,
+    book: Mutex<Book>,
+}
+
+#[derive(Debug, Default)]
+struct Book {
+    connections: Slab<Arc<Connection>>,
+    complained: Option<Instant>,
+    /// Reset since then.
+    untold: usize,
+}
+
+impl Account {
+    /// An account with a limit in bytes.
+    #[must_use]
+    pub fn new(limit: usize) -> Self {
+        let (held, begun, book) = (AtomicUsize::default(), Instant::now(), Mutex::default());
+        Self(Arc::new(Shared { limit, held, begun, book }))
+    }
+
+    /// Bytes held now.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.0.held.load(Relaxed)
+    }
+
+    /// The most that may be held.
+    #[must_use]
+    pub fn limit(&self) -> usize {
+        self.0.limit
+    }
+
+    fn is_tight(&self) -> bool {
+        self.held() >= self.0.limit / 2
+    }
+
+    fn add(&self, bytes: usize) {
+        let held = self.0.held.fetch_add(bytes, Relaxed) + bytes;
+        if held > self.0.limit {
+            self.shed();
+        }
+    }
+
+    fn subtract(&self, bytes: usize) {
+        self.0.held.fetch_sub(bytes, Relaxed);
+    }
+
+    /// Microseconds since the account was opened, never 0.
+    fn now(&self) -> u64 {
+        u64::try_from(self.0.begun.elapsed().as_micros()).unwrap_or(u64::MAX).max(1)
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        // Nothing in here can be left half done by a panic elsewhere.
+        self.0.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends streams until the rest is within the limit. Those that were told already count as gone.
+    fn shed(&self) {
+        let mut book = self.book();
+        let connections: Vec<(&Arc<Connection>, usize)> = book
+            .connections
+            .iter()
+            .map(|(_, connection)| (connection, connection.stays()))
+            .filter(|(_, held)| *held > 0)
+            .collect();
+        let held: usize = connections.iter().map(|(_, held)| held).sum();
+        if held <= self.0.limit {
+            return;
+        }
+        // Somewhat below the limit, or the next frame had us do all of this again.
+        let mut over = held - self.0.limit + self.0.limit / 16;
+        let average = held / connections.len();
+        let mut victims: Vec<_> = connections
+            .iter()
+            .flat_map(|(connection, held)| {
+                let heavy = *held >= average;
+                connection.victims().into_iter().map(move |victim| (Reverse(heavy), victim))
+            })
+            .collect();
+        victims.sort_unstable_by_key(|(light, victim)| (*light, victim.since()));
+        let mut count = 0;
+        for (_, victim) in victims {
+            if over == 0 {
+                break;
+            }
+            over = over.saturating_sub(victim.end());
+            count += 1;
+        }
+        let now = Instant::now();
+        book.untold += count;
+        if book.complained.is_none_or(|last| now.duration_since(last) >= COMPLAIN_AGAIN) {
+            book.complained = Some(now);
+            let reset = std::mem::take(&mut book.untold);
+            drop(book);
+            tracing::warn!(
+                reset,
+                held,
+                limit = self.0.limit,
+                "bytes that nobody takes use up the memory for them; streams whose receiver stopped reading are reset"
+            );
+        }
+    }
+}
+
+/// Who may be ended.
+enum Victim {
+    Stream(Arc<Stream>, u64),
+    Connection(Arc<Connection>, u64),
+}
+
+impl Victim {
+    /// Since when nothing was taken.
+    fn since(&self) -> u64 {
+        match self {
+            Self::Stream(_, since) | Self::Connection(_, since) => *since,
+        }
+    }
+
+    /// Tells it; answers what that gives back.
+    fn end(&self) -> usize {
+        match self {
+            Self::Stream(stream, _) => {
+                stream.end.tell();
+                stream.held.load(Relaxed)
+            }
+            Self::Connection(connection, _) => {
+                let held = connection.stays();
+                connection.end.tell();
+                held
+            }
+        }
+    }
+}
+
+/// Told to somebody who is to end.
+#[derive(Debug, Default)]
+struct Told {
+    told: AtomicBool,
+    waker: AtomicWaker,
+}
+
+impl Told {
+    fn tell(&self) {
+        self.told.store(true, Relaxed);
+        self.waker.wake();
+    }
+
+    fn is_told(&self) -> bool {
+        self.told.load(Relaxed)
+    }
+
+    fn poll(&self, waker: &Waker) -> Poll<()> {
+        self.waker.register(waker);
+        if self.is_told() { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+/// What is known of one HTTP/2 connection.
+#[derive(Debug, Default)]
+struct Connection {
+    /// Bytes that wait for its socket.
+    out: AtomicUsize,
+    /// Since when its socket has taken nothing; 0 while it takes.
+    blocked: AtomicU64,
+    end: Told,
+    /// Its streams whose own sockets do not take what came.
+    streams: Mutex<Slab<Arc<Stream>>>,
+}
+
+/// What is known of one stream that holds bytes.
+#[derive(Debug)]
+struct Stream {
+    held: AtomicUsize,
+    /// When its socket last took something.
+    since: AtomicU64,
+    end: Told,
+}
+
+impl Connection {
+    fn streams(&self) -> MutexGuard<'_, Slab<Arc<Stream>>> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes held by what was not told to end.
+    fn stays(&self) -> usize {
+        if self.end.is_told() {
+            return 0;
+        }
+        let streams = self.streams();
+        let streams = streams.iter().filter(|(_, stream)| !stream.end.is_told());
+        streams.map(|(_, stream)| stream.held.load(Relaxed)).sum::<usize>() + self.out.load(Relaxed)
+    }
+
+    fn victims(self: &Arc<Self>) -> Vec<Victim> {
+        let streams = self.streams();
+        let streams = streams.iter().filter(|(_, stream)| !stream.end.is_told());
+        let mut victims: Vec<_> = streams
+            .map(|(_, stream)| Victim::Stream(Arc::clone(stream), stream.since.load(Relaxed)))
+            .collect();
+        let blocked = self.blocked.load(Relaxed);
+        if blocked > 0 && self.out.load(Relaxed) > 0 {
+            victims.push(Victim::Connection(Arc::clone(self), blocked));
+        }
+        victims
+    }
+}
+
+/// The part of an account that is one connection's.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    account: Account,
+    connection: Arc<Connection>,
+    slot: usize,
+    /// There is room again: told to one who waits for it at a time.
+    freed: Notify,
+}
+
+impl Ledger {
+    pub(crate) fn new(account: &Account) -> Self {
+        let connection = Arc::<Connection>::default();
+        let slot = account.book().connections.insert(Arc::clone(&connection));
+        Self { account: account.clone(), connection, slot, freed: Notify::new() }
+    }
+
+    /// Bytes that may be read for the peer now.
+    pub(crate) fn room(&self) -> usize {
+        let most = if self.account.is_tight() { 1 } else { ROOM };
+        match most.saturating_sub(self.connection.out.load(Relaxed)) {
+            0 => 0,
+            room => room.max(STEP),
+        }
+    }
+
+    /// Returns when there may be room again. Who was told and leaves some of it is to call [`pass_on`](Self::pass_on).
+    pub(crate) async fn freed(&self) {
+        self.freed.notified().await;
+    }
+
+    /// Lets the next in line have what room there is.
+    pub(crate) fn pass_on(&self) {
+        if self.room() > 0 {
+            self.freed.notify_one();
+        }
+    }
+
+    /// Bytes begin to wait for the connection's socket.
+    pub(crate) fn begin(&self, bytes: usize) {
+        self.connection.out.fetch_add(bytes, Relaxed);
+        self.account.add(bytes);
+    }
+
+    /// They were written, or thrown away.
+    pub(crate) fn end(&self, bytes: usize) {
+        self.connection.out.fetch_sub(bytes, Relaxed);
+        self.account.subtract(bytes);
+        self.pass_on();
+    }
+
+    /// The connection's socket takes nothing now; its task is woken if it is to end. Ready if so.
+    pub(crate) fn poll_blocked(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.connection.blocked.load(Relaxed) == 0 {
+            self.connection.blocked.store(self.account.now(), Relaxed);
+        }
+        self.connection.end.poll(cx.waker())
+    }
+
+    /// The connection's socket takes bytes.
+    pub(crate) fn moves(&self) {
+        self.connection.blocked.store(0, Relaxed);
+    }
+
+    /// Whether the connection was told to end.
+    pub(crate) fn is_to_end(&self) -> bool {
+        self.connection.end.is_told()
+    }
+
+    /// For a stream that begins to hold bytes.
+    pub(crate) fn hold(&self) -> Hold {
+        let since = AtomicU64::new(self.account.now());
+        let stream = Arc::new(Stream { held: AtomicUsize::default(), since, end: Told::default() });
+        let slot = self.connection.streams().insert(Arc::clone(&stream));
+        Hold { account: self.account.clone(), connection: Arc::clone(&self.connection), stream, slot }
+    }
+}
+
+impl Drop for Ledger {
+    fn drop(&mut self) {
+        self.account.book().connections.remove(self.slot);
+    }
+}
+
+/// What one stream holds for its socket. Dropped, it holds nothing.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    account: Account,
+    connection: Arc<Connection>,
+    stream: Arc<Stream>,
+    slot: usize,
+}
+
+impl Hold {
+    pub(crate) fn add(&self, bytes: usize) {
+        self.stream.held.fetch_add(bytes, Relaxed);
+        self.account.add(bytes);
+    }
+
+    /// The socket took some.
+    pub(crate) fn subtract(&self, bytes: usize) {
+        self.stream.held.fetch_sub(bytes, Relaxed);
+        self.account.subtract(bytes);
+        self.stream.since.store(self.account.now(), Relaxed);
+    }
+
+    /// Ready when the stream is to end.
+    pub(crate) fn poll_end(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.stream.end.poll(cx.waker())
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.account.subtract(self.stream.held.load(Relaxed));
+        let mut streams = self.connection.streams();
+        streams.remove(self.slot);
+        if streams.is_empty() {
+            // A thousand streams that were stopped once need not be remembered.
+            streams.shrink_to_fit();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_to_end(hold: &Hold) -> bool {
+        hold.stream.end.is_told()
+    }
+
+    fn held(ledger: &Ledger, bytes: usize, since: u64) -> Hold {
+        let hold = ledger.hold();
+        hold.stream.since.store(since, Relaxed);
+        hold.add(bytes);
+        hold
+    }
+
+    #[test]
+    fn over_the_limit_the_stream_that_was_stopped_for_longest_ends() {
+        let account = Account::new(1000);
+        let ledger = Ledger::new(&account);
+        let streams = [held(&ledger, 400, 20), held(&ledger, 300, 10), held(&ledger, 300, 30)];
+        assert!(!streams.iter().any(is_to_end));
+        let last = held(&ledger, 1, 40);
+        assert_eq!(streams.each_ref().map(is_to_end), [false, true, false]);
+        assert!(!is_to_end(&last));
+        last.add(200);
+        assert_eq!(streams.each_ref().map(is_to_end), [false, true, false], "who was told counts as gone");
+        drop((streams, last));
+        assert_eq!(account.held(), 0);
+    }
+
+    #[test]
+    fn nobody_pays_for_a_connection_that_holds_more() {
+        let account = Account::new(1000);
+        let (light, heavy) = (Ledger::new(&account), Ledger::new(&account));
+        let old = held(&light, 100, 10);
+        let new = [held(&heavy, 600, 20), held(&heavy, 600, 30)];
+        assert!(!is_to_end(&old));
+        assert_eq!(new.each_ref().map(is_to_end), [true, false]);
+    }
+
+    #[test]
+    fn a_connection_whose_socket_takes_nothing_ends_but_one_that_moves_does_not() {
+        let account = Account::new(1000);
+        let (blocked, moves) = (Ledger::new(&account), Ledger::new(&account));
+        let mut cx = Context::from_waker(Waker::noop());
+        moves.begin(600);
+        blocked.begin(600);
+        assert!(!moves.is_to_end() && !blocked.is_to_end(), "neither is known to be blocked");
+        assert!(blocked.poll_blocked(&mut cx).is_pending());
+        moves.begin(1);
+        assert!(blocked.is_to_end() && !moves.is_to_end());
+        assert!(blocked.poll_blocked(&mut cx).is_ready());
+        blocked.end(600);
+        moves.end(601);
+        assert_eq!(account.held(), 0);
+    }
+
+    #[test]
+    fn a_connection_has_room_for_so_much_and_less_while_memory_is_short() {
+        let account = Account::new(100 * ROOM);
+        let (ledger, other) = (Ledger::new(&account), Ledger::new(&account));
+        assert_eq!(ledger.room(), ROOM);
+        ledger.begin(ROOM - 1);
+        assert_eq!(ledger.room(), STEP, "no reading by single bytes");
+        ledger.begin(STEP);
+        assert_eq!(ledger.room(), 0);
+        ledger.end(ROOM - 1);
+        let hold = held(&other, 50 * ROOM, 1);
+        assert_eq!(ledger.room(), 0);
+        ledger.end(STEP);
+        assert_eq!(ledger.room(), STEP);
+        drop(hold);
+        assert_eq!(ledger.room(), ROOM);
+    }
+
+    #[test]
+    fn what_is_over_leaves_the_book() {
+        let account = Account::new(1000);
+        let ledger = Ledger::new(&account);
+        drop(held(&ledger, 10, 1));
+        assert!(ledger.connection.streams().is_empty());
+        drop(ledger);
+        assert!(account.book().connections.is_empty());
+    }
+}
