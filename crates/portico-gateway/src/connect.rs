@@ -207,7 +207,7 @@ impl<'a> Attempt<'a> {
         if let Err(refusal) = self.route(&request.authority) {
             return Err(match refusal {
                 // By now it is a request, and the rest of it was well formed.
-                Refusal::Malformed => Denied { refusal, reason: AUTHORITY_FORM.into() },
+                Refusal::Malformed => Denied::new(refusal, AUTHORITY_FORM),
                 refusal => refusal.into(),
             });
         }
@@ -272,21 +272,18 @@ impl<'a> Attempt<'a> {
 
     /// Counts and notes why the request is not served; what the client is told.
     fn deny(&mut self, denied: Denied) -> portico_tunnel::Refusal {
-        let Denied { refusal, reason } = denied;
+        let Denied { refusal, shown, reason, detail } = denied;
         self.refuse(refusal);
         let shared = &self.connection.worker.shared;
         let Learned { client, name, upstream, .. } = &self.learned;
         let of_identity =
-            matches!(refusal, Refusal::Unauthenticated | Refusal::NotAuthorized | Refusal::ReviewFailed);
+            matches!(shown, Refusal::Unauthenticated | Refusal::NotAuthorized | Refusal::ReviewFailed);
         if of_identity && let Some(kept_back) = shared.identities.complaints().may_write(shared.now()) {
             let cluster = upstream.as_ref().map(|upstream| upstream.cluster.name.as_str());
             let (name, refused) = (name.as_deref(), refusal.reason());
-            tracing::warn!(%client, name, cluster, refused, %reason, kept_back, "a tunnel client was turned away");
+            tracing::warn!(%client, name, cluster, refused, %reason, %detail, kept_back, "a tunnel client was turned away");
         }
-        // One that has proven who it is hears the same of another's cluster and of none at all, or it could find out which clusters
-        // there are; the access line tells them apart.
-        let hidden = refusal == Refusal::Unknown && *reason != *refusal.message();
-        let status = if hidden { Refusal::NotAuthorized.status() } else { refusal.status() };
+        let status = shown.status();
         let status = portico_tunnel::StatusCode::from_u16(status)
             .unwrap_or(portico_tunnel::StatusCode::INTERNAL_SERVER_ERROR);
         portico_tunnel::Refusal { status, reason }

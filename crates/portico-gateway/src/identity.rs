@@ -104,16 +104,23 @@ pub struct Identities {
     complaints: Complaints,
 }
 
-/// Why a request is not served, in the words for this client.
+/// Why a request is not served: the truth, for metrics and our log, and what this client may know of it.
 #[derive(Debug)]
 pub(crate) struct Denied {
+    /// What it is.
     pub(crate) refusal: Refusal,
+    /// What the client sees: its status is the answer's.
+    pub(crate) shown: Refusal,
+    /// What the client is told.
     pub(crate) reason: Cow<'static, str>,
+    /// What only the log is told; empty where that is all.
+    pub(crate) detail: String,
 }
 
 impl Denied {
-    fn new(refusal: Refusal, reason: impl Into<Cow<'static, str>>) -> Self {
-        Self { refusal, reason: reason.into() }
+    /// With nothing to hide.
+    pub(crate) fn new(refusal: Refusal, reason: impl Into<Cow<'static, str>>) -> Self {
+        Self { refusal, shown: refusal, reason: reason.into(), detail: String::new() }
     }
 }
 
@@ -137,6 +144,10 @@ struct Findings {
     another: bool,
     /// Why nothing was proven.
     why: String,
+    /// Why a reviewed token proved nothing: not for the client, who has not proven that it may know.
+    detail: String,
+    /// What that is, if it is not that the token is not valid.
+    refusal: Option<Refusal>,
 }
 
 impl Findings {
@@ -145,7 +156,17 @@ impl Findings {
         // Writing to a String cannot fail.
         let _ = write!(self.why, "{separator}{why}");
     }
+
+    /// The token proved nothing to an API server. Whether there is one, what it says, whether it can be asked and who may come from where:
+    /// the client is told the same, or clusters could be found by guessing.
+    fn hide(&mut self, why: impl Into<String>) {
+        self.note(NOT_PROVEN);
+        self.detail = why.into();
+    }
 }
+
+/// What is said of a token that an API server did not accept before, whatever the matter is.
+const NOT_PROVEN: &str = "the token proves nothing here; the log of the gateway says why";
 
 impl Identities {
     pub(crate) fn new(config: &Config) -> Self {
@@ -225,9 +246,9 @@ impl Identities {
     }
 
     fn count(&self, method: Method, denied: &Denied) {
-        let outcome = match denied.refusal {
-            Refusal::Unauthenticated => 1,
-            Refusal::ReviewFailed => 3,
+        let outcome = match (denied.refusal, denied.shown) {
+            (Refusal::ReviewFailed, _) => 3,
+            (_, Refusal::Unauthenticated) => 1,
             _ => 2,
         };
         self.outcomes[method as usize][outcome].fetch_add(1, Relaxed);
@@ -263,10 +284,12 @@ impl Identities {
                 Err(denied) => return Err((method, denied)),
             }
         }
+        let detail = std::mem::take(&mut findings.detail);
         if findings.another {
             // The same for another's cluster and for none at all, or clusters could be found by guessing; the access line tells them apart.
-            let refusal = if wanted.upstream.is_some() { Refusal::NotAuthorized } else { Refusal::Unknown };
-            return Err((method, Denied::new(refusal, Refusal::NotAuthorized.message())));
+            let shown = Refusal::NotAuthorized;
+            let refusal = if wanted.upstream.is_some() { shown } else { Refusal::Unknown };
+            return Err((method, Denied { refusal, shown, reason: shown.message().into(), detail }));
         }
         if method == Method::None {
             findings.note(
@@ -277,7 +300,9 @@ impl Identities {
                 },
             );
         }
-        Err((method, Denied::new(Refusal::Unauthenticated, std::mem::take(&mut findings.why))))
+        let shown = Refusal::Unauthenticated;
+        let refusal = findings.refusal.unwrap_or(shown);
+        Err((method, Denied { refusal, shown, reason: std::mem::take(&mut findings.why).into(), detail }))
     }
 
     /// `None` if the token proves nothing for this cluster.
@@ -306,15 +331,17 @@ impl Identities {
             return Ok(None);
         };
         let Some(upstream) = wanted.upstream else {
-            findings.note("the token opens nothing under this name");
+            findings.hide("nothing is exposed under this name");
             return Ok(None);
         };
         // Whoever may not connect at all must not cause work behind the gateway.
         if !upstream.backend().policy.allow.admits(wanted.client) {
-            return Err(Refusal::NotAllowed.into());
+            findings.refusal = Some(Refusal::NotAllowed);
+            findings.hide(Refusal::NotAllowed.message());
+            return Ok(None);
         }
         let Some(reviewer) = Reviewer::of(upstream, wanted.authority, &shared.live) else {
-            findings.note(
+            findings.hide(
                 "tokens of this cluster cannot be reviewed: its Cluster or its Service apiserver-external carries no \
                  annotation portico.k8c.io/api-server-ca",
             );
@@ -325,10 +352,18 @@ impl Identities {
         match verdict {
             Verdict::Yes => Ok(Some((Method::TokenReview, Basis::Reviewed(reviewed)))),
             Verdict::No(why) => {
-                findings.note(why);
+                findings.hide(why);
                 Ok(None)
             }
-            Verdict::Unknown(why) => Err(Denied::new(Refusal::ReviewFailed, String::from(why))),
+            // Who was accepted before knows that the cluster is there.
+            Verdict::Unknown(why) if reviewed.accepted_token().is_some() => {
+                Err(Denied::new(Refusal::ReviewFailed, String::from(why)))
+            }
+            Verdict::Unknown(why) => {
+                findings.refusal = Some(Refusal::ReviewFailed);
+                findings.hide(why);
+                Ok(None)
+            }
         }
     }
 }

@@ -525,6 +525,9 @@ struct ApiServer {
 
 const HANGS: &str = "hangs-";
 
+/// What a client hears whose token no API server has accepted.
+const NOT_PROVEN: &str = "the token proves nothing here; the log of the gateway says why";
+
 const YES: &str = r#"{"kind":"TokenReview","status":{"authenticated":true}}"#;
 
 impl ApiServer {
@@ -648,14 +651,11 @@ fn a_token_is_reviewed_by_the_api_server_of_its_cluster_once_for_many_streams() 
     assert_eq!(accepted(&gateway, Method::TokenReview), 20);
     let totals = gateway.shared().identities.reviews().unwrap();
     assert_eq!((totals.yes, totals.no, totals.failed, totals.remembered), (1, 0, 0, 1));
-    assert_eq!(
-        clients[0].refresh("unknown.test:443"),
-        (401, "the token opens nothing under this name".to_owned())
-    );
+    assert_eq!(clients[0].refresh("unknown.test:443"), (401, NOT_PROVEN.to_owned()));
 }
 
 #[test]
-fn what_an_api_server_says_decides_and_what_it_does_not_say_is_503() {
+fn what_an_api_server_says_decides_and_who_proved_nothing_is_not_told_what_it_says() {
     let pki = Pki::new();
     let api = ApiServer::new(&pki);
     let gateway = reviewing(&pki, Duration::from_secs(60));
@@ -669,22 +669,13 @@ fn what_an_api_server_says_decides_and_what_it_does_not_say_is_503() {
         Client { token: Some(token), ..Client::new(&gateway, pki.client(None, b"h2")) }
             .refresh(&authority("a"))
     };
-    let not_accepted = (401, "the API server of the cluster does not accept the token".to_owned());
+    let not_accepted = (401, NOT_PROVEN.to_owned());
     assert_eq!(ask(401, ""), not_accepted);
     assert_eq!(ask(201, r#"{"status":{"authenticated":false}}"#), not_accepted);
-    let (status, told) = ask(403, "");
-    assert_eq!(status, 401);
-    assert!(told.contains("system:auth-delegator"), "{told}");
-    assert_eq!(
-        ask(500, ""),
-        (
-            503,
-            "the token cannot be reviewed now: the API server answered 500 Internal Server Error; try again"
-                .to_owned()
-        )
-    );
+    assert_eq!(ask(403, ""), not_accepted);
+    assert_eq!(ask(500, ""), not_accepted);
     let long = format!("{{\"status\":{{\"authenticated\":true,\"error\":\"{}\"}}}}", "x".repeat(70_000));
-    assert_eq!(ask(201, &long).0, 503, "an answer without end is not read to its end");
+    assert_eq!(ask(201, &long), not_accepted, "an answer without end is not read to its end");
     assert_eq!(ask(201, YES).0, 204);
     assert_eq!(client.refresh(&authority("a")), (401, "no bearer token was shown".to_owned()));
     let before = api.asked();
@@ -694,20 +685,52 @@ fn what_an_api_server_says_decides_and_what_it_does_not_say_is_503() {
 }
 
 #[test]
+fn whether_a_cluster_exists_is_told_to_nobody_who_proved_nothing() {
+    let pki = Pki::new();
+    let (api, away) = (ApiServer::new(&pki), Endpoint::new().address);
+    let tokens = TokenSettings { review: Some(Duration::from_secs(60)), ..pki.tokens("secret-of-z,z") };
+    let gateway = start(pki.config(true, tokens));
+    api.says(401, "");
+    api.expose(&gateway, "refuses", &pki);
+    let ca = ApiServerCa::parse(&pki.pem("ca.crt")).unwrap();
+    let trusted = |name: &str| {
+        Service::new(name, &[away])
+            .authority(&authority(name))
+            .policy(|policy| policy.api_server_ca = Some(ca.clone()))
+    };
+    trusted("away").expose(&gateway);
+    Service::new("untrusted", &[away]).authority(&authority("untrusted")).expose(&gateway);
+    let elsewhere = portico_api::policy::AllowList::nobody();
+    trusted("elsewhere").policy(|policy| policy.allow = elsewhere).expose(&gateway);
+    let clients = [
+        (Client::new(&gateway, pki.client(None, b"h2")).with_token("junk"), 401),
+        // Who has proven something else is not told more.
+        (Client::new(&gateway, pki.client(Some("b"), b"h2")).with_token("junk"), 403),
+        (Client::new(&gateway, pki.client(None, b"h2")).with_token("secret-of-z"), 403),
+    ];
+    for (client, status) in clients {
+        let nobody = client.refused(&authority("nobody"));
+        assert_eq!(nobody.0, status);
+        for name in ["refuses", "away", "untrusted", "elsewhere"] {
+            assert_eq!(client.refused(&authority(name)), nobody, "{name}");
+            assert_eq!(client.refresh(&authority(name)), nobody, "{name}");
+        }
+    }
+}
+
+#[test]
 fn an_api_server_that_is_not_who_it_should_be_is_not_asked() {
     let pki = Pki::new();
     let api = ApiServer::new(&pki);
     let gateway = reviewing(&pki, Duration::from_secs(60));
     api.expose(&gateway, "a", &Pki::new());
     let client = Client::new(&gateway, pki.client(None, b"h2")).with_token("good");
-    let (status, told) = client.refresh(&authority("a"));
-    assert_eq!(status, 503);
-    assert!(told.contains("TLS: invalid peer certificate"), "{told}");
+    assert_eq!(client.refresh(&authority("a")), (401, NOT_PROVEN.to_owned()));
+    assert_eq!(gateway.shared().identities.reviews().unwrap().failed, 1);
     assert_eq!(api.asked(), 0, "the token is not shown to strangers");
     Service::new("b", &[api.address]).authority(&authority("b")).expose(&gateway);
-    let (status, told) = client.refresh(&authority("b"));
-    assert_eq!(status, 401);
-    assert!(told.contains("portico.k8c.io/api-server-ca"), "{told}");
+    assert_eq!(client.refresh(&authority("b")), (401, NOT_PROVEN.to_owned()), "nobody says whom to trust");
+    assert_eq!(gateway.shared().identities.reviews().unwrap().failed, 1);
 }
 
 #[test]
@@ -772,7 +795,9 @@ fn an_api_server_that_is_away_cuts_nothing_and_lets_nobody_new_in() {
     assert_eq!(known.refresh(&authority("a")).0, 204, "whom it accepted stays accepted");
     drop(echo(&known, &authority("a")));
     let new = Client::new(&gateway, pki.client(None, b"h2")).with_token("new");
-    assert_eq!(new.refresh(&authority("a")).0, 503);
+    assert_eq!(new.refresh(&authority("a")), (401, NOT_PROVEN.to_owned()));
+    let totals = gateway.shared().totals();
+    assert_eq!(totals.refusals[portico_gateway::Refusal::ReviewFailed as usize], 1, "we know why");
     api.says(201, YES);
     eventually("it is asked when it is back", || new.refresh(&authority("a")).0 == 204);
     assert_echoes(&known, &mut send, &mut recv);

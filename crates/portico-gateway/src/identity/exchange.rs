@@ -1,7 +1,7 @@
 //! One TokenReview (`authentication.k8s.io/v1`), posted to the API server of a cluster, authenticated by the very token it is about.
 //!
 //! So the gateway needs no credentials of any cluster, and who may come in is decided there: the token must be good, and whoever bears
-//! it must be allowed to review tokens (`system:auth-delegator`). Goes to a ready endpoint, by the way every connection goes.
+//! it must be allowed to review tokens (`create` on `tokenreviews.authentication.k8s.io`, which is all it needs). Goes to a ready endpoint, by the way every connection goes.
 
 use std::sync::Arc;
 
@@ -139,7 +139,7 @@ fn judge(status: StatusCode, body: &[u8]) -> Answer {
             Answer::No("the API server of the cluster does not accept the token".into())
         }
         StatusCode::FORBIDDEN => Answer::No(
-            "the token is good, but may not be reviewed: bind its service account to the ClusterRole system:auth-delegator"
+            "the token is good, but may not be reviewed: its service account needs the right to create tokenreviews.authentication.k8s.io, as the ClusterRole portico-agent of deploy/agent.yaml gives it"
                 .into(),
         ),
         status => Answer::Failed(format!("the API server answered {status}").into()),
@@ -159,7 +159,11 @@ mod tests {
             assert!(matches!(judge(StatusCode::CREATED, no), Answer::No(_)));
         }
         assert!(matches!(judge(StatusCode::UNAUTHORIZED, yes), Answer::No(_)));
-        assert!(matches!(judge(StatusCode::FORBIDDEN, yes), Answer::No(_)));
+        let Answer::No(why) = judge(StatusCode::FORBIDDEN, yes) else { panic!("403 is a no") };
+        assert!(
+            why.contains("tokenreviews.authentication.k8s.io"),
+            "the log says which right is missing: {why}"
+        );
         for failure in [StatusCode::INTERNAL_SERVER_ERROR, StatusCode::TOO_MANY_REQUESTS, StatusCode::FOUND] {
             assert!(matches!(judge(failure, yes), Answer::Failed(_)));
         }
