@@ -14,6 +14,8 @@ pub enum Refusal {
     Refused(StatusCode),
     /// No tunnel came up in time.
     NoTunnel,
+    /// The tunnels that are up are full.
+    Full,
     /// The gateways that were asked did not answer.
     Unanswered,
     /// No request can be made of authority or token.
@@ -24,8 +26,16 @@ pub enum Refusal {
 
 impl Refusal {
     /// The words, in the order of `Refusal::index`.
-    pub const WORDS: [&'static str; 7] =
-        ["too_many", "too_many_waiting", "refused", "no_tunnel", "unanswered", "unsendable", "stopping"];
+    pub const WORDS: [&'static str; 8] = [
+        "too_many",
+        "too_many_waiting",
+        "refused",
+        "no_tunnel",
+        "full",
+        "unanswered",
+        "unsendable",
+        "stopping",
+    ];
 
     pub(crate) fn index(self) -> usize {
         match self {
@@ -33,9 +43,10 @@ impl Refusal {
             Self::TooManyWaiting => 1,
             Self::Refused(_) => 2,
             Self::NoTunnel => 3,
-            Self::Unanswered => 4,
-            Self::Unsendable => 5,
-            Self::Stopping => 6,
+            Self::Full => 4,
+            Self::Unanswered => 5,
+            Self::Unsendable => 6,
+            Self::Stopping => 7,
         }
     }
 
@@ -46,7 +57,7 @@ impl Refusal {
     pub(crate) fn side(self) -> &'static str {
         match self {
             Self::TooMany | Self::TooManyWaiting | Self::Unsendable | Self::Stopping => "agent",
-            Self::Refused(_) | Self::NoTunnel | Self::Unanswered => "upstream",
+            Self::Refused(_) | Self::NoTunnel | Self::Full | Self::Unanswered => "upstream",
         }
     }
 }
@@ -56,6 +67,7 @@ impl From<&OpenError> for Refusal {
         match error {
             OpenError::Refused { status, .. } => Self::Refused(*status),
             OpenError::NoTunnel { .. } => Self::NoTunnel,
+            OpenError::Full { .. } => Self::Full,
             OpenError::Unanswered { .. } => Self::Unanswered,
             OpenError::Unsendable(_) => Self::Unsendable,
             OpenError::Stopping => Self::Stopping,

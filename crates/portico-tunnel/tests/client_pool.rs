@@ -20,7 +20,9 @@ use common::{Server, UPSTREAM, plaintext};
 use harness::{Line, Wire, settings};
 use names::{NameServer, Says};
 use pki::{Authority, Folder};
-use portico_tunnel::client::{Client, ClientSettings, GatewayAddress, Security, TunnelState};
+use portico_tunnel::client::{
+    Client, ClientSettings, GatewayAddress, IdentityState, OpenError, Security, TunnelState, TunnelStatus,
+};
 use portico_tunnel::{ClientTls, ClientTlsFiles, Dialer, ProxyFiles, ProxySetting, Settings, Tls, TlsFiles};
 use tokio::net::TcpListener;
 use tokio::time::Instant;
@@ -182,4 +184,78 @@ async fn a_ca_that_is_set_right_is_tried_at_once() {
     let right = Instant::now();
     clock.until("up", || live(&client).len() == 2).await;
     assert!(right.elapsed() < Duration::from_secs(4), "{:?}", right.elapsed());
+}
+
+/// So many tunnels that have nothing to do any more with our identity.
+async fn at_rest(clock: &Clock, client: &Client, tunnels: usize) {
+    clock
+        .until("at rest", || {
+            let status = client.status();
+            let rests =
+                |tunnel: &&TunnelStatus| tunnel.identity != IdentityState::Unknown && tunnel.streams == 0;
+            live(client).len() == tunnels && status.iter().filter(rests).count() == tunnels
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn who_waits_for_a_place_gets_the_one_that_is_given_back() {
+    let clock = Clock::new();
+    let server = Server::start(plaintext()).await;
+    let settings = without_ping(settings(&[server.address]));
+    let client = Client::start(ClientSettings { tunnels: 1, max_tunnels: 1, max_streams: 2, ..settings });
+    at_rest(&clock, &client, 1).await;
+    let first = clock.by(client.open(UPSTREAM)).await.unwrap();
+    let _second = clock.by(client.open(UPSTREAM)).await.unwrap();
+    let waiting = tokio::spawn({
+        let client = client.clone();
+        async move { client.open(UPSTREAM).await }
+    });
+    clock.pass(Duration::from_secs(2)).await;
+    assert!(!waiting.is_finished());
+    drop(first);
+    let freed = Instant::now();
+    let third = clock.by(waiting).await.unwrap();
+    assert!(third.is_ok() && freed.elapsed() < Duration::from_secs(1), "{third:?} {:?}", freed.elapsed());
+
+    let error = clock.by(client.open(UPSTREAM)).await.unwrap_err();
+    assert!(matches!(error, OpenError::Full { tunnels: 1, streams: 2, .. }), "{error}");
+    assert_eq!(
+        error.to_string().split_once(": ").unwrap().1,
+        "1 tunnels are up with 2 streams, as many as the gateways allow"
+    );
+}
+
+#[tokio::test]
+async fn full_tunnels_get_company_that_leaves_when_it_is_not_needed() {
+    let clock = Clock::new();
+    let server = Server::start(plaintext()).await;
+    let settings = without_ping(settings(&[server.address]));
+    let client = Client::start(ClientSettings { max_tunnels: 4, max_streams: 5, ..settings });
+    at_rest(&clock, &client, 2).await;
+    let mut streams = Vec::new();
+    for _ in 0..20 {
+        streams.push(clock.by(client.open(UPSTREAM)).await.unwrap());
+    }
+    assert_eq!(live(&client).len(), 4);
+    let error = clock.by(client.open(UPSTREAM)).await.unwrap_err();
+    assert!(matches!(error, OpenError::Full { tunnels: 4, streams: 20, .. }), "{error}");
+
+    // A few that end are no reason to leave: they may come again.
+    streams.truncate(10);
+    clock.pass(Duration::from_secs(120)).await;
+    assert_eq!(live(&client).len(), 4);
+    streams.truncate(2);
+    clock.until("two again", || live(&client).len() == 2).await;
+    clock.pass(Duration::from_secs(120)).await;
+    assert_eq!(live(&client).len(), 2);
+    assert_eq!(client.totals().tunnels_opened, 4);
+    drop(streams);
+    clock.until("those that left are gone", || client.status().len() == 2).await;
+}
+
+#[test]
+fn there_is_room_for_the_connections_that_an_agent_carries_by_default() {
+    let settings = settings(&[]);
+    assert!(settings.max_tunnels * settings.max_streams as usize >= 10_000);
 }

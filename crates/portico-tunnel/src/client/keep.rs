@@ -3,6 +3,7 @@
 //! One task keeps each tunnel ([`Pool::keep`]): it dials, hands the connection to a task of its own, waits until there is a tunnel too few,
 //! and dials again. So a tunnel that drains or is suspect has a successor while its streams go on.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::backoff::{Backoff, random};
 use super::pool::{Attempt, Pool};
 use super::reach::Failure;
+use super::tunnel::Tunnel;
 
 /// A tunnel that is lost is replaced within this time, and not by all nodes at once.
 pub(super) const REPLACE_WITHIN: Duration = Duration::from_secs(2);
@@ -62,7 +64,7 @@ impl Pool {
     /// Returns when there is a tunnel too few, and this keeper is the one to replace it.
     pub(super) async fn needed(&self, keeper: usize) {
         loop {
-            let left = self.left.notified();
+            let left = self.signals.left.notified();
             if self.claim(keeper) {
                 return;
             }
@@ -70,12 +72,19 @@ impl Pool {
         }
     }
 
-    /// Takes it upon this keeper to connect, unless there are tunnels and attempts enough.
+    /// Takes it upon this keeper to connect, unless there are tunnels and attempts enough. A full tunnel is none to who wants a stream; but
+    /// more than asked for there are at most `max_tunnels`, with those that drain.
     pub(super) fn claim(&self, keeper: usize) -> bool {
-        let live = self.tunnels().iter().filter(|tunnel| tunnel.is_live()).count();
+        let asked_for = self.settings.tunnels.max(1);
+        let (all, live, free) = {
+            let tunnels = self.tunnels();
+            let live = || tunnels.iter().filter(|tunnel| tunnel.is_live());
+            (tunnels.len(), live().count(), live().filter(|tunnel| !tunnel.is_full()).count())
+        };
         let mut attempts = self.attempts();
         let connecting = attempts.iter().filter(|attempt| attempt.connecting).count();
-        let few = live + connecting < self.settings.tunnels.max(1);
+        let few = live + connecting < asked_for
+            || (free + connecting < asked_for && all + connecting < self.settings.max_tunnels);
         if few && let Some(attempt) = attempts.get_mut(keeper) {
             attempt.connecting = true;
         }
@@ -120,12 +129,24 @@ impl Pool {
             }
         });
     }
-    /// After a silence there may be more live tunnels than asked for: those with the fewest streams go.
+    /// Retires tunnels that are more than asked for, where their streams leave them dispensable.
     pub(super) fn retire_surplus(&self) {
+        while let Some(surplus) = self.surplus() {
+            surplus.retire();
+        }
+    }
+
+    /// Of more live tunnels than asked for (after a silence, or when some were full), the one with the fewest streams; if all streams there
+    /// are would fill the others by half at most, so that it is not missed soon.
+    pub(super) fn surplus(&self) -> Option<Arc<Tunnel>> {
         let live: Vec<_> = self.tunnels().iter().filter(|tunnel| tunnel.is_live()).cloned().collect();
-        let surplus = live.len().saturating_sub(self.settings.tunnels.max(1));
-        let mut by_streams = live;
-        by_streams.sort_by_key(|tunnel| (tunnel.streams(), std::cmp::Reverse(tunnel.since)));
-        by_streams.iter().take(surplus).for_each(|tunnel| tunnel.retire());
+        if live.len() <= self.settings.tunnels.max(1) {
+            return None;
+        }
+        let fewest = live.iter().min_by_key(|tunnel| (tunnel.streams(), Reverse(tunnel.since)))?;
+        let streams: u64 = live.iter().map(|tunnel| u64::from(tunnel.streams())).sum();
+        let others = live.iter().filter(|tunnel| !Arc::ptr_eq(tunnel, fewest));
+        let room: u64 = others.map(|tunnel| u64::from(tunnel.most_streams())).sum();
+        (streams <= room / 2).then(|| Arc::clone(fewest))
     }
 }

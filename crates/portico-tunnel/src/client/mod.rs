@@ -18,6 +18,7 @@ mod open;
 mod pool;
 mod reach;
 mod settings;
+mod signals;
 mod status;
 mod stream;
 mod tend;

@@ -135,7 +135,7 @@ impl Pool {
                 let Some(address) = pool.settings.gateways.get(gateway) else { return };
                 let answer = pool.settings.dialer.resolve(&address.target).await;
                 pool.names().answered(gateway, answer, Instant::now());
-                pool.changed.notify_waiters();
+                pool.signals.changed.notify_waiters();
             });
         }
     }
@@ -145,7 +145,7 @@ impl Pool {
         let due = self.names().due(Instant::now());
         self.ask(due);
         loop {
-            let answered = self.changed.notified();
+            let answered = self.signals.changed.notified();
             let Some(until) = self.names().worth_waiting(Instant::now()) else { return };
             // Late answers are for the next attempt.
             let _ = timeout_at(until, answered).await;

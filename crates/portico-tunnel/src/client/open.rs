@@ -43,6 +43,21 @@ pub enum OpenError {
         /// The one asked last.
         gateway: String,
     },
+    /// The tunnels that are up carry as many streams as they may, and none of these ended in time.
+    #[error(
+        "no place for a stream within {waited:?}: {tunnels} tunnels are up with {streams} streams, as many as the gateways allow{}",
+        why_no_more(last.as_deref())
+    )]
+    Full {
+        /// How long that was.
+        waited: Duration,
+        /// How many.
+        tunnels: usize,
+        /// And what they carry.
+        streams: u32,
+        /// Why there is not another tunnel, if more might be up.
+        last: Option<String>,
+    },
     /// No request can be made of the authority or the token.
     #[error("{0}")]
     Unsendable(String),
@@ -77,6 +92,9 @@ impl Pool {
                     continue;
                 }
                 let waited = started.elapsed();
+                if let Some(full) = self.full(waited) {
+                    return Err(full);
+                }
                 return Err(match tried.last().or(last_asked.as_ref()) {
                     Some(tunnel) => OpenError::Unanswered { waited, gateway: self.name_of(tunnel) },
                     None => OpenError::NoTunnel { waited, last: self.last_error() },
@@ -115,16 +133,31 @@ impl Pool {
         fit.min_by_key(|tunnel| tunnel.streams()).cloned()
     }
 
-    /// Waits for a tunnel that was not tried, or has come back since.
+    /// That all live tunnels are full, if they are.
+    fn full(&self, waited: Duration) -> Option<OpenError> {
+        let live: Vec<_> = self.tunnels().iter().filter(|tunnel| tunnel.is_live()).cloned().collect();
+        let full = !live.is_empty() && live.iter().all(|tunnel| tunnel.is_full());
+        full.then(|| OpenError::Full {
+            waited,
+            tunnels: live.len(),
+            streams: live.iter().map(|tunnel| tunnel.streams()).sum(),
+            last: self.attempts().iter().find_map(|attempt| attempt.error.clone()),
+        })
+    }
+
+    /// Waits for a tunnel that was not tried, for one that has come back since, and for a place on one that is full.
     pub(super) async fn another(&self, tried: &[Arc<Tunnel>]) {
         let _waiting = Waiting::new(self);
         loop {
-            let arrived = self.arrived.notified();
+            let (arrived, freed) = (self.signals.arrived.notified(), self.signals.freed.notified());
             if self.best(tried).is_some() {
                 return;
             }
-            arrived.await;
-            if self.is_any_live() {
+            tokio::select! {
+                () = arrived => {}
+                () = freed => {}
+            }
+            if self.best(&[]).is_some() {
                 return;
             }
         }
@@ -135,6 +168,10 @@ impl Pool {
         let error = attempts.iter().find_map(|attempt| attempt.error.clone());
         error.unwrap_or_else(|| "still connecting".to_owned())
     }
+}
+
+fn why_no_more(last: Option<&str>) -> String {
+    last.map(|last| format!("; and no other comes up: {last}")).unwrap_or_default()
 }
 
 /// Whether another gateway may have another answer: one that does not know the cluster yet, is over its budget, or stops.

@@ -15,6 +15,7 @@ use super::candidates::Place;
 use super::names::Names;
 use super::open::OpenError;
 use super::settings::ClientSettings;
+use super::signals::Signals;
 use super::status::{Counters, Totals, TunnelStatus};
 use super::stream::Stream;
 use super::tunnel::{self, Ended, Tunnel, TunnelState};
@@ -32,15 +33,10 @@ pub(super) struct Pool {
     pub(super) tunnels: Mutex<Vec<Arc<Tunnel>>>,
     pub(super) attempts: Mutex<Vec<Attempt>>,
     names: Mutex<Names>,
-    /// A tunnel or the answer of a name server has come or gone: what could be better is to be looked at again.
-    pub(super) changed: Notify,
-    /// A tunnel came up, or came back.
-    pub(super) arrived: Notify,
+    pub(super) signals: Arc<Signals>,
     /// Somebody waits for a tunnel.
     pub(super) waiting: AtomicU32,
     pub(super) wanted: Notify,
-    /// A tunnel is not live any more.
-    pub(super) left: Notify,
     /// Counts up when tunnels are to be replaced by ones with a new certificate.
     pub(super) renewals: watch::Sender<u64>,
     pub(super) stopping: watch::Sender<bool>,
@@ -67,11 +63,9 @@ impl Client {
             tunnels: Mutex::default(),
             attempts: Mutex::new(vec![Attempt::default(); keepers + 1]),
             names: Mutex::new(Names::new(gateways)),
-            changed: Notify::new(),
-            arrived: Notify::new(),
+            signals: Arc::default(),
             waiting: AtomicU32::new(0),
             wanted: Notify::new(),
-            left: Notify::new(),
             renewals: watch::Sender::new(0),
             stopping: watch::Sender::new(false),
             counters: Counters::default(),
@@ -119,7 +113,7 @@ impl Client {
     /// The certificate or a CA has changed: new tunnels take the place of the old ones, whose streams finish.
     pub fn certificate_changed(&self) {
         self.pool.renewals.send_modify(|renewals| *renewals += 1);
-        self.pool.changed.notify_waiters();
+        self.pool.signals.changed.notify_waiters();
     }
 
     /// No new streams. Returns when the last one has ended.
@@ -178,7 +172,7 @@ impl Pool {
         tokio::spawn(async move {
             let ended = driver.run(&driven).await;
             pool.tunnels().retain(|tunnel| !Arc::ptr_eq(tunnel, &driven));
-            pool.left.notify_waiters();
+            pool.signals.left.notify_waiters();
             let (gateway, address) = (pool.name_of(&driven), driven.place.address);
             match ended {
                 Ended::Closed => tracing::info!(%gateway, %address, "tunnel closed"),
@@ -212,14 +206,14 @@ impl Pool {
                     tracing::info!(%gateway, %address, streams, "the gateway speaks again");
                     self.names().candidates.succeeded(tunnel.place);
                     self.retire_surplus();
-                    self.arrived.notify_waiters();
+                    self.signals.arrived.notify_waiters();
                 }
                 (_, TunnelState::Live) => {}
             }
             if state != TunnelState::Live {
-                self.left.notify_waiters();
+                self.signals.left.notify_waiters();
             }
-            self.changed.notify_waiters();
+            self.signals.changed.notify_waiters();
             if state == TunnelState::Closed {
                 return;
             }

@@ -26,8 +26,8 @@ impl Pool {
         match &dialled {
             Ok(_) => {
                 self.names().candidates.succeeded(place);
-                self.arrived.notify_waiters();
-                self.changed.notify_waiters();
+                self.signals.arrived.notify_waiters();
+                self.signals.changed.notify_waiters();
             }
             Err(_) => {
                 let mut names = self.names();
@@ -76,7 +76,7 @@ impl Pool {
             |how, ended: Ended| failure(how, format!("gateway {gateway} at {}: {ended}", place.address));
         match gateway.security {
             Security::Plaintext => {
-                let opened = tunnel::open(socket, place, renewal, settings, deadline).await;
+                let opened = tunnel::open(socket, place, renewal, settings, &self.signals, deadline).await;
                 let (tunnel, driver) = opened.map_err(|ended| {
                     let how = if ended.is_hang_up() { Failed::Absent } else { Failed::Overwhelmed };
                     not_served(how, ended)
@@ -93,7 +93,7 @@ impl Pool {
                 let too_slow = |_| not_served(Failed::Overwhelmed, Ended::Silent(settings.handshake_timeout));
                 let stream =
                     stream.map_err(too_slow)?.map_err(|error| failure(meaning(&error), error.to_string()))?;
-                let opened = tunnel::open(stream, place, renewal, settings, deadline).await;
+                let opened = tunnel::open(stream, place, renewal, settings, &self.signals, deadline).await;
                 let (tunnel, driver) = opened.map_err(|ended| not_served(Failed::Overwhelmed, ended))?;
                 Ok(self.begin(tunnel, driver))
             }

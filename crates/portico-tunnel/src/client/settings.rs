@@ -30,6 +30,8 @@ pub struct ClientSettings {
     pub authority: Box<str>,
     /// HTTP/2 connections kept up.
     pub tunnels: usize,
+    /// The most HTTP/2 connections, where those above are full.
+    pub max_tunnels: usize,
     /// Silence before a gateway is asked for a sign of life.
     pub ping_interval: Duration,
     /// Silence after that which makes a tunnel suspect: new streams go elsewhere.
@@ -63,6 +65,8 @@ impl ClientSettings {
             authority,
             // One may fail, drain or freeze while the other serves.
             tunnels: 2,
+            // With `max_streams` of each, room for the 10,000 connections that an agent carries by default, and then some.
+            max_tunnels: 16,
             // A silent gateway is asked after one to two intervals, so it is suspect within three seconds. At rest that is a PING
             // every two seconds.
             ping_interval: Duration::from_secs(1),

@@ -23,17 +23,19 @@ enum Care {
     Follow,
     /// Two tunnels go to one address while another has none.
     Spread,
+    /// There are more tunnels than asked for, which may have few streams by now.
+    Shrink,
 }
 
-const CARES: [Care; 3] = [Care::Renew, Care::Follow, Care::Spread];
+const CARES: [Care; 4] = [Care::Renew, Care::Follow, Care::Spread, Care::Shrink];
 
 impl Care {
     /// How long after it became possible it is done: not by all nodes at once, as they may well have learnt of it together.
     fn first(self) -> Duration {
         match self {
             Self::Renew | Self::Follow => REPLACE_WITHIN.mul_f64(random()),
-            // A gateway that has just come up has others to care for first.
-            Self::Spread => again(),
+            // A gateway that has just come up has others to care for first; and what is surplus now may not be in a moment.
+            Self::Spread | Self::Shrink => again(),
         }
     }
 }
@@ -49,7 +51,7 @@ impl Pool {
         // When each care is taken; `None` while there is no need.
         let mut times = [None; CARES.len()];
         loop {
-            let changed = self.changed.notified();
+            let changed = self.signals.changed.notified();
             for (care, time) in CARES.into_iter().zip(&mut times) {
                 *time = self.calls_for(care).then(|| time.unwrap_or_else(|| Instant::now() + care.first()));
             }
@@ -82,6 +84,10 @@ impl Pool {
             Care::Renew => self.outdated().is_some(),
             Care::Follow => self.gone().is_some(),
             Care::Spread => self.doubled().is_some(),
+            Care::Shrink => {
+                let live = self.tunnels().iter().filter(|tunnel| tunnel.is_live()).count();
+                live > self.settings.tunnels.max(1)
+            }
         }
     }
 
@@ -97,6 +103,11 @@ impl Pool {
                     && self.dial(own, true).await.is_ok()
                 {
                     doubled.retire();
+                }
+            }
+            Care::Shrink => {
+                if let Some(surplus) = self.surplus() {
+                    surplus.retire();
                 }
             }
         }

@@ -19,6 +19,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::candidates::Place;
 use super::settings::ClientSettings;
+use super::signals::Signals;
 use super::stream::Stream;
 use crate::io::{Probe, Pulse, Wire};
 use crate::keepalive::KeepAlive;
@@ -93,6 +94,7 @@ pub(crate) struct Tunnel {
     streams: AtomicU32,
     most_streams: AtomicU32,
     identity: Mutex<IdentityState>,
+    signals: Arc<Signals>,
     pulse: Arc<Pulse>,
 }
 
@@ -136,6 +138,7 @@ pub(crate) async fn open<S: AsyncRead + AsyncWrite + Wire + Unpin + Send + 'stat
     place: Place,
     renewal: u64,
     settings: &ClientSettings,
+    signals: &Arc<Signals>,
     deadline: Instant,
 ) -> Result<(Arc<Tunnel>, Driver<S>), Ended> {
     let pulse = Arc::new(Pulse::new(&settings.memory));
@@ -157,6 +160,7 @@ pub(crate) async fn open<S: AsyncRead + AsyncWrite + Wire + Unpin + Send + 'stat
         streams: AtomicU32::new(0),
         most_streams: AtomicU32::new(most),
         identity: Mutex::new(IdentityState::Unknown),
+        signals: Arc::clone(signals),
         pulse,
     };
     let keep_alive = KeepAlive::new(pings, settings.ping_interval, settings.ping_timeout);
@@ -294,8 +298,13 @@ impl Tunnel {
         self.streams.load(Relaxed)
     }
 
+    /// As many streams as the gateway and we allow.
+    pub(crate) fn most_streams(&self) -> u32 {
+        self.most_streams.load(Relaxed)
+    }
+
     pub(crate) fn is_full(&self) -> bool {
-        self.streams() >= self.most_streams.load(Relaxed)
+        self.streams() >= self.most_streams()
     }
 
     pub(crate) fn identity(&self) -> IdentityState {
@@ -444,13 +453,20 @@ impl StreamGuard {
             tunnel.most_streams.store(most_streams(settings, sender), Relaxed);
         }
         tunnel.streams.fetch_add(1, Relaxed);
+        if tunnel.is_full() {
+            tunnel.signals.left.notify_waiters();
+        }
         Self(Arc::clone(tunnel))
     }
 }
 
 impl Drop for StreamGuard {
     fn drop(&mut self) {
+        let was_full = self.0.is_full();
         self.0.streams.fetch_sub(1, Relaxed);
+        if was_full {
+            self.0.signals.freed.notify_one();
+        }
     }
 }
 
