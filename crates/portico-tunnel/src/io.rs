@@ -163,6 +163,11 @@ impl Pulse {
         }
     }
 
+    /// Bytes came.
+    pub(crate) fn hear(&self) {
+        self.heard.store(true, Relaxed);
+    }
+
     /// Whether bytes came since [`take_heard`](Self::take_heard) was called.
     pub(crate) fn heard(&self) -> bool {
         self.heard.load(Relaxed)
@@ -335,7 +340,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Probe<S> {
     ) -> Poll<io::Result<()>> {
         let result = Pin::new(&mut self.stream).poll_read(cx, buf);
         if result.is_ready() {
-            self.pulse.heard.store(true, Relaxed);
+            self.pulse.hear();
         }
         result
     }

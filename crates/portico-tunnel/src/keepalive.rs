@@ -56,3 +56,31 @@ impl KeepAlive {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::Settings;
+
+    /// After a loss of 30 s: 0.2 s doubled until it is over, and the wait that was begun before.
+    const TCP_TRIES_AGAIN: Duration = Duration::from_millis(51_000);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_network_that_is_gone_for_half_a_minute_costs_no_connection() {
+        let settings = Settings::default();
+        let pulse = Pulse::new(&settings.memory);
+        let mut keep_alive = KeepAlive::new(None, settings.ping_interval, settings.ping_timeout);
+        // The last byte came just before a look, or just after one.
+        for heard in [Duration::from_millis(1), settings.ping_interval - Duration::from_millis(1)] {
+            keep_alive.restart();
+            let begun = Instant::now();
+            tokio::time::sleep(heard).await;
+            pulse.take_heard();
+            pulse.hear();
+            let last = Instant::now();
+            keep_alive.silent(&pulse).await;
+            assert!(last.elapsed() > TCP_TRIES_AGAIN, "given up after {:?}", last.elapsed());
+            assert!(begun.elapsed() <= 2 * settings.ping_interval + settings.ping_timeout, "a dead peer is");
+        }
+    }
+}

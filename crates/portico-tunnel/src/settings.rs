@@ -52,7 +52,8 @@ pub struct Settings {
     pub hello_timeout: Duration,
     /// HTTP/2: how often the peer is asked for a sign of life.
     pub ping_interval: Duration,
-    /// HTTP/2: how long after that a silent peer is given up.
+    /// HTTP/2: how long after that a silent peer is given up. A network that was gone for half a minute lets TCP try again after 51 s, for
+    /// it doubles its wait from 0.2 s; until then nobody hears anything.
     pub ping_timeout: Duration,
     /// HTTP/2: streams open at once on one connection. A node agent carries all pods of a node on a few connections; 1,000 is
     /// room for every pod of the largest nodes (250) with several watches each.
@@ -74,7 +75,7 @@ impl Default for Settings {
             plaintext: false,
             hello_timeout: Duration::from_secs(5),
             ping_interval: Duration::from_secs(30),
-            ping_timeout: Duration::from_secs(10),
+            ping_timeout: Duration::from_secs(30),
             max_streams: 1_000,
             stream_window: STREAM_WINDOW,
             memory: Account::new(MEMORY),
