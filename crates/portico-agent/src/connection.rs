@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use portico_tunnel::client::{Client, Stream};
+use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 use crate::record::{Entry, Record};
@@ -54,8 +55,18 @@ async fn open(client: Client, entry: Entry, socket: TcpStream) -> Option<Opened>
         refuse(entry, socket, Refusal::TooManyWaiting, &"too many connections wait for a gateway");
         return None;
     };
-    let opened = client.open(&entry.record().forward().authority).await;
+    let opened = tokio::select! {
+        biased;
+        // Nobody reads the socket meanwhile; a reset is told without that.
+        _ = socket.ready(Interest::ERROR) => None,
+        opened = client.open(&entry.record().forward().authority) => Some(opened),
+    };
     drop(waiting);
+    // The pod knows why.
+    let Some(opened) = opened else {
+        entry.refused(Refusal::Left);
+        return None;
+    };
     match opened {
         Ok(stream) => {
             entry.opened(stream.place());

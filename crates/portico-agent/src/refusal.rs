@@ -22,11 +22,13 @@ pub enum Refusal {
     Unsendable,
     /// The agent stops.
     Stopping,
+    /// The pod gave up while it waited.
+    Left,
 }
 
 impl Refusal {
     /// The words, in the order of `Refusal::index`.
-    pub const WORDS: [&'static str; 8] = [
+    pub const WORDS: [&'static str; 9] = [
         "too_many",
         "too_many_waiting",
         "refused",
@@ -35,6 +37,7 @@ impl Refusal {
         "unanswered",
         "unsendable",
         "stopping",
+        "left",
     ];
 
     pub(crate) fn index(self) -> usize {
@@ -47,6 +50,7 @@ impl Refusal {
             Self::Unanswered => 5,
             Self::Unsendable => 6,
             Self::Stopping => 7,
+            Self::Left => 8,
         }
     }
 
@@ -57,6 +61,7 @@ impl Refusal {
     pub(crate) fn side(self) -> &'static str {
         match self {
             Self::TooMany | Self::TooManyWaiting | Self::Unsendable | Self::Stopping => "agent",
+            Self::Left => "downstream",
             Self::Refused(_) | Self::NoTunnel | Self::Full | Self::Unanswered => "upstream",
         }
     }
