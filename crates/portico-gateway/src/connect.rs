@@ -5,12 +5,12 @@
 //! end. Only what fails before there is a request is a refusal of the connection as a whole.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use portico_api::names::Authority;
-use portico_tunnel::{Failure, Handler, Meter, Request, Served, Settings};
+use portico_tunnel::{Failure, Handler, Meter, Presented, Request, Served, Settings};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -20,7 +20,7 @@ use crate::config::ProxyMode;
 use crate::connection::{Admitted, Arrival, connect, decide, learn_proxy_header, printable, proxy_header};
 use crate::copy::copy;
 use crate::descriptors::Promise;
-use crate::identity::{Denied, Held, Proof, Wanted};
+use crate::identity::{Denied, Eviction, Held, Place, Proof, Wanted};
 use crate::record::{ConnectionId, End, Listener, Opening, Session};
 use crate::refusal::{Refusal, Side};
 use crate::upstream::Upstream;
@@ -61,7 +61,7 @@ pub(crate) async fn serve_welcomed(worker: Arc<Worker>, stream: TcpStream, welco
         client,
         // Fails only for a client that is gone, and then nobody reads the header.
         local: stream.local_addr().unwrap_or(client),
-        handshake: Mutex::new(Some((handshake, promise))),
+        standing: Mutex::new(Standing { handshake: Some((handshake, promise)), ..Standing::default() }),
         held: Held::default(),
     });
     let mut draining = worker.shared.draining().subscribe();
@@ -110,10 +110,20 @@ struct Connection {
     /// Where a trusted hop sent a PROXY header, the address in it.
     client: SocketAddr,
     local: SocketAddr,
-    /// Held until the client has said what it speaks.
-    handshake: Mutex<Option<(HandshakeGuard, Promise)>>,
+    standing: Mutex<Standing>,
     /// Which clusters it has proven to speak for.
     held: Held,
+}
+
+/// What a connection holds until it has shown that it may stay.
+#[derive(Default)]
+struct Standing {
+    /// Until the client has said what it speaks.
+    handshake: Option<(HandshakeGuard, Promise)>,
+    /// From then on until it has proven who it is.
+    unproven: Option<Place>,
+    /// Until somebody waits for it.
+    eviction: Option<Eviction>,
 }
 
 impl Handler for Connection {
@@ -144,9 +154,23 @@ impl Handler for Connection {
         }
     }
 
-    fn greeted(&self) {
-        // Nothing in here can be left half done by a panic elsewhere.
-        drop(self.handshake.lock().unwrap_or_else(PoisonError::into_inner).take());
+    fn greeted(&self, tls: bool, certificate: Option<&Presented>) {
+        let place = if tls { self.worker.shared.identities.enter(certificate) } else { None };
+        let mut standing = self.standing();
+        (standing.unproven, standing.eviction) = place.unzip();
+        standing.handshake = None;
+    }
+
+    async fn unwanted(&self) {
+        let eviction = self.standing().eviction.take();
+        let is_evicted = match eviction {
+            Some(eviction) => eviction.await.is_ok(),
+            None => false,
+        };
+        if !is_evicted {
+            // It has proven who it is, or need not.
+            std::future::pending().await
+        }
     }
 
     fn refused(&self, refusal: &portico_tunnel::Refusal) {
@@ -160,10 +184,16 @@ impl Handler for Connection {
 }
 
 impl Connection {
-    /// What a connection that failed before its first request counts as; `None` for one that got further.
+    fn standing(&self) -> MutexGuard<'_, Standing> {
+        // Nothing in here can be left half done by a panic elsewhere.
+        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a connection that failed before it was served counts as; `None` for one that got further.
     fn refusal_of(&self, failure: &Failure) -> Option<Refusal> {
-        let greeted = self.handshake.lock().unwrap_or_else(PoisonError::into_inner).is_none();
+        let greeted = self.standing().handshake.is_none();
         Some(match failure {
+            Failure::Unwanted => Refusal::Unproven,
             _ if greeted => return None,
             Failure::ClosedEarly => Refusal::ClosedEarly,
             Failure::TooSlow => Refusal::TooSlow,
@@ -215,6 +245,9 @@ impl<'a> Attempt<'a> {
         let wanted = Wanted { upstream: upstream.as_ref(), authority: name.as_deref(), client: client.ip() };
         let Connection { worker, held, .. } = self.connection;
         let proof = worker.shared.identities.authenticate(&worker.shared, held, request, &wanted).await?;
+        if proof.is_some() {
+            self.connection.standing().unproven = None;
+        }
         if upstream.is_none() { Err(Refusal::Unknown.into()) } else { Ok(proof) }
     }
 

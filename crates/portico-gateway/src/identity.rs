@@ -14,6 +14,7 @@ mod proof;
 mod review;
 mod reviewed;
 mod tokens;
+mod unproven;
 mod watch;
 
 use std::borrow::Cow;
@@ -25,7 +26,7 @@ use std::time::Duration;
 
 use aws_lc_rs::digest::{Context, SHA256};
 use portico_api::names::Authority;
-use portico_tunnel::{Request, Tls, Token};
+use portico_tunnel::{Presented, Request, Tls, Token};
 use tokio::sync::Notify;
 
 pub use review::{REVIEW_BUCKETS, ReviewTotals};
@@ -34,6 +35,7 @@ pub use tokens::{StaticTokens, TokensError};
 pub(crate) use complaints::Complaints;
 pub(crate) use places::ClusterPlaces;
 pub(crate) use proof::{Held, Proof};
+pub(crate) use unproven::{Eviction, Place};
 pub(crate) use watch::watch;
 
 use crate::config::Config;
@@ -43,6 +45,7 @@ use crate::worker::Shared;
 use proof::{Basis, Registry};
 use review::Reviews;
 use reviewed::{Reviewer, Verdict};
+use unproven::Unproven;
 
 /// SHA-256 of a secret: what is kept and compared in its place. Nobody can steer it, so comparing it tells nothing about a secret.
 pub(crate) type Hash = [u8; 32];
@@ -97,6 +100,7 @@ pub struct Identities {
     tokens: Option<Arc<StaticTokens>>,
     reviews: Option<Reviews>,
     registry: Arc<Registry>,
+    unproven: Arc<Unproven>,
     /// Grows before each look at every proof: what was verified before it has to be verified again.
     generation: AtomicU64,
     changed: Notify,
@@ -175,6 +179,7 @@ impl Identities {
             tokens: config.tokens.file.clone(),
             reviews: config.tokens.review.map(Reviews::new),
             registry: Arc::default(),
+            unproven: Arc::new(Unproven::new(config.max_handshakes)),
             generation: AtomicU64::default(),
             changed: Notify::new(),
             outcomes: Default::default(),
@@ -203,6 +208,17 @@ impl Identities {
     /// What is counted of token reviews; `None` where there are none.
     pub fn reviews(&self) -> Option<ReviewTotals> {
         self.reviews.as_ref().map(Reviews::totals)
+    }
+
+    /// Connections that must still say who they are, and have not been able to.
+    pub fn unproven(&self) -> usize {
+        self.unproven.count()
+    }
+
+    /// What a connection under TLS that has shown this certificate, or none, needs until a token of it is accepted; `None` if nothing.
+    pub(crate) fn enter(&self, certificate: Option<&Presented>) -> Option<(Place, Eviction)> {
+        let is_proven = certificate.is_some_and(|certificate| certificate.identity().is_ok());
+        (self.asks() && !is_proven).then(|| self.unproven.enter())
     }
 
     pub(crate) fn complaints(&self) -> &Complaints {

@@ -51,6 +51,8 @@ pub enum Refusal {
     ConnectionRate,
     /// Too many connections of all clusters have not yet said where they want to go.
     MaxHandshakes,
+    /// It had not proven who it is, and others that had not either needed its place.
+    Unproven,
     /// Too many connections of the cluster wait for an endpoint to accept.
     MaxConnecting,
     /// Every endpoint tried refused or was unreachable.
@@ -67,7 +69,7 @@ pub enum Refusal {
 
 impl Refusal {
     /// Every reason, for metrics that must exist before they first count.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::ClosedEarly,
         Self::TooSlow,
         Self::Malformed,
@@ -82,6 +84,7 @@ impl Refusal {
         Self::MaxConnections,
         Self::ConnectionRate,
         Self::MaxHandshakes,
+        Self::Unproven,
         Self::MaxConnecting,
         Self::ConnectFailed,
         Self::ConnectTimedOut,
@@ -107,6 +110,7 @@ impl Refusal {
             Self::MaxConnections => "max_connections",
             Self::ConnectionRate => "connection_rate",
             Self::MaxHandshakes => "max_handshakes",
+            Self::Unproven => "unproven",
             Self::MaxConnecting => "max_connecting",
             Self::ConnectFailed => "connect_failed",
             Self::ConnectTimedOut => "connect_timed_out",
@@ -133,6 +137,7 @@ impl Refusal {
             Self::MaxConnections => "the cluster has reached its maximum of connections",
             Self::ConnectionRate => "the cluster has reached its maximum of new connections per second",
             Self::MaxHandshakes => "too many connections are still saying where they want to go",
+            Self::Unproven => "too many connections have not shown an identity that is accepted",
             Self::MaxConnecting => "too many connections of this cluster wait for an endpoint to accept",
             Self::ConnectFailed => "no endpoint accepted the connection",
             Self::ConnectTimedOut => "no endpoint answered in time",
@@ -161,6 +166,7 @@ impl Refusal {
             Self::MaxConnections
             | Self::ConnectionRate
             | Self::MaxHandshakes
+            | Self::Unproven
             | Self::MaxConnecting
             | Self::OutOfDescriptors
             | Self::Draining => Side::Gateway,
@@ -170,9 +176,12 @@ impl Refusal {
     /// The TLS alert a client of the SNI listener gets; `None` where it is not speaking TLS, or is gone.
     pub fn alert(self) -> Option<Description> {
         match self {
-            Self::ClosedEarly | Self::TooSlow | Self::Malformed | Self::ProxyHeader | Self::MaxHandshakes => {
-                None
-            }
+            Self::ClosedEarly
+            | Self::TooSlow
+            | Self::Malformed
+            | Self::ProxyHeader
+            | Self::MaxHandshakes
+            | Self::Unproven => None,
             Self::NoServerName | Self::Unknown => Some(Description::UnrecognizedName),
             Self::NotAllowed | Self::NotAuthorized | Self::Unauthenticated => Some(Description::AccessDenied),
             _ => Some(Description::InternalError),
@@ -188,7 +197,7 @@ impl Refusal {
             Self::Unknown => 404,
             Self::Method => 405,
             Self::TooSlow => 408,
-            Self::MaxConnections | Self::ConnectionRate | Self::MaxHandshakes => 429,
+            Self::MaxConnections | Self::ConnectionRate | Self::MaxHandshakes | Self::Unproven => 429,
             Self::ConnectFailed => 502,
             Self::NotReady
             | Self::ReviewFailed

@@ -208,6 +208,21 @@ impl Client {
         })
     }
 
+    /// Waits until the gateway closes the connection; how it said so.
+    fn closed(&self) -> h2::Error {
+        self.runtime.block_on(async {
+            let closed = async {
+                loop {
+                    match self.requests.clone().ready().await {
+                        Ok(_) => tokio::task::yield_now().await,
+                        Err(error) => return error,
+                    }
+                }
+            };
+            tokio::time::timeout(PATIENCE, closed).await.unwrap()
+        })
+    }
+
     fn connect(&self, authority: &str) -> (u16, SendStream<Bytes>, RecvStream) {
         let uri = http::Uri::builder().authority(authority).build().unwrap();
         self.send(http::Request::builder().method("CONNECT").uri(uri), false)
@@ -868,4 +883,74 @@ fn a_service_that_is_made_anew_still_has_its_old_tunnels_reviewed() {
     let end = old.runtime.block_on(async { tokio::time::timeout(PATIENCE, recv.data()).await.unwrap() });
     assert!(end.unwrap().is_err(), "its token is not accepted any more");
     eventually("that of the new one is cut, too", || revoked(&gateway) == 2);
+}
+
+fn unproven(gateway: &Gateway) -> u64 {
+    gateway.shared().totals().refusals[portico_gateway::Refusal::Unproven as usize]
+}
+
+#[test]
+fn who_proves_nothing_is_let_go_for_the_next_and_who_has_proven_itself_stays() {
+    let pki = Pki::new();
+    let gateway = start(Config { max_handshakes: 3, ..pki.config(true, pki.tokens("secret-of-b,b")) });
+    let endpoint = Endpoint::new();
+    expose(&gateway, &["a", "b"], &endpoint);
+    let silent = || {
+        let client = Client::new(&gateway, pki.client(None, b"h2"));
+        // By its answer the connection has its place.
+        assert_eq!(client.refresh(&authority("a")).0, 401);
+        client
+    };
+    let oldest = silent();
+    let next = silent();
+    let by_certificate = Client::new(&gateway, pki.client(Some("a"), b"h2"));
+    let by_token = Client::new(&gateway, pki.client(None, b"h2")).with_token("secret-of-b");
+    let mut open =
+        [by_certificate.tunnel(&authority("a"), &endpoint), by_token.tunnel(&authority("b"), &endpoint)];
+    let third = silent();
+    assert_eq!(next.refresh(&authority("a")).0, 401, "there is room for three");
+    assert_eq!(gateway.shared().identities.unproven(), 3);
+    assert_eq!(unproven(&gateway), 0);
+
+    let flood: Vec<_> = (0..5).map(|_| silent()).collect();
+    for gone in [&oldest, &next, &third, &flood[0], &flood[1]] {
+        let error = gone.closed();
+        assert_eq!(error.reason(), Some(h2::Reason::ENHANCE_YOUR_CALM), "{error}");
+    }
+    for stays in &flood[2..] {
+        assert_eq!(stays.refresh(&authority("a")).0, 401);
+    }
+    eventually("those that had to go are counted", || unproven(&gateway) == 5);
+    // A hundred honest ones at once, each of which may stay.
+    let honest: Vec<_> = (0..100)
+        .map(|number| {
+            let (certificate, cluster) = if number % 2 == 0 { (Some("a"), "a") } else { (None, "b") };
+            let client = Client::new(&gateway, pki.client(certificate, b"h2")).with_token("secret-of-b");
+            assert_eq!(client.refresh(&authority(cluster)).0, 204);
+            (client, cluster)
+        })
+        .collect();
+    for (client, cluster) in &honest {
+        assert_eq!(client.refresh(&authority(cluster)).0, 204);
+    }
+    open.iter_mut().for_each(Open::assert_alive);
+}
+
+#[test]
+fn an_http1_request_that_waits_for_a_review_makes_room_for_the_next() {
+    let pki = Pki::new();
+    let api = ApiServer::new(&pki);
+    let tokens = TokenSettings { file: None, review: Some(Duration::from_secs(60)) };
+    let gateway = start(Config { max_handshakes: 1, ..pki.config(false, tokens) });
+    api.expose(&gateway, "a", &pki);
+    let header = format!("Authorization: Bearer {HANGS}\r\n");
+    let mut first = http1_stream(&gateway, pki.client(None, b"http/1.1"), &header);
+    first.flush().unwrap();
+    eventually("its token is asked about", || api.hanging.load(SeqCst) == 1);
+    let next = Client::new(&gateway, pki.client(None, b"h2")).with_token("good");
+    assert_eq!(next.refresh(&authority("a")).0, 204);
+    let mut answer = String::new();
+    first.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 429 "), "{answer}");
+    eventually("it is counted", || unproven(&gateway) == 1);
 }

@@ -187,3 +187,41 @@ fn a_client_that_stays_silent_holds_no_place_longer_than_on_a_port_of_its_own() 
     // A place is given back after the refusal is counted.
     eventually("no place is held", || shared.gateway.shared().totals().handshakes == 0);
 }
+
+/// Type of a frame (RFC 9113 section 6.8).
+const GOAWAY: u8 = 7;
+
+/// Type of the last frame of HTTP/2.
+fn last_frame(mut bytes: &[u8]) -> Option<u8> {
+    let mut last = None;
+    while let [a, b, c, kind, ..] = *bytes {
+        last = Some(kind);
+        let length = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
+        bytes = bytes.get(9 + length..).unwrap_or_default();
+    }
+    last
+}
+
+#[test]
+fn who_proves_nothing_on_a_shared_port_makes_room_for_the_next() {
+    let tokens = tempfile::NamedTempFile::new().unwrap();
+    let file = portico_gateway::StaticTokens::load(tokens.path().to_owned()).unwrap();
+    let shared = Shared::start(|config| {
+        config.tokens.file = Some(Arc::new(file));
+        config.max_handshakes = 1;
+    });
+    let silent = || {
+        let mut client = shared.tls(Some("gateway.test"), &[b"h2"]);
+        // Preface and empty SETTINGS; and SETTINGS of the gateway, by which the connection has its place.
+        client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").unwrap();
+        eventually("it has a place", || shared.gateway.shared().totals().handshakes == 0);
+        client
+    };
+    let mut first = silent();
+    eventually("it is one that proved nothing", || shared.gateway.shared().identities.unproven() == 1);
+    let _next = silent();
+    let mut words = Vec::new();
+    let _ = first.read_to_end(&mut words);
+    assert_eq!(last_frame(&words), Some(GOAWAY));
+    eventually("it is counted", || shared.count(Refusal::Unproven) == 1);
+}

@@ -27,9 +27,15 @@ pub trait Handler: Send + Sync + 'static {
         std::future::ready(Ok(()))
     }
 
-    /// The client has said what it wants to say before requests: the HTTP/2 handshake is done, or the HTTP/1.1 head is read. What
-    /// bounds the number of those that have not may be given back.
-    fn greeted(&self) {}
+    /// The client has said what it wants to say before requests: the HTTP/2 handshake is done, or the HTTP/1.1 head is read; under TLS
+    /// or not, with this certificate or none. What bounds the number of those that have not may be given back.
+    fn greeted(&self, _tls: bool, _certificate: Option<&Presented>) {}
+
+    /// Ready when the room that the connection takes is needed for others: it is told (GOAWAY, or 429 in place of an answer) and closed.
+    /// Asked for once, after [`greeted`](Self::greeted). Never, if not implemented.
+    fn unwanted(&self) -> impl Future<Output = ()> + Send {
+        std::future::pending()
+    }
 
     /// A request was refused before [`connect`](Self::connect) could be asked: wrong method, or malformed.
     fn refused(&self, refusal: &Refusal);
@@ -85,6 +91,10 @@ impl Refusal {
     }
 
     pub(crate) const METHOD: Self = Self::new(StatusCode::METHOD_NOT_ALLOWED, "only CONNECT is served here");
+    pub(crate) const UNWANTED: Self = Self::new(
+        StatusCode::TOO_MANY_REQUESTS,
+        "the gateway needs the place for others; show an identity that is accepted, or try again",
+    );
     pub(crate) const NO_AUTHORITY: Self =
         Self::new(StatusCode::BAD_REQUEST, "the request names no authority");
 }

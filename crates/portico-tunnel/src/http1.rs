@@ -18,7 +18,7 @@ use crate::token::Token;
 const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
 
 /// How long a refused client may take to read its answer and close.
-const GOODBYE: Duration = Duration::from_secs(1);
+pub(crate) const GOODBYE: Duration = Duration::from_secs(1);
 
 /// Most bytes of a refused client that are read and thrown away, so that closing does not reset the connection under the answer.
 const THROWN_AWAY: u64 = 64 * 1024;
@@ -44,18 +44,21 @@ where
 {
     let mut bytes = bytes;
     let head = timeout_at(deadline, read_head(stream, &mut bytes, caller)).await;
-    handler.greeted();
+    caller.greeted(&**handler);
     let refusal = match head {
         Ok(Err(HeadError::Gone(error))) => return Err(Failure::Http1(error)),
         Ok(Err(HeadError::Refused(refusal))) => refusal,
         Err(_) => Refusal::new(StatusCode::REQUEST_TIMEOUT, "the request head did not come in time"),
-        // Boxed, so that what connecting needs is gone while the tunnel rests.
-        Ok(Ok(request)) => match Box::pin(handler.connect(&request)).await {
-            Err(refusal) => {
+        Ok(Ok(request)) => match connect_if_wanted(handler, &request).await {
+            None => {
+                refuse(stream, &Refusal::UNWANTED).await;
+                return Err(Failure::Unwanted);
+            }
+            Some(Err(refusal)) => {
                 refuse(stream, &refusal).await;
                 return Ok(None);
             }
-            Ok(upstream) => {
+            Some(Ok(upstream)) => {
                 if let Err(error) = answer(stream, ESTABLISHED).await {
                     // The upstream learns that nothing will come. It is closed either way.
                     let _ = upstream.stream.set_zero_linger();
@@ -68,6 +71,20 @@ where
     handler.refused(&refusal);
     refuse(stream, &refusal).await;
     Ok(None)
+}
+
+/// Connects, unless the connection is not wanted any more before that is done.
+async fn connect_if_wanted<H: Handler>(
+    handler: &Arc<H>,
+    request: &Request,
+) -> Option<Result<Upstream<H::Meter>, Refusal>> {
+    // Boxed, so that what connecting needs is gone while the tunnel rests.
+    let connect = Box::pin(handler.connect(request));
+    tokio::select! {
+        biased;
+        outcome = connect => Some(outcome),
+        () = handler.unwanted() => None,
+    }
 }
 
 /// Tells a client without TLS that it needs TLS.

@@ -21,10 +21,11 @@ use http::header::{
 };
 use http::{Method, Response, StatusCode};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::{Instant, Sleep, sleep, timeout_at};
+use tokio::time::{Instant, Sleep, sleep, timeout, timeout_at};
 
 use crate::bridge::Bridge;
 use crate::handler::{Handler, Protocol, Refusal, Request, Side, Upstream};
+use crate::http1::GOODBYE;
 use crate::io::{Probe, Pulse, Wire};
 use crate::keepalive::KeepAlive;
 use crate::payload::Payload;
@@ -49,7 +50,8 @@ where
     let pulse = Arc::new(Pulse::new(&settings.memory));
     let handshake = builder(settings).handshake(Probe::new(stream, Arc::clone(&pulse)));
     let mut connection = timeout_at(deadline, handshake).await.map_err(|_| Failure::TooSlow)??;
-    handler.greeted();
+    caller.greeted(&**handler);
+    let mut unwanted = pin!(handler.unwanted());
     let mut keep_alive =
         KeepAlive::new(connection.ping_pong(), settings.ping_interval, settings.ping_timeout);
     let mut unused = Unused::new(settings.connection_idle);
@@ -59,6 +61,11 @@ where
     loop {
         tokio::select! {
             biased;
+            // Before requests, or who asks without a pause would stay.
+            () = &mut unwanted => {
+                dismiss(connection).await;
+                return Err(Failure::Unwanted);
+            }
             accepted = accept(&mut connection, &pulse) => match accepted {
                 None => return Ok(if draining { Finished::Drained } else { Finished::Closed }),
                 Some(Err(error)) => return Err(error.into()),
@@ -84,6 +91,13 @@ where
             }
         }
     }
+}
+
+/// Says GOAWAY. A client that does not read is not waited for long.
+async fn dismiss<S: AsyncRead + AsyncWrite + Wire + Unpin>(mut connection: Connection<Probe<S>, Payload>) {
+    connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+    // An error says that it is gone, which is what we want.
+    let _ = timeout(GOODBYE, poll_fn(|cx| connection.poll_closed(cx))).await;
 }
 
 fn builder(settings: &Settings) -> Builder {

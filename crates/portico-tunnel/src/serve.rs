@@ -87,6 +87,9 @@ pub enum Failure {
     /// The HTTP/1.1 client went away before it had its answer.
     #[error("HTTP/1.1 connection: {0}")]
     Http1(#[source] io::Error),
+    /// [`Handler::unwanted`] said so; the client was told.
+    #[error("the client had shown no identity that is accepted, and its place was needed")]
+    Unwanted,
     /// The HTTP/2 client answered no PING in time.
     #[error("the client gave no sign of life")]
     Silent,
@@ -227,6 +230,11 @@ impl Caller {
     fn of<S: AsyncRead + AsyncWrite>(stream: &TlsStream<S>, tls: &Arc<Tls>) -> Self {
         let chain = stream.get_ref().1.peer_certificates();
         Self { tls: true, certificate: chain.map(|chain| Arc::new(Presented::new(tls, chain))) }
+    }
+
+    /// Tells `handler` that the client has said what it speaks.
+    pub(crate) fn greeted(&self, handler: &impl Handler) {
+        handler.greeted(self.tls, self.certificate.as_deref());
     }
 
     pub(crate) fn request(&self, authority: &str, token: Option<Token>, protocol: Protocol) -> Request {

@@ -80,6 +80,16 @@ async fn other_methods_are_told_which_one_is_served() {
 }
 
 #[tokio::test]
+async fn a_request_whose_place_is_needed_is_told_so() {
+    let mut server = Server::start(plaintext()).await;
+    server.routes.gate.send_replace(false);
+    server.routes.full.send_replace(true);
+    let answer = ask(&server, &format!("CONNECT {UPSTREAM} HTTP/1.1\r\n\r\n")).await;
+    assert!(answer.starts_with("HTTP/1.1 429 "), "{answer}");
+    assert!(matches!(server.result().await, Err(Failure::Unwanted)));
+}
+
+#[tokio::test]
 async fn malformed_requests_are_told_so() {
     let server = Server::start(plaintext()).await;
     let long = format!("CONNECT {UPSTREAM} HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(17_000));

@@ -329,6 +329,32 @@ async fn a_drain_says_goaway_and_lets_streams_finish() {
 }
 
 #[tokio::test]
+async fn a_connection_whose_place_is_needed_is_told_and_closed() {
+    let mut server = Server::start(plaintext()).await;
+    server.routes.gate.send_replace(false);
+    let mut client = server.client().await;
+    let (answer, _send) = client.connect(UPSTREAM).await;
+    patiently(async {
+        while server.routes.gate.receiver_count() == 0 {
+            tokio::task::yield_now().await
+        }
+    })
+    .await;
+    server.routes.full.send_replace(true);
+    let error = patiently(client.connection).await.unwrap().unwrap_err();
+    assert_eq!(error.reason(), Some(Reason::ENHANCE_YOUR_CALM));
+    assert!(error.is_go_away());
+    assert!(answer.await.is_err());
+    assert!(matches!(server.result().await, Err(Failure::Unwanted)));
+    patiently(async {
+        while server.routes.gate.receiver_count() > 0 {
+            tokio::task::yield_now().await
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_peer_that_answers_no_ping_is_given_up() {
     let settings = Settings {
         ping_interval: Duration::from_millis(20),

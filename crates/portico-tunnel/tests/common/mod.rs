@@ -42,6 +42,8 @@ pub struct Routes {
     reports: mpsc::UnboundedSender<Report>,
     /// Requests wait here until it is true.
     pub gate: watch::Sender<bool>,
+    /// Connections are asked to leave once it is true.
+    pub full: watch::Sender<bool>,
 }
 
 pub struct Count {
@@ -92,6 +94,10 @@ impl Handler for Routes {
         Err(Refusal::new(StatusCode::UNAUTHORIZED, "as the test wants it"))
     }
 
+    async fn unwanted(&self) {
+        let _ = self.full.subscribe().wait_for(|full| *full).await;
+    }
+
     fn refused(&self, refusal: &Refusal) {
         self.refusals.lock().unwrap().push(refusal.status);
     }
@@ -134,6 +140,7 @@ impl Server {
             refusals: Mutex::default(),
             reports: to_reports,
             gate: watch::Sender::new(true),
+            full: watch::Sender::new(false),
         });
         let task = tokio::spawn(accept(listener, settings, Arc::clone(&routes), drain.clone(), to_results));
         Self { address, upstreams, routes, reports, results, drain, task }
