@@ -11,6 +11,7 @@
 mod address;
 mod backoff;
 mod candidates;
+mod driver;
 mod introduce;
 mod keep;
 mod names;

@@ -12,13 +12,14 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::candidates::Place;
+use super::driver::{Driver, Ended};
 use super::names::Names;
 use super::open::OpenError;
 use super::settings::ClientSettings;
 use super::signals::Signals;
 use super::status::{Counters, Totals, TunnelStatus};
 use super::stream::Stream;
-use super::tunnel::{self, Ended, Tunnel, TunnelState};
+use super::tunnel::{Tunnel, TunnelState};
 use crate::io::Wire;
 
 /// Tunnels to gateways. Clones are handles to the same.
@@ -162,7 +163,7 @@ impl Pool {
     pub(super) fn begin<S: AsyncRead + AsyncWrite + Wire + Unpin + Send + 'static>(
         self: &Arc<Self>,
         tunnel: Arc<Tunnel>,
-        driver: tunnel::Driver<S>,
+        driver: Driver<S>,
     ) -> Arc<Tunnel> {
         self.counters.tunnels_opened.fetch_add(1, Relaxed);
         let (gateway, address) = (self.name_of(&tunnel), tunnel.place.address);

@@ -7,8 +7,9 @@ use tokio::time::{Instant, timeout_at};
 use super::address::Security;
 use super::backoff::{Failed, random};
 use super::candidates::Place;
+use super::driver::{self, Ended};
 use super::pool::Pool;
-use super::tunnel::{self, Ended, Tunnel};
+use super::tunnel::Tunnel;
 use crate::client_tls::{HandshakeError, HandshakeProblem};
 
 /// An attempt that failed, in words.
@@ -76,7 +77,7 @@ impl Pool {
             |how, ended: Ended| failure(how, format!("gateway {gateway} at {}: {ended}", place.address));
         match gateway.security {
             Security::Plaintext => {
-                let opened = tunnel::open(socket, place, renewal, settings, &self.signals, deadline).await;
+                let opened = driver::open(socket, place, renewal, settings, &self.signals, deadline).await;
                 let (tunnel, driver) = opened.map_err(|ended| {
                     let how = if ended.is_hang_up() { Failed::Absent } else { Failed::Overwhelmed };
                     not_served(how, ended)
@@ -93,7 +94,7 @@ impl Pool {
                 let too_slow = |_| not_served(Failed::Overwhelmed, Ended::Silent(settings.handshake_timeout));
                 let stream =
                     stream.map_err(too_slow)?.map_err(|error| failure(meaning(&error), error.to_string()))?;
-                let opened = tunnel::open(stream, place, renewal, settings, &self.signals, deadline).await;
+                let opened = driver::open(stream, place, renewal, settings, &self.signals, deadline).await;
                 let (tunnel, driver) = opened.map_err(|ended| not_served(Failed::Overwhelmed, ended))?;
                 Ok(self.begin(tunnel, driver))
             }

@@ -1,39 +1,31 @@
 //! One HTTP/2 connection to a gateway.
 
-use std::future::poll_fn;
-use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::BytesMut;
-use h2::client::{Builder, Connection, SendRequest};
-use h2::{Ping, PingPong, Reason, RecvStream};
+use h2::RecvStream;
+use h2::client::SendRequest;
 use http::header::AUTHORIZATION;
 use http::{HeaderValue, Method, Request, StatusCode, Uri, uri};
 use thiserror::Error;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout};
 
 use super::candidates::Place;
 use super::settings::ClientSettings;
 use super::signals::Signals;
 use super::stream::Stream;
-use crate::io::{Probe, Pulse, Wire};
-use crate::keepalive::KeepAlive;
+use crate::io::Pulse;
 use crate::payload::Payload;
-use crate::settings::{FRAME_SIZE, HEADER_LIST, SEND_BUFFER};
 
 /// The most that is read of why a request was refused.
 const REASON: usize = 1024;
 
 /// How long that may take to come.
 const REASON_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// Streams a gateway is thought to allow until it says so (RFC 9113 section 6.5.2 recommends at least 100).
-const FIRST_STREAMS: usize = 100;
 
 /// What a tunnel is good for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,193 +80,46 @@ pub(crate) struct Tunnel {
     pub(crate) since: Instant,
     /// Renewals of the certificate before it was opened.
     pub(crate) renewal: u64,
+    pub(crate) pulse: Arc<Pulse>,
     state: watch::Sender<TunnelState>,
+    /// Whether nothing more is to be waited for. Also a tunnel that drains may fall silent.
+    silent: watch::Sender<bool>,
     /// `None` once no new streams are wanted: h2 closes the connection when this and the last stream are gone.
     sender: Mutex<Option<SendRequest<Payload>>>,
     streams: AtomicU32,
     most_streams: AtomicU32,
     identity: Mutex<IdentityState>,
     signals: Arc<Signals>,
-    pulse: Arc<Pulse>,
-}
-
-/// How the connection of a tunnel ended.
-#[derive(Debug, Error)]
-pub(crate) enum Ended {
-    /// In order: GOAWAY, or we closed it.
-    #[error("closed")]
-    Closed,
-    /// Lost, or broken by the gateway.
-    #[error("{0}")]
-    Failed(#[from] h2::Error),
-    /// Silent for too long.
-    #[error("no sign of life for {0:?}")]
-    Silent(Duration),
-}
-
-impl Ended {
-    /// Whether the connection was closed or broke, and nothing else was said.
-    pub(crate) fn is_hang_up(&self) -> bool {
-        match self {
-            Self::Closed => true,
-            Self::Failed(error) => {
-                error.is_io() || error.reason() == Some(Reason::NO_ERROR) && !error.is_go_away()
-            }
-            Self::Silent(_) => false,
-        }
-    }
-}
-
-/// What drives a connection: to be polled until it is over.
-pub(crate) struct Driver<S: AsyncRead + AsyncWrite + Wire + Unpin> {
-    connection: Connection<Probe<S>, Payload>,
-    keep_alive: KeepAlive,
-    give_up_after: Duration,
-}
-
-/// Speaks HTTP/2 on a connected stream. Returns once the gateway has answered a PING: a frozen process accepts connections, too.
-pub(crate) async fn open<S: AsyncRead + AsyncWrite + Wire + Unpin + Send + 'static>(
-    stream: S,
-    place: Place,
-    renewal: u64,
-    settings: &ClientSettings,
-    signals: &Arc<Signals>,
-    deadline: Instant,
-) -> Result<(Arc<Tunnel>, Driver<S>), Ended> {
-    let pulse = Arc::new(Pulse::new(&settings.memory));
-    let silent = || Ended::Silent(settings.handshake_timeout);
-    let handshake = builder(settings).handshake::<_, Payload>(Probe::new(stream, Arc::clone(&pulse)));
-    let (sender, mut connection) = timeout_at(deadline, handshake).await.map_err(|_| silent())??;
-    let mut pings = connection.ping_pong();
-    if let Some(pings) = &mut pings {
-        let alive = prove_alive(&mut connection, pings);
-        timeout_at(deadline, alive).await.map_err(|_| silent())??;
-    }
-    let most = most_streams(settings, &sender);
-    let tunnel = Tunnel {
-        place,
-        since: Instant::now(),
-        renewal,
-        state: watch::Sender::new(TunnelState::Live),
-        sender: Mutex::new(Some(sender)),
-        streams: AtomicU32::new(0),
-        most_streams: AtomicU32::new(most),
-        identity: Mutex::new(IdentityState::Unknown),
-        signals: Arc::clone(signals),
-        pulse,
-    };
-    let keep_alive = KeepAlive::new(pings, settings.ping_interval, settings.ping_timeout);
-    let driver = Driver { connection, keep_alive, give_up_after: settings.give_up_after };
-    Ok((Arc::new(tunnel), driver))
-}
-
-fn builder(settings: &ClientSettings) -> Builder {
-    let mut builder = Builder::new();
-    builder
-        .enable_push(false)
-        .initial_window_size(settings.stream_window)
-        .initial_connection_window_size(settings.connection_window())
-        .initial_max_send_streams(FIRST_STREAMS)
-        .max_frame_size(FRAME_SIZE)
-        .max_header_list_size(HEADER_LIST)
-        .max_send_buffer_size(SEND_BUFFER);
-    builder
-}
-
-async fn prove_alive<S: AsyncRead + AsyncWrite + Wire + Unpin>(
-    connection: &mut Connection<Probe<S>, Payload>,
-    pings: &mut PingPong,
-) -> Result<(), h2::Error> {
-    pings.send_ping(Ping::opaque())?;
-    poll_fn(|cx| {
-        if let Poll::Ready(result) = pings.poll_pong(cx) {
-            return Poll::Ready(result.map(drop));
-        }
-        match Pin::new(&mut *connection).poll(cx) {
-            Poll::Pending => Poll::Pending,
-            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-            Poll::Ready(Ok(())) => Poll::Ready(Err(Reason::NO_ERROR.into())),
-        }
-    })
-    .await
 }
 
 fn most_streams(settings: &ClientSettings, sender: &SendRequest<Payload>) -> u32 {
     u32::try_from(sender.current_max_send_streams()).unwrap_or(u32::MAX).min(settings.max_streams)
 }
 
-/// What the driver has to see to.
-enum Event {
-    /// The connection is over.
-    Over(Result<(), h2::Error>),
-    /// A silent gateway speaks again.
-    Heard,
-}
-
-impl<S: AsyncRead + AsyncWrite + Wire + Unpin> Driver<S> {
-    /// Drives the connection until it ends, keeping its tunnel's state true. Dropping the future resets all streams.
-    pub(crate) async fn run(mut self, tunnel: &Tunnel) -> Ended {
-        let mut silent_until = None;
-        let ended = loop {
-            let give_up = async {
-                match silent_until {
-                    None => std::future::pending().await,
-                    Some(at) => tokio::time::sleep_until(at).await,
-                }
-            };
-            tokio::select! {
-                biased;
-                event = drive(&mut self.connection, tunnel, silent_until.is_some()) => match event {
-                    Event::Over(Ok(())) => break Ended::Closed,
-                    Event::Over(Err(error)) => break Ended::Failed(error),
-                    Event::Heard => {
-                        silent_until = None;
-                        self.keep_alive.restart();
-                        tunnel.change(TunnelState::Suspect, TunnelState::Live);
-                    }
-                },
-                () = self.keep_alive.silent(&tunnel.pulse), if silent_until.is_none() => {
-                    silent_until = Some(Instant::now() + self.give_up_after);
-                    tunnel.change(TunnelState::Live, TunnelState::Suspect);
-                }
-                () = give_up => break Ended::Silent(self.give_up_after),
-            }
-        };
-        tunnel.state.send_replace(TunnelState::Closed);
-        tunnel.sender().take();
-        ended
-    }
-}
-
-/// Polls the connection; notices GOAWAY, and signs of life of a gateway that had gone `silent`.
-async fn drive<S: AsyncRead + AsyncWrite + Wire + Unpin>(
-    connection: &mut Connection<Probe<S>, Payload>,
-    tunnel: &Tunnel,
-    silent: bool,
-) -> Event {
-    let mut connection = pin!(connection);
-    poll_fn(|cx| {
-        if let Poll::Ready(result) = connection.as_mut().poll(cx) {
-            return Poll::Ready(Event::Over(result));
-        }
-        tunnel.pulse.rested();
-        if !tunnel.pulse.heard() {
-            return Poll::Pending;
-        }
-        // h2 tells of a GOAWAY only those who want to send.
-        let says_goaway = tunnel
-            .sender()
-            .as_mut()
-            .is_some_and(|sender| matches!(sender.poll_ready(cx), Poll::Ready(Err(_))));
-        if says_goaway {
-            tunnel.retire();
-        }
-        if silent { Poll::Ready(Event::Heard) } else { Poll::Pending }
-    })
-    .await
-}
-
 impl Tunnel {
+    pub(crate) fn new(
+        place: Place,
+        renewal: u64,
+        sender: SendRequest<Payload>,
+        settings: &ClientSettings,
+        signals: &Arc<Signals>,
+        pulse: Arc<Pulse>,
+    ) -> Self {
+        Self {
+            place,
+            since: Instant::now(),
+            renewal,
+            state: watch::Sender::new(TunnelState::Live),
+            silent: watch::Sender::new(false),
+            most_streams: AtomicU32::new(most_streams(settings, &sender)),
+            sender: Mutex::new(Some(sender)),
+            streams: AtomicU32::new(0),
+            identity: Mutex::new(IdentityState::Unknown),
+            signals: Arc::clone(signals),
+            pulse,
+        }
+    }
+
     pub(crate) fn state(&self) -> TunnelState {
         *self.state.borrow()
     }
@@ -325,6 +170,35 @@ impl Tunnel {
             }
             retires
         });
+    }
+
+    /// The gateway has not answered in time.
+    pub(crate) fn fell_silent(&self) {
+        self.silent.send_replace(true);
+        self.change(TunnelState::Live, TunnelState::Suspect);
+    }
+
+    /// It speaks again.
+    pub(crate) fn heard(&self) {
+        self.silent.send_replace(false);
+        self.change(TunnelState::Suspect, TunnelState::Live);
+    }
+
+    /// The connection is over.
+    pub(crate) fn close(&self) {
+        self.silent.send_replace(true);
+        self.state.send_replace(TunnelState::Closed);
+        self.sender().take();
+    }
+
+    /// Retires after a GOAWAY, of which h2 tells only those who want to send.
+    pub(crate) fn poll_goaway(&self, cx: &mut Context<'_>) {
+        let mut sender = self.sender();
+        let says = sender.as_mut().is_some_and(|sender| matches!(sender.poll_ready(cx), Poll::Ready(Err(_))));
+        drop(sender);
+        if says {
+            self.retire();
+        }
     }
 
     fn change(&self, from: TunnelState, to: TunnelState) {
@@ -400,13 +274,11 @@ impl Tunnel {
         answer: h2::client::ResponseFuture,
         deadline: Instant,
     ) -> Result<http::Response<RecvStream>, RequestError> {
-        let mut state = self.state.subscribe();
+        let mut silent = self.silent.subscribe();
         tokio::select! {
             biased;
             answer = answer => answer.map_err(RequestError::Broken),
-            _ = state.wait_for(|state| matches!(state, TunnelState::Suspect | TunnelState::Closed)) => {
-                Err(RequestError::Silent)
-            }
+            _ = silent.wait_for(|silent| *silent) => Err(RequestError::Silent),
             () = tokio::time::sleep_until(deadline) => Err(RequestError::Silent),
         }
     }
