@@ -300,3 +300,32 @@ async fn draining_waits_for_the_last_stream() {
     patiently(draining).await.unwrap();
     assert!(client.status().is_empty(), "{:?}", client.status());
 }
+
+#[tokio::test]
+async fn a_request_on_a_draining_tunnel_that_freezes_is_asked_again_elsewhere() {
+    let (one, two) = (Server::start(plaintext()).await, Server::start(plaintext()).await);
+    let (first, second) = (Line::to(one.address).await, Line::to(two.address).await);
+    let gateways = settings(&[first.address, second.address]);
+    let client = Client::start(ClientSettings { tunnels: 1, ..gateways });
+    wait_for(&client, TunnelState::Live, 1).await;
+    let on_first = client.status()[0].address == Some(first.address);
+    let (server, line) = if on_first { (&one, &first) } else { (&two, &second) };
+    // The gateway has the request, says that it stops, and freezes before it answers.
+    server.routes.gate.send_replace(false);
+    let opening = tokio::spawn({
+        let client = client.clone();
+        async move { client.open(UPSTREAM).await }
+    });
+    patiently(async {
+        while server.routes.requests.lock().unwrap().is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    server.drain.send_replace(true);
+    wait_for(&client, TunnelState::Draining, 1).await;
+    wait_for(&client, TunnelState::Live, 1).await;
+    line.wire.send_replace(Wire::Frozen);
+    patiently(opening).await.unwrap().unwrap();
+    assert_eq!(client.totals().streams_retried, 1);
+}

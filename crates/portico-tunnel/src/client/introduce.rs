@@ -1,22 +1,25 @@
-//! What gateways think of our identity, and who asks them.
+//! What gateways think of our identity: asked before the first pod needs to know, when the identity is renewed, when a gateway refuses a
+//! stream for it, and again while it does not accept it, for what it knows of us may be older than what we show.
+//!
+//! The answer to `OPTIONS *` decides, and not that to a CONNECT: a gateway may accept us and still refuse a name with 403, again and again,
+//! which is not to make an agent unready. Only where a gateway does not know the question its refusals count.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::uri;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep_until};
 
 use super::backoff::random;
 use super::pool::Pool;
-use super::tunnel::{IdentityState, Tunnel};
+use super::tunnel::{IdentityState, RequestError, Tunnel, TunnelState};
 
-/// Between two times a gateway that does not accept our identity is asked whether it does by now.
+/// Between two times a gateway is asked, unless there is something new to show.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
 
 impl Pool {
-    /// Has the gateway say what it thinks of our identity, before the first pod needs to know; and again while it does not accept it, for
-    /// what it knows of us may be older than what we show.
-    pub(super) async fn show_identity(self: Arc<Self>, tunnel: Arc<Tunnel>) {
+    /// Keeps the tunnel's identity true until no request can be sent on it.
+    pub(super) async fn introduce(self: Arc<Self>, tunnel: Arc<Tunnel>) {
         let gateway = self.name_of(&tunnel);
         let authority = match uri::Authority::try_from(&*self.settings.authority) {
             Ok(authority) => authority,
@@ -25,35 +28,55 @@ impl Pool {
                 return;
             }
         };
-        let mut known = None;
+        let mut written = None;
         loop {
-            let Ok(token) = self.token() else {
-                tracing::error!("the token cannot be sent: it holds characters that no header may have");
-                return;
+            let asked = self.ask_about_us(&tunnel, &authority).await;
+            let unanswered = match &asked {
+                Ok(()) => false,
+                Err(RequestError::Unsendable(error)) => {
+                    tracing::error!(%error, "our token cannot be sent: it holds characters that no header may have");
+                    false
+                }
+                Err(_) if matches!(tunnel.state(), TunnelState::Draining | TunnelState::Closed) => return,
+                Err(error) => {
+                    tracing::debug!(%gateway, %error, "the gateway was not asked about our identity");
+                    true
+                }
             };
-            let asked = tunnel.refresh_identity(authority.clone(), token.as_ref(), &self.settings).await;
-            if let Err(error) = asked {
-                tracing::debug!(%gateway, %error, "the gateway was not asked about our identity");
-                return;
-            }
             let identity = tunnel.identity();
             match &identity {
-                IdentityState::Refused { status, reason } if known.as_ref() != Some(&identity) => {
+                IdentityState::Refused { status, reason } if written.as_ref() != Some(&identity) => {
                     tracing::error!(%gateway, %status, %reason, "the gateway does not accept our identity");
+                    written = Some(identity.clone());
                 }
                 IdentityState::Refused { .. } => {}
                 IdentityState::Accepted | IdentityState::Unknown => {
-                    if known.is_some() {
+                    if written.take().is_some() {
                         tracing::info!(%gateway, "the gateway accepts our identity now");
                     }
-                    return;
                 }
             }
-            known = Some(identity);
+            let settled = !unanswered && written.is_none();
+            let soonest = Instant::now() + ASK_AGAIN.mul_f64(0.5 + random());
             tokio::select! {
-                () = sleep(ASK_AGAIN.mul_f64(0.5 + random())) => {}
                 () = tunnel.closed() => return,
+                () = tunnel.renewed.notified() => {}
+                () = async {
+                    if settled {
+                        tunnel.doubted.notified().await;
+                    }
+                    sleep_until(soonest).await;
+                } => {}
             }
         }
+    }
+
+    async fn ask_about_us(
+        &self,
+        tunnel: &Arc<Tunnel>,
+        authority: &uri::Authority,
+    ) -> Result<(), RequestError> {
+        let token = self.token().map_err(http::Error::from)?;
+        tunnel.refresh_identity(authority.clone(), token.as_ref(), &self.settings).await
     }
 }

@@ -35,13 +35,15 @@ pub enum OpenError {
         /// What failed last.
         last: String,
     },
-    /// The gateways that were asked did not answer.
-    #[error("no gateway answered within {waited:?}; last asked: {gateway}")]
+    /// The gateways that were asked did not answer, or broke the stream off.
+    #[error("no gateway has answered after {waited:?}; last asked: {gateway}: {why}")]
     Unanswered {
         /// How long that was.
         waited: Duration,
         /// The one asked last.
         gateway: String,
+        /// What it did instead.
+        why: String,
     },
     /// The tunnels that are up carry as many streams as they may, and none of these ended in time.
     #[error(
@@ -74,7 +76,8 @@ impl Pool {
         let started = Instant::now();
         let deadline = started + self.settings.open_timeout;
         let mut tried: Vec<Arc<Tunnel>> = Vec::new();
-        let mut last_asked = None;
+        // Which of the gateways was asked last, and how that failed.
+        let mut failed: Option<(String, RequestError)> = None;
         let mut refused = None;
         loop {
             if *self.stopping.borrow() {
@@ -85,9 +88,10 @@ impl Pool {
                 if let Some(refused) = refused {
                     return Err(refused);
                 }
-                if timeout_at(deadline, self.another(&tried)).await.is_ok() {
+                let resets = failed.as_ref().is_some_and(|(_, error)| error.is_reset());
+                let hopeless = resets && self.is_all_there_is(&tried);
+                if !hopeless && timeout_at(deadline, self.another(&tried)).await.is_ok() {
                     // Also one that was silent before may be back.
-                    last_asked = tried.pop().or(last_asked);
                     tried.clear();
                     continue;
                 }
@@ -95,12 +99,14 @@ impl Pool {
                 if let Some(full) = self.full(waited) {
                     return Err(full);
                 }
-                return Err(match tried.last().or(last_asked.as_ref()) {
-                    Some(tunnel) => OpenError::Unanswered { waited, gateway: self.name_of(tunnel) },
+                return Err(match failed {
+                    Some((gateway, error)) => {
+                        OpenError::Unanswered { waited, gateway, why: error.to_string() }
+                    }
                     None => OpenError::NoTunnel { waited, last: self.last_error() },
                 });
             };
-            if !tried.is_empty() {
+            if failed.is_some() || refused.is_some() {
                 self.counters.streams_retried.fetch_add(1, Relaxed);
             }
             match tunnel.connect(parsed.clone(), token.as_ref(), deadline, &self.settings).await {
@@ -118,7 +124,9 @@ impl Pool {
                     refused = Some(no);
                 }
                 Err(RequestError::Unsendable(error)) => return Err(unsendable(&error)),
-                Err(RequestError::Broken(_) | RequestError::Silent) => {}
+                Err(error @ (RequestError::Broken(_) | RequestError::Silent)) => {
+                    failed = Some((self.name_of(&tunnel), error));
+                }
             }
             tried.push(tunnel);
         }
@@ -131,6 +139,13 @@ impl Pool {
             tunnel.is_live() && !tunnel.is_full() && !tried.iter().any(|other| Arc::ptr_eq(other, tunnel))
         });
         fit.min_by_key(|tunnel| tunnel.streams()).cloned()
+    }
+
+    /// Whether all live tunnels were `tried`, and none is being connected.
+    fn is_all_there_is(&self, tried: &[Arc<Tunnel>]) -> bool {
+        let live: Vec<_> = self.tunnels().iter().filter(|tunnel| tunnel.is_live()).cloned().collect();
+        let all_tried = live.iter().all(|tunnel| tried.iter().any(|other| Arc::ptr_eq(other, tunnel)));
+        !live.is_empty() && all_tried && !self.attempts().iter().any(|attempt| attempt.connecting)
     }
 
     /// That all live tunnels are full, if they are.

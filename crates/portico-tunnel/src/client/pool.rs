@@ -105,10 +105,7 @@ impl Client {
     /// The token file has changed: the gateways are shown the new token, before the old one becomes worthless for the streams that
     /// were opened with it.
     pub fn token_changed(&self) {
-        let tunnels: Vec<_> = self.pool.tunnels().clone();
-        for tunnel in tunnels {
-            tokio::spawn(Arc::clone(&self.pool).show_identity(tunnel));
-        }
+        self.pool.tunnels().iter().for_each(|tunnel| tunnel.renewed.notify_one());
     }
 
     /// The certificate or a CA has changed: new tunnels take the place of the old ones, whose streams finish.
@@ -181,7 +178,7 @@ impl Pool {
             }
         });
         tokio::spawn(Arc::clone(self).watch(Arc::clone(&tunnel)));
-        tokio::spawn(Arc::clone(self).show_identity(Arc::clone(&tunnel)));
+        tokio::spawn(Arc::clone(self).introduce(Arc::clone(&tunnel)));
         tunnel
     }
 

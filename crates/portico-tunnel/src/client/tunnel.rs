@@ -11,7 +11,7 @@ use h2::client::SendRequest;
 use http::header::AUTHORIZATION;
 use http::{HeaderValue, Method, Request, StatusCode, Uri, uri};
 use thiserror::Error;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
 
 use super::candidates::Place;
@@ -60,7 +60,7 @@ pub enum IdentityState {
 #[derive(Debug, Error)]
 pub(crate) enum RequestError {
     /// The tunnel ended, or is about to: another one may do.
-    #[error("the tunnel ended before the gateway answered: {0}")]
+    #[error("{0}")]
     Broken(#[source] h2::Error),
     /// The tunnel became suspect, or drains.
     #[error("the gateway did not answer")]
@@ -71,6 +71,13 @@ pub(crate) enum RequestError {
     /// No HTTP request can be made of it: a token with line breaks, say.
     #[error("no request can be made of this authority or token: {0}")]
     Unsendable(#[from] http::Error),
+}
+
+impl RequestError {
+    /// Whether the gateway broke off this stream, and not the tunnel.
+    pub(crate) fn is_reset(&self) -> bool {
+        matches!(self, Self::Broken(error) if error.is_reset())
+    }
 }
 
 /// A connection that is up, as the pool and its streams see it. All of them are on one thread.
@@ -89,6 +96,12 @@ pub(crate) struct Tunnel {
     streams: AtomicU32,
     most_streams: AtomicU32,
     identity: Mutex<IdentityState>,
+    /// What the gateway said of us when it refused a stream, until it says otherwise.
+    complaint: Mutex<Option<IdentityState>>,
+    /// Our identity is to be shown anew: there is another.
+    pub(crate) renewed: Notify,
+    /// Or: what the gateway thinks of it has changed, to judge from how it answered a request.
+    pub(crate) doubted: Notify,
     signals: Arc<Signals>,
 }
 
@@ -115,6 +128,9 @@ impl Tunnel {
             sender: Mutex::new(Some(sender)),
             streams: AtomicU32::new(0),
             identity: Mutex::new(IdentityState::Unknown),
+            complaint: Mutex::new(None),
+            renewed: Notify::new(),
+            doubted: Notify::new(),
             signals: Arc::clone(signals),
             pulse,
         }
@@ -156,8 +172,12 @@ impl Tunnel {
         self.identity.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(crate) fn set_identity(&self, identity: IdentityState) {
+    fn set_identity(&self, identity: IdentityState) {
         *self.identity.lock().unwrap_or_else(PoisonError::into_inner) = identity;
+    }
+
+    fn complaint(&self) -> MutexGuard<'_, Option<IdentityState>> {
+        self.complaint.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// No new streams; the connection closes when those it has are over.
@@ -225,6 +245,7 @@ impl Tunnel {
         settings: &ClientSettings,
     ) -> Result<Stream, RequestError> {
         let uri = Uri::from(authority);
+        let is_judged = uri.authority().is_some_and(|authority| *authority == *settings.authority);
         let request = request(Method::CONNECT, uri, token)?;
         let place = StreamGuard::take(self, settings);
         let mut sender = self.sender().clone().ok_or(RequestError::Silent)?;
@@ -234,7 +255,17 @@ impl Tunnel {
         let status = answer.status();
         let from_gateway = answer.into_body();
         if status != StatusCode::OK {
-            return Err(RequestError::Refused { status, reason: reason(from_gateway).await });
+            let reason = reason(from_gateway).await;
+            if is_refusal(status) {
+                if is_judged {
+                    *self.complaint() = Some(IdentityState::Refused { status, reason: reason.clone() });
+                }
+                self.doubted.notify_one();
+            }
+            return Err(RequestError::Refused { status, reason });
+        }
+        if is_judged && self.complaint().take().is_some() {
+            self.doubted.notify_one();
         }
         Ok(Stream::new(to_gateway, from_gateway, Arc::clone(&self.pulse), place, settings.stream_idle))
     }
@@ -258,12 +289,16 @@ impl Tunnel {
         drop(sender);
         let answer = self.answer(answer, Instant::now() + settings.open_timeout).await?;
         let identity = match answer.status() {
-            status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
+            status if is_refusal(status) => {
                 IdentityState::Refused { status, reason: reason(answer.into_body()).await }
             }
-            StatusCode::NO_CONTENT => IdentityState::Accepted,
-            // A gateway of another make, or one that does not know the cluster yet.
-            _ => IdentityState::Unknown,
+            StatusCode::NO_CONTENT => {
+                // What it complained of is another matter: a name that we may not have.
+                *self.complaint() = None;
+                IdentityState::Accepted
+            }
+            // A gateway of another make, or one that does not know the cluster yet: what it does counts.
+            _ => self.complaint().clone().unwrap_or(IdentityState::Unknown),
         };
         self.set_identity(identity);
         Ok(())
@@ -282,6 +317,11 @@ impl Tunnel {
             () = tokio::time::sleep_until(deadline) => Err(RequestError::Silent),
         }
     }
+}
+
+/// 401: no or no valid identity; 403: one that may not.
+fn is_refusal(status: StatusCode) -> bool {
+    matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
 }
 
 fn request(method: Method, uri: Uri, token: Option<&HeaderValue>) -> Result<Request<()>, http::Error> {
