@@ -31,7 +31,7 @@ mod target;
 mod tcp;
 
 pub use credentials::{CredentialsError, CredentialsSource};
-pub use error::{DialError, Refused, Schemes, Sent};
+pub use error::{DialError, HeadLimit, Refused, Schemes, Sent};
 pub use resolve::{ResolveError, Resolved};
 pub use setting::{Proxy, ProxyError, ProxySetting, UrlProblem};
 pub use socket::{Route, Socket};

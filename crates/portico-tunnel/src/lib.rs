@@ -39,9 +39,9 @@ mod watch;
 pub use account::Account;
 pub use client_tls::{ClientTls, ClientTlsError, ClientTlsFiles, HandshakeError, HandshakeProblem};
 pub use dial::{
-    CredentialsError, CredentialsSource, DialError, DialTimeouts, Dialer, Proxy, ProxyError, ProxyFiles,
-    ProxySetting, Refused, ResolveError, Resolved, Route, Schemes, Sent, Socket, Target, TargetError,
-    UrlProblem,
+    CredentialsError, CredentialsSource, DialError, DialTimeouts, Dialer, HeadLimit, Proxy, ProxyError,
+    ProxyFiles, ProxySetting, Refused, ResolveError, Resolved, Route, Schemes, Sent, Socket, Target,
+    TargetError, UrlProblem,
 };
 pub use handler::{End, Handler, Meter, Protocol, Refusal, Request, Side, StatusCode, Upstream};
 pub use identity::Identity;

@@ -140,6 +140,19 @@ async fn what_does_not_speak_http_is_quoted() {
 }
 
 #[tokio::test]
+async fn a_head_with_too_many_fields_is_said_to_be_one() {
+    let fields: String = (0..65).map(|number| format!("X-{number}: x\r\n")).collect();
+    let proxy = Proxy::start(|mut stream| async move {
+        stream.write_all(format!("HTTP/1.1 403 Forbidden\r\n{fields}\r\n").as_bytes()).await.unwrap();
+    })
+    .await;
+    assert_eq!(
+        proxy.error().await,
+        format!("proxy http://PROXY answers CONNECT {GATEWAY} with a head of more than 64 fields")
+    );
+}
+
+#[tokio::test]
 async fn an_endless_head_is_given_up() {
     let proxy = Proxy::start(|mut stream| async move {
         let mut said = stream.write_all(b"HTTP/1.1 200 OK\r\nX-Endless: ").await;

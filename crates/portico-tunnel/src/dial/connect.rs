@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
 use super::credentials::{CredentialsSource, Secret};
-use super::error::{DialError, Refused, Schemes, Sent};
+use super::error::{DialError, HeadLimit, Refused, Schemes, Sent};
 use super::setting::Proxy;
 use super::socket::{Route, Socket, Transport};
 use super::target::Target;
@@ -69,6 +69,7 @@ pub(super) async fn ask(
     transport.write_all(request(target, secret.as_ref()).as_bytes()).await.map_err(gone)?;
     transport.flush().await.map_err(gone)?;
     let mut bytes = BytesMut::new();
+    let too_long = |limit| DialError::HeadTooLong { proxy: Arc::clone(proxy), target: target.clone(), limit };
     loop {
         match parse(&bytes) {
             Parsed::Complete(head, len) => {
@@ -80,10 +81,10 @@ pub(super) async fn ask(
                 continue;
             }
             Parsed::NeedMore if bytes.len() >= LARGEST_HEAD => {
-                let (proxy, target) = (Arc::clone(proxy), target.clone());
-                return Err(DialError::HeadTooLong { proxy, target, limit: LARGEST_HEAD });
+                return Err(too_long(HeadLimit::Bytes(LARGEST_HEAD)));
             }
             Parsed::NeedMore => {}
+            Parsed::TooManyFields => return Err(too_long(HeadLimit::Fields(MOST_FIELDS))),
             Parsed::Malformed => return Err(not_http(proxy, &bytes)),
         }
         match read_more(&mut transport, &mut bytes, LARGEST_HEAD).await {
@@ -156,6 +157,7 @@ enum Parsed {
     /// A head, and how long it is.
     Complete(Head, usize),
     NeedMore,
+    TooManyFields,
     Malformed,
 }
 
@@ -165,6 +167,7 @@ fn parse(bytes: &[u8]) -> Parsed {
     let len = match response.parse(bytes) {
         Ok(httparse::Status::Complete(len)) => len,
         Ok(httparse::Status::Partial) => return Parsed::NeedMore,
+        Err(httparse::Error::TooManyHeaders) => return Parsed::TooManyFields,
         Err(_) => return Parsed::Malformed,
     };
     let values = |name: &'static str| {

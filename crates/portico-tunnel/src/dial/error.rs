@@ -78,15 +78,15 @@ pub enum DialError {
         /// How its answer begins.
         said: String,
     },
-    /// The head of the answer does not end.
-    #[error("proxy {proxy} answers CONNECT {target} with a head of more than {limit} bytes")]
+    /// The head of the answer does not end, or has more in it than there is sense in.
+    #[error("proxy {proxy} answers CONNECT {target} with a head of more than {limit}")]
     HeadTooLong {
         /// The proxy.
         proxy: Arc<Proxy>,
         /// Where the connection should lead.
         target: Target,
-        /// What we read of it at most.
-        limit: usize,
+        /// What we take of it at most.
+        limit: HeadLimit,
     },
     /// 407: the proxy wants to know who we are, and does not know yet or does not like it.
     #[error("proxy {proxy} asks for credentials for CONNECT {target} (it offers {offered}); {}", sent.advice(offered))]
@@ -122,6 +122,15 @@ pub enum DialError {
         /// What it said.
         answer: Refused,
     },
+}
+
+/// What bounds the head of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadLimit {
+    /// Its length.
+    Bytes(usize),
+    /// Its header fields.
+    Fields(usize),
 }
 
 /// What a proxy said instead of 200.
@@ -186,6 +195,15 @@ impl fmt::Display for Whose<'_> {
             Some(proxy) => write!(f, " (proxy {proxy}, on the way to {target})"),
             None if target.ip().is_some() => Ok(()),
             None => write!(f, " ({target})"),
+        }
+    }
+}
+
+impl fmt::Display for HeadLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bytes(limit) => write!(f, "{limit} bytes"),
+            Self::Fields(limit) => write!(f, "{limit} fields"),
         }
     }
 }
