@@ -305,8 +305,8 @@ impl Gateway {
             let sockets = self.listeners().sockets()?;
             Ok(sockets.into_iter().map(|(listener, socket)| (listener.to_string(), socket)).collect())
         };
-        let failed = |source| TakeOverError::Socket { what: "serving", path: path.into(), source };
-        offer.serve(Some(SUCCESSOR_TIMEOUT), sockets).await.map_err(failed)
+        offer.serve(Some(SUCCESSOR_TIMEOUT), sockets).await;
+        Ok(())
     }
 
     /// Stops accepting and lets connections finish for `limit`, then ends the rest. Answers how many that were.

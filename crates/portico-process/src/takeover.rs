@@ -28,7 +28,7 @@ use rustix::net::{
 use thiserror::Error;
 use tokio::io::Interest;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 /// Descriptors in one message; Linux admits 253.
 const BATCH: usize = 128;
@@ -38,6 +38,9 @@ const MESSAGE: usize = 8 * 1024;
 
 /// What the successor says once it accepts connections.
 const READY: &[u8] = b"ready";
+
+/// Rest after a failed accept(2), for want of descriptors nearly always.
+const ACCEPT_REST: Duration = Duration::from_millis(500);
 
 /// How long either side may take for one message that the other waits for.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -174,17 +177,18 @@ impl Offer {
 
     /// Serves successors one after the other, until one of them is ready, for which each has `patience`.
     ///
-    /// `sockets` is asked anew for each. A successor that fails is logged and forgotten. May be dropped at any time.
+    /// `sockets` is asked anew for each. A successor that fails is logged and forgotten, and one that cannot be accepted now is accepted later:
+    /// nothing about a successor is a reason to end. May be dropped at any time.
     pub async fn serve(
         &self,
         patience: Option<Duration>,
         sockets: impl Fn() -> io::Result<Vec<(String, OwnedFd)>>,
-    ) -> io::Result<()> {
+    ) {
         loop {
-            let (connection, _) = self.listening.accept().await?;
+            let connection = self.accept().await;
             self.successor.store(true, Relaxed);
             match hand_over(connection, patience, &sockets).await {
-                Ok(()) => return Ok(()),
+                Ok(()) => return,
                 Err(error) => {
                     self.successor.store(false, Relaxed);
                     tracing::warn!(%error, "a successor asked for the listeners but did not take over; going on");
@@ -192,9 +196,22 @@ impl Offer {
             }
         }
     }
-}
 
-impl Offer {
+    async fn accept(&self) -> UnixStream {
+        let mut told = false;
+        loop {
+            match self.listening.accept().await {
+                Ok((connection, _)) => return connection,
+                Err(error) => {
+                    if !std::mem::replace(&mut told, true) {
+                        tracing::warn!(%error, "cannot accept a successor; trying until it works (ulimit -n?)");
+                    }
+                    sleep(ACCEPT_REST).await;
+                }
+            }
+        }
+    }
+
     /// Whether a successor has asked for the sockets and not given up, also after [`serve`](Self::serve) was dropped meanwhile: it then sees
     /// us gone, and goes on with what it has.
     pub fn has_successor(&self) -> bool {
@@ -292,11 +309,11 @@ mod tests {
     }
 
     /// Offers `listeners` at `path` on a thread of its own, by their ports.
-    fn offer(path: &Path, listeners: Vec<TcpListener>) -> JoinHandle<io::Result<()>> {
+    fn offer(path: &Path, listeners: Vec<TcpListener>) -> JoinHandle<()> {
         let path = path.to_owned();
         let (offered, waits) = std::sync::mpsc::channel();
         let served = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let offer = Offer::new(&path).unwrap();
                 offered.send(()).unwrap();
@@ -307,8 +324,8 @@ mod tests {
                     });
                     each.collect()
                 };
-                offer.serve(None, sockets).await
-            })
+                offer.serve(None, sockets).await;
+            });
         });
         waits.recv().unwrap();
         served
@@ -330,7 +347,7 @@ mod tests {
             assert_eq!(address.as_socket().unwrap().port(), port);
         }
         predecessor.ready().unwrap();
-        server.join().unwrap().unwrap();
+        server.join().unwrap();
     }
 
     #[test]
@@ -340,7 +357,7 @@ mod tests {
         let server = offer(&path, Vec::new());
         drop(take_over(&path).unwrap().expect("an offer is open"));
         take_over(&path).unwrap().expect("the offer is still open").ready().unwrap();
-        server.join().unwrap().unwrap();
+        server.join().unwrap();
     }
 
     #[test]
@@ -359,7 +376,7 @@ mod tests {
         let path = dir.path().join("portico.sock");
         let offer = Offer::new(&path).unwrap();
         let asking = std::thread::spawn(move || take_over(&path).unwrap().expect("an offer is open"));
-        let serving = async { drop(offer.serve(None, || Ok(Vec::new())).await) };
+        let serving = offer.serve(None, || Ok(Vec::new()));
         let asked = async {
             while !asking.is_finished() {
                 tokio::task::yield_now().await;

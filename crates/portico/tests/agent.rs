@@ -398,6 +398,21 @@ fn over_its_bounds_an_agent_refuses_at_once() {
 }
 
 #[test]
+fn a_pod_that_resets_while_it_waits_gives_its_place_back_at_once() {
+    let site = Site::new();
+    // Nobody is at that port.
+    let more = ["--max-waiting", "1", "--open-timeout", "1h"];
+    let agent = site.agent(&[free_port()], &strs(&site.certificate("a")), &more);
+    let waits = agent.connect();
+    wait_until("one waits", || agent.metric("portico_agent_waiting_connections") == 1);
+    rustix::net::sockopt::set_socket_linger(&waits, Some(Duration::ZERO)).unwrap();
+    drop(waits);
+    wait_until("nobody waits", || agent.metric("portico_agent_waiting_connections") == 0);
+    assert_eq!(agent.metric("portico_agent_refusals_total{reason=\"left\"}"), 1);
+    assert_eq!(agent.metric("portico_agent_connections"), 0);
+}
+
+#[test]
 fn sigterm_lets_open_connections_finish_and_takes_no_new_ones() {
     let site = Site::new();
     let tunnel = free_port();

@@ -118,7 +118,7 @@ pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Sta
         never = settle(&status) => match never {},
         never = follow(&mut files, &agent, &status) => match never {},
         signal = stop.asked() => Ending::Stop(signal),
-        outcome = hand_over(offer.as_ref(), Some(&agent)) => { outcome?; Ending::HandedOver }
+        () = hand_over(offer.as_ref(), Some(&agent)) => Ending::HandedOver,
     };
     status.set_stopping();
     let limit = flags.lifecycle.drain_timeout;
@@ -230,23 +230,19 @@ async fn able(status: &Status, predecessor: &Predecessor) -> anyhow::Result<()> 
 }
 
 /// Offers what `agent` listens on to successors; returns once one listens. Without an agent, all there is to hand over is the address.
-async fn hand_over(offer: Option<&Offer>, agent: Option<&Agent>) -> anyhow::Result<()> {
+async fn hand_over(offer: Option<&Offer>, agent: Option<&Agent>) {
     let Some(offer) = offer else { return pending().await };
     let sockets = || agent.map_or_else(|| Ok(Vec::new()), Agent::sockets);
-    offer.serve(None, sockets).await.context("--take-over: serving successors")
+    offer.serve(None, sockets).await;
 }
 
 /// Notes that a successor came while we drain.
 async fn succeed(offer: Option<&Offer>, succeeded: &mut bool, admin: &JoinHandle<()>) -> Infallible {
     if !*succeeded {
-        match hand_over(offer, None).await {
-            Ok(()) => {
-                tracing::info!("a successor is there; the address stays");
-                *succeeded = true;
-                admin.abort();
-            }
-            Err(error) => tracing::warn!(%error, "no successor can be noticed"),
-        }
+        hand_over(offer, None).await;
+        tracing::info!("a successor is there; the address stays");
+        *succeeded = true;
+        admin.abort();
     }
     pending().await
 }
