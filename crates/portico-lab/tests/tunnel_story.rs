@@ -88,7 +88,7 @@ fn pods_reach_their_api_server_whatever_happens_on_the_way() {
     story.a_rolling_update_of_a_gateway_is_not_felt(&clients, &watches);
     story.a_killed_agent_comes_back(&clients, &mut watches);
     story.a_frozen_agent_goes_on(&clients, &watches);
-    story.half_a_minute_without_network_ends(&clients, &mut watches);
+    story.half_a_minute_without_network_ends(&clients, &watches);
     story.a_killed_api_server_comes_back(&clients, &mut watches);
     story.a_frozen_api_server_goes_on(&clients, &watches);
     story.an_api_server_that_cannot_be_reached_is_reached_again(&clients, &watches);
@@ -426,7 +426,8 @@ impl Story {
         watches.beat();
     }
 
-    fn half_a_minute_without_network_ends(&self, clients: &[Client], watches: &mut Watches) {
+    /// It costs no stream.
+    fn half_a_minute_without_network_ends(&self, clients: &[Client], watches: &Watches) {
         const OUTAGE: Duration = Duration::from_secs(30);
         let start = Instant::now();
         let worker = self.workers[0].host();
@@ -439,9 +440,7 @@ impl Story {
         watches.beat_of(1);
         worker.plug().unwrap();
         new_connections_work(clients, "30 s without network are over");
-        say(format_args!("of {WATCHES} watches {} outlived that", watches.alive(0)));
-        assert_eq!(watches.alive(1), WATCHES, "watches from the worker that kept its network");
-        watches.complete();
+        // TCP tries again within half a minute more; neither side has given the other up by then.
         watches.beat();
     }
 
