@@ -11,7 +11,7 @@ use std::time::Duration;
 use common::{PATIENCE, Server, UPSTREAM, is_reset, patiently, pattern, plaintext, read_to_end};
 use harness::{Line, Pod, Wire, beat, connected, settings, wait_for};
 use portico_tunnel::client::{Client, ClientSettings, OpenError, TunnelState};
-use portico_tunnel::{End, Side, StatusCode};
+use portico_tunnel::{Account, End, Side, StatusCode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
@@ -103,6 +103,44 @@ async fn a_pod_that_stops_reading_slows_no_other() {
     for _ in 0..100 {
         beat(&mut pod.socket, &mut upstream).await;
     }
+}
+
+#[tokio::test]
+async fn pods_that_do_not_read_are_reset_at_the_limit_and_others_go_on() {
+    const STOPPED: usize = 12;
+    // The windows of four streams.
+    let memory = Account::new(4 * 240 * 1024);
+    let server = Server::start(plaintext()).await;
+    let settings = ClientSettings { tunnels: 1, memory: memory.clone(), ..settings(&[server.address]) };
+    let client = Client::start(settings);
+    let (mut pod, mut upstream) = connected(&client, &server).await;
+    let mut stopped = Vec::new();
+    for _ in 0..STOPPED {
+        let (pod, mut flood) = connected(&client, &server).await;
+        tokio::spawn(async move { while flood.write_all(&[0; 1 << 16]).await.is_ok() {} });
+        stopped.push(pod);
+    }
+    let mut reset = 0;
+    patiently(async {
+        while reset < STOPPED - 4 {
+            beat(&mut pod.socket, &mut upstream).await;
+            assert!(memory.held() <= 2 * memory.limit(), "{} bytes are held", memory.held());
+            let ends: Vec<_> = stopped.iter_mut().filter_map(|pod| pod.reports.try_recv().ok()).collect();
+            assert!(ends.iter().all(|report| report.end == Some(End::Memory)), "{ends:?}");
+            reset += ends.len();
+        }
+    })
+    .await;
+    for _ in 0..100 {
+        beat(&mut pod.socket, &mut upstream).await;
+    }
+    drop(stopped);
+    patiently(async {
+        while memory.held() > 0 {
+            beat(&mut pod.socket, &mut upstream).await;
+        }
+    })
+    .await;
 }
 
 #[tokio::test]
