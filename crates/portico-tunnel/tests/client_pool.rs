@@ -156,11 +156,9 @@ async fn a_silent_name_server_holds_nobody_back() {
     assert!(back.elapsed() < Duration::from_secs(3), "{:?}", back.elapsed());
 }
 
-#[tokio::test]
-async fn a_ca_that_is_set_right_is_tried_at_once() {
-    let clock = Clock::new();
-    let folder = Folder::new();
-    let (ours, others) = (Authority::new("ours"), Authority::new("others"));
+/// A gateway that speaks TLS, and the CA that signs its certificate.
+async fn with_tls(folder: &Folder) -> (Server, Authority) {
+    let ours = Authority::new("ours");
     let leaf = ours.server(&["127.0.0.1"]);
     let tls = Tls::load(TlsFiles {
         certificate: folder.write("tls.crt", &leaf.certificate.pem()),
@@ -168,13 +166,26 @@ async fn a_ca_that_is_set_right_is_tried_at_once() {
         client_ca: None,
         client_crl: None,
     });
-    let server = Server::start(Settings { tls: Some(Arc::new(tls.unwrap())), ..plaintext() }).await;
-    let ca = folder.write("ca.crt", &others.pem());
-    let tls = ClientTls::load(ClientTlsFiles { ca: Some(ca), ..ClientTlsFiles::default() });
-    let tls = Arc::new(tls.unwrap());
-    let mut settings = without_ping(settings(&[server.address]));
+    (Server::start(Settings { tls: Some(Arc::new(tls.unwrap())), ..plaintext() }).await, ours)
+}
+
+/// A client of that gateway that trusts what the folder's `ca.crt` says.
+fn trusting(folder: &Folder, gateway: SocketAddr) -> (ClientSettings, Arc<ClientTls>) {
+    let ca = Some(folder.path("ca.crt"));
+    let tls = Arc::new(ClientTls::load(ClientTlsFiles { ca, ..ClientTlsFiles::default() }).unwrap());
+    let mut settings = without_ping(settings(&[gateway]));
     settings.gateways[0].security = Security::Tls;
-    let client = Client::start(ClientSettings { tls: Some(Arc::clone(&tls)), ..settings });
+    (ClientSettings { tls: Some(Arc::clone(&tls)), ..settings }, tls)
+}
+
+#[tokio::test]
+async fn a_ca_that_is_set_right_is_tried_at_once() {
+    let clock = Clock::new();
+    let folder = Folder::new();
+    let (server, ours) = with_tls(&folder).await;
+    folder.write("ca.crt", &Authority::new("others").pem());
+    let (settings, tls) = trusting(&folder, server.address);
+    let client = Client::start(settings);
     // Long enough for the waits to have grown.
     clock.pass(Duration::from_secs(120)).await;
     assert!(live(&client).is_empty());
@@ -184,6 +195,28 @@ async fn a_ca_that_is_set_right_is_tried_at_once() {
     let right = Instant::now();
     clock.until("up", || live(&client).len() == 2).await;
     assert!(right.elapsed() < Duration::from_secs(4), "{:?}", right.elapsed());
+}
+
+#[tokio::test]
+async fn a_balancer_with_no_gateway_behind_it_is_tried_often_while_somebody_waits() {
+    let clock = Clock::new();
+    let folder = Folder::new();
+    let (server, ours) = with_tls(&folder).await;
+    folder.write("ca.crt", &ours.pem());
+    // It accepts, and closes at once.
+    let balancer = Line::to(server.address).await;
+    balancer.wire.send_replace(Wire::Cut);
+    let (settings, _) = trusting(&folder, balancer.address);
+    let client = Client::start(ClientSettings { open_timeout: Duration::from_secs(600), ..settings });
+    let waiting = tokio::spawn({
+        let client = client.clone();
+        async move { client.open(UPSTREAM).await }
+    });
+    clock.pass(Duration::from_secs(120)).await;
+    balancer.wire.send_replace(Wire::Carries);
+    let back = Instant::now();
+    clock.by(waiting).await.unwrap().unwrap();
+    assert!(back.elapsed() < Duration::from_secs(2), "{:?}", back.elapsed());
 }
 
 /// So many tunnels that have nothing to do any more with our identity.

@@ -136,17 +136,20 @@ impl Pool {
         }
     }
 
-    /// Of more live tunnels than asked for (after a silence, or when some were full), the one with the fewest streams; if all streams there
-    /// are would fill the others by half at most, so that it is not missed soon.
+    /// Of more live tunnels than asked for (after a silence, or when some were full), one to an address that most go to, and of these the one
+    /// with the spare streams; if all streams there are would fill the others by half at most, so that it is not missed soon.
     pub(super) fn surplus(&self) -> Option<Arc<Tunnel>> {
         let live: Vec<_> = self.tunnels().iter().filter(|tunnel| tunnel.is_live()).cloned().collect();
         if live.len() <= self.settings.tunnels.max(1) {
             return None;
         }
-        let fewest = live.iter().min_by_key(|tunnel| (tunnel.streams(), Reverse(tunnel.since)))?;
+        let alike =
+            |tunnel: &Tunnel| live.iter().filter(|other| other.place.address == tunnel.place.address).count();
+        let rank = |tunnel: &Tunnel| (Reverse(alike(tunnel)), tunnel.streams(), Reverse(tunnel.since));
+        let spare = live.iter().min_by_key(|tunnel| rank(tunnel))?;
         let streams: u64 = live.iter().map(|tunnel| u64::from(tunnel.streams())).sum();
-        let others = live.iter().filter(|tunnel| !Arc::ptr_eq(tunnel, fewest));
+        let others = live.iter().filter(|tunnel| !Arc::ptr_eq(tunnel, spare));
         let room: u64 = others.map(|tunnel| u64::from(tunnel.most_streams())).sum();
-        (streams <= room / 2).then(|| Arc::clone(fewest))
+        (streams <= room / 2).then(|| Arc::clone(spare))
     }
 }

@@ -1,7 +1,9 @@
 //! The client half: a few HTTP/2 connections to gateways, kept up whatever happens, and CONNECT streams over them.
 //!
-//! `address` is what an operator writes; `pool` keeps as many `tunnel`s as asked for, to different gateway addresses where there are
-//! several (`candidates` chooses, `backoff` waits), and gives each new `stream` to the one with the fewest. A tunnel is
+//! `address` is what an operator writes. As many `tunnel`s as asked for are kept up (`keep`; `backoff` waits), to different gateway addresses
+//! where there are several (`names` asks, `candidates` chooses, `reach` connects, `driver` sees to the connection), and bettered while all is
+//! well (`tend`); `introduce` shows each gateway who we are; `open` gives each new `stream` to the tunnel with the fewest. `pool` holds it all
+//! together. A tunnel is
 //! *live*, or *suspect* (silent after a PING: new streams go elsewhere, those it carries wait), or *draining* (GOAWAY, or replaced: new
 //! streams go elsewhere, those it carries finish).
 //!

@@ -87,6 +87,10 @@ impl Names {
         let Some(name) = self.names.get_mut(gateway) else { return };
         name.asking = false;
         match answer {
+            // An answer without addresses, be it in good order, is none.
+            Ok(resolved) if resolved.addresses.is_empty() => {
+                (name.until, name.problem) = (Some(now), Some("the name of a gateway has no address".into()));
+            }
             Ok(resolved) => {
                 self.candidates.update(gateway, &resolved.addresses);
                 (name.until, name.problem) = (resolved.until, None);
@@ -150,5 +154,63 @@ impl Pool {
             // Late answers are for the next attempt.
             let _ = timeout_at(until, answered).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+
+    fn answer(addresses: &[SocketAddr], until: Option<Instant>) -> Result<Resolved, ResolveError> {
+        Ok(Resolved { addresses: addresses.into(), until })
+    }
+
+    #[test]
+    fn a_name_is_asked_for_once_at_a_time_and_no_more_than_once_a_second() {
+        let (mut names, now) = (Names::new(1), Instant::now());
+        assert_eq!(names.due(now), [0]);
+        names.doubt(0);
+        assert!(names.due(now + 2 * RESOLVE_AGAIN).is_empty(), "a question is under way");
+        names.answered(0, answer(&[([10, 0, 0, 1], 8088).into()], None), now);
+        assert!(names.due(now + RESOLVE_AGAIN / 2).is_empty());
+        assert_eq!(names.due(now + RESOLVE_AGAIN), [0]);
+    }
+
+    #[test]
+    fn an_address_in_place_of_a_name_is_never_asked_for_again() {
+        let (mut names, now) = (Names::new(1), Instant::now());
+        names.due(now);
+        names.answered(0, answer(&[([10, 0, 0, 1], 8088).into()], None), now);
+        assert_eq!(names.next_refresh(), None);
+        assert!(names.due(now + 100 * REFRESH).is_empty());
+    }
+
+    #[test]
+    fn while_all_is_well_answers_are_refreshed_but_not_too_often() {
+        let (mut names, now) = (Names::new(1), Instant::now());
+        for (ttl, soonest, latest) in [(5, REFRESH, REFRESH * 3 / 2), (300, REFRESH * 10, REFRESH * 10)] {
+            names.due(now);
+            let until = now + Duration::from_secs(ttl);
+            names.answered(0, answer(&[([10, 0, 0, 1], 8088).into()], Some(until)), now);
+            let at = names.next_refresh().unwrap();
+            assert!((now + soonest..=now + latest).contains(&at), "{ttl}: {:?}", at - now);
+            assert!(names.expired(at - Duration::from_millis(1)).is_empty());
+            assert_eq!(names.expired(at), [0]);
+        }
+    }
+
+    #[test]
+    fn an_answer_without_addresses_forgets_none() {
+        let (mut names, now) = (Names::new(1), Instant::now());
+        let address: SocketAddr = ([10, 0, 0, 1], 8088).into();
+        names.due(now);
+        names.answered(0, answer(&[address], Some(now)), now);
+        for _ in 0..10 {
+            names.answered(0, answer(&[], Some(now)), now);
+        }
+        assert!(!names.candidates.is_empty() && names.candidates.is_known(address));
+        assert_eq!(names.problem(), Some("the name of a gateway has no address"));
     }
 }

@@ -14,6 +14,10 @@ use super::pool::Pool;
 use super::stream::Stream;
 use super::tunnel::{RequestError, Tunnel};
 
+/// The most requests for one stream. Two or three will do where something is amiss with a tunnel or two; who is turned away more often than this
+/// is so by all.
+const MOST_REQUESTS: u32 = 16;
+
 /// Why there is no stream.
 #[derive(Debug, Error)]
 pub enum OpenError {
@@ -79,6 +83,7 @@ impl Pool {
         // Which of the gateways was asked last, and how that failed.
         let mut failed: Option<(String, RequestError)> = None;
         let mut refused = None;
+        let mut requests = 0;
         loop {
             if *self.stopping.borrow() {
                 return Err(OpenError::Stopping);
@@ -89,7 +94,7 @@ impl Pool {
                     return Err(refused);
                 }
                 let resets = failed.as_ref().is_some_and(|(_, error)| error.is_reset());
-                let hopeless = resets && self.is_all_there_is(&tried);
+                let hopeless = requests >= MOST_REQUESTS || (resets && self.is_all_there_is(&tried));
                 if !hopeless && timeout_at(deadline, self.another(&tried)).await.is_ok() {
                     // Also one that was silent before may be back.
                     tried.clear();
@@ -106,7 +111,8 @@ impl Pool {
                     None => OpenError::NoTunnel { waited, last: self.last_error() },
                 });
             };
-            if failed.is_some() || refused.is_some() {
+            requests += 1;
+            if requests > 1 {
                 self.counters.streams_retried.fetch_add(1, Relaxed);
             }
             match tunnel.connect(parsed.clone(), token.as_ref(), deadline, &self.settings).await {
