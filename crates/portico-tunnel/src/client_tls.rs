@@ -357,9 +357,8 @@ fn system_roots() -> Result<RootCertStore, ClientTlsError> {
     Ok(roots)
 }
 
-/// The certificates of a PEM file, at least one.
+/// The certificates of the PEM file at `path`.
 fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, ClientTlsError> {
     let wrong = |source| ClientTlsError::Pem { path: path.to_owned(), expected: "certificate", source };
-    let chain = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>().map_err(wrong)?;
-    if chain.is_empty() { Err(wrong(pem::Error::NoItemsFound)) } else { Ok(chain) }
+    crate::pem::certificates(pem).map_err(wrong)
 }

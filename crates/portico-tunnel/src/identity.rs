@@ -25,12 +25,22 @@ impl Identity {
         &self.0
     }
 
+    /// Whether `name` can be that of a cluster: a DNS label, as every name of a Cluster or a namespace is.
+    #[must_use]
+    pub fn is_name(name: &str) -> bool {
+        let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        (1..=63).contains(&name.len())
+            && name.bytes().all(inner)
+            && !name.starts_with('-')
+            && !name.ends_with('-')
+    }
+
     /// The one cluster a certificate in DER names. A certificate that names none, or several, identifies nobody.
     #[must_use]
     pub fn from_certificate(der: &[u8]) -> Option<Self> {
         let (_, certificate) = X509Certificate::from_der(der).ok()?;
         let organisations = certificate.subject().iter_organization().filter_map(|attribute| {
-            attribute.as_str().ok()?.strip_prefix(ORGANISATION).filter(|name| is_name(name))
+            attribute.as_str().ok()?.strip_prefix(ORGANISATION).filter(|name| Self::is_name(name))
         });
         let alternative = certificate.subject_alternative_name().ok().flatten();
         let uris =
@@ -62,16 +72,7 @@ impl fmt::Debug for Identity {
 fn cluster_of_uri(uri: &str) -> Option<&str> {
     let (domain, path) = uri.strip_prefix("spiffe://")?.split_once('/')?;
     let name = path.strip_prefix("cluster/")?;
-    (!domain.is_empty() && is_name(name)).then_some(name)
-}
-
-/// A DNS label, as every name of a Cluster or a namespace is.
-fn is_name(name: &str) -> bool {
-    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    (1..=63).contains(&name.len())
-        && name.bytes().all(inner)
-        && !name.starts_with('-')
-        && !name.ends_with('-')
+    (!domain.is_empty() && Identity::is_name(name)).then_some(name)
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ mod idle;
 mod io;
 mod keepalive;
 mod payload;
+mod pem;
 mod printable;
 mod pump;
 mod queue;

@@ -22,7 +22,7 @@ use thiserror::Error;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use crate::trust::{AnyCertificate, Trust};
+use crate::trust::{AnyCertificate, Trust, signer_of};
 
 /// What agents of Portico ask for by ALPN: HTTP/2 as below, by a name that no API server answers to, so that one port can serve both.
 pub const ALPN: &[u8] = b"portico-tunnel";
@@ -47,7 +47,16 @@ pub struct Tls {
     server: ArcSwap<Server>,
     trust: ArcSwapOption<Trust>,
     /// Contents of the files behind the two: comparing them is cheaper than trusting time stamps, and right for symlink swaps.
-    read: Mutex<(Pair, Anchors)>,
+    read: Mutex<Read>,
+}
+
+/// The contents in force.
+#[derive(Debug)]
+struct Read {
+    pair: Pair,
+    anchors: Anchors,
+    /// Whether the lists in the file are other ones, which were not taken.
+    lists_are_old: bool,
 }
 
 /// What a connection begins with.
@@ -105,6 +114,20 @@ pub enum TlsError {
         /// What rustls said.
         source: VerifierBuilderError,
     },
+    /// A revocation list of a CA that signs no clients: it would revoke nobody.
+    #[error(
+        "revocation list {}: the list of {issuer} is signed by none of the client CAs in {}; give the lists of those CAs, or give that CA in --tunnel-client-ca too",
+        path.display(),
+        ca.display()
+    )]
+    ForeignList {
+        /// The file of lists.
+        path: PathBuf,
+        /// Who says to have signed it.
+        issuer: Box<str>,
+        /// The CA file.
+        ca: PathBuf,
+    },
     /// A revocation list that cannot be used.
     #[error("revocation list {}: {source}; give the lists of the client CA in PEM (X509 CRL)", path.display())]
     Revocations {
@@ -147,7 +170,7 @@ impl Tls {
             files,
             server: ArcSwap::from_pointee(server),
             trust: ArcSwapOption::from(trust.map(Arc::new)),
-            read: Mutex::new((pair, anchors)),
+            read: Mutex::new(Read { pair, anchors, lists_are_old: false }),
         })
     }
 
@@ -158,24 +181,36 @@ impl Tls {
     pub fn reload_certificate(&self) -> Result<bool, TlsError> {
         let pair = Pair::read(&self.files)?;
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-        if read.0 == pair {
+        if read.pair == pair {
             return Ok(false);
         }
         self.server.store(Arc::new(server(&self.files, &pair)?));
-        read.0 = pair;
+        read.pair = pair;
         Ok(true)
     }
 
     /// Reads the client CA and its revocation lists again; true if they changed. From then on every certificate is judged by the new
     /// ones, also those of connections that are open, which the caller has to see to. On an error the old ones stay.
+    ///
+    /// But a CA that was taken out is gone at once, also while a list of it is still there: then the lists stay as they were, and from the
+    /// next call on that is the error.
     pub fn reload_trust(&self) -> Result<bool, TlsError> {
         let anchors = Anchors::read(&self.files)?;
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-        if read.1 == anchors {
+        if read.anchors == anchors && !read.lists_are_old {
             return Ok(false);
         }
-        self.trust.store(anchors.trust(&self.files)?.map(Arc::new));
-        read.1 = anchors;
+        let (anchors, trust, lists_are_old) = match anchors.trust(&self.files) {
+            Ok(trust) => (anchors, trust, false),
+            Err(TlsError::ForeignList { .. }) if anchors.ca != read.anchors.ca => {
+                let anchors = Anchors { ca: anchors.ca, revoked: read.anchors.revoked.clone() };
+                let trust = anchors.trust_with(&self.files, |_, _| Ok(()))?;
+                (anchors, trust, true)
+            }
+            Err(error) => return Err(error),
+        };
+        self.trust.store(trust.map(Arc::new));
+        (read.anchors, read.lists_are_old) = (anchors, lists_are_old);
         Ok(true)
     }
 
@@ -222,17 +257,38 @@ impl Anchors {
         Ok(Self { ca: read(&files.client_ca)?, revoked: read(&files.client_crl)? })
     }
 
+    /// With each list signed by one of the CAs.
     fn trust(&self, files: &TlsFiles) -> Result<Option<Trust>, TlsError> {
+        self.trust_with(files, |list, cas| match signer_of(list, cas) {
+            Ok(()) => Ok(()),
+            Err(issuer) => Err(TlsError::ForeignList {
+                path: files.client_crl.clone().unwrap_or_default(),
+                issuer,
+                ca: files.client_ca.clone().unwrap_or_default(),
+            }),
+        })
+    }
+
+    fn trust_with(
+        &self,
+        files: &TlsFiles,
+        judge: impl Fn(&CertificateRevocationListDer<'_>, &[CertificateDer<'_>]) -> Result<(), TlsError>,
+    ) -> Result<Option<Trust>, TlsError> {
         let (Some(path), Some(ca)) = (&files.client_ca, &self.ca) else { return Ok(None) };
+        let cas = certificates(path, ca)?;
         let mut roots = RootCertStore::empty();
-        for certificate in certificates(path, ca)? {
-            roots.add(certificate).map_err(|source| TlsError::ClientCa { path: path.clone(), source })?;
+        for certificate in &cas {
+            roots
+                .add(certificate.clone())
+                .map_err(|source| TlsError::ClientCa { path: path.clone(), source })?;
         }
         let mut lists = Vec::new();
         if let (Some(path), Some(pem)) = (&files.client_crl, &self.revoked) {
             for list in CertificateRevocationListDer::pem_slice_iter(pem) {
                 let wrong = |source| TlsError::Pem { path: path.clone(), expected: "X509 CRL", source };
-                lists.push(list.map_err(wrong)?);
+                let list = list.map_err(wrong)?;
+                judge(&list, &cas)?;
+                lists.push(list);
             }
             // A file that was cut to nothing must not pardon everybody.
             if lists.is_empty() {
@@ -286,9 +342,8 @@ fn dns_names(der: &[u8]) -> Box<[Box<str>]> {
     dns.collect()
 }
 
-/// The certificates of a PEM file, at least one.
+/// The certificates of the PEM file at `path`.
 fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let wrong = |source| TlsError::Pem { path: path.to_owned(), expected: "certificate", source };
-    let chain = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>().map_err(wrong)?;
-    if chain.is_empty() { Err(wrong(pem::Error::NoItemsFound)) } else { Ok(chain) }
+    crate::pem::certificates(pem).map_err(wrong)
 }

@@ -6,6 +6,7 @@
 //! is how a revocation reaches connections that are open.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use rustls::client::danger::HandshakeSignatureValid;
@@ -15,7 +16,7 @@ use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, RootCertStore, SignatureScheme};
 use thiserror::Error;
-use x509_parser::prelude::{FromDer, X509Certificate};
+use x509_parser::prelude::{CertificateRevocationList, FromDer, X509Certificate};
 
 use crate::identity::Identity;
 use crate::tls::Tls;
@@ -98,7 +99,9 @@ impl Trust {
             return Err(unproven(leaf, now, &error));
         }
         let identity = Identity::from_certificate(leaf).ok_or(Unproven::NamesNobody)?;
-        Ok(Valid { identity, until: end_of(leaf) })
+        // Those that are over already were not needed.
+        let ends = chain.iter().map(|certificate| end_of(certificate)).filter(|end| *end >= now.as_secs());
+        Ok(Valid { identity, until: ends.min().unwrap_or_default() })
     }
 }
 
@@ -106,7 +109,7 @@ impl Trust {
 #[derive(Debug, Clone)]
 struct Valid {
     identity: Identity,
-    /// Last second of the client's certificate.
+    /// Last second at which that need not be looked at again: of whichever certificate of the chain ends first.
     until: u64,
 }
 
@@ -133,12 +136,15 @@ impl Presented {
 
     /// Whom they prove their bearer to be, now.
     pub fn identity(&self) -> Result<Identity, Unproven> {
+        self.identity_at(UnixTime::now())
+    }
+
+    fn identity_at(&self, now: UnixTime) -> Result<Identity, Unproven> {
         let Some(trust) = self.tls.trust() else { return Err(Unproven::NamesNobody) };
-        let now = UnixTime::now();
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         let result = match &*found {
             Some(Found { by, result }) if Arc::ptr_eq(by, &trust) => match result {
-                Ok(valid) if now.as_secs() > valid.until => Err(Unproven::Expired { since: at(valid.until) }),
+                Ok(valid) if now.as_secs() > valid.until => self.verify(&trust, now),
                 // Time may heal it.
                 Err(Unproven::NotYetValid { .. }) => self.verify(&trust, now),
                 known => known.clone(),
@@ -154,11 +160,14 @@ impl Presented {
     /// everything else does: the CA is gone from the file, or one of them was revoked.
     pub fn standing(&self, cluster: &str) -> Result<(), Unproven> {
         let Some(trust) = self.tls.trust() else { return Err(Unproven::NamesNobody) };
-        // Judged as of the last moment at which all of them were valid.
-        let last = self.chain.iter().map(|certificate| end_of(certificate)).min().unwrap_or_default();
-        let now = UnixTime::now();
-        let when = UnixTime::since_unix_epoch(std::time::Duration::from_secs(now.as_secs().min(last)));
-        let valid = self.verify(&trust, when)?;
+        let valid = match self.verify(&trust, UnixTime::now()) {
+            // Judged as of the last moment at which all of them were valid.
+            Err(Unproven::Expired { .. } | Unproven::ChainNotValid) => {
+                let last = self.chain.iter().map(|certificate| end_of(certificate)).min().unwrap_or_default();
+                self.verify(&trust, UnixTime::since_unix_epoch(Duration::from_secs(last)))?
+            }
+            judged => judged?,
+        };
         if valid.identity.cluster() == cluster { Ok(()) } else { Err(Unproven::NamesNobody) }
     }
 
@@ -231,6 +240,29 @@ impl ClientCertVerifier for AnyCertificate {
     }
 }
 
+/// Whether one of `cas` signed the list; if not, who it says did.
+pub(crate) fn signer_of(
+    list: &CertificateRevocationListDer<'_>,
+    cas: &[CertificateDer<'_>],
+) -> Result<(), Box<str>> {
+    let Ok((_, read)) = CertificateRevocationList::from_der(list) else {
+        return Err("somebody who does not write X.509".into());
+    };
+    let algorithms = aws_lc_rs::default_provider().signature_verification_algorithms.all;
+    let (message, signature) = (read.tbs_cert_list.as_ref(), &read.signature_value.data);
+    // Which algorithm it is, the signature itself tells: no other verifies it.
+    let signed = |key: &[u8]| {
+        algorithms.iter().any(|algorithm| algorithm.verify_signature(key, message, signature).is_ok())
+    };
+    let is_signer = |ca: &CertificateDer<'_>| {
+        X509Certificate::from_der(ca).is_ok_and(|(_, ca)| {
+            ca.subject().as_raw() == read.issuer().as_raw()
+                && signed(&ca.public_key().subject_public_key.data)
+        })
+    };
+    if cas.iter().any(is_signer) { Ok(()) } else { Err(shown(&read.issuer().to_string())) }
+}
+
 fn unproven(leaf: &CertificateDer<'_>, now: UnixTime, error: &rustls::Error) -> Unproven {
     let Ok((_, certificate)) = X509Certificate::from_der(leaf) else {
         return Unproven::Other("it is no X.509 certificate".into());
@@ -286,4 +318,57 @@ fn at(seconds: u64) -> Timestamp {
 /// Text of a certificate, which anybody may have written, fit for a log line.
 fn shown(text: &str) -> Box<str> {
     text.chars().flat_map(char::escape_debug).take(SHOWN).collect::<String>().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
+
+    use super::*;
+    use crate::tls::TlsFiles;
+
+    /// The first second of a year.
+    fn year(year: i32) -> UnixTime {
+        let seconds = u64::try_from(date_time_ymd(year, 1, 1).unix_timestamp()).unwrap();
+        UnixTime::since_unix_epoch(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn a_ca_between_that_expires_first_ends_what_was_found_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| folder.path().join(name);
+        let ca = |name: &str, until: i32| {
+            let mut params = CertificateParams::default();
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            params.distinguished_name.push(DnType::CommonName, name);
+            params.not_after = date_time_ymd(until, 1, 1);
+            params
+        };
+        let (root_key, key) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+        let root = ca("root", 3000);
+        let root_certificate = root.self_signed(&root_key).unwrap();
+        let root = Issuer::new(root, root_key);
+        let between = ca("between", 2500);
+        let between_certificate = between.signed_by(&key, &root).unwrap();
+        let between = Issuer::new(between, key);
+        let mut leaf = CertificateParams::new(vec!["gateway.test".to_owned()]).unwrap();
+        leaf.distinguished_name.push(DnType::OrganizationName, "portico:cluster:a");
+        leaf.not_after = date_time_ymd(2600, 1, 1);
+        let key = KeyPair::generate().unwrap();
+        let leaf = leaf.signed_by(&key, &between).unwrap();
+        std::fs::write(file("ca.crt"), root_certificate.pem()).unwrap();
+        std::fs::write(file("tls.crt"), leaf.pem()).unwrap();
+        std::fs::write(file("tls.key"), key.serialize_pem()).unwrap();
+        let files = TlsFiles {
+            certificate: file("tls.crt"),
+            key: file("tls.key"),
+            client_ca: Some(file("ca.crt")),
+            client_crl: None,
+        };
+        let tls = Arc::new(Tls::load(files).unwrap());
+        let presented = Presented::new(&tls, &[leaf.der().clone(), between_certificate.der().clone()]);
+        assert_eq!(presented.identity_at(year(2400)).unwrap().cluster(), "a");
+        assert_eq!(presented.identity_at(year(2550)), Err(Unproven::ChainNotValid));
+        assert_eq!(presented.standing("a"), Ok(()));
+    }
 }

@@ -306,6 +306,41 @@ async fn a_revocation_reaches_a_connection_that_is_open_and_expiry_does_not() {
     }
 }
 
+#[test]
+fn a_list_of_a_ca_that_signs_no_clients_is_an_error_and_keeps_the_last_good_one() {
+    let (pki, other) = (Pki::new(), Pki::new());
+    let files = TlsFiles {
+        certificate: pki.file("tls.crt"),
+        key: pki.file("tls.key"),
+        client_ca: Some(pki.file("ca.crt")),
+        client_crl: Some(pki.file("crl.pem")),
+    };
+    // A CA of the same name with another key is another CA.
+    let (good, foreign) = (pki.revocations(&[SERIAL]), other.revocations(&[]));
+    fs::write(pki.file("crl.pem"), &foreign).unwrap();
+    let told = Tls::load(files.clone()).unwrap_err().to_string();
+    assert!(told.contains("the list of CN=test CA is signed by none of the client CAs"), "{told}");
+    assert!(told.contains("--tunnel-client-ca"), "{told}");
+
+    fs::write(pki.file("crl.pem"), &good).unwrap();
+    let tls = Tls::load(files).unwrap();
+    for wrong in [foreign.clone(), [good.clone(), foreign.clone()].concat()] {
+        fs::write(pki.file("crl.pem"), wrong).unwrap();
+        assert!(tls.reload_trust().is_err());
+        assert!(tls.reload_trust().is_err(), "as long as it lasts");
+    }
+    let both = [pki.file("ca.crt"), other.file("ca.crt")].map(|file| fs::read_to_string(file).unwrap());
+    fs::write(pki.file("ca.crt"), both.concat()).unwrap();
+    assert!(tls.reload_trust().unwrap(), "now it is one of theirs");
+
+    fs::write(pki.file("ca.crt"), &both[0]).unwrap();
+    assert!(tls.reload_trust().unwrap(), "a CA that was taken out is gone, whatever lists are left");
+    assert!(tls.reload_trust().is_err(), "its list is complained about");
+    fs::write(pki.file("crl.pem"), &good).unwrap();
+    assert!(tls.reload_trust().unwrap());
+    assert!(!tls.reload_trust().unwrap());
+}
+
 #[tokio::test]
 async fn a_refresh_answers_no_content_and_opens_nothing() {
     let pki = Pki::new();

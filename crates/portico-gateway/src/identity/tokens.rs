@@ -16,6 +16,7 @@ use std::sync::{Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use portico_api::names::ClusterName;
+use portico_tunnel::Identity;
 use thiserror::Error;
 
 use super::{Hash, hash};
@@ -136,7 +137,7 @@ fn parse(path: &Path, text: &str) -> Result<HashMap<Hash, ClusterName>, TokensEr
         if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(wrong("the token is empty, or has characters that no header carries"));
         }
-        if !is_name(cluster) {
+        if !Identity::is_name(cluster) {
             return Err(wrong("behind the last comma stands no name of a cluster"));
         }
         let hash = hash(&[token]);
@@ -146,15 +147,6 @@ fn parse(path: &Path, text: &str) -> Result<HashMap<Hash, ClusterName>, TokensEr
         lines.insert(hash, (number, ClusterName::new(cluster)));
     }
     Ok(lines.into_iter().map(|(hash, (_, cluster))| (hash, cluster)).collect())
-}
-
-/// A DNS label, as every name of a Cluster or a namespace is.
-fn is_name(name: &str) -> bool {
-    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    (1..=63).contains(&name.len())
-        && name.bytes().all(inner)
-        && !name.starts_with('-')
-        && !name.ends_with('-')
 }
 
 #[cfg(test)]
