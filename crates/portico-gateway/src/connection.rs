@@ -7,8 +7,9 @@
 
 use std::borrow::Cow;
 use std::cell::RefCell;
+use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,10 +26,12 @@ use crate::cluster::OpenGuard;
 use crate::config::ProxyMode;
 use crate::connect::{Welcomed, serve_welcomed};
 use crate::copy::{attempt, copy, receive, send};
+use crate::deadline::unless_at_once;
 use crate::descriptors::Promise;
 use crate::record::{ConnectionId, Listener, Opening, Session};
 use crate::refusal::Refusal;
-use crate::upstream::{EndpointUse, Upstream};
+use crate::spare;
+use crate::upstream::{Connected, EndpointUse, Upstream};
 use crate::worker::{Alive, HandshakeGuard, Worker};
 
 /// One read of a hello: any but the longest arrive whole.
@@ -100,7 +103,7 @@ pub(crate) fn serve_sni(
     alive: Alive,
 ) -> impl Future<Output = ()> + Send {
     let idle = worker.shared.config.idle.sni;
-    carry(Box::pin(establish_sni(worker, stream, arrival)), idle, alive)
+    carry(establish_sni(worker, stream, arrival), idle, alive)
 }
 
 /// Serves a connection whose destination is the port it came in by.
@@ -112,7 +115,7 @@ pub(crate) fn serve_port(
     alive: Alive,
 ) -> impl Future<Output = ()> + Send {
     let idle = worker.shared.config.idle.node_port;
-    carry(Box::pin(establish_port(worker, stream, arrival, port)), idle, alive)
+    carry(establish_port(worker, stream, arrival, port), idle, alive)
 }
 
 /// Both ends of a connection, and what keeps count of it.
@@ -124,8 +127,12 @@ struct Established {
     first: Vec<u8>,
 }
 
+/// A connection that is being established, unless it is refused or for the tunnel. In a box of its own, and small: beyond a
+/// kilobyte the allocator of the C library takes five times as long.
+type Establishing<F> = Pin<Box<F>>;
+
 async fn carry(
-    establishing: Pin<Box<impl Future<Output = Option<Established>> + Send>>,
+    establishing: Establishing<impl Future<Output = Option<Established>> + Send>,
     idle: Option<Duration>,
     alive: Alive,
 ) {
@@ -139,85 +146,93 @@ async fn carry(
 /// What is next for a client whose hello was read.
 enum Next {
     /// Its bytes are carried to this endpoint.
-    Connected((Admitted, TcpStream, EndpointUse)),
+    Connected(Admitted, Connected),
     /// It has a tunnel to ask for.
     Tunnel(HandshakeGuard),
 }
 
-async fn establish_sni(worker: Arc<Worker>, stream: TcpStream, arrival: Arrival) -> Option<Established> {
-    let mut learned = Learned { client: arrival.peer, name: None, tls_version: 0x0303, upstream: None };
-    let mut bytes = Vec::new();
-    let outcome = async {
-        let handshake = worker.shared.start_handshake()?;
-        let limit = worker.shared.config.hello_timeout;
-        let way = timeout(limit, learn_hello(&worker, &stream, &arrival, &mut bytes, &mut learned))
-            .await
-            .unwrap_or(Err(Refusal::TooSlow))?;
-        if let Way::Tunnel = way {
-            return Ok(Next::Tunnel(handshake));
+fn establish_sni(
+    worker: Arc<Worker>,
+    stream: TcpStream,
+    arrival: Arrival,
+) -> Establishing<impl Future<Output = Option<Established>> + Send> {
+    Box::pin(async move {
+        let mut learned = Learned { client: arrival.peer, name: None, tls_version: 0x0303, upstream: None };
+        let mut bytes = spare::take();
+        let outcome = async {
+            let handshake = worker.shared.start_handshake()?;
+            let limit = worker.shared.config.hello_timeout;
+            let learn = learn_hello(&worker, &stream, &arrival, &mut bytes, &mut learned);
+            let way = unless_at_once(limit, pin!(learn)).await.unwrap_or(Err(Refusal::TooSlow))?;
+            if let Way::Tunnel = way {
+                return Ok(Next::Tunnel(handshake));
+            }
+            drop(handshake);
+            let admitted = decide(&worker, learned.upstream.clone(), learned.client.ip())?;
+            put_proxy_header(&stream, &arrival, &learned, &admitted.upstream, &mut bytes);
+            let connected = reach(&worker, &admitted.upstream, true, &bytes).await?;
+            Ok(Next::Connected(admitted, connected))
         }
-        drop(handshake);
-        let admitted = decide(&worker, learned.upstream.clone(), learned.client.ip())?;
-        connect(&worker, admitted, true).await.map(Next::Connected)
-    }
-    .await;
-    let refusal = match outcome {
-        Ok(Next::Tunnel(handshake)) => {
-            let Arrival { id, accepted, promise, .. } = arrival;
-            let welcomed =
-                Welcomed { id, client: learned.client, accepted, handshake, promise, first: bytes };
-            // Boxed by itself: connections that are passed through must not carry its room.
-            Box::pin(serve_welcomed(worker, stream, welcomed)).await;
-            return None;
+        .await;
+        let refusal = match outcome {
+            Ok(Next::Tunnel(handshake)) => {
+                let Arrival { id, accepted, promise, .. } = arrival;
+                let welcomed =
+                    Welcomed { id, client: learned.client, accepted, handshake, promise, first: bytes };
+                // Boxed by itself: connections that are passed through must not carry its room.
+                Box::pin(serve_welcomed(worker, stream, welcomed)).await;
+                return None;
+            }
+            Ok(Next::Connected(admitted, connected)) => {
+                return Some(open_session(&worker, stream, arrival, learned, admitted, connected, bytes));
+            }
+            Err(refusal) => refusal,
+        };
+        refuse(&worker, &arrival, &learned, refusal);
+        drop(arrival);
+        if let Some(description) = refusal.alert() {
+            let alert = alert::fatal(description, learned.tls_version);
+            let _elapsed = timeout(ALERT_GRACE, send_last_words(&stream, &alert)).await;
         }
-        Ok(Next::Connected((admitted, upstream, endpoint))) => {
-            let first = with_proxy_header(&stream, &arrival, &learned, &admitted.upstream, bytes);
-            let session = open_session(&worker, arrival, learned, admitted, endpoint);
-            return Some(Established { session, downstream: stream, upstream, first });
-        }
-        Err(refusal) => refusal,
-    };
-    refuse(&worker, &arrival, &learned, refusal);
-    drop(arrival);
-    if let Some(description) = refusal.alert() {
-        let alert = alert::fatal(description, learned.tls_version);
-        let _elapsed = timeout(ALERT_GRACE, send_last_words(&stream, &alert)).await;
-    }
-    None
+        None
+    })
 }
 
-async fn establish_port(
+fn establish_port(
     worker: Arc<Worker>,
     stream: TcpStream,
     arrival: Arrival,
     port: u16,
-) -> Option<Established> {
-    let mut learned = Learned { client: arrival.peer, name: None, tls_version: 0, upstream: None };
-    let mut bytes = Vec::new();
-    let outcome = async {
-        let mode = worker.shared.config.proxy_protocol.node_port;
-        if mode != ProxyMode::Off {
-            let _handshake = worker.shared.start_handshake()?;
-            let learn = learn_proxy_header(&worker, &stream, &arrival, mode, &mut bytes);
-            let limit = worker.shared.config.hello_timeout;
-            learned.client = timeout(limit, learn).await.unwrap_or(Err(Refusal::TooSlow))?;
+) -> Establishing<impl Future<Output = Option<Established>> + Send> {
+    Box::pin(async move {
+        let mut learned = Learned { client: arrival.peer, name: None, tls_version: 0, upstream: None };
+        let mut bytes = Vec::new();
+        let outcome = async {
+            let mode = worker.shared.config.proxy_protocol.node_port;
+            if mode != ProxyMode::Off {
+                let _handshake = worker.shared.start_handshake()?;
+                let learn = learn_proxy_header(&worker, &stream, &arrival, mode, &mut bytes);
+                let limit = worker.shared.config.hello_timeout;
+                let client = unless_at_once(limit, pin!(learn)).await;
+                learned.client = client.unwrap_or(Err(Refusal::TooSlow))?;
+            }
+            learned.upstream = worker.shared.live.routes().ports.get(&port).cloned();
+            let admitted = decide(&worker, learned.upstream.clone(), learned.client.ip())?;
+            put_proxy_header(&stream, &arrival, &learned, &admitted.upstream, &mut bytes);
+            let connected = reach(&worker, &admitted.upstream, false, &bytes).await?;
+            Ok((admitted, connected))
         }
-        learned.upstream = worker.shared.live.routes().ports.get(&port).cloned();
-        let admitted = decide(&worker, learned.upstream.clone(), learned.client.ip())?;
-        connect(&worker, admitted, false).await
-    }
-    .await;
-    match outcome {
-        Ok((admitted, upstream, endpoint)) => {
-            let first = with_proxy_header(&stream, &arrival, &learned, &admitted.upstream, bytes);
-            let session = open_session(&worker, arrival, learned, admitted, endpoint);
-            Some(Established { session, downstream: stream, upstream, first })
+        .await;
+        match outcome {
+            Ok((admitted, connected)) => {
+                Some(open_session(&worker, stream, arrival, learned, admitted, connected, bytes))
+            }
+            Err(refusal) => {
+                refuse(&worker, &arrival, &learned, refusal);
+                None
+            }
         }
-        Err(refusal) => {
-            refuse(&worker, &arrival, &learned, refusal);
-            None
-        }
-    }
+    })
 }
 
 /// Reads until the ClientHello is complete. All that was read of the client's own bytes ends up in `bytes`.
@@ -339,7 +354,7 @@ pub(crate) async fn learn_proxy_header(
 /// Appends what the client has sent, at least one byte, to `bytes`, which holds at most `cap`.
 async fn read_more(stream: &TcpStream, bytes: &mut Vec<u8>, cap: usize) -> Result<(), Refusal> {
     loop {
-        stream.readable().await.map_err(|_| Refusal::ClosedEarly)?;
+        poll_fn(|cx| stream.poll_read_ready(cx)).await.map_err(|_| Refusal::ClosedEarly)?;
         let read = BUFFER.with_borrow_mut(|buffer| {
             let room = cap.saturating_sub(bytes.len()).min(READ);
             let buffer = &mut buffer[..room];
@@ -383,28 +398,37 @@ pub(crate) async fn connect(
     admitted: Admitted,
     client_first: bool,
 ) -> Result<(Admitted, TcpStream, EndpointUse), Refusal> {
-    let config = &worker.shared.config;
-    let _connecting = admitted.upstream.cluster.start_connecting(config.max_connecting)?;
-    let (stream, endpoint) = admitted.upstream.connect(config, || worker.shared.now(), client_first).await?;
+    let Connected { stream, endpoint, .. } = reach(worker, &admitted.upstream, client_first, &[]).await?;
     Ok((admitted, stream, endpoint))
 }
 
-/// The first bytes for the endpoint: what was read of the client's, after a PROXY header if the Service asks for one.
-fn with_proxy_header(
+/// Connects to an endpoint of `upstream` and sends it the `first` bytes.
+async fn reach(
+    worker: &Worker,
+    upstream: &Upstream,
+    client_first: bool,
+    first: &[u8],
+) -> Result<Connected, Refusal> {
+    let config = &worker.shared.config;
+    let _connecting = upstream.cluster.start_connecting(config.max_connecting)?;
+    upstream.connect_and_send(config, || worker.shared.now(), client_first, first).await
+}
+
+/// Puts a PROXY header before the client's own `bytes`, if the Service asks for one.
+fn put_proxy_header(
     stream: &TcpStream,
     arrival: &Arrival,
     learned: &Learned,
     upstream: &Upstream,
-    bytes: Vec<u8>,
-) -> Vec<u8> {
+    bytes: &mut Vec<u8>,
+) {
     if !upstream.backend().send_proxy {
-        return bytes;
+        return;
     }
     // Fails only for a client that is gone, and then nobody reads the header.
     let local = stream.local_addr().unwrap_or(arrival.peer);
-    let mut header = proxy_header(learned.client, local, learned.name.as_deref(), arrival.id);
-    header.extend_from_slice(&bytes);
-    header
+    let header = proxy_header(learned.client, local, learned.name.as_deref(), arrival.id);
+    bytes.splice(..0, header);
 }
 
 /// A PROXY v2 header with the name the client asked for and the id this connection has in access lines.
@@ -420,13 +444,17 @@ pub(crate) fn proxy_header(
     proxy::encode_v2(client, local, tlvs)
 }
 
+/// Opens the session of a connection that has an endpoint, to which some of its first `bytes`, mostly all, have gone.
 fn open_session(
     worker: &Arc<Worker>,
+    downstream: TcpStream,
     arrival: Arrival,
     learned: Learned,
     admitted: Admitted,
-    endpoint: EndpointUse,
-) -> Session {
+    connected: Connected,
+    mut bytes: Vec<u8>,
+) -> Established {
+    let Connected { stream: upstream, endpoint, sent } = connected;
     let opening = Opening {
         id: arrival.id,
         listener: arrival.listener,
@@ -438,7 +466,16 @@ fn open_session(
         open: admitted.open,
         proof: None,
     };
-    Session::open(worker, opening)
+    let session = Session::open(worker, opening);
+    session.record().count_up(sent);
+    bytes.drain(..sent);
+    let first = if bytes.is_empty() {
+        spare::give_back(bytes);
+        Vec::new()
+    } else {
+        bytes
+    };
+    Established { session, downstream, upstream, first }
 }
 
 fn refuse(worker: &Worker, arrival: &Arrival, learned: &Learned, refusal: Refusal) {

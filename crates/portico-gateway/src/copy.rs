@@ -516,7 +516,8 @@ enum Failed {
     Receiver,
 }
 
-fn write_some(to: &TcpStream, bytes: &[u8]) -> Result<usize, Errno> {
+/// Writes `bytes` as far as the socket takes them, and takes note if that was not all.
+pub(crate) fn write_some(to: &TcpStream, bytes: &[u8]) -> Result<usize, Errno> {
     attempt(to, Interest::WRITABLE, || send(to, bytes), |sent| sent < bytes.len())
 }
 

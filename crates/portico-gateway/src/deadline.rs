@@ -5,11 +5,13 @@
 //! that is always due a little earlier, set again once it has passed and then only if it is needed, takes their place.
 
 use std::cell::Cell;
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::time::error::Elapsed;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, Timeout, sleep_until, timeout, timeout_at};
 
 thread_local! {
     /// When the early timer of this thread is due.
@@ -17,7 +19,9 @@ thread_local! {
 }
 
 /// [`tokio::time::timeout`] for limits that are the same for very many futures.
-pub(crate) async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Result<T, Elapsed> {
+///
+/// Not an `async fn`, whose future would have room for the work twice.
+pub(crate) fn within<F: Future>(limit: Duration, work: F) -> Timeout<F> {
     let now = Instant::now();
     // Limits differ by listener and by phase: the shortest in use is the one that counts.
     let due = now + limit;
@@ -25,5 +29,16 @@ pub(crate) async fn within<T>(limit: Duration, work: impl Future<Output = T>) ->
         EARLY.set(Some(due));
         tokio::spawn(sleep_until(due));
     }
-    timeout(limit, work).await
+    timeout_at(due, work)
+}
+
+/// [`tokio::time::timeout`] for work that is mostly done at once: what needs no waiting needs no timer.
+pub(crate) async fn unless_at_once<T>(
+    limit: Duration,
+    mut work: Pin<&mut impl Future<Output = T>>,
+) -> Result<T, Elapsed> {
+    match poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await {
+        Poll::Ready(done) => Ok(done),
+        Poll::Pending => timeout(limit, work).await,
+    }
 }

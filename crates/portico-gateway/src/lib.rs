@@ -5,7 +5,8 @@
 //! budget, `upstream` connects to an endpoint, `copy` moves the bytes, through pipes and in batches (`gather`) where
 //! that pays, `record` keeps count, and `access` writes the one line that is left of it. `refusal` names every reason not to serve,
 //! and `identity` knows whom a tunnel client speaks for. `worker` is the
-//! thread it all happens on, `descriptors` says when to stop accepting. Access lines are written, and listeners handed to the next process,
+//! thread it all happens on, `descriptors` says when to stop accepting, `deadline` and `spare` make timers and buffers of
+//! connections that come by the thousand cheap. Access lines are written, and listeners handed to the next process,
 //! by `portico-process`.
 //!
 //! The table itself is computed in `portico-routes` and arrives through [`Gateway::apply`]: nothing here talks to Kubernetes
@@ -25,6 +26,7 @@ mod listen;
 mod live;
 mod record;
 mod refusal;
+mod spare;
 mod sys;
 mod upstream;
 mod worker;

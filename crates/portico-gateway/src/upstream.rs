@@ -7,6 +7,7 @@
 //! answer* holds a client for a second, so only [`MOST_LAST_RESORTS`] wait for it at a time: thousands that wait for a black hole
 //! would take the descriptors of everybody else.
 
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -16,12 +17,15 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use portico_process::socket::{Keepalive, is_out_of_descriptors, set_keepalive};
 use portico_routes::route::{Backend, BackendId};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use smallvec::SmallVec;
 use socket2::SockRef;
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::TcpStream;
 
 use crate::cluster::Cluster;
 use crate::config::Config;
+use crate::copy::write_some;
 use crate::deadline::within;
 use crate::refusal::Refusal;
 
@@ -95,6 +99,15 @@ enum Failure {
 #[derive(Debug)]
 pub(crate) struct EndpointUse(Arc<Endpoint>);
 
+/// A connection that was made.
+#[derive(Debug)]
+pub(crate) struct Connected {
+    pub(crate) stream: TcpStream,
+    pub(crate) endpoint: EndpointUse,
+    /// Of the first bytes, those that the socket took.
+    pub(crate) sent: usize,
+}
+
 /// The endpoint for the next attempt.
 #[derive(Debug)]
 enum Choice {
@@ -163,15 +176,27 @@ impl Upstream {
         self.state.load().endpoints.to_vec()
     }
 
-    /// Connects to one endpoint after the other, at most [`MOST_ATTEMPTS`]. `client_first` promises that bytes are sent at
-    /// once, which lets them travel with the last packet of the TCP handshake; where the server may speak first this
-    /// would delay it by 40 ms.
+    /// [`Self::connect_and_send`] where there is nothing to send yet.
     pub(crate) async fn connect(
         &self,
         config: &Config,
         clock: impl Fn() -> Duration,
         client_first: bool,
     ) -> Result<(TcpStream, EndpointUse), Refusal> {
+        let connected = self.connect_and_send(config, clock, client_first, &[]).await?;
+        Ok((connected.stream, connected.endpoint))
+    }
+
+    /// Connects to one endpoint after the other, at most [`MOST_ATTEMPTS`], and sends the `first` bytes as far as the socket
+    /// takes them. `client_first` promises that bytes are sent at once, which lets them travel with the last packet of the TCP
+    /// handshake; where the server may speak first this would delay it by 40 ms.
+    pub(crate) async fn connect_and_send(
+        &self,
+        config: &Config,
+        clock: impl Fn() -> Duration,
+        client_first: bool,
+        first: &[u8],
+    ) -> Result<Connected, Refusal> {
         let state = self.state.load_full();
         let mut tried: [Option<SocketAddr>; MOST_ATTEMPTS] = [None; MOST_ATTEMPTS];
         let mut refusal = if state.endpoints.is_empty() { Refusal::NotReady } else { Refusal::MaxConnecting };
@@ -183,11 +208,17 @@ impl Upstream {
             };
             tried[attempt] = Some(endpoint.address);
             let in_use = EndpointUse::new(endpoint);
-            let connect = connect_to(in_use.0.address, config.upstream_keepalive, client_first);
-            let failure = match within(config.connect_timeout, connect).await {
-                Ok(Ok(stream)) => {
+            let outcome = match begin_to_connect(in_use.0.address, config.upstream_keepalive, client_first) {
+                Ok(stream) => {
+                    let sent = within(config.connect_timeout, send_once_connected(&stream, first)).await;
+                    sent.map(|sent| sent.map(|sent| (stream, sent)))
+                }
+                Err(error) => Ok(Err(error)),
+            };
+            let failure = match outcome {
+                Ok(Ok((stream, sent))) => {
                     in_use.0.succeeded();
-                    return Ok((stream, in_use));
+                    return Ok(Connected { stream, endpoint: in_use, sent });
                 }
                 // Ours, not the endpoint's: it must not count against it.
                 Ok(Err(error)) if is_out_of_descriptors(&error) => return Err(Refusal::OutOfDescriptors),
@@ -343,14 +374,37 @@ fn pick(endpoints: &[Arc<Endpoint>], tried: &[Option<SocketAddr>], now: Duration
     Some(LastResort::new(silent).map_or(Choice::Full, Choice::LastResort))
 }
 
-async fn connect_to(address: SocketAddr, keepalive: Keepalive, client_first: bool) -> io::Result<TcpStream> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    socket.set_nodelay(true)?;
+/// Starts the TCP handshake. Not by tokio, which asks every socket for its error once it is connected: one system call that
+/// the first bytes make superfluous.
+fn begin_to_connect(address: SocketAddr, keepalive: Keepalive, client_first: bool) -> io::Result<TcpStream> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    rustix::net::sockopt::set_tcp_nodelay(&socket, true)?;
     set_keepalive(&SockRef::from(&socket), keepalive)?;
     if client_first {
         rustix::net::sockopt::set_tcp_quickack(&socket, false)?;
     }
-    socket.connect(address).await
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) | Err(Errno::INPROGRESS) => TcpStream::from_std(socket.into()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Waits for the end of the TCP handshake and sends the `first` bytes, if there are any; returns how many the socket took. A
+/// handshake that failed is what sending fails with.
+async fn send_once_connected(stream: &TcpStream, first: &[u8]) -> io::Result<usize> {
+    loop {
+        poll_fn(|cx| stream.poll_write_ready(cx)).await?;
+        if first.is_empty() {
+            return stream.take_error()?.map_or(Ok(0), Err);
+        }
+        match write_some(stream, first) {
+            Ok(sent) => return Ok(sent),
+            Err(Errno::WOULDBLOCK) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -314,6 +314,7 @@ fn allow_lists_judge_the_client_a_trusted_hop_names() {
     };
     let _client = connect_as("198.51.100.7:4242");
     assert_eq!(read_exactly(&mut endpoint.accept(), hello(HOST).len()), hello(HOST));
+    eventually("it is listed", || !gateway.connections().is_empty());
     assert_eq!(gateway.connections()[0].client, "198.51.100.7:4242".parse().unwrap());
     assert_eq!(read_to_end(&mut connect_as("192.0.2.7:4242"))[6], 49);
     let mut v1 = connect(sni_address(&gateway));
@@ -366,6 +367,7 @@ fn a_service_that_asks_for_it_learns_the_client_from_a_proxy_header() {
     };
     assert_eq!(length, bytes.len());
     assert_eq!(source, client.local_addr().unwrap());
+    eventually("it is listed", || !gateway.connections().is_empty());
     assert_eq!(authority.as_deref(), Some(HOST));
     assert_eq!(id, Some(format!("{}", gateway.connections()[0].id).into_bytes()));
     assert_eq!(read_exactly(&mut server, hello(HOST).len()), hello(HOST));

@@ -168,12 +168,14 @@ impl Endpoint {
     }
 }
 
-/// A client and the endpoint it reached through the gateway, past the hello.
+/// A client and the endpoint it reached through the gateway, past the hello and listed by the gateway.
 pub fn pair(gateway: &Gateway, endpoint: &Endpoint, host: &str) -> (TcpStream, TcpStream) {
     let client = client(gateway, host);
     let mut server = endpoint.accept();
     let hello = hello(host);
     assert_eq!(read_exactly(&mut server, hello.len()), hello);
+    let address = client.local_addr().unwrap();
+    eventually("it is listed", || gateway.connections().iter().any(|record| record.client == address));
     (client, server)
 }
 
