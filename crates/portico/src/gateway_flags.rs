@@ -140,7 +140,7 @@ pub(crate) struct BudgetFlags {
     /// New connections and tunnel streams a second, unless a cluster sets its own [default: no limit]
     #[arg(long, value_name = "N")]
     pub(crate) max_connection_rate_per_cluster: Option<u32>,
-    /// Connections, of all clusters, that have not yet said where they want to go
+    /// Connections, of all clusters, that have not yet said where they want to go; and tunnel connections that have shown no accepted identity
     #[arg(long, value_name = "N", default_value_t = Config::default().max_handshakes, value_parser = at_least_one())]
     pub(crate) max_handshakes: u32,
     /// Connections of one cluster that wait for an endpoint to accept
