@@ -450,6 +450,23 @@ mod tests {
     }
 
     #[test]
+    fn a_turn_that_is_not_used_is_the_next_ones() {
+        let ledger = Ledger::new(&Account::new(100 * ROOM));
+        let mut cx = Context::from_waker(Waker::noop());
+        ledger.begin(ROOM);
+        let [mut first, mut second, mut third] = std::array::from_fn(|_| Box::pin(ledger.freed()));
+        for waiting in [&mut first, &mut second, &mut third] {
+            assert!(waiting.as_mut().poll(&mut cx).is_pending());
+        }
+        ledger.end(ROOM);
+        drop(first);
+        assert!(third.as_mut().poll(&mut cx).is_pending(), "one at a time, in the order they came");
+        assert!(second.as_mut().poll(&mut cx).is_ready());
+        ledger.pass_on();
+        assert!(third.as_mut().poll(&mut cx).is_ready());
+    }
+
+    #[test]
     fn what_is_over_leaves_the_book() {
         let account = Account::new(1000);
         let ledger = Ledger::new(&account);

@@ -326,11 +326,17 @@ impl<M: Meter> Bridge<M> {
     fn read_while_there_is_room(&mut self, cx: &mut Context<'_>) -> Result<bool, Party> {
         loop {
             match self.socket.poll_read_ready(cx) {
-                Poll::Pending => return Ok(true),
+                Poll::Pending => {
+                    self.leave_line();
+                    return Ok(true);
+                }
                 Poll::Ready(Ok(())) => {}
                 Poll::Ready(Err(_)) => return Err(Party::Socket),
             }
-            let Some(window) = self.poll_window(cx)? else { return Ok(false) };
+            let Some(window) = self.poll_window(cx)? else {
+                self.leave_line();
+                return Ok(false);
+            };
             let Poll::Ready(room) = self.poll_room(cx) else { return Ok(false) };
             let window = window.min(room);
             let limit = window.min(CHUNK);
@@ -406,7 +412,7 @@ impl<M: Meter> Bridge<M> {
         loop {
             let room = self.pulse.ledger.room();
             if room > 0 {
-                self.room = None;
+                self.leave_line();
                 return Poll::Ready(room);
             }
             let pulse = &self.pulse;
@@ -418,6 +424,11 @@ impl<M: Meter> Bridge<M> {
             self.room = None;
             self.turn = true;
         }
+    }
+
+    /// Waits for room no more. A turn that has come meanwhile is the next one's.
+    fn leave_line(&mut self) {
+        self.room = None;
     }
 
     /// Window that is reserved and not used would be missing elsewhere on the connection.
@@ -449,6 +460,7 @@ impl<M: Meter> Bridge<M> {
 
     /// The peer is gone: what it sent goes to the socket before the reset does.
     async fn deliver_to_socket(&mut self) {
+        self.leave_line();
         let deadline = Instant::now() + LINGER;
         let mut timer = pin!(sleep_until(deadline));
         poll_fn(|cx| {
