@@ -87,7 +87,8 @@ async fn two_tunnels_on_one_gateway_move_apart_when_the_other_returns() {
     restarts.wire.send_replace(Wire::Carries);
     let returned = Instant::now();
     clock.until("apart again", || live(&client) == apart).await;
-    assert!(returned.elapsed() < Duration::from_secs(60), "{:?}", returned.elapsed());
+    // Its last failure leaves it alone for half a minute; then it is tried within three quarters of one.
+    assert!(returned.elapsed() < Duration::from_secs(80), "{:?}", returned.elapsed());
 }
 
 #[tokio::test]

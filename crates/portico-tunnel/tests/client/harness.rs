@@ -71,6 +71,9 @@ impl Line {
 
 pub async fn carry(mut near: TcpStream, gateway: SocketAddr, mut wire: watch::Receiver<Wire>) {
     let mut far = TcpStream::connect(gateway).await.unwrap();
+    // A wire holds nothing back until something else is acknowledged.
+    near.set_nodelay(true).unwrap();
+    far.set_nodelay(true).unwrap();
     let (mut up, mut down) = (vec![0; 65_536], vec![0; 65_536]);
     loop {
         let state = *wire.borrow_and_update();
