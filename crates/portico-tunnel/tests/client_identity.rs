@@ -26,9 +26,14 @@ const NO: Answer = Answer::Status(StatusCode::UNAUTHORIZED);
 const MINUTE: Duration = Duration::from_secs(60);
 
 fn client_of(gateway: &Scripted) -> Client {
-    let settings = settings(&[gateway.address]);
+    client_of_all([gateway])
+}
+
+/// A client with one tunnel for each gateway.
+fn client_of_all<const N: usize>(gateways: [&Scripted; N]) -> Client {
+    let settings = settings(&gateways.map(|gateway| gateway.address));
     // Steps of the clock are too large for PING to be answered within its time.
-    Client::start(ClientSettings { ping_interval: Duration::from_secs(100_000), tunnels: 1, ..settings })
+    Client::start(ClientSettings { ping_interval: Duration::from_secs(100_000), tunnels: N, ..settings })
 }
 
 fn identity(client: &Client) -> Option<IdentityState> {
@@ -134,4 +139,45 @@ async fn who_is_turned_away_by_all_there_are_is_told_so_at_once() {
     assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
     let OpenError::Unanswered { why, .. } = &error else { panic!("{error}") };
     assert!(why.contains("refused stream"), "{error}");
+}
+
+#[tokio::test]
+async fn a_gateway_that_cannot_tell_who_we_are_leaves_the_stream_to_another() {
+    let clock = Clock::new();
+    let cannot_review = Scripted::start(NO, StatusCode::NO_CONTENT).await;
+    let opens = Scripted::start(OPENS, StatusCode::NO_CONTENT).await;
+    let client = client_of_all([&cannot_review, &opens]);
+    clock.until("both asked", || cannot_review.options() == 1 && opens.options() == 1).await;
+    let mut streams = Vec::new();
+    for _ in 0..5 {
+        // From the second on the other one has fewer.
+        let stream = clock.by(client.open(UPSTREAM)).await.unwrap();
+        assert_eq!(stream.place().address, opens.address);
+        streams.push(stream);
+    }
+    assert!(client.totals().streams_refused >= 4, "{:?}", client.totals());
+
+    opens.to_connect.send_replace(NO);
+    let begun = Instant::now();
+    refused(&clock, &client, StatusCode::UNAUTHORIZED).await;
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn streams_go_first_to_gateways_that_accept_us() {
+    let clock = Clock::new();
+    let (refuses, opens) = (
+        Scripted::start(NO, StatusCode::UNAUTHORIZED).await,
+        Scripted::start(OPENS, StatusCode::NO_CONTENT).await,
+    );
+    let client = client_of_all([&refuses, &opens]);
+    let said = |client: &Client| {
+        client.status().iter().filter(|tunnel| tunnel.identity != IdentityState::Unknown).count()
+    };
+    clock.until("both have said", || said(&client) == 2).await;
+    let mut streams = Vec::new();
+    for _ in 0..5 {
+        streams.push(clock.by(client.open(UPSTREAM)).await.unwrap());
+    }
+    assert_eq!(client.totals().streams_refused, 0);
 }

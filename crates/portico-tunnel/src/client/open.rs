@@ -1,5 +1,5 @@
-//! A stream for whoever asks: on the tunnel with the fewest, on another if that one does not answer, on the first that comes up if
-//! there is none.
+//! A stream for whoever asks: on the tunnel with the fewest, on another if that one does not answer or cannot tell who we are, on the first
+//! that comes up if there is none.
 
 use std::fmt;
 use std::sync::Arc;
@@ -67,7 +67,7 @@ pub enum OpenError {
     /// No request can be made of the authority or the token.
     #[error("{0}")]
     Unsendable(String),
-    /// [`Client::drain`] was called.
+    /// [`Client::drain`](super::Client::drain) was called.
     #[error("no new streams: stopping")]
     Stopping,
 }
@@ -138,13 +138,13 @@ impl Pool {
         }
     }
 
-    /// The live tunnel with the fewest streams, of those not `tried`.
+    /// The live tunnel with the fewest streams, of those not `tried`; first among those whose gateway does not refuse our identity.
     pub(super) fn best(&self, tried: &[Arc<Tunnel>]) -> Option<Arc<Tunnel>> {
         let tunnels = self.tunnels();
         let fit = tunnels.iter().filter(|tunnel| {
             tunnel.is_live() && !tunnel.is_full() && !tried.iter().any(|other| Arc::ptr_eq(other, tunnel))
         });
-        fit.min_by_key(|tunnel| tunnel.streams()).cloned()
+        fit.min_by_key(|tunnel| (tunnel.is_refused(), tunnel.streams())).cloned()
     }
 
     /// Whether all live tunnels were `tried`, and none is being connected.
@@ -195,9 +195,11 @@ fn why_no_more(last: Option<&str>) -> String {
     last.map(|last| format!("; and no other comes up: {last}")).unwrap_or_default()
 }
 
-/// Whether another gateway may have another answer: one that does not know the cluster yet, is over its budget, or stops.
+/// Whether another gateway may have another answer: one that does not know the cluster yet, is over its budget, or stops. So is one that
+/// cannot have our token reviewed: who has proved nothing yet is told 401 whatever the cause, lest it learn which clusters exist.
 fn may_differ(status: StatusCode) -> bool {
-    status == StatusCode::NOT_FOUND || status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error()
+    let of_this_gateway = [StatusCode::UNAUTHORIZED, StatusCode::NOT_FOUND, StatusCode::TOO_MANY_REQUESTS];
+    of_this_gateway.contains(&status) || status.is_server_error()
 }
 
 /// Somebody who waits for a tunnel, counted.

@@ -172,6 +172,12 @@ impl Tunnel {
         self.identity.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Whether the gateway does not accept our identity, as far as it has said.
+    pub(crate) fn is_refused(&self) -> bool {
+        let identity = self.identity.lock().unwrap_or_else(PoisonError::into_inner);
+        matches!(*identity, IdentityState::Refused { .. })
+    }
+
     fn set_identity(&self, identity: IdentityState) {
         *self.identity.lock().unwrap_or_else(PoisonError::into_inner) = identity;
     }
