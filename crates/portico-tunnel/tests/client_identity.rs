@@ -17,7 +17,7 @@ use common::UPSTREAM;
 use h2::Reason;
 use harness::settings;
 use portico_tunnel::StatusCode;
-use portico_tunnel::client::{Client, ClientSettings, IdentityState, OpenError};
+use portico_tunnel::client::{Client, ClientSettings, IdentityState, OpenError, TunnelState};
 use scripted::{Answer, Scripted};
 use tokio::time::Instant;
 
@@ -141,6 +141,11 @@ async fn who_is_turned_away_by_all_there_are_is_told_so_at_once() {
     assert!(why.contains("refused stream"), "{error}");
 }
 
+/// Tunnels in that state.
+fn tunnels(client: &Client, state: TunnelState) -> usize {
+    client.status().iter().filter(|tunnel| tunnel.state == Some(state)).count()
+}
+
 #[tokio::test]
 async fn a_gateway_that_cannot_tell_who_we_are_leaves_the_stream_to_another() {
     let clock = Clock::new();
@@ -180,4 +185,33 @@ async fn streams_go_first_to_gateways_that_accept_us() {
         streams.push(clock.by(client.open(UPSTREAM)).await.unwrap());
     }
     assert_eq!(client.totals().streams_refused, 0);
+}
+
+#[tokio::test]
+async fn a_retired_tunnel_shows_new_tokens_while_it_has_streams_and_closes_after_the_last() {
+    let clock = Clock::new();
+    let gateway = Scripted::start(OPENS, StatusCode::NO_CONTENT).await;
+    let client = client_of(&gateway);
+    clock.until("accepted", || is_accepted(&client)).await;
+    let stream = clock.by(client.open(UPSTREAM)).await.unwrap();
+    client.certificate_changed();
+    clock
+        .until("retired", || {
+            tunnels(&client, TunnelState::Draining) == 1 && tunnels(&client, TunnelState::Live) == 1
+        })
+        .await;
+    clock.until("the successor asked", || gateway.options() == 2).await;
+    for asked in [4, 6] {
+        client.token_changed();
+        clock.until("shown on both", || gateway.options() == asked).await;
+    }
+    // To be asked about us again and again keeps no tunnel up.
+    gateway.to_options.send_replace(StatusCode::UNAUTHORIZED);
+    client.token_changed();
+    clock.until("asked again and again", || gateway.options() > 20).await;
+    assert_eq!(tunnels(&client, TunnelState::Draining), 1);
+    drop(stream);
+    let ended = Instant::now();
+    clock.until("closed", || client.status().len() == 1).await;
+    assert!(ended.elapsed() < Duration::from_secs(1), "{:?}", ended.elapsed());
 }

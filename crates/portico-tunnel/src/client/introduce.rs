@@ -3,6 +3,9 @@
 //!
 //! The answer to `OPTIONS *` decides, and not that to a CONNECT: a gateway may accept us and still refuse a name with 403, again and again,
 //! which is not to make an agent unready. Only where a gateway does not know the question its refusals count.
+//!
+//! A tunnel that was retired shows a new token too, as long as it has streams: they may outlive the old one by hours. After GOAWAY no request
+//! is possible (RFC 9113 section 6.8), so the streams of a gateway that stops end with the last token that was shown to it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +15,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::backoff::random;
 use super::pool::Pool;
-use super::tunnel::{IdentityState, RequestError, Tunnel, TunnelState};
+use super::tunnel::{IdentityState, RequestError, Tunnel};
 
 /// Between two times a gateway is asked, unless there is something new to show.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
@@ -37,7 +40,7 @@ impl Pool {
                     tracing::error!(%error, "our token cannot be sent: it holds characters that no header may have");
                     false
                 }
-                Err(_) if matches!(tunnel.state(), TunnelState::Draining | TunnelState::Closed) => return,
+                Err(_) if !tunnel.takes_requests() => return,
                 Err(error) => {
                     tracing::debug!(%gateway, %error, "the gateway was not asked about our identity");
                     true

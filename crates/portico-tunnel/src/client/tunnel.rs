@@ -91,7 +91,7 @@ pub(crate) struct Tunnel {
     state: watch::Sender<TunnelState>,
     /// Whether nothing more is to be waited for. Also a tunnel that drains may fall silent.
     silent: watch::Sender<bool>,
-    /// `None` once no new streams are wanted: h2 closes the connection when this and the last stream are gone.
+    /// `None` once nothing more is to be asked: h2 closes the connection when this and the last stream are gone.
     sender: Mutex<Option<SendRequest<Payload>>>,
     streams: AtomicU32,
     most_streams: AtomicU32,
@@ -186,9 +186,31 @@ impl Tunnel {
         self.complaint.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// No new streams; the connection closes when those it has are over.
+    /// No new streams; the connection closes when those it has are over. Until then a new token can be shown on it, for these to live on.
     pub(crate) fn retire(&self) {
+        self.drains();
+        self.close_if_done();
+    }
+
+    /// The gateway takes no request any more, so not even a token can be shown.
+    fn went_away(&self) {
+        self.drains();
         self.sender().take();
+    }
+
+    /// Whether a request can be sent, be it only to show who we are.
+    pub(crate) fn takes_requests(&self) -> bool {
+        self.sender().is_some()
+    }
+
+    /// Lets go of a connection that drains and has nothing more to carry.
+    fn close_if_done(&self) {
+        if self.state() == TunnelState::Draining && self.streams() == 0 {
+            self.sender().take();
+        }
+    }
+
+    fn drains(&self) {
         self.state.send_if_modified(|state| {
             let retires = matches!(state, TunnelState::Live | TunnelState::Suspect);
             if retires {
@@ -217,13 +239,13 @@ impl Tunnel {
         self.sender().take();
     }
 
-    /// Retires after a GOAWAY, of which h2 tells only those who want to send.
+    /// Drains after a GOAWAY, of which h2 tells only those who want to send.
     pub(crate) fn poll_goaway(&self, cx: &mut Context<'_>) {
         let mut sender = self.sender();
         let says = sender.as_mut().is_some_and(|sender| matches!(sender.poll_ready(cx), Poll::Ready(Err(_))));
         drop(sender);
         if says {
-            self.retire();
+            self.went_away();
         }
     }
 
@@ -385,6 +407,7 @@ impl Drop for StreamGuard {
         if was_full {
             self.0.signals.freed.notify_one();
         }
+        self.0.close_if_done();
     }
 }
 
