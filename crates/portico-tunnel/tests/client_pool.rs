@@ -288,6 +288,29 @@ async fn full_tunnels_get_company_that_leaves_when_it_is_not_needed() {
     clock.until("those that left are gone", || client.status().len() == 2).await;
 }
 
+#[tokio::test]
+async fn company_of_a_full_tunnel_stays_while_it_would_be_replaced() {
+    let clock = Clock::new();
+    let server = Server::start(plaintext()).await;
+    let settings = without_ping(settings(&[server.address]));
+    let client = Client::start(ClientSettings { tunnels: 3, max_streams: 2, ..settings });
+    at_rest(&clock, &client, 3).await;
+    // One on each, and a second on the first.
+    let mut streams = Vec::new();
+    for _ in 0..4 {
+        streams.push(clock.by(client.open(UPSTREAM)).await.unwrap());
+    }
+    streams.drain(1..3);
+    clock.until("company", || live(&client).len() == 4).await;
+    clock.pass(Duration::from_secs(300)).await;
+    assert_eq!((live(&client).len(), client.totals().tunnels_opened), (4, 4));
+    // Nor does it stay longer than that.
+    streams.clear();
+    clock.until("three again", || live(&client).len() == 3).await;
+    clock.pass(Duration::from_secs(120)).await;
+    assert_eq!((live(&client).len(), client.totals().tunnels_opened), (3, 4));
+}
+
 #[test]
 fn there_is_room_for_the_connections_that_an_agent_carries_by_default() {
     let settings = settings(&[]);

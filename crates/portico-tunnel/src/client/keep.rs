@@ -137,10 +137,12 @@ impl Pool {
     }
 
     /// Of more live tunnels than asked for (after a silence, or when some were full), one to an address that most go to, and of these the one
-    /// with the spare streams; if all streams there are would fill the others by half at most, so that it is not missed soon.
+    /// with the spare streams; if all streams there are would fill the others by half at most, so that it is not missed soon, and if as many
+    /// of the others as are asked for have room, or [`Pool::claim`] would have it replaced at once.
     pub(super) fn surplus(&self) -> Option<Arc<Tunnel>> {
         let live: Vec<_> = self.tunnels().iter().filter(|tunnel| tunnel.is_live()).cloned().collect();
-        if live.len() <= self.settings.tunnels.max(1) {
+        let asked_for = self.settings.tunnels.max(1);
+        if live.len() <= asked_for {
             return None;
         }
         let alike =
@@ -148,8 +150,9 @@ impl Pool {
         let rank = |tunnel: &Tunnel| (Reverse(alike(tunnel)), tunnel.streams(), Reverse(tunnel.since));
         let spare = live.iter().min_by_key(|tunnel| rank(tunnel))?;
         let streams: u64 = live.iter().map(|tunnel| u64::from(tunnel.streams())).sum();
-        let others = live.iter().filter(|tunnel| !Arc::ptr_eq(tunnel, spare));
-        let room: u64 = others.map(|tunnel| u64::from(tunnel.most_streams())).sum();
-        (streams <= room / 2).then(|| Arc::clone(spare))
+        let others = || live.iter().filter(|tunnel| !Arc::ptr_eq(tunnel, spare));
+        let room: u64 = others().map(|tunnel| u64::from(tunnel.most_streams())).sum();
+        let free = others().filter(|tunnel| !tunnel.is_full()).count();
+        (streams <= room / 2 && free >= asked_for).then(|| Arc::clone(spare))
     }
 }
