@@ -13,6 +13,7 @@ mod pki;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use clock::Clock;
@@ -26,6 +27,8 @@ use portico_tunnel::client::{
 use portico_tunnel::{ClientTls, ClientTlsFiles, Dialer, ProxyFiles, ProxySetting, Settings, Tls, TlsFiles};
 use tokio::net::TcpListener;
 use tokio::time::Instant;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
 
 const ONE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
 const TWO: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
@@ -309,6 +312,47 @@ async fn company_of_a_full_tunnel_stays_while_it_would_be_replaced() {
     clock.until("three again", || live(&client).len() == 3).await;
     clock.pass(Duration::from_secs(120)).await;
     assert_eq!((live(&client).len(), client.totals().tunnels_opened), (3, 4));
+}
+
+/// Counts warnings.
+struct Warnings(Arc<AtomicU32>);
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == Level::WARN
+    }
+
+    fn event(&self, _: &Event<'_>) {
+        self.0.fetch_add(1, Relaxed);
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+#[tokio::test]
+async fn a_successor_that_does_not_come_up_is_news_once() {
+    let warnings = Arc::new(AtomicU32::new(0));
+    let _counted = tracing::subscriber::set_default(Warnings(Arc::clone(&warnings)));
+    let clock = Clock::new();
+    let folder = Folder::new();
+    let (server, ours) = with_tls(&folder).await;
+    folder.write("ca.crt", &ours.pem());
+    let (settings, tls) = trusting(&folder, server.address);
+    let client = Client::start(settings);
+    clock.until("up", || live(&client).len() == 2).await;
+    folder.write("ca.crt", &Authority::new("others").pem());
+    assert!(tls.reload().unwrap());
+    client.certificate_changed();
+    clock.until("tried again and again", || client.totals().tunnel_failures >= 5).await;
+    assert_eq!(warnings.load(Relaxed), 1);
+    assert_eq!(live(&client).len(), 2);
 }
 
 #[test]

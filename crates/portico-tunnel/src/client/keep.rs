@@ -40,6 +40,8 @@ impl Pool {
         loop {
             self.needed(keeper).await;
             self.rest(unwanted, wanted).await;
+            // Renewals from before the first failure set nothing right.
+            renewals.mark_unchanged();
             while let Err(failure) = self.dial(keeper, false).await {
                 let wait = backoff.failed(failure.how, random());
                 self.note(keeper, failure);

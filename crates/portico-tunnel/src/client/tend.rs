@@ -38,6 +38,11 @@ impl Care {
             Self::Spread | Self::Shrink => again(),
         }
     }
+
+    /// Whether it is news when no tunnel comes up for it.
+    fn needs_successor(self) -> bool {
+        matches!(self, Self::Renew | Self::Follow)
+    }
 }
 
 fn again() -> Duration {
@@ -50,10 +55,15 @@ impl Pool {
         let mut stopping = self.stopping.subscribe();
         // When each care is taken; `None` while there is no need.
         let mut times = [None; CARES.len()];
+        // Its attempts stand behind those of the keepers.
+        let own = self.settings.tunnels.max(1);
         loop {
             let changed = self.signals.changed.notified();
             for (care, time) in CARES.into_iter().zip(&mut times) {
                 *time = self.calls_for(care).then(|| time.unwrap_or_else(|| Instant::now() + care.first()));
+            }
+            if !CARES.into_iter().zip(&times).any(|(care, time)| care.needs_successor() && time.is_some()) {
+                self.attempt(own, |attempt| attempt.error = None);
             }
             let next = times.into_iter().flatten().chain(self.names().next_refresh()).min();
             let next = async {
@@ -72,7 +82,7 @@ impl Pool {
             self.ask(expired);
             for (care, time) in CARES.into_iter().zip(&mut times) {
                 if time.is_some_and(|time| time <= now) {
-                    self.take(care).await;
+                    self.take(care, own).await;
                     *time = Some(Instant::now() + again());
                 }
             }
@@ -91,9 +101,7 @@ impl Pool {
         }
     }
 
-    async fn take(self: &Arc<Self>, care: Care) {
-        // Its attempts stand behind those of the keepers.
-        let own = self.settings.tunnels.max(1);
+    async fn take(self: &Arc<Self>, care: Care, own: usize) {
         match care {
             Care::Renew => while self.succeed(own, self.outdated()).await {},
             Care::Follow => while self.succeed(own, self.gone()).await {},
@@ -111,14 +119,18 @@ impl Pool {
                 }
             }
         }
-        self.attempt(own, |attempt| *attempt = Attempt::default());
+        // What failed stays known, lest it be written down each time.
+        self.attempt(own, |attempt| attempt.place = None);
     }
 
     /// Brings up a successor, and retires `old`. False if there is none, or no successor.
     async fn succeed(self: &Arc<Self>, own: usize, old: Option<Arc<Tunnel>>) -> bool {
         let Some(old) = old else { return false };
         match self.dial(own, false).await {
-            Ok(_) => old.retire(),
+            Ok(_) => {
+                self.attempt(own, |attempt| *attempt = Attempt::default());
+                old.retire();
+            }
             Err(failure) => {
                 self.note(own, failure);
                 return false;
