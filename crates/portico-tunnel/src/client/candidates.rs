@@ -1,13 +1,17 @@
 //! Which gateway address the next tunnel goes to: a pure choice among those known.
 
+use std::cmp::Reverse;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Answers in a row that lack an address before it counts as gone: a name server may give a few of many addresses, and others the next
-/// time.
-const GONE: u8 = 3;
+/// How long answers lack an address before it counts as gone: a name server may give a few of many addresses, and others the next time. Of
+/// sixteen of which each answer gives any eight, one is missing from all the fifteen or so answers of that time once in 30,000 times.
+const GONE: Duration = Duration::from_secs(600);
+
+/// The most addresses that are remembered though the last answer lacks them; beyond, those missing longest are gone.
+const MOST_MISSING: usize = 256;
 
 /// How long an address that failed is left to the others, as long as there are others.
 const RESTS: Duration = Duration::from_secs(30);
@@ -32,8 +36,8 @@ struct Known {
     place: Place,
     /// When it failed last, if it has not succeeded since.
     failed: Option<Instant>,
-    /// Answers in a row without it. Only where this is 0 new tunnels go there.
-    missed: u8,
+    /// Since when answers lack it. New tunnels go only where they do not.
+    missing: Option<Instant>,
 }
 
 impl Known {
@@ -44,17 +48,30 @@ impl Known {
 
 impl Candidates {
     /// Takes note of what the name of a gateway resolves to now. What is known of addresses that stay, stays.
-    pub(crate) fn update(&mut self, gateway: usize, addresses: &[SocketAddr]) {
+    pub(crate) fn update(&mut self, gateway: usize, addresses: &[SocketAddr], now: Instant) {
         for known in self.known.iter_mut().filter(|known| known.place.gateway == gateway) {
-            known.missed = if addresses.contains(&known.place.address) { 0 } else { known.missed + 1 };
+            let is_there = addresses.contains(&known.place.address);
+            known.missing = if is_there { None } else { known.missing.or(Some(now)) };
         }
-        self.known.retain(|known| known.missed < GONE);
+        self.forget(now);
         for &address in addresses {
             let place = Place { gateway, address };
             if !self.known.iter().any(|known| known.place == place) {
-                self.known.push(Known { place, failed: None, missed: 0 });
+                self.known.push(Known { place, failed: None, missing: None });
             }
         }
+    }
+
+    /// Forgets what is missing for too long, and what is too much.
+    fn forget(&mut self, now: Instant) {
+        self.known.sort_by_key(|known| Reverse(known.missing));
+        let mut missing = 0;
+        self.known.retain(|known| {
+            known.missing.is_none_or(|since| {
+                missing += 1;
+                missing <= MOST_MISSING && now.duration_since(since) < GONE
+            })
+        });
     }
 
     /// Whether there is no address to go to.
@@ -62,7 +79,7 @@ impl Candidates {
         self.current().next().is_none()
     }
 
-    /// Whether a name leads to that address, as far as its last few answers tell.
+    /// Whether a name leads to that address, as far as its answers of the last minutes tell.
     pub(crate) fn is_known(&self, address: SocketAddr) -> bool {
         self.known.iter().any(|known| known.place.address == address)
     }
@@ -73,7 +90,7 @@ impl Candidates {
     }
 
     fn current(&self) -> impl Iterator<Item = &Known> {
-        self.known.iter().filter(|known| known.missed == 0)
+        self.known.iter().filter(|known| known.missing.is_none())
     }
 
     pub(crate) fn failed(&mut self, place: Place, now: Instant) {
@@ -132,7 +149,7 @@ mod tests {
 
     fn three() -> Candidates {
         let mut candidates = Candidates::default();
-        candidates.update(0, &[address(1), address(2), address(3)]);
+        candidates.update(0, &[address(1), address(2), address(3)], Instant::now());
         candidates
     }
 
@@ -171,35 +188,61 @@ mod tests {
 
     #[test]
     fn an_address_that_is_no_longer_resolved_is_not_tried() {
-        let mut candidates = three();
-        candidates.update(0, &[address(2)]);
-        assert_eq!(candidates.choose(&[], Instant::now(), 0.5), Some(place(2)));
-        candidates.update(0, &[]);
-        assert_eq!(candidates.choose(&[], Instant::now(), 0.5), None);
+        let (mut candidates, now) = (three(), Instant::now());
+        candidates.update(0, &[address(2)], now);
+        assert_eq!(candidates.choose(&[], now, 0.5), Some(place(2)));
+        candidates.update(0, &[], now);
+        assert_eq!(candidates.choose(&[], now, 0.5), None);
     }
 
     #[test]
-    fn an_address_is_gone_when_a_few_answers_in_a_row_lack_it() {
-        let mut candidates = three();
-        for _ in 1..GONE {
-            candidates.update(0, &[address(2)]);
+    fn an_address_is_gone_when_the_answers_of_ten_minutes_lack_it() {
+        let (mut candidates, now) = (three(), Instant::now());
+        let minute = |minutes: u64| now + Duration::from_secs(60 * minutes);
+        for minutes in 0..10 {
+            candidates.update(0, &[address(2)], minute(minutes));
             assert!(candidates.is_known(address(1)));
         }
-        candidates.update(0, &[address(1), address(2)]);
-        for _ in 1..GONE {
-            candidates.update(0, &[address(2)]);
+        candidates.update(0, &[address(1), address(2)], minute(10));
+        assert!(!candidates.is_known(address(3)));
+        for minutes in 11..21 {
+            candidates.update(0, &[address(2)], minute(minutes));
+            assert!(candidates.is_known(address(1)), "counted anew");
         }
-        assert!(candidates.is_known(address(1)), "counted anew");
-        candidates.update(0, &[address(2)]);
+        candidates.update(0, &[address(2)], minute(21));
         assert!(!candidates.is_known(address(1)));
         assert!(candidates.is_known(address(2)));
     }
 
     #[test]
+    fn answers_that_give_half_of_the_addresses_in_turn_lose_none() {
+        let (mut candidates, now) = (Candidates::default(), Instant::now());
+        let all: Vec<SocketAddr> = (0..16).map(address).collect();
+        for answer in 0..100 {
+            let half = if answer % 2 == 0 { &all[..8] } else { &all[8..] };
+            candidates.update(0, half, now + Duration::from_secs(40 * answer));
+            assert!(answer == 0 || all.iter().all(|address| candidates.is_known(*address)));
+        }
+    }
+
+    #[test]
+    fn addresses_without_end_are_not_remembered_without_end() {
+        let (mut candidates, now) = (Candidates::default(), Instant::now());
+        let port = |port| SocketAddr::from(([10, 0, 0, 1], port));
+        for number in 0..1000 {
+            candidates.update(0, &[port(number)], now + Duration::from_millis(number.into()));
+        }
+        assert_eq!(candidates.known.len(), MOST_MISSING + 1);
+        assert!(candidates.is_known(port(999)) && candidates.is_known(port(998)));
+        assert!(!candidates.is_known(port(0)), "those missing longest");
+    }
+
+    #[test]
     fn one_address_by_two_names_counts_as_one() {
         let mut candidates = Candidates::default();
-        candidates.update(0, &[address(1)]);
-        candidates.update(1, &[address(1), address(2)]);
+        let now = Instant::now();
+        candidates.update(0, &[address(1)], now);
+        candidates.update(1, &[address(1), address(2)], now);
         let second = candidates.choose(&[place(1)], Instant::now(), 0.0).unwrap();
         assert_eq!(second.address, address(2));
     }

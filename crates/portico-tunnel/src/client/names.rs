@@ -92,7 +92,7 @@ impl Names {
                 (name.until, name.problem) = (Some(now), Some("the name of a gateway has no address".into()));
             }
             Ok(resolved) => {
-                self.candidates.update(gateway, &resolved.addresses);
+                self.candidates.update(gateway, &resolved.addresses, now);
                 (name.until, name.problem) = (resolved.until, None);
             }
             // What it led to before may still be there.
