@@ -138,8 +138,6 @@ impl Agent {
 
     /// The token file has changed.
     pub fn token_changed(&self) {
-        // The client begins tasks.
-        let _entered = self.handle.enter();
         self.client.token_changed();
     }
 
