@@ -22,7 +22,7 @@ use thiserror::Error;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use crate::trust::{AnyCertificate, Trust, signer_of};
+use crate::trust::{AnyCertificate, Signer, Trust, signer_of};
 
 /// What agents of Portico ask for by ALPN: HTTP/2 as below, by a name that no API server answers to, so that one port can serve both.
 pub const ALPN: &[u8] = b"portico-tunnel";
@@ -55,8 +55,8 @@ pub struct Tls {
 struct Read {
     pair: Pair,
     anchors: Anchors,
-    /// Whether the lists in the file are other ones, which were not taken.
-    lists_are_old: bool,
+    /// Whether the file holds lists by which nobody can be judged.
+    has_foreign_lists: bool,
 }
 
 /// What a connection begins with.
@@ -159,18 +159,41 @@ impl std::fmt::Debug for Pair {
     }
 }
 
+/// What CA and lists come to.
+struct Judged {
+    /// `None`: clients show no certificates.
+    trust: Option<Trust>,
+    lists: Lists,
+    /// About the first list that none of the CAs signed.
+    foreign: Option<TlsError>,
+}
+
+/// Whether any of the lists is one of the CAs'.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lists {
+    /// One is, or none was asked for.
+    SomeOwn,
+    /// None is.
+    NoneOwn,
+}
+
 impl Tls {
     /// Reads the files and makes a configuration of them.
     pub fn load(files: TlsFiles) -> Result<Self, TlsError> {
         let pair = Pair::read(&files)?;
         let anchors = Anchors::read(&files)?;
         let server = server(&files, &pair)?;
-        let trust = anchors.trust(&files)?;
+        let judged = anchors.judge(&files)?;
+        if judged.lists == Lists::NoneOwn
+            && let Some(foreign) = judged.foreign
+        {
+            return Err(foreign);
+        }
         Ok(Self {
             files,
             server: ArcSwap::from_pointee(server),
-            trust: ArcSwapOption::from(trust.map(Arc::new)),
-            read: Mutex::new(Read { pair, anchors, lists_are_old: false }),
+            trust: ArcSwapOption::from(judged.trust.map(Arc::new)),
+            read: Mutex::new(Read { pair, anchors, has_foreign_lists: judged.foreign.is_some() }),
         })
     }
 
@@ -192,25 +215,27 @@ impl Tls {
     /// Reads the client CA and its revocation lists again; true if they changed. From then on every certificate is judged by the new
     /// ones, also those of connections that are open, which the caller has to see to. On an error the old ones stay.
     ///
-    /// But a CA that was taken out is gone at once, also while a list of it is still there: then the lists stay as they were, and from the
-    /// next call on that is the error.
+    /// Lists that none of the CAs signed revoke nobody: they are an error, told from the next call on, but hold back neither a list beside
+    /// them nor the end of a CA that was taken out. Only if there is no other list do the old ones stay: a wrong file pardons nobody.
     pub fn reload_trust(&self) -> Result<bool, TlsError> {
-        let anchors = Anchors::read(&self.files)?;
+        let mut anchors = Anchors::read(&self.files)?;
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-        if read.anchors == anchors && !read.lists_are_old {
+        let same = read.anchors == anchors;
+        if same && !read.has_foreign_lists {
             return Ok(false);
         }
-        let (anchors, trust, lists_are_old) = match anchors.trust(&self.files) {
-            Ok(trust) => (anchors, trust, false),
-            Err(TlsError::ForeignList { .. }) if anchors.ca != read.anchors.ca => {
-                let anchors = Anchors { ca: anchors.ca, revoked: read.anchors.revoked.clone() };
-                let trust = anchors.trust_with(&self.files, |_, _| Ok(()))?;
-                (anchors, trust, true)
-            }
-            Err(error) => return Err(error),
-        };
-        self.trust.store(trust.map(Arc::new));
-        (read.anchors, read.lists_are_old) = (anchors, lists_are_old);
+        let mut judged = anchors.judge(&self.files)?;
+        let none_own = judged.lists == Lists::NoneOwn;
+        if let Some(foreign) = judged.foreign.take_if(|_| same || none_own && anchors.ca == read.anchors.ca) {
+            return Err(foreign);
+        }
+        let has_foreign_lists = judged.foreign.is_some();
+        if none_own {
+            anchors.revoked.clone_from(&read.anchors.revoked);
+            judged = anchors.judge(&self.files)?;
+        }
+        self.trust.store(judged.trust.map(Arc::new));
+        (read.anchors, read.has_foreign_lists) = (anchors, has_foreign_lists);
         Ok(true)
     }
 
@@ -257,24 +282,11 @@ impl Anchors {
         Ok(Self { ca: read(&files.client_ca)?, revoked: read(&files.client_crl)? })
     }
 
-    /// With each list signed by one of the CAs.
-    fn trust(&self, files: &TlsFiles) -> Result<Option<Trust>, TlsError> {
-        self.trust_with(files, |list, cas| match signer_of(list, cas) {
-            Ok(()) => Ok(()),
-            Err(issuer) => Err(TlsError::ForeignList {
-                path: files.client_crl.clone().unwrap_or_default(),
-                issuer,
-                ca: files.client_ca.clone().unwrap_or_default(),
-            }),
-        })
-    }
-
-    fn trust_with(
-        &self,
-        files: &TlsFiles,
-        judge: impl Fn(&CertificateRevocationListDer<'_>, &[CertificateDer<'_>]) -> Result<(), TlsError>,
-    ) -> Result<Option<Trust>, TlsError> {
-        let (Some(path), Some(ca)) = (&files.client_ca, &self.ca) else { return Ok(None) };
+    /// What certificates are judged by with these, and whose lists are among them.
+    fn judge(&self, files: &TlsFiles) -> Result<Judged, TlsError> {
+        let (Some(path), Some(ca)) = (&files.client_ca, &self.ca) else {
+            return Ok(Judged { trust: None, lists: Lists::SomeOwn, foreign: None });
+        };
         let cas = certificates(path, ca)?;
         let mut roots = RootCertStore::empty();
         for certificate in &cas {
@@ -282,18 +294,30 @@ impl Anchors {
                 .add(certificate.clone())
                 .map_err(|source| TlsError::ClientCa { path: path.clone(), source })?;
         }
-        let mut lists = Vec::new();
-        if let (Some(path), Some(pem)) = (&files.client_crl, &self.revoked) {
+        let (mut lists, mut own, mut foreign) = (Vec::new(), Lists::SomeOwn, None);
+        if let (Some(crl), Some(pem)) = (&files.client_crl, &self.revoked) {
+            own = Lists::NoneOwn;
             for list in CertificateRevocationListDer::pem_slice_iter(pem) {
-                let wrong = |source| TlsError::Pem { path: path.clone(), expected: "X509 CRL", source };
+                let wrong = |source| TlsError::Pem { path: crl.clone(), expected: "X509 CRL", source };
                 let list = list.map_err(wrong)?;
-                judge(&list, &cas)?;
-                lists.push(list);
+                let (keep, stranger) = match signer_of(&list, &cas) {
+                    Signer::Own => {
+                        own = Lists::SomeOwn;
+                        (true, None)
+                    }
+                    Signer::Stranger(issuer) => (true, Some(issuer)),
+                    Signer::Namesake(issuer) => (false, Some(issuer)),
+                };
+                if keep {
+                    lists.push(list);
+                }
+                let told = |issuer| TlsError::ForeignList { path: crl.clone(), issuer, ca: path.clone() };
+                foreign = foreign.or(stranger.map(told));
             }
             // A file that was cut to nothing must not pardon everybody.
-            if lists.is_empty() {
+            if own == Lists::NoneOwn && foreign.is_none() {
                 let source = pem::Error::NoItemsFound;
-                return Err(TlsError::Pem { path: path.clone(), expected: "X509 CRL", source });
+                return Err(TlsError::Pem { path: crl.clone(), expected: "X509 CRL", source });
             }
         }
         let trust = Trust::new(roots, lists).map_err(|source| match (&source, &files.client_crl) {
@@ -302,7 +326,7 @@ impl Anchors {
             }
             _ => TlsError::Verifier { path: path.clone(), source },
         })?;
-        Ok(Some(trust))
+        Ok(Judged { trust: Some(trust), lists: own, foreign })
     }
 }
 

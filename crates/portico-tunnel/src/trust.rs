@@ -240,13 +240,20 @@ impl ClientCertVerifier for AnyCertificate {
     }
 }
 
-/// Whether one of `cas` signed the list; if not, who it says did.
-pub(crate) fn signer_of(
-    list: &CertificateRevocationListDer<'_>,
-    cas: &[CertificateDer<'_>],
-) -> Result<(), Box<str>> {
+/// Who signed a revocation list.
+pub(crate) enum Signer {
+    /// One of the CAs.
+    Own,
+    /// None of them, though it has the name of one: with the list, that CA's certificates could not be verified at all.
+    Namesake(Box<str>),
+    /// Somebody of another name. Certificates of the CAs are not judged by the list.
+    Stranger(Box<str>),
+}
+
+/// Who signed the list, seen from `cas`.
+pub(crate) fn signer_of(list: &CertificateRevocationListDer<'_>, cas: &[CertificateDer<'_>]) -> Signer {
     let Ok((_, read)) = CertificateRevocationList::from_der(list) else {
-        return Err("somebody who does not write X.509".into());
+        return Signer::Stranger("somebody who does not write X.509".into());
     };
     let algorithms = aws_lc_rs::default_provider().signature_verification_algorithms.all;
     let (message, signature) = (read.tbs_cert_list.as_ref(), &read.signature_value.data);
@@ -254,13 +261,17 @@ pub(crate) fn signer_of(
     let signed = |key: &[u8]| {
         algorithms.iter().any(|algorithm| algorithm.verify_signature(key, message, signature).is_ok())
     };
-    let is_signer = |ca: &CertificateDer<'_>| {
-        X509Certificate::from_der(ca).is_ok_and(|(_, ca)| {
-            ca.subject().as_raw() == read.issuer().as_raw()
-                && signed(&ca.public_key().subject_public_key.data)
-        })
-    };
-    if cas.iter().any(is_signer) { Ok(()) } else { Err(shown(&read.issuer().to_string())) }
+    let mut signer: fn(Box<str>) -> Signer = Signer::Stranger;
+    for ca in cas {
+        let Ok((_, ca)) = X509Certificate::from_der(ca) else { continue };
+        if ca.subject().as_raw() == read.issuer().as_raw() {
+            if signed(&ca.public_key().subject_public_key.data) {
+                return Signer::Own;
+            }
+            signer = Signer::Namesake;
+        }
+    }
+    signer(shown(&read.issuer().to_string()))
 }
 
 fn unproven(leaf: &CertificateDer<'_>, now: UnixTime, error: &rustls::Error) -> Unproven {
