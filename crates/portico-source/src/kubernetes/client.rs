@@ -16,12 +16,14 @@ use hyper_timeout::TimeoutConnector;
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use kube::client::ConfigExt;
+use kube::client::retry::RetryPolicy;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use portico_tunnel::{
     DialError, Dialer, ProxyError, ProxyFiles, ProxySetting, ResolveError, Socket, Target, TargetError,
 };
 use thiserror::Error;
+use tower::retry::RetryLayer;
 use tower::{BoxError, Service, ServiceBuilder};
 
 /// An API server that has not accepted a connection by then, TLS included, is away.
@@ -70,7 +72,7 @@ pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
     through(&config, Arc::new(dialer)).map_err(refused)
 }
 
-/// What `Client::try_from` does, but for who connects.
+/// What `Client::try_from` does, but for who connects, and for its tracing.
 fn through(config: &Config, dialer: Arc<Dialer>) -> kube::Result<Client> {
     let tls = config.rustls_https_connector_with_connector(Connector(dialer))?;
     let mut connector = TimeoutConnector::new(tls);
@@ -79,6 +81,7 @@ fn through(config: &Config, dialer: Arc<Dialer>) -> kube::Result<Client> {
     let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build(connector);
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
+        .option_layer(config.default_retry.then(|| RetryLayer::new(RetryPolicy::server_retry())))
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)
