@@ -3,12 +3,14 @@
 //! Windows bound what *one* stream can make us hold. One tenant has thousands of streams, and a window that was given cannot be taken back; so
 //! all connections of a process count into one [`Account`], and it has a limit:
 //!
-//! - **Towards the HTTP/2 peer** nothing was promised: sockets are read only for window that the peer has given, so what was read waits for one thing, the
-//!   TCP socket of the connection. A connection holds [`ROOM`] of that; streams above it wait, in line ([`Ledger::room`]). It costs no throughput, for the
-//!   socket is the bottleneck then, and a peer that gives window and does not read costs that much. From half of the limit on it is [`STEP`].
+//! - **Towards the HTTP/2 peer** nothing was promised: sockets are read only for window that the peer has given, so what was read waits for
+//!   the TCP socket of the connection, unless the peer takes window back (RFC 9113 section 6.9.2). A connection holds [`ROOM`] of that; streams above it wait, in
+//!   line ([`Ledger::room`]). It costs no throughput, for the socket is the bottleneck then, and a peer that gives window and does not read, or takes it
+//!   back, costs that much. From half of the limit on it is [`STEP`].
 //! - **From the HTTP/2 peer** windows are out, and a socket that does not read must hold nobody else. Over the limit such streams are reset, as Envoy does
 //!   (overload action `reset_high_memory_stream`): of the connections that hold no less than the average, so that nobody pays for another tenant, the stream whose
-//!   socket has taken nothing for longest. A connection whose own socket has taken nothing for longer than any of these goes before them.
+//!   socket has taken nothing for longest. A connection whose peer has left what waits for it for longer than any of these, and for longer than [`WORKS`], goes
+//!   before them.
 //!
 //! Not counted is what every connection has, at rest or not: the buffer of one frame that comes in, TLS records, the kernel's socket buffers.
 
@@ -30,6 +32,9 @@ const ROOM: usize = 1 << 20;
 /// The least that is read at once, and all that waits for a connection's socket while memory is short. So much is copied out of the read buffer,
 /// and takes no more memory than it is.
 const STEP: usize = COPIED;
+
+/// A connection whose peer took within this all that had waited for it is at work, and is not ended: 1 MiB at 8 Mbit/s.
+const WORKS: Duration = Duration::from_secs(1);
 
 /// Between two lines about streams that were reset.
 const COMPLAIN_AGAIN: Duration = Duration::from_secs(10);
@@ -91,7 +96,7 @@ impl Account {
 
     /// Microseconds since the account was opened, never 0.
     fn now(&self) -> u64 {
-        u64::try_from(self.0.begun.elapsed().as_micros()).unwrap_or(u64::MAX).max(1)
+        micros(self.0.begun.elapsed()).max(1)
     }
 
     fn book(&self) -> MutexGuard<'_, Book> {
@@ -115,11 +120,12 @@ impl Account {
         // Somewhat below the limit, or the next frame had us do all of this again.
         let mut over = held - self.0.limit + self.0.limit / 16;
         let average = held / connections.len();
+        let now = self.now();
         let mut victims: Vec<_> = connections
             .iter()
             .flat_map(|(connection, held)| {
                 let heavy = *held >= average;
-                connection.victims().into_iter().map(move |victim| (Reverse(heavy), victim))
+                connection.victims(now).into_iter().map(move |victim| (Reverse(heavy), victim))
             })
             .collect();
         victims.sort_unstable_by_key(|(light, victim)| (*light, victim.since()));
@@ -131,8 +137,8 @@ impl Account {
             over = over.saturating_sub(victim.end());
             count += 1;
         }
-        let now = Instant::now();
         book.untold += count;
+        let now = Instant::now();
         if book.complained.is_none_or(|last| now.duration_since(last) >= COMPLAIN_AGAIN) {
             book.complained = Some(now);
             let reset = std::mem::take(&mut book.untold);
@@ -145,6 +151,10 @@ impl Account {
             );
         }
     }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Who may be ended.
@@ -203,10 +213,12 @@ impl Told {
 /// What is known of one HTTP/2 connection.
 #[derive(Debug, Default)]
 struct Connection {
-    /// Bytes that wait for its socket.
+    /// Bytes that wait for its peer to take them.
     out: AtomicUsize,
-    /// Since when its socket has taken nothing; 0 while it takes.
-    blocked: AtomicU64,
+    /// Bytes that are to leave until all are gone that waited when `stays_since` was cleared. A peer that takes a byte now and then does not work.
+    due: AtomicUsize,
+    /// Since when bytes stay here although its task has written what it could; 0 if it has not come to that.
+    stays_since: AtomicU64,
     end: Told,
     /// Its streams whose own sockets do not take what came.
     streams: Mutex<Slab<Arc<Stream>>>,
@@ -226,6 +238,12 @@ impl Connection {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// All that waited is gone but `rest`, which has come since.
+    fn turn_over(&self, rest: usize) {
+        self.due.store(rest, Relaxed);
+        self.stays_since.store(0, Relaxed);
+    }
+
     /// Bytes held by what was not told to end.
     fn stays(&self) -> usize {
         if self.end.is_told() {
@@ -236,15 +254,15 @@ impl Connection {
         streams.map(|(_, stream)| stream.held.load(Relaxed)).sum::<usize>() + self.out.load(Relaxed)
     }
 
-    fn victims(self: &Arc<Self>) -> Vec<Victim> {
+    fn victims(self: &Arc<Self>, now: u64) -> Vec<Victim> {
         let streams = self.streams();
         let streams = streams.iter().filter(|(_, stream)| !stream.end.is_told());
         let mut victims: Vec<_> = streams
             .map(|(_, stream)| Victim::Stream(Arc::clone(stream), stream.since.load(Relaxed)))
             .collect();
-        let blocked = self.blocked.load(Relaxed);
-        if blocked > 0 && self.out.load(Relaxed) > 0 {
-            victims.push(Victim::Connection(Arc::clone(self), blocked));
+        let since = self.stays_since.load(Relaxed);
+        if since > 0 && self.out.load(Relaxed) > 0 && now.saturating_sub(since) >= micros(WORKS) {
+            victims.push(Victim::Connection(Arc::clone(self), since));
         }
         victims
     }
@@ -288,30 +306,37 @@ impl Ledger {
         }
     }
 
-    /// Bytes begin to wait for the connection's socket.
+    /// Bytes begin to wait for the connection's peer.
     pub(crate) fn begin(&self, bytes: usize) {
-        self.connection.out.fetch_add(bytes, Relaxed);
+        if self.connection.out.fetch_add(bytes, Relaxed) == 0 {
+            self.connection.turn_over(bytes);
+        }
         self.account.add(bytes);
     }
 
     /// They were written, or thrown away.
     pub(crate) fn end(&self, bytes: usize) {
-        self.connection.out.fetch_sub(bytes, Relaxed);
+        let rest = self.connection.out.fetch_sub(bytes, Relaxed) - bytes;
+        // A connection's bytes come and go on one thread, so this needs no more than that.
+        match self.connection.due.load(Relaxed).saturating_sub(bytes) {
+            0 => self.connection.turn_over(rest),
+            due => self.connection.due.store(due, Relaxed),
+        }
         self.account.subtract(bytes);
         self.pass_on();
     }
 
-    /// The connection's socket takes nothing now; its task is woken if it is to end. Ready if so.
-    pub(crate) fn poll_blocked(&self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.connection.blocked.load(Relaxed) == 0 {
-            self.connection.blocked.store(self.account.now(), Relaxed);
+    /// To be called by the connection's task each time it has done all it could. Only what still waits then has the clock read.
+    pub(crate) fn rested(&self) {
+        let connection = &*self.connection;
+        if connection.out.load(Relaxed) > 0 && connection.stays_since.load(Relaxed) == 0 {
+            connection.stays_since.store(self.account.now(), Relaxed);
         }
-        self.connection.end.poll(cx.waker())
     }
 
-    /// The connection's socket takes bytes.
-    pub(crate) fn moves(&self) {
-        self.connection.blocked.store(0, Relaxed);
+    /// Ready when the connection is to end. To be polled by its task before it rests.
+    pub(crate) fn poll_end(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.connection.end.poll(cx.waker())
     }
 
     /// Whether the connection was told to end.
@@ -414,21 +439,58 @@ mod tests {
         assert_eq!(new.each_ref().map(is_to_end), [true, false]);
     }
 
+    /// As if a connection had stayed as it is for a time.
+    fn ages(ledger: &Ledger) {
+        ledger.rested();
+        let since = ledger.account.now().saturating_sub(micros(WORKS)).max(1);
+        ledger.connection.stays_since.fetch_min(since, Relaxed);
+    }
+
+    /// An account that is older than what its connections may take their time for.
+    fn old_account(limit: usize) -> Account {
+        let mut account = Account::new(limit);
+        let begun = Instant::now().checked_sub(10 * WORKS).unwrap();
+        Arc::get_mut(&mut account.0).unwrap().begun = begun;
+        account
+    }
+
     #[test]
-    fn a_connection_whose_socket_takes_nothing_ends_but_one_that_moves_does_not() {
-        let account = Account::new(1000);
-        let (blocked, moves) = (Ledger::new(&account), Ledger::new(&account));
+    fn a_connection_whose_peer_takes_nothing_ends_but_one_that_works_does_not() {
+        let account = old_account(1000);
+        let (stuck, works) = (Ledger::new(&account), Ledger::new(&account));
         let mut cx = Context::from_waker(Waker::noop());
-        moves.begin(600);
-        blocked.begin(600);
-        assert!(!moves.is_to_end() && !blocked.is_to_end(), "neither is known to be blocked");
-        assert!(blocked.poll_blocked(&mut cx).is_pending());
-        moves.begin(1);
-        assert!(blocked.is_to_end() && !moves.is_to_end());
-        assert!(blocked.poll_blocked(&mut cx).is_ready());
-        blocked.end(600);
-        moves.end(601);
+        works.begin(500);
+        stuck.begin(500);
+        ages(&works);
+        works.end(250);
+        works.begin(250);
+        works.end(250);
+        works.rested();
+        works.begin(251);
+        assert!(!works.is_to_end() && !stuck.is_to_end(), "of neither it is known that it is stuck");
+        ages(&stuck);
+        assert!(stuck.poll_end(&mut cx).is_pending());
+        works.begin(1);
+        assert!(stuck.is_to_end() && !works.is_to_end());
+        assert!(stuck.poll_end(&mut cx).is_ready());
+        stuck.end(500);
+        works.end(502);
         assert_eq!(account.held(), 0);
+    }
+
+    #[test]
+    fn who_takes_a_byte_now_and_then_does_not_work() {
+        let account = old_account(1000);
+        let ledger = Ledger::new(&account);
+        ledger.begin(1000);
+        ages(&ledger);
+        for _ in 0..2 {
+            ledger.end(1);
+            ledger.begin(1);
+            ledger.rested();
+        }
+        ledger.begin(1);
+        assert!(ledger.is_to_end());
     }
 
     #[test]

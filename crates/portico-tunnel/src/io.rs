@@ -1,6 +1,6 @@
 //! The coats a client's connection wears: [`Rewind`] gives back the bytes that were read to find out what it speaks, [`Shared`]
 //! leaves a hand on the socket under TLS, and [`Probe`] lets the HTTP/2 connection see what its socket is doing (h2 owns the socket and
-//! tells nobody), and splices bytes into it that are in a pipe ([`payload`](crate::payload)).
+//! tells nobody), ends it where memory is short, and splices bytes into it that are in a pipe ([`payload`](crate::payload)).
 
 use std::io::{self, IoSlice};
 use std::net::Shutdown;
@@ -180,6 +180,7 @@ impl Pulse {
 
     /// To be called by the connection each time it has done all it could.
     pub(crate) fn rested(&self) {
+        self.ledger.rested();
         if !self.blocked.load(Relaxed) {
             self.flushes.fetch_add(1, Relaxed);
             self.flushed.notify_waiters();
@@ -229,9 +230,12 @@ impl Pulse {
 
     fn wrote<T>(&self, cx: &mut Context<'_>, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         self.blocked.store(result.is_pending(), Relaxed);
-        if result.is_ready() {
-            self.ledger.moves();
-        } else if self.ledger.poll_blocked(cx).is_ready() {
+        self.unless_given_up(cx, result)
+    }
+
+    /// The connection's task rests only after one of its reads or writes was pending, so this is where it hears that it is to end.
+    fn unless_given_up<T>(&self, cx: &mut Context<'_>, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if result.is_pending() && self.ledger.poll_end(cx).is_ready() {
             return Poll::Ready(Err(io::Error::other(
                 "the peer does not read what it asked for, and the memory for that is used up",
             )));
@@ -342,7 +346,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Probe<S> {
         if result.is_ready() {
             self.pulse.hear();
         }
-        result
+        self.pulse.unless_given_up(cx, result)
     }
 }
 

@@ -4,11 +4,13 @@
 
 mod common;
 
+use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use common::*;
@@ -87,25 +89,39 @@ impl AsyncWrite for Deaf {
     }
 }
 
+/// What a [`Deaf`] client can be told.
+struct Ear {
+    deaf: Arc<AtomicBool>,
+    /// To take back the window of every stream.
+    take_back: Arc<AtomicBool>,
+}
+
 /// A client that gives a whole window on each of its streams, and reads its socket as long as it is not deaf.
-async fn client_that_may_be_deaf(server: &Server) -> (Client, Arc<AtomicBool>) {
+async fn client_that_may_be_deaf(server: &Server) -> (Client, Ear) {
     let stream = TcpStream::connect(server.address).await.unwrap();
-    let deaf = Arc::new(AtomicBool::new(false));
+    let ear = Ear { deaf: Arc::default(), take_back: Arc::default() };
     let window = u32::try_from(WINDOW).unwrap();
     let mut builder = h2::client::Builder::new();
     builder.initial_window_size(window).initial_connection_window_size(1 << 30);
-    let (requests, connection) = builder.handshake(Deaf(stream, Arc::clone(&deaf))).await.unwrap();
-    (Client { requests, connection: tokio::spawn(connection) }, deaf)
+    let (requests, mut connection) = builder.handshake(Deaf(stream, Arc::clone(&ear.deaf))).await.unwrap();
+    let take_back = Arc::clone(&ear.take_back);
+    let connection = poll_fn(move |cx| {
+        if take_back.swap(false, Relaxed) {
+            connection.set_initial_window_size(0).unwrap();
+        }
+        Pin::new(&mut connection).poll(cx)
+    });
+    (Client { requests, connection: tokio::spawn(connection) }, ear)
 }
 
 /// A connection for the HTTP/2 peer of `streams` tunnels, whose upstreams send a window each while it does not read.
-async fn deaf_client(server: &Server, streams: usize) -> (Client, Arc<AtomicBool>, Vec<Ends>) {
-    let (mut client, deaf) = client_that_may_be_deaf(server).await;
+async fn deaf_client(server: &Server, streams: usize) -> (Client, Ear, Vec<Ends>) {
+    let (mut client, ear) = client_that_may_be_deaf(server).await;
     let mut tunnels = Vec::new();
     for _ in 0..streams {
         tunnels.push(server.tunnel_of(&mut client).await);
     }
-    deaf.store(true, Relaxed);
+    ear.deaf.store(true, Relaxed);
     let all = tunnels.into_iter().map(|(ends, mut upstream)| {
         tokio::spawn(async move {
             // Fails where the connection is ended for it.
@@ -115,7 +131,7 @@ async fn deaf_client(server: &Server, streams: usize) -> (Client, Arc<AtomicBool
         });
         ends
     });
-    (client, deaf, all.collect())
+    (client, ear, all.collect())
 }
 
 async fn echoes(ends: &mut Ends, upstream: &mut TcpStream) {
@@ -132,11 +148,11 @@ async fn a_peer_that_gives_window_and_does_not_read_costs_a_megabyte_and_gets_al
     let (memory, settings) = limited(64 << 20);
     let server = Server::start(settings).await;
     let (_other, mut ends, mut upstream) = server.tunnel().await;
-    let (client, deaf, tunnels) = deaf_client(&server, 100).await;
+    let (client, ear, tunnels) = deaf_client(&server, 100).await;
     let held = at_rest(&memory, ROOM + WINDOW).await;
     assert!(held >= ROOM / 2, "the peer reads nothing, and only {held} bytes are held");
     echoes(&mut ends, &mut upstream).await;
-    deaf.store(false, Relaxed);
+    ear.deaf.store(false, Relaxed);
     let all = tunnels.into_iter().map(|mut ends| tokio::spawn(async move { ends.read_to_end().await }));
     let expected = pattern(WINDOW);
     for received in all.collect::<Vec<_>>() {
@@ -154,7 +170,7 @@ fn send_for_ever(mut ends: Ends) -> tokio::task::JoinHandle<Option<Reason>> {
         let bytes = Bytes::from_static(&[7; WINDOW]);
         loop {
             ends.send.reserve_capacity(bytes.len());
-            let window = std::future::poll_fn(|cx| {
+            let window = poll_fn(|cx| {
                 if let Poll::Ready(reason) = ends.send.poll_reset(cx) {
                     return Poll::Ready(Err(reason.ok()));
                 }
@@ -245,14 +261,21 @@ async fn what_comes_before_the_upstream_is_connected_counts() {
     until(|| memory.held() == 0).await;
 }
 
-#[tokio::test]
-async fn a_peer_that_does_not_read_its_socket_is_given_up_for_others_at_the_limit() {
+/// What a peer may leave for so long without being given up.
+const WORKS: Duration = Duration::from_secs(1);
+
+/// A peer makes the server hold what it does not take, in one way or another; others want memory later. It is given up, and they are not.
+async fn is_given_up_for_others(does: impl AsyncFnOnce(&Ear)) {
     let (memory, settings) = limited(640 * 1024);
     let mut server = Server::start(settings).await;
     SockRef::from(&server.upstreams).set_recv_buffer_size(4096).unwrap();
-    let (client, _deaf, _tunnels) = deaf_client(&server, 100).await;
+    let (client, ear, _tunnels) = deaf_client(&server, 100).await;
+    at_rest(&memory, 640 * 1024).await;
+    does(&ear).await;
     let held = at_rest(&memory, 640 * 1024).await;
     assert!(held >= 320 * 1024, "{held} bytes are held");
+    let begun = Instant::now();
+    until(|| begun.elapsed() > WORKS).await;
     // Each of these holds less than the average.
     let (_one, ends, _stopped) = server.tunnel().await;
     let (_two, more, _stopped_as_well) = server.tunnel().await;
@@ -264,4 +287,19 @@ async fn a_peer_that_does_not_read_its_socket_is_given_up_for_others_at_the_limi
     assert!(failure.to_string().contains("does not read what it asked for"), "{failure}");
     assert!(!senders.iter().any(tokio::task::JoinHandle::is_finished));
     drop(client);
+}
+
+#[tokio::test]
+async fn a_peer_that_does_not_read_its_socket_is_given_up_for_others_at_the_limit() {
+    is_given_up_for_others(async |_| {}).await;
+}
+
+#[tokio::test]
+async fn a_peer_that_takes_its_window_back_is_given_up_for_others_at_the_limit() {
+    is_given_up_for_others(async |ear| {
+        ear.take_back.store(true, Relaxed);
+        until(|| !ear.take_back.load(Relaxed)).await;
+        ear.deaf.store(false, Relaxed);
+    })
+    .await;
 }
