@@ -47,6 +47,8 @@ pub struct Account(Arc<Shared>);
 struct Shared {
     limit: usize,
     held: AtomicUsize,
+    /// At most so much of it belongs to those that were told to end and are still there, or nobody was found who could be told.
+    told: AtomicUsize,
     begun: Instant,
     book: Mutex<Book>,
 }
@@ -63,8 +65,8 @@ impl Account {
     /// An account with a limit in bytes.
     #[must_use]
     pub fn new(limit: usize) -> Self {
-        let (held, begun, book) = (AtomicUsize::default(), Instant::now(), Mutex::default());
-        Self(Arc::new(Shared { limit, held, begun, book }))
+        let (held, told, book) = (AtomicUsize::default(), AtomicUsize::default(), Mutex::default());
+        Self(Arc::new(Shared { limit, held, told, begun: Instant::now(), book }))
     }
 
     /// Bytes held now.
@@ -84,14 +86,24 @@ impl Account {
     }
 
     fn add(&self, bytes: usize) {
-        let held = self.0.held.fetch_add(bytes, Relaxed) + bytes;
-        if held > self.0.limit {
+        self.0.held.fetch_add(bytes, Relaxed);
+        if self.is_over() {
             self.shed();
         }
     }
 
+    /// Whether those that were not told to end are over the limit. All connections are looked at only then, not with each frame until the others have gone.
+    fn is_over(&self) -> bool {
+        self.held().saturating_sub(self.0.told.load(Relaxed)) > self.0.limit
+    }
+
     fn subtract(&self, bytes: usize) {
         self.0.held.fetch_sub(bytes, Relaxed);
+        if self.0.told.load(Relaxed) > 0 {
+            // As if all that leaves were theirs: too little has us look again too early, too much would let others be over the limit.
+            let less = |told: usize| Some(told.saturating_sub(bytes));
+            let _ = self.0.told.fetch_update(Relaxed, Relaxed, less);
+        }
     }
 
     /// Microseconds since the account was opened, never 0.
@@ -114,11 +126,13 @@ impl Account {
             .filter(|(_, held)| *held > 0)
             .collect();
         let held: usize = connections.iter().map(|(_, held)| held).sum();
+        let told = self.held().saturating_sub(held);
         if held <= self.0.limit {
+            self.0.told.store(told, Relaxed);
             return;
         }
         // Somewhat below the limit, or the next frame had us do all of this again.
-        let mut over = held - self.0.limit + self.0.limit / 16;
+        let over = held - self.0.limit + self.0.limit / 16;
         let average = held / connections.len();
         let now = self.now();
         let mut victims: Vec<_> = connections
@@ -129,14 +143,16 @@ impl Account {
             })
             .collect();
         victims.sort_unstable_by_key(|(light, victim)| (*light, victim.since()));
-        let mut count = 0;
+        let (mut count, mut ended) = (0, 0);
         for (_, victim) in victims {
-            if over == 0 {
+            if ended >= over {
                 break;
             }
-            over = over.saturating_sub(victim.end());
+            ended += victim.end();
             count += 1;
         }
+        // Where all the rest is at work for now, nobody is looked for before as much again has come or gone.
+        self.0.told.store(told + ended.max(over), Relaxed);
         book.untold += count;
         let now = Instant::now();
         if book.complained.is_none_or(|last| now.duration_since(last) >= COMPLAIN_AGAIN) {
@@ -430,6 +446,36 @@ mod tests {
     }
 
     #[test]
+    fn those_that_were_told_are_not_looked_for_again_until_the_rest_is_over_the_limit() {
+        let account = Account::new(1000);
+        let ledger = Ledger::new(&account);
+        let [first, second] = [held(&ledger, 500, 10), held(&ledger, 501, 20)];
+        assert!(is_to_end(&first) && !is_to_end(&second));
+        let third = held(&ledger, 499, 30);
+        assert!(account.held() > account.limit() && !account.is_over());
+        drop(first);
+        assert!(!account.is_over());
+        assert_eq!(account.0.told.load(Relaxed), 0, "it has gone");
+        assert!(!is_to_end(&second) && !is_to_end(&third));
+        third.add(1);
+        assert!(is_to_end(&second));
+        drop((second, third));
+        assert_eq!((account.held(), account.0.told.load(Relaxed)), (0, 0));
+    }
+
+    #[test]
+    fn where_all_are_at_work_nobody_is_looked_for_with_each_frame() {
+        let account = Account::new(1600);
+        let ledger = Ledger::new(&account);
+        ledger.begin(1601);
+        assert!(!ledger.is_to_end() && !account.is_over());
+        ledger.begin(100);
+        assert!(!account.is_over());
+        ledger.end(101);
+        assert_eq!(account.0.told.load(Relaxed), 0, "as much has gone");
+    }
+
+    #[test]
     fn nobody_pays_for_a_connection_that_holds_more() {
         let account = Account::new(1000);
         let (light, heavy) = (Ledger::new(&account), Ledger::new(&account));
@@ -470,11 +516,11 @@ mod tests {
         assert!(!works.is_to_end() && !stuck.is_to_end(), "of neither it is known that it is stuck");
         ages(&stuck);
         assert!(stuck.poll_end(&mut cx).is_pending());
-        works.begin(1);
+        works.begin(100);
         assert!(stuck.is_to_end() && !works.is_to_end());
         assert!(stuck.poll_end(&mut cx).is_ready());
         stuck.end(500);
-        works.end(502);
+        works.end(601);
         assert_eq!(account.held(), 0);
     }
 
