@@ -1,12 +1,13 @@
 //! How many bytes tunnels hold that nobody has taken yet, and what happens when they are too many.
 //!
-//! Windows bound what *one* stream can make us hold. One tenant has thousands of streams, and a window that was given cannot be taken back; so
+//! Windows bound what *one* stream can make us hold. One tenant has thousands of streams, and what is under way for a window comes, whatever is said later; so
 //! all connections of a process count into one [`Account`], and it has a limit:
 //!
 //! - **Towards the HTTP/2 peer** nothing was promised: sockets are read only for window that the peer has given, so what was read waits for
 //!   the TCP socket of the connection, unless the peer takes window back (RFC 9113 section 6.9.2). A connection holds [`ROOM`] of that; streams above it wait, in
 //!   line ([`Ledger::room`]). It costs no throughput, for the socket is the bottleneck then, and a peer that gives window and does not read, or takes it
-//!   back, costs that much. From half of the limit on it is [`STEP`].
+//!   back, costs that much. From half of the limit on it is less, in proportion to what is left ([`STEP`] at least): who has little there goes on as before,
+//!   and however many fill theirs, together they do not come to the limit (16,384 of them would, with a step each).
 //! - **From the HTTP/2 peer** windows are out, and a socket that does not read must hold nobody else. Over the limit such streams are reset, as Envoy does
 //!   (overload action `reset_high_memory_stream`): of the connections that hold no less than the average, so that nobody pays for another tenant, the stream whose
 //!   socket has taken nothing for longest. A connection whose peer has left what waits for it for longer than any of these, and for longer than [`WORKS`], goes
@@ -29,7 +30,7 @@ use crate::chunk::COPIED;
 /// Most bytes that wait for the TCP socket of one connection: four streams with a full window each, a few milliseconds of a fast network.
 const ROOM: usize = 1 << 20;
 
-/// The least that is read at once, and all that waits for a connection's socket while memory is short. So much is copied out of the read buffer,
+/// The least that is read at once, and all that waits for a connection's socket when the limit is reached. So much is copied out of the read buffer,
 /// and takes no more memory than it is.
 const STEP: usize = COPIED;
 
@@ -81,8 +82,11 @@ impl Account {
         self.0.limit
     }
 
-    fn is_tight(&self) -> bool {
-        self.held() >= self.0.limit / 2
+    /// What one connection may hold for its peer: all of [`ROOM`] up to half of the limit, nothing at the limit. This is the dynamic threshold of shared-memory
+    /// switches (Choudhury and Hahne, 1998): what is left bounds each one, so no share of it has to be kept for anybody.
+    fn share(&self) -> usize {
+        let left = self.0.limit.saturating_sub(self.held());
+        (2 * ROOM).saturating_mul(left).checked_div(self.0.limit).unwrap_or(0).min(ROOM)
     }
 
     fn add(&self, bytes: usize) {
@@ -303,7 +307,8 @@ impl Ledger {
 
     /// Bytes that may be read for the peer now.
     pub(crate) fn room(&self) -> usize {
-        let most = if self.account.is_tight() { 1 } else { ROOM };
+        // Who holds nothing may always begin.
+        let most = self.account.share().max(1);
         match most.saturating_sub(self.connection.out.load(Relaxed)) {
             0 => 0,
             room => room.max(STEP),
@@ -541,7 +546,7 @@ mod tests {
 
     #[test]
     fn a_connection_has_room_for_so_much_and_less_while_memory_is_short() {
-        let account = Account::new(100 * ROOM);
+        let account = Account::new(128 * ROOM);
         let (ledger, other) = (Ledger::new(&account), Ledger::new(&account));
         assert_eq!(ledger.room(), ROOM);
         ledger.begin(ROOM - 1);
@@ -549,12 +554,30 @@ mod tests {
         ledger.begin(STEP);
         assert_eq!(ledger.room(), 0);
         ledger.end(ROOM - 1);
-        let hold = held(&other, 50 * ROOM, 1);
-        assert_eq!(ledger.room(), 0);
         ledger.end(STEP);
-        assert_eq!(ledger.room(), STEP);
+        let hold = held(&other, 64 * ROOM, 1);
+        assert_eq!(ledger.room(), ROOM, "half of the limit");
+        hold.add(56 * ROOM);
+        assert_eq!(ledger.room(), ROOM / 8, "a sixteenth is left");
+        hold.add(8 * ROOM);
+        assert_eq!(ledger.room(), STEP, "nothing is left");
+        ledger.begin(STEP);
+        assert_eq!(ledger.room(), 0);
         drop(hold);
-        assert_eq!(ledger.room(), ROOM);
+        assert_eq!(ledger.room(), ROOM - STEP);
+    }
+
+    #[test]
+    fn connections_that_fill_their_room_leave_some_for_others() {
+        let account = Account::new(128 * ROOM);
+        let ledgers = [(); 1000].map(|()| Ledger::new(&account));
+        while ledgers.iter().any(|ledger| ledger.room() > 0) {
+            for ledger in &ledgers {
+                ledger.begin(ledger.room().min(4 * STEP));
+            }
+        }
+        assert!(account.held() < account.limit(), "{} bytes are held", account.held());
+        assert!(Ledger::new(&account).room() > STEP);
     }
 
     #[test]
