@@ -105,7 +105,8 @@ fn builder(settings: &Settings) -> Builder {
     builder
         .initial_window_size(settings.stream_window)
         .initial_connection_window_size(settings.connection_window())
-        .max_concurrent_streams(settings.max_streams)
+        // And one more, by which a client whose tunnel is full shows a new token.
+        .max_concurrent_streams(settings.max_streams.saturating_add(1))
         // Requests cancelled before we saw them. Whoever waited for a gateway that stood still for some seconds does that, and h2's
         // limit of 20 would cost all its streams; `RapidReset` looks after attacks.
         .max_pending_accept_reset_streams(settings.max_streams as usize)

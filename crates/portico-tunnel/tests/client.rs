@@ -298,6 +298,33 @@ async fn a_full_tunnel_hands_streams_to_the_other() {
 }
 
 #[tokio::test]
+async fn a_full_tunnel_shows_a_new_token_too() {
+    let few = portico_tunnel::Settings { max_streams: 3, ..plaintext() };
+    let server = Server::start(few).await;
+    let client = Client::start(ClientSettings { tunnels: 1, max_tunnels: 1, ..settings(&[server.address]) });
+    wait_for(&client, TunnelState::Live, 1).await;
+    let shown = || server.routes.verified.lock().unwrap().len();
+    patiently(async {
+        while shown() < 1 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    let mut streams = Vec::new();
+    for _ in 0..3 {
+        streams.push(patiently(client.open(UPSTREAM)).await.unwrap());
+    }
+    client.token_changed();
+    patiently(async {
+        while shown() < 2 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    drop(streams);
+}
+
+#[tokio::test]
 async fn a_renewed_certificate_gets_new_tunnels_and_cuts_no_stream() {
     let server = Server::start(plaintext()).await;
     let line = Line::to(server.address).await;

@@ -105,8 +105,10 @@ pub(crate) struct Tunnel {
     signals: Arc<Signals>,
 }
 
+/// Of the streams that the gateway allows one is kept for the question about our identity: a full tunnel, too, has to show a new token.
 fn most_streams(settings: &ClientSettings, sender: &SendRequest<Payload>) -> u32 {
-    u32::try_from(sender.current_max_send_streams()).unwrap_or(u32::MAX).min(settings.max_streams)
+    let allowed = u32::try_from(sender.current_max_send_streams()).unwrap_or(u32::MAX);
+    allowed.saturating_sub(1).clamp(1, settings.max_streams.max(1))
 }
 
 impl Tunnel {
