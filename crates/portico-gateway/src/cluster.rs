@@ -62,10 +62,8 @@ impl Cluster {
 
     /// Takes one connection out of the budget, or says why not. `now` is the time since the gateway started.
     pub(crate) fn admit(self: &Arc<Self>, budget: Budget, now: Duration) -> Result<OpenGuard, Refusal> {
-        let open = OpenGuard::take(self, |cluster| &cluster.open);
-        if budget.max_connections.is_some_and(|most| open.before >= most) {
-            return Err(Refusal::MaxConnections);
-        }
+        let most = budget.max_connections.unwrap_or(u32::MAX);
+        let open = OpenGuard::take(self, |cluster| &cluster.open, most).ok_or(Refusal::MaxConnections)?;
         if budget.max_connections_per_second.is_some_and(|rate| !self.rate.take(rate, now)) {
             return Err(Refusal::ConnectionRate);
         }
@@ -74,8 +72,7 @@ impl Cluster {
 
     /// Takes one of the places of connections that wait for an endpoint.
     pub(crate) fn start_connecting(self: &Arc<Self>, most: u32) -> Result<OpenGuard, Refusal> {
-        let connecting = OpenGuard::take(self, |cluster| &cluster.connecting);
-        if connecting.before >= most { Err(Refusal::MaxConnecting) } else { Ok(connecting) }
+        OpenGuard::take(self, |cluster| &cluster.connecting, most).ok_or(Refusal::MaxConnecting)
     }
 
     pub(crate) fn count_refusal(&self, refusal: Refusal) {
@@ -150,14 +147,14 @@ pub struct ClusterSnapshot {
 pub(crate) struct OpenGuard {
     cluster: Arc<Cluster>,
     counter: fn(&Cluster) -> &AtomicU32,
-    /// What the counter showed before.
-    before: u32,
 }
 
 impl OpenGuard {
-    fn take(cluster: &Arc<Cluster>, counter: fn(&Cluster) -> &AtomicU32) -> Self {
-        let before = counter(cluster).fetch_add(1, Relaxed);
-        Self { cluster: Arc::clone(cluster), counter, before }
+    /// Counts never beyond `most`, not even for a moment: whoever is refused must not be what another is refused for.
+    fn take(cluster: &Arc<Cluster>, counter: fn(&Cluster) -> &AtomicU32, most: u32) -> Option<Self> {
+        let up = |count| (count < most).then_some(count + 1);
+        counter(cluster).fetch_update(Relaxed, Relaxed, up).ok()?;
+        Some(Self { cluster: Arc::clone(cluster), counter })
     }
 }
 
@@ -208,6 +205,19 @@ mod tests {
         assert_eq!(cluster.snapshot().open, 2, "a refused connection takes no place");
         drop(first);
         cluster.admit(budget, Duration::ZERO).unwrap();
+    }
+
+    #[test]
+    fn who_is_refused_takes_no_place_even_for_a_moment() {
+        let cluster = cluster();
+        let _only = cluster.start_connecting(1).unwrap();
+        std::thread::scope(|scope| {
+            let refused = scope.spawn(|| (0..100_000).all(|_| cluster.start_connecting(1).is_err()));
+            while !refused.is_finished() {
+                assert_eq!(cluster.snapshot().connecting, 1);
+            }
+            assert!(refused.join().unwrap());
+        });
     }
 
     #[test]
