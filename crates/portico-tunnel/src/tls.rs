@@ -164,17 +164,16 @@ struct Judged {
     /// `None`: clients show no certificates.
     trust: Option<Trust>,
     lists: Lists,
-    /// About the first list that none of the CAs signed.
-    foreign: Option<TlsError>,
 }
 
-/// Whether any of the lists is one of the CAs'.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Who signed the lists. What is wrong is about the first that none of the CAs did.
 enum Lists {
-    /// One is, or none was asked for.
-    SomeOwn,
-    /// None is.
-    NoneOwn,
+    /// The CAs; or there are to be none.
+    Own,
+    /// The CAs, and others.
+    SomeForeign(TlsError),
+    /// Others.
+    AllForeign(TlsError),
 }
 
 impl Tls {
@@ -183,17 +182,17 @@ impl Tls {
         let pair = Pair::read(&files)?;
         let anchors = Anchors::read(&files)?;
         let server = server(&files, &pair)?;
-        let judged = anchors.judge(&files)?;
-        if judged.lists == Lists::NoneOwn
-            && let Some(foreign) = judged.foreign
-        {
-            return Err(foreign);
-        }
+        let Judged { trust, lists } = anchors.judge(&files)?;
+        let has_foreign_lists = match lists {
+            Lists::Own => false,
+            Lists::SomeForeign(_) => true,
+            Lists::AllForeign(error) => return Err(error),
+        };
         Ok(Self {
             files,
             server: ArcSwap::from_pointee(server),
-            trust: ArcSwapOption::from(judged.trust.map(Arc::new)),
-            read: Mutex::new(Read { pair, anchors, has_foreign_lists: judged.foreign.is_some() }),
+            trust: ArcSwapOption::from(trust.map(Arc::new)),
+            read: Mutex::new(Read { pair, anchors, has_foreign_lists }),
         })
     }
 
@@ -224,17 +223,19 @@ impl Tls {
         if same && !read.has_foreign_lists {
             return Ok(false);
         }
-        let mut judged = anchors.judge(&self.files)?;
-        let none_own = judged.lists == Lists::NoneOwn;
-        if let Some(foreign) = judged.foreign.take_if(|_| same || none_own && anchors.ca == read.anchors.ca) {
-            return Err(foreign);
-        }
-        let has_foreign_lists = judged.foreign.is_some();
-        if none_own {
-            anchors.revoked.clone_from(&read.anchors.revoked);
-            judged = anchors.judge(&self.files)?;
-        }
-        self.trust.store(judged.trust.map(Arc::new));
+        let Judged { mut trust, lists } = anchors.judge(&self.files)?;
+        let has_foreign_lists = match lists {
+            Lists::Own => false,
+            Lists::SomeForeign(error) | Lists::AllForeign(error) if same => return Err(error),
+            Lists::SomeForeign(_) => true,
+            Lists::AllForeign(error) if anchors.ca == read.anchors.ca => return Err(error),
+            Lists::AllForeign(_) => {
+                anchors.revoked.clone_from(&read.anchors.revoked);
+                trust = anchors.judge(&self.files)?.trust;
+                true
+            }
+        };
+        self.trust.store(trust.map(Arc::new));
         (read.anchors, read.has_foreign_lists) = (anchors, has_foreign_lists);
         Ok(true)
     }
@@ -285,7 +286,7 @@ impl Anchors {
     /// What certificates are judged by with these, and whose lists are among them.
     fn judge(&self, files: &TlsFiles) -> Result<Judged, TlsError> {
         let (Some(path), Some(ca)) = (&files.client_ca, &self.ca) else {
-            return Ok(Judged { trust: None, lists: Lists::SomeOwn, foreign: None });
+            return Ok(Judged { trust: None, lists: Lists::Own });
         };
         let cas = certificates(path, ca)?;
         let mut roots = RootCertStore::empty();
@@ -294,15 +295,14 @@ impl Anchors {
                 .add(certificate.clone())
                 .map_err(|source| TlsError::ClientCa { path: path.clone(), source })?;
         }
-        let (mut lists, mut own, mut foreign) = (Vec::new(), Lists::SomeOwn, None);
+        let (mut lists, mut has_own, mut foreign) = (Vec::new(), false, None);
         if let (Some(crl), Some(pem)) = (&files.client_crl, &self.revoked) {
-            own = Lists::NoneOwn;
             for list in CertificateRevocationListDer::pem_slice_iter(pem) {
                 let wrong = |source| TlsError::Pem { path: crl.clone(), expected: "X509 CRL", source };
                 let list = list.map_err(wrong)?;
                 let (keep, stranger) = match signer_of(&list, &cas) {
                     Signer::Own => {
-                        own = Lists::SomeOwn;
+                        has_own = true;
                         (true, None)
                     }
                     Signer::Stranger(issuer) => (true, Some(issuer)),
@@ -315,7 +315,7 @@ impl Anchors {
                 foreign = foreign.or(stranger.map(told));
             }
             // A file that was cut to nothing must not pardon everybody.
-            if own == Lists::NoneOwn && foreign.is_none() {
+            if !has_own && foreign.is_none() {
                 let source = pem::Error::NoItemsFound;
                 return Err(TlsError::Pem { path: crl.clone(), expected: "X509 CRL", source });
             }
@@ -326,7 +326,12 @@ impl Anchors {
             }
             _ => TlsError::Verifier { path: path.clone(), source },
         })?;
-        Ok(Judged { trust: Some(trust), lists: own, foreign })
+        let lists = match foreign {
+            None => Lists::Own,
+            Some(error) if has_own => Lists::SomeForeign(error),
+            Some(error) => Lists::AllForeign(error),
+        };
+        Ok(Judged { trust: Some(trust), lists })
     }
 }
 

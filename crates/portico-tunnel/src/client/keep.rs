@@ -32,7 +32,7 @@ impl Pool {
         self.attempt(keeper, |attempt| *attempt = Attempt::default());
     }
 
-    pub(super) async fn keep_on(self: &Arc<Self>, keeper: usize) {
+    async fn keep_on(self: &Arc<Self>, keeper: usize) {
         let mut backoff = Backoff::default();
         let mut renewals = self.renewals.subscribe();
         // The first time nobody has anything to wait for.
@@ -64,7 +64,7 @@ impl Pool {
     }
 
     /// Returns when there is a tunnel too few, and this keeper is the one to replace it.
-    pub(super) async fn needed(&self, keeper: usize) {
+    async fn needed(&self, keeper: usize) {
         loop {
             let left = self.signals.left.notified();
             if self.claim(keeper) {
@@ -76,8 +76,8 @@ impl Pool {
 
     /// Takes it upon this keeper to connect, unless there are tunnels and attempts enough. A full tunnel is none to who wants a stream; but
     /// more than asked for there are at most `max_tunnels`, with those that drain.
-    pub(super) fn claim(&self, keeper: usize) -> bool {
-        let asked_for = self.settings.tunnels.max(1);
+    fn claim(&self, keeper: usize) -> bool {
+        let asked_for = self.settings.asked_for();
         let (all, live, free) = {
             let tunnels = self.tunnels();
             let live = || tunnels.iter().filter(|tunnel| tunnel.is_live());
@@ -94,7 +94,7 @@ impl Pool {
     }
 
     /// Rests: `wanted` while somebody waits for a tunnel, else `unwanted`.
-    pub(super) async fn rest(&self, unwanted: Duration, wanted: Duration) {
+    async fn rest(&self, unwanted: Duration, wanted: Duration) {
         let began = Instant::now();
         let _ = timeout(unwanted, async {
             loop {
@@ -131,6 +131,7 @@ impl Pool {
             }
         });
     }
+
     /// Retires tunnels that are more than asked for, where their streams leave them dispensable.
     pub(super) fn retire_surplus(&self) {
         while let Some(surplus) = self.surplus() {
@@ -142,8 +143,8 @@ impl Pool {
     /// with the spare streams; if all streams there are would fill the others by half at most, so that it is not missed soon, and if as many
     /// of the others as are asked for have room, or [`Pool::claim`] would have it replaced at once.
     pub(super) fn surplus(&self) -> Option<Arc<Tunnel>> {
-        let live: Vec<_> = self.tunnels().iter().filter(|tunnel| tunnel.is_live()).cloned().collect();
-        let asked_for = self.settings.tunnels.max(1);
+        let live = self.live();
+        let asked_for = self.settings.asked_for();
         if live.len() <= asked_for {
             return None;
         }

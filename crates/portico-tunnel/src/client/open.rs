@@ -149,14 +149,14 @@ impl Pool {
 
     /// Whether all live tunnels were `tried`, and none is being connected.
     fn is_all_there_is(&self, tried: &[Arc<Tunnel>]) -> bool {
-        let live: Vec<_> = self.tunnels().iter().filter(|tunnel| tunnel.is_live()).cloned().collect();
+        let live = self.live();
         let all_tried = live.iter().all(|tunnel| tried.iter().any(|other| Arc::ptr_eq(other, tunnel)));
         !live.is_empty() && all_tried && !self.attempts().iter().any(|attempt| attempt.connecting)
     }
 
     /// That all live tunnels are full, if they are.
     fn full(&self, waited: Duration) -> Option<OpenError> {
-        let live: Vec<_> = self.tunnels().iter().filter(|tunnel| tunnel.is_live()).cloned().collect();
+        let live = self.live();
         let full = !live.is_empty() && live.iter().all(|tunnel| tunnel.is_full());
         full.then(|| OpenError::Full {
             waited,

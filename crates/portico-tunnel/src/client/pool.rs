@@ -58,7 +58,7 @@ impl Client {
     #[must_use]
     pub fn start(settings: ClientSettings) -> Self {
         let gateways = settings.gateways.len();
-        let keepers = settings.tunnels.max(1);
+        let keepers = settings.asked_for();
         let pool = Arc::new(Pool {
             settings,
             tunnels: Mutex::default(),
@@ -150,6 +150,11 @@ impl Pool {
 
     pub(super) fn attempts(&self) -> MutexGuard<'_, Vec<Attempt>> {
         self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The tunnels that new streams may go to.
+    pub(super) fn live(&self) -> Vec<Arc<Tunnel>> {
+        self.tunnels().iter().filter(|tunnel| tunnel.is_live()).cloned().collect()
     }
 
     pub(super) fn is_any_live(&self) -> bool {

@@ -41,8 +41,7 @@ impl Pool {
 
     /// An address, which from now on counts as one that a tunnel goes to.
     fn choose(&self, keeper: usize, unused: bool) -> Result<Place, Failure> {
-        let mut used: Vec<Place> =
-            self.tunnels().iter().filter(|tunnel| tunnel.is_live()).map(|tunnel| tunnel.place).collect();
+        let mut used: Vec<Place> = self.live().iter().map(|tunnel| tunnel.place).collect();
         let mut attempts = self.attempts();
         let others = attempts.iter().enumerate().filter(|(other, _)| *other != keeper);
         used.extend(others.filter_map(|(_, attempt)| attempt.place));

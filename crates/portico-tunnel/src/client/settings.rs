@@ -86,6 +86,11 @@ impl ClientSettings {
         }
     }
 
+    /// Tunnels kept up: at least one.
+    pub(crate) fn asked_for(&self) -> usize {
+        self.tunnels.max(1)
+    }
+
     /// Enough for every stream to be stalled with a full window while one more still moves.
     pub(crate) fn connection_window(&self) -> u32 {
         crate::settings::connection_window(self.max_streams, self.stream_window)

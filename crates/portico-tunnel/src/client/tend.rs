@@ -56,7 +56,7 @@ impl Pool {
         // When each care is taken; `None` while there is no need.
         let mut times = [None; CARES.len()];
         // Its attempts stand behind those of the keepers.
-        let own = self.settings.tunnels.max(1);
+        let own = self.settings.asked_for();
         loop {
             let changed = self.signals.changed.notified();
             for (care, time) in CARES.into_iter().zip(&mut times) {
@@ -94,10 +94,7 @@ impl Pool {
             Care::Renew => self.outdated().is_some(),
             Care::Follow => self.gone().is_some(),
             Care::Spread => self.doubled().is_some(),
-            Care::Shrink => {
-                let live = self.tunnels().iter().filter(|tunnel| tunnel.is_live()).count();
-                live > self.settings.tunnels.max(1)
-            }
+            Care::Shrink => self.live().len() > self.settings.asked_for(),
         }
     }
 
@@ -158,7 +155,7 @@ impl Pool {
 
     /// Of live tunnels to one address, the one with fewest streams, if there is an address that none goes to.
     fn doubled(&self) -> Option<Arc<Tunnel>> {
-        let live: Vec<_> = self.tunnels().iter().filter(|tunnel| tunnel.is_live()).cloned().collect();
+        let live = self.live();
         let places: Vec<Place> = live.iter().map(|tunnel| tunnel.place).collect();
         if !self.names().candidates.has_unused(&places) {
             return None;
