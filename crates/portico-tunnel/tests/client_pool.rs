@@ -100,15 +100,15 @@ async fn tunnels_follow_the_name_of_the_gateways() {
     let (one, two) = (Server::start(plaintext()).await, Server::start(plaintext()).await);
     let lines = pair([&one, &two]).await;
     let [first, second] = lines.each_ref().map(|line| line.address);
-    let server = NameServer::start(Says::Addresses(vec![ONE])).await;
+    let server = NameServer::start(Says::Addresses(vec![ONE.into()])).await;
     let client = Client::start(by_name(&server, first.port()));
     clock.until("both at the only address", || live(&client) == [first, first]).await;
 
-    server.says.send_replace(Says::Addresses(vec![ONE, TWO]));
+    server.says.send_replace(Says::Addresses(vec![ONE.into(), TWO.into()]));
     clock.until("one moves to the new address", || live(&client) == [first, second]).await;
 
     // The answers of ten minutes in which it is missing do not count: name servers may give some of many.
-    server.says.send_replace(Says::Addresses(vec![TWO]));
+    server.says.send_replace(Says::Addresses(vec![TWO.into()]));
     let asked = server.asked();
     clock.pass(Duration::from_secs(590)).await;
     assert!(server.asked() > asked + 10, "{}", server.asked() - asked);
@@ -129,7 +129,7 @@ async fn what_a_name_server_does_not_say_moves_no_tunnel() {
     let (one, two) = (Server::start(plaintext()).await, Server::start(plaintext()).await);
     let lines = pair([&one, &two]).await;
     let [first, second] = lines.each_ref().map(|line| line.address);
-    let server = NameServer::start(Says::Addresses(vec![ONE, TWO])).await;
+    let server = NameServer::start(Says::Addresses(vec![ONE.into(), TWO.into()])).await;
     let client = Client::start(by_name(&server, first.port()));
     clock.until("apart", || live(&client) == [first, second]).await;
     for says in [Says::Nothing, Says::Failure, Says::Silence] {
@@ -147,7 +147,7 @@ async fn a_silent_name_server_holds_nobody_back() {
     let clock = Clock::new();
     let server = Server::start(plaintext()).await;
     let line = Line::at("127.0.0.1:0".parse().unwrap(), server.address).await;
-    let names = NameServer::start(Says::Addresses(vec![ONE])).await;
+    let names = NameServer::start(Says::Addresses(vec![ONE.into()])).await;
     let client = Client::start(by_name(&names, line.address.port()));
     clock.until("up", || live(&client).len() == 2).await;
     names.says.send_replace(Says::Silence);

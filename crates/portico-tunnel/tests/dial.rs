@@ -1,14 +1,19 @@
-//! CONNECT against proxies that answer oddly, slowly, or not at all; real sockets, scripted peers.
+//! CONNECT against proxies that answer oddly, slowly, or not at all, and names as a name server gives them; real sockets, scripted peers.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
+
+#[path = "client/names.rs"]
+mod names;
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use portico_tunnel::{DialError, DialTimeouts, Dialer, ProxyFiles, Socket, Target};
+use names::{NameServer, Says};
+use portico_tunnel::{DialError, DialTimeouts, Dialer, ProxyFiles, ProxySetting, Socket, Target};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 /// Where the tests want to go. Nobody resolves it: the proxy would.
 const GATEWAY: &str = "gateway.test:8088";
@@ -276,4 +281,29 @@ async fn whom_no_proxy_lists_is_reached_directly() {
     let mut all = String::new();
     { socket }.read_to_string(&mut all).await.unwrap();
     assert_eq!(all, "direct");
+}
+
+#[tokio::test]
+async fn all_addresses_of_both_kinds_hold_as_long_as_dns_says() {
+    const TTL: u32 = 60;
+    let known = Says::Addresses(vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()]);
+    let server = NameServer::with_ttl(TTL, known).await;
+    let dialer = Dialer::with_environment(ProxySetting::Off, ProxyFiles::default(), |_| None).unwrap();
+    let dialer = dialer.with_name_servers(&[server.address]);
+
+    let target: Target = "gateway.example.com:443".parse().unwrap();
+    let before = Instant::now();
+    let resolved = dialer.resolve(&target).await.unwrap();
+    assert_eq!(server.last(), "gateway.example.com.");
+    let mut addresses = resolved.addresses.to_vec();
+    addresses.sort();
+    assert_eq!(addresses, ["192.0.2.1:443".parse().unwrap(), "[2001:db8::1]:443".parse().unwrap()],);
+    let ttl = Duration::from_secs(TTL.into());
+    let until = resolved.until.unwrap();
+    assert!((before + ttl..=Instant::now() + ttl).contains(&until), "{until:?}");
+
+    server.says.send_replace(Says::Unknown);
+    let target: Target = "unknown.example.com:443".parse().unwrap();
+    let error = dialer.resolve(&target).await.unwrap_err();
+    assert!(error.to_string().starts_with("resolving unknown.example.com: "), "{error}");
 }

@@ -146,59 +146,7 @@ fn until(expires: Instant, now: Instant) -> Instant {
 
 #[cfg(test)]
 mod tests {
-    use hickory_resolver::proto::op::{Message, MessageType, ResponseCode};
-    use hickory_resolver::proto::rr::rdata::{A, AAAA};
-    use hickory_resolver::proto::rr::{RData, Record};
-    use tokio::net::UdpSocket;
-
     use super::*;
-
-    const TTL: u32 = 60;
-
-    /// A name server on loopback that knows one name.
-    async fn server(socket: UdpSocket) {
-        loop {
-            let mut question = [0; 512];
-            let (len, from) = socket.recv_from(&mut question).await.unwrap();
-            let mut message = Message::from_vec(&question[..len]).unwrap();
-            message.metadata.message_type = MessageType::Response;
-            let query = message.queries[0].clone();
-            let known = query.name().to_ascii() == "gateway.example.com.";
-            let address = match query.query_type() {
-                RecordType::A => RData::A(A::new(192, 0, 2, 1)),
-                _ => RData::AAAA(AAAA::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
-            };
-            if known {
-                message.add_answer(Record::from_rdata(query.name().clone(), TTL, address));
-            } else {
-                message.metadata.response_code = ResponseCode::NXDomain;
-            }
-            socket.send_to(&message.to_vec().unwrap(), from).await.unwrap();
-        }
-    }
-
-    #[tokio::test]
-    async fn all_addresses_of_both_kinds_hold_as_long_as_dns_says() {
-        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        let address = socket.local_addr().unwrap();
-        let server = tokio::spawn(server(socket));
-
-        let target: Target = "gateway.example.com:443".parse().unwrap();
-        let before = Instant::now();
-        let resolved = resolve(&target, &[address]).await.unwrap();
-        let mut addresses = resolved.addresses.to_vec();
-        addresses.sort();
-        assert_eq!(addresses, ["192.0.2.1:443".parse().unwrap(), "[2001:db8::1]:443".parse().unwrap()],);
-        let ttl = Duration::from_secs(TTL.into());
-        let until = resolved.until.unwrap();
-        assert!((before + ttl..=Instant::now() + ttl).contains(&until), "{until:?}");
-
-        let target: Target = "unknown.example.com:443".parse().unwrap();
-        let error = resolve(&target, &[address]).await.unwrap_err();
-        assert!(error.to_string().starts_with("resolving unknown.example.com: "), "{error}");
-        eprintln!("{error}");
-        server.abort();
-    }
 
     #[tokio::test]
     async fn an_address_holds_for_ever() {
