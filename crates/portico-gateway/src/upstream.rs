@@ -134,10 +134,6 @@ impl Upstream {
         self.state.load().backend.id.clone()
     }
 
-    pub(crate) fn is(&self, id: &BackendId) -> bool {
-        self.state.load().backend.id == *id
-    }
-
     /// Takes over new endpoints and settings. What is known of an endpoint that stays, or comes back while it has
     /// connections, is kept; those that left are returned.
     pub(crate) fn update(&self, backend: Arc<Backend>) -> Vec<Arc<Endpoint>> {

@@ -8,7 +8,7 @@ use clap::Args;
 use portico_api::problem::Severity;
 use portico_expose::node_ports::PortKey;
 use portico_expose::planner::{Mode, Settings as PlannerSettings};
-use portico_routes::book::Settings as BookSettings;
+use portico_routes::index::Settings as IndexSettings;
 use portico_source::{Event, Loaded, Object, read_directory};
 
 use crate::args::annotation_key;
@@ -65,7 +65,7 @@ impl Flags {
     pub(crate) fn load(&self) -> anyhow::Result<Site> {
         let directory: &Path = &self.directory;
         let mut loaded = read_directory(directory)?;
-        let book = BookSettings {
+        let book = IndexSettings {
             expose_annotation: self.expose_annotation.as_str().into(),
             namespace: self.namespace.as_deref().map(Into::into),
         };

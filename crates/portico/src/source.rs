@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use portico_expose::memory::Memory;
 use portico_expose::planner::{Mode, Settings as PlannerSettings};
-use portico_routes::book::Settings as BookSettings;
+use portico_routes::index::Settings as IndexSettings;
 use portico_source::kubernetes::{KubernetesSettings, KubernetesSource, client};
 use portico_source::{DirectorySource, Step};
 
@@ -27,7 +27,7 @@ impl Source {
     pub(crate) async fn open(flags: &Flags) -> anyhow::Result<(Self, Pipeline)> {
         let from = &flags.source;
         let namespace = from.namespace.as_deref().map(Into::into);
-        let book = BookSettings { expose_annotation: from.expose_annotation.as_str().into(), namespace };
+        let book = IndexSettings { expose_annotation: from.expose_annotation.as_str().into(), namespace };
         let Some(directory) = &from.manifests else {
             let settings = KubernetesSettings {
                 namespace: from.namespace.clone(),
