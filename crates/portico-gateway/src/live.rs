@@ -29,7 +29,7 @@ pub struct Live {
 /// What keys lead to. The same values stay while tables are replaced: they count connections.
 #[derive(Debug, Default)]
 struct Targets {
-    upstreams: HashMap<BackendId, Arc<Upstream>>,
+    upstreams: HashMap<Arc<BackendId>, Arc<Upstream>>,
     clusters: HashMap<ClusterName, Member>,
 }
 
@@ -127,7 +127,7 @@ impl Targets {
             }
             self.remove(&backend.id)
         });
-        self.upstreams.insert(backend.id.clone(), new);
+        self.upstreams.insert(Arc::clone(&backend.id), new);
         removed.unwrap_or_default()
     }
 
@@ -169,11 +169,11 @@ mod tests {
 
     fn backend(cluster: &str, endpoints: &[&str]) -> Arc<Backend> {
         Arc::new(Backend {
-            id: BackendId {
+            id: Arc::new(BackendId {
                 service: ObjectKey::new("cluster-a", "api"),
                 port_name: "secure".into(),
                 port: 443,
-            },
+            }),
             endpoints: endpoints.iter().map(|text| text.parse::<SocketAddr>().unwrap()).collect(),
             policy: Arc::new(ClusterPolicy::open(ClusterName::new(cluster))),
             send_proxy: false,
@@ -236,7 +236,7 @@ mod tests {
         let live = Live::default();
         let backend = expose(&live);
         let mut changes = Vec::from(keys().map(|key| RouteChange::Route(Change::Delete(key))));
-        changes.push(RouteChange::Backend(Change::Delete(backend.id.clone())));
+        changes.push(RouteChange::Backend(Change::Delete(Arc::clone(&backend.id))));
         let applied = apply(&live, changes);
         assert_eq!(applied.closed_ports, [31000]);
         assert_eq!(applied.removed_endpoints.len(), 2);

@@ -53,7 +53,7 @@ fn main() {
 /// An index and what a gateway makes of its commits.
 struct Site {
     index: RouteIndex,
-    backends: HashMap<BackendId, Arc<Backend>>,
+    backends: HashMap<Arc<BackendId>, Arc<Backend>>,
     table: Arc<RouteTable<Arc<Backend>>>,
     /// The table that a worker uses meanwhile: without it the next change would need no clone.
     in_use: Arc<RouteTable<Arc<Backend>>>,

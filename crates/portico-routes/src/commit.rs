@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::mem;
 use std::sync::Arc;
 
-use portico_api::change::Change;
+use portico_api::change::{Change, Keyed};
 use portico_api::meta::ObjectKey;
 
 use crate::claims::Claim;
@@ -60,8 +60,7 @@ fn routes(index: &RouteIndex, service: &ObjectKey, before: &[PublishedRoute]) ->
     let before = backends(before);
     let mut routes = Vec::with_capacity(owned.len());
     for same_port in owned.chunk_by(|(_, a), (_, b)| a == b) {
-        let backend = Arc::new(backend(index, &same_port[0].1));
-        let backend = before.get(&backend.id).filter(|old| ***old == backend).map_or(&backend, |old| *old);
+        let backend = &backend(index, &same_port[0].1, &before);
         let route =
             |(key, _): &(RouteKey, Claim)| PublishedRoute { key: key.clone(), backend: Arc::clone(backend) };
         routes.extend(same_port.iter().map(route));
@@ -69,21 +68,27 @@ fn routes(index: &RouteIndex, service: &ObjectKey, before: &[PublishedRoute]) ->
     routes.into()
 }
 
-/// The backend behind one port.
-fn backend(index: &RouteIndex, claim: &Claim) -> Backend {
+/// The backend behind one port: the one in `before`, if nothing about it changed.
+fn backend(index: &RouteIndex, claim: &Claim, before: &BTreeMap<&BackendId, &Arc<Backend>>) -> Arc<Backend> {
     let (service, port) = (&claim.service, claim.port());
     let slices = index.services.get(&service.key).map(|entry| &*entry.slices).unwrap_or_default();
-    Backend {
-        id: port.backend_id(&service.key),
+    let id = port.backend_id(&service.key);
+    let old = before.get(&id).copied();
+    let new = Backend {
+        id: old.map_or_else(|| Arc::new(id), |old| Arc::clone(&old.id)),
         endpoints: endpoints::ready(slices, &port.name),
         policy: index.policy_of(service),
         send_proxy: service.send_proxy,
         api_server_ca: service.api_server_ca.clone(),
+    };
+    match old {
+        Some(old) if **old == new => Arc::clone(old),
+        _ => Arc::new(new),
     }
 }
 
 fn backends(routes: &[PublishedRoute]) -> BTreeMap<&BackendId, &Arc<Backend>> {
-    routes.iter().map(|route| (&route.backend.id, &route.backend)).collect()
+    routes.iter().map(|route| (&*route.backend.id, &route.backend)).collect()
 }
 
 impl Difference {
@@ -100,8 +105,10 @@ impl Difference {
                 self.applied_backends.push(RouteChange::Backend(Change::Apply(Arc::clone(backend))));
             }
         }
-        for id in backends_before.into_keys().filter(|id| !backends_after.contains_key(id)) {
-            self.deleted_backends.push(RouteChange::Backend(Change::Delete(id.clone())));
+        for (id, backend) in &backends_before {
+            if !backends_after.contains_key(id) {
+                self.deleted_backends.push(RouteChange::Backend(Change::Delete(backend.key())));
+            }
         }
         let [led_before, leads_now] = [before, after].map(|routes| {
             let targets = routes.iter().map(|route| (&route.key, &route.backend.id));
@@ -109,7 +116,7 @@ impl Difference {
         });
         for (key, to) in &leads_now {
             if led_before.get(key) != Some(to) {
-                let route = Route { key: (*key).clone(), to: (*to).clone() };
+                let route = Route { key: (*key).clone(), to: Arc::clone(to) };
                 self.applied_routes.push(RouteChange::Route(Change::Apply(route)));
             }
         }

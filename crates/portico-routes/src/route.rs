@@ -30,7 +30,7 @@ pub struct Route {
     /// The key.
     pub key: RouteKey,
     /// Where it leads.
-    pub to: BackendId,
+    pub to: Arc<BackendId>,
 }
 
 /// Addresses of endpoints. Many Services have one, which needs no allocation of its own.
@@ -42,8 +42,8 @@ pub type Endpoints = SmallVec<[SocketAddr; 1]>;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Backend {
-    /// Which Service port this is.
-    pub id: BackendId,
+    /// Which Service port this is. Shared: tables of backends have it as key.
+    pub id: Arc<BackendId>,
     /// Ready endpoints only: sorted, without repetition.
     pub endpoints: Endpoints,
     /// The user cluster it belongs to, who may connect, how much it may use.
@@ -78,10 +78,10 @@ impl Keyed for Route {
 }
 
 impl Keyed for Backend {
-    type Key = BackendId;
+    type Key = Arc<BackendId>;
 
-    fn key(&self) -> BackendId {
-        self.id.clone()
+    fn key(&self) -> Arc<BackendId> {
+        Arc::clone(&self.id)
     }
 }
 

@@ -292,7 +292,8 @@ mod tests {
                 service: ObjectKey::new("cluster-a", API_SERVER),
                 port_name: "secure".into(),
                 port: 443,
-            },
+            }
+            .into(),
             endpoints: Vec::new().into(),
             policy: Arc::new(ClusterPolicy::open(cluster.clone())),
             send_proxy: false,

@@ -48,11 +48,11 @@ pub struct Service {
 impl Service {
     pub fn new(name: &str, endpoints: &[SocketAddr]) -> Self {
         let policy = ClusterPolicy::open(ClusterName::new(name));
-        let id = BackendId {
+        let id = Arc::new(BackendId {
             service: ObjectKey::new(&policy.cluster.namespace(), "apiserver-external"),
             port_name: "secure".into(),
             port: 443,
-        };
+        });
         let backend = Backend {
             id,
             endpoints: endpoints.into(),

@@ -12,8 +12,8 @@ use portico_routes::table::{RouteChange, RouteTable};
 #[derive(Debug)]
 pub(crate) struct Follower {
     index: RouteIndex,
-    pub(crate) backends: BTreeMap<BackendId, Arc<Backend>>,
-    pub(crate) table: RouteTable<BackendId>,
+    pub(crate) backends: BTreeMap<Arc<BackendId>, Arc<Backend>>,
+    pub(crate) table: RouteTable<Arc<BackendId>>,
 }
 
 /// An index with `changes` applied and committed.
@@ -62,7 +62,7 @@ impl Follower {
             }
             Change::Delete(id) => {
                 assert!(self.backends.remove(id).is_some(), "{id} was not there");
-                assert!(!self.routes().values().any(|to| to == id), "a route still leads to {id}");
+                assert!(!self.routes().values().any(|to| *to == **id), "a route still leads to {id}");
             }
         }
     }
@@ -85,7 +85,8 @@ impl Follower {
         let ports = table.ports.into_iter().map(|(port, to)| (RouteKey::Port(port), to));
         let hosts = table.hosts.into_iter().map(|(host, to)| (RouteKey::Host(host), to));
         let authorities = table.authorities.into_iter().map(|(name, to)| (RouteKey::Authority(name), to));
-        ports.chain(hosts).chain(authorities).collect()
+        let all = ports.chain(hosts).chain(authorities);
+        all.map(|(key, to)| (key, BackendId::clone(&to))).collect()
     }
 
     /// Where `key` leads.
