@@ -16,6 +16,7 @@ use portico_api::change::{Change, Keyed};
 use portico_api::endpoint_slice::EndpointSlice;
 use portico_api::intern::Interner;
 use portico_api::meta::ObjectKey;
+use portico_api::names::ClusterName;
 use portico_api::policy::ClusterPolicy;
 use portico_api::service::Service;
 
@@ -124,16 +125,8 @@ impl RouteIndex {
             }
             ObjectChange::EndpointSlice(Change::Apply(slice)) => self.apply_slice(&slice),
             ObjectChange::EndpointSlice(Change::Delete(key)) => self.delete_slice(&key),
-            ObjectChange::Policy(change) => {
-                let namespace = change.key().namespace();
-                self.set_policy(
-                    &namespace,
-                    match change {
-                        Change::Apply(policy) => Some(policy),
-                        Change::Delete(_) => None,
-                    },
-                );
-            }
+            ObjectChange::Policy(Change::Apply(policy)) => self.set_policy(&policy.key(), Some(policy)),
+            ObjectChange::Policy(Change::Delete(cluster)) => self.set_policy(&cluster, None),
         }
     }
 
@@ -200,28 +193,22 @@ impl RouteIndex {
         self.changed.insert(key.clone());
     }
 
-    /// The entry of the Service named `key`, made if there is none.
+    /// The entry of the Service named `key`; a new one if there is none.
     fn entry(&mut self, key: &ObjectKey) -> &mut ServiceEntry {
-        let share = |key: &ObjectKey, names: &mut Interner| ObjectKey {
-            namespace: names.share(&key.namespace),
-            name: names.share(&key.name),
-        };
-        if !self.services.contains_key(key) {
-            let key = share(key, &mut self.names);
-            return self.services.entry(key).or_default();
-        }
-        self.services.get_mut(key).expect("the entry was found a line above")
+        let [namespace, name] = [&key.namespace, &key.name].map(|text| self.names.share(text));
+        self.services.entry(ObjectKey { namespace, name }).or_default()
     }
 
     // === EndpointSlices ===
 
     fn apply_slice(&mut self, slice: &EndpointSlice) {
-        let key = slice.key();
-        if !self.is_in_scope(&key.namespace) {
+        if !self.is_in_scope(&slice.metadata.namespace) {
             return;
         }
+        let namespace = self.names.share(&slice.metadata.namespace);
+        let key = ObjectKey { namespace: Arc::clone(&namespace), name: Arc::clone(&slice.metadata.name) };
         let Some(service) = endpoints::service_name(slice) else { return self.delete_slice(&key) };
-        let service = ObjectKey { namespace: Arc::clone(&key.namespace), name: self.names.get(service) };
+        let service = ObjectKey { namespace, name: self.names.get(service) };
         if self.slice_services.get(&key).is_some_and(|before| *before != service.name) {
             self.delete_slice(&key);
         }
@@ -236,8 +223,10 @@ impl RouteIndex {
         match before {
             Some(before) => *before = facts,
             None => {
-                // A Service has one slice for each address family, rarely more: room for no other.
-                slices.reserve_exact(1);
+                // Nearly every Service has one slice: a vector would make room for four.
+                if slices.is_empty() {
+                    slices.reserve_exact(1);
+                }
                 slices.push(facts);
                 self.slice_services.insert(key, Arc::clone(&service.name));
             }
@@ -259,11 +248,11 @@ impl RouteIndex {
 
     // === Policies ===
 
-    fn set_policy(&mut self, namespace: &str, policy: Option<Arc<ClusterPolicy>>) {
-        if !self.is_in_scope(namespace) || self.policies.get(namespace) == policy.as_ref() {
+    fn set_policy(&mut self, cluster: &ClusterName, policy: Option<Arc<ClusterPolicy>>) {
+        let namespace = self.names.get(&cluster.namespace());
+        if !self.is_in_scope(&namespace) || self.policies.get(&namespace) == policy.as_ref() {
             return;
         }
-        let namespace: Arc<str> = self.names.get(namespace);
         let first = ObjectKey { namespace: Arc::clone(&namespace), name: "".into() };
         let in_namespace = self.services.range(first..).take_while(|(key, _)| key.namespace == namespace);
         let services: Vec<_> = in_namespace.filter_map(|(_, entry)| entry.service.clone()).collect();
@@ -297,12 +286,11 @@ impl RouteIndex {
     pub(crate) fn claims_of(&self, service: &Arc<ServiceFacts>) -> Vec<(RouteKey, Claim)> {
         let policy = self.policies.get(&service.key.namespace);
         let listeners = policy.is_none_or(|policy| policy.node_port_listeners);
-        let ports = Claim::of_each_port(service);
-        ports
-            .flat_map(|claim| {
-                claim.port().keys(listeners).map(|key| (key, claim.clone())).collect::<Vec<_>>()
-            })
-            .collect()
+        let mut claims = Vec::new();
+        for claim in Claim::of_each_port(service) {
+            claims.extend(claim.port().keys(listeners).map(|key| (key, claim.clone())));
+        }
+        claims
     }
 
     fn add_claims(&mut self, service: &Arc<ServiceFacts>) {
