@@ -1,7 +1,7 @@
 //! The routes in force: one table that workers read without a lock, and what outlives a table.
 //!
-//! An [`Update`] from `portico-routes` says what changed, and only that is touched. Endpoints change inside an
-//! [`Upstream`]; the table is replaced by a changed clone if a key comes, goes or leads elsewhere.
+//! An [`Update`] from `portico-routes` says what changed, and only that is touched. Endpoints change inside
+//! an [`Upstream`]; the table is replaced by a changed clone if a key comes, goes or leads elsewhere.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -81,7 +81,8 @@ impl Live {
                 }
                 RouteChange::Route(Change::Apply(route)) => {
                     let Some(upstream) = targets.upstreams.get(&route.to) else {
-                        tracing::error!(key = %route.key, backend = %route.to, "unknown backend of a route; skipped");
+                        let (key, backend) = (&route.key, &route.to);
+                        tracing::error!(%key, %backend, "a route leads to an unknown backend; skipped");
                         continue;
                     };
                     // Workers read the current table: the first change of an update clones it.

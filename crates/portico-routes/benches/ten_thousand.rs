@@ -1,9 +1,9 @@
 //! What routes cost: memory per user cluster, and processor time per change, at growing numbers of clusters.
 //!
-//! `cargo bench -p portico-routes`. A good result at 10,000 clusters: far below 40 MB, and below 10 ms for the slowest
-//! change. Each change is applied to the index and committed; a table then follows as in the gateway: cloned as a
-//! whole if a key changed. Each number of clusters is measured in a process of its own, so that memory freed by one
-//! does not hide what the next one takes.
+//! `cargo bench -p portico-routes`. A good result at 10,000 clusters: far below 40 MB, and below 10 ms for
+//! the slowest change. Each change is applied to the index and committed; a table then follows as in the
+//! gateway: cloned as a whole if a key changed. Each number of clusters is measured in a process of its own,
+//! so that memory freed by one does not hide what the next one takes.
 #![allow(
     clippy::print_stdout,
     clippy::unwrap_used,
@@ -39,7 +39,8 @@ fn main() {
         Ok(clusters) => measure(clusters.parse().unwrap()),
         Err(_) => {
             println!(
-                "clusters  routes  index+table MB  bytes/route  first commit ms  then, us: median / p99 / slowest"
+                "clusters  routes  index+table MB  bytes/route  first commit ms  \
+                 then, us: median / p99 / slowest"
             );
             for clusters in CLUSTERS {
                 let me = std::env::current_exe().unwrap();

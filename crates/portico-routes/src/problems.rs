@@ -81,7 +81,8 @@ fn by_age(key: &RouteKey, owner: &ObjectRef, winner: &Age, loser: &Age) -> Strin
         ),
         (Some(created), Some(_)) => format!("{key} belongs to the elder {owner}, created {created}"),
         (Some(created), None) => format!(
-            "{key} belongs to {owner}, created {created}; without a creationTimestamp this one counts as younger"
+            "{key} belongs to {owner}, created {created}; \
+             without a creationTimestamp this one counts as younger"
         ),
         (None, _) => {
             format!("{key} belongs to {owner}, which comes first by name: neither has a creationTimestamp")

@@ -52,11 +52,9 @@ fn a_conflict_is_a_problem_of_the_younger_and_names_the_older() {
     let index = index([claimant("a/older", 1, ""), claimant("a/younger", 2, "")]);
     assert_eq!(
         index.problem_lines(),
-        [
-            "Service a/younger: metadata.annotations[nodeport-proxy.k8s.io/port-mapping]: host shared.example.com \
-          belongs to the elder Service a/older, created 1970-01-01T00:00:01Z; choose another host name, or remove \
-          Service a/older: this one then has it at once"
-        ]
+        ["Service a/younger: metadata.annotations[nodeport-proxy.k8s.io/port-mapping]: \
+             host shared.example.com belongs to the elder Service a/older, created 1970-01-01T00:00:01Z; \
+             choose another host name, or remove Service a/older: this one then has it at once"]
     );
     let waiting = index.rows().find(|row| row.backend.service == key("a/younger")).unwrap();
     let RouteState::Conflict { winner } = waiting.state else { panic!("{:?}", waiting.state) };
@@ -72,10 +70,9 @@ fn what_is_planned_for_a_cluster_keeps_its_host_against_every_claim() {
             assert_eq!(index.owner(&shared()).as_deref(), Some("cluster-z/apiserver-external"));
             assert_eq!(
                 index.problem_lines(),
-                [
-                    "Service aaa/s1: metadata.annotations[nodeport-proxy.k8s.io/port-mapping]: host shared.example.com \
-                 belongs to Cluster z: what a Cluster asks for comes before any Service; choose another host name"
-                ]
+                ["Service aaa/s1: metadata.annotations[nodeport-proxy.k8s.io/port-mapping]: \
+                     host shared.example.com belongs to Cluster z: what a Cluster asks for comes before \
+                     any Service; choose another host name"]
             );
         }
     }

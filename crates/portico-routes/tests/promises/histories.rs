@@ -1,4 +1,5 @@
-//! Properties over random histories: what a commit says is complete, and only the objects matter, not the way there.
+//! Properties over random histories: what a commit says is complete, and only the objects matter, not the way
+//! there.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
