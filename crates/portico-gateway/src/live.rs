@@ -1,7 +1,8 @@
 //! The routes in force: one table that workers read without a lock, and what outlives a table.
 //!
 //! An [`Update`] from `portico-routes` says what changed, and only that is touched. Endpoints change inside
-//! an [`Upstream`]; the table is replaced by a changed clone if a key comes, goes or leads elsewhere.
+//! an [`Upstream`]; the table is replaced by a changed clone if a key is added, removed or
+//! leads elsewhere.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -24,7 +24,7 @@ use crate::findings::{Findings, annotation_field, clipped, shown};
 use crate::port_mapping;
 
 /// What an allow list without a valid entry admits: an address that no client has. An empty list would admit
-/// everybody, which its author did not want.
+/// every client, which its author did not want.
 const NOBODY: IpNet = IpNet::V4(Ipv4Net::new_assert(std::net::Ipv4Addr::UNSPECIFIED, 32));
 
 /// Most ports exposed of one Service. KKP's have one; a Service with thousands must not slow down all others.
@@ -209,8 +209,8 @@ fn positive(key: &str, value: &str, findings: &mut Findings) -> Option<u32> {
     number
 }
 
-/// Networks and single addresses between commas. A bad entry admits nobody; a list of bad entries admits
-/// nobody.
+/// Networks and single addresses between commas. A bad entry admits no client, and neither does a list
+/// without a good one.
 fn allow_list(value: &str, findings: &mut Findings) -> AllowList {
     let mut networks = Vec::new();
     for item in value.split(',').map(str::trim) {

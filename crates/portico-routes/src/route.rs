@@ -46,7 +46,7 @@ pub struct Backend {
     pub id: Arc<BackendId>,
     /// Ready endpoints only: sorted, without repetition.
     pub endpoints: Endpoints,
-    /// The user cluster it belongs to, who may connect, how much it may use.
+    /// The user cluster it belongs to, the clients it admits, how much it may use.
     pub policy: Arc<ClusterPolicy>,
     /// Whether each upstream connection begins with a PROXY v2 header.
     pub send_proxy: bool,

@@ -34,7 +34,7 @@ pub struct RouteRow {
     /// Why there is no endpoint at all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub no_endpoints: Option<NoEndpoints>,
-    /// Who may connect, and how much.
+    /// The clients it admits, and how much it may use.
     pub policy: Arc<ClusterPolicy>,
 }
 

@@ -11,10 +11,10 @@ use portico_api::names::{Authority, HostName};
 
 use crate::route::{Backend, Route, RouteKey};
 
-/// Where every key leads at one moment.
+/// Where every key leads at one moment. A look-up goes to the map of its kind of key.
 ///
-/// Server names come from strangers. The maps of the standard library are keyed anew in every process, so
-/// that nobody can choose names that collide.
+/// Server names come from unauthenticated clients: the standard library's hasher has a new random key in
+/// every process, so that a client cannot choose names that collide.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RouteTable<T> {
     /// By NodePort number.
@@ -26,15 +26,6 @@ pub struct RouteTable<T> {
 }
 
 impl<T> RouteTable<T> {
-    /// Where `key` leads. A caller that has the key in its own type looks into the map of that type instead.
-    pub fn get(&self, key: &RouteKey) -> Option<&T> {
-        match key {
-            RouteKey::Port(port) => self.ports.get(port),
-            RouteKey::Host(host) => self.hosts.get(host),
-            RouteKey::Authority(authority) => self.authorities.get(authority),
-        }
-    }
-
     /// Makes `key` lead to `target`. Returns where it led before.
     pub fn insert(&mut self, key: RouteKey, target: T) -> Option<T> {
         match key {

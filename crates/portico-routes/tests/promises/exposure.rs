@@ -93,9 +93,10 @@ fn one_bad_item_voids_the_whole_annotation_and_says_so() {
     let problem = index.problems().next().unwrap().into_owned();
     assert_eq!(
         problem.to_string(),
-        "Service cluster-a/api: metadata.annotations[nodeport-proxy.k8s.io/expose]: \"SNI,tunneling\" is void, \
-         the Service is not exposed: \"tunneling\" is none of NodePort, SNI, Tunneling \
-         (upper and lower case matter); use true, or a comma list of NodePort, SNI and Tunneling"
+        "Service cluster-a/api: metadata.annotations[nodeport-proxy.k8s.io/expose]: \
+         \"SNI,tunneling\" is void, the Service is not exposed: \"tunneling\" is none of \
+         NodePort, SNI, Tunneling (upper and lower case matter); \
+         use true, or a comma list of NodePort, SNI and Tunneling"
     );
 }
 

@@ -91,7 +91,12 @@ impl Follower {
 
     /// Where `key` leads.
     pub(crate) fn lead(&self, key: &RouteKey) -> Option<&Arc<Backend>> {
-        self.table.get(key).map(|to| &self.backends[to])
+        let to = match key {
+            RouteKey::Port(port) => self.table.ports.get(port),
+            RouteKey::Host(host) => self.table.hosts.get(host),
+            RouteKey::Authority(authority) => self.table.authorities.get(authority),
+        };
+        to.map(|to| &self.backends[to])
     }
 
     /// The Service that `key` leads to.
