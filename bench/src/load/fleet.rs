@@ -16,8 +16,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use portico_dial::{ClientTls, ClientTlsFiles, Dialer, ProxyFiles, ProxySetting};
 use portico_tunnel::client::{Client, ClientSettings, OpenError};
-use portico_tunnel::{ClientTls, ClientTlsFiles, Dialer, End, Meter, ProxyFiles, ProxySetting};
+use portico_tunnel::{End, Meter};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use portico_api::policy::Budget;
 
 use crate::identity::TokenSettings;
-pub use portico_process::socket::Keepalive;
+pub use portico_net::socket::Keepalive;
 
 /// Settings of one gateway process.
 #[derive(Debug, Clone)]

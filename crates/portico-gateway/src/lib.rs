@@ -7,7 +7,7 @@
 //! and `identity` knows whom a tunnel client speaks for. `worker` is the
 //! thread it all happens on, `descriptors` says when to stop accepting, `deadline` and `spare` make timers and buffers of
 //! connections that come by the thousand cheap. Access lines are written, and listeners handed to the next process,
-//! by `portico-process`.
+//! by `portico-net`.
 //!
 //! The table itself is computed in `portico-routes` and arrives through [`Gateway::apply`]: nothing here talks to Kubernetes
 //! or reads a manifest.
@@ -50,8 +50,8 @@ pub use identity::{
     Identities, Method, OUTCOMES, REVIEW_BUCKETS, ReviewTotals, StaticTokens, TokenSettings, TokensError,
 };
 pub use live::{Live, Routes};
-pub use portico_process::access::{AccessFormat, AccessLog};
-pub use portico_process::takeover::{Offer, Predecessor, TakeOverError, take_over};
+pub use portico_net::access::{AccessFormat, AccessLog};
+pub use portico_net::takeover::{Offer, Predecessor, TakeOverError, take_over};
 pub use record::{ConnectionId, End, Listener, Record};
 pub use refusal::{Refusal, Side};
 pub use upstream::{Endpoint, Upstream};

@@ -10,7 +10,7 @@ use std::sync::atomic::{
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use portico_process::access::AccessLog;
+use portico_net::access::AccessLog;
 use slab::Slab;
 use tokio::sync::{Notify, watch};
 

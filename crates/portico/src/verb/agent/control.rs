@@ -16,8 +16,8 @@ use std::time::Duration;
 use anyhow::Context;
 use portico_agent::address::Held;
 use portico_agent::{Agent, IdentityFiles, Inherited, Settings};
-use portico_process::access::AccessLog;
-use portico_process::takeover::{Offer, Predecessor, take_over};
+use portico_net::access::AccessLog;
+use portico_net::takeover::{Offer, Predecessor, take_over};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 

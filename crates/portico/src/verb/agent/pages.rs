@@ -8,7 +8,7 @@ use std::sync::Arc;
 use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
 use portico_agent::{Agent, ConnectionId, Record};
-use portico_process::access::millis;
+use portico_net::access::millis;
 use portico_tunnel::client::{IdentityState, TunnelState, TunnelStatus};
 use serde::Serialize;
 

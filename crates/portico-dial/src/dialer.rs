@@ -14,33 +14,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use portico_net::SharedTcp;
 use tokio::time::timeout;
 
 use crate::client_tls::ClientTls;
-use crate::io::Shared;
-
-mod connect;
-mod credentials;
-mod environment;
-mod error;
-mod no_proxy;
-mod resolve;
-mod setting;
-mod socket;
-mod target;
-mod tcp;
-
-pub use credentials::{CredentialsError, CredentialsSource};
-pub use error::{DialError, HeadLimit, Refused, Schemes, Sent};
-pub use resolve::{ResolveError, Resolved};
-pub use setting::{Proxy, ProxyError, ProxySetting, UrlProblem};
-pub use socket::{Route, Socket};
-pub use target::{Target, TargetError};
-
-use connect::Answer;
-use credentials::Credentials;
-use no_proxy::NoProxy;
-use socket::Transport;
+use crate::connect::{self, Answer};
+use crate::credentials::Credentials;
+use crate::environment;
+use crate::error::DialError;
+use crate::no_proxy::NoProxy;
+use crate::resolve::{self, ResolveError, Resolved};
+use crate::setting::{Proxy, ProxyError, ProxySetting};
+use crate::socket::{Route, Socket, Transport};
+use crate::target::Target;
+use crate::tcp;
 
 /// What one attempt may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,7 +128,7 @@ impl Dialer {
             proxy: proxy.clone(),
             source,
         })?;
-        let transport = Transport::Plain(Shared(Arc::new(stream)));
+        let transport = Transport::Plain(SharedTcp(Arc::new(stream)));
         let route = Route::new(target.clone(), proxy);
         let Some(way) = way else { return Ok(Socket::new(route, Bytes::new(), transport)) };
         let limit = self.timeouts.proxy;

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use super::credentials::{CredentialsError, CredentialsSource};
-use super::setting::Proxy;
-use super::target::Target;
 use crate::client_tls::HandshakeError;
+use crate::credentials::{CredentialsError, CredentialsSource};
+use crate::setting::Proxy;
+use crate::target::Target;
 
 /// Why one attempt at one address made no connection to the target. Another attempt may.
 #[derive(Debug, Error)]

@@ -8,13 +8,13 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep};
 
 /// How long bytes that came before a reset may take to be delivered. A peer that reads at all takes a window in far less.
-pub(crate) const LINGER: Duration = Duration::from_secs(1);
+pub const LINGER: Duration = Duration::from_secs(1);
 
 /// Between two looks at a send queue that is not empty yet. Rare and bounded, so it may be as simple as this.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 /// Waits, until `deadline` at most, for all that was written to be on the wire. Closing with a reset throws away what is not.
-pub(crate) async fn sent(stream: &TcpStream, deadline: Instant) {
+pub async fn sent(stream: &TcpStream, deadline: Instant) {
     // With this mark the kernel calls the socket writable only when nothing is left to send.
     if SockRef::from(stream).set_tcp_notsent_lowat(1).is_err() {
         return;

@@ -5,7 +5,7 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
-use portico_process::takeover::Offer;
+use portico_net::takeover::Offer;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send,
     socket_with,

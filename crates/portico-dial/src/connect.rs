@@ -10,12 +10,12 @@ use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-use super::credentials::{CredentialsSource, Secret};
-use super::error::{DialError, HeadLimit, Refused, Schemes, Sent};
-use super::setting::Proxy;
-use super::socket::{Route, Socket, Transport};
-use super::target::Target;
+use crate::credentials::{CredentialsSource, Secret};
+use crate::error::{DialError, HeadLimit, Refused, Schemes, Sent};
 use crate::printable::printable;
+use crate::setting::Proxy;
+use crate::socket::{Route, Socket, Transport};
+use crate::target::Target;
 
 /// Largest head of an answer. What proxies answer to CONNECT has some hundred bytes; cookies and policies can make it a few thousand.
 const LARGEST_HEAD: usize = 16 * 1024;
@@ -33,7 +33,7 @@ const BODY_TIME: Duration = Duration::from_secs(1);
 const STEP: usize = 1024;
 
 /// A proxy's answer, read to the end of its head.
-pub(super) struct Answer {
+pub(crate) struct Answer {
     transport: Transport,
     head: Head,
     /// What came behind the head.
@@ -55,7 +55,7 @@ struct Head {
 }
 
 /// Sends the request and reads the head of the answer.
-pub(super) async fn ask(
+pub(crate) async fn ask(
     mut transport: Transport,
     target: &Target,
     credentials: Option<(Secret, CredentialsSource)>,
@@ -100,7 +100,7 @@ pub(super) async fn ask(
 
 impl Answer {
     /// The connection, if it leads to the target now; else what the proxy has against it, for which a little of the body is read.
-    pub(super) async fn into_socket(mut self, route: Route, proxy: &Arc<Proxy>) -> Result<Socket, DialError> {
+    pub(crate) async fn into_socket(mut self, route: Route, proxy: &Arc<Proxy>) -> Result<Socket, DialError> {
         let (proxy, target) = (Arc::clone(proxy), route.target().clone());
         match self.head.status {
             200..300 => Ok(Socket::new(route, self.early.freeze(), self.transport)),

@@ -16,7 +16,7 @@ use hickory_resolver::{Hosts, ResolverBuilder, TokioResolver};
 use thiserror::Error;
 use tokio::time::{Instant, timeout};
 
-use super::target::Target;
+use crate::target::Target;
 
 /// How long addresses hold at least: whoever publishes 0 wants to be asked again, but not for every attempt.
 const SHORTEST: Duration = Duration::from_secs(5);
@@ -70,7 +70,7 @@ pub enum ResolveError {
 }
 
 /// The addresses of a target, from these name servers, or from those of the machine if none are given.
-pub(super) async fn resolve(target: &Target, servers: &[SocketAddr]) -> Result<Resolved, ResolveError> {
+pub(crate) async fn resolve(target: &Target, servers: &[SocketAddr]) -> Result<Resolved, ResolveError> {
     if let Some(address) = target.ip() {
         return Ok(Resolved::at(target.port, [address], None));
     }

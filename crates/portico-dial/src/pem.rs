@@ -4,7 +4,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::{Error, PemObject};
 
 /// The certificates of a PEM file, at least one.
-pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, Error> {
+pub fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, Error> {
     let chain = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>()?;
     if chain.is_empty() { Err(Error::NoItemsFound) } else { Ok(chain) }
 }

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use portico_net::{Rewind, SharedTcp};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
-use super::setting::Proxy;
-use super::target::Target;
-use crate::io::{Rewind, Shared, Wire};
+use crate::setting::Proxy;
+use crate::target::Target;
 
 /// Where a connection leads, and through whom. Prints as `HOST:PORT` or `HOST:PORT through PROXY`.
 #[derive(Debug, Clone)]
@@ -23,7 +23,7 @@ pub struct Route {
 }
 
 impl Route {
-    pub(super) fn new(target: Target, proxy: Option<Arc<Proxy>>) -> Self {
+    pub(crate) fn new(target: Target, proxy: Option<Arc<Proxy>>) -> Self {
         Self { target, proxy }
     }
 
@@ -60,7 +60,7 @@ pub struct Socket {
 
 impl Socket {
     /// `early` is what was read from the transport too much.
-    pub(super) fn new(route: Route, early: Bytes, transport: Transport) -> Self {
+    pub(crate) fn new(route: Route, early: Bytes, transport: Transport) -> Self {
         let tcp = Arc::clone(transport.tcp());
         Self { route, tcp, stream: Rewind::new(early, transport) }
     }
@@ -76,38 +76,32 @@ impl Socket {
     pub fn tcp(&self) -> &Arc<TcpStream> {
         &self.tcp
     }
+
+    /// The TCP connection, if nothing stands between it and the bytes that are written: no TLS to a proxy.
+    #[must_use]
+    pub fn plain(&self) -> Option<&TcpStream> {
+        match self.stream.stream() {
+            Transport::Plain(_) => Some(&self.tcp),
+            Transport::Tls(_) => None,
+        }
+    }
 }
 
 /// What is spoken with whom we connected to.
 #[derive(Debug)]
-pub(super) enum Transport {
+pub(crate) enum Transport {
     /// TCP.
-    Plain(Shared),
+    Plain(SharedTcp),
     /// TLS to a proxy. On the heap: it is rare, and large.
-    Tls(Box<TlsStream<Shared>>),
+    Tls(Box<TlsStream<SharedTcp>>),
 }
 
 impl Transport {
-    pub(super) fn tcp(&self) -> &Arc<TcpStream> {
+    pub(crate) fn tcp(&self) -> &Arc<TcpStream> {
         match self {
-            Self::Plain(Shared(tcp)) => tcp,
+            Self::Plain(SharedTcp(tcp)) => tcp,
             Self::Tls(stream) => &stream.get_ref().0.0,
         }
-    }
-}
-
-impl Wire for Transport {
-    fn plain(&self) -> Option<&TcpStream> {
-        match self {
-            Self::Plain(stream) => stream.plain(),
-            Self::Tls(_) => None,
-        }
-    }
-}
-
-impl Wire for Socket {
-    fn plain(&self) -> Option<&TcpStream> {
-        self.stream.plain()
     }
 }
 

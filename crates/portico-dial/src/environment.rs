@@ -3,20 +3,20 @@
 //!
 //! A tunnel is what curl would call `https://`, with TLS inside or without: it is always asked for by CONNECT.
 
-use super::no_proxy::NoProxy;
-use super::setting::{Proxy, ProxyError};
+use crate::no_proxy::NoProxy;
+use crate::setting::{Proxy, ProxyError};
 
 const PROXY: [&str; 4] = ["https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"];
 
 const NO_PROXY: [&str; 2] = ["no_proxy", "NO_PROXY"];
 
 /// The proxy, if one is named.
-pub(super) fn proxy(environment: &impl Fn(&str) -> Option<String>) -> Result<Option<Proxy>, ProxyError> {
+pub(crate) fn proxy(environment: &impl Fn(&str) -> Option<String>) -> Result<Option<Proxy>, ProxyError> {
     first(environment, &PROXY).map(|(name, url)| Proxy::parse(name, &url)).transpose()
 }
 
 /// The exceptions. As with curl they count for a proxy that was given by hand, too.
-pub(super) fn no_proxy(environment: &impl Fn(&str) -> Option<String>) -> NoProxy {
+pub(crate) fn no_proxy(environment: &impl Fn(&str) -> Option<String>) -> NoProxy {
     NoProxy::new(&first(environment, &NO_PROXY).map(|(_, list)| list).unwrap_or_default())
 }
 

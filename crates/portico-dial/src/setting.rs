@@ -9,9 +9,9 @@ use std::str::FromStr;
 use percent_encoding::percent_decode_str;
 use thiserror::Error;
 
-use super::credentials::{CredentialsError, Secret};
-use super::target::{Target, TargetError};
 use crate::client_tls::ClientTlsError;
+use crate::credentials::{CredentialsError, Secret};
+use crate::target::{Target, TargetError};
 
 /// What the operator says about proxies.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,7 +72,7 @@ pub enum UrlProblem {
 
 impl Proxy {
     /// Reads a URL. As curl has it, one without a scheme is `http://`. But there must be a port: curl would take 1080, others 80.
-    pub(super) fn parse(origin: &'static str, url: &str) -> Result<Self, ProxyError> {
+    pub(crate) fn parse(origin: &'static str, url: &str) -> Result<Self, ProxyError> {
         Self::read(url).map_err(|problem| ProxyError::Url { origin, url: redact(url), problem })
     }
 
@@ -114,7 +114,7 @@ impl Proxy {
     }
 
     /// User and password of the URL.
-    pub(super) fn credentials(&self) -> Option<&Secret> {
+    pub(crate) fn credentials(&self) -> Option<&Secret> {
         self.credentials.as_ref()
     }
 }

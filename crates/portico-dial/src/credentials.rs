@@ -8,18 +8,18 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use thiserror::Error;
 
-use super::setting::Proxy;
 use crate::secret_file::{SecretFileError, read_secret};
+use crate::setting::Proxy;
 
 /// The environment variable, `USER:PASSWORD`.
 const VARIABLE: &str = "PORTICO_PROXY_AUTH";
 
 /// A `Proxy-Authorization` header's value.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Secret(Box<str>);
+pub(crate) struct Secret(Box<str>);
 
 impl Secret {
-    pub(super) fn new(user: &[u8], password: &[u8]) -> Self {
+    pub(crate) fn new(user: &[u8], password: &[u8]) -> Self {
         let pair = STANDARD.encode([user, b":", password].concat());
         Self(format!("Basic {pair}").into())
     }
@@ -30,7 +30,7 @@ impl Secret {
         Some(Self::new(user.as_bytes(), password.as_bytes()))
     }
 
-    pub(super) fn expose(&self) -> &str {
+    pub(crate) fn expose(&self) -> &str {
         &self.0
     }
 }
@@ -65,7 +65,7 @@ pub enum CredentialsError {
 
 /// User and password, or the file they are in.
 #[derive(Debug)]
-pub(super) enum Credentials {
+pub(crate) enum Credentials {
     /// Read at each attempt, so that they can be changed while we run.
     File(PathBuf),
     /// Known since the start.
@@ -74,7 +74,7 @@ pub(super) enum Credentials {
 
 impl Credentials {
     /// The most particular source there is. A file must be right at the start, later it may be wrong for a while.
-    pub(super) fn choose(
+    pub(crate) fn choose(
         file: Option<PathBuf>,
         proxy: &Proxy,
         environment: &impl Fn(&str) -> Option<String>,
@@ -96,7 +96,7 @@ impl Credentials {
     }
 
     /// Where they come from.
-    pub(super) fn source(&self) -> CredentialsSource {
+    pub(crate) fn source(&self) -> CredentialsSource {
         match self {
             Self::File(path) => CredentialsSource::File(path.clone()),
             Self::Fixed(_, source) => source.clone(),
@@ -104,7 +104,7 @@ impl Credentials {
     }
 
     /// What to send now. A file is read for it.
-    pub(super) fn header(&self) -> Result<Secret, CredentialsError> {
+    pub(crate) fn header(&self) -> Result<Secret, CredentialsError> {
         match self {
             Self::File(path) => {
                 Secret::of_pair(&read_secret(path)?).ok_or_else(|| CredentialsError::NoPair(self.source()))
@@ -129,7 +129,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::dial::ProxySetting;
+    use crate::setting::ProxySetting;
 
     fn proxy(url: &str) -> Proxy {
         match url.parse() {

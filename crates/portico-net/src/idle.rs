@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep};
 
 /// Costs one pointer where it is off. Looks at the clock only when its time would be over, not each time a byte moves.
-pub(crate) struct Idle(Option<Box<Timer>>);
+pub struct Idle(Option<Box<Timer>>);
 
 struct Timer {
     after: Duration,
@@ -16,19 +16,20 @@ struct Timer {
 }
 
 impl Idle {
-    pub(crate) fn new(after: Option<Duration>) -> Self {
+    /// A limit of `after`; `None` never ends anything.
+    pub fn new(after: Option<Duration>) -> Self {
         Self(after.map(|after| Box::new(Timer { after, moved: false, sleep: Box::pin(sleep(after)) })))
     }
 
     /// A byte moved.
-    pub(crate) fn moved(&mut self) {
+    pub fn moved(&mut self) {
         if let Some(timer) = &mut self.0 {
             timer.moved = true;
         }
     }
 
     /// Ready when no byte has moved for one to two times the limit.
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(timer) = &mut self.0 else { return Poll::Pending };
         loop {
             ready!(timer.sleep.as_mut().poll(cx));

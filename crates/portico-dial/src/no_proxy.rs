@@ -10,15 +10,15 @@ use ipnet::IpNet;
 
 /// The list as it was written. It is read anew for each question, of which there are a few a minute at most.
 #[derive(Debug, Clone)]
-pub(super) struct NoProxy(Box<str>);
+pub(crate) struct NoProxy(Box<str>);
 
 impl NoProxy {
-    pub(super) fn new(list: &str) -> Self {
+    pub(crate) fn new(list: &str) -> Self {
         Self(list.into())
     }
 
     /// Whether this host, a name or an IP address without brackets, is reached without the proxy.
-    pub(super) fn matches(&self, host: &str) -> bool {
+    pub(crate) fn matches(&self, host: &str) -> bool {
         if &*self.0 == "*" {
             return true;
         }

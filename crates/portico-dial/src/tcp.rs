@@ -18,7 +18,7 @@ const UNACKNOWLEDGED: Duration = Duration::from_secs(75);
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
 
 /// Connects, within the limit.
-pub(super) async fn connect(address: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
+pub(crate) async fn connect(address: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
     let stream = timeout(limit, TcpStream::connect(address)).await.map_err(|_| {
         io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {} ms", limit.as_millis()))
     })??;

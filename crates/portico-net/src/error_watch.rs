@@ -13,11 +13,11 @@ use tokio::net::TcpStream;
 
 /// Set up by [`poll`](Self::poll), taken down by [`stop`](Self::stop): a tunnel that is read normally pays one pointer.
 #[derive(Default)]
-pub(crate) struct Watch(Option<Pin<Box<dyn Future<Output = io::Result<Ready>> + Send>>>);
+pub struct ErrorWatch(Option<Pin<Box<dyn Future<Output = io::Result<Ready>> + Send>>>);
 
-impl Watch {
+impl ErrorWatch {
     /// Ready when the socket has failed.
-    pub(crate) fn poll(&mut self, stream: &Arc<TcpStream>, cx: &mut Context<'_>) -> Poll<()> {
+    pub fn poll(&mut self, stream: &Arc<TcpStream>, cx: &mut Context<'_>) -> Poll<()> {
         let watch = self.0.get_or_insert_with(|| {
             let stream = Arc::clone(stream);
             Box::pin(async move { stream.ready(Interest::ERROR).await })
@@ -26,7 +26,7 @@ impl Watch {
     }
 
     /// Watches no more, and holds the socket no more.
-    pub(crate) fn stop(&mut self) {
+    pub fn stop(&mut self) {
         self.0 = None;
     }
 }

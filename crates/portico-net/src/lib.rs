@@ -4,6 +4,16 @@
 //! transfers, and [`takeover`] hands listening sockets to the next process.
 
 pub mod access;
+pub mod error_watch;
+pub mod idle;
+pub mod linger;
 pub mod pipe;
+pub mod rewind;
+pub mod shared_tcp;
 pub mod socket;
 pub mod takeover;
+
+pub use error_watch::ErrorWatch;
+pub use idle::Idle;
+pub use rewind::Rewind;
+pub use shared_tcp::SharedTcp;
