@@ -1,6 +1,6 @@
 //! The backend behind every proxy: one thread, one epoll loop, as little work as possible.
 //!
-//! It stands for the API servers: it waits for the ClientHello, answers with [`ANSWER_BYTES`] as a server's first
+//! It stands for the API servers: it waits for the ClientHello, answers as a server's first
 //! flight would, then follows the [`Order`] found in the hello.
 
 use std::net::{SocketAddr, SocketAddrV4};
@@ -20,8 +20,6 @@ use crate::hello::{Order, read_order};
 use crate::machine;
 use crate::site::{BACKENDS, Cluster};
 
-/// Length of the answer to a hello: a ServerHello with the rest of a resumed flight, one segment.
-pub(crate) const ANSWER_BYTES: usize = 512;
 /// One write of bulk data; large enough that the backend is not what limits the stream.
 const CHUNK: usize = 256 * 1024;
 /// Writes or reads of one connection before the others get their turn.
@@ -205,9 +203,9 @@ impl Connection {
                 }
                 let Some((order, length)) = read_order(held) else { return Ok(Turn::Goes) };
                 let early = held.split_off(length);
-                net::send(&self.socket, &bulk[..ANSWER_BYTES], SendFlags::NOSIGNAL)?;
+                net::send(&self.socket, &bulk[..order.answer_bytes()], SendFlags::NOSIGNAL)?;
                 self.state = match order {
-                    Order::Answer => State::Answered,
+                    Order::Answer | Order::AnswerOneByte => State::Answered,
                     Order::AnswerAndEnd => return Ok(Turn::Ended),
                     Order::Echo => {
                         send_all(&self.socket, &early)?;

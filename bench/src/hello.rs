@@ -5,6 +5,8 @@
 //! share), and its 32 random bytes tell the backend what to do with the connection. Called by [`crate::load`] and
 //! [`crate::backend`].
 
+/// Length of most answers to a hello: a ServerHello with the rest of a resumed flight, one segment.
+pub(crate) const ANSWER_BYTES: usize = 512;
 /// Where the random bytes start: record header (5), handshake header (4), legacy version (2).
 const RANDOM_AT: usize = 11;
 /// Length of an X25519MLKEM768 client share (draft-ietf-tls-ecdhe-mlkem): 1,184 bytes of ML-KEM and 32 of X25519.
@@ -23,9 +25,19 @@ pub(crate) enum Order {
     Take(u64),
     /// Nothing more: end the connection.
     AnswerAndEnd,
+    /// Nothing more, and the answer is a single byte, so that a client that has read it leaves nothing unread.
+    AnswerOneByte,
 }
 
 impl Order {
+    /// Length of the backend's answer to the hello.
+    pub(crate) fn answer_bytes(self) -> usize {
+        match self {
+            Self::AnswerOneByte => 1,
+            _ => ANSWER_BYTES,
+        }
+    }
+
     fn to_random(self) -> [u8; 32] {
         // Any fixed filler will do: no proxy looks at the random.
         let mut random = [0x5a; 32];
@@ -35,6 +47,7 @@ impl Order {
             Self::Send(bytes) => (3, bytes),
             Self::Take(bytes) => (4, bytes),
             Self::AnswerAndEnd => (5, 0),
+            Self::AnswerOneByte => (6, 0),
         };
         random[0] = code;
         random[1..9].copy_from_slice(&count.to_be_bytes());
@@ -49,6 +62,7 @@ impl Order {
             3 => Some(Self::Send(count)),
             4 => Some(Self::Take(count)),
             5 => Some(Self::AnswerAndEnd),
+            6 => Some(Self::AnswerOneByte),
             _ => None,
         }
     }
@@ -124,7 +138,15 @@ mod tests {
 
     #[test]
     fn an_order_survives_the_hello() {
-        for order in [Order::Answer, Order::Echo, Order::Send(1 << 33), Order::Take(7), Order::AnswerAndEnd] {
+        let orders = [
+            Order::Answer,
+            Order::Echo,
+            Order::Send(1 << 33),
+            Order::Take(7),
+            Order::AnswerAndEnd,
+            Order::AnswerOneByte,
+        ];
+        for order in orders {
             let hello = client_hello("a.seed.example.com", order);
             assert_eq!(read_order(&hello), Some((order, hello.len())));
         }

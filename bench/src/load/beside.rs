@@ -13,7 +13,7 @@ use rustix::event::epoll::EventFlags;
 use super::crowd::{Count, Crowd};
 use super::probe::{CONNECTIONS, Connections, EVERY, RoundTrips};
 use super::{Dialer, Greeting, STALL, Watch, Work};
-use crate::backend::ANSWER_BYTES;
+use crate::hello::ANSWER_BYTES;
 
 /// What all clients of a slice share: the way to the proxy.
 pub(crate) struct Door {

@@ -10,7 +10,8 @@ use anyhow::Result;
 
 use super::Greeting;
 use super::beside::Door;
-use crate::backend::{ANSWER_BYTES, receive};
+use crate::backend::receive;
+use crate::hello::ANSWER_BYTES;
 use crate::random::Random;
 
 /// How many (the number).

@@ -27,7 +27,7 @@ use tokio::sync::{Mutex, mpsc};
 use tokio::time::{sleep, timeout};
 
 use super::pingpong::MESSAGE_BYTES;
-use crate::backend::ANSWER_BYTES;
+use crate::hello::ANSWER_BYTES;
 use crate::hello::{Order, client_hello};
 use crate::pki::{KeyFiles, Pki};
 use crate::site::Cluster;

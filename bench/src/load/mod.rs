@@ -16,7 +16,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SendFlags, SocketFlags, SocketType};
 
-use crate::backend::{ANSWER_BYTES, receive};
+use crate::backend::receive;
+use crate::hello::{ANSWER_BYTES, read_order};
 
 pub(crate) mod beside;
 pub(crate) mod bulk;
@@ -141,7 +142,8 @@ impl Watch {
 pub(crate) struct Greeting {
     /// The connection through the proxy.
     pub(crate) socket: OwnedFd,
-    answered: usize,
+    /// Bytes of the answer that have not come yet.
+    missing: usize,
 }
 
 /// How far a greeting has come.
@@ -161,20 +163,20 @@ impl Greeting {
         let socket = dialer.dial(proxy)?;
         let sent = net::send(&socket, hello, SendFlags::NOSIGNAL)?;
         // An empty socket buffer takes far more than a hello.
-        if sent < hello.len() { Err(Errno::NOBUFS) } else { Ok(Self { socket, answered: 0 }) }
+        let missing = read_order(hello).map_or(ANSWER_BYTES, |(order, _)| order.answer_bytes());
+        if sent < hello.len() { Err(Errno::NOBUFS) } else { Ok(Self { socket, missing }) }
     }
 
     /// To be called when the socket is readable.
     pub(crate) fn proceed(&mut self, scratch: &mut [u8]) -> Greeted {
-        let missing = ANSWER_BYTES - self.answered;
-        match receive(&self.socket, &mut scratch[..missing]) {
+        match receive(&self.socket, &mut scratch[..self.missing]) {
             Ok(None) => Greeted::NotYet,
             Ok(Some(0)) | Err(_) => Greeted::Refused,
             // The proxy's own answer to a name it does not know is a TLS alert (21); the backend never sends that byte.
-            Ok(Some(_)) if self.answered == 0 && scratch[0] == 21 => Greeted::Refused,
+            Ok(Some(_)) if scratch[0] == 21 => Greeted::Refused,
             Ok(Some(bytes)) => {
-                self.answered += bytes;
-                if self.answered == ANSWER_BYTES { Greeted::Yes } else { Greeted::NotYet }
+                self.missing -= bytes;
+                if self.missing == 0 { Greeted::Yes } else { Greeted::NotYet }
             }
         }
     }

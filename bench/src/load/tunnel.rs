@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 use super::pingpong::MESSAGE_BYTES;
-use crate::backend::ANSWER_BYTES;
+use crate::hello::ANSWER_BYTES;
 use crate::hello::{Order, client_hello};
 use crate::site::Cluster;
 

@@ -41,8 +41,8 @@ pub(crate) fn memory(bench: &Bench, scales: &[usize]) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for &clusters in scales {
         let bar = match clusters {
-            100 => Bar::AtMost(8.0),
-            2000 => Bar::AtMost(16.0),
+            100 => Bar::AtMost(12.0),
+            2000 => Bar::AtMost(24.0),
             10_000 => Bar::AtMost(60.0),
             _ => Bar::Open,
         };
