@@ -289,8 +289,8 @@ pub(crate) fn receive(socket: &OwnedFd, into: &mut [u8]) -> rustix::io::Result<O
     }
 }
 
-/// As [`receive`], but the kernel drops the bytes without copying them (`MSG_TRUNC`, tcp(7)), so that the sink of a
-/// bulk transfer costs the load's core next to nothing.
+/// As [`receive`], but the kernel drops the bytes without copying them (`MSG_TRUNC`, tcp(7)), so that the
+/// sink of a bulk transfer costs the load's core next to nothing.
 pub(crate) fn discard(socket: &OwnedFd, room: &mut [u8]) -> rustix::io::Result<Option<usize>> {
     match net::recv(socket, room, RecvFlags::TRUNC) {
         Ok((_, bytes)) => Ok(Some(bytes)),

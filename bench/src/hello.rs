@@ -1,15 +1,16 @@
 //! The ClientHello every bench client opens with, and the order to the backend hidden in it.
 //!
-//! Nobody terminates TLS here: all proxies look for the server name (RFC 6066 section 3) and pass the bytes on. So the
-//! hello is real in every field a proxy may look at, about as long as a Go 1.24 client's (with an X25519MLKEM768 key
-//! share), and its 32 random bytes tell the backend what to do with the connection. Called by [`crate::load`] and
-//! [`crate::backend`].
+//! Nobody terminates TLS here: all proxies look for the server name (RFC 6066 section 3) and pass the bytes
+//! on. So the hello is real in every field a proxy may look at, about as long as a Go 1.24 client's (with an
+//! X25519MLKEM768 key share), and its 32 random bytes tell the backend what to do with the connection. Called
+//! by [`crate::load`] and [`crate::backend`].
 
 /// Length of most answers to a hello: a ServerHello with the rest of a resumed flight, one segment.
 pub(crate) const ANSWER_BYTES: usize = 512;
 /// Where the random bytes start: record header (5), handshake header (4), legacy version (2).
 const RANDOM_AT: usize = 11;
-/// Length of an X25519MLKEM768 client share (draft-ietf-tls-ecdhe-mlkem): 1,184 bytes of ML-KEM and 32 of X25519.
+/// Length of an X25519MLKEM768 client share (draft-ietf-tls-ecdhe-mlkem): 1,184 bytes of ML-KEM and 32 of
+/// X25519.
 const HYBRID_SHARE: usize = 1216;
 
 /// What the backend does with a connection after it has answered the hello.
@@ -25,7 +26,8 @@ pub(crate) enum Order {
     Take(u64),
     /// Nothing more: end the connection.
     AnswerAndEnd,
-    /// Nothing more, and the answer is a single byte, so that a client that has read it leaves nothing unread.
+    /// Nothing more, and the answer is a single byte, so that a client that has read it leaves nothing
+    /// unread.
     AnswerOneByte,
 }
 
@@ -94,7 +96,8 @@ pub(crate) fn client_hello(host: &str, order: Order) -> Vec<u8> {
     hello
 }
 
-/// The order in `bytes` and the length of the hello; `None` while it is not there in full or is no bench hello.
+/// The order in `bytes` and the length of the hello; `None` while it is not there in full or is no bench
+/// hello.
 pub(crate) fn read_order(bytes: &[u8]) -> Option<(Order, usize)> {
     let length = 5 + usize::from(u16::from_be_bytes(bytes.get(3..5)?.try_into().ok()?));
     if bytes.len() < length {

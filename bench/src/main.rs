@@ -1,8 +1,10 @@
-//! Portico beside nginx, HAProxy and Envoy, on this machine, in one run: `cargo run --release -p portico-bench`.
+//! Portico beside nginx, HAProxy and Envoy, on this machine, in one run: `cargo run --release -p
+//! portico-bench`.
 //!
-//! Starts the proxies with the same clusters, gives each the same load through the same backend, and prints the table
-//! of the design, "Numbers we hold ourselves to". [`rows`] says what is measured, [`load`] how it is asked for,
-//! [`proxy`] what is asked, [`process`] what it cost, [`report`] how it is told. See `bench/README.md`.
+//! Starts the proxies with the same clusters, gives each the same load through the same backend, and prints
+//! the table of the design, "Numbers we hold ourselves to". [`rows`] says what is measured, [`load`] how it
+//! is asked for, [`proxy`] what is asked, [`process`] what it cost, [`report`] how it is told. See
+//! `bench/README.md`.
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,

@@ -1,8 +1,9 @@
 //! What a proxy costs: CPU time and memory of all its processes, read from `/proc`.
 //!
-//! CPU comes from `task/*/schedstat` (nanoseconds on the core) and not from `stat`, whose ticks of 10 ms are coarse
-//! beside a slice of one second. Work the kernel does in soft interrupts on the process's behalf counts, as it runs
-//! in its context on loopback. Memory is PSS: a page shared by three processes counts a third in each.
+//! CPU comes from `task/*/schedstat` (nanoseconds on the core) and not from `stat`, whose ticks of 10 ms are
+//! coarse beside a slice of one second. Work the kernel does in soft interrupts on the process's behalf
+//! counts, as it runs in its context on loopback. Memory is PSS: a page shared by three processes counts a
+//! third in each.
 
 use std::collections::HashMap;
 use std::fs;
@@ -41,7 +42,8 @@ pub(crate) fn cpu_nanoseconds(root: u32) -> Result<u64> {
             format!("process {pid} is gone: the proxy ended or restarted a part of itself")
         })?;
         for task in tasks {
-            // A thread may end meanwhile. Its time is lost, which only idle helper threads do in any of the proxies.
+            // A thread may end meanwhile. Its time is lost, which only idle helper threads do in any of the
+            // proxies.
             let Ok(line) = fs::read_to_string(task?.path().join("schedstat")) else { continue };
             total += line.split(' ').next().and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
         }

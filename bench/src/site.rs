@@ -1,7 +1,7 @@
 //! The user clusters of a run: their names, and which backend plays their API server.
 //!
-//! Each cluster is exposed as KKP's strategy `Tunneling` does, with three routes: the API server by SNI and by CONNECT
-//! authority, the Konnectivity server by SNI. Every proxy is told the same set.
+//! Each cluster is exposed as KKP's strategy `Tunneling` does, with three routes: the API server by SNI and
+//! by CONNECT authority, the Konnectivity server by SNI. Every proxy is told the same set.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::PathBuf;

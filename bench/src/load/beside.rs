@@ -1,7 +1,7 @@
 //! Requests of many clusters while a crowd comes for one of theirs, in one epoll loop.
 //!
-//! [`Connections`] and [`RoundTrips`] are measured, the [`Crowd`] is what they are measured beside. One loop, so that
-//! neither waits for the other's thread; what the loop itself costs is in all figures alike.
+//! [`Connections`] and [`RoundTrips`] are measured, the [`Crowd`] is what they are measured beside. One loop,
+//! so that neither waits for the other's thread; what the loop itself costs is in all figures alike.
 
 use std::net::SocketAddrV4;
 use std::os::fd::OwnedFd;
@@ -63,7 +63,8 @@ pub(crate) struct Findings {
 }
 
 impl<'a> Slice<'a> {
-    /// New connections with `hellos` and round trips on `established`, from now on, beside a crowd that sends `crowd`.
+    /// New connections with `hellos` and round trips on `established`, from now on, beside a crowd that sends
+    /// `crowd`.
     pub(crate) fn begin(
         proxy: SocketAddrV4,
         hellos: &'a [Vec<u8>],

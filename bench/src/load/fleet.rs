@@ -1,10 +1,13 @@
-//! Thousands of agents: the tunnel client that `portico agent` is built on, many times in a process, with pods behind some.
+//! Thousands of agents: the tunnel client that `portico agent` is built on, many times in a process, with
+//! pods behind some.
 //!
-//! The bench starts a few of these processes ([`Fleet`] is its end of them), because one may not have descriptors for all. An agent has
-//! one tunnel and the identity of its cluster, which it shares with the other agents of that cluster, as worker nodes do. A pod
-//! holds one stream with a heartbeat and opens another when it ends, as a controller with a watch does.
+//! The bench starts a few of these processes ([`Fleet`] is its end of them), because one may not have
+//! descriptors for all. An agent has one tunnel and the identity of its cluster, which it shares with the
+//! other agents of that cluster, as worker nodes do. A pod holds one stream with a heartbeat and opens
+//! another when it ends, as a controller with a watch does.
 //!
-//! The bench asks by lines on standard input and reads the answers from standard output; the process ends with its input.
+//! The bench asks by lines on standard input and reads the answers from standard output; the process ends
+//! with its input.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -140,8 +143,9 @@ impl Fleet {
         Ok(Self { members })
     }
 
-    /// From now on agents that come back and pods that hear an echo are counted anew. Returns once all processes do so: one
-    /// that is busy with tunnels that end would else take the first to come back for one that never left.
+    /// From now on agents that come back and pods that hear an echo are counted anew. Returns once all
+    /// processes do so: one that is busy with tunnels that end would else take the first to come back for
+    /// one that never left.
     pub(crate) fn mark(&mut self) -> Result<Report> {
         self.members.iter_mut().try_for_each(|member| member.say(MARK))?;
         self.report()

@@ -24,7 +24,8 @@ pub(crate) struct PingPong {
 }
 
 impl PingPong {
-    /// Establishes one connection a hello; their order to the backend must be to echo. Messages have `length` bytes.
+    /// Establishes one connection a hello; their order to the backend must be to echo. Messages have `length`
+    /// bytes.
     pub(crate) fn connect(proxy: SocketAddrV4, hellos: &[Vec<u8>], length: usize) -> Result<Self> {
         let sockets = greet_all(proxy, hellos, CONNECTIONS)?;
         let watch = Watch::new()?;

@@ -1,7 +1,7 @@
 //! Tunnels: streams opened by HTTP/2 CONNECT with prior knowledge, as node agents open them.
 //!
-//! A stream is open when the gateway has answered 200; then it carries the same hello and the same exchanges as a plain
-//! connection. Built on the `h2` crate, on one thread.
+//! A stream is open when the gateway has answered 200; then it carries the same hello and the same exchanges
+//! as a plain connection. Built on the `h2` crate, on one thread.
 
 use std::net::SocketAddrV4;
 use std::time::{Duration, Instant};

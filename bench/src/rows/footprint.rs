@@ -1,7 +1,8 @@
 //! Memory: of a proxy that has just read its clusters, and of connections at rest.
 //!
-//! One proxy at a time and always a fresh process, as freed memory that a process keeps would hide what the next
-//! connection costs. Memory of the process only (PSS); what the kernel holds for two sockets is the same for all.
+//! One proxy at a time and always a fresh process, as freed memory that a process keeps would hide what the
+//! next connection costs. Memory of the process only (PSS); what the kernel holds for two sockets is the same
+//! for all.
 
 use anyhow::Result;
 

@@ -1,8 +1,9 @@
-//! Gateway and agent together: a client of the `kubernetes` service on a worker node, through both to its API server.
+//! Gateway and agent together: a client of the `kubernetes` service on a worker node, through both to its API
+//! server.
 //!
-//! Envoy's pair is KKP's: nodeport-proxy and `envoy-agent`. Both pairs run without TLS, as KKP has it, and with mutual TLS,
-//! as a tunnel over a foreign network should. Both processes of a pair share the proxies' core; CPU and memory are those
-//! of both, and a note says what part of it was the agent's.
+//! Envoy's pair is KKP's: nodeport-proxy and `envoy-agent`. Both pairs run without TLS, as KKP has it, and
+//! with mutual TLS, as a tunnel over a foreign network should. Both processes of a pair share the proxies'
+//! core; CPU and memory are those of both, and a note says what part of it was the agent's.
 
 use anyhow::{Context, Result};
 

@@ -1,4 +1,5 @@
-//! CPU of a running proxy: connections, round trips, bytes, and how the first two grow with the number of clusters.
+//! CPU of a running proxy: connections, round trips, bytes, and how the first two grow with the number of
+//! clusters.
 
 use anyhow::Result;
 

@@ -185,7 +185,8 @@ impl ControlPlane {
         let mut plane =
             ControlPlane { controllers: Vec::new(), api_server, access, host: host.clone(), command };
         plane.wait_ready()?;
-        // Not before: a controller manager whose rights are not there within ten seconds ends, and nobody here starts it again.
+        // Not before: a controller manager whose rights are not there within ten seconds ends, and nobody
+        // here starts it again.
         if options.controllers {
             let controller_manager = controller_manager_args(options, &here);
             plane.controllers.push(start("kube-controller-manager", controller_manager)?);
@@ -194,7 +195,8 @@ impl ControlPlane {
         Ok(plane)
     }
 
-    /// Ends the API server at once, as a crash would. [`start_again`](ControlPlane::start_again) brings it back.
+    /// Ends the API server at once, as a crash would. [`start_again`](ControlPlane::start_again) brings it
+    /// back.
     pub fn kill_api_server(&self) {
         self.api_server.kill();
     }

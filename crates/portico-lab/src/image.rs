@@ -85,8 +85,8 @@ impl Image {
         Ok(Image::new("lab/kube:1").file("kube", &kube).entrypoint(&["/kube"]))
     }
 
-    /// Portico's own image, as the `Containerfile` of this checkout describes it, around a static binary that is
-    /// quicker to build than the one that ships. Named as in `deploy/`.
+    /// Portico's own image, as the `Containerfile` of this checkout describes it, around a static binary that
+    /// is quicker to build than the one that ships. Named as in `deploy/`.
     pub fn portico() -> Result<Image> {
         let (containerfile, binary) = (programs::checkout().join("Containerfile"), programs::portico()?);
         Image::from_containerfile("localhost/portico:dev", &containerfile, &[("/portico/portico", &binary)])

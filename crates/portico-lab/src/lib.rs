@@ -14,7 +14,7 @@
 //! Blocking code throughout: a test reads as a story from top to bottom. Errors are `anyhow`, since
 //! nobody recovers from them: they end a test and have to say what to do.
 //!
-//! Newcomers start with `tests/kubernetes.rs`, then [`Seed`]; `docs/lab.md` has the layout on disk.
+//! Newcomers start with `tests/stories/kubernetes.rs`, then [`Seed`]; `docs/lab.md` has the layout on disk.
 
 pub mod cgroup;
 pub mod control_plane;

@@ -78,7 +78,8 @@ pub fn find(program: &str) -> Result<PathBuf> {
     )
 }
 
-/// Envoy, as `scripts/setup` brings it: inside a Python wheel, below a folder named for the version of Python.
+/// Envoy, as `scripts/setup` brings it: inside a Python wheel, below a folder named for the version of
+/// Python.
 pub fn envoy() -> Result<PathBuf> {
     let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home).unwrap_or_default();
@@ -194,14 +195,15 @@ pub fn kube() -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// `portico` itself as it ships, but quickly built: one static binary, without optimisation and debug information.
+/// `portico` itself as it ships, but quickly built: one static binary, without optimisation and debug
+/// information.
 ///
-/// Cargo is asked every time, since only Cargo knows whether a source changed; unchanged that costs a second. It
-/// builds in a directory of its own: static linking is a flag for the whole target, which would turn every other
-/// build of the checkout stale.
+/// Cargo is asked every time, since only Cargo knows whether a source changed; unchanged that costs a second.
+/// It builds in a directory of its own: static linking is a flag for the whole target, which would turn every
+/// other build of the checkout stale.
 ///
-/// `PORTICO_LAB_BINARY` names another one to take as it is: the optimised one, or that of an earlier version. Pods run it
-/// too, so it has to be static.
+/// `PORTICO_LAB_BINARY` names another one to take as it is: the optimised one, or that of an earlier version.
+/// Pods run it too, so it has to be static.
 pub fn portico() -> Result<PathBuf> {
     if let Some(binary) = std::env::var_os("PORTICO_LAB_BINARY") {
         let binary = PathBuf::from(binary);

@@ -1,9 +1,9 @@
-//! A worker whose only way out is a corporate proxy: a real squid that asks for a password and allows one port of one host. A gateway
-//! that serves names and tunnels on that one port, a real kubelet that joins by the cluster's name, and an agent beside it.
+//! A worker whose only way out is a corporate proxy: a real squid that asks for a password and allows one
+//! port of one host. A gateway that serves names and tunnels on that one port, a real kubelet that joins by
+//! the cluster's name, and an agent beside it.
 //!
-//! Whoever runs this network has to be asked for a single rule, and the proxy's log shows a single destination.
-
-#![allow(clippy::unwrap_used, reason = "a story that cannot go on ends here")]
+//! Whoever runs this network has to be asked for a single rule, and the proxy's log shows a single
+//! destination.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -41,6 +41,7 @@ const NOBODY: u32 = 65534;
 #[test]
 fn a_worker_behind_a_proxy_that_allows_one_port_of_one_host_joins_and_its_pods_have_their_api_server() {
     let portico = programs::portico().unwrap();
+    let _turn = crate::turn();
     let lab = Lab::start("squid-story").unwrap();
     let [planes, door, middle, worker] =
         ["planes", "door", "proxy", "worker-1"].map(|name| lab.host(name).unwrap());

@@ -1,27 +1,24 @@
-//! Portico on a plain host, from a directory of manifests: three user clusters planned from their `Cluster` objects, real
-//! API servers on a host of their own, a worker that joined through the gateway.
+//! Portico on a plain host, from a directory of manifests: three user clusters planned from their `Cluster`
+//! objects, real API servers on a host of their own, a worker that joined through the gateway.
 //!
-//! The same promises as in `seed_story.rs`, with files in place of a Kubernetes API, and a take-over by a second process in
-//! place of a rolling update.
-
-#![allow(clippy::unwrap_used, reason = "a story that cannot go on ends here")]
-
-mod support;
+//! The same promises as in `deployed.rs`, with files in place of a Kubernetes API, and a take-over by a
+//! second process in place of a rolling update.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::support::{
+    DOMAIN, Knocking, PodStreams, ROUNDS, SOON, Watch, Way, beat_all, carried_by_gateways, others,
+    wait_routed,
+};
 use anyhow::{Context, ensure};
 use portico_lab::control_plane::Options;
 use portico_lab::{Access, ControlPlane, Etcd, Host, Image, Lab, Node, Process, programs, say, wait};
 use serde_json::{Value, json};
-use support::{
-    DOMAIN, Knocking, PodStreams, ROUNDS, SOON, Watch, Way, beat_all, carried_by_gateways, others,
-    wait_routed,
-};
 
 #[test]
 fn clusters_of_every_strategy_are_reached_by_manifests_and_do_not_feel_each_other() {
+    let _turn = crate::turn();
     let lab = Lab::start("directory-story").unwrap();
     let [planes, door, client, worker] =
         ["planes", "door", "client", "worker-1"].map(|name| lab.host(name).unwrap());

@@ -1,18 +1,22 @@
-//! Pods on real workers talk to their API server through the tunnel: a seed with two gateways, two user clusters that advertise an
-//! address which exists on their nodes only, workers whose only ways out are the gateways. Everything on the way is then killed,
-//! frozen, cut off, renewed and revoked in turn.
+//! Pods on real workers talk to their API server through the tunnel: a seed with two gateways, two user
+//! clusters that advertise an address which exists on their nodes only, workers whose only ways out are the
+//! gateways. Everything on the way is then killed, frozen, cut off, renewed and revoked in turn.
 //!
-//! One test, since all of it needs the same seed. Its steps are functions, named as what they promise. What a step says about
-//! times is printed and never asserted: this machine does much else.
+//! One test, since all of it needs the same seed. Its steps are functions, named as what they promise. What a
+//! step says about times is printed and never asserted: this machine does much else.
 
-#![allow(clippy::unwrap_used, reason = "a story that cannot go on ends here")]
-
-mod tunnel;
+pub(crate) mod client;
+pub(crate) mod seed;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::time::{Duration, Instant};
 
+use self::client::{Client, Knocking, Watches, grant, image, new_connections_work};
+use self::seed::{
+    AGENT, Gateway, TUNNEL_PORT, api_server, api_server_address, authority, believe, create_cluster,
+    deploy_gateways, kill_api_server, kubectl_inside, nudge, put_secret,
+};
 use anyhow::{Context, Result, ensure};
 use portico_lab::control_plane::ADMINS;
 use portico_lab::firewall::{Direction, Firewall, Traffic, Verdict};
@@ -22,12 +26,12 @@ use portico_lab::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use tunnel::client::{Client, Knocking, Watches, grant, image, new_connections_work};
-use tunnel::seed::{
-    AGENT, Gateway, TUNNEL_PORT, api_server, api_server_address, authority, believe, create_cluster,
-    deploy_gateways, kill_api_server, kubectl_inside, nudge, put_secret,
-};
-use tunnel::{DOMAIN, SOON};
+
+/// How long anything may take that takes a second or two on an idle machine.
+pub(crate) const SOON: Duration = Duration::from_secs(90);
+
+/// The domain below which user clusters have their names, and the gateways theirs.
+pub(crate) const DOMAIN: &str = "kubermatic.kkp.example.com";
 
 /// Watches in each pod beside its own: with two gateways some of them go by either.
 const WATCHES: usize = 4;
@@ -52,6 +56,7 @@ fn organisation(cluster: &str) -> String {
 fn pods_reach_their_api_server_whatever_happens_on_the_way() {
     // First, since it may have to be built.
     let portico = Image::portico().unwrap();
+    let _turn = crate::turn();
     let lab = Lab::start("tunnel-story").unwrap();
     let seed = Seed::start(&lab).unwrap();
     UserCluster::prepare(&seed).unwrap();
@@ -185,7 +190,8 @@ fn by_certificate() -> Vec<Value> {
     ]
 }
 
-/// Shows a token that the story can renew and revoke, in place of one that the kubelet renews within the hour.
+/// Shows a token that the story can renew and revoke, in place of one that the kubelet renews within the
+/// hour.
 fn by_token() -> Vec<Value> {
     vec![
         json!({"op": "test", "path": "/spec/template/spec/volumes/1/name", "value": "token"}),
@@ -195,8 +201,8 @@ fn by_token() -> Vec<Value> {
 }
 
 impl Story {
-    /// The DaemonSet twice, for one worker each: the first by certificate, the second by token. The first begins as the manifest is, with a
-    /// token of the kubelet's, and so is replaced once.
+    /// The DaemonSet twice, for one worker each: the first by certificate, the second by token. The first
+    /// begins as the manifest is, with a token of the kubelet's, and so is replaced once.
     fn deploy_agents(&self) {
         self.give_certificate(&self.agents);
         self.deploy_agent(0, "certificate", Vec::new());
@@ -239,7 +245,8 @@ impl Story {
         );
     }
 
-    /// A token for the second worker's agent, in the Secret that it mounts. It is valid as long as the Secret of this name is there.
+    /// A token for the second worker's agent, in the Secret that it mounts. It is valid as long as the Secret
+    /// of this name is there.
     fn give_token(&self, bound_to: &str) {
         put_secret(&self.inside, NAMESPACE, bound_to, &[]);
         let token = self
@@ -482,7 +489,8 @@ impl Story {
         watches.beat();
     }
 
-    /// Watches of the second cluster, by each of the gateways, with an identity of that cluster. `first` is what they see first.
+    /// Watches of the second cluster, by each of the gateways, with an identity of that cluster. `first` is
+    /// what they see first.
     fn watch_south(&self, south: &Kubectl, first: &str) -> Vec<Process> {
         let url = format!(
             "https://{}/api/v1/namespaces/default/configmaps?watch=true&resourceVersion=0",
@@ -576,8 +584,9 @@ impl Story {
         }
     }
 
-    /// The old authority leaves the gateways' file, and the old token's Secret is deleted: whoever still goes by one of them is cut,
-    /// whoever has changed is not. Then the new ones go as well, and nobody gets through.
+    /// The old authority leaves the gateways' file, and the old token's Secret is deleted: whoever still goes
+    /// by one of them is cut, whoever has changed is not. Then the new ones go as well, and nobody gets
+    /// through.
     fn who_is_revoked_is_cut(&self, clients: &[Client], watches: &mut Watches) {
         let knocking = Knocking::start(clients);
         believe(&self.seed, &self.gateways, &[&self.successors]);

@@ -1,24 +1,20 @@
-//! Portico in a seed cluster, as its users deploy it: the image of the `Containerfile`, the objects of `deploy/`, three
-//! user clusters exposed by annotated Services, a worker that joined through the gateway.
+//! Portico in a seed cluster, as its users deploy it: the image of the `Containerfile`, the objects of
+//! `deploy/`, three user clusters exposed by annotated Services, a worker that joined through the gateway.
 //!
-//! One test, since all of it needs the same seed. Its steps are functions, named as what they promise.
-
-#![allow(clippy::unwrap_used, reason = "a story that cannot go on ends here")]
-
-mod support;
+//! Its steps are functions, named as what they promise.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::support::{
+    DOMAIN, Knocking, PodStreams, ROUNDS, SOON, Watch, Way, beat_all, carried_by_gateways, others,
+    wait_routed,
+};
 use anyhow::ensure;
 use portico_lab::control_plane::Options;
 use portico_lab::{Image, Kubectl, Lab, Seed, UserCluster, programs, say, wait};
 use serde_json::{Value, json};
-use support::{
-    DOMAIN, Knocking, PodStreams, ROUNDS, SOON, Watch, Way, beat_all, carried_by_gateways, others,
-    wait_routed,
-};
 
 /// Images imported, probes passed twice, seconds of `minReadySeconds`: half a minute on an idle machine.
 const ROLLING_OUT: Duration = Duration::from_secs(240);
@@ -31,20 +27,13 @@ const BALANCED_PORT: u16 = 30_002;
 /// The key by which Services ask the gateway of their own cluster, and not that of the seed.
 const EXPOSE_NAMESPACED: &str = "nodeport-proxy.k8s.io/expose-namespaced";
 
-#[test]
-fn clusters_of_every_strategy_are_reached_through_a_deployed_gateway_and_do_not_feel_each_other() {
-    // First, since it may have to be built.
-    let portico = Image::portico().unwrap();
-    let lab = Lab::start("seed-story").unwrap();
+/// And changes, a rolling update and a restart of one are not felt by the others.
+pub(crate) fn clusters_of_every_strategy_are_reached_through_a_deployed_gateway(lab: &Lab, seed: &Seed) {
     let client = lab.host("client").unwrap();
-    let seed = Seed::start(&lab).unwrap();
-    UserCluster::prepare(&seed).unwrap();
-    seed.import(&portico).unwrap();
-
-    let clusters = create_user_clusters(&seed);
-    deploy_portico(&seed);
-    clusters.iter().for_each(|cluster| cluster.wait_ready(&seed).unwrap());
-    deploy_gateway_of_balanced(&seed);
+    let clusters = create_user_clusters(seed);
+    deploy_portico(seed);
+    clusters.iter().for_each(|cluster| cluster.wait_ready(seed).unwrap());
+    deploy_gateway_of_balanced(seed);
     for deployment in ["portico-gateway", "portico-front"] {
         seed.kubectl().wait_rolled_out("portico", deployment, ROLLING_OUT).unwrap();
     }
@@ -55,29 +44,29 @@ fn clusters_of_every_strategy_are_reached_through_a_deployed_gateway_and_do_not_
         lab.name_resolves(&format!("{name}.{DOMAIN}"), address).unwrap();
     }
     say("deployed; looking at the gateway's pods");
-    the_gateway_has_no_rights_it_does_not_need(&seed);
+    the_gateway_has_no_rights_it_does_not_need(seed);
 
     let [node_port, load_balancer, tunneled] = &clusters;
     let authority = "https://apiserver-external.cluster-tunneled.svc.cluster.local:443";
-    let by_authority = tunneled.access(&seed, authority).by_proxy(&format!("http://{front}:8088"));
-    let by_name = tunneled.access(&seed, &format!("https://tunneled.{DOMAIN}:6443"));
+    let by_authority = tunneled.access(seed, authority).by_proxy(&format!("http://{front}:8088"));
+    let by_name = tunneled.access(seed, &format!("https://tunneled.{DOMAIN}:6443"));
     let ways = [
         Way::new(
             "node-port",
             &client,
-            &node_port.access(&seed, &format!("https://nodeport.{DOMAIN}:{NODE_PORT}")),
+            &node_port.access(seed, &format!("https://nodeport.{DOMAIN}:{NODE_PORT}")),
         ),
         Way::new(
             "load-balancer",
             &client,
-            &load_balancer.access(&seed, &format!("https://balanced.{DOMAIN}:{BALANCED_PORT}")),
+            &load_balancer.access(seed, &format!("https://balanced.{DOMAIN}:{BALANCED_PORT}")),
         ),
         Way::new("sni", &client, &by_name),
         Way::new("connect", &client, &by_authority),
     ];
     ways.iter().for_each(Way::wait_open);
 
-    let worker = tunneled.join_worker(&seed, "worker-1", &by_name).unwrap();
+    let worker = tunneled.join_worker(seed, "worker-1", &by_name).unwrap();
     worker.import(&Image::busybox().unwrap()).unwrap();
     say("a worker joined; large objects, watches, logs, exec and port-forward");
     ways.iter().for_each(Way::serves_large_objects);
@@ -96,19 +85,19 @@ fn clusters_of_every_strategy_are_reached_through_a_deployed_gateway_and_do_not_
     ];
     carried_by_gateways(seed.host(), &admins.concat(), &client, &carried);
 
-    changes_of_other_clusters_are_not_felt(&seed, &watches);
+    changes_of_other_clusters_are_not_felt(seed, &watches);
     streams.beat();
     say("500 changes of other clusters were not felt");
 
     let knocking = Knocking::start(&ways);
-    a_rolling_update_of_the_gateway_is_not_felt(&seed, &watches);
+    a_rolling_update_of_the_gateway_is_not_felt(seed, &watches);
     knocking.all_were_answered("a rolling update of the gateway");
     streams.beat();
 
     // The cluster by NodePort is the other one now: its watch ends with its API server.
     drop(watches.remove(0));
     let knocking = Knocking::start(&ways[1..]);
-    restart_api_server(&seed, node_port);
+    restart_api_server(seed, node_port);
     ways[0].wait_open();
     beat_all(&watches);
     knocking.all_were_answered("a restart of another cluster's API server");
@@ -178,8 +167,8 @@ fn deploy_portico(seed: &Seed) {
     seed.kubectl().apply(&front.replace(off, "")).unwrap();
 }
 
-/// Strategy LoadBalancer: a gateway in the cluster's own namespace, with rights for that namespace only, behind a
-/// load balancer of its own. Made from the Deployment of `deploy/gateway.yaml`.
+/// Strategy LoadBalancer: a gateway in the cluster's own namespace, with rights for that namespace only,
+/// behind a load balancer of its own. Made from the Deployment of `deploy/gateway.yaml`.
 fn deploy_gateway_of_balanced(seed: &Seed) {
     let namespace = "cluster-balanced";
     let kubectl = seed.kubectl();
@@ -262,7 +251,8 @@ fn processes_named(seed: &Seed, name: &str) -> Vec<PathBuf> {
     dirs.filter(|dir| fs::read_to_string(dir.join("comm")).is_ok_and(|comm| comm.trim() == name)).collect()
 }
 
-/// Five rounds of 100 clusters that come, change and go, by NodePort too, so that the front Service changes as well.
+/// Five rounds of 100 clusters that come, change and go, by NodePort too, so that the front Service changes
+/// as well.
 fn changes_of_other_clusters_are_not_felt(seed: &Seed, watches: &[Watch]) {
     let kubectl = seed.kubectl();
     let gateways = admin_addresses(kubectl, "portico");

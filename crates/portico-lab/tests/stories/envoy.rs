@@ -1,9 +1,7 @@
-//! Either end of the tunnel with Envoy at the other, each configured as KKP does it: an agent of KKP's keeps working when its seed
-//! changes to Portico's gateway, and Portico's agent works before the seed changes.
+//! Either end of the tunnel with Envoy at the other, each configured as KKP does it: an agent of KKP's keeps
+//! working when its seed changes to Portico's gateway, and Portico's agent works before the seed changes.
 //!
 //! No Kubernetes here: what is behind the gateway sends back what it receives, and ends when its client has.
-
-#![allow(clippy::unwrap_used, reason = "a story that cannot go on ends here")]
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -177,7 +175,8 @@ impl Site {
         .unwrap();
     }
 
-    /// A large transfer in both directions at once, whose end is the client's half-close; and many connections side by side.
+    /// A large transfer in both directions at once, whose end is the client's half-close; and many
+    /// connections side by side.
     fn carries_much_and_many(&self) {
         let line = "abcdefghijklmnopqrstuvwxyz0123456789\n";
         says_back(&self.worker, &line.repeat(BULK / line.len())).unwrap();
@@ -191,7 +190,8 @@ impl Site {
     }
 }
 
-/// Sends `text` to the agent's address, says that this is all, and checks that the same comes back, and its end.
+/// Sends `text` to the agent's address, says that this is all, and checks that the same comes back, and its
+/// end.
 fn says_back(from: &Host, text: &str) -> Result<()> {
     // A client waits for the end of the other direction for as long; longer than that, something hangs.
     let to = format!("TCP:{AGENT}:6443,connect-timeout=5");

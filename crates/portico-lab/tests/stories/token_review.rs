@@ -1,9 +1,7 @@
-//! Tokens of tunnel clients against a real API server: a service account's token opens its own cluster, by a TokenReview that the
-//! token itself asks for, and stops to when the service account is gone.
+//! Tokens of tunnel clients against a real API server: a service account's token opens its own cluster, by a
+//! TokenReview that the token itself asks for, and stops to when the service account is gone.
 //!
 //! The gateway holds no credentials; what it trusts is the CA in an annotation.
-
-#![allow(clippy::unwrap_used, reason = "a story that cannot go on ends here")]
 
 use std::fs;
 use std::path::PathBuf;
@@ -18,6 +16,7 @@ const SOON: Duration = Duration::from_secs(60);
 
 #[test]
 fn the_token_of_a_service_account_opens_its_own_cluster_until_the_account_is_gone() {
+    let _turn = crate::turn();
     let lab = Lab::start("tunnel-identity").unwrap();
     let [planes, door, client] = ["planes", "door", "client"].map(|name| lab.host(name).unwrap());
     let etcd = Etcd::start(&planes).unwrap();
@@ -138,9 +137,10 @@ impl Gateway {
         format!("{status} {}", sentence.trim_end())
     }
 
-    /// A watch through a tunnel that the token opens, on the ConfigMaps of cluster a. The API server knows it by a certificate, so that
-    /// nothing but the tunnel rests on the token. Begins with what the API server has in memory: etcd is shared with other clusters, whose
-    /// writes it would wait for otherwise.
+    /// A watch through a tunnel that the token opens, on the ConfigMaps of cluster a. The API server knows it
+    /// by a certificate, so that nothing but the tunnel rests on the token. Begins with what the API
+    /// server has in memory: etcd is shared with other clusters, whose writes it would wait for
+    /// otherwise.
     fn watch(&self, client: &Host, token: &str) -> portico_lab::Process {
         let ca = self.ca.display().to_string();
         let proxy = format!("https://{}", self.address);

@@ -1,7 +1,5 @@
 //! Hosts, firewalls and teardown: the lab without Kubernetes.
 
-#![allow(clippy::unwrap_used, reason = "a story that cannot go on ends here")]
-
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! A seed with two gateways, each behind an address of its own, and user clusters under Tunneling.
 //!
-//! The gateways are `deploy/gateway.yaml`, once each, by the kustomization that a user would write: a suffix for the names, and
-//! the arguments about identity.
+//! The gateways are `deploy/gateway.yaml`, once each, by the kustomization that a user would write: a suffix
+//! for the names, and the arguments about identity.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -89,7 +89,8 @@ pub(crate) fn believe(seed: &Seed, gateways: &[Gateway], clients: &[&Authority])
     }
 }
 
-/// Has the kubelet look at a pod now, and with it at the Secrets it mounts: by itself it looks every ten seconds or more.
+/// Has the kubelet look at a pod now, and with it at the Secrets it mounts: by itself it looks every ten
+/// seconds or more.
 pub(crate) fn nudge(kubectl: &Kubectl, namespace: &str, pod: &str) {
     let now = format!("lab/nudge={}", std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos());
     kubectl.run(&["annotate", "pod", "-n", namespace, pod, "--overwrite", &now]).unwrap();
@@ -237,7 +238,8 @@ pub(crate) fn create_cluster(seed: &Seed, name: &str, controllers: bool) -> User
     cluster
 }
 
-/// kubectl as a cluster's administrator from within the seed: what the story itself has to do must not depend on what it breaks.
+/// kubectl as a cluster's administrator from within the seed: what the story itself has to do must not depend
+/// on what it breaks.
 pub(crate) fn kubectl_inside(seed: &Seed, cluster: &UserCluster) -> Kubectl {
     let service = ["service", "-n", cluster.namespace(), "apiserver-external"];
     let service = seed.kubectl().get(&service).unwrap();

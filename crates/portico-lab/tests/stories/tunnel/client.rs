@@ -1,7 +1,8 @@
 //! A pod with nothing but its service account, and what it asks of `https://kubernetes.default.svc`.
 //!
-//! The pod itself runs the real kubectl with a watch, begun anew whenever it ends. What has to be counted or timed is asked by `curl`
-//! in the pod's network, with the pod's token and authority: a kubectl takes a tenth of a second to start.
+//! The pod itself runs the real kubectl with a watch, begun anew whenever it ends. What has to be counted or
+//! timed is asked by `curl` in the pod's network, with the pod's token and authority: a kubectl takes a tenth
+//! of a second to start.
 
 use std::fs;
 use std::path::PathBuf;
@@ -16,7 +17,8 @@ use serde_json::json;
 
 use super::SOON;
 
-/// The first address of the cluster's Services: `kubernetes`. The lab has no name server, so clients are told.
+/// The first address of the cluster's Services: `kubernetes`. The lab has no name server, so clients are
+/// told.
 const KUBERNETES: &str = "10.240.16.1";
 
 /// Where a pod finds its service account.
@@ -138,7 +140,8 @@ impl Client {
         .unwrap();
     }
 
-    /// New connections, one every tenth of a second without waiting for those before, until one is answered. How long that took.
+    /// New connections, one every tenth of a second without waiting for those before, until one is answered.
+    /// How long that took.
     fn time_to_answer(&self) -> Duration {
         let start = Instant::now();
         let (answered, answer) = mpsc::channel();
@@ -158,8 +161,8 @@ impl Client {
     }
 }
 
-/// From now on new connections work from every pod. Says when the first was answered, and how long the slowest of the next waited: two
-/// seconds are promised, but a machine may be busy.
+/// From now on new connections work from every pod. Says when the first was answered, and how long the
+/// slowest of the next waited: two seconds are promised, but a machine may be busy.
 pub(crate) fn new_connections_work(clients: &[Client], after: &str) {
     std::thread::scope(|scope| {
         for client in clients {

@@ -1,5 +1,6 @@
-//! What both stories of Portico in front of real API servers do, however Portico is deployed: go every way into a
-//! cluster with the real kubectl, keep streams open, change other clusters, and see that nobody noticed.
+//! What both stories of Portico in front of real API servers do, however Portico is deployed: go every way
+//! into a cluster with the real kubectl, keep streams open, change other clusters, and see that nobody
+//! noticed.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
@@ -24,7 +25,8 @@ const OTHERS: usize = 100;
 const OTHERS_BY_PORT: usize = 20;
 /// Routes of all those: one by port, or two by host and authority.
 const ROUTES_OF_OTHERS: usize = OTHERS_BY_PORT + 2 * (OTHERS - OTHERS_BY_PORT);
-/// NodePorts of those start here: in the lowest part of the range, 30000 to 30085, where Kubernetes does not draw at random.
+/// NodePorts of those start here: in the lowest part of the range, 30000 to 30085, where Kubernetes does not
+/// draw at random.
 const FIRST_OTHER_PORT: usize = 30_010;
 /// One round makes them, each further one but the last changes every one, the last removes them: 500 changes.
 pub(crate) const ROUNDS: usize = 5;
@@ -166,7 +168,8 @@ impl PodStreams {
         streams
     }
 
-    /// All three still move bytes: the next lines of the log arrive, a line goes to the pod and back, a page is fetched.
+    /// All three still move bytes: the next lines of the log arrive, a line goes to the pod and back, a page
+    /// is fetched.
     pub(crate) fn beat(&mut self) {
         let seen = self.logs.log().lines().count();
         self.ticks = self.ticks.max(seen) + 2;
@@ -260,8 +263,8 @@ impl Knocking {
     }
 }
 
-/// Checks that the gateways at `admins` carry a connection of each of these listeners and clusters right now, and that they
-/// know `client` as the one who made it.
+/// Checks that the gateways at `admins` carry a connection of each of these listeners and clusters right now,
+/// and that they know `client` as the one who made it.
 pub(crate) fn carried_by_gateways(from: &Host, admins: &[String], client: &Host, ways: &[(&str, &str)]) {
     let address = format!("{}:", client.address());
     let mut carried: Vec<(String, String)> = Vec::new();
@@ -279,7 +282,8 @@ pub(crate) fn carried_by_gateways(from: &Host, admins: &[String], client: &Host,
     }
 }
 
-/// The other clusters as they are in this round: for each its Service and its EndpointSlice. None in the last.
+/// The other clusters as they are in this round: for each its Service and its EndpointSlice. None in the
+/// last.
 pub(crate) fn others(round: usize) -> Vec<Vec<Value>> {
     let number = if round + 1 == ROUNDS { 0 } else { OTHERS };
     (0..number)
