@@ -6,7 +6,7 @@ use clap::{Parser, Subcommand};
 
 use crate::logging::LogFormat;
 use crate::outcome::{Outcome, print};
-use crate::{gateway_flags, offline, verb};
+use crate::{offline, verb};
 
 /// The front door of hosted Kubernetes control planes.
 ///
@@ -45,7 +45,7 @@ Examples:
 
   Replace a running gateway without losing a connection attempt (both are started like this):
     portico gateway --manifests /etc/portico --take-over /run/portico/take-over.sock")]
-    Gateway(Box<gateway_flags::Flags>),
+    Gateway(Box<verb::gateway::flags::Flags>),
     /// Hold the address of the kubernetes service on a worker node, and carry its connections to a gateway
     ///
     /// For user clusters with the strategy Tunneling: pods reach their API server at one address, the same on every node. Each TCP

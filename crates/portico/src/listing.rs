@@ -6,6 +6,8 @@ use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use portico_admin::listing::OutputFormat;
+use portico_admin::table;
 use portico_api::cluster::Address;
 use portico_api::names::ClusterName;
 use portico_api::strategy::ExposeStrategy;
@@ -18,9 +20,7 @@ use portico_routes::rows::{NoEndpoints, RouteRow, RouteState};
 use serde::Serialize;
 
 use crate::finding::Finding;
-use crate::outcome::OutputFormat;
 use crate::pipeline::Pipeline;
-use crate::table;
 
 /// NodePorts listed in the note below the table; JSON has all.
 const MOST_PORTS: usize = 8;

@@ -3,8 +3,6 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::ValueEnum;
-
 use crate::logging::LogFormat;
 
 /// What a verb that ran has to say. That it could not run is an error, and exit code 2, as clap's for wrong usage.
@@ -52,15 +50,6 @@ pub(crate) fn complain(error: &anyhow::Error, format: LogFormat) {
     };
     // Nobody is left to tell if that fails.
     let _ = writeln!(io::stderr(), "{line}");
-}
-
-/// How an answer is printed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum OutputFormat {
-    /// For people.
-    Table,
-    /// For programs; the field names are stable.
-    Json,
 }
 
 /// Writes to standard output. A reader that left early, such as `head`, is no error.

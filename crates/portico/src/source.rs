@@ -8,10 +8,10 @@ use portico_routes::book::Settings as BookSettings;
 use portico_source::kubernetes::{KubernetesSettings, KubernetesSource, client};
 use portico_source::{DirectorySource, Step};
 
-use crate::gateway_flags::Flags;
 use crate::memory::{MemoryFile, random_seed};
 use crate::pipeline::Pipeline;
-use crate::status::Watches;
+use crate::verb::gateway::flags::Flags;
+use crate::verb::gateway::status::Watches;
 
 /// Where objects come from.
 #[derive(Debug)]

@@ -1,9 +1,20 @@
 //! `portico gateway`: serves what is exposed until it is told to stop.
+//!
+//! [`flags`] says what can be set, [`control`] wires source, pipeline and data plane, [`status`] is what the process knows
+//! of itself, shown by [`pages`], [`health`], [`metrics`] and [`connections`]. [`tunnel_files`] reads certificates, CAs and
+//! tokens again when they change.
 
-use anyhow::Context;
+mod connections;
+pub(crate) mod control;
+pub(crate) mod flags;
+mod health;
+mod metrics;
+mod pages;
+pub(crate) mod status;
+mod tunnel_files;
 
-use crate::control::{self, Hangup};
-use crate::gateway_flags::Flags;
+use self::flags::Flags;
+use crate::daemon::{self, Daemon, Hangup};
 use crate::outcome::Outcome;
 
 /// Runs the gateway on the flags.
@@ -26,10 +37,5 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         ),
         None => {}
     }
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start the control thread")?;
-    runtime.block_on(control::run(flags, Hangup::of_terminal(), |_| ()))?;
-    Ok(Outcome::Done)
+    daemon::run(async { control::run(flags, Daemon::start(Hangup::of_terminal())?, |_| ()).await })
 }

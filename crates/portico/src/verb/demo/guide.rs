@@ -1,13 +1,13 @@
 //! What the demo prints: where each cluster is, and lines to paste that show it. Writes the kubeconfigs the lines name.
 
 use anyhow::Context;
+use portico_admin::table;
 use portico_api::strategy::ExposeStrategy;
 use portico_expose::plan::Plan;
 use portico_expose::services::APISERVER;
 
 use super::ports::Ports;
 use super::site::{AUTHORITY_PORT, CLUSTERS, Site, UserCluster};
-use crate::table;
 
 /// The text, for a gateway that has put `plans` into force.
 pub(super) fn guide(site: &Site, ports: &Ports, plans: &[Plan]) -> anyhow::Result<String> {

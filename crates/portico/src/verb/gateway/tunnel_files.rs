@@ -11,7 +11,7 @@ use std::time::Duration;
 use portico_gateway::Gateway;
 use tokio::time::sleep;
 
-use crate::status::Status;
+use super::status::Status;
 
 /// Between two looks. A few small files; a revocation should not wait for the next one.
 const LOOK: Duration = Duration::from_secs(1);

@@ -5,11 +5,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use portico_admin::listing::OutputFormat;
+use portico_admin::table::{self, age, bytes};
 use portico_gateway::{ConnectionId, Gateway, Listener, Record};
 use serde::Serialize;
-
-use crate::outcome::OutputFormat;
-use crate::table::{self, age, bytes};
 
 /// One open connection. Field names are those of the access line.
 #[derive(Debug, Serialize)]

@@ -7,6 +7,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use portico_admin::exposition::{Exposition, Families};
+use portico_admin::process::Process;
 use portico_api::names::ClusterName;
 use portico_gateway::{
     Cluster, ClusterSnapshot, Ends, Gateway, HANDSHAKE_BUCKETS, Method, OUTCOMES, REVIEW_BUCKETS, Refusal,
@@ -16,10 +18,8 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Unit;
 
-use super::exposition::{Exposition, Families};
-use super::process::Process;
-use crate::status::Status;
-use crate::tunnel_files::TunnelFile;
+use super::status::Status;
+use super::tunnel_files::TunnelFile;
 
 /// The metrics of one gateway.
 pub(super) fn gateway_metrics(status: Arc<Status>) -> Exposition {

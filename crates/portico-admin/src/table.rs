@@ -2,7 +2,7 @@
 //! them.
 
 /// Lays out `rows` below `header`.
-pub(crate) fn render<const N: usize>(header: [&str; N], rows: &[[String; N]]) -> String {
+pub fn render<const N: usize>(header: [&str; N], rows: &[[String; N]]) -> String {
     let mut widths = header.map(|cell| cell.chars().count());
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(row) {
@@ -29,7 +29,7 @@ fn line<const N: usize>(text: &mut String, cells: [&str; N], widths: &[usize; N]
 }
 
 /// A number of bytes with three digits or so.
-pub(crate) fn bytes(count: u64) -> String {
+pub fn bytes(count: u64) -> String {
     let units = ["B", "kB", "MB", "GB", "TB"];
     let (mut value, mut unit) = (count as f64, 0);
     while value >= 999.5 && unit + 1 < units.len() {
@@ -44,7 +44,7 @@ pub(crate) fn bytes(count: u64) -> String {
 }
 
 /// An age in its two largest units, as kubectl shows them.
-pub(crate) fn age(millis: u64) -> String {
+pub fn age(millis: u64) -> String {
     let seconds = millis / 1000;
     match (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60, seconds % 60) {
         (0, 0, 0, seconds) => format!("{seconds}s"),

@@ -14,17 +14,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use anyhow::Context;
 use hyper::body::Incoming;
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, JoinHandle, yield_now};
 use tokio::time::{sleep, timeout};
 
-use super::body::{Body, whole};
+use crate::body::{Body, whole};
 
 /// Connections held at once. A few Prometheis, a few probes, a few people; the rest is slack for clients that say nothing.
 const MOST_CONNECTIONS: usize = 64;
@@ -38,26 +38,36 @@ const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// Between two attempts to bind the address while a predecessor still holds it.
 const BIND_AGAIN: Duration = Duration::from_millis(200);
 
+/// The admin address cannot be bound.
+#[derive(Debug, Error)]
+#[error("cannot listen on {address}; choose another address with --admin-listen, or off")]
+pub struct ListenError {
+    /// The address asked for.
+    pub address: SocketAddr,
+    /// What the system said.
+    pub source: io::Error,
+}
+
 /// What a client gets.
-pub(crate) type Answer = Response<Body>;
+pub type Answer = Response<Body>;
 
 /// What an admin listener serves: the answer to a path and a query. Only GET and HEAD come this far.
-pub(crate) trait Pages: Send + Sync + 'static {
+pub trait Pages: Send + Sync + 'static {
     /// The answer to `request`.
     fn answer(&self, request: &Request<Incoming>) -> Answer;
 }
 
 /// Opens the listener that [`serve`] serves.
-pub(crate) async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::bind(address).await
 }
 
 /// Serves `pages` at `address` from now on, if there is one. With `waits`, an address in use is one that a predecessor will let go of.
-pub(crate) async fn start(
+pub async fn start(
     address: Option<SocketAddr>,
     pages: Arc<impl Pages>,
     waits: bool,
-) -> anyhow::Result<JoinHandle<()>> {
+) -> Result<JoinHandle<()>, ListenError> {
     let Some(address) = address else { return Ok(tokio::spawn(pending())) };
     match bind(address).await {
         Ok(listener) => {
@@ -77,9 +87,7 @@ pub(crate) async fn start(
                 }
             }))
         }
-        Err(error) => Err(error).with_context(|| {
-            format!("cannot listen on {address}; choose another address with --admin-listen, or off")
-        }),
+        Err(source) => Err(ListenError { address, source }),
     }
 }
 
@@ -93,7 +101,7 @@ struct Held {
 }
 
 /// Serves until dropped.
-pub(crate) async fn serve(listener: TcpListener, pages: Arc<impl Pages>) -> Infallible {
+pub async fn serve(listener: TcpListener, pages: Arc<impl Pages>) -> Infallible {
     // In the order they came.
     let mut held: Vec<Held> = Vec::with_capacity(MOST_CONNECTIONS);
     loop {
@@ -158,14 +166,14 @@ fn answer(pages: &impl Pages, request: &Request<Incoming>) -> Answer {
 }
 
 /// A page for people.
-pub(crate) fn text(code: StatusCode, text: String) -> Answer {
+pub fn text(code: StatusCode, text: String) -> Answer {
     let mut answer = typed("text/plain; charset=utf-8", whole(text));
     *answer.status_mut() = code;
     answer
 }
 
 /// A page of a type.
-pub(crate) fn typed(content_type: &'static str, body: Body) -> Answer {
+pub fn typed(content_type: &'static str, body: Body) -> Answer {
     let mut answer = Response::new(body);
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     answer

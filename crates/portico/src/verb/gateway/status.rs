@@ -1,6 +1,6 @@
 //! What the admin listener may know of a running gateway: the data plane, and what the objects say.
 //!
-//! Written by [`crate::control`], read by [`crate::admin`]. Locks are held for a look, never over I/O.
+//! Written by [`super::control`], read by [`super::pages`]. Locks are held for a look, never over I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,10 +13,10 @@ use portico_gateway::{FailedPort, Gateway};
 use portico_source::ManifestProblem;
 use portico_source::kubernetes::KubernetesStatus;
 
+use super::tunnel_files::TunnelFile;
 use crate::finding::Finding;
 use crate::listing::Listing;
 use crate::pipeline::Pipeline;
-use crate::tunnel_files::TunnelFile;
 
 /// One gateway process.
 #[derive(Debug)]

@@ -7,7 +7,6 @@
 
 use std::convert::Infallible;
 use std::future::pending;
-use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,15 +15,15 @@ use anyhow::{Context, bail};
 use portico_api::problem::Severity;
 use portico_gateway::{AccessLog, Gateway, take_over};
 use portico_source::Step;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::sleep;
 
-use crate::admin::{GatewayPages, server};
-use crate::gateway_flags::Flags;
+use super::flags::Flags;
+use super::pages::GatewayPages;
+use super::status::Status;
+use super::tunnel_files;
+use crate::allocator;
+use crate::daemon::{Admin, Daemon};
 use crate::source::Source;
-use crate::status::Status;
-use crate::tunnel_files;
-use crate::{allocator, text_pages};
 
 /// Between two attempts to bind a NodePort that something else holds: what holds it is usually about to go.
 const RETRY_PORTS: Duration = Duration::from_secs(2);
@@ -34,29 +33,27 @@ const MOST_PROBLEMS_LOGGED: usize = 20;
 const RETRY_MEMORY: Duration = Duration::from_secs(2);
 
 /// Runs a gateway until it is told to stop, or a successor has taken over. `started` is told once it serves.
-pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Status)) -> anyhow::Result<()> {
-    let mut stop = Stop::new(hangup)?;
-    raise_descriptor_limit();
+pub(crate) async fn run(
+    flags: &Flags,
+    mut daemon: Daemon,
+    started: impl FnOnce(&Status),
+) -> anyhow::Result<()> {
     let (mut source, pipeline) = Source::open(flags).await?;
     let status = Arc::new(Status::new(pipeline, source.watches()));
     let pages = Arc::new(GatewayPages::new(Arc::clone(&status)));
-    let admin =
-        server::start(flags.listeners.admin_listen.0, pages, flags.lifecycle.take_over.is_some()).await?;
-    let gateway = tokio::select! {
-        gateway = start(flags, &mut source, &status) => gateway?,
-        signal = stop.asked() => {
-            tracing::info!(%signal, "told to stop before anything was served");
-            return Ok(());
-        }
+    let waits = flags.lifecycle.take_over.is_some();
+    let admin = Admin::serve(flags.listeners.admin_listen, pages, waits).await?;
+    let Some(gateway) = daemon.unless_stopped(start(flags, &mut source, &status)).await else {
+        return Ok(());
     };
+    let gateway = gateway?;
     started(&status);
     allocator::give_back();
-    text_pages::release();
     let why = tokio::select! {
         never = follow(&mut source, &status) => match never? {},
         never = retry_ports(&gateway) => match never {},
         never = tunnel_files::follow(&gateway, &status) => match never {},
-        signal = stop.asked() => Ending::Stop(signal),
+        signal = daemon.asked_to_stop() => Ending::Stop(signal),
         outcome = successor(&gateway, flags.lifecycle.take_over.as_deref()) => { outcome?; Ending::HandedOver }
     };
     status.set_stopping();
@@ -66,32 +63,20 @@ pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Sta
             tokio::select! {
                 never = follow(&mut source, &status) => match never? {},
                 () = sleep(flags.lifecycle.drain_delay) => {}
-                _ = stop.asked() => {}
+                _ = daemon.asked_to_stop() => {}
             }
         }
         Ending::HandedOver => {
             tracing::info!("a successor has taken the listeners over");
             // It needs the address.
-            admin.abort();
+            admin.close();
         }
     }
     // What is to be remembered is a successor's business from now on.
     drop(source);
-    drain(&gateway, flags.lifecycle.drain_timeout, &mut stop).await;
-    admin.abort();
+    let limit = flags.lifecycle.drain_timeout;
+    daemon.drain(gateway.connections().len(), limit, gateway.drain(limit)).await;
     Ok(())
-}
-
-/// Asks for as many file descriptors as the system lets this process have: two a connection are soon more than the usual
-/// soft limit of 1,024, which is there for programs that use select(2).
-pub(crate) fn raise_descriptor_limit() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    // An unlimited hard limit is not taken at its word: the kernel allows `fs.nr_open`, a million unless it was changed.
-    let most = limit.maximum.unwrap_or(1 << 20);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(most), maximum: limit.maximum }) {
-        tracing::warn!(%error, current = ?limit.current, "cannot raise the limit of file descriptors; going on with this one");
-    }
 }
 
 /// Why a gateway stops to accept connections.
@@ -210,70 +195,5 @@ async fn successor(gateway: &Arc<Gateway>, path: Option<&Path>) -> anyhow::Resul
     match path {
         Some(path) => Ok(gateway.hand_over(path).await?),
         None => pending().await,
-    }
-}
-
-/// Lets connections finish. A second signal ends them.
-async fn drain(gateway: &Gateway, limit: Duration, stop: &mut Stop) {
-    let open = gateway.connections().len();
-    tracing::info!(open, ?limit, "draining; a second signal ends it");
-    tokio::select! {
-        cut = gateway.drain(limit) => tracing::info!(cut, "drained"),
-        signal = stop.asked() => {
-            tracing::warn!(%signal, open = gateway.connections().len(), "told to stop again; ending at once");
-        }
-    }
-}
-
-/// What SIGHUP means.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Hangup {
-    /// The terminal is gone, and whoever started this with it: a request to stop.
-    Stops,
-    /// A habit of service managers and log rotation, for programs that must be told to read again. Nothing is to be done, and
-    /// least of all to stop.
-    IsIgnored,
-}
-
-impl Hangup {
-    /// It stops what was started at a terminal, and nothing else.
-    pub(crate) fn of_terminal() -> Self {
-        if io::stdin().is_terminal() || io::stderr().is_terminal() { Self::Stops } else { Self::IsIgnored }
-    }
-}
-
-/// The signals that ask a process to end.
-pub(crate) struct Stop {
-    terminate: Signal,
-    interrupt: Signal,
-    hangup: Signal,
-    hangup_means: Hangup,
-}
-
-impl Stop {
-    pub(crate) fn new(hangup_means: Hangup) -> anyhow::Result<Self> {
-        let on = |kind| signal(kind).context("cannot receive signals");
-        Ok(Self {
-            terminate: on(SignalKind::terminate())?,
-            interrupt: on(SignalKind::interrupt())?,
-            hangup: on(SignalKind::hangup())?,
-            hangup_means,
-        })
-    }
-
-    /// Returns with the next signal that asks for an end; its name.
-    pub(crate) async fn asked(&mut self) -> &'static str {
-        loop {
-            tokio::select! {
-                _ = self.terminate.recv() => return "SIGTERM",
-                _ = self.interrupt.recv() => return "SIGINT",
-                _ = self.hangup.recv() => match self.hangup_means {
-                    Hangup::Stops => return "SIGHUP",
-                    Hangup::IsIgnored => tracing::info!(
-                        "SIGHUP: nothing to do; what changes is read by itself, and SIGTERM stops"
-                    ),
-                },
-            }
-        }
     }
 }

@@ -4,18 +4,19 @@ use std::{fmt, fs};
 
 use prometheus_client::registry::Unit;
 
-use super::exposition::Families;
+use crate::exposition::Families;
 
 /// Counted at the time of asking; a value the kernel did not give is left out.
 #[derive(Debug, Default)]
-pub(crate) struct Process {
+pub struct Process {
     open_descriptors: Option<u64>,
     most_descriptors: Option<u64>,
     resident_bytes: Option<u64>,
 }
 
 impl Process {
-    pub(crate) fn now() -> Self {
+    /// Asks the kernel.
+    pub fn now() -> Self {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         Self {
             // Less the one that reads the folder.
@@ -26,11 +27,9 @@ impl Process {
             resident_bytes: fs::read_to_string("/proc/self/status").ok().as_deref().and_then(resident),
         }
     }
-}
 
-impl Process {
     /// As metrics.
-    pub(crate) fn write(&self, out: &mut Families<'_>) -> fmt::Result {
+    pub fn write(&self, out: &mut Families<'_>) -> fmt::Result {
         let values = [
             ("open_descriptors", "File descriptors in use.", None, self.open_descriptors),
             ("max_descriptors", "File descriptors this process may use.", None, self.most_descriptors),

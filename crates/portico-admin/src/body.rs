@@ -17,15 +17,16 @@ const PIECE: usize = 32 * 1024;
 /// One on its way to the socket, one being filled behind it.
 const PIECES_AHEAD: usize = 2;
 
-pub(crate) type Body = UnsyncBoxBody<Bytes, Infallible>;
+/// The body of every answer.
+pub type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 /// A body that is there already.
-pub(crate) fn whole(text: String) -> Body {
+pub fn whole(text: String) -> Body {
     Full::new(Bytes::from(text)).boxed_unsync()
 }
 
 /// A body as `write` writes it.
-pub(crate) fn stream(write: impl FnOnce(&mut dyn Write) -> io::Result<()> + Send + 'static) -> Body {
+pub fn stream(write: impl FnOnce(&mut dyn Write) -> io::Result<()> + Send + 'static) -> Body {
     let (pieces, receiver) = mpsc::channel(PIECES_AHEAD);
     tokio::task::spawn_blocking(move || {
         let mut out = Pieces { pieces, piece: Vec::with_capacity(PIECE) };

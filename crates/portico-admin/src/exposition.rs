@@ -14,31 +14,31 @@ use prometheus_client::encoding::{
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::body::{stream, whole};
-use super::server::{self, Answer, typed};
+use crate::body::{stream, whole};
+use crate::server::{self, Answer, typed};
 
 /// Of the OpenMetrics text format, version 1.0.0.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Everything that is counted, ready to be written.
 #[derive(Debug)]
-pub(crate) struct Exposition(Registry);
+pub struct Exposition(Registry);
 
 impl Exposition {
     /// What `collector` counts. Names begin with `portico_`.
-    pub(crate) fn of(collector: impl Collector) -> Self {
+    pub fn of(collector: impl Collector) -> Self {
         let mut registry = Registry::with_prefix("portico");
         registry.register_collector(Box::new(collector));
         Self(registry)
     }
 
     /// The page that Prometheus scrapes.
-    pub(crate) fn page(self: Arc<Self>) -> Answer {
+    pub fn page(self: Arc<Self>) -> Answer {
         typed(CONTENT_TYPE, stream(move |out| self.write(out)))
     }
 
     /// The same at once, for a process that counts little and has no thread to spare.
-    pub(crate) fn whole_page(&self) -> Answer {
+    pub fn whole_page(&self) -> Answer {
         let mut text = String::new();
         match text::encode(&mut text, &self.0) {
             Ok(()) => typed(CONTENT_TYPE, whole(text)),
@@ -73,29 +73,27 @@ impl fmt::Write for Adapter<'_> {
 }
 
 /// Writes one family of metrics after the other.
-pub(crate) struct Families<'a>(pub(crate) DescriptorEncoder<'a>);
+pub struct Families<'a>(pub DescriptorEncoder<'a>);
 
 impl Families<'_> {
-    pub(crate) fn info(&mut self, name: &str, help: &str, labels: impl EncodeLabelSet) -> fmt::Result {
+    /// Names of what runs, as labels of a metric that is always 1.
+    pub fn info(&mut self, name: &str, help: &str, labels: impl EncodeLabelSet) -> fmt::Result {
         self.0.encode_descriptor(name, help, None, MetricType::Info)?.encode_info(&labels)
     }
 
-    pub(crate) fn one_gauge(
-        &mut self,
-        name: &str,
-        help: &str,
-        unit: Option<&Unit>,
-        value: u64,
-    ) -> fmt::Result {
+    /// A gauge without labels.
+    pub fn one_gauge(&mut self, name: &str, help: &str, unit: Option<&Unit>, value: u64) -> fmt::Result {
         self.0.encode_descriptor(name, help, unit, MetricType::Gauge)?.encode_gauge(&value)
     }
 
-    pub(crate) fn one_counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+    /// A counter without labels.
+    pub fn one_counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
         let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
         metric.encode_counter::<NoLabelSet, u64, u64>(&value, None)
     }
 
-    pub(crate) fn gauge<L: EncodeLabelSet, V: EncodeGaugeValue>(
+    /// A gauge, one value for each set of labels.
+    pub fn gauge<L: EncodeLabelSet, V: EncodeGaugeValue>(
         &mut self,
         name: &str,
         help: &str,
@@ -106,7 +104,8 @@ impl Families<'_> {
         values.into_iter().try_for_each(|(labels, value)| family.encode_family(&labels)?.encode_gauge(&value))
     }
 
-    pub(crate) fn counter<L: EncodeLabelSet, V: EncodeCounterValue>(
+    /// A counter, one value for each set of labels.
+    pub fn counter<L: EncodeLabelSet, V: EncodeCounterValue>(
         &mut self,
         name: &str,
         help: &str,
@@ -119,7 +118,8 @@ impl Families<'_> {
         })
     }
 
-    pub(crate) fn one_histogram(
+    /// A histogram without labels; `buckets` are upper bounds with the number of values in each, not cumulative.
+    pub fn one_histogram(
         &mut self,
         name: &str,
         help: &str,
@@ -132,7 +132,8 @@ impl Families<'_> {
         metric.encode_histogram::<NoLabelSet>(sum, count, buckets, None)
     }
 
-    pub(crate) fn histogram<L: EncodeLabelSet, const N: usize>(
+    /// A histogram for each set of labels: its sum, and its buckets as in [`one_histogram`](Self::one_histogram).
+    pub fn histogram<L: EncodeLabelSet, const N: usize>(
         &mut self,
         name: &str,
         help: &str,
