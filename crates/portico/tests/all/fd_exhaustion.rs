@@ -1,15 +1,10 @@
 //! A gateway that runs out of file descriptors stops accepting, serves on what is open, says so, and recovers as connections end.
 
-#![allow(clippy::unwrap_used, reason = "a test may")]
-
-mod common;
-mod proof;
-
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
 
-use proof::*;
+use crate::proof::*;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 const CLUSTER: &str = "a";

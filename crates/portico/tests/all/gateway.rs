@@ -1,17 +1,13 @@
 //! `portico gateway` on a directory: it follows the files, answers questions about itself, remembers NodePorts, stops with
 //! a drain, and hands its listeners over.
 
-#![allow(clippy::unwrap_used, reason = "a test may")]
-
-mod common;
-
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, Process, directory, get};
+use crate::common::{PATIENCE, Process, directory, get};
 use tempfile::TempDir;
 
 /// A server that sends back what it gets, for as long as the test runs.
@@ -161,7 +157,7 @@ fn every_metric_and_every_reason_is_in_the_manual() {
     let (folder, _) = site();
     let gateway = gateway(folder.path(), &[]);
     let (_, metrics) = get(gateway.admin, "/metrics");
-    let manual = include_str!("../../../docs/operations.md");
+    let manual = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operations.md"));
     for line in metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
         let (name, kind) = line.split_once(' ').unwrap();
         let suffix = match kind {

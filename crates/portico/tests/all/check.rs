@@ -1,10 +1,6 @@
 //! `portico check`: exit codes, and messages with file, line and object.
 
-#![allow(clippy::unwrap_used, reason = "a test may")]
-
-mod common;
-
-use common::{directory, run, stdout, without_path};
+use crate::common::{directory, run, stdout, without_path};
 
 const CONFIGURATION: &str = "\
 apiVersion: kubermatic.k8c.io/v1

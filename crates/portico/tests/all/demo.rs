@@ -1,14 +1,10 @@
 //! `portico demo`: it starts, what it prints works when pasted, and Ctrl-C leaves nothing behind.
 
-#![allow(clippy::unwrap_used, reason = "a test may")]
-
-mod common;
-
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{Process, get};
+use crate::common::{Process, get};
 
 /// Fails with instructions where a program is missing: a test that passes because nothing was tried proves nothing.
 fn require(program: &str) {

@@ -1,12 +1,9 @@
 //! Two thousand clusters in one directory: what each weighs, and what one change costs.
 
-mod common;
-mod proof;
-
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use proof::*;
+use crate::proof::*;
 
 const CLUSTERS: u64 = 2_000;
 /// What a cluster with three routes may add to the memory of the process: Services, endpoints, routes, counters, and what is

@@ -2,11 +2,6 @@
 //!
 //! The gateway, the control planes and the clients are hosts of their own, and the silence is a firewall's.
 
-#![allow(clippy::unwrap_used, reason = "a test may")]
-
-mod common;
-mod proof;
-
 use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
@@ -15,10 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, get_from};
+use crate::common::{PATIENCE, get_from};
+use crate::proof::*;
 use portico_lab::firewall::{Direction, Firewall, Traffic, Verdict};
 use portico_lab::{Host, Lab};
-use proof::*;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;

@@ -1,5 +1,4 @@
 //! What the tests of the binary share: starting it, waiting for what it says, ending it.
-#![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,10 +1,6 @@
 //! `portico gateway` and the identities of its tunnel clients, as an operator meets them: files that change, what the log, `/readyz` and
 //! `/metrics` say, one port for everything, and a successor that takes it over. Clients are curl and openssl.
 
-#![allow(clippy::unwrap_used, reason = "a test may")]
-
-mod common;
-
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -12,7 +8,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, Process, get};
+use crate::common::{PATIENCE, Process, get};
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, IsCa, Issuer, KeyIdMethod,
     KeyPair, KeyUsagePurpose, RevokedCertParams,

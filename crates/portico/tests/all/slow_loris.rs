@@ -1,18 +1,13 @@
 //! Clients that say nothing, or next to nothing: on every listener they cost a bounded number of places for a bounded time, others are
 //! served beside them, and nothing is left of them.
 
-#![allow(clippy::unwrap_used, reason = "a test may")]
-
-mod common;
-mod proof;
-
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use proof::*;
+use crate::proof::*;
 
 const CLUSTER: &str = "patient";
 const PORT: u16 = 30_443;

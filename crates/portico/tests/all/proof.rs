@@ -2,7 +2,6 @@
 //! every path, and what the kernel says about a process.
 //!
 //! Every gateway listens on its own address of 127.0.0.0/8, so that proofs run side by side with well-known ports.
-#![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::fs;
 use std::io::{Read, Write};

@@ -1,10 +1,6 @@
 //! `portico routes`: what would be exposed, where, by which object, in which state.
 
-#![allow(clippy::unwrap_used, reason = "a test may")]
-
-mod common;
-
-use common::{Process, directory, get, run, stdout, without_path};
+use crate::common::{Process, directory, get, run, stdout, without_path};
 
 const SITE: &str = r#"
 apiVersion: kubermatic.k8c.io/v1

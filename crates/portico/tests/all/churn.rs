@@ -1,21 +1,16 @@
 //! A change to one cluster never touches a byte of another: 200 connections with heartbeats stay while a thousand other clusters
 //! come and go.
 
-#![allow(clippy::unwrap_used, reason = "a test may")]
-
-mod common;
-mod proof;
-
 use std::io;
 use std::net::SocketAddr;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use crate::common::PATIENCE;
+use crate::proof::*;
 use bytes::Bytes;
-use common::PATIENCE;
 use h2::client::SendRequest;
 use h2::{RecvStream, SendStream};
-use proof::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;

@@ -1,17 +1,13 @@
 //! `portico agent` and `portico gateway` as two processes on loopback: bytes, identities, gateways that die, freeze and return, files that change,
 //! and an agent that takes over from another.
 
-#![allow(clippy::unwrap_used, reason = "a test may")]
-
-mod common;
-
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, Process, get, run, stderr, stdout};
+use crate::common::{PATIENCE, Process, get, run, stderr, stdout};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 
 /// Certificates and manifests of two clusters.
@@ -524,7 +520,7 @@ fn every_metric_and_every_reason_is_in_the_manual() {
     let site = Site::new();
     let agent = site.agent(&[free_port()], &strs(&site.certificate("a")), &[]);
     let (_, metrics) = get(agent.admin, "/metrics");
-    let manual = include_str!("../../../docs/agent.md");
+    let manual = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/agent.md"));
     for line in metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
         let (name, kind) = line.split_once(' ').unwrap();
         let suffix = match kind {

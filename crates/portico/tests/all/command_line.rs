@@ -1,10 +1,6 @@
 //! The command line contract: exit codes, version, help.
 
-#![allow(clippy::unwrap_used, reason = "a test may")]
-
-mod common;
-
-use common::{run, stderr, stdout};
+use crate::common::{run, stderr, stdout};
 
 #[test]
 fn the_version_names_a_release() {
