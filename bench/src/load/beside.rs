@@ -114,7 +114,8 @@ impl<'a> Slice<'a> {
         while !self.at_rest() {
             ensure!(
                 Instant::now() < deadline,
-                "connections to {} are held {STALL:?} after the slice: the proxy's connect timeout should end them",
+                "connections to {} are held {STALL:?} after the slice: the proxy's connect timeout should \
+                 end them",
                 self.door.proxy
             );
             self.wait(deadline)?;

@@ -260,8 +260,8 @@ async fn serve(orders: Orders) -> Result<()> {
                 let number = orders.first + agents.len();
                 let (cluster, identity) = &identities[number % identities.len()];
                 let address = gateway.parse().context("an address makes a gateway")?;
-                let mut settings =
-                    ClientSettings::new(vec![address], Arc::clone(&dialer), cluster.authority.as_str().into());
+                let authority = cluster.authority.as_str().into();
+                let mut settings = ClientSettings::new(vec![address], Arc::clone(&dialer), authority);
                 settings.tls = Some(Arc::clone(identity));
                 // A gateway may hold as many sockets as descriptors: see the row.
                 settings.tunnels = 1;

@@ -184,7 +184,9 @@ impl Envoy {
                 "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
                     "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
                     "explicit_http_config": {
-                        "http2_protocol_options": {"connection_keepalive": {"interval": "30s", "timeout": "5s"}},
+                        "http2_protocol_options": {
+                            "connection_keepalive": {"interval": "30s", "timeout": "5s"},
+                        },
                     },
                 },
             },

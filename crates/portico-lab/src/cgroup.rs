@@ -162,7 +162,8 @@ fn hierarchies() -> Result<Vec<PathBuf>> {
     }
     ensure!(
         roots.iter().any(|root| root.ends_with("pids")),
-        "no `pids` controller under {MOUNT}: mount the control groups of this machine (package cgroupfs-mount)"
+        "no `pids` controller under {MOUNT}: mount the control groups of this machine (package \
+         cgroupfs-mount)"
     );
     Ok(roots)
 }

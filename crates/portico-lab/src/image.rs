@@ -217,8 +217,8 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("portico-lab-image-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         let file = dir.join("Containerfile");
-        let text = "FROM rust AS build\nRUN make\n\nFROM scratch\nCOPY --from=build /src/portico /portico\n\
-                    USER 65532:65532\nENTRYPOINT [\"/portico\"]\n";
+        let text = "FROM rust AS build\nRUN make\n\nFROM scratch\nCOPY --from=build /src/portico \
+                    /portico\nUSER 65532:65532\nENTRYPOINT [\"/portico\"]\n";
         fs::write(&file, text).unwrap();
         let image = Image::from_containerfile("portico:lab", &file, &[("/src/portico", &file)]).unwrap();
         fs::write(&file, format!("{text}RUN chmod 755 /portico\n")).unwrap();

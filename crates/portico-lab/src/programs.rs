@@ -74,7 +74,8 @@ pub fn find(program: &str) -> Result<PathBuf> {
     }
     let package = PROGRAMS.iter().find(|(name, _)| *name == program).map_or(program, |(_, package)| package);
     bail!(
-        "{program} is not installed (Debian package {package}): run `cargo run -p portico-lab -- install` as root"
+        "{program} is not installed (Debian package {package}): run `cargo run -p portico-lab -- install` \
+         as root"
     )
 }
 
@@ -107,7 +108,8 @@ pub fn check_node_tools() -> Result<()> {
     PROGRAMS.iter().try_for_each(|(name, _)| find(name).map(drop))?;
     ensure!(
         Path::new(CNI_PLUGINS).join("ptp").exists(),
-        "no CNI plugins in {CNI_PLUGINS} (Debian package containernetworking-plugins): run `cargo run -p portico-lab -- install` as root"
+        "no CNI plugins in {CNI_PLUGINS} (Debian package containernetworking-plugins): run `cargo run -p \
+         portico-lab -- install` as root"
     );
     Ok(())
 }
@@ -116,7 +118,8 @@ pub fn check_node_tools() -> Result<()> {
 pub fn check_root() -> Result<()> {
     ensure!(
         rustix::process::geteuid().is_root(),
-        "the lab makes network namespaces, mounts and control groups and must run as root: use `sudo -E env PATH=$PATH cargo ...`"
+        "the lab makes network namespaces, mounts and control groups and must run as root: use `sudo -E env \
+         PATH=$PATH cargo ...`"
     );
     Ok(())
 }
@@ -246,8 +249,8 @@ fn kube_version(source: &Path) -> Result<String> {
 
 fn build_kube(source: &Path, output: &Path) -> Result<()> {
     let go = find("go").context(
-        "the Kubernetes programs are built from source, which takes Go 1.24 or newer: run scripts/setup test, then \
-         . scripts/env.sh",
+        "the Kubernetes programs are built from source, which takes Go 1.24 or newer: run scripts/setup \
+         test, then . scripts/env.sh",
     )?;
     let version = kube_version(source)?;
     say(format_args!(

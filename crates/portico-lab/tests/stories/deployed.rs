@@ -190,7 +190,11 @@ fn deploy_gateway_of_balanced(seed: &Seed) {
             "apiVersion": "rbac.authorization.k8s.io/v1",
             "kind": "RoleBinding",
             "metadata": metadata,
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "portico-gateway"},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io",
+                "kind": "ClusterRole",
+                "name": "portico-gateway",
+            },
             "subjects": [{"kind": "ServiceAccount", "name": "portico-gateway", "namespace": namespace}],
         }),
         json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}),

@@ -129,7 +129,10 @@ impl Site {
                 "KubermaticConfiguration",
                 "kubermatic",
                 // The numbers below are taken by the other clusters of the story, which fix theirs.
-                json!({"ingress": {"domain": "kkp.example.com"}, "userCluster": {"nodePortRange": "31000-32767"}}),
+                json!({
+                    "ingress": {"domain": "kkp.example.com"},
+                    "userCluster": {"nodePortRange": "31000-32767"},
+                }),
             ),
             kind("Seed", "kubermatic", json!({})),
             // No strategy of its own: the default.

@@ -1,8 +1,8 @@
 //! Stories on this machine: hosts in namespaces, real Kubernetes, real peers.
 //!
-//! [`shared_seed`] runs the stories that leave their seed whole on one seed; [`tunnel`] breaks its own on purpose. The
-//! others have hosts and API servers without a seed. Stories that start a Kubernetes take turns ([`turn`]): two of
-//! them on two cores would test each other's patience.
+//! [`shared_seed`] runs the stories that leave their seed whole on one seed; [`tunnel`] breaks its own on
+//! purpose. The others have hosts and API servers without a seed. Stories that start a Kubernetes take turns
+//! ([`turn`]): two of them on two cores would test each other's patience.
 #![allow(clippy::unwrap_used, reason = "a story that cannot go on ends here")]
 
 mod deployed;

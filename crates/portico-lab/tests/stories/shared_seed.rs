@@ -1,7 +1,7 @@
 //! One seed for every story that leaves it whole: a start costs half a minute.
 //!
-//! Every story runs, also after one that failed, so that one run tells everything. Each has namespaces and hosts of its
-//! own.
+//! Every story runs, also after one that failed, so that one run tells everything. Each has namespaces and
+//! hosts of its own.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -198,8 +198,8 @@ impl Drop for PodStreams {
 
 /// A pod that counts in its log and serves its name over HTTP.
 fn ticking_pod() -> Value {
-    let script = "mkdir /www; echo web >/www/index.html; httpd -p 8080 -h /www; \
-                  i=0; while true; do i=$((i+1)); echo tick $i; sleep 1; done";
+    let script = "mkdir /www; echo web >/www/index.html; httpd -p 8080 -h /www; i=0; while true; do \
+                  i=$((i+1)); echo tick $i; sleep 1; done";
     json!({
         "apiVersion": "v1",
         "kind": "Pod",

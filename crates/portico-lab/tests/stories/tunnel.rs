@@ -155,10 +155,11 @@ fn join_by_the_gateways_only(
 fn agents_of_north(name: &str, worker: &Node, ca: &str, gateways: &[Gateway], proof: Vec<Value>) -> Value {
     let args = "/spec/template/spec/containers/0/args";
     let targets: Vec<String> = gateways.iter().map(Gateway::target).collect();
+    let replace = |index: usize, value: String| json!({"op": "replace", "path": format!("{args}/{index}"), "value": value});
     let mut patch = vec![
         json!({"op": "test", "path": format!("{args}/1"), "value": "--gateway=gateway.example.com:8088"}),
-        json!({"op": "replace", "path": format!("{args}/1"), "value": format!("--gateway={}", targets.join(","))}),
-        json!({"op": "replace", "path": format!("{args}/4"), "value": format!("--forward=6443={}", authority("north"))}),
+        replace(1, format!("--gateway={}", targets.join(","))),
+        replace(4, format!("--forward=6443={}", authority("north"))),
         json!({"op": "add", "path": "/spec/template/spec/nodeSelector",
                "value": {"kubernetes.io/hostname": worker.host().name()}}),
     ];

@@ -123,7 +123,8 @@ fn kustomization(number: usize) -> Value {
         patch
             .push(json!({"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": argument}));
     }
-    let port = json!({"name": "tunneling-listener", "protocol": "TCP", "port": TUNNEL_PORT, "targetPort": TUNNEL_PORT});
+    let name = "tunneling-listener";
+    let port = json!({"name": name, "protocol": "TCP", "port": TUNNEL_PORT, "targetPort": TUNNEL_PORT});
     let port = json!([{"op": "add", "path": "/spec/ports/-", "value": port}]);
     json!({
         "resources": ["gateway.yaml"],
