@@ -1,7 +1,6 @@
 # shellcheck shell=bash
-#
-# Where scripts/setup puts what Debian does not have. Sourced by the scripts here and by .ci/run, so that what was
-# brought a moment ago is found without a new shell.
+# Where scripts/setup puts what Debian does not have. Sourced by the scripts here and by .ci/run, so that what
+# was brought a moment ago is found without a new shell.
 
 # The newest Go of the series that Kubernetes 1.34 (lab/kube) is released with; fetched where Debian's is
 # older than that.

@@ -155,7 +155,10 @@ fn join_by_the_gateways_only(
 fn agents_of_north(name: &str, worker: &Node, ca: &str, gateways: &[Gateway], proof: Vec<Value>) -> Value {
     let args = "/spec/template/spec/containers/0/args";
     let targets: Vec<String> = gateways.iter().map(Gateway::target).collect();
-    let replace = |index: usize, value: String| json!({"op": "replace", "path": format!("{args}/{index}"), "value": value});
+    let replace = |index: usize, value: String| {
+        let path = format!("{args}/{index}");
+        json!({"op": "replace", "path": path, "value": value})
+    };
     let mut patch = vec![
         json!({"op": "test", "path": format!("{args}/1"), "value": "--gateway=gateway.example.com:8088"}),
         replace(1, format!("--gateway={}", targets.join(","))),

@@ -26,6 +26,8 @@ const CONNECTIONS: usize = BY_NAME + BY_HTTP1 + SOCKETS * STREAMS_PER_SOCKET;
 
 /// Clusters added; all but the last [`WINDOW`] are removed again.
 const CHANGES: usize = 1_000;
+/// The same for `scripts/prove`.
+const CHANGES_PROVED: usize = 20_000;
 /// Clusters there at a time.
 const WINDOW: usize = 5;
 /// The first NodePort given to them.
@@ -147,9 +149,10 @@ fn a_thousand_clusters_come_and_go_and_none_of_200_connections_of_another_breaks
         is_up.recv_timeout(PATIENCE).expect("every connection is served");
     }
 
+    let changes = long_form(CHANGES, CHANGES_PROVED);
     let name = |change: usize| format!("other-{change}");
     let port = |change: usize| FIRST_PORT + u16::try_from(change % 1_000).unwrap();
-    for change in 0..CHANGES {
+    for change in 0..changes {
         let (added, added_port) = (name(change), port(change));
         site.put(&added, &manifest(&added, Some(added_port), endpoint));
         if let Some(removed) = change.checked_sub(WINDOW) {
@@ -165,7 +168,7 @@ fn a_thousand_clusters_come_and_go_and_none_of_200_connections_of_another_breaks
         }
     }
 
-    let last = CHANGES - 1;
+    let last = changes - 1;
     assert!(by_name(&gateway, &name(last)).is_some());
     assert!(by_authority(&gateway, &name(last)).is_some());
     assert!(by_port(&gateway, port(last)).is_some());
