@@ -1,7 +1,9 @@
-//! Bodies of answers: short ones whole, long ones piece by piece, so that a listing of 30,000 routes never stands in memory.
+//! Bodies of answers: short ones whole, long ones piece by piece, so that a listing of 30,000 routes never
+//! stands in memory.
 //!
-//! A long answer is written by a blocking thread into a channel of two pieces. A client that reads slowly holds that thread
-//! and two pieces; one that leaves, or whose time is over, ends the writing at the next piece.
+//! A long answer is written by a blocking thread into a channel of two pieces. A client that reads slowly
+//! holds that thread and two pieces; one that leaves, or whose time is over, ends the writing at the next
+//! piece.
 
 use std::convert::Infallible;
 use std::io::{self, Write};

@@ -1,6 +1,7 @@
 //! Metrics in the OpenMetrics text format, family by family, straight into the answer.
 //!
-//! Nothing is counted here and nothing kept: a collector reads its counters at each scrape and writes them down.
+//! Nothing is counted here and nothing kept: a collector reads its counters at each scrape and writes them
+//! down.
 
 use std::fmt;
 use std::io;
@@ -118,7 +119,8 @@ impl Families<'_> {
         })
     }
 
-    /// A histogram without labels; `buckets` are upper bounds with the number of values in each, not cumulative.
+    /// A histogram without labels; `buckets` are upper bounds with the number of values in each, not
+    /// cumulative.
     pub fn one_histogram(
         &mut self,
         name: &str,
@@ -132,7 +134,8 @@ impl Families<'_> {
         metric.encode_histogram::<NoLabelSet>(sum, count, buckets, None)
     }
 
-    /// A histogram for each set of labels: its sum, and its buckets as in [`one_histogram`](Self::one_histogram).
+    /// A histogram for each set of labels: its sum, and its buckets as in
+    /// [`one_histogram`](Self::one_histogram).
     pub fn histogram<L: EncodeLabelSet, const N: usize>(
         &mut self,
         name: &str,

@@ -1,7 +1,8 @@
-//! The answer to `/readyz`: one word for a probe, and with `?verbose` a line for each thing that was looked at.
+//! The answer to `/readyz`: one word for a probe, and with `?verbose` a line for each thing that was looked
+//! at.
 //!
-//! A line starts with `[+]` for a check that passed, `[-]` for one that did not, and `[!]` for what an operator should
-//! know although it makes nobody unready.
+//! A line starts with `[+]` for a check that passed, `[-]` for one that did not, and `[!]` for what an
+//! operator should know although it does not make the process unready.
 
 use std::fmt::{Display, Write};
 
@@ -23,7 +24,8 @@ impl Readiness {
         Self { ready: true, lines: verbose.then(String::new) }
     }
 
-    /// Whether lines are kept. What costs something to look at and cannot make a process unready may be left out if not.
+    /// Whether lines are kept. What costs something to look at and cannot make a process unready may be left
+    /// out if not.
     pub fn is_verbose(&self) -> bool {
         self.lines.is_some()
     }
@@ -89,8 +91,8 @@ mod tests {
         let text = readiness.into_text();
         assert_eq!(
             text,
-            "[+] source: every object has been read\n[!] a file cannot be read\n[-] accepting: no listener is open \
-             yet\nnot ready\n"
+            "[+] source: every object has been read\n[!] a file cannot be read\n[-] accepting: no listener \
+             is open yet\nnot ready\n"
         );
     }
 

@@ -1,10 +1,11 @@
 //! The HTTP server behind every admin listener: bounded in every direction, whatever it answers.
 //!
-//! One request a connection: a scrape every some seconds gains nothing from keeping one open, and a bound on the life of a
-//! connection is a bound on everything.
+//! One request a connection: a scrape every some seconds gains nothing from keeping one open, and a bound on
+//! the life of a connection is a bound on everything.
 //!
-//! A probe must be answered whoever else is there, for a kubelet restarts what does not answer. So nobody waits for a place: a
-//! newcomer takes that of another ([`leaves_for`]), and who holds many connections, or says nothing on them, loses one first.
+//! A probe must be answered whatever else is connected: a kubelet restarts what does not answer. So no
+//! connection waits for a slot. A new one evicts another ([`evicted_for`]): first one of the client with the
+//! most connections, and of those one that has sent no request.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -26,13 +27,16 @@ use tokio::time::{sleep, timeout};
 
 use crate::body::{Body, whole};
 
-/// Connections held at once. A few Prometheis, a few probes, a few people; the rest is slack for clients that say nothing.
+/// Connections held at once. A few Prometheis, a few probes, a few people; the rest is slack for clients that
+/// say nothing.
 const MOST_CONNECTIONS: usize = 64;
 /// How long a client may take to send its request: one packet, sent once more if it got lost.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long one connection may take from its first to its last byte: a slow scrape of 10,000 clusters, and no more.
+/// How long one connection may take from its first to its last byte: a slow scrape of 10,000 clusters, and no
+/// more.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
-/// Rest after a failed accept(2), which nearly always means that descriptors are out: trying at once would burn the core.
+/// Rest after a failed accept(2), which nearly always means that descriptors are out: trying at once would
+/// burn the core.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 
 /// Between two attempts to bind the address while a predecessor still holds it.
@@ -62,7 +66,8 @@ pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::bind(address).await
 }
 
-/// Serves `pages` at `address` from now on, if there is one. With `waits`, an address in use is one that a predecessor will let go of.
+/// Serves `pages` at `address` from now on, if there is one. With `waits`, an address in use is one that a
+/// predecessor will let go of.
 pub async fn start(
     address: Option<SocketAddr>,
     pages: Arc<impl Pages>,
@@ -77,7 +82,7 @@ pub async fn start(
             Ok(tokio::spawn(async move { match serve(listener, pages).await {} }))
         }
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && waits => {
-            tracing::info!(%address, "the admin address is in use, by the predecessor it seems; waiting for it");
+            tracing::info!(%address, "the admin address is in use, probably by a predecessor; waiting");
             Ok(tokio::spawn(async move {
                 loop {
                     sleep(BIND_AGAIN).await;
@@ -109,7 +114,7 @@ pub async fn serve(listener: TcpListener, pages: Arc<impl Pages>) -> Infallible 
             Ok((stream, peer)) => {
                 held.retain(|connection| !connection.task.is_finished());
                 if held.len() >= MOST_CONNECTIONS
-                    && let Some(index) = leaves_for(&held, peer.ip())
+                    && let Some(index) = evicted_for(&held, peer.ip())
                 {
                     held.remove(index).task.abort();
                 }
@@ -117,7 +122,7 @@ pub async fn serve(listener: TcpListener, pages: Arc<impl Pages>) -> Infallible 
                 let serving = serve_connection(stream, Arc::clone(&pages), Arc::clone(&answering));
                 let task = tokio::spawn(async { drop(timeout(CONNECTION_TIMEOUT, serving).await) });
                 held.push(Held { client: peer.ip(), answering, task: task.abort_handle() });
-                // Requests that are there already are answered before the next newcomer takes a place.
+                // Requests that are there already are answered before the next connection takes a slot.
                 yield_now().await;
             }
             Err(error) => {
@@ -128,12 +133,12 @@ pub async fn serve(listener: TcpListener, pages: Arc<impl Pages>) -> Infallible 
     }
 }
 
-/// Which connection ends when a `newcomer` finds no place: one of the client that would hold the most; of its connections one
-/// without a request, if there is one; of these the oldest.
-fn leaves_for(held: &[Held], newcomer: IpAddr) -> Option<usize> {
-    let of = |client: IpAddr| held.iter().filter(|connection| connection.client == client).count();
+/// The connection to end when a client connects and no slot is free: one of the client that would hold the
+/// most; of those one without a request, if there is one; of these the oldest.
+fn evicted_for(held: &[Held], client: IpAddr) -> Option<usize> {
+    let of = |other: IpAddr| held.iter().filter(|connection| connection.client == other).count();
     let weight = |connection: &Held| {
-        let more = usize::from(connection.client == newcomer);
+        let more = usize::from(connection.client == client);
         (of(connection.client) + more, !connection.answering.load(Relaxed))
     };
     // The last of equals is the oldest, seen from the newest.
@@ -183,7 +188,8 @@ pub fn typed(content_type: &'static str, body: Body) -> Answer {
 mod tests {
     use super::*;
 
-    /// Connections of clients in the order they came, with a question mark where the request is still awaited.
+    /// Connections of clients in the order they came, with a question mark where the request is still
+    /// awaited.
     async fn held(clients: &[&str]) -> Vec<Held> {
         let connection = |client: &&str| Held {
             client: client.trim_end_matches('?').parse().unwrap(),
@@ -193,12 +199,12 @@ mod tests {
         clients.iter().map(connection).collect()
     }
 
-    async fn leaves(clients: &[&str], newcomer: &str) -> Option<usize> {
-        leaves_for(&held(clients).await, newcomer.parse().unwrap())
+    async fn leaves(clients: &[&str], client: &str) -> Option<usize> {
+        evicted_for(&held(clients).await, client.parse().unwrap())
     }
 
     #[tokio::test]
-    async fn whoever_holds_the_most_makes_room_for_a_newcomer() {
+    async fn the_client_with_the_most_connections_loses_one_to_a_new_one() {
         assert_eq!(leaves(&["::1?", "::2", "::2", "::2"], "::9").await, Some(1));
         assert_eq!(leaves(&["::1?", "::1?", "::2", "::2"], "::2").await, Some(2), "a flood displaces itself");
     }

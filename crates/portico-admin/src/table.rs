@@ -1,5 +1,5 @@
-//! Tables for people: columns as wide as their widest cell, two spaces apart, nothing after the last. And numbers as their cells show
-//! them.
+//! Tables for people: columns as wide as their widest cell, two spaces apart, nothing after the last. And
+//! numbers as their cells show them.
 
 /// Lays out `rows` below `header`.
 pub fn render<const N: usize>(header: [&str; N], rows: &[[String; N]]) -> String {

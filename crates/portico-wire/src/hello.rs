@@ -115,7 +115,7 @@ impl Progress {
         }
     }
 
-    /// Walks over whole records until the message in them is whole too; answers its length.
+    /// Walks over whole records until the message in them is whole too. Returns its length.
     fn walk(&mut self, bytes: &[u8]) -> Result<Option<usize>, Malformed> {
         loop {
             let start = self.next_record as usize;
@@ -180,7 +180,7 @@ const TOO_LONG: Malformed = Malformed::because("the ClientHello is longer than 6
 /// The caller of [`Progress::parse`] came back with other bytes than before.
 const SHRUNK: Malformed = Malformed::because("bytes of the ClientHello that were here before are gone");
 
-/// Checks as much of a record header as is here; answers the length of the record once it is known.
+/// Checks as much of a record header as is here. Returns the length of the record once it is known.
 /// `start` is where the record begins: the first one is met by whatever a stranger sends.
 fn record_len(record: &[u8], start: usize) -> Result<Option<usize>, Malformed> {
     let mut reader = Reader::new(record);
@@ -378,7 +378,7 @@ fn check_server_name(name: &[u8]) -> Result<&str, Malformed> {
     std::str::from_utf8(name).map_err(|_| Malformed::because("the server name is not ASCII"))
 }
 
-/// Checks the ALPN extension and answers the list of names in it, each with its length in front.
+/// Checks the ALPN extension and returns the list of names in it, each with its length in front.
 fn read_alpn(data: &[u8]) -> Result<&[u8], Malformed> {
     const SHORT: Malformed = Malformed::because("a length in the ALPN extension is wrong");
     let mut reader = Reader::new(data);

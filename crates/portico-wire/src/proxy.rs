@@ -5,8 +5,8 @@
 //! such as the health checks of a load balancer, is [`Header::Local`]: the connection then speaks for its own
 //! peer, as the text demands.
 //!
-//! Strict: a header that is not exactly right is malformed, because whoever writes one is a machine we trust,
-//! and a guess here would be a guess about who may pass an allow list.
+//! Strict: a header that is not exactly right is malformed, because the sender is a machine we trust, and
+//! a guess here would be a guess about which client may pass an allow list.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
@@ -55,7 +55,7 @@ pub enum Header<'a> {
         /// Bytes of the header.
         len: usize,
     },
-    /// The connection is passed on for somebody.
+    /// The connection is passed on for a client.
     Proxied {
         /// The client. IPv4 addresses in IPv6 clothes come out as IPv4, so that allow lists see one form.
         source: SocketAddr,

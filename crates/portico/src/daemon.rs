@@ -1,8 +1,8 @@
 //! The one way to run a verb that stays: its runtime, its signals, its admin listener, its end.
 //!
-//! A verb calls [`run`] with a future that owns a [`Daemon`] and an [`Admin`]. The future starts what the verb serves, waits
-//! for [`Daemon::asked_to_stop`], and drains. Threads that move bytes belong to the data planes; everything else runs on the
-//! one thread that called [`run`].
+//! A verb calls [`run`] with a future that owns a [`Daemon`] and an [`Admin`]. The future starts what the
+//! verb serves, waits for [`Daemon::asked_to_stop`], and drains. Threads that move bytes belong to the data
+//! planes; everything else runs on the one thread that called [`run`].
 
 use std::io::{self, IsTerminal};
 use std::sync::Arc;
@@ -17,7 +17,8 @@ use tokio::task::JoinHandle;
 use crate::args::Listen;
 use crate::outcome::Outcome;
 
-/// Descriptors asked for where the hard limit is "unlimited": the kernel allows `fs.nr_open`, a million by default.
+/// Descriptors asked for where the hard limit is "unlimited": the kernel allows `fs.nr_open`, a million by
+/// default.
 const UNLIMITED: u64 = 1 << 20;
 
 /// Runs `work` on a runtime of this thread until it ends.
@@ -35,8 +36,8 @@ pub(crate) fn run(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Res
 pub(crate) enum Hangup {
     /// The terminal is gone, and with it the person that started this: a request to stop.
     Stops,
-    /// A habit of service managers and log rotation, for programs that must be told to read files again. Nothing is to
-    /// be done, and least of all to stop.
+    /// A habit of service managers and log rotation, for programs that must be told to read files again.
+    /// Nothing is to be done, and least of all to stop.
     IsIgnored,
 }
 
@@ -78,7 +79,7 @@ impl Daemon {
                 _ = self.hangup.recv() => match self.hangup_means {
                     Hangup::Stops => return "SIGHUP",
                     Hangup::IsIgnored => tracing::info!(
-                        "SIGHUP: nothing to do; files that change are read again by themselves, and SIGTERM stops"
+                        "SIGHUP: nothing to do; changed files are read again by themselves, SIGTERM stops"
                     ),
                 },
             }
@@ -98,8 +99,8 @@ impl Daemon {
         }
     }
 
-    /// Lets `open` connections finish for `limit`. `drain` does it and returns how many were cut; a second signal ends
-    /// it.
+    /// Lets `open` connections finish for `limit`. `drain` does it and returns how many were cut; a second
+    /// signal ends it.
     pub(crate) async fn drain(&mut self, open: usize, limit: Duration, drain: impl Future<Output = usize>) {
         tracing::info!(open, ?limit, "draining; a second signal ends it");
         tokio::select! {
@@ -114,7 +115,8 @@ impl Daemon {
 pub(crate) struct Admin(JoinHandle<()>);
 
 impl Admin {
-    /// Serves `pages` from now on. With `waits`, an address in use is taken to be a predecessor's, which lets go of it.
+    /// Serves `pages` from now on. With `waits`, an address in use is taken to be a predecessor's, which lets
+    /// go of it.
     pub(crate) async fn serve(listen: Listen, pages: Arc<impl Pages>, waits: bool) -> anyhow::Result<Self> {
         Ok(Self(server::start(listen.0, pages, waits).await?))
     }
@@ -131,12 +133,13 @@ impl Drop for Admin {
     }
 }
 
-/// Two descriptors a connection are soon more than the usual soft limit of 1,024, which is there for programs that use
-/// select(2).
+/// Two descriptors a connection are soon more than the usual soft limit of 1,024, which is there for programs
+/// that use select(2).
 fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     let most = limit.maximum.unwrap_or(UNLIMITED);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(most), maximum: limit.maximum }) {
-        tracing::warn!(%error, current = ?limit.current, "cannot raise the limit of file descriptors; going on with this one");
+        let current = limit.current;
+        tracing::warn!(%error, ?current, "cannot raise the limit of file descriptors; it stays");
     }
 }

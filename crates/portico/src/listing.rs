@@ -1,5 +1,5 @@
-//! The listing of clusters and routes, one for `portico routes` and `/routes`: what would be exposed, where, by which object,
-//! to which endpoints, and what stands in the way.
+//! The listing of clusters and routes, one for `portico routes` and `/routes`: what would be exposed, where,
+//! by which object, to which endpoints, and what stands in the way.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -247,8 +247,8 @@ fn drawn_note(ports: &[u16]) -> String {
         more => format!(" and {more} more"),
     };
     format!(
-        "\nNodePorts drawn for this answer, as no gateway has remembered any for these Services; one may draw others: \
-         {}{more}\n",
+        "\nNodePorts drawn for this answer, as no gateway has remembered any for these Services; one may \
+         draw others: {}{more}\n",
         shown.join(", ")
     )
 }

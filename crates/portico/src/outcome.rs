@@ -5,7 +5,8 @@ use std::process::ExitCode;
 
 use crate::logging::LogFormat;
 
-/// What a verb that ran has to say. That it could not run is an error, and exit code 2, as clap's for wrong usage.
+/// What a verb that ran has to say. That it could not run is an error, and exit code 2, as clap's for wrong
+/// usage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// Done, or the answer is "yes".
@@ -28,8 +29,8 @@ pub(crate) fn misconfigured() -> ExitCode {
     ExitCode::from(2)
 }
 
-/// Says on standard error why a verb could not run: each cause once, though many messages already end in theirs. In the form
-/// of the log, but past its filter: this line is the last, and `RUST_LOG` may want none.
+/// Says on standard error why a verb could not run: each cause once, though many messages already end in
+/// theirs. In the form of the log, but past its filter: this line is the last, and `RUST_LOG` may want none.
 pub(crate) fn complain(error: &anyhow::Error, format: LogFormat) {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -48,7 +49,7 @@ pub(crate) fn complain(error: &anyhow::Error, format: LogFormat) {
         })
         .to_string(),
     };
-    // Nobody is left to tell if that fails.
+    // If this fails, no channel is left to report it on.
     let _ = writeln!(io::stderr(), "{line}");
 }
 

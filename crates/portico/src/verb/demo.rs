@@ -1,9 +1,11 @@
-//! `portico demo`: a gateway and three user clusters, one per expose strategy, on this machine, nothing else needed.
+//! `portico demo`: a gateway and three user clusters, one per expose strategy, on this machine, nothing else
+//! needed.
 //!
-//! It writes manifests into a folder of its own ([`site`]), with certificates ([`pki`]) and kubeconfigs, starts a stand-in API
-//! server for each cluster ([`api_server`]), and runs the gateway on that folder exactly as `portico gateway --manifests` does, and an
-//! agent beside it, as `portico agent` would on a node of the Tunneling cluster, but without an address of its own.
-//! [`mod@guide`] prints what can be tried; [`ports`] steps over ports that are taken. Ctrl-C ends it and removes the folder.
+//! It writes manifests into a folder of its own ([`site`]), with certificates ([`pki`]) and kubeconfigs,
+//! starts a stand-in API server for each cluster ([`api_server`]), and runs the gateway on that folder
+//! exactly as `portico gateway --manifests` does, and an agent beside it, as `portico agent` would on a node
+//! of the Tunneling cluster, but without an address of its own. [`mod@guide`] prints what can be tried;
+//! [`ports`] steps over ports that are taken. Ctrl-C ends it and removes the folder.
 
 mod api_server;
 mod guide;
@@ -50,14 +52,14 @@ pub(crate) struct Flags {
     agent_admin_port: u16,
 }
 
-/// The flags of `portico gateway`, as somebody would type them.
+/// The flags of `portico gateway`, as typed on a command line.
 #[derive(Debug, Parser)]
 struct GatewayLine {
     #[command(flatten)]
     flags: gateway::flags::Flags,
 }
 
-/// The flags of `portico agent`, as somebody would type them.
+/// The flags of `portico agent`, as typed on a command line.
 #[derive(Debug, Parser)]
 struct AgentLine {
     #[command(flatten)]
@@ -96,7 +98,7 @@ async fn serve(site: &Site, ports: &Ports) -> anyhow::Result<()> {
     let (tell, told) = oneshot::channel();
     let started = |status: &gateway::status::Status| {
         let plans: Vec<_> = status.pipeline().plans().collect();
-        // Nobody hears it only if the agent's part is over, and with it the demo.
+        // Fails only if the agent has ended, and the demo with it.
         let _ = tell.send(guide(site, ports, &plans));
     };
     let run_agent = async {

@@ -98,8 +98,8 @@ spec:
     assert_eq!(
         without_path(&stdout(&output), folder.path()),
         "DIR/new.yaml:9: error: Service aaa/s1: metadata.annotations[nodeport-proxy.k8s.io/port-mapping]: \
-         host clustername.kubermatic.kkp.example.com belongs to Cluster clustername: what a Cluster asks for comes before \
-         any Service; choose another host name\n4 objects: 1 error, 0 warnings\n"
+         host clustername.kubermatic.kkp.example.com belongs to Cluster clustername: what a Cluster asks \
+         for comes before any Service; choose another host name\n4 objects: 1 error, 0 warnings\n"
     );
 }
 
@@ -110,8 +110,8 @@ fn a_directory_without_manifests_is_not_called_right() {
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(
         without_path(&stdout(&output), folder.path()),
-        "DIR: error: no manifest is there: no file ends in .yaml, .yml or .json (hidden ones do not count); name the \
-         directory that holds the manifests\n0 objects: 1 error, 0 warnings\n"
+        "DIR: error: no manifest is there: no file ends in .yaml, .yml or .json (hidden ones do not count); \
+         name the directory that holds the manifests\n0 objects: 1 error, 0 warnings\n"
     );
 }
 

@@ -1,5 +1,5 @@
-//! A change to one cluster never touches a byte of another: 200 connections with heartbeats stay while a thousand other clusters
-//! come and go.
+//! A change to one cluster never touches a byte of another: 200 connections with heartbeats stay while a
+//! thousand other clusters come and go.
 
 use std::io;
 use std::net::SocketAddr;
@@ -33,7 +33,8 @@ const WINDOW: usize = 5;
 /// The first NodePort given to them.
 const FIRST_PORT: u16 = 30_000;
 
-/// Between two heartbeats of one connection: 200 of them are to beat during every change, and to leave the changes a core.
+/// Between two heartbeats of one connection: 200 of them are to beat during every change, and to leave the
+/// changes a core.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// One long-lived connection.

@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 
 use crate::common::{Process, get};
 
-/// Fails with instructions where a program is missing: a test that passes because nothing was tried proves nothing.
+/// Fails with instructions where a program is missing: a test that passes because nothing was tried proves
+/// nothing.
 fn require(program: &str) {
     let found = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     // `openssl --version` is an error in old versions, and still a sign of life.

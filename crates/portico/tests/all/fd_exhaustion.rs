@@ -1,4 +1,5 @@
-//! A gateway that runs out of file descriptors stops accepting, serves on what is open, says so, and recovers as connections end.
+//! A gateway that runs out of file descriptors stops accepting, serves on what is open, says so, and recovers
+//! as connections end.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -64,7 +65,8 @@ fn out_of_descriptors_it_serves_on_what_is_open_says_so_and_lets_the_others_in_a
     assert!(open.iter_mut().all(|stream| comes_back(stream, b"ping")));
     assert!(open.iter_mut().all(carries_a_megabyte));
 
-    // Each one that is let in ends, and makes room for another: nobody is turned away, whoever came too late waits.
+    // Each one that is let in ends, and makes room for another: nobody is turned away, whoever came too late
+    // waits.
     let served =
         clients.drain(..).filter_map(|mut client| is_let_in(&mut client, &hello).then_some(())).count();
     assert_eq!(served, CLIENTS);

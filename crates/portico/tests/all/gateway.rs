@@ -1,5 +1,5 @@
-//! `portico gateway` on a directory: it follows the files, answers questions about itself, remembers NodePorts, stops with
-//! a drain, and hands its listeners over.
+//! `portico gateway` on a directory: it follows the files, answers questions about itself, remembers
+//! NodePorts, stops with a drain, and hands its listeners over.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -26,7 +26,8 @@ fn echo() -> u16 {
     port
 }
 
-/// A port of loopback that was free a moment ago, outside the range that outgoing connections take theirs from.
+/// A port of loopback that was free a moment ago, outside the range that outgoing connections take theirs
+/// from.
 fn free_port() -> u16 {
     use std::sync::atomic::{AtomicU16, Ordering};
     static NEXT: AtomicU16 = AtomicU16::new(0);
@@ -42,9 +43,10 @@ fn free_port() -> u16 {
 fn service(node_port: u16, upstream: u16) -> String {
     format!(
         "apiVersion: v1\nkind: Service\nmetadata:\n  name: api\n  namespace: cluster-a\n  annotations:\n    \
-         nodeport-proxy.k8s.io/expose: NodePort\nspec:\n  type: NodePort\n  ports: [{{name: secure, port: 443, nodePort: {node_port}}}]\n\
-         ---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: api-1\n  namespace: cluster-a\n  \
-         labels: {{kubernetes.io/service-name: api}}\naddressType: IPv4\nendpoints:\n- addresses: [127.0.0.1]\n  \
+         nodeport-proxy.k8s.io/expose: NodePort\nspec:\n  type: NodePort\n  ports: [{{name: secure, port: \
+         443, nodePort: {node_port}}}]\n---\napiVersion: discovery.k8s.io/v1\nkind: \
+         EndpointSlice\nmetadata:\n  name: api-1\n  namespace: cluster-a\n  labels: \
+         {{kubernetes.io/service-name: api}}\naddressType: IPv4\nendpoints:\n- addresses: [127.0.0.1]\n  \
          conditions: {{ready: true}}\nports: [{{name: secure, port: {upstream}}}]\n"
     )
 }
@@ -311,7 +313,8 @@ fn before_every_object_is_read_nothing_is_said_to_be_welcome_and_each_failure_is
 apiVersion: v1
 kind: Config
 current-context: c
-clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}]
+clusters: [{name: c, cluster: {server: \
+                              'http://127.0.0.1:1'}}]
 contexts: [{name: c, context: {cluster: c, user: u}}]
 users: [{name: u, user: {token: t}}]
 ";

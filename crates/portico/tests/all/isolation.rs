@@ -1,4 +1,5 @@
-//! One control plane falls silent and thousands of its clients retry: the others do not notice, and what it costs is bounded.
+//! One control plane falls silent and thousands of its clients retry: the others do not notice, and what it
+//! costs is bounded.
 //!
 //! The gateway, the control planes and the clients are hosts of their own, and the silence is a firewall's.
 
@@ -25,8 +26,8 @@ const SILENT: &str = "silent";
 const CLIENTS: u32 = 5_000;
 /// How often each tries.
 const ATTEMPTS: u32 = 3;
-/// Between two attempts of one client, and the time over which the first ones are spread: thousands a second, and not all in one
-/// moment, which would measure the queue of the kernel and not the gateway.
+/// Between two attempts of one client, and the time over which the first ones are spread: thousands a second,
+/// and not all in one moment, which would measure the queue of the kernel and not the gateway.
 const RETRY_AFTER: Duration = Duration::from_secs(2);
 /// Of these, as many may wait for the silent control plane at a time.
 const MOST_CONNECTING: usize = 256;
@@ -34,11 +35,13 @@ const MOST_CONNECTING: usize = 256;
 const HEALTHY_CLIENTS: usize = 8;
 const MOST_REQUESTS: usize = 20_000;
 
-/// What thousands of clients at the door may cost on top: 16 KiB each, for a hello, a task and what the allocator
-/// keeps, also where nothing is optimised. A buffer of 64 KiB each, or a queue that grows with every attempt, would not fit.
+/// What thousands of clients at the door may cost on top: 16 KiB each, for a hello, a task and what the
+/// allocator keeps, also where nothing is optimised. A buffer of 64 KiB each, or a queue that grows with
+/// every attempt, would not fit.
 const MOST_GROWTH_KB: u64 = 16 * CLIENTS as u64;
-/// Descriptors on top of one for each client and those of the bounded attempts to connect: for clients that try again before the
-/// gateway has seen the end of their last attempt, for manifests, admin connections and pipes.
+/// Descriptors on top of one for each client and those of the bounded attempts to connect: for clients that
+/// try again before the gateway has seen the end of their last attempt, for manifests, admin connections and
+/// pipes.
 const SLACK: usize = CLIENTS as usize / 2;
 
 /// A fatal alert `internal_error` (RFC 8446): what a client is told whose control plane cannot be reached.
@@ -104,7 +107,8 @@ async fn attempt(gateway: SocketAddr, hello: &[u8]) -> io::Result<Vec<u8>> {
     Ok(told)
 }
 
-/// Thousands of clients of the silent cluster. Answers how many attempts were not answered with the alert, and how.
+/// Thousands of clients of the silent cluster. Answers how many attempts were not answered with the alert,
+/// and how.
 async fn storm(gateway: SocketAddr) -> Vec<String> {
     let hello: Arc<[u8]> = hello(SILENT).into();
     let clients: Vec<_> = (0..CLIENTS)
@@ -216,8 +220,9 @@ fn a_silent_control_plane_with_5000_retrying_clients_costs_others_nothing_and_th
     };
     let (crowded, timed_out) = (refused("max_connecting"), refused("connect_timed_out"));
     report(format_args!(
-        "before: {}; during: {}; {crowded} refused as too many were connecting (at most {most_connecting}), {timed_out} as it did not \
-         answer; descriptors {descriptors} before, {most_descriptors} at most; memory {memory} KiB before, {} KiB at most",
+        "before: {}; during: {}; {crowded} refused as too many were connecting (at most {most_connecting}), \
+         {timed_out} as it did not answer; descriptors {descriptors} before, {most_descriptors} at most; \
+         memory {memory} KiB before, {} KiB at most",
         percentile_99(calm),
         percentile_99(stormy),
         usage.peak_kb(),

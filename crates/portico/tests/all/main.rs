@@ -1,6 +1,7 @@
 //! The `portico` binary from outside: real processes, real sockets.
 //!
-//! [`common`] starts the binary, [`proof`] has what the heavy proofs share: many connections, a cluster's stand-in, usage.
+//! [`common`] starts the binary, [`proof`] has what the heavy proofs share: many connections, a cluster's
+//! stand-in, usage.
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
 mod agent;

@@ -6,15 +6,16 @@ use std::time::Instant;
 use crate::proof::*;
 
 const CLUSTERS: u64 = 2_000;
-/// What a cluster with three routes may add to the memory of the process: Services, endpoints, routes, counters, and what is
-/// remembered of its file. Data only, for the program itself weighs three times as much where nothing is optimised. A fifth more than
-/// was measured, which keeps it from creeping up; whether the shipped binary as a whole holds its bar is measured in `bench/`.
+/// What a cluster with three routes may add to the memory of the process: Services, endpoints, routes,
+/// counters, and what is remembered of its file. Data only, for the program itself weighs three times as much
+/// where nothing is optimised. A fifth more than was measured, which keeps it from creeping up; whether the
+/// shipped binary as a whole holds its bar is measured in `bench/`.
 const MOST_BYTES_EACH: u64 = 4_600;
 /// Changes whose cost is averaged.
 const CHANGES: u32 = 20;
 
-/// A cluster with three routes, as they are with the Tunneling strategy: its API server by server name and by authority, the server
-/// of its reverse path by a server name.
+/// A cluster with three routes, as they are with the Tunneling strategy: its API server by server name and by
+/// authority, the server of its reverse path by a server name.
 fn cluster(name: &str, endpoint: SocketAddr) -> String {
     let api_server = manifest(name, None, endpoint);
     let reverse_path = api_server
@@ -50,8 +51,9 @@ fn a_cluster_with_three_routes_costs_less_than_five_kilobytes_and_another_is_ser
     }
     let each = (usage.data_kb() - empty) * 1024 / CLUSTERS;
     report(format_args!(
-        "{CLUSTERS} clusters: ready after {:.1} s (CPU {:.1} s); {each} bytes each; the process {} KiB, of them data {} KiB, {empty} KiB \
-         without clusters; CPU of one change, with the connections that found it routable: {:.1} ms",
+        "{CLUSTERS} clusters: ready after {:.1} s (CPU {:.1} s); {each} bytes each; the process {} KiB, of \
+         them data {} KiB, {empty} KiB without clusters; CPU of one change, with the connections that found \
+         it routable: {:.1} ms",
         started.as_secs_f64(),
         start_cpu.as_secs_f64(),
         usage.pss_kb(),

@@ -1,5 +1,5 @@
-//! Clients that say nothing, or next to nothing: on every listener they cost a bounded number of places for a bounded time, others are
-//! served beside them, and nothing is left of them.
+//! Clients that say nothing, or next to nothing: on every listener they cost a bounded number of places for a
+//! bounded time, others are served beside them, and nothing is left of them.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -1,9 +1,9 @@
-//! The one place of wiring: source → pipeline → data plane, with the admin listener beside it and the end of the process after
-//! it.
+//! The one place of wiring: source → pipeline → data plane, with the admin listener beside it and the end of
+//! the process after it.
 //!
-//! Everything here runs on one thread; the threads that move bytes are the data plane's own. The order at the start is what
-//! makes it safe: the admin listener first, so that probes get an answer; then every object is read; only then are
-//! listeners opened, or taken over, for a table with holes would send clients away.
+//! Everything here runs on one thread; the threads that move bytes are the data plane's own. The order at the
+//! start is what makes it safe: the admin listener first, so that probes get an answer; then every object is
+//! read; only then are listeners opened, or taken over, for a table with holes would send clients away.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -29,10 +29,12 @@ use crate::source::Source;
 const RETRY_PORTS: Duration = Duration::from_secs(2);
 /// Problems written to the log after one step; the rest is counted, and listed by `/readyz?verbose`.
 const MOST_PROBLEMS_LOGGED: usize = 20;
-/// Between two attempts to store what must be remembered: a predecessor may hold the lock until it has handed over.
+/// Between two attempts to store what must be remembered: a predecessor may hold the lock until it has handed
+/// over.
 const RETRY_MEMORY: Duration = Duration::from_secs(2);
 
-/// Runs a gateway until it is told to stop, or a successor has taken over. `started` is told once it serves.
+/// Runs a gateway until it is told to stop, or a successor has taken over. `started` is called once it
+/// serves.
 pub(crate) async fn run(
     flags: &Flags,
     mut daemon: Daemon,
@@ -49,12 +51,13 @@ pub(crate) async fn run(
     let gateway = gateway?;
     started(&status);
     allocator::give_back();
+    let take_over = flags.lifecycle.take_over.as_deref();
     let why = tokio::select! {
         never = follow(&mut source, &status) => match never? {},
         never = retry_ports(&gateway) => match never {},
         never = tunnel_files::follow(&gateway, &status) => match never {},
         signal = daemon.asked_to_stop() => Ending::Stop(signal),
-        outcome = successor(&gateway, flags.lifecycle.take_over.as_deref()) => { outcome?; Ending::HandedOver }
+        outcome = successor(&gateway, take_over) => { outcome?; Ending::HandedOver }
     };
     status.set_stopping();
     match why {
@@ -148,7 +151,7 @@ async fn next(source: &mut Source) -> anyhow::Result<Step> {
     }
 }
 
-/// Notes what a step says. Answers whether the picture is complete.
+/// Applies one step. Returns true once the initial sync is complete.
 fn note(source: &mut Source, status: &Status, step: Step) -> bool {
     let mut pipeline = status.pipeline();
     pipeline.apply(step.events, step.complete);

@@ -1,7 +1,7 @@
 //! The flags of `portico gateway`, and what they mean for the data plane.
 //!
-//! Each group stands under a heading of its own in `--help`. Clap checks each flag alone; [`Flags::config`] checks them
-//! against each other, because most mistakes are two flags that do not go together.
+//! Each group stands under a heading of its own in `--help`. Clap checks each flag alone; [`Flags::config`]
+//! checks them against each other, because most mistakes are two flags that do not go together.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -11,6 +11,7 @@ use std::time::Duration;
 use clap::builder::RangedI64ValueParser;
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
+use portico_api::annotations::EXPOSE;
 use portico_api::policy::Budget;
 use portico_api::seed::Timeouts;
 use portico_gateway::{
@@ -51,19 +52,22 @@ pub(crate) struct SourceFlags {
     /// Directory of manifests to read and watch; without it, the Kubernetes API
     #[arg(long, value_name = "DIR", conflicts_with = "kubeconfig")]
     pub(crate) manifests: Option<PathBuf>,
-    /// Where NodePorts that were drawn and the strategies of clusters are remembered; one gateway a folder [default: DIR/.portico]
+    /// Where NodePorts that were drawn and the strategies of clusters are remembered; one gateway a folder
+    /// [default: DIR/.portico]
     #[arg(long, value_name = "FOLDER", requires = "manifests")]
     pub(crate) state_dir: Option<PathBuf>,
-    /// How to reach the Kubernetes API, also by its proxy-url or HTTPS_PROXY; without it, as a pod of that cluster
+    /// How to reach the Kubernetes API, also by its proxy-url or HTTPS_PROXY; without it, as a pod of that
+    /// cluster
     #[arg(long, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
     /// Serve only the Services of this namespace
     #[arg(long, value_name = "NS")]
     pub(crate) namespace: Option<String>,
     /// The annotation by which a Service asks to be exposed
-    #[arg(long, value_name = "KEY", default_value = portico_api::annotations::EXPOSE, value_parser = annotation_key)]
+    #[arg(long, value_name = "KEY", default_value = EXPOSE, value_parser = annotation_key)]
     pub(crate) expose_annotation: String,
-    /// External address of a seed node, where clusters are reached if the Seed disables its nodeport-proxy; may be repeated
+    /// External address of a seed node, where clusters are reached if the Seed disables its nodeport-proxy;
+    /// may be repeated
     #[arg(long, value_name = "IP", value_delimiter = ',')]
     pub(crate) node_address: Vec<IpAddr>,
 }
@@ -71,8 +75,8 @@ pub(crate) struct SourceFlags {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Listeners")]
 pub(crate) struct ListenerFlags {
-    /// Where clients are routed by the server name of their ClientHello; off for none. May be the address of --tunnel-listen: then
-    /// one port serves both
+    /// Where clients are routed by the server name of their ClientHello; off for none. May be the address of
+    /// --tunnel-listen: then one port serves both
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:6443")]
     pub(crate) sni_listen: Listen,
     /// Where CONNECT requests of node agents are served; off for none
@@ -98,8 +102,8 @@ pub(crate) struct TunnelFlags {
     /// Private key of that certificate, PEM
     #[arg(long, value_name = "FILE", requires = "tunnel_tls_cert")]
     pub(crate) tunnel_tls_key: Option<PathBuf>,
-    /// CA of client certificates, PEM; each opens the authorities of the one cluster it names. Like all that asks for an identity it
-    /// binds only those who come by TLS
+    /// CA of client certificates, PEM; each opens the authorities of the one cluster it names. Like all that
+    /// asks for an identity it binds only those who come by TLS
     #[arg(long, value_name = "FILE", requires = "tunnel_tls_cert")]
     pub(crate) tunnel_client_ca: Option<PathBuf>,
     /// What that CA has revoked: its revocation lists (CRL), PEM; takes effect on open tunnels at once
@@ -115,7 +119,8 @@ pub(crate) struct TunnelFlags {
     /// How long such a review holds; a token in use is reviewed again when it is over
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = positive_duration)]
     pub(crate) tunnel_token_review_interval: Duration,
-    /// Serve CONNECT without TLS: whoever reaches the port reaches every authority, whatever identity others are asked for
+    /// Serve CONNECT without TLS: whoever reaches the port reaches every authority, whatever identity others
+    /// are asked for
     #[arg(long)]
     pub(crate) tunnel_plaintext: bool,
 }
@@ -140,13 +145,17 @@ pub(crate) struct BudgetFlags {
     /// New connections and tunnel streams a second, unless a cluster sets its own [default: no limit]
     #[arg(long, value_name = "N")]
     pub(crate) max_connection_rate_per_cluster: Option<u32>,
-    /// Connections, of all clusters, that have not yet said where they want to go; and tunnel connections that have shown no accepted identity
-    #[arg(long, value_name = "N", default_value_t = Config::default().max_handshakes, value_parser = at_least_one())]
+    /// Connections, of all clusters, that have not yet said where they want to go; and tunnel connections
+    /// that have shown no accepted identity
+    #[arg(long, value_name = "N", default_value_t = Config::default().max_handshakes)]
+    #[arg(value_parser = at_least_one())]
     pub(crate) max_handshakes: u32,
     /// Connections of one cluster that wait for an endpoint to accept
-    #[arg(long, value_name = "N", default_value_t = Config::default().max_connecting, value_parser = at_least_one())]
+    #[arg(long, value_name = "N", default_value_t = Config::default().max_connecting)]
+    #[arg(value_parser = at_least_one())]
     pub(crate) max_connecting_per_cluster: u32,
-    /// Bytes that all tunnel streams hold for receivers that do not take them; over it streams are reset, the longest stopped first
+    /// Bytes that all tunnel streams hold for receivers that do not take them; over it streams are reset,
+    /// the longest stopped first
     #[arg(long, value_name = "SIZE", default_value = "128Mi", value_parser = size)]
     pub(crate) max_tunnel_held_bytes: usize,
 }
@@ -246,13 +255,14 @@ pub(crate) enum FlagError {
     SameAddress { first: &'static str, second: &'static str, address: SocketAddr },
     /// Something was set for a listener that is off.
     #[error(
-        "{flag} says how the tunnel listener serves, but --tunnel-listen is off; give it an address, or leave {flag} out"
+        "{flag} says how the tunnel listener serves, but --tunnel-listen is off; give it an address, or \
+         leave {flag} out"
     )]
     TunnelIsOff { flag: &'static str },
     /// One listener got two modes.
     #[error("--proxy-protocol {0} is given twice; give each listener one mode")]
     ProxyProtocolTwice(ListenerKind),
-    /// Believing everybody is believing nobody.
+    /// A network that trusts every address would let every client choose its own.
     #[error(
         "--trusted-proxy {0} trusts every client to say who it is; give the networks of your load balancers"
     )]
@@ -265,7 +275,8 @@ pub(crate) enum FlagError {
     Tokens(#[from] TokensError),
     /// One port cannot expect a PROXY header and not expect it.
     #[error(
-        "--sni-listen and --tunnel-listen share {0}, but --proxy-protocol differs for sni and tunnel; give both the same mode"
+        "--sni-listen and --tunnel-listen share {0}, but --proxy-protocol differs for sni and tunnel; give \
+         both the same mode"
     )]
     ProxyProtocolDiffers(SocketAddr),
 }
@@ -276,8 +287,8 @@ impl Flags {
         self.config(&Timeouts::default()).map(drop)
     }
 
-    /// What the flags mean for the data plane; where a flag is not given, `seed` decides, as its `connectionSettings` say.
-    /// Reads the certificate files.
+    /// What the flags mean for the data plane; where a flag is not given, `seed` decides, as its
+    /// `connectionSettings` say. Reads the certificate files.
     pub(crate) fn config(&self, seed: &Timeouts) -> Result<Config, FlagError> {
         self.check_addresses()?;
         let flags = &self.timeouts;
@@ -323,7 +334,7 @@ impl Flags {
         })
     }
 
-    /// Whether the tunnel is off only because nobody said how to serve it.
+    /// Whether the tunnel is off only because no flag says how to serve it.
     pub(crate) fn tunnel_is_silent(&self) -> bool {
         let said = self.tunnel.tunnel_plaintext || self.tunnel.tunnel_tls_cert.is_some();
         self.listeners.tunnel_listen.0.is_some() && !said
@@ -334,7 +345,7 @@ impl Flags {
         self.tunnel.tunnel_plaintext && self.tunnel.asks_for_identity()
     }
 
-    /// Whether the tunnel serves whoever reaches it; how.
+    /// The flag by which the tunnel serves every client that reaches it, if one does.
     pub(crate) fn tunnel_is_open_to_anyone(&self) -> Option<&'static str> {
         let on = self.listeners.tunnel_listen.0.is_some();
         match (self.tunnel.tunnel_plaintext, self.tunnel.tunnel_tls_cert.is_some()) {
@@ -368,7 +379,7 @@ impl Flags {
         Ok(())
     }
 
-    /// `None` if the tunnel is off, by its flag or because nobody said how to serve it.
+    /// `None` if the tunnel is off, by its flag or because no flag says how to serve it.
     fn tunnel_settings(&self, seed: &Timeouts) -> Result<Option<TunnelSettings>, FlagError> {
         let flags = &self.tunnel;
         if self.listeners.tunnel_listen.0.is_none() {
@@ -462,7 +473,7 @@ fn keepalive(
     }
 }
 
-/// A bound that would let nobody in is a mistake.
+/// A bound of zero would refuse every client.
 fn at_least_one() -> RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..)
 }

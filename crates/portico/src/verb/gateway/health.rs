@@ -1,7 +1,8 @@
-//! `/readyz`: whether this gateway serves, and with `?verbose` what stands in the way and what is wrong with objects.
+//! `/readyz`: whether this gateway serves, and with `?verbose` what stands in the way and what is wrong with
+//! objects.
 //!
-//! Not ready means: send me no new connections. A broken manifest, or a NodePort that cannot be bound, is shown and does
-//! not make the gateway unready: every other cluster is served, and a restart would not help.
+//! Not ready means: send me no new connections. A broken manifest, or a NodePort that cannot be bound, is
+//! shown and does not make the gateway unready: every other cluster is served, and a restart would not help.
 
 use portico_admin::readiness::Readiness;
 use portico_gateway::Listener;
@@ -38,7 +39,8 @@ fn details(readiness: &mut Readiness, status: &Status) {
         watches(readiness, &source);
     }
     if let Some(gateway) = status.gateway() {
-        // Not a reason to be unready: it passes with the next connection that ends, and other replicas may fare no better.
+        // Not a reason to be unready: it passes with the next connection that ends, and other replicas may
+        // fare no better.
         if gateway.shared().totals().accept_rests_now {
             readiness.warn(format_args!(
                 "accepting: rests until file descriptors are free; clients wait; raise the limit (ulimit -n)"

@@ -1,7 +1,8 @@
-//! `/metrics` in the OpenMetrics text format. Names, labels and units are a promise, listed in `docs/operations.md`.
+//! `/metrics` in the OpenMetrics text format. Names, labels and units are a promise, listed in
+//! `docs/operations.md`.
 //!
-//! Nothing is counted here: at each scrape the counters of the data plane are read and written down. Per cluster, reasons
-//! that never occurred are left out: with 10,000 clusters they would be most of the answer.
+//! Nothing is counted here: at each scrape the counters of the data plane are read and written down. Per
+//! cluster, reasons that never occurred are left out: with 10,000 clusters they would be most of the answer.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -36,8 +37,8 @@ struct Bytes {
 #[derive(Debug)]
 struct GatewayMetrics {
     status: Arc<Status>,
-    /// The most that was ever reported. Open connections are added to those that ended, and one that ends meanwhile may be
-    /// seen in neither or in both; a counter that falls would look like a restart.
+    /// The most that was ever reported. Open connections are added to those that ended, and one that ends
+    /// meanwhile may be seen in neither or in both; a counter that falls would look like a restart.
     bytes: Mutex<HashMap<ClusterName, Bytes>>,
 }
 
@@ -66,7 +67,7 @@ impl GatewayMetrics {
         Process::now().write(out)
     }
 
-    /// Who may come in by the tunnel, and who did.
+    /// How the tunnel is open, and the results of authentication.
     fn write_tunnel(&self, gateway: &Gateway, out: &mut Families<'_>) -> fmt::Result {
         let shared = gateway.shared();
         let (config, identities) = (&shared.config, &shared.identities);
@@ -76,18 +77,22 @@ impl GatewayMetrics {
         out.one_gauge("tunnel_plaintext", "1 if CONNECT is served without TLS.", None, u64::from(plaintext))?;
         out.one_gauge(
             "tunnel_open_to_anyone",
-            "1 if some clients of the tunnel are asked for no identity: by plain text, or by TLS without a CA or tokens.",
+            "1 if some clients of the tunnel are asked for no identity: by plain text, or by TLS without a \
+             CA or tokens.",
             None,
             u64::from(open),
         )?;
-        let help = "Bytes that tunnel streams hold for receivers that have not taken them; --max-tunnel-held-bytes is the most.";
+        let help = "Bytes that tunnel streams hold for receivers that have not taken them; \
+                    --max-tunnel-held-bytes is the most.";
         out.one_gauge("tunnel_held_bytes", help, None, config.tunnel.memory.held() as u64)?;
-        let help = "Tunnel connections that are asked for an identity and have shown none that is accepted; --max-handshakes is the most.";
+        let help = "Tunnel connections that are asked for an identity and have shown none that is accepted; \
+                    --max-handshakes is the most.";
         out.one_gauge("tunnel_unproven_connections", help, None, identities.unproven() as u64)?;
         let failed = self.status.tunnel_files();
         let files =
             TunnelFile::ALL.map(|file| ([("file", file.word())], u64::from(failed.contains_key(&file))));
-        let help = "1 while a file of the tunnel listener cannot be used as it is; what was read before stays in force.";
+        let help = "1 while a file of the tunnel listener cannot be used as it is; what was read before \
+                    stays in force.";
         out.gauge("tunnel_files_failed", help, None, files)?;
         let outcomes = identities.outcomes();
         let authentications = Method::ALL.into_iter().zip(outcomes).flat_map(|(method, counts)| {
@@ -97,7 +102,8 @@ impl GatewayMetrics {
                 .zip(counts)
                 .map(move |(outcome, count)| ([label, ("outcome", outcome)], count))
         });
-        let help = "Requests of tunnel clients that are asked who they are, by how they answered and what came of it.";
+        let help = "Requests of tunnel clients that are asked who they are, by how they answered and what \
+                    came of it.";
         out.counter("tunnel_authentications", help, None, authentications)?;
         let Some(reviews) = identities.reviews() else { return Ok(()) };
         let results = [("yes", reviews.yes), ("no", reviews.no), ("failed", reviews.failed)];
@@ -186,7 +192,7 @@ impl GatewayMetrics {
             None,
             each().map(|(labels, now)| (labels, now.connect_failures)),
         )?;
-        // A cluster nobody ever used has no handshake times.
+        // A cluster without connections has no handshake times.
         let used = each().filter(|(_, now)| now.total > 0);
         out.histogram(
             "cluster_handshake",

@@ -12,12 +12,14 @@ use super::metrics::gateway_metrics;
 use super::status::Status;
 use super::{connections, health};
 
-const INDEX: &str = "portico gateway\n\n\
-    /healthz             is the process alive\n\
-    /readyz              does it serve; ?verbose says what stands in the way, and what is wrong with objects\n\
-    /metrics             for Prometheus\n\
-    /routes              what is exposed, where, by which object; ?o=table for people, ?cluster=NAME for one\n\
-    /connections         what is open; ?o=table for people, ?cluster=NAME for one\n";
+const INDEX: &str = "portico gateway
+
+/healthz             is the process alive
+/readyz              does it serve; ?verbose says what stands in the way, and what is wrong with objects
+/metrics             for Prometheus
+/routes              what is exposed, where, by which object; ?o=table for people, ?cluster=NAME for one
+/connections         what is open; ?o=table for people, ?cluster=NAME for one
+";
 
 /// What a gateway says about itself.
 #[derive(Debug)]
@@ -46,7 +48,8 @@ impl Pages for GatewayPages {
                     routes.keep_only(cluster);
                     if routes.is_empty() {
                         let told = format!(
-                            "no cluster {cluster:?} is exposed, planned or in conflict; /routes has those that are\n"
+                            "no cluster {cluster:?} is exposed, planned or in conflict; /routes has those \
+                             that are\n"
                         );
                         return text(StatusCode::NOT_FOUND, told);
                     }

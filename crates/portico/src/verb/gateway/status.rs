@@ -96,7 +96,8 @@ impl Status {
         *self.manifest_problems.lock().unwrap_or_else(PoisonError::into_inner) = problems;
     }
 
-    /// Files of the tunnel listener that cannot be used as they are now, and why; what was read before stays in force.
+    /// Files of the tunnel listener that cannot be used as they are now, and why; what was read before stays
+    /// in force.
     pub(crate) fn tunnel_files(&self) -> BTreeMap<TunnelFile, String> {
         self.tunnel_files.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -110,7 +111,8 @@ impl Status {
         }
     }
 
-    /// What is wrong with objects that could be read, errors first: by themselves, or because this host has no room for them.
+    /// What is wrong with objects that could be read, errors first: by themselves, or because this host has
+    /// no room for them.
     pub(crate) fn object_problems(&self) -> BTreeSet<Problem> {
         let mut problems = self.pipeline().problems();
         if let Some(gateway) = self.gateway() {
@@ -149,7 +151,8 @@ impl Status {
         counts
     }
 
-    /// The data plane; `None` until every object has been read, because until then it would send clients away.
+    /// The data plane; `None` until every object has been read, because until then it would send clients
+    /// away.
     pub(crate) fn gateway(&self) -> Option<&Arc<Gateway>> {
         self.gateway.get()
     }
@@ -175,7 +178,8 @@ impl Status {
     }
 }
 
-/// That a port cannot be bound, as a problem of the Service that asks for it. (The log has it from the data plane.)
+/// That a port cannot be bound, as a problem of the Service that asks for it. (The log has it from the data
+/// plane.)
 fn port_problem(failed: FailedPort) -> Problem {
     let FailedPort { port, backend, error } = failed;
     Problem {

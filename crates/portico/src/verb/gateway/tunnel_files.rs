@@ -1,7 +1,8 @@
-//! The files of the tunnel listener, read again while the gateway runs: certificate and key, client CA and revocation lists, tokens.
+//! The files of the tunnel listener, read again while the gateway runs: certificate and key, client CA and
+//! revocation lists, tokens.
 //!
-//! A file that became unreadable or wrong leaves the one before in force. That is said once in the log, and for as long as it lasts on
-//! `/readyz?verbose` and in the metric `tunnel_files_failed`.
+//! A file that became unreadable or wrong leaves the one before in force. That is said once in the log, and
+//! for as long as it lasts on `/readyz?verbose` and in the metric `tunnel_files_failed`.
 
 use std::convert::Infallible;
 use std::fmt::Display;
@@ -48,7 +49,7 @@ pub(crate) async fn follow(gateway: &Gateway, status: &Status) -> Infallible {
     if let Some(tokens) = tokens.as_ref().filter(|tokens| tokens.is_readable_by_all()) {
         tracing::warn!(
             file = %tokens.path().display(),
-            "every user of this machine may read the tokens of the tunnel; take the right from the file (chmod o-r)"
+            "every user of this machine may read the tokens of the tunnel; forbid it (chmod o-r)"
         );
     }
     if tls.is_none() && tokens.is_none() {
