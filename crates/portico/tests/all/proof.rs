@@ -342,13 +342,13 @@ pub(crate) fn has_ended(stream: &mut TcpStream) -> bool {
     }
 }
 
-/// Writes down what was measured, for people: numbers of a busy machine are no promise.
-#[allow(clippy::print_stderr, reason = "shown with --nocapture, or when the test fails")]
 /// The size of a proof: `short` in CI, `long` for `scripts/prove`, which sets `PORTICO_PROVE`.
 pub(crate) fn long_form(short: usize, long: usize) -> usize {
     if std::env::var_os("PORTICO_PROVE").is_some() { long } else { short }
 }
 
+/// Writes down what was measured, for people: numbers of a busy machine are no promise.
+#[allow(clippy::print_stderr, reason = "shown with --nocapture, or when the test fails")]
 pub(crate) fn report(line: impl std::fmt::Display) {
     eprintln!("{line}");
 }

@@ -39,7 +39,7 @@ pub(super) fn guide(site: &Site, ports: &Ports, plans: &[Plan]) -> anyhow::Resul
         std::env::current_exe().map_or_else(|_| "portico".into(), |path| path.display().to_string());
     let (admin, agent_admin) = (ports.admin, ports.agent_admin);
     Ok(format!(
-        "\nA gateway, three user clusters, one per expose strategy, and a node agent, in this process, on loopback.\n\n\
+        "\nA gateway, three user clusters, one per expose strategy, and a node agent, all on loopback.\n\n\
          {table}{stories}\n\
          What the gateway sees\n\
          \x20 curl 'http://127.0.0.1:{admin}/routes?o=table'\n\
