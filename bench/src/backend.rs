@@ -78,7 +78,7 @@ impl Drop for Backend {
     }
 }
 
-/// A listener for connections that nobody has to accept at once.
+/// A listener whose connections may wait.
 pub(crate) fn listen(address: SocketAddrV4, backlog: i32) -> rustix::io::Result<OwnedFd> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let listener = net::socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?;

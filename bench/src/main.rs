@@ -3,7 +3,7 @@
 //!
 //! Starts the proxies with the same clusters, gives each the same load through the same backend, and prints
 //! the table of the design, "Numbers we hold ourselves to". [`rows`] says what is measured, [`load`] how it
-//! is asked for, [`proxy`] what is asked, [`process`] what it cost, [`report`] how it is told. See
+//! is asked for, [`proxy`] what is asked, [`process`] what it cost, [`report`] how it is printed. See
 //! `bench/README.md`.
 #![allow(
     clippy::print_stdout,

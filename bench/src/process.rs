@@ -17,7 +17,7 @@ fn family(root: u32) -> Result<Vec<u32>> {
         let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };
-        // A process may end between the listing and this read; then it is nobody's child any more.
+        // A process may end between the listing and this read; then it has no parent in the list.
         let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
         // "pid (name) state ppid": the name may hold blanks and brackets, so count from the last bracket.
         let parent = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse().ok());
@@ -89,7 +89,7 @@ pub(crate) fn resting(pid: u32) -> Result<Resting> {
     for task in fs::read_dir(format!("/proc/{pid}/task")).with_context(|| format!("process {pid} is gone"))? {
         let path = task?.path().join("status");
         let status = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        // Voluntary: a thread that waits again. The others show who else wanted the core.
+        // Voluntary: a thread that waits again. The others show contention for the core.
         wake_ups += number(&status, "voluntary_ctxt_switches:")?;
     }
     Ok(Resting {

@@ -1,4 +1,4 @@
-//! Thousands of clients of one cluster that come again and again, whatever they are told.
+//! Thousands of clients of one cluster that come again and again, whatever the answer.
 //!
 //! Each connects, sends its hello and waits until the proxy ends the connection. Every client comes once a
 //! [`PERIOD`], at a moment of its own: the number of attempts a second is the same whether they are answered,

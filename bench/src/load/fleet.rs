@@ -72,7 +72,7 @@ pub(crate) struct Report {
     pub(crate) up: usize,
     /// Agents that have one now and opened it since the mark.
     pub(crate) back: usize,
-    /// Pods that heard their echo since the mark.
+    /// Pods that got their echo since the mark.
     pub(crate) beating: usize,
     /// Streams that ended unasked.
     pub(crate) broken: u64,
@@ -204,7 +204,7 @@ struct Agent {
     opened: u64,
 }
 
-/// A pod: the last mark after which it heard an echo.
+/// A pod: the last mark after which it got an echo.
 struct Pod {
     client: Client,
     cluster: Cluster,
@@ -376,7 +376,7 @@ impl Loopback {
     }
 }
 
-/// Nobody asks what a simulated agent carried.
+/// What a simulated agent carried is not asked for.
 struct Uncounted;
 
 impl Meter for Uncounted {

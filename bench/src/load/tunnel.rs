@@ -66,7 +66,7 @@ impl Connection {
 pub(crate) struct Stream {
     out: SendStream<Bytes>,
     back: RecvStream,
-    /// Bytes received that nobody has asked for yet.
+    /// Bytes received and not asked for yet.
     early: u64,
 }
 

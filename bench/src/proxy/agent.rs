@@ -34,7 +34,7 @@ pub(crate) struct Way {
     pub(crate) dir: PathBuf,
     /// Clients connect here.
     pub(crate) listen: SocketAddrV4,
-    /// Health and metrics, for those who cannot be without.
+    /// Health and metrics, for programs that need the address.
     pub(crate) admin: SocketAddrV4,
     /// The tunnel listener of the gateway.
     pub(crate) gateway: SocketAddrV4,

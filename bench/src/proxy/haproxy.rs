@@ -75,7 +75,7 @@ frontend sni
         std::fs::write(site.dir.join("predecessor"), running.pid().to_string())?;
         let start = Instant::now();
         let mut old = running.succeed(self)?;
-        // Whoever waits here would measure the end of the old process instead of the start of the new one.
+        // A wait here would measure the end of the old process instead of the start of the new one.
         std::thread::spawn(move || old.wait());
         Ok(start)
     }

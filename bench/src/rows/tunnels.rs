@@ -51,7 +51,7 @@ async fn beat_while_adding(
         streams.push(connection.stream(cluster, Order::Echo).await?);
         connections.push(connection);
     }
-    // Twice the drain time: whoever drains will have ended by then.
+    // Twice the drain time: a proxy that drains has ended by then.
     let until = Instant::now() + 2 * Duration::from_secs(DRAIN_SECONDS) + SILENCE;
     let mut beating = JoinSet::new();
     for stream in streams {

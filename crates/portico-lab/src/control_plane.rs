@@ -330,7 +330,7 @@ pub(crate) fn controller_manager_args(options: &Options, dir: &str) -> Vec<Strin
         format!("--service-cluster-ip-range={}", options.service_cidr),
         "--use-service-account-credentials=true".to_owned(),
         "--leader-elect=false".to_owned(),
-        // Serves nobody: several control planes on one host would want the same port.
+        // Not served: several control planes on one host would want the same port.
         "--secure-port=0".to_owned(),
     ]
 }

@@ -17,9 +17,9 @@ use crate::host::Host;
 /// What happens to a packet that a rule matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is gone and nobody is told: a black hole.
+    /// It is dropped without a notice: a black hole.
     Drop,
-    /// The sender is told: a TCP connection is reset.
+    /// It is rejected: a TCP connection is reset.
     Reject,
 }
 

@@ -57,7 +57,7 @@ const PROGRAMS: &[(&str, &str)] = &[
 /// Where Debian puts the CNI plugins.
 pub const CNI_PLUGINS: &str = "/usr/lib/cni";
 
-/// The names the Kubernetes binary answers to.
+/// The names under which the Kubernetes binary can be started.
 pub const KUBE_PROGRAMS: &[&str] =
     &["kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl"];
 
@@ -260,7 +260,7 @@ fn build_kube(source: &Path, output: &Path) -> Result<()> {
     let mut build = Command::new(go)
         .current_dir(source)
         .env("CGO_ENABLED", "0")
-        // A toolchain that Go fetches by itself would be one nobody pinned.
+        // A toolchain that Go fetches by itself would be one that is not pinned.
         .env("GOTOOLCHAIN", "local")
         .args(["build", "-v", "-trimpath", "-ldflags"])
         .arg(format!("-s -w -X k8s.io/component-base/version.gitVersion={version}"))

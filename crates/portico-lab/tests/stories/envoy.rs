@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 /// How long anything may take that takes a second or two on an idle machine.
 const SOON: Duration = Duration::from_secs(60);
 
-/// The tunnel agent IP, as KKP has it unless told otherwise.
+/// The tunnel agent IP, by KKP's default.
 const AGENT: Ipv4Addr = Ipv4Addr::new(100, 64, 30, 10);
 
 /// The authority of the API server of cluster `north`.
@@ -95,7 +95,7 @@ fn our_agent_works_with_an_envoy_gateway_as_kkp_configures_it() {
     })
     .unwrap();
 
-    // It stands still and says nothing, then it goes on: whoever waits that long loses nothing.
+    // It stands still and says nothing, then it goes on: a client that waits that long loses nothing.
     first.signal(Signal::STOP).unwrap();
     site.ask().expect_err("nobody carries it");
     first.signal(Signal::CONT).unwrap();

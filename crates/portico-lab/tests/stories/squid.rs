@@ -79,7 +79,7 @@ fn a_worker_behind_a_proxy_that_allows_one_port_of_one_host_joins_and_its_pods_h
         inside.run(&["create", "configmap", &name]).unwrap();
         watch.wait_for_log(&format!("\"name\":\"{name}\""), SOON).unwrap();
     }
-    // Others use the proxy as well; whoever runs it starts it anew now and then.
+    // The proxy has other users as well, and its operator restarts it now and then.
     squid.process.kill();
     let squid = Squid::start(&middle);
     wait::until("the API server to answer by the new proxy", SOON, || pods.ask()).unwrap();
@@ -96,7 +96,7 @@ fn control_plane(host: &Host, etcd: &Etcd) -> ControlPlane {
     ControlPlane::start(host, etcd, &options).unwrap()
 }
 
-/// Names and tunnels by one port; a tunnel is whoever says so in its hello.
+/// Names and tunnels by one port; a tunnel says so in its hello.
 fn gateway(door: &Host, planes: &Host, issuer: &Authority, agents: &Authority) -> Process {
     let manifests = door.dir().join("manifests");
     fs::create_dir(&manifests).unwrap();
@@ -158,7 +158,7 @@ fn nobody_else_is_reached(worker: &Host, door: &Host, planes: &Host) {
     }
 }
 
-/// Whoever knows its API server by a kubeconfig goes by the same code as agents do.
+/// A process with a kubeconfig reaches its API server by the same code as an agent its gateway.
 fn a_gateway_beyond_the_proxy_watches_its_seed(
     portico: &PathBuf,
     worker: &Host,
@@ -332,7 +332,7 @@ impl Pods<'_> {
         words.map(str::to_owned).to_vec()
     }
 
-    /// One new connection: whoever the token says may look at itself.
+    /// One new connection: any identity may ask who it is.
     fn ask(&self) -> Result<()> {
         let words = self.words("/api");
         let mut words: Vec<&str> = words.iter().map(String::as_str).collect();

@@ -70,7 +70,7 @@ impl Way {
         Ok(())
     }
 
-    /// Waits until the API server answers this way.
+    /// Waits until the API server can be reached this way.
     pub(crate) fn wait_open(&self) {
         wait::until(&format!("an answer by {}", self.name), SOON, || self.ask()).unwrap();
     }
@@ -264,7 +264,7 @@ impl Knocking {
 }
 
 /// Checks that the gateways at `admins` carry a connection of each of these listeners and clusters right now,
-/// and that they know `client` as the one who made it.
+/// and that they know `client` as its source.
 pub(crate) fn carried_by_gateways(from: &Host, admins: &[String], client: &Host, ways: &[(&str, &str)]) {
     let address = format!("{}:", client.address());
     let mut carried: Vec<(String, String)> = Vec::new();
@@ -351,7 +351,7 @@ fn is_other(row: &Value) -> bool {
     row["backend"].as_str().is_some_and(|backend| backend.starts_with("others/"))
 }
 
-/// Where the other clusters are in this round: nobody is there (RFC 5737).
+/// Where the other clusters are in this round: documentation addresses, where no host is (RFC 5737).
 fn address_of_others(round: usize) -> String {
     format!("192.0.2.{}", 10 + round)
 }

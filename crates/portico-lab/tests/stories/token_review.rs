@@ -31,7 +31,7 @@ fn the_token_of_a_service_account_opens_its_own_cluster_until_the_account_is_gon
     let refresh = |cluster: &str, token: &str| gateway.refresh(&client, cluster, token);
 
     assert_eq!(refresh("a", ""), "401 no bearer token was shown");
-    // Who has proven nothing is told nothing; why is in the gateway's log.
+    // An unauthenticated client gets no reason; the gateway's log has it.
     let not_accepted = "401 the token proves nothing here; the log of the gateway says why";
     assert_eq!(refresh("a", token), not_accepted, "a token that may not review tokens");
     gateway.process.wait_for_log("the right to create tokenreviews.authentication.k8s.io", SOON).unwrap();

@@ -309,7 +309,7 @@ impl Story {
         Ok(processes)
     }
 
-    /// The agent that serves on a worker, once its kubelet has told that it does.
+    /// The agent that serves on a worker, once its kubelet reports it ready.
     fn agent(&self, worker: usize) -> Pid {
         wait::until("one agent to be ready", SOON, || {
             let agents = self.ready_agents(worker)?;
@@ -521,7 +521,7 @@ impl Story {
             assert_eq!(asked(&self.north, Proof::Certificate("north")), "200");
             assert_eq!(asked(&self.south, Proof::Certificate("south")), "200");
             assert_eq!(asked(&self.north, Proof::Token(&self.north)), "200");
-            // Who it is was proven, but not what it asked for.
+            // The identity is proven, but it may not open what it asked for.
             assert_eq!(asked(&self.south, Proof::Certificate("north")), "403");
             assert_eq!(asked(&self.north, Proof::Certificate("south")), "403");
             // Only the cluster itself knows whom a token belongs to, and the other one does not know it.
@@ -748,7 +748,7 @@ fn held_addresses(host: &Host) -> Vec<String> {
     held.map(str::to_owned).collect()
 }
 
-/// By what somebody proves which cluster it belongs to.
+/// The credential that proves a cluster.
 enum Proof<'a> {
     Certificate(&'a str),
     /// Of the agents' service account in that cluster.

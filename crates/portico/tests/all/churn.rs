@@ -86,7 +86,7 @@ impl Connection {
         if answer == bytes { Ok(()) } else { Err(io::Error::other(format!("got {answer:?} back"))) }
     }
 
-    /// Beats until it is told to stop, and once more then. Answers how often it did.
+    /// Beats until `stop`, and once more then. Returns the number of beats.
     async fn live(mut self, up: mpsc::Sender<()>, mut stop: watch::Receiver<bool>) -> io::Result<u64> {
         for count in 0_u64.. {
             let stopping = *stop.borrow_and_update();
@@ -104,7 +104,7 @@ impl Connection {
     }
 }
 
-/// Opens all connections and keeps them alive until `stop`. Answers their heartbeats, or why one broke.
+/// Opens all connections and keeps them alive until `stop`. Returns their heartbeats, or why one broke.
 async fn connections(
     sni: SocketAddr,
     tunnel: SocketAddr,
@@ -180,7 +180,7 @@ fn a_thousand_clusters_come_and_go_and_none_of_200_connections_of_another_breaks
     let metrics = gateway.get("/metrics");
     assert_eq!(metric(&metrics, "portico_routes{by=\"port\"}"), WINDOW as u64);
     assert_eq!(metric(&metrics, "portico_node_ports_failed"), 0);
-    // Nobody came back under another number: these are the connections of the beginning.
+    // No client reconnected: these are the connections of the beginning.
     let open = metric(&metrics, "portico_cluster_open_connections{cluster=\"steady\"}");
     let ever = metric(&metrics, "portico_cluster_connections_total{cluster=\"steady\"}");
     assert_eq!((open, ever), (CONNECTIONS as u64, CONNECTIONS as u64));

@@ -79,7 +79,7 @@ fn the_three_clusters_answer_and_ctrl_c_cleans_up() {
     let kubeconfig = said.split_whitespace().find(|word| word.ends_with("by-name.kubeconfig")).unwrap();
     let folder = Path::new(kubeconfig).parent().unwrap().to_owned();
     assert!(folder.join("manifests").is_dir());
-    // Keys and tokens are nobody else's to read.
+    // Keys and tokens are for their owner only.
     let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&folder), 0o700);
     for name in ["by-name.key", "tunnel.key", "by-name.kubeconfig"] {

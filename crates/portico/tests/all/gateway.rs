@@ -225,7 +225,7 @@ fn an_endpoint_that_fails_is_shown_although_it_is_ready() {
     let folder = directory(&[("a.yaml", &service(port, dead))]);
     let gateway = gateway(folder.path(), &[]);
     for _ in 0..3 {
-        // By port a refusal is told by closing the connection.
+        // By port a refusal closes the connection.
         assert_eq!(connect(port).read(&mut [0]).unwrap_or(0), 0);
     }
     let (_, routes) = get(gateway.admin, "/routes");
@@ -308,7 +308,7 @@ fn sighup_is_no_reason_to_stop_where_there_is_no_terminal() {
 
 #[test]
 fn before_every_object_is_read_nothing_is_said_to_be_welcome_and_each_failure_is_told_once() {
-    // Nobody listens there, and port 1 is not given to those who ask for any.
+    // No process listens there, and port 1 is never an ephemeral port.
     const KUBECONFIG: &str = "\
 apiVersion: v1
 kind: Config

@@ -44,7 +44,7 @@ const MOST_GROWTH_KB: u64 = 16 * CLIENTS as u64;
 /// pipes.
 const SLACK: usize = CLIENTS as usize / 2;
 
-/// A fatal alert `internal_error` (RFC 8446): what a client is told whose control plane cannot be reached.
+/// A fatal alert `internal_error` (RFC 8446): the answer to a client whose control plane cannot be reached.
 const INTERNAL_ERROR: (u8, u8) = (0x15, 80);
 
 /// Runs `work` on a thread that lives in the network of `host`.
@@ -98,7 +98,7 @@ async fn healthy(gateway: SocketAddr, stop: Arc<AtomicBool>) -> Result<Vec<Durat
     Ok(all)
 }
 
-/// One attempt to reach the silent cluster: what the client is told.
+/// One attempt to reach the silent cluster: what the client gets.
 async fn attempt(gateway: SocketAddr, hello: &[u8]) -> io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect(gateway).await?;
     stream.write_all(hello).await?;

@@ -112,7 +112,7 @@ pub(crate) fn connect_request(name: &str) -> String {
     format!("CONNECT {} HTTP/1.1\r\n\r\n", authority(name))
 }
 
-/// What it is told when it may.
+/// The answer that allows it.
 pub(crate) const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
 
 /// `portico gateway` on a site.

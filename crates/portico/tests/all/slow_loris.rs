@@ -11,7 +11,7 @@ use crate::proof::*;
 
 const CLUSTER: &str = "patient";
 const PORT: u16 = 30_443;
-/// The header of a load balancer, without which the NodePort listener here serves nobody.
+/// The header of a load balancer, without which the NodePort listener here refuses every client.
 const PROXY_HEADER: &[u8] = b"PROXY TCP4 192.0.2.1 192.0.2.2 40000 443\r\n";
 
 /// A gateway with one cluster, whose NodePort listener reads too: PROXY headers.
@@ -61,7 +61,7 @@ impl Drip {
             while stopped.recv_timeout(Duration::from_secs(1)) == Err(RecvTimeoutError::Timeout) {
                 for (stream, words) in &mut clients {
                     if let Some(byte) = words.get(position) {
-                        // Fails for those who have been sent away; they are the point of it.
+                        // Fails for clients that were refused, which is the point.
                         let _ = stream.write_all(&[*byte]);
                     }
                 }
@@ -105,7 +105,7 @@ fn whoever_says_too_little_is_sent_away_on_every_listener_and_leaves_nothing_beh
     let (_site, gateway) = gateway(&["--hello-timeout", "2500ms"]);
     let before = gateway.usage().descriptors();
     let (mut clients, drip) = slow_clients(&gateway, EACH);
-    // Nobody hangs up but the gateway: each read ends with the connection, or not at all.
+    // Only the gateway closes connections: each read ends with the connection, or not at all.
     for client in &mut clients {
         let mut said = Vec::new();
         match client.read_to_end(&mut said) {
@@ -130,7 +130,7 @@ fn whoever_says_too_little_is_sent_away_on_every_listener_and_leaves_nothing_beh
 #[test]
 fn others_are_served_while_slow_clients_sit_on_every_listener() {
     const EACH: usize = 30;
-    // Nobody is sent away in this test.
+    // No client is refused in this test.
     let (_site, gateway) = gateway(&["--hello-timeout", "1h", "--max-handshakes", "200"]);
     let before = gateway.usage().descriptors();
     let mut early: Vec<TcpStream> = new_connections(&gateway).into_iter().flatten().collect();

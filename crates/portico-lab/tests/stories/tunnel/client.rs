@@ -149,7 +149,7 @@ impl Client {
             let (client, answered) = (self.clone(), answered.clone());
             std::thread::spawn(move || {
                 if client.ask().is_ok() {
-                    // Later ones find nobody to tell.
+                    // Later ones have no receiver.
                     let _ = answered.send(start.elapsed());
                 }
             });

@@ -154,12 +154,12 @@ impl Gateway {
         self.wait_rolled_out(seed);
     }
 
-    /// Waits until the load balancer has somebody to send clients to.
+    /// Waits until the load balancer has an endpoint.
     pub(crate) fn wait_open(&self) {
         wait::until(&format!("{} to accept", self.name), SOON, || self.knock()).unwrap();
     }
 
-    /// Whether the load balancer has somebody to send clients to now.
+    /// Whether the load balancer has an endpoint now.
     pub(crate) fn knock(&self) -> Result<()> {
         let address = (self.address, TUNNEL_PORT).into();
         TcpStream::connect_timeout(&address, Duration::from_secs(1))?;
