@@ -9,7 +9,7 @@ use thiserror::Error;
 /// How a user cluster's control plane is reached. The spelling is exact, as in the CRD.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum ExposeStrategy {
-    /// By a port of its own on the seed's one gateway. What applies where nobody says anything.
+    /// By a port of its own on the seed's one gateway. The default.
     #[default]
     NodePort,
     /// By a load balancer of its own.
@@ -27,12 +27,22 @@ impl ExposeStrategy {
     /// All of them, in the order in which documentation names them.
     pub const ALL: [Self; 3] = [Self::NodePort, Self::LoadBalancer, Self::Tunneling];
 
-    /// The name as it stands in manifests.
+    /// The name as manifests spell it.
     pub fn name(self) -> &'static str {
         match self {
             Self::NodePort => "NodePort",
             Self::LoadBalancer => "LoadBalancer",
             Self::Tunneling => "Tunneling",
+        }
+    }
+
+    /// The names of `strategies` for a message, as in `A, B or C`.
+    pub fn one_of(strategies: impl IntoIterator<Item = Self>) -> String {
+        let names: Vec<&str> = strategies.into_iter().map(Self::name).collect();
+        match names.split_last() {
+            Some((last, [])) => (*last).to_owned(),
+            Some((last, others)) => format!("{} or {last}", others.join(", ")),
+            None => String::new(),
         }
     }
 }
@@ -48,5 +58,24 @@ impl FromStr for ExposeStrategy {
 impl fmt::Display for ExposeStrategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strategies_are_listed_as_in_a_sentence() {
+        assert_eq!(ExposeStrategy::one_of(ExposeStrategy::ALL), "NodePort, LoadBalancer or Tunneling");
+        assert_eq!(ExposeStrategy::one_of([ExposeStrategy::Tunneling]), "Tunneling");
+    }
+
+    #[test]
+    fn every_strategy_is_read_by_its_name() {
+        for strategy in ExposeStrategy::ALL {
+            assert_eq!(strategy.name().parse(), Ok(strategy));
+            assert!(UnknownStrategy.to_string().contains(strategy.name()));
+        }
     }
 }
