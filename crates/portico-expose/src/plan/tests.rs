@@ -2,14 +2,20 @@
 
 use proptest::prelude::*;
 
+use portico_api::cluster::Cluster;
+use portico_api::names::Authority;
+use portico_api::seed::Seed;
+use portico_api::strategy::ExposeStrategy;
+
 use super::*;
-use crate::address::Ingress;
+use crate::inputs::{Ingress, Known, LoadBalancers};
+use crate::networks::DEFAULT_AGENT_IP;
 use crate::resolve;
 use crate::testing::{cluster, configuration, seed};
 
 const DOMAIN: &str = r#"{"ingress": {"domain": "kkp.example.com"}}"#;
 
-/// Ports as a book would give them: 31234, 31235, 31236.
+/// Ports as an allocator would give them: 31234, 31235, 31236.
 fn node_port(service: &str, _: &str) -> Option<u16> {
     let index = ["apiserver-external", "konnectivity-server", "mla-gateway-ext"]
         .iter()
@@ -22,16 +28,8 @@ fn plan_of(cluster: &Cluster, seed: &Seed, known: &Known, load_balancers: LoadBa
     let configuration = Some(&configuration);
     let decision = resolve::strategy(cluster, seed, configuration);
     let node_ports = &node_port;
-    plan(&Inputs {
-        cluster,
-        decision,
-        seed,
-        configuration,
-        node_ports,
-        known,
-        load_balancers,
-        sni_port: 6_443,
-    })
+    let scope = Scope { cluster, decision, seed, configuration };
+    plan(&Inputs { scope, node_ports, known, load_balancers, sni_port: 6_443 })
 }
 
 fn p4k2(spec: &str, seed_spec: &str) -> Plan {
@@ -188,7 +186,7 @@ fn the_address_of_a_load_balancer_cluster_is_that_of_its_load_balancer() {
 
     let plan = plan_of(&cluster, &seed, &behind(&[("", "lb.example.com")]), LoadBalancers::Cloud);
     assert_eq!((&*plan.address.url, plan.address.ip), ("https://lb.example.com:31234", None));
-    assert!(plan.certificate.dns.contains(&"lb.example.com".to_owned()));
+    assert!(plan.certificate.dns.contains("lb.example.com"));
 
     let plan = plan_of(&cluster, &seed, &behind(&[("2001:db8::9", "")]), LoadBalancers::Cloud);
     assert_eq!(&*plan.address.url, "https://[2001:db8::9]:31234");
@@ -242,7 +240,9 @@ fn a_datacenter_overrides_the_type_of_the_api_server_only() {
     assert_eq!(plan.services[0].spec.ports[0].node_port, Some(31_234));
     assert_eq!(&*plan.address.api_server_external_address, "https://api.example.com");
     assert_eq!(plan.address.port, Some(6_443));
-    let needed: Vec<_> = node_ports_needed(&cluster, ExposeStrategy::Tunneling, &seed).collect();
+    let decision = resolve::strategy(&cluster, &seed, None);
+    let scope = Scope { cluster: &cluster, decision, seed: &seed, configuration: None };
+    let needed: Vec<_> = node_ports_needed(scope).collect();
     assert_eq!(needed, [("apiserver-external", "secure")]);
 }
 

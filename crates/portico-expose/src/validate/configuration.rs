@@ -4,7 +4,8 @@ use portico_api::configuration::KubermaticConfiguration;
 use portico_api::meta::Kind;
 use portico_api::names::HostName;
 
-use super::{Findings, Verdict};
+use super::Verdict;
+use crate::findings::Findings;
 
 /// Checks the configuration of an installation.
 pub fn configuration(configuration: &KubermaticConfiguration) -> Verdict {

@@ -1,7 +1,8 @@
 //! What is wrong with the objects that decide exposure, each with object, field, value and remedy.
 //!
-//! An object can be wrong in three degrees. *Refused*: using it would expose something as nobody meant; the version before
-//! stays in force. *Void in part*: an error, but the rest of the object is used. *Warning*: it works, probably not as meant.
+//! There are three degrees. *Refused*: using the object would expose something as it was not meant, so the version
+//! before stays in force. *Void*: one field does not count, the rest of the object does. *Warning*: it works, probably
+//! not as meant.
 
 mod cluster;
 mod configuration;
@@ -10,68 +11,31 @@ mod seed;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use portico_api::meta::{Kind, ObjectMeta, ObjectRef};
-use portico_api::problem::{Problem, Severity};
 use portico_api::setting::Setting;
 use portico_api::strategy::ExposeStrategy;
 
 pub(crate) use cluster::strategy_change;
-pub use cluster::{Before, ClusterContext, cluster};
+pub use cluster::{Before, cluster};
 pub use configuration::configuration;
 pub use seed::seed;
 
-/// What validation found on one object.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Verdict {
-    /// Everything that is wrong, in the order of the fields.
-    pub problems: Vec<Problem>,
-    /// The object must not be used; the version before it stays.
-    pub refused: bool,
-}
+pub use crate::findings::Verdict;
 
-/// Collects what is wrong with one object.
-struct Findings {
-    object: ObjectRef,
-    verdict: Verdict,
-}
+use crate::findings::Findings;
 
+/// Checks that several kinds have in common.
 impl Findings {
-    fn of(kind: Kind, meta: &ObjectMeta) -> Self {
-        let verdict = Verdict { problems: Vec::new(), refused: false };
-        Self { object: ObjectRef::new(kind, meta), verdict }
-    }
-
-    /// The object must not be used.
-    fn refuse(&mut self, reason: &'static str, field: &str, message: String, remedy: &str) {
-        self.verdict.refused = true;
-        self.void(reason, field, message, remedy);
-    }
-
-    /// This field does not count; the rest of the object does.
-    fn void(&mut self, reason: &'static str, field: &str, message: String, remedy: &str) {
-        self.push(Severity::Error, reason, field, message, remedy);
-    }
-
-    /// It works, probably not as meant.
-    fn warn(&mut self, reason: &'static str, field: &str, message: String, remedy: &str) {
-        self.push(Severity::Warning, reason, field, message, remedy);
-    }
-
-    fn push(&mut self, severity: Severity, reason: &'static str, field: &str, message: String, remedy: &str) {
-        let (object, field, remedy) = (self.object.clone(), field.into(), remedy.into());
-        self.verdict.problems.push(Problem { severity, reason, object, field, message, remedy });
-    }
-
     /// `spec.exposeStrategy`, on each of the three kinds that have it.
     fn strategy(&mut self, setting: &Setting<ExposeStrategy>, or_leave_it: &str) {
         if let Some(bad) = setting.bad() {
             let message = format!("{:?} is no strategy: {}", bad.value, bad.why);
-            let remedy = format!("write NodePort, LoadBalancer or Tunneling, {or_leave_it}");
+            let all = ExposeStrategy::one_of(ExposeStrategy::ALL);
+            let remedy = format!("write {all}, {or_leave_it}");
             self.refuse("unknown-strategy", "spec.exposeStrategy", message, &remedy);
         }
     }
 
-    /// A list of networks. An entry that is none is refused, never skipped: a shorter allow list may mean an open door.
+    /// A list of networks. A bad entry is refused, never skipped: a shorter allow list may admit every client.
     fn networks(&mut self, field: &str, networks: &[Setting<IpNet>]) {
         for (index, network) in networks.iter().enumerate() {
             self.network(&format!("{field}[{index}]"), network);
@@ -93,7 +57,7 @@ impl Findings {
     }
 }
 
-/// Which part of `text` keeps it from being a network; its parser does not tell.
+/// The part of `text` that is no part of a network; the parser's error does not name it.
 fn why_no_network(text: &str) -> Option<String> {
     let (address, prefix) = text.split_once('/').map_or((text, None), |(a, prefix)| (a, Some(prefix)));
     let Ok(address) = address.parse::<IpAddr>() else {

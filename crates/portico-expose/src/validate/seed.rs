@@ -6,7 +6,8 @@ use portico_api::names::HostName;
 use portico_api::seed::{ConnectionSettings, SHORTEST_CONNECTION_SETTING, Seed};
 use portico_api::setting::Setting;
 
-use super::{Findings, Verdict};
+use super::Verdict;
+use crate::findings::Findings;
 
 /// Checks a Seed by itself; whether it clashes with another is known only where all of them are
 /// (the planner).
