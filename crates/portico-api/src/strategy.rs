@@ -1,4 +1,4 @@
-//! The three ways to expose a control plane.
+//! The three ways to expose a control plane, and what accepts its connections.
 
 use std::fmt;
 use std::str::FromStr;
@@ -58,6 +58,28 @@ impl FromStr for ExposeStrategy {
 impl fmt::Display for ExposeStrategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+/// What accepts connections at a cluster's address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum AnsweredBy {
+    /// The seed's one gateway.
+    Gateway,
+    /// Any node of the seed, because its nodeport-proxy is disabled. DNS must point at the nodes.
+    SeedNodes,
+    /// The cluster's own load balancer.
+    LoadBalancer,
+}
+
+impl fmt::Display for AnsweredBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Gateway => "gateway",
+            Self::SeedNodes => "seed nodes",
+            Self::LoadBalancer => "its load balancer",
+        })
     }
 }
 

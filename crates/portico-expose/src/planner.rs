@@ -13,10 +13,12 @@
 mod approval;
 mod explicit;
 mod levels;
+mod problems;
 mod served;
+mod settings;
+mod slot;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::net::IpAddr;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use portico_api::change::Change;
@@ -32,65 +34,18 @@ use portico_api::strategy::ExposeStrategy;
 use self::approval::{Approved, Judge, known, paused, unapproved_policy};
 use self::explicit::{ExplicitServices, OUTSIDE_RANGE, node_ports_exhausted};
 use self::levels::Levels;
+use self::problems::ProblemIndex;
 use self::served::{Served, serve};
+pub use self::settings::{Mode, Settings};
+use self::slot::{InForce, Slot};
 use crate::change::{ObjectChange, Output};
-use crate::inputs::{Inputs, LoadBalancers, Scope};
+use crate::inputs::{Inputs, Scope};
 use crate::node_ports::PortKey;
 use crate::persisted::PersistedState;
 use crate::plan::{Plan, exposed, node_ports_needed, plan};
 use crate::policy::policy;
 use crate::random::Random;
-use crate::resolve::{Decision, seed_of};
-use crate::services::APISERVER_PORT;
-
-/// What the planner is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// Objects come from a directory: the planner plans Services, allocates NodePorts, lets the gateway serve as every
-    /// load balancer, and refuses a change of strategy without the label.
-    Plan,
-    /// KKP is at work: Services exist, and its webhook checks changes of strategy. Only policies and problems come out;
-    /// Services pass through as they are.
-    Observe,
-}
-
-/// What the planner needs to know besides the objects.
-#[derive(Debug, Clone)]
-pub struct Settings {
-    /// What it is for.
-    pub mode: Mode,
-    /// External addresses of the seed's nodes, if known.
-    pub node_ips: Vec<IpAddr>,
-    /// Ports the gateway itself listens on: they are never allocated as NodePorts.
-    pub reserved_ports: Vec<u16>,
-    /// Port at which clients find the listener that routes by server name.
-    pub sni_port: u16,
-}
-
-impl Settings {
-    /// Settings for `mode` where nothing is known of nodes and listeners.
-    pub fn new(mode: Mode) -> Self {
-        Self { mode, node_ips: Vec::new(), reserved_ports: Vec::new(), sni_port: APISERVER_PORT }
-    }
-}
-
-/// A Cluster as it is wanted, and as it is in force.
-#[derive(Debug)]
-struct Slot {
-    wanted: Arc<Cluster>,
-    in_force: Option<InForce>,
-    /// As it was handed out.
-    policy: Option<Arc<ClusterPolicy>>,
-}
-
-/// What is in force for a Cluster.
-#[derive(Debug)]
-struct InForce {
-    cluster: Arc<Cluster>,
-    decision: Decision,
-    seed: Arc<Seed>,
-    served: Box<[Served]>,
-}
+use crate::resolve::Decision;
 
 /// Every object, and what follows from them.
 #[derive(Debug)]
@@ -104,7 +59,7 @@ pub struct Planner {
     strategies_revision: u64,
     random: Random,
     timeouts: Timeouts,
-    problems: BTreeMap<ObjectRef, Vec<Problem>>,
+    problems: ProblemIndex,
     /// Clusters that wait for NodePorts.
     waiting: BTreeSet<ClusterName>,
     /// Of a step that is noted in part.
@@ -139,7 +94,7 @@ impl Planner {
             strategies_revision: 0,
             random: Random::new(seed),
             timeouts: Timeouts::default(),
-            problems: BTreeMap::new(),
+            problems: ProblemIndex::default(),
             waiting: BTreeSet::new(),
             work: Work::default(),
         }
@@ -184,7 +139,7 @@ impl Planner {
 
     /// Everything wrong, by object.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
-        self.problems.values().flatten()
+        self.problems.iter()
     }
 
     /// The plan in force for a cluster.
@@ -261,7 +216,7 @@ impl Planner {
         let range = self.levels.node_port_range();
         let (service, problems) =
             self.explicit.set(service, &mut self.persisted.node_ports, range, &mut self.random);
-        self.release_unused(&object.key);
+        self.explicit.release_unused(&object.key, &mut self.persisted.node_ports);
         self.report(object, problems, work);
         work.dirty.extend(self.cluster_in(&service.metadata.namespace));
         work.outputs.push(Output::Service(Change::Apply(Arc::new(service))));
@@ -287,7 +242,7 @@ impl Planner {
         match self.clusters.get_mut(&name) {
             Some(slot) => slot.wanted = wanted,
             None => {
-                self.clusters.insert(name.clone(), Slot { wanted, in_force: None, policy: None });
+                self.clusters.insert(name.clone(), Slot::new(wanted));
             }
         }
         work.dirty.insert(name);
@@ -330,7 +285,7 @@ impl Planner {
         let concerned = self
             .clusters
             .iter()
-            .filter(|(_, slot)| !same_configuration || !self.is_up_to_date(slot))
+            .filter(|(_, slot)| !same_configuration || !slot.is_up_to_date(&self.levels))
             .map(|(name, _)| name.clone());
         work.dirty.extend(concerned);
     }
@@ -338,19 +293,11 @@ impl Planner {
     /// Reports again which NodePorts of written Services lie outside the range: it is another one now.
     fn report_fixed_ports(&mut self, work: &mut Work) {
         for (object, outside) in self.explicit.outside(self.levels.node_port_range()) {
-            let mut problems = self.problems.get(&object).cloned().unwrap_or_default();
+            let mut problems = self.problems.of(&object).to_vec();
             problems.retain(|problem| problem.reason != OUTSIDE_RANGE);
             problems.extend(outside);
             self.report(object, problems, work);
         }
-    }
-
-    /// Whether a cluster is in force as wanted, on the version of the seed that is active now.
-    fn is_up_to_date(&self, slot: &Slot) -> bool {
-        let Some(in_force) = &slot.in_force else { return false };
-        let seed = seed_of(&slot.wanted, self.levels.seeds.active());
-        Arc::ptr_eq(&slot.wanted, &in_force.cluster)
-            && seed.is_ok_and(|active| !active.refused && Arc::ptr_eq(&active.object, &in_force.seed))
     }
 
     fn reconcile_clusters(&mut self, work: &mut Work) {
@@ -360,7 +307,7 @@ impl Planner {
         for key in std::mem::take(&mut work.vacated) {
             if !self.is_served(&key) {
                 // A planned Service in its place would have kept the number.
-                self.release_unused(&key);
+                self.explicit.release_unused(&key, &mut self.persisted.node_ports);
                 work.outputs.push(Output::Service(Change::Delete(key)));
             }
         }
@@ -454,9 +401,9 @@ impl Planner {
     fn policy(&self, wanted: &Cluster, next: Option<&(Arc<Cluster>, Approved)>) -> ClusterPolicy {
         match next {
             Some((cluster, approved)) => {
-                policy(cluster, approved.decision.strategy, &approved.seed, self.load_balancers())
+                policy(cluster, approved.decision.strategy, &approved.seed, self.settings.load_balancers())
             }
-            None => unapproved_policy(wanted, &self.levels, self.load_balancers()),
+            None => unapproved_policy(wanted, &self.levels, self.settings.load_balancers()),
         }
     }
 
@@ -485,7 +432,7 @@ impl Planner {
             scope: self.scope(cluster, decision, seed),
             node_ports: &node_ports,
             known: &known(cluster, &self.settings),
-            load_balancers: self.load_balancers(),
+            load_balancers: self.settings.load_balancers(),
             sni_port: self.settings.sni_port,
         })
     }
@@ -493,13 +440,6 @@ impl Planner {
     fn scope<'a>(&'a self, cluster: &'a Cluster, decision: Decision, seed: &'a Seed) -> Scope<'a> {
         let configuration = self.levels.configuration().map(|active| &*active.object);
         Scope { cluster, decision, seed, configuration }
-    }
-
-    fn load_balancers(&self) -> LoadBalancers {
-        match self.settings.mode {
-            Mode::Plan => LoadBalancers::Gateway,
-            Mode::Observe => LoadBalancers::Cloud,
-        }
     }
 
     // === NodePorts ===
@@ -527,13 +467,6 @@ impl Planner {
         let explicit = &self.explicit;
         let keep = |key: &PortKey, port| needed.contains(key) || explicit.holds(key, port);
         self.persisted.node_ports.retain_in(namespace, keep);
-    }
-
-    /// Frees the NodePorts that were allocated for a written Service and that it does not use any more.
-    fn release_unused(&mut self, service: &ObjectKey) {
-        let (explicit, prefix) = (&self.explicit, format!("{service}/"));
-        let keep = |key: &PortKey, port| !key.as_str().starts_with(&prefix) || explicit.holds(key, port);
-        self.persisted.node_ports.retain_in(&service.namespace, keep);
     }
 
     /// Tries again the Services and Clusters that found the NodePort range used up, or their port taken.
@@ -568,16 +501,7 @@ impl Planner {
     }
 
     fn report(&mut self, object: ObjectRef, problems: Vec<Problem>, work: &mut Work) {
-        let before = self.problems.get(&object).map_or(&[][..], Vec::as_slice);
-        if *before == *problems {
-            return;
-        }
-        if problems.is_empty() {
-            self.problems.remove(&object);
-        } else {
-            self.problems.insert(object.clone(), problems.clone());
-        }
-        work.outputs.push(Output::Problems(object, problems));
+        work.outputs.extend(self.problems.set(object, problems));
     }
 }
 

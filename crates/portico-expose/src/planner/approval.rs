@@ -15,7 +15,8 @@ use portico_api::seed::Seed;
 use portico_api::strategy::ExposeStrategy;
 
 use super::levels::{Active, LevelObject, Levels};
-use super::{InForce, Mode, Settings};
+use super::settings::{Mode, Settings};
+use super::slot::InForce;
 use crate::inputs::{Known, LoadBalancers, Scope};
 use crate::persisted::PersistedState;
 use crate::policy::policy;

@@ -133,6 +133,13 @@ impl ExplicitServices {
         true
     }
 
+    /// Frees the NodePorts that were allocated for a Service and that it does not use any more.
+    pub(super) fn release_unused(&self, service: &ObjectKey, allocator: &mut NodePortAllocator) {
+        let prefix = format!("{service}/");
+        let keep = |key: &PortKey, port| !key.as_str().starts_with(&prefix) || self.holds(key, port);
+        allocator.retain_in(&service.namespace, keep);
+    }
+
     /// The Services that wait for a NodePort, as written.
     pub(super) fn take_waiting(&mut self) -> BTreeMap<ObjectKey, Service> {
         std::mem::take(&mut self.waiting)

@@ -1,9 +1,11 @@
 //! Stories of objects that come, change and go, told by what follows from each step.
 
-use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use portico_api::configuration::KubermaticConfiguration;
 use portico_api::port_range::PortRange;
+use proptest::prelude::*;
 
 use super::*;
 use crate::strategy::AnsweredBy;

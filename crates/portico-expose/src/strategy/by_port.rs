@@ -1,8 +1,9 @@
 //! What strategies have in common that give each Service a NodePort number.
 
 use portico_api::service::ServiceType;
+use portico_api::strategy::AnsweredBy;
 
-use super::{AnsweredBy, Endpoint, NoAddress};
+use super::rules::{Endpoint, NoAddress};
 use crate::findings::Findings;
 use crate::inputs::{Inputs, Scope};
 use crate::services::{APISERVER_PORT, Child, Entry, Exposed, children, strings};

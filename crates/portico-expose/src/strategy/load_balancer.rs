@@ -18,8 +18,10 @@ use portico_api::policy::AllowList;
 use portico_api::seed::Seed;
 use portico_api::service::{Protocol, Service, ServicePort, ServiceSpec, ServiceType, TargetPort};
 use portico_api::setting::Setting;
+use portico_api::strategy::AnsweredBy;
 
-use super::{AnsweredBy, Endpoint, NoAddress, Strategy, by_port};
+use super::by_port;
+use super::rules::{Endpoint, NoAddress, Strategy};
 use crate::certificate::SubjectNames;
 use crate::findings::Findings;
 use crate::inputs::{Inputs, Known, LoadBalancers, Scope};

@@ -9,8 +9,10 @@
 use portico_api::annotations::EXPOSE;
 use portico_api::meta::{Kind, ObjectRef};
 use portico_api::service::ServiceType;
+use portico_api::strategy::AnsweredBy;
 
-use super::{AnsweredBy, Endpoint, NoAddress, Strategy, by_port};
+use super::by_port;
+use super::rules::{Endpoint, NoAddress, Strategy};
 use crate::findings::Findings;
 use crate::inputs::{Inputs, Known, Scope};
 use crate::services::Exposed;

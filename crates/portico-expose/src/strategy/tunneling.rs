@@ -17,8 +17,9 @@ use portico_api::meta::{Kind, ObjectRef, Strings};
 use portico_api::names::HostName;
 use portico_api::service::ServiceType;
 use portico_api::setting::Setting;
+use portico_api::strategy::AnsweredBy;
 
-use super::{AnsweredBy, Endpoint, NoAddress, Strategy};
+use super::rules::{Endpoint, NoAddress, Strategy};
 use crate::certificate::SubjectNames;
 use crate::findings::Findings;
 use crate::hosts::authority;

@@ -8,8 +8,7 @@ use portico_api::problem::{Problem, Severity};
 use portico_api::setting::Setting;
 use portico_api::strategy::ExposeStrategy;
 
-use super::Verdict;
-use crate::findings::Findings;
+use crate::findings::{Findings, Verdict};
 use crate::inputs::Scope;
 use crate::policy;
 use crate::resolve::Decision;

@@ -4,8 +4,7 @@ use portico_api::configuration::KubermaticConfiguration;
 use portico_api::meta::Kind;
 use portico_api::names::HostName;
 
-use super::Verdict;
-use crate::findings::Findings;
+use crate::findings::{Findings, Verdict};
 
 /// Checks the configuration of an installation.
 pub fn configuration(configuration: &KubermaticConfiguration) -> Verdict {

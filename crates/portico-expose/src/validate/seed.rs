@@ -6,8 +6,7 @@ use portico_api::names::HostName;
 use portico_api::seed::{ConnectionSettings, SHORTEST_CONNECTION_SETTING, Seed};
 use portico_api::setting::Setting;
 
-use super::Verdict;
-use crate::findings::Findings;
+use crate::findings::{Findings, Verdict};
 
 /// Checks a Seed by itself; whether it clashes with another is known only where all of them are
 /// (the planner).
