@@ -1,7 +1,8 @@
-//! The annotations and labels that say what is exposed and how: their keys, and the value of the expose annotation.
+//! The annotations and labels that say what is exposed and how: their keys, and the value of the expose
+//! annotation.
 //!
-//! Keys below `nodeport-proxy.k8s.io/` are those of KKP, so that an existing installation can be read as it is; keys below
-//! `portico.k8c.io/` are Portico's own.
+//! Keys below `nodeport-proxy.k8s.io/` are those of KKP, so that an existing installation can be read as it
+//! is; keys below `portico.k8c.io/` are Portico's own.
 
 use std::fmt;
 
@@ -10,7 +11,8 @@ use thiserror::Error;
 
 /// On a Service: exposed by the seed-wide gateway, as the value says ([`ExposeTypes`]).
 pub const EXPOSE: &str = "nodeport-proxy.k8s.io/expose";
-/// On a Service: exposed by a proxy of its own cluster only (KKP's strategy LoadBalancer); the value is `"true"`.
+/// On a Service: exposed by a proxy of its own cluster only (KKP's strategy LoadBalancer); the value is
+/// `"true"`.
 pub const EXPOSE_NAMESPACED: &str = "nodeport-proxy.k8s.io/expose-namespaced";
 /// On a Service: a JSON object from port name to SNI host name.
 pub const PORT_MAPPING: &str = "nodeport-proxy.k8s.io/port-mapping";
@@ -24,7 +26,8 @@ pub const MAX_CONNECTIONS: &str = "portico.k8c.io/max-connections";
 pub const MAX_CONNECTIONS_PER_SECOND: &str = "portico.k8c.io/max-connections-per-second";
 /// On a Service without a Cluster: client networks that may connect, as CIDRs separated by commas.
 pub const ALLOW: &str = "portico.k8c.io/allow";
-/// On a Cluster, or on a Service: CA certificates of its API server, PEM. Tokens of tunnel clients are reviewed by that API server.
+/// On a Cluster, or on a Service: CA certificates of its API server, PEM. Tokens of tunnel clients are
+/// reviewed by that API server.
 pub const API_SERVER_CA: &str = "portico.k8c.io/api-server-ca";
 /// On a Cluster, with any value: its expose strategy may be changed.
 pub const MIGRATION_LABEL: &str = "unsafe-expose-strategy-migration";
@@ -70,8 +73,9 @@ impl ExposeTypes {
     /// By NodePort only; what the alias `true` means.
     pub const NODE_PORT: Self = Self { node_port: true, sni: false, tunneling: false };
 
-    /// Reads the annotation's value: `true`, or a comma list of `NodePort`, `SNI` and `Tunneling` with spaces around
-    /// items ignored. One bad item voids the whole value, as in KKP: half an exposure would be a surprise.
+    /// Reads the annotation's value: `true`, or a comma list of `NodePort`, `SNI` and `Tunneling` with spaces
+    /// around items ignored. One bad item voids the whole value, as in KKP: half an exposure would be a
+    /// surprise.
     pub fn parse(value: &str) -> Result<Self, VoidAnnotation> {
         if value == "true" {
             return Ok(Self::NODE_PORT);

@@ -1,7 +1,8 @@
-//! The CA of a user cluster's API server, as the annotation [`API_SERVER_CA`](crate::annotations::API_SERVER_CA) gives it.
+//! The CA of a user cluster's API server, as the annotation
+//! [`API_SERVER_CA`](crate::annotations::API_SERVER_CA) gives it.
 //!
-//! The gateway trusts it, and nothing else, when it asks that API server whether a token is good. Kept as DER, once for each Cluster or
-//! Service that has it: every route shares that copy.
+//! The gateway trusts it, and nothing else, when it asks that API server whether a token is good. Kept as
+//! DER, once for each Cluster or Service that has it: every route shares that copy.
 
 use std::sync::Arc;
 

@@ -57,9 +57,9 @@ impl Cluster {
         self.ca.clone().map(Ok).or_else(written)
     }
 
-    /// The object without what planning does not read: foreign labels and annotations, some as long as the object itself
-    /// (`kubectl.kubernetes.io/last-applied-configuration`), feature switches, and what of the status follows from the rest.
-    /// Clusters are kept by the ten thousand.
+    /// The object without what planning does not read: foreign labels and annotations, some as long as the
+    /// object itself (`kubectl.kubernetes.io/last-applied-configuration`), feature switches, and what of the
+    /// status follows from the rest. Clusters are kept by the ten thousand.
     #[must_use]
     pub fn trimmed(mut self) -> Self {
         if let Some(Ok(ca)) = self.api_server_ca() {
@@ -212,7 +212,8 @@ pub struct ClusterStatus {
     pub namespace_name: Box<str>,
 }
 
-/// `status.address`; what is empty or `None` is not known yet. The admin token is left out on purpose: it is a secret.
+/// `status.address`; what is empty or `None` is not known yet. The admin token is left out on purpose: it is
+/// a secret.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Address {
@@ -231,7 +232,8 @@ pub struct Address {
     /// External address.
     #[serde(deserialize_with = "ip_or_none", skip_serializing_if = "Option::is_none")]
     pub ip: Option<IpAddr>,
-    /// `https://` with host or address, without port; only where `apiserver-external` is of type LoadBalancer.
+    /// `https://` with host or address, without port; only where `apiserver-external` is of type
+    /// LoadBalancer.
     #[serde(deserialize_with = "or_default", skip_serializing_if = "str_is_empty")]
     pub api_server_external_address: Box<str>,
 }

@@ -1,4 +1,5 @@
-//! `KubermaticConfiguration` (kubermatic.k8c.io/v1): what holds for a whole installation, cut down to exposure.
+//! `KubermaticConfiguration` (kubermatic.k8c.io/v1): what holds for a whole installation, cut down to
+//! exposure.
 
 use serde::Deserialize;
 
@@ -45,6 +46,7 @@ pub struct Ingress {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct UserClusterDefaults {
-    /// NodePorts of user clusters; must equal the seed's own range, and is where Portico draws NodePorts from.
+    /// NodePorts of user clusters; must equal the seed's own range, and is where Portico draws NodePorts
+    /// from.
     pub node_port_range: Setting<PortRange>,
 }

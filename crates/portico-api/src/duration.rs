@@ -98,7 +98,8 @@ fn split_digits(text: &str) -> (&str, &str) {
 fn fraction_of(digits: &str, unit: i64) -> i64 {
     let mut sum = 0;
     let mut scale = unit;
-    // Each step cuts the scale to a tenth, so that it is zero, and nothing is left to add, after 13 digits at most.
+    // Each step cuts the scale to a tenth, so that it is zero, and nothing is left to add, after 13 digits at
+    // most.
     for digit in digits.bytes() {
         let tenths = i64::from(digit - b'0') * scale;
         sum += tenths / 10;

@@ -1,7 +1,7 @@
 //! One copy of each text that many objects repeat: namespaces, Service names, port names.
 //!
-//! Ten thousand user clusters have ten thousand Services called `apiserver-external`; kept once, the name costs each of
-//! them a pointer.
+//! Ten thousand user clusters have ten thousand Services called `apiserver-external`; kept once, the name
+//! costs each of them a pointer.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -42,8 +42,8 @@ impl Interner {
         text
     }
 
-    /// Forgets what nobody else holds. Runs when the number of texts has doubled, so that its cost per text is constant
-    /// and clusters that come and go for years leave nothing behind.
+    /// Forgets what nobody else holds. Runs when the number of texts has doubled, so that its cost per text
+    /// is constant and clusters that come and go for years leave nothing behind.
     fn sweep(&mut self) {
         self.texts.retain(|text| Arc::strong_count(text) > 1);
         self.texts.shrink_to(2 * self.texts.len());

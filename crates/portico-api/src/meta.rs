@@ -1,4 +1,5 @@
-//! What every object carries: name, namespace, age, labels, annotations; and how an object is called in messages.
+//! What every object carries: name, namespace, age, labels, annotations; and how an object is called in
+//! messages.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,7 +19,8 @@ pub type Strings = BTreeMap<Box<str>, Box<str>>;
 pub struct ObjectMeta {
     /// Name, unique within the kind and namespace.
     pub name: Arc<str>,
-    /// Empty for cluster-scoped kinds, and where a manifest leaves it out (then `default` applies to namespaced kinds).
+    /// Empty for cluster-scoped kinds, and where a manifest leaves it out (then `default` applies to
+    /// namespaced kinds).
     #[serde(skip_serializing_if = "str_is_empty")]
     pub namespace: Arc<str>,
     /// Empty for objects from a directory.
@@ -123,7 +125,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The kind for an `apiVersion` and `kind` as they stand in a manifest; `None` if Portico does not read it.
+    /// The kind for an `apiVersion` and `kind` as they stand in a manifest; `None` if Portico does not read
+    /// it.
     pub fn from_manifest(api_version: &str, kind: &str) -> Option<Self> {
         match (api_version, kind) {
             ("v1", "Service") => Some(Self::Service),

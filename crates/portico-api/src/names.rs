@@ -14,8 +14,8 @@ pub const MAX_HOST_NAME: usize = 253;
 /// Namespace of a user cluster's control plane on the seed: this prefix and the Cluster's name.
 pub const CLUSTER_NAMESPACE_PREFIX: &str = "cluster-";
 
-/// Name of a user cluster: the name of its `Cluster` object, or, for Services without one, their namespace less
-/// `cluster-`.
+/// Name of a user cluster: the name of its `Cluster` object, or, for Services without one, their namespace
+/// less `cluster-`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClusterName(Arc<str>);
 
@@ -63,8 +63,8 @@ pub enum HostNameError {
 }
 
 impl HostName {
-    /// Normalises `text` (lower case, one trailing dot dropped) and checks it as a DNS name. `_` is accepted: it is
-    /// common in internal names and harmless in a comparison.
+    /// Normalises `text` (lower case, one trailing dot dropped) and checks it as a DNS name. `_` is accepted:
+    /// it is common in internal names and harmless in a comparison.
     pub fn parse(text: &str) -> Result<Self, HostNameError> {
         let text = text.strip_suffix('.').unwrap_or(text);
         if text.is_empty() {
@@ -91,7 +91,8 @@ impl HostName {
     }
 }
 
-/// A tunnel authority: `host:port` with the host normalised as a [`HostName`]. What a CONNECT route is keyed by.
+/// A tunnel authority: `host:port` with the host normalised as a [`HostName`]. What a CONNECT route is keyed
+/// by.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Authority(Arc<str>);
 

@@ -22,8 +22,8 @@ impl AllowList {
         Self(IpNet::aggregate(&networks).into())
     }
 
-    /// A list that admits nobody: for a cluster whose real list cannot be known. It holds the one address that no
-    /// connection comes from.
+    /// A list that admits nobody: for a cluster whose real list cannot be known. It holds the one address
+    /// that no connection comes from.
     pub fn nobody() -> Self {
         Self([IpNet::from(IpAddr::from([0, 0, 0, 0]))].into())
     }

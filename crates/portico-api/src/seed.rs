@@ -169,7 +169,8 @@ pub struct ConnectionSettings {
     pub upstream_tcp_keepalive_probes: Setting<i32>,
 }
 
-/// The shortest duration a connection setting may have. Less is most likely a missing unit, and would cut live watches.
+/// The shortest duration a connection setting may have. Less is most likely a missing unit, and would cut
+/// live watches.
 pub const SHORTEST_CONNECTION_SETTING: Duration = Duration::from_secs(1);
 
 /// Connection settings that hold: `None` wherever nothing, or nothing valid, is said.

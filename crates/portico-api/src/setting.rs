@@ -1,7 +1,8 @@
 //! A field that people get wrong without the whole document being lost.
 //!
-//! A typing mistake in one field must become a message that names that field, not a parse error that takes the object
-//! away. [`Setting`] keeps what was written together with what it means; validation reads the first, planning the second.
+//! A typing mistake in one field must become a message that names that field, not a parse error that takes
+//! the object away. [`Setting`] keeps what was written together with what it means; validation reads the
+//! first, planning the second.
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -21,8 +21,8 @@ pub struct SubjectNames {
 }
 
 impl SubjectNames {
-    /// What the certificate holds under every strategy: the names inside seed and user cluster, the external name,
-    /// and the load balancer that a datacenter gives to the API server.
+    /// What the certificate holds under every strategy: the names inside seed and user cluster, the external
+    /// name, and the load balancer that a datacenter gives to the API server.
     pub(crate) fn common(inputs: &Inputs<'_>, address: &Address) -> Self {
         let cluster = inputs.scope.cluster;
         let written = &*cluster.spec.cluster_network.dns_domain;

@@ -40,8 +40,8 @@ impl ObjectChange {
         }
     }
 
-    /// The order in which changes that arrive together are applied. Deletions free NodePorts, so they come first; a
-    /// Cluster depends on all the others, so it comes last.
+    /// The order in which changes that arrive together are applied. Deletions free NodePorts, so they come
+    /// first; a Cluster depends on all the others, so it comes last.
     pub(crate) fn rank(&self) -> u8 {
         match self {
             Self::Cluster(Change::Delete(_)) | Self::Service(Change::Delete(_)) => 0,

@@ -1,12 +1,13 @@
-//! Which ports the front LoadBalancer Service of a seed publishes, so that NodePort clusters are reachable through it.
+//! Which ports the front LoadBalancer Service of a seed publishes, so that NodePort clusters are reachable
+//! through it.
 //!
-//! As KKP's updater does (facts 3.5), and better where that is careless: a comma list that holds `NodePort` counts, names
-//! that would be too long are shortened, the admin port is never published, and when a cloud's listener limit is reached the
-//! newest Services wait while the old ones stay. What is published already is never displaced by what comes later, however old
-//! it is; the shared listeners come before everything.
+//! As KKP's updater does (facts 3.5), and better where that is careless: a comma list that holds `NodePort`
+//! counts, names that would be too long are shortened, the admin port is never published, and when a cloud's
+//! listener limit is reached the newest Services wait while the old ones stay. What is published already is
+//! never displaced by what comes later, however old it is; the shared listeners come before everything.
 //!
-//! Two ports of one Service cannot have the same number. A Service whose NodePort is already published for an older one, or
-//! is the SNI, tunnel or admin port, is left out and named among those waiting.
+//! Two ports of one Service cannot have the same number. A Service whose NodePort is already published for an
+//! older one, or is the SNI, tunnel or admin port, is left out and named among those waiting.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -82,7 +83,8 @@ struct Wanted<'a> {
     node_port: u16,
 }
 
-/// The ports that the front Service should have, given those it has now and all Services of the seed, in any order.
+/// The ports that the front Service should have, given those it has now and all Services of the seed, in any
+/// order.
 pub fn plan_front_ports<'a>(
     current: &[ServicePort],
     services: impl IntoIterator<Item = &'a Service>,
@@ -128,8 +130,9 @@ fn front_port(name: Box<str>, number: u16) -> ServicePort {
     }
 }
 
-/// The NodePorts to publish: first those that are published now, then by age. `None` counts as youngest, and equals are
-/// ordered by UID and name, as in the route table, so that the answer does not depend on the order of a watch.
+/// The NodePorts to publish: first those that are published now, then by age. `None` counts as youngest, and
+/// equals are ordered by UID and name, as in the route table, so that the answer does not depend on the order
+/// of a watch.
 fn in_order<'a>(
     current: &[ServicePort],
     services: impl IntoIterator<Item = &'a Service>,
@@ -155,8 +158,8 @@ fn age(service: &Service) -> impl Ord + '_ {
     (born.is_none(), born, &meta.uid, &meta.namespace, &meta.name)
 }
 
-/// Exposed by NodePort, with an address of its own. A Service without a ClusterIP is headless or not admitted yet; a type
-/// without NodePorts keeps no numbers worth publishing.
+/// Exposed by NodePort, with an address of its own. A Service without a ClusterIP is headless or not admitted
+/// yet; a type without NodePorts keeps no numbers worth publishing.
 fn is_published(service: &Service, settings: &FrontSettings) -> bool {
     let ServiceSpec { cluster_ip, .. } = &service.spec;
     let exposed = service.metadata.annotation(&settings.expose_annotation).map(ExposeTypes::parse);
@@ -166,8 +169,8 @@ fn is_published(service: &Service, settings: &FrontSettings) -> bool {
         && service.metadata.key() != settings.front
 }
 
-/// `<namespace>-<service>-<nodePort>`, as KKP names it; shortened, with a hash of the whole in the middle, where that would
-/// be too long. Namespaces and Services are DNS labels, so nothing else needs mending.
+/// `<namespace>-<service>-<nodePort>`, as KKP names it; shortened, with a hash of the whole in the middle,
+/// where that would be too long. Namespaces and Services are DNS labels, so nothing else needs mending.
 fn name_of(service: &Service, port: &ServicePort, node_port: u16) -> Box<str> {
     let ObjectKey { namespace, name } = service.metadata.key();
     let whole = format!("{namespace}-{name}-{node_port}");
@@ -186,16 +189,18 @@ fn name_of(service: &Service, port: &ServicePort, node_port: u16) -> Box<str> {
     format!("{}{end}", whole[..start].trim_end_matches('-')).into()
 }
 
-/// FNV-1a, 32 bits. The name must be the same in every version of this program on every machine, which the standard
-/// library's hasher does not promise. Two names never clash over it: the NodePort number at their end differs.
+/// FNV-1a, 32 bits. The name must be the same in every version of this program on every machine, which the
+/// standard library's hasher does not promise. Two names never clash over it: the NodePort number at their
+/// end differs.
 fn fnv1a(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
-/// The front Service has NodePorts of its own, which a cloud load balancer points at: each port keeps the one it has.
+/// The front Service has NodePorts of its own, which a cloud load balancer points at: each port keeps the one
+/// it has.
 ///
-/// A port is the same as before if it has the same number; number for number, whatever scheme named it then. Sorted names and
-/// unique numbers make this a plain look-up.
+/// A port is the same as before if it has the same number; number for number, whatever scheme named it then.
+/// Sorted names and unique numbers make this a plain look-up.
 fn keep_node_ports(ports: &mut [ServicePort], current: &[ServicePort]) {
     let current: BTreeMap<u16, u16> = current
         .iter()
@@ -348,11 +353,15 @@ mod tests {
         #[test]
         fn port_names_are_legal_and_unique_and_the_order_of_services_makes_no_difference(
             wanted in prop::collection::btree_map(
-                30_000..32_768_u16, ("[a-z][a-z0-9-]{0,61}[a-z0-9]", "[a-z][a-z0-9-]{0,61}[a-z0-9]", 2_000..2_005_u16), 0..30),
+                30_000..32_768_u16,
+                ("[a-z][a-z0-9-]{0,61}[a-z0-9]", "[a-z][a-z0-9-]{0,61}[a-z0-9]", 2_000..2_005_u16),
+                0..30,
+            ),
             limit in prop::option::of(2..20_usize),
         ) {
             let services: Vec<Service> = wanted.iter()
-                .map(|(&port, (namespace, name, born))| service(namespace, name, *born, "NodePort", port)).collect();
+                .map(|(&port, (namespace, name, born))| service(namespace, name, *born, "NodePort", port))
+                .collect();
             let plan = plan_front_ports(&[], &services, &settings(limit));
             prop_assert_eq!(&plan, &plan_front_ports(&[], services.iter().rev(), &settings(limit)));
             let mut names = names(&plan);

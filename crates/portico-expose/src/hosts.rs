@@ -25,8 +25,8 @@ impl HostSuffix {
     }
 }
 
-/// `<service>.<namespace>.svc.cluster.local:<port>`. The domain is the seed's, not the user cluster's: the name is
-/// compared, never looked up.
+/// `<service>.<namespace>.svc.cluster.local:<port>`. The domain is the seed's, not the user cluster's: the
+/// name is compared, never looked up.
 pub fn authority(service: &str, namespace: &str, port: u16) -> Result<Authority, HostNameError> {
     Ok(Authority::new(&HostName::parse(&format!("{service}.{namespace}.svc.cluster.local"))?, port))
 }

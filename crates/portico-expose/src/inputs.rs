@@ -42,11 +42,11 @@ pub struct Inputs<'a> {
 /// What serves as the load balancer of a cluster with the strategy LoadBalancer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoadBalancers {
-    /// A cloud, with a proxy per cluster behind it. Services carry `expose-namespaced`, which the seed-wide gateway
-    /// leaves alone. As in KKP.
+    /// A cloud, with a proxy per cluster behind it. Services carry `expose-namespaced`, which the seed-wide
+    /// gateway leaves alone. As in KKP.
     Cloud,
-    /// The gateway, because there is no cloud (objects come from a directory). Services carry `expose: NodePort`. The
-    /// external name is the host name while no load balancer address is known.
+    /// The gateway, because there is no cloud (objects come from a directory). Services carry `expose:
+    /// NodePort`. The external name is the host name while no load balancer address is known.
     Gateway,
 }
 
@@ -121,8 +121,8 @@ impl Inputs<'_> {
     }
 }
 
-/// The current address while it is among `found`, so that it does not flap; else the lowest IPv4, else the lowest
-/// IPv6.
+/// The current address while it is among `found`, so that it does not flap; else the lowest IPv4, else the
+/// lowest IPv6.
 fn steady(found: &[IpAddr], current: Option<IpAddr>) -> Option<IpAddr> {
     let any_v4 = found.iter().any(IpAddr::is_ipv4);
     let eligible = || found.iter().copied().filter(|ip| ip.is_ipv4() == any_v4);

@@ -1,12 +1,12 @@
 //! The exposure domain: strategies, plans, host names, addresses, NodePort allocation.
 //!
-//! For one cluster: [`resolve`] finds its seed and strategy, [`validate`] what is wrong with it, and [`plan`] what should
-//! exist. [`strategy`] holds one file for each strategy. For all clusters: the [`planner`] holds the objects, applies each
-//! [`change`] and returns what follows. [`node_ports`] allocates NodePort numbers. For the one load balancer in front of a
-//! seed: [`front`].
+//! For one cluster: [`resolve`] finds its seed and strategy, [`validate`] what is wrong with it, and [`plan`]
+//! what should exist. [`strategy`] holds one file for each strategy. For all clusters: the [`planner`] holds
+//! the objects, applies each [`change`] and returns what follows. [`node_ports`] allocates NodePort numbers.
+//! For the one load balancer in front of a seed: [`front`].
 //!
-//! Everything here is a plain function or a plain value: no I/O, no async, no clock. Random numbers follow from a seed
-//! ([`random`]).
+//! Everything here is a plain function or a plain value: no I/O, no async, no clock. Random numbers follow
+//! from a seed ([`random`]).
 
 mod address;
 pub mod certificate;

@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use portico_api::cluster::{Cluster, NetworkRanges};
 
-/// Where the agent on each worker node listens unless the Cluster says otherwise. In 100.64.0.0/10, the shared address
-/// space of RFC 6598, which no pod, Service or machine network should use.
+/// Where the agent on each worker node listens unless the Cluster says otherwise. In 100.64.0.0/10, the
+/// shared address space of RFC 6598, which no pod, Service or machine network should use.
 pub const DEFAULT_AGENT_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(100, 64, 30, 10));
 
 const PODS: IpNet = v4(172, 25, 0, 0, 16);
@@ -21,7 +21,8 @@ const fn v4(a: u8, b: u8, c: u8, d: u8, prefix: u8) -> IpNet {
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(a, b, c, d), prefix))
 }
 
-/// Where the agent on each worker node listens. A text that is no address counts as unset here; validation refuses it.
+/// Where the agent on each worker node listens. A text that is no address counts as unset here; validation
+/// refuses it.
 pub fn agent_ip(cluster: &Cluster) -> IpAddr {
     cluster.spec.cluster_network.tunneling_agent_ip.get().copied().unwrap_or(DEFAULT_AGENT_IP)
 }

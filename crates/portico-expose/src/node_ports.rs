@@ -1,8 +1,10 @@
-//! Which NodePort number belongs to which Service port: allocated once, never twice, the same after a restart.
+//! Which NodePort number belongs to which Service port: allocated once, never twice, the same after a
+//! restart.
 //!
-//! In a seed cluster the API server does this. Where objects come from a directory, this allocator takes its place.
-//! Users have the numbers in their kubeconfigs, so a released number stays reserved for its last owner. An owner that
-//! returns gets its number back, and no other gets it while the range has a number that was never allocated.
+//! In a seed cluster the API server does this. Where objects come from a directory, this allocator takes its
+//! place. Users have the numbers in their kubeconfigs, so a released number stays reserved for its last
+//! owner. An owner that returns gets its number back, and no other gets it while the range has a number that
+//! was never allocated.
 
 mod port_set;
 
@@ -80,7 +82,8 @@ pub struct Twice {
 pub struct NodePortAllocator {
     allocated: BTreeMap<PortKey, Allocated>,
     owners: BTreeMap<u16, PortKey>,
-    /// Ports that Services fix themselves, and by how many. Not stored: the Services fix them again after a restart.
+    /// Ports that Services fix themselves, and by how many. Not stored: the Services fix them again after a
+    /// restart.
     fixed: BTreeMap<u16, u32>,
     /// Ports in use: allocated to an owner that exists, or fixed.
     used: PortSet,
@@ -98,7 +101,8 @@ struct Allocated {
 }
 
 impl NodePortAllocator {
-    /// An allocator with the `ports` of an earlier run. All count as in use until [`Self::retain`] says otherwise.
+    /// An allocator with the `ports` of an earlier run. All count as in use until [`Self::retain`] says
+    /// otherwise.
     ///
     /// # Errors
     /// If a port has two owners.
@@ -134,8 +138,8 @@ impl NodePortAllocator {
         self.allocated.get(key).filter(|allocated| allocated.in_use).map(|allocated| allocated.port)
     }
 
-    /// Allocates a port for each of `keys`: the one it had, else one at random from `range`. All or none, because a
-    /// control plane with half its ports is of no use.
+    /// Allocates a port for each of `keys`: the one it had, else one at random from `range`. All or none,
+    /// because a control plane with half its ports is of no use.
     ///
     /// # Errors
     /// If the range has too few free ports. Nothing is allocated then.

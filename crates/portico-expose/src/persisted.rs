@@ -1,5 +1,5 @@
-//! What must be the same in the next run of a gateway on a directory: allocated NodePorts, and the strategy of each
-//! Cluster. Users have both in their kubeconfigs.
+//! What must be the same in the next run of a gateway on a directory: allocated NodePorts, and the strategy
+//! of each Cluster. Users have both in their kubeconfigs.
 
 use std::collections::BTreeMap;
 
@@ -117,7 +117,8 @@ mod tests {
         );
         assert_eq!(
             error(r#"{"format": 1, "nodePorts": {}, "strategies": {"a": "SNI"}}"#),
-            "it says that Cluster a is exposed by \"SNI\", which is no strategy; write NodePort, LoadBalancer or Tunneling"
+            "it says that Cluster a is exposed by \"SNI\", which is no strategy; write NodePort, \
+             LoadBalancer or Tunneling"
         );
         assert!(matches!(PersistedState::from_json("{}"), Err(PersistedStateError::Damaged(_))));
     }

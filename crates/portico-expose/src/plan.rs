@@ -1,7 +1,8 @@
-//! What should exist for a cluster so that it is reachable: its Services, names, address, certificate names and policy.
+//! What should exist for a cluster so that it is reachable: its Services, names, address, certificate names
+//! and policy.
 //!
-//! A plan is a plain value that follows from plain values, so that `portico routes`, the gateway and, later, an operator
-//! agree on it. What depends on the strategy is in [`crate::strategy`].
+//! A plan is a plain value that follows from plain values, so that `portico routes`, the gateway and, later,
+//! an operator agree on it. What depends on the strategy is in [`crate::strategy`].
 
 use std::net::IpAddr;
 
@@ -33,13 +34,15 @@ pub struct Plan {
     pub seed: Box<str>,
     /// Its Services, complete with type, ports and annotations.
     pub services: Vec<Service>,
-    /// What its Services are reached by, in the same order; the load balancer's own Service is not among them.
+    /// What its Services are reached by, in the same order; the load balancer's own Service is not among
+    /// them.
     pub entries: Vec<Entry>,
     /// What accepts connections at its address.
     pub answered_by: AnsweredBy,
     /// `status.address`.
     pub address: Address,
-    /// The seed's nodes, as far as known, if they accept its connections: the name in `address` must lead to them.
+    /// The seed's nodes, as far as known, if they accept its connections: the name in `address` must lead to
+    /// them.
     pub node_ips: Vec<IpAddr>,
     /// Where the agent on each worker node listens, if there is one.
     pub agent_ip: Option<IpAddr>,

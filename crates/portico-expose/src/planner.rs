@@ -1,14 +1,15 @@
 //! All objects together: one change in, what follows from it out.
 //!
-//! - A changed Cluster is planned by itself. A changed Seed plans its own clusters. Only real differences come out.
+//! - A changed Cluster is planned by itself. A changed Seed plans its own clusters. Only real differences
+//!   come out.
 //! - An object that must not be used is reported, and its last usable version stays in force.
-//! - A Cluster that never was usable gets a policy but no Services: Services made by others must not be open because
-//!   its allow list cannot be read.
+//! - A Cluster that never was usable gets a policy but no Services: Services made by others must not be open
+//!   because its allow list cannot be read.
 //! - A Service that a user wrote replaces a planned one of the same name.
 //! - A Cluster keeps strategy and NodePorts across restarts, also while its manifest cannot be read.
 //!
-//! The caller stores [`Planner::persisted`] when [`Planner::revision`] grew, before the outputs take effect, and calls
-//! [`Planner::initial_sync_complete`] once, after the first complete set of objects.
+//! The caller stores [`Planner::persisted`] when [`Planner::revision`] grew, before the outputs take effect,
+//! and calls [`Planner::initial_sync_complete`] once, after the first complete set of objects.
 
 mod approval;
 mod explicit;
@@ -78,11 +79,12 @@ struct Work {
 }
 
 impl Planner {
-    /// A planner without objects. `persisted` is of an earlier run, `seed` decides which NodePorts are allocated.
+    /// A planner without objects. `persisted` is of an earlier run, `seed` decides which NodePorts are
+    /// allocated.
     pub fn new(settings: Settings, mut persisted: PersistedState, seed: u64) -> Self {
         for &port in &settings.reserved_ports {
-            // A port that was allocated in an earlier run stays with its owner: moving it would break kubeconfigs.
-            // The listener that wants it too reports that it cannot bind.
+            // A port that was allocated in an earlier run stays with its owner: moving it would break
+            // kubeconfigs. The listener that wants it too reports that it cannot bind.
             let _ = persisted.node_ports.fix(&PortKey::new("", "gateway", ""), port);
         }
         Self {
@@ -100,8 +102,9 @@ impl Planner {
         }
     }
 
-    /// Notes the first part of changes that belong together as one step; [`Self::apply`] brings the last part. Clusters
-    /// are reconciled then: one judged before its Seed is read would get a strategy that no object names.
+    /// Notes the first part of changes that belong together as one step; [`Self::apply`] brings the last
+    /// part. Clusters are reconciled then: one judged before its Seed is read would get a strategy that no
+    /// object names.
     pub fn note(&mut self, changes: impl IntoIterator<Item = ObjectChange>) -> Vec<Output> {
         let mut work = std::mem::take(&mut self.work);
         for change in last_of_each(changes) {
@@ -112,7 +115,8 @@ impl Planner {
         outputs
     }
 
-    /// Applies changes that belong together as one step, in any order; of several for one object the last counts.
+    /// Applies changes that belong together as one step, in any order; of several for one object the last
+    /// counts.
     pub fn apply(&mut self, changes: impl IntoIterator<Item = ObjectChange>) -> Vec<Output> {
         let freed = self.persisted.node_ports.freed();
         let outputs = self.note(changes);
@@ -154,9 +158,9 @@ impl Planner {
         names.into_iter().filter_map(|name| self.plan(name))
     }
 
-    /// Every object has been applied once. NodePorts of deleted objects may now be allocated to others if no other is
-    /// left, and strategies of deleted Clusters are forgotten. Not so if some object could not be read, for which
-    /// `whole` is false.
+    /// Every object has been applied once. NodePorts of deleted objects may now be allocated to others if no
+    /// other is left, and strategies of deleted Clusters are forgotten. Not so if some object could not be
+    /// read, for which `whole` is false.
     pub fn initial_sync_complete(&mut self, whole: bool) -> Vec<Output> {
         let mut work = Work::default();
         if !whole {
@@ -340,7 +344,8 @@ impl Planner {
         self.clusters.insert(name.clone(), slot);
     }
 
-    /// The version of a Cluster to put into force, with its NodePorts allocated, and the problems of the wanted one.
+    /// The version of a Cluster to put into force, with its NodePorts allocated, and the problems of the
+    /// wanted one.
     fn next_in_force(
         &mut self,
         name: &ClusterName,

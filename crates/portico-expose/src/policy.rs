@@ -11,10 +11,12 @@ use crate::strategy;
 
 /// The policy of `cluster`.
 ///
-/// The allow list joins the cluster's own networks with the seed's defaults, on every strategy. A strategy may add
-/// networks of the seed: a cluster with a load balancer of its own admits what every load balancer of the seed admits.
+/// The allow list joins the cluster's own networks with the seed's defaults, on every strategy. A strategy
+/// may add networks of the seed: a cluster with a load balancer of its own admits what every load balancer of
+/// the seed admits.
 ///
-/// With the seed's nodeport-proxy disabled no NodePort listeners are opened, except by a proxy of the cluster's own.
+/// With the seed's nodeport-proxy disabled no NodePort listeners are opened, except by a proxy of the
+/// cluster's own.
 pub fn policy(
     cluster: &Cluster,
     strategy: ExposeStrategy,
@@ -38,7 +40,8 @@ pub fn policy(
     }
 }
 
-/// The value of a budget annotation: a whole number, at least 1. A bound of 0 would be an outage with another name.
+/// The value of a budget annotation: a whole number, at least 1. A bound of 0 would be an outage with another
+/// name.
 pub(crate) fn bound(value: &str) -> Option<u32> {
     value.trim().parse().ok().filter(|&bound| bound > 0)
 }

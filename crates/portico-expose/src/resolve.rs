@@ -47,8 +47,8 @@ impl fmt::Display for DecidedBy {
     }
 }
 
-/// Returns the strategy of the Cluster, else of the Seed, else of the configuration, else `NodePort`. A text that is no
-/// strategy counts as unset here; validation refuses its object.
+/// Returns the strategy of the Cluster, else of the Seed, else of the configuration, else `NodePort`. A text
+/// that is no strategy counts as unset here; validation refuses its object.
 pub fn strategy(cluster: &Cluster, seed: &Seed, configuration: Option<&KubermaticConfiguration>) -> Decision {
     let levels = [
         (Some(&cluster.spec.expose_strategy), DecidedBy::Cluster),
@@ -146,13 +146,13 @@ mod tests {
         let lost = |spec: &str| seed_of(&cluster("a", spec), &seeds).unwrap_err().to_string();
         assert_eq!(
             lost(r#"{"cloud": {"dc": "lab-3"}}"#),
-            "Cluster a: spec.cloud.dc: no Seed lists the datacenter \"lab-3\" (there are: north, south); add it to \
-             spec.datacenters of the Seed that hosts this cluster, or name one that is there"
+            "Cluster a: spec.cloud.dc: no Seed lists the datacenter \"lab-3\" (there are: north, south); add \
+             it to spec.datacenters of the Seed that hosts this cluster, or name one that is there"
         );
         assert_eq!(
             lost("{}"),
-            "Cluster a: spec.cloud.dc: it is empty, and there are several seeds: north, south; name a datacenter that \
-             one of them lists in spec.datacenters"
+            "Cluster a: spec.cloud.dc: it is empty, and there are several seeds: north, south; name a \
+             datacenter that one of them lists in spec.datacenters"
         );
     }
 
@@ -163,7 +163,8 @@ mod tests {
         let none: [Box<Seed>; 0] = [];
         assert_eq!(
             seed_of(&cluster("a", "{}"), &none).unwrap_err().to_string(),
-            "Cluster a: spec.cloud.dc: there is no Seed that could host this cluster; add a Seed to the manifests"
+            "Cluster a: spec.cloud.dc: there is no Seed that could host this cluster; add a Seed to the \
+             manifests"
         );
     }
 }

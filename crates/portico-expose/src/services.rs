@@ -1,7 +1,8 @@
 //! The Services of a control plane that are exposed, as an ordered list (facts 2.3).
 //!
-//! A [`Child`] is what holds for a Service under every strategy; [`crate::strategy`] adds type, annotations and names.
-//! `openvpn-server` is not in the list: it stood in for Konnectivity, which can no longer be switched off.
+//! A [`Child`] is what holds for a Service under every strategy; [`crate::strategy`] adds type, annotations
+//! and names. `openvpn-server` is not in the list: it stood in for Konnectivity, which can no longer be
+//! switched off.
 
 use portico_api::cluster::Cluster;
 use portico_api::meta::{ObjectMeta, Strings};
@@ -170,7 +171,8 @@ impl Child {
     }
 }
 
-/// Metadata of a planned Service. Age and identity decide conflicts between Services, so it has those of its cluster.
+/// Metadata of a planned Service. Age and identity decide conflicts between Services, so it has those of its
+/// cluster.
 pub(crate) fn metadata(cluster: &Cluster, name: &str, annotations: Strings) -> ObjectMeta {
     ObjectMeta {
         name: name.into(),

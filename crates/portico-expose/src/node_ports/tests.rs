@@ -190,8 +190,8 @@ proptest! {
             let ports: BTreeSet<u16> = model.values().copied().collect();
             prop_assert_eq!(ports.len(), model.len());
             prop_assert_eq!(allocator.of_namespace("cluster-a").count(), model.len());
-            let used: BTreeSet<u16> =
-                ports.iter().copied().chain(fixed.iter().map(|&(_, port)| port)).filter(|&port| range.contains(port)).collect();
+            let all = ports.iter().copied().chain(fixed.iter().map(|&(_, port)| port));
+            let used: BTreeSet<u16> = all.filter(|&port| range.contains(port)).collect();
             prop_assert_eq!(allocator.used.count(range) as usize, used.len());
         }
     }

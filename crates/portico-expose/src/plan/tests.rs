@@ -71,9 +71,11 @@ fn a_node_port_cluster_has_node_port_services() {
     let plan = p4k2("{}", r#"{"seedDNSOverwrite": "north"}"#);
     assert_eq!(
         shown(&plan),
-        "cluster-p4k2m7xzq9/apiserver-external NodePort secure 443 -> 31234 nodePort 31234 {\"app\":\"apiserver\"}\n  \
+        "cluster-p4k2m7xzq9/apiserver-external NodePort secure 443 -> 31234 nodePort 31234 \
+         {\"app\":\"apiserver\"}\n  \
            nodeport-proxy.k8s.io/expose: NodePort\n\
-         cluster-p4k2m7xzq9/konnectivity-server NodePort secure 443 -> 8132 nodePort 31235 {\"app\":\"apiserver\"}\n  \
+         cluster-p4k2m7xzq9/konnectivity-server NodePort secure 443 -> 8132 nodePort 31235 \
+         {\"app\":\"apiserver\"}\n  \
            nodeport-proxy.k8s.io/expose: NodePort\n"
     );
     assert_eq!(&*plan.address.url, "https://p4k2m7xzq9.north.kkp.example.com:31234");
@@ -94,11 +96,13 @@ fn a_tunneling_cluster_has_host_names_and_authorities() {
            nodeport-proxy.k8s.io/port-mapping: {\"secure\":\"p4k2m7xzq9.north.kkp.example.com\"}\n\
          cluster-p4k2m7xzq9/konnectivity-server ClusterIP secure 443 -> 8132 {\"app\":\"apiserver\"}\n  \
            nodeport-proxy.k8s.io/expose: SNI,Tunneling\n  \
-           nodeport-proxy.k8s.io/port-mapping: {\"secure\":\"konnectivity-server.p4k2m7xzq9.north.kkp.example.com\"}\n\
+           nodeport-proxy.k8s.io/port-mapping: \
+           {\"secure\":\"konnectivity-server.p4k2m7xzq9.north.kkp.example.com\"}\n\
          cluster-p4k2m7xzq9/mla-gateway-ext ClusterIP http-ext 80 -> \"http-ext\" \
            {\"app.kubernetes.io/name\":\"mla-gateway\"}\n  \
            nodeport-proxy.k8s.io/expose: SNI\n  \
-           nodeport-proxy.k8s.io/port-mapping: {\"http-ext\":\"mla-gateway.p4k2m7xzq9.north.kkp.example.com\"}\n"
+           nodeport-proxy.k8s.io/port-mapping: \
+           {\"http-ext\":\"mla-gateway.p4k2m7xzq9.north.kkp.example.com\"}\n"
     );
     assert_eq!(&*plan.address.url, "https://p4k2m7xzq9.north.kkp.example.com:6443");
     let entries: Vec<_> = plan
@@ -135,20 +139,25 @@ const LOAD_BALANCER: &str = r#"{"exposeStrategy": "LoadBalancer",
     "apiServerAllowedIPRanges": {"cidrBlocks": ["192.0.2.0/24", "198.51.100.0/25"]}}"#;
 const RANGES: &str = r#"{"defaultAPIServerAllowedIPRanges": ["198.51.100.0/24"],
     "nodeportProxy": {"annotations": {"example.com/a": "1", "example.com/b": "1"},
-        "envoy": {"loadBalancerService": {"sourceRanges": ["203.0.113.0/24"], "annotations": {"example.com/b": "2"}}}}}"#;
+        "envoy": {"loadBalancerService": {"sourceRanges": ["203.0.113.0/24"],
+            "annotations": {"example.com/b": "2"}}}}}"#;
 
 #[test]
 fn a_load_balancer_cluster_has_a_load_balancer_of_its_own() {
     assert_eq!(
         shown(&p4k2(LOAD_BALANCER, RANGES)),
-        "cluster-p4k2m7xzq9/apiserver-external NodePort secure 443 -> 31234 nodePort 31234 {\"app\":\"apiserver\"}\n  \
+        "cluster-p4k2m7xzq9/apiserver-external NodePort secure 443 -> 31234 nodePort 31234 \
+         {\"app\":\"apiserver\"}\n  \
            nodeport-proxy.k8s.io/expose-namespaced: true\n\
-         cluster-p4k2m7xzq9/konnectivity-server NodePort secure 443 -> 8132 nodePort 31235 {\"app\":\"apiserver\"}\n  \
+         cluster-p4k2m7xzq9/konnectivity-server NodePort secure 443 -> 8132 nodePort 31235 \
+         {\"app\":\"apiserver\"}\n  \
            nodeport-proxy.k8s.io/expose-namespaced: true\n\
-         cluster-p4k2m7xzq9/front-loadbalancer LoadBalancer secure 443 -> 443 {\"app\":\"nodeport-proxy-envoy\"}\n  \
+         cluster-p4k2m7xzq9/front-loadbalancer LoadBalancer secure 443 -> 443 \
+         {\"app\":\"nodeport-proxy-envoy\"}\n  \
            example.com/a: 1\n  \
            example.com/b: 2\n  \
-           service.beta.kubernetes.io/load-balancer-source-ranges: 192.0.2.0/24,198.51.100.0/24,203.0.113.0/24\n  \
+           service.beta.kubernetes.io/load-balancer-source-ranges: \
+           192.0.2.0/24,198.51.100.0/24,203.0.113.0/24\n  \
            ranges: 192.0.2.0/24 198.51.100.0/24 203.0.113.0/24\n"
     );
 }
@@ -268,7 +277,8 @@ proptest! {
                 "nodeportProxy": {{"disable": {disable}}}}}"#));
         let known = behind(&[("203.0.113.9", "lb.example.com")]);
         let first = plan_of(&cluster, &seed, &known, LoadBalancers::Cloud);
-        prop_assert_eq!(&first, &plan_of(&cluster.clone(), &seed.clone(), &known.clone(), LoadBalancers::Cloud));
+        let (same_cluster, same_seed, same_known) = (cluster.clone(), seed.clone(), known.clone());
+        prop_assert_eq!(&first, &plan_of(&same_cluster, &same_seed, &same_known, LoadBalancers::Cloud));
         prop_assert_eq!(first.entries.len(), if mla { 3 } else { 2 });
         for service in &first.services {
             let port = &service.spec.ports[0];

@@ -1,7 +1,7 @@
 //! Whether a version of a Cluster may be put into force, and with which strategy.
 //!
-//! A Cluster keeps its strategy unless its label allows a migration. [`Judge::approve`] compares with the version in
-//! force or, after a restart, with the persisted strategy.
+//! A Cluster keeps its strategy unless its label allows a migration. [`Judge::approve`] compares with the
+//! version in force or, after a restart, with the persisted strategy.
 
 use std::sync::Arc;
 
@@ -50,7 +50,8 @@ impl Judge<'_> {
         before: Option<&InForce>,
     ) -> Result<Approved, Vec<Problem>> {
         let (seed, configuration) = self.levels_of(cluster).map_err(|problem| vec![*problem])?;
-        // KKP's own webhook checks a change of strategy, and a watch may skip the version that carried the label.
+        // KKP's own webhook checks a change of strategy, and a watch may skip the version that carried the
+        // label.
         let before = before.filter(|_| self.settings.mode == Mode::Plan);
         let decided = resolve::strategy(cluster, &seed, configuration);
         let (decision, kept) = self.keep_strategy(cluster, before, decided);

@@ -74,8 +74,8 @@ impl ExplicitServices {
         self.node_port(&ObjectKey::new(namespace, name), port_name) == Some(port)
     }
 
-    /// Adds or replaces a Service, and returns it as it is to be served: with its missing NodePorts allocated, and
-    /// without those that belong to others.
+    /// Adds or replaces a Service, and returns it as it is to be served: with its missing NodePorts
+    /// allocated, and without those that belong to others.
     pub(super) fn set(
         &mut self,
         written: Service,
@@ -122,8 +122,8 @@ impl ExplicitServices {
         (service, problems)
     }
 
-    /// Removes a Service and frees the NodePorts it fixed. Those allocated for it stay until they are released.
-    /// Returns whether it was there.
+    /// Removes a Service and frees the NodePorts it fixed. Those allocated for it stay until they are
+    /// released. Returns whether it was there.
     pub(super) fn remove(&mut self, key: &ObjectKey, allocator: &mut NodePortAllocator) -> bool {
         self.waiting.remove(key);
         let Some(ports) = self.services.remove(key) else { return false };
@@ -187,8 +187,8 @@ fn node_port_reserved(object: &ObjectRef, index: usize, number: u16) -> Problem 
         object: object.clone(),
         field: format!("spec.ports[{index}].nodePort"),
         message: format!("{number} cannot be used: the gateway itself listens there"),
-        remedy: "choose another number, leave it out and let one be drawn, or give the gateway's listener another \
-                 port"
+        remedy: "choose another number, leave it out and let one be drawn, or give the gateway's listener \
+                 another port"
             .into(),
     }
 }
@@ -203,8 +203,8 @@ pub(super) fn node_ports_exhausted(object: &ObjectRef, exhausted: &Exhausted) ->
         field: String::new(),
         message: exhausted.to_string(),
         remedy: format!(
-            "widen spec.userCluster.nodePortRange of the KubermaticConfiguration (it must equal the seed's own \
-             range), remove clusters, or use the strategy {without}, which needs no NodePorts"
+            "widen spec.userCluster.nodePortRange of the KubermaticConfiguration (it must equal the seed's \
+             own range), remove clusters, or use the strategy {without}, which needs no NodePorts"
         ),
     }
 }

@@ -1,6 +1,7 @@
 //! The two levels above a Cluster: Seeds and the KubermaticConfiguration, each with its last usable version.
 //!
-//! An object is *active* if it counts: of several with the same name, or with the same datacenter, the older one.
+//! An object is *active* if it counts: of several with the same name, or with the same datacenter, the older
+//! one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

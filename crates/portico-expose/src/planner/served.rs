@@ -34,7 +34,8 @@ impl Served {
     }
 }
 
-/// Hands out the planned Services of a Cluster that differ from those `before`, and returns all that are served now.
+/// Hands out the planned Services of a Cluster that differ from those `before`, and returns all that are
+/// served now.
 pub(super) fn serve(
     cluster: &Cluster,
     exposed: Vec<Exposed>,

@@ -8,11 +8,11 @@ use crate::services::APISERVER_PORT;
 /// What the planner is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Objects come from a directory: the planner plans Services, allocates NodePorts, lets the gateway serve as every
-    /// load balancer, and refuses a change of strategy without the label.
+    /// Objects come from a directory: the planner plans Services, allocates NodePorts, lets the gateway serve
+    /// as every load balancer, and refuses a change of strategy without the label.
     Plan,
-    /// KKP is at work: Services exist, and its webhook checks changes of strategy. Only policies and problems come out;
-    /// Services pass through as they are.
+    /// KKP is at work: Services exist, and its webhook checks changes of strategy. Only policies and problems
+    /// come out; Services pass through as they are.
     Observe,
 }
 

@@ -47,8 +47,8 @@ pub(super) fn check(scope: &Scope<'_>, findings: &mut Findings) {
     let Some(found) = scope.api_server_type().filter(|&found| found != ServiceType::NodePort) else { return };
     let dc = &scope.cluster.spec.cloud.dc;
     let message = format!(
-        "the datacenter {dc:?} sets apiServerServiceType: {found:?}, but the strategy {} exposes NodePort Services only: \
-         the API server is not reachable through the gateway",
+        "the datacenter {dc:?} sets apiServerServiceType: {found:?}, but the strategy {} exposes NodePort \
+         Services only: the API server is not reachable through the gateway",
         scope.decision.strategy
     );
     let remedy = "remove apiServerServiceType from the datacenter in the Seed, or choose Tunneling";

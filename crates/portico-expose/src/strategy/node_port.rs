@@ -2,8 +2,8 @@
 //!
 //! - Services: type NodePort, `expose: NodePort`; the gateway listens on each NodePort number.
 //! - Names: none. A connection is routed by its destination port.
-//! - Address: `<cluster>.<seed>.<domain>` and the NodePort of `apiserver-external`. The name leads to the gateway, or,
-//!   where the seed disables its nodeport-proxy, to the nodes of the seed.
+//! - Address: `<cluster>.<seed>.<domain>` and the NodePort of `apiserver-external`. The name leads to the
+//!   gateway, or, where the seed disables its nodeport-proxy, to the nodes of the seed.
 //! - Checks: the API server keeps its NodePort; without a domain an address must be known.
 
 use portico_api::annotations::EXPOSE;

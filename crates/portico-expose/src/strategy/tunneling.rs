@@ -5,8 +5,8 @@
 //!   `<service>.<namespace>.svc.cluster.local:<port>`, for CONNECT.
 //! - Address: the first of these names and the port of the SNI listener.
 //! - Certificate: the address of the agent on each worker node, instead of the external one.
-//! - Checks: the seed has a gateway, host names are possible, and the agent's address can be listened on and is in
-//!   no network of the cluster.
+//! - Checks: the seed has a gateway, host names are possible, and the agent's address can be listened on and
+//!   is in no network of the cluster.
 
 use std::net::IpAddr;
 
@@ -103,7 +103,8 @@ fn annotations(child: &Child, host: Option<&HostName>) -> Strings {
 fn gateway(scope: &Scope<'_>, findings: &mut Findings) {
     if scope.seed.spec.nodeport_proxy.disable {
         let message = format!(
-            "Tunneling (decided by: {}) needs the gateway of the seed, and {} has spec.nodeportProxy.disable: true",
+            "Tunneling (decided by: {}) needs the gateway of the seed, and {} has \
+             spec.nodeportProxy.disable: true",
             scope.decision.decided_by,
             ObjectRef::new(Kind::Seed, &scope.seed.metadata)
         );

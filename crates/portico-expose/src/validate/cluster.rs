@@ -52,8 +52,8 @@ pub(crate) fn strategy_change(cluster: &Cluster, old: ExposeStrategy, decision: 
         object: ObjectRef::new(Kind::Cluster, &cluster.metadata),
         field: "spec.exposeStrategy".into(),
         message: format!(
-            "it cannot change from {old} to {new} (decided by: {decided_by}): users and nodes would lose the address \
-             they know"
+            "it cannot change from {old} to {new} (decided by: {decided_by}): users and nodes would lose the \
+             address they know"
         ),
         remedy: format!(
             "put {old} back, or add the label {MIGRATION_LABEL} to the Cluster and migrate its nodes"
@@ -70,8 +70,8 @@ impl Findings {
             && name.bytes().all(legal);
         if !label || name.len() > MAX_CLUSTER_NAME {
             let message = format!("{name:?} is no name for a cluster");
-            let remedy = "use a lower case letter, then lower case letters, digits and '-', not ending with '-', 36 \
-                          characters at most";
+            let remedy = "use a lower case letter, then lower case letters, digits and '-', not ending with \
+                          '-', 36 characters at most";
             self.refuse("cluster-name", "metadata.name", message, remedy);
         }
         let namespace = &cluster.status.namespace_name;
@@ -124,8 +124,8 @@ impl Findings {
 
     fn konnectivity(&mut self, cluster: &Cluster) {
         if cluster.spec.cluster_network.konnectivity_enabled == Some(false) {
-            let message = "false does not count: OpenVPN, which it once stood for, is left out, and konnectivity-server is \
-                           exposed all the same";
+            let message = "false does not count: OpenVPN, which it once stood for, is left out, and \
+                           konnectivity-server is exposed all the same";
             let field = "spec.clusterNetwork.konnectivityEnabled";
             let remedy = "leave the field out, and migrate the cluster to Konnectivity";
             self.warn("konnectivity-disabled", field, message.into(), remedy);

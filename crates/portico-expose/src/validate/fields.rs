@@ -19,7 +19,8 @@ impl Findings {
         }
     }
 
-    /// A list of networks. A bad entry is refused, never skipped: a shorter allow list may admit every client.
+    /// A list of networks. A bad entry is refused, never skipped: a shorter allow list may admit every
+    /// client.
     pub(super) fn networks(&mut self, field: &str, networks: &[Setting<IpNet>]) {
         for (index, network) in networks.iter().enumerate() {
             self.network(&format!("{field}[{index}]"), network);

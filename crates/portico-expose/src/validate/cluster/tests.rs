@@ -27,7 +27,8 @@ fn problems(spec: &str) -> String {
 fn a_cluster_of_each_strategy_has_no_problems() {
     for strategy in ExposeStrategy::ALL {
         let spec = format!(
-            r#"{{"exposeStrategy": "{strategy}", "apiServerAllowedIPRanges": {{"cidrBlocks": ["10.0.0.0/8"]}}}}"#
+            r#"{{"exposeStrategy": "{strategy}",
+                "apiServerAllowedIPRanges": {{"cidrBlocks": ["10.0.0.0/8"]}}}}"#
         );
         assert_eq!(problems(&spec), "refused: false\n");
     }
@@ -49,9 +50,9 @@ fn a_mistyped_strategy_is_refused() {
     assert_eq!(
         problems(r#"{"exposeStrategy": "tunneling"}"#),
         "refused: true\n\
-         Cluster a: spec.exposeStrategy: \"tunneling\" is no strategy: it is none of NodePort, LoadBalancer, Tunneling \
-         (upper and lower case matter); write NodePort, LoadBalancer or Tunneling, or leave the field out to follow \
-         the Seed"
+         Cluster a: spec.exposeStrategy: \"tunneling\" is no strategy: it is none of NodePort, LoadBalancer, \
+         Tunneling (upper and lower case matter); write NodePort, LoadBalancer or Tunneling, or leave the \
+         field out to follow the Seed"
     );
 }
 
@@ -61,8 +62,8 @@ fn a_name_that_is_no_label_or_too_long_is_refused() {
     assert_eq!(
         refused("1a"),
         "refused: true\n\
-         Cluster 1a: metadata.name: \"1a\" is no name for a cluster; use a lower case letter, then lower case letters, \
-         digits and '-', not ending with '-', 36 characters at most"
+         Cluster 1a: metadata.name: \"1a\" is no name for a cluster; use a lower case letter, then lower \
+         case letters, digits and '-', not ending with '-', 36 characters at most"
     );
     for name in ["", "A", "a-", "a.b", "a_b", &"a".repeat(37)] {
         assert!(refused(name).contains("is no name for a cluster"), "{name:?}");
@@ -78,8 +79,8 @@ fn a_strategy_change_without_the_label_is_refused() {
     assert_eq!(
         judge(&read("a", new), Some(&old), &north, DOMAIN),
         "refused: true\n\
-         Cluster a: spec.exposeStrategy: it cannot change from NodePort to Tunneling (decided by: Cluster): users and \
-         nodes would lose the address they know; put NodePort back, or add the label \
+         Cluster a: spec.exposeStrategy: it cannot change from NodePort to Tunneling (decided by: Cluster): \
+         users and nodes would lose the address they know; put NodePort back, or add the label \
          unsafe-expose-strategy-migration to the Cluster and migrate its nodes"
     );
     assert_eq!(judge(&migrating("a", new), Some(&old), &north, DOMAIN), "refused: false\n");
@@ -91,9 +92,9 @@ fn tunneling_needs_the_gateway_of_the_seed() {
     assert_eq!(
         judge(&read("a", "{}"), None, &disabled, DOMAIN),
         "refused: true\n\
-         Cluster a: spec.exposeStrategy: Tunneling (decided by: Seed) needs the gateway of the seed, and Seed \
-         kubermatic/north has spec.nodeportProxy.disable: true; enable the nodeport-proxy of the Seed, or choose \
-         NodePort or LoadBalancer"
+         Cluster a: spec.exposeStrategy: Tunneling (decided by: Seed) needs the gateway of the seed, and \
+         Seed kubermatic/north has spec.nodeportProxy.disable: true; enable the nodeport-proxy of the Seed, \
+         or choose NodePort or LoadBalancer"
     );
 }
 
@@ -103,16 +104,16 @@ fn tunneling_needs_host_names() {
     assert_eq!(
         judge(&cluster, None, &seed("north", "{}"), "{}"),
         "refused: true\n\
-         Cluster a: spec.exposeStrategy: Tunneling (decided by: Cluster) needs host names, and there is no domain; \
-         set spec.ingress.domain of the KubermaticConfiguration, or choose NodePort or LoadBalancer"
+         Cluster a: spec.exposeStrategy: Tunneling (decided by: Cluster) needs host names, and there is no \
+         domain; set spec.ingress.domain of the KubermaticConfiguration, or choose NodePort or LoadBalancer"
     );
     let long = ["a".repeat(60).as_str(); 4].join(".");
     let long = format!(r#"{{"ingress": {{"domain": "{long}"}}}}"#);
     assert_eq!(
         judge(&cluster, None, &seed("north", "{}"), &long),
         "refused: true\n\
-         Cluster a: spec.exposeStrategy: its host names are not valid: it is longer than 253 characters; use a \
-         shorter name, seed label or domain"
+         Cluster a: spec.exposeStrategy: its host names are not valid: it is longer than 253 characters; use \
+         a shorter name, seed label or domain"
     );
 }
 
@@ -120,18 +121,22 @@ fn tunneling_needs_host_names() {
 fn every_network_must_parse() {
     assert_eq!(
         problems(
-            r#"{"clusterNetwork": {"pods": {"cidrBlocks": ["pods"]}, "services": {"cidrBlocks": ["10.0.0.0/8", 5]}},
+            r#"{"clusterNetwork": {"pods": {"cidrBlocks": ["pods"]},
+                    "services": {"cidrBlocks": ["10.0.0.0/8", 5]}},
                 "machineNetworks": [{"cidr": "10.0.0.0"}, {}],
                 "apiServerAllowedIPRanges": {"cidrBlocks": ["10.0.0.0/8", "10.0.0.0 /8"]}}"#
         )
         .replace("; write address and prefix length, as in 198.51.100.0/24 or 198.51.100.7/32", ""),
         "refused: true\n\
-         Cluster a: spec.clusterNetwork.pods.cidrBlocks[0]: \"pods\" is no network in CIDR notation: \"pods\" is no IP address\n\
-         Cluster a: spec.clusterNetwork.services.cidrBlocks[1]: \"5\" is no network in CIDR notation: \"5\" is no IP address\n\
-         Cluster a: spec.machineNetworks[0].cidr: \"10.0.0.0\" is no network in CIDR notation: it has no prefix length\n\
+         Cluster a: spec.clusterNetwork.pods.cidrBlocks[0]: \"pods\" is no network in CIDR \
+         notation: \"pods\" is no IP address\n\
+         Cluster a: spec.clusterNetwork.services.cidrBlocks[1]: \"5\" is no network in CIDR notation: \"5\" \
+         is no IP address\n\
+         Cluster a: spec.machineNetworks[0].cidr: \"10.0.0.0\" is no network in CIDR notation: it has no \
+         prefix length\n\
          Cluster a: spec.machineNetworks[1].cidr: it is empty\n\
-         Cluster a: spec.apiServerAllowedIPRanges.cidrBlocks[1]: \"10.0.0.0 /8\" is no network in CIDR notation: \
-         \"10.0.0.0 \" is no IP address"
+         Cluster a: spec.apiServerAllowedIPRanges.cidrBlocks[1]: \"10.0.0.0 /8\" is no network in CIDR \
+         notation: \"10.0.0.0 \" is no IP address"
     );
 }
 
@@ -146,8 +151,8 @@ fn an_agent_ip_is_forbidden_without_tunneling() {
     assert_eq!(
         problems(r#"{"clusterNetwork": {"tunnelingAgentIP": "100.64.30.10"}}"#),
         "refused: true\n\
-         Cluster a: spec.clusterNetwork.tunnelingAgentIP: 100.64.30.10 is forbidden: the strategy is NodePort, and \
-         only Tunneling has an agent; remove the field, or set spec.exposeStrategy: Tunneling"
+         Cluster a: spec.clusterNetwork.tunnelingAgentIP: 100.64.30.10 is forbidden: the strategy is \
+         NodePort, and only Tunneling has an agent; remove the field, or set spec.exposeStrategy: Tunneling"
     );
 }
 
@@ -156,14 +161,15 @@ fn an_agent_ip_must_be_an_address_that_an_agent_can_listen_on() {
     assert_eq!(
         agent(r#""100.64.30""#, ""),
         "refused: true\n\
-         Cluster a: spec.clusterNetwork.tunnelingAgentIP: \"100.64.30\" is no IP address: invalid IP address syntax; \
-         choose an address that no other network uses, such as 100.64.30.10"
+         Cluster a: spec.clusterNetwork.tunnelingAgentIP: \"100.64.30\" is no IP address: invalid IP address \
+         syntax; choose an address that no other network uses, such as 100.64.30.10"
     );
     assert_eq!(
         agent(r#""127.0.0.1""#, ""),
         "refused: true\n\
-         Cluster a: spec.clusterNetwork.tunnelingAgentIP: 127.0.0.1 cannot be used: it is a loopback address, which \
-         pods cannot reach on their node; choose an address that no other network uses, such as 100.64.30.10"
+         Cluster a: spec.clusterNetwork.tunnelingAgentIP: 127.0.0.1 cannot be used: it is a loopback \
+         address, which pods cannot reach on their node; choose an address that no other network uses, such \
+         as 100.64.30.10"
     );
     for ip in ["0.0.0.0", "::", "::1", "169.254.1.1", "fe80::1", "224.0.0.1", "255.255.255.255"] {
         assert!(agent(&format!("{ip:?}"), "").contains("cannot be used"), "{ip}");
@@ -175,8 +181,8 @@ fn an_agent_ip_lies_outside_pod_service_and_machine_networks_given_or_default() 
     assert_eq!(
         agent(r#""172.25.3.4""#, ""),
         "refused: true\n\
-         Cluster a: spec.clusterNetwork.tunnelingAgentIP: 172.25.3.4 lies in the pod network 172.25.0.0/16; choose an \
-         address outside pod, service and machine networks"
+         Cluster a: spec.clusterNetwork.tunnelingAgentIP: 172.25.3.4 lies in the pod network 172.25.0.0/16; \
+         choose an address outside pod, service and machine networks"
     );
     assert!(agent(r#""10.240.17.1""#, "").contains("lies in the service network 10.240.16.0/20"));
     assert!(
@@ -187,7 +193,8 @@ fn an_agent_ip_lies_outside_pod_service_and_machine_networks_given_or_default() 
     assert!(agent(r#""172.26.3.4""#, r#", "cloud": {"kubevirt": {}}"#).contains("pod network 172.26.0.0/16"));
     assert_eq!(
         problems(
-            r#"{"exposeStrategy": "Tunneling", "clusterNetwork": {"pods": {"cidrBlocks": ["100.64.0.0/16"]}}}"#
+            r#"{"exposeStrategy": "Tunneling",
+                "clusterNetwork": {"pods": {"cidrBlocks": ["100.64.0.0/16"]}}}"#
         ),
         "refused: true\n\
          Cluster a: spec.clusterNetwork.tunnelingAgentIP: 100.64.30.10 (the default) lies in the pod network \
@@ -207,9 +214,9 @@ fn a_node_port_range_must_parse_and_never_changes() {
     assert_eq!(
         judge(&with("30000:32767"), None, &north, DOMAIN),
         "refused: true\n\
-         Cluster a: spec.componentsOverride.apiserver.nodePortRange: \"30000:32767\" is no port range: it must read \
-         FIRST-LAST, FIRST+COUNT or FIRST, with ports from 1 to 65535; write it as in 30000-32767, or leave the \
-         field out for the installation's range"
+         Cluster a: spec.componentsOverride.apiserver.nodePortRange: \"30000:32767\" is no port range: it \
+         must read FIRST-LAST, FIRST+COUNT or FIRST, with ports from 1 to 65535; write it as in 30000-32767, \
+         or leave the field out for the installation's range"
     );
     assert_eq!(
         judge(&with("31000-32000"), Some(&with("30000-32767")), &north, DOMAIN),
@@ -231,10 +238,10 @@ fn budgets_that_are_no_bounds_are_void() {
     assert_eq!(
         judge(&cluster, None, &seed("north", "{}"), DOMAIN),
         "refused: false\n\
-         Cluster a: metadata.annotations[portico.k8c.io/max-connections]: \"0\" is no bound, so the gateway's own \
-         applies; write a whole number from 1 to 4294967295\n\
-         Cluster a: metadata.annotations[portico.k8c.io/max-connections-per-second]: \"ten\" is no bound, so the \
-         gateway's own applies; write a whole number from 1 to 4294967295"
+         Cluster a: metadata.annotations[portico.k8c.io/max-connections]: \"0\" is no bound, so the \
+         gateway's own applies; write a whole number from 1 to 4294967295\n\
+         Cluster a: metadata.annotations[portico.k8c.io/max-connections-per-second]: \"ten\" is no bound, so \
+         the gateway's own applies; write a whole number from 1 to 4294967295"
     );
 }
 
@@ -243,8 +250,9 @@ fn an_api_server_ca_that_is_none_is_told() {
     let cluster: Cluster =
         json(r#"{"metadata": {"name": "a", "annotations": {"portico.k8c.io/api-server-ca": "ca.crt"}}}"#);
     let told = "refused: false\n\
-         Cluster a: metadata.annotations[portico.k8c.io/api-server-ca]: it holds no certificate, so no token of this \
-         cluster can be reviewed; write the CA certificates of its API server in PEM, or remove the annotation";
+         Cluster a: metadata.annotations[portico.k8c.io/api-server-ca]: it holds no certificate, so no token \
+         of this cluster can be reviewed; write the CA certificates of its API server in PEM, or remove the \
+         annotation";
     for cluster in [cluster.clone(), cluster.trimmed()] {
         assert_eq!(judge(&cluster, None, &seed("north", "{}"), DOMAIN), told);
     }
@@ -256,9 +264,9 @@ fn a_datacenter_that_takes_the_node_port_away_is_told() {
     assert_eq!(
         judge(&read("a", r#"{"cloud": {"dc": "lab"}}"#), None, &north, DOMAIN),
         "refused: false\n\
-         Cluster a: spec.cloud.dc: the datacenter \"lab\" sets apiServerServiceType: ClusterIP, but the strategy \
-         NodePort exposes NodePort Services only: the API server is not reachable through the gateway; remove \
-         apiServerServiceType from the datacenter in the Seed, or choose Tunneling"
+         Cluster a: spec.cloud.dc: the datacenter \"lab\" sets apiServerServiceType: ClusterIP, but the \
+         strategy NodePort exposes NodePort Services only: the API server is not reachable through the \
+         gateway; remove apiServerServiceType from the datacenter in the Seed, or choose Tunneling"
     );
 }
 
@@ -268,7 +276,7 @@ fn another_namespace_than_its_own_is_ignored_and_told() {
     assert_eq!(
         judge(&cluster, None, &seed("north", "{}"), DOMAIN),
         "refused: false\n\
-         Cluster a: status.namespaceName: \"kube-system\" is ignored, the namespace is always \"cluster-a\"; leave \
-         the field out"
+         Cluster a: status.namespaceName: \"kube-system\" is ignored, the namespace is always \"cluster-a\"; \
+         leave the field out"
     );
 }
