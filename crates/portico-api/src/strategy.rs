@@ -14,7 +14,7 @@ pub enum ExposeStrategy {
     NodePort,
     /// By a load balancer of its own.
     LoadBalancer,
-    /// By its host name on ports shared by all, with an agent on each worker.
+    /// By its host name on ports that all clusters share, with an agent on each worker node.
     Tunneling,
 }
 
@@ -24,7 +24,7 @@ pub enum ExposeStrategy {
 pub struct UnknownStrategy;
 
 impl ExposeStrategy {
-    /// All of them, in the order in which documentation names them.
+    /// All strategies, in the order of the documentation.
     pub const ALL: [Self; 3] = [Self::NodePort, Self::LoadBalancer, Self::Tunneling];
 
     /// The name as manifests spell it.

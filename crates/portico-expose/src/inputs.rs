@@ -16,7 +16,7 @@ use crate::resolve::Decision;
 pub struct Scope<'a> {
     /// The Cluster.
     pub cluster: &'a Cluster,
-    /// What exposes it.
+    /// Its strategy, and the level that decided on it.
     pub decision: Decision,
     /// The seed that hosts it.
     pub seed: &'a Seed,

@@ -27,7 +27,7 @@ use crate::strategy::{self, AnsweredBy};
 pub struct Plan {
     /// The cluster.
     pub cluster: ClusterName,
-    /// What exposes it, and which level decided so.
+    /// Its strategy, and the level that decided on it.
     #[serde(flatten)]
     pub decision: Decision,
     /// The seed that hosts it.

@@ -40,8 +40,7 @@ pub fn policy(
     }
 }
 
-/// The value of a budget annotation: a whole number, at least 1. A bound of 0 would be an outage with another
-/// name.
+/// The value of a budget annotation: a whole number, at least 1. With 0 the cluster would be unreachable.
 pub(crate) fn bound(value: &str) -> Option<u32> {
     value.trim().parse().ok().filter(|&bound| bound > 0)
 }

@@ -97,7 +97,7 @@ pub(super) trait LevelObject: Sized {
     fn validate(&self) -> Verdict;
 
     /// What is wrong with this object because of the older ones, and whether it is active nevertheless.
-    fn beside(&self, elders: &[Active<Self>]) -> (Vec<Problem>, bool);
+    fn beside(&self, older_ones: &[Active<Self>]) -> (Vec<Problem>, bool);
 }
 
 impl<T: LevelObject> Level<T> {
@@ -172,12 +172,12 @@ impl LevelObject for Seed {
         validate::seed(self)
     }
 
-    fn beside(&self, elders: &[Active<Self>]) -> (Vec<Problem>, bool) {
+    fn beside(&self, older_ones: &[Active<Self>]) -> (Vec<Problem>, bool) {
         let name = &self.metadata.name;
-        if let Some(elder) = elders.iter().find(|elder| elder.object.metadata.name == *name) {
-            let elder = ObjectRef::new(Kind::Seed, &elder.object.metadata);
+        if let Some(older) = older_ones.iter().find(|older| older.object.metadata.name == *name) {
+            let older = ObjectRef::new(Kind::Seed, &older.object.metadata);
             let message =
-                format!("{elder} has the same name {name:?} and is the elder, or the first of equals");
+                format!("{older} has the same name {name:?} and is the elder, or the first of equals");
             let problem = error(
                 self,
                 "duplicate-seed",
@@ -188,11 +188,12 @@ impl LevelObject for Seed {
             return (vec![problem], false);
         }
         let taken = |datacenter: &str| {
-            let elder = elders.iter().find(|elder| elder.object.spec.datacenters.contains_key(datacenter))?;
+            let older =
+                older_ones.iter().find(|older| older.object.spec.datacenters.contains_key(datacenter))?;
             let field = format!("spec.datacenters.{datacenter}");
             let message = format!(
                 "the datacenter {datacenter:?} belongs to {}, whose clusters keep it",
-                ObjectRef::new(Kind::Seed, &elder.object.metadata)
+                ObjectRef::new(Kind::Seed, &older.object.metadata)
             );
             Some(error(
                 self,
@@ -217,11 +218,11 @@ impl LevelObject for KubermaticConfiguration {
         validate::configuration(self)
     }
 
-    fn beside(&self, elders: &[Active<Self>]) -> (Vec<Problem>, bool) {
-        let Some(elder) = elders.first() else { return (Vec::new(), true) };
-        let elder = ObjectRef::new(Self::KIND, &elder.object.metadata);
+    fn beside(&self, older_ones: &[Active<Self>]) -> (Vec<Problem>, bool) {
+        let Some(older) = older_ones.first() else { return (Vec::new(), true) };
+        let older = ObjectRef::new(Self::KIND, &older.object.metadata);
         let message =
-            format!("an installation has one configuration, and {elder} is it: this one is ignored");
+            format!("an installation has one configuration, and {older} is it: this one is ignored");
         (vec![error(self, "duplicate-configuration", String::new(), message, "remove one of the two")], false)
     }
 }

@@ -1,4 +1,4 @@
-//! Stories of objects that come, change and go, told by what follows from each step.
+//! Sequences of changes, and what follows from each step.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

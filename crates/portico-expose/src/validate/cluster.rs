@@ -14,7 +14,7 @@ use crate::policy;
 use crate::resolve::Decision;
 use crate::strategy;
 
-/// Longest name of a Cluster: what KKP allows. It must fit, with what is put before it, into one DNS label.
+/// Longest name of a Cluster, as in KKP. With a prefix before it, it must fit into one DNS label.
 const MAX_CLUSTER_NAME: usize = 36;
 
 /// The version of a Cluster that is in force.
@@ -104,7 +104,7 @@ impl Findings {
         );
     }
 
-    /// The address of an agent that does not exist.
+    /// Refuses the address of an agent where the strategy has none.
     fn agent_ip_without_agent(&mut self, scope: &Scope<'_>) {
         let strategy = scope.decision.strategy;
         if strategy::of(strategy).has_agent() {

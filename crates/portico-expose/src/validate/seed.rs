@@ -8,8 +8,7 @@ use portico_api::setting::Setting;
 
 use crate::findings::{Findings, Verdict};
 
-/// Checks a Seed by itself; whether it clashes with another is known only where all of them are
-/// (the planner).
+/// Checks a Seed by itself. The planner checks it against the other Seeds.
 pub fn seed(seed: &Seed) -> Verdict {
     let spec = &seed.spec;
     let mut findings = Findings::of(Kind::Seed, &seed.metadata);
