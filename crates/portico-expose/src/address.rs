@@ -1,4 +1,4 @@
-//! `status.address` of a Cluster (facts 2.6), from the endpoint that its strategy gives it.
+//! `status.address` of a Cluster, from the endpoint that its strategy gives it. The fields are those of KKP.
 
 use portico_api::cluster::Address;
 use portico_api::service::ServiceType;

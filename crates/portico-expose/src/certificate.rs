@@ -1,4 +1,4 @@
-//! The names on the API server's serving certificate (facts 2.8).
+//! The names on the API server's serving certificate, as in KKP.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};

@@ -1,7 +1,7 @@
 //! The ports that the front LoadBalancer Service of a seed publishes, so that NodePort clusters are reachable
 //! through it.
 //!
-//! It follows KKP's updater (facts 3.5), with these differences. A comma list that holds `NodePort` counts. A
+//! It follows KKP's updater, with these differences. A comma list that holds `NodePort` counts. A
 //! name that is too long is shortened. The admin port is never published. At a cloud's listener limit, new
 //! Services wait.
 //!

@@ -42,11 +42,11 @@ pub struct Inputs<'a> {
 /// What serves as the load balancer of a cluster with the strategy LoadBalancer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoadBalancers {
-    /// A cloud, with a proxy per cluster behind it. Services carry `expose-namespaced`, which the seed-wide
-    /// gateway leaves alone. As in KKP.
+    /// A cloud, with a proxy per cluster behind it, as in KKP. Services have the annotation
+    /// `expose-namespaced`, which the seed-wide gateway ignores.
     Cloud,
-    /// The gateway, because there is no cloud (objects come from a directory). Services carry `expose:
-    /// NodePort`. The external name is the host name while no load balancer address is known.
+    /// The gateway, because there is no cloud: objects come from a directory. Services have the annotation
+    /// `expose`. The external name is the host name while no load balancer address is known.
     Gateway,
 }
 

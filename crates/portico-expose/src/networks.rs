@@ -1,4 +1,4 @@
-//! The networks of a user cluster: as written, or KKP's defaults (facts 1.6).
+//! The networks of a user cluster: as written, or KKP's defaults.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -1,4 +1,4 @@
-//! Which seed hosts a cluster, and which strategy exposes it (facts 2.1).
+//! Which seed hosts a cluster, and which strategy exposes it.
 
 use std::fmt;
 

@@ -1,6 +1,6 @@
-//! The Services of a control plane that are exposed, as an ordered list (facts 2.3).
+//! The Services of a control plane that are exposed, as an ordered list. Names and ports are those of KKP.
 //!
-//! A [`Child`] is what holds for a Service under every strategy; [`crate::strategy`] adds type, annotations
+//! A `Child` is what holds for a Service under every strategy; [`crate::strategy`] adds type, annotations
 //! and names. `openvpn-server` is not in the list: it stood in for Konnectivity, which can no longer be
 //! switched off.
 

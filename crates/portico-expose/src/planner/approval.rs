@@ -50,8 +50,7 @@ impl Judge<'_> {
         before: Option<&InForce>,
     ) -> Result<Approved, Vec<Problem>> {
         let (seed, configuration) = self.levels_of(cluster).map_err(|problem| vec![*problem])?;
-        // KKP's own webhook checks a change of strategy, and a watch may skip the version that carried the
-        // label.
+        // KKP's webhook checks a change of strategy, and a watch may skip the version with the label.
         let before = before.filter(|_| self.settings.mode == Mode::Plan);
         let decided = resolve::strategy(cluster, &seed, configuration);
         let (decision, kept) = self.keep_strategy(cluster, before, decided);
@@ -87,27 +86,21 @@ impl Judge<'_> {
         before: Option<&InForce>,
         decided: Decision,
     ) -> (Decision, Option<Problem>) {
-        let (strategy, problem) = match before {
-            // A change of the Cluster's own field is refused by validation, together with the whole version.
-            Some(before) if cluster.spec.expose_strategy != before.cluster.spec.expose_strategy => {
-                return (decided, None);
-            }
-            Some(before) => {
-                let strategy = before.decision.strategy;
-                (strategy, keeps_strategy(cluster, strategy, decided))
-            }
-            None => match self.persisted.strategies.get(&cluster.name()) {
-                None => return (decided, None),
-                // Changed while no gateway ran. The rest of the object is used.
-                Some(&strategy) if decided.decided_by == DecidedBy::Cluster => {
-                    (strategy, validate::strategy_change(cluster, strategy, decided))
-                }
-                Some(&strategy) => (strategy, keeps_strategy(cluster, strategy, decided)),
-            },
+        let strategy = match before {
+            // Validation refuses the whole version if the Cluster's own field changed.
+            Some(before) if cluster.spec.expose_strategy != before.cluster.spec.expose_strategy => None,
+            Some(before) => Some(before.decision.strategy),
+            None => self.persisted.strategies.get(&cluster.name()).copied(),
         };
+        let Some(strategy) = strategy else { return (decided, None) };
         if decided.strategy == strategy || cluster.may_migrate() {
             return (decided, None);
         }
+        let problem = match (before, decided.decided_by) {
+            // The Cluster's own field changed while no gateway ran. The rest of the object is used.
+            (None, DecidedBy::Cluster) => validate::strategy_change(cluster, strategy, decided),
+            _ => keeps_strategy(cluster, strategy, decided),
+        };
         (Decision { strategy, decided_by: DecidedBy::Before }, Some(problem))
     }
 

@@ -1,4 +1,4 @@
-//! What strategies have in common that give each Service a NodePort number.
+//! What `NodePort` and `LoadBalancer` have in common: each Service has a NodePort number.
 
 use portico_api::service::ServiceType;
 use portico_api::strategy::AnsweredBy;

@@ -87,7 +87,7 @@ impl Strategy for LoadBalancer {
     }
 
     fn opens_node_ports(&self, seed: &Seed, load_balancers: LoadBalancers) -> bool {
-        // The proxy of the cluster's own is another than the one that the seed disables.
+        // In a cloud the cluster has a proxy of its own, which the seed does not disable.
         load_balancers == LoadBalancers::Cloud || !seed.spec.nodeport_proxy.disable
     }
 

@@ -4,8 +4,8 @@
 //! the API server's certificate holds, and which checks apply to a Cluster. What the strategies with a
 //! NodePort number for each Service share is in `by_port`.
 //!
-//! A new strategy is a variant of [`ExposeStrategy`], a file here, and its line in [`of`]. Everything else
-//! asks through [`Strategy`] and knows no strategy by name. A migration is a pair of strategies over the same
+//! A new strategy is a variant of [`ExposeStrategy`], a file here, and its line in `of`. Everything else
+//! asks through `Strategy` and knows no strategy by name. A migration is a pair of strategies over the same
 //! [`Inputs`](crate::inputs::Inputs).
 
 mod by_port;

@@ -1,4 +1,4 @@
-//! What every strategy must say: the questions that planner, plan, policy and validation ask.
+//! The trait that every strategy implements. Planner, plan, policy and validation use it.
 
 use std::net::IpAddr;
 
