@@ -101,19 +101,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_ca_is_told() {
-        let told = |text: &str| ApiServerCa::parse(text).unwrap_err().to_string();
-        assert_eq!(told(""), "it holds no certificate");
-        assert_eq!(told("/etc/kubernetes/pki/ca.crt"), "it holds no certificate");
+    fn each_reason_why_a_text_is_no_ca_is_named() {
+        let error = |text: &str| ApiServerCa::parse(text).unwrap_err().to_string();
+        assert_eq!(error(""), "it holds no certificate");
+        assert_eq!(error("/etc/kubernetes/pki/ca.crt"), "it holds no certificate");
         let cut = &PEM[..PEM.len() / 2];
-        assert!(told(cut).starts_with("it is no PEM: "), "{}", told(cut));
+        assert!(error(cut).starts_with("it is no PEM: "), "{}", error(cut));
         let garbage = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
         assert!(
-            told(garbage).starts_with("certificate 1 in it cannot be a trust anchor: "),
+            error(garbage).starts_with("certificate 1 in it cannot be a trust anchor: "),
             "{}",
-            told(garbage)
+            error(garbage)
         );
-        assert_eq!(told(&PEM.repeat(17)), "it holds more than 16 certificates");
-        assert_eq!(told(&"#".repeat(LONGEST + 1)), "it is longer than 64 KiB");
+        assert_eq!(error(&PEM.repeat(17)), "it holds more than 16 certificates");
+        assert_eq!(error(&"#".repeat(LONGEST + 1)), "it is longer than 64 KiB");
     }
 }

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_nobody_holds_are_forgotten() {
+    fn texts_that_no_object_holds_are_dropped() {
         let mut interner = Interner::default();
         let held = interner.get("held");
         for number in 0..10 * SWEEP_FROM {

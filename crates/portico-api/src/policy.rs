@@ -124,12 +124,12 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_list_admits_everybody() {
+    fn an_empty_list_admits_every_client() {
         assert!(AllowList::default().admits("203.0.113.9".parse().unwrap()));
     }
 
     #[test]
-    fn nobody_is_not_everybody() {
+    fn no_client_is_not_every_client() {
         assert!(!AllowList::nobody().admits("203.0.113.9".parse().unwrap()));
         assert!(!AllowList::nobody().is_empty());
     }

@@ -94,7 +94,7 @@ mod tests {
     use crate::random::Random;
 
     #[test]
-    fn what_was_stored_is_remembered() {
+    fn what_was_stored_is_restored() {
         let mut state = PersistedState::default();
         let keys = ["a", "b"].map(|name| PortKey::new(name, "api", "secure"));
         state.node_ports.allocate(&keys, PortRange::NODE_PORTS, &mut Random::new(1)).unwrap();
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_state_is_an_error_that_says_what_to_do() {
+    fn a_document_that_cannot_be_used_is_an_error_that_says_what_to_do() {
         let error = |text| PersistedState::from_json(text).unwrap_err().to_string();
         assert_eq!(
             error(r#"{"format": 1, "nodePorts": {"a/b/c": 30000, "a/b/d": 30000}}"#),

@@ -34,7 +34,7 @@ fn a_range_that_is_used_up_says_range_used_and_needed() {
 }
 
 #[test]
-fn a_port_that_a_service_fixes_itself_is_not_drawn_until_it_goes() {
+fn a_port_that_a_service_fixes_itself_is_not_allocated_until_the_service_is_deleted() {
     let mut allocator = NodePortAllocator::default();
     let range = PortRange::new(30_000, 30_001).unwrap();
     allocator.fix(&key("mine"), 30_000).unwrap();
@@ -57,7 +57,7 @@ fn a_port_that_was_given_cannot_be_fixed_by_another() {
 }
 
 #[test]
-fn who_comes_back_gets_the_port_it_had_also_after_a_restart() {
+fn an_owner_that_returns_gets_its_port_back_also_after_a_restart() {
     let (mut allocator, mut random) = (NodePortAllocator::default(), Random::new(1));
     allocator.allocate(&keys(2), PortRange::NODE_PORTS, &mut random).unwrap();
     let had = allocator.get(&key("s0"));

@@ -163,7 +163,7 @@ fn a_load_balancer_cluster_has_a_load_balancer_of_its_own() {
 }
 
 #[test]
-fn a_load_balancer_on_aws_is_told_to_keep_silent_connections() {
+fn a_load_balancer_on_aws_has_the_annotations_that_keep_idle_connections() {
     let plan = p4k2(r#"{"exposeStrategy": "LoadBalancer", "cloud": {"aws": {"region": "x"}}}"#, RANGES);
     let front = plan.services.last().unwrap();
     assert_eq!(

@@ -163,7 +163,7 @@ fn clusters_of_a_seed_without_a_proxy_are_reached_on_its_nodes() {
 }
 
 #[test]
-fn a_cluster_whose_address_nobody_can_know_is_warned_of() {
+fn a_cluster_without_a_known_address_is_reported() {
     let disabled = r#"{"nodeportProxy": {"disable": true}}"#;
     for (seed, remedy) in [(disabled, "--node-address"), ("{}", "status.address.ip")] {
         let (_, problems) = address_of(Settings::new(Mode::Plan), seed, "{}");
@@ -234,7 +234,7 @@ fn what_worked_stays_in_force_when_a_cluster_becomes_invalid() {
 }
 
 #[test]
-fn a_cluster_that_never_was_usable_admits_nobody_whose_list_cannot_be_read() {
+fn a_cluster_that_never_was_usable_admits_no_client_if_its_list_cannot_be_read() {
     let mut planner = with_seed("{}");
     let outputs = planner.apply([
         set_cluster("a", r#"{"apiServerAllowedIPRanges": {"cidrBlocks": ["10.0.0.0/8", "10.0.0.0"]}}"#),
@@ -343,7 +343,7 @@ fn restarted(first: &Planner) -> Planner {
 }
 
 #[test]
-fn a_strategy_that_was_changed_while_nobody_watched_is_refused_and_the_old_one_stays() {
+fn a_strategy_that_changed_while_no_gateway_ran_is_refused_and_the_old_one_stays() {
     let mut first = with_seed("{}");
     first.apply([set_cluster("a", "{}"), set_cluster("b", "{}")]);
     let mut second = restarted(&first);
@@ -391,7 +391,7 @@ const FEW_PORTS: &str =
     r#"{"ingress": {"domain": "kkp.example.com"}, "userCluster": {"nodePortRange": "30000-30002"}}"#;
 
 #[test]
-fn a_cluster_that_finds_no_node_ports_is_told_and_gets_them_later() {
+fn a_cluster_without_free_node_ports_is_reported_and_gets_them_later() {
     let mut planner = planner(Mode::Plan);
     planner.apply([set_configuration(FEW_PORTS), set_seed("{}")]);
     let outputs = planner.apply([set_cluster("a", "{}"), set_cluster("b", "{}")]);
@@ -423,7 +423,7 @@ fn a_cluster_that_finds_no_node_ports_is_told_and_gets_them_later() {
 }
 
 #[test]
-fn a_service_that_somebody_wrote_takes_the_place_of_a_planned_one() {
+fn a_service_that_a_user_wrote_replaces_a_planned_one() {
     let mut planner = with_seed("{}");
     planner.apply([set_cluster("a", "{}")]);
     let written = set_service("cluster-a", "apiserver-external", r#", "nodePort": 31000"#);
@@ -487,9 +487,9 @@ fn a_node_port_outside_the_range_is_warned_of_whenever_the_range_is_known() {
 fn a_written_service_cannot_take_a_port_of_the_gateway() {
     let mut planner = planner(Mode::Plan);
     planner.apply([set_service("apps", "web", r#", "nodePort": 8002"#)]);
-    let told: Vec<_> = planner.problems().map(ToString::to_string).collect();
-    assert!(told[0].contains("8002 cannot be used: the gateway itself listens there"), "{told:?}");
-    assert_eq!(told.len(), 1, "{told:?}");
+    let found: Vec<_> = planner.problems().map(ToString::to_string).collect();
+    assert!(found[0].contains("8002 cannot be used: the gateway itself listens there"), "{found:?}");
+    assert_eq!(found.len(), 1, "{found:?}");
 }
 
 #[test]
@@ -518,7 +518,7 @@ fn a_written_service_cannot_take_the_node_port_of_a_cluster() {
 }
 
 #[test]
-fn duplicates_are_told_and_the_elder_counts() {
+fn duplicates_are_reported_and_the_older_object_counts() {
     let mut planner = planner(Mode::Plan);
     let elder = |kind: &str, name: &str, namespace: &str, born: &str| {
         format!(
@@ -679,7 +679,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
-    fn whoever_follows_the_outputs_holds_what_is_in_force(steps in prop::collection::vec(step(), 1..60)) {
+    fn the_outputs_add_up_to_what_is_in_force(steps in prop::collection::vec(step(), 1..60)) {
         let mut planner = planner(Mode::Plan);
         planner.apply([set_configuration(FEW_PORTS), set_seed("{}")]);
         let mut services: BTreeMap<ObjectKey, Arc<Service>> = BTreeMap::new();

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_cannot_be_in_a_host_name_and_unknown_service_types_are_told() {
+    fn names_that_cannot_be_in_a_host_name_and_unknown_service_types_are_reported() {
         assert_eq!(
             problems(
                 r#"{"seed_dns_overwrite": "no rth",

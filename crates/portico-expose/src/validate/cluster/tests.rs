@@ -35,13 +35,13 @@ fn a_cluster_of_each_strategy_has_no_problems() {
 }
 
 #[test]
-fn a_cluster_that_wants_openvpn_is_told_that_there_is_none() {
-    let told = problems(r#"{"clusterNetwork": {"konnectivityEnabled": false}}"#);
+fn a_cluster_that_wants_openvpn_is_warned_that_there_is_none() {
+    let found = problems(r#"{"clusterNetwork": {"konnectivityEnabled": false}}"#);
     assert!(
-        told.starts_with("refused: false\nCluster a: spec.clusterNetwork.konnectivityEnabled: false"),
-        "{told}"
+        found.starts_with("refused: false\nCluster a: spec.clusterNetwork.konnectivityEnabled: false"),
+        "{found}"
     );
-    assert!(told.contains("OpenVPN"), "{told}");
+    assert!(found.contains("OpenVPN"), "{found}");
     assert_eq!(problems(r#"{"clusterNetwork": {"konnectivityEnabled": true}}"#), "refused: false\n");
 }
 
@@ -246,20 +246,20 @@ fn budgets_that_are_no_bounds_are_void() {
 }
 
 #[test]
-fn an_api_server_ca_that_is_none_is_told() {
+fn an_api_server_ca_that_is_no_ca_is_reported() {
     let cluster: Cluster =
         json(r#"{"metadata": {"name": "a", "annotations": {"portico.k8c.io/api-server-ca": "ca.crt"}}}"#);
-    let told = "refused: false\n\
+    let found = "refused: false\n\
          Cluster a: metadata.annotations[portico.k8c.io/api-server-ca]: it holds no certificate, so no token \
          of this cluster can be reviewed; write the CA certificates of its API server in PEM, or remove the \
          annotation";
     for cluster in [cluster.clone(), cluster.trimmed()] {
-        assert_eq!(judge(&cluster, None, &seed("north", "{}"), DOMAIN), told);
+        assert_eq!(judge(&cluster, None, &seed("north", "{}"), DOMAIN), found);
     }
 }
 
 #[test]
-fn a_datacenter_that_takes_the_node_port_away_is_told() {
+fn a_datacenter_that_takes_the_node_port_away_is_reported() {
     let north = seed("north", r#"{"datacenters": {"lab": {"spec": {"apiServerServiceType": "ClusterIP"}}}}"#);
     assert_eq!(
         judge(&read("a", r#"{"cloud": {"dc": "lab"}}"#), None, &north, DOMAIN),
@@ -271,7 +271,7 @@ fn a_datacenter_that_takes_the_node_port_away_is_told() {
 }
 
 #[test]
-fn another_namespace_than_its_own_is_ignored_and_told() {
+fn another_namespace_than_its_own_is_ignored_and_reported() {
     let cluster: Cluster = json(r#"{"metadata": {"name": "a"}, "status": {"namespaceName": "kube-system"}}"#);
     assert_eq!(
         judge(&cluster, None, &seed("north", "{}"), DOMAIN),
