@@ -11,9 +11,9 @@ use portico_admin::table;
 use portico_api::cluster::Address;
 use portico_api::names::ClusterName;
 use portico_api::strategy::ExposeStrategy;
-use portico_expose::address::AnsweredBy;
 use portico_expose::plan::Plan;
 use portico_expose::resolve::DecidedBy;
+use portico_expose::strategy::AnsweredBy;
 use portico_gateway::{Gateway, Upstream};
 use portico_routes::route::{BackendId, RouteKey};
 use portico_routes::rows::{NoEndpoints, RouteRow, RouteState};
@@ -215,10 +215,9 @@ impl ClusterRow {
     fn reached_on(&self) -> String {
         let nodes: Vec<String> = self.node_ips.iter().map(ToString::to_string).collect();
         match self.answered_by {
-            AnsweredBy::Gateway => "gateway".to_owned(),
             AnsweredBy::SeedNodes if nodes.is_empty() => "seed nodes; --node-address is not given".to_owned(),
             AnsweredBy::SeedNodes => format!("seed nodes {}", nodes.join(",")),
-            AnsweredBy::LoadBalancer => "its load balancer".to_owned(),
+            other => other.to_string(),
         }
     }
 }

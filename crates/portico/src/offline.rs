@@ -87,7 +87,7 @@ impl Flags {
         pipeline.first_picture_complete(whole);
         // The table itself is not asked for; what it says is in the rows and problems.
         let _update = pipeline.commit();
-        let ports = pipeline.planner().memory().node_ports.all();
+        let ports = pipeline.planner().persisted().node_ports.all();
         let drawn = ports.filter(|(key, _)| !remembered.contains(key)).map(|(_, port)| port).collect();
         Ok(Site { loaded, objects: count, pipeline, drawn, questionable })
     }

@@ -7,12 +7,13 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use portico_api::change::Change;
 use portico_api::meta::Kind;
 use portico_api::names::ClusterName;
 use portico_api::problem::Problem;
 use portico_api::seed::Timeouts;
-use portico_expose::change::{Change, Output};
-use portico_expose::memory::Memory;
+use portico_expose::change::{ObjectChange, Output};
+use portico_expose::persisted::PersistedState;
 use portico_expose::plan::Plan;
 use portico_expose::planner::{Planner, Settings as PlannerSettings};
 use portico_routes::book::{Change as RouteChange, RouteBook, Settings as BookSettings};
@@ -34,7 +35,12 @@ pub(crate) struct Pipeline {
 
 impl Pipeline {
     /// A pipeline that knows no objects yet. `memory` is of an earlier run, `seed` decides which NodePorts are drawn.
-    pub(crate) fn new(book: BookSettings, planner: PlannerSettings, memory: Memory, seed: u64) -> Self {
+    pub(crate) fn new(
+        book: BookSettings,
+        planner: PlannerSettings,
+        memory: PersistedState,
+        seed: u64,
+    ) -> Self {
         let namespace = book.namespace.clone();
         Self {
             namespace,
@@ -67,7 +73,7 @@ impl Pipeline {
     /// Every object there is has been applied for the first time: what is remembered of others can be forgotten, unless they
     /// are only unreadable, for which `whole` is false.
     pub(crate) fn first_picture_complete(&mut self, whole: bool) {
-        let outputs = self.planner.first_picture_complete(whole);
+        let outputs = self.planner.initial_sync_complete(whole);
         self.take(outputs);
     }
 
@@ -114,18 +120,20 @@ impl Pipeline {
     fn take(&mut self, outputs: Vec<Output>) {
         for output in outputs {
             match output {
-                Output::Service(service) => {
+                Output::Service(Change::Apply(service)) => {
                     self.book.apply(RouteChange::Service(Arc::unwrap_or_clone(service)));
                 }
-                Output::Planned(service) => {
+                Output::PlannedService(Change::Apply(service)) => {
                     self.book.apply(RouteChange::Planned(Arc::unwrap_or_clone(service)));
                 }
-                Output::NoService(key) => self.book.apply(RouteChange::RemoveService(key)),
-                Output::Policy(policy) => {
+                Output::Service(Change::Delete(key)) | Output::PlannedService(Change::Delete(key)) => {
+                    self.book.apply(RouteChange::RemoveService(key));
+                }
+                Output::Policy(Change::Apply(policy)) => {
                     let namespace = policy.cluster.namespace().into();
                     self.book.apply(RouteChange::Policy(namespace, policy));
                 }
-                Output::NoPolicy(cluster) => {
+                Output::Policy(Change::Delete(cluster)) => {
                     self.book.apply(RouteChange::RemovePolicy(cluster.namespace().into()));
                 }
                 Output::Note(object, text) => tracing::info!(%object, "{text}"),
@@ -138,18 +146,20 @@ impl Pipeline {
 }
 
 /// What an event means to the planner; an EndpointSlice means nothing to it.
-fn planned(event: Event) -> Option<Change> {
+fn planned(event: Event) -> Option<ObjectChange> {
     Some(match event {
-        Event::Apply(Object::Service(service)) => Change::Service(service),
-        Event::Apply(Object::KubermaticConfiguration(object)) => Change::Configuration(object),
-        Event::Apply(Object::Seed(seed)) => Change::Seed(seed),
-        Event::Apply(Object::Cluster(cluster)) => Change::Cluster(cluster),
+        Event::Apply(Object::Service(service)) => ObjectChange::Service(Change::Apply(service)),
+        Event::Apply(Object::KubermaticConfiguration(object)) => {
+            ObjectChange::Configuration(Change::Apply(object))
+        }
+        Event::Apply(Object::Seed(seed)) => ObjectChange::Seed(Change::Apply(seed)),
+        Event::Apply(Object::Cluster(cluster)) => ObjectChange::Cluster(Change::Apply(cluster)),
         Event::Apply(Object::EndpointSlice(_)) => return None,
         Event::Delete(object) => match object.kind {
-            Kind::Service => Change::NoService(object.key),
-            Kind::KubermaticConfiguration => Change::NoConfiguration(object.key),
-            Kind::Seed => Change::NoSeed(object.key),
-            Kind::Cluster => Change::NoCluster(ClusterName::new(&object.key.name)),
+            Kind::Service => ObjectChange::Service(Change::Delete(object.key)),
+            Kind::KubermaticConfiguration => ObjectChange::Configuration(Change::Delete(object.key)),
+            Kind::Seed => ObjectChange::Seed(Change::Delete(object.key)),
+            Kind::Cluster => ObjectChange::Cluster(Change::Delete(ClusterName::new(&object.key.name))),
             Kind::EndpointSlice => return None,
         },
     })

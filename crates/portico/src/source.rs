@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use portico_expose::memory::Memory;
+use portico_expose::persisted::PersistedState;
 use portico_expose::planner::{Mode, Settings as PlannerSettings};
 use portico_routes::book::Settings as BookSettings;
 use portico_source::kubernetes::{KubernetesSettings, KubernetesSource, client};
@@ -36,7 +36,7 @@ impl Source {
             };
             let source = KubernetesSource::start(client(from.kubeconfig.as_deref()).await?, settings);
             let pipeline =
-                Pipeline::new(book, planner(Mode::Observe, flags), Memory::default(), random_seed());
+                Pipeline::new(book, planner(Mode::Observe, flags), PersistedState::default(), random_seed());
             return Ok((Self::Kubernetes(source), pipeline));
         };
         let memory = MemoryFile::of(directory, from.state_dir.as_deref());

@@ -1,5 +1,5 @@
-//! What must be the same in the next run of a gateway on a directory: NodePorts that nobody fixed, and how each Cluster was
-//! exposed. Users have both in their kubeconfigs.
+//! What must be the same in the next run of a gateway on a directory: allocated NodePorts, and the strategy
+//! of each Cluster. Users have both in their kubeconfigs.
 
 use std::collections::BTreeMap;
 
@@ -8,23 +8,23 @@ use portico_api::strategy::ExposeStrategy;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::node_ports::{NodePortBook, PortKey, Twice};
+use crate::node_ports::{NodePortAllocator, PortKey, Twice};
 
-/// Version of the document that [`Memory::to_json`] writes.
+/// Version of the document that [`PersistedState::to_json`] writes.
 const FORMAT: u32 = 1;
 
-/// What is remembered.
+/// The state that outlives a run.
 #[derive(Debug, Default)]
-pub struct Memory {
-    /// The NodePorts that nobody fixed.
-    pub node_ports: NodePortBook,
-    /// How each Cluster was exposed: only a migration may change that.
+pub struct PersistedState {
+    /// The NodePorts that no manifest fixes.
+    pub node_ports: NodePortAllocator,
+    /// The strategy that exposes each Cluster: only a migration may change it.
     pub strategies: BTreeMap<ClusterName, ExposeStrategy>,
 }
 
-/// Why what was stored cannot be used.
+/// Why a stored document cannot be used.
 #[derive(Debug, Error)]
-pub enum MemoryError {
+pub enum PersistedStateError {
     /// Not the JSON document that was written.
     #[error("it is damaged ({0}); restore it, or remove it and let every NodePort be drawn anew")]
     Damaged(#[from] serde_json::Error),
@@ -36,12 +36,13 @@ pub enum MemoryError {
     Twice(#[from] Twice),
     /// A strategy that does not exist.
     #[error(
-        "it says that Cluster {0} is exposed by {1:?}, which is no strategy; write NodePort, LoadBalancer or Tunneling"
+        "it says that Cluster {0} is exposed by {1:?}, which is no strategy; write {strategies}",
+        strategies = ExposeStrategy::one_of(ExposeStrategy::ALL)
     )]
     Strategy(String, String),
 }
 
-/// The document: sorted, one line an entry when printed, so that people can read and mend it.
+/// The document: sorted, and one line an entry when printed, so that people can read and repair it.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Document {
@@ -51,24 +52,30 @@ struct Document {
     strategies: BTreeMap<String, String>,
 }
 
-impl Memory {
+impl PersistedState {
     /// Reads what [`Self::to_json`] wrote.
-    pub fn from_json(text: &str) -> Result<Self, MemoryError> {
+    ///
+    /// # Errors
+    /// What is wrong with the document, and what to do about it.
+    pub fn from_json(text: &str) -> Result<Self, PersistedStateError> {
         let document: Document = serde_json::from_str(text)?;
         if document.format != FORMAT {
-            return Err(MemoryError::Format(document.format));
+            return Err(PersistedStateError::Format(document.format));
         }
         let strategies = document.strategies.into_iter().map(|(name, strategy)| match strategy.parse() {
             Ok(known) => Ok((ClusterName::new(&name), known)),
-            Err(_) => Err(MemoryError::Strategy(name, strategy)),
+            Err(_) => Err(PersistedStateError::Strategy(name, strategy)),
         });
         Ok(Self {
             strategies: strategies.collect::<Result<_, _>>()?,
-            node_ports: NodePortBook::remembering(document.node_ports)?,
+            node_ports: NodePortAllocator::restored(document.node_ports)?,
         })
     }
 
-    /// What is to be stored.
+    /// The document to store.
+    ///
+    /// # Errors
+    /// Only if it cannot be written as JSON, which no content of it causes.
     pub fn to_json(&self) -> Result<String, serde_json::Error> {
         let strategies = self.strategies.iter();
         serde_json::to_string_pretty(&Document {
@@ -84,22 +91,22 @@ mod tests {
     use portico_api::port_range::PortRange;
 
     use super::*;
-    use crate::draw::Draw;
+    use crate::random::Random;
 
     #[test]
-    fn what_was_stored_is_remembered() {
-        let mut memory = Memory::default();
+    fn what_was_stored_is_restored() {
+        let mut state = PersistedState::default();
         let keys = ["a", "b"].map(|name| PortKey::new(name, "api", "secure"));
-        memory.node_ports.allocate(&keys, PortRange::NODE_PORTS, &mut Draw::new(1)).unwrap();
-        memory.strategies.insert(ClusterName::new("a"), ExposeStrategy::Tunneling);
-        let again = Memory::from_json(&memory.to_json().unwrap()).unwrap();
-        assert_eq!(again.strategies, memory.strategies);
-        assert!(keys.iter().all(|key| again.node_ports.get(key) == memory.node_ports.get(key)));
+        state.node_ports.allocate(&keys, PortRange::NODE_PORTS, &mut Random::new(1)).unwrap();
+        state.strategies.insert(ClusterName::new("a"), ExposeStrategy::Tunneling);
+        let again = PersistedState::from_json(&state.to_json().unwrap()).unwrap();
+        assert_eq!(again.strategies, state.strategies);
+        assert!(keys.iter().all(|key| again.node_ports.get(key) == state.node_ports.get(key)));
     }
 
     #[test]
-    fn what_is_no_memory_is_an_error_that_says_what_to_do() {
-        let error = |text| Memory::from_json(text).unwrap_err().to_string();
+    fn a_document_that_cannot_be_used_is_an_error_that_says_what_to_do() {
+        let error = |text| PersistedState::from_json(text).unwrap_err().to_string();
         assert_eq!(
             error(r#"{"format": 1, "nodePorts": {"a/b/c": 30000, "a/b/d": 30000}}"#),
             "it gives port 30000 to a/b/c and to a/b/d; remove one of the two lines"
@@ -110,8 +117,9 @@ mod tests {
         );
         assert_eq!(
             error(r#"{"format": 1, "nodePorts": {}, "strategies": {"a": "SNI"}}"#),
-            "it says that Cluster a is exposed by \"SNI\", which is no strategy; write NodePort, LoadBalancer or Tunneling"
+            "it says that Cluster a is exposed by \"SNI\", which is no strategy; write NodePort, \
+             LoadBalancer or Tunneling"
         );
-        assert!(matches!(Memory::from_json("{}"), Err(MemoryError::Damaged(_))));
+        assert!(matches!(PersistedState::from_json("{}"), Err(PersistedStateError::Damaged(_))));
     }
 }

@@ -1,18 +1,19 @@
-//! Random choice without a clock or an operating system: the caller brings the seed.
+//! Random numbers without a clock or an operating system: the caller brings the seed.
 
-/// A stream of choices that follows from its seed alone (SplitMix64: one addition and three mixing steps a number).
+/// A stream of numbers that follows from its seed alone (SplitMix64: one addition and three mixing steps a
+/// number).
 ///
 /// It spreads NodePorts over their range. Nothing depends on its being hard to guess.
 #[derive(Debug, Clone)]
-pub struct Draw(u64);
+pub struct Random(u64);
 
-impl Draw {
+impl Random {
     /// The stream that belongs to `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// A number from 0 up to and without `bound`; 0 if there is no choice. For the bounds in use here (at most 65,536) no
+    /// Returns a number below `bound`, or 0 if `bound` is 0. For the bounds in use here (at most 65,536) no
     /// number is likelier than another by more than one part in 2^47.
     pub(crate) fn below(&mut self, bound: u32) -> u32 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
