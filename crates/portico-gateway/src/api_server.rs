@@ -1,4 +1,5 @@
-//! The API servers of user clusters, as reviewers of tokens: found in the route table, reached like any upstream.
+//! The API servers of user clusters, as reviewers of tokens: found in the route table, reached like any
+//! upstream.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use portico_api::api_server_ca::ApiServerCa;
 use portico_api::names::{Authority, ClusterName};
 use tokio::io::AsyncWriteExt;
 
-use crate::auth::{self, Answer, TokenReviewer};
+use crate::auth::{self, Answer, Hash, TokenReviewer, hash};
 use crate::connection::proxy_header;
 use crate::upstream::Upstream;
 use crate::worker::Shared;
@@ -23,10 +24,11 @@ struct ApiServer {
     upstream: Arc<Upstream>,
     /// By which it is exposed; the host is the name in its certificate.
     authority: Authority,
+    id: Hash,
 }
 
-/// Returns the API server that reviews tokens for `upstream`, which was asked for by `authority`: the one behind it, if
-/// that says by which CA it is known, else that of the same cluster. `None` if nothing says so.
+/// Returns the API server that reviews tokens for `upstream`, which was asked for by `authority`: the one
+/// behind it, if that says by which CA it is known, else that of the same cluster. `None` if nothing says so.
 pub(crate) fn reviewer_of(
     shared: &Arc<Shared>,
     upstream: &Arc<Upstream>,
@@ -43,8 +45,11 @@ pub(crate) fn reviewer_of(
         let other = shared.live.routes().authorities.get(&authority).cloned()?;
         (other.cluster.name == upstream.cluster.name).then_some((other, authority))?
     };
-    ca_of(&upstream)?;
-    Some(Arc::new(ApiServer { shared: Arc::clone(shared), upstream, authority }))
+    let ca = ca_of(&upstream)?;
+    let mut parts = vec![upstream.cluster.name.as_str().as_bytes(), authority.as_str().as_bytes()];
+    parts.extend(ca.certificates().iter().map(AsRef::as_ref));
+    let id = hash(&parts);
+    Some(Arc::new(ApiServer { shared: Arc::clone(shared), upstream, authority, id }))
 }
 
 fn ca_of(upstream: &Upstream) -> Option<ApiServerCa> {
@@ -53,8 +58,8 @@ fn ca_of(upstream: &Upstream) -> Option<ApiServerCa> {
 }
 
 impl ApiServer {
-    /// A Service that was made anew is found under the same authority. One that is gone is asked where it was. One of
-    /// another cluster has no say.
+    /// A Service that was made anew is found under the same authority. One that is gone is asked where it
+    /// was. One of another cluster has no say.
     fn current(&self) -> Arc<Upstream> {
         let routes = self.shared.live.routes();
         let current = routes.authorities.get(&self.authority);
@@ -95,8 +100,8 @@ impl TokenReviewer for ApiServer {
         &self.upstream.cluster.name
     }
 
-    fn authority(&self) -> &Authority {
-        &self.authority
+    fn id(&self) -> &Hash {
+        &self.id
     }
 
     fn review<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Answer> {

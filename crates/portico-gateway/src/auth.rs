@@ -1,9 +1,9 @@
 //! Authenticates tunnel clients: which cluster a certificate or a token opens, and whether it still does.
 //!
-//! [`Identities::authenticate`] looks at the certificate of the connection (verified by `portico-tunnel`), then at
-//! the token: in the static file ([`tokens`]), or by a [`review`] of the API server of the cluster. What is accepted
-//! becomes a [`credential`] that the streams of a connection hold. When a certificate, a file or an API server
-//! revokes it, [`supervise`] has those streams cut.
+//! [`Identities::authenticate`] looks at the certificate of the connection (verified by `portico-tunnel`),
+//! then at the token: in the static file ([`tokens`]), or by a [`review`] of the API server of the cluster.
+//! What is accepted becomes a [`credential`] that the streams of a connection hold. When a certificate, a
+//! file or an API server revokes it, [`supervise`] has those streams cut.
 //!
 //! Clients without TLS are not asked: `--tunnel-plaintext` says so.
 
@@ -11,6 +11,8 @@ mod credential;
 mod log_limit;
 mod review;
 mod supervise;
+#[cfg(test)]
+mod tests;
 mod token_review;
 mod tokens;
 mod unauthenticated;
@@ -42,8 +44,9 @@ use review::Reviews;
 use unauthenticated::Unauthenticated;
 use verdict::Verdict;
 
-/// SHA-256 of a secret, kept and compared in its place. The time a comparison takes tells nothing about the secret.
-type Hash = [u8; 32];
+/// SHA-256 of a secret, kept and compared in its place. The time a comparison takes tells nothing about the
+/// secret.
+pub(crate) type Hash = [u8; 32];
 
 /// Longest token taken: what most HTTP servers take for a whole header, and more than any service account's.
 const MAX_TOKEN: usize = 8 * 1024;
@@ -53,7 +56,8 @@ const MAX_TOKEN: usize = 8 * 1024;
 pub struct TokenSettings {
     /// The static file.
     pub file: Option<Arc<StaticTokens>>,
-    /// TokenReview by the cluster's own API server: how often tokens in use are reviewed again. `None` is off.
+    /// TokenReview by the cluster's own API server: how often tokens in use are reviewed again. `None` is
+    /// off.
     pub review: Option<Duration>,
 }
 
@@ -180,9 +184,9 @@ impl Findings {
         let _ = write!(self.why, "{separator}{why}");
     }
 
-    /// Notes why an API server has not accepted the token. Whether there is one, what it says, whether it can be
-    /// asked and whether the client may come from where it does: the client is told the same, or clusters could be
-    /// found by guessing.
+    /// Notes why an API server has not accepted the token. Whether there is one, what it says, whether it can
+    /// be asked and whether the client may come from where it does: the client is told the same, or clusters
+    /// could be found by guessing.
     fn hide(&mut self, why: impl Into<String>) {
         self.note(NOT_PROVEN);
         self.detail = why.into();
@@ -193,8 +197,8 @@ impl Findings {
 const NOT_PROVEN: &str = "the token proves nothing here; the log of the gateway says why";
 
 impl Identities {
-    /// `tls` decides whether certificates are asked for. At most `max_unauthenticated` connections may stay that have
-    /// shown no accepted credential.
+    /// `tls` decides whether certificates are asked for. At most `max_unauthenticated` connections may stay
+    /// that have shown no accepted credential.
     pub(crate) fn new(tls: Option<Arc<Tls>>, tokens: &TokenSettings, max_unauthenticated: u32) -> Self {
         let changes = Arc::<Changes>::default();
         Self {
@@ -236,8 +240,8 @@ impl Identities {
         self.unauthenticated.count()
     }
 
-    /// Returns the slot that a connection under TLS with this certificate, or none, needs until it has authenticated;
-    /// `None` if it needs none.
+    /// Returns the slot that a connection under TLS with this certificate, or none, needs until it has
+    /// authenticated; `None` if it needs none.
     pub(crate) fn enter(&self, certificate: Option<&Presented>) -> Option<(Slot, Eviction)> {
         let is_valid = certificate.is_some_and(|certificate| certificate.identity().is_ok());
         (self.asks() && !is_valid).then(|| self.unauthenticated.enter())
@@ -255,8 +259,8 @@ impl Identities {
         self.tokens.is_some() || self.reviews.is_some()
     }
 
-    /// Returns the credential by which the client may have what it asks for; `None` where clients are not asked.
-    /// `held` are those of its connection.
+    /// Returns the credential by which the client may have what it asks for; `None` where clients are not
+    /// asked. `held` are those of its connection.
     pub(crate) async fn authenticate(
         &self,
         held: &Credentials,
@@ -278,7 +282,8 @@ impl Identities {
                 return Err(denied);
             };
             let credential = held.accept(&self.registry, cluster, evidence);
-            // Else the evidence may have been revoked before the credential was listed, where `supervise` missed it.
+            // Else the evidence may have been revoked before the credential was listed, where `supervise`
+            // missed it.
             if self.changes.generation() == generation {
                 self.outcomes[method as usize][0].fetch_add(1, Relaxed);
                 return Ok(Some(credential));
@@ -329,8 +334,8 @@ impl Identities {
         }
         let Findings { other_cluster, why, detail, refusal } = findings;
         if other_cluster {
-            // The same for another's cluster and for none at all, or clusters could be found by guessing. The access
-            // line tells them apart.
+            // The same for another's cluster and for none at all, or clusters could be found by guessing. The
+            // access line tells them apart.
             let shown = Refusal::NotAuthorized;
             let refusal = if wanted.cluster.is_some() { shown } else { Refusal::Unknown };
             return Err((method, Denied { refusal, shown, reason: shown.message().into(), detail }));
@@ -350,7 +355,7 @@ impl Identities {
             findings.note("the token is longer than 8 KiB");
             return Ok(None);
         }
-        let hash = hash(&[token.secret()]);
+        let hash = hash(&[token.secret().as_bytes()]);
         if let Some(owner) = self.tokens.as_ref().and_then(|tokens| tokens.owner(&hash)) {
             if wanted.cluster == Some(&owner) {
                 return Ok(Some((Method::StaticToken, Evidence::StaticToken(hash))));
@@ -374,8 +379,8 @@ impl Identities {
         }
         let Some(reviewer) = (wanted.reviewer)() else {
             findings.hide(
-                "tokens of this cluster cannot be reviewed: its Cluster or its Service apiserver-external carries \
-                 no annotation portico.k8c.io/api-server-ca",
+                "tokens of this cluster cannot be reviewed: its Cluster or its Service apiserver-external \
+                 carries no annotation portico.k8c.io/api-server-ca",
             );
             return Ok(None);
         };
@@ -399,11 +404,11 @@ impl Identities {
     }
 }
 
-/// SHA-256 of `parts`, each closed by a byte that none of them contains.
-fn hash(parts: &[&str]) -> Hash {
+/// SHA-256 of `parts`. Each is closed by a zero byte, which neither names nor tokens contain.
+pub(crate) fn hash(parts: &[&[u8]]) -> Hash {
     let mut context = Context::new(&SHA256);
     for part in parts {
-        context.update(part.as_bytes());
+        context.update(part);
         context.update(&[0]);
     }
     let mut hash = Hash::default();

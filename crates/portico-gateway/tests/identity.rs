@@ -1,6 +1,8 @@
-//! Who may come in by the tunnel: certificates, tokens, reviews by an API server, and what a revocation does to tunnels that are open.
+//! Who may come in by the tunnel: certificates, tokens, reviews by an API server, and what a revocation does
+//! to tunnels that are open.
 //!
-//! All over real sockets. The API server here is a script that answers what the test wants; a real one is asked in `portico-lab`.
+//! All over real sockets. The API server here is a script that answers what the test wants; a real one is
+//! asked in `portico-lab`.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
 

@@ -1,7 +1,8 @@
-//! Credentials that were accepted: what the streams of a connection to one cluster rest on, and lose together.
+//! Credentials that were accepted: what the streams of a connection to one cluster rest on, and lose
+//! together.
 //!
-//! A stream holds one [`Credential`]. A connection holds one for each cluster it opened, in [`Credentials`]. The
-//! [`Registry`] lists those of all connections, so that a revocation finds them.
+//! A stream holds one [`Credential`]. A connection holds one for each cluster it opened, in [`Credentials`].
+//! The [`Registry`] lists those of all connections, so that a revocation finds them.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -73,11 +74,11 @@ impl Credential {
         (!self.revoked.swap(true, SeqCst)).then_some(why)
     }
 
-    /// The token it rests on, if an API server accepted it.
-    pub(super) fn reviewed_token(&self) -> Option<ReviewedToken> {
+    /// The token it rests on, if that is to be reviewed again now.
+    pub(super) fn due_token(&self) -> Option<ReviewedToken> {
         match &*lock(&self.evidence) {
-            Evidence::ReviewedToken(reviewed) => Some(reviewed.clone()),
-            Evidence::Certificate(_) | Evidence::StaticToken(_) => None,
+            Evidence::ReviewedToken(reviewed) if reviewed.state.is_due() => Some(reviewed.clone()),
+            _ => None,
         }
     }
 }

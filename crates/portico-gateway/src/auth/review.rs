@@ -1,9 +1,10 @@
 //! Reviews of tokens by the API servers of their clusters, remembered in a cache and bounded.
 //!
-//! A verdict comes from the cache while it holds, else from the API server: once for all requests that show the
-//! token meanwhile. Reviews under way are bounded for each cluster and in all. Permits are given in the order of
-//! requests, and a request waits for [`PATIENCE`] at most: so a flood of made-up tokens delays the review of a
-//! token in use, which waits longer, by twice that time and no more.
+//! A verdict comes from the cache while it holds, else from the API server: once for all requests that show
+//! the token meanwhile. Reviews under way are bounded, for each cluster and in all. Permits are given in the
+//! order of requests, and a request waits for [`PATIENCE`] at most. So a flood of made-up tokens delays the
+//! review of a token in use, which waits longer, by [`PATIENCE`] and [`REVIEW_TIMEOUT`] for each of the two
+//! bounds.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,9 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use moka::Expiry;
 use moka::sync::Cache;
-use portico_api::names::{Authority, ClusterName};
+use portico_api::names::ClusterName;
 use portico_tunnel::Token;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, sleep, timeout};
@@ -26,7 +26,7 @@ use super::verdict::{Holds, TokenState, Verdict};
 use super::{Changes, Hash, hash};
 
 /// One review, from connect to the last byte of the response.
-const REVIEW_TIMEOUT: Duration = Duration::from_secs(3);
+pub(super) const REVIEW_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long a request waits for its review to begin.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);
@@ -34,19 +34,23 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 /// How long the review of a token in use waits for a permit. It is made again soon after.
 const PATIENCE_IN_USE: Duration = Duration::from_secs(30);
 
-/// Reviews at a time by the API server of one cluster: agents that come back at once must not look like an attack.
+/// Reviews at a time by the API server of one cluster: agents that come back at once must not look like an
+/// attack.
 pub(super) const MAX_PER_CLUSTER: usize = 8;
 
 /// Reviews at a time in all. Each holds a socket and 30 KB. 32 clusters whose API servers hang fill it.
 const MAX_REVIEWS: usize = 256;
 
-/// After a no to a token that was accepted, the API server is asked once more: one that has just started answers
-/// before it knows its own service accounts and roles.
+/// After a no to a token that was accepted, the API server is asked once more: one that has just started
+/// answers before it knows its own service accounts and roles.
 const CONFIRM_AFTER: Duration = Duration::from_secs(2);
 
-/// Most tokens in the cache. Beyond it those that are shown often displace others. A token that open connections
-/// rest on is reviewed again whether it is in the cache or not.
-const MAX_CACHED: u64 = 10_000;
+/// Most tokens cached that were accepted: more than the agents of one seed. A token that open connections
+/// rest on is reviewed again whether it is cached or not.
+const MAX_ACCEPTED: u64 = 100_000;
+
+/// Most tokens cached that were never accepted. A flood of them displaces its own.
+const MAX_UNVERIFIED: u64 = 10_000;
 
 /// How long a token that was never accepted is cached: until its review is over, and a no has held.
 const UNVERIFIED_CACHED: Duration = Duration::from_secs(15);
@@ -59,8 +63,9 @@ pub(crate) trait TokenReviewer: fmt::Debug + Send + Sync {
     /// The cluster whose tokens it reviews.
     fn cluster(&self) -> &ClusterName;
 
-    /// The authority by which it is exposed.
-    fn authority(&self) -> &Authority;
+    /// Differs from the ids of all other API servers, also of one of the same name that another CA signed
+    /// for.
+    fn id(&self) -> &Hash;
 
     /// Has it review `token`. The caller bounds the time.
     fn review<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Answer>;
@@ -70,7 +75,9 @@ pub(crate) trait TokenReviewer: fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub(super) struct Reviews {
     holds: Holds,
-    cache: Cache<Hash, Arc<TokenState>>,
+    /// Tokens that were accepted, for the grace after their last review.
+    accepted: Cache<Hash, Arc<TokenState>>,
+    unverified: Cache<Hash, Arc<TokenState>>,
     permits: Permits,
     counters: Counters,
     changes: Arc<Changes>,
@@ -99,7 +106,7 @@ pub struct ReviewTotals {
     pub seconds: f64,
     /// Counts by [`REVIEW_BUCKETS`], the last for longer ones. Not cumulative.
     pub buckets: [u64; REVIEW_BUCKETS.len() + 1],
-    /// Tokens in the cache now.
+    /// Tokens cached now.
     pub remembered: u64,
 }
 
@@ -109,7 +116,8 @@ impl Reviews {
         let holds = Holds::new(interval);
         Self {
             holds,
-            cache: Cache::builder().max_capacity(MAX_CACHED).expire_after(Forget(holds.grace)).build(),
+            accepted: Cache::builder().max_capacity(MAX_ACCEPTED).time_to_live(holds.grace).build(),
+            unverified: Cache::builder().max_capacity(MAX_UNVERIFIED).time_to_live(UNVERIFIED_CACHED).build(),
             permits: Permits::default(),
             counters: Counters::default(),
             changes,
@@ -119,21 +127,24 @@ impl Reviews {
 
     pub(super) fn totals(&self) -> ReviewTotals {
         let counters = &self.counters;
-        // The count lags behind otherwise.
-        self.cache.run_pending_tasks();
+        // The counts lag behind otherwise.
+        self.accepted.run_pending_tasks();
+        self.unverified.run_pending_tasks();
         ReviewTotals {
             yes: counters.yes.load(Relaxed),
             no: counters.no.load(Relaxed),
             failed: counters.failed.load(Relaxed),
             seconds: Duration::from_nanos(counters.nanos.load(Relaxed)).as_secs_f64(),
             buckets: std::array::from_fn(|bucket| counters.buckets[bucket].load(Relaxed)),
-            remembered: self.cache.entry_count(),
+            remembered: self.accepted.entry_count() + self.unverified.entry_count(),
         }
     }
 
     /// Returns what is known of `token` to `reviewer`; perhaps nothing yet.
     pub(super) fn token(&self, token: &Token, reviewer: Arc<dyn TokenReviewer>) -> ReviewedToken {
-        let state = self.cache.get_with(key(token, &*reviewer), || Arc::new(TokenState::new()));
+        let key = key(token, &*reviewer);
+        let unverified = || self.unverified.get_with(key, || Arc::new(TokenState::new()));
+        let state = self.accepted.get(&key).unwrap_or_else(unverified);
         ReviewedToken { token: token.clone(), state, reviewer }
     }
 
@@ -189,14 +200,14 @@ impl Reviews {
             Answer::Failed(why) => Some(why.clone()),
             Answer::Yes | Answer::No(_) => None,
         };
-        let is_yes = answer == Answer::Yes;
         let (verdict, revokes) = token.state.learn(answer, self.holds.spread(token.token.secret()));
         if revokes {
             self.changes.announce();
         }
-        if is_yes {
-            // From now on it is cached for the grace.
-            self.cache.insert(key(&token.token, &*token.reviewer), Arc::clone(&token.state));
+        if token.state.was_accepted() {
+            let key = key(&token.token, &*token.reviewer);
+            self.accepted.insert(key, Arc::clone(&token.state));
+            self.unverified.invalidate(&key);
         }
         if let Some(why) = failure
             && let Some(kept_back) = self.log.admit()
@@ -225,47 +236,17 @@ impl Reviews {
 const TOO_MANY: &str = "too many reviews wait";
 
 impl Holds {
-    /// A yes holds up to a quarter less long, by the token: tokens that came at once do not come back at once.
+    /// A yes holds up to a quarter less long, by the token: tokens that came at once do not come back at
+    /// once.
     fn spread(self, token: &str) -> Self {
-        let [byte, ..] = hash(&[token]);
+        let [byte, ..] = hash(&[token.as_bytes()]);
         Self { accepted: self.accepted - self.accepted / 4 * u32::from(byte) / 255, ..self }
     }
 }
 
-/// The cache knows a token by its hash.
+/// The caches know a token by its hash.
 fn key(token: &Token, reviewer: &dyn TokenReviewer) -> Hash {
-    hash(&[token.secret(), reviewer.cluster().as_str(), reviewer.authority().as_str()])
-}
-
-/// When the cache forgets a token. An accepted one after this time, which is the grace, since its last yes.
-#[derive(Debug)]
-struct Forget(Duration);
-
-impl Forget {
-    fn after(&self, token: &TokenState) -> Option<Duration> {
-        Some(if token.was_accepted() { self.0 } else { UNVERIFIED_CACHED })
-    }
-}
-
-impl Expiry<Hash, Arc<TokenState>> for Forget {
-    fn expire_after_create(
-        &self,
-        _: &Hash,
-        token: &Arc<TokenState>,
-        _: std::time::Instant,
-    ) -> Option<Duration> {
-        self.after(token)
-    }
-
-    fn expire_after_update(
-        &self,
-        _: &Hash,
-        token: &Arc<TokenState>,
-        _: std::time::Instant,
-        _: Option<Duration>,
-    ) -> Option<Duration> {
-        self.after(token)
-    }
+    hash(&[token.secret().as_bytes(), reviewer.id()])
 }
 
 /// Bounds reviews under way.

@@ -1,4 +1,5 @@
-//! The tasks behind credentials in use: one revokes those that do not hold any more, one reviews tokens again.
+//! The tasks behind credentials in use: one revokes those that do not hold any more, one reviews tokens
+//! again.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -16,12 +17,13 @@ use super::review::Reviews;
 /// Between two looks at which tokens are due.
 const TICK: Duration = Duration::from_millis(500);
 
-/// Credentials checked before other tasks of this thread get their turn: each may cost a tenth of a millisecond.
+/// Credentials checked before other tasks of this thread get their turn: each may cost a tenth of a
+/// millisecond.
 const CHECKED_AT_ONCE: usize = 16;
 
 impl Identities {
-    /// Revokes credentials in use that do not hold any more, for as long as the gateway runs. `cut` ends the streams
-    /// that rest on a revoked credential, and returns how many.
+    /// Revokes credentials in use that do not hold any more, for as long as the gateway runs. `cut` ends the
+    /// streams that rest on a revoked credential, and returns how many.
     pub(crate) async fn supervise(&self, cut: impl Fn() -> usize) {
         let revoke = async {
             loop {
@@ -68,7 +70,9 @@ impl Identities {
                     let mut due = self.due();
                     // One round of a cluster at a time: the next finds what is due by then.
                     due.retain(|cluster, _| under_way.insert(cluster.clone()));
-                    rounds.extend(due.into_iter().map(|(cluster, tokens)| self.round(reviews, cluster, tokens)));
+                    for (cluster, tokens) in due {
+                        rounds.push(round(reviews, cluster, tokens));
+                    }
                 }
             }
         }
@@ -78,32 +82,26 @@ impl Identities {
     fn due(&self) -> HashMap<ClusterName, Vec<ReviewedToken>> {
         let mut due = HashMap::<ClusterName, Vec<ReviewedToken>>::new();
         for credential in self.registry.all() {
-            if let Some(token) = credential.reviewed_token().filter(|token| token.state.is_due()) {
+            if let Some(token) = credential.due_token() {
                 due.entry(credential.cluster().clone()).or_default().push(token);
             }
         }
         due
     }
+}
 
-    /// Reviews tokens of one cluster again. The first is reviewed alone, and the round ends if that fails: an API
-    /// server that hangs takes one permit.
-    async fn round(
-        &self,
-        reviews: &Reviews,
-        cluster: ClusterName,
-        mut tokens: Vec<ReviewedToken>,
-    ) -> ClusterName {
-        // Else one token whose reviews always fail would be the first of each round, and the last.
-        tokens.sort_by_key(|token| token.state.is_failing());
-        let mut tokens = tokens.into_iter();
-        if let Some(first) = tokens.next()
-            && !reviews.review_again(first).await
-        {
-            return cluster;
-        }
-        // All at once: permits bound the work, and a review that waits to be confirmed holds none.
-        let rest: FuturesUnordered<_> = tokens.map(|token| reviews.review_again(token)).collect();
-        rest.for_each(|_answered| ready(())).await;
-        cluster
+/// Reviews tokens of one cluster again. The first is reviewed alone, and the round ends if that fails: an
+/// API server that hangs takes one permit.
+async fn round(reviews: &Reviews, cluster: ClusterName, mut tokens: Vec<ReviewedToken>) -> ClusterName {
+    tokens.sort_by_key(|token| token.state.urgency());
+    let mut tokens = tokens.into_iter();
+    if let Some(first) = tokens.next()
+        && !reviews.review_again(first).await
+    {
+        return cluster;
     }
+    // All at once: permits bound the work, and a review that waits to be confirmed holds none.
+    let rest: FuturesUnordered<_> = tokens.map(|token| reviews.review_again(token)).collect();
+    rest.for_each(|_answered| ready(())).await;
+    cluster
 }

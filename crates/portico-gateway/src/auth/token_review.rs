@@ -1,7 +1,8 @@
 //! One TokenReview (`authentication.k8s.io/v1`), posted over a connection to an API server.
 //!
-//! The token under review authenticates the request. So the gateway needs no credentials of any cluster, and the
-//! cluster decides: the token must be valid, and its account must have the right to create `tokenreviews`.
+//! The token under review authenticates the request. So the gateway needs no credentials of any cluster, and
+//! the cluster decides: the token must be valid, and its account must have the right to create
+//! `tokenreviews`.
 
 use std::sync::Arc;
 
@@ -37,8 +38,8 @@ pub(crate) enum Answer {
     Failed(Box<str>),
 }
 
-/// Reviews `token` over `stream`, a connection to the API server whose certificate `ca` signed for the name `host`.
-/// The caller bounds the time.
+/// Reviews `token` over `stream`, a connection to the API server whose certificate `ca` signed for the name
+/// `host`. The caller bounds the time.
 pub(crate) async fn review(stream: TcpStream, ca: &ApiServerCa, host: &str, token: &str) -> Answer {
     match post(stream, ca, host, token).await {
         Ok((status, body)) => judge(status, &body),
@@ -125,8 +126,9 @@ fn judge(status: StatusCode, body: &[u8]) -> Answer {
         }
         StatusCode::FORBIDDEN => Answer::No(
             "the token is good, but may not be reviewed: its service account needs the right to create \
-             tokenreviews.authentication.k8s.io, as the ClusterRole portico-agent of deploy/agent.yaml gives it"
-                .into(),
+             tokenreviews.authentication.k8s.io, as the ClusterRole portico-agent of deploy/agent.yaml gives \
+             it"
+            .into(),
         ),
         status => Answer::Failed(format!("the API server answered {status}").into()),
     }

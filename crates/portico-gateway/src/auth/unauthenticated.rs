@@ -1,8 +1,8 @@
 //! Bounds connections that have not shown an accepted credential: the oldest is evicted for the next.
 //!
-//! An agent authenticates by its certificate or its first request, within a round trip or two. A connection that
-//! never does belongs to a misconfigured agent, which may stay while there is room, or to a flood, which evicts
-//! itself.
+//! An agent authenticates by its certificate or its first request, within a round trip or two. A connection
+//! that never does belongs to a misconfigured agent, which may stay while there is room, or to a flood, which
+//! evicts itself.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

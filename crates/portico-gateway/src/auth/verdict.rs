@@ -1,8 +1,8 @@
 //! What is known of one token: the last verdict, and how long it holds.
 //!
-//! A yes holds for the review interval, a no for [`REFUSED_FOR`]. While its API server cannot be asked, a token
-//! that was accepted stays accepted for the grace, and one that never was is not. After the grace new requests
-//! are refused. Streams that are open stay, and the token is reviewed again until a no cuts them.
+//! A yes holds for the review interval, a no for [`REFUSED_FOR`]. While its API server cannot be asked, a
+//! token that was accepted stays accepted for the grace, and one that never was is not. After the grace new
+//! requests are refused. Streams that are open stay, and the token is reviewed again until a no cuts them.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -63,7 +63,8 @@ struct State {
     holds_until: Instant,
     /// When a token in use is reviewed again.
     review_at: Instant,
-    /// Until when the last yes counts while the API server cannot be asked; `None` without a yes since the last no.
+    /// Until when the last yes counts while the API server cannot be asked; `None` without a yes since the
+    /// last no.
     grace_until: Option<Instant>,
     /// Whether the last review failed.
     is_failing: bool,
@@ -86,6 +87,13 @@ impl TokenState {
     /// Whether a token in use is to be reviewed again now.
     pub(super) fn is_due(&self) -> bool {
         self.lock().review_at <= Instant::now()
+    }
+
+    /// Sorts tokens for review. Those whose reviews fail come last, or they would keep others from theirs; then
+    /// the longest overdue comes first.
+    pub(super) fn urgency(&self) -> (bool, Instant) {
+        let state = self.lock();
+        (state.is_failing, state.review_at)
     }
 
     /// Whether the API server has accepted the token, and not refused it since.
