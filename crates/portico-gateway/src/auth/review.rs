@@ -153,12 +153,13 @@ impl Reviews {
         if let Some(known) = token.state.known() {
             return known;
         }
+        let begun = Instant::now();
         let Ok(_turn) = timeout(PATIENCE, token.state.turn.lock()).await else {
             return self.learn(token, Answer::Failed(TOO_MANY.into()));
         };
         match token.state.known() {
             Some(known) => known,
-            None => self.review(token, PATIENCE).await,
+            None => self.review(token, PATIENCE.saturating_sub(begun.elapsed())).await,
         }
     }
 
@@ -200,12 +201,12 @@ impl Reviews {
             Answer::Failed(why) => Some(why.clone()),
             Answer::Yes | Answer::No(_) => None,
         };
-        let (verdict, revokes) = token.state.learn(answer, self.holds.spread(token.token.secret()));
+        let key = key(&token.token, &*token.reviewer);
+        let (verdict, revokes) = token.state.learn(answer, self.holds.spread(key[0]));
         if revokes {
             self.changes.announce();
         }
         if token.state.was_accepted() {
-            let key = key(&token.token, &*token.reviewer);
             self.accepted.insert(key, Arc::clone(&token.state));
             self.unverified.invalidate(&key);
         }
@@ -234,15 +235,6 @@ impl Reviews {
 }
 
 const TOO_MANY: &str = "too many reviews wait";
-
-impl Holds {
-    /// A yes holds up to a quarter less long, by the token: tokens that came at once do not come back at
-    /// once.
-    fn spread(self, token: &str) -> Self {
-        let [byte, ..] = hash(&[token.as_bytes()]);
-        Self { accepted: self.accepted - self.accepted / 4 * u32::from(byte) / 255, ..self }
-    }
-}
 
 /// The caches know a token by its hash.
 fn key(token: &Token, reviewer: &dyn TokenReviewer) -> Hash {
