@@ -7,7 +7,9 @@
 //!
 //! Clients without TLS are not asked: `--tunnel-plaintext` says so.
 
+mod changes;
 mod credential;
+mod hash;
 mod log_limit;
 mod review;
 mod supervise;
@@ -21,32 +23,28 @@ mod verdict;
 use std::borrow::Cow;
 use std::fmt::Write;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use aws_lc_rs::digest::{Context, SHA256};
 use portico_api::names::ClusterName;
 use portico_tunnel::{Presented, Request, Tls, Token};
-use tokio::sync::Notify;
 
 pub use review::{REVIEW_BUCKETS, ReviewTotals};
 pub use tokens::{StaticTokens, TokensError};
 
 pub(crate) use credential::{Credential, Credentials};
+pub(crate) use hash::{Hash, hash};
 pub(crate) use log_limit::LogLimit;
 pub(crate) use review::TokenReviewer;
 pub(crate) use token_review::{Answer, review};
 pub(crate) use unauthenticated::{Eviction, Slot};
 
 use crate::refusal::Refusal;
+use changes::Changes;
 use credential::{Evidence, Registry};
 use review::Reviews;
 use unauthenticated::Unauthenticated;
 use verdict::Verdict;
-
-/// SHA-256 of a secret, kept and compared in its place. The time a comparison takes tells nothing about the
-/// secret.
-pub(crate) type Hash = [u8; 32];
 
 /// Longest token taken: what most HTTP servers take for a whole header, and more than any service account's.
 const MAX_TOKEN: usize = 8 * 1024;
@@ -103,29 +101,6 @@ pub struct Identities {
     changes: Arc<Changes>,
     outcomes: [[AtomicU64; OUTCOMES.len()]; Method::ALL.len()],
     log: LogLimit,
-}
-
-/// Announces that credentials in use may not hold any more.
-#[derive(Debug, Default)]
-struct Changes {
-    /// Grows with each announcement: what was verified before it has to be verified again.
-    generation: AtomicU64,
-    notify: Notify,
-}
-
-impl Changes {
-    fn announce(&self) {
-        self.generation.fetch_add(1, SeqCst);
-        self.notify.notify_one();
-    }
-
-    async fn announced(&self) {
-        self.notify.notified().await;
-    }
-
-    fn generation(&self) -> u64 {
-        self.generation.load(SeqCst)
-    }
 }
 
 /// Why a request is not served: the truth, for metrics and our log, and what this client may know of it.
@@ -402,16 +377,4 @@ impl Identities {
             }
         }
     }
-}
-
-/// SHA-256 of `parts`. Each is closed by a zero byte, which neither names nor tokens contain.
-pub(crate) fn hash(parts: &[&[u8]]) -> Hash {
-    let mut context = Context::new(&SHA256);
-    for part in parts {
-        context.update(part);
-        context.update(&[0]);
-    }
-    let mut hash = Hash::default();
-    hash.copy_from_slice(context.finish().as_ref());
-    hash
 }

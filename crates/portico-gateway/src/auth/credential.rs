@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use portico_api::names::ClusterName;
-use portico_tunnel::{Presented, Token};
+use portico_tunnel::Presented;
 use slab::Slab;
 use smallvec::SmallVec;
 
-use super::review::TokenReviewer;
-use super::verdict::TokenState;
-use super::{Hash, StaticTokens};
+use super::hash::Hash;
+use super::review::ReviewedToken;
+use super::tokens::StaticTokens;
 
 /// Permission of one connection to open the authorities of one cluster. Once revoked, it stays revoked.
 #[derive(Debug)]
@@ -36,14 +36,6 @@ pub(super) enum Evidence {
     StaticToken(Hash),
     /// A token that the API server of the cluster accepted.
     ReviewedToken(ReviewedToken),
-}
-
-/// A token, what is known of it, and the API server that knows more.
-#[derive(Debug, Clone)]
-pub(super) struct ReviewedToken {
-    pub(super) token: Token,
-    pub(super) state: Arc<TokenState>,
-    pub(super) reviewer: Arc<dyn TokenReviewer>,
 }
 
 impl Credential {

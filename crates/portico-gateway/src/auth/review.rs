@@ -19,11 +19,11 @@ use portico_tunnel::Token;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::credential::ReviewedToken;
+use super::changes::Changes;
+use super::hash::{Hash, hash};
 use super::log_limit::LogLimit;
 use super::token_review::Answer;
 use super::verdict::{Holds, TokenState, Verdict};
-use super::{Changes, Hash, hash};
 
 /// One review, from connect to the last byte of the response.
 pub(super) const REVIEW_TIMEOUT: Duration = Duration::from_secs(3);
@@ -69,6 +69,14 @@ pub(crate) trait TokenReviewer: fmt::Debug + Send + Sync {
 
     /// Has it review `token`. The caller bounds the time.
     fn review<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Answer>;
+}
+
+/// A token, what is known of it, and the API server that knows more.
+#[derive(Debug, Clone)]
+pub(super) struct ReviewedToken {
+    pub(super) token: Token,
+    pub(super) state: Arc<TokenState>,
+    pub(super) reviewer: Arc<dyn TokenReviewer>,
 }
 
 /// Everything known about tokens that are reviewed.

@@ -11,8 +11,7 @@ use portico_api::names::ClusterName;
 use tokio::time::MissedTickBehavior;
 
 use super::Identities;
-use super::credential::ReviewedToken;
-use super::review::Reviews;
+use super::review::{ReviewedToken, Reviews};
 
 /// Between two looks at which tokens are due.
 const TICK: Duration = Duration::from_millis(500);

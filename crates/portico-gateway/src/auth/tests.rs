@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::future::pending;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
 use futures_util::future::BoxFuture;
 use portico_tunnel::Protocol;

@@ -19,7 +19,7 @@ use portico_api::names::ClusterName;
 use portico_tunnel::Identity;
 use thiserror::Error;
 
-use super::{Hash, hash};
+use super::hash::{Hash, hash};
 
 /// Largest file read: a hundred thousand tokens.
 const MAX_FILE: u64 = 16 * 1024 * 1024;
