@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 
 use jiff::Timestamp;
-use portico_process::access;
+use portico_net::access;
 use serde::Serialize;
 
 use crate::record::ConnectionId;
@@ -57,7 +57,7 @@ impl access::Line for Line<'_> {
 
 #[cfg(test)]
 mod tests {
-    use portico_process::access::{AccessFormat, formatted};
+    use portico_net::access::{AccessFormat, formatted};
 
     use super::*;
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use portico_process::access::AccessLog;
+use portico_net::access::AccessLog;
 use portico_tunnel::client::{Client, ClientSettings};
 use thiserror::Error;
 use tokio::runtime::Handle;

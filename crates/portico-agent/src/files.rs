@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use portico_tunnel::{ClientTls, TokenFile};
+use portico_dial::{ClientTls, TokenFile};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use tokio::time::timeout;
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
-use portico_tunnel::{Target, TargetError};
+use portico_dial::{Target, TargetError};
 use thiserror::Error;
 
 /// A forward as an operator writes it.

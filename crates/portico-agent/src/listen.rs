@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use portico_process::socket::{BACKLOG, Keepalive, is_out_of_descriptors, set_keepalive, unbound};
+use portico_net::socket::{BACKLOG, Keepalive, is_out_of_descriptors, set_keepalive, unbound};
 use portico_tunnel::client::Client;
 use socket2::SockRef;
 use tokio::net::TcpListener;

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
 use jiff::Timestamp;
-use portico_process::access::millis;
+use portico_net::access::millis;
 use portico_tunnel::client::Place;
 use portico_tunnel::{End, Meter};
 use serde::Serialize;

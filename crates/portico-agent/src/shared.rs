@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use portico_process::access::AccessLog;
+use portico_net::access::AccessLog;
 use portico_tunnel::Account;
 use portico_tunnel::client::Place;
 use slab::Slab;

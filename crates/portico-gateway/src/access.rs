@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use portico_process::access::{self, millis};
+use portico_net::access::{self, millis};
 use serde::Serialize;
 
 use crate::record::{ConnectionId, End, Listener, Record};
@@ -118,7 +118,7 @@ impl access::Line for Line<'_> {
 
 #[cfg(test)]
 mod tests {
-    use portico_process::access::{AccessFormat, Line as _, formatted};
+    use portico_net::access::{AccessFormat, Line as _, formatted};
 
     use super::*;
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 use ipnet::IpNet;
 use portico_api::policy::Budget;
 
-use crate::identity::TokenSettings;
-pub use portico_process::socket::Keepalive;
+use crate::auth::TokenSettings;
+pub use portico_net::socket::Keepalive;
 
 /// Settings of one gateway process.
 #[derive(Debug, Clone)]

@@ -464,7 +464,7 @@ fn open_session(
         accepted: arrival.accepted,
         endpoint,
         open: admitted.open,
-        proof: None,
+        credential: None,
     };
     let session = Session::open(worker, opening);
     session.record().count_up(sent);

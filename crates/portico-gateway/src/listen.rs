@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use portico_process::socket::{BACKLOG, is_out_of_descriptors, set_keepalive, unbound};
+use portico_net::socket::{BACKLOG, is_out_of_descriptors, set_keepalive, unbound};
 use socket2::{SockRef, Socket};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;

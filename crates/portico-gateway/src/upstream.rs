@@ -15,7 +15,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use portico_process::socket::{Keepalive, is_out_of_descriptors, set_keepalive};
+use portico_net::socket::{Keepalive, is_out_of_descriptors, set_keepalive};
 use portico_routes::route::{Backend, BackendId};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};

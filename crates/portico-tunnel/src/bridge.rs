@@ -28,6 +28,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream};
+use portico_net::linger::{self, LINGER};
+use portico_net::{ErrorWatch, Idle};
 use socket2::SockRef;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
@@ -35,12 +37,9 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::chunk::{self, CHUNK};
 use crate::handler::{End, Meter, Side};
-use crate::idle::Idle;
 use crate::io::Pulse;
 use crate::payload::{MOST, Payload, SharedPipe};
 use crate::queue::Waiting;
-use crate::tcp::{self, LINGER};
-use crate::watch::Watch;
 
 /// Full reads in a row before a pipe is lent: one may be a list of pods, two are a transfer.
 const FULL_READS: u8 = 2;
@@ -68,7 +67,7 @@ pub(crate) struct Bridge<M> {
     /// Whether window is reserved on the connection for what the socket sent.
     reserved: bool,
     /// Set only while the socket is not read.
-    watch: Watch,
+    watch: ErrorWatch,
     idle: Idle,
     inbound: FromPeer,
     outbound: ToPeer,
@@ -140,7 +139,7 @@ impl<M: Meter> Bridge<M> {
             room: None,
             turn: false,
             reserved: false,
-            watch: Watch::default(),
+            watch: ErrorWatch::default(),
             idle: Idle::new(idle),
             inbound: FromPeer::Open,
             outbound: ToPeer::Open,
@@ -472,7 +471,7 @@ impl<M: Meter> Bridge<M> {
         })
         .await;
         self.watch.stop();
-        tcp::sent(&self.socket, deadline).await;
+        linger::sent(&self.socket, deadline).await;
     }
 
     /// The socket is gone: what it sent goes to the peer before the reset does.

@@ -1,130 +1,21 @@
-//! The coats a client's connection wears: [`Rewind`] gives back the bytes that were read to find out what it speaks, [`Shared`]
-//! leaves a hand on the socket under TLS, and [`Probe`] lets the HTTP/2 connection see what its socket is doing (h2 owns the socket and
+//! [`Probe`] lets the HTTP/2 connection see what its socket is doing (h2 owns the socket and
 //! tells nobody), ends it where memory is short, and splices bytes into it that are in a pipe ([`payload`](crate::payload)).
 
 use std::io::{self, IoSlice};
-use std::net::Shutdown;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
-use bytes::{Buf, Bytes};
+use portico_dial::Socket;
+use portico_net::{Rewind, SharedTcp};
 use rustix::net::{SendAncillaryBuffer, SendFlags};
-use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
 use crate::account::{Account, Ledger};
 use crate::payload::{Payload, SharedPipe};
-
-/// A stream that yields the bytes already read from it first.
-#[derive(Debug)]
-pub(crate) struct Rewind<S> {
-    first: Bytes,
-    stream: S,
-}
-
-impl<S> Rewind<S> {
-    pub(crate) fn new(first: Bytes, stream: S) -> Self {
-        Self { first, stream }
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Rewind<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if self.first.is_empty() {
-            return Pin::new(&mut self.stream).poll_read(cx, buf);
-        }
-        let taken = self.first.len().min(buf.remaining());
-        buf.put_slice(&self.first[..taken]);
-        self.first.advance(taken);
-        if self.first.is_empty() {
-            // Gives the allocation back: this connection may live for weeks.
-            self.first = Bytes::new();
-        }
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Rewind<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-}
-
-/// A TCP stream whose owner can still watch and abort it while TLS reads and writes it.
-#[derive(Debug)]
-pub(crate) struct Shared(pub(crate) Arc<TcpStream>);
-
-impl AsyncRead for Shared {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        loop {
-            ready!(self.0.poll_read_ready(cx))?;
-            match self.0.try_read_buf(buf) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                result => return Poll::Ready(result.map(drop)),
-            }
-        }
-    }
-}
-
-impl AsyncWrite for Shared {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        self.poll_write_vectored(cx, &[IoSlice::new(buf)])
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        loop {
-            ready!(self.0.poll_write_ready(cx))?;
-            match self.0.try_write_vectored(bufs) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                result => return Poll::Ready(result),
-            }
-        }
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(SockRef::from(&*self.0).shutdown(Shutdown::Write))
-    }
-}
 
 /// What a [`Probe`] saw. Shared by the connection and its streams, all on one thread.
 #[derive(Debug)]
@@ -256,15 +147,21 @@ impl Wire for TcpStream {
     }
 }
 
-impl Wire for Shared {
+impl Wire for SharedTcp {
     fn plain(&self) -> Option<&TcpStream> {
         Some(&self.0)
     }
 }
 
+impl Wire for Socket {
+    fn plain(&self) -> Option<&TcpStream> {
+        Socket::plain(self)
+    }
+}
+
 impl<S: Wire> Wire for Rewind<S> {
     fn plain(&self) -> Option<&TcpStream> {
-        self.stream.plain()
+        self.stream().plain()
     }
 }
 

@@ -13,43 +13,26 @@ mod account;
 mod bridge;
 mod chunk;
 pub mod client;
-mod client_tls;
-mod dial;
 mod handler;
 mod http1;
 mod http2;
 mod identity;
-mod idle;
 mod io;
 mod keepalive;
 mod payload;
-mod pem;
-mod printable;
 mod pump;
 mod queue;
-mod secret_file;
 mod serve;
 mod settings;
-mod tcp;
 mod tls;
 mod token;
-mod token_file;
 mod trust;
-mod watch;
 
 pub use account::Account;
-pub use client_tls::{ClientTls, ClientTlsError, ClientTlsFiles, HandshakeError, HandshakeProblem};
-pub use dial::{
-    CredentialsError, CredentialsSource, DialError, DialTimeouts, Dialer, HeadLimit, Proxy, ProxyError,
-    ProxyFiles, ProxySetting, Refused, ResolveError, Resolved, Route, Schemes, Sent, Socket, Target,
-    TargetError, UrlProblem,
-};
 pub use handler::{End, Handler, Meter, Protocol, Refusal, Request, Side, StatusCode, Upstream};
 pub use identity::Identity;
-pub use secret_file::SecretFileError;
 pub use serve::{Failure, Finished, Served, serve};
 pub use settings::Settings;
 pub use tls::{ALPN, Tls, TlsError, TlsFiles};
 pub use token::Token;
-pub use token_file::{TokenFile, TokenFileError};
 pub use trust::{Presented, Unproven};

@@ -14,7 +14,7 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::{Buf, Bytes};
-use portico_process::pipe::Pipe;
+use portico_net::pipe::Pipe;
 use rustix::io::Errno;
 
 use crate::chunk;

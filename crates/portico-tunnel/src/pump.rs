@@ -14,6 +14,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
+use portico_net::linger::{self, LINGER};
+use portico_net::{ErrorWatch, Idle};
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -22,9 +24,6 @@ use tokio::time::{Instant, sleep_until};
 use crate::chunk;
 use crate::handler::{End, Meter, Side};
 use crate::http1::Opened;
-use crate::idle::Idle;
-use crate::tcp::{self, LINGER};
-use crate::watch::Watch;
 
 /// One TLS record of plaintext.
 const RECORD: usize = 16 * 1024;
@@ -43,8 +42,8 @@ pub(crate) struct Pump<S, M> {
     idle: Idle,
     up: Direction,
     down: Direction,
-    client_watch: Watch,
-    upstream_watch: Watch,
+    client_watch: ErrorWatch,
+    upstream_watch: ErrorWatch,
     first: Option<Side>,
 }
 
@@ -74,8 +73,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin, M: Meter> Pump<S, M> {
             idle: Idle::new(idle),
             up: Direction { waiting: opened.early, state: State::Open },
             down: Direction { waiting: Bytes::new(), state: State::Open },
-            client_watch: Watch::default(),
-            upstream_watch: Watch::default(),
+            client_watch: ErrorWatch::default(),
+            upstream_watch: ErrorWatch::default(),
             first: None,
         }
     }
@@ -221,7 +220,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, M: Meter> Pump<S, M> {
             |cx| if self.poll_write_up(cx).is_ready() { Poll::Ready(()) } else { timer.as_mut().poll(cx) },
         )
         .await;
-        tcp::sent(&self.upstream, deadline).await;
+        linger::sent(&self.upstream, deadline).await;
         self.upstream_watch.stop();
     }
 
@@ -233,7 +232,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, M: Meter> Pump<S, M> {
             |cx| if self.poll_rest_down(cx).is_ready() { Poll::Ready(()) } else { timer.as_mut().poll(cx) },
         )
         .await;
-        tcp::sent(&self.socket, deadline).await;
+        linger::sent(&self.socket, deadline).await;
     }
 
     /// Ready when all that is left of the upstream's bytes is written, or cannot be.

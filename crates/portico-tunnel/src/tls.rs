@@ -374,5 +374,5 @@ fn dns_names(der: &[u8]) -> Box<[Box<str>]> {
 /// The certificates of the PEM file at `path`.
 fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let wrong = |source| TlsError::Pem { path: path.to_owned(), expected: "certificate", source };
-    crate::pem::certificates(pem).map_err(wrong)
+    portico_dial::pem::certificates(pem).map_err(wrong)
 }

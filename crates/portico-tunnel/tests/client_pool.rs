@@ -21,10 +21,11 @@ use common::{Server, UPSTREAM, plaintext};
 use harness::{Line, Wire, settings};
 use names::{NameServer, Says};
 use pki::{Authority, Folder};
+use portico_dial::{ClientTls, ClientTlsFiles, Dialer, ProxyFiles, ProxySetting};
 use portico_tunnel::client::{
     Client, ClientSettings, GatewayAddress, IdentityState, OpenError, Security, TunnelState, TunnelStatus,
 };
-use portico_tunnel::{ClientTls, ClientTlsFiles, Dialer, ProxyFiles, ProxySetting, Settings, Tls, TlsFiles};
+use portico_tunnel::{Settings, Tls, TlsFiles};
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 use tracing::span::{Attributes, Id, Record};

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use pki::{Authority, Echo, Folder};
-use portico_tunnel::{
+use portico_dial::{
     ClientTls, ClientTlsError, ClientTlsFiles, Dialer, HandshakeError, HandshakeProblem, ProxyFiles,
     ProxySetting, Socket, Target,
 };

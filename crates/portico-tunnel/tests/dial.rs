@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use names::{NameServer, Says};
-use portico_tunnel::{DialError, DialTimeouts, Dialer, ProxyFiles, ProxySetting, Socket, Target};
+use portico_dial::{DialError, DialTimeouts, Dialer, ProxyFiles, ProxySetting, Socket, Target};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;

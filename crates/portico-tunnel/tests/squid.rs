@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::time::Duration;
 
 use pki::{Authority, Echo, Folder};
-use portico_tunnel::{
+use portico_dial::{
     ClientTls, ClientTlsFiles, DialError, Dialer, HandshakeError, ProxyFiles, ProxySetting, Socket, Target,
 };
 use rustix::process::{Pid, Signal, kill_process};

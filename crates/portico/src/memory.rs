@@ -9,7 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use portico_expose::memory::Memory;
+use portico_expose::persisted::PersistedState;
 use portico_expose::planner::Planner;
 use portico_source::state::{STATE_FOLDER, StateFile};
 use rustix::fs::{FlockOperation, flock};
@@ -39,9 +39,10 @@ impl MemoryFile {
 
     /// What was remembered. A memory that is there and cannot be read is an error, and a new one no remedy: every NodePort
     /// would be drawn anew, and the addresses in every kubeconfig be wrong.
-    pub(crate) fn load(&self) -> anyhow::Result<Memory> {
-        let Some(document) = self.file.load::<Value>()? else { return Ok(Memory::default()) };
-        Memory::from_json(&document.to_string()).with_context(|| self.file.path().display().to_string())
+    pub(crate) fn load(&self) -> anyhow::Result<PersistedState> {
+        let Some(document) = self.file.load::<Value>()? else { return Ok(PersistedState::default()) };
+        PersistedState::from_json(&document.to_string())
+            .with_context(|| self.file.path().display().to_string())
     }
 
     /// Stores what `planner` remembers, if it changed. A folder that cannot be written to is said in the log, and is no reason
@@ -72,7 +73,7 @@ impl MemoryFile {
         if self.lock.is_none() {
             self.lock = Some(self.lock()?);
         }
-        let document: Value = serde_json::from_str(&planner.memory().to_json()?)?;
+        let document: Value = serde_json::from_str(&planner.persisted().to_json()?)?;
         Ok(self.file.save(&document)?)
     }
 
@@ -114,8 +115,8 @@ mod tests {
     fn planner() -> Planner {
         let settings = Settings::new(Mode::Plan);
         let memory = r#"{"format": 1, "nodePorts": {}, "strategies": {"gone": "NodePort"}}"#;
-        let mut planner = Planner::new(settings, Memory::from_json(memory).unwrap(), 1);
-        planner.first_picture_complete(true);
+        let mut planner = Planner::new(settings, PersistedState::from_json(memory).unwrap(), 1);
+        planner.initial_sync_complete(true);
         planner
     }
 

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use portico_admin::listing::OutputFormat;
 use portico_api::problem::Severity;
 use portico_expose::node_ports::PortKey;
 use portico_expose::planner::{Mode, Settings as PlannerSettings};
@@ -14,7 +15,6 @@ use portico_source::{Event, Loaded, Object, read_directory};
 use crate::args::annotation_key;
 use crate::finding::Finding;
 use crate::memory::MemoryFile;
-use crate::outcome::OutputFormat;
 use crate::pipeline::Pipeline;
 
 /// Seed of the draw of NodePorts: the same question gets the same answer twice.
@@ -87,7 +87,7 @@ impl Flags {
         pipeline.first_picture_complete(whole);
         // The table itself is not asked for; what it says is in the rows and problems.
         let _update = pipeline.commit();
-        let ports = pipeline.planner().memory().node_ports.all();
+        let ports = pipeline.planner().persisted().node_ports.all();
         let drawn = ports.filter(|(key, _)| !remembered.contains(key)).map(|(_, port)| port).collect();
         Ok(Site { loaded, objects: count, pipeline, drawn, questionable })
     }

@@ -6,16 +6,16 @@
 
 use std::collections::BTreeSet;
 
-use portico_api::change::Change as ObjectChanged;
+use portico_api::change::Change;
 use portico_api::meta::Kind;
 use portico_api::names::ClusterName;
 use portico_api::problem::Problem;
 use portico_api::seed::Timeouts;
-use portico_expose::change::{Change, Output};
-use portico_expose::memory::Memory;
+use portico_expose::change::{ObjectChange, Output};
+use portico_expose::persisted::PersistedState;
 use portico_expose::plan::Plan;
 use portico_expose::planner::{Planner, Settings as PlannerSettings};
-use portico_routes::index::{ObjectChange, RouteIndex, Settings as IndexSettings};
+use portico_routes::index::{ObjectChange as IndexChange, RouteIndex, Settings as IndexSettings};
 use portico_routes::rows::RouteRow;
 use portico_routes::table::Update;
 use portico_source::{Event, Object};
@@ -34,7 +34,12 @@ pub(crate) struct Pipeline {
 
 impl Pipeline {
     /// A pipeline that knows no objects yet. `memory` is of an earlier run, `seed` decides which NodePorts are drawn.
-    pub(crate) fn new(index: IndexSettings, planner: PlannerSettings, memory: Memory, seed: u64) -> Self {
+    pub(crate) fn new(
+        index: IndexSettings,
+        planner: PlannerSettings,
+        memory: PersistedState,
+        seed: u64,
+    ) -> Self {
         let namespace = index.namespace.clone();
         Self {
             namespace,
@@ -52,10 +57,10 @@ impl Pipeline {
         for event in events {
             match event {
                 Event::Apply(Object::EndpointSlice(slice)) => {
-                    self.index.apply(ObjectChange::EndpointSlice(ObjectChanged::Apply(slice)));
+                    self.index.apply(IndexChange::EndpointSlice(Change::Apply(slice)));
                 }
                 Event::Delete(object) if object.kind == Kind::EndpointSlice => {
-                    self.index.apply(ObjectChange::EndpointSlice(ObjectChanged::Delete(object.key)));
+                    self.index.apply(IndexChange::EndpointSlice(Change::Delete(object.key)));
                 }
                 event => changes.extend(planned(event)),
             }
@@ -67,7 +72,7 @@ impl Pipeline {
     /// Every object there is has been applied for the first time: what is remembered of others can be forgotten, unless they
     /// are only unreadable, for which `whole` is false.
     pub(crate) fn first_picture_complete(&mut self, whole: bool) {
-        let outputs = self.planner.first_picture_complete(whole);
+        let outputs = self.planner.initial_sync_complete(whole);
         self.take(outputs);
     }
 
@@ -114,21 +119,9 @@ impl Pipeline {
     fn take(&mut self, outputs: Vec<Output>) {
         for output in outputs {
             match output {
-                Output::Service(service) => {
-                    self.index.apply(ObjectChange::Service(ObjectChanged::Apply(service)));
-                }
-                Output::Planned(service) => {
-                    self.index.apply(ObjectChange::PlannedService(ObjectChanged::Apply(service)));
-                }
-                Output::NoService(key) => {
-                    self.index.apply(ObjectChange::Service(ObjectChanged::Delete(key)));
-                }
-                Output::Policy(policy) => {
-                    self.index.apply(ObjectChange::Policy(ObjectChanged::Apply(policy)));
-                }
-                Output::NoPolicy(cluster) => {
-                    self.index.apply(ObjectChange::Policy(ObjectChanged::Delete(cluster)));
-                }
+                Output::Service(change) => self.index.apply(IndexChange::Service(change)),
+                Output::PlannedService(change) => self.index.apply(IndexChange::PlannedService(change)),
+                Output::Policy(change) => self.index.apply(IndexChange::Policy(change)),
                 Output::Note(object, text) => tracing::info!(%object, "{text}"),
                 Output::Timeouts(timeouts) => self.timeouts = timeouts,
                 // Asked for as a whole, by `problems`.
@@ -139,18 +132,20 @@ impl Pipeline {
 }
 
 /// What an event means to the planner; an EndpointSlice means nothing to it.
-fn planned(event: Event) -> Option<Change> {
+fn planned(event: Event) -> Option<ObjectChange> {
     Some(match event {
-        Event::Apply(Object::Service(service)) => Change::Service(service),
-        Event::Apply(Object::KubermaticConfiguration(object)) => Change::Configuration(object),
-        Event::Apply(Object::Seed(seed)) => Change::Seed(seed),
-        Event::Apply(Object::Cluster(cluster)) => Change::Cluster(cluster),
+        Event::Apply(Object::Service(service)) => ObjectChange::Service(Change::Apply(service)),
+        Event::Apply(Object::KubermaticConfiguration(object)) => {
+            ObjectChange::Configuration(Change::Apply(object))
+        }
+        Event::Apply(Object::Seed(seed)) => ObjectChange::Seed(Change::Apply(seed)),
+        Event::Apply(Object::Cluster(cluster)) => ObjectChange::Cluster(Change::Apply(cluster)),
         Event::Apply(Object::EndpointSlice(_)) => return None,
         Event::Delete(object) => match object.kind {
-            Kind::Service => Change::NoService(object.key),
-            Kind::KubermaticConfiguration => Change::NoConfiguration(object.key),
-            Kind::Seed => Change::NoSeed(object.key),
-            Kind::Cluster => Change::NoCluster(ClusterName::new(&object.key.name)),
+            Kind::Service => ObjectChange::Service(Change::Delete(object.key)),
+            Kind::KubermaticConfiguration => ObjectChange::Configuration(Change::Delete(object.key)),
+            Kind::Seed => ObjectChange::Seed(Change::Delete(object.key)),
+            Kind::Cluster => ObjectChange::Cluster(Change::Delete(ClusterName::new(&object.key.name))),
             Kind::EndpointSlice => return None,
         },
     })

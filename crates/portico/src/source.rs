@@ -2,16 +2,16 @@
 
 use std::net::SocketAddr;
 
-use portico_expose::memory::Memory;
+use portico_expose::persisted::PersistedState;
 use portico_expose::planner::{Mode, Settings as PlannerSettings};
 use portico_routes::index::Settings as IndexSettings;
 use portico_source::kubernetes::{KubernetesSettings, KubernetesSource, client};
 use portico_source::{DirectorySource, Step};
 
-use crate::gateway_flags::Flags;
 use crate::memory::{MemoryFile, random_seed};
 use crate::pipeline::Pipeline;
-use crate::status::Watches;
+use crate::verb::gateway::flags::Flags;
+use crate::verb::gateway::status::Watches;
 
 /// Where objects come from.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl Source {
             };
             let source = KubernetesSource::start(client(from.kubeconfig.as_deref()).await?, settings);
             let pipeline =
-                Pipeline::new(index, planner(Mode::Observe, flags), Memory::default(), random_seed());
+                Pipeline::new(index, planner(Mode::Observe, flags), PersistedState::default(), random_seed());
             return Ok((Self::Kubernetes(source), pipeline));
         };
         let memory = MemoryFile::of(directory, from.state_dir.as_deref());

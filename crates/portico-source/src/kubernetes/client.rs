@@ -19,7 +19,7 @@ use kube::client::ConfigExt;
 use kube::client::retry::RetryPolicy;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
-use portico_tunnel::{
+use portico_dial::{
     DialError, Dialer, ProxyError, ProxyFiles, ProxySetting, ResolveError, Socket, Target, TargetError,
 };
 use thiserror::Error;

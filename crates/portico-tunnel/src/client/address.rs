@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-use crate::dial::{Target, TargetError};
+use portico_dial::{Target, TargetError};
 
 /// Whether the tunnel is encrypted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

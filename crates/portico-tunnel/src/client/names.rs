@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout_at};
 use super::backoff::random;
 use super::candidates::Candidates;
 use super::pool::Pool;
-use crate::dial::{ResolveError, Resolved};
+use portico_dial::{ResolveError, Resolved};
 
 /// A name whose gateways fail is resolved again, but not more often than this.
 const RESOLVE_AGAIN: Duration = Duration::from_secs(1);

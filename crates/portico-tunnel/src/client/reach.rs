@@ -10,7 +10,7 @@ use super::candidates::Place;
 use super::driver::{self, Ended};
 use super::pool::Pool;
 use super::tunnel::Tunnel;
-use crate::client_tls::{HandshakeError, HandshakeProblem};
+use portico_dial::{HandshakeError, HandshakeProblem};
 
 /// An attempt that failed, in words.
 pub(super) struct Failure {

@@ -5,10 +5,8 @@ use std::time::Duration;
 
 use super::address::GatewayAddress;
 use crate::account::Account;
-use crate::client_tls::ClientTls;
-use crate::dial::Dialer;
 use crate::settings::STREAM_WINDOW;
-use crate::token_file::TokenFile;
+use portico_dial::{ClientTls, Dialer, TokenFile};
 
 /// Most bytes held for receivers that do not take them: a fourth of what `deploy/agent.yaml` lets an agent have.
 const MEMORY: usize = 64 << 20;

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
+use portico_dial::{Dialer, ProxyFiles, ProxySetting, Target};
 use portico_tunnel::client::{Client, ClientSettings, GatewayAddress, Security, Stream, TunnelState};
-use portico_tunnel::{Dialer, End, Meter, ProxyFiles, ProxySetting, Target};
+use portico_tunnel::{End, Meter};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};

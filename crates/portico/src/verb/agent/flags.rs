@@ -10,15 +10,16 @@ use clap::Args;
 use portico_agent::IdentityFiles;
 use portico_agent::address::{DEFAULT_ADDRESS, Settings as AddressSettings};
 use portico_agent::forward::{Forward, ForwardError, ForwardSpec, place};
-use portico_tunnel::client::{ClientSettings, GatewayAddress, Security};
-use portico_tunnel::{
-    Account, ClientTls, ClientTlsError, ClientTlsFiles, Dialer, ProxyError, ProxyFiles, ProxySetting,
-    TokenFile, TokenFileError,
+use portico_dial::{
+    ClientTls, ClientTlsError, ClientTlsFiles, Dialer, ProxyError, ProxyFiles, ProxySetting, TokenFile,
+    TokenFileError,
 };
+use portico_tunnel::Account;
+use portico_tunnel::client::{ClientSettings, GatewayAddress, Security};
 use thiserror::Error;
 
 use crate::args::{Limit, Listen, duration, positive_duration, size};
-use crate::gateway_flags::AccessLogFormat;
+use crate::verb::gateway::flags::AccessLogFormat;
 
 /// `portico agent`.
 #[derive(Debug, Args)]

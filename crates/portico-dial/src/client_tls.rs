@@ -1,0 +1,364 @@
+//! TLS as a client: towards a gateway with the tunnel inside, and towards an `https://` proxy.
+//!
+//! Files are read again when they change; a connection takes the configuration that is current when it begins. When a certificate is not
+//! accepted, the error tells whose it is: a corporate proxy that intercepts TLS is recognised by the issuer of what comes instead of the
+//! gateway's certificate ([`HandshakeError`], in `client_tls/error`). Sessions are never resumed: connections are rare, and a memory of
+//! sessions would be kept for each.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use arc_swap::ArcSwap;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{Resumption, WebPkiServerVerifier};
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::VerifierBuilderError;
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use crate::socket::{Route, Socket};
+
+mod error;
+
+pub use error::{HandshakeError, HandshakeProblem};
+
+/// What we speak with a gateway: the first tells a gateway that serves everything on one port that a tunnel is meant.
+const TUNNEL: [&[u8]; 2] = [b"portico-tunnel", b"h2"];
+
+/// What we speak with a proxy.
+const PROXY: [&[u8]; 1] = [b"http/1.1"];
+
+/// Where the PEM files are.
+#[derive(Debug, Clone, Default)]
+pub struct ClientTlsFiles {
+    /// The CA certificates that the server's certificate must lead to. Without it, the system's roots.
+    pub ca: Option<PathBuf>,
+    /// Our certificate chain, leaf first.
+    pub certificate: Option<PathBuf>,
+    /// The leaf's private key.
+    pub key: Option<PathBuf>,
+}
+
+/// What the files said last, and the configuration made of it.
+#[derive(Debug)]
+pub struct ClientTls {
+    files: Files,
+    peer: Peer,
+    current: ArcSwap<Current>,
+    /// Contents of the files behind `current`, as in the listener's TLS.
+    contents: Mutex<Contents>,
+}
+
+/// With whom TLS is spoken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Peer {
+    Gateway,
+    Proxy,
+}
+
+/// The same as [`ClientTlsFiles`], where certificate and key go together.
+#[derive(Debug)]
+struct Files {
+    ca: Option<PathBuf>,
+    pair: Option<(PathBuf, PathBuf)>,
+}
+
+#[derive(PartialEq, Eq)]
+struct Contents {
+    ca: Option<Vec<u8>>,
+    pair: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+#[derive(Debug)]
+struct Current {
+    config: ClientConfig,
+    verifier: Arc<WebPkiServerVerifier>,
+}
+
+/// Why the files make no configuration. The one in force, if any, stays.
+#[derive(Debug, Error)]
+pub enum ClientTlsError {
+    /// A certificate without a key, or a key without a certificate.
+    #[error("a client certificate and its key go together; give both or none")]
+    Half,
+    /// A file cannot be read.
+    #[error("reading {}: {source}; give a PEM file this process may read", path.display())]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file is not the PEM expected.
+    #[error("{}: no {expected}: {source}; give it in PEM", path.display())]
+    Pem {
+        /// Which file.
+        path: PathBuf,
+        /// What was looked for.
+        expected: &'static str,
+        /// What was found instead.
+        source: pem::Error,
+    },
+    /// Certificate and key do not belong together, or are of a kind that cannot be used.
+    #[error("certificate {} with key {}: {source}; give a chain, leaf first, and the leaf's key", certificate.display(), key.display())]
+    Pair {
+        /// The certificate file.
+        certificate: PathBuf,
+        /// The key file.
+        key: PathBuf,
+        /// What rustls said.
+        source: rustls::Error,
+    },
+    /// The CA file holds a certificate that cannot be a trust anchor.
+    #[error("CA {}: {source}; give the certificates of the CA that signs the server's certificate", path.display())]
+    Ca {
+        /// The CA file.
+        path: PathBuf,
+        /// What rustls said.
+        source: rustls::Error,
+    },
+    /// No CA file was given, and the system has none.
+    #[error(
+        "this system has no CA certificates ({detail}); install the package ca-certificates, or give a CA file"
+    )]
+    NoSystemRoots {
+        /// What was found instead.
+        detail: String,
+    },
+    /// No verifier can be made of the CA.
+    #[error("verifying certificates: {0}")]
+    Verifier(#[from] VerifierBuilderError),
+    /// The TLS library has no protocol version in common with us.
+    #[error("TLS: {0}")]
+    Library(#[source] rustls::Error),
+}
+
+impl std::fmt::Debug for Contents {
+    /// Never prints the key.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Contents")
+    }
+}
+
+impl ClientTls {
+    /// Reads the files for TLS to gateways.
+    pub fn load(files: ClientTlsFiles) -> Result<Self, ClientTlsError> {
+        let pair = match (files.certificate, files.key) {
+            (None, None) => None,
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            _ => return Err(ClientTlsError::Half),
+        };
+        Self::of(Files { ca: files.ca, pair }, Peer::Gateway)
+    }
+
+    /// Reads the CA for TLS to a proxy.
+    pub(crate) fn for_proxy(ca: Option<PathBuf>) -> Result<Self, ClientTlsError> {
+        Self::of(Files { ca, pair: None }, Peer::Proxy)
+    }
+
+    fn of(files: Files, peer: Peer) -> Result<Self, ClientTlsError> {
+        let contents = files.read()?;
+        let current = ArcSwap::from_pointee(configure(&files, &contents, peer)?);
+        Ok(Self { files, peer, current, contents: Mutex::new(contents) })
+    }
+
+    /// Reads the files again; true if they changed and the new ones are in force for connections to come. On an error (also the
+    /// short moment when the certificate is new and its key is not yet) the old configuration stays; call again later. The system's
+    /// roots are read once.
+    ///
+    /// Blocks for the time of reading three small files.
+    pub fn reload(&self) -> Result<bool, ClientTlsError> {
+        let contents = self.files.read()?;
+        let mut known = self.contents.lock().unwrap_or_else(PoisonError::into_inner);
+        if *known == contents {
+            return Ok(false);
+        }
+        self.current.store(Arc::new(configure(&self.files, &contents, self.peer)?));
+        *known = contents;
+        Ok(true)
+    }
+
+    /// Speaks TLS over a connection to a gateway, which must have a certificate for this name or IP address. What was agreed to speak
+    /// inside is in `get_ref().1.alpn_protocol()`: `portico-tunnel`, `h2` or nothing, from servers that know no ALPN. How long that may
+    /// take is up to the caller.
+    pub async fn connect(
+        &self,
+        server_name: &str,
+        socket: Socket,
+    ) -> Result<TlsStream<Socket>, HandshakeError> {
+        let route = socket.route().clone();
+        self.handshake(server_name, &route, socket).await
+    }
+
+    /// The same over any stream.
+    pub(crate) async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        server_name: &str,
+        route: &Route,
+        stream: S,
+    ) -> Result<TlsStream<S>, HandshakeError> {
+        let failed = |problem| HandshakeError { route: route.clone(), answered: false, problem };
+        let name = server_name.strip_suffix('.').unwrap_or(server_name);
+        let name = ServerName::try_from(name.to_owned())
+            .map_err(|_| failed(HandshakeProblem::ServerName { name: server_name.into() }))?;
+        let current = self.current.load_full();
+        let witness = Arc::new(Witness {
+            verifier: Arc::clone(&current.verifier),
+            answered: AtomicBool::new(false),
+            leaf: OnceLock::new(),
+        });
+        let mut config = current.config.clone();
+        config.dangerous().set_certificate_verifier(Arc::clone(&witness) as Arc<dyn ServerCertVerifier>);
+        let connecting = TlsConnector::from(Arc::new(config)).connect(name, stream);
+        connecting.await.map_err(|error| {
+            let gateway = self.peer == Peer::Gateway;
+            let problem = error::problem(error, witness.leaf.get(), self.trust(), gateway);
+            HandshakeError { answered: witness.answered.load(Relaxed), ..failed(problem) }
+        })
+    }
+
+    /// Whom we trust, in words.
+    fn trust(&self) -> String {
+        let flag = match self.peer {
+            Peer::Gateway => "--tls-ca",
+            Peer::Proxy => "--proxy-ca",
+        };
+        match &self.files.ca {
+            Some(path) => format!("{flag} {}", path.display()),
+            None => format!("the system's CA certificates ({flag} is not set)"),
+        }
+    }
+}
+
+/// Verifies as rustls does, and remembers that there was a certificate, and one that did not pass: rustls keeps only those that did.
+#[derive(Debug)]
+struct Witness {
+    verifier: Arc<WebPkiServerVerifier>,
+    answered: AtomicBool,
+    leaf: OnceLock<CertificateDer<'static>>,
+}
+
+impl ServerCertVerifier for Witness {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        self.answered.store(true, Relaxed);
+        self.verifier
+            .verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
+            .inspect_err(|_| {
+                // A handshake shows one certificate.
+                let _ = self.leaf.set(end_entity.clone().into_owned());
+            })
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.verifier.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.verifier.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.verifier.supported_verify_schemes()
+    }
+}
+
+impl Files {
+    fn read(&self) -> Result<Contents, ClientTlsError> {
+        let read = |path: &PathBuf| {
+            fs::read(path).map_err(|source| ClientTlsError::Read { path: path.clone(), source })
+        };
+        let pair = match &self.pair {
+            None => None,
+            Some((certificate, key)) => Some((read(certificate)?, read(key)?)),
+        };
+        Ok(Contents { ca: self.ca.as_ref().map(read).transpose()?, pair })
+    }
+}
+
+fn configure(files: &Files, contents: &Contents, peer: Peer) -> Result<Current, ClientTlsError> {
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let roots = match (&files.ca, &contents.ca) {
+        (Some(path), Some(pem)) => roots_of(path, pem)?,
+        _ => system_roots()?,
+    };
+    let verifier =
+        WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build()?;
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(ClientTlsError::Library)?
+        .with_webpki_verifier(Arc::clone(&verifier));
+    let mut config = match (&files.pair, &contents.pair) {
+        (Some((certificate, key)), Some((chain, secret))) => {
+            let chain = certificates(certificate, chain)?;
+            let secret = PrivateKeyDer::from_pem_slice(secret).map_err(|source| ClientTlsError::Pem {
+                path: key.clone(),
+                expected: "private key",
+                source,
+            })?;
+            builder.with_client_auth_cert(chain, secret).map_err(|source| ClientTlsError::Pair {
+                certificate: certificate.clone(),
+                key: key.clone(),
+                source,
+            })?
+        }
+        _ => builder.with_no_client_auth(),
+    };
+    let protocols: &[&[u8]] = match peer {
+        Peer::Gateway => &TUNNEL,
+        Peer::Proxy => &PROXY,
+    };
+    config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
+    config.resumption = Resumption::disabled();
+    Ok(Current { config, verifier })
+}
+
+fn roots_of(path: &Path, pem: &[u8]) -> Result<RootCertStore, ClientTlsError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(path, pem)? {
+        roots.add(certificate).map_err(|source| ClientTlsError::Ca { path: path.to_owned(), source })?;
+    }
+    Ok(roots)
+}
+
+/// What the system trusts. Single certificates in it that cannot be used are left out, as by every other program.
+fn system_roots() -> Result<RootCertStore, ClientTlsError> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(found.certs);
+    if roots.is_empty() {
+        let detail = found.errors.first().map_or_else(|| "none were found".to_owned(), ToString::to_string);
+        return Err(ClientTlsError::NoSystemRoots { detail });
+    }
+    Ok(roots)
+}
+
+/// The certificates of the PEM file at `path`.
+fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, ClientTlsError> {
+    let wrong = |source| ClientTlsError::Pem { path: path.to_owned(), expected: "certificate", source };
+    crate::pem::certificates(pem).map_err(wrong)
+}

@@ -1,0 +1,177 @@
+//! Addresses of a name, and until when they hold: from the machine's `hosts` file, else from DNS, with the time to live that it says.
+//!
+//! `getaddrinfo` would keep the time to live to itself. Both files (`/etc/hosts`, `/etc/resolv.conf`) are read anew each time, for a machine
+//! that moves to another network or a VPN changes them under us; and nothing is kept from one question to the next, for who asks again
+//! wants to know it anew.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use hickory_resolver::config::{LookupIpStrategy, NameServerConfig, ResolveHosts, ResolverConfig};
+use hickory_resolver::net::NetError;
+use hickory_resolver::net::runtime::TokioRuntimeProvider;
+use hickory_resolver::proto::op::Query;
+use hickory_resolver::proto::rr::{Name, RecordType};
+use hickory_resolver::{Hosts, ResolverBuilder, TokioResolver};
+use thiserror::Error;
+use tokio::time::{Instant, timeout};
+
+use crate::target::Target;
+
+/// How long addresses hold at least: whoever publishes 0 wants to be asked again, but not for every attempt.
+const SHORTEST: Duration = Duration::from_secs(5);
+
+/// How long they hold at most: a gateway that moves is found within five minutes, whatever DNS says.
+const LONGEST: Duration = Duration::from_secs(300);
+
+/// How long those of the `hosts` file hold: it says nothing about it, and reading it is cheap.
+const HOSTS: Duration = Duration::from_secs(30);
+
+/// What a resolution may take in all.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// What one question to a name server may take: a second one fits within [`LIMIT`].
+const QUESTION: Duration = Duration::from_secs(2);
+
+/// What a target's name means now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resolved {
+    /// All addresses, IPv4 and IPv6, in the order they were given; at least one.
+    pub addresses: Box<[SocketAddr]>,
+    /// Ask again then. Not set: never, for the target is an address.
+    pub until: Option<Instant>,
+}
+
+/// Why a name has no addresses. A later question may have another answer.
+#[derive(Debug, Error)]
+pub enum ResolveError {
+    /// There is no configuration, or it has no name servers.
+    #[error("resolving {name}: /etc/resolv.conf cannot be used: {source}")]
+    Configuration {
+        /// The name.
+        name: Box<str>,
+        /// What is wrong.
+        source: Box<NetError>,
+    },
+    /// DNS has no addresses, or no name server answers.
+    #[error("resolving {name}: {source}")]
+    NoAddress {
+        /// The name.
+        name: Box<str>,
+        /// What the name servers said.
+        source: Box<NetError>,
+    },
+    /// No name server answered in time.
+    #[error("resolving {name}: no answer within {} s; see whether the servers in /etc/resolv.conf answer", LIMIT.as_secs())]
+    TooSlow {
+        /// The name.
+        name: Box<str>,
+    },
+}
+
+/// The addresses of a target, from these name servers, or from those of the machine if none are given.
+pub(crate) async fn resolve(target: &Target, servers: &[SocketAddr]) -> Result<Resolved, ResolveError> {
+    if let Some(address) = target.ip() {
+        return Ok(Resolved::at(target.port, [address], None));
+    }
+    let name = Name::from_str_relaxed(&*target.host).map_err(|error| ResolveError::NoAddress {
+        name: target.host.clone(),
+        source: Box::new(error.into()),
+    })?;
+    let listed = listed(&name);
+    if !listed.is_empty() {
+        return Ok(Resolved::at(target.port, listed, Some(Instant::now() + HOSTS)));
+    }
+    let builder = match servers {
+        [] => TokioResolver::builder_tokio(),
+        _ => Ok(TokioResolver::builder_with_config(asking(servers), TokioRuntimeProvider::default())),
+    };
+    let resolver = builder.and_then(resolver).map_err(|source| ResolveError::Configuration {
+        name: target.host.clone(),
+        source: Box::new(source),
+    })?;
+    ask(&resolver, name, target).await
+}
+
+/// What DNS says.
+async fn ask(resolver: &TokioResolver, name: Name, target: &Target) -> Result<Resolved, ResolveError> {
+    let found = timeout(LIMIT, resolver.lookup_ip(name))
+        .await
+        .map_err(|_| ResolveError::TooSlow { name: target.host.clone() })?
+        .map_err(|source| ResolveError::NoAddress { name: target.host.clone(), source: Box::new(source) })?;
+    let until = until(found.valid_until().into(), Instant::now());
+    Ok(Resolved::at(target.port, found.iter(), Some(until)))
+}
+
+impl Resolved {
+    fn at(port: u16, addresses: impl IntoIterator<Item = IpAddr>, until: Option<Instant>) -> Self {
+        let addresses = addresses.into_iter().map(|address| SocketAddr::new(address, port));
+        Self { addresses: addresses.collect(), until }
+    }
+}
+
+/// What the `hosts` file says. One that cannot be read says nothing.
+fn listed(name: &Name) -> Vec<IpAddr> {
+    let hosts = Hosts::from_system().unwrap_or_default();
+    [RecordType::A, RecordType::AAAA]
+        .into_iter()
+        .filter_map(|kind| hosts.lookup_static_host(&Query::query(name.clone(), kind)))
+        .flat_map(|lookup| {
+            lookup.answers().iter().filter_map(|record| record.data.ip_addr()).collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+fn asking(servers: &[SocketAddr]) -> ResolverConfig {
+    let servers = servers.iter().map(|server| {
+        let mut config = NameServerConfig::udp_and_tcp(server.ip());
+        config.connections.iter_mut().for_each(|connection| connection.port = server.port());
+        config
+    });
+    ResolverConfig::from_parts(None, vec![], servers.collect())
+}
+
+fn resolver(mut builder: ResolverBuilder<TokioRuntimeProvider>) -> Result<TokioResolver, NetError> {
+    let options = builder.options_mut();
+    options.timeout = options.timeout.min(QUESTION);
+    options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
+    options.use_hosts_file = ResolveHosts::Never;
+    builder.build()
+}
+
+/// When to ask again, within the bounds.
+fn until(expires: Instant, now: Instant) -> Instant {
+    expires.clamp(now + SHORTEST, now + LONGEST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_address_holds_for_ever() {
+        for text in ["192.0.2.1:443", "[2001:db8::1]:443"] {
+            let resolved = resolve(&text.parse().unwrap(), &[]).await.unwrap();
+            assert_eq!(*resolved.addresses, [text.parse().unwrap()]);
+            assert_eq!(resolved.until, None);
+        }
+    }
+
+    #[tokio::test]
+    async fn an_entry_of_the_hosts_file_holds_half_a_minute() {
+        let before = Instant::now();
+        let resolved = resolve(&"localhost:8088".parse().unwrap(), &[]).await.unwrap();
+        assert!(resolved.addresses.contains(&"127.0.0.1:8088".parse().unwrap()), "{resolved:?}");
+        let until = resolved.until.unwrap();
+        assert!((before + HOSTS..=Instant::now() + HOSTS).contains(&until), "{resolved:?}");
+    }
+
+    #[test]
+    fn a_time_to_live_is_kept_within_reason() {
+        let now = Instant::now();
+        for (ttl, expected) in [(0, 5), (5, 5), (60, 60), (300, 300), (86_400, 300)] {
+            let expires = now + Duration::from_secs(ttl);
+            assert_eq!(until(expires, now), now + Duration::from_secs(expected), "{ttl}");
+        }
+    }
+}

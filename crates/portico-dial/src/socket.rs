@@ -1,0 +1,192 @@
+//! A connection to a target, and which way it came.
+
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use portico_net::{Rewind, SharedTcp};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
+
+use crate::setting::Proxy;
+use crate::target::Target;
+
+/// Where a connection leads, and through whom. Prints as `HOST:PORT` or `HOST:PORT through PROXY`.
+#[derive(Debug, Clone)]
+pub struct Route {
+    target: Target,
+    proxy: Option<Arc<Proxy>>,
+}
+
+impl Route {
+    pub(crate) fn new(target: Target, proxy: Option<Arc<Proxy>>) -> Self {
+        Self { target, proxy }
+    }
+
+    /// Where it leads.
+    #[must_use]
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// The proxy in between.
+    #[must_use]
+    pub fn proxy(&self) -> Option<&Proxy> {
+        self.proxy.as_deref()
+    }
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.proxy {
+            None => self.target.fmt(f),
+            Some(proxy) => write!(f, "{} through {proxy}", self.target),
+        }
+    }
+}
+
+/// Carries bytes to a target and back: plain TCP, or TLS to the proxy in between.
+#[derive(Debug)]
+pub struct Socket {
+    route: Route,
+    tcp: Arc<TcpStream>,
+    /// First what came behind the proxy's answer, then what comes.
+    stream: Rewind<Transport>,
+}
+
+impl Socket {
+    /// `early` is what was read from the transport too much.
+    pub(crate) fn new(route: Route, early: Bytes, transport: Transport) -> Self {
+        let tcp = Arc::clone(transport.tcp());
+        Self { route, tcp, stream: Rewind::new(early, transport) }
+    }
+
+    /// Where this connection leads, and through whom.
+    #[must_use]
+    pub fn route(&self) -> &Route {
+        &self.route
+    }
+
+    /// The TCP connection below: to the target, or to the proxy. To look at and to abort, not to read or write.
+    #[must_use]
+    pub fn tcp(&self) -> &Arc<TcpStream> {
+        &self.tcp
+    }
+
+    /// The TCP connection, if nothing stands between it and the bytes that are written: no TLS to a proxy.
+    #[must_use]
+    pub fn plain(&self) -> Option<&TcpStream> {
+        match self.stream.stream() {
+            Transport::Plain(_) => Some(&self.tcp),
+            Transport::Tls(_) => None,
+        }
+    }
+}
+
+/// What is spoken with whom we connected to.
+#[derive(Debug)]
+pub(crate) enum Transport {
+    /// TCP.
+    Plain(SharedTcp),
+    /// TLS to a proxy. On the heap: it is rare, and large.
+    Tls(Box<TlsStream<SharedTcp>>),
+}
+
+impl Transport {
+    pub(crate) fn tcp(&self) -> &Arc<TcpStream> {
+        match self {
+            Self::Plain(SharedTcp(tcp)) => tcp,
+            Self::Tls(stream) => &stream.get_ref().0.0,
+        }
+    }
+}
+
+// === AsyncRead, AsyncWrite ===
+
+impl AsyncRead for Transport {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
+            Self::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for Transport {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
+            Self::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        // Both are: TCP passes the slices to the kernel, TLS puts them into one record.
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,160 @@
+//! One TokenReview (`authentication.k8s.io/v1`), posted over a connection to an API server.
+//!
+//! The token under review authenticates the request. So the gateway needs no credentials of any cluster, and
+//! the cluster decides: the token must be valid, and its account must have the right to create
+//! `tokenreviews`.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST};
+use http::{HeaderValue, Method, Request, StatusCode};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use portico_api::api_server_ca::ApiServerCa;
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
+use serde::Deserialize;
+use serde_json::json;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsConnector;
+
+/// Longest response read. A TokenReview with every group that an account can be in has a few KiB.
+const MAX_RESPONSE: usize = 64 * 1024;
+
+const PATH: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
+
+/// The outcome of a review.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// The token is valid, and its account may review tokens.
+    Yes,
+    /// It is not, or may not.
+    No(Box<str>),
+    /// The API server could not be asked, or its response is no TokenReview.
+    Failed(Box<str>),
+}
+
+/// Reviews `token` over `stream`, a connection to the API server whose certificate `ca` signed for the name
+/// `host`. The caller bounds the time.
+pub(crate) async fn review(stream: TcpStream, ca: &ApiServerCa, host: &str, token: &str) -> Answer {
+    match post(stream, ca, host, token).await {
+        Ok((status, body)) => judge(status, &body),
+        Err(why) => Answer::Failed(why),
+    }
+}
+
+async fn post(
+    stream: TcpStream,
+    ca: &ApiServerCa,
+    host: &str,
+    token: &str,
+) -> Result<(StatusCode, Bytes), Box<str>> {
+    let failed =
+        |what: &str, error: &dyn std::fmt::Display| -> Box<str> { format!("{what}: {error}").into() };
+    let connector = TlsConnector::from(Arc::new(trusting(ca).map_err(|error| failed("its CA", &error))?));
+    let name = ServerName::try_from(host.to_owned()).map_err(|error| failed("its name", &error))?;
+    let mut authorization = HeaderValue::try_from(format!("Bearer {token}"))
+        .map_err(|_| "the token has characters that no header carries")?;
+    authorization.set_sensitive(true);
+    let review = json!({
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenReview",
+        "spec": {"token": token},
+    });
+    let request = Request::builder()
+        .method(Method::POST)
+        .uri(PATH)
+        .header(HOST, host)
+        .header(AUTHORIZATION, authorization)
+        .header(CONTENT_TYPE, "application/json")
+        .header(ACCEPT, "application/json")
+        .body(Full::new(Bytes::from(review.to_string())))
+        .map_err(|error| failed("the request", &error))?;
+
+    let stream = connector.connect(name, stream).await.map_err(|error| failed("TLS", &error))?;
+    let (mut sender, connection) =
+        http1::handshake(TokioIo::new(stream)).await.map_err(|error| failed("HTTP", &error))?;
+    // Ended with this future.
+    let mut driver = JoinSet::new();
+    driver.spawn(connection);
+    let response = sender.send_request(request).await.map_err(|error| failed("HTTP", &error))?;
+    let status = response.status();
+    let body = Limited::new(response.into_body(), MAX_RESPONSE).collect().await;
+    Ok((status, body.map_err(|error| failed("its answer", &error))?.to_bytes()))
+}
+
+fn trusting(ca: &ApiServerCa) -> Result<ClientConfig, rustls::Error> {
+    let mut roots = RootCertStore::empty();
+    for certificate in ca.certificates() {
+        roots.add(certificate.clone())?;
+    }
+    let mut config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    // A connection carries one review: there is nothing to resume.
+    config.resumption = rustls::client::Resumption::disabled();
+    Ok(config)
+}
+
+/// The part of a TokenReview that decides.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct TokenReview {
+    status: Status,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Status {
+    authenticated: bool,
+}
+
+fn judge(status: StatusCode, body: &[u8]) -> Answer {
+    match status {
+        StatusCode::OK | StatusCode::CREATED => match serde_json::from_slice::<TokenReview>(body) {
+            Ok(TokenReview { status: Status { authenticated: true } }) => Answer::Yes,
+            Ok(_) => Answer::No("the API server of the cluster does not accept the token".into()),
+            Err(_) => Answer::Failed("what the API server answered is no TokenReview".into()),
+        },
+        StatusCode::UNAUTHORIZED => {
+            Answer::No("the API server of the cluster does not accept the token".into())
+        }
+        StatusCode::FORBIDDEN => Answer::No(
+            "the token is good, but may not be reviewed: its service account needs the right to create \
+             tokenreviews.authentication.k8s.io, as the ClusterRole portico-agent of deploy/agent.yaml gives \
+             it"
+            .into(),
+        ),
+        status => Answer::Failed(format!("the API server answered {status}").into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_authenticated_true_is_a_yes() {
+        let yes = br#"{"kind":"TokenReview","status":{"authenticated":true,"user":{"username":"x"}}}"#;
+        assert!(matches!(judge(StatusCode::CREATED, yes), Answer::Yes));
+        for no in [&br#"{"status":{"authenticated":false}}"#[..], br#"{"status":{"error":"expired"}}"#, b"{}"]
+        {
+            assert!(matches!(judge(StatusCode::CREATED, no), Answer::No(_)));
+        }
+        assert!(matches!(judge(StatusCode::UNAUTHORIZED, yes), Answer::No(_)));
+        let Answer::No(why) = judge(StatusCode::FORBIDDEN, yes) else { panic!("403 is a no") };
+        assert!(
+            why.contains("tokenreviews.authentication.k8s.io"),
+            "the log says which right is missing: {why}"
+        );
+        for failure in [StatusCode::INTERNAL_SERVER_ERROR, StatusCode::TOO_MANY_REQUESTS, StatusCode::FOUND] {
+            assert!(matches!(judge(failure, yes), Answer::Failed(_)));
+        }
+        assert!(matches!(judge(StatusCode::CREATED, b"<html>"), Answer::Failed(_)));
+    }
+}
