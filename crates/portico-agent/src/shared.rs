@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use portico_net::access::AccessLog;
 use portico_tunnel::Account;
-use portico_tunnel::client::Place;
+use portico_tunnel::client::Endpoint;
 use slab::Slab;
 use tokio::sync::Notify;
 
@@ -156,8 +156,8 @@ impl Shared {
     }
 
     /// The gateway of a connection, as it is configured.
-    pub fn gateway_name(&self, place: Place) -> Option<&str> {
-        self.gateways.get(place.gateway).map(|name| &**name)
+    pub fn gateway_name(&self, endpoint: Endpoint) -> Option<&str> {
+        self.gateways.get(endpoint.gateway).map(|name| &**name)
     }
 
     /// Every connection, waiting or carried, in no order.

@@ -174,7 +174,7 @@ async fn a_frozen_gateway_gets_no_new_streams_and_keeps_the_old_ones() {
     let mut upstreams = (one.upstream().await, two.upstream().await);
     frozen.wire.send_replace(Wire::Frozen);
     let began = tokio::time::Instant::now();
-    wait_for(&client, TunnelState::Suspect, 1).await;
+    wait_for(&client, TunnelState::Unresponsive, 1).await;
     // The promise is three seconds; what a loaded machine adds is no matter here.
     assert!(began.elapsed() < PATIENCE / 2);
     for _ in 0..4 {
@@ -190,7 +190,7 @@ async fn a_frozen_gateway_gets_no_new_streams_and_keeps_the_old_ones() {
     let mut bytes = [0; 4];
     patiently(upstreams.0.read_exact(&mut bytes)).await.unwrap();
     patiently(upstreams.1.read_exact(&mut bytes)).await.unwrap();
-    wait_for(&client, TunnelState::Suspect, 0).await;
+    wait_for(&client, TunnelState::Unresponsive, 0).await;
 }
 
 #[tokio::test]

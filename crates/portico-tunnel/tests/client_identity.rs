@@ -157,7 +157,7 @@ async fn a_gateway_that_cannot_tell_who_we_are_leaves_the_stream_to_another() {
     for _ in 0..5 {
         // From the second on the other one has fewer.
         let stream = clock.by(client.open(UPSTREAM)).await.unwrap();
-        assert_eq!(stream.place().address, opens.address);
+        assert_eq!(stream.endpoint().address, opens.address);
         streams.push(stream);
     }
     assert!(client.totals().streams_refused >= 4, "{:?}", client.totals());

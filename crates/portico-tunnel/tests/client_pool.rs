@@ -158,7 +158,7 @@ async fn a_silent_name_server_holds_nobody_back() {
     line.wire.send_replace(Wire::Carries);
     let back = Instant::now();
     let stream = clock.by(client.open(UPSTREAM)).await.unwrap();
-    assert_eq!(stream.place().address.ip(), IpAddr::from(ONE));
+    assert_eq!(stream.endpoint().address.ip(), IpAddr::from(ONE));
     assert!(back.elapsed() < Duration::from_secs(3), "{:?}", back.elapsed());
 }
 

@@ -1,5 +1,5 @@
-//! A stream for whoever asks: on the tunnel with the fewest, on another if that one does not answer or cannot tell who we are, on the first
-//! that comes up if there is none.
+//! Which tunnel gets a new stream: the live one with the fewest, another if that one does not answer or does not know
+//! who we are, the first that comes up if there is none.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,21 +10,21 @@ use http::{StatusCode, uri};
 use thiserror::Error;
 use tokio::time::{Instant, timeout_at};
 
-use super::pool::Pool;
 use super::stream::Stream;
 use super::tunnel::{RequestError, Tunnel};
+use super::view::View;
 
-/// The most requests for one stream. Two or three will do where something is amiss with a tunnel or two; who is turned away more often than this
-/// is so by all.
+/// The most requests for one stream. Two or three do if something is wrong with a tunnel or two; after so many, every
+/// gateway refuses.
 const MOST_REQUESTS: u32 = 16;
 
 /// Why there is no stream.
 #[derive(Debug, Error)]
 pub enum OpenError {
-    /// The gateway says no.
+    /// The gateway refuses.
     #[error("gateway {gateway} refused with {status}: {reason}")]
     Refused {
-        /// Which.
+        /// The gateway.
         gateway: String,
         /// The status of its answer.
         status: StatusCode,
@@ -39,17 +39,17 @@ pub enum OpenError {
         /// What failed last.
         last: String,
     },
-    /// The gateways that were asked did not answer, or broke the stream off.
+    /// The gateways that were asked did not answer, or reset the stream.
     #[error("no gateway has answered after {waited:?}; last asked: {gateway}: {why}")]
     Unanswered {
         /// How long that was.
         waited: Duration,
-        /// The one asked last.
+        /// The one that was asked last.
         gateway: String,
         /// What it did instead.
         why: String,
     },
-    /// The tunnels that are up carry as many streams as they may, and none of these ended in time.
+    /// Every tunnel that is up is full, and no stream ended in time.
     #[error(
         "no place for a stream within {waited:?}: {tunnels} tunnels are up with {streams} streams, as many as the gateways allow{}",
         why_no_more(last.as_deref())
@@ -57,14 +57,14 @@ pub enum OpenError {
     Full {
         /// How long that was.
         waited: Duration,
-        /// How many.
+        /// How many tunnels are up.
         tunnels: usize,
-        /// And what they carry.
+        /// How many streams they carry.
         streams: u32,
-        /// Why there is not another tunnel, if more might be up.
+        /// Why another tunnel did not come up, if one was tried.
         last: Option<String>,
     },
-    /// No request can be made of the authority or the token.
+    /// The authority or the token makes no valid request.
     #[error("{0}")]
     Unsendable(String),
     /// [`Client::drain`](super::Client::drain) was called.
@@ -72,7 +72,8 @@ pub enum OpenError {
     Stopping,
 }
 
-impl Pool {
+impl View {
+    /// Opens a stream to `authority`, within the time of the settings.
     pub(super) async fn open(&self, authority: &str) -> Result<Stream, OpenError> {
         let unsendable = |error: &dyn fmt::Display| OpenError::Unsendable(format!("{authority}: {error}"));
         let parsed = uri::Authority::try_from(authority).map_err(|error| unsendable(&error))?;
@@ -85,18 +86,18 @@ impl Pool {
         let mut refused = None;
         let mut requests = 0;
         loop {
-            if *self.stopping.borrow() {
+            if self.is_stopping() {
                 return Err(OpenError::Stopping);
             }
             let Some(tunnel) = self.best(&tried) else {
-                // Every gateway that could be asked has said no; waiting for another would not change its mind.
+                // Every gateway that could be asked has refused. Waiting for another tunnel would not change that.
                 if let Some(refused) = refused {
                     return Err(refused);
                 }
                 let resets = failed.as_ref().is_some_and(|(_, error)| error.is_reset());
-                let hopeless = requests >= MOST_REQUESTS || (resets && self.is_all_there_is(&tried));
+                let hopeless = requests >= MOST_REQUESTS || (resets && self.are_all_tried(&tried));
                 if !hopeless && timeout_at(deadline, self.another(&tried)).await.is_ok() {
-                    // Also one that was silent before may be back.
+                    // A tunnel that was tried before may be back.
                     tried.clear();
                     continue;
                 }
@@ -116,13 +117,14 @@ impl Pool {
                 self.counters.streams_retried.fetch_add(1, Relaxed);
             }
             match tunnel.connect(parsed.clone(), token.as_ref(), deadline, &self.settings).await {
-                Ok(stream) => {
+                Ok((to_gateway, from_gateway, guard)) => {
                     self.counters.streams_opened.fetch_add(1, Relaxed);
-                    return Ok(stream);
+                    let (pulse, idle) = (Arc::clone(&tunnel.pulse), self.settings.stream_idle);
+                    return Ok(Stream::new(to_gateway, from_gateway, pulse, guard, idle));
                 }
                 Err(RequestError::Refused { status, reason }) => {
                     self.counters.streams_refused.fetch_add(1, Relaxed);
-                    let gateway = self.name_of(&tunnel);
+                    let gateway = self.gateway_name(tunnel.endpoint.gateway);
                     let no = OpenError::Refused { gateway, status, reason };
                     if !may_differ(status) {
                         return Err(no);
@@ -131,15 +133,15 @@ impl Pool {
                 }
                 Err(RequestError::Unsendable(error)) => return Err(unsendable(&error)),
                 Err(error @ (RequestError::Broken(_) | RequestError::Silent)) => {
-                    failed = Some((self.name_of(&tunnel), error));
+                    failed = Some((self.gateway_name(tunnel.endpoint.gateway), error));
                 }
             }
             tried.push(tunnel);
         }
     }
 
-    /// The live tunnel with the fewest streams, of those not `tried`; first among those whose gateway does not refuse our identity.
-    pub(super) fn best(&self, tried: &[Arc<Tunnel>]) -> Option<Arc<Tunnel>> {
+    /// Returns the live tunnel with the fewest streams that was not `tried`. Gateways that refuse our identity come last.
+    fn best(&self, tried: &[Arc<Tunnel>]) -> Option<Arc<Tunnel>> {
         let tunnels = self.tunnels();
         let fit = tunnels.iter().filter(|tunnel| {
             tunnel.is_live() && !tunnel.is_full() && !tried.iter().any(|other| Arc::ptr_eq(other, tunnel))
@@ -147,14 +149,14 @@ impl Pool {
         fit.min_by_key(|tunnel| (tunnel.is_refused(), tunnel.streams())).cloned()
     }
 
-    /// Whether all live tunnels were `tried`, and none is being connected.
-    fn is_all_there_is(&self, tried: &[Arc<Tunnel>]) -> bool {
+    /// Whether every live tunnel was `tried`, and no other is being connected.
+    fn are_all_tried(&self, tried: &[Arc<Tunnel>]) -> bool {
         let live = self.live();
         let all_tried = live.iter().all(|tunnel| tried.iter().any(|other| Arc::ptr_eq(other, tunnel)));
-        !live.is_empty() && all_tried && !self.attempts().iter().any(|attempt| attempt.connecting)
+        !live.is_empty() && all_tried && self.attempts().is_empty()
     }
 
-    /// That all live tunnels are full, if they are.
+    /// Returns an error if every live tunnel is full.
     fn full(&self, waited: Duration) -> Option<OpenError> {
         let live = self.live();
         let full = !live.is_empty() && live.iter().all(|tunnel| tunnel.is_full());
@@ -166,18 +168,16 @@ impl Pool {
         })
     }
 
-    /// Waits for a tunnel that was not tried, for one that has come back since, and for a place on one that is full.
-    pub(super) async fn another(&self, tried: &[Arc<Tunnel>]) {
-        let _waiting = Waiting::new(self);
+    /// Returns once a tunnel that was not tried is there, one that was tried has come back, a full one has room for one
+    /// more stream, or the client stops.
+    async fn another(&self, tried: &[Arc<Tunnel>]) {
+        let _demand = self.wait_for_tunnel();
         loop {
-            let (arrived, freed) = (self.signals.arrived.notified(), self.signals.freed.notified());
-            if self.best(tried).is_some() {
+            let available = self.signals.available.notified();
+            if self.best(tried).is_some() || self.is_stopping() {
                 return;
             }
-            tokio::select! {
-                () = arrived => {}
-                () = freed => {}
-            }
+            available.await;
             if self.best(&[]).is_some() {
                 return;
             }
@@ -195,26 +195,10 @@ fn why_no_more(last: Option<&str>) -> String {
     last.map(|last| format!("; and no other comes up: {last}")).unwrap_or_default()
 }
 
-/// Whether another gateway may have another answer: one that does not know the cluster yet, is over its budget, or stops. So is one that
-/// cannot have our token reviewed: who has proved nothing yet is told 401 whatever the cause, lest it learn which clusters exist.
+/// Whether another gateway may accept the request. A gateway that does not know the cluster yet, is over its budget or
+/// stops refuses alone. So does one that cannot have our token reviewed: an unauthenticated client gets 401 whatever
+/// the cause, so that it does not learn which clusters exist.
 fn may_differ(status: StatusCode) -> bool {
     let of_this_gateway = [StatusCode::UNAUTHORIZED, StatusCode::NOT_FOUND, StatusCode::TOO_MANY_REQUESTS];
     of_this_gateway.contains(&status) || status.is_server_error()
-}
-
-/// Somebody who waits for a tunnel, counted.
-struct Waiting<'a>(&'a Pool);
-
-impl<'a> Waiting<'a> {
-    fn new(pool: &'a Pool) -> Self {
-        pool.waiting.fetch_add(1, Relaxed);
-        pool.wanted.notify_waiters();
-        Self(pool)
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Relaxed);
-    }
 }
