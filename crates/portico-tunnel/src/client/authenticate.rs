@@ -1,11 +1,14 @@
-//! Whether gateways accept our identity: asked on every new tunnel, with every new token, when a gateway refuses a
-//! stream for it, and again and again while it is refused, because the gateway may have known less than we show.
+//! Whether gateways accept our identity: asked on every new tunnel, with every new token, when a gateway
+//! refuses a stream for it, and again and again while it is refused, because the gateway may have known less
+//! than we show.
 //!
-//! The answer to `OPTIONS *` decides, not the one to CONNECT: a gateway may accept us and still refuse one name with 403,
-//! which must not make an agent unready. Refusals of CONNECT count only where a gateway does not know the question.
+//! The answer to `OPTIONS *` decides, not the one to CONNECT: a gateway may accept us and still refuse one
+//! name with 403, which must not make an agent unready. Refusals of CONNECT count only where a gateway does
+//! not know the question.
 //!
-//! A retired tunnel shows new tokens as long as it has streams, which may outlive the old token by hours. After GOAWAY
-//! no request is possible (RFC 9113 section 6.8): the streams of a gateway that stops end with the last token shown.
+//! A retired tunnel shows new tokens as long as it has streams, which may outlive the old token by hours.
+//! After GOAWAY no request is possible (RFC 9113 section 6.8): the streams of a gateway that stops end with
+//! the last token shown.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +38,7 @@ pub(super) async fn authenticate(view: Arc<View>, tunnel: Arc<Tunnel>) {
         let answered = match ask(&view, &tunnel, &authority).await {
             Ok(()) => true,
             Err(RequestError::Unsendable(error)) => {
-                tracing::error!(%error, "our token cannot be sent: it holds characters that no header may have");
+                tracing::error!(%error, "our token cannot be sent: it has characters that no header may have");
                 true
             }
             Err(_) if !tunnel.takes_requests() => return,

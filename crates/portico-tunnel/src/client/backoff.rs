@@ -1,10 +1,11 @@
 //! How long to wait before the next attempt to connect to a gateway.
 //!
-//! While a stream waits, an *absent* gateway is tried several times a second: that costs the gateway nothing, and it is
-//! found as soon as it is back. An *overwhelmed* gateway accepts connections but does not finish the handshake: waits
-//! grow whether a stream waits or not, so that twenty thousand nodes do not stampede a gateway that just came up. An
-//! *unfit* gateway needs an operator (its certificate is wrong, say): it is tried every few seconds, because each
-//! attempt costs it a signature. Without a stream that waits, waits grow in every case.
+//! While a stream waits, an *absent* gateway is tried several times a second: that costs the gateway nothing,
+//! and it is found as soon as it is back. An *overwhelmed* gateway accepts connections but does not finish
+//! the handshake: waits grow whether a stream waits or not, so that twenty thousand nodes do not stampede a
+//! gateway that just came up. An *unfit* gateway needs an operator (its certificate is wrong, say): it is
+//! tried every few seconds, because each attempt costs it a signature. Without a stream that waits, waits
+//! grow in every case.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
@@ -15,8 +16,8 @@ const FIRST: Duration = Duration::from_millis(250);
 /// The longest wait.
 const LAST: Duration = Duration::from_secs(30);
 
-/// The longest wait for an absent gateway while a stream waits. With the second that an attempt may take, a stream
-/// finds the gateway within two seconds of its return.
+/// The longest wait for an absent gateway while a stream waits. With the second that an attempt may take, a
+/// stream finds the gateway within two seconds of its return.
 const ABSENT: Duration = Duration::from_millis(500);
 
 /// The longest wait for an unfit gateway while a stream waits.

@@ -1,4 +1,4 @@
-//! From an endpoint to a tunnel that is up: TCP, a proxy where there is one, TLS, HTTP/2; and what a failure means.
+//! From an endpoint to a tunnel that is up: TCP, a proxy, TLS, HTTP/2; and what a failure means.
 
 use std::sync::Arc;
 
@@ -52,8 +52,8 @@ pub(super) async fn connect(
     }
 }
 
-/// What a failed handshake says about the gateway. A hang-up before there was a certificate comes from a load balancer
-/// or proxy without a gateway behind it, or cost the gateway nothing.
+/// What a failed handshake says about the gateway. A hang-up before there was a certificate comes from a load
+/// balancer or proxy without a gateway behind it, or cost the gateway nothing.
 fn meaning(error: &HandshakeError) -> Failed {
     match error.problem {
         HandshakeProblem::Closed | HandshakeProblem::Io(_) if error.answered => Failed::Overwhelmed,

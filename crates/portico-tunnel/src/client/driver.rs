@@ -19,7 +19,7 @@ use crate::keepalive::KeepAlive;
 use crate::payload::Payload;
 use crate::settings::{FRAME_SIZE, HEADER_LIST, SEND_BUFFER};
 
-/// Streams that a gateway is assumed to allow until it says so (RFC 9113 section 6.5.2 recommends at least 100).
+/// Streams that a gateway is assumed to allow until it says so (RFC 9113 section 6.5.2: at least 100).
 const FIRST_STREAMS: usize = 100;
 
 struct Driver<S: AsyncRead + AsyncWrite + Wire + Unpin> {
@@ -28,8 +28,8 @@ struct Driver<S: AsyncRead + AsyncWrite + Wire + Unpin> {
     give_up_after: Duration,
 }
 
-/// Speaks HTTP/2 on a connected stream. Returns once the gateway has answered a PING: a frozen process accepts
-/// connections, too.
+/// Speaks HTTP/2 on a connected stream. Returns once the gateway has answered a PING: a frozen process
+/// accepts connections, too.
 pub(super) async fn open<S: AsyncRead + AsyncWrite + Wire + Unpin + Send + 'static>(
     stream: S,
     origin: TunnelOrigin,

@@ -12,14 +12,14 @@ use tokio::sync::{Notify, mpsc};
 use super::backoff::Failed;
 use super::tunnel::Tunnel;
 
-/// Events that may wait for the supervisor. When it is full, senders of results wait, and [`Signals::changed`] sends
-/// nothing: the supervisor looks at everything after each event.
+/// Events that may wait for the supervisor. When it is full, senders of results wait, and
+/// [`Signals::changed`] sends nothing: the supervisor looks at everything after each event.
 const EVENTS: usize = 64;
 
 /// What has happened.
 pub(super) enum Event {
-    /// Something in the view: a tunnel changed its state or is full, a stream waits for a tunnel, the certificate was
-    /// renewed, or the client stops.
+    /// Something in the view: a tunnel changed its state or is full, a stream waits for a tunnel, the
+    /// certificate was renewed, or the client stops.
     Changed,
     /// An attempt to connect has ended.
     Connected { attempt: AttemptId, result: Result<Connection, Failure> },
@@ -29,8 +29,8 @@ pub(super) enum Event {
     Resolved { gateway: usize, result: Result<Resolved, ResolveError> },
 }
 
-/// One of the supervisor's attempts to connect, of which there are as many as tunnels are wanted, and one more for
-/// replacements.
+/// One of the supervisor's attempts to connect, of which there are as many as tunnels are wanted, and one
+/// more for replacements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct AttemptId(pub(super) usize);
 
@@ -79,7 +79,8 @@ impl Ended {
 #[derive(Debug)]
 pub(super) struct Signals {
     events: mpsc::Sender<Event>,
-    /// Wakes all when a tunnel comes up or comes back, and one when a full tunnel has room for one more stream.
+    /// Wakes all when a tunnel comes up or comes back, and one when a full tunnel has room for one more
+    /// stream.
     pub(super) available: Notify,
 }
 

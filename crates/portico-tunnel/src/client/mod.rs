@@ -1,15 +1,17 @@
 //! The client half of the tunnel: a few HTTP/2 connections to gateways, and CONNECT streams over them.
 //!
-//! One task, the `supervisor`, compares the tunnels that are wanted with those that are there. `state` computes the
-//! next step, without I/O: resolve a name (`resolve`), connect to an endpoint (`endpoints` chooses, `connect` does it,
-//! `backoff` says when), retire a tunnel. `driver` runs a connection and keeps the state of its `tunnel` current;
-//! `authenticate` shows the gateway our identity on it. Events reach the supervisor over one bounded channel
-//! (`event`). `view` is what it shares with the rest: `select` picks the tunnel for a new `stream`, `status` reports.
+//! One task, the `supervisor`, compares the tunnels that are wanted with those that are there. `state`
+//! computes the next step, without I/O: resolve a name (`resolve`), connect to an endpoint (`endpoints`
+//! chooses, `connect` does it, `backoff` says when), retire a tunnel. `driver` runs a connection and keeps
+//! the state of its `tunnel` current; `authenticate` shows the gateway our identity on it. Events reach the
+//! supervisor over one bounded channel (`event`). `view` is what it shares with the rest: `select` picks the
+//! tunnel for a new `stream`, `status` reports.
 //!
-//! A tunnel is *live*, *unresponsive* (no answer to a PING) or *draining* (GOAWAY, or replaced). Only live tunnels
-//! get new streams; streams on the others go on.
+//! A tunnel is *live*, *unresponsive* (no answer to a PING) or *draining* (GOAWAY, or replaced). Only live
+//! tunnels get new streams; streams on the others go on.
 //!
-//! DNS, corporate proxies and TLS are in `portico-dial`. `bridge` carries the bytes of a stream, as at the gateway.
+//! DNS, corporate proxies and TLS are in `portico-dial`. `bridge` carries the bytes of a stream, as at the
+//! gateway.
 
 mod address;
 mod authenticate;
@@ -54,8 +56,8 @@ impl Client {
         Self { view: Supervisor::start(settings) }
     }
 
-    /// Opens a stream to `authority`: on the live tunnel with the fewest streams, on another if that one breaks before
-    /// it answers, on the first that comes up if there is none.
+    /// Opens a stream to `authority`: on the live tunnel with the fewest streams, on another if that one
+    /// breaks before it answers, on the first that comes up if there is none.
     pub async fn open(&self, authority: &str) -> Result<Stream, OpenError> {
         self.view.open(authority).await
     }
@@ -78,13 +80,14 @@ impl Client {
         self.view.counters.totals()
     }
 
-    /// To be called when the token file has changed. Shows the new token on every tunnel, so that streams opened with
-    /// the old one live on.
+    /// To be called when the token file has changed. Shows the new token on every tunnel, so that streams
+    /// opened with the old one live on.
     pub fn token_changed(&self) {
         self.view.tunnels().iter().for_each(|tunnel| tunnel.token_renewed.notify_one());
     }
 
-    /// To be called when the certificate or a CA has changed. New tunnels replace the old ones, whose streams finish.
+    /// To be called when the certificate or a CA has changed. New tunnels replace the old ones, whose streams
+    /// finish.
     pub fn certificate_changed(&self) {
         self.view.renew();
     }

@@ -1,7 +1,8 @@
 //! What the names of the gateways resolve to, and when they are resolved again. Pure; the supervisor asks.
 //!
-//! A name is resolved again when something at one of its addresses fails, and when its answer has expired. An attempt to
-//! connect waits for an answer only for a moment if an address is known. A failed question changes no address.
+//! A name is resolved again when something at one of its addresses fails, and when its answer has expired. An
+//! attempt to connect waits for an answer only for a moment if an address is known. A failed question changes
+//! no address.
 
 use std::time::Duration;
 
@@ -13,11 +14,12 @@ use super::endpoints::Endpoints;
 /// The shortest time between two questions for one name.
 const RESOLVE_AGAIN: Duration = Duration::from_secs(1);
 
-/// The same while all is well, so that twenty thousand nodes do not load the name servers and a node at rest sleeps. Up
-/// to half as much is added, so that they do not ask together.
+/// The same while all is well, so that twenty thousand nodes do not load the name servers and a node at rest
+/// sleeps. Up to half as much is added, so that they do not ask together.
 const REFRESH: Duration = Duration::from_secs(30);
 
-/// How long an attempt waits for an answer if an address is known already. A name server that is up is quicker.
+/// How long an attempt waits for an answer if an address is known already. A name server that is up is
+/// quicker.
 const HEAD_START: Duration = Duration::from_millis(200);
 
 /// The addresses that are known, and the state of each gateway's name, in the order of the settings.
@@ -60,13 +62,14 @@ impl Names {
         Self { endpoints: Endpoints::default(), names: vec![Name::default(); gateways] }
     }
 
-    /// Returns the gateways whose names must be resolved before connecting. They count as being resolved from now on.
+    /// Returns the gateways whose names must be resolved before connecting. They count as being resolved from
+    /// now on.
     pub(super) fn due(&mut self, now: Instant) -> Vec<usize> {
         self.take(now, Name::is_due)
     }
 
-    /// Returns the gateways whose names are resolved again although all is well. They count as being resolved from now
-    /// on.
+    /// Returns the gateways whose names are resolved again although all is well. They count as being resolved
+    /// from now on.
     pub(super) fn refresh(&mut self, now: Instant) -> Vec<usize> {
         self.take(now, Name::is_refresh_due)
     }
@@ -117,7 +120,8 @@ impl Names {
         self.names.iter().filter(|name| !name.asking).filter_map(|name| name.refresh).min()
     }
 
-    /// Returns until when an attempt to connect should wait for the questions under way. `None`: it should not.
+    /// Returns until when an attempt to connect should wait for the questions under way. `None`: it should
+    /// not.
     pub(super) fn worth_waiting(&self, now: Instant) -> Option<Instant> {
         let latest = self.names.iter().filter(|name| name.asking).filter_map(|name| name.asked).max()?;
         if self.endpoints.is_empty() {

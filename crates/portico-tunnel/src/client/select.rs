@@ -1,5 +1,5 @@
-//! Which tunnel gets a new stream: the live one with the fewest, another if that one does not answer or does not know
-//! who we are, the first that comes up if there is none.
+//! Which tunnel gets a new stream: the live one with the fewest, another if that one does not answer or does
+//! not know who we are, the first that comes up if there is none.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use super::stream::Stream;
 use super::tunnel::{RequestError, Tunnel};
 use super::view::View;
 
-/// The most requests for one stream. Two or three do if something is wrong with a tunnel or two; after so many, every
-/// gateway refuses.
+/// The most requests for one stream. Two or three do if something is wrong with a tunnel or two; after so
+/// many, every gateway refuses.
 const MOST_REQUESTS: u32 = 16;
 
 /// Why there is no stream.
@@ -51,7 +51,8 @@ pub enum OpenError {
     },
     /// Every tunnel that is up is full, and no stream ended in time.
     #[error(
-        "no place for a stream within {waited:?}: {tunnels} tunnels are up with {streams} streams, as many as the gateways allow{}",
+        "no place for a stream within {waited:?}: {tunnels} tunnels are up with {streams} streams, \
+         as many as the gateways allow{}",
         why_no_more(last.as_deref())
     )]
     Full {
@@ -90,7 +91,8 @@ impl View {
                 return Err(OpenError::Stopping);
             }
             let Some(tunnel) = self.best(&tried) else {
-                // Every gateway that could be asked has refused. Waiting for another tunnel would not change that.
+                // Every gateway that could be asked has refused. Waiting for another tunnel would not change
+                // that.
                 if let Some(refused) = refused {
                     return Err(refused);
                 }
@@ -140,7 +142,8 @@ impl View {
         }
     }
 
-    /// Returns the live tunnel with the fewest streams that was not `tried`. Gateways that refuse our identity come last.
+    /// Returns the live tunnel with the fewest streams that was not `tried`. Gateways that refuse our
+    /// identity come last.
     fn best(&self, tried: &[Arc<Tunnel>]) -> Option<Arc<Tunnel>> {
         let tunnels = self.tunnels();
         let fit = tunnels.iter().filter(|tunnel| {
@@ -168,8 +171,8 @@ impl View {
         })
     }
 
-    /// Returns once a tunnel that was not tried is there, one that was tried has come back, a full one has room for one
-    /// more stream, or the client stops.
+    /// Returns once a tunnel that was not tried is there, one that was tried has come back, a full one has
+    /// room for one more stream, or the client stops.
     async fn another(&self, tried: &[Arc<Tunnel>]) {
         let _demand = self.wait_for_tunnel();
         loop {
@@ -195,9 +198,9 @@ fn why_no_more(last: Option<&str>) -> String {
     last.map(|last| format!("; and no other comes up: {last}")).unwrap_or_default()
 }
 
-/// Whether another gateway may accept the request. A gateway that does not know the cluster yet, is over its budget or
-/// stops refuses alone. So does one that cannot have our token reviewed: an unauthenticated client gets 401 whatever
-/// the cause, so that it does not learn which clusters exist.
+/// Whether another gateway may accept the request. A gateway that does not know the cluster yet, is over its
+/// budget or stops refuses alone. So does one that cannot have our token reviewed: an unauthenticated client
+/// gets 401 whatever the cause, so that it does not learn which clusters exist.
 fn may_differ(status: StatusCode) -> bool {
     let of_this_gateway = [StatusCode::UNAUTHORIZED, StatusCode::NOT_FOUND, StatusCode::TOO_MANY_REQUESTS];
     of_this_gateway.contains(&status) || status.is_server_error()

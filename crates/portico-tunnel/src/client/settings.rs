@@ -18,7 +18,8 @@ pub struct ClientSettings {
     pub gateways: Vec<GatewayAddress>,
     /// Connects to them.
     pub dialer: Arc<Dialer>,
-    /// Our certificate and the CAs we trust. Needed for gateways with [`Security::Tls`](super::Security::Tls).
+    /// Our certificate and the CAs we trust. Needed for gateways with
+    /// [`Security::Tls`](super::Security::Tls).
     pub tls: Option<Arc<ClientTls>>,
     /// The name that gateways must have in their certificate, if not the host of their address.
     pub server_name: Option<Box<str>>,
@@ -63,16 +64,18 @@ impl ClientSettings {
             authority,
             // One may fail, drain or freeze while the other serves.
             tunnels: 2,
-            // With `max_streams` each there is room for the 10,000 connections of an agent, which is its default.
+            // With `max_streams` each there is room for the 10,000 connections of an agent, which is its
+            // default.
             max_tunnels: 16,
-            // A silent gateway gets a PING after one to two intervals, so it is unresponsive within three seconds. At
-            // rest that is a PING every two seconds.
+            // A silent gateway gets a PING after one to two intervals, so it is unresponsive within three
+            // seconds. At rest that is a PING every two seconds.
             ping_interval: Duration::from_secs(1),
             ping_timeout: Duration::from_millis(900),
-            // A network that is gone for half a minute costs no stream: TCP delivers what was in flight once it is back.
+            // A network that is gone for half a minute costs no stream: TCP delivers what was in flight once
+            // it is back.
             give_up_after: Duration::from_secs(60),
-            // Ten thousand agents that return at once keep one core of a gateway busy for seven seconds. An agent that
-            // gives up earlier makes it do the work again.
+            // Ten thousand agents that return at once keep one core of a gateway busy for seven seconds. An
+            // agent that gives up earlier makes it do the work again.
             handshake_timeout: Duration::from_secs(15),
             // A gateway tries three endpoints for a second each. The rest is for tunnels that are not up yet.
             open_timeout: Duration::from_secs(20),

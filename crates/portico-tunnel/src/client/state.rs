@@ -1,12 +1,14 @@
-//! Which tunnels are wanted, and the next step from those that are there. Pure: no I/O, and the caller has the clock.
+//! Which tunnels are wanted, and the next step from those that are there. Pure: no I/O, and the caller has
+//! the clock.
 //!
-//! As many live tunnels as configured are wanted, with room for streams, spread over the gateway addresses that DNS
-//! gives, each opened with the current certificate. [`State::steps`] returns what to do next. Two things are done:
+//! As many live tunnels as configured are wanted, with room for streams, spread over the gateway addresses
+//! that DNS gives, each opened with the current certificate. [`State::steps`] returns what to do next. Two
+//! things are done:
 //!
-//! * A *missing* tunnel is connected, with back-off. A tunnel that drains, is unresponsive or is full counts as missing,
-//!   but beyond the configured number there are at most `max_tunnels`.
-//! * A tunnel that could be *better* is replaced, one at a time and without haste: its successor comes up first. A
-//!   tunnel too many is retired when the others have room for its streams.
+//! * A *missing* tunnel is connected, with back-off. A tunnel that drains, is unresponsive or is full counts
+//!   as missing, but beyond the configured number there are at most `max_tunnels`.
+//! * A tunnel that could be *better* is replaced, one at a time and without haste: its successor comes up
+//!   first. A tunnel too many is retired when the others have room for its streams.
 
 use std::cmp::Reverse;
 use std::net::SocketAddr;
@@ -22,8 +24,8 @@ use super::resolve::Names;
 use super::status::AttemptStatus;
 use super::tunnel::{TunnelId, TunnelState};
 
-/// A tunnel that is lost is replaced within this time, at random: nodes that lose theirs together do not return
-/// together.
+/// A tunnel that is lost is replaced within this time, at random: nodes that lose theirs together do not
+/// return together.
 const REPLACE_WITHIN: Duration = Duration::from_secs(2);
 
 /// The same while a stream waits.
@@ -112,7 +114,8 @@ enum Reason {
 const REASONS: [Reason; 4] = [Reason::Renew, Reason::Follow, Reason::Spread, Reason::Shrink];
 
 impl Reason {
-    /// Whether a failure to replace a tunnel for it is news. An address without a tunnel is usually one that is down.
+    /// Whether a failure to replace a tunnel for it is news. An address without a tunnel is usually one that
+    /// is down.
     fn is_required(self) -> bool {
         matches!(self, Self::Renew | Self::Follow)
     }
@@ -235,8 +238,8 @@ impl State {
 
     // === Steps ===
 
-    /// Returns what to do now. To be called after every event, and at [`State::wake_at`]. `demand`: a stream waits for a
-    /// tunnel; `renewals`: how often the certificate was renewed.
+    /// Returns what to do now. To be called after every event, and at [`State::wake_at`]. `demand`: a stream
+    /// waits for a tunnel; `renewals`: how often the certificate was renewed.
     pub(super) fn steps(
         &mut self,
         tunnels: &[TunnelFacts],
@@ -286,7 +289,8 @@ impl State {
             .collect()
     }
 
-    /// What was wrong may be right with the renewed certificate or CA. Other nodes learn of it too, so not at once.
+    /// What was wrong may be right with the renewed certificate or CA. Other nodes learn of it too, so not at
+    /// once.
     fn retry_after_renewal(&mut self, now: Instant) {
         let random = self.random;
         let waiting = |attempt: &&mut Attempt| matches!(attempt.phase, Phase::Waiting { .. });
@@ -350,8 +354,8 @@ impl State {
         }
     }
 
-    /// Returns the endpoint for an attempt. Endpoints of other attempts count as used, that of the tunnel it replaces
-    /// does not.
+    /// Returns the endpoint for an attempt. Endpoints of other attempts count as used, that of the tunnel it
+    /// replaces does not.
     fn choose(&self, id: usize, tunnels: &[TunnelFacts], now: Instant) -> Option<Endpoint> {
         let replacement = self.replacement.filter(|_| id == self.wanted);
         let old = replacement.map(|(_, old)| old);
@@ -369,7 +373,8 @@ impl State {
 
     // === Rebalancing ===
 
-    /// Starts the next replacement that is due, unless one is under way, and retires a tunnel too many that is due.
+    /// Starts the next replacement that is due, unless one is under way, and retires a tunnel too many that
+    /// is due.
     fn rebalance(&mut self, tunnels: &[TunnelFacts], now: Instant, steps: &mut Vec<Step>) {
         for reason in REASONS {
             if self.replacement.is_some() {
@@ -428,9 +433,9 @@ impl State {
         found.map(|tunnel| tunnel.id)
     }
 
-    /// Returns a surplus tunnel to retire: from the gateway address with the most tunnels, the one with the fewest
-    /// streams. `None` while the remaining tunnels would be more than half full, or too few of them would have room,
-    /// because one would be opened again soon.
+    /// Returns a surplus tunnel to retire: from the gateway address with the most tunnels, the one with the
+    /// fewest streams. `None` while the remaining tunnels would be more than half full, or too few of them
+    /// would have room, because one would be opened again soon.
     fn surplus(&self, tunnels: &[TunnelFacts]) -> Option<TunnelId> {
         let live: Vec<&TunnelFacts> = tunnels.iter().filter(|tunnel| tunnel.is_live()).collect();
         if live.len() <= self.wanted {
@@ -449,12 +454,13 @@ impl State {
 
     // === Time ===
 
-    /// How long after it became possible a tunnel is first replaced for a reason. Nodes learn of it together, and do
-    /// not act together.
+    /// How long after it became possible a tunnel is first replaced for a reason. Nodes learn of it together,
+    /// and do not act together.
     fn rebalance_first(&self, reason: Reason) -> Duration {
         match reason {
             Reason::Renew | Reason::Follow => REPLACE_WITHIN.mul_f64((self.random)()),
-            // A gateway that just came up has missing tunnels to serve first, and a surplus may be needed in a moment.
+            // A gateway that just came up has missing tunnels to serve first, and a surplus may be needed in
+            // a moment.
             Reason::Spread | Reason::Shrink => self.rebalance_again(),
         }
     }

@@ -40,8 +40,9 @@ impl Stream {
         self.guard.endpoint()
     }
 
-    /// Carries bytes between `socket` and the control plane until both have ended or one of them fails, with half-close
-    /// and reset in both directions. `meter` counts the bytes and is told how it ended; the socket is downstream.
+    /// Carries bytes between `socket` and the control plane until both have ended or one of them fails, with
+    /// half-close and reset in both directions. `meter` counts the bytes and is told how it ended; the socket
+    /// is downstream.
     pub fn carry<M: Meter>(self, socket: TcpStream, meter: M) -> impl Future<Output = ()> + Send {
         let Self { to_gateway, from_gateway, pulse, guard, idle } = self;
         let stream = (to_gateway, from_gateway);

@@ -1,7 +1,8 @@
-//! The one task that keeps the tunnels as they are wanted: takes an event, has [`State`] compute the next steps, and
-//! starts them. It logs and counts what becomes of tunnels.
+//! The one task that keeps the tunnels as they are wanted: takes an event, has [`State`] compute the next
+//! steps, and starts them. It logs and counts what becomes of tunnels.
 //!
-//! Each connection has a task of its own, which runs its driver, and one that authenticates. Both end with it.
+//! Each connection has a task of its own, which runs its driver, and one that authenticates. Both end with
+//! it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -78,8 +79,8 @@ impl Supervisor {
         }
     }
 
-    /// Compares what is wanted with what is there, and starts the next steps. Returns when to do so again if nothing
-    /// happens before; `None` if there is nothing left to do for ever.
+    /// Compares what is wanted with what is there, and starts the next steps. Returns when to do so again if
+    /// nothing happens before; `None` if there is nothing left to do for ever.
     fn reconcile(&mut self, now: Instant) -> Option<Option<Instant>> {
         self.look_at_tunnels(now);
         if self.view.is_stopping() {
@@ -167,7 +168,8 @@ impl Supervisor {
                 }
                 TunnelState::Unresponsive => {
                     self.view.counters.tunnels_unresponsive.fetch_add(1, Relaxed);
-                    tracing::warn!(%gateway, %address, streams, "the gateway is silent; new streams go elsewhere");
+                    let message = "the gateway is silent; new streams go elsewhere";
+                    tracing::warn!(%gateway, %address, streams, "{message}");
                     self.state.unresponsive(tunnel.endpoint, now);
                 }
                 TunnelState::Draining => {

@@ -33,7 +33,8 @@ pub enum TunnelState {
     Live,
     /// The gateway did not answer a PING in time: new streams go elsewhere, those that are here wait for it.
     Unresponsive,
-    /// The gateway sent GOAWAY, or the tunnel was replaced: new streams go elsewhere, those that are here finish.
+    /// The gateway sent GOAWAY, or the tunnel was replaced: new streams go elsewhere, those that are here
+    /// finish.
     Draining,
     /// The connection has ended.
     Closed,
@@ -104,7 +105,8 @@ pub(super) struct Tunnel {
     state: watch::Sender<TunnelState>,
     /// Whether no answer is to be expected. A draining tunnel may be unresponsive, too.
     silent: watch::Sender<bool>,
-    /// `None` once no more requests are sent: h2 closes the connection when this and the last stream are dropped.
+    /// `None` once no more requests are sent: h2 closes the connection when this and the last stream are
+    /// dropped.
     sender: Mutex<Option<SendRequest<Payload>>>,
     streams: AtomicU32,
     max_streams: AtomicU32,
@@ -118,7 +120,8 @@ pub(super) struct Tunnel {
     signals: Arc<Signals>,
 }
 
-/// One of the streams that the gateway allows is kept free for `OPTIONS *`: a full tunnel must show a new token, too.
+/// One of the streams that the gateway allows is kept free for `OPTIONS *`: a full tunnel must show a new
+/// token, too.
 fn max_streams(settings: &ClientSettings, sender: &SendRequest<Payload>) -> u32 {
     let allowed = u32::try_from(sender.current_max_send_streams()).unwrap_or(u32::MAX);
     allowed.saturating_sub(1).clamp(1, settings.max_streams.max(1))
@@ -196,7 +199,8 @@ impl Tunnel {
         self.refusal.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Drains the tunnel: no new streams, and the connection closes after the last one. New tokens are shown until then.
+    /// Drains the tunnel: no new streams, and the connection closes after the last one. New tokens are shown
+    /// until then.
     pub(super) fn retire(&self) {
         self.drains();
         self.close_if_done();

@@ -378,8 +378,9 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
-    /// Whatever happens, the state comes to rest at each moment, starts no attempt twice and retires no tunnel that is
-    /// needed (asserted by [`World`]). Once the trouble is over, the tunnels are as wanted, and stay so.
+    /// Whatever happens, the state comes to rest at each moment, starts no attempt twice and retires no
+    /// tunnel that is needed (asserted by [`World`]). Once the trouble is over, the tunnels are as wanted,
+    /// and stay so.
     #[test]
     fn when_the_trouble_is_over_the_tunnels_are_as_wanted(
         wanted in 1..4_usize,
