@@ -1,9 +1,10 @@
 //! TLS as a client: towards a gateway with the tunnel inside, and towards an `https://` proxy.
 //!
-//! Files are read again when they change; a connection takes the configuration that is current when it begins. When a certificate is not
-//! accepted, the error tells whose it is: a corporate proxy that intercepts TLS is recognised by the issuer of what comes instead of the
-//! gateway's certificate ([`HandshakeError`], in `client_tls/error`). Sessions are never resumed: connections are rare, and a memory of
-//! sessions would be kept for each.
+//! Files are read again when they change; a connection takes the configuration that is current when it
+//! begins. When a certificate is not accepted, the error tells whose it is: a corporate proxy that intercepts
+//! TLS is recognised by the issuer of what comes instead of the gateway's certificate ([`HandshakeError`], in
+//! `client_tls/error`). Sessions are never resumed: connections are rare, and a memory of sessions would be
+//! kept for each.
 
 use std::fs;
 use std::io;
@@ -30,7 +31,8 @@ mod error;
 
 pub use error::{HandshakeError, HandshakeProblem};
 
-/// What we speak with a gateway: the first tells a gateway that serves everything on one port that a tunnel is meant.
+/// What we speak with a gateway: the first tells a gateway that serves everything on one port that a tunnel
+/// is meant.
 const TUNNEL: [&[u8]; 2] = [b"portico-tunnel", b"h2"];
 
 /// What we speak with a proxy.
@@ -108,7 +110,8 @@ pub enum ClientTlsError {
         source: pem::Error,
     },
     /// Certificate and key do not belong together, or are of a kind that cannot be used.
-    #[error("certificate {} with key {}: {source}; give a chain, leaf first, and the leaf's key", certificate.display(), key.display())]
+    #[error("certificate {} with key {}: {source}; give a chain, leaf first, and the leaf's \
+        key", certificate.display(), key.display())]
     Pair {
         /// The certificate file.
         certificate: PathBuf,
@@ -118,7 +121,8 @@ pub enum ClientTlsError {
         source: rustls::Error,
     },
     /// The CA file holds a certificate that cannot be a trust anchor.
-    #[error("CA {}: {source}; give the certificates of the CA that signs the server's certificate", path.display())]
+    #[error("CA {}: {source}; give the certificates of the CA that signs the server's \
+        certificate", path.display())]
     Ca {
         /// The CA file.
         path: PathBuf,
@@ -127,7 +131,8 @@ pub enum ClientTlsError {
     },
     /// No CA file was given, and the system has none.
     #[error(
-        "this system has no CA certificates ({detail}); install the package ca-certificates, or give a CA file"
+        "this system has no CA certificates ({detail}); install the package ca-certificates, or give a CA \
+         file"
     )]
     NoSystemRoots {
         /// What was found instead.
@@ -170,9 +175,9 @@ impl ClientTls {
         Ok(Self { files, peer, current, contents: Mutex::new(contents) })
     }
 
-    /// Reads the files again; true if they changed and the new ones are in force for connections to come. On an error (also the
-    /// short moment when the certificate is new and its key is not yet) the old configuration stays; call again later. The system's
-    /// roots are read once.
+    /// Reads the files again; true if they changed and the new ones are in force for connections to come. On
+    /// an error (also the short moment when the certificate is new and its key is not yet) the old
+    /// configuration stays; call again later. The system's roots are read once.
     ///
     /// Blocks for the time of reading three small files.
     pub fn reload(&self) -> Result<bool, ClientTlsError> {
@@ -186,9 +191,9 @@ impl ClientTls {
         Ok(true)
     }
 
-    /// Speaks TLS over a connection to a gateway, which must have a certificate for this name or IP address. What was agreed to speak
-    /// inside is in `get_ref().1.alpn_protocol()`: `portico-tunnel`, `h2` or nothing, from servers that know no ALPN. How long that may
-    /// take is up to the caller.
+    /// Speaks TLS over a connection to a gateway, which must have a certificate for this name or IP address.
+    /// What was agreed to speak inside is in `get_ref().1.alpn_protocol()`: `portico-tunnel`, `h2` or
+    /// nothing, from servers that know no ALPN. How long that may take is up to the caller.
     pub async fn connect(
         &self,
         server_name: &str,
@@ -238,7 +243,8 @@ impl ClientTls {
     }
 }
 
-/// Verifies as rustls does, and remembers that there was a certificate, and one that did not pass: rustls keeps only those that did.
+/// Verifies as rustls does, and remembers that there was a certificate, and one that did not pass: rustls
+/// keeps only those that did.
 #[derive(Debug)]
 struct Witness {
     verifier: Arc<WebPkiServerVerifier>,
@@ -345,7 +351,8 @@ fn roots_of(path: &Path, pem: &[u8]) -> Result<RootCertStore, ClientTlsError> {
     Ok(roots)
 }
 
-/// What the system trusts. Single certificates in it that cannot be used are left out, as by every other program.
+/// What the system trusts. Single certificates in it that cannot be used are left out, as by every other
+/// program.
 fn system_roots() -> Result<RootCertStore, ClientTlsError> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();

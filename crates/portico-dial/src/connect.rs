@@ -1,6 +1,8 @@
-//! CONNECT as a client (RFC 9110 section 9.3.6, RFC 9112): one request, and after a 2xx the connection leads to the target.
+//! CONNECT as a client (RFC 9110 section 9.3.6, RFC 9112): one request, and after a 2xx the connection leads
+//! to the target.
 //!
-//! Whatever answers is outside input: the head is read within a bound, and nothing of it reaches a log without [`printable`].
+//! Whatever answers is outside input: the head is read within a bound, and nothing of it reaches a log
+//! without [`printable`].
 
 use std::io;
 use std::sync::Arc;
@@ -17,13 +19,15 @@ use crate::setting::Proxy;
 use crate::socket::{Route, Socket, Transport};
 use crate::target::Target;
 
-/// Largest head of an answer. What proxies answer to CONNECT has some hundred bytes; cookies and policies can make it a few thousand.
+/// Largest head of an answer. What proxies answer to CONNECT has some hundred bytes; cookies and policies can
+/// make it a few thousand.
 const LARGEST_HEAD: usize = 16 * 1024;
 
 /// Most header fields of an answer.
 const MOST_FIELDS: usize = 64;
 
-/// How much of a refusal's body is read to find what it says. The title of an HTML page stands within its first kilobyte.
+/// How much of a refusal's body is read to find what it says. The title of an HTML page stands within its
+/// first kilobyte.
 const LARGEST_BODY: usize = 4 * 1024;
 
 /// How long the body of a refusal may take: it is an addition to the status, not worth more.
@@ -99,7 +103,8 @@ pub(crate) async fn ask(
 }
 
 impl Answer {
-    /// The connection, if it leads to the target now; else what the proxy has against it, for which a little of the body is read.
+    /// The connection, if it leads to the target now; else what the proxy has against it, for which a little
+    /// of the body is read.
     pub(crate) async fn into_socket(mut self, route: Route, proxy: &Arc<Proxy>) -> Result<Socket, DialError> {
         let (proxy, target) = (Arc::clone(proxy), route.target().clone());
         match self.head.status {
@@ -188,7 +193,8 @@ fn parse(bytes: &[u8]) -> Parsed {
     Parsed::Complete(head, len)
 }
 
-/// The schemes that a `Proxy-Authenticate` field offers: each begins a challenge, and its parameters follow, all with commas between.
+/// The schemes that a `Proxy-Authenticate` field offers: each begins a challenge, and its parameters follow,
+/// all with commas between.
 fn schemes(value: &str) -> Vec<Box<str>> {
     let mut quoted = false;
     value
@@ -248,7 +254,8 @@ mod tests {
         assert_eq!(
             request(&target, None),
             format!(
-                "CONNECT [2001:db8::1]:443 HTTP/1.1\r\nHost: [2001:db8::1]:443\r\nUser-Agent: portico/{version}\r\n\r\n"
+                "CONNECT [2001:db8::1]:443 HTTP/1.1\r\nHost: [2001:db8::1]:443\r\nUser-Agent: \
+                 portico/{version}\r\n\r\n"
             )
         );
         let secret = Secret::new(b"user", b"password");

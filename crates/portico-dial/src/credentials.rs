@@ -1,5 +1,5 @@
-//! User and password for the proxy, sent as Basic authentication (RFC 7617): from a file, the proxy's URL or the environment, in this
-//! order. Nothing here prints them.
+//! User and password for the proxy, sent as Basic authentication (RFC 7617): from a file, the proxy's URL or
+//! the environment, in this order. Nothing here prints them.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -73,7 +73,8 @@ pub(crate) enum Credentials {
 }
 
 impl Credentials {
-    /// The most particular source there is. A file must be right at the start, later it may be wrong for a while.
+    /// The most particular source there is. A file must be right at the start, later it may be wrong for a
+    /// while.
     pub(crate) fn choose(
         file: Option<PathBuf>,
         proxy: &Proxy,

@@ -1,12 +1,14 @@
-//! The way to a gateway: from a name and a port to a connected socket, through a corporate proxy if there is one.
+//! The way to a gateway: from a name and a port to a connected socket, through a corporate proxy if there is
+//! one.
 //!
-//! A [`Target`] is what the operator wrote. [`Dialer::resolve`] makes addresses of it, and says until when they hold; if a proxy is used
-//! (`setting`, `environment`, `no_proxy` decide) they are the proxy's, for then the proxy resolves the target. [`Dialer::connect`] connects to one
-//! of them (`tcp`) and asks the proxy for the rest of the way (`connect`, with the user and password of `credentials`). What comes out
-//! is a [`Socket`] that leads to the target and knows which way it came.
+//! A [`Target`] is what the operator wrote. [`Dialer::resolve`] makes addresses of it, and says until when
+//! they hold; if a proxy is used (`setting`, `environment`, `no_proxy` decide) they are the proxy's, for then
+//! the proxy resolves the target. [`Dialer::connect`] connects to one of them (`tcp`) and asks the proxy for
+//! the rest of the way (`connect`, with the user and password of `credentials`). What comes out is a
+//! [`Socket`] that leads to the target and knows which way it came.
 //!
-//! What deliberately lives elsewhere: TLS to the target (`client_tls`), which address to try when, and how often (`client`). Nothing here
-//! repeats anything, and everything has a bound in time.
+//! What deliberately lives elsewhere: TLS to the target (`client_tls`), which address to try when, and how
+//! often (`client`). Nothing here repeats anything, and everything has a bound in time.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -20,9 +22,9 @@ use tokio::time::timeout;
 use crate::client_tls::ClientTls;
 use crate::connect::{self, Answer};
 use crate::credentials::Credentials;
-use crate::environment;
-use crate::error::DialError;
-use crate::no_proxy::NoProxy;
+use crate::environment::{self, Exceptions};
+use crate::error::{ConnectAnyError, DialError};
+use crate::happy_eyeballs::connect_first;
 use crate::resolve::{self, ResolveError, Resolved};
 use crate::setting::{Proxy, ProxyError, ProxySetting};
 use crate::socket::{Route, Socket, Transport};
@@ -32,9 +34,11 @@ use crate::tcp;
 /// What one attempt may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DialTimeouts {
-    /// Until TCP is connected. Other addresses wait meanwhile, and who is reachable at all answers within a round trip.
+    /// Until TCP is connected. Other addresses wait meanwhile, and who is reachable at all answers within a
+    /// round trip.
     pub tcp: Duration,
-    /// Until the proxy has let us through: TLS to it, and CONNECT, for which it must resolve a name and connect itself.
+    /// Until the proxy has let us through: TLS to it, and CONNECT, for which it must resolve a name and
+    /// connect itself.
     pub proxy: Duration,
 }
 
@@ -66,15 +70,15 @@ pub struct Dialer {
 #[derive(Debug)]
 struct Way {
     proxy: Arc<Proxy>,
-    no_proxy: NoProxy,
+    exceptions: Exceptions,
     credentials: Option<Credentials>,
     /// For an `https://` proxy.
     tls: Option<ClientTls>,
 }
 
 impl Dialer {
-    /// Takes the setting, and what the environment says to it: `PORTICO_PROXY_AUTH`, `NO_PROXY`, and with [`ProxySetting::Env`] the
-    /// proxy itself. What it says later does not count.
+    /// Takes the setting, and what the environment says to it: `PORTICO_PROXY_AUTH`, `NO_PROXY`, and with
+    /// [`ProxySetting::Env`] the proxy itself. What it says later does not count.
     pub fn new(proxy: ProxySetting, files: ProxyFiles) -> Result<Self, ProxyError> {
         Self::with_environment(proxy, files, |name| std::env::var(name).ok())
     }
@@ -117,8 +121,9 @@ impl Dialer {
         resolve::resolve(self.via(target).map_or(target, Proxy::address), &self.name_servers).await
     }
 
-    /// Connects to one of the addresses that [`Dialer::resolve`] gave for this target, and through the proxy, if it is the proxy's, to
-    /// the target. Blocks for the time of reading the proxy's small files, if there are any.
+    /// Connects to one of the addresses that [`Dialer::resolve`] gave for this target, and through the proxy,
+    /// if it is the proxy's, to the target. Blocks for the time of reading the proxy's small files, if there
+    /// are any.
     pub async fn connect(&self, target: &Target, address: SocketAddr) -> Result<Socket, DialError> {
         let way = self.way_to(target);
         let proxy = way.map(|way| Arc::clone(&way.proxy));
@@ -138,8 +143,16 @@ impl Dialer {
         answer.into_socket(route, &way.proxy).await
     }
 
+    /// Resolves the target and connects to any of its addresses by happy eyeballs (RFC 8305). To be used
+    /// where it does not matter which address it is.
+    pub async fn connect_any(&self, target: &Target) -> Result<Socket, ConnectAnyError> {
+        let addresses = self.resolve(target).await?.addresses;
+        let connected = connect_first(&addresses, |address| self.connect(target, address)).await;
+        Ok(connected.ok_or_else(|| ConnectAnyError::NoAddress(target.clone()))??)
+    }
+
     fn way_to(&self, target: &Target) -> Option<&Way> {
-        self.way.as_ref().filter(|way| !way.no_proxy.matches(&target.host))
+        self.way.as_ref().filter(|way| !way.exceptions.contains(target))
     }
 }
 
@@ -151,8 +164,8 @@ impl Way {
     ) -> Result<Self, ProxyError> {
         let credentials = Credentials::choose(files.credentials, &proxy, environment)?;
         let tls = proxy.is_tls().then(|| ClientTls::for_proxy(files.ca)).transpose()?;
-        let no_proxy = environment::no_proxy(environment);
-        Ok(Self { proxy: Arc::new(proxy), no_proxy, credentials, tls })
+        let exceptions = Exceptions::of(environment);
+        Ok(Self { proxy: Arc::new(proxy), exceptions, credentials, tls })
     }
 
     /// Asks the proxy for the way to the target.

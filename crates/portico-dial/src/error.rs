@@ -1,4 +1,5 @@
-//! What can stand between us and a target, each said so that whoever reads the log knows whom to ask for what.
+//! What can stand between us and a target, each said so that whoever reads the log knows whom to ask for
+//! what.
 
 use std::fmt;
 use std::io;
@@ -10,6 +11,7 @@ use thiserror::Error;
 
 use crate::client_tls::HandshakeError;
 use crate::credentials::{CredentialsError, CredentialsSource};
+use crate::resolve::ResolveError;
 use crate::setting::Proxy;
 use crate::target::Target;
 
@@ -46,7 +48,8 @@ pub enum DialError {
     },
     /// The proxy did not answer in time.
     #[error(
-        "proxy {proxy} did not let us through to {target} within {} ms; it may be overloaded, or unable to reach {target} itself",
+        "proxy {proxy} did not let us through to {target} within {} ms; it may be overloaded, or unable to \
+         reach {target} itself",
         limit.as_millis()
     )]
     ProxyTooSlow {
@@ -89,7 +92,8 @@ pub enum DialError {
         limit: HeadLimit,
     },
     /// 407: the proxy wants to know who we are, and does not know yet or does not like it.
-    #[error("proxy {proxy} asks for credentials for CONNECT {target} (it offers {offered}); {}", sent.advice(offered))]
+    #[error("proxy {proxy} asks for credentials for CONNECT {target} (it offers {offered}); \
+        {}", sent.advice(offered))]
     AsksForCredentials {
         /// The proxy.
         proxy: Arc<Proxy>,
@@ -112,7 +116,8 @@ pub enum DialError {
     },
     /// 5xx: the proxy would lead us to the target, and cannot.
     #[error(
-        "proxy {proxy} cannot reach {target}: {answer}; it resolves the name and connects by itself: see whether it can"
+        "proxy {proxy} cannot reach {target}: {answer}; it resolves the name and connects by itself: see \
+         whether it can"
     )]
     CannotReach {
         /// The proxy.
@@ -122,6 +127,20 @@ pub enum DialError {
         /// What it said.
         answer: Refused,
     },
+}
+
+/// Why none of the addresses of a target made a connection.
+#[derive(Debug, Error)]
+pub enum ConnectAnyError {
+    /// Its name cannot be resolved.
+    #[error(transparent)]
+    Resolve(#[from] ResolveError),
+    /// The attempt that ended last failed like this.
+    #[error(transparent)]
+    Dial(#[from] DialError),
+    /// Its name leads to no address.
+    #[error("{0} has no address")]
+    NoAddress(Target),
 }
 
 /// What bounds the head of an answer.
@@ -168,10 +187,14 @@ impl Sent {
     fn advice(&self, offered: &Schemes) -> String {
         match self {
             _ if !offered.have_basic() => {
-                "only Basic can be spoken here: have Basic offered, or this machine let through without".into()
+                "only Basic can be spoken here: have Basic offered, or this machine let through \
+                 without"
+                    .into()
             }
             Self::Nothing => {
-                "none were sent: give USER:PASSWORD in a file (--proxy-credentials), in PORTICO_PROXY_AUTH or in the proxy's URL".into()
+                "none were sent: give USER:PASSWORD in a file (--proxy-credentials), in PORTICO_PROXY_AUTH \
+                 or in the proxy's URL"
+                    .into()
             }
             Self::From(source) => format!("those from {source} were sent and not taken"),
         }

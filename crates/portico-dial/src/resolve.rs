@@ -1,8 +1,9 @@
-//! Addresses of a name, and until when they hold: from the machine's `hosts` file, else from DNS, with the time to live that it says.
+//! Addresses of a name, and until when they hold: from the machine's `hosts` file, else from DNS, with the
+//! time to live that it says.
 //!
-//! `getaddrinfo` would keep the time to live to itself. Both files (`/etc/hosts`, `/etc/resolv.conf`) are read anew each time, for a machine
-//! that moves to another network or a VPN changes them under us; and nothing is kept from one question to the next, for who asks again
-//! wants to know it anew.
+//! `getaddrinfo` would keep the time to live to itself. Both files (`/etc/hosts`, `/etc/resolv.conf`) are
+//! read anew each time, for a machine that moves to another network or a VPN changes them under us; and
+//! nothing is kept from one question to the next, for who asks again wants to know it anew.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -62,7 +63,8 @@ pub enum ResolveError {
         source: Box<NetError>,
     },
     /// No name server answered in time.
-    #[error("resolving {name}: no answer within {} s; see whether the servers in /etc/resolv.conf answer", LIMIT.as_secs())]
+    #[error("resolving {name}: no answer within {} s; see whether the servers in /etc/resolv.conf \
+        answer", LIMIT.as_secs())]
     TooSlow {
         /// The name.
         name: Box<str>,

@@ -1,4 +1,5 @@
-//! Small files with one secret in them: a bearer token, a user and password. What is in them is never part of an error.
+//! Small files with one secret in them: a bearer token, a user and password. What is in them is never part of
+//! an error.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -6,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// Largest file that is read. Tokens of service accounts have about 1 KiB; all header fields of a request may have 16 KiB.
+/// Largest file that is read. Tokens of service accounts have about 1 KiB; all header fields of a request may
+/// have 16 KiB.
 const LARGEST: u64 = 8 * 1024;
 
 /// Why a file gives no secret.

@@ -1,7 +1,7 @@
 //! The setting `--proxy URL|env|off`, and the proxy a URL names.
 //!
-//! A URL may carry user and password. They are kept apart from the rest from the first moment: [`Proxy`] prints without them, and no
-//! error repeats what stands before the `@`.
+//! A URL may carry user and password. They are kept apart from the rest from the first moment: [`Proxy`]
+//! prints without them, and no error repeats what stands before the `@`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,7 +18,8 @@ use crate::target::{Target, TargetError};
 pub enum ProxySetting {
     /// None, whatever the environment says.
     Off,
-    /// What the environment says, by curl's rules: `https_proxy`, `HTTPS_PROXY`, `all_proxy`, `ALL_PROXY`; the first that is not empty.
+    /// What the environment says, by curl's rules: `https_proxy`, `HTTPS_PROXY`, `all_proxy`, `ALL_PROXY`;
+    /// the first that is not empty.
     Env,
     /// This one, except for what `NO_PROXY` lists.
     Url(Proxy),
@@ -71,7 +72,8 @@ pub enum UrlProblem {
 }
 
 impl Proxy {
-    /// Reads a URL. As curl has it, one without a scheme is `http://`. But there must be a port: curl would take 1080, others 80.
+    /// Reads a URL. As curl has it, one without a scheme is `http://`. But there must be a port: curl would
+    /// take 1080, others 80.
     pub(crate) fn parse(origin: &'static str, url: &str) -> Result<Self, ProxyError> {
         Self::read(url).map_err(|problem| ProxyError::Url { origin, url: redact(url), problem })
     }

@@ -71,7 +71,8 @@ impl Socket {
         &self.route
     }
 
-    /// The TCP connection below: to the target, or to the proxy. To look at and to abort, not to read or write.
+    /// The TCP connection below: to the target, or to the proxy. To look at and to abort, not to read or
+    /// write.
     #[must_use]
     pub fn tcp(&self) -> &Arc<TcpStream> {
         &self.tcp

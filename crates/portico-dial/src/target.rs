@@ -1,6 +1,7 @@
 //! `HOST:PORT`, as an operator writes it: a name or an IP address, IPv6 in brackets (RFC 3986 section 3.2.2).
 //!
-//! What is taken here goes into a CONNECT request and into DNS questions, so nothing else than names and addresses is taken.
+//! What is taken here goes into a CONNECT request and into DNS questions, so nothing else than names and
+//! addresses is taken.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -78,7 +79,8 @@ impl fmt::Display for Target {
     }
 }
 
-/// Letters, digits, hyphens and, since people name hosts so, underscores, in labels. IPv4 addresses are such names too.
+/// Letters, digits, hyphens and, since people name hosts so, underscores, in labels. IPv4 addresses are such
+/// names too.
 fn is_name(host: &str) -> bool {
     let labels = host.strip_suffix('.').unwrap_or(host);
     let letter = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';

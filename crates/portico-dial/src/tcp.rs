@@ -8,13 +8,14 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// How long bytes may stay without an acknowledgement before the kernel gives the connection up. Its own default is a quarter of an
-/// hour. Longer than a tunnel is given to come back (`ClientSettings::give_up_after`): a network that is gone for half a minute costs no
-/// stream, and new streams need not wait for this, for HTTP/2's PING knows within seconds that nobody answers.
+/// How long bytes may stay without an acknowledgement before the kernel gives the connection up. Its own
+/// default is a quarter of an hour. Longer than a tunnel is given to come back
+/// (`ClientSettings::give_up_after`): a network that is gone for half a minute costs no stream, and new
+/// streams need not wait for this, for HTTP/2's PING knows within seconds that nobody answers.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(75);
 
-/// Silence before the kernel asks the peer for a sign of life, and between two such questions. Keeps the entries of firewalls and NAT
-/// on the way, the shortest of which live about a minute.
+/// Silence before the kernel asks the peer for a sign of life, and between two such questions. Keeps the
+/// entries of firewalls and NAT on the way, the shortest of which live about a minute.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
 
 /// Connects, within the limit.

@@ -1,4 +1,5 @@
-//! The bearer token of a client (RFC 6750), read from a file and read again when it changes: service account tokens live an hour.
+//! The bearer token of a client (RFC 6750), read from a file and read again when it changes: service account
+//! tokens live an hour.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,8 @@ pub enum TokenFileError {
     #[error("token: {0}")]
     File(#[from] SecretFileError),
     /// The line is no token.
-    #[error("token: {}: more than letters, digits and -._~+/=; it must hold one bearer token and nothing else", path.display())]
+    #[error("token: {}: more than letters, digits and -._~+/=; it must hold one bearer token and nothing \
+        else", path.display())]
     NoToken {
         /// Which file.
         path: PathBuf,
@@ -36,8 +38,8 @@ impl TokenFile {
         Ok(Self { path, current })
     }
 
-    /// Reads the file again; true if there is another token in it, which is then in force. On an error the old one stays. Blocks for the
-    /// time of reading a small file.
+    /// Reads the file again; true if there is another token in it, which is then in force. On an error the
+    /// old one stays. Blocks for the time of reading a small file.
     pub fn reload(&self) -> Result<bool, TokenFileError> {
         let token = read(&self.path)?;
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,5 @@
-//! The client half against the server half over real sockets, with a wire between them that can freeze and break.
+//! The client half against the server half over real sockets, with a wire between them that can freeze and
+//! break.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
 

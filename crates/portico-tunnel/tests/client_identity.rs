@@ -1,4 +1,5 @@
-//! What is known of our identity, and what becomes of requests that a gateway does not want: on a clock that the tests move.
+//! What is known of our identity, and what becomes of requests that a gateway does not want: on a clock that
+//! the tests move.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
 

@@ -1,4 +1,5 @@
-//! Why a TLS handshake failed, in words that say whom to ask: the gateway's operator, the proxy's, or ourselves.
+//! Why a TLS handshake failed, in words that say whom to ask: the gateway's operator, the proxy's, or
+//! ourselves.
 
 use std::fmt;
 use std::io;
@@ -30,7 +31,8 @@ pub enum HandshakeProblem {
         /// The text.
         name: Box<str>,
     },
-    /// The certificate that came is not signed by whom we trust. Through a proxy that means, nearly always, that it intercepts TLS.
+    /// The certificate that came is not signed by whom we trust. Through a proxy that means, nearly always,
+    /// that it intercepts TLS.
     UnknownIssuer {
         /// Who issued it.
         issuer: Box<str>,
@@ -84,7 +86,8 @@ pub enum HandshakeProblem {
     Io(io::Error),
 }
 
-/// What an error of the handshake means. `leaf` is the certificate that was not accepted, `trust` whom we trust.
+/// What an error of the handshake means. `leaf` is the certificate that was not accepted, `trust` whom we
+/// trust.
 pub(super) fn problem(
     error: io::Error,
     leaf: Option<&CertificateDer<'_>>,
@@ -170,13 +173,16 @@ impl fmt::Display for HandshakeError {
         match (problem, route.proxy()) {
             (HandshakeProblem::UnknownIssuer { issuer, subject, trust }, None) => write!(
                 f,
-                "{trust} does not sign the certificate that came: its issuer is {issuer}, its subject {subject}; \
+                "{trust} does not sign the certificate that came: its issuer is {issuer}, its subject \
+                 {subject}; \
                  give the CA that issued it, if it is the right one"
             ),
             (HandshakeProblem::UnknownIssuer { issuer, subject, trust }, Some(proxy)) => write!(
                 f,
-                "proxy {proxy} seems to intercept TLS: the certificate that came was issued by {issuer} (its subject is {subject}), \
-                 and {trust} does not sign it; have {target} exempted from interception there, for the tunnel's TLS \
+                "proxy {proxy} seems to intercept TLS: the certificate that came was issued by {issuer} (its \
+                 subject is {subject}), \
+                 and {trust} does not sign it; have {target} exempted from interception there, for the \
+                 tunnel's TLS \
                  must reach the gateway. Should that issuer be the gateway's own, give its CA"
             ),
             (problem, _) => problem.fmt(f),

@@ -17,7 +17,8 @@ const STEP: Duration = Duration::from_millis(50);
 /// Looks at sockets and tasks after each step: more than the longest chain of them that has to come to rest.
 const TURNS: usize = 60;
 
-/// A paused clock. A task of it is always busy, or the runtime would move the time itself as soon as all wait for sockets.
+/// A paused clock. A task of it is always busy, or the runtime would move the time itself as soon as all wait
+/// for sockets.
 pub struct Clock(JoinHandle<()>);
 
 impl Clock {

@@ -2,12 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
 
-mod pki;
-
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use pki::{Authority, Echo, Folder};
+use super::pki::{Authority, Echo, Folder};
 use portico_dial::{
     ClientTls, ClientTlsError, ClientTlsFiles, Dialer, HandshakeError, HandshakeProblem, ProxyFiles,
     ProxySetting, Socket, Target,
@@ -66,7 +64,8 @@ async fn a_certificate_of_another_ca_is_named_with_its_issuer() {
     assert_eq!(
         complaint(&trusting(ca.clone()), &gateway).await,
         format!(
-            "TLS to GATEWAY: --tls-ca {} does not sign the certificate that came: its issuer is CN=wrong CA, its subject \
+            "TLS to GATEWAY: --tls-ca {} does not sign the certificate that came: its issuer is CN=wrong CA, \
+             its subject \
              CN=gateway.test; give the CA that issued it, if it is the right one",
             ca.display()
         )
@@ -81,7 +80,8 @@ async fn a_certificate_for_others_says_for_whom_it_is() {
     let gateway = Echo::start(&authority.server(&["other.test", "*.example.com", "192.0.2.1"]), &[]).await;
     assert_eq!(
         complaint(&tls, &gateway).await,
-        "TLS to GATEWAY: the certificate is not for gateway.test, but for other.test, *.example.com, 192.0.2.1"
+        "TLS to GATEWAY: the certificate is not for gateway.test, but for other.test, *.example.com, \
+         192.0.2.1"
     );
     let error = tls.connect("not a name", socket(gateway.address).await).await.unwrap_err();
     assert!(matches!(error.problem, HandshakeProblem::ServerName { .. }), "{error}");
@@ -98,14 +98,16 @@ async fn a_certificate_out_of_its_time_says_which() {
     });
     assert_eq!(
         complaint(&tls, &Echo::start(&expired, &[]).await).await,
-        "TLS to GATEWAY: the certificate of CN=gateway.test expired on Sat, 03 Feb 2001 00:00:00 +0000, by this machine's clock"
+        "TLS to GATEWAY: the certificate of CN=gateway.test expired on Sat, 03 Feb 2001 00:00:00 +0000, by \
+         this machine's clock"
     );
     let early = authority.server_with(&["gateway.test"], |params| {
         params.not_before = date_time_ymd(2990, 1, 1);
     });
     assert_eq!(
         complaint(&tls, &Echo::start(&early, &[]).await).await,
-        "TLS to GATEWAY: the certificate of CN=gateway.test is not valid before Fri, 01 Jan 2990 00:00:00 +0000, by this \
+        "TLS to GATEWAY: the certificate of CN=gateway.test is not valid before Fri, 01 Jan 2990 00:00:00 \
+         +0000, by this \
          machine's clock"
     );
 }

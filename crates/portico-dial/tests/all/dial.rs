@@ -1,14 +1,12 @@
-//! CONNECT against proxies that answer oddly, slowly, or not at all, and names as a name server gives them; real sockets, scripted peers.
+//! CONNECT against proxies that answer oddly, slowly, or not at all, and names as a name server gives them;
+//! real sockets, scripted peers.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
-
-#[path = "client/names.rs"]
-mod names;
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use names::{NameServer, Says};
+use super::names::{NameServer, Says};
 use portico_dial::{DialError, DialTimeouts, Dialer, ProxyFiles, ProxySetting, Socket, Target};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -193,13 +191,15 @@ async fn a_silent_proxy_costs_no_more_than_the_limit() {
 #[tokio::test]
 async fn a_proxy_without_basic_is_said_to_want_what_is_not_spoken_here() {
     let proxy = Proxy::saying(
-        b"HTTP/1.1 407 Proxy Authentication Required\r\nProxy-Authenticate: Negotiate\r\nProxy-Authenticate: NTLM\r\n\r\n",
+        b"HTTP/1.1 407 Proxy Authentication Required\r\nProxy-Authenticate: Negotiate\r\nProxy-Authenticate: \
+          NTLM\r\n\r\n",
     )
     .await;
     assert_eq!(
         proxy.error().await,
         format!(
-            "proxy http://PROXY asks for credentials for CONNECT {GATEWAY} (it offers Negotiate, NTLM); only Basic can be spoken \
+            "proxy http://PROXY asks for credentials for CONNECT {GATEWAY} (it offers Negotiate, NTLM); only \
+             Basic can be spoken \
              here: have Basic offered, or this machine let through without"
         )
     );
@@ -215,9 +215,14 @@ async fn a_refusal_is_told_in_the_proxys_words() {
             "403 Forbidden: Category: uncategorised",
         ),
         (b"HTTP/1.1 405 Method Not Allowed\r\n\r\n", "405 Method Not Allowed"),
-        (b"HTTP/1.1 403\r\nTransfer-Encoding: chunked\r\n\r\n6\r\nno\x1b[1m\r\n0\r\n\r\n", "403: no\u{b7}[1m"),
         (
-            b"HTTP/1.1 302 Found\r\nContent-Type: text/html; charset=utf-8\r\n\r\n<html><title>Log in first</title>",
+            b"HTTP/1.1 403\r\nTransfer-Encoding: chunked\r\n\r\n6\r\nno\x1b[1m\r\n0\r\n\r\n",
+            "403: \
+            no\u{b7}[1m",
+        ),
+        (
+            b"HTTP/1.1 302 Found\r\nContent-Type: text/html; charset=utf-8\r\n\r\n<html><title>Log in \
+              first</title>",
             "302 Found: Log in first",
         ),
     ] {
@@ -251,7 +256,8 @@ async fn a_proxy_that_is_not_there_is_named_with_where_it_would_lead() {
     assert_eq!(
         dialer.connect(&target, address).await.unwrap_err().to_string(),
         format!(
-            "connecting to {address} (proxy http://{address}, on the way to {GATEWAY}): Connection refused (os error 111)"
+            "connecting to {address} (proxy http://{address}, on the way to {GATEWAY}): Connection refused \
+             (os error 111)"
         )
     );
     assert!(!format!("{dialer:?}").contains("password"), "{dialer:?}");
@@ -306,4 +312,22 @@ async fn all_addresses_of_both_kinds_hold_as_long_as_dns_says() {
     let target: Target = "unknown.example.com:443".parse().unwrap();
     let error = dialer.resolve(&target).await.unwrap_err();
     assert!(error.to_string().starts_with("resolving unknown.example.com: "), "{error}");
+}
+
+#[tokio::test]
+async fn any_address_of_a_name_that_accepts_will_do() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    // Nothing listens on the other two.
+    let all = ["127.0.0.2", "::1", "127.0.0.1"].map(|text| text.parse().unwrap());
+    let server = NameServer::start(Says::Addresses(all.to_vec())).await;
+    let dialer = Dialer::with_environment(ProxySetting::Off, ProxyFiles::default(), |_| None).unwrap();
+    let dialer = dialer.with_name_servers(&[server.address]);
+    let target: Target = format!("api.example.com:{}", address.port()).parse().unwrap();
+    let socket = dialer.connect_any(&target).await.unwrap();
+    assert_eq!(socket.tcp().peer_addr().unwrap(), address);
+
+    drop(listener);
+    let error = dialer.connect_any(&target).await.unwrap_err().to_string();
+    assert!(error.contains("connecting to ") && error.contains("(api.example.com:"), "{error}");
 }

@@ -1,8 +1,7 @@
-//! The way through a real corporate proxy: squid, as an unprivileged process on loopback, with a configuration as companies have it.
+//! The way through a real corporate proxy: squid, as an unprivileged process on loopback, with a
+//! configuration as companies have it.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
-
-mod pki;
 
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -13,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::time::Duration;
 
-use pki::{Authority, Echo, Folder};
+use super::pki::{Authority, Echo, Folder};
 use portico_dial::{
     ClientTls, ClientTlsFiles, DialError, Dialer, HandshakeError, ProxyFiles, ProxySetting, Socket, Target,
 };
@@ -168,7 +167,8 @@ impl Corporation {
 
 impl Drop for Corporation {
     fn drop(&mut self) {
-        // Asked, not killed, squid removes its shared memory. It waits for nobody, and its helpers end when it does.
+        // Asked, not killed, squid removes its shared memory. It waits for nobody, and its helpers end when
+        // it does.
         if let Some(pid) = Pid::from_raw(self.squid.id().cast_signed()) {
             let _ = kill_process(pid, Signal::TERM);
         }
@@ -269,7 +269,8 @@ async fn a_proxy_whose_certificate_is_of_another_ca_is_not_used() {
     assert_eq!(
         error.to_string(),
         format!(
-            "proxy {url}: TLS to {ip}:{port}: --proxy-ca {} does not sign the certificate that came: its issuer is CN=proxy CA, \
+            "proxy {url}: TLS to {ip}:{port}: --proxy-ca {} does not sign the certificate that came: its \
+             issuer is CN=proxy CA, \
              its subject CN={ip}; give the CA that issued it, if it is the right one",
             ca.display()
         )
@@ -286,7 +287,8 @@ async fn credentials_that_are_missing_wrong_or_new_are_told_apart() {
     assert_eq!(
         error.to_string(),
         asks.clone()
-            + "none were sent: give USER:PASSWORD in a file (--proxy-credentials), in PORTICO_PROXY_AUTH or in the proxy's URL"
+            + "none were sent: give USER:PASSWORD in a file (--proxy-credentials), in PORTICO_PROXY_AUTH or \
+               in the proxy's URL"
     );
 
     let in_url = format!("http://agent:wrong@{}:{}", corporation.ip, AUTH);
@@ -316,7 +318,8 @@ async fn what_is_not_on_the_allow_list_is_said_to_be_forbidden() {
     assert_eq!(
         error.to_string(),
         format!(
-            "proxy {url} forbids CONNECT {target}: 403 Forbidden: ERR_ACCESS_DENIED 0: ERROR: The requested URL could not be \
+            "proxy {url} forbids CONNECT {target}: 403 Forbidden: ERR_ACCESS_DENIED 0: ERROR: The requested \
+             URL could not be \
              retrieved; have {target} allowed for CONNECT there"
         )
     );
@@ -347,9 +350,12 @@ async fn interception_is_recognised_and_names_who_signs() {
     assert_eq!(
         error.to_string(),
         format!(
-            "TLS to {target} through {url}: proxy {url} seems to intercept TLS: the certificate that came was issued by \
-             CN=Corporate Inspection CA (its subject is CN={GATEWAY}), and --tls-ca {} does not sign it; have {target} exempted \
-             from interception there, for the tunnel's TLS must reach the gateway. Should that issuer be the gateway's own, give \
+            "TLS to {target} through {url}: proxy {url} seems to intercept TLS: the certificate that came \
+             was issued by \
+             CN=Corporate Inspection CA (its subject is CN={GATEWAY}), and --tls-ca {} does not sign it; \
+             have {target} exempted \
+             from interception there, for the tunnel's TLS must reach the gateway. Should that issuer be the \
+             gateway's own, give \
              its CA",
             corporation.gateway_ca.display()
         )
