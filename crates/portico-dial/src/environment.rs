@@ -9,7 +9,8 @@
 use http::Uri;
 use hyper_util::client::proxy::matcher::Matcher;
 
-use crate::setting::{Proxy, ProxyError};
+use crate::proxy::Proxy;
+use crate::setting::{self, ProxyError};
 use crate::target::Target;
 
 const PROXY: [&str; 4] = ["https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"];
@@ -21,7 +22,7 @@ const NO_PROXY: [&str; 2] = ["no_proxy", "NO_PROXY"];
 /// [`Matcher::from_env`] is not used for it: it ignores a URL that it cannot use, so that connections go
 /// round the proxy. Here that is an error.
 pub(crate) fn proxy(environment: &impl Fn(&str) -> Option<String>) -> Result<Option<Proxy>, ProxyError> {
-    first(environment, &PROXY).map(|(name, url)| Proxy::parse(name, &url)).transpose()
+    first(environment, &PROXY).map(|(name, url)| setting::parse(name, &url)).transpose()
 }
 
 /// Which targets are reached through the proxy.
