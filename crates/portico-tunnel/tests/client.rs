@@ -201,7 +201,7 @@ async fn a_request_that_a_frozen_gateway_holds_is_asked_again_elsewhere() {
     let client = Client::start(settings(&[frozen.address, other.address]));
     wait_for(&client, TunnelState::Live, 2).await;
     frozen.wire.send_replace(Wire::Frozen);
-    // At least one of the two is given to the gateway that nobody knows to be frozen.
+    // At least one of the two is given to the gateway that is not known to be frozen yet.
     let (first, second) = tokio::join!(client.open(UPSTREAM), client.open(UPSTREAM));
     let (_first, _second) = (first.unwrap(), second.unwrap());
     assert!(client.totals().streams_retried >= 1);
@@ -264,7 +264,7 @@ async fn a_stream_finds_a_gateway_that_comes_back() {
 }
 
 #[tokio::test]
-async fn who_waits_for_a_gateway_that_does_not_come_is_told_why() {
+async fn a_stream_that_waits_for_a_gateway_in_vain_says_why() {
     let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let client =
         Client::start(ClientSettings { open_timeout: Duration::from_millis(300), ..settings(&[nobody]) });

@@ -130,7 +130,7 @@ async fn tokens_that_change_while_we_are_refused_make_no_crowd() {
 }
 
 #[tokio::test]
-async fn who_is_turned_away_by_all_there_are_is_told_so_at_once() {
+async fn a_stream_that_every_gateway_resets_fails_at_once() {
     let clock = Clock::new();
     let gateway = Scripted::start(Answer::Reset(Reason::REFUSED_STREAM), StatusCode::NO_CONTENT).await;
     let client = client_of(&gateway);
@@ -148,7 +148,7 @@ fn tunnels(client: &Client, state: TunnelState) -> usize {
 }
 
 #[tokio::test]
-async fn a_gateway_that_cannot_tell_who_we_are_leaves_the_stream_to_another() {
+async fn a_gateway_that_cannot_review_our_token_leaves_the_stream_to_another() {
     let clock = Clock::new();
     let cannot_review = Scripted::start(NO, StatusCode::NO_CONTENT).await;
     let opens = Scripted::start(OPENS, StatusCode::NO_CONTENT).await;

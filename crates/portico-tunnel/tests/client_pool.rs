@@ -144,7 +144,7 @@ async fn what_a_name_server_does_not_say_moves_no_tunnel() {
 }
 
 #[tokio::test]
-async fn a_silent_name_server_holds_nobody_back() {
+async fn a_silent_name_server_delays_no_tunnel() {
     let clock = Clock::new();
     let server = Server::start(plaintext()).await;
     let line = Line::at("127.0.0.1:0".parse().unwrap(), server.address).await;
@@ -204,7 +204,7 @@ async fn a_ca_that_is_set_right_is_tried_at_once() {
 }
 
 #[tokio::test]
-async fn a_balancer_with_no_gateway_behind_it_is_tried_often_while_somebody_waits() {
+async fn a_balancer_with_no_gateway_behind_it_is_tried_often_while_a_stream_waits() {
     let clock = Clock::new();
     let folder = Folder::new();
     let (server, ours) = with_tls(&folder).await;
@@ -238,7 +238,7 @@ async fn at_rest(clock: &Clock, client: &Client, tunnels: usize) {
 }
 
 #[tokio::test]
-async fn who_waits_for_a_place_gets_the_one_that_is_given_back() {
+async fn a_stream_that_waits_for_room_gets_that_of_one_that_ends() {
     let clock = Clock::new();
     let server = Server::start(plaintext()).await;
     let settings = without_ping(settings(&[server.address]));

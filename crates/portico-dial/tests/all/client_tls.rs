@@ -36,7 +36,7 @@ async fn complaint(tls: &ClientTls, gateway: &Echo) -> String {
 }
 
 #[tokio::test]
-async fn the_gateways_own_protocol_is_preferred_and_nothing_is_agreed_with_who_knows_none() {
+async fn our_own_protocol_is_preferred_and_a_server_without_alpn_is_accepted() {
     let folder = Folder::new();
     let authority = Authority::new("CA");
     let tls = trusting(folder.write("ca.crt", &authority.pem()));
@@ -73,7 +73,7 @@ async fn a_certificate_of_another_ca_is_named_with_its_issuer() {
 }
 
 #[tokio::test]
-async fn a_certificate_for_others_says_for_whom_it_is() {
+async fn a_certificate_for_other_names_is_refused_with_its_names() {
     let folder = Folder::new();
     let authority = Authority::new("CA");
     let tls = trusting(folder.write("ca.crt", &authority.pem()));

@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-/// Where the tests want to go. Nobody resolves it: the proxy would.
+/// Where the tests want to go. It is not resolved here: the proxy would.
 const GATEWAY: &str = "gateway.test:8088";
 
 /// A proxy on loopback that takes one request and then does as its script says.
@@ -44,7 +44,7 @@ impl Proxy {
     /// One that says something and hangs up.
     async fn saying(answer: &'static [u8]) -> Self {
         Self::start(move |mut stream| async move {
-            // Whoever has heard enough may be gone before the end.
+            // The client may be gone before the end.
             let _ = stream.write_all(answer).await;
         })
         .await
@@ -264,7 +264,7 @@ async fn a_proxy_that_is_not_there_is_named_with_where_it_would_lead() {
 }
 
 #[tokio::test]
-async fn whom_no_proxy_lists_is_reached_directly() {
+async fn a_target_in_no_proxy_is_reached_directly() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let environment = |name: &str| match name {

@@ -35,7 +35,7 @@ const AUTH: u16 = 13130;
 /// Intercepts TLS.
 const BUMP: u16 = 13131;
 
-/// A port on the allow list where nobody listens: no program takes it by chance.
+/// A port on the allow list without a listener: no program takes it by chance.
 const NOBODY_LISTENS: u16 = 1;
 
 /// The name only squid can resolve.
@@ -167,7 +167,7 @@ impl Corporation {
 
 impl Drop for Corporation {
     fn drop(&mut self) {
-        // Asked, not killed, squid removes its shared memory. It waits for nobody, and its helpers end when
+        // Asked, not killed, squid removes its shared memory. It does not wait for connections, and its helpers end when
         // it does.
         if let Some(pid) = Pid::from_raw(self.squid.id().cast_signed()) {
             let _ = kill_process(pid, Signal::TERM);
@@ -340,7 +340,7 @@ async fn a_gateway_the_proxy_cannot_reach_is_not_called_forbidden() {
 }
 
 #[tokio::test]
-async fn interception_is_recognised_and_names_who_signs() {
+async fn interception_is_recognised_and_names_the_signer() {
     let corporation = Corporation::new().await;
     let target = corporation.gateway();
     let url = format!("http://{}:{}", corporation.ip, BUMP);

@@ -22,7 +22,7 @@ use super::common::{Report, Server, UPSTREAM, patiently};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wire {
     Carries,
-    /// Nothing moves, nobody is told: a frozen process, a lost network.
+    /// Nothing moves, without a sign: a frozen process, a lost network.
     Frozen,
     /// Every connection is reset, and so is every new one.
     Cut,

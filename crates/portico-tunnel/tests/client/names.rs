@@ -24,7 +24,7 @@ pub enum Says {
     Unknown,
     /// Something is wrong.
     Failure,
-    /// Not a word.
+    /// Nothing.
     Silence,
 }
 
