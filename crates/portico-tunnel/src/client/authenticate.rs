@@ -25,7 +25,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(10);
 
 /// Keeps the tunnel's identity state current until no request can be sent on it.
 pub(super) async fn authenticate(view: Arc<View>, tunnel: Arc<Tunnel>) {
-    let gateway = view.gateway_name(tunnel.endpoint.gateway);
+    let gateway = view.gateway_name(tunnel.origin.endpoint.gateway);
     let authority = match uri::Authority::try_from(&*view.settings.authority) {
         Ok(authority) => authority,
         Err(error) => {

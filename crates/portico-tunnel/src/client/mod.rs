@@ -77,7 +77,7 @@ impl Client {
     /// Returns the counters.
     #[must_use]
     pub fn totals(&self) -> Totals {
-        self.view.counters.totals()
+        *self.view.totals()
     }
 
     /// To be called when the token file has changed. Shows the new token on every tunnel, so that streams

@@ -3,7 +3,6 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use http::{StatusCode, uri};
@@ -116,17 +115,17 @@ impl View {
             };
             requests += 1;
             if requests > 1 {
-                self.counters.streams_retried.fetch_add(1, Relaxed);
+                self.totals().streams_retried += 1;
             }
             match tunnel.connect(parsed.clone(), token.as_ref(), deadline, &self.settings).await {
                 Ok((to_gateway, from_gateway, guard)) => {
-                    self.counters.streams_opened.fetch_add(1, Relaxed);
+                    self.totals().streams_opened += 1;
                     let (pulse, idle) = (Arc::clone(&tunnel.pulse), self.settings.stream_idle);
                     return Ok(Stream::new(to_gateway, from_gateway, pulse, guard, idle));
                 }
                 Err(RequestError::Refused { status, reason }) => {
-                    self.counters.streams_refused.fetch_add(1, Relaxed);
-                    let gateway = self.gateway_name(tunnel.endpoint.gateway);
+                    self.totals().streams_refused += 1;
+                    let gateway = self.gateway_name(tunnel.origin.endpoint.gateway);
                     let no = OpenError::Refused { gateway, status, reason };
                     if !may_differ(status) {
                         return Err(no);
@@ -135,7 +134,7 @@ impl View {
                 }
                 Err(RequestError::Unsendable(error)) => return Err(unsendable(&error)),
                 Err(error @ (RequestError::Broken(_) | RequestError::Silent)) => {
-                    failed = Some((self.gateway_name(tunnel.endpoint.gateway), error));
+                    failed = Some((self.gateway_name(tunnel.origin.endpoint.gateway), error));
                 }
             }
             tried.push(tunnel);

@@ -22,7 +22,7 @@ use super::endpoints::Endpoint;
 use super::event::{AttemptId, Failure};
 use super::resolve::Names;
 use super::status::AttemptStatus;
-use super::tunnel::{TunnelId, TunnelState};
+use super::tunnel::{TunnelId, TunnelOrigin, TunnelState};
 
 /// A tunnel that is lost is replaced within this time, at random: nodes that lose theirs together do not
 /// return together.
@@ -48,8 +48,6 @@ pub(super) struct State {
     replacement: Option<(Reason, TunnelId)>,
     /// When each of [`REASONS`] is acted on. `None` while there is nothing to act on.
     timers: [Option<Instant>; REASONS.len()],
-    /// A tunnel came up, or came back: there may be one too many.
-    check_surplus: bool,
     /// Returns a number between 0 and 1.
     random: fn() -> f64,
 }
@@ -57,11 +55,8 @@ pub(super) struct State {
 /// What the state needs to know of a tunnel.
 #[derive(Debug, Clone)]
 pub(super) struct TunnelFacts {
-    pub(super) id: TunnelId,
-    pub(super) endpoint: Endpoint,
+    pub(super) origin: TunnelOrigin,
     pub(super) state: TunnelState,
-    /// Renewals of the certificate before it was opened.
-    pub(super) renewals: u64,
     pub(super) streams: u32,
     pub(super) max_streams: u32,
     pub(super) since: Instant,
@@ -160,7 +155,6 @@ impl State {
             attempts: (0..=wanted).map(|_| Attempt::default()).collect(),
             replacement: None,
             timers: [None; REASONS.len()],
-            check_surplus: false,
             random,
         }
     }
@@ -183,7 +177,6 @@ impl State {
         }
         *attempt = Attempt { wait: spread, ..Attempt::default() };
         if id < self.wanted {
-            self.check_surplus = true;
             return None;
         }
         let (reason, old) = self.replacement.take()?;
@@ -233,7 +226,6 @@ impl State {
     /// It answers again.
     pub(super) fn responsive(&mut self, endpoint: Endpoint) {
         self.names.endpoints.succeeded(endpoint);
-        self.check_surplus = true;
     }
 
     // === Steps ===
@@ -248,23 +240,15 @@ impl State {
         now: Instant,
     ) -> Vec<Step> {
         let mut steps = Vec::new();
-        let mut tunnels = tunnels.to_vec();
-        while self.check_surplus
-            && let Some(surplus) = self.surplus(&tunnels)
-        {
-            tunnels.retain(|tunnel| tunnel.id != surplus);
-            steps.push(Step::Retire(surplus));
-        }
-        self.check_surplus = false;
         if self.renewals != renewals {
             self.renewals = renewals;
             self.retry_after_renewal(now);
         }
-        self.fill(&tunnels, now);
-        self.rebalance(&tunnels, now, &mut steps);
+        self.fill(tunnels, now);
+        self.rebalance(tunnels, now, &mut steps);
         steps.extend(self.names.refresh(now).into_iter().map(Step::Resolve));
         for id in 0..self.attempts.len() {
-            self.advance(id, &tunnels, demand, now, &mut steps);
+            self.advance(id, tunnels, demand, now, &mut steps);
         }
         steps
     }
@@ -359,8 +343,8 @@ impl State {
     fn choose(&self, id: usize, tunnels: &[TunnelFacts], now: Instant) -> Option<Endpoint> {
         let replacement = self.replacement.filter(|_| id == self.wanted);
         let old = replacement.map(|(_, old)| old);
-        let live = tunnels.iter().filter(|tunnel| tunnel.is_live() && Some(tunnel.id) != old);
-        let mut used: Vec<_> = live.map(|tunnel| tunnel.endpoint.address).collect();
+        let live = tunnels.iter().filter(|tunnel| tunnel.is_live() && Some(tunnel.origin.id) != old);
+        let mut used: Vec<_> = live.map(|tunnel| tunnel.origin.endpoint.address).collect();
         let others = self.attempts.iter().enumerate().filter(|(other, _)| *other != id);
         used.extend(others.filter_map(|(_, attempt)| Some(attempt.endpoint?.address)));
         let random = (self.random)();
@@ -421,16 +405,16 @@ impl State {
         let used = addresses(tunnels);
         let mut live = tunnels.iter().filter(|tunnel| tunnel.is_live());
         let found = match reason {
-            Reason::Renew => live.find(|tunnel| tunnel.renewals < self.renewals),
+            Reason::Renew => live.find(|tunnel| tunnel.origin.renewals < self.renewals),
             Reason::Follow if endpoints.is_empty() => None,
-            Reason::Follow => live.find(|tunnel| !endpoints.is_known(tunnel.endpoint.address)),
+            Reason::Follow => live.find(|tunnel| !endpoints.is_known(tunnel.origin.endpoint.address)),
             Reason::Spread if !endpoints.has_unused(&used) => None,
             Reason::Spread => live
-                .filter(|tunnel| count(&used, tunnel.endpoint.address) > 1)
+                .filter(|tunnel| count(&used, tunnel.origin.endpoint.address) > 1)
                 .min_by_key(|tunnel| tunnel.streams),
             Reason::Shrink => return self.surplus(tunnels),
         };
-        found.map(|tunnel| tunnel.id)
+        found.map(|tunnel| tunnel.origin.id)
     }
 
     /// Returns a surplus tunnel to retire: from the gateway address with the most tunnels, the one with the
@@ -443,13 +427,13 @@ impl State {
         }
         let used = addresses(tunnels);
         let surplus = live.iter().min_by_key(|tunnel| {
-            (Reverse(count(&used, tunnel.endpoint.address)), tunnel.streams, Reverse(tunnel.since))
+            (Reverse(count(&used, tunnel.origin.endpoint.address)), tunnel.streams, Reverse(tunnel.since))
         })?;
-        let others = || live.iter().filter(|tunnel| tunnel.id != surplus.id);
+        let others = || live.iter().filter(|tunnel| tunnel.origin.id != surplus.origin.id);
         let streams: u64 = live.iter().map(|tunnel| u64::from(tunnel.streams)).sum();
         let room: u64 = others().map(|tunnel| u64::from(tunnel.max_streams)).sum();
         let with_room = others().filter(|tunnel| !tunnel.is_full()).count();
-        (streams <= room / 2 && with_room >= self.wanted).then_some(surplus.id)
+        (streams <= room / 2 && with_room >= self.wanted).then_some(surplus.origin.id)
     }
 
     // === Time ===
@@ -493,7 +477,7 @@ fn spread(random: fn() -> f64) -> Wait {
 
 /// The addresses of live tunnels, once for each tunnel.
 fn addresses(tunnels: &[TunnelFacts]) -> Vec<SocketAddr> {
-    tunnels.iter().filter(|tunnel| tunnel.is_live()).map(|tunnel| tunnel.endpoint.address).collect()
+    tunnels.iter().filter(|tunnel| tunnel.is_live()).map(|tunnel| tunnel.origin.endpoint.address).collect()
 }
 
 fn count(addresses: &[SocketAddr], address: SocketAddr) -> usize {

@@ -1,7 +1,6 @@
 //! What can be seen from outside: every tunnel, every attempt to connect one, and counters.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use super::endpoints::Endpoint;
@@ -41,29 +40,6 @@ pub struct Totals {
     pub streams_refused: u64,
     /// Requests that had to be sent again on another tunnel.
     pub streams_retried: u64,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    pub(super) tunnels_opened: AtomicU64,
-    pub(super) tunnel_failures: AtomicU64,
-    pub(super) tunnels_unresponsive: AtomicU64,
-    pub(super) streams_opened: AtomicU64,
-    pub(super) streams_refused: AtomicU64,
-    pub(super) streams_retried: AtomicU64,
-}
-
-impl Counters {
-    pub(super) fn totals(&self) -> Totals {
-        Totals {
-            tunnels_opened: self.tunnels_opened.load(Relaxed),
-            tunnel_failures: self.tunnel_failures.load(Relaxed),
-            tunnels_unresponsive: self.tunnels_unresponsive.load(Relaxed),
-            streams_opened: self.streams_opened.load(Relaxed),
-            streams_refused: self.streams_refused.load(Relaxed),
-            streams_retried: self.streams_retried.load(Relaxed),
-        }
-    }
 }
 
 /// An attempt to connect a missing tunnel.

@@ -5,7 +5,6 @@
 //! it.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
@@ -100,21 +99,21 @@ impl Supervisor {
     fn start_step(&mut self, step: Step) {
         let view = Arc::clone(&self.view);
         match step {
-            Step::Resolve(gateway) => spawn(async move {
-                let address = view.settings.gateways.get(gateway)?;
-                let result = view.settings.dialer.resolve(&address.target).await;
-                view.signals.send(Event::Resolved { gateway, result }).await;
-                Some(())
-            }),
+            Step::Resolve(gateway) => {
+                tokio::spawn(async move {
+                    let Some(address) = view.settings.gateways.get(gateway) else { return };
+                    let result = view.settings.dialer.resolve(&address.target).await;
+                    view.signals.send(Event::Resolved { gateway, result }).await;
+                });
+            }
             Step::Connect { attempt, endpoint, renewals } => {
                 let origin = TunnelOrigin { id: TunnelId(self.next), endpoint, renewals };
                 self.next += 1;
-                spawn(async move {
+                tokio::spawn(async move {
                     tokio::select! {
-                        () = view.signals.supervisor_ended() => None,
+                        () = view.signals.supervisor_ended() => {}
                         result = connect(&view.settings, &view.signals, origin) => {
                             view.signals.send(Event::Connected { attempt, result }).await;
-                            Some(())
                         }
                     }
                 });
@@ -126,9 +125,10 @@ impl Supervisor {
 
     /// Adds a tunnel that came up, and has its connection run.
     fn add(&mut self, Connection { tunnel, driver }: Connection) {
-        let (gateway, address) = (self.view.gateway_name(tunnel.endpoint.gateway), tunnel.endpoint.address);
+        let (gateway, address) =
+            (self.view.gateway_name(tunnel.origin.endpoint.gateway), tunnel.origin.endpoint.address);
         tracing::info!(%gateway, %address, "tunnel up");
-        self.view.counters.tunnels_opened.fetch_add(1, Relaxed);
+        self.view.totals().tunnels_opened += 1;
         self.tunnels.push(Supervised { tunnel: Arc::clone(&tunnel), last: TunnelState::Live });
         self.view.tunnels().push(Arc::clone(&tunnel));
         let (signals, driven) = (Arc::clone(&self.view.signals), Arc::clone(&tunnel));
@@ -141,9 +141,10 @@ impl Supervisor {
     }
 
     fn remove(&mut self, closed: &Arc<Tunnel>, ended: &Ended) {
-        self.tunnels.retain(|supervised| supervised.tunnel.id != closed.id);
-        self.view.tunnels().retain(|tunnel| tunnel.id != closed.id);
-        let (gateway, address) = (self.view.gateway_name(closed.endpoint.gateway), closed.endpoint.address);
+        self.tunnels.retain(|supervised| supervised.tunnel.origin.id != closed.origin.id);
+        self.view.tunnels().retain(|tunnel| tunnel.origin.id != closed.origin.id);
+        let (gateway, address) =
+            (self.view.gateway_name(closed.origin.endpoint.gateway), closed.origin.endpoint.address);
         match ended {
             Ended::Closed => tracing::info!(%gateway, %address, "tunnel closed"),
             ended => tracing::warn!(%gateway, %address, error = %ended, "tunnel lost"),
@@ -158,19 +159,19 @@ impl Supervisor {
             if state == before {
                 continue;
             }
-            let gateway = self.view.gateway_name(tunnel.endpoint.gateway);
-            let (address, streams) = (tunnel.endpoint.address, tunnel.streams());
+            let gateway = self.view.gateway_name(tunnel.origin.endpoint.gateway);
+            let (address, streams) = (tunnel.origin.endpoint.address, tunnel.streams());
             match state {
                 TunnelState::Live => {
                     tracing::info!(%gateway, %address, streams, "the gateway speaks again");
-                    self.state.responsive(tunnel.endpoint);
+                    self.state.responsive(tunnel.origin.endpoint);
                     self.view.signals.available.notify_waiters();
                 }
                 TunnelState::Unresponsive => {
-                    self.view.counters.tunnels_unresponsive.fetch_add(1, Relaxed);
+                    self.view.totals().tunnels_unresponsive += 1;
                     let message = "the gateway is silent; new streams go elsewhere";
                     tracing::warn!(%gateway, %address, streams, "{message}");
-                    self.state.unresponsive(tunnel.endpoint, now);
+                    self.state.unresponsive(tunnel.origin.endpoint, now);
                 }
                 TunnelState::Draining => {
                     tracing::info!(%gateway, %address, streams, "tunnel drains; new streams go elsewhere");
@@ -182,13 +183,13 @@ impl Supervisor {
     }
 
     fn retire(&self, id: TunnelId) {
-        let found = self.tunnels.iter().find(|supervised| supervised.tunnel.id == id);
+        let found = self.tunnels.iter().find(|supervised| supervised.tunnel.origin.id == id);
         found.into_iter().for_each(|supervised| supervised.tunnel.retire());
     }
 
     /// Counts a failed attempt, and logs it unless the one before failed the same way.
     fn report(&self, Report { message, is_new }: Report) {
-        self.view.counters.tunnel_failures.fetch_add(1, Relaxed);
+        self.view.totals().tunnel_failures += 1;
         if is_new {
             tracing::warn!(error = %message, "no tunnel; trying on");
         } else {
@@ -197,17 +198,10 @@ impl Supervisor {
     }
 }
 
-/// Spawns a task that may end early.
-fn spawn(task: impl Future<Output = Option<()>> + Send + 'static) {
-    tokio::spawn(task);
-}
-
 fn facts(tunnel: &Tunnel) -> TunnelFacts {
     TunnelFacts {
-        id: tunnel.id,
-        endpoint: tunnel.endpoint,
+        origin: tunnel.origin,
         state: tunnel.state(),
-        renewals: tunnel.renewals,
         streams: tunnel.streams(),
         max_streams: tunnel.max_streams(),
         since: tunnel.since,

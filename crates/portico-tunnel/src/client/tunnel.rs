@@ -96,10 +96,7 @@ pub(super) struct TunnelOrigin {
 /// A connection that is up, as the supervisor and its streams see it. All of them are on one thread.
 #[derive(Debug)]
 pub(super) struct Tunnel {
-    pub(super) id: TunnelId,
-    pub(super) endpoint: Endpoint,
-    /// Renewals of the certificate before it was opened.
-    pub(super) renewals: u64,
+    pub(super) origin: TunnelOrigin,
     pub(super) since: Instant,
     pub(super) pulse: Arc<Pulse>,
     state: watch::Sender<TunnelState>,
@@ -129,16 +126,14 @@ fn max_streams(settings: &ClientSettings, sender: &SendRequest<Payload>) -> u32 
 
 impl Tunnel {
     pub(super) fn new(
-        TunnelOrigin { id, endpoint, renewals }: TunnelOrigin,
+        origin: TunnelOrigin,
         sender: SendRequest<Payload>,
         settings: &ClientSettings,
         signals: &Arc<Signals>,
         pulse: Arc<Pulse>,
     ) -> Self {
         Self {
-            id,
-            endpoint,
-            renewals,
+            origin,
             since: Instant::now(),
             state: watch::Sender::new(TunnelState::Live),
             silent: watch::Sender::new(false),
@@ -287,12 +282,7 @@ impl Tunnel {
     ) -> Result<(SendStream<Payload>, RecvStream, StreamGuard), RequestError> {
         let uri = Uri::from(authority);
         let is_own = uri.authority().is_some_and(|authority| *authority == *settings.authority);
-        let request = request(Method::CONNECT, uri, token)?;
-        let guard = StreamGuard::take(self, settings);
-        let mut sender = self.sender().clone().ok_or(RequestError::Silent)?;
-        let (answer, to_gateway) = sender.send_request(request, false).map_err(RequestError::Broken)?;
-        drop(sender);
-        let answer = self.answer(answer, deadline).await?;
+        let (answer, to_gateway, guard) = self.send(Method::CONNECT, uri, token, deadline, settings).await?;
         let status = answer.status();
         let from_gateway = answer.into_body();
         if status != StatusCode::OK {
@@ -323,12 +313,8 @@ impl Tunnel {
         parts.authority = Some(authority);
         parts.path_and_query = Some(uri::PathAndQuery::from_static("*"));
         let uri = Uri::from_parts(parts).map_err(http::Error::from)?;
-        let request = request(Method::OPTIONS, uri, token)?;
-        let _guard = StreamGuard::take(self, settings);
-        let mut sender = self.sender().clone().ok_or(RequestError::Silent)?;
-        let (answer, _) = sender.send_request(request, true).map_err(RequestError::Broken)?;
-        drop(sender);
-        let answer = self.answer(answer, Instant::now() + settings.open_timeout).await?;
+        let deadline = Instant::now() + settings.open_timeout;
+        let (answer, _, _guard) = self.send(Method::OPTIONS, uri, token, deadline, settings).await?;
         let identity = match answer.status() {
             status if is_refusal(status) => {
                 IdentityState::Refused { status, reason: reason(answer.into_body()).await }
@@ -345,15 +331,29 @@ impl Tunnel {
         Ok(())
     }
 
-    async fn answer(
-        &self,
-        answer: h2::client::ResponseFuture,
+    /// Sends a request, which counts as a stream while the guard is held. Only CONNECT has a body.
+    async fn send(
+        self: &Arc<Self>,
+        method: Method,
+        uri: Uri,
+        token: Option<&HeaderValue>,
         deadline: Instant,
-    ) -> Result<http::Response<RecvStream>, RequestError> {
+        settings: &ClientSettings,
+    ) -> Result<(http::Response<RecvStream>, SendStream<Payload>, StreamGuard), RequestError> {
+        let is_whole = method != Method::CONNECT;
+        let mut request = Request::builder().method(method).uri(uri);
+        if let Some(token) = token {
+            request = request.header(AUTHORIZATION, token);
+        }
+        let request = request.body(())?;
+        let guard = StreamGuard::take(self, settings);
+        let mut sender = self.sender().clone().ok_or(RequestError::Silent)?;
+        let (answer, body) = sender.send_request(request, is_whole).map_err(RequestError::Broken)?;
+        drop(sender);
         let mut silent = self.silent.subscribe();
         tokio::select! {
             biased;
-            answer = answer => answer.map_err(RequestError::Broken),
+            answer = answer => Ok((answer.map_err(RequestError::Broken)?, body, guard)),
             _ = silent.wait_for(|silent| *silent) => Err(RequestError::Silent),
             () = tokio::time::sleep_until(deadline) => Err(RequestError::Silent),
         }
@@ -363,14 +363,6 @@ impl Tunnel {
 /// 401: no valid identity; 403: the identity of another cluster.
 fn is_refusal(status: StatusCode) -> bool {
     matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
-}
-
-fn request(method: Method, uri: Uri, token: Option<&HeaderValue>) -> Result<Request<()>, http::Error> {
-    let mut request = Request::builder().method(method).uri(uri);
-    if let Some(token) = token {
-        request = request.header(AUTHORIZATION, token);
-    }
-    request.body(())
 }
 
 /// Reads the reason of a refusal: the first line of its body, without control characters.
@@ -426,6 +418,6 @@ impl Drop for StreamGuard {
 
 impl StreamGuard {
     pub(super) fn endpoint(&self) -> Endpoint {
-        self.0.endpoint
+        self.0.origin.endpoint
     }
 }

@@ -7,7 +7,7 @@ use http::HeaderValue;
 
 use super::event::Signals;
 use super::settings::ClientSettings;
-use super::status::{AttemptStatus, Counters, TunnelStatus};
+use super::status::{AttemptStatus, Totals, TunnelStatus};
 use super::tunnel::{IdentityState, Tunnel};
 
 /// Tunnels and attempts are written by the supervisor only.
@@ -15,7 +15,7 @@ use super::tunnel::{IdentityState, Tunnel};
 pub(super) struct View {
     pub(super) settings: ClientSettings,
     pub(super) signals: Arc<Signals>,
-    pub(super) counters: Counters,
+    totals: Mutex<Totals>,
     tunnels: Mutex<Vec<Arc<Tunnel>>>,
     attempts: Mutex<Vec<AttemptStatus>>,
     /// Openers that wait for a tunnel.
@@ -30,7 +30,7 @@ impl View {
         Self {
             settings,
             signals,
-            counters: Counters::default(),
+            totals: Mutex::default(),
             tunnels: Mutex::default(),
             attempts: Mutex::default(),
             waiting: AtomicU32::new(0),
@@ -53,6 +53,11 @@ impl View {
     /// Every attempt to connect a tunnel that is missing.
     pub(super) fn attempts(&self) -> MutexGuard<'_, Vec<AttemptStatus>> {
         self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The counters.
+    pub(super) fn totals(&self) -> MutexGuard<'_, Totals> {
+        self.totals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts an opener that waits, until the result is dropped.
@@ -99,8 +104,8 @@ impl View {
             .tunnels()
             .iter()
             .map(|tunnel| TunnelStatus {
-                gateway: Some(self.gateway_name(tunnel.endpoint.gateway)),
-                address: Some(tunnel.endpoint.address),
+                gateway: Some(self.gateway_name(tunnel.origin.endpoint.gateway)),
+                address: Some(tunnel.origin.endpoint.address),
                 state: Some(tunnel.state()),
                 streams: tunnel.streams(),
                 age: Some(tunnel.since.elapsed()),
