@@ -35,35 +35,28 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use crate::chunk::{self, CHUNK};
+use crate::activity::Activity;
+use crate::chunk;
 use crate::handler::{End, Meter, Side};
-use crate::io::Pulse;
-use crate::payload::{MOST, Payload, SharedPipe};
-use crate::queue::Waiting;
-
-/// Full reads in a row before a pipe is lent: one may be a list of pods, two are a transfer.
-const FULL_READS: u8 = 2;
+use crate::settings::SEND_BUFFER;
+use crate::waiting::Waiting;
 
 pub(crate) struct Bridge<M> {
     /// Whose side the peer is on.
     peer: Side,
     from_peer: RecvStream,
-    to_peer: SendStream<Payload>,
+    to_peer: SendStream<Bytes>,
     socket: Arc<TcpStream>,
     meter: M,
-    pulse: Arc<Pulse>,
-    /// The last moment bytes were queued for the peer, for [`Pulse::flushed_since`].
+    activity: Arc<Activity>,
+    /// The last moment bytes were queued for the peer, for [`Activity::flushed_since`].
     queued: u64,
     /// Boxed, for it is rarely needed: only while the socket takes less than comes.
     waiting: Option<Box<Waiting>>,
-    /// Lent while a transfer keeps coming, and the connection is one that can splice.
-    pipe: Option<Arc<SharedPipe>>,
-    /// Full reads in a row.
-    full_reads: u8,
     /// Set only while the connection has no room for what the socket sent.
     room: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
-    /// Whether it was this stream's turn to have that room.
-    turn: bool,
+    /// Whether it is this stream's turn to have that room.
+    has_turn: bool,
     /// Whether window is reserved on the connection for what the socket sent.
     reserved: bool,
     /// Set only while the socket is not read.
@@ -118,10 +111,10 @@ impl<M: Meter> Bridge<M> {
     /// `early` is what the peer has sent already.
     pub(crate) fn new(
         peer: Side,
-        (to_peer, from_peer): (SendStream<Payload>, RecvStream),
+        (to_peer, from_peer): (SendStream<Bytes>, RecvStream),
         socket: TcpStream,
         meter: M,
-        pulse: Arc<Pulse>,
+        activity: Arc<Activity>,
         early: Option<Box<Waiting>>,
         idle: Option<Duration>,
     ) -> Self {
@@ -131,13 +124,11 @@ impl<M: Meter> Bridge<M> {
             to_peer,
             socket: Arc::new(socket),
             meter,
-            queued: pulse.mark(),
-            pulse,
+            queued: activity.mark(),
+            activity,
             waiting: early,
-            pipe: None,
-            full_reads: 0,
             room: None,
-            turn: false,
+            has_turn: false,
             reserved: false,
             watch: ErrorWatch::default(),
             idle: Idle::new(idle),
@@ -150,7 +141,7 @@ impl<M: Meter> Bridge<M> {
     /// Carries bytes until the tunnel is over, ends both sides accordingly and reports.
     pub(crate) async fn run(mut self) {
         let mut outcome = poll_fn(|cx| self.poll(cx)).await;
-        if outcome == (Outcome::Reset { by: Party::Peer }) && self.pulse.ledger.is_to_end() {
+        if outcome == (Outcome::Reset { by: Party::Peer }) && self.activity.is_evicted() {
             outcome = Outcome::Memory;
         }
         match outcome {
@@ -195,7 +186,7 @@ impl<M: Meter> Bridge<M> {
         if self.meter.poll_cut(cx).is_ready() {
             return Poll::Ready(Outcome::Cut);
         }
-        if self.poll_given_up(cx).is_ready() {
+        if self.poll_evicted(cx).is_ready() {
             return Poll::Ready(Outcome::Memory);
         }
         if self.poll_from_peer(cx).is_err() {
@@ -215,8 +206,8 @@ impl<M: Meter> Bridge<M> {
     }
 
     /// Ready if what waits is to be given up.
-    fn poll_given_up(&self, cx: &mut Context<'_>) -> Poll<()> {
-        self.waiting.as_ref().map_or(Poll::Pending, |waiting| waiting.poll_end(cx))
+    fn poll_evicted(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.waiting.as_ref().map_or(Poll::Pending, |waiting| waiting.poll_evicted(cx))
     }
 
     /// Takes what the peer sent and writes what the socket takes. An error is the peer's reset.
@@ -262,7 +253,7 @@ impl<M: Meter> Bridge<M> {
                 }
             }
         }
-        self.waiting.get_or_insert_with(|| Box::new(Waiting::new(&self.pulse))).push(frame);
+        self.waiting.get_or_insert_with(|| Box::new(Waiting::new(&self.activity))).push(frame);
         self.write_waiting(cx);
     }
 
@@ -316,8 +307,8 @@ impl<M: Meter> Bridge<M> {
     /// True if the socket has nothing more to say for now, false if it is not to be read for now or ever.
     fn read_socket(&mut self, cx: &mut Context<'_>) -> Result<bool, Party> {
         let all_read = self.read_while_there_is_room(cx);
-        if std::mem::take(&mut self.turn) {
-            self.pulse.ledger.pass_on();
+        if std::mem::take(&mut self.has_turn) {
+            self.activity.pass_on();
         }
         all_read
     }
@@ -326,39 +317,32 @@ impl<M: Meter> Bridge<M> {
         loop {
             match self.socket.poll_read_ready(cx) {
                 Poll::Pending => {
-                    self.leave_line();
+                    self.room = None;
                     return Ok(true);
                 }
                 Poll::Ready(Ok(())) => {}
                 Poll::Ready(Err(_)) => return Err(Party::Socket),
             }
             let Some(window) = self.poll_window(cx)? else {
-                self.leave_line();
+                self.room = None;
                 return Ok(false);
             };
             let Poll::Ready(room) = self.poll_room(cx) else { return Ok(false) };
-            let window = window.min(room);
-            let limit = window.min(CHUNK);
-            let (payload, read) = match self.read_some(window) {
-                Ok(some) => some,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.rest();
-                    continue;
-                }
+            let limit = window.min(room);
+            let chunk = match chunk::read(&self.socket, limit) {
+                Ok(chunk) => chunk,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
                 Err(_) => return Err(Party::Socket),
             };
+            let read = chunk.len();
             if read == 0 {
-                self.rest();
                 self.end_to_peer()?;
                 return Ok(false);
             }
-            self.to_peer.send_data(payload, false).map_err(|_| Party::Peer)?;
-            self.queued = self.pulse.mark();
+            self.to_peer.send_data(self.activity.counted(chunk), false).map_err(|_| Party::Peer)?;
+            self.queued = self.activity.mark();
             self.carried(0, read);
-            if read >= limit {
-                self.full_reads = self.full_reads.saturating_add(1);
-            } else if self.pipe.is_none() {
-                self.full_reads = 0;
+            if read < limit {
                 // A short read emptied the socket. Saying so spares the read that would only learn it.
                 let _ =
                     self.socket.try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
@@ -366,31 +350,9 @@ impl<M: Meter> Bridge<M> {
         }
     }
 
-    /// Reads once: into the pipe in the middle of a transfer, else into memory.
-    fn read_some(&mut self, window: usize) -> io::Result<(Payload, usize)> {
-        if self.pipe.is_none() && self.full_reads >= FULL_READS && self.pulse.splices() {
-            self.pipe = SharedPipe::lend();
-        }
-        if let Some(pipe) = &self.pipe
-            && let Ok(read) = pipe.fill(&self.socket, window)
-        {
-            return Ok((Payload::piped(pipe, &self.pulse, read), read));
-        }
-        // Where the pipe had no answer it may be full, or the socket empty or broken: reading tells.
-        let chunk = chunk::read(&self.socket, window.min(CHUNK))?;
-        let read = chunk.len();
-        Ok((Payload::memory(chunk, &self.pulse), read))
-    }
-
-    /// The transfer has come to rest.
-    fn rest(&mut self) {
-        self.full_reads = 0;
-        self.pipe = None;
-    }
-
     /// Bytes the peer takes now; `None` if it takes none.
     fn poll_window(&mut self, cx: &mut Context<'_>) -> Result<Option<usize>, Party> {
-        self.to_peer.reserve_capacity(MOST);
+        self.to_peer.reserve_capacity(SEND_BUFFER);
         self.reserved = true;
         loop {
             match self.to_peer.capacity() {
@@ -405,29 +367,24 @@ impl<M: Meter> Bridge<M> {
         }
     }
 
-    /// Bytes that may wait for the connection's socket now. After the window, never before it: only the socket is to be waited for by whoever
-    /// has a part of the room, not somebody's reader.
+    /// Room for bytes that wait for the connection's socket. After the window, never before it: a stream that has room and
+    /// waits for its reader would keep the room from others.
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<usize> {
         loop {
-            let room = self.pulse.ledger.room();
+            let room = self.activity.room();
             if room > 0 {
-                self.leave_line();
+                self.room = None;
                 return Poll::Ready(room);
             }
-            let pulse = &self.pulse;
+            let activity = &self.activity;
             let freed = self.room.get_or_insert_with(|| {
-                let pulse = Arc::clone(pulse);
-                Box::pin(async move { pulse.ledger.freed().await })
+                let activity = Arc::clone(activity);
+                Box::pin(async move { activity.freed().await })
             });
             ready!(freed.as_mut().poll(cx));
             self.room = None;
-            self.turn = true;
+            self.has_turn = true;
         }
-    }
-
-    /// Waits for room no more. A turn that has come meanwhile is the next one's.
-    fn leave_line(&mut self) {
-        self.room = None;
     }
 
     /// Window that is reserved and not used would be missing elsewhere on the connection.
@@ -442,8 +399,8 @@ impl<M: Meter> Bridge<M> {
         if self.inbound == FromPeer::Lost {
             return Err(Party::Socket);
         }
-        self.to_peer.send_data(Bytes::new().into(), true).map_err(|_| Party::Peer)?;
-        self.queued = self.pulse.mark();
+        self.to_peer.send_data(Bytes::new(), true).map_err(|_| Party::Peer)?;
+        self.queued = self.activity.mark();
         self.outbound = ToPeer::Done;
         self.first.get_or_insert(Party::Socket);
         Ok(())
@@ -459,12 +416,12 @@ impl<M: Meter> Bridge<M> {
 
     /// The peer is gone: what it sent goes to the socket before the reset does.
     async fn deliver_to_socket(&mut self) {
-        self.leave_line();
+        self.room = None;
         let deadline = Instant::now() + LINGER;
         let mut timer = pin!(sleep_until(deadline));
         poll_fn(|cx| {
             self.write_waiting(cx);
-            if self.waiting.is_none() || self.poll_given_up(cx).is_ready() {
+            if self.waiting.is_none() || self.poll_evicted(cx).is_ready() {
                 return Poll::Ready(());
             }
             timer.as_mut().poll(cx)
@@ -490,8 +447,8 @@ impl<M: Meter> Bridge<M> {
         });
         // A peer that takes no more gets the reset without the rest.
         if timeout_at(deadline, all_read).await.is_ok() {
-            let pulse = Arc::clone(&self.pulse);
-            let mut flushed = pin!(pulse.flushed_since(self.queued));
+            let activity = Arc::clone(&self.activity);
+            let mut flushed = pin!(activity.flushed_since(self.queued));
             let all_sent = poll_fn(|cx| {
                 if self.poll_from_peer(cx).is_err() { Poll::Ready(()) } else { flushed.as_mut().poll(cx) }
             });

@@ -130,7 +130,7 @@ pub enum End {
     Idle,
     /// [`Meter::poll_cut`] said so.
     Cut,
-    /// It held bytes that its receiver did not take, when the [`Account`](crate::Account) was at its limit.
+    /// It held bytes that its receiver did not take, when a memory budget was at its limit.
     Memory,
 }
 

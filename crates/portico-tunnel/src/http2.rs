@@ -23,16 +23,16 @@ use http::{Method, Response, StatusCode};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, Sleep, sleep, timeout, timeout_at};
 
+use crate::activity::Activity;
 use crate::bridge::Bridge;
 use crate::handler::{Handler, Protocol, Refusal, Request, Side, Upstream};
 use crate::http1::GOODBYE;
-use crate::io::{Probe, Pulse, Wire};
 use crate::keepalive::KeepAlive;
-use crate::payload::Payload;
-use crate::queue::Waiting;
 use crate::serve::{Caller, Failure, Finished};
 use crate::settings::{FRAME_SIZE, HEADER_LIST, SEND_BUFFER, Settings};
 use crate::token::Token;
+use crate::turn::{Batched, Turn, batched};
+use crate::waiting::Waiting;
 
 /// Serves a connection until it ends by itself. `drain` is when no new streams are wanted.
 pub(crate) async fn serve<S, H>(
@@ -44,11 +44,12 @@ pub(crate) async fn serve<S, H>(
     handler: &Arc<H>,
 ) -> Result<Finished, Failure>
 where
-    S: AsyncRead + AsyncWrite + Wire + Unpin,
+    S: AsyncRead + AsyncWrite + Unpin,
     H: Handler,
 {
-    let pulse = Arc::new(Pulse::new(&settings.memory));
-    let handshake = builder(settings).handshake(Probe::new(stream, Arc::clone(&pulse)));
+    let activity = Arc::new(Activity::new(&settings.memory));
+    let (stream, mut turn) = batched(stream, &activity);
+    let handshake = builder(settings).handshake(stream);
     let mut connection = timeout_at(deadline, handshake).await.map_err(|_| Failure::TooSlow)??;
     caller.greeted(&**handler);
     let mut unwanted = pin!(handler.unwanted());
@@ -66,15 +67,15 @@ where
                 dismiss(connection).await;
                 return Err(Failure::Unwanted);
             }
-            accepted = accept(&mut connection, &pulse) => match accepted {
+            accepted = accept(&mut connection, &mut turn) => match accepted {
                 None => return Ok(if draining { Finished::Drained } else { Finished::Closed }),
                 Some(Err(error)) => return Err(error.into()),
                 Some(Ok((request, respond))) => {
-                    if rapid_reset.seen(&pulse, settings.max_streams) {
+                    if rapid_reset.seen(&activity, settings.max_streams) {
                         connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
                         continue;
                     }
-                    let tunnel = Tunnel { pulse: Arc::clone(&pulse), idle: settings.stream_idle };
+                    let tunnel = Tunnel { activity: Arc::clone(&activity), idle: settings.stream_idle };
                     start(request, respond, caller, handler, tunnel);
                 }
             },
@@ -82,7 +83,7 @@ where
                 draining = true;
                 connection.graceful_shutdown();
             }
-            () = keep_alive.silent(&pulse) => return Err(Failure::Silent),
+            () = keep_alive.silent(&activity) => return Err(Failure::Silent),
             () = unused.too_long(), if !draining => {
                 if !connection.has_streams() {
                     draining = true;
@@ -94,7 +95,7 @@ where
 }
 
 /// Says GOAWAY. A client that does not read is not waited for long.
-async fn dismiss<S: AsyncRead + AsyncWrite + Wire + Unpin>(mut connection: Connection<Probe<S>, Payload>) {
+async fn dismiss<S: AsyncRead + AsyncWrite + Unpin>(mut connection: Connection<Batched<S>, Bytes>) {
     connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
     // An error says that it is gone, which is what we want.
     let _ = timeout(GOODBYE, poll_fn(|cx| connection.poll_closed(cx))).await;
@@ -116,33 +117,26 @@ fn builder(settings: &Settings) -> Builder {
     builder
 }
 
-type Accepted = Option<Result<(http::Request<RecvStream>, SendResponse<Payload>), h2::Error>>;
+type Accepted = Option<Result<(http::Request<RecvStream>, SendResponse<Bytes>), h2::Error>>;
 
-/// Drives the connection to the next request, and lets the streams know whenever all they queued was written.
-async fn accept<S: AsyncRead + AsyncWrite + Wire + Unpin>(
-    connection: &mut Connection<Probe<S>, Payload>,
-    pulse: &Pulse,
+/// Drives the connection to the next request.
+async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
+    connection: &mut Connection<Batched<S>, Bytes>,
+    turn: &mut Turn<S>,
 ) -> Accepted {
-    poll_fn(|cx| {
-        let accepted = connection.poll_accept(cx);
-        if accepted.is_pending() {
-            pulse.rested();
-        }
-        accepted
-    })
-    .await
+    poll_fn(|cx| turn.poll(cx, |cx| connection.poll_accept(cx))).await
 }
 
 /// What a stream needs of its connection.
 struct Tunnel {
-    pulse: Arc<Pulse>,
+    activity: Arc<Activity>,
     idle: Option<Duration>,
 }
 
 /// Answers what needs no upstream, and gives everything else a task of its own.
 fn start<H: Handler>(
     request: http::Request<RecvStream>,
-    respond: SendResponse<Payload>,
+    respond: SendResponse<Bytes>,
     caller: &Caller,
     handler: &Arc<H>,
     tunnel: Tunnel,
@@ -161,7 +155,7 @@ fn start<H: Handler>(
         let request = caller.request(authority.as_str(), token(), Protocol::Http2);
         let handler = Arc::clone(handler);
         if is_refresh {
-            tokio::spawn(verify(handler, request, respond, tunnel.pulse));
+            tokio::spawn(verify(handler, request, respond, tunnel.activity));
         } else {
             tokio::spawn(carry(handler, request, respond, from_client, tunnel));
         }
@@ -177,11 +171,11 @@ fn start<H: Handler>(
 async fn verify<H: Handler>(
     handler: Arc<H>,
     request: Request,
-    mut respond: SendResponse<Payload>,
-    pulse: Arc<Pulse>,
+    mut respond: SendResponse<Bytes>,
+    activity: Arc<Activity>,
 ) {
     match unless_reset(&mut respond, handler.verify(&request)).await {
-        None => drop(pulse.cancelled.fetch_add(1, Relaxed)),
+        None => drop(activity.cancelled.fetch_add(1, Relaxed)),
         Some(Err(refusal)) => refuse(respond, &refusal),
         Some(Ok(())) => {
             let mut answer = Response::new(());
@@ -193,7 +187,7 @@ async fn verify<H: Handler>(
 }
 
 /// Waits for `future`, unless the client resets the stream.
-async fn unless_reset<T>(respond: &mut SendResponse<Payload>, future: impl Future<Output = T>) -> Option<T> {
+async fn unless_reset<T>(respond: &mut SendResponse<Bytes>, future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
     poll_fn(|cx| {
         if respond.poll_reset(cx).is_ready() {
@@ -208,21 +202,21 @@ async fn unless_reset<T>(respond: &mut SendResponse<Payload>, future: impl Futur
 async fn carry<H: Handler>(
     handler: Arc<H>,
     request: Request,
-    respond: SendResponse<Payload>,
+    respond: SendResponse<Bytes>,
     from_client: RecvStream,
     tunnel: Tunnel,
 ) {
     // Boxed, so that what connecting needs is gone while the tunnel rests.
-    let opened = Box::pin(open(handler, request, respond, from_client, Arc::clone(&tunnel.pulse))).await;
+    let opened = Box::pin(open(handler, request, respond, from_client, Arc::clone(&tunnel.activity))).await;
     if let Some(Opened { stream, early, upstream }) = opened {
         let Upstream { stream: socket, meter } = upstream;
-        Bridge::new(Side::Downstream, stream, socket, meter, tunnel.pulse, early, tunnel.idle).run().await;
+        Bridge::new(Side::Downstream, stream, socket, meter, tunnel.activity, early, tunnel.idle).run().await;
     }
 }
 
 /// A stream whose client has its 200.
 struct Opened<M> {
-    stream: (SendStream<Payload>, RecvStream),
+    stream: (SendStream<Bytes>, RecvStream),
     /// What came before that.
     early: Option<Box<Waiting>>,
     upstream: Upstream<M>,
@@ -232,18 +226,18 @@ struct Opened<M> {
 async fn open<H: Handler>(
     handler: Arc<H>,
     request: Request,
-    mut respond: SendResponse<Payload>,
+    mut respond: SendResponse<Bytes>,
     mut from_client: RecvStream,
-    pulse: Arc<Pulse>,
+    activity: Arc<Activity>,
 ) -> Option<Opened<H::Meter>> {
     let mut early = None;
     let connected = {
         let connect = unless_reset(&mut respond, handler.connect(&request));
-        unless_too_much(&mut from_client, &mut early, &pulse, connect).await
+        unless_too_much(&mut from_client, &mut early, &activity, connect).await
     };
     match connected {
         None => respond.send_reset(Reason::ENHANCE_YOUR_CALM),
-        Some(None) => drop(pulse.cancelled.fetch_add(1, Relaxed)),
+        Some(None) => drop(activity.cancelled.fetch_add(1, Relaxed)),
         Some(Some(Err(refusal))) => refuse(respond, &refusal),
         Some(Some(Ok(upstream))) => match respond.send_response(Response::new(()), false) {
             Ok(to_client) => return Some(Opened { stream: (to_client, from_client), early, upstream }),
@@ -258,15 +252,15 @@ async fn open<H: Handler>(
 async fn unless_too_much<T>(
     from_client: &mut RecvStream,
     early: &mut Option<Box<Waiting>>,
-    pulse: &Pulse,
+    activity: &Activity,
     future: impl Future<Output = T>,
 ) -> Option<T> {
     let mut future = pin!(future);
     poll_fn(|cx| {
         while let Poll::Ready(Some(Ok(bytes))) = from_client.poll_data(cx) {
-            early.get_or_insert_with(|| Box::new(Waiting::new(pulse))).push(bytes);
+            early.get_or_insert_with(|| Box::new(Waiting::new(activity))).push(bytes);
         }
-        if early.as_ref().is_some_and(|early| early.poll_end(cx).is_ready()) {
+        if early.as_ref().is_some_and(|early| early.poll_evicted(cx).is_ready()) {
             return Poll::Ready(None);
         }
         future.as_mut().poll(cx).map(Some)
@@ -275,7 +269,7 @@ async fn unless_too_much<T>(
 }
 
 /// Answers with a status and a sentence. If it cannot be sent, the client is gone.
-fn refuse(mut respond: SendResponse<Payload>, refusal: &Refusal) {
+fn refuse(mut respond: SendResponse<Bytes>, refusal: &Refusal) {
     let body = Bytes::from(format!("{}\n", refusal.reason));
     let mut answer = Response::new(());
     *answer.status_mut() = refusal.status;
@@ -323,14 +317,14 @@ struct RapidReset {
 impl RapidReset {
     /// Whether more than `most` were cancelled within a second. All streams of a connection giving up at once is no attack: an
     /// agent whose API server hangs does that.
-    fn seen(&mut self, pulse: &Pulse, most: u32) -> bool {
-        if pulse.cancelled.load(Relaxed) <= most {
+    fn seen(&mut self, activity: &Activity, most: u32) -> bool {
+        if activity.cancelled.load(Relaxed) <= most {
             return false;
         }
         let now = Instant::now();
         let seen = now.duration_since(self.since) < Duration::from_secs(1);
         self.since = now;
-        pulse.cancelled.store(0, Relaxed);
+        activity.cancelled.store(0, Relaxed);
         seen
     }
 }

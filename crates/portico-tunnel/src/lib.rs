@@ -3,13 +3,13 @@
 //! What lives here: everything between an accepted connection on the tunnel port and an upstream connection that somebody else made.
 //! [`serve()`] finds out what the client speaks and who it is ([`Tls`], [`Identity`]); `http2` and `http1` read its requests and
 //! ask the [`Handler`] for an [`Upstream`] each; `bridge` (a stream of HTTP/2) and `pump` (HTTP/1.1 under TLS) then carry bytes until both
-//! sides are done, and tell the [`Meter`] how it ended. What they hold meanwhile is in an [`Account`].
+//! sides are done, and tell the [`Meter`] how it ended. What they hold meanwhile is in a [`MemoryBudget`](portico_net::MemoryBudget).
 //!
 //! What deliberately lives elsewhere: parsing of HTTP/1.1 heads (`portico-wire`); routes, allow lists, budgets, connecting and counting
 //! (`portico-gateway`, which implements [`Handler`]); and the copying of plain TCP, which the gateway does best
 //! ([`Served::Carry`]).
 
-mod account;
+mod activity;
 mod bridge;
 mod chunk;
 pub mod client;
@@ -17,18 +17,16 @@ mod handler;
 mod http1;
 mod http2;
 mod identity;
-mod io;
 mod keepalive;
-mod payload;
 mod pump;
-mod queue;
 mod serve;
 mod settings;
 mod tls;
 mod token;
 mod trust;
+mod turn;
+mod waiting;
 
-pub use account::Account;
 pub use handler::{End, Handler, Meter, Protocol, Refusal, Request, Side, StatusCode, Upstream};
 pub use identity::Identity;
 pub use serve::{Failure, Finished, Served, serve};

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use portico_net::{Rewind, SharedTcp};
+use portico_net::{ReadAhead, Rewind, SharedTcp};
 use portico_wire::Parse;
 use portico_wire::connect::{self, MAX_HEAD, Protocol as Spoken};
 use thiserror::Error;
@@ -149,7 +149,8 @@ async fn serve_tls<H: Handler>(
     // The client's time begins anew with each thing it must do: while thousands of agents return at once it is we who are slow, and a
     // handshake that is given up in its middle is work done twice.
     let socket = Arc::new(stream);
-    let accept = TlsAcceptor::from(tls.current()).accept(Rewind::new(first, SharedTcp(Arc::clone(&socket))));
+    let below = Rewind::new(first, ReadAhead::new(SharedTcp(Arc::clone(&socket))));
+    let accept = TlsAcceptor::from(tls.current()).accept(below);
     let accepted = timeout(settings.hello_timeout, accept).await.map_err(|_| Failure::TooSlow)?;
     let deadline = Instant::now() + settings.hello_timeout;
     let mut stream = accepted.map_err(tls_failure)?;

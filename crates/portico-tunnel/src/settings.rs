@@ -10,12 +10,13 @@
 //! ```
 //!
 //! So one connection all of whose upstreams stopped reading could make us hold 246 MB, and a client may have many connections. What all of
-//! them hold together is bounded by an [`Account`]; in the direction down, what one of them holds is bounded by it, too.
+//! them hold together is bounded by an [`MemoryBudget`]; in the direction down, what one of them holds is bounded by it, too.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::account::Account;
+use portico_net::MemoryBudget;
+
 use crate::tls::Tls;
 
 /// Most bytes of one stream between its socket and the connection's: as many as the peer takes before it gives window again, so
@@ -61,7 +62,7 @@ pub struct Settings {
     /// HTTP/2: bytes a client may send on one stream before its upstream takes them. 240 KiB carries 20 Mbit/s at 100 ms.
     pub stream_window: u32,
     /// What all connections hold for receivers that do not take it. To be shared by all listeners and threads.
-    pub memory: Account,
+    pub memory: MemoryBudget,
     /// HTTP/2: close a connection that has had no stream for so long. Not set: keep it, PING tells the dead from the idle.
     pub connection_idle: Option<Duration>,
     /// End a tunnel that has moved no byte for so long. Not set: watches are silent for hours.
@@ -78,7 +79,7 @@ impl Default for Settings {
             ping_timeout: Duration::from_secs(30),
             max_streams: 1_000,
             stream_window: STREAM_WINDOW,
-            memory: Account::new(MEMORY),
+            memory: MemoryBudget::new(MEMORY),
             connection_idle: None,
             stream_idle: None,
         }

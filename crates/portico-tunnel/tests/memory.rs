@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use common::*;
 use h2::Reason;
-use portico_tunnel::{Account, End, Settings};
+use portico_net::MemoryBudget;
+use portico_tunnel::{End, Settings};
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
@@ -26,8 +27,8 @@ const WINDOW: usize = 240 * 1024;
 /// What a connection may hold for its peer.
 const ROOM: usize = 1 << 20;
 
-fn limited(limit: usize) -> (Account, Settings) {
-    let memory = Account::new(limit);
+fn limited(limit: usize) -> (MemoryBudget, Settings) {
+    let memory = MemoryBudget::new(limit);
     (memory.clone(), Settings { memory, ..plaintext() })
 }
 
@@ -42,7 +43,7 @@ async fn until(what: impl Fn() -> bool) {
 }
 
 /// Returns once what is held has not changed for a thousand turns of all tasks. It never is more than `most`.
-async fn at_rest(memory: &Account, most: usize) -> usize {
+async fn at_rest(memory: &MemoryBudget, most: usize) -> usize {
     let (mut last, mut same) = (0, 0);
     patiently(async {
         while same < 1000 {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use bytes::Bytes;
 use h2::client::{Builder, Connection};
 use h2::{Ping, PingPong, Reason};
 use thiserror::Error;
@@ -16,10 +17,10 @@ use super::candidates::Place;
 use super::settings::ClientSettings;
 use super::signals::Signals;
 use super::tunnel::Tunnel;
-use crate::io::{Probe, Pulse, Wire};
+use crate::activity::Activity;
 use crate::keepalive::KeepAlive;
-use crate::payload::Payload;
 use crate::settings::{FRAME_SIZE, HEADER_LIST, SEND_BUFFER};
+use crate::turn::{Batched, Turn, batched};
 
 /// Streams a gateway is thought to allow until it says so (RFC 9113 section 6.5.2 recommends at least 100).
 const FIRST_STREAMS: usize = 100;
@@ -52,14 +53,15 @@ impl Ended {
 }
 
 /// What drives a connection: to be polled until it is over.
-pub(crate) struct Driver<S: AsyncRead + AsyncWrite + Wire + Unpin> {
-    connection: Connection<Probe<S>, Payload>,
+pub(crate) struct Driver<S: AsyncRead + AsyncWrite + Unpin> {
+    connection: Connection<Batched<S>, Bytes>,
+    turn: Turn<S>,
     keep_alive: KeepAlive,
     give_up_after: Duration,
 }
 
 /// Speaks HTTP/2 on a connected stream. Returns once the gateway has answered a PING: a frozen process accepts connections, too.
-pub(crate) async fn open<S: AsyncRead + AsyncWrite + Wire + Unpin + Send + 'static>(
+pub(crate) async fn open<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
     place: Place,
     renewal: u64,
@@ -67,18 +69,19 @@ pub(crate) async fn open<S: AsyncRead + AsyncWrite + Wire + Unpin + Send + 'stat
     signals: &Arc<Signals>,
     deadline: Instant,
 ) -> Result<(Arc<Tunnel>, Driver<S>), Ended> {
-    let pulse = Arc::new(Pulse::new(&settings.memory));
+    let activity = Arc::new(Activity::new(&settings.memory));
+    let (stream, turn) = batched(stream, &activity);
     let silent = || Ended::Silent(settings.handshake_timeout);
-    let handshake = builder(settings).handshake::<_, Payload>(Probe::new(stream, Arc::clone(&pulse)));
+    let handshake = builder(settings).handshake::<_, Bytes>(stream);
     let (sender, mut connection) = timeout_at(deadline, handshake).await.map_err(|_| silent())??;
     let mut pings = connection.ping_pong();
     if let Some(pings) = &mut pings {
         let alive = prove_alive(&mut connection, pings);
         timeout_at(deadline, alive).await.map_err(|_| silent())??;
     }
-    let tunnel = Tunnel::new(place, renewal, sender, settings, signals, pulse);
+    let tunnel = Tunnel::new(place, renewal, sender, settings, signals, activity);
     let keep_alive = KeepAlive::new(pings, settings.ping_interval, settings.ping_timeout);
-    let driver = Driver { connection, keep_alive, give_up_after: settings.give_up_after };
+    let driver = Driver { connection, turn, keep_alive, give_up_after: settings.give_up_after };
     Ok((Arc::new(tunnel), driver))
 }
 
@@ -95,8 +98,8 @@ fn builder(settings: &ClientSettings) -> Builder {
     builder
 }
 
-async fn prove_alive<S: AsyncRead + AsyncWrite + Wire + Unpin>(
-    connection: &mut Connection<Probe<S>, Payload>,
+async fn prove_alive<S: AsyncRead + AsyncWrite + Unpin>(
+    connection: &mut Connection<Batched<S>, Bytes>,
     pings: &mut PingPong,
 ) -> Result<(), h2::Error> {
     pings.send_ping(Ping::opaque())?;
@@ -121,7 +124,7 @@ enum Event {
     Heard,
 }
 
-impl<S: AsyncRead + AsyncWrite + Wire + Unpin> Driver<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
     /// Drives the connection until it ends, keeping its tunnel's state true. Dropping the future resets all streams.
     pub(crate) async fn run(mut self, tunnel: &Tunnel) -> Ended {
         let mut silent_until = None;
@@ -134,7 +137,7 @@ impl<S: AsyncRead + AsyncWrite + Wire + Unpin> Driver<S> {
             };
             tokio::select! {
                 biased;
-                event = drive(&mut self.connection, tunnel, silent_until.is_some()) => match event {
+                event = drive(&mut self.connection, &mut self.turn, tunnel, silent_until.is_some()) => match event {
                     Event::Over(Ok(())) => break Ended::Closed,
                     Event::Over(Err(error)) => break Ended::Failed(error),
                     Event::Heard => {
@@ -143,7 +146,7 @@ impl<S: AsyncRead + AsyncWrite + Wire + Unpin> Driver<S> {
                         tunnel.heard();
                     }
                 },
-                () = self.keep_alive.silent(&tunnel.pulse), if silent_until.is_none() => {
+                () = self.keep_alive.silent(&tunnel.activity), if silent_until.is_none() => {
                     silent_until = Some(Instant::now() + self.give_up_after);
                     tunnel.fell_silent();
                 }
@@ -156,18 +159,18 @@ impl<S: AsyncRead + AsyncWrite + Wire + Unpin> Driver<S> {
 }
 
 /// Polls the connection; notices GOAWAY, and signs of life of a gateway that had gone `silent`.
-async fn drive<S: AsyncRead + AsyncWrite + Wire + Unpin>(
-    connection: &mut Connection<Probe<S>, Payload>,
+async fn drive<S: AsyncRead + AsyncWrite + Unpin>(
+    connection: &mut Connection<Batched<S>, Bytes>,
+    turn: &mut Turn<S>,
     tunnel: &Tunnel,
     silent: bool,
 ) -> Event {
     let mut connection = pin!(connection);
     poll_fn(|cx| {
-        if let Poll::Ready(result) = connection.as_mut().poll(cx) {
+        if let Poll::Ready(result) = turn.poll(cx, |cx| connection.as_mut().poll(cx)) {
             return Poll::Ready(Event::Over(result));
         }
-        tunnel.pulse.rested();
-        if !tunnel.pulse.heard() {
+        if !tunnel.activity.heard() {
             return Poll::Pending;
         }
         tunnel.poll_goaway(cx);

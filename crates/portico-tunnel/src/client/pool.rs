@@ -20,7 +20,6 @@ use super::signals::Signals;
 use super::status::{Counters, Totals, TunnelStatus};
 use super::stream::Stream;
 use super::tunnel::{Tunnel, TunnelState};
-use crate::io::Wire;
 
 /// Tunnels to gateways. Clones are handles to the same.
 #[derive(Debug, Clone)]
@@ -162,7 +161,7 @@ impl Pool {
     }
 
     /// Adds the tunnel, and has a task drive its connection.
-    pub(super) fn begin<S: AsyncRead + AsyncWrite + Wire + Unpin + Send + 'static>(
+    pub(super) fn begin<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         self: &Arc<Self>,
         tunnel: Arc<Tunnel>,
         driver: Driver<S>,

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::address::GatewayAddress;
-use crate::account::Account;
 use crate::settings::STREAM_WINDOW;
 use portico_dial::{ClientTls, Dialer, TokenFile};
+use portico_net::MemoryBudget;
 
 /// Most bytes held for receivers that do not take them: a fourth of what `deploy/agent.yaml` lets an agent have.
 const MEMORY: usize = 64 << 20;
@@ -45,7 +45,7 @@ pub struct ClientSettings {
     /// Most streams of one tunnel; the gateway may allow fewer.
     pub max_streams: u32,
     /// What all streams hold for receivers that do not take it.
-    pub memory: Account,
+    pub memory: MemoryBudget,
     /// End a stream that has moved no byte for so long. Not set: watches are silent for hours.
     pub stream_idle: Option<Duration>,
 }
@@ -79,7 +79,7 @@ impl ClientSettings {
             // As at the gateway: see `Settings`.
             stream_window: STREAM_WINDOW,
             max_streams: 1_000,
-            memory: Account::new(MEMORY),
+            memory: MemoryBudget::new(MEMORY),
             stream_idle: None,
         }
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use h2::RecvStream;
 use h2::client::SendRequest;
 use http::header::AUTHORIZATION;
@@ -18,8 +18,7 @@ use super::candidates::Place;
 use super::settings::ClientSettings;
 use super::signals::Signals;
 use super::stream::Stream;
-use crate::io::Pulse;
-use crate::payload::Payload;
+use crate::activity::Activity;
 
 /// The most that is read of why a request was refused.
 const REASON: usize = 1024;
@@ -87,12 +86,12 @@ pub(crate) struct Tunnel {
     pub(crate) since: Instant,
     /// Renewals of the certificate before it was opened.
     pub(crate) renewal: u64,
-    pub(crate) pulse: Arc<Pulse>,
+    pub(crate) activity: Arc<Activity>,
     state: watch::Sender<TunnelState>,
     /// Whether nothing more is to be waited for. Also a tunnel that drains may fall silent.
     silent: watch::Sender<bool>,
     /// `None` once nothing more is to be asked: h2 closes the connection when this and the last stream are gone.
-    sender: Mutex<Option<SendRequest<Payload>>>,
+    sender: Mutex<Option<SendRequest<Bytes>>>,
     streams: AtomicU32,
     most_streams: AtomicU32,
     identity: Mutex<IdentityState>,
@@ -106,7 +105,7 @@ pub(crate) struct Tunnel {
 }
 
 /// Of the streams that the gateway allows one is kept for the question about our identity: a full tunnel, too, has to show a new token.
-fn most_streams(settings: &ClientSettings, sender: &SendRequest<Payload>) -> u32 {
+fn most_streams(settings: &ClientSettings, sender: &SendRequest<Bytes>) -> u32 {
     let allowed = u32::try_from(sender.current_max_send_streams()).unwrap_or(u32::MAX);
     allowed.saturating_sub(1).clamp(1, settings.max_streams.max(1))
 }
@@ -115,10 +114,10 @@ impl Tunnel {
     pub(crate) fn new(
         place: Place,
         renewal: u64,
-        sender: SendRequest<Payload>,
+        sender: SendRequest<Bytes>,
         settings: &ClientSettings,
         signals: &Arc<Signals>,
-        pulse: Arc<Pulse>,
+        activity: Arc<Activity>,
     ) -> Self {
         Self {
             place,
@@ -134,7 +133,7 @@ impl Tunnel {
             renewed: Notify::new(),
             doubted: Notify::new(),
             signals: Arc::clone(signals),
-            pulse,
+            activity,
         }
     }
 
@@ -261,7 +260,7 @@ impl Tunnel {
         });
     }
 
-    fn sender(&self) -> MutexGuard<'_, Option<SendRequest<Payload>>> {
+    fn sender(&self) -> MutexGuard<'_, Option<SendRequest<Bytes>>> {
         // Nothing in here can be left half done by a panic elsewhere.
         self.sender.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -297,7 +296,7 @@ impl Tunnel {
         if is_judged && self.complaint().take().is_some() {
             self.doubted.notify_one();
         }
-        Ok(Stream::new(to_gateway, from_gateway, Arc::clone(&self.pulse), place, settings.stream_idle))
+        Ok(Stream::new(to_gateway, from_gateway, Arc::clone(&self.activity), place, settings.stream_idle))
     }
 
     /// Has the gateway verify our identity, and remembers what it says.
