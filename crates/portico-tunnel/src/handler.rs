@@ -6,8 +6,8 @@ use std::sync::Arc;
 pub use http::StatusCode;
 use tokio::net::TcpStream;
 
+use crate::server::Presented;
 use crate::token::Token;
-use crate::trust::Presented;
 
 /// Decides about every CONNECT request of one connection. The gateway implements it; this crate knows neither routes nor budgets.
 pub trait Handler: Send + Sync + 'static {

@@ -14,23 +14,16 @@ mod bridge;
 mod chunk;
 pub mod client;
 mod handler;
-mod http1;
-mod http2;
-mod identity;
 mod keepalive;
-mod pump;
-mod serve;
+mod server;
 mod settings;
-mod tls;
 mod token;
-mod trust;
 mod turn;
 mod waiting;
 
 pub use handler::{End, Handler, Meter, Protocol, Refusal, Request, Side, StatusCode, Upstream};
-pub use identity::Identity;
-pub use serve::{Failure, Finished, Served, serve};
+pub use server::{
+    ALPN, CertificateProblem, Failure, Finished, Identity, Presented, Served, Tls, TlsError, TlsFiles, serve,
+};
 pub use settings::Settings;
-pub use tls::{ALPN, Tls, TlsError, TlsFiles};
 pub use token::Token;
-pub use trust::{Presented, Unproven};

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use portico_net::MemoryBudget;
 
-use crate::tls::Tls;
+use crate::server::Tls;
 
 /// Most bytes of one stream between its socket and the connection's: as many as the peer takes before it gives window again, so
 /// that a transfer comes in few large batches, and a peer that stops reading its socket costs little.

@@ -11,8 +11,8 @@ use portico_wire::connect;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, timeout, timeout_at};
 
+use super::{Caller, Failure, read_more};
 use crate::handler::{Handler, Protocol, Refusal, Request, Upstream};
-use crate::serve::{Caller, Failure, read_more};
 use crate::token::Token;
 
 const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";

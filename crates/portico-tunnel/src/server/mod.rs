@@ -2,6 +2,13 @@
 //!
 //! Called by the gateway for every connection its tunnel listener accepts.
 
+mod client_certificate;
+mod http1;
+mod http2;
+mod identity;
+mod tls;
+mod tls_tunnel;
+
 use std::io;
 use std::sync::Arc;
 
@@ -16,14 +23,15 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
+use self::http1::Opened;
+use self::tls_tunnel::Pump;
 use crate::handler::{Handler, Protocol, Request, Upstream};
-use crate::http1::{self, Opened};
-use crate::http2;
-use crate::pump::Pump;
 use crate::settings::Settings;
-use crate::tls::{ALPN, Tls};
 use crate::token::Token;
-use crate::trust::Presented;
+
+pub use client_certificate::{CertificateProblem, Presented};
+pub use identity::Identity;
+pub use tls::{ALPN, Tls, TlsError, TlsFiles};
 
 /// What is left to do for the caller of [`serve()`].
 #[derive(Debug)]

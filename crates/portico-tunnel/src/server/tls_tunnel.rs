@@ -21,9 +21,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until};
 
+use super::http1::Opened;
 use crate::chunk;
 use crate::handler::{End, Meter, Side};
-use crate::http1::Opened;
 
 /// One TLS record of plaintext.
 const RECORD: usize = 16 * 1024;

@@ -23,12 +23,12 @@ use http::{Method, Response, StatusCode};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, Sleep, sleep, timeout, timeout_at};
 
+use super::http1::GOODBYE;
+use super::{Caller, Failure, Finished};
 use crate::activity::Activity;
 use crate::bridge::Bridge;
 use crate::handler::{Handler, Protocol, Refusal, Request, Side, Upstream};
-use crate::http1::GOODBYE;
 use crate::keepalive::KeepAlive;
-use crate::serve::{Caller, Failure, Finished};
 use crate::settings::{FRAME_SIZE, HEADER_LIST, SEND_BUFFER, Settings};
 use crate::token::Token;
 use crate::turn::{Batched, Turn, batched};
