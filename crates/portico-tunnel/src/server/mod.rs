@@ -24,7 +24,6 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use self::http1::Opened;
-use self::tls_tunnel::Pump;
 use crate::handler::{Handler, Protocol, Request, Upstream};
 use crate::settings::Settings;
 use crate::token::Token;
@@ -179,7 +178,7 @@ async fn serve_tls<H: Handler>(
         }
         Spoken::Http1 => {
             if let Some(opened) = http1::open(&mut stream, inside, &caller, deadline, handler).await? {
-                Pump::new(stream, socket, opened, settings.stream_idle).run().await;
+                tls_tunnel::carry(stream, socket, opened, settings.stream_idle).await;
             }
             Ok(Finished::Closed)
         }
