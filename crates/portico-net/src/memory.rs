@@ -1,10 +1,12 @@
 //! Bounds the bytes that wait for receivers: one budget for the process, others for parts of it.
 //!
-//! A [`MemoryBudget`] counts bytes and has a limit. A [`Holder`] is one queue, of a stream or a connection, and counts in all budgets
-//! it is given: those of its connection, its cluster and the process. Over the limit of any of them, the holder whose
-//! bytes have waited longest is evicted: its bytes no longer count, and its task is woken to end the stream or connection.
+//! A [`MemoryBudget`] counts bytes and has a limit. A [`Holder`] is one queue, of a stream or a connection,
+//! and counts in all budgets it is given: those of its connection, its cluster and the process. Over the
+//! limit of any of them, the holder whose bytes have waited longest is evicted: its bytes no longer count,
+//! and its task is woken to end the stream or connection.
 //!
-//! A connection or a cluster with a budget of its own loses its own streams before it can fill the budget of the process.
+//! A connection or a cluster with a budget of its own loses its own streams before it can fill the budget of
+//! the process.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -101,7 +103,7 @@ impl MemoryBudget {
             tracing::warn!(
                 reset,
                 limit,
-                "bytes for receivers that do not read use up the memory for them; those that wait longest are reset"
+                "receivers that do not read use up the memory budget; those whose bytes wait longest are reset"
             );
         }
     }
@@ -126,7 +128,8 @@ struct State {
 #[derive(Debug)]
 struct Queue {
     bytes: usize,
-    /// Bytes that were there at `since` and still are: a receiver that takes one byte now and then makes no progress.
+    /// Bytes that were there at `since` and still are: a receiver that takes one byte now and then makes no
+    /// progress.
     due: usize,
     since: Instant,
     evicted: bool,

@@ -16,8 +16,8 @@ thread_local! {
     static BUFFER: RefCell<Option<Box<[u8]>>> = const { RefCell::new(None) };
 }
 
-/// A stream that is read in large pieces and written directly. It holds a buffer only while the reader above has not taken
-/// all of it.
+/// A stream that is read in large pieces and written directly. It holds a buffer only while the reader above
+/// has not taken all of it.
 #[derive(Debug)]
 pub struct ReadAhead<S> {
     stream: S,

@@ -1,4 +1,5 @@
-//! What is known of one HTTP/2 connection beyond what h2 tells: signs of life, what is written, the bytes it holds.
+//! What is known of one HTTP/2 connection beyond what h2 tells: signs of life, what is written, the bytes it
+//! holds.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -12,11 +13,12 @@ use tokio::sync::Notify;
 
 use crate::chunk::{self, CHUNK, COPIED};
 
-/// Most bytes that wait for the TCP socket of one connection: four streams with a full window each, a few milliseconds of a
-/// fast network. More would not be faster, for the socket is the bottleneck then.
+/// Most bytes that wait for the TCP socket of one connection: four streams with a full window each, a few
+/// milliseconds of a fast network. More would not be faster, for the socket is the bottleneck then.
 const ROOM: usize = 1 << 20;
 
-/// Most bytes that one connection holds in both directions: a fourth of what a gateway holds in all by default.
+/// Most bytes that one connection holds in both directions: a fourth of what a gateway holds in all by
+/// default.
 const CONNECTION_MEMORY: usize = 32 << 20;
 
 /// A peer that takes within this time all that waits for it is at work: 1 MiB at 8 Mbit/s.
@@ -83,8 +85,8 @@ impl Activity {
         self.flushes.load(Relaxed)
     }
 
-    /// Waits until all that was queued before `mark` was taken has been handed to the socket. Queueing has woken the
-    /// connection's task.
+    /// Waits until all that was queued before `mark` was taken has been handed to the socket. Queueing has
+    /// woken the connection's task.
     pub(crate) async fn flushed_since(&self, mark: u64) {
         loop {
             let flushed = self.flushed.notified();
@@ -110,8 +112,8 @@ impl Activity {
         Holder::new(vec![self.connection.clone(), self.process.clone()], Duration::ZERO)
     }
 
-    /// Most bytes of the next chunk towards the peer; 0 while there is no room for one. While the process is short of memory,
-    /// a connection holds one small chunk at a time.
+    /// Most bytes of the next chunk towards the peer; 0 while there is no room for one. While the process is
+    /// short of memory, a connection holds one small chunk at a time.
     pub(crate) fn room(&self) -> usize {
         match (self.process.room() < CHUNK, self.to_peer.held()) {
             (true, 0) => COPIED,
@@ -121,8 +123,8 @@ impl Activity {
         }
     }
 
-    /// Returns when there may be room again, to one stream at a time, in the order in which they came. It then has to call
-    /// [`pass_on`](Self::pass_on).
+    /// Returns when there may be room again, to one stream at a time, in the order in which they came. It
+    /// then has to call [`pass_on`](Self::pass_on).
     pub(crate) async fn freed(&self) {
         self.freed.notified().await;
     }

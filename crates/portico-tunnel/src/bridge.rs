@@ -1,22 +1,18 @@
-//! One HTTP/2 stream and one TCP connection, made one: every promise of TCP kept on both sides.
+//! Joins one HTTP/2 stream and one TCP connection, with every promise of TCP kept on both sides (RFC 9113
+//! section 8.5).
 //!
 //! | On the stream | On the TCP connection |
 //! |---|---|
 //! | DATA | bytes |
 //! | END_STREAM | FIN |
 //! | RST_STREAM from the peer, or its connection lost | RST |
-//! | RST_STREAM `CONNECT_ERROR` from us (RFC 9113 section 8.5) | RST |
+//! | RST_STREAM `CONNECT_ERROR` from us | RST |
 //!
-//! Both ends of a tunnel have one: at the gateway the stream is the client's and the socket the control plane's, at the client it is the other
-//! way round. Seen from here there are only the *peer*, which speaks HTTP/2, and the *socket*.
-//!
-//! Both directions live in one future, so that a tunnel is one task and each side knows of the other. From the peer, frames are
-//! taken from h2 as they come and [wait](Waiting); window is given back only for what the socket took, so a stalled socket
-//! holds one stream window and nobody else. Towards the peer, the socket is read only while the peer gives window and the connection
-//! has room: back-pressure reaches the other side through TCP. Whoever is not read is still watched for a reset. What is held
-//! is in the process's [account](crate::account), which may end the stream.
-//!
-//! Bytes that came before a reset are delivered before it, as far as the other side takes them within [`LINGER`].
+//! Both halves of a tunnel use it. The *peer* speaks HTTP/2: the client for a gateway, the gateway for a
+//! client. The *socket* is the other side. Both directions are one future, so a tunnel is one task. Neither
+//! direction reads more than the other side takes, and a side that is not read is still watched for a reset.
+//! Bytes that came before a reset are delivered before it, as far as the other side takes them within
+//! [`LINGER`].
 
 use std::future::poll_fn;
 use std::io;
@@ -42,16 +38,16 @@ use crate::settings::SEND_BUFFER;
 use crate::waiting::Waiting;
 
 pub(crate) struct Bridge<M> {
-    /// Whose side the peer is on.
+    /// Which side the peer is.
     peer: Side,
     from_peer: RecvStream,
     to_peer: SendStream<Bytes>,
     socket: Arc<TcpStream>,
     meter: M,
     activity: Arc<Activity>,
-    /// The last moment bytes were queued for the peer, for [`Activity::flushed_since`].
+    /// When bytes were last queued for the peer, for [`Activity::flushed_since`].
     queued: u64,
-    /// Boxed, for it is rarely needed: only while the socket takes less than comes.
+    /// Set only while the socket takes less than comes, so boxed.
     waiting: Option<Box<Waiting>>,
     /// Set only while the connection has no room for what the socket sent.
     room: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
@@ -64,18 +60,18 @@ pub(crate) struct Bridge<M> {
     idle: Idle,
     inbound: FromPeer,
     outbound: ToPeer,
-    /// Who was the first to say it is done.
+    /// Which was the first to end.
     first: Option<Party>,
 }
 
-/// The two a bridge stands between.
+/// The two ends of a bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Party {
     Peer,
     Socket,
 }
 
-/// How a bridge ended: [`End`], before anybody asks whose side is which.
+/// How a bridge ended: an [`End`] in terms of peer and socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     Closed { first: Party },
@@ -90,11 +86,11 @@ enum Outcome {
 enum FromPeer {
     /// Bytes may come.
     Open,
-    /// The peer said END_STREAM; what waits must be written before the FIN.
+    /// The peer sent END_STREAM; what waits has to be written before the FIN.
     Ending,
     /// FIN sent.
     Done,
-    /// The socket is gone. What it sent before may still be there to be read; what the peer sends is for nobody.
+    /// The socket is gone. What it sent before may still have to be read; what the peer sends is dropped.
     Lost,
 }
 
@@ -108,7 +104,7 @@ enum ToPeer {
 }
 
 impl<M: Meter> Bridge<M> {
-    /// `early` is what the peer has sent already.
+    /// `early` is what the peer sent before the socket was connected.
     pub(crate) fn new(
         peer: Side,
         (to_peer, from_peer): (SendStream<Bytes>, RecvStream),
@@ -205,12 +201,12 @@ impl<M: Meter> Bridge<M> {
         self.idle.poll(cx).map(|()| Outcome::Idle)
     }
 
-    /// Ready if what waits is to be given up.
+    /// Ready if others need the memory of what waits.
     fn poll_evicted(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.waiting.as_ref().map_or(Poll::Pending, |waiting| waiting.poll_evicted(cx))
     }
 
-    /// Takes what the peer sent and writes what the socket takes. An error is the peer's reset.
+    /// Writes what the peer sent, as far as the socket takes it. An error is the peer's reset.
     fn poll_from_peer(&mut self, cx: &mut Context<'_>) -> Result<(), h2::Error> {
         if self.waiting.is_some() {
             self.write_waiting(cx);
@@ -257,7 +253,8 @@ impl<M: Meter> Bridge<M> {
         self.write_waiting(cx);
     }
 
-    /// Writes what waits until nothing does or the socket takes no more; then its becoming writable wakes the task.
+    /// Writes what waits until nothing does or the socket takes no more; then its becoming writable wakes the
+    /// task.
     fn write_waiting(&mut self, cx: &mut Context<'_>) {
         while let Some(waiting) = &mut self.waiting {
             match waiting.write_to(&self.socket) {
@@ -291,7 +288,7 @@ impl<M: Meter> Bridge<M> {
         let _ = self.from_peer.flow_control().release_capacity(bytes);
     }
 
-    /// Reads what the socket sent as far as the peer has window for it. An error says who is gone.
+    /// Reads what the socket sent, as far as the peer gives window for it. An error says which is gone.
     fn poll_to_peer(&mut self, cx: &mut Context<'_>) -> Result<(), Party> {
         if self.outbound == ToPeer::Open {
             let all_read = self.read_socket(cx)?;
@@ -304,7 +301,7 @@ impl<M: Meter> Bridge<M> {
         self.poll_watch(cx)
     }
 
-    /// True if the socket has nothing more to say for now, false if it is not to be read for now or ever.
+    /// Returns true if the socket is empty, false if it is not to be read for now or ever.
     fn read_socket(&mut self, cx: &mut Context<'_>) -> Result<bool, Party> {
         let all_read = self.read_while_there_is_room(cx);
         if std::mem::take(&mut self.has_turn) {
@@ -350,7 +347,7 @@ impl<M: Meter> Bridge<M> {
         }
     }
 
-    /// Bytes the peer takes now; `None` if it takes none.
+    /// Bytes for which the peer gives window now; `None` if it gives none.
     fn poll_window(&mut self, cx: &mut Context<'_>) -> Result<Option<usize>, Party> {
         self.to_peer.reserve_capacity(SEND_BUFFER);
         self.reserved = true;
@@ -367,8 +364,8 @@ impl<M: Meter> Bridge<M> {
         }
     }
 
-    /// Room for bytes that wait for the connection's socket. After the window, never before it: a stream that has room and
-    /// waits for its reader would keep the room from others.
+    /// Room for bytes that wait for the connection's socket. After the window, never before it: a stream that
+    /// has room and waits for its reader would keep the room from others.
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<usize> {
         loop {
             let room = self.activity.room();
@@ -387,14 +384,14 @@ impl<M: Meter> Bridge<M> {
         }
     }
 
-    /// Window that is reserved and not used would be missing elsewhere on the connection.
+    /// Returns window that is reserved and not used, which other streams of the connection would lack.
     fn unreserve(&mut self) {
         if std::mem::take(&mut self.reserved) {
             self.to_peer.reserve_capacity(0);
         }
     }
 
-    /// The socket's FIN, or what looks like one after its reset was seen elsewhere.
+    /// Passes on the socket's FIN. After a reset was seen elsewhere, an end of the stream is that reset.
     fn end_to_peer(&mut self) -> Result<(), Party> {
         if self.inbound == FromPeer::Lost {
             return Err(Party::Socket);
@@ -406,7 +403,7 @@ impl<M: Meter> Bridge<M> {
         Ok(())
     }
 
-    /// While the socket is not read (the peer has no window, or the socket said its FIN), its reset is seen here.
+    /// Sees the reset of a socket that is not read: the peer gives no window, or the FIN came.
     fn poll_watch(&mut self, cx: &mut Context<'_>) -> Result<(), Party> {
         if self.inbound == FromPeer::Lost && self.outbound == ToPeer::Done {
             return Err(Party::Socket);
@@ -414,7 +411,7 @@ impl<M: Meter> Bridge<M> {
         if self.watch.poll(&self.socket, cx).is_ready() { Err(Party::Socket) } else { Ok(()) }
     }
 
-    /// The peer is gone: what it sent goes to the socket before the reset does.
+    /// The peer is gone: what it sent goes to the socket before the reset.
     async fn deliver_to_socket(&mut self) {
         self.room = None;
         let deadline = Instant::now() + LINGER;
@@ -431,14 +428,14 @@ impl<M: Meter> Bridge<M> {
         linger::sent(&self.socket, deadline).await;
     }
 
-    /// The socket is gone: what it sent goes to the peer before the reset does.
+    /// The socket is gone: what it sent goes to the peer before the reset.
     async fn deliver_to_peer(&mut self) {
         let deadline = Instant::now() + LINGER;
         self.inbound = FromPeer::Lost;
         self.waiting = None;
-        // The rest of what the socket sent is still in the socket's receive queue, if the peer had no window for it.
+        // What the peer had no window for is still in the socket's receive queue.
         let all_read = poll_fn(|cx| {
-            // What comes is for nobody, and not to be held by h2, which counts nothing.
+            // What comes is dropped here: h2 would hold it without counting it.
             if self.poll_from_peer(cx).is_err() || self.to_peer.poll_reset(cx).is_ready() {
                 return Poll::Ready(());
             }

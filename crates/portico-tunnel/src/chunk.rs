@@ -1,7 +1,9 @@
-//! Reads an upstream into memory that can be sent without copying it again, and that costs nothing while nobody reads.
+//! Reads an upstream into memory that can be sent without copying it again, and that costs nothing while
+//! nobody reads.
 //!
-//! One buffer a thread. A large read leaves with the buffer itself; a small one is copied out of it: copying 8 KiB costs less than
-//! an allocation of 64 KiB, and a small chunk that waits for a slow client must not pin a large buffer.
+//! One buffer a thread. A large read leaves with the buffer itself; a small one is copied out of it: copying
+//! 8 KiB costs less than an allocation of 64 KiB, and a small chunk that waits for a slow client must not pin
+//! a large buffer.
 
 use std::cell::RefCell;
 use std::io;

@@ -1,4 +1,4 @@
-//! Tells the dead from the idle: PING on an HTTP/2 connection that has been silent (RFC 9113 section 6.7).
+//! Tells dead peers from idle ones: PING on an HTTP/2 connection that has been silent (RFC 9113 section 6.7).
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -10,8 +10,8 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use crate::activity::Activity;
 
-/// Asks a peer that has been silent for a sign of life. A peer that sends anything at all is never asked, and a resting
-/// connection wakes up once an interval.
+/// Sends PING to a peer that has been silent. A peer that sends anything gets none, and a connection at rest
+/// wakes up once an interval.
 pub(crate) struct KeepAlive {
     pings: Option<PingPong>,
     interval: Duration,
@@ -25,7 +25,7 @@ impl KeepAlive {
         Self { pings, interval, timeout, timer: Box::pin(sleep(interval)), asked: false }
     }
 
-    /// The silent peer has spoken: it counts as new.
+    /// The silent peer has sent something: begins again.
     pub(crate) fn restart(&mut self) {
         self.asked = false;
         self.timer.as_mut().reset(Instant::now() + self.interval);
@@ -39,14 +39,14 @@ impl KeepAlive {
     fn poll_silent(&mut self, cx: &mut Context<'_>, activity: &Activity) -> Poll<()> {
         loop {
             ready!(self.timer.as_mut().poll(cx));
-            // The answer to a PING is heard like anything else.
+            // The response to a PING is heard like anything else.
             let heard = activity.take_heard();
             if self.asked && !heard {
                 return Poll::Ready(());
             }
             self.asked = !heard;
             if let (true, Some(pings)) = (self.asked, &mut self.pings) {
-                // An answer that was not collected would keep h2 from sending the next PING.
+                // h2 sends the next PING only after the response to the last one was taken.
                 let _ = pings.poll_pong(cx);
                 // Fails only if the connection is closing, which its own task notices.
                 let _ = pings.send_ping(Ping::opaque());

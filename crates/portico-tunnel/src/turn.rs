@@ -1,10 +1,12 @@
-//! Writes an HTTP/2 connection once a turn: after all tasks that are ready, with the frames of all their streams.
+//! Writes an HTTP/2 connection once a turn: after all tasks that are ready, with the frames of all their
+//! streams.
 //!
-//! h2 flushes each DATA frame of 256 bytes or more by itself, in the order in which its task is woken. One write a message
-//! costs a system call, a TCP segment, under TLS a record, and a wake-up of the other end.
+//! h2 flushes each DATA frame of 256 bytes or more by itself, in the order in which its task is woken. One
+//! write a message costs a system call, a TCP segment, under TLS a record, and a wake-up of the other end.
 //!
-//! [`Batched`] is the stream that h2 writes to. It copies small writes together and passes large ones on with them. [`Turn`]
-//! belongs to the task that drives the connection: it lets all ready tasks run first, then polls h2, then flushes.
+//! [`Batched`] is the stream that h2 writes to. It copies small writes together and passes large ones on with
+//! them. [`Turn`] belongs to the task that drives the connection: it lets all ready tasks run first, then
+//! polls h2, then flushes.
 
 use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
@@ -48,7 +50,8 @@ struct Inner<S> {
     failed: Option<io::Error>,
 }
 
-/// A stream for h2 and the turn that belongs to it. Until the turn is first polled, writes are passed on directly.
+/// A stream for h2 and the turn that belongs to it. Until the turn is first polled, writes are passed on
+/// directly.
 pub(crate) fn batched<S>(stream: S, activity: &Arc<Activity>) -> (Batched<S>, Turn<S>) {
     let inner = Inner {
         stream,
@@ -70,7 +73,8 @@ impl<S: AsyncWrite + Unpin> Turn<S> {
     ) -> Poll<T> {
         if !self.is_last {
             self.is_last = true;
-            // Wakes this task behind those that are ready, and behind those that the sockets make ready meanwhile.
+            // Wakes this task behind those that are ready, and behind those that the sockets make ready
+            // meanwhile.
             let _ = pin!(tokio::task::yield_now()).poll(cx);
             return Poll::Pending;
         }
@@ -102,7 +106,8 @@ fn lock<S>(inner: &Mutex<Inner<S>>) -> MutexGuard<'_, Inner<S>> {
 }
 
 impl<S> Inner<S> {
-    /// What h2 is told. Its task rests only after a pending read or write, so this is where it learns that it has to end.
+    /// What h2 is told. Its task rests only after a pending read or write, so this is where it learns that it
+    /// has to end.
     fn result<T>(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if result.is_ready() {
             return result;

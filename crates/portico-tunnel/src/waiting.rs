@@ -1,7 +1,7 @@
 //! Bytes on their way to a socket that takes them more slowly than they come.
 //!
-//! At most one stream window, for window is given back only for what was written. Frames of a few bytes are copied together,
-//! or a thousand frames of one byte would cost a thousand times their size.
+//! At most one stream window, for window is given back only for what was written. Frames of a few bytes are
+//! copied together, or a thousand frames of one byte would cost a thousand times their size.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -14,8 +14,8 @@ use tokio::net::TcpStream;
 use crate::activity::Activity;
 use crate::settings::FRAME_SIZE;
 
-/// Frames below this are copied together. A larger frame is kept as it is, with the buffer it was read into, which is at most twice
-/// its size: what is held is what is counted, up to a factor of two.
+/// Frames below this are copied together. A larger frame is kept as it is, with the buffer it was read into,
+/// which is at most twice its size: what is held is what is counted, up to a factor of two.
 const SMALL: usize = FRAME_SIZE as usize / 2;
 
 /// Slices of one write: more than the frames of a whole stream window.

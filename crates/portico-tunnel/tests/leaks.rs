@@ -1,5 +1,5 @@
-//! After everything ended, in every way it can, no descriptor and no task is left. A program of its own: it counts what the whole
-//! process has.
+//! After everything ended, in every way it can, no descriptor and no task is left. A program of its own: it
+//! counts what the whole process has.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
 

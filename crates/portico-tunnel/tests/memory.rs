@@ -115,7 +115,8 @@ async fn client_that_may_be_deaf(server: &Server) -> (Client, Ear) {
     (Client { requests, connection: tokio::spawn(connection) }, ear)
 }
 
-/// A connection for the HTTP/2 peer of `streams` tunnels, whose upstreams send a window each while it does not read.
+/// A connection for the HTTP/2 peer of `streams` tunnels, whose upstreams send a window each while it does
+/// not read.
 async fn deaf_client(server: &Server, streams: usize) -> (Client, Ear, Vec<Ends>) {
     let (mut client, ear) = client_that_may_be_deaf(server).await;
     let mut tunnels = Vec::new();
@@ -204,7 +205,8 @@ async fn streams_whose_sockets_do_not_read_are_reset_at_the_limit_and_no_others(
         stopped.push(upstream);
         senders.push(send_for_ever(ends));
     }
-    // What comes with one read of the connection's socket may be over it until those that were told have gone.
+    // What comes with one read of the connection's socket may be over it until those that were told have
+    // gone.
     let most = limit + 4 * WINDOW;
     patiently(async {
         while senders.iter().filter(|sender| sender.is_finished()).count() < STREAMS / 2 {
@@ -265,7 +267,8 @@ async fn what_comes_before_the_upstream_is_connected_counts() {
 /// What a peer may leave for so long without being given up.
 const WORKS: Duration = Duration::from_secs(1);
 
-/// A peer makes the server hold what it does not take, in one way or another; others want memory later. It is given up, and they are not.
+/// A peer makes the server hold what it does not take, in one way or another; others want memory later. It is
+/// given up, and they are not.
 async fn is_given_up_for_others(does: impl AsyncFnOnce(&Ear)) {
     let (memory, settings) = limited(640 * 1024);
     let mut server = Server::start(settings).await;

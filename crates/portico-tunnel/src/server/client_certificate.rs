@@ -1,9 +1,9 @@
 //! Which cluster a client certificate stands for, by the CA and the revocation lists that are in force.
 //!
-//! TLS accepts any certificate whose key the client holds ([`AnyCertificate`]): a TLS alert tells a client next to nothing, and
-//! under TLS 1.3 only after its handshake is done. The chain is verified for the first request, and what is wrong with it
-//! becomes a sentence in the response. [`Presented::still_identifies`] verifies it again when the files change, which is how a
-//! revocation reaches open connections.
+//! TLS accepts any certificate whose key the client holds ([`AnyCertificate`]): a TLS alert tells a client
+//! next to nothing, and under TLS 1.3 only after its handshake is done. The chain is verified for the first
+//! request, and what is wrong with it becomes a sentence in the response. [`Presented::still_identifies`]
+//! verifies it again when the files change, which is how a revocation reaches open connections.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -21,7 +21,8 @@ use x509_parser::prelude::{CertificateRevocationList, FromDer, X509Certificate};
 use super::identity::Identity;
 use super::tls::Tls;
 
-/// Longest chain of a client, in bytes: ten large certificates. It is kept as long as the connection, for revocations.
+/// Longest chain of a client, in bytes: ten large certificates. It is kept as long as the connection, for
+/// revocations.
 const LONGEST_CHAIN: usize = 16 * 1024;
 
 /// Most characters shown of a name or a number that a certificate carries.
@@ -167,8 +168,8 @@ impl Presented {
         answer
     }
 
-    /// Whether they still stand for `cluster`. Expiry does not cut what is open; everything else does: the CA is gone from the
-    /// file, or one of them was revoked.
+    /// Whether they still stand for `cluster`. Expiry does not cut what is open; everything else does: the CA
+    /// is gone from the file, or one of them was revoked.
     pub fn still_identifies(&self, cluster: &str) -> Result<(), CertificateProblem> {
         let Some(trust) = self.tls.trust() else { return Err(CertificateProblem::NoCluster) };
         let valid = match self.verify(&trust, UnixTime::now()) {
@@ -209,7 +210,8 @@ impl ClientCertVerifier for AnyCertificate {
         false
     }
 
-    /// None: a client that chooses by them would send no certificate, and the response could not say what is wrong with it.
+    /// None: a client that chooses by them would send no certificate, and the response could not say what is
+    /// wrong with it.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }

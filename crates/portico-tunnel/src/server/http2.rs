@@ -1,10 +1,11 @@
-//! One HTTP/2 connection: requests become streams, streams become [`Bridge`]s.
+//! One HTTP/2 connection: CONNECT requests become streams, streams become [`Bridge`]s (RFC 9113 section 8.5).
 //!
-//! One task drives the connection, one task each carries a stream; all on the thread that accepted it. The connection's task also
-//! asks the peer for a sign of life ([`KeepAlive`]), says GOAWAY when the gateway drains and then lets the streams finish.
+//! One task drives the connection, one task each carries a stream, all on the thread that accepted it. The
+//! connection's task also sends PING to a silent peer ([`KeepAlive`]), sends GOAWAY when the gateway drains,
+//! and then lets the streams finish.
 //!
-//! What a peer can make us hold is bounded by [`Settings`]; how fast it can make us work for nothing is bounded by
-//! h2's own caps (resets before accept, resets for errors, small frames, header lists) and by [`RapidReset`].
+//! [`Settings`] bound what a peer can make the gateway hold. h2's own caps (resets before accept, resets for
+//! errors, small frames, header lists) and [`RapidReset`] bound how fast it can make it work for nothing.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -34,7 +35,7 @@ use crate::token::Token;
 use crate::turn::{Batched, Turn, batched};
 use crate::waiting::Waiting;
 
-/// Serves a connection until it ends by itself. `drain` is when no new streams are wanted.
+/// Serves a connection until it ends. `drain` is ready when no new streams are wanted.
 pub(crate) async fn serve<S, H>(
     stream: S,
     caller: &Caller,
@@ -62,7 +63,7 @@ where
     loop {
         tokio::select! {
             biased;
-            // Before requests, or who asks without a pause would stay.
+            // Before requests, or a client that sends them without a pause would stay.
             () = &mut unwanted => {
                 dismiss(connection).await;
                 return Err(Failure::Unwanted);
@@ -94,7 +95,7 @@ where
     }
 }
 
-/// Says GOAWAY. A client that does not read is not waited for long.
+/// Sends GOAWAY. A client that does not read is not waited for long.
 async fn dismiss<S: AsyncRead + AsyncWrite + Unpin>(mut connection: Connection<Batched<S>, Bytes>) {
     connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
     // An error says that it is gone, which is what we want.
@@ -106,10 +107,11 @@ fn builder(settings: &Settings) -> Builder {
     builder
         .initial_window_size(settings.stream_window)
         .initial_connection_window_size(settings.connection_window())
-        // And one more, by which a client whose tunnel is full shows a new token.
+        // And one more, on which a client with a full tunnel sends a new token.
         .max_concurrent_streams(settings.max_streams.saturating_add(1))
-        // Requests cancelled before we saw them. Whoever waited for a gateway that stood still for some seconds does that, and h2's
-        // limit of 20 would cost all its streams; `RapidReset` looks after attacks.
+        // Requests cancelled before they were accepted. A client that waited for a gateway that stood still
+        // for some seconds cancels all of them, and h2's limit of 20 would cost it its streams. `RapidReset`
+        // stops attacks.
         .max_pending_accept_reset_streams(settings.max_streams as usize)
         .max_frame_size(FRAME_SIZE)
         .max_header_list_size(HEADER_LIST)
@@ -133,7 +135,7 @@ struct Tunnel {
     idle: Option<Duration>,
 }
 
-/// Answers what needs no upstream, and gives everything else a task of its own.
+/// Responds to what needs no upstream, and gives everything else a task of its own.
 fn start<H: Handler>(
     request: http::Request<RecvStream>,
     respond: SendResponse<Bytes>,
@@ -147,7 +149,7 @@ fn start<H: Handler>(
             [AUTHORIZATION, PROXY_AUTHORIZATION].into_iter().filter_map(|name| head.headers.get(name));
         headers.filter_map(|value| Token::from_header(value.to_str().ok()?)).next()
     };
-    // Of a refresh the path is `*`, which some libraries leave out.
+    // The path of a refresh is `*`, which some libraries leave out.
     let is_refresh = head.method == Method::OPTIONS && matches!(head.uri.path(), "*" | "");
     let refusal = if head.method != Method::CONNECT && !is_refresh {
         Refusal::METHOD
@@ -180,7 +182,7 @@ async fn verify<H: Handler>(
         Some(Ok(())) => {
             let mut answer = Response::new(());
             *answer.status_mut() = StatusCode::NO_CONTENT;
-            // If it cannot be sent, the client is gone.
+            // Fails only if the client is gone.
             let _ = respond.send_response(answer, true);
         }
     }
@@ -206,7 +208,7 @@ async fn carry<H: Handler>(
     from_client: RecvStream,
     tunnel: Tunnel,
 ) {
-    // Boxed, so that what connecting needs is gone while the tunnel rests.
+    // Boxed: a tunnel at rest does not keep the memory that connecting needs.
     let opened = Box::pin(open(handler, request, respond, from_client, Arc::clone(&tunnel.activity))).await;
     if let Some(Opened { stream, early, upstream }) = opened {
         let Upstream { stream: socket, meter } = upstream;
@@ -214,7 +216,7 @@ async fn carry<H: Handler>(
     }
 }
 
-/// A stream whose client has its 200.
+/// A stream whose client has got its 200.
 struct Opened<M> {
     stream: (SendStream<Bytes>, RecvStream),
     /// What came before that.
@@ -222,7 +224,7 @@ struct Opened<M> {
     upstream: Upstream<M>,
 }
 
-/// Connects and answers. `None` if the client was refused, or left meanwhile.
+/// Connects and responds. `None` if the client was refused, or left meanwhile.
 async fn open<H: Handler>(
     handler: Arc<H>,
     request: Request,
@@ -241,14 +243,15 @@ async fn open<H: Handler>(
         Some(Some(Err(refusal))) => refuse(respond, &refusal),
         Some(Some(Ok(upstream))) => match respond.send_response(Response::new(()), false) {
             Ok(to_client) => return Some(Opened { stream: (to_client, from_client), early, upstream }),
-            // The client left in this very moment; the upstream learns that nothing will come.
+            // The client left in this moment; the reset tells the upstream that nothing will come.
             Err(_) => drop(upstream.stream.set_zero_linger()),
         },
     }
     None
 }
 
-/// Waits for `future`, and takes what the client sends meanwhile, so that it is counted. `None` if memory is short, and this is to be given up.
+/// Waits for `future`, and takes what the client sends meanwhile, so that it is counted. `None` if others
+/// need that memory.
 async fn unless_too_much<T>(
     from_client: &mut RecvStream,
     early: &mut Option<Box<Waiting>>,
@@ -268,7 +271,7 @@ async fn unless_too_much<T>(
     .await
 }
 
-/// Answers with a status and a sentence. If it cannot be sent, the client is gone.
+/// Responds with a status and a sentence. Fails only if the client is gone, so silently.
 fn refuse(mut respond: SendResponse<Bytes>, refusal: &Refusal) {
     let body = Bytes::from(format!("{}\n", refusal.reason));
     let mut answer = Response::new(());
@@ -287,7 +290,7 @@ fn refuse(mut respond: SendResponse<Bytes>, refusal: &Refusal) {
     }
 }
 
-/// Looks once an interval whether the connection has any stream; it closes after one to two intervals without.
+/// Closes a connection that has had no stream for one to two intervals: it looks once an interval.
 struct Unused {
     timer: Option<(Pin<Box<Sleep>>, Duration)>,
 }
@@ -308,15 +311,16 @@ impl Unused {
     }
 }
 
-/// Notices requests that their client cancels before they are answered, again and again (CVE-2023-44487, "rapid reset"): each makes us
-/// look up a route and start to connect. h2 counts only those cancelled before they were accepted, and we accept at once.
+/// Detects a client that keeps cancelling requests before their response (CVE-2023-44487, "rapid reset"):
+/// each costs a route look-up and the start of a connect. h2 counts only those cancelled before they were
+/// accepted, which happens at once.
 struct RapidReset {
     since: Instant,
 }
 
 impl RapidReset {
-    /// Whether more than `most` were cancelled within a second. All streams of a connection giving up at once is no attack: an
-    /// agent whose API server hangs does that.
+    /// Whether more than `most` were cancelled within a second. All streams of a connection at once are no
+    /// attack: an agent whose API server hangs cancels them.
     fn seen(&mut self, activity: &Activity, most: u32) -> bool {
         if activity.cancelled.load(Relaxed) <= most {
             return false;

@@ -1,9 +1,11 @@
-//! The certificate of the tunnel listener, the CA of its clients and that CA's revocation lists, from files that may change.
+//! The certificate of the tunnel listener, the CA of its clients and that CA's revocation lists, from files
+//! that may change.
 //!
-//! A connection takes the certificate that is current when it begins, and keeps it: renewing one cuts nothing. The
-//! certificate of a client is judged in [`client_certificate`](super::client_certificate) by the CA that is current then.
-//! Certificate and CA are read apart: a certificate that is half written must not delay a revocation. Sessions are never
-//! resumed: an agent connects rarely, and a full handshake proves that it still has its key.
+//! A connection takes the certificate that is current when it begins, and keeps it: renewing one cuts
+//! nothing. The certificate of a client is judged in [`client_certificate`](super::client_certificate) by the
+//! CA that is current then. Certificate and CA are read apart: a certificate that is half written must not
+//! delay a revocation. Sessions are never resumed: an agent connects rarely, and a full handshake proves that
+//! it still has its key.
 
 use std::fs;
 use std::io;
@@ -34,7 +36,8 @@ pub struct TlsFiles {
     pub certificate: PathBuf,
     /// The leaf's private key.
     pub key: PathBuf,
-    /// The CA certificates that client certificates must lead to. With it, clients are asked for a certificate.
+    /// The CA certificates that client certificates must lead to. With it, clients are asked for a
+    /// certificate.
     pub client_ca: Option<PathBuf>,
     /// The complete revocation lists of these CAs.
     pub client_crl: Option<PathBuf>,
@@ -138,7 +141,8 @@ pub enum TlsError {
     },
     /// A delta list, or a list of some certificates only: what it lacks would count as not revoked.
     #[error(
-        "revocation list {}: the list of {issuer} is not complete; give the list of all certificates that this CA revoked",
+        "revocation list {}: the list of {issuer} is not complete; \
+         give the list of all certificates that this CA revoked",
         path.display()
     )]
     PartialList {
@@ -148,7 +152,10 @@ pub enum TlsError {
         issuer: Box<str>,
     },
     /// A revocation list that cannot be used.
-    #[error("revocation list {}: {source}; give the lists of the client CA in PEM (X509 CRL)", path.display())]
+    #[error(
+        "revocation list {}: {source}; give the lists of the client CA in PEM (X509 CRL)",
+        path.display()
+    )]
     Revocations {
         /// The file of lists.
         path: PathBuf,
@@ -202,10 +209,12 @@ impl Tls {
         })
     }
 
-    /// Reads certificate and key again. Returns true if they changed and the new ones are in force for connections to come.
-    /// On an error the old ones stay, also in the moment when the certificate is new and its key is not yet; call again later.
+    /// Reads certificate and key again. Returns true if they changed and the new ones are in force for
+    /// connections to come. On an error the old ones stay, also in the moment when the certificate is new and
+    /// its key is not yet; call again later.
     ///
-    /// Blocks while it reads small files, like [`reload_trust`](Self::reload_trust): not for a thread that serves connections.
+    /// Blocks while it reads small files, like [`reload_trust`](Self::reload_trust): not for a thread that
+    /// serves connections.
     pub fn reload_certificate(&self) -> Result<bool, TlsError> {
         let pair = Pair::read(&self.files)?;
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
@@ -217,11 +226,12 @@ impl Tls {
         Ok(true)
     }
 
-    /// Reads the client CA and its revocation lists again. Returns true if they changed. From then on every certificate is
-    /// judged by the new ones, those of open connections too, which the caller has to look at.
+    /// Reads the client CA and its revocation lists again. Returns true if they changed. From then on every
+    /// certificate is judged by the new ones, those of open connections too, which the caller has to look at.
     ///
-    /// On an error the old ones stay, but for what takes trust away: a CA that is gone from the file is not trusted any more,
-    /// and a good list is in force although another is not. The error then comes with the next call.
+    /// On an error the old ones stay, but for what takes trust away: a CA that is gone from the file is not
+    /// trusted any more, and a good list is in force although another is not. The error then comes with the
+    /// next call.
     pub fn reload_trust(&self) -> Result<bool, TlsError> {
         let anchors = Anchors::read(&self.files)?;
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
@@ -253,7 +263,8 @@ impl Tls {
         self.files.client_ca.is_some()
     }
 
-    /// Whether the certificate of the listener is for this server name, in lower case and without a dot at its end.
+    /// Whether the certificate of the listener is for this server name, in lower case and without a dot at
+    /// its end.
     #[must_use]
     pub fn is_named(&self, name: &str) -> bool {
         let parent = name.split_once('.').map(|(_, parent)| parent);
@@ -369,7 +380,8 @@ impl Authorities {
     }
 }
 
-/// Whether the list is a delta (RFC 5280 section 5.2.4), or one for certain certificates only (section 5.2.5).
+/// Whether the list is a delta (RFC 5280 section 5.2.4), or one for certain certificates only (section
+/// 5.2.5).
 fn is_partial(list: &[u8]) -> bool {
     let Ok((_, list)) = CertificateRevocationList::from_der(list) else { return true };
     let partial = [OID_X509_EXT_DELTA_CRL_INDICATOR, OID_X509_EXT_ISSUER_DISTRIBUTION_POINT];

@@ -1,8 +1,9 @@
-//! HTTP/1.1 CONNECT under TLS: copies between the TLS stream and the upstream. (Without TLS the caller's copy engine does.)
+//! HTTP/1.1 CONNECT under TLS: copies between the TLS stream and the upstream. (Without TLS the caller's copy
+//! engine does.)
 //!
-//! The same promises as [`bridge`](crate::bridge) makes for HTTP/2: a FIN is passed on as close_notify and back, a reset as
-//! a reset, after the bytes that came before it. A TLS client that ends without close_notify was cut off; its upstream gets
-//! a reset.
+//! The same promises as [`bridge`](crate::bridge) makes for HTTP/2: a FIN is passed on as close_notify and
+//! back, a reset as a reset, after the bytes that came before it. A TLS client that ends without close_notify
+//! was cut off; its upstream gets a reset.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -24,7 +25,8 @@ use crate::handler::{End, Meter, Side, Upstream};
 /// Bytes of one read. Each direction holds such a buffer.
 const READ: usize = 8 * 1024;
 
-/// Copies until the tunnel is over, ends both sides accordingly and reports. `socket` is the one under `client`.
+/// Copies until the tunnel is over, ends both sides accordingly and reports. `socket` is the one under
+/// `client`.
 pub(crate) async fn carry<S, M>(client: S, socket: Arc<TcpStream>, opened: Opened<M>, idle: Option<Duration>)
 where
     S: AsyncRead + AsyncWrite + Unpin,
