@@ -1,9 +1,5 @@
 //! What nobody takes is bounded, by connection and by process, and holds nobody else.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
-
-mod common;
-
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
@@ -12,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use crate::common::*;
 use bytes::Bytes;
-use common::*;
 use h2::Reason;
 use portico_net::MemoryBudget;
 use portico_tunnel::{End, Settings};

@@ -1,14 +1,10 @@
 //! CONNECT under TLS: who may come in, as whom, and what TCP promises survives there.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
-
-mod common;
-
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::*;
+use crate::common::*;
 use http::StatusCode;
 use portico_tunnel::{End, Failure, Request, Settings, Side, Tls, TlsFiles};
 use rcgen::{

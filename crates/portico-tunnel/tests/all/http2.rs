@@ -1,13 +1,9 @@
 //! HTTP/2 CONNECT over real sockets: what TCP promises survives, and one stream never holds another.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
-
-mod common;
-
 use std::time::Duration;
 
+use crate::common::*;
 use bytes::Bytes;
-use common::*;
 use h2::Reason;
 use http::{Method, StatusCode};
 use portico_tunnel::{End, Failure, Finished, Settings, Side};
