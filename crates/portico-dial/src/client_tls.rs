@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use arc_swap::ArcSwap;
+use portico_net::ReadAhead;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::aws_lc_rs;
@@ -195,9 +196,9 @@ impl ClientTls {
         &self,
         server_name: &str,
         socket: Socket,
-    ) -> Result<TlsStream<Socket>, HandshakeError> {
+    ) -> Result<TlsStream<ReadAhead<Socket>>, HandshakeError> {
         let route = socket.route().clone();
-        self.handshake(server_name, &route, socket).await
+        self.handshake(server_name, &route, ReadAhead::new(socket)).await
     }
 
     /// The same over any stream.

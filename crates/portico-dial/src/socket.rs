@@ -77,15 +77,6 @@ impl Socket {
     pub fn tcp(&self) -> &Arc<TcpStream> {
         &self.tcp
     }
-
-    /// The TCP connection, if nothing stands between it and the bytes that are written: no TLS to a proxy.
-    #[must_use]
-    pub fn plain(&self) -> Option<&TcpStream> {
-        match self.stream.stream() {
-            Transport::Plain(_) => Some(&self.tcp),
-            Transport::Tls(_) => None,
-        }
-    }
 }
 
 /// The connection to the first hop.

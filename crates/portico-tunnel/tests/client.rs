@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use common::{PATIENCE, Server, UPSTREAM, is_reset, patiently, pattern, plaintext, read_to_end};
 use harness::{Line, Pod, Wire, beat, connected, settings, wait_for};
+use portico_net::MemoryBudget;
 use portico_tunnel::client::{Client, ClientSettings, OpenError, TunnelState};
-use portico_tunnel::{Account, End, Side, StatusCode};
+use portico_tunnel::{End, Side, StatusCode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
@@ -110,7 +111,7 @@ async fn a_pod_that_stops_reading_slows_no_other() {
 async fn pods_that_do_not_read_are_reset_at_the_limit_and_others_go_on() {
     const STOPPED: usize = 12;
     // The windows of four streams.
-    let memory = Account::new(4 * 240 * 1024);
+    let memory = MemoryBudget::new(4 * 240 * 1024);
     let server = Server::start(plaintext()).await;
     let settings = ClientSettings { tunnels: 1, memory: memory.clone(), ..settings(&[server.address]) };
     let client = Client::start(settings);

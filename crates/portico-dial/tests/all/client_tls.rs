@@ -10,6 +10,7 @@ use portico_dial::{
     ClientTls, ClientTlsError, ClientTlsFiles, Dialer, HandshakeError, HandshakeProblem, ProxyFiles,
     ProxySetting, Socket, Target,
 };
+use portico_net::ReadAhead;
 use rcgen::date_time_ymd;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
@@ -25,7 +26,7 @@ fn trusting(ca: PathBuf) -> ClientTls {
     ClientTls::load(ClientTlsFiles { ca: Some(ca), ..ClientTlsFiles::default() }).unwrap()
 }
 
-async fn connect(tls: &ClientTls, gateway: &Echo) -> Result<TlsStream<Socket>, HandshakeError> {
+async fn connect(tls: &ClientTls, gateway: &Echo) -> Result<TlsStream<ReadAhead<Socket>>, HandshakeError> {
     tls.connect("gateway.test", socket(gateway.address).await).await
 }
 

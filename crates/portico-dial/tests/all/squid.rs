@@ -16,6 +16,7 @@ use super::pki::{Authority, Echo, Folder};
 use portico_dial::{
     ClientTls, ClientTlsFiles, DialError, Dialer, HandshakeError, ProxyFiles, ProxySetting, Socket, Target,
 };
+use portico_net::ReadAhead;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -155,7 +156,7 @@ impl Corporation {
         dialer.connect(target, resolved.addresses[0]).await
     }
 
-    async fn tls(&self, socket: Socket) -> Result<TlsStream<Socket>, HandshakeError> {
+    async fn tls(&self, socket: Socket) -> Result<TlsStream<ReadAhead<Socket>>, HandshakeError> {
         let files = ClientTlsFiles { ca: Some(self.gateway_ca.clone()), ..ClientTlsFiles::default() };
         ClientTls::load(files).unwrap().connect(GATEWAY, socket).await
     }
@@ -236,7 +237,7 @@ fn start(folder: &Folder, ip: Ipv4Addr) -> Child {
     squid
 }
 
-async fn echoes(mut stream: TlsStream<Socket>) {
+async fn echoes(mut stream: TlsStream<ReadAhead<Socket>>) {
     assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"portico-tunnel"[..]));
     stream.write_all(b"hello").await.unwrap();
     let mut answer = [0; 5];

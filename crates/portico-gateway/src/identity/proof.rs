@@ -53,7 +53,9 @@ impl Proof {
     pub(super) fn falls(&self, tokens: Option<&StaticTokens>) -> Option<String> {
         let basis = lock(&self.basis).clone();
         let why = match basis {
-            Basis::Certificate(certificate) => certificate.standing(self.cluster.as_str()).err()?.to_string(),
+            Basis::Certificate(certificate) => {
+                certificate.still_identifies(self.cluster.as_str()).err()?.to_string()
+            }
             Basis::Token(hash) => {
                 if tokens.and_then(|tokens| tokens.owner(&hash)).is_some_and(|owner| owner == self.cluster) {
                     return None;

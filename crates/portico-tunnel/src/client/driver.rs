@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use bytes::Bytes;
 use h2::client::{Builder, Connection};
 use h2::{Ping, PingPong, Reason};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -14,41 +15,43 @@ use tokio::time::{Instant, timeout_at};
 use super::event::{Connection as Opened, Ended, Signals};
 use super::settings::ClientSettings;
 use super::tunnel::{Tunnel, TunnelOrigin};
-use crate::io::{Probe, Pulse, Wire};
+use crate::activity::Activity;
 use crate::keepalive::KeepAlive;
-use crate::payload::Payload;
 use crate::settings::{FRAME_SIZE, HEADER_LIST, SEND_BUFFER};
+use crate::turn::{Batched, Turn, batched};
 
 /// Streams that a gateway is assumed to allow until it says so (RFC 9113 section 6.5.2: at least 100).
 const FIRST_STREAMS: usize = 100;
 
-struct Driver<S: AsyncRead + AsyncWrite + Wire + Unpin> {
-    connection: Connection<Probe<S>, Payload>,
+struct Driver<S: AsyncRead + AsyncWrite + Unpin> {
+    connection: Connection<Batched<S>, Bytes>,
+    turn: Turn<S>,
     keep_alive: KeepAlive,
     give_up_after: Duration,
 }
 
 /// Speaks HTTP/2 on a connected stream. Returns once the gateway has answered a PING: a frozen process
 /// accepts connections, too.
-pub(super) async fn open<S: AsyncRead + AsyncWrite + Wire + Unpin + Send + 'static>(
+pub(super) async fn open<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
     origin: TunnelOrigin,
     settings: &ClientSettings,
     signals: &Arc<Signals>,
     deadline: Instant,
 ) -> Result<Opened, Ended> {
-    let pulse = Arc::new(Pulse::new(&settings.memory));
+    let activity = Arc::new(Activity::new(&settings.memory));
+    let (stream, turn) = batched(stream, &activity);
     let silent = || Ended::Silent(settings.handshake_timeout);
-    let handshake = builder(settings).handshake::<_, Payload>(Probe::new(stream, Arc::clone(&pulse)));
+    let handshake = builder(settings).handshake::<_, Bytes>(stream);
     let (sender, mut connection) = timeout_at(deadline, handshake).await.map_err(|_| silent())??;
     let mut pings = connection.ping_pong();
     if let Some(pings) = &mut pings {
         let alive = prove_alive(&mut connection, pings);
         timeout_at(deadline, alive).await.map_err(|_| silent())??;
     }
-    let tunnel = Arc::new(Tunnel::new(origin, sender, settings, signals, pulse));
+    let tunnel = Arc::new(Tunnel::new(origin, sender, settings, signals, activity));
     let keep_alive = KeepAlive::new(pings, settings.ping_interval, settings.ping_timeout);
-    let driver = Driver { connection, keep_alive, give_up_after: settings.give_up_after };
+    let driver = Driver { connection, turn, keep_alive, give_up_after: settings.give_up_after };
     let driver = Box::pin(driver.run(Arc::clone(&tunnel)));
     Ok(Opened { tunnel, driver })
 }
@@ -67,8 +70,8 @@ fn builder(settings: &ClientSettings) -> Builder {
 }
 
 /// Returns once the gateway has answered a PING.
-async fn prove_alive<S: AsyncRead + AsyncWrite + Wire + Unpin>(
-    connection: &mut Connection<Probe<S>, Payload>,
+async fn prove_alive<S: AsyncRead + AsyncWrite + Unpin>(
+    connection: &mut Connection<Batched<S>, Bytes>,
     pings: &mut PingPong,
 ) -> Result<(), h2::Error> {
     pings.send_ping(Ping::opaque())?;
@@ -93,7 +96,7 @@ enum Driven {
     Responsive,
 }
 
-impl<S: AsyncRead + AsyncWrite + Wire + Unpin> Driver<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
     /// Runs the connection until it ends. Dropping the future resets all streams.
     async fn run(mut self, tunnel: Arc<Tunnel>) -> Ended {
         let mut silent_until = None;
@@ -106,7 +109,7 @@ impl<S: AsyncRead + AsyncWrite + Wire + Unpin> Driver<S> {
             };
             tokio::select! {
                 biased;
-                event = drive(&mut self.connection, &tunnel, silent_until.is_some()) => match event {
+                event = drive(&mut self.connection, &mut self.turn, &tunnel, silent_until.is_some()) => match event {
                     Driven::Over(Ok(())) => break Ended::Closed,
                     Driven::Over(Err(error)) => break Ended::Failed(error),
                     Driven::Responsive => {
@@ -115,7 +118,7 @@ impl<S: AsyncRead + AsyncWrite + Wire + Unpin> Driver<S> {
                         tunnel.responsive();
                     }
                 },
-                () = self.keep_alive.silent(&tunnel.pulse), if silent_until.is_none() => {
+                () = self.keep_alive.silent(&tunnel.activity), if silent_until.is_none() => {
                     silent_until = Some(Instant::now() + self.give_up_after);
                     tunnel.unresponsive();
                 }
@@ -128,18 +131,18 @@ impl<S: AsyncRead + AsyncWrite + Wire + Unpin> Driver<S> {
 }
 
 /// Polls the connection. Notices GOAWAY, and that an unresponsive (`silent`) gateway sent something.
-async fn drive<S: AsyncRead + AsyncWrite + Wire + Unpin>(
-    connection: &mut Connection<Probe<S>, Payload>,
+async fn drive<S: AsyncRead + AsyncWrite + Unpin>(
+    connection: &mut Connection<Batched<S>, Bytes>,
+    turn: &mut Turn<S>,
     tunnel: &Tunnel,
     silent: bool,
 ) -> Driven {
     let mut connection = pin!(connection);
     poll_fn(|cx| {
-        if let Poll::Ready(result) = connection.as_mut().poll(cx) {
+        if let Poll::Ready(result) = turn.poll(cx, |cx| connection.as_mut().poll(cx)) {
             return Poll::Ready(Driven::Over(result));
         }
-        tunnel.pulse.rested();
-        if !tunnel.pulse.heard() {
+        if !tunnel.activity.heard() {
             return Poll::Pending;
         }
         tunnel.poll_goaway(cx);

@@ -120,8 +120,8 @@ impl View {
             match tunnel.connect(parsed.clone(), token.as_ref(), deadline, &self.settings).await {
                 Ok((to_gateway, from_gateway, guard)) => {
                     self.totals().streams_opened += 1;
-                    let (pulse, idle) = (Arc::clone(&tunnel.pulse), self.settings.stream_idle);
-                    return Ok(Stream::new(to_gateway, from_gateway, pulse, guard, idle));
+                    let (activity, idle) = (Arc::clone(&tunnel.activity), self.settings.stream_idle);
+                    return Ok(Stream::new(to_gateway, from_gateway, activity, guard, idle));
                 }
                 Err(RequestError::Refused { status, reason }) => {
                     self.totals().streams_refused += 1;

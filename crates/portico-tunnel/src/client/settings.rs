@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::address::GatewayAddress;
-use crate::account::Account;
 use crate::settings::STREAM_WINDOW;
 use portico_dial::{ClientTls, Dialer, TokenFile};
+use portico_net::MemoryBudget;
 
 /// The most bytes held for receivers that do not read: a fourth of the memory limit in `deploy/agent.yaml`.
 const MEMORY: usize = 64 << 20;
@@ -46,7 +46,7 @@ pub struct ClientSettings {
     /// The most streams of one tunnel. The gateway may allow fewer.
     pub max_streams: u32,
     /// The memory budget of bytes that wait for receivers.
-    pub memory: Account,
+    pub memory: MemoryBudget,
     /// Ends a stream that has moved no byte for this long. Not set by default: watches are silent for hours.
     pub stream_idle: Option<Duration>,
 }
@@ -82,7 +82,7 @@ impl ClientSettings {
             // As at the gateway: see `Settings`.
             stream_window: STREAM_WINDOW,
             max_streams: 1_000,
-            memory: Account::new(MEMORY),
+            memory: MemoryBudget::new(MEMORY),
             stream_idle: None,
         }
     }

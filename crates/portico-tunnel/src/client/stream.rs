@@ -3,35 +3,35 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use h2::{RecvStream, SendStream};
 use tokio::net::TcpStream;
 
 use super::endpoints::Endpoint;
 use super::tunnel::StreamGuard;
+use crate::activity::Activity;
 use crate::bridge::Bridge;
 use crate::handler::{Meter, Side};
-use crate::io::Pulse;
-use crate::payload::Payload;
 
 /// A stream that is open. Dropping it resets it.
 #[derive(Debug)]
 pub struct Stream {
-    to_gateway: SendStream<Payload>,
+    to_gateway: SendStream<Bytes>,
     from_gateway: RecvStream,
-    pulse: Arc<Pulse>,
+    activity: Arc<Activity>,
     guard: StreamGuard,
     idle: Option<Duration>,
 }
 
 impl Stream {
     pub(super) fn new(
-        to_gateway: SendStream<Payload>,
+        to_gateway: SendStream<Bytes>,
         from_gateway: RecvStream,
-        pulse: Arc<Pulse>,
+        activity: Arc<Activity>,
         guard: StreamGuard,
         idle: Option<Duration>,
     ) -> Self {
-        Self { to_gateway, from_gateway, pulse, guard, idle }
+        Self { to_gateway, from_gateway, activity, guard, idle }
     }
 
     /// Returns the gateway that it goes through.
@@ -44,9 +44,9 @@ impl Stream {
     /// half-close and reset in both directions. `meter` counts the bytes and is told how it ended; the socket
     /// is downstream.
     pub fn carry<M: Meter>(self, socket: TcpStream, meter: M) -> impl Future<Output = ()> + Send {
-        let Self { to_gateway, from_gateway, pulse, guard, idle } = self;
+        let Self { to_gateway, from_gateway, activity, guard, idle } = self;
         let stream = (to_gateway, from_gateway);
-        let bridge = Bridge::new(Side::Upstream, stream, socket, meter, pulse, None, idle);
+        let bridge = Bridge::new(Side::Upstream, stream, socket, meter, activity, None, idle);
         async move {
             bridge.run().await;
             drop(guard);

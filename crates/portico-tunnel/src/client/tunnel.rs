@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use h2::client::SendRequest;
 use h2::{RecvStream, SendStream};
 use http::header::AUTHORIZATION;
@@ -17,8 +17,7 @@ use tokio::time::{Instant, timeout};
 use super::endpoints::Endpoint;
 use super::event::Signals;
 use super::settings::ClientSettings;
-use crate::io::Pulse;
-use crate::payload::Payload;
+use crate::activity::Activity;
 
 /// The most bytes that are read of the reason for a refusal.
 const REASON: usize = 1024;
@@ -98,13 +97,13 @@ pub(super) struct TunnelOrigin {
 pub(super) struct Tunnel {
     pub(super) origin: TunnelOrigin,
     pub(super) since: Instant,
-    pub(super) pulse: Arc<Pulse>,
+    pub(super) activity: Arc<Activity>,
     state: watch::Sender<TunnelState>,
     /// Whether no answer is to be expected. A draining tunnel may be unresponsive, too.
     silent: watch::Sender<bool>,
     /// `None` once no more requests are sent: h2 closes the connection when this and the last stream are
     /// dropped.
-    sender: Mutex<Option<SendRequest<Payload>>>,
+    sender: Mutex<Option<SendRequest<Bytes>>>,
     streams: AtomicU32,
     max_streams: AtomicU32,
     identity: Mutex<IdentityState>,
@@ -119,7 +118,7 @@ pub(super) struct Tunnel {
 
 /// One of the streams that the gateway allows is kept free for `OPTIONS *`: a full tunnel must show a new
 /// token, too.
-fn max_streams(settings: &ClientSettings, sender: &SendRequest<Payload>) -> u32 {
+fn max_streams(settings: &ClientSettings, sender: &SendRequest<Bytes>) -> u32 {
     let allowed = u32::try_from(sender.current_max_send_streams()).unwrap_or(u32::MAX);
     allowed.saturating_sub(1).clamp(1, settings.max_streams.max(1))
 }
@@ -127,10 +126,10 @@ fn max_streams(settings: &ClientSettings, sender: &SendRequest<Payload>) -> u32 
 impl Tunnel {
     pub(super) fn new(
         origin: TunnelOrigin,
-        sender: SendRequest<Payload>,
+        sender: SendRequest<Bytes>,
         settings: &ClientSettings,
         signals: &Arc<Signals>,
-        pulse: Arc<Pulse>,
+        activity: Arc<Activity>,
     ) -> Self {
         Self {
             origin,
@@ -145,7 +144,7 @@ impl Tunnel {
             token_renewed: Notify::new(),
             identity_doubted: Notify::new(),
             signals: Arc::clone(signals),
-            pulse,
+            activity,
         }
     }
 
@@ -267,7 +266,7 @@ impl Tunnel {
         }
     }
 
-    fn sender(&self) -> MutexGuard<'_, Option<SendRequest<Payload>>> {
+    fn sender(&self) -> MutexGuard<'_, Option<SendRequest<Bytes>>> {
         // A panic elsewhere cannot leave it half changed.
         self.sender.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -279,7 +278,7 @@ impl Tunnel {
         token: Option<&HeaderValue>,
         deadline: Instant,
         settings: &ClientSettings,
-    ) -> Result<(SendStream<Payload>, RecvStream, StreamGuard), RequestError> {
+    ) -> Result<(SendStream<Bytes>, RecvStream, StreamGuard), RequestError> {
         let uri = Uri::from(authority);
         let is_own = uri.authority().is_some_and(|authority| *authority == *settings.authority);
         let (answer, to_gateway, guard) = self.send(Method::CONNECT, uri, token, deadline, settings).await?;
@@ -339,7 +338,7 @@ impl Tunnel {
         token: Option<&HeaderValue>,
         deadline: Instant,
         settings: &ClientSettings,
-    ) -> Result<(http::Response<RecvStream>, SendStream<Payload>, StreamGuard), RequestError> {
+    ) -> Result<(http::Response<RecvStream>, SendStream<Bytes>, StreamGuard), RequestError> {
         let is_whole = method != Method::CONNECT;
         let mut request = Request::builder().method(method).uri(uri);
         if let Some(token) = token {

@@ -222,8 +222,8 @@ impl Client {
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     {
-        // A receiver whose connection window is no larger than its stream windows is held by any one stream it does not read,
-        // and its sender can do nothing about it.
+        // A receiver whose connection window is no larger than its stream windows is held by any one stream
+        // it does not read, and its sender can do nothing about it.
         let handshake =
             h2::client::Builder::new().initial_connection_window_size(16 << 20).handshake(stream).await;
         let (requests, connection) = handshake.unwrap();

@@ -1,12 +1,23 @@
-//! The life of one connection to the tunnel port: learn what it speaks, learn who calls, then serve HTTP/2 or HTTP/1.1.
+//! The server half: learns what a connection to the tunnel port speaks, who calls, and serves its CONNECT
+//! requests.
 //!
-//! Called by the gateway for every connection its tunnel listener accepts.
+//! [`serve()`] reads the first bytes. Under TLS ([`tls`]) the certificate of the client is kept for later
+//! requests ([`client_certificate`], [`identity`]). [`http2`] makes a task of each stream; [`http1`] makes a
+//! tunnel of the connection, which [`tls_tunnel`] copies under TLS and the caller copies without. Called by
+//! the gateway for every connection that its tunnel listener accepts.
+
+mod client_certificate;
+mod http1;
+mod http2;
+mod identity;
+mod tls;
+mod tls_tunnel;
 
 use std::io;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use portico_net::{Rewind, SharedTcp};
+use portico_net::{ReadAhead, Rewind, SharedTcp};
 use portico_wire::Parse;
 use portico_wire::connect::{self, MAX_HEAD, Protocol as Spoken};
 use thiserror::Error;
@@ -16,24 +27,24 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
+use self::http1::Opened;
 use crate::handler::{Handler, Protocol, Request, Upstream};
-use crate::http1::{self, Opened};
-use crate::http2;
-use crate::pump::Pump;
 use crate::settings::Settings;
-use crate::tls::{ALPN, Tls};
 use crate::token::Token;
-use crate::trust::Presented;
 
-/// What is left to do for the caller of [`serve()`].
+pub use client_certificate::{CertificateProblem, Presented};
+pub use identity::Identity;
+pub use tls::{ALPN, Tls, TlsError, TlsFiles};
+
+/// What the caller of [`serve()`] has to do next.
 #[derive(Debug)]
 pub enum Served<M> {
-    /// HTTP/1.1 without TLS: the client has its 200. From here on the tunnel is two TCP connections, and the caller, who has the
-    /// better engine for that, carries the bytes.
+    /// HTTP/1.1 without TLS: the client has got its 200. The tunnel is two TCP connections now, which the
+    /// caller copies by splice(2).
     Carry {
         /// The client.
         downstream: TcpStream,
-        /// What it sent together with its request. It goes to the upstream first.
+        /// What it sent with its request. It goes to the upstream first.
         early: Bytes,
         /// Where it goes.
         upstream: Upstream<M>,
@@ -42,52 +53,56 @@ pub enum Served<M> {
     Finished(Finished),
 }
 
-/// How a connection ended in order.
+/// How a connection ended orderly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finished {
-    /// All was said; or the client was refused, and told so.
+    /// Both sides ended, or the client was refused with a response.
     Closed,
-    /// We said GOAWAY, and the last stream has ended.
+    /// GOAWAY was sent, and the last stream has ended.
     Drained,
 }
 
-/// How a connection ended otherwise. None of these concerns an upstream: tunnels report through their
+/// How a connection failed. None of these concerns an upstream: tunnels report through their
 /// [`Meter`](crate::Meter), refused requests through [`Handler::refused`].
 #[derive(Debug, Error)]
 pub enum Failure {
-    /// The client left without a byte: port scans and TCP health checks.
+    /// The client left without a byte, as port scans and TCP health checks do.
     #[error("the client left before it said anything")]
     ClosedEarly,
     /// The client did not finish its first bytes, handshake, preface or request head in time.
     #[error("the client did not say in time what it wants")]
     TooSlow,
-    /// What came is none of the protocols of this port.
+    /// The first bytes belong to none of the protocols of this port.
     #[error("{0}")]
     Malformed(&'static str),
     /// TLS came, and no certificate is configured.
     #[error(
-        "the client speaks TLS, and this listener has no certificate; set --tunnel-tls-cert and --tunnel-tls-key"
+        "the client speaks TLS, and this listener has no certificate; \
+         set --tunnel-tls-cert and --tunnel-tls-key"
     )]
     TlsNotServed,
     /// Plaintext came, and only TLS is served.
     #[error(
-        "the client does not speak TLS, and this listener serves nothing else; --tunnel-plaintext would allow it"
+        "the client does not speak TLS, and this listener serves nothing else; \
+         --tunnel-plaintext would allow it"
     )]
     PlaintextNotServed,
-    /// The client does not hold the key of the certificate it shows, or it is no certificate. What a certificate is worth otherwise is
-    /// said in the answer to a request.
+    /// The client does not hold the key of its certificate, or it is no certificate. What else is wrong with
+    /// a certificate is said in the response to a request.
     #[error("client certificate: {0}")]
     Untrusted(#[source] rustls::Error),
-    /// The TLS handshake failed otherwise: no common version, the client does not trust our certificate, ...
+    /// The TLS handshake failed otherwise: no common version, or the client does not trust the listener's
+    /// certificate.
     #[error("TLS handshake: {0}")]
     Tls(#[source] io::Error),
-    /// The HTTP/2 connection broke, or its client broke the protocol. Before [`Handler::greeted`] it never was one.
+    /// The HTTP/2 connection broke, or its client broke the protocol. Before [`Handler::greeted`] it never
+    /// became one.
     #[error("HTTP/2 connection: {0}")]
     Http2(#[from] h2::Error),
-    /// The HTTP/1.1 client went away before it had its answer.
+    /// The HTTP/1.1 client left before it had its response.
     #[error("HTTP/1.1 connection: {0}")]
     Http1(#[source] io::Error),
-    /// [`Handler::unwanted`] said so; the client was told.
+    /// [`Handler::unwanted`] was ready. The client got GOAWAY or 429.
     #[error("the client had shown no identity that is accepted, and its place was needed")]
     Unwanted,
     /// The HTTP/2 client answered no PING in time.
@@ -95,10 +110,10 @@ pub enum Failure {
     Silent,
 }
 
-/// Serves one accepted connection. `first` is what was already read from it; `drain` is ready when new streams are not wanted
-/// any more. Dropping the future ends the connection and resets its streams.
+/// Serves one accepted connection. `first` is what was already read from it. `drain` is ready when no new
+/// streams are wanted. Dropping the future ends the connection and resets its streams.
 ///
-/// Must be polled on a current-thread runtime: streams run as tasks beside it and count on being on its thread.
+/// Must be polled on a current-thread runtime: streams run as tasks on the same thread.
 pub async fn serve<H: Handler>(
     mut stream: TcpStream,
     first: Bytes,
@@ -107,7 +122,7 @@ pub async fn serve<H: Handler>(
     handler: &Arc<H>,
 ) -> Result<Served<H::Meter>, Failure> {
     let deadline = Instant::now() + settings.hello_timeout;
-    // Fails only on a socket that is already dead, which the next read says better.
+    // Fails only on a dead socket, and the next read says so.
     let _ = stream.set_nodelay(true);
     let mut first = BytesMut::from(first);
     let spoken =
@@ -137,7 +152,7 @@ pub async fn serve<H: Handler>(
     }
 }
 
-/// TLS, with whatever is spoken inside.
+/// TLS, and what is spoken inside.
 async fn serve_tls<H: Handler>(
     stream: TcpStream,
     first: Bytes,
@@ -146,10 +161,11 @@ async fn serve_tls<H: Handler>(
     drain: impl Future<Output = ()>,
     handler: &Arc<H>,
 ) -> Result<Finished, Failure> {
-    // The client's time begins anew with each thing it must do: while thousands of agents return at once it is we who are slow, and a
-    // handshake that is given up in its middle is work done twice.
+    // The timeout begins anew with each step of the client: while thousands of agents return at once the
+    // gateway is the slow one, and a handshake that is given up half-way has to be done twice.
     let socket = Arc::new(stream);
-    let accept = TlsAcceptor::from(tls.current()).accept(Rewind::new(first, SharedTcp(Arc::clone(&socket))));
+    let below = Rewind::new(first, ReadAhead::new(SharedTcp(Arc::clone(&socket))));
+    let accept = TlsAcceptor::from(tls.current()).accept(below);
     let accepted = timeout(settings.hello_timeout, accept).await.map_err(|_| Failure::TooSlow)?;
     let deadline = Instant::now() + settings.hello_timeout;
     let mut stream = accepted.map_err(tls_failure)?;
@@ -170,7 +186,7 @@ async fn serve_tls<H: Handler>(
         }
         Spoken::Http1 => {
             if let Some(opened) = http1::open(&mut stream, inside, &caller, deadline, handler).await? {
-                Pump::new(stream, socket, opened, settings.stream_idle).run().await;
+                tls_tunnel::carry(stream, socket, opened, settings.stream_idle).await;
             }
             Ok(Finished::Closed)
         }
@@ -187,7 +203,7 @@ fn tls_failure(error: io::Error) -> Failure {
     }
 }
 
-/// Reads until it is known what the client speaks.
+/// Reads until the first bytes tell what the client speaks.
 async fn sniff<S: AsyncRead + Unpin>(stream: &mut S, bytes: &mut BytesMut) -> Result<Spoken, Failure> {
     loop {
         match connect::sniff(bytes) {
@@ -208,17 +224,18 @@ pub(crate) async fn read_more<S: AsyncRead + Unpin>(
     stream: &mut S,
     bytes: &mut BytesMut,
 ) -> io::Result<usize> {
-    /// Room for one read: CONNECT heads and ClientHellos without post-quantum keys fit, longer ones take another.
+    /// Room for one read. CONNECT heads and ClientHellos without post-quantum keys fit; longer ones take
+    /// another.
     const STEP: usize = 1024;
     bytes.reserve(STEP.min(MAX_HEAD));
     stream.read_buf(bytes).await
 }
 
-/// Who is at the other end, as far as the connection tells.
+/// What the connection tells about the client.
 #[derive(Debug)]
 pub(crate) struct Caller {
     tls: bool,
-    /// What it showed of itself; `None` if it was not asked, or had nothing.
+    /// Its certificate; `None` if it was not asked for one, or had none.
     certificate: Option<Arc<Presented>>,
 }
 
@@ -232,7 +249,7 @@ impl Caller {
         Self { tls: true, certificate: chain.map(|chain| Arc::new(Presented::new(tls, chain))) }
     }
 
-    /// Tells `handler` that the client has said what it speaks.
+    /// Tells `handler` that the client's protocol is known.
     pub(crate) fn greeted(&self, handler: &impl Handler) {
         handler.greeted(self.tls, self.certificate.as_deref());
     }

@@ -1,9 +1,9 @@
-//! What a client certificate proves, by the CA and the revocation lists that are in the files at this moment.
+//! Which cluster a client certificate stands for, by the CA and the revocation lists that are in force.
 //!
-//! TLS itself takes any certificate whose key the client holds ([`AnyCertificate`]): a client that is turned away by a TLS alert learns
-//! next to nothing, and with TLS 1.3 only after it believed to be in. So the chain is verified afterwards, for the first request, and what
-//! is wrong with it becomes a sentence in the answer. It is verified again whenever the files changed ([`Presented::standing`]), which
-//! is how a revocation reaches connections that are open.
+//! TLS accepts any certificate whose key the client holds ([`AnyCertificate`]): a TLS alert tells a client
+//! next to nothing, and under TLS 1.3 only after its handshake is done. The chain is verified for the first
+//! request, and what is wrong with it becomes a sentence in the response. [`Presented::still_identifies`]
+//! verifies it again when the files change, which is how a revocation reaches open connections.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -18,31 +18,32 @@ use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, RootCer
 use thiserror::Error;
 use x509_parser::prelude::{CertificateRevocationList, FromDer, X509Certificate};
 
-use crate::identity::Identity;
-use crate::tls::Tls;
+use super::identity::Identity;
+use super::tls::Tls;
 
-/// Longest chain of a client, in bytes: ten large certificates. It is kept as long as the connection, so that a revocation finds it.
+/// Longest chain of a client, in bytes: ten large certificates. It is kept as long as the connection, for
+/// revocations.
 const LONGEST_CHAIN: usize = 16 * 1024;
 
 /// Most characters shown of a name or a number that a certificate carries.
 const SHOWN: usize = 120;
 
-/// Why a certificate proves nothing: one sentence, for the client and for the log.
+/// Why a certificate identifies no cluster: one sentence, for the client and for the log.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum Unproven {
-    /// Its time is over.
+pub enum CertificateProblem {
+    /// It has expired.
     #[error("the client certificate expired on {since}")]
     Expired {
-        /// The last second of its time.
+        /// The last second of its validity.
         since: Timestamp,
     },
-    /// Its time has not come; or a clock is wrong.
+    /// It is not valid yet, or a clock is wrong.
     #[error("the client certificate is not valid before {from}")]
     NotYetValid {
-        /// The first second of its time.
+        /// The first second of its validity.
         from: Timestamp,
     },
-    /// The time of a certificate between it and the CA is over.
+    /// A certificate between it and the CA is not valid now.
     #[error("a CA certificate in the client's chain is not valid at this time")]
     ChainNotValid,
     /// No CA of the file signed it.
@@ -64,12 +65,13 @@ pub enum Unproven {
         "the client certificate is not meant for TLS clients; it needs the extended key usage clientAuth"
     )]
     Purpose,
-    /// It is valid, and says nothing about a cluster.
+    /// It is valid, and names no cluster.
     #[error(
-        "the client certificate names no cluster; it needs organisation portico:cluster:NAME or URI spiffe://DOMAIN/cluster/NAME"
+        "the client certificate names no cluster; it needs organisation portico:cluster:NAME \
+         or URI spiffe://DOMAIN/cluster/NAME"
     )]
-    NamesNobody,
-    /// Something else; seen only with broken certificates.
+    NoCluster,
+    /// Something else, seen only with broken certificates.
     #[error("the client certificate cannot be verified: {0}")]
     Other(Box<str>),
 }
@@ -77,7 +79,8 @@ pub enum Unproven {
 /// The CA of the clients with its revocation lists.
 #[derive(Debug)]
 pub(crate) struct Trust {
-    verifier: Arc<dyn ClientCertVerifier>,
+    /// `None` where no CA is left.
+    verifier: Option<Arc<dyn ClientCertVerifier>>,
 }
 
 impl Trust {
@@ -89,43 +92,52 @@ impl Trust {
         let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
         // A CA without a list has revoked nobody. A list whose time is over still says who was revoked.
         let verifier = builder.with_crls(lists).allow_unknown_revocation_status().build()?;
-        Ok(Self { verifier })
+        Ok(Self { verifier: Some(verifier) })
     }
 
-    /// Who the chain says its bearer is, at `now`; and until when.
-    fn verify(&self, chain: &[CertificateDer<'_>], now: UnixTime) -> Result<Valid, Unproven> {
-        let (leaf, between) = chain.split_first().ok_or(Unproven::NamesNobody)?;
-        if let Err(error) = self.verifier.verify_client_cert(leaf, between, now) {
-            return Err(unproven(leaf, now, &error));
+    /// Trusts no CA.
+    pub(crate) fn nobody() -> Self {
+        Self { verifier: None }
+    }
+
+    /// Which cluster the chain names at `now`, and until when.
+    fn verify(&self, chain: &[CertificateDer<'_>], now: UnixTime) -> Result<Valid, CertificateProblem> {
+        let (leaf, between) = chain.split_first().ok_or(CertificateProblem::NoCluster)?;
+        let verified = match &self.verifier {
+            Some(verifier) => verifier.verify_client_cert(leaf, between, now),
+            None => Err(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)),
+        };
+        if let Err(error) = verified {
+            return Err(problem(leaf, now, &error));
         }
-        let identity = Identity::from_certificate(leaf).ok_or(Unproven::NamesNobody)?;
-        // Those that are over already were not needed.
+        let identity = Identity::from_certificate(leaf).ok_or(CertificateProblem::NoCluster)?;
+        // Expired ones were not needed.
         let ends = chain.iter().map(|certificate| end_of(certificate)).filter(|end| *end >= now.as_secs());
         Ok(Valid { identity, until: ends.min().unwrap_or_default() })
     }
 }
 
-/// What a chain was found to prove.
+/// What a chain stands for.
 #[derive(Debug, Clone)]
 struct Valid {
     identity: Identity,
-    /// Last second at which that need not be looked at again: of whichever certificate of the chain ends first.
+    /// The last second for which that holds: when the first certificate of the chain expires.
     until: u64,
 }
 
-/// The certificates a client presented, its own first, and the key of which it has.
+/// The certificates a client presented, its own first. It holds the key of that one.
 #[derive(Debug)]
 pub struct Presented {
     tls: Arc<Tls>,
     chain: Box<[CertificateDer<'static>]>,
-    /// What was found last, and by which CA. Verifying costs a tenth of a millisecond and more; a request should not.
+    /// The last verdict. Verifying costs a tenth of a millisecond and more, which a request should not.
     found: Mutex<Option<Found>>,
 }
 
 #[derive(Debug)]
 struct Found {
     by: Arc<Trust>,
-    result: Result<Valid, Unproven>,
+    result: Result<Valid, CertificateProblem>,
 }
 
 impl Presented {
@@ -134,49 +146,49 @@ impl Presented {
         Self { tls: Arc::clone(tls), chain, found: Mutex::new(None) }
     }
 
-    /// Whom they prove their bearer to be, now.
-    pub fn identity(&self) -> Result<Identity, Unproven> {
+    /// The cluster they stand for now.
+    pub fn identity(&self) -> Result<Identity, CertificateProblem> {
         self.identity_at(UnixTime::now())
     }
 
-    fn identity_at(&self, now: UnixTime) -> Result<Identity, Unproven> {
-        let Some(trust) = self.tls.trust() else { return Err(Unproven::NamesNobody) };
+    fn identity_at(&self, now: UnixTime) -> Result<Identity, CertificateProblem> {
+        let Some(trust) = self.tls.trust() else { return Err(CertificateProblem::NoCluster) };
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         let result = match &*found {
             Some(Found { by, result }) if Arc::ptr_eq(by, &trust) => match result {
                 Ok(valid) if now.as_secs() > valid.until => self.verify(&trust, now),
-                // Time may heal it.
-                Err(Unproven::NotYetValid { .. }) => self.verify(&trust, now),
+                // It may be valid by now.
+                Err(CertificateProblem::NotYetValid { .. }) => self.verify(&trust, now),
                 known => known.clone(),
             },
             _ => self.verify(&trust, now),
         };
-        let answer = result.as_ref().map(|valid| valid.identity.clone()).map_err(Unproven::clone);
+        let answer = result.as_ref().map(|valid| valid.identity.clone()).map_err(CertificateProblem::clone);
         *found = Some(Found { by: trust, result });
         answer
     }
 
-    /// Whether what these certificates once proved for `cluster` still stands. That their time is over does not cut what is open;
-    /// everything else does: the CA is gone from the file, or one of them was revoked.
-    pub fn standing(&self, cluster: &str) -> Result<(), Unproven> {
-        let Some(trust) = self.tls.trust() else { return Err(Unproven::NamesNobody) };
+    /// Whether they still stand for `cluster`. Expiry does not cut what is open; everything else does: the CA
+    /// is gone from the file, or one of them was revoked.
+    pub fn still_identifies(&self, cluster: &str) -> Result<(), CertificateProblem> {
+        let Some(trust) = self.tls.trust() else { return Err(CertificateProblem::NoCluster) };
         let valid = match self.verify(&trust, UnixTime::now()) {
             // Judged as of the last moment at which all of them were valid.
-            Err(Unproven::Expired { .. } | Unproven::ChainNotValid) => {
+            Err(CertificateProblem::Expired { .. } | CertificateProblem::ChainNotValid) => {
                 let last = self.chain.iter().map(|certificate| end_of(certificate)).min().unwrap_or_default();
                 self.verify(&trust, UnixTime::since_unix_epoch(Duration::from_secs(last)))?
             }
             judged => judged?,
         };
-        if valid.identity.cluster() == cluster { Ok(()) } else { Err(Unproven::NamesNobody) }
+        if valid.identity.cluster() == cluster { Ok(()) } else { Err(CertificateProblem::NoCluster) }
     }
 
-    fn verify(&self, trust: &Trust, now: UnixTime) -> Result<Valid, Unproven> {
+    fn verify(&self, trust: &Trust, now: UnixTime) -> Result<Valid, CertificateProblem> {
         trust.verify(&self.chain, now)
     }
 }
 
-/// Takes any client certificate whose key the client proves to have; what it is worth is found out afterwards.
+/// Accepts any client certificate whose key the client proves to have; the chain is verified afterwards.
 #[derive(Debug)]
 pub(crate) struct AnyCertificate {
     algorithms: WebPkiSupportedAlgorithms,
@@ -193,12 +205,13 @@ impl ClientCertVerifier for AnyCertificate {
         true
     }
 
-    /// A client without one may have a token; if it has not, it is told so.
+    /// A client without one may have a token. Without either, the response to its request says so.
     fn client_auth_mandatory(&self) -> bool {
         false
     }
 
-    /// None: a client that chooses by them would send no certificate rather than one that we can say something about.
+    /// None: a client that chooses by them would send no certificate, and the response could not say what is
+    /// wrong with it.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -240,46 +253,34 @@ impl ClientCertVerifier for AnyCertificate {
     }
 }
 
-/// Who signed a revocation list.
-pub(crate) enum Signer {
-    /// One of the CAs.
-    Own,
-    /// None of them, though it has the name of one: with the list, that CA's certificates could not be verified at all.
-    Namesake(Box<str>),
-    /// Somebody of another name. Certificates of the CAs are not judged by the list.
-    Stranger(Box<str>),
-}
-
-/// Who signed the list, seen from `cas`.
-pub(crate) fn signer_of(list: &CertificateRevocationListDer<'_>, cas: &[CertificateDer<'_>]) -> Signer {
-    let Ok((_, read)) = CertificateRevocationList::from_der(list) else {
-        return Signer::Stranger("somebody who does not write X.509".into());
-    };
+/// Whether one of `cas` signed the list. A CA of the same name with another key is another CA.
+pub(crate) fn signed_by_one_of(list: &CertificateRevocationListDer<'_>, cas: &[CertificateDer<'_>]) -> bool {
+    let Ok((_, list)) = CertificateRevocationList::from_der(list) else { return false };
     let algorithms = aws_lc_rs::default_provider().signature_verification_algorithms.all;
-    let (message, signature) = (read.tbs_cert_list.as_ref(), &read.signature_value.data);
-    // Which algorithm it is, the signature itself tells: no other verifies it.
-    let signed = |key: &[u8]| {
-        algorithms.iter().any(|algorithm| algorithm.verify_signature(key, message, signature).is_ok())
-    };
-    let mut signer: fn(Box<str>) -> Signer = Signer::Stranger;
-    for ca in cas {
-        let Ok((_, ca)) = X509Certificate::from_der(ca) else { continue };
-        if ca.subject().as_raw() == read.issuer().as_raw() {
-            if signed(&ca.public_key().subject_public_key.data) {
-                return Signer::Own;
-            }
-            signer = Signer::Namesake;
-        }
-    }
-    signer(shown(&read.issuer().to_string()))
+    let (message, signature) = (list.tbs_cert_list.as_ref(), &list.signature_value.data);
+    cas.iter().any(|ca| {
+        let Ok((_, ca)) = X509Certificate::from_der(ca) else { return false };
+        let key = &ca.public_key().subject_public_key.data;
+        // The signature itself tells the algorithm: no other verifies it.
+        ca.subject().as_raw() == list.issuer().as_raw()
+            && algorithms.iter().any(|algorithm| algorithm.verify_signature(key, message, signature).is_ok())
+    })
 }
 
-fn unproven(leaf: &CertificateDer<'_>, now: UnixTime, error: &rustls::Error) -> Unproven {
+/// The name of the CA that signed the list, as the list says.
+pub(crate) fn issuer_of(list: &CertificateRevocationListDer<'_>) -> Box<str> {
+    match CertificateRevocationList::from_der(list) {
+        Ok((_, list)) => shown(&list.issuer().to_string()),
+        Err(_) => "an unreadable issuer".into(),
+    }
+}
+
+fn problem(leaf: &CertificateDer<'_>, now: UnixTime, error: &rustls::Error) -> CertificateProblem {
     let Ok((_, certificate)) = X509Certificate::from_der(leaf) else {
-        return Unproven::Other("it is no X.509 certificate".into());
+        return CertificateProblem::Other("it is no X.509 certificate".into());
     };
     let rustls::Error::InvalidCertificate(error) = error else {
-        return Unproven::Other(shown(&error.to_string()));
+        return CertificateProblem::Other(shown(&error.to_string()));
     };
     let issuer = || shown(&certificate.issuer().to_string());
     let seconds = |time: i64| u64::try_from(time).unwrap_or_default();
@@ -287,32 +288,33 @@ fn unproven(leaf: &CertificateDer<'_>, now: UnixTime, error: &rustls::Error) -> 
     let until = seconds(certificate.validity().not_after.timestamp());
     match error {
         CertificateError::Expired | CertificateError::ExpiredContext { .. } if now.as_secs() > until => {
-            Unproven::Expired { since: at(until) }
+            CertificateProblem::Expired { since: at(until) }
         }
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. }
             if now.as_secs() < from =>
         {
-            Unproven::NotYetValid { from: at(from) }
+            CertificateProblem::NotYetValid { from: at(from) }
         }
         CertificateError::Expired
         | CertificateError::ExpiredContext { .. }
         | CertificateError::NotValidYet
-        | CertificateError::NotValidYetContext { .. } => Unproven::ChainNotValid,
+        | CertificateError::NotValidYetContext { .. } => CertificateProblem::ChainNotValid,
         // A CA of the same name with another key is another CA.
         CertificateError::UnknownIssuer | CertificateError::BadSignature => {
-            Unproven::UnknownIssuer { issuer: issuer() }
+            CertificateProblem::UnknownIssuer { issuer: issuer() }
         }
-        CertificateError::Revoked => {
-            Unproven::Revoked { serial: shown(&certificate.raw_serial_as_string()), issuer: issuer() }
-        }
+        CertificateError::Revoked => CertificateProblem::Revoked {
+            serial: shown(&certificate.raw_serial_as_string()),
+            issuer: issuer(),
+        },
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
-            Unproven::Purpose
+            CertificateProblem::Purpose
         }
-        other => Unproven::Other(shown(&other.to_string())),
+        other => CertificateProblem::Other(shown(&other.to_string())),
     }
 }
 
-/// The last second of a certificate's time; of one that cannot be read, the first of all.
+/// The last second of a certificate's validity; 0 if it cannot be read.
 fn end_of(certificate: &[u8]) -> u64 {
     let end =
         X509Certificate::from_der(certificate).ok().map(|(_, read)| read.validity().not_after.timestamp());
@@ -326,7 +328,7 @@ fn at(seconds: u64) -> Timestamp {
         .unwrap_or(Timestamp::MAX)
 }
 
-/// Text of a certificate, which anybody may have written, fit for a log line.
+/// Text of a certificate, which is untrusted input, made fit for a log line.
 fn shown(text: &str) -> Box<str> {
     text.chars().flat_map(char::escape_debug).take(SHOWN).collect::<String>().into()
 }
@@ -336,7 +338,7 @@ mod tests {
     use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
 
     use super::*;
-    use crate::tls::TlsFiles;
+    use crate::TlsFiles;
 
     /// The first second of a year.
     fn year(year: i32) -> UnixTime {
@@ -345,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ca_between_that_expires_first_ends_what_was_found_before() {
+    fn an_intermediate_that_expires_first_ends_the_verdict() {
         let folder = tempfile::tempdir().unwrap();
         let file = |name: &str| folder.path().join(name);
         let ca = |name: &str, until: i32| {
@@ -379,7 +381,7 @@ mod tests {
         let tls = Arc::new(Tls::load(files).unwrap());
         let presented = Presented::new(&tls, &[leaf.der().clone(), between_certificate.der().clone()]);
         assert_eq!(presented.identity_at(year(2400)).unwrap().cluster(), "a");
-        assert_eq!(presented.identity_at(year(2550)), Err(Unproven::ChainNotValid));
-        assert_eq!(presented.standing("a"), Ok(()));
+        assert_eq!(presented.identity_at(year(2550)), Err(CertificateProblem::ChainNotValid));
+        assert_eq!(presented.still_identifies("a"), Ok(()));
     }
 }

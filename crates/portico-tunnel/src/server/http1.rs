@@ -1,4 +1,4 @@
-//! CONNECT over HTTP/1.1 (RFC 9110 section 9.3.6): one request, and the connection is the tunnel.
+//! CONNECT over HTTP/1.1 (RFC 9110 section 9.3.6): after one request the connection is the tunnel.
 
 use std::io;
 use std::sync::Arc;
@@ -11,26 +11,27 @@ use portico_wire::connect;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, timeout, timeout_at};
 
+use super::{Caller, Failure, read_more};
 use crate::handler::{Handler, Protocol, Refusal, Request, Upstream};
-use crate::serve::{Caller, Failure, read_more};
 use crate::token::Token;
 
 const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
 
-/// How long a refused client may take to read its answer and close.
+/// How long a refused client may take to read the response and close.
 pub(crate) const GOODBYE: Duration = Duration::from_secs(1);
 
-/// Most bytes of a refused client that are read and thrown away, so that closing does not reset the connection under the answer.
+/// Most bytes of a refused client that are read and dropped: closing with unread bytes would reset the
+/// connection, and the client would lose the response.
 const THROWN_AWAY: u64 = 64 * 1024;
 
-/// A tunnel whose client has its 200.
+/// A tunnel whose client has got its 200.
 pub(crate) struct Opened<M> {
     /// What came together with the request.
     pub(crate) early: Bytes,
     pub(crate) upstream: Upstream<M>,
 }
 
-/// Reads the request, connects and answers. `None` if the client was refused.
+/// Reads the request, connects and responds. `None` if the client was refused.
 pub(crate) async fn open<S, H>(
     stream: &mut S,
     bytes: BytesMut,
@@ -60,7 +61,7 @@ where
             }
             Some(Ok(upstream)) => {
                 if let Err(error) = answer(stream, ESTABLISHED).await {
-                    // The upstream learns that nothing will come. It is closed either way.
+                    // A reset tells the upstream that nothing will come. It is closed either way.
                     let _ = upstream.stream.set_zero_linger();
                     return Err(Failure::Http1(error));
                 }
@@ -73,12 +74,12 @@ where
     Ok(None)
 }
 
-/// Connects, unless the connection is not wanted any more before that is done.
+/// Connects. `None` if the connection has to make room for others before that is done.
 async fn connect_if_wanted<H: Handler>(
     handler: &Arc<H>,
     request: &Request,
 ) -> Option<Result<Upstream<H::Meter>, Refusal>> {
-    // Boxed, so that what connecting needs is gone while the tunnel rests.
+    // Boxed: a tunnel at rest does not keep the memory that connecting needs.
     let connect = Box::pin(handler.connect(request));
     tokio::select! {
         biased;
@@ -135,7 +136,7 @@ async fn answer<S: AsyncWrite + Unpin>(stream: &mut S, bytes: &[u8]) -> io::Resu
     stream.flush().await
 }
 
-/// Answers with a status and a sentence, and sees the client off. Whatever fails here fails because the client is gone.
+/// Responds with a status and a sentence, then closes. What fails here fails because the client is gone.
 async fn refuse<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, refusal: &Refusal) {
     let Refusal { status, reason } = refusal;
     let more = match *status {
@@ -144,7 +145,8 @@ async fn refuse<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, refusal: &Ref
         _ => "",
     };
     let head = format!(
-        "HTTP/1.1 {status}\r\n{more}Content-Type: text/plain; charset=utf-8\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{reason}\n",
+        "HTTP/1.1 {status}\r\n{more}Content-Type: text/plain; charset=utf-8\r\n\
+         Content-Length: {length}\r\nConnection: close\r\n\r\n{reason}\n",
         length = reason.len() + 1,
     );
     let goodbye = async {

@@ -1,13 +1,9 @@
 //! HTTP/1.1 CONNECT, with raw bytes and with curl.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
-
-mod common;
-
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use common::*;
+use crate::common::*;
 use http::StatusCode;
 use portico_tunnel::{Failure, Finished, Settings};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

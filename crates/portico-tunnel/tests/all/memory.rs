@@ -1,9 +1,5 @@
 //! What nobody takes is bounded, by connection and by process, and holds nobody else.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
-
-mod common;
-
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
@@ -12,10 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use crate::common::*;
 use bytes::Bytes;
-use common::*;
 use h2::Reason;
-use portico_tunnel::{Account, End, Settings};
+use portico_net::MemoryBudget;
+use portico_tunnel::{End, Settings};
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
@@ -26,8 +23,8 @@ const WINDOW: usize = 240 * 1024;
 /// What a connection may hold for its peer.
 const ROOM: usize = 1 << 20;
 
-fn limited(limit: usize) -> (Account, Settings) {
-    let memory = Account::new(limit);
+fn limited(limit: usize) -> (MemoryBudget, Settings) {
+    let memory = MemoryBudget::new(limit);
     (memory.clone(), Settings { memory, ..plaintext() })
 }
 
@@ -42,7 +39,7 @@ async fn until(what: impl Fn() -> bool) {
 }
 
 /// Returns once what is held has not changed for a thousand turns of all tasks. It never is more than `most`.
-async fn at_rest(memory: &Account, most: usize) -> usize {
+async fn at_rest(memory: &MemoryBudget, most: usize) -> usize {
     let (mut last, mut same) = (0, 0);
     patiently(async {
         while same < 1000 {
@@ -114,7 +111,8 @@ async fn client_that_may_be_deaf(server: &Server) -> (Client, Ear) {
     (Client { requests, connection: tokio::spawn(connection) }, ear)
 }
 
-/// A connection for the HTTP/2 peer of `streams` tunnels, whose upstreams send a window each while it does not read.
+/// A connection for the HTTP/2 peer of `streams` tunnels, whose upstreams send a window each while it does
+/// not read.
 async fn deaf_client(server: &Server, streams: usize) -> (Client, Ear, Vec<Ends>) {
     let (mut client, ear) = client_that_may_be_deaf(server).await;
     let mut tunnels = Vec::new();
@@ -203,7 +201,8 @@ async fn streams_whose_sockets_do_not_read_are_reset_at_the_limit_and_no_others(
         stopped.push(upstream);
         senders.push(send_for_ever(ends));
     }
-    // What comes with one read of the connection's socket may be over it until those that were told have gone.
+    // What comes with one read of the connection's socket may be over it until those that were told have
+    // gone.
     let most = limit + 4 * WINDOW;
     patiently(async {
         while senders.iter().filter(|sender| sender.is_finished()).count() < STREAMS / 2 {
@@ -264,7 +263,8 @@ async fn what_comes_before_the_upstream_is_connected_counts() {
 /// What a peer may leave for so long without being given up.
 const WORKS: Duration = Duration::from_secs(1);
 
-/// A peer makes the server hold what it does not take, in one way or another; others want memory later. It is given up, and they are not.
+/// A peer makes the server hold what it does not take, in one way or another; others want memory later. It is
+/// given up, and they are not.
 async fn is_given_up_for_others(does: impl AsyncFnOnce(&Ear)) {
     let (memory, settings) = limited(640 * 1024);
     let mut server = Server::start(settings).await;

@@ -1,19 +1,16 @@
 //! CONNECT under TLS: who may come in, as whom, and what TCP promises survives there.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
-
-mod common;
-
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::*;
+use crate::common::*;
 use http::StatusCode;
 use portico_tunnel::{End, Failure, Request, Settings, Side, Tls, TlsFiles};
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, ExtendedKeyUsagePurpose,
-    IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, CrlDistributionPoint,
+    CrlIssuingDistributionPoint, CrlScope, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod,
+    KeyPair, KeyUsagePurpose, RevokedCertParams,
 };
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -74,6 +71,10 @@ impl Pki {
 
     /// What the CA has revoked, in PEM.
     fn revocations(&self, serials: &[&[u8]]) -> String {
+        self.revocations_of(serials, None)
+    }
+
+    fn revocations_of(&self, serials: &[&[u8]], of: Option<CrlIssuingDistributionPoint>) -> String {
         let (then, later) = (rcgen::date_time_ymd(2020, 1, 1), rcgen::date_time_ymd(4000, 1, 1));
         let revoked = serials.iter().map(|serial| RevokedCertParams {
             serial_number: serial.to_vec().into(),
@@ -85,7 +86,7 @@ impl Pki {
             this_update: then,
             next_update: later,
             crl_number: vec![1].into(),
-            issuing_distribution_point: None,
+            issuing_distribution_point: of,
             revoked_certs: revoked.collect(),
             key_identifier_method: KeyIdMethod::Sha256,
         };
@@ -279,7 +280,7 @@ async fn a_revocation_reaches_a_connection_that_is_open_and_expiry_does_not() {
     let standing = || {
         let certificates = requests.iter().map(|request| request.certificate.as_ref().unwrap());
         certificates
-            .map(|certificate| certificate.standing("a").map_err(|why| why.to_string()))
+            .map(|certificate| certificate.still_identifies("a").map_err(|why| why.to_string()))
             .collect::<Vec<_>>()
     };
     assert_eq!(standing(), [Ok(()), Ok(())], "one of them has expired, which cuts nothing");
@@ -307,6 +308,24 @@ async fn a_revocation_reaches_a_connection_that_is_open_and_expiry_does_not() {
 }
 
 #[test]
+fn a_list_of_some_certificates_only_is_an_error() {
+    let pki = Pki::new();
+    let of_users = CrlIssuingDistributionPoint {
+        distribution_point: CrlDistributionPoint { uris: vec!["http://ca.example.com/users.crl".into()] },
+        scope: Some(CrlScope::UserCertsOnly),
+    };
+    fs::write(pki.file("crl.pem"), pki.revocations_of(&[SERIAL], Some(of_users))).unwrap();
+    let files = TlsFiles {
+        certificate: pki.file("tls.crt"),
+        key: pki.file("tls.key"),
+        client_ca: Some(pki.file("ca.crt")),
+        client_crl: Some(pki.file("crl.pem")),
+    };
+    let error = Tls::load(files).unwrap_err().to_string();
+    assert!(error.contains("the list of CN=test CA is not complete"), "{error}");
+}
+
+#[test]
 fn a_list_of_a_ca_that_signs_no_clients_is_an_error_and_keeps_the_last_good_one() {
     let (pki, other) = (Pki::new(), Pki::new());
     let files = TlsFiles {
@@ -327,7 +346,8 @@ fn a_list_of_a_ca_that_signs_no_clients_is_an_error_and_keeps_the_last_good_one(
     fs::write(pki.file("crl.pem"), &foreign).unwrap();
     assert!(tls.reload_trust().is_err());
     assert!(tls.reload_trust().is_err(), "as long as it lasts");
-    fs::write(pki.file("crl.pem"), [foreign.clone(), good.clone()].concat()).unwrap();
+    let more = pki.revocations(&[SERIAL, &[4, 5, 6]]);
+    fs::write(pki.file("crl.pem"), [foreign.clone(), more].concat()).unwrap();
     assert!(tls.reload_trust().unwrap(), "what is good is taken");
     assert!(tls.reload_trust().is_err(), "and the other complained about");
     assert!(tls.reload_trust().is_err(), "as long as it lasts");

@@ -1,13 +1,9 @@
 //! HTTP/2 CONNECT over real sockets: what TCP promises survives, and one stream never holds another.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
-
-mod common;
-
 use std::time::Duration;
 
+use crate::common::*;
 use bytes::Bytes;
-use common::*;
 use h2::Reason;
 use http::{Method, StatusCode};
 use portico_tunnel::{End, Failure, Finished, Settings, Side};
@@ -22,7 +18,11 @@ async fn the_answer_is_200_only_when_the_upstream_is_connected() {
     let early = tokio::select! {
         biased;
         answer = &mut answer => panic!("answered {answer:?} before the upstream was asked"),
-        () = async { while server.routes.requests.lock().unwrap().is_empty() { tokio::task::yield_now().await } } => true,
+        () = async {
+            while server.routes.requests.lock().unwrap().is_empty() {
+                tokio::task::yield_now().await;
+            }
+        } => true,
     };
     assert!(early);
     server.routes.gate.send_replace(true);
@@ -105,7 +105,8 @@ async fn bytes_before_a_client_reset_reach_the_upstream_and_then_the_reset_does(
     let (_client, mut ends, mut upstream) = server.tunnel().await;
     let bytes = pattern(200_000);
     ends.write_all(bytes.clone()).await.unwrap();
-    // The client's own queue is thrown away by its reset, so it must be empty by then: one byte has come all the way.
+    // The client's own queue is thrown away by its reset, so it must be empty by then: one byte has come all
+    // the way.
     upstream.readable().await.unwrap();
     let mut received = vec![0; 150_000];
     patiently(upstream.read_exact(&mut received)).await.unwrap();

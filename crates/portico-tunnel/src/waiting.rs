@@ -1,36 +1,36 @@
-//! Bytes on their way to an upstream that takes them slower than they come.
+//! Bytes on their way to a socket that takes them more slowly than they come.
 //!
-//! Holds at most one stream window (the caller gives window back only for what was written), however the client cuts it: frames
-//! of a few bytes are copied together, or a thousand one-byte frames would cost a thousand times their size.
+//! At most one stream window, for window is given back only for what was written. Frames of a few bytes are
+//! copied together, or a thousand frames of one byte would cost a thousand times their size.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes, BytesMut};
+use portico_net::memory::Holder;
 use tokio::net::TcpStream;
 
-use crate::account::Hold;
-use crate::io::Pulse;
+use crate::activity::Activity;
 use crate::settings::FRAME_SIZE;
 
-/// Frames below this are copied together: the entry for a frame costs 32 bytes, and it may hold on to a read buffer with room for the
-/// largest frame, of which others were long taken. So what is held is what is counted, up to a factor of two.
+/// Frames below this are copied together. A larger frame is kept as it is, with the buffer it was read into,
+/// which is at most twice its size: what is held is what is counted, up to a factor of two.
 const SMALL: usize = FRAME_SIZE as usize / 2;
 
-/// Slices handed to one write: more than a whole stream window has.
+/// Slices of one write: more than the frames of a whole stream window.
 const SLICES: usize = 8;
 
-/// What waits for one upstream, counted.
+/// What waits for one socket, counted.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     queue: Queue,
-    hold: Hold,
+    holder: Holder,
 }
 
 impl Waiting {
-    pub(crate) fn new(pulse: &Pulse) -> Self {
-        Self { queue: Queue::default(), hold: pulse.ledger.hold() }
+    pub(crate) fn new(activity: &Activity) -> Self {
+        Self { queue: Queue::default(), holder: activity.holder() }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -38,20 +38,20 @@ impl Waiting {
     }
 
     pub(crate) fn push(&mut self, frame: Bytes) {
-        self.hold.add(frame.len());
+        self.holder.hold(frame.len());
         self.queue.push(frame);
     }
 
-    /// Writes what the socket takes in one call; how much that was.
+    /// Writes what the socket takes in one call. Returns how much that was.
     pub(crate) fn write_to(&mut self, stream: &TcpStream) -> io::Result<usize> {
         let written = self.queue.write_to(stream)?;
-        self.hold.subtract(written);
+        self.holder.release(written);
         Ok(written)
     }
 
-    /// Ready when memory is short, and this is to be given up.
-    pub(crate) fn poll_end(&self, cx: &mut Context<'_>) -> Poll<()> {
-        self.hold.poll_end(cx)
+    /// Ready when others need the memory, and the stream has to end.
+    pub(crate) fn poll_evicted(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.holder.poll_evicted(cx)
     }
 }
 

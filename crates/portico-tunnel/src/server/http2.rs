@@ -1,10 +1,11 @@
-//! One HTTP/2 connection: requests become streams, streams become [`Bridge`]s.
+//! One HTTP/2 connection: CONNECT requests become streams, streams become [`Bridge`]s (RFC 9113 section 8.5).
 //!
-//! One task drives the connection, one task each carries a stream; all on the thread that accepted it. The connection's task also
-//! asks the peer for a sign of life ([`KeepAlive`]), says GOAWAY when the gateway drains and then lets the streams finish.
+//! One task drives the connection, one task each carries a stream, all on the thread that accepted it. The
+//! connection's task also sends PING to a silent peer ([`KeepAlive`]), sends GOAWAY when the gateway drains,
+//! and then lets the streams finish.
 //!
-//! What a peer can make us hold is bounded by [`Settings`]; how fast it can make us work for nothing is bounded by
-//! h2's own caps (resets before accept, resets for errors, small frames, header lists) and by [`RapidReset`].
+//! [`Settings`] bound what a peer can make the gateway hold. h2's own caps (resets before accept, resets for
+//! errors, small frames, header lists) and [`RapidReset`] bound how fast it can make it work for nothing.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -23,18 +24,18 @@ use http::{Method, Response, StatusCode};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, Sleep, sleep, timeout, timeout_at};
 
+use super::http1::GOODBYE;
+use super::{Caller, Failure, Finished};
+use crate::activity::Activity;
 use crate::bridge::Bridge;
 use crate::handler::{Handler, Protocol, Refusal, Request, Side, Upstream};
-use crate::http1::GOODBYE;
-use crate::io::{Probe, Pulse, Wire};
 use crate::keepalive::KeepAlive;
-use crate::payload::Payload;
-use crate::queue::Waiting;
-use crate::serve::{Caller, Failure, Finished};
 use crate::settings::{FRAME_SIZE, HEADER_LIST, SEND_BUFFER, Settings};
 use crate::token::Token;
+use crate::turn::{Batched, Turn, batched};
+use crate::waiting::Waiting;
 
-/// Serves a connection until it ends by itself. `drain` is when no new streams are wanted.
+/// Serves a connection until it ends. `drain` is ready when no new streams are wanted.
 pub(crate) async fn serve<S, H>(
     stream: S,
     caller: &Caller,
@@ -44,11 +45,12 @@ pub(crate) async fn serve<S, H>(
     handler: &Arc<H>,
 ) -> Result<Finished, Failure>
 where
-    S: AsyncRead + AsyncWrite + Wire + Unpin,
+    S: AsyncRead + AsyncWrite + Unpin,
     H: Handler,
 {
-    let pulse = Arc::new(Pulse::new(&settings.memory));
-    let handshake = builder(settings).handshake(Probe::new(stream, Arc::clone(&pulse)));
+    let activity = Arc::new(Activity::new(&settings.memory));
+    let (stream, mut turn) = batched(stream, &activity);
+    let handshake = builder(settings).handshake(stream);
     let mut connection = timeout_at(deadline, handshake).await.map_err(|_| Failure::TooSlow)??;
     caller.greeted(&**handler);
     let mut unwanted = pin!(handler.unwanted());
@@ -61,20 +63,20 @@ where
     loop {
         tokio::select! {
             biased;
-            // Before requests, or who asks without a pause would stay.
+            // Before requests, or a client that sends them without a pause would stay.
             () = &mut unwanted => {
                 dismiss(connection).await;
                 return Err(Failure::Unwanted);
             }
-            accepted = accept(&mut connection, &pulse) => match accepted {
+            accepted = accept(&mut connection, &mut turn) => match accepted {
                 None => return Ok(if draining { Finished::Drained } else { Finished::Closed }),
                 Some(Err(error)) => return Err(error.into()),
                 Some(Ok((request, respond))) => {
-                    if rapid_reset.seen(&pulse, settings.max_streams) {
+                    if rapid_reset.seen(&activity, settings.max_streams) {
                         connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
                         continue;
                     }
-                    let tunnel = Tunnel { pulse: Arc::clone(&pulse), idle: settings.stream_idle };
+                    let tunnel = Tunnel { activity: Arc::clone(&activity), idle: settings.stream_idle };
                     start(request, respond, caller, handler, tunnel);
                 }
             },
@@ -82,7 +84,7 @@ where
                 draining = true;
                 connection.graceful_shutdown();
             }
-            () = keep_alive.silent(&pulse) => return Err(Failure::Silent),
+            () = keep_alive.silent(&activity) => return Err(Failure::Silent),
             () = unused.too_long(), if !draining => {
                 if !connection.has_streams() {
                     draining = true;
@@ -93,8 +95,8 @@ where
     }
 }
 
-/// Says GOAWAY. A client that does not read is not waited for long.
-async fn dismiss<S: AsyncRead + AsyncWrite + Wire + Unpin>(mut connection: Connection<Probe<S>, Payload>) {
+/// Sends GOAWAY. A client that does not read is not waited for long.
+async fn dismiss<S: AsyncRead + AsyncWrite + Unpin>(mut connection: Connection<Batched<S>, Bytes>) {
     connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
     // An error says that it is gone, which is what we want.
     let _ = timeout(GOODBYE, poll_fn(|cx| connection.poll_closed(cx))).await;
@@ -105,10 +107,11 @@ fn builder(settings: &Settings) -> Builder {
     builder
         .initial_window_size(settings.stream_window)
         .initial_connection_window_size(settings.connection_window())
-        // And one more, by which a client whose tunnel is full shows a new token.
+        // And one more, on which a client with a full tunnel sends a new token.
         .max_concurrent_streams(settings.max_streams.saturating_add(1))
-        // Requests cancelled before we saw them. Whoever waited for a gateway that stood still for some seconds does that, and h2's
-        // limit of 20 would cost all its streams; `RapidReset` looks after attacks.
+        // Requests cancelled before they were accepted. A client that waited for a gateway that stood still
+        // for some seconds cancels all of them, and h2's limit of 20 would cost it its streams. `RapidReset`
+        // stops attacks.
         .max_pending_accept_reset_streams(settings.max_streams as usize)
         .max_frame_size(FRAME_SIZE)
         .max_header_list_size(HEADER_LIST)
@@ -116,33 +119,26 @@ fn builder(settings: &Settings) -> Builder {
     builder
 }
 
-type Accepted = Option<Result<(http::Request<RecvStream>, SendResponse<Payload>), h2::Error>>;
+type Accepted = Option<Result<(http::Request<RecvStream>, SendResponse<Bytes>), h2::Error>>;
 
-/// Drives the connection to the next request, and lets the streams know whenever all they queued was written.
-async fn accept<S: AsyncRead + AsyncWrite + Wire + Unpin>(
-    connection: &mut Connection<Probe<S>, Payload>,
-    pulse: &Pulse,
+/// Drives the connection to the next request.
+async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
+    connection: &mut Connection<Batched<S>, Bytes>,
+    turn: &mut Turn<S>,
 ) -> Accepted {
-    poll_fn(|cx| {
-        let accepted = connection.poll_accept(cx);
-        if accepted.is_pending() {
-            pulse.rested();
-        }
-        accepted
-    })
-    .await
+    poll_fn(|cx| turn.poll(cx, |cx| connection.poll_accept(cx))).await
 }
 
 /// What a stream needs of its connection.
 struct Tunnel {
-    pulse: Arc<Pulse>,
+    activity: Arc<Activity>,
     idle: Option<Duration>,
 }
 
-/// Answers what needs no upstream, and gives everything else a task of its own.
+/// Responds to what needs no upstream, and gives everything else a task of its own.
 fn start<H: Handler>(
     request: http::Request<RecvStream>,
-    respond: SendResponse<Payload>,
+    respond: SendResponse<Bytes>,
     caller: &Caller,
     handler: &Arc<H>,
     tunnel: Tunnel,
@@ -153,7 +149,7 @@ fn start<H: Handler>(
             [AUTHORIZATION, PROXY_AUTHORIZATION].into_iter().filter_map(|name| head.headers.get(name));
         headers.filter_map(|value| Token::from_header(value.to_str().ok()?)).next()
     };
-    // Of a refresh the path is `*`, which some libraries leave out.
+    // The path of a refresh is `*`, which some libraries leave out.
     let is_refresh = head.method == Method::OPTIONS && matches!(head.uri.path(), "*" | "");
     let refusal = if head.method != Method::CONNECT && !is_refresh {
         Refusal::METHOD
@@ -161,7 +157,7 @@ fn start<H: Handler>(
         let request = caller.request(authority.as_str(), token(), Protocol::Http2);
         let handler = Arc::clone(handler);
         if is_refresh {
-            tokio::spawn(verify(handler, request, respond, tunnel.pulse));
+            tokio::spawn(verify(handler, request, respond, tunnel.activity));
         } else {
             tokio::spawn(carry(handler, request, respond, from_client, tunnel));
         }
@@ -177,23 +173,23 @@ fn start<H: Handler>(
 async fn verify<H: Handler>(
     handler: Arc<H>,
     request: Request,
-    mut respond: SendResponse<Payload>,
-    pulse: Arc<Pulse>,
+    mut respond: SendResponse<Bytes>,
+    activity: Arc<Activity>,
 ) {
     match unless_reset(&mut respond, handler.verify(&request)).await {
-        None => drop(pulse.cancelled.fetch_add(1, Relaxed)),
+        None => drop(activity.cancelled.fetch_add(1, Relaxed)),
         Some(Err(refusal)) => refuse(respond, &refusal),
         Some(Ok(())) => {
             let mut answer = Response::new(());
             *answer.status_mut() = StatusCode::NO_CONTENT;
-            // If it cannot be sent, the client is gone.
+            // Fails only if the client is gone.
             let _ = respond.send_response(answer, true);
         }
     }
 }
 
 /// Waits for `future`, unless the client resets the stream.
-async fn unless_reset<T>(respond: &mut SendResponse<Payload>, future: impl Future<Output = T>) -> Option<T> {
+async fn unless_reset<T>(respond: &mut SendResponse<Bytes>, future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
     poll_fn(|cx| {
         if respond.poll_reset(cx).is_ready() {
@@ -208,65 +204,66 @@ async fn unless_reset<T>(respond: &mut SendResponse<Payload>, future: impl Futur
 async fn carry<H: Handler>(
     handler: Arc<H>,
     request: Request,
-    respond: SendResponse<Payload>,
+    respond: SendResponse<Bytes>,
     from_client: RecvStream,
     tunnel: Tunnel,
 ) {
-    // Boxed, so that what connecting needs is gone while the tunnel rests.
-    let opened = Box::pin(open(handler, request, respond, from_client, Arc::clone(&tunnel.pulse))).await;
+    // Boxed: a tunnel at rest does not keep the memory that connecting needs.
+    let opened = Box::pin(open(handler, request, respond, from_client, Arc::clone(&tunnel.activity))).await;
     if let Some(Opened { stream, early, upstream }) = opened {
         let Upstream { stream: socket, meter } = upstream;
-        Bridge::new(Side::Downstream, stream, socket, meter, tunnel.pulse, early, tunnel.idle).run().await;
+        Bridge::new(Side::Downstream, stream, socket, meter, tunnel.activity, early, tunnel.idle).run().await;
     }
 }
 
-/// A stream whose client has its 200.
+/// A stream whose client has got its 200.
 struct Opened<M> {
-    stream: (SendStream<Payload>, RecvStream),
+    stream: (SendStream<Bytes>, RecvStream),
     /// What came before that.
     early: Option<Box<Waiting>>,
     upstream: Upstream<M>,
 }
 
-/// Connects and answers. `None` if the client was refused, or left meanwhile.
+/// Connects and responds. `None` if the client was refused, or left meanwhile.
 async fn open<H: Handler>(
     handler: Arc<H>,
     request: Request,
-    mut respond: SendResponse<Payload>,
+    mut respond: SendResponse<Bytes>,
     mut from_client: RecvStream,
-    pulse: Arc<Pulse>,
+    activity: Arc<Activity>,
 ) -> Option<Opened<H::Meter>> {
     let mut early = None;
     let connected = {
         let connect = unless_reset(&mut respond, handler.connect(&request));
-        unless_too_much(&mut from_client, &mut early, &pulse, connect).await
+        unless_too_much(&mut from_client, &mut early, &activity, connect).await
     };
     match connected {
         None => respond.send_reset(Reason::ENHANCE_YOUR_CALM),
-        Some(None) => drop(pulse.cancelled.fetch_add(1, Relaxed)),
+        Some(None) => drop(activity.cancelled.fetch_add(1, Relaxed)),
         Some(Some(Err(refusal))) => refuse(respond, &refusal),
         Some(Some(Ok(upstream))) => match respond.send_response(Response::new(()), false) {
             Ok(to_client) => return Some(Opened { stream: (to_client, from_client), early, upstream }),
-            // The client left in this very moment; the upstream learns that nothing will come.
+            // The client left in this moment; the reset tells the upstream that nothing will come.
             Err(_) => drop(upstream.stream.set_zero_linger()),
         },
     }
     None
 }
 
-/// Waits for `future`, and takes what the client sends meanwhile, so that it is counted. `None` if memory is short, and this is to be given up.
+/// Waits for `future`, and takes what the client sends meanwhile, so that it is counted. `None` if others
+/// need that memory.
 async fn unless_too_much<T>(
     from_client: &mut RecvStream,
     early: &mut Option<Box<Waiting>>,
-    pulse: &Pulse,
+    activity: &Activity,
     future: impl Future<Output = T>,
 ) -> Option<T> {
     let mut future = pin!(future);
     poll_fn(|cx| {
         while let Poll::Ready(Some(Ok(bytes))) = from_client.poll_data(cx) {
-            early.get_or_insert_with(|| Box::new(Waiting::new(pulse))).push(bytes);
+            early.get_or_insert_with(|| Box::new(Waiting::new(activity))).push(bytes);
         }
-        if early.as_ref().is_some_and(|early| early.poll_end(cx).is_ready()) {
+        if early.as_ref().is_some_and(|early| early.poll_evicted(cx).is_ready()) {
             return Poll::Ready(None);
         }
         future.as_mut().poll(cx).map(Some)
@@ -274,8 +271,8 @@ async fn unless_too_much<T>(
     .await
 }
 
-/// Answers with a status and a sentence. If it cannot be sent, the client is gone.
-fn refuse(mut respond: SendResponse<Payload>, refusal: &Refusal) {
+/// Responds with a status and a sentence. Fails only if the client is gone, so silently.
+fn refuse(mut respond: SendResponse<Bytes>, refusal: &Refusal) {
     let body = Bytes::from(format!("{}\n", refusal.reason));
     let mut answer = Response::new(());
     *answer.status_mut() = refusal.status;
@@ -293,7 +290,7 @@ fn refuse(mut respond: SendResponse<Payload>, refusal: &Refusal) {
     }
 }
 
-/// Looks once an interval whether the connection has any stream; it closes after one to two intervals without.
+/// Closes a connection that has had no stream for one to two intervals: it looks once an interval.
 struct Unused {
     timer: Option<(Pin<Box<Sleep>>, Duration)>,
 }
@@ -314,23 +311,24 @@ impl Unused {
     }
 }
 
-/// Notices requests that their client cancels before they are answered, again and again (CVE-2023-44487, "rapid reset"): each makes us
-/// look up a route and start to connect. h2 counts only those cancelled before they were accepted, and we accept at once.
+/// Detects a client that keeps cancelling requests before their response (CVE-2023-44487, "rapid reset"):
+/// each costs a route look-up and the start of a connect. h2 counts only those cancelled before they were
+/// accepted, which happens at once.
 struct RapidReset {
     since: Instant,
 }
 
 impl RapidReset {
-    /// Whether more than `most` were cancelled within a second. All streams of a connection giving up at once is no attack: an
-    /// agent whose API server hangs does that.
-    fn seen(&mut self, pulse: &Pulse, most: u32) -> bool {
-        if pulse.cancelled.load(Relaxed) <= most {
+    /// Whether more than `most` were cancelled within a second. All streams of a connection at once are no
+    /// attack: an agent whose API server hangs cancels them.
+    fn seen(&mut self, activity: &Activity, most: u32) -> bool {
+        if activity.cancelled.load(Relaxed) <= most {
             return false;
         }
         let now = Instant::now();
         let seen = now.duration_since(self.since) < Duration::from_secs(1);
         self.since = now;
-        pulse.cancelled.store(0, Relaxed);
+        activity.cancelled.store(0, Relaxed);
         seen
     }
 }

@@ -1,9 +1,9 @@
-//! Who a client certificate says its bearer is: the name of one cluster.
+//! The cluster that a client certificate names.
 //!
-//! Two spellings, both chosen so that common issuers can write them: organisation `portico:cluster:NAME` in the subject (what a
-//! Kubernetes CertificateSigningRequest can ask for) and URI SAN `spiffe://DOMAIN/cluster/NAME` (SPIFFE-ID). The chain has been
-//! verified before this file sees it; here nothing is trusted but the words. Certificates are outside input: whatever
-//! does not parse names nobody.
+//! Two spellings, which common issuers can write: organisation `portico:cluster:NAME` in the subject (what a
+//! Kubernetes CertificateSigningRequest can ask for) and URI SAN `spiffe://DOMAIN/cluster/NAME` (SPIFFE-ID).
+//! The chain is verified elsewhere. Certificates are untrusted input: one that does not parse names no
+//! cluster.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// Begins the organisation that names a cluster.
+/// Prefix of an organisation that names a cluster.
 const ORGANISATION: &str = "portico:cluster:";
 
 /// The cluster a client belongs to. It opens that cluster's authorities and no other.
@@ -25,7 +25,7 @@ impl Identity {
         &self.0
     }
 
-    /// Whether `name` can be that of a cluster: a DNS label, as every name of a Cluster or a namespace is.
+    /// Whether `name` can name a cluster: a DNS label, as every name of a Cluster or a namespace is.
     #[must_use]
     pub fn is_name(name: &str) -> bool {
         let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
@@ -35,7 +35,7 @@ impl Identity {
             && !name.ends_with('-')
     }
 
-    /// The one cluster a certificate in DER names. A certificate that names none, or several, identifies nobody.
+    /// The one cluster that a certificate in DER names. `None` if it names none, or several.
     #[must_use]
     pub fn from_certificate(der: &[u8]) -> Option<Self> {
         let (_, certificate) = X509Certificate::from_der(der).ok()?;
@@ -103,13 +103,13 @@ mod tests {
     }
 
     #[test]
-    fn two_names_identify_nobody() {
+    fn two_names_are_no_identity() {
         assert_eq!(cluster(Some("portico:cluster:abc"), &["spiffe://d/cluster/xyz"]), None);
         assert_eq!(cluster(None, &["spiffe://d/cluster/abc", "spiffe://d/cluster/xyz"]), None);
     }
 
     #[test]
-    fn near_misses_identify_nobody() {
+    fn near_misses_are_no_identity() {
         for organisation in [
             "portico:cluster:",
             "portico:cluster:A",
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_cut_anywhere_identifies_nobody() {
+    fn a_certificate_cut_anywhere_is_no_identity() {
         let der = certificate(Some("portico:cluster:abc"), &[]);
         for end in 0..der.len() {
             assert_eq!(Identity::from_certificate(&der[..end]), None, "cut at {end}");

@@ -1,0 +1,217 @@
+//! Writes an HTTP/2 connection once a turn: after all tasks that are ready, with the frames of all their
+//! streams.
+//!
+//! h2 flushes each DATA frame of 256 bytes or more by itself, in the order in which its task is woken. One
+//! write a message costs a system call, a TCP segment, under TLS a record, and a wake-up of the other end.
+//!
+//! [`Batched`] is the stream that h2 writes to. It copies small writes together and passes large ones on with
+//! them. [`Turn`] belongs to the task that drives the connection: it lets all ready tasks run first, then
+//! polls h2, then flushes.
+
+use std::io::{self, IoSlice};
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, BytesMut};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::activity::Activity;
+use crate::chunk::COPIED;
+
+/// Most bytes that are copied together: one TLS record.
+const BATCH: usize = 16 * 1024;
+
+/// Slices of one write: the batch, then a frame's header and its payload.
+const SLICES: usize = 4;
+
+/// A stream for h2, which `turn` flushes.
+#[derive(Debug)]
+pub(crate) struct Batched<S>(Arc<Mutex<Inner<S>>>);
+
+/// The turn of one connection, for the task that drives it.
+#[derive(Debug)]
+pub(crate) struct Turn<S> {
+    inner: Arc<Mutex<Inner<S>>>,
+    activity: Arc<Activity>,
+    /// All tasks that were ready have run.
+    is_last: bool,
+}
+
+#[derive(Debug)]
+struct Inner<S> {
+    stream: S,
+    activity: Arc<Activity>,
+    /// Whether a turn flushes. Not during the handshake, which has none.
+    has_turn: bool,
+    /// Written by h2, and not yet to the stream.
+    batch: BytesMut,
+    /// Why the last flush failed: for h2, which did not see it.
+    failed: Option<io::Error>,
+}
+
+/// A stream for h2 and the turn that belongs to it. Until the turn is first polled, writes are passed on
+/// directly.
+pub(crate) fn batched<S>(stream: S, activity: &Arc<Activity>) -> (Batched<S>, Turn<S>) {
+    let inner = Inner {
+        stream,
+        activity: Arc::clone(activity),
+        has_turn: false,
+        batch: BytesMut::new(),
+        failed: None,
+    };
+    let inner = Arc::new(Mutex::new(inner));
+    (Batched(Arc::clone(&inner)), Turn { inner, activity: Arc::clone(activity), is_last: false })
+}
+
+impl<S: AsyncWrite + Unpin> Turn<S> {
+    /// Polls the connection by `poll` behind all tasks that are ready, then writes what it has queued.
+    pub(crate) fn poll<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
+    ) -> Poll<T> {
+        if !self.is_last {
+            self.is_last = true;
+            // Wakes this task behind those that are ready, and behind those that the sockets make ready
+            // meanwhile.
+            let _ = pin!(tokio::task::yield_now()).poll(cx);
+            return Poll::Pending;
+        }
+        lock(&self.inner).has_turn = true;
+        let polled = poll(cx);
+        if polled.is_pending() {
+            self.is_last = false;
+            self.flush(cx);
+        }
+        polled
+    }
+
+    fn flush(&self, cx: &mut Context<'_>) {
+        let mut inner = lock(&self.inner);
+        match inner.poll_flush(cx) {
+            Poll::Pending => {}
+            Poll::Ready(Ok(())) => self.activity.flushed(),
+            Poll::Ready(Err(error)) => {
+                inner.failed = Some(error);
+                cx.waker().wake_by_ref();
+            }
+        }
+    }
+}
+
+fn lock<S>(inner: &Mutex<Inner<S>>) -> MutexGuard<'_, Inner<S>> {
+    // A panic elsewhere leaves nothing half done here.
+    inner.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<S> Inner<S> {
+    /// What h2 is told. Its task rests only after a pending read or write, so this is where it learns that it
+    /// has to end.
+    fn result<T>(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if result.is_ready() {
+            return result;
+        }
+        if let Some(error) = self.failed.take() {
+            return Poll::Ready(Err(error));
+        }
+        if self.activity.poll_evicted(cx).is_ready() {
+            return Poll::Ready(Err(io::Error::other(
+                "the peer does not read what it asked for, and the memory for that is used up",
+            )));
+        }
+        result
+    }
+}
+
+impl<S: AsyncWrite + Unpin> Inner<S> {
+    fn poll_write(&mut self, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        let length: usize = bufs.iter().map(|buf| buf.len()).sum();
+        if self.has_turn && length <= COPIED && self.batch.len() + length <= BATCH {
+            self.batch.reserve(BATCH - self.batch.len());
+            bufs.iter().for_each(|buf| self.batch.extend_from_slice(buf));
+            return Poll::Ready(Ok(length));
+        }
+        while !self.batch.is_empty() {
+            let mut slices = [IoSlice::new(&[]); SLICES];
+            slices[0] = IoSlice::new(&self.batch);
+            let count = 1 + bufs.len().min(SLICES - 1);
+            slices[1..count].copy_from_slice(&bufs[..count - 1]);
+            let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, &slices[..count]))?;
+            let batch = self.batch.len();
+            self.wrote(written.min(batch))?;
+            if written > batch {
+                return Poll::Ready(Ok(written - batch));
+            }
+        }
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    /// Writes the batch, and what the stream itself holds (TLS records).
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.batch.is_empty() {
+            let written = ready!(Pin::new(&mut self.stream).poll_write(cx, &self.batch))?;
+            self.wrote(written)?;
+        }
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn wrote(&mut self, written: usize) -> io::Result<()> {
+        if written == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        self.batch.advance(written);
+        if self.batch.is_empty() {
+            // A connection at rest holds no buffer.
+            self.batch = BytesMut::new();
+        }
+        Ok(())
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Batched<S> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let mut inner = lock(&self.0);
+        let read = Pin::new(&mut inner.stream).poll_read(cx, buf);
+        if read.is_ready() {
+            inner.activity.hear();
+        }
+        inner.result(cx, read)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Batched<S> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(buf)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let mut inner = lock(&self.0);
+        let written = inner.poll_write(cx, bufs);
+        inner.result(cx, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    /// Left to the turn, if there is one.
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut inner = lock(&self.0);
+        if inner.has_turn {
+            return Poll::Ready(Ok(()));
+        }
+        let flushed = inner.poll_flush(cx);
+        inner.result(cx, flushed)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut inner = lock(&self.0);
+        ready!(inner.poll_flush(cx))?;
+        Pin::new(&mut inner.stream).poll_shutdown(cx)
+    }
+}
