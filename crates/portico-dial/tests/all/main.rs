@@ -2,7 +2,7 @@
 
 mod client_tls;
 mod dial;
-#[path = "../../../portico-tunnel/tests/client/names.rs"]
+#[path = "../../../portico-tunnel/tests/all/client/names.rs"]
 mod names;
 #[path = "../../../portico-tunnel/tests/pki/mod.rs"]
 mod pki;

@@ -1,26 +1,15 @@
 //! Which tunnels there are, and how they move: over minutes, on a clock that the tests move.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
-
-#[path = "client/clock.rs"]
-mod clock;
-mod common;
-#[path = "client/harness.rs"]
-mod harness;
-#[path = "client/names.rs"]
-mod names;
-mod pki;
-
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-use clock::Clock;
-use common::{Server, UPSTREAM, plaintext};
-use harness::{Line, Wire, settings};
-use names::{NameServer, Says};
-use pki::{Authority, Folder};
+use super::clock::Clock;
+use super::harness::{Line, Wire, settings};
+use super::names::{NameServer, Says};
+use crate::common::{Server, UPSTREAM, plaintext};
+use crate::pki::{Authority, Folder};
 use portico_dial::{ClientTls, ClientTlsFiles, Dialer, ProxyFiles, ProxySetting};
 use portico_tunnel::client::{
     Client, ClientSettings, GatewayAddress, IdentityState, OpenError, Security, TunnelState, TunnelStatus,

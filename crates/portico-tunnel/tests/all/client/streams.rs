@@ -1,16 +1,10 @@
 //! The client half against the server half over real sockets, with a wire between them that can freeze and
 //! break.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
-
-mod common;
-#[path = "client/harness.rs"]
-mod harness;
-
 use std::time::Duration;
 
-use common::{PATIENCE, Server, UPSTREAM, is_reset, patiently, pattern, plaintext, read_to_end};
-use harness::{Line, Pod, Wire, beat, connected, settings, wait_for};
+use super::harness::{Line, Pod, Wire, beat, connected, settings, wait_for};
+use crate::common::{PATIENCE, Server, UPSTREAM, is_reset, patiently, pattern, plaintext, read_to_end};
 use portico_net::MemoryBudget;
 use portico_tunnel::client::{Client, ClientSettings, OpenError, TunnelState};
 use portico_tunnel::{End, Side, StatusCode};

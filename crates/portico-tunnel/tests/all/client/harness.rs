@@ -1,8 +1,5 @@
 //! Wires between client and gateway that can freeze and break, and pods.
 
-#![allow(dead_code, unreachable_pub, reason = "each test program uses its own part of this")]
-#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
-
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -16,11 +13,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::common::{Report, Server, UPSTREAM, patiently};
+use crate::common::{Report, Server, UPSTREAM, patiently};
 
 /// What a wire does with bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wire {
+pub(super) enum Wire {
     Carries,
     /// Nothing moves, without a sign: a frozen process, a lost network.
     Frozen,
@@ -29,9 +26,9 @@ pub enum Wire {
 }
 
 /// A wire to a gateway.
-pub struct Line {
-    pub address: SocketAddr,
-    pub wire: watch::Sender<Wire>,
+pub(super) struct Line {
+    pub(super) address: SocketAddr,
+    pub(super) wire: watch::Sender<Wire>,
     accepted: Arc<AtomicU32>,
     task: JoinHandle<()>,
 }
@@ -43,12 +40,12 @@ impl Drop for Line {
 }
 
 impl Line {
-    pub async fn to(gateway: SocketAddr) -> Self {
+    pub(super) async fn to(gateway: SocketAddr) -> Self {
         Self::at("127.0.0.1:0".parse().unwrap(), gateway).await
     }
 
     /// From that address.
-    pub async fn at(address: SocketAddr, gateway: SocketAddr) -> Self {
+    pub(super) async fn at(address: SocketAddr, gateway: SocketAddr) -> Self {
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
         let wire = watch::Sender::new(Wire::Carries);
@@ -65,12 +62,12 @@ impl Line {
         Self { address, wire, accepted, task }
     }
 
-    pub fn accepted(&self) -> u32 {
+    pub(super) fn accepted(&self) -> u32 {
         self.accepted.load(SeqCst)
     }
 }
 
-pub async fn carry(mut near: TcpStream, gateway: SocketAddr, mut wire: watch::Receiver<Wire>) {
+pub(super) async fn carry(mut near: TcpStream, gateway: SocketAddr, mut wire: watch::Receiver<Wire>) {
     let mut far = TcpStream::connect(gateway).await.unwrap();
     // A wire holds nothing back until something else is acknowledged.
     near.set_nodelay(true).unwrap();
@@ -98,7 +95,7 @@ pub async fn carry(mut near: TcpStream, gateway: SocketAddr, mut wire: watch::Re
     }
 }
 
-pub fn settings(gateways: &[SocketAddr]) -> ClientSettings {
+pub(super) fn settings(gateways: &[SocketAddr]) -> ClientSettings {
     let gateways = gateways.iter().map(|address| GatewayAddress {
         security: Security::Plaintext,
         target: Target { host: address.ip().to_string().into(), port: address.port() },
@@ -108,7 +105,7 @@ pub fn settings(gateways: &[SocketAddr]) -> ClientSettings {
 }
 
 /// Returns once so many tunnels are in that state.
-pub async fn wait_for(client: &Client, state: TunnelState, count: usize) {
+pub(super) async fn wait_for(client: &Client, state: TunnelState, count: usize) {
     let there = || client.status().iter().filter(|tunnel| tunnel.state == Some(state)).count();
     patiently(async {
         while there() != count {
@@ -118,7 +115,7 @@ pub async fn wait_for(client: &Client, state: TunnelState, count: usize) {
     .await;
 }
 
-pub struct Count(Report, mpsc::UnboundedSender<Report>);
+pub(super) struct Count(Report, mpsc::UnboundedSender<Report>);
 
 impl Meter for Count {
     fn carried(&mut self, up: usize, down: usize) {
@@ -133,13 +130,13 @@ impl Meter for Count {
 }
 
 /// A pod's connection through a stream: the pod's socket, and what is reported at its end.
-pub struct Pod {
-    pub socket: TcpStream,
-    pub reports: mpsc::UnboundedReceiver<Report>,
+pub(super) struct Pod {
+    pub(super) socket: TcpStream,
+    pub(super) reports: mpsc::UnboundedReceiver<Report>,
 }
 
 impl Pod {
-    pub async fn on(stream: Stream) -> Self {
+    pub(super) async fn on(stream: Stream) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (agent, _) = listener.accept().await.unwrap();
@@ -149,26 +146,26 @@ impl Pod {
         Self { socket, reports }
     }
 
-    pub async fn report(&mut self) -> Report {
+    pub(super) async fn report(&mut self) -> Report {
         patiently(self.reports.recv()).await.unwrap()
     }
 }
 
 /// A pod and the API server it talks to.
-pub async fn connected(client: &Client, server: &Server) -> (Pod, TcpStream) {
+pub(super) async fn connected(client: &Client, server: &Server) -> (Pod, TcpStream) {
     let stream = patiently(client.open(UPSTREAM)).await.unwrap();
     (Pod::on(stream).await, server.upstream().await)
 }
 
 /// One message each way.
-pub async fn beat(pod: &mut TcpStream, upstream: &mut TcpStream) {
+pub(super) async fn beat(pod: &mut TcpStream, upstream: &mut TcpStream) {
     for (from, to) in [(&mut *pod, &mut *upstream)] {
         exchange(from, to).await;
         exchange(to, from).await;
     }
 }
 
-pub async fn exchange(from: &mut TcpStream, to: &mut TcpStream) {
+pub(super) async fn exchange(from: &mut TcpStream, to: &mut TcpStream) {
     from.write_all(b"beat").await.unwrap();
     let mut bytes = [0; 4];
     patiently(to.read_exact(&mut bytes)).await.unwrap();

@@ -1,7 +1,5 @@
 //! Time that moves when a test says so, while bytes move as ever.
 
-#![allow(dead_code, unreachable_pub, reason = "each test program uses its own part of this")]
-
 use std::pin::pin;
 use std::time::Duration;
 
@@ -19,10 +17,10 @@ const TURNS: usize = 60;
 
 /// A paused clock. A task of it is always busy, or the runtime would move the time itself as soon as all wait
 /// for sockets.
-pub struct Clock(JoinHandle<()>);
+pub(super) struct Clock(JoinHandle<()>);
 
 impl Clock {
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         tokio::time::pause();
         Self(tokio::spawn(async {
             loop {
@@ -32,7 +30,7 @@ impl Clock {
     }
 
     /// Lets time pass until it is so.
-    pub async fn until(&self, what: &str, mut so: impl FnMut() -> bool) {
+    pub(super) async fn until(&self, what: &str, mut so: impl FnMut() -> bool) {
         let begin = Instant::now();
         while !so() {
             assert!(begin.elapsed() < LONG, "never: {what}");
@@ -41,7 +39,7 @@ impl Clock {
     }
 
     /// Lets time pass until this is ready.
-    pub async fn by<T>(&self, future: impl Future<Output = T>) -> T {
+    pub(super) async fn by<T>(&self, future: impl Future<Output = T>) -> T {
         let mut future = pin!(future);
         let begin = Instant::now();
         loop {
@@ -53,7 +51,7 @@ impl Clock {
         }
     }
 
-    pub async fn pass(&self, time: Duration) {
+    pub(super) async fn pass(&self, time: Duration) {
         let end = Instant::now() + time;
         while Instant::now() < end {
             step().await;

@@ -1,25 +1,15 @@
 //! What is known of our identity, and what becomes of requests that a gateway does not want: on a clock that
 //! the tests move.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
-
-#[path = "client/clock.rs"]
-mod clock;
-mod common;
-#[path = "client/harness.rs"]
-mod harness;
-#[path = "client/scripted.rs"]
-mod scripted;
-
 use std::time::Duration;
 
-use clock::Clock;
-use common::UPSTREAM;
+use super::clock::Clock;
+use super::harness::settings;
+use super::scripted::{Answer, Scripted};
+use crate::common::UPSTREAM;
 use h2::Reason;
-use harness::settings;
 use portico_tunnel::StatusCode;
 use portico_tunnel::client::{Client, ClientSettings, IdentityState, OpenError, TunnelState};
-use scripted::{Answer, Scripted};
 use tokio::time::Instant;
 
 const OPENS: Answer = Answer::Status(StatusCode::OK);

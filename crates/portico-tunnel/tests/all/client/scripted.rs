@@ -1,8 +1,5 @@
 //! A gateway of any make, that answers what a test wants.
 
-#![allow(dead_code, unreachable_pub, reason = "each test program uses its own part of this")]
-#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
-
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -16,23 +13,23 @@ use tokio::task::{JoinHandle, JoinSet};
 
 /// An answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answer {
+pub(super) enum Answer {
     /// With that status.
     Status(StatusCode),
     /// None: the stream is reset.
     Reset(Reason),
 }
 
-pub struct Scripted {
-    pub address: SocketAddr,
-    pub to_connect: watch::Sender<Answer>,
-    pub to_options: watch::Sender<StatusCode>,
+pub(super) struct Scripted {
+    pub(super) address: SocketAddr,
+    pub(super) to_connect: watch::Sender<Answer>,
+    pub(super) to_options: watch::Sender<StatusCode>,
     options: Arc<AtomicU32>,
     task: JoinHandle<()>,
 }
 
 impl Scripted {
-    pub async fn start(to_connect: Answer, to_options: StatusCode) -> Self {
+    pub(super) async fn start(to_connect: Answer, to_options: StatusCode) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (to_connect, to_options) = (watch::Sender::new(to_connect), watch::Sender::new(to_options));
@@ -50,7 +47,7 @@ impl Scripted {
     }
 
     /// How often it was asked about an identity.
-    pub fn options(&self) -> u32 {
+    pub(super) fn options(&self) -> u32 {
         self.options.load(SeqCst)
     }
 }
