@@ -261,7 +261,7 @@ async fn unless_too_much<T>(
     let mut future = pin!(future);
     poll_fn(|cx| {
         while let Poll::Ready(Some(Ok(bytes))) = from_client.poll_data(cx) {
-            early.get_or_insert_with(|| Box::new(Waiting::new(activity))).push(bytes);
+            early.get_or_insert_with(|| Box::new(Waiting::new(activity, None))).push(bytes);
         }
         if early.as_ref().is_some_and(|early| early.poll_evicted(cx).is_ready()) {
             return Poll::Ready(None);
