@@ -286,7 +286,7 @@ fn refuse(mut respond: SendResponse<Bytes>, refusal: &Refusal) {
         headers.insert(WWW_AUTHENTICATE, http::HeaderValue::from_static("Bearer"));
     }
     if let Ok(mut to_client) = respond.send_response(answer, false) {
-        let _ = to_client.send_data(body.into(), true);
+        let _ = to_client.send_data(body, true);
     }
 }
 
