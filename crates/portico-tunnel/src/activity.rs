@@ -107,9 +107,10 @@ impl Activity {
         self.to_peer.is_evicted()
     }
 
-    /// For a stream whose socket takes bytes more slowly than they come.
-    pub(crate) fn holder(&self) -> Holder {
-        Holder::new(vec![self.connection.clone(), self.process.clone()], Duration::ZERO)
+    /// For a stream whose socket takes bytes more slowly than they come. They count in the budget of its cluster, too.
+    pub(crate) fn holder(&self, cluster: Option<&MemoryBudget>) -> Holder {
+        let budgets = [&self.connection, &self.process].into_iter().chain(cluster);
+        Holder::new(budgets.cloned().collect(), Duration::ZERO)
     }
 
     /// Most bytes of the next chunk towards the peer; 0 while there is no room for one. While the process is

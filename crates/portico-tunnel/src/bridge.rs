@@ -111,9 +111,12 @@ impl<M: Meter> Bridge<M> {
         socket: TcpStream,
         meter: M,
         activity: Arc<Activity>,
-        early: Option<Box<Waiting>>,
+        mut early: Option<Box<Waiting>>,
         idle: Option<Duration>,
     ) -> Self {
+        if let (Some(early), Some(cluster)) = (&mut early, meter.budget()) {
+            early.count_in(&activity, cluster);
+        }
         Self {
             peer,
             from_peer,
@@ -249,7 +252,9 @@ impl<M: Meter> Bridge<M> {
                 }
             }
         }
-        self.waiting.get_or_insert_with(|| Box::new(Waiting::new(&self.activity))).push(frame);
+        self.waiting
+            .get_or_insert_with(|| Box::new(Waiting::new(&self.activity, self.meter.budget())))
+            .push(frame);
         self.write_waiting(cx);
     }
 

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 pub use http::StatusCode;
+use portico_net::MemoryBudget;
 use tokio::net::TcpStream;
 
 use crate::server::Presented;
@@ -109,6 +110,12 @@ pub trait Meter: Send + 'static {
 
     /// The tunnel is over.
     fn ended(self, end: End);
+
+    /// What bounds the bytes that the streams of one cluster hold for upstreams that do not take them. By default only the
+    /// budgets of the connection and of the process do.
+    fn budget(&self) -> Option<&MemoryBudget> {
+        None
+    }
 
     /// Ready when the gateway cuts the tunnel, because its endpoint was removed long ago, say. By default it
     /// is never ready.

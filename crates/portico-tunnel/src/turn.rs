@@ -215,3 +215,122 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Batched<S> {
         Pin::new(&mut inner.stream).poll_shutdown(cx)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use portico_net::MemoryBudget;
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+
+    /// Notes what each write has.
+    #[derive(Debug, Default)]
+    struct Writes {
+        all: Vec<Vec<u8>>,
+        is_broken: bool,
+    }
+
+    impl AsyncWrite for Writes {
+        fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+            self.poll_write_vectored(cx, &[IoSlice::new(buf)])
+        }
+
+        fn poll_write_vectored(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            bufs: &[IoSlice<'_>],
+        ) -> Poll<io::Result<usize>> {
+            if self.is_broken {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+            }
+            let bytes: Vec<u8> = bufs.iter().flat_map(|buf| buf.iter().copied()).collect();
+            self.all.push(bytes);
+            Poll::Ready(Ok(self.all[self.all.len() - 1].len()))
+        }
+
+        fn is_write_vectored(&self) -> bool {
+            true
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    impl AsyncRead for Writes {
+        fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+    }
+
+    fn connection() -> (Batched<Writes>, Turn<Writes>) {
+        batched(Writes::default(), &Arc::new(Activity::new(&MemoryBudget::new(1 << 20))))
+    }
+
+    fn written(stream: &Batched<Writes>) -> Vec<Vec<u8>> {
+        std::mem::take(&mut lock(&stream.0).stream.all)
+    }
+
+    /// One turn of a connection that writes as h2 does, and flushes each frame.
+    async fn turn(turn: &mut Turn<Writes>, stream: &mut Batched<Writes>, frames: &[&[u8]]) {
+        let mut polled = 0;
+        poll_fn(|cx| {
+            let pending = turn.poll(cx, |cx| {
+                for frame in frames {
+                    let write = async {
+                        stream.write_all(frame).await?;
+                        stream.flush().await
+                    };
+                    assert!(matches!(pin!(write).poll(cx), Poll::Ready(Ok(()))));
+                }
+                polled += 1;
+                Poll::<()>::Pending
+            });
+            assert!(pending.is_pending());
+            if polled > 0 { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn the_frames_of_a_turn_leave_in_one_write() {
+        let (mut stream, mut of) = connection();
+        stream.write_all(b"preface").await.unwrap();
+        assert_eq!(written(&stream), [b"preface"], "before the first turn nothing is held back");
+        turn(&mut of, &mut stream, &[&[1; 300], &[2; 300], &[3; 300]]).await;
+        let expected = [[1; 300], [2; 300], [3; 300]].concat();
+        assert_eq!(written(&stream), [expected]);
+        assert_eq!(lock(&stream.0).batch.capacity(), 0, "at rest it holds no buffer");
+    }
+
+    #[tokio::test]
+    async fn a_large_frame_takes_what_was_written_before_along() {
+        let (mut stream, mut of) = connection();
+        turn(&mut of, &mut stream, &[&[1; 300], &[2; 100_000], &[3; 300]]).await;
+        let expected = [[vec![1; 300], vec![2; 100_000]].concat(), vec![3; 300]];
+        assert!(written(&stream) == expected);
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_polled_behind_the_tasks_that_are_ready() {
+        let (mut stream, mut of) = connection();
+        let ready = tokio::spawn(async {});
+        turn(&mut of, &mut stream, &[b"frame"]).await;
+        assert!(ready.is_finished());
+    }
+
+    #[tokio::test]
+    async fn a_flush_that_fails_is_the_connections_next_error() {
+        let (mut stream, mut of) = connection();
+        lock(&stream.0).stream.is_broken = true;
+        turn(&mut of, &mut stream, &[b"frame"]).await;
+        let read = poll_fn(|cx| Pin::new(&mut stream).poll_read(cx, &mut ReadBuf::new(&mut [0])));
+        assert_eq!(read.await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+    }
+}

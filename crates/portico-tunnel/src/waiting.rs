@@ -8,6 +8,7 @@ use std::io::{self, IoSlice};
 use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes, BytesMut};
+use portico_net::MemoryBudget;
 use portico_net::memory::Holder;
 use tokio::net::TcpStream;
 
@@ -29,8 +30,18 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    pub(crate) fn new(activity: &Activity) -> Self {
-        Self { queue: Queue::default(), holder: activity.holder() }
+    pub(crate) fn new(activity: &Activity, cluster: Option<&MemoryBudget>) -> Self {
+        Self { queue: Queue::default(), holder: activity.holder(cluster) }
+    }
+
+    /// Counts what waits in the budget of a cluster as well, which is known only after the first bytes.
+    pub(crate) fn count_in(&mut self, activity: &Activity, cluster: &MemoryBudget) {
+        if self.holder.is_evicted() {
+            return;
+        }
+        let held = self.holder.held();
+        self.holder = activity.holder(Some(cluster));
+        self.holder.hold(held);
     }
 
     pub(crate) fn is_empty(&self) -> bool {

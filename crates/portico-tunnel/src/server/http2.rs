@@ -261,7 +261,7 @@ async fn unless_too_much<T>(
     let mut future = pin!(future);
     poll_fn(|cx| {
         while let Poll::Ready(Some(Ok(bytes))) = from_client.poll_data(cx) {
-            early.get_or_insert_with(|| Box::new(Waiting::new(activity))).push(bytes);
+            early.get_or_insert_with(|| Box::new(Waiting::new(activity, None))).push(bytes);
         }
         if early.as_ref().is_some_and(|early| early.poll_evicted(cx).is_ready()) {
             return Poll::Ready(None);
@@ -286,7 +286,7 @@ fn refuse(mut respond: SendResponse<Bytes>, refusal: &Refusal) {
         headers.insert(WWW_AUTHENTICATE, http::HeaderValue::from_static("Bearer"));
     }
     if let Ok(mut to_client) = respond.send_response(answer, false) {
-        let _ = to_client.send_data(body.into(), true);
+        let _ = to_client.send_data(body, true);
     }
 }
 

@@ -229,6 +229,32 @@ async fn streams_whose_sockets_do_not_read_are_reset_at_the_limit_and_no_others(
 }
 
 #[tokio::test]
+async fn a_cluster_over_its_budget_loses_its_own_streams() {
+    let (memory, settings) = limited(64 << 20);
+    let cluster = MemoryBudget::new(4 * WINDOW);
+    let mut server = Server::start_with(settings, Some(cluster.clone())).await;
+    SockRef::from(&server.upstreams).set_recv_buffer_size(4096).unwrap();
+    let (_client, mut ends, mut upstream) = server.tunnel().await;
+    let (mut clients, mut senders, mut stopped) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..8 {
+        let (client, ends, upstream) = server.tunnel().await;
+        clients.push(client);
+        stopped.push(upstream);
+        senders.push(send_for_ever(ends));
+    }
+    assert_eq!(server.report().await.end, Some(End::Memory));
+    let held = at_rest(&cluster, 4 * WINDOW).await;
+    assert_eq!(memory.held(), held, "what counts for the cluster counts for the process");
+    echoes(&mut ends, &mut upstream).await;
+    assert!(!senders.iter().all(tokio::task::JoinHandle::is_finished));
+    for sender in &senders {
+        sender.abort();
+    }
+    drop(stopped);
+    until(|| memory.held() == 0 && cluster.held() == 0).await;
+}
+
+#[tokio::test]
 async fn what_comes_before_the_upstream_is_connected_counts() {
     let (memory, settings) = limited(1 << 20);
     let server = Server::start(settings).await;
