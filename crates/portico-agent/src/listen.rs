@@ -15,7 +15,8 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use crate::connection::serve;
-use crate::shared::{ForwardState, Shared};
+use crate::forward::ForwardState;
+use crate::shared::Shared;
 
 /// Rest after a failed accept(2) for want of descriptors: trying at once would burn the core.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
@@ -92,10 +93,10 @@ async fn accept_loop(
                 if !is_out_of_descriptors(&error) {
                     continue;
                 }
-                if let Some(untold) = shared.may_complain(None) {
+                if let Some(suppressed) = shared.may_log(None) {
                     let forward = forward.listen;
                     tracing::error!(
-                        %forward, %error, untold,
+                        %forward, %error, suppressed,
                         "cannot accept: open connections go on, new ones wait in the kernel; raise the limit (ulimit -n)"
                     );
                 }

@@ -1,11 +1,13 @@
 //! The wiring of an agent: address, data plane, tunnels, admin listener, and the order in which they begin and end.
 //!
-//! All of it is on the main thread; the data plane has the only other one. At the start: files, address, tunnels, listeners. A gateway
-//! that is away is no reason not to start. A successor is different: as long as its predecessor serves, it waits until it could do as
-//! well, so that a new version that does not work replaces nothing.
+//! All of it is on the main thread. The data plane has the only other one.
 //!
-//! At the end: whoever has a successor leaves address and listeners to it; whoever has none closes the listeners, lets connections
-//! finish, and takes the address away last, for packets of open connections are sent to it.
+//! Start: files, address, tunnels, listeners. A gateway that is away is no reason not to start. A successor is
+//! different: while its predecessor serves, it waits until it could do as well, so that a new version that does not
+//! work replaces nothing.
+//!
+//! End: an agent with a successor leaves address and listeners to it. One without closes the listeners, lets
+//! connections finish, and takes the address away last, because packets of open connections are sent to it.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -25,21 +27,17 @@ use super::flags::{Flags, Plan};
 use super::pages::AgentPages;
 use super::status::Status;
 use crate::admin::server;
+use crate::allocator;
 use crate::control::{Hangup, Stop, raise_descriptor_limit};
-use crate::{allocator, text_pages};
 
-/// Between two looks whether a tunnel is up, while a predecessor serves.
-const LOOK_AT_TUNNELS: Duration = Duration::from_millis(100);
-/// Between two series of attempts to put the address back.
-const KEEP_AGAIN: Duration = Duration::from_secs(5);
-/// Between two looks whether the start is over; the second tunnel comes that much later than the first, at most.
-const SETTLES: Duration = Duration::from_secs(1);
-/// Between two times at which the program's text is given back: what is in use is mapped again within a millisecond.
-const TEXT_AGAIN: Duration = Duration::from_secs(60);
+/// How often to look whether a tunnel is up, while a predecessor serves.
+const TUNNEL_POLL: Duration = Duration::from_millis(100);
+/// How often to look whether the start is over. The second tunnel comes that much later than the first, at most.
+const START_POLL: Duration = Duration::from_secs(1);
 /// Descriptors kept free of connections: tunnels, listeners, the admin listener, a proxy's files.
 const OWN_DESCRIPTORS: u64 = 128;
 
-/// How an agent stopped to listen.
+/// Why an agent stops to listen.
 enum Ending {
     /// A signal, by its name.
     Stop(&'static str),
@@ -47,7 +45,7 @@ enum Ending {
     HandedOver,
 }
 
-/// Runs an agent until it is told to stop, or a successor has taken over. `started` is told once it listens.
+/// Runs an agent until a signal stops it, or a successor has taken over. Calls `started` once it listens.
 pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Status)) -> anyhow::Result<()> {
     let mut stop = Stop::new(hangup)?;
     raise_descriptor_limit();
@@ -63,18 +61,12 @@ pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Sta
     let admin = server::start(flags.node.admin_listen.0, pages, take_over_path.is_some()).await?;
     let held = match address {
         None => None,
-        Some(settings) => tokio::select! {
-            held = Held::take(settings) => Some(held.context("--address")?),
-            signal = stop.asked() => {
-                tracing::info!(%signal, "told to stop before anything was served");
-                return Ok(());
-            }
-        },
+        Some(settings) => Some(Held::take(settings).await.context("--address")?),
     };
     if let Some(held) = &held {
         status.set_held(held.status());
     }
-    let mut address = KeptAddress { held, status: Arc::clone(&status) };
+    let address = HeldAddress(held);
     let access = AccessLog::start(flags.records.access_log.into()).context("cannot start the access log")?;
     let settings = Settings {
         forwards,
@@ -82,7 +74,7 @@ pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Sta
         max_connections: max_connections(flags.limits.max_connections),
         max_waiting: flags.limits.max_waiting,
     };
-    // From here on what was begun must be ended: an address without an agent behind it is a hole.
+    // From here on the address must be given up on an error: pods that connect to it would find nothing.
     let agent = match Agent::start(settings, access) {
         Ok(agent) => Arc::new(agent),
         Err(error) => {
@@ -93,10 +85,9 @@ pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Sta
     status.set_agent(Arc::clone(&agent));
     let listening = tokio::select! {
         listening = listen(&agent, &status, take_over_path) => listening,
-        never = address.keep() => match never {},
         never = follow(&mut files, &agent, &status) => match never {},
         signal = stop.asked() => {
-            tracing::info!(%signal, "told to stop before anything was served");
+            tracing::info!(%signal, "stopping before anything was served");
             address.give_up().await;
             return Ok(());
         }
@@ -114,8 +105,7 @@ pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Sta
     }
     started(&status);
     let ending = tokio::select! {
-        never = address.keep() => match never {},
-        never = settle(&status) => match never {},
+        never = give_back_after_start(&status) => match never {},
         never = follow(&mut files, &agent, &status) => match never {},
         signal = stop.asked() => Ending::Stop(signal),
         () = hand_over(offer.as_ref(), Some(&agent)) => Ending::HandedOver,
@@ -126,12 +116,12 @@ pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Sta
     match ending {
         Ending::HandedOver => {
             tracing::info!(open, ?limit, "a successor has taken over; open connections may finish");
-            // It needs the address.
+            // The successor needs the admin address.
             admin.abort();
-            address.leave();
-            // Whoever replaces us stops us as a matter of course, which is no reason to hurry.
+            address.leave().await;
+            // A pod that was replaced gets SIGTERM as a matter of course. That is no reason to cut connections.
             let mut signals = 0;
-            let told_twice = async {
+            let second_signal = async {
                 while signals < 2 {
                     stop.asked().await;
                     signals += 1;
@@ -140,28 +130,27 @@ pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Sta
             tokio::select! {
                 never = follow(&mut files, &agent, &status) => match never {},
                 cut = agent.drain(limit) => tracing::info!(cut, "drained"),
-                () = told_twice => tracing::warn!("told to stop again; ending at once"),
+                () = second_signal => tracing::warn!("a second signal; ending at once"),
             }
             if flags.lifecycle.linger && signals == 0 {
                 stop.asked().await;
             }
         }
         Ending::Stop(signal) => {
-            // One that waits for its tunnels has the listening sockets, and listens as soon as it sees us stop.
+            // A successor that waits for its tunnels has the listening sockets, and listens once this agent stops.
             let mut succeeded = offer.as_ref().is_some_and(Offer::has_successor);
-            tracing::info!(%signal, open, ?limit, succeeded, "told to stop; draining; a second signal ends it");
+            tracing::info!(%signal, open, ?limit, succeeded, "stopping: draining; a second signal ends it");
             if succeeded {
                 admin.abort();
             }
             tokio::select! {
                 never = follow(&mut files, &agent, &status) => match never {},
-                never = address.keep() => match never {},
-                cut = agent.drain(limit) => tracing::info!(cut, "drained"),
-                signal = stop.asked() => tracing::warn!(%signal, "told to stop again; ending at once"),
+                        cut = agent.drain(limit) => tracing::info!(cut, "drained"),
+                signal = stop.asked() => tracing::warn!(%signal, "a second signal; ending at once"),
                 never = succeed(offer.as_ref(), &mut succeeded, &admin) => match never {},
             }
             if succeeded {
-                address.leave();
+                address.leave().await;
             } else {
                 address.release().await;
             }
@@ -170,7 +159,7 @@ pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Sta
     Ok(())
 }
 
-/// As many as asked for, as far as descriptors allow.
+/// Returns as many connections as asked for, as far as descriptors allow.
 fn max_connections(asked: u32) -> u32 {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
     let possible = u32::try_from(limit.saturating_sub(OWN_DESCRIPTORS)).unwrap_or(u32::MAX).max(1);
@@ -195,15 +184,15 @@ async fn listen(agent: &Agent, status: &Status, path: Option<&Path>) -> anyhow::
         None => Inherited::new(),
         Some(predecessor) => {
             let inherited = predecessor.sockets()?;
-            // One that stops does not listen any more: nobody serves until we do.
+            // A predecessor that stops has no sockets: then nothing serves until this agent listens.
             if !inherited.is_empty() {
-                able(status, predecessor).await?;
+                wait_until_able(status, predecessor).await?;
             }
             inherited
         }
     };
     agent.listen(inherited)?;
-    // Before the predecessor goes: whoever comes next is to ask us.
+    // Before the predecessor goes, so that the next successor finds this agent at the path.
     let offer = Offer::new(path)?;
     if let Some(Err(error)) = predecessor.map(Predecessor::ready) {
         tracing::info!(%error, "the predecessor has ended meanwhile");
@@ -211,12 +200,12 @@ async fn listen(agent: &Agent, status: &Status, path: Option<&Path>) -> anyhow::
     Ok(Some(offer))
 }
 
-/// Waits until connections would be carried, or nobody else does it.
-async fn able(status: &Status, predecessor: &Predecessor) -> anyhow::Result<()> {
+/// Waits until connections would be carried, or the predecessor is gone.
+async fn wait_until_able(status: &Status, predecessor: &Predecessor) -> anyhow::Result<()> {
     tracing::info!("a predecessor listens; it goes on until a tunnel is up here");
     let tunnel = async {
         while !status.can_carry() {
-            sleep(LOOK_AT_TUNNELS).await;
+            sleep(TUNNEL_POLL).await;
         }
     };
     tokio::select! {
@@ -229,14 +218,15 @@ async fn able(status: &Status, predecessor: &Predecessor) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Offers what `agent` listens on to successors; returns once one listens. Without an agent, all there is to hand over is the address.
+/// Offers what `agent` listens on to successors, and returns once one listens. Without an agent, the address is all
+/// there is to hand over.
 async fn hand_over(offer: Option<&Offer>, agent: Option<&Agent>) {
     let Some(offer) = offer else { return pending().await };
     let sockets = || agent.map_or_else(|| Ok(Vec::new()), Agent::sockets);
     offer.serve(None, sockets).await;
 }
 
-/// Notes that a successor came while we drain.
+/// Sets `succeeded` if a successor comes while this agent drains.
 async fn succeed(offer: Option<&Offer>, succeeded: &mut bool, admin: &JoinHandle<()>) -> Infallible {
     if !*succeeded {
         hand_over(offer, None).await;
@@ -247,24 +237,15 @@ async fn succeed(offer: Option<&Offer>, succeeded: &mut bool, admin: &JoinHandle
     pending().await
 }
 
-/// Gives back what only the start needed: now, once more when the first tunnels are up, for a TLS handshake needs much of the program, and
-/// the program's text now and then, since one page for a scrape or one handshake would otherwise stay for months.
-async fn settle(status: &Status) -> Infallible {
-    give_back();
-    while !status.can_carry() {
-        sleep(SETTLES).await;
-    }
-    sleep(SETTLES).await;
-    give_back();
-    loop {
-        sleep(TEXT_AGAIN).await;
-        text_pages::release();
-    }
-}
-
-fn give_back() {
+/// Gives memory that only the start needed back to the system: now, and once more when the first tunnels are up.
+async fn give_back_after_start(status: &Status) -> Infallible {
     allocator::give_back();
-    text_pages::release();
+    while !status.can_carry() {
+        sleep(START_POLL).await;
+    }
+    sleep(START_POLL).await;
+    allocator::give_back();
+    pending().await
 }
 
 /// Shows gateways the certificate and the token that are in the files now.
@@ -286,41 +267,27 @@ async fn follow(files: &mut IdentityFiles, agent: &Agent, status: &Status) -> In
 }
 
 /// The address, if one is held.
-struct KeptAddress {
-    held: Option<Held>,
-    status: Arc<Status>,
-}
+struct HeldAddress(Option<Held>);
 
-impl KeptAddress {
-    /// Puts it back whenever someone removes it. May be dropped at any await.
-    async fn keep(&mut self) -> Infallible {
-        let Some(held) = &mut self.held else { return pending().await };
-        loop {
-            let error = held.keep().await;
-            tracing::error!(%error, "the address is lost; trying again");
-            self.status.set_address_problem(error.to_string());
-            sleep(KEEP_AGAIN).await;
-        }
-    }
-
+impl HeldAddress {
     /// Leaves it to a successor.
-    fn leave(self) {
-        if let Some(held) = self.held {
-            held.leave();
+    async fn leave(self) {
+        if let Some(held) = self.0 {
+            held.leave().await;
         }
     }
 
     /// Takes it away.
     async fn release(self) {
-        if let Some(held) = self.held {
+        if let Some(held) = self.0 {
             held.release().await;
         }
     }
 
-    /// Undoes what was done, before anything was served: what another agent has made, and may still use, stays.
+    /// Undoes what was done before anything was served. What another agent has made, and may still use, stays.
     async fn give_up(self) {
-        match &self.held {
-            Some(held) if held.how().adopted => self.leave(),
+        match &self.0 {
+            Some(held) if held.status().placement().adopted => self.leave().await,
             _ => self.release().await,
         }
     }

@@ -50,8 +50,8 @@ impl Collector for AgentMetrics {
 
 fn write_address(status: &Status, out: &mut Families<'_>) -> fmt::Result {
     let Some(held) = status.held() else { return Ok(()) };
-    let how = held.how();
-    let labels = [("kind", how.kind.to_string()), ("interface", how.interface.to_string())];
+    let placement = held.placement();
+    let labels = [("kind", placement.kind.to_string()), ("interface", placement.interface.to_string())];
     out.gauge(
         "agent_address_held",
         "1 while the address is there.",

@@ -1,0 +1,5 @@
+//! The tests of the agent that need sockets or hosts, in one program.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends here")]
+
+mod address;
