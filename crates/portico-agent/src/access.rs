@@ -1,5 +1,5 @@
-//! The access line of the agent: one for each connection of a pod, refused or ended. The fields are those of the
-//! gateway's line where they mean the same.
+//! The access line of the agent: one for each connection of a pod, refused or ended. The fields are those of
+//! the gateway's line where they mean the same.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -45,7 +45,8 @@ impl access::Line for Line<'_> {
         }
         let _ = write!(
             text,
-            " bytes_up={bytes_up} bytes_down={bytes_down} duration_ms={duration_ms} side={side} reason={reason}"
+            " bytes_up={bytes_up} bytes_down={bytes_down} duration_ms={duration_ms} side={side} \
+             reason={reason}"
         );
         if let Some(status) = self.status {
             let _ = write!(text, " status={status}");

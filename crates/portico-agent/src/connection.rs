@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use portico_tunnel::client::{Client, Stream};
+use portico_tunnel::client::{Client, OpenError, Stream};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
@@ -59,6 +59,8 @@ async fn open(client: Client, session: Session, socket: TcpStream) -> Option<Ope
         biased;
         // The socket is not read meanwhile. The kernel reports a reset all the same.
         _ = socket.ready(Interest::ERROR) => None,
+        // A client that drains brings no further tunnel up: waiting for one would be in vain.
+        () = session.shared().stopping() => Some(Err(OpenError::Stopping)),
         opened = client.open(&session.record().forward().authority) => Some(opened),
     };
     drop(waiting);

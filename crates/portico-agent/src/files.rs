@@ -1,9 +1,10 @@
 //! Files that are replaced while an agent runs: certificate, key, CA and token.
 //!
-//! Tokens live an hour and certificates days, and an agent runs for months. The folders of the files are watched (inotify(7)), so that a
-//! resting agent need not wake up to look; a volume of Kubernetes is replaced by a new link in its folder. A look is a few stat(2); what a
-//! file holds is read only when it is not what it was. Whoever replaces two files does so in two steps: what cannot be used now
-//! is tried again with the next look, and what was in force stays.
+//! Tokens live an hour and certificates days, and an agent runs for months. The folders of the files are
+//! watched (inotify(7)), so that an agent at rest need not wake up to look. A volume of Kubernetes is
+//! replaced by a new link in its folder. A look is a few stat(2); a file is read only when it may have
+//! changed. Certificate and key are replaced in two steps: a pair that does not fit is tried again with the
+//! next look, and the old one stays in force.
 
 use std::fs;
 use std::future::pending;
@@ -20,7 +21,8 @@ use tokio::time::timeout;
 
 use crate::sys::readable;
 
-/// What identifies the content of a file without reading it. Behind the symbolic links of a projected volume it is another file each time.
+/// What identifies the content of a file without reading it. Behind the symbolic links of a projected volume
+/// it is another file each time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -99,13 +101,14 @@ fn stamp(path: &PathBuf) -> Option<Stamp> {
     })
 }
 
-/// Between two looks where nobody tells of changes, or what was found cannot be used: as soon as anybody could mind.
-const SOON: Duration = Duration::from_secs(1);
+/// How often to look where the folders cannot be watched, or a file cannot be used.
+const SHORT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Between two looks otherwise: a file may be a link to another folder, and inotify is silent about network file systems.
-const SOMETIMES: Duration = Duration::from_secs(60);
+/// How often to look otherwise: a file may be a link to another folder, and inotify is silent about network
+/// file systems.
+const LONG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Whatever changes what a name in a folder stands for, or what its file says.
+/// Events that change which file a name in a folder is, or what the file holds.
 const CHANGES: WatchFlags = WatchFlags::ATTRIB
     .union(WatchFlags::CLOSE_WRITE)
     .union(WatchFlags::CREATE)
@@ -154,8 +157,12 @@ impl IdentityFiles {
 
     /// Returns when it is time for a look.
     pub async fn due(&self) {
-        let wait = if self.changes.is_none() || !self.problems().is_empty() { SOON } else { SOMETIMES };
-        // Either way it is time.
+        let wait = if self.changes.is_none() || !self.problems().is_empty() {
+            SHORT_INTERVAL
+        } else {
+            LONG_INTERVAL
+        };
+        // A time-out is as good a reason to look as a change.
         let _ = timeout(wait, self.changed()).await;
     }
 
@@ -163,7 +170,8 @@ impl IdentityFiles {
         let changes = self.changes.as_ref().and_then(|changes| readable(changes.try_clone().ok()?).ok());
         let Some(changes) = changes else { return pending().await };
         let mut events = [0; 4096];
-        // What it says is not needed: a look tells. All of it is read, so that the next event is news.
+        // The events are not needed: the look finds what has changed. All are read, so that the next one
+        // wakes us again.
         if let Ok(mut readable) = changes.readable().await {
             while rustix::io::read(&changes, &mut events).is_ok_and(|read| read > 0) {}
             readable.clear_ready();
@@ -178,7 +186,7 @@ impl IdentityFiles {
         }
     }
 
-    /// Why what is in the files now is not in force.
+    /// Why what is in the files now is not in force. Empty if it is.
     pub fn problems(&self) -> Vec<String> {
         let tls = self.tls.as_ref().map(|(_, watched)| watched);
         let token = self.token.as_ref().map(|(_, watched)| watched);
@@ -214,7 +222,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_token_that_cannot_be_used_is_tried_again_and_told_meanwhile() {
+    async fn a_token_that_cannot_be_used_is_tried_again_and_reported_meanwhile() {
         let (_folder, path, mut files) = files();
         fs::write(&path, "").unwrap();
         assert_eq!(files.look(), NOTHING);
@@ -241,7 +249,7 @@ mod tests {
         let token = Arc::new(TokenFile::load(path.clone()).unwrap());
         let mut files = IdentityFiles::new(None, Some((token, path)));
         place("..2");
-        timeout(SOMETIMES / 2, files.due()).await.expect("inotify tells of it");
+        timeout(LONG_INTERVAL / 2, files.due()).await.expect("inotify reports it");
         assert!(files.look().token);
     }
 

@@ -24,7 +24,8 @@ pub struct ForwardSpec {
 pub enum ForwardSpecError {
     /// It names no authority.
     #[error(
-        "{0:?} leads nowhere; write [ADDR:]PORT=AUTHORITY, such as 6443=apiserver-external.cluster-a.svc.cluster.local:443"
+        "{0:?} leads nowhere; write [ADDR:]PORT=AUTHORITY, such as \
+         6443=apiserver-external.cluster-a.svc.cluster.local:443"
     )]
     NoAuthority(String),
     /// What stands before the `=` is no port.

@@ -1,13 +1,14 @@
-//! The node agent: holds the address of the `kubernetes` service on a worker node and carries its connections to a
-//! gateway.
+//! The node agent: holds the address of the `kubernetes` service on a worker node and carries its connections
+//! to a gateway.
 //!
-//! [`address`] makes the address exist on the node, and only there. On it an [`Agent`] listens, as its [`forward`]s
-//! say. A connection passes `listen` (accept), `connection` (open a stream, carry bytes) and `session` (count, write
-//! the line of `access`). `record` is what is known of it meanwhile, `shared` what all connections share, `refusal`
-//! names every reason not to carry one. [`IdentityFiles`] reports when certificate or token are new.
+//! [`address`] makes the address exist on the node, and only there. On it an [`Agent`] listens, as its
+//! [`forward`]s say. A connection passes `listen` (accept), `connection` (open a stream, carry bytes) and
+//! `session` (count, write the line of `access`). `record` is what is known of it meanwhile, `shared` what
+//! all connections share, `refusal` names every reason not to carry one. [`IdentityFiles`] reports when
+//! certificate or token are new.
 //!
-//! What lives elsewhere: tunnels, TLS, proxies and the carrying of bytes (`portico-tunnel`, `portico-dial`); flags,
-//! signals, the admin listener and the order at start and end (`portico`).
+//! What lives elsewhere: tunnels, TLS, proxies and the carrying of bytes (`portico-tunnel`, `portico-dial`);
+//! flags, signals, the admin listener and the order at start and end (`portico`).
 
 mod access;
 pub mod address;

@@ -1,4 +1,5 @@
-//! A connection of a pod, listed and counted while its [`Session`] is held. Dropped, it writes the access line.
+//! A connection of a pod, listed and counted while its [`Session`] is held. Dropped, it writes the access
+//! line.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};

@@ -8,15 +8,15 @@ use std::time::Duration;
 use portico_net::access::AccessLog;
 use portico_tunnel::Account;
 use slab::Slab;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::forward::{Forward, ForwardState};
 use crate::record::{ConnectionId, Record, Upstream};
 use crate::refusal::{ENDS, Refusal};
 
-/// Upper bounds, in seconds, of the times until a gateway has opened a connection: from a round trip next door to
-/// the open timeout.
+/// Upper bounds, in seconds, of the times until a gateway has opened a connection: from a round trip next
+/// door to the open timeout.
 pub const OPEN_BUCKETS: [f64; 13] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 20.0];
 
@@ -43,6 +43,7 @@ pub struct Shared {
     ids: AtomicU64,
     open: Mutex<Slab<Arc<Record>>>,
     none_left: Notify,
+    stopping: watch::Sender<bool>,
     waiting: AtomicU32,
     accept_errors: AtomicU64,
     refusals: [AtomicU64; Refusal::WORDS.len()],
@@ -99,6 +100,7 @@ impl Shared {
             ids: AtomicU64::new(RandomState::new().hash_one("portico") << 32),
             open: Mutex::default(),
             none_left: Notify::new(),
+            stopping: watch::Sender::new(false),
             waiting: AtomicU32::default(),
             accept_errors: AtomicU64::default(),
             refusals: Default::default(),
@@ -171,6 +173,17 @@ impl Shared {
         (waiting < self.max_waiting).then_some(guard)
     }
 
+    /// Refuses connections that wait for a gateway, from now on.
+    pub(crate) fn stop(&self) {
+        self.stopping.send_replace(true);
+    }
+
+    /// Returns once [`stop`](Self::stop) was called.
+    pub(crate) async fn stopping(&self) {
+        // Fails only if the sender is gone, and it is in `self`.
+        let _ = self.stopping.subscribe().wait_for(|stopping| *stopping).await;
+    }
+
     /// Returns once there is no connection.
     pub(crate) async fn all_ended(&self) {
         loop {
@@ -201,8 +214,8 @@ impl Shared {
         self.accept_errors.fetch_add(1, Relaxed);
     }
 
-    /// Returns whether to log a refusal (`None`: a failure to accept), and how many were not logged since the last
-    /// line of this kind.
+    /// Returns whether to log a refusal (`None`: a failure to accept), and how many were not logged since the
+    /// last line of this kind.
     pub(crate) fn may_log(&self, refusal: Option<Refusal>) -> Option<u64> {
         let mut limits = self.log_limits.lock().unwrap_or_else(PoisonError::into_inner);
         let limit = &mut limits[refusal.map_or(Refusal::WORDS.len(), Refusal::index)];

@@ -1,5 +1,5 @@
-//! `portico agent` and `portico gateway` as two processes on loopback: bytes, identities, gateways that die, freeze and return, files that change,
-//! and an agent that takes over from another.
+//! `portico agent` and `portico gateway` as two processes on loopback: bytes, identities, gateways that die,
+//! freeze and return, files that change, and an agent that takes over from another.
 
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
@@ -162,11 +162,28 @@ fn authority(cluster: &str) -> String {
 
 fn service(cluster: &str, upstream: u16) -> String {
     format!(
-        "apiVersion: v1\nkind: Service\nmetadata:\n  name: apiserver-external\n  namespace: cluster-{cluster}\n  annotations:\n    \
-         nodeport-proxy.k8s.io/expose: Tunneling\nspec:\n  ports: [{{name: secure, port: 443}}]\n---\n\
-         apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: api-1\n  namespace: cluster-{cluster}\n  \
-         labels: {{kubernetes.io/service-name: apiserver-external}}\naddressType: IPv4\n\
-         endpoints:\n- addresses: [127.0.0.1]\n  conditions: {{ready: true}}\nports: [{{name: secure, port: {upstream}}}]\n"
+        "\
+apiVersion: v1
+kind: Service
+metadata:
+  name: apiserver-external
+  namespace: cluster-{cluster}
+  annotations: {{nodeport-proxy.k8s.io/expose: Tunneling}}
+spec:
+  ports: [{{name: secure, port: 443}}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  name: api-1
+  namespace: cluster-{cluster}
+  labels: {{kubernetes.io/service-name: apiserver-external}}
+addressType: IPv4
+endpoints:
+- addresses: [127.0.0.1]
+  conditions: {{ready: true}}
+ports: [{{name: secure, port: {upstream}}}]
+"
     )
 }
 
@@ -193,7 +210,8 @@ fn echo() -> u16 {
     })
 }
 
-/// A port of loopback that was free a moment ago, outside the range that outgoing connections take theirs from.
+/// A port of loopback that was free a moment ago, outside the range that outgoing connections take theirs
+/// from.
 fn free_port() -> u16 {
     use std::sync::atomic::{AtomicU16, Ordering};
     static NEXT: AtomicU16 = AtomicU16::new(0);

@@ -1,4 +1,5 @@
-//! How long to wait before the next repair. Two parties that disagree about the address do not use up a processor.
+//! How long to wait before the next repair. Two parties that disagree about the address do not use up a
+//! processor.
 
 use std::time::Duration;
 

@@ -8,6 +8,10 @@ use super::host::{Address, Link};
 /// The interface of KKP's Envoy agent: a dummy link with the agent's address.
 const KKP_INTERFACE: &str = "envoyagent";
 
+/// What helps against most collisions.
+const OTHER_ADDRESS: &str =
+    "choose another address with --address (the API server's --advertise-address must agree)";
+
 /// A reason not to hold the address: something else has it, or may have it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Collision {
@@ -77,31 +81,29 @@ impl Display for Collision {
             }
             Self::OnInterface { address, interface, .. } if &**interface == KKP_INTERFACE => write!(
                 f,
-                "{address} is on interface {interface} of this host, made by KKP's Envoy agent; stop that agent on \
-                 this node (DaemonSet envoy-agent in namespace kube-system), then remove what it leaves: \
-                 ip link delete {interface}"
+                "{address} is on interface {interface} of this host, made by KKP's Envoy agent; stop that \
+                 agent on this node (DaemonSet envoy-agent in namespace kube-system), then remove what it \
+                 leaves: ip link delete {interface}"
             ),
             Self::OnInterface { address, interface, agent: true } => write!(
                 f,
-                "{address} is on interface {interface} of this host, made by another Portico agent; stop that agent, \
-                 or give this one the same name with --interface {interface} to take over from it"
+                "{address} is on interface {interface} of this host, made by another Portico agent; stop \
+                 that agent, or give this one the same name with --interface {interface} to take over from it"
             ),
             Self::OnInterface { address, interface, agent: false } => write!(
                 f,
-                "{address} is on interface {interface} of this host; choose another address with --address (the API \
-                 server's --advertise-address must agree), or remove it there: \
+                "{address} is on interface {interface} of this host; {OTHER_ADDRESS}, or remove it there: \
                  ip address delete {address} dev {interface}"
             ),
             Self::InNetwork { address, interface, network } => write!(
                 f,
-                "{address} lies in network {network} of interface {interface}: a neighbour there may have it; choose \
-                 an address outside of it with --address (the API server's --advertise-address must agree)"
+                "{address} lies in network {network} of interface {interface}: a neighbour there may have \
+                 it; {OTHER_ADDRESS}"
             ),
             Self::InRoute { address, route } => write!(
                 f,
-                "{address} lies in the route \"{route}\" of this host, and what the route is for would be cut off; \
-                 choose an address outside of it with --address (the API server's --advertise-address must agree), \
-                 or remove the route"
+                "{address} lies in the route \"{route}\" of this host, and what the route is for would be \
+                 cut off; {OTHER_ADDRESS}, or remove the route"
             ),
         }
     }

@@ -32,7 +32,8 @@ pub enum AddressError {
     Collisions(Vec<Collision>),
     /// The process may not change the network.
     #[error(
-        "cannot {what}: the process needs {CAPABILITY}; add it to the container's securityContext.capabilities, \
+        "cannot {what}: the process needs {CAPABILITY}; add it to the container's \
+         securityContext.capabilities, \
          or run as root"
     )]
     Capability {

@@ -1,8 +1,8 @@
 //! An address that this node holds, from taking it to releasing it.
 //!
-//! [`Held::take`] makes it. From then on a task of its own puts back what is removed, as soon as the kernel reports
-//! the removal, with a back-off ([`RepairBackoff`]) between repairs. [`Held::release`] and [`Held::leave`] end it.
-//! A repair that has begun is finished before that, so that nothing stays half made.
+//! [`Held::take`] makes it. From then on a task of its own puts back what is removed, as soon as the kernel
+//! reports the removal, with a back-off ([`RepairBackoff`]) between repairs. [`Held::release`] and
+//! [`Held::leave`] end it. A repair that has begun is finished before that, so that nothing stays half made.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -97,8 +97,8 @@ pub struct Held {
 }
 
 impl Held {
-    /// Checks as [`check`] does, then makes interface and address. What an agent left that crashed, or what a running
-    /// one has made, is adopted. Runs on a tokio runtime, and must not be dropped before it returns.
+    /// Checks as [`check`] does, then makes interface and address. What an agent left that crashed, or what a
+    /// running one has made, is adopted. Runs on a tokio runtime, and must not be dropped before it returns.
     pub async fn take(settings: Settings) -> Result<Held, AddressError> {
         let report = check(&settings).await?;
         if !report.collisions.is_empty() {
@@ -108,7 +108,10 @@ impl Held {
         let placement = interface::establish(&host, &settings, None).await?;
         let Placement { kind, interface, adopted, why, .. } = &placement;
         let address = settings.address;
-        tracing::info!(%address, %interface, %kind, adopted, not_better_because = %why, "this node holds the address");
+        tracing::info!(
+            %address, %interface, %kind, adopted, not_better_because = %why,
+            "this node holds the address"
+        );
         let status = Status::new(placement);
         let (stop, stopped) = oneshot::channel();
         let supervisor = Supervisor {
@@ -137,7 +140,9 @@ impl Held {
         let (address, interface) = (settings.address, settings.interface);
         match removed {
             Ok(()) => tracing::info!(%address, "the address is released"),
-            Err(error) => tracing::error!(%address, %interface, %error, "cannot remove the address; it stays"),
+            Err(error) => {
+                tracing::error!(%address, %interface, %error, "cannot remove the address; it stays")
+            }
         }
     }
 
@@ -187,7 +192,8 @@ impl Supervisor {
             };
             let Err(error) = step else { continue };
             if self.status.set_problem(Some(&error)) {
-                tracing::error!(address = %self.settings.address, %error, "cannot hold the address; trying again");
+                let address = self.settings.address;
+                tracing::error!(%address, %error, "cannot hold the address; trying again");
             }
             let wait = self.backoff.wait();
             tokio::select! {

@@ -1,7 +1,7 @@
 //! The network of this host: interfaces, addresses and routes, read and changed by rtnetlink(7).
 //!
-//! Plain values in the kernel's own terms, and the few requests the agent makes. What they mean for the address
-//! is decided in `look` and `interface`.
+//! Plain values in the kernel's own terms, and the few requests the agent makes. What they mean for the
+//! address is decided in `look` and `interface`.
 
 use std::fmt::{self, Display, Formatter};
 use std::io;
@@ -12,9 +12,7 @@ use std::time::Duration;
 use futures_util::{Stream, StreamExt, TryStreamExt};
 use ipnet::IpNet;
 use rtnetlink::packet_core::{NetlinkMessage, NetlinkPayload};
-use rtnetlink::packet_route::address::{
-    AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope,
-};
+use rtnetlink::packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope};
 use rtnetlink::packet_route::link::{
     AfSpecInet6, AfSpecUnspec, In6AddrGenMode, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
 };
@@ -274,7 +272,8 @@ impl Host {
 
     /// Marks an interface as the agent's, and sets it up, without ARP on it.
     pub(super) async fn set_up(&self, index: u32) -> io::Result<()> {
-        // No link-local IPv6 address, which nothing uses, and no traffic for it. Fails where there is no IPv6.
+        // No link-local IPv6 address, which nothing uses, and no traffic for it. Fails where there is no
+        // IPv6.
         let none = AfSpecInet6::AddrGenMode(In6AddrGenMode::None);
         let families = LinkAttribute::AfSpecUnspec(vec![AfSpecUnspec::Inet6(vec![none])]);
         let message = LinkUnspec::new_with_index(index).append_extra_attribute(families).build();
@@ -363,8 +362,8 @@ pub(super) enum Change {
 
 /// Notifications about interfaces and addresses of this host.
 ///
-/// The socket is read while [`next`](Self::next) is polled, and not otherwise: its buffer bounds what waits, and the
-/// kernel says when it had to drop something.
+/// The socket is read while [`next`](Self::next) is polled, and not otherwise: its buffer bounds what waits,
+/// and the kernel says when it had to drop something.
 pub(super) struct Changes {
     connection: Connection<RouteNetlinkMessage>,
     messages: Messages,

@@ -1,7 +1,8 @@
 //! The interface that holds the address: found, made, completed and removed here.
 //!
 //! An interface with the agent's alias is the agent's: a restarted agent adopts it. Functions here are not
-//! cancel-safe: one that is dropped half-way may leave an interface without alias, which the next agent refuses.
+//! cancel-safe: one that is dropped half-way may leave an interface without alias, which the next agent
+//! refuses.
 
 use std::io;
 
@@ -40,8 +41,8 @@ pub(super) async fn is_complete(host: &Host, settings: &Settings) -> io::Result<
     Ok(!host.addresses(settings.address, is_it).await?.is_empty())
 }
 
-/// Adopts the interface that an agent has made, or makes one of the first kind that works. An interface with the
-/// index `known` is the agent's even if its alias was changed.
+/// Adopts the interface that an agent has made, or makes one of the first kind that works. An interface with
+/// the index `known` is the agent's even if its alias was changed.
 pub(super) async fn establish(
     host: &Host,
     settings: &Settings,

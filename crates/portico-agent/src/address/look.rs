@@ -1,4 +1,5 @@
-//! Whether the address could be held here: what of this host's interfaces, networks and routes stands against it.
+//! Whether the address could be held here: what of this host's interfaces, networks and routes stands against
+//! it.
 //!
 //! [`View`] is one look at the host; what it means is decided without the kernel.
 
@@ -12,7 +13,8 @@ use super::error::AddressError;
 use super::host::{Address, Host, Link, Route, table_name};
 use super::settings::Settings;
 
-/// Routes up to this prefix are default routes: VPNs use two halves (`0.0.0.0/1`, `128.0.0.0/1`) for the whole.
+/// Routes up to this prefix are default routes: VPNs use two halves (`0.0.0.0/1`, `128.0.0.0/1`) for the
+/// whole.
 const DEFAULT_ROUTE: u8 = 1;
 
 /// Looks whether the address could be held here. Changes nothing, and needs no rights.

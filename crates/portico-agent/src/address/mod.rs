@@ -1,9 +1,9 @@
 //! The address of the `kubernetes` service on this node: made, supervised, and taken away again.
 //!
 //! The API server of the user cluster tells its pods to find it at one address, the same on every worker node
-//! (100.64.30.10 by default). So the agent of each node holds that address for its node. [`check()`] looks whether
-//! something on this host stands against it, [`Held::take`] makes it and puts it back when it is removed,
-//! [`Held::release`] takes it away. All of it needs `CAP_NET_ADMIN` and nothing else.
+//! (100.64.30.10 by default). So the agent of each node holds that address for its node. [`check()`] looks
+//! whether something on this host stands against it, [`Held::take`] makes it and puts it back when it is
+//! removed, [`Held::release`] takes it away. All of it needs `CAP_NET_ADMIN` and nothing else.
 //!
 //! What the kernel does with packets for the address that come from outside is in `docs/threat-model.md`.
 

@@ -33,8 +33,8 @@ impl Default for Settings {
 pub enum Kind {
     /// A dummy interface: what Linux has for this. Not every kernel has the module.
     Dummy,
-    /// A pair of veth interfaces, both ends on this host. Every kernel that runs pods has it, and unlike an alias of
-    /// `lo` it can be told from what others made, for IPv6 too.
+    /// A pair of veth interfaces, both ends on this host. Every kernel that runs pods has it, and unlike an
+    /// alias of `lo` it can be told from what others made, for IPv6 too.
     Veth,
 }
 

@@ -1,5 +1,5 @@
-//! The address on real hosts: network namespaces of a lab, the code under test on threads inside of them, `ip` as
-//! the witness. Needs root and `ip` (the lab says what to install).
+//! The address on real hosts: network namespaces of a lab, the code under test on threads inside of them,
+//! `ip` as the witness. Needs root and `ip` (the lab says what to install).
 
 use std::fs::File;
 use std::net::Ipv4Addr;

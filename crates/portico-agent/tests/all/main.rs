@@ -3,3 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends here")]
 
 mod address;
+mod agent;
+mod clock;
+mod connection;
+mod ends;
+mod gateway;
+mod listen;
+mod node;
+mod refusals;

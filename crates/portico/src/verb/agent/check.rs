@@ -1,4 +1,5 @@
-//! `portico agent check`: whether the address could be held here, with the evidence if not, and what was looked at.
+//! `portico agent check`: whether the address could be held here, with the evidence if not, and what was
+//! looked at.
 
 use anyhow::bail;
 use clap::Args;

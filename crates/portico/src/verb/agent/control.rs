@@ -1,10 +1,11 @@
-//! The wiring of an agent: address, data plane, tunnels, admin listener, and the order in which they begin and end.
+//! The wiring of an agent: address, data plane, tunnels, admin listener, and the order in which they begin
+//! and end.
 //!
 //! All of it is on the main thread. The data plane has the only other one.
 //!
-//! Start: files, address, tunnels, listeners. A gateway that is away is no reason not to start. A successor is
-//! different: while its predecessor serves, it waits until it could do as well, so that a new version that does not
-//! work replaces nothing.
+//! Start: files, address, tunnels, listeners. A gateway that is away is no reason not to start. A successor
+//! is different: while its predecessor serves, it waits until it could do as well, so that a new version that
+//! does not work replaces nothing.
 //!
 //! End: an agent with a successor leaves address and listeners to it. One without closes the listeners, lets
 //! connections finish, and takes the address away last, because packets of open connections are sent to it.
@@ -32,7 +33,8 @@ use crate::control::{Hangup, Stop, raise_descriptor_limit};
 
 /// How often to look whether a tunnel is up, while a predecessor serves.
 const TUNNEL_POLL: Duration = Duration::from_millis(100);
-/// How often to look whether the start is over. The second tunnel comes that much later than the first, at most.
+/// How often to look whether the start is over. The second tunnel comes that much later than the first, at
+/// most.
 const START_POLL: Duration = Duration::from_secs(1);
 /// Descriptors kept free of connections: tunnels, listeners, the admin listener, a proxy's files.
 const OWN_DESCRIPTORS: u64 = 128;
@@ -119,7 +121,8 @@ pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Sta
             // The successor needs the admin address.
             admin.abort();
             address.leave().await;
-            // A pod that was replaced gets SIGTERM as a matter of course. That is no reason to cut connections.
+            // A pod that was replaced gets SIGTERM as a matter of course. That is no reason to cut
+            // connections.
             let mut signals = 0;
             let second_signal = async {
                 while signals < 2 {
@@ -137,7 +140,8 @@ pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Sta
             }
         }
         Ending::Stop(signal) => {
-            // A successor that waits for its tunnels has the listening sockets, and listens once this agent stops.
+            // A successor that waits for its tunnels has the listening sockets, and listens once this agent
+            // stops.
             let mut succeeded = offer.as_ref().is_some_and(Offer::has_successor);
             tracing::info!(%signal, open, ?limit, succeeded, "stopping: draining; a second signal ends it");
             if succeeded {
@@ -218,8 +222,8 @@ async fn wait_until_able(status: &Status, predecessor: &Predecessor) -> anyhow::
     Ok(())
 }
 
-/// Offers what `agent` listens on to successors, and returns once one listens. Without an agent, the address is all
-/// there is to hand over.
+/// Offers what `agent` listens on to successors, and returns once one listens. Without an agent, the address
+/// is all there is to hand over.
 async fn hand_over(offer: Option<&Offer>, agent: Option<&Agent>) {
     let Some(offer) = offer else { return pending().await };
     let sockets = || agent.map_or_else(|| Ok(Vec::new()), Agent::sockets);
@@ -237,7 +241,8 @@ async fn succeed(offer: Option<&Offer>, succeeded: &mut bool, admin: &JoinHandle
     pending().await
 }
 
-/// Gives memory that only the start needed back to the system: now, and once more when the first tunnels are up.
+/// Gives memory that only the start needed back to the system: now, and once more when the first tunnels are
+/// up.
 async fn give_back_after_start(status: &Status) -> Infallible {
     allocator::give_back();
     while !status.can_carry() {
@@ -284,7 +289,8 @@ impl HeldAddress {
         }
     }
 
-    /// Undoes what was done before anything was served. What another agent has made, and may still use, stays.
+    /// Undoes what was done before anything was served. What another agent has made, and may still use,
+    /// stays.
     async fn give_up(self) {
         match &self.0 {
             Some(held) if held.status().placement().adopted => self.leave().await,

@@ -78,8 +78,8 @@ pub(crate) struct IdentityFlags {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Corporate proxy")]
 pub(crate) struct ProxyFlags {
-    /// HTTP proxy on the way to gateways: http://... or https://..., off, or env for what HTTPS_PROXY, ALL_PROXY and
-    /// NO_PROXY say
+    /// HTTP proxy on the way to gateways: http://... or https://..., off, or env for what HTTPS_PROXY,
+    /// ALL_PROXY and NO_PROXY say
     #[arg(long, value_name = "URL|env|off", default_value = "env")]
     pub(crate) proxy: ProxySetting,
     /// CA of an https:// proxy, PEM [default: those of the system]
@@ -121,13 +121,13 @@ pub(crate) struct AddressFlags {
 #[command(next_help_heading = "Limits")]
 pub(crate) struct LimitFlags {
     /// Connections at once; over it they are refused
-    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = at_least_one())]
     pub(crate) max_connections: u32,
     /// Connections that wait for a gateway; over it they are refused
-    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = at_least_one())]
     pub(crate) max_waiting: u32,
-    /// Bytes that all connections hold for receivers that do not take them; over it connections are reset, the longest
-    /// stopped first
+    /// Bytes that all connections hold for receivers that do not take them; over it connections are reset,
+    /// the longest stopped first
     #[arg(long, value_name = "SIZE", default_value = "64Mi", value_parser = size)]
     pub(crate) max_held_bytes: usize,
     /// How long a connection may wait for a gateway before it is refused
@@ -141,14 +141,16 @@ pub(crate) struct LimitFlags {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Stop and upgrade")]
 pub(crate) struct LifecycleFlags {
-    /// After SIGTERM, or after a successor has taken over: how long connections may go on; an API server ends its
-    /// watches within an hour
+    /// After SIGTERM, or after a successor has taken over: how long connections may go on; an API server ends
+    /// its watches within an hour
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration)]
     pub(crate) drain_timeout: Duration,
-    /// Take address and listening sockets over from the agent that offers them at this path, then offer them there
+    /// Take address and listening sockets over from the agent that offers them at this path, then offer them
+    /// there
     #[arg(long, value_name = "SOCKET")]
     pub(crate) take_over: Option<PathBuf>,
-    /// After a successor has taken over: do not exit before SIGTERM, where an agent that exits would be started again
+    /// After a successor has taken over: do not exit before SIGTERM, where an agent that exits would be
+    /// started again
     #[arg(long)]
     pub(crate) linger: bool,
     /// Name of this agent, to tell it from the one it takes over from [default: POD_NAME]
@@ -162,6 +164,10 @@ pub(crate) struct RecordFlags {
     /// One line a connection on standard output
     #[arg(long, value_name = "FORMAT", default_value = "off")]
     pub(crate) access_log: AccessLogFormat,
+}
+
+fn at_least_one() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..)
 }
 
 /// An address to hold, or `off`.
@@ -302,14 +308,16 @@ impl Flags {
         for gateway in self.plaintext_gateways() {
             tracing::warn!(
                 %gateway,
-                "without TLS: neither side is authenticated, and a token can be read on the way; use it only for \
+                "without TLS: neither side is authenticated, and a token can be read on the way; use it \
+                 only for \
                  gateways that know nothing else, in a network you trust"
             );
         }
         let has_identity = self.identity.tls_cert.is_some() || self.identity.token_file.is_some();
         if !has_identity && self.plaintext_gateways().count() < self.gateways.gateway.len() {
             tracing::warn!(
-                "no identity: neither --tls-cert with --tls-key nor --token-file is given; a gateway that asks for one \
+                "no identity: neither --tls-cert with --tls-key nor --token-file is given; a gateway that \
+                 asks for one \
                  answers 401"
             );
         }

@@ -1,5 +1,5 @@
-//! What an agent's admin listener serves: readiness, metrics, connections, tunnels. Each page is short and made at
-//! once, so that no thread is started for it.
+//! What an agent's admin listener serves: readiness, metrics, connections, tunnels. Each page is short and
+//! made at once, so that no thread is started for it.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;

@@ -1,5 +1,5 @@
-//! What the admin listener may know of a running agent. Written by [`super::control`], read by [`super::pages`] and
-//! [`super::metrics`].
+//! What the admin listener may know of a running agent. Written by [`super::control`], read by
+//! [`super::pages`] and [`super::metrics`].
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -10,7 +10,8 @@ use portico_agent::Agent;
 use portico_agent::address::{self, Placement};
 use portico_tunnel::client::{IdentityState, TunnelState, TunnelStatus};
 
-/// A gateway that says whether it accepts our identity has said so after this time: a round trip and a token review.
+/// A gateway that says whether it accepts our identity has said so after this time: a round trip and a token
+/// review.
 const IDENTITY_REPLY_TIME: Duration = Duration::from_secs(4);
 
 /// One agent process.
@@ -121,7 +122,8 @@ impl Status {
                 let Placement { kind, interface, adopted, why, .. } = &*held.placement();
                 let adopted = if *adopted { ", adopted" } else { "" };
                 let repairs = held.repairs();
-                let mut detail = format!("{address} on {interface} ({kind}{adopted}), put back {repairs} times");
+                let mut detail =
+                    format!("{address} on {interface} ({kind}{adopted}), put back {repairs} times");
                 if !why.is_empty() {
                     detail.push_str(&format!("; {why}"));
                 }
@@ -173,9 +175,9 @@ fn tunnel_check(tunnels: &[TunnelStatus]) -> Check {
     Check { name: "tunnels", passed, detail }
 }
 
-/// Passed if a gateway accepts the identity, though another with a token file of its own may refuse. A gateway of another
-/// make never says: then a tunnel that has been up for [`IDENTITY_REPLY_TIME`] is enough. Before that nothing is known,
-/// and a successor must not replace an agent that works.
+/// Passed if a gateway accepts the identity, though another with a token file of its own may refuse. A
+/// gateway of another make never says: then a tunnel that has been up for [`IDENTITY_REPLY_TIME`] is enough.
+/// Before that nothing is known, and a successor must not replace an agent that works.
 fn identity_check(tunnels: &[TunnelStatus]) -> Check {
     let refused: Vec<String> = live(tunnels)
         .filter_map(|tunnel| match &tunnel.identity {
