@@ -59,8 +59,7 @@ fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => {
             "another process listens there: stop it, or, if it is the agent to be replaced, start both with \
-             the same \
-             --take-over"
+             the same --take-over"
         }
         io::ErrorKind::AddrNotAvailable => {
             "this host has no such address: name one it has, or the one of --address"
@@ -164,8 +163,8 @@ impl Agent {
         self.client.certificate_changed();
     }
 
-    /// Stops listening, refuses pods that wait for a gateway, and lets connections finish for `limit`. Then
-    /// ends the rest. Returns how many those were.
+    /// Stops listening, soon refuses pods that still wait for a gateway, and lets connections finish for
+    /// `limit`. Then ends the rest. Returns how many those were.
     pub async fn drain(&self, limit: Duration) -> usize {
         let listening = std::mem::take(&mut *self.listening());
         for listening in listening {

@@ -4,16 +4,23 @@ use std::fmt::Display;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use portico_tunnel::client::{Client, OpenError, Stream};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
+use tokio::time::sleep;
 
 use crate::forward::ForwardState;
 use crate::record::{Record, Upstream};
 use crate::refusal::Refusal;
 use crate::session::Session;
 use crate::shared::Shared;
+
+/// How long a connection may still be opened once the agent stops. A request that is under way is answered in
+/// this time: a gateway tries three endpoints for a second each. A tunnel that is not up does not come up any
+/// more.
+const STOP_GRACE: Duration = Duration::from_secs(5);
 
 /// Serves a connection that was accepted, in a task of its own.
 pub(crate) fn serve(
@@ -59,8 +66,7 @@ async fn open(client: Client, session: Session, socket: TcpStream) -> Option<Ope
         biased;
         // The socket is not read meanwhile. The kernel reports a reset all the same.
         _ = socket.ready(Interest::ERROR) => None,
-        // A client that drains brings no further tunnel up: waiting for one would be in vain.
-        () = session.shared().stopping() => Some(Err(OpenError::Stopping)),
+        () = stopped(session.shared()) => Some(Err(OpenError::Stopping)),
         opened = client.open(&session.record().forward().authority) => Some(opened),
     };
     drop(waiting);
@@ -80,6 +86,12 @@ async fn open(client: Client, session: Session, socket: TcpStream) -> Option<Ope
             None
         }
     }
+}
+
+/// Returns [`STOP_GRACE`] after the agent has begun to stop.
+async fn stopped(shared: &Shared) {
+    shared.stopping().await;
+    sleep(STOP_GRACE).await;
 }
 
 /// Resets the pod's connection. Closed in order it would look like an API server that has nothing to say.

@@ -169,11 +169,12 @@ impl Shared {
     /// Returns a permit to wait for a gateway, if fewer than `max_waiting` are out.
     pub(crate) fn wait(self: &Arc<Self>) -> Option<Waiting> {
         let waiting = self.waiting.fetch_add(1, Relaxed);
-        let guard = Waiting(Arc::clone(self));
-        (waiting < self.max_waiting).then_some(guard)
+        // Dropped over the limit, it takes itself off the count again.
+        let permit = Waiting(Arc::clone(self));
+        (waiting < self.max_waiting).then_some(permit)
     }
 
-    /// Refuses connections that wait for a gateway, from now on.
+    /// From now on no connection should wait for a gateway.
     pub(crate) fn stop(&self) {
         self.stopping.send_replace(true);
     }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use super::error::AddressError;
 
-/// The address that KKP gives to the agents of a user cluster unless told otherwise.
+/// The address that KKP gives to the agents of a user cluster by default.
 pub const DEFAULT_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(100, 64, 30, 10));
 
 /// The longest name of an interface, in bytes (`IFNAMSIZ` less the closing zero).
@@ -33,8 +33,8 @@ impl Default for Settings {
 pub enum Kind {
     /// A dummy interface: what Linux has for this. Not every kernel has the module.
     Dummy,
-    /// A pair of veth interfaces, both ends on this host. Every kernel that runs pods has it, and unlike an
-    /// alias of `lo` it can be told from what others made, for IPv6 too.
+    /// A pair of veth interfaces, both ends on this host. Every kernel that runs pods has it. Unlike an alias of
+    /// `lo` it carries the agent's mark, also for IPv6.
     Veth,
 }
 

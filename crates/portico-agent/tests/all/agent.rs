@@ -6,6 +6,7 @@ use portico_agent::{Agent, Inherited};
 use portico_tunnel::client::TunnelState;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::time::sleep;
 
 use crate::clock::Clock;
 use crate::gateway::{Answer, Gateway};
@@ -54,6 +55,29 @@ async fn a_drain_lets_connections_finish_and_takes_no_new_ones() {
     // too.
     assert!(node.ends().contains(&("closed", "downstream")), "{:?}", node.ends());
     assert_eq!(node.agent.shared().totals().open, 0);
+}
+
+#[tokio::test]
+async fn a_request_that_is_under_way_when_the_agent_stops_is_still_served() {
+    let clock = Clock::new();
+    let mut gateway = Gateway::start(Answer::Wait).await;
+    let node = Node::start(gateway.address);
+    let mut pod = node.pod().await;
+    clock.until("the pod waits", || node.waiting() == 1).await;
+    let answers = gateway.answers.clone();
+    let drain = async { assert_eq!(node.agent.drain(Duration::from_secs(300)).await, 0) };
+    let serve = async {
+        sleep(Duration::from_secs(3)).await;
+        answers.send_replace(Answer::Open);
+        let mut upstream = gateway.upstream().await;
+        pod.write("question").await;
+        assert_eq!(upstream.read().await, "question");
+        upstream.finish();
+        pod.finish().await;
+        assert_eq!(pod.read_to_end().await, "");
+    };
+    clock.by(async { tokio::join!(drain, serve) }).await;
+    assert_eq!((node.refusals(), node.ends().len()), (vec![], 1));
 }
 
 #[tokio::test]

@@ -3,8 +3,9 @@
 use std::net::SocketAddr;
 
 use bytes::Bytes;
+use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
-use http::{Method, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
@@ -18,6 +19,8 @@ pub(crate) enum Answer {
     Refuse(StatusCode),
     /// RST_STREAM.
     Reset,
+    /// Nothing, until the test sets another answer.
+    Wait,
 }
 
 /// A stream as the API server at its end sees it.
@@ -51,6 +54,7 @@ impl Upstream {
 
 pub(crate) struct Gateway {
     pub(crate) address: SocketAddr,
+    pub(crate) answers: watch::Sender<Answer>,
     opened: mpsc::UnboundedReceiver<Upstream>,
     task: JoinHandle<()>,
 }
@@ -71,14 +75,15 @@ impl Gateway {
         let address = listener.local_addr().unwrap();
         let (sender, opened) = mpsc::unbounded_channel();
         let answers = watch::Sender::new(answer);
+        let to_connections = answers.clone();
         let task = tokio::spawn(async move {
             let mut connections = JoinSet::new();
             loop {
                 let (socket, _) = listener.accept().await.unwrap();
-                connections.spawn(serve(socket, answers.subscribe(), streams, sender.clone()));
+                connections.spawn(serve(socket, to_connections.subscribe(), streams, sender.clone()));
             }
         });
-        Self { address, opened, task }
+        Self { address, answers, opened, task }
     }
 
     /// The next stream that was opened.
@@ -101,24 +106,37 @@ async fn serve(
 ) {
     let mut builder = h2::server::Builder::new();
     let mut connection = builder.max_concurrent_streams(streams).handshake(socket).await.unwrap();
-    while let Some(Ok((request, mut respond))) = connection.accept().await {
-        let answer = *answers.borrow();
-        let status = match answer {
-            // The agent asks whether its identity is accepted.
-            _ if request.method() == Method::OPTIONS => StatusCode::NO_CONTENT,
-            Answer::Open => StatusCode::OK,
-            Answer::Refuse(status) => status,
-            Answer::Reset => {
-                respond.send_reset(Reason::REFUSED_STREAM);
-                continue;
-            }
+    while let Some(Ok((request, respond))) = connection.accept().await {
+        tokio::spawn(answer(request, respond, answers.clone(), opened.clone()));
+    }
+}
+
+async fn answer(
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+    mut answers: watch::Receiver<Answer>,
+    opened: mpsc::UnboundedSender<Upstream>,
+) {
+    let status = if request.method() == Method::OPTIONS {
+        // The agent asks whether its identity is accepted.
+        StatusCode::NO_CONTENT
+    } else {
+        let Ok(answer) = answers.wait_for(|answer| *answer != Answer::Wait).await.map(|answer| *answer)
+        else {
+            return;
         };
-        let response = Response::builder().status(status).body(()).unwrap();
-        let mut send = respond.send_response(response, false).unwrap();
-        if status == StatusCode::OK {
-            let _ = opened.send(Upstream { send, receive: request.into_body() });
-        } else {
-            send.send_data(Bytes::from_static(b"as the test wants it"), true).unwrap();
+        match answer {
+            Answer::Refuse(status) => status,
+            Answer::Reset => return respond.send_reset(Reason::REFUSED_STREAM),
+            Answer::Open | Answer::Wait => StatusCode::OK,
         }
+    };
+    let response = Response::builder().status(status).body(()).unwrap();
+    // The agent may have given up.
+    let Ok(mut send) = respond.send_response(response, false) else { return };
+    if status == StatusCode::OK {
+        let _ = opened.send(Upstream { send, receive: request.into_body() });
+    } else {
+        let _ = send.send_data(Bytes::from_static(b"as the test wants it"), true);
     }
 }

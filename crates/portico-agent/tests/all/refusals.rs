@@ -120,7 +120,7 @@ async fn stopping_is_an_agent_that_drains_while_the_pod_waits() {
     clock.until("the pod waits", || node.waiting() == 1).await;
     let begin = Instant::now();
     assert_eq!(clock.by(node.agent.drain(OPEN_TIMEOUT)).await, 0, "a pod that waits is refused, not cut");
-    assert!(begin.elapsed() < OPEN_TIMEOUT, "at once, not after the time-out");
+    assert!(begin.elapsed() < OPEN_TIMEOUT, "soon, not after the time-out");
     assert!(clock.by(pod.is_reset()).await);
     assert_eq!(node.refusals(), ["stopping"]);
 }

@@ -39,7 +39,7 @@ const START_POLL: Duration = Duration::from_secs(1);
 /// Descriptors kept free of connections: tunnels, listeners, the admin listener, a proxy's files.
 const OWN_DESCRIPTORS: u64 = 128;
 
-/// Why an agent stops to listen.
+/// Why an agent stops listening.
 enum Ending {
     /// A signal, by its name.
     Stop(&'static str),

@@ -1,4 +1,4 @@
-//! `/metrics` of an agent. Names, labels and units are a promise, listed in `docs/operations.md`.
+//! `/metrics` of an agent. Names, labels and units are a promise, listed in `docs/agent.md`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,8 +9,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Unit;
 
-use super::pages::{identity, state};
-use super::status::Status;
+use super::status::{Status, identity, state};
 use crate::admin::exposition::{Exposition, Families};
 use crate::admin::process::Process;
 

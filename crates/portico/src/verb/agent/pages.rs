@@ -9,11 +9,11 @@ use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
 use portico_agent::{Agent, ConnectionId, Record};
 use portico_net::access::millis;
-use portico_tunnel::client::{IdentityState, TunnelState, TunnelStatus};
+use portico_tunnel::client::{IdentityState, TunnelStatus};
 use serde::Serialize;
 
 use super::metrics::agent_metrics;
-use super::status::Status;
+use super::status::{Status, identity, state};
 use crate::admin::body::whole;
 use crate::admin::exposition::Exposition;
 use crate::admin::server::{Answer, Pages, text, typed};
@@ -184,26 +184,6 @@ struct Tunnel {
 
 fn tunnels(status: &Status) -> Vec<Tunnel> {
     status.tunnels().into_iter().map(Tunnel::from).collect()
-}
-
-/// The word for a state. Stable.
-pub(super) fn state(tunnel: &TunnelStatus) -> &'static str {
-    match tunnel.state {
-        None => "connecting",
-        Some(TunnelState::Live) => "live",
-        Some(TunnelState::Suspect) => "suspect",
-        Some(TunnelState::Draining) => "draining",
-        Some(TunnelState::Closed) => "closed",
-    }
-}
-
-/// The word for whether a gateway accepts the identity. Stable.
-pub(super) fn identity(tunnel: &TunnelStatus) -> &'static str {
-    match tunnel.identity {
-        IdentityState::Unknown => "unknown",
-        IdentityState::Accepted => "accepted",
-        IdentityState::Refused { .. } => "refused",
-    }
 }
 
 impl From<TunnelStatus> for Tunnel {

@@ -12,7 +12,7 @@ use clap::Args;
 
 use crate::outcome::{Outcome, print};
 
-/// Where an agent's admin listener is, unless told otherwise.
+/// The default of `--admin-listen`.
 pub(super) const ADMIN: &str = "127.0.0.1:8004";
 
 /// How long the answer may take.

@@ -10,7 +10,7 @@ use portico_agent::Agent;
 use portico_agent::address::{self, Placement};
 use portico_tunnel::client::{IdentityState, TunnelState, TunnelStatus};
 
-/// A gateway that says whether it accepts our identity has said so after this time: a round trip and a token
+/// The time in which a gateway says whether it accepts the identity, if it ever does: a round trip and a token
 /// review.
 const IDENTITY_REPLY_TIME: Duration = Duration::from_secs(4);
 
@@ -156,6 +156,26 @@ impl Status {
 
     fn locked_file_problems(&self) -> MutexGuard<'_, Vec<String>> {
         self.file_problems.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The word for a state. Stable.
+pub(super) fn state(tunnel: &TunnelStatus) -> &'static str {
+    match tunnel.state {
+        None => "connecting",
+        Some(TunnelState::Live) => "live",
+        Some(TunnelState::Suspect) => "suspect",
+        Some(TunnelState::Draining) => "draining",
+        Some(TunnelState::Closed) => "closed",
+    }
+}
+
+/// The word for whether a gateway accepts the identity. Stable.
+pub(super) fn identity(tunnel: &TunnelStatus) -> &'static str {
+    match tunnel.identity {
+        IdentityState::Unknown => "unknown",
+        IdentityState::Accepted => "accepted",
+        IdentityState::Refused { .. } => "refused",
     }
 }
 
