@@ -96,6 +96,7 @@ impl Agent {
     }
 
     fn end(self, end: End) {
+        assert_eq!(self.status.problem(), None, "the address was held until the end");
         drop(self.end.send(end));
         self.thread.join().unwrap();
     }
