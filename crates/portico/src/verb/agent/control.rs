@@ -61,6 +61,7 @@ pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Sta
     let take_over_path = flags.lifecycle.take_over.as_deref();
     let pages = Arc::new(AgentPages::new(Arc::clone(&status)));
     let admin = server::start(flags.node.admin_listen.0, pages, take_over_path.is_some()).await?;
+    let access = AccessLog::start(flags.records.access_log.into()).context("cannot start the access log")?;
     let held = match address {
         None => None,
         Some(settings) => Some(Held::take(settings).await.context("--address")?),
@@ -68,15 +69,14 @@ pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Sta
     if let Some(held) = &held {
         status.set_held(held.status());
     }
+    // From here on the address must be given up on an error: pods that connect to it would find nothing.
     let address = HeldAddress(held);
-    let access = AccessLog::start(flags.records.access_log.into()).context("cannot start the access log")?;
     let settings = Settings {
         forwards,
         client,
         max_connections: max_connections(flags.limits.max_connections),
         max_waiting: flags.limits.max_waiting,
     };
-    // From here on the address must be given up on an error: pods that connect to it would find nothing.
     let agent = match Agent::start(settings, access) {
         Ok(agent) => Arc::new(agent),
         Err(error) => {
@@ -113,47 +113,23 @@ pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Sta
         () = hand_over(offer.as_ref(), Some(&agent)) => Ending::HandedOver,
     };
     status.set_stopping();
-    let limit = flags.lifecycle.drain_timeout;
+    let lifecycle = &flags.lifecycle;
+    let drain = drain(&agent, &mut files, &status, lifecycle.drain_timeout);
     let open = agent.shared().totals().open;
     match ending {
         Ending::HandedOver => {
-            tracing::info!(open, ?limit, "a successor has taken over; open connections may finish");
+            tracing::info!(open, "a successor has taken over; open connections may finish");
             // The successor needs the admin address.
             admin.abort();
             address.leave().await;
-            // A pod that was replaced gets SIGTERM as a matter of course. That is no reason to cut
-            // connections.
-            let mut signals = 0;
-            let second_signal = async {
-                while signals < 2 {
-                    stop.asked().await;
-                    signals += 1;
-                }
-            };
-            tokio::select! {
-                never = follow(&mut files, &agent, &status) => match never {},
-                cut = agent.drain(limit) => tracing::info!(cut, "drained"),
-                () = second_signal => tracing::warn!("a second signal; ending at once"),
-            }
-            if flags.lifecycle.linger && signals == 0 {
+            let signals = drain_after_hand_over(drain, &mut stop).await;
+            if lifecycle.linger && signals == 0 {
                 stop.asked().await;
             }
         }
         Ending::Stop(signal) => {
-            // A successor that waits for its tunnels has the listening sockets, and listens once this agent
-            // stops.
-            let mut succeeded = offer.as_ref().is_some_and(Offer::has_successor);
-            tracing::info!(%signal, open, ?limit, succeeded, "stopping: draining; a second signal ends it");
-            if succeeded {
-                admin.abort();
-            }
-            tokio::select! {
-                never = follow(&mut files, &agent, &status) => match never {},
-                        cut = agent.drain(limit) => tracing::info!(cut, "drained"),
-                signal = stop.asked() => tracing::warn!(%signal, "a second signal; ending at once"),
-                never = succeed(offer.as_ref(), &mut succeeded, &admin) => match never {},
-            }
-            if succeeded {
+            tracing::info!(%signal, open, "stopping: draining; a second signal ends it");
+            if drain_after_signal(drain, &mut stop, offer.as_ref(), &admin).await {
                 address.leave().await;
             } else {
                 address.release().await;
@@ -161,6 +137,52 @@ pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Sta
         }
     }
     Ok(())
+}
+
+/// Lets connections finish for `limit`. Their tunnels are shown new credentials meanwhile.
+async fn drain(agent: &Agent, files: &mut IdentityFiles, status: &Status, limit: Duration) {
+    tracing::info!(?limit, "draining");
+    tokio::select! {
+        never = follow(files, agent, status) => match never {},
+        cut = agent.drain(limit) => tracing::info!(cut, "drained"),
+    }
+}
+
+/// Drains until the second signal: a pod that was replaced gets the first as a matter of course, and that is no
+/// reason to cut connections. Returns how many signals came.
+async fn drain_after_hand_over(drain: impl Future<Output = ()>, stop: &mut Stop) -> u32 {
+    let mut signals = 0;
+    let second_signal = async {
+        while signals < 2 {
+            stop.asked().await;
+            signals += 1;
+        }
+    };
+    tokio::select! {
+        () = drain => {}
+        () = second_signal => tracing::warn!("a second signal; ending at once"),
+    }
+    signals
+}
+
+/// Drains until the next signal. Returns whether a successor needs the address.
+async fn drain_after_signal(
+    drain: impl Future<Output = ()>,
+    stop: &mut Stop,
+    offer: Option<&Offer>,
+    admin: &JoinHandle<()>,
+) -> bool {
+    // A successor that waits for its tunnels has the listening sockets, and listens once this agent stops.
+    let mut succeeded = offer.is_some_and(Offer::has_successor);
+    if succeeded {
+        admin.abort();
+    }
+    tokio::select! {
+        () = drain => {}
+        signal = stop.asked() => tracing::warn!(%signal, "a second signal; ending at once"),
+        never = succeed(offer, &mut succeeded, admin) => match never {},
+    }
+    succeeded
 }
 
 /// Returns as many connections as asked for, as far as descriptors allow.
