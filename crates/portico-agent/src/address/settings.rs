@@ -33,8 +33,8 @@ impl Default for Settings {
 pub enum Kind {
     /// A dummy interface: what Linux has for this. Not every kernel has the module.
     Dummy,
-    /// A pair of veth interfaces, both ends on this host. Every kernel that runs pods has it. Unlike an alias of
-    /// `lo` it carries the agent's mark, also for IPv6.
+    /// A pair of veth interfaces, both ends on this host. Every kernel that runs pods has it. Unlike an alias
+    /// of `lo` it carries the agent's mark, also for IPv6.
     Veth,
 }
 

@@ -148,8 +148,8 @@ async fn drain(agent: &Agent, files: &mut IdentityFiles, status: &Status, limit:
     }
 }
 
-/// Drains until the second signal: a pod that was replaced gets the first as a matter of course, and that is no
-/// reason to cut connections. Returns how many signals came.
+/// Drains until the second signal: a pod that was replaced gets the first as a matter of course, and that is
+/// no reason to cut connections. Returns how many signals came.
 async fn drain_after_hand_over(drain: impl Future<Output = ()>, stop: &mut Stop) -> u32 {
     let mut signals = 0;
     let second_signal = async {

@@ -10,8 +10,8 @@ use portico_agent::Agent;
 use portico_agent::address::{self, Placement};
 use portico_tunnel::client::{IdentityState, TunnelState, TunnelStatus};
 
-/// The time in which a gateway says whether it accepts the identity, if it ever does: a round trip and a token
-/// review.
+/// The time in which a gateway says whether it accepts the identity, if it ever does: a round trip and a
+/// token review.
 const IDENTITY_REPLY_TIME: Duration = Duration::from_secs(4);
 
 /// One agent process.
