@@ -1,5 +1,5 @@
-//! What the access line of the agent says: one for each connection of a pod, refused or ended. The fields are those of the gateway's line
-//! where they mean the same.
+//! The access line of the agent: one for each connection of a pod, refused or ended. The fields are those of
+//! the gateway's line where they mean the same.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -45,7 +45,8 @@ impl access::Line for Line<'_> {
         }
         let _ = write!(
             text,
-            " bytes_up={bytes_up} bytes_down={bytes_down} duration_ms={duration_ms} side={side} reason={reason}"
+            " bytes_up={bytes_up} bytes_down={bytes_down} duration_ms={duration_ms} side={side} \
+             reason={reason}"
         );
         if let Some(status) = self.status {
             let _ = write!(text, " status={status}");
@@ -80,9 +81,9 @@ mod tests {
         };
         assert_eq!(
             formatted(&line, AccessFormat::Text),
-            "2026-01-02T03:04:05.678Z forward=100.64.30.10:6443 client=10.1.2.3:40000 name=\"api.example.com:443\" \
-             gateway=tls://gateway.example.com:8088 upstream=192.0.2.1:8088 bytes_up=1 bytes_down=2 duration_ms=3 \
-             side=downstream reason=closed connection=ff\n"
+            "2026-01-02T03:04:05.678Z forward=100.64.30.10:6443 client=10.1.2.3:40000 \
+             name=\"api.example.com:443\" gateway=tls://gateway.example.com:8088 upstream=192.0.2.1:8088 \
+             bytes_up=1 bytes_down=2 duration_ms=3 side=downstream reason=closed connection=ff\n"
         );
         let refused = Line {
             gateway: None,

@@ -1,4 +1,4 @@
-//! The data plane of an agent: one thread on which everything happens that is a byte of a pod.
+//! The data plane of an agent: listeners, tunnels and the connections of pods, all on one thread.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,19 +18,19 @@ use crate::forward::Forward;
 use crate::listen::{Inherited, Listening};
 use crate::shared::Shared;
 
-/// How long connections that are cut may take to end at the very end of a drain.
+/// How long connections that were cut may take to end, after the limit of a drain.
 const LAST_GRACE: Duration = Duration::from_secs(2);
 
-/// What an agent is to do.
+/// What an agent listens on, and its limits.
 #[derive(Debug)]
 pub struct Settings {
     /// What to listen on.
     pub forwards: Vec<Forward>,
     /// How to reach gateways.
     pub client: ClientSettings,
-    /// Most connections at once; over it they are refused.
+    /// The most connections at once. More are refused.
     pub max_connections: u32,
-    /// Most of them that wait for a gateway.
+    /// The most of them that wait for a gateway. More are refused.
     pub max_waiting: u32,
 }
 
@@ -44,12 +44,13 @@ pub enum StartError {
         listen: SocketAddr,
         /// What it leads to.
         authority: Box<str>,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The thread cannot be made.
+    /// The thread cannot be started.
     #[error(
-        "cannot start the thread that moves bytes: {0}; the process may be at a limit of threads or descriptors"
+        "cannot start the thread that moves bytes: {0}; the process may be at a limit of threads or \
+         descriptors"
     )]
     Thread(#[source] io::Error),
 }
@@ -57,7 +58,8 @@ pub enum StartError {
 fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => {
-            "another process listens there: stop it, or, if it is the agent to be replaced, start both with the same --take-over"
+            "another process listens there: stop it, or, if it is the agent to be replaced, start both with \
+             the same --take-over"
         }
         io::ErrorKind::AddrNotAvailable => {
             "this host has no such address: name one it has, or the one of --address"
@@ -74,39 +76,54 @@ fn remedy(error: &io::Error) -> &'static str {
 pub struct Agent {
     shared: Arc<Shared>,
     client: Client,
+    /// Where everything runs.
     handle: Handle,
     listening: Mutex<Vec<Listening>>,
+    /// `None` if it runs on a runtime of the caller.
+    thread: Option<Thread>,
+}
+
+/// A thread with a runtime of its own.
+#[derive(Debug)]
+struct Thread {
     /// Dropped, it ends the thread.
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Agent {
-    /// Starts to bring tunnels up. Nothing is listened on until [`listen`](Self::listen).
+    /// Starts to bring tunnels up, on a thread of its own. Listens on nothing until [`listen`](Self::listen).
     pub fn start(settings: Settings, access: AccessLog) -> Result<Self, StartError> {
-        let Settings { forwards, client, max_connections, max_waiting } = settings;
-        let memory = client.memory.clone();
-        let gateways = client.gateways.iter().map(|gateway| gateway.to_string().into()).collect();
-        let shared = Arc::new(Shared::new(forwards, gateways, access, memory, max_connections, max_waiting));
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(StartError::Thread)?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel();
         let run = move || {
-            // An error says that the agent is gone without a word: time to stop, too.
+            // An error says that the agent was dropped, which ends the thread as well.
             let _ = runtime.block_on(stopped);
         };
         let thread =
             std::thread::Builder::new().name("data".into()).spawn(run).map_err(StartError::Thread)?;
+        let mut agent = Self::start_on(handle, settings, access);
+        agent.thread = Some(Thread { stop: Some(stop), thread: Some(thread) });
+        Ok(agent)
+    }
+
+    /// As [`start`](Self::start), on a runtime of the caller. Connections then live until that ends.
+    pub fn start_on(handle: Handle, settings: Settings, access: AccessLog) -> Self {
+        let Settings { forwards, client, max_connections, max_waiting } = settings;
+        let memory = client.memory.clone();
+        let gateways = client.gateways.iter().map(|gateway| gateway.to_string().into()).collect();
+        let shared = Arc::new(Shared::new(forwards, gateways, access, memory, max_connections, max_waiting));
         let client = {
             let _entered = handle.enter();
             Client::start(client)
         };
-        let listening = Mutex::default();
-        Ok(Self { shared, client, handle, listening, stop: Some(stop), thread: Some(thread) })
+        Self { shared, client, handle, listening: Mutex::default(), thread: None }
     }
 
-    /// Accepts on every forward from now on: on sockets of `inherited` where it has them. Those that no forward asks for are closed.
+    /// Accepts on every forward from now on: on sockets of `inherited` where it has them. The others of
+    /// `inherited` are closed.
     pub fn listen(&self, mut inherited: Inherited) -> Result<(), StartError> {
         let mut listening = Vec::with_capacity(self.shared.forwards.len());
         for forward in &self.shared.forwards {
@@ -121,7 +138,7 @@ impl Agent {
         Ok(())
     }
 
-    /// A copy of every listening socket, for a successor.
+    /// Returns a copy of every listening socket, for a successor.
     pub fn sockets(&self) -> io::Result<Vec<(String, OwnedFd)>> {
         self.listening().iter().map(Listening::socket).collect()
     }
@@ -136,26 +153,28 @@ impl Agent {
         &self.client
     }
 
-    /// The token file has changed.
+    /// Shows gateways the token that is in the file now.
     pub fn token_changed(&self) {
         self.client.token_changed();
     }
 
-    /// The certificate or a CA has changed.
+    /// Replaces tunnels, so that gateways see the certificate that is in the files now.
     pub fn certificate_changed(&self) {
         self.client.certificate_changed();
     }
 
-    /// Stops listening and lets connections finish for `limit`, then ends the rest. Answers how many that were.
+    /// Stops listening, soon refuses pods that still wait for a gateway, and lets connections finish for
+    /// `limit`. Then ends the rest. Returns how many those were.
     pub async fn drain(&self, limit: Duration) -> usize {
         let listening = std::mem::take(&mut *self.listening());
         for listening in listening {
             listening.close().await;
         }
+        self.shared.stop();
         let client = self.client.clone();
         let drained = self.handle.spawn(async move { client.drain().await });
         if timeout(limit, self.shared.all_ended()).await.is_ok() {
-            // What the gateways do not say yet is no reason to wait for them.
+            // No connection is left. A gateway that does not end its side yet is not waited for.
             drop(timeout(LAST_GRACE, drained).await);
             return 0;
         }
@@ -171,11 +190,11 @@ impl Agent {
     }
 }
 
-impl Drop for Agent {
+impl Drop for Thread {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // A thread that panicked has said so on its own.
+            // A thread that panicked has reported that itself.
             let _ = thread.join();
         }
     }

@@ -1,22 +1,28 @@
-//! The life of one connection of a pod: open a stream, carry the bytes, leave a record.
-//!
-//! A connection rests for hours, by the thousand, and what it needs to be opened it needs for milliseconds: so that part is boxed, and
-//! what remains is the future that carries bytes.
+//! The life of one connection of a pod: open a stream to a gateway, carry the bytes, leave a record.
 
+use std::fmt::Display;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
-use portico_tunnel::client::{Client, Stream};
+use portico_tunnel::client::{Client, OpenError, Stream};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
+use tokio::time::sleep;
 
-use crate::record::{Entry, Record};
+use crate::forward::ForwardState;
+use crate::record::{Record, Upstream};
 use crate::refusal::Refusal;
-use crate::shared::{ForwardState, Shared};
+use crate::session::Session;
+use crate::shared::Shared;
 
-/// Serves a connection that was accepted.
+/// How long a connection may still be opened once the agent stops. A request that is under way is answered in
+/// this time: a gateway tries three endpoints for a second each. A tunnel that is not up does not come up any
+/// more.
+const STOP_GRACE: Duration = Duration::from_secs(5);
+
+/// Serves a connection that was accepted, in a task of its own.
 pub(crate) fn serve(
     shared: &Arc<Shared>,
     client: &Client,
@@ -24,67 +30,76 @@ pub(crate) fn serve(
     socket: TcpStream,
     peer: SocketAddr,
 ) {
-    forward.accepted.fetch_add(1, Relaxed);
+    forward.count_accepted();
     let record = Record::new(shared.next_id(), peer, shared.now(), Arc::clone(forward));
-    let entry = Entry::new(shared, record);
+    let session = Session::new(shared, record);
     if shared.is_full() {
         return refuse(
-            entry,
+            session,
             socket,
             Refusal::TooMany,
             &"the agent carries as many connections as --max-connections allows",
         );
     }
-    tokio::spawn(carry(Box::pin(open(client.clone(), entry, socket))));
+    tokio::spawn(carry(Box::pin(open(client.clone(), session, socket))));
 }
 
-/// What was opened.
+/// A connection that a gateway has opened.
 struct Opened {
     stream: Stream,
     socket: TcpStream,
-    entry: Entry,
+    session: Session,
 }
 
+/// Opening is boxed: it takes milliseconds, and a connection at rest for hours keeps only what carries bytes.
 async fn carry(opening: Pin<Box<impl Future<Output = Option<Opened>> + Send>>) {
-    let Some(Opened { stream, socket, entry }) = opening.await else { return };
-    stream.carry(socket, entry).await;
+    let Some(Opened { stream, socket, session }) = opening.await else { return };
+    stream.carry(socket, session).await;
 }
 
-async fn open(client: Client, entry: Entry, socket: TcpStream) -> Option<Opened> {
-    let Some(waiting) = entry.shared().wait() else {
-        refuse(entry, socket, Refusal::TooManyWaiting, &"too many connections wait for a gateway");
+async fn open(client: Client, session: Session, socket: TcpStream) -> Option<Opened> {
+    let Some(waiting) = session.shared().wait() else {
+        refuse(session, socket, Refusal::TooManyWaiting, &"too many connections wait for a gateway");
         return None;
     };
     let opened = tokio::select! {
         biased;
-        // Nobody reads the socket meanwhile; a reset is told without that.
+        // The socket is not read meanwhile. The kernel reports a reset all the same.
         _ = socket.ready(Interest::ERROR) => None,
-        opened = client.open(&entry.record().forward().authority) => Some(opened),
+        () = stopped(session.shared()) => Some(Err(OpenError::Stopping)),
+        opened = client.open(&session.record().forward().authority) => Some(opened),
     };
     drop(waiting);
-    // The pod knows why.
+    // The pod has reset the connection itself: nothing to tell it, and nothing to log.
     let Some(opened) = opened else {
-        entry.refused(Refusal::Left);
+        session.refused(Refusal::Left);
         return None;
     };
     match opened {
         Ok(stream) => {
-            entry.opened(stream.endpoint());
-            Some(Opened { stream, socket, entry })
+            let endpoint = stream.endpoint();
+            session.opened(Upstream { gateway: endpoint.gateway, address: endpoint.address });
+            Some(Opened { stream, socket, session })
         }
         Err(error) => {
-            refuse(entry, socket, Refusal::from(&error), &error);
+            refuse(session, socket, Refusal::from(&error), &error);
             None
         }
     }
 }
 
-/// Resets the pod's connection: closed in order it would look like an API server that has nothing to say.
-fn refuse(entry: Entry, socket: TcpStream, refusal: Refusal, why: &dyn std::fmt::Display) {
+/// Returns [`STOP_GRACE`] after the agent has begun to stop.
+async fn stopped(shared: &Shared) {
+    shared.stopping().await;
+    sleep(STOP_GRACE).await;
+}
+
+/// Resets the pod's connection. Closed in order it would look like an API server that has nothing to say.
+fn refuse(session: Session, socket: TcpStream, refusal: Refusal, why: &dyn Display) {
     // Fails only for a socket that is gone.
     let _ = socket.set_zero_linger();
-    if let Some(untold) = entry.shared().may_complain(Some(refusal)) {
-        let record = entry.record();
+    if let Some(suppressed) = session.shared().may_log(Some(refusal)) {
+        let record = session.record();
         let forward = record.forward();
         tracing::warn!(
             forward = %forward.listen,
@@ -92,11 +107,11 @@ fn refuse(entry: Entry, socket: TcpStream, refusal: Refusal, why: &dyn std::fmt:
             client = %record.client,
             reason = refusal.reason(),
             error = %why,
-            untold,
+            suppressed,
             "a connection was not carried"
         );
     }
-    // Counted before the pod knows.
-    entry.refused(refusal);
+    // Counted before the pod sees the reset.
+    session.refused(refusal);
     drop(socket);
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use portico_dial::{Target, TargetError};
 use thiserror::Error;
@@ -18,12 +19,13 @@ pub struct ForwardSpec {
     pub authority: Box<str>,
 }
 
-/// What is written is no forward.
+/// Why a text is no forward.
 #[derive(Debug, Error)]
 pub enum ForwardSpecError {
-    /// Nothing is forwarded to.
+    /// It names no authority.
     #[error(
-        "{0:?} leads nowhere; write [ADDR:]PORT=AUTHORITY, such as 6443=apiserver-external.cluster-a.svc.cluster.local:443"
+        "{0:?} leads nowhere; write [ADDR:]PORT=AUTHORITY, such as \
+         6443=apiserver-external.cluster-a.svc.cluster.local:443"
     )]
     NoAuthority(String),
     /// What stands before the `=` is no port.
@@ -88,7 +90,7 @@ pub enum ForwardError {
     /// There is no address to listen on.
     #[error("--forward {0} names no address, and --address is off; write ADDR:{0}")]
     NoAddress(Box<str>),
-    /// Two want the same place.
+    /// Two listen on the same address and port.
     #[error(
         "--forward {first} and --forward {second} both listen on {listen}; give one of them another port"
     )]
@@ -102,8 +104,8 @@ pub enum ForwardError {
     },
 }
 
-/// Gives `held`, the address the agent holds, to forwards without one.
-pub fn place(specs: &[ForwardSpec], held: Option<IpAddr>) -> Result<Vec<Forward>, ForwardError> {
+/// Returns the forwards with their addresses: `held`, the address the agent holds, for those without one.
+pub fn resolve(specs: &[ForwardSpec], held: Option<IpAddr>) -> Result<Vec<Forward>, ForwardError> {
     let mut forwards: Vec<Forward> = Vec::with_capacity(specs.len());
     for spec in specs {
         let address = spec.address.or(held);
@@ -124,6 +126,64 @@ pub fn place(specs: &[ForwardSpec], held: Option<IpAddr>) -> Result<Vec<Forward>
     Ok(forwards)
 }
 
+/// A forward that is listened on, and its counters.
+#[derive(Debug)]
+pub struct ForwardState {
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// What the gateway is asked for.
+    pub authority: Box<str>,
+    accepted: AtomicU64,
+    opened: AtomicU64,
+    up: AtomicU64,
+    down: AtomicU64,
+}
+
+impl ForwardState {
+    pub(crate) fn new(forward: Forward) -> Self {
+        let Forward { listen, authority } = forward;
+        let [accepted, opened, up, down] = Default::default();
+        Self { listen, authority, accepted, opened, up, down }
+    }
+
+    /// Connections accepted.
+    pub fn accepted(&self) -> u64 {
+        self.accepted.load(Relaxed)
+    }
+
+    /// Connections that a gateway has opened.
+    pub fn opened(&self) -> u64 {
+        self.opened.load(Relaxed)
+    }
+
+    /// Bytes passed to gateways.
+    pub fn bytes_up(&self) -> u64 {
+        self.up.load(Relaxed)
+    }
+
+    /// Bytes passed to clients.
+    pub fn bytes_down(&self) -> u64 {
+        self.down.load(Relaxed)
+    }
+
+    pub(crate) fn count_accepted(&self) {
+        self.accepted.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn count_opened(&self) {
+        self.opened.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn count_bytes(&self, up: u64, down: u64) {
+        if up > 0 {
+            self.up.fetch_add(up, Relaxed);
+        }
+        if down > 0 {
+            self.down.fetch_add(down, Relaxed);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -140,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_forward_is_told_how_to_write_one() {
+    fn the_error_for_what_is_no_forward_says_how_to_write_one() {
         for text in ["6443", "0=a:443", "70000=a:443", "::1:6443=a:443", "6443=a", "6443=", "=a:443", ""] {
             let error = text.parse::<ForwardSpec>().unwrap_err().to_string();
             assert!(!error.is_empty(), "{text}");
@@ -150,16 +210,16 @@ mod tests {
     #[test]
     fn the_held_address_is_for_forwards_without_one() {
         let specs = specs(&["6443=a:443", "127.0.0.1:6443=b:443"]);
-        let forwards = place(&specs, Some([100, 64, 30, 10].into())).unwrap();
+        let forwards = resolve(&specs, Some([100, 64, 30, 10].into())).unwrap();
         assert_eq!(forwards[0].listen, "100.64.30.10:6443".parse().unwrap());
         assert_eq!(forwards[1].listen, "127.0.0.1:6443".parse().unwrap());
-        assert!(matches!(place(&specs, None), Err(ForwardError::NoAddress(_))));
+        assert!(matches!(resolve(&specs, None), Err(ForwardError::NoAddress(_))));
     }
 
     #[test]
     fn two_forwards_on_one_port_are_both_named() {
         for texts in [["1=a:443", "1=b:443"], ["0.0.0.0:1=a:443", "1=b:443"], ["[::]:1=a:1", "[::1]:1=b:1"]] {
-            let error = place(&specs(&texts), Some([10, 0, 0, 1].into())).unwrap_err().to_string();
+            let error = resolve(&specs(&texts), Some([10, 0, 0, 1].into())).unwrap_err().to_string();
             assert!(error.contains("=a:") && error.contains("=b:"), "{error}");
         }
     }

@@ -1,11 +1,14 @@
-//! The node agent: holds the address of the `kubernetes` service on a worker node and carries its connections to a gateway.
+//! The node agent: holds the address of the `kubernetes` service on a worker node and carries its connections
+//! to a gateway.
 //!
-//! [`address`] makes the address exist on the node, and only there. On it an [`Agent`] listens, as its [`forward`]s say: `listen` accepts,
-//! `connection` opens a stream and carries bytes, `record` keeps count, `shared` has what all connections share, `refusal` names every
-//! reason not to carry one, and `access` is the line that is left. [`IdentityFiles`] says when certificate or token are new.
+//! [`address`] makes the address exist on the node, and only there. On it an [`Agent`] listens, as its
+//! [`forward`]s say. A connection passes `listen` (accept), `connection` (open a stream, carry bytes) and
+//! `session` (count, write the line of `access`). `record` is what is known of it meanwhile, `shared` what
+//! all connections share, `refusal` names every reason not to carry one. [`IdentityFiles`] reports when
+//! certificate or token are new.
 //!
-//! What lives elsewhere: tunnels, TLS, proxies and the carrying of bytes (`portico-tunnel`); flags, signals, the admin listener and the
-//! order at start and end (`portico`).
+//! What lives elsewhere: tunnels, TLS, proxies and the carrying of bytes (`portico-tunnel`, `portico-dial`);
+//! flags, signals, the admin listener and the order at start and end (`portico`).
 
 mod access;
 pub mod address;
@@ -16,12 +19,12 @@ pub mod forward;
 mod listen;
 mod record;
 mod refusal;
+mod session;
 mod shared;
-mod sys;
 
 pub use agent::{Agent, Settings, StartError};
 pub use files::{IdentityFiles, Renewed};
 pub use listen::Inherited;
-pub use record::{ConnectionId, Record};
+pub use record::{ConnectionId, Record, Upstream};
 pub use refusal::{ENDS, Refusal};
-pub use shared::{ForwardState, OPEN_BUCKETS, Shared, Totals};
+pub use shared::{OPEN_BUCKETS, Shared, Totals};

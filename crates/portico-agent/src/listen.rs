@@ -15,12 +15,13 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use crate::connection::serve;
-use crate::shared::{ForwardState, Shared};
+use crate::forward::ForwardState;
+use crate::shared::Shared;
 
-/// Rest after a failed accept(2) for want of descriptors: trying at once would burn the core.
-const ACCEPT_REST: Duration = Duration::from_millis(100);
+/// The pause after an accept(2) that failed for want of descriptors: another try at once would burn the core.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Sockets by where they listen, as a predecessor hands them over.
+/// The sockets that a predecessor hands over, by the address they listen on.
 pub type Inherited = HashMap<SocketAddr, Vec<OwnedFd>>;
 
 /// One forward that is accepted on.
@@ -44,7 +45,7 @@ impl Listening {
             Some(socket) => socket,
             None => bind(forward.listen)?,
         };
-        // The socket's events come to the runtime that is entered when it is registered.
+        // A socket belongs to the runtime that is entered when it is registered.
         let _entered = handle.enter();
         let socket = Arc::new(TcpListener::from_std(socket.into())?);
         let accept =
@@ -57,11 +58,17 @@ impl Listening {
         Ok((self.forward.listen.to_string(), self.socket.as_fd().try_clone_to_owned()?))
     }
 
-    /// Stops listening, and returns once every connection that was accepted is known.
-    pub(crate) async fn close(self) {
+    /// Stops listening, and returns once every connection that was accepted is listed.
+    pub(crate) async fn close(mut self) {
         self.accepting.abort();
-        // It was told to end, which is all that its error can say.
-        let _ = self.accepting.await;
+        // The error says that the task was aborted.
+        let _ = (&mut self.accepting).await;
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.accepting.abort();
     }
 }
 
@@ -76,7 +83,7 @@ fn bind(address: SocketAddr) -> io::Result<OwnedFd> {
     Ok(socket.into())
 }
 
-/// Accepts until it is aborted. Survives every error: what cannot be accepted now is accepted later.
+/// Accepts until it is aborted. Survives every error: connections wait in the kernel meanwhile.
 async fn accept_loop(
     shared: Arc<Shared>,
     client: Client,
@@ -86,20 +93,22 @@ async fn accept_loop(
     loop {
         match listener.accept().await {
             Ok((socket, peer)) => serve(&shared, &client, &forward, socket, peer),
-            // The client may also have given up while it waited (ECONNABORTED and network errors, see accept(2)).
+            // ECONNABORTED and network errors concern the one connection that was to be accepted, see
+            // accept(2).
             Err(error) => {
                 shared.count_accept_error();
                 if !is_out_of_descriptors(&error) {
                     continue;
                 }
-                if let Some(untold) = shared.may_complain(None) {
+                if let Some(suppressed) = shared.may_log(None) {
                     let forward = forward.listen;
                     tracing::error!(
-                        %forward, %error, untold,
-                        "cannot accept: open connections go on, new ones wait in the kernel; raise the limit (ulimit -n)"
+                        %forward, %error, suppressed,
+                        "cannot accept: open connections go on, new ones wait in the kernel; raise the limit \
+                         (ulimit -n)"
                     );
                 }
-                tokio::time::sleep(ACCEPT_REST).await;
+                tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
     }

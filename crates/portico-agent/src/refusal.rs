@@ -1,4 +1,6 @@
-//! Every reason why a pod's connection is not carried, and every way one ends: the words of metrics and access lines, which are stable.
+//! Every reason why a pod's connection is not carried, and every way one ends.
+//!
+//! The words are those of metrics and access lines. They are stable. `tests/all/refusals.rs` provokes each.
 
 use portico_tunnel::client::OpenError;
 use portico_tunnel::{End, Side, StatusCode};
@@ -6,23 +8,23 @@ use portico_tunnel::{End, Side, StatusCode};
 /// Why a connection was ended before it was connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// The agent carries as many as it may.
+    /// The agent carries as many connections as `--max-connections` allows.
     TooMany,
-    /// As many as may wait for a tunnel do.
+    /// As many connections wait for a tunnel as `--max-waiting` allows.
     TooManyWaiting,
-    /// The gateway says no, with this status.
+    /// The gateway refused, with this status.
     Refused(StatusCode),
     /// No tunnel came up in time.
     NoTunnel,
     /// The tunnels that are up are full.
     Full,
-    /// The gateways that were asked did not answer.
+    /// The gateways that were asked did not reply.
     Unanswered,
-    /// No request can be made of authority or token.
+    /// The authority or the token cannot be put into a request.
     Unsendable,
     /// The agent stops.
     Stopping,
-    /// The pod gave up while it waited.
+    /// The pod reset its connection while it waited.
     Left,
 }
 
@@ -58,6 +60,12 @@ impl Refusal {
         Self::WORDS[self.index()]
     }
 
+    /// The status with which a gateway refused.
+    pub(crate) fn status(self) -> Option<u16> {
+        if let Self::Refused(status) = self { Some(status.as_u16()) } else { None }
+    }
+
+    /// The side that is the reason.
     pub(crate) fn side(self) -> &'static str {
         match self {
             Self::TooMany | Self::TooManyWaiting | Self::Unsendable | Self::Stopping => "agent",
@@ -92,7 +100,7 @@ pub const ENDS: [(&str, &str); 8] = [
     ("memory", "agent"),
 ];
 
-/// `None` is a task that was cancelled.
+/// Returns the index in [`ENDS`]. `None` is a task that was dropped.
 pub(crate) fn end_index(end: Option<End>) -> usize {
     match end {
         Some(End::Closed { first: Side::Downstream }) => 0,

@@ -1,62 +1,31 @@
 //! What all connections of an agent share: counters, bounds, the list of them.
 
 use std::hash::{BuildHasher, RandomState};
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use portico_net::MemoryBudget;
 use portico_net::access::AccessLog;
-use portico_tunnel::client::Endpoint;
 use slab::Slab;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 
-use crate::forward::Forward;
-use crate::record::{ConnectionId, Record};
+use crate::forward::{Forward, ForwardState};
+use crate::record::{ConnectionId, Record, Upstream};
 use crate::refusal::{ENDS, Refusal};
 
-/// Upper bounds, in seconds, of the times until a gateway has opened a connection: a round trip next door to the open timeout.
+/// Upper bounds, in seconds, of the times until a gateway has opened a connection: from a round trip next
+/// door to the open timeout.
 pub const OPEN_BUCKETS: [f64; 13] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 20.0];
 
-/// Between two lines about refusals of one kind.
-const COMPLAIN_AGAIN: Duration = Duration::from_secs(10);
+/// The shortest time between two log lines about refusals of one kind.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A forward and what is counted of it.
-#[derive(Debug)]
-pub struct ForwardState {
-    /// Where it listens.
-    pub listen: SocketAddr,
-    /// What the gateway is asked for.
-    pub authority: Box<str>,
-    pub(crate) accepted: AtomicU64,
-    pub(crate) opened: AtomicU64,
-    pub(crate) up: AtomicU64,
-    pub(crate) down: AtomicU64,
-}
-
-impl ForwardState {
-    /// Connections accepted.
-    pub fn accepted(&self) -> u64 {
-        self.accepted.load(Relaxed)
-    }
-
-    /// Connections a gateway has opened.
-    pub fn opened(&self) -> u64 {
-        self.opened.load(Relaxed)
-    }
-
-    /// Bytes passed to gateways.
-    pub fn bytes_up(&self) -> u64 {
-        self.up.load(Relaxed)
-    }
-
-    /// Bytes passed to clients.
-    pub fn bytes_down(&self) -> u64 {
-        self.down.load(Relaxed)
-    }
-}
+/// The position of a connection in the list.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Slot(usize);
 
 /// Shared by all connections.
 #[derive(Debug)]
@@ -65,7 +34,7 @@ pub struct Shared {
     pub forwards: Vec<Arc<ForwardState>>,
     /// Where access lines go.
     pub access: AccessLog,
-    /// What connections hold for receivers that do not take it.
+    /// The memory budget: bytes that connections hold for receivers that do not take them.
     pub memory: MemoryBudget,
     gateways: Vec<Box<str>>,
     max_connections: u32,
@@ -74,20 +43,21 @@ pub struct Shared {
     ids: AtomicU64,
     open: Mutex<Slab<Arc<Record>>>,
     none_left: Notify,
+    stopping: watch::Sender<bool>,
     waiting: AtomicU32,
     accept_errors: AtomicU64,
     refusals: [AtomicU64; Refusal::WORDS.len()],
     ends: [AtomicU64; ENDS.len()],
     opening: [AtomicU64; OPEN_BUCKETS.len() + 1],
     opening_micros: AtomicU64,
-    complaints: Mutex<[Complaint; Refusal::WORDS.len() + 1]>,
+    log_limits: Mutex<[LogLimit; Refusal::WORDS.len() + 1]>,
 }
 
-/// What was said about refusals of one kind.
+/// When refusals of one kind were logged last, and how many were not since.
 #[derive(Debug, Clone, Copy, Default)]
-struct Complaint {
+struct LogLimit {
     last: Option<Instant>,
-    untold: u64,
+    suppressed: u64,
 }
 
 /// Counters since the start.
@@ -95,7 +65,7 @@ struct Complaint {
 pub struct Totals {
     /// Connections that wait for a gateway now.
     pub waiting: u32,
-    /// Connections there are now, these included.
+    /// Connections open now, these included.
     pub open: usize,
     /// Failed attempts to accept.
     pub accept_errors: u64,
@@ -103,9 +73,9 @@ pub struct Totals {
     pub refusals: [u64; Refusal::WORDS.len()],
     /// Connections ended, in the order of [`ENDS`].
     pub ends: [u64; ENDS.len()],
-    /// How many were opened within each of [`OPEN_BUCKETS`], and in longer.
+    /// How many were opened within each of [`OPEN_BUCKETS`], and after the last of them.
     pub opening: [u64; OPEN_BUCKETS.len() + 1],
-    /// How long that took together.
+    /// The sum of these times.
     pub opening_seconds: f64,
 }
 
@@ -118,18 +88,8 @@ impl Shared {
         max_connections: u32,
         max_waiting: u32,
     ) -> Self {
-        let forwards = forwards.into_iter().map(|Forward { listen, authority }| {
-            Arc::new(ForwardState {
-                listen,
-                authority,
-                accepted: AtomicU64::default(),
-                opened: AtomicU64::default(),
-                up: AtomicU64::default(),
-                down: AtomicU64::default(),
-            })
-        });
         Self {
-            forwards: forwards.collect(),
+            forwards: forwards.into_iter().map(|forward| Arc::new(ForwardState::new(forward))).collect(),
             access,
             memory,
             gateways,
@@ -140,13 +100,14 @@ impl Shared {
             ids: AtomicU64::new(RandomState::new().hash_one("portico") << 32),
             open: Mutex::default(),
             none_left: Notify::new(),
+            stopping: watch::Sender::new(false),
             waiting: AtomicU32::default(),
             accept_errors: AtomicU64::default(),
             refusals: Default::default(),
             ends: Default::default(),
             opening: Default::default(),
             opening_micros: AtomicU64::default(),
-            complaints: Mutex::default(),
+            log_limits: Mutex::default(),
         }
     }
 
@@ -156,8 +117,8 @@ impl Shared {
     }
 
     /// The gateway of a connection, as it is configured.
-    pub fn gateway_name(&self, endpoint: Endpoint) -> Option<&str> {
-        self.gateways.get(endpoint.gateway).map(|name| &**name)
+    pub fn gateway_name(&self, upstream: Upstream) -> Option<&str> {
+        self.gateways.get(upstream.gateway).map(|name| &**name)
     }
 
     /// Every connection, waiting or carried, in no order.
@@ -184,31 +145,44 @@ impl Shared {
         ConnectionId(self.ids.fetch_add(1, Relaxed))
     }
 
-    pub(crate) fn list(&self, record: Arc<Record>) -> usize {
-        self.open().insert(record)
+    /// Lists a connection until [`unlist`](Self::unlist).
+    pub(crate) fn list(&self, record: Arc<Record>) -> Slot {
+        Slot(self.open().insert(record))
     }
 
-    pub(crate) fn unlist(&self, slot: usize) {
+    pub(crate) fn unlist(&self, slot: Slot) {
         let mut open = self.open();
-        open.remove(slot);
+        open.remove(slot.0);
         if open.is_empty() {
-            // Ten thousand connections that were there once need not be remembered.
+            // The list of ten thousand connections that were open once is given back.
             open.shrink_to_fit();
             drop(open);
             self.none_left.notify_waiters();
         }
     }
 
+    /// Whether the connection that was listed last is one too many.
     pub(crate) fn is_full(&self) -> bool {
-        // One more is listed already: the one that is asked about.
         self.open().len() > self.max_connections as usize
     }
 
-    /// A place among those that wait for a gateway.
+    /// Returns a permit to wait for a gateway, if fewer than `max_waiting` are out.
     pub(crate) fn wait(self: &Arc<Self>) -> Option<Waiting> {
         let waiting = self.waiting.fetch_add(1, Relaxed);
-        let guard = Waiting(Arc::clone(self));
-        (waiting < self.max_waiting).then_some(guard)
+        // Dropped over the limit, it takes itself off the count again.
+        let permit = Waiting(Arc::clone(self));
+        (waiting < self.max_waiting).then_some(permit)
+    }
+
+    /// From now on no connection should wait for a gateway.
+    pub(crate) fn stop(&self) {
+        self.stopping.send_replace(true);
+    }
+
+    /// Returns once [`stop`](Self::stop) was called.
+    pub(crate) async fn stopping(&self) {
+        // Fails only if the sender is gone, and it is in `self`.
+        let _ = self.stopping.subscribe().wait_for(|stopping| *stopping).await;
     }
 
     /// Returns once there is no connection.
@@ -241,17 +215,18 @@ impl Shared {
         self.accept_errors.fetch_add(1, Relaxed);
     }
 
-    /// Whether to write a line about a refusal, `None` for failures to accept; how many were passed over since the last one.
-    pub(crate) fn may_complain(&self, refusal: Option<Refusal>) -> Option<u64> {
-        let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
-        let complaint = &mut complaints[refusal.map_or(Refusal::WORDS.len(), Refusal::index)];
+    /// Returns whether to log a refusal (`None`: a failure to accept), and how many were not logged since the
+    /// last line of this kind.
+    pub(crate) fn may_log(&self, refusal: Option<Refusal>) -> Option<u64> {
+        let mut limits = self.log_limits.lock().unwrap_or_else(PoisonError::into_inner);
+        let limit = &mut limits[refusal.map_or(Refusal::WORDS.len(), Refusal::index)];
         let now = Instant::now();
-        if complaint.last.is_some_and(|last| now.duration_since(last) < COMPLAIN_AGAIN) {
-            complaint.untold += 1;
+        if limit.last.is_some_and(|last| now.duration_since(last) < LOG_INTERVAL) {
+            limit.suppressed += 1;
             return None;
         }
-        complaint.last = Some(now);
-        Some(std::mem::take(&mut complaint.untold))
+        limit.last = Some(now);
+        Some(std::mem::take(&mut limit.suppressed))
     }
 
     fn open(&self) -> MutexGuard<'_, Slab<Arc<Record>>> {
@@ -260,12 +235,105 @@ impl Shared {
     }
 }
 
-/// A connection that waits for a gateway, counted.
+/// A permit to wait for a gateway. Counted while it is held.
 #[derive(Debug)]
 pub(crate) struct Waiting(Arc<Shared>);
 
 impl Drop for Waiting {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use portico_net::access::AccessFormat;
+    use tokio::time::advance;
+
+    use super::*;
+
+    fn shared(max_connections: u32, max_waiting: u32) -> Arc<Shared> {
+        let forward = Forward { listen: ([127, 0, 0, 1], 6443).into(), authority: "api:443".into() };
+        let gateways = vec!["tls://gateway:8088".into()];
+        let access = AccessLog::start(AccessFormat::Off).unwrap();
+        let memory = MemoryBudget::new(1 << 20);
+        Arc::new(Shared::new(vec![forward], gateways, access, memory, max_connections, max_waiting))
+    }
+
+    fn record(shared: &Shared) -> Arc<Record> {
+        let client = ([10, 0, 0, 1], 40_000).into();
+        Arc::new(Record::new(shared.next_id(), client, shared.now(), Arc::clone(&shared.forwards[0])))
+    }
+
+    #[tokio::test]
+    async fn a_connection_over_the_limit_is_one_too_many_until_another_ends() {
+        let shared = shared(1, 1);
+        let first = shared.list(record(&shared));
+        assert!(!shared.is_full());
+        let second = shared.list(record(&shared));
+        assert!(shared.is_full());
+        shared.unlist(second);
+        assert!(!shared.is_full());
+        assert_eq!((shared.totals().open, shared.connections().len()), (1, 1));
+        shared.unlist(first);
+        assert_eq!(shared.totals().open, 0);
+    }
+
+    #[tokio::test]
+    async fn a_permit_to_wait_is_given_back_when_it_is_dropped() {
+        let shared = shared(9, 1);
+        let waiting = shared.wait().unwrap();
+        assert!(shared.wait().is_none());
+        assert_eq!(shared.totals().waiting, 1);
+        drop(waiting);
+        assert_eq!(shared.totals().waiting, 0);
+        assert!(shared.wait().is_some());
+    }
+
+    #[tokio::test]
+    async fn all_ended_waits_for_the_last_connection() {
+        let shared = shared(9, 9);
+        shared.all_ended().await;
+        let slots = [shared.list(record(&shared)), shared.list(record(&shared))];
+        let ended = tokio::spawn({
+            let shared = Arc::clone(&shared);
+            async move { shared.all_ended().await }
+        });
+        shared.unlist(slots[0]);
+        tokio::task::yield_now().await;
+        assert!(!ended.is_finished());
+        shared.unlist(slots[1]);
+        ended.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refusals_of_one_kind_are_logged_every_ten_seconds_with_the_number_of_the_rest() {
+        let shared = shared(9, 9);
+        assert_eq!(shared.may_log(Some(Refusal::NoTunnel)), Some(0));
+        assert_eq!(shared.may_log(Some(Refusal::NoTunnel)), None);
+        assert_eq!(shared.may_log(Some(Refusal::Full)), Some(0), "each kind has a limit of its own");
+        assert_eq!(shared.may_log(None), Some(0));
+        assert_eq!(shared.may_log(Some(Refusal::NoTunnel)), None);
+        advance(LOG_INTERVAL).await;
+        assert_eq!(shared.may_log(Some(Refusal::NoTunnel)), Some(2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn times_until_opened_are_counted_in_the_first_bucket_that_holds_them() {
+        let shared = shared(9, 9);
+        for millis in [1, 3, 21_000] {
+            shared.opened_after(Duration::from_millis(millis));
+        }
+        let totals = shared.totals();
+        assert_eq!((totals.opening[0], totals.opening[2], totals.opening[OPEN_BUCKETS.len()]), (1, 1, 1));
+        assert!((totals.opening_seconds - 21.004).abs() < 1e-9);
+        advance(Duration::from_secs(3)).await;
+        assert_eq!(shared.now(), Duration::from_secs(3));
+    }
+
+    #[tokio::test]
+    async fn no_two_connections_have_the_same_name() {
+        let shared = shared(9, 9);
+        assert_ne!(shared.next_id(), shared.next_id());
     }
 }

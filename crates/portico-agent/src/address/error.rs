@@ -7,6 +7,12 @@ use thiserror::Error;
 
 use super::collision::Collision;
 
+/// The right that every change needs.
+const CAPABILITY: &str = "CAP_NET_ADMIN";
+
+/// `EPERM` of errno(3). Not `EACCES`, which the kernel uses for other things here, such as IPv6 being off.
+const EPERM: i32 = 1;
+
 /// Why an address cannot be held, or not any longer.
 #[derive(Debug, Error)]
 pub enum AddressError {
@@ -18,28 +24,28 @@ pub enum AddressError {
         /// What it is instead.
         what: &'static str,
     },
-    /// The kernel would not take the name.
+    /// The kernel does not take the name.
     #[error("{0:?} is no name for an interface: use 1 to 15 letters, digits, -, _ or . with --interface")]
     InterfaceName(Box<str>),
-    /// Someone else has the address or the interface, or might.
+    /// Something else has the address or the interface, or may have it.
     #[error("{}", sentences(.0))]
     Collisions(Vec<Collision>),
-    /// A right is missing.
+    /// The process may not change the network.
     #[error(
-        "cannot {what}: the process needs {capability}; add it to the container's securityContext.capabilities, or run as root"
+        "cannot {what}: the process needs {CAPABILITY}; add it to the container's \
+         securityContext.capabilities, \
+         or run as root"
     )]
     Capability {
         /// What was tried.
         what: Box<str>,
-        /// `CAP_NET_ADMIN` or `CAP_NET_RAW`.
-        capability: &'static str,
     },
-    /// None of the ways to hold an address works here.
+    /// No kind of interface works here.
     #[error("no way to hold {address} works on this host: {tried}")]
     NoWay {
         /// The address asked for.
         address: IpAddr,
-        /// Each way and why it does not work.
+        /// Each kind, and why it does not work.
         tried: Box<str>,
     },
     /// The kernel refused something else.
@@ -47,25 +53,22 @@ pub enum AddressError {
     Kernel {
         /// What was tried, on what.
         what: Box<str>,
-        /// What it said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
 impl AddressError {
-    /// The error for something that needs `capability` to be done.
-    pub(super) fn of(what: impl Into<Box<str>>, capability: &'static str, source: io::Error) -> Self {
+    /// The error for `what` was tried.
+    pub(super) fn of(what: impl Into<Box<str>>, source: io::Error) -> Self {
         let what = what.into();
-        if is_right_missing(&source) {
-            return Self::Capability { what, capability };
-        }
-        Self::Kernel { what, source }
+        if is_right_missing(&source) { Self::Capability { what } } else { Self::Kernel { what, source } }
     }
 }
 
-/// Whether the kernel says that the process may not. Not EACCES, which means other things here, such as IPv6 being off.
+/// Whether the kernel says that the process may not.
 pub(super) fn is_right_missing(error: &io::Error) -> bool {
-    error.raw_os_error() == Some(libc::EPERM)
+    error.raw_os_error() == Some(EPERM)
 }
 
 fn sentences(collisions: &[Collision]) -> String {

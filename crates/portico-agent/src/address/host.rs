@@ -1,61 +1,35 @@
 //! The network of this host: interfaces, addresses and routes, read and changed by rtnetlink(7).
+//!
+//! Plain values in the kernel's own terms, and the few requests the agent makes. What they mean for the
+//! address is decided in `look` and `interface`.
 
 use std::fmt::{self, Display, Formatter};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
+use std::pin::pin;
+use std::time::Duration;
 
-use super::Mac;
-use super::netlink::{Message, ROUTE, Request, attributes};
+use futures_util::{Stream, StreamExt, TryStreamExt};
+use ipnet::IpNet;
+use rtnetlink::packet_core::{NetlinkMessage, NetlinkPayload};
+use rtnetlink::packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope};
+use rtnetlink::packet_route::link::{
+    AfSpecInet6, AfSpecUnspec, In6AddrGenMode, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
+};
+use rtnetlink::packet_route::route::{
+    RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteType, RouteVia,
+};
+use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
+use rtnetlink::proto::Connection;
+use rtnetlink::sys::SocketAddr;
+use rtnetlink::{Handle, LinkDummy, LinkUnspec, LinkVeth, MulticastGroup};
+use tokio::time::timeout;
 
-/// What interfaces of ours carry as their alias (`ip link` shows it), so that an agent knows those of its predecessor.
+/// What the agent's interfaces carry as their alias (`ip link` shows it). A restarted agent knows them by it.
 pub(super) const ALIAS: &str = "portico agent";
 
-/// `IFLA_*` of linux/if_link.h.
-mod link {
-    pub(super) const ADDRESS: u16 = 1;
-    pub(super) const NAME: u16 = 3;
-    pub(super) const INFO: u16 = 18;
-    pub(super) const ALIAS: u16 = 20;
-    pub(super) const AF_SPEC: u16 = 26;
-    /// In [`INFO`].
-    pub(super) const INFO_KIND: u16 = 1;
-    pub(super) const INFO_DATA: u16 = 2;
-    /// In the data of a veth: its other end, a whole link message.
-    pub(super) const VETH_PEER: u16 = 1;
-    /// In the IPv6 part of [`AF_SPEC`]: how link-local addresses are made, and 1 for not at all.
-    pub(super) const INET6_ADDR_GEN_MODE: u16 = 8;
-    pub(super) const ADDR_GEN_MODE_NONE: u8 = 1;
-}
-
-/// `IFA_*` of linux/if_addr.h.
-mod addr {
-    pub(super) const ADDRESS: u16 = 1;
-    pub(super) const LOCAL: u16 = 2;
-    pub(super) const LABEL: u16 = 3;
-    /// No duplicate address detection (IPv6): nobody else is on an interface of ours.
-    pub(super) const NO_DAD: u8 = 0x02;
-}
-
-/// Bits of `nlmsg_flags`: a question; to be acknowledged; the whole list; make it; but only if there is none.
-const REQUEST: u16 = 0x1;
-const ACK: u16 = 0x4;
-const DUMP: u16 = 0x300;
-const EXCLUSIVE: u16 = 0x200;
-const CREATE: u16 = 0x400;
-
-/// Lengths of the fixed parts.
-const LINK_HEADER: usize = 16;
-const ADDRESS_HEADER: usize = 8;
-const ROUTE_HEADER: usize = 12;
-
-/// Bits of an interface.
-pub(super) const UP: u32 = libc::IFF_UP as u32;
-pub(super) const BROADCAST: u32 = libc::IFF_BROADCAST as u32;
-pub(super) const LOOPBACK: u32 = libc::IFF_LOOPBACK as u32;
-pub(super) const NO_ARP: u32 = libc::IFF_NOARP as u32;
-
-/// Groups of notifications that tell of interfaces and of addresses (`RTMGRP_LINK`, `RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV6_IFADDR`).
-pub(super) const CHANGES: u32 = 0x1 | 0x10 | 0x100;
+/// The kernel replies within the request. A reply that the library cannot decode is dropped, and ends here.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -65,9 +39,7 @@ pub(super) struct Link {
     pub(super) alias: Box<str>,
     /// `dummy`, `veth`, `bridge`, ...; empty for a device.
     pub(super) kind: Box<str>,
-    pub(super) flags: u32,
-    /// Only of Ethernet.
-    pub(super) mac: Option<Mac>,
+    pub(super) up: bool,
 }
 
 impl Link {
@@ -75,26 +47,27 @@ impl Link {
     pub(super) fn is_ours(&self) -> bool {
         &*self.alias == ALIAS
     }
+}
 
-    pub(super) fn is_up(&self) -> bool {
-        self.flags & UP != 0
-    }
-
-    fn read(body: &[u8]) -> Option<Self> {
-        let hardware = u16::from_ne_bytes(body.get(2..4)?.try_into().ok()?);
-        let index = u32::from_ne_bytes(body.get(4..8)?.try_into().ok()?);
-        let flags = u32::from_ne_bytes(body.get(8..12)?.try_into().ok()?);
-        let fields = attributes(body.get(LINK_HEADER..)?);
-        let info = attributes(fields.find(link::INFO).unwrap_or_default());
-        let mac = fields.find(link::ADDRESS).filter(|_| hardware == libc::ARPHRD_ETHER);
-        Some(Self {
-            index,
-            name: fields.text(link::NAME)?,
-            alias: fields.text(link::ALIAS).unwrap_or_default(),
-            kind: info.text(link::INFO_KIND).unwrap_or_default(),
-            flags,
-            mac: mac.and_then(|mac| mac.try_into().ok()).map(Mac),
-        })
+impl From<&LinkMessage> for Link {
+    fn from(message: &LinkMessage) -> Self {
+        let up = message.header.flags.contains(LinkFlags::Up);
+        let mut link = Self { index: message.header.index, up, ..Self::default() };
+        for attribute in &message.attributes {
+            match attribute {
+                LinkAttribute::IfName(name) => link.name = name.as_str().into(),
+                LinkAttribute::IfAlias(alias) => link.alias = alias.as_str().into(),
+                LinkAttribute::LinkInfo(info) => {
+                    let kind = info.iter().find_map(|info| match info {
+                        LinkInfo::Kind(kind) => Some(kind.to_string().into()),
+                        _ => None,
+                    });
+                    link.kind = kind.unwrap_or_default();
+                }
+                _ => {}
+            }
+        }
+        link
     }
 }
 
@@ -104,115 +77,98 @@ pub(super) struct Address {
     /// The interface that has it.
     pub(super) index: u32,
     pub(super) address: IpAddr,
-    /// The network the interface is in by this address: other than `address` where the other end has one of its own.
-    pub(super) network: Network,
-    pub(super) label: Box<str>,
+    /// The network that the address puts the interface in. On a point-to-point link that of the other end.
+    pub(super) network: IpNet,
 }
 
 impl Address {
-    pub(super) fn read(body: &[u8]) -> Option<Self> {
-        let (family, prefix) = (*body.first()?, *body.get(1)?);
-        let index = u32::from_ne_bytes(body.get(4..8)?.try_into().ok()?);
-        let fields = attributes(body.get(ADDRESS_HEADER..)?);
-        let of = |kind| fields.find(kind).and_then(|bytes| ip(family, bytes));
-        let address = of(addr::LOCAL).or(of(addr::ADDRESS))?;
-        let network = Network { base: of(addr::ADDRESS).unwrap_or(address), prefix };
-        Some(Self { index, address, network, label: fields.text(addr::LABEL).unwrap_or_default() })
-    }
-}
-
-/// Addresses that begin alike.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Network {
-    pub(super) base: IpAddr,
-    pub(super) prefix: u8,
-}
-
-impl Network {
-    pub(super) fn contains(&self, address: IpAddr) -> bool {
-        match (self.base, address) {
-            (IpAddr::V4(base), IpAddr::V4(address)) => {
-                let differ = base.to_bits() ^ address.to_bits();
-                differ.leading_zeros() >= u32::from(self.prefix)
+    /// `None` for a message without an address, which says nothing about one.
+    fn read(message: &AddressMessage) -> Option<Self> {
+        let (mut local, mut network) = (None, None);
+        for attribute in &message.attributes {
+            match attribute {
+                AddressAttribute::Local(address) => local = Some(*address),
+                AddressAttribute::Address(address) => network = Some(*address),
+                _ => {}
             }
-            (IpAddr::V6(base), IpAddr::V6(address)) => {
-                let differ = base.to_bits() ^ address.to_bits();
-                differ.leading_zeros() >= u32::from(self.prefix)
-            }
-            _ => false,
         }
+        let address = local.or(network)?;
+        let network = IpNet::new(network.unwrap_or(address), message.header.prefix_len).ok()?;
+        Some(Self { index: message.header.index, address, network })
+    }
+
+    /// Whether its network is this one address, as that of the agent is.
+    pub(super) fn is_single(&self) -> bool {
+        self.network.prefix_len() == self.network.max_prefix_len()
     }
 }
 
-impl Display for Network {
-    /// As `ip route` writes it: without the bits that say which host.
+impl Display for Address {
+    /// As `ip address` writes it.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let prefix = u32::from(self.prefix);
-        let base: IpAddr = match self.base {
-            IpAddr::V4(base) => {
-                let mask = u32::MAX.checked_shl(32_u32.saturating_sub(prefix)).unwrap_or(0);
-                Ipv4Addr::from_bits(base.to_bits() & mask).into()
-            }
-            IpAddr::V6(base) => {
-                let mask = u128::MAX.checked_shl(128_u32.saturating_sub(prefix)).unwrap_or(0);
-                Ipv6Addr::from_bits(base.to_bits() & mask).into()
-            }
-        };
-        write!(f, "{base}/{prefix}")
+        write!(f, "{}/{}", self.address, self.network.prefix_len())
     }
 }
 
 /// A route.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Route {
-    pub(super) kind: u8,
-    pub(super) to: Network,
+    pub(super) kind: RouteType,
+    pub(super) to: IpNet,
     pub(super) table: u32,
-    /// Who made it: the kernel itself for the network of an interface.
-    pub(super) origin: u8,
+    /// What made it: the kernel itself for the network of an interface.
+    pub(super) origin: RouteProtocol,
     /// The interface it leads through (the first, if several).
     pub(super) through: Option<u32>,
     pub(super) gateway: Option<IpAddr>,
 }
 
+/// The table of `ip route`, and the one for addresses of the host itself.
+const MAIN_TABLE: u32 = 254;
+const LOCAL_TABLE: u32 = 255;
+
 impl Route {
-    fn read(body: &[u8]) -> Option<Self> {
-        let [family, prefix, _, _, table, origin, _, kind] = *body.first_chunk()?;
-        let fields = attributes(body.get(ROUTE_HEADER..)?);
-        let any: IpAddr = match i32::from(family) {
-            libc::AF_INET => Ipv4Addr::UNSPECIFIED.into(),
-            libc::AF_INET6 => Ipv6Addr::UNSPECIFIED.into(),
-            // Of multicast routing, which speaks in families of its own.
+    /// `None` for routes of other families, such as those of multicast routing.
+    fn read(message: &RouteMessage) -> Option<Self> {
+        let header = &message.header;
+        let mut base = match header.address_family {
+            AddressFamily::Inet => IpAddr::from([0; 4]),
+            AddressFamily::Inet6 => IpAddr::from([0; 16]),
             _ => return None,
         };
-        let base = fields.find(libc::RTA_DST).and_then(|bytes| ip(family, bytes)).unwrap_or(any);
-        // An rtnexthop is a header of eight bytes with the interface in the second half.
-        let hops = fields.find(libc::RTA_MULTIPATH);
-        let first_hop = hops.and_then(|hops| Some(u32::from_ne_bytes(hops.get(4..8)?.try_into().ok()?)));
-        Some(Self {
-            kind,
-            to: Network { base, prefix },
-            table: fields.number(libc::RTA_TABLE).unwrap_or(u32::from(table)),
-            origin,
-            through: fields.number(libc::RTA_OIF).or(first_hop),
-            gateway: fields.find(libc::RTA_GATEWAY).and_then(|bytes| ip(family, bytes)),
-        })
+        let (mut table, mut through, mut gateway) = (u32::from(header.table), None, None);
+        for attribute in &message.attributes {
+            match attribute {
+                RouteAttribute::Destination(to) => base = ip(to)?,
+                RouteAttribute::Table(number) => table = *number,
+                RouteAttribute::Oif(index) => through = Some(*index),
+                RouteAttribute::MultiPath(hops) => {
+                    through = through.or(hops.first().map(|hop| hop.interface_index));
+                }
+                RouteAttribute::Gateway(address) => gateway = ip(address),
+                // An IPv4 route through an IPv6 gateway.
+                RouteAttribute::Via(RouteVia::Inet6(address)) => gateway = Some((*address).into()),
+                _ => {}
+            }
+        }
+        let to = IpNet::new(base, header.destination_prefix_length).ok()?;
+        Some(Self { kind: header.kind, to, table, origin: header.protocol, through, gateway })
     }
 
-    /// As `ip route show table all` writes it, where `name` knows the interface.
+    /// The route as `ip route show table all` writes it, where `name` is that of the interface.
     pub(super) fn describe(&self, name: Option<&str>) -> Box<str> {
         let kind = match self.kind {
-            libc::RTN_LOCAL => "local ",
-            libc::RTN_BROADCAST => "broadcast ",
-            libc::RTN_ANYCAST => "anycast ",
-            libc::RTN_MULTICAST => "multicast ",
-            libc::RTN_BLACKHOLE => "blackhole ",
-            libc::RTN_UNREACHABLE => "unreachable ",
-            libc::RTN_PROHIBIT => "prohibit ",
-            libc::RTN_THROW => "throw ",
+            RouteType::Local => "local ",
+            RouteType::Broadcast => "broadcast ",
+            RouteType::Anycast => "anycast ",
+            RouteType::Multicast => "multicast ",
+            RouteType::BlackHole => "blackhole ",
+            RouteType::Unreachable => "unreachable ",
+            RouteType::Prohibit => "prohibit ",
+            RouteType::Throw => "throw ",
             _ => "",
         };
-        let mut text = format!("{kind}{}", self.to);
+        let mut text = format!("{kind}{}", self.to.trunc());
         if let Some(gateway) = self.gateway {
             text.push_str(&format!(" via {gateway}"));
         }
@@ -221,192 +177,235 @@ impl Route {
         }
         match self.table {
             MAIN_TABLE => {}
-            LOCAL_TABLE => text.push_str(" table local"),
-            table => text.push_str(&format!(" table {table}")),
+            table => text.push_str(&format!(" table {}", table_name(table))),
         }
         text.into()
     }
 }
 
-/// Where `ip route` shows routes from, and where the kernel keeps addresses of the host itself.
-const MAIN_TABLE: u32 = libc::RT_TABLE_MAIN as u32;
-const LOCAL_TABLE: u32 = libc::RT_TABLE_LOCAL as u32;
+/// The name of a routing table, as `ip route` writes it.
+pub(super) fn table_name(table: u32) -> Box<str> {
+    match table {
+        MAIN_TABLE => "main".into(),
+        LOCAL_TABLE => "local".into(),
+        table => table.to_string().into(),
+    }
+}
 
-fn ip(family: u8, bytes: &[u8]) -> Option<IpAddr> {
-    match i32::from(family) {
-        libc::AF_INET => Some(<[u8; 4]>::try_from(bytes).ok()?.into()),
-        libc::AF_INET6 => Some(<[u8; 16]>::try_from(bytes).ok()?.into()),
+fn ip(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(address) => Some((*address).into()),
+        RouteAddress::Inet6(address) => Some((*address).into()),
         _ => None,
     }
 }
 
-/// What a notification of [`CHANGES`] is about.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Change {
-    Link(Link),
-    Address(Address),
-}
-
-impl Change {
-    pub(super) fn read(kind: u16, body: &[u8]) -> Option<Self> {
-        match kind {
-            libc::RTM_NEWLINK | libc::RTM_DELLINK => Link::read(body).map(Self::Link),
-            libc::RTM_NEWADDR | libc::RTM_DELADDR => Address::read(body).map(Self::Address),
-            _ => None,
-        }
-    }
-}
-
-/// A conversation with the kernel about the network of this host.
+/// A connection to the kernel for requests. Opened for a few of them: at rest the agent holds none.
 #[derive(Debug)]
-pub(super) struct Host(Request);
+pub(super) struct Host(Handle);
 
 impl Host {
+    /// Opens a connection in the network namespace of this thread. It ends when the value is dropped.
     pub(super) fn open() -> io::Result<Self> {
-        Request::open(ROUTE).map(Self)
+        let (connection, handle, _) = rtnetlink::new_connection()?;
+        tokio::spawn(connection);
+        Ok(Self(handle))
     }
 
     /// All interfaces.
-    pub(super) fn links(&mut self) -> io::Result<Vec<Link>> {
+    pub(super) async fn links(&self) -> io::Result<Vec<Link>> {
         let mut links = Vec::new();
-        let message = Message::new(libc::RTM_GETLINK, REQUEST | DUMP, &[0; LINK_HEADER]);
-        self.0.ask(message, |_, body| links.extend(Link::read(body)))?;
+        each(self.0.link().get().execute(), |message| links.push(Link::from(&message))).await?;
         Ok(links)
     }
 
     /// The interface of this name, if there is one.
-    pub(super) fn link(&mut self, name: &str) -> io::Result<Option<Link>> {
+    pub(super) async fn link(&self, name: &str) -> io::Result<Option<Link>> {
         let mut link = None;
-        let message =
-            Message::new(libc::RTM_GETLINK, REQUEST | ACK, &[0; LINK_HEADER]).text(link::NAME, name);
-        match self.0.ask(message, |_, body| link = Link::read(body)) {
-            Ok(()) => Ok(link),
-            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
-            Err(error) => Err(error),
+        let request = self.0.link().get().match_name(name);
+        match each(request.execute(), |message| link = Some(Link::from(&message))).await {
+            Err(error) if error.raw_os_error() == Some(ENODEV) => Ok(None),
+            result => result.map(|()| link),
         }
     }
 
-    /// All addresses of one family that `wanted` picks.
-    pub(super) fn addresses(
-        &mut self,
+    /// All addresses of the family of `family` that `wanted` picks.
+    pub(super) async fn addresses(
+        &self,
         family: IpAddr,
         mut wanted: impl FnMut(&Address) -> bool,
     ) -> io::Result<Vec<Address>> {
         let mut addresses = Vec::new();
-        let mut header = [0; ADDRESS_HEADER];
-        header[0] = family_of(family);
-        let message = Message::new(libc::RTM_GETADDR, REQUEST | DUMP, &header);
-        self.0.ask(message, |_, body| addresses.extend(Address::read(body).filter(&mut wanted)))?;
+        let mut request = self.0.address().get();
+        request.message_mut().header.family = family.into();
+        let keep = |message| addresses.extend(Address::read(&message).filter(&mut wanted));
+        each(request.execute(), keep).await?;
+        // A kernel older than 4.20 lists every family.
+        addresses.retain(|held| held.address.is_ipv4() == family.is_ipv4());
         Ok(addresses)
     }
 
-    /// All routes of one family, in whatever table, that `wanted` picks. A host may have a million.
-    pub(super) fn routes(
-        &mut self,
+    /// All routes of one family, in any table, that `wanted` picks. Only those are kept: a host may have a
+    /// full table of the Internet.
+    pub(super) async fn routes(
+        &self,
         family: IpAddr,
         mut wanted: impl FnMut(&Route) -> bool,
     ) -> io::Result<Vec<Route>> {
         let mut routes = Vec::new();
-        let mut header = [0; ROUTE_HEADER];
-        header[0] = family_of(family);
-        let message = Message::new(libc::RTM_GETROUTE, REQUEST | DUMP, &header);
-        self.0.ask(message, |_, body| routes.extend(Route::read(body).filter(&mut wanted)))?;
+        let mut message = RouteMessage::default();
+        message.header.address_family = family.into();
+        let keep = |message| routes.extend(Route::read(&message).filter(&mut wanted));
+        each(self.0.route().get(message).execute(), keep).await?;
         Ok(routes)
     }
 
     /// Makes a dummy interface.
-    pub(super) fn add_dummy(&mut self, name: &str) -> io::Result<()> {
-        let message = Message::new(libc::RTM_NEWLINK, REQUEST | ACK | CREATE | EXCLUSIVE, &[0; LINK_HEADER])
-            .text(link::NAME, name)
-            .nest(link::INFO, |info| info.text(link::INFO_KIND, "dummy"));
-        self.0.ask(message, |_, _| {})
+    pub(super) async fn add_dummy(&self, name: &str) -> io::Result<()> {
+        done(self.0.link().add(LinkDummy::new(name).build()).execute()).await
     }
 
     /// Makes a pair of interfaces.
-    pub(super) fn add_veth(&mut self, name: &str, peer: &str) -> io::Result<()> {
-        let message = Message::new(libc::RTM_NEWLINK, REQUEST | ACK | CREATE | EXCLUSIVE, &[0; LINK_HEADER])
-            .text(link::NAME, name)
-            .nest(link::INFO, |info| {
-                info.text(link::INFO_KIND, "veth").nest(link::INFO_DATA, |data| {
-                    data.nest(link::VETH_PEER, |end| end.raw(&[0; LINK_HEADER]).text(link::NAME, peer))
-                })
-            });
-        self.0.ask(message, |_, _| {})
+    pub(super) async fn add_veth(&self, name: &str, peer: &str) -> io::Result<()> {
+        done(self.0.link().add(LinkVeth::new(name, peer).build()).execute()).await
     }
 
-    /// Marks an interface as ours, and has it up and without ARP.
-    pub(super) fn set_up(&mut self, index: u32) -> io::Result<()> {
-        // Without the link-local IPv6 address that nobody uses, and its traffic. Where there is no IPv6 this fails.
-        let message = Message::new(libc::RTM_SETLINK, REQUEST | ACK, &link_header(index, 0, 0)).nest(
-            link::AF_SPEC,
-            |families| {
-                families.nest(libc::AF_INET6 as u16, |inet6| {
-                    inet6.with(link::INET6_ADDR_GEN_MODE, &[link::ADDR_GEN_MODE_NONE])
-                })
-            },
-        );
-        if let Err(error) = self.0.ask(message, |_, _| {}) {
+    /// Marks an interface as the agent's, and sets it up, without ARP on it.
+    pub(super) async fn set_up(&self, index: u32) -> io::Result<()> {
+        // No link-local IPv6 address, which nothing uses, and no traffic for it. Fails where there is no
+        // IPv6.
+        let none = AfSpecInet6::AddrGenMode(In6AddrGenMode::None);
+        let families = LinkAttribute::AfSpecUnspec(vec![AfSpecUnspec::Inet6(vec![none])]);
+        let message = LinkUnspec::new_with_index(index).append_extra_attribute(families).build();
+        if let Err(error) = done(self.0.link().change(message).execute()).await {
             tracing::debug!(%error, "the interface may get a link-local IPv6 address");
         }
-        let flags = UP | NO_ARP;
-        let message = Message::new(libc::RTM_SETLINK, REQUEST | ACK, &link_header(index, flags, flags))
-            .text(link::ALIAS, ALIAS);
-        self.0.ask(message, |_, _| {})
+        let alias = LinkAttribute::IfAlias(ALIAS.to_owned());
+        let message = LinkUnspec::new_with_index(index).append_extra_attribute(alias).arp(false).up();
+        done(self.0.link().change(message.build()).execute()).await
     }
 
-    /// Removes an interface; with one end of a pair goes the other.
-    pub(super) fn remove_link(&mut self, index: u32) -> io::Result<()> {
-        let message = Message::new(libc::RTM_DELLINK, REQUEST | ACK, &link_header(index, 0, 0));
-        self.0.ask(message, |_, _| {})
+    /// Removes an interface. The other end of a pair goes with it.
+    pub(super) async fn remove_link(&self, index: u32) -> io::Result<()> {
+        done(self.0.link().del(index).execute()).await
     }
 
-    /// Gives an interface an address that is of use on this host only.
-    pub(super) fn add_address(&mut self, index: u32, address: IpAddr, label: Option<&str>) -> io::Result<()> {
-        let flags = REQUEST | ACK | CREATE | EXCLUSIVE;
-        match self.0.ask(address_message(libc::RTM_NEWADDR, flags, index, address, label), |_, _| {}) {
+    /// Adds an address that this host alone uses (scope `host`). One that is there already is fine.
+    pub(super) async fn add_address(&self, index: u32, address: IpAddr) -> io::Result<()> {
+        let mut request = self.0.address().add(index, address, max_prefix(address));
+        *request.message_mut() = host_address(index, address);
+        match done(request.execute()).await {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
             result => result,
         }
     }
 
-    /// Takes an address from an interface.
-    pub(super) fn remove_address(
-        &mut self,
-        index: u32,
-        address: IpAddr,
-        label: Option<&str>,
-    ) -> io::Result<()> {
-        self.0.ask(address_message(libc::RTM_DELADDR, REQUEST | ACK, index, address, label), |_, _| {})
+    /// Removes an address that the agent added.
+    pub(super) async fn remove_address(&self, index: u32, address: IpAddr) -> io::Result<()> {
+        done(self.0.address().del(host_address(index, address)).execute()).await
     }
 }
 
-fn family_of(address: IpAddr) -> u8 {
-    // The families have the numbers 2 and 10.
-    (if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 }) as u8
+/// `ENODEV` of errno(3): there is no such interface.
+const ENODEV: i32 = 19;
+
+fn max_prefix(address: IpAddr) -> u8 {
+    if address.is_ipv4() { 32 } else { 128 }
 }
 
-fn link_header(index: u32, flags: u32, change: u32) -> [u8; LINK_HEADER] {
-    let mut header = [0; LINK_HEADER];
-    header[4..8].copy_from_slice(&index.to_ne_bytes());
-    header[8..12].copy_from_slice(&flags.to_ne_bytes());
-    header[12..].copy_from_slice(&change.to_ne_bytes());
-    header
+fn host_address(index: u32, address: IpAddr) -> AddressMessage {
+    let mut message = AddressMessage::default();
+    message.header.family = address.into();
+    message.header.prefix_len = max_prefix(address);
+    message.header.index = index;
+    message.header.scope = AddressScope::Host;
+    if address.is_ipv6() {
+        // No duplicate address detection: there is no neighbour on an interface of the agent's own.
+        message.header.flags |= AddressHeaderFlags::Nodad;
+    }
+    message.attributes = vec![AddressAttribute::Local(address), AddressAttribute::Address(address)];
+    message
 }
 
-fn address_message(kind: u16, flags: u16, index: u32, address: IpAddr, label: Option<&str>) -> Message {
-    let (prefix, own_flags) = if address.is_ipv4() { (32, 0) } else { (128, addr::NO_DAD) };
-    let mut header = [0; ADDRESS_HEADER];
-    header[..4].copy_from_slice(&[family_of(address), prefix, own_flags, libc::RT_SCOPE_HOST]);
-    header[4..].copy_from_slice(&index.to_ne_bytes());
-    let message = Message::new(kind, flags, &header);
-    let message = match address {
-        IpAddr::V4(address) => {
-            message.with(addr::LOCAL, &address.octets()).with(addr::ADDRESS, &address.octets())
+/// Hands each message of a reply to `take`.
+async fn each<T>(
+    reply: impl Stream<Item = Result<T, rtnetlink::Error>>,
+    mut take: impl FnMut(T),
+) -> io::Result<()> {
+    let mut reply = pin!(reply);
+    while let Some(message) = timeout(REPLY_TIMEOUT, reply.try_next()).await?.map_err(to_io)? {
+        take(message);
+    }
+    Ok(())
+}
+
+/// Waits for the acknowledgement of a change.
+async fn done(request: impl Future<Output = Result<(), rtnetlink::Error>>) -> io::Result<()> {
+    timeout(REPLY_TIMEOUT, request).await?.map_err(to_io)
+}
+
+fn to_io(error: rtnetlink::Error) -> io::Error {
+    match error {
+        rtnetlink::Error::NetlinkError(message) => message.to_io(),
+        error => io::Error::other(error),
+    }
+}
+
+/// A notification of the kernel, as far as the address is concerned.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    Link(Link),
+    Address(Address),
+    /// The kernel had to drop notifications.
+    Lost,
+}
+
+/// Notifications about interfaces and addresses of this host.
+///
+/// The socket is read while [`next`](Self::next) is polled, and not otherwise: its buffer bounds what waits,
+/// and the kernel says when it had to drop something.
+pub(super) struct Changes {
+    connection: Connection<RouteNetlinkMessage>,
+    messages: Messages,
+}
+
+type Messages = futures_util::stream::BoxStream<'static, (NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>;
+
+impl Changes {
+    pub(super) fn subscribe() -> io::Result<Self> {
+        let groups = [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
+        let (connection, _, messages) = rtnetlink::new_multicast_connection(&groups)?;
+        Ok(Self { connection, messages: messages.boxed() })
+    }
+
+    /// Returns the next change. Cancel-safe.
+    pub(super) async fn next(&mut self) -> io::Result<Change> {
+        loop {
+            let message = tokio::select! {
+                biased;
+                message = self.messages.next() => message,
+                () = &mut self.connection => None,
+            };
+            let closed = || io::Error::from(io::ErrorKind::NotConnected);
+            let (message, sender) = message.ok_or_else(closed)?;
+            // Another process can send to this socket, too. The kernel's port is 0.
+            if sender.port_number() != 0 {
+                continue;
+            }
+            use RouteNetlinkMessage::{DelAddress, DelLink, NewAddress, NewLink};
+            let change = match message.payload {
+                NetlinkPayload::InnerMessage(NewLink(link) | DelLink(link)) => {
+                    Some(Change::Link(Link::from(&link)))
+                }
+                NetlinkPayload::InnerMessage(NewAddress(address) | DelAddress(address)) => {
+                    Address::read(&address).map(Change::Address)
+                }
+                NetlinkPayload::Overrun(_) => Some(Change::Lost),
+                _ => None,
+            };
+            if let Some(change) = change {
+                return Ok(change);
+            }
         }
-        IpAddr::V6(address) => message.with(addr::ADDRESS, &address.octets()),
-    };
-    match label {
-        Some(label) => message.text(addr::LABEL, label),
-        None => message,
     }
 }

@@ -1,8 +1,10 @@
-//! `portico agent`: holds the address of the `kubernetes` service on a worker node and carries its connections to a gateway.
+//! `portico agent`: holds the address of the `kubernetes` service on a worker node and carries its
+//! connections to a gateway.
 //!
-//! [`flags`] says what can be set, [`control`] is the order at start and end, [`status`] what the process knows of itself, shown by
-//! [`pages`] and [`metrics`]. [`check`] only looks whether the address is free, and [`ready`] asks a running agent how it is. What moves
-//! bytes is in `portico-agent` and `portico-tunnel`.
+//! [`flags`] says what can be set, [`control`] is the order at start and end, [`status`] what the process
+//! knows of itself, shown by [`pages`] and [`metrics`]. [`check`] only looks whether the address is free, and
+//! [`ready`] asks a running agent whether it is ready. What moves bytes is in `portico-agent` and
+//! `portico-tunnel`.
 
 mod check;
 pub(super) mod control;
@@ -34,7 +36,8 @@ pub(crate) struct Command {
 enum Verb {
     /// Only look whether the address could be held here: exit code 1 with the evidence, if not
     ///
-    /// Changes nothing. Asks on the links whether someone answers for the address, which takes a second.
+    /// Changes nothing, and needs no rights. Looks at this host's interfaces, addresses and routes, and says
+    /// so.
     #[command(after_help = "\
 Examples:
   portico agent check
@@ -42,8 +45,9 @@ Examples:
     Check(check::Flags),
     /// Ask the agent of this node whether it is ready: exit code 1, if not
     ///
-    /// For readiness probes of pods on the host's network. While one agent takes over from another on a node, both can be reached at
-    /// one address, and only one answers; with --instance the answer of the other does not count.
+    /// For readiness probes of pods on the host's network. While one agent takes over from another on a node,
+    /// both can be reached at one address, and only one answers; with --instance the answer of the other does
+    /// not count.
     #[command(after_help = "\
 Example:
   portico agent ready --instance \"$POD_NAME\"")]

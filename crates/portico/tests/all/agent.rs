@@ -1,5 +1,5 @@
-//! `portico agent` and `portico gateway` as two processes on loopback: bytes, identities, gateways that die, freeze and return, files that change,
-//! and an agent that takes over from another.
+//! `portico agent` and `portico gateway` as two processes on loopback: bytes, identities, gateways that die,
+//! freeze and return, files that change, and an agent that takes over from another.
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
@@ -92,22 +92,22 @@ impl Site {
         Gateway { process, admin }
     }
 
-    /// An agent of cluster a for gateways at these ports, listening; `who` is its identity.
-    fn agent(&self, gateways: &[u16], who: &[&str], more: &[&str]) -> Agent {
+    /// An agent of cluster a for gateways at these ports, listening. `identity` is its flags of identity.
+    fn agent(&self, gateways: &[u16], identity: &[&str], more: &[&str]) -> Agent {
         let port = free_port();
-        let mut agent = self.agent_at(port, gateways, who, more);
+        let mut agent = self.agent_at(port, gateways, identity, more);
         agent.process.wait_for("listening forward=");
         agent
     }
 
-    fn agent_at(&self, port: u16, gateways: &[u16], who: &[&str], more: &[&str]) -> Agent {
+    fn agent_at(&self, port: u16, gateways: &[u16], identity: &[&str], more: &[&str]) -> Agent {
         let gateways: Vec<String> = gateways.iter().map(|port| format!("127.0.0.1:{port}")).collect();
         let (gateways, ca) = (gateways.join(","), self.path("ca.crt"));
         let forward = format!("127.0.0.1:{port}={}", authority("a"));
         let arguments =
             ["agent", "--gateway", &gateways, "--tls-ca", &ca, "--proxy", "off", "--address", "off"];
         let listen = ["--forward", &forward, "--admin-listen", "127.0.0.1:0"];
-        let mut process = Process::start(&[&arguments[..], &listen, who, more].concat());
+        let mut process = Process::start(&[&arguments[..], &listen, identity, more].concat());
         let admin = port_of(&process.wait_for("listener=admin"));
         Agent { process, admin, port }
     }
@@ -158,11 +158,28 @@ fn authority(cluster: &str) -> String {
 
 fn service(cluster: &str, upstream: u16) -> String {
     format!(
-        "apiVersion: v1\nkind: Service\nmetadata:\n  name: apiserver-external\n  namespace: cluster-{cluster}\n  annotations:\n    \
-         nodeport-proxy.k8s.io/expose: Tunneling\nspec:\n  ports: [{{name: secure, port: 443}}]\n---\n\
-         apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: api-1\n  namespace: cluster-{cluster}\n  \
-         labels: {{kubernetes.io/service-name: apiserver-external}}\naddressType: IPv4\n\
-         endpoints:\n- addresses: [127.0.0.1]\n  conditions: {{ready: true}}\nports: [{{name: secure, port: {upstream}}}]\n"
+        "\
+apiVersion: v1
+kind: Service
+metadata:
+  name: apiserver-external
+  namespace: cluster-{cluster}
+  annotations: {{nodeport-proxy.k8s.io/expose: Tunneling}}
+spec:
+  ports: [{{name: secure, port: 443}}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  name: api-1
+  namespace: cluster-{cluster}
+  labels: {{kubernetes.io/service-name: apiserver-external}}
+addressType: IPv4
+endpoints:
+- addresses: [127.0.0.1]
+  conditions: {{ready: true}}
+ports: [{{name: secure, port: {upstream}}}]
+"
     )
 }
 
@@ -189,7 +206,8 @@ fn echo() -> u16 {
     })
 }
 
-/// A port of loopback that was free a moment ago, outside the range that outgoing connections take theirs from.
+/// A port of loopback that was free a moment ago, outside the range that outgoing connections take theirs
+/// from.
 fn free_port() -> u16 {
     use std::sync::atomic::{AtomicU16, Ordering};
     static NEXT: AtomicU16 = AtomicU16::new(0);
@@ -215,14 +233,14 @@ fn ping(stream: &mut TcpStream) {
     assert_eq!(&answer, b"ping");
 }
 
-/// Whether the next thing heard of a connection is its reset, which may be there before anything is said.
+/// Whether the next event of a connection is its reset, which may come before anything is written.
 fn is_reset(stream: &mut TcpStream) -> bool {
-    let said = stream.write_all(b"x");
-    let heard = said.and_then(|()| stream.read(&mut [0; 1]));
-    heard.is_err_and(|error| matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe))
+    let written = stream.write_all(b"x");
+    let read = written.and_then(|()| stream.read(&mut [0; 1]));
+    read.is_err_and(|error| matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe))
 }
 
-/// Asks again until the answer is yes. There is no event to wait for in another process.
+/// Polls until it is so. There is no event to wait for in another process.
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
@@ -261,7 +279,7 @@ fn bytes_go_both_ways_and_each_direction_ends_by_itself() {
 }
 
 #[test]
-fn an_api_server_that_resets_is_felt_by_the_pod() {
+fn a_reset_of_the_api_server_reaches_the_pod() {
     let site = Site::without_clusters();
     site.put(
         "a",
@@ -281,7 +299,7 @@ fn an_api_server_that_resets_is_felt_by_the_pod() {
 }
 
 #[test]
-fn an_identity_that_is_refused_is_told_before_a_pod_needs_it() {
+fn a_refused_identity_is_reported_before_a_pod_needs_it() {
     let site = Site::new();
     let tunnel = free_port();
     let _gateway = site.gateway(tunnel, &[]);
@@ -307,7 +325,7 @@ fn gateways_that_freeze_or_die_are_left_and_those_that_return_are_used() {
     let mut streams = [agent.connect(), agent.connect()];
     streams.iter_mut().for_each(ping);
 
-    // Frozen: its TCP connections live on, and nobody answers.
+    // Frozen: its TCP connections live on, and nothing answers.
     first.process.signal("STOP");
     ping(&mut agent.connect());
     wait_until("its silence is noticed", || agent.metric("portico_agent_tunnels_suspect_total") >= 1);
@@ -385,7 +403,7 @@ fn over_its_bounds_an_agent_refuses_at_once() {
     assert_eq!(agent.metric("portico_agent_refusals_total{reason=\"too_many\"}"), 1);
     pods.iter_mut().for_each(ping);
 
-    // Nobody is at that port.
+    // Nothing listens at that port.
     let agent = site.agent(&[free_port()], &strs(&who), &["--max-waiting", "1", "--open-timeout", "50s"]);
     let _waits = agent.connect();
     wait_until("one waits", || agent.metric("portico_agent_waiting_connections") == 1);
@@ -394,16 +412,16 @@ fn over_its_bounds_an_agent_refuses_at_once() {
 }
 
 #[test]
-fn a_pod_that_resets_while_it_waits_gives_its_place_back_at_once() {
+fn a_pod_that_resets_while_it_waits_gives_its_permit_back_at_once() {
     let site = Site::new();
-    // Nobody is at that port.
+    // Nothing listens at that port.
     let more = ["--max-waiting", "1", "--open-timeout", "1h"];
     let agent = site.agent(&[free_port()], &strs(&site.certificate("a")), &more);
     let waits = agent.connect();
     wait_until("one waits", || agent.metric("portico_agent_waiting_connections") == 1);
     rustix::net::sockopt::set_socket_linger(&waits, Some(Duration::ZERO)).unwrap();
     drop(waits);
-    wait_until("nobody waits", || agent.metric("portico_agent_waiting_connections") == 0);
+    wait_until("none waits", || agent.metric("portico_agent_waiting_connections") == 0);
     assert_eq!(agent.metric("portico_agent_refusals_total{reason=\"left\"}"), 1);
     assert_eq!(agent.metric("portico_agent_connections"), 0);
 }
@@ -417,7 +435,7 @@ fn sigterm_lets_open_connections_finish_and_takes_no_new_ones() {
     let mut pod = agent.connect();
     ping(&mut pod);
     agent.process.signal("TERM");
-    wait_until("nobody listens", || TcpStream::connect(("127.0.0.1", agent.port)).is_err());
+    wait_until("nothing listens", || TcpStream::connect(("127.0.0.1", agent.port)).is_err());
     assert!(get(agent.admin, "/readyz").1.contains("stopping"));
     ping(&mut pod);
     drop(pod);
@@ -454,7 +472,7 @@ fn a_successor_takes_over_under_load_and_no_connect_fails() {
     assert!(asked("new").status.success());
     let other = asked("old");
     assert!(other.status.code() == Some(1) && stdout(&other).contains("this is the agent \"new\""));
-    // To be told to stop after that is a matter of course, and no reason to cut anything.
+    // SIGTERM after that is a matter of course, and no reason to cut anything.
     old.process.signal("TERM");
     ping(&mut early);
     drop(early);

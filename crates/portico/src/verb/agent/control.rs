@@ -1,11 +1,14 @@
-//! The wiring of an agent: address, data plane, tunnels, admin listener, and the order in which they begin and end.
+//! The wiring of an agent: address, data plane, tunnels, admin listener, and the order in which they begin
+//! and end.
 //!
-//! All of it is on the main thread; the data plane has the only other one. At the start: files, address, tunnels, listeners. A gateway
-//! that is away is no reason not to start. A successor is different: as long as its predecessor serves, it waits until it could do as
-//! well, so that a new version that does not work replaces nothing.
+//! All of it is on the main thread. The data plane has the only other one.
 //!
-//! At the end: whoever has a successor leaves address and listeners to it; whoever has none closes the listeners, lets connections
-//! finish, and takes the address away last, for packets of open connections are sent to it.
+//! Start: files, address, tunnels, listeners. A gateway that is away is no reason not to start. A successor
+//! is different: while its predecessor serves, it waits until it could do as well, so that a new version that
+//! does not work replaces nothing.
+//!
+//! End: an agent with a successor leaves address and listeners to it. One without closes the listeners, lets
+//! connections finish, and takes the address away last, because packets of open connections are sent to it.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -26,16 +29,15 @@ use super::status::Status;
 use crate::allocator;
 use crate::daemon::{Admin, Daemon};
 
-/// Between two looks whether a tunnel is up, while a predecessor serves.
-const LOOK_AT_TUNNELS: Duration = Duration::from_millis(100);
-/// Between two series of attempts to put the address back.
-const KEEP_AGAIN: Duration = Duration::from_secs(5);
-/// Between two looks whether the start is over; the second tunnel comes that much later than the first, at most.
-const SETTLES: Duration = Duration::from_secs(1);
+/// How often to look whether a tunnel is up, while a predecessor serves.
+const TUNNEL_POLL: Duration = Duration::from_millis(100);
+/// How often to look whether the start is over. The second tunnel comes that much later than the first, at
+/// most.
+const START_POLL: Duration = Duration::from_secs(1);
 /// Descriptors kept free of connections: tunnels, listeners, the admin listener, a proxy's files.
 const OWN_DESCRIPTORS: u64 = 128;
 
-/// How an agent stopped to listen.
+/// Why an agent stops listening.
 enum Ending {
     /// A signal, by its name.
     Stop(&'static str),
@@ -43,7 +45,7 @@ enum Ending {
     HandedOver,
 }
 
-/// Runs an agent until it is told to stop, or a successor has taken over. `started` is told once it listens.
+/// Runs an agent until a signal stops it, or a successor has taken over. Calls `started` once it listens.
 pub(crate) async fn run(
     flags: &Flags,
     mut daemon: Daemon,
@@ -59,28 +61,22 @@ pub(crate) async fn run(
     let take_over_path = flags.lifecycle.take_over.as_deref();
     let pages = Arc::new(AgentPages::new(Arc::clone(&status)));
     let admin = Admin::serve(flags.node.admin_listen, pages, take_over_path.is_some()).await?;
+    let access = AccessLog::start(flags.records.access_log.into()).context("cannot start the access log")?;
     let held = match address {
         None => None,
-        Some(settings) => tokio::select! {
-            held = Held::take(settings) => Some(held.context("--address")?),
-            signal = daemon.asked_to_stop() => {
-                tracing::info!(%signal, "told to stop before anything was served");
-                return Ok(());
-            }
-        },
+        Some(settings) => Some(Held::take(settings).await.context("--address")?),
     };
     if let Some(held) = &held {
         status.set_held(held.status());
     }
-    let mut address = KeptAddress { held, status: Arc::clone(&status) };
-    let access = AccessLog::start(flags.records.access_log.into()).context("cannot start the access log")?;
+    // From here on the address must be given up on an error: pods that connect to it would find nothing.
+    let address = HeldAddress(held);
     let settings = Settings {
         forwards,
         client,
         max_connections: max_connections(flags.limits.max_connections),
         max_waiting: flags.limits.max_waiting,
     };
-    // From here on what was begun must be ended: an address without an agent behind it is a hole.
     let agent = match Agent::start(settings, access) {
         Ok(agent) => Arc::new(agent),
         Err(error) => {
@@ -91,10 +87,9 @@ pub(crate) async fn run(
     status.set_agent(Arc::clone(&agent));
     let listening = tokio::select! {
         listening = listen(&agent, &status, take_over_path) => listening,
-        never = address.keep() => match never {},
         never = follow(&mut files, &agent, &status) => match never {},
         signal = daemon.asked_to_stop() => {
-            tracing::info!(%signal, "told to stop before anything was served");
+            tracing::info!(%signal, "stopping before anything was served");
             address.give_up().await;
             return Ok(());
         }
@@ -112,54 +107,30 @@ pub(crate) async fn run(
     }
     started(&status);
     let ending = tokio::select! {
-        never = address.keep() => match never {},
-        never = settle(&status) => match never {},
+        never = give_back_after_start(&status) => match never {},
         never = follow(&mut files, &agent, &status) => match never {},
         signal = daemon.asked_to_stop() => Ending::Stop(signal),
         () = hand_over(offer.as_ref(), Some(&agent)) => Ending::HandedOver,
     };
     status.set_stopping();
-    let limit = flags.lifecycle.drain_timeout;
+    let lifecycle = &flags.lifecycle;
+    let drain = drain(&agent, &mut files, &status, lifecycle.drain_timeout);
     let open = agent.shared().totals().open;
     match ending {
         Ending::HandedOver => {
-            tracing::info!(open, ?limit, "a successor has taken over; open connections may finish");
-            // It needs the address.
+            tracing::info!(open, "a successor has taken over; open connections may finish");
+            // The successor needs the admin address.
             admin.close();
-            address.leave();
-            // Whoever replaces us stops us as a matter of course, which is no reason to hurry.
-            let mut signals = 0;
-            let told_twice = async {
-                while signals < 2 {
-                    daemon.asked_to_stop().await;
-                    signals += 1;
-                }
-            };
-            tokio::select! {
-                never = follow(&mut files, &agent, &status) => match never {},
-                cut = agent.drain(limit) => tracing::info!(cut, "drained"),
-                () = told_twice => tracing::warn!("told to stop again; ending at once"),
-            }
-            if flags.lifecycle.linger && signals == 0 {
+            address.leave().await;
+            let signals = drain_after_hand_over(drain, &mut daemon).await;
+            if lifecycle.linger && signals == 0 {
                 daemon.asked_to_stop().await;
             }
         }
         Ending::Stop(signal) => {
-            // One that waits for its tunnels has the listening sockets, and listens as soon as it sees us stop.
-            let mut succeeded = offer.as_ref().is_some_and(Offer::has_successor);
-            tracing::info!(%signal, open, ?limit, succeeded, "told to stop; draining; a second signal ends it");
-            if succeeded {
-                admin.close();
-            }
-            tokio::select! {
-                never = follow(&mut files, &agent, &status) => match never {},
-                never = address.keep() => match never {},
-                cut = agent.drain(limit) => tracing::info!(cut, "drained"),
-                signal = daemon.asked_to_stop() => tracing::warn!(%signal, "told to stop again; ending at once"),
-                never = succeed(offer.as_ref(), &mut succeeded, &admin) => match never {},
-            }
-            if succeeded {
-                address.leave();
+            tracing::info!(%signal, open, "stopping: draining; a second signal ends it");
+            if drain_after_signal(drain, &mut daemon, offer.as_ref(), &admin).await {
+                address.leave().await;
             } else {
                 address.release().await;
             }
@@ -168,7 +139,53 @@ pub(crate) async fn run(
     Ok(())
 }
 
-/// As many as asked for, as far as descriptors allow.
+/// Lets connections finish for `limit`. Their tunnels are shown new credentials meanwhile.
+async fn drain(agent: &Agent, files: &mut IdentityFiles, status: &Status, limit: Duration) {
+    tracing::info!(?limit, "draining");
+    tokio::select! {
+        never = follow(files, agent, status) => match never {},
+        cut = agent.drain(limit) => tracing::info!(cut, "drained"),
+    }
+}
+
+/// Drains until the second signal: a pod that was replaced gets the first as a matter of course, and that is
+/// no reason to cut connections. Returns how many signals came.
+async fn drain_after_hand_over(drain: impl Future<Output = ()>, daemon: &mut Daemon) -> u32 {
+    let mut signals = 0;
+    let second_signal = async {
+        while signals < 2 {
+            daemon.asked_to_stop().await;
+            signals += 1;
+        }
+    };
+    tokio::select! {
+        () = drain => {}
+        () = second_signal => tracing::warn!("a second signal; ending at once"),
+    }
+    signals
+}
+
+/// Drains until the next signal. Returns whether a successor needs the address.
+async fn drain_after_signal(
+    drain: impl Future<Output = ()>,
+    daemon: &mut Daemon,
+    offer: Option<&Offer>,
+    admin: &Admin,
+) -> bool {
+    // A successor that waits for its tunnels has the listening sockets, and listens once this agent stops.
+    let mut succeeded = offer.is_some_and(Offer::has_successor);
+    if succeeded {
+        admin.close();
+    }
+    tokio::select! {
+        () = drain => {}
+        signal = daemon.asked_to_stop() => tracing::warn!(%signal, "a second signal; ending at once"),
+        never = succeed(offer, &mut succeeded, admin) => match never {},
+    }
+    succeeded
+}
+
+/// Returns as many connections as asked for, as far as descriptors allow.
 fn max_connections(asked: u32) -> u32 {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
     let possible = u32::try_from(limit.saturating_sub(OWN_DESCRIPTORS)).unwrap_or(u32::MAX).max(1);
@@ -193,15 +210,15 @@ async fn listen(agent: &Agent, status: &Status, path: Option<&Path>) -> anyhow::
         None => Inherited::new(),
         Some(predecessor) => {
             let inherited = predecessor.sockets()?;
-            // One that stops does not listen any more: nobody serves until we do.
+            // A predecessor that stops has no sockets: then nothing serves until this agent listens.
             if !inherited.is_empty() {
-                able(status, predecessor).await?;
+                wait_until_able(status, predecessor).await?;
             }
             inherited
         }
     };
     agent.listen(inherited)?;
-    // Before the predecessor goes: whoever comes next is to ask us.
+    // Before the predecessor goes, so that the next successor finds this agent at the path.
     let offer = Offer::new(path)?;
     if let Some(Err(error)) = predecessor.map(Predecessor::ready) {
         tracing::info!(%error, "the predecessor has ended meanwhile");
@@ -209,12 +226,12 @@ async fn listen(agent: &Agent, status: &Status, path: Option<&Path>) -> anyhow::
     Ok(Some(offer))
 }
 
-/// Waits until connections would be carried, or nobody else does it.
-async fn able(status: &Status, predecessor: &Predecessor) -> anyhow::Result<()> {
+/// Waits until connections would be carried, or the predecessor is gone.
+async fn wait_until_able(status: &Status, predecessor: &Predecessor) -> anyhow::Result<()> {
     tracing::info!("a predecessor listens; it goes on until a tunnel is up here");
     let tunnel = async {
         while !status.can_carry() {
-            sleep(LOOK_AT_TUNNELS).await;
+            sleep(TUNNEL_POLL).await;
         }
     };
     tokio::select! {
@@ -227,14 +244,15 @@ async fn able(status: &Status, predecessor: &Predecessor) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Offers what `agent` listens on to successors; returns once one listens. Without an agent, all there is to hand over is the address.
+/// Offers what `agent` listens on to successors, and returns once one listens. Without an agent, the address
+/// is all there is to hand over.
 async fn hand_over(offer: Option<&Offer>, agent: Option<&Agent>) {
     let Some(offer) = offer else { return pending().await };
     let sockets = || agent.map_or_else(|| Ok(Vec::new()), Agent::sockets);
     offer.serve(None, sockets).await;
 }
 
-/// Notes that a successor came while we drain.
+/// Sets `succeeded` if a successor comes while this agent drains.
 async fn succeed(offer: Option<&Offer>, succeeded: &mut bool, admin: &Admin) -> Infallible {
     if !*succeeded {
         hand_over(offer, None).await;
@@ -245,13 +263,14 @@ async fn succeed(offer: Option<&Offer>, succeeded: &mut bool, admin: &Admin) -> 
     pending().await
 }
 
-/// Gives back memory that only the start needed: now, and once more when the first tunnels are up.
-async fn settle(status: &Status) -> Infallible {
+/// Gives memory that only the start needed back to the system: now, and once more when the first tunnels are
+/// up.
+async fn give_back_after_start(status: &Status) -> Infallible {
     allocator::give_back();
     while !status.can_carry() {
-        sleep(SETTLES).await;
+        sleep(START_POLL).await;
     }
-    sleep(SETTLES).await;
+    sleep(START_POLL).await;
     allocator::give_back();
     pending().await
 }
@@ -275,41 +294,28 @@ async fn follow(files: &mut IdentityFiles, agent: &Agent, status: &Status) -> In
 }
 
 /// The address, if one is held.
-struct KeptAddress {
-    held: Option<Held>,
-    status: Arc<Status>,
-}
+struct HeldAddress(Option<Held>);
 
-impl KeptAddress {
-    /// Puts it back whenever someone removes it. May be dropped at any await.
-    async fn keep(&mut self) -> Infallible {
-        let Some(held) = &mut self.held else { return pending().await };
-        loop {
-            let error = held.keep().await;
-            tracing::error!(%error, "the address is lost; trying again");
-            self.status.set_address_problem(error.to_string());
-            sleep(KEEP_AGAIN).await;
-        }
-    }
-
+impl HeldAddress {
     /// Leaves it to a successor.
-    fn leave(self) {
-        if let Some(held) = self.held {
-            held.leave();
+    async fn leave(self) {
+        if let Some(held) = self.0 {
+            held.leave().await;
         }
     }
 
     /// Takes it away.
     async fn release(self) {
-        if let Some(held) = self.held {
+        if let Some(held) = self.0 {
             held.release().await;
         }
     }
 
-    /// Undoes what was done, before anything was served: what another agent has made, and may still use, stays.
+    /// Undoes what was done before anything was served. What another agent has made, and may still use,
+    /// stays.
     async fn give_up(self) {
-        match &self.held {
-            Some(held) if held.how().adopted => self.leave(),
+        match &self.0 {
+            Some(held) if held.status().placement().adopted => self.leave().await,
             _ => self.release().await,
         }
     }

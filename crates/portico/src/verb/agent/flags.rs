@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::Args;
 use portico_agent::IdentityFiles;
 use portico_agent::address::{DEFAULT_ADDRESS, Settings as AddressSettings};
-use portico_agent::forward::{Forward, ForwardError, ForwardSpec, place};
+use portico_agent::forward::{Forward, ForwardError, ForwardSpec, resolve};
 use portico_dial::{
     ClientTls, ClientTlsError, ClientTlsFiles, Dialer, ProxyError, ProxyFiles, ProxySetting, TokenFile,
     TokenFileError,
@@ -20,6 +20,10 @@ use thiserror::Error;
 
 use crate::args::{Limit, Listen, duration, positive_duration, size};
 use crate::verb::gateway::flags::AccessLogFormat;
+
+/// The warning for a flag that has no effect any more.
+pub(super) const NO_ARP_CHECK: &str =
+    "--no-arp-check has no effect: the agent asks nothing on the links any more; leave it out";
 
 /// `portico agent`.
 #[derive(Debug, Args)]
@@ -74,7 +78,8 @@ pub(crate) struct IdentityFlags {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Corporate proxy")]
 pub(crate) struct ProxyFlags {
-    /// HTTP proxy on the way to gateways: http://... or https://..., off, or env for what HTTPS_PROXY, ALL_PROXY and NO_PROXY say
+    /// HTTP proxy on the way to gateways: http://... or https://..., off, or env for what HTTPS_PROXY,
+    /// ALL_PROXY and NO_PROXY say
     #[arg(long, value_name = "URL|env|off", default_value = "env")]
     pub(crate) proxy: ProxySetting,
     /// CA of an https:// proxy, PEM [default: those of the system]
@@ -107,8 +112,8 @@ pub(crate) struct AddressFlags {
     /// The interface made for it
     #[arg(long, value_name = "NAME", default_value = "portico")]
     pub(crate) interface: Box<str>,
-    /// Do not ask on the links whether someone else has the address
-    #[arg(long)]
+    /// Without effect since the agent asks nothing on the links. Accepted until the release after 0.1, hidden
+    #[arg(long, hide = true)]
     pub(crate) no_arp_check: bool,
 }
 
@@ -116,12 +121,13 @@ pub(crate) struct AddressFlags {
 #[command(next_help_heading = "Limits")]
 pub(crate) struct LimitFlags {
     /// Connections at once; over it they are refused
-    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = at_least_one())]
     pub(crate) max_connections: u32,
     /// Connections that wait for a gateway; over it they are refused
-    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = at_least_one())]
     pub(crate) max_waiting: u32,
-    /// Bytes that all connections hold for receivers that do not take them; over it connections are reset, the longest stopped first
+    /// Bytes that all connections hold for receivers that do not take them; over it connections are reset,
+    /// the longest stopped first
     #[arg(long, value_name = "SIZE", default_value = "64Mi", value_parser = size)]
     pub(crate) max_held_bytes: usize,
     /// How long a connection may wait for a gateway before it is refused
@@ -135,13 +141,16 @@ pub(crate) struct LimitFlags {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Stop and upgrade")]
 pub(crate) struct LifecycleFlags {
-    /// After SIGTERM, or after a successor has taken over: how long connections may go on; an API server ends its watches within an hour
+    /// After SIGTERM, or after a successor has taken over: how long connections may go on; an API server ends
+    /// its watches within an hour
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration)]
     pub(crate) drain_timeout: Duration,
-    /// Take address and listening sockets over from the agent that offers them at this path, then offer them there
+    /// Take address and listening sockets over from the agent that offers them at this path, then offer them
+    /// there
     #[arg(long, value_name = "SOCKET")]
     pub(crate) take_over: Option<PathBuf>,
-    /// After a successor has taken over: do not exit before SIGTERM, for whoever would start an agent that exits again
+    /// After a successor has taken over: do not exit before SIGTERM, where an agent that exits would be
+    /// started again
     #[arg(long)]
     pub(crate) linger: bool,
     /// Name of this agent, to tell it from the one it takes over from [default: POD_NAME]
@@ -155,6 +164,10 @@ pub(crate) struct RecordFlags {
     /// One line a connection on standard output
     #[arg(long, value_name = "FORMAT", default_value = "off")]
     pub(crate) access_log: AccessLogFormat,
+}
+
+fn at_least_one() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..)
 }
 
 /// An address to hold, or `off`.
@@ -185,7 +198,7 @@ impl std::fmt::Display for Address {
 /// Flags that do not go together, or files that cannot be used.
 #[derive(Debug, Error)]
 pub(crate) enum FlagError {
-    /// Something about TLS, and no gateway that speaks it.
+    /// A flag of TLS, and no gateway with TLS.
     #[error(
         "{flag} is for gateways by TLS, but every --gateway is h2c://; write tls://, or leave {flag} out"
     )]
@@ -226,7 +239,6 @@ impl AddressFlags {
         Some(AddressSettings {
             address: self.address.0?,
             interface: self.interface.clone(),
-            arp: !self.no_arp_check,
             ..AddressSettings::default()
         })
     }
@@ -235,7 +247,7 @@ impl AddressFlags {
 impl Flags {
     /// Checks the flags against each other, and reads the files.
     pub(crate) fn plan(&self) -> Result<Plan, FlagError> {
-        let forwards = place(&self.node.forward, self.node.address.address.0)?;
+        let forwards = resolve(&self.node.forward, self.node.address.address.0)?;
         if let Some(address) = self.node.admin_listen.0
             && let Some(forward) = forwards.iter().find(|forward| forward.listen == address)
         {
@@ -288,19 +300,25 @@ impl Flags {
         self.gateways.gateway.iter().filter(|gateway| gateway.security == Security::Plaintext)
     }
 
-    /// Says what is allowed and had better not be.
+    /// Logs a warning for each flag that is allowed but unwise.
     pub(crate) fn warn(&self) {
+        if self.node.address.no_arp_check {
+            tracing::warn!("{NO_ARP_CHECK}");
+        }
         for gateway in self.plaintext_gateways() {
             tracing::warn!(
                 %gateway,
-                "without TLS: nobody proves who they are, and a token can be read on the way; use it only for gateways that know \
-                 nothing else, in a network you trust"
+                "without TLS: neither side is authenticated, and a token can be read on the way; use it \
+                 only for \
+                 gateways that know nothing else, in a network you trust"
             );
         }
-        let proven = self.identity.tls_cert.is_some() || self.identity.token_file.is_some();
-        if !proven && self.plaintext_gateways().count() < self.gateways.gateway.len() {
+        let has_identity = self.identity.tls_cert.is_some() || self.identity.token_file.is_some();
+        if !has_identity && self.plaintext_gateways().count() < self.gateways.gateway.len() {
             tracing::warn!(
-                "no identity: neither --tls-cert with --tls-key nor --token-file is given; a gateway that asks for one answers 401"
+                "no identity: neither --tls-cert with --tls-key nor --token-file is given; a gateway that \
+                 asks for one \
+                 answers 401"
             );
         }
     }
@@ -337,8 +355,8 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_go_together_is_named() {
-        for (more, said) in [
+    fn flags_that_contradict_each_other_are_named() {
+        for (more, expected) in [
             ("--tls-ca /nowhere", "--tls-ca"),
             ("--server-name gw", "--server-name"),
             ("--address off", "--forward 6443=api:443"),
@@ -348,7 +366,7 @@ mod tests {
             ("--tls-cert /nowhere", "--tls-key"),
         ] {
             let error = plan(&format!("{ENOUGH} {more}")).unwrap_err();
-            assert!(error.contains(said), "{more}: {error}");
+            assert!(error.contains(expected), "{more}: {error}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! `/metrics` of an agent. Names, labels and units are a promise, listed in `docs/operations.md`.
+//! `/metrics` of an agent. Names, labels and units are a promise, listed in `docs/agent.md`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,8 +11,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Unit;
 
-use super::pages::{identity, state};
-use super::status::Status;
+use super::status::{Status, identity, state};
 
 /// The metrics of one agent.
 pub(super) fn agent_metrics(status: Arc<Status>) -> Exposition {
@@ -50,8 +49,8 @@ impl Collector for AgentMetrics {
 
 fn write_address(status: &Status, out: &mut Families<'_>) -> fmt::Result {
     let Some(held) = status.held() else { return Ok(()) };
-    let how = held.how();
-    let labels = [("kind", how.kind.to_string()), ("interface", how.interface.to_string())];
+    let placement = held.placement();
+    let labels = [("kind", placement.kind.to_string()), ("interface", placement.interface.to_string())];
     out.gauge(
         "agent_address_held",
         "1 while the address is there.",

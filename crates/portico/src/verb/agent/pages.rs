@@ -1,5 +1,5 @@
-//! What an agent's admin listener serves: readiness, metrics, connections, tunnels. Everything is short and made at once, so that no thread
-//! is started for it.
+//! What an agent's admin listener serves: readiness, metrics, connections, tunnels. Each page is short and
+//! made at once, so that no thread is started for it.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -14,15 +14,16 @@ use portico_admin::server::{Answer, Pages, text, typed};
 use portico_admin::table::{self, age, bytes};
 use portico_agent::{Agent, ConnectionId, Record};
 use portico_net::access::millis;
-use portico_tunnel::client::{IdentityState, TunnelState, TunnelStatus};
+use portico_tunnel::client::{IdentityState, TunnelStatus};
 use serde::Serialize;
 
 use super::metrics::agent_metrics;
-use super::status::Status;
+use super::status::{Status, identity, state};
 
 const INDEX: &str = "portico agent\n\n\
     /healthz             is the process alive\n\
-    /readyz              does it carry connections; ?verbose says what stands in the way; ?instance=NAME only counts if that is its name\n\
+    /readyz              does it carry connections; ?verbose says what stands in the way; \
+                         ?instance=NAME only counts if that is its name\n\
     /metrics             for Prometheus\n\
     /connections         what is open, or waits for a gateway; ?o=table for people\n\
     /tunnels             the connections to gateways; ?o=table for people\n";
@@ -61,48 +62,48 @@ fn readiness(status: &Status, query: Query<'_>) -> Answer {
         && status.instance.as_deref() != Some(asked)
     {
         let own = status.instance.as_deref().unwrap_or("without a name");
-        let told = format!("not ready: asked for the agent {asked:?}, and this is the agent {own:?}\n");
-        return text(StatusCode::SERVICE_UNAVAILABLE, told);
+        let message = format!("not ready: asked for the agent {asked:?}, and this is the agent {own:?}\n");
+        return text(StatusCode::SERVICE_UNAVAILABLE, message);
     }
     let checks = status.checks();
     let ready = checks.iter().all(|check| check.passed);
-    let mut said = String::new();
+    let mut body = String::new();
     // Writing to a String cannot fail.
     if query.has("verbose") {
         for check in &checks {
             let sign = if check.passed { '+' } else { '-' };
-            let _ = writeln!(said, "[{sign}] {}: {}", check.name, check.detail);
+            let _ = writeln!(body, "[{sign}] {}: {}", check.name, check.detail);
         }
         for problem in status.file_problems() {
-            let _ = writeln!(said, "[!] {problem}; the old one stays in force");
+            let _ = writeln!(body, "[!] {problem}; the old one stays in force");
         }
         if status.plaintext_gateways > 0 {
-            let _ = writeln!(said, "[!] {} gateways are reached without TLS", status.plaintext_gateways);
+            let _ = writeln!(body, "[!] {} gateways are reached without TLS", status.plaintext_gateways);
         }
     } else {
         for check in checks.iter().filter(|check| !check.passed) {
-            let _ = writeln!(said, "[-] {}: {}", check.name, check.detail);
+            let _ = writeln!(body, "[-] {}: {}", check.name, check.detail);
         }
     }
-    said.push_str(if ready { "ready\n" } else { "not ready\n" });
-    text(if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, said)
+    body.push_str(if ready { "ready\n" } else { "not ready\n" });
+    text(if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, body)
 }
 
 /// Rows of a listing.
 trait Row: Serialize {
-    /// What stands above the table.
+    /// The titles of the columns.
     const HEADER: [&'static str; 7];
-    /// As a row of it.
+    /// The row of the table.
     fn row(&self) -> [String; 7];
 }
 
 fn list<R: Row>(request: &Request<Incoming>, query: Query<'_>, rows: &[R]) -> Answer {
     let format = match OutputFormat::of_request(query, request.headers()) {
         Ok(format) => format,
-        Err(told) => return text(StatusCode::BAD_REQUEST, told),
+        Err(message) => return text(StatusCode::BAD_REQUEST, message),
     };
     let body = match format {
-        // Numbers, addresses and names: nothing that JSON could not say.
+        // Numbers, addresses and names: serializing them cannot fail.
         OutputFormat::Json => serde_json::to_string(rows).unwrap_or_default() + "\n",
         OutputFormat::Table => table::render(R::HEADER, &rows.iter().map(R::row).collect::<Vec<_>>()),
     };
@@ -127,14 +128,14 @@ struct Connection {
 
 impl Connection {
     fn new(agent: &Agent, record: &Record) -> Self {
-        let (shared, place) = (agent.shared(), record.place());
+        let (shared, upstream) = (agent.shared(), record.upstream());
         Self {
             connection: record.id,
             forward: record.forward().listen,
             client: record.client,
             name: record.forward().authority.clone(),
-            gateway: place.and_then(|place| shared.gateway_name(place)).map(Into::into),
-            upstream: place.map(|place| place.address),
+            gateway: upstream.and_then(|upstream| shared.gateway_name(upstream)).map(Into::into),
+            upstream: upstream.map(|upstream| upstream.address),
             bytes_up: record.bytes_up(),
             bytes_down: record.bytes_down(),
             duration_ms: millis(shared.now().saturating_sub(record.accepted)),
@@ -182,26 +183,6 @@ struct Tunnel {
 
 fn tunnels(status: &Status) -> Vec<Tunnel> {
     status.tunnels().into_iter().map(Tunnel::from).collect()
-}
-
-/// The word for a state. Stable.
-pub(super) fn state(tunnel: &TunnelStatus) -> &'static str {
-    match tunnel.state {
-        None => "connecting",
-        Some(TunnelState::Live) => "live",
-        Some(TunnelState::Unresponsive) => "suspect",
-        Some(TunnelState::Draining) => "draining",
-        Some(TunnelState::Closed) => "closed",
-    }
-}
-
-/// The word for what a gateway thinks of us. Stable.
-pub(super) fn identity(tunnel: &TunnelStatus) -> &'static str {
-    match tunnel.identity {
-        IdentityState::Unknown => "unknown",
-        IdentityState::Accepted => "accepted",
-        IdentityState::Refused { .. } => "refused",
-    }
 }
 
 impl From<TunnelStatus> for Tunnel {

@@ -1,8 +1,8 @@
-//! `portico agent ready`: asks the agent of this node how it is.
+//! `portico agent ready`: asks the agent of this node whether it is ready.
 //!
-//! Pods on the host's network share its addresses. While a surge pod takes over from the old one, the kubelet's HTTP probes of both would
-//! reach whichever of the two has the admin address: the new pod would look ready because the old one is, and the old one would be deleted
-//! too early. A probe that runs in the pod knows the pod's name.
+//! Pods on the host's network share its addresses. While a surge pod takes over from the old one, HTTP probes
+//! of both would reach the one that has the admin address: the new pod would look ready because the old one
+//! is, and the old one would be deleted too early. A probe that runs in the pod knows the pod's name.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,7 +12,7 @@ use clap::Args;
 
 use crate::outcome::{Outcome, print};
 
-/// Where an agent's admin listener is, unless told otherwise.
+/// The default of `--admin-listen`.
 pub(super) const ADMIN: &str = "127.0.0.1:8004";
 
 /// How long the answer may take.

@@ -1,15 +1,18 @@
-//! What the admin listener may know of a running agent. Written by [`super::control`], read by [`super::pages`] and [`super::metrics`].
+//! What the admin listener may know of a running agent. Written by [`super::control`], read by
+//! [`super::pages`] and [`super::metrics`].
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use portico_agent::{Agent, address};
+use portico_agent::Agent;
+use portico_agent::address::{self, Placement};
 use portico_tunnel::client::{IdentityState, TunnelState, TunnelStatus};
 
-/// After this time on a tunnel a gateway that says what it thinks of us has said it: one round trip, and a token review.
-const WOULD_HAVE_SAID: Duration = Duration::from_secs(4);
+/// The time in which a gateway says whether it accepts the identity, if it ever does: a round trip and a
+/// token review.
+const IDENTITY_REPLY_TIME: Duration = Duration::from_secs(4);
 
 /// One agent process.
 #[derive(Debug)]
@@ -24,16 +27,7 @@ pub(crate) struct Status {
     agent: OnceLock<Arc<Agent>>,
     listening: AtomicBool,
     stopping: AtomicBool,
-    problems: Mutex<Problems>,
-}
-
-/// What is wrong and does not pass by itself.
-#[derive(Debug, Default)]
-struct Problems {
-    /// Why the address cannot be put back.
-    address: Option<String>,
-    /// Files that cannot be used.
-    files: Vec<String>,
+    file_problems: Mutex<Vec<String>>,
 }
 
 /// One of the things that must be so for an agent to be ready.
@@ -58,7 +52,7 @@ impl Status {
             agent: OnceLock::new(),
             listening: AtomicBool::default(),
             stopping: AtomicBool::default(),
-            problems: Mutex::default(),
+            file_problems: Mutex::default(),
         }
     }
 
@@ -94,17 +88,13 @@ impl Status {
         self.stopping.store(true, Relaxed);
     }
 
-    pub(crate) fn set_address_problem(&self, problem: String) {
-        self.problems().address = Some(problem);
-    }
-
-    /// Files of our identity that cannot be used.
+    /// Files of the identity that cannot be used, with the reason.
     pub(crate) fn file_problems(&self) -> Vec<String> {
-        self.problems().files.clone()
+        self.locked_file_problems().clone()
     }
 
     pub(crate) fn set_file_problems(&self, problems: Vec<String>) {
-        self.problems().files = problems;
+        *self.locked_file_problems() = problems;
     }
 
     /// Tunnels, and attempts to have one.
@@ -129,17 +119,15 @@ impl Status {
             (None, _) => (true, "none is to be held".to_owned()),
             (Some(address), None) => (false, format!("{address} is not taken yet")),
             (Some(address), Some(held)) => {
-                let how = held.how();
-                let adopted = if how.adopted { ", adopted" } else { "" };
+                let Placement { kind, interface, adopted, why, .. } = &*held.placement();
+                let adopted = if *adopted { ", adopted" } else { "" };
                 let repairs = held.repairs();
-                let mut detail = format!(
-                    "{address} on {} ({}{adopted}), put back {repairs} times",
-                    how.interface, how.kind
-                );
-                if !how.why.is_empty() {
-                    detail.push_str(&format!("; {}", how.why));
+                let mut detail =
+                    format!("{address} on {interface} ({kind}{adopted}), put back {repairs} times");
+                if !why.is_empty() {
+                    detail.push_str(&format!("; {why}"));
                 }
-                match &self.problems().address {
+                match held.problem() {
                     _ if held.is_held() => (true, detail),
                     Some(problem) => {
                         (false, format!("{address} cannot be put back: {problem}; trying again"))
@@ -166,8 +154,28 @@ impl Status {
         Check { name: "listening", passed, detail }
     }
 
-    fn problems(&self) -> MutexGuard<'_, Problems> {
-        self.problems.lock().unwrap_or_else(PoisonError::into_inner)
+    fn locked_file_problems(&self) -> MutexGuard<'_, Vec<String>> {
+        self.file_problems.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The word for a state. Stable.
+pub(super) fn state(tunnel: &TunnelStatus) -> &'static str {
+    match tunnel.state {
+        None => "connecting",
+        Some(TunnelState::Live) => "live",
+        Some(TunnelState::Unresponsive) => "suspect",
+        Some(TunnelState::Draining) => "draining",
+        Some(TunnelState::Closed) => "closed",
+    }
+}
+
+/// The word for whether a gateway accepts the identity. Stable.
+pub(super) fn identity(tunnel: &TunnelStatus) -> &'static str {
+    match tunnel.identity {
+        IdentityState::Unknown => "unknown",
+        IdentityState::Accepted => "accepted",
+        IdentityState::Refused { .. } => "refused",
     }
 }
 
@@ -187,8 +195,9 @@ fn tunnel_check(tunnels: &[TunnelStatus]) -> Check {
     Check { name: "tunnels", passed, detail }
 }
 
-/// Passed if a gateway accepts us, though another with a book of its own may refuse. A gateway of another make may never say: then a tunnel
-/// that has been up for a moment will do. Before that nothing is known, and nothing is to be replaced on the strength of it.
+/// Passed if a gateway accepts the identity, though another with a token file of its own may refuse. A
+/// gateway of another make never says: then a tunnel that has been up for [`IDENTITY_REPLY_TIME`] is enough.
+/// Before that nothing is known, and a successor must not replace an agent that works.
 fn identity_check(tunnels: &[TunnelStatus]) -> Check {
     let refused: Vec<String> = live(tunnels)
         .filter_map(|tunnel| match &tunnel.identity {
@@ -200,7 +209,7 @@ fn identity_check(tunnels: &[TunnelStatus]) -> Check {
         .collect();
     let accepted = live(tunnels).any(|tunnel| tunnel.identity == IdentityState::Accepted);
     let silent = live(tunnels).any(|tunnel| {
-        tunnel.identity == IdentityState::Unknown && tunnel.age.is_some_and(|age| age >= WOULD_HAVE_SAID)
+        tunnel.identity == IdentityState::Unknown && tunnel.age.is_some_and(|age| age >= IDENTITY_REPLY_TIME)
     });
     let detail = if !refused.is_empty() {
         format!("refused by {} of {}: {}", refused.len(), live(tunnels).count(), refused.join(", "))
