@@ -8,7 +8,7 @@ use portico_api::names::ClusterName;
 use portico_api::policy::Budget;
 
 use crate::identity::ClusterPlaces;
-use crate::refusal::Refusal;
+use crate::outcome::Refusal;
 
 /// Upper bounds, in seconds, of the handshake time histogram: a connect on the same network takes well below a
 /// millisecond, the slowest one admitted three timeouts of one second.
@@ -22,7 +22,8 @@ pub struct Cluster {
     open: AtomicU32,
     connecting: AtomicU32,
     rate: Rate,
-    /// Made when there is something to count: of ten thousand clusters many are never called here, and these are four fifths of one.
+    /// Made when there is something to count: of ten thousand clusters many get no connection here, and these counters
+    /// are four fifths of the size of one.
     counters: OnceLock<Box<Counters>>,
     /// Places of token reviews by its API server; made with the first.
     reviews: OnceLock<Box<ClusterPlaces>>,
@@ -70,7 +71,7 @@ impl Cluster {
         Ok(open)
     }
 
-    /// Takes one of the places of connections that wait for an endpoint.
+    /// Takes a slot of those for connections that wait for an endpoint.
     pub(crate) fn start_connecting(self: &Arc<Self>, most: u32) -> Result<OpenGuard, Refusal> {
         OpenGuard::take(self, |cluster| &cluster.connecting, most).ok_or(Refusal::MaxConnecting)
     }
@@ -150,7 +151,7 @@ pub(crate) struct OpenGuard {
 }
 
 impl OpenGuard {
-    /// Counts never beyond `most`, not even for a moment: whoever is refused must not be what another is refused for.
+    /// Counts never beyond `most`, not even for a moment: a refused connection must not be why another is refused.
     fn take(cluster: &Arc<Cluster>, counter: fn(&Cluster) -> &AtomicU32, most: u32) -> Option<Self> {
         let up = |count| (count < most).then_some(count + 1);
         counter(cluster).fetch_update(Relaxed, Relaxed, up).ok()?;
@@ -196,19 +197,19 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_connection_frees_its_place() {
+    fn a_closed_connection_frees_its_slot() {
         let cluster = cluster();
         let budget = Budget { max_connections: Some(2), ..Budget::default() };
         let first = cluster.admit(budget, Duration::ZERO).unwrap();
         let _second = cluster.admit(budget, Duration::ZERO).unwrap();
         assert_eq!(cluster.admit(budget, Duration::ZERO).unwrap_err(), Refusal::MaxConnections);
-        assert_eq!(cluster.snapshot().open, 2, "a refused connection takes no place");
+        assert_eq!(cluster.snapshot().open, 2, "a refused connection takes no slot");
         drop(first);
         cluster.admit(budget, Duration::ZERO).unwrap();
     }
 
     #[test]
-    fn who_is_refused_takes_no_place_even_for_a_moment() {
+    fn a_refused_connection_takes_no_slot_even_for_a_moment() {
         let cluster = cluster();
         let _only = cluster.start_connecting(1).unwrap();
         std::thread::scope(|scope| {
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_of_nothing_admits_nobody() {
+    fn a_rate_of_nothing_admits_nothing() {
         assert!(!Rate::default().take(0, Duration::ZERO));
     }
 }

@@ -39,9 +39,9 @@ pub(crate) use unproven::{Eviction, Place};
 pub(crate) use watch::watch;
 
 use crate::config::Config;
-use crate::refusal::Refusal;
+use crate::outcome::Refusal;
+use crate::shared::Shared;
 use crate::upstream::Upstream;
-use crate::worker::Shared;
 use proof::{Basis, Registry};
 use review::Reviews;
 use reviewed::{Reviewer, Verdict};

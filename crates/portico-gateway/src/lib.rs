@@ -1,33 +1,27 @@
 //! The data plane: moves TCP bytes between clients and hosted control planes.
 //!
-//! In the order of a connection: `listen` accepts, `connection` learns where the client wants to go (by its ClientHello, its
-//! port, or, in `connect`, by its CONNECT request), `live` holds where that leads, `cluster` admits it within the cluster's
-//! budget, `upstream` connects to an endpoint, `copy` moves the bytes, through pipes and in batches (`gather`) where
-//! that pays, `record` keeps count, and `access` writes the one line that is left of it. `refusal` names every reason not to serve,
-//! and `identity` knows whom a tunnel client speaks for. `worker` is the
-//! thread it all happens on, `descriptors` says when to stop accepting, `deadline` and `spare` make timers and buffers of
-//! connections that come by the thousand cheap. Access lines are written, and listeners handed to the next process,
-//! by `portico-net`.
+//! [`entry`] accepts and learns where a client wants to go, by its ClientHello, its port or its CONNECT request.
+//! [`admission`] finds the route in [`live`] and holds the client against allow list and budget ([`cluster`]), for CONNECT
+//! also against its credential ([`identity`]). [`upstream`] connects to an endpoint. [`session`] counts the connection while
+//! `portico-net` or `portico-tunnel` carries its bytes; [`access`] writes the line that is left of it. [`outcome`] is the
+//! table of every way a connection ends. A [`worker`] is the thread this happens on.
 //!
 //! The table itself is computed in `portico-routes` and arrives through [`Gateway::apply`]: nothing here talks to Kubernetes
 //! or reads a manifest.
 
 mod access;
+mod admission;
 mod cluster;
 mod config;
-mod connect;
-mod connection;
-mod copy;
-mod deadline;
 mod descriptors;
-mod gather;
+mod entry;
+mod first_bytes;
 mod identity;
-mod listen;
 mod live;
+mod outcome;
 mod record;
-mod refusal;
-mod spare;
-mod sys;
+mod session;
+mod shared;
 mod upstream;
 mod worker;
 
@@ -50,14 +44,14 @@ pub use identity::{
     Identities, Method, OUTCOMES, REVIEW_BUCKETS, ReviewTotals, StaticTokens, TokenSettings, TokensError,
 };
 pub use live::{Live, Routes};
+pub use outcome::{End, Refusal, Side};
 pub use portico_net::access::{AccessFormat, AccessLog};
 pub use portico_net::takeover::{Offer, Predecessor, TakeOverError, take_over};
-pub use record::{ConnectionId, End, Listener, Record};
-pub use refusal::{Refusal, Side};
+pub use record::{ConnectionId, Listener, Record};
+pub use shared::{Shared, Totals};
 pub use upstream::{Endpoint, Upstream};
-pub use worker::{Ends, Shared, Totals};
 
-use crate::listen::Listeners;
+use crate::entry::listen::Listeners;
 use crate::worker::Worker;
 
 /// How long cancelled connections may take to end at the very end of a drain.
@@ -135,7 +129,7 @@ impl Gateway {
         let mut threads = Vec::new();
         for index in 0..shared.config.workers.max(1) {
             let worker = Arc::new(Worker::new(Arc::clone(&shared)));
-            let (handle, thread) = start_worker(index, stop.subscribe())?;
+            let (handle, thread) = worker.start(index, stop.subscribe())?;
             workers.push(Arc::clone(&worker));
             handles.push((worker, handle));
             threads.push(thread);
@@ -350,18 +344,4 @@ impl Drop for Gateway {
             let _ = thread.join();
         }
     }
-}
-
-fn start_worker(
-    index: usize,
-    mut stop: watch::Receiver<bool>,
-) -> io::Result<(tokio::runtime::Handle, JoinHandle<()>)> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let handle = runtime.handle().clone();
-    let run = move || {
-        // An error says that the gateway is gone without a word: time to stop, too.
-        let _ = runtime.block_on(stop.wait_for(|stop| *stop));
-    };
-    let thread = std::thread::Builder::new().name(format!("worker-{index}")).spawn(run)?;
-    Ok((handle, thread))
 }

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 pub use http::StatusCode;
+pub use portico_net::{End, Meter, Side};
 use tokio::net::TcpStream;
 
 use crate::token::Token;
@@ -97,48 +98,4 @@ impl Refusal {
     );
     pub(crate) const NO_AUTHORITY: Self =
         Self::new(StatusCode::BAD_REQUEST, "the request names no authority");
-}
-
-/// Keeps count of one tunnel. Dropped without [`ended`](Self::ended) if the runtime itself goes away.
-pub trait Meter: Send + 'static {
-    /// Bytes went from the client to the upstream (`up`) or back (`down`), since the last call.
-    fn carried(&mut self, up: usize, down: usize);
-
-    /// The tunnel is over.
-    fn ended(self, end: End);
-
-    /// Ready when the gateway wants the tunnel cut: its endpoint is gone for too long, say. Never, if not implemented.
-    fn poll_cut(&mut self, _cx: &mut std::task::Context<'_>) -> std::task::Poll<()> {
-        std::task::Poll::Pending
-    }
-}
-
-/// How a tunnel ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
-    /// Both sides said they are done.
-    Closed {
-        /// Who said it first.
-        first: Side,
-    },
-    /// One side aborted: TCP RST, RST_STREAM, or the connection of an HTTP/2 client lost.
-    Reset {
-        /// Which.
-        by: Side,
-    },
-    /// No byte moved for [`Settings::stream_idle`](crate::Settings::stream_idle).
-    Idle,
-    /// [`Meter::poll_cut`] said so.
-    Cut,
-    /// It held bytes that its receiver did not take, when the [`Account`](crate::Account) was at its limit.
-    Memory,
-}
-
-/// Sides of a tunnel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
-    /// The client.
-    Downstream,
-    /// The control plane.
-    Upstream,
 }

@@ -42,8 +42,8 @@ pub(crate) struct Pump<S, M> {
     idle: Idle,
     up: Direction,
     down: Direction,
-    client_watch: ErrorWatch,
-    upstream_watch: ErrorWatch,
+    client_watch: ErrorWatch<'static>,
+    upstream_watch: ErrorWatch<'static>,
     first: Option<Side>,
 }
 

@@ -23,8 +23,8 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 
 use super::reviewed::Reviewer;
-use crate::connection::proxy_header;
-use crate::worker::Shared;
+use crate::admission::proxy_header;
+use crate::shared::Shared;
 
 /// Longest answer read. A TokenReview with every group a person can be in has a few KiB.
 const LONGEST_ANSWER: usize = 64 * 1024;
@@ -77,7 +77,7 @@ async fn ask(shared: &Shared, reviewer: &Reviewer, token: &str) -> Result<(Statu
 
     let (mut stream, _in_use) = reviewer
         .upstream
-        .connect(&shared.config, || shared.now(), true)
+        .connect(shared.config.connect_timeout, || shared.now(), true)
         .await
         .map_err(|refusal| refusal.message())?;
     if reviewer.upstream.backend().send_proxy {

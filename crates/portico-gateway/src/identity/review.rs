@@ -13,7 +13,7 @@ use super::exchange::{self, Answer};
 use super::hash;
 use super::places::{Place, Places};
 use super::reviewed::{Remembered, Reviewed, Reviewer, Verdict, lock};
-use crate::worker::Shared;
+use crate::shared::Shared;
 
 /// One exchange, from connect to the last byte of the answer; and how long a request waits until its turn comes.
 const LIMIT: Duration = Duration::from_secs(3);

@@ -13,8 +13,9 @@ use super::Identities;
 use super::places::MOST_PER_CLUSTER;
 use super::review::Reviews;
 use super::reviewed::Reviewed;
-use crate::record::End;
-use crate::worker::{Shared, Worker};
+use crate::outcome::End;
+use crate::shared::Shared;
+use crate::worker::Worker;
 
 /// Between two looks at which tokens are due.
 const TICK: Duration = Duration::from_millis(500);

@@ -2,10 +2,6 @@
 //!
 //! All over real sockets. The API server here is a script that answers what the test wants; a real one is asked in `portico-lab`.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
-
-mod support;
-
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -13,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::support::*;
 use bytes::Bytes;
 use h2::{RecvStream, SendStream};
 use portico_api::api_server_ca::ApiServerCa;
@@ -25,7 +22,6 @@ use rcgen::{
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
-use support::*;
 
 /// The authority of cluster `name`.
 fn authority(name: &str) -> String {
@@ -298,7 +294,7 @@ fn expose(gateway: &Gateway, clusters: &[&str], endpoint: &Endpoint) {
 fn revoked(gateway: &Gateway) -> u64 {
     let words = (End::Revoked.reason(), End::Revoked.side());
     assert_eq!(words, ("revoked", portico_gateway::Side::Gateway));
-    gateway.shared().totals().ends[8]
+    ended(gateway.shared(), End::Revoked)
 }
 
 fn accepted(gateway: &Gateway, method: Method) -> u64 {

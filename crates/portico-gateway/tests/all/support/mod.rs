@@ -1,10 +1,6 @@
-//! A gateway in this process, with routes made by hand, and the clients and endpoints around it: all real sockets on loopback.
-#![allow(
-    dead_code,
-    unreachable_pub,
-    clippy::unwrap_used,
-    reason = "a toolbox: each test binary uses its part of it, and a panic is how a test fails"
-)]
+//! A gateway in this process, with routes made by hand, and the clients and endpoints around it: all real sockets on
+//! loopback.
+#![allow(unreachable_pub, reason = "a toolbox of this one binary")]
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -14,7 +10,7 @@ use std::time::{Duration, Instant};
 use portico_api::meta::ObjectKey;
 use portico_api::names::{Authority, ClusterName, HostName};
 use portico_api::policy::ClusterPolicy;
-use portico_gateway::{AccessFormat, AccessLog, Config, Gateway, Listener};
+use portico_gateway::{AccessFormat, AccessLog, Config, End, Gateway, Listener, Shared};
 use portico_routes::route::{Backend, BackendId, RouteKey};
 use portico_routes::table::{RouteChange, RouteTable, Update};
 
@@ -102,7 +98,7 @@ impl Service {
     }
 }
 
-/// A listener whose port nobody else is likely to take in the meantime.
+/// A port that no other test is likely to take in the meantime.
 pub fn free_port() -> u16 {
     TcpListener::bind(LOOPBACK).unwrap().local_addr().unwrap().port()
 }
@@ -213,4 +209,22 @@ pub fn eventually(what: &str, condition: impl Fn() -> bool) {
 
 pub fn wait_until_empty(gateway: &Gateway) {
     eventually("every connection is gone", || gateway.connections().is_empty());
+}
+
+/// How many connections ended so.
+pub fn ended(shared: &Shared, end: End) -> u64 {
+    let index = End::ALL.iter().position(|&row| row == end).expect("every end has a row");
+    shared.totals().ends[index]
+}
+
+/// Runs `body` in a process of its own: this binary, with only the test `name`. For tests that look at the process.
+pub fn alone(name: &str, body: impl FnOnce()) {
+    const MARK: &str = "PORTICO_TEST_ALONE";
+    if std::env::var_os(MARK).is_some() {
+        return body();
+    }
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    let output = command.args(["--exact", name]).env(MARK, "1").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }
