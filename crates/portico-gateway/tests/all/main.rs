@@ -6,8 +6,10 @@ mod support;
 
 mod identity;
 mod lifecycle;
+mod outcomes;
 mod pipes;
 mod routing;
 mod shared_port;
+mod socket_options;
 mod tcp_promises;
 mod tunnel;

@@ -114,12 +114,22 @@ pub fn hello(host: &str) -> Vec<u8> {
     sni.push(0);
     sni.extend(u16b(name.len()));
     sni.extend(name);
+    client_hello(&sni)
+}
+
+/// One that names no host.
+pub fn hello_without_name() -> Vec<u8> {
+    client_hello(&[])
+}
+
+fn client_hello(extensions: &[u8]) -> Vec<u8> {
+    let u16b = |n: usize| u16::try_from(n).unwrap().to_be_bytes();
     let mut body = vec![3, 3];
     body.extend([7; 32]);
     body.push(0);
     body.extend([0, 2, 0x13, 0x01, 1, 0]);
-    body.extend(u16b(sni.len()));
-    body.extend(sni);
+    body.extend(u16b(extensions.len()));
+    body.extend(extensions);
     let mut message = vec![1, 0];
     message.extend(u16b(body.len()));
     message.extend(body);
@@ -217,14 +227,21 @@ pub fn ended(shared: &Shared, end: End) -> u64 {
     shared.totals().ends[index]
 }
 
+/// Set where a test runs in a process of its own.
+const ALONE: &str = "PORTICO_TEST_ALONE";
+
+/// Whether this is such a process.
+pub fn is_alone() -> bool {
+    std::env::var_os(ALONE).is_some()
+}
+
 /// Runs `body` in a process of its own: this binary, with only the test `name`. For tests that look at the process.
 pub fn alone(name: &str, body: impl FnOnce()) {
-    const MARK: &str = "PORTICO_TEST_ALONE";
-    if std::env::var_os(MARK).is_some() {
+    if is_alone() {
         return body();
     }
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-    let output = command.args(["--exact", name]).env(MARK, "1").output().unwrap();
+    let output = command.args(["--exact", name]).env(ALONE, "1").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }
