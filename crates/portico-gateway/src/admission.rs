@@ -18,6 +18,7 @@ use crate::config::ProxyMode;
 use crate::descriptors::Promise;
 use crate::first_bytes::read_more;
 use crate::outcome::Refusal;
+use crate::proxy_header::proxy_header;
 use crate::record::{ConnectionId, Listener};
 use crate::shared::Shared;
 use crate::upstream::{Connected, Upstream};
@@ -191,19 +192,6 @@ impl Admitted {
         let _connecting = self.upstream.cluster.start_connecting(config.max_connecting)?;
         self.upstream.connect_and_send(config.connect_timeout, || shared.now(), client_first, first).await
     }
-}
-
-/// A PROXY v2 header for a connection of `client`.
-pub(crate) fn proxy_header(
-    client: SocketAddr,
-    local: SocketAddr,
-    name: Option<&str>,
-    id: ConnectionId,
-) -> Vec<u8> {
-    let unique_id = id.to_string();
-    let tlvs =
-        proxy::Tlvs { authority: name, unique_id: Some(unique_id.as_bytes()), ..proxy::Tlvs::default() };
-    proxy::encode_v2(client, local, tlvs)
 }
 
 /// What is shown of a name that cannot be parsed.

@@ -2,7 +2,7 @@
 //!
 //! [`entry`] accepts and learns where a client wants to go, by its ClientHello, its port or its CONNECT request.
 //! [`admission`] finds the route in [`live`] and holds the client against allow list and budget ([`cluster`]), for CONNECT
-//! also against its credential ([`identity`]). [`upstream`] connects to an endpoint. [`session`] counts the connection while
+//! also against its credential ([`auth`], which may ask an [`api_server`]). [`upstream`] connects to an endpoint. [`session`] counts the connection while
 //! `portico-net` or `portico-tunnel` carries its bytes; [`access`] writes the line that is left of it. [`outcome`] is the
 //! table of every way a connection ends. A [`worker`] is the thread this happens on.
 //!
@@ -11,14 +11,16 @@
 
 mod access;
 mod admission;
+mod api_server;
+mod auth;
 mod cluster;
 mod config;
 mod descriptors;
 mod entry;
 mod first_bytes;
-mod identity;
 mod live;
 mod outcome;
+mod proxy_header;
 mod record;
 mod session;
 mod shared;
@@ -38,11 +40,11 @@ use portico_routes::table::Update;
 use thiserror::Error;
 use tokio::sync::watch;
 
-pub use cluster::{Cluster, ClusterSnapshot, HANDSHAKE_BUCKETS};
-pub use config::{Config, IdleTimeouts, Keepalive, ProxyMode, ProxyProtocol};
-pub use identity::{
+pub use auth::{
     Identities, Method, OUTCOMES, REVIEW_BUCKETS, ReviewTotals, StaticTokens, TokenSettings, TokensError,
 };
+pub use cluster::{Cluster, ClusterSnapshot, HANDSHAKE_BUCKETS};
+pub use config::{Config, IdleTimeouts, Keepalive, ProxyMode, ProxyProtocol};
 pub use live::{Live, Routes};
 pub use outcome::{End, Refusal, Side};
 pub use portico_net::access::{AccessFormat, AccessLog};
@@ -147,7 +149,7 @@ impl Gateway {
         if gateway.shared.identities.asks()
             && let Some((_, handle)) = gateway.listeners().first_worker()
         {
-            handle.spawn(identity::watch(Arc::clone(&gateway.shared), gateway.workers.clone()));
+            handle.spawn(supervise_credentials(Arc::clone(&gateway.shared), gateway.workers.clone()));
         }
         let first = first.map(|first| gateway.shared.live.apply(first));
         let config = &gateway.shared.config;
@@ -344,4 +346,15 @@ impl Drop for Gateway {
             let _ = thread.join();
         }
     }
+}
+
+/// Cuts the streams whose credential is revoked, for as long as the gateway lives.
+async fn supervise_credentials(shared: Arc<Shared>, workers: Vec<Arc<Worker>>) {
+    let cut = || {
+        let records = workers.iter().flat_map(|worker| worker.connections());
+        let revoked = records
+            .filter(|record| record.credential.as_ref().is_some_and(|credential| credential.is_revoked()));
+        revoked.map(|record| record.cancel(End::Revoked)).count()
+    };
+    shared.identities.supervise(cut).await;
 }

@@ -13,8 +13,8 @@ use futures_util::task::AtomicWaker;
 use serde::Serialize;
 use thiserror::Error;
 
+use crate::auth::Credential;
 use crate::cluster::OpenGuard;
-use crate::identity::Proof;
 use crate::outcome::End;
 use crate::upstream::{Endpoint, EndpointUse, Upstream};
 
@@ -67,7 +67,7 @@ pub struct Record {
     /// When it was accepted, as time since the gateway started.
     pub accepted: Duration,
     /// The credential it was opened with, where one is asked for.
-    pub(crate) proof: Option<Arc<Proof>>,
+    pub(crate) credential: Option<Arc<Credential>>,
     pub(crate) endpoint: EndpointUse,
     pub(crate) _open: OpenGuard,
     pub(crate) state: State,

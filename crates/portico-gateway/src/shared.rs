@@ -12,9 +12,9 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::access::{Line, Refused};
+use crate::auth::Identities;
 use crate::config::Config;
 use crate::descriptors::Descriptors;
-use crate::identity::Identities;
 use crate::live::Live;
 use crate::outcome::{End, Refusal};
 use crate::record::ConnectionId;
@@ -67,7 +67,7 @@ pub struct Totals {
 impl Shared {
     pub(crate) fn new(config: Config, access: AccessLog) -> Self {
         Self {
-            identities: Identities::new(&config),
+            identities: Identities::new(config.tunnel.tls.clone(), &config.tokens, config.max_handshakes),
             config,
             live: Live::default(),
             access,

@@ -17,8 +17,9 @@ use tokio::time::timeout;
 
 use super::open;
 use crate::admission::{Arrival, Learned};
+use crate::api_server::reviewer_of;
+use crate::auth::{Credential, Credentials, Denied, Eviction, Slot, Wanted};
 use crate::descriptors::Promise;
-use crate::identity::{Denied, Eviction, Held, Place, Proof, Wanted};
 use crate::outcome::{End, Refusal};
 use crate::record::Listener;
 use crate::session::Session;
@@ -77,11 +78,11 @@ pub(crate) async fn serve_welcomed(worker: Arc<Worker>, stream: TcpStream, welco
         client,
         // Fails only for a client that is gone, and then no one reads the header.
         local: stream.local_addr().unwrap_or(client),
-        standing: Mutex::new(Standing { handshake: Some((handshake, promise)), ..Standing::default() }),
-        held: Held::default(),
+        pending: Mutex::new(Pending { handshake: Some((handshake, promise)), ..Pending::default() }),
+        credentials: Credentials::default(),
     });
     let mut draining = worker.shared.draining().subscribe();
-    // An error says that the gateway is gone without a word, and with it soon this task.
+    // An error says that the gateway was dropped, and with it soon this task.
     let drain = async move { drop(draining.wait_for(|draining| *draining).await) };
     // Boxed: HTTP/1.1 tunnels need none of it while they rest.
     let served = Box::pin(portico_tunnel::serve(stream, first.into(), &settings, drain, &handler)).await;
@@ -109,19 +110,19 @@ struct Connection {
     /// Where a trusted hop sent a PROXY header, the address in it.
     client: SocketAddr,
     local: SocketAddr,
-    standing: Mutex<Standing>,
-    /// Which clusters it has proven to speak for.
-    held: Held,
+    pending: Mutex<Pending>,
+    /// What was accepted of it, by cluster.
+    credentials: Credentials,
 }
 
-/// What a connection holds until it has shown that it may stay.
+/// What a connection holds until it has authenticated.
 #[derive(Default)]
-struct Standing {
+struct Pending {
     /// Until the client has said what it speaks.
     handshake: Option<(HandshakeGuard, Promise)>,
-    /// From then on until it has proven who it is.
-    unproven: Option<Place>,
-    /// Until somebody waits for it.
+    /// From then on until it has authenticated.
+    unauthenticated: Option<Slot>,
+    /// Until it is waited for.
     eviction: Option<Eviction>,
 }
 
@@ -154,20 +155,20 @@ impl Handler for Connection {
     }
 
     fn greeted(&self, tls: bool, certificate: Option<&Presented>) {
-        let place = if tls { self.worker.shared.identities.enter(certificate) } else { None };
-        let mut standing = self.standing();
-        (standing.unproven, standing.eviction) = place.unzip();
-        standing.handshake = None;
+        let slot = if tls { self.worker.shared.identities.enter(certificate) } else { None };
+        let mut pending = self.pending();
+        (pending.unauthenticated, pending.eviction) = slot.unzip();
+        pending.handshake = None;
     }
 
     async fn unwanted(&self) {
-        let eviction = self.standing().eviction.take();
+        let eviction = self.pending().eviction.take();
         let is_evicted = match eviction {
             Some(eviction) => eviction.await.is_ok(),
             None => false,
         };
         if !is_evicted {
-            // It has proven who it is, or need not.
+            // It has authenticated, or need not.
             std::future::pending().await
         }
     }
@@ -183,14 +184,14 @@ impl Handler for Connection {
 }
 
 impl Connection {
-    fn standing(&self) -> MutexGuard<'_, Standing> {
+    fn pending(&self) -> MutexGuard<'_, Pending> {
         // Nothing in here can be left half done by a panic elsewhere.
-        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What a connection that failed before it was served counts as; `None` for one that got further.
     fn refusal_of(&self, failure: &Failure) -> Option<Refusal> {
-        let greeted = self.standing().handshake.is_none();
+        let greeted = self.pending().handshake.is_none();
         Some(match failure {
             Failure::Unwanted => Refusal::Unproven,
             _ if greeted => return None,
@@ -202,7 +203,7 @@ impl Connection {
     }
 }
 
-/// One request on its way to an upstream. Dropped while it is `open`, the client gave up before we were done.
+/// One request on its way to an upstream. If it is dropped while it is `open`, the client has given up first.
 struct Attempt<'a> {
     connection: &'a Connection,
     learned: Learned,
@@ -216,8 +217,8 @@ impl<'a> Attempt<'a> {
         Self { connection, learned, open: true }
     }
 
-    /// Finds out where the request leads, and whether who asks may go there.
-    async fn learn(&mut self, request: &Request) -> Result<Option<Arc<Proof>>, Denied> {
+    /// Looks up where the request leads, and authenticates the client for it.
+    async fn learn(&mut self, request: &Request) -> Result<Option<Arc<Credential>>, Denied> {
         let shared = &self.connection.worker.shared;
         if let Err(refusal) = self.learned.look_up_authority(shared, &request.authority) {
             return Err(match refusal {
@@ -227,35 +228,41 @@ impl<'a> Attempt<'a> {
             });
         }
         let Learned { upstream, name, client, .. } = &self.learned;
-        let wanted = Wanted { upstream: upstream.as_ref(), authority: name.as_deref(), client: client.ip() };
-        let Connection { worker, held, .. } = self.connection;
-        let proof = worker.shared.identities.authenticate(&worker.shared, held, request, &wanted).await?;
-        if proof.is_some() {
-            self.connection.standing().unproven = None;
+        let wanted = Wanted {
+            cluster: upstream.as_ref().map(|upstream| &upstream.cluster.name),
+            client_admitted: upstream
+                .as_ref()
+                .is_some_and(|upstream| upstream.backend().policy.allow.admits(client.ip())),
+            reviewer: &|| reviewer_of(shared, upstream.as_ref()?, name.as_deref()?),
+        };
+        let credential =
+            shared.identities.authenticate(&self.connection.credentials, request, &wanted).await?;
+        if credential.is_some() {
+            self.connection.pending().unauthenticated = None;
         }
-        if upstream.is_none() { Err(Refusal::Unknown.into()) } else { Ok(proof) }
+        if upstream.is_none() { Err(Refusal::Unknown.into()) } else { Ok(credential) }
     }
 
     async fn connect(&mut self, request: &Request) -> Result<portico_tunnel::Upstream<Session>, Denied> {
-        let proof = self.learn(request).await?;
+        let credential = self.learn(request).await?;
         let Connection { worker, local, .. } = self.connection;
         let mut header = Vec::new();
         // The upstream may speak first: what the client sends early is not known to be there.
         let (mut session, mut stream) =
-            open(worker, &self.learned, || *local, false, &mut header, proof.clone()).await?;
+            open(worker, &self.learned, || *local, false, &mut header, credential.clone()).await?;
         // Empty unless a new socket does not take a hundred bytes.
         stream.write_all(&header).await.map_err(|_| Refusal::ConnectFailed)?;
         // Fails only for a socket that is gone.
         let _ = set_keepalive(&SockRef::from(&stream), worker.shared.config.upstream_keepalive);
         session.keep(worker.shared.keep_alive());
-        // The credential may have been revoked during the connect, too early for this stream to be found and cut.
-        if proof.is_some_and(|proof| proof.has_fallen()) {
+        // The credential may have been revoked during the connect, before this stream was listed.
+        if credential.is_some_and(|credential| credential.is_revoked()) {
             session.record().cancel(End::Revoked);
         }
         Ok(portico_tunnel::Upstream { stream, meter: session })
     }
 
-    /// Counts and notes why the request is not served; what the client is told.
+    /// Counts and logs why the request is not served; returns what the client is told.
     fn deny(&mut self, denied: Denied) -> portico_tunnel::Refusal {
         let Denied { refusal, shown, reason, detail } = denied;
         self.refuse(refusal);
@@ -263,7 +270,7 @@ impl<'a> Attempt<'a> {
         let Learned { client, name, upstream, .. } = &self.learned;
         let of_identity =
             matches!(shown, Refusal::Unauthenticated | Refusal::NotAuthorized | Refusal::ReviewFailed);
-        if of_identity && let Some(kept_back) = shared.identities.complaints().may_write(shared.now()) {
+        if of_identity && let Some(kept_back) = shared.identities.log().admit() {
             let cluster = upstream.as_ref().map(|upstream| upstream.cluster.name.as_str());
             let (name, refused) = (name.as_deref(), refusal.reason());
             tracing::warn!(%client, name, cluster, refused, %reason, %detail, kept_back, "a tunnel client was turned away");

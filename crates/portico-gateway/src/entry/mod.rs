@@ -20,7 +20,7 @@ use socket2::SockRef;
 use tokio::net::TcpStream;
 
 use crate::admission::Learned;
-use crate::identity::Proof;
+use crate::auth::Credential;
 use crate::outcome::Refusal;
 use crate::record::{Record, State};
 use crate::session::Session;
@@ -49,7 +49,7 @@ async fn open(
     local: impl FnOnce() -> SocketAddr,
     client_first: bool,
     bytes: &mut Vec<u8>,
-    proof: Option<Arc<Proof>>,
+    credential: Option<Arc<Credential>>,
 ) -> Result<(Session, TcpStream), Refusal> {
     let admitted = learned.admit(&worker.shared)?;
     if admitted.upstream.backend().send_proxy {
@@ -63,7 +63,7 @@ async fn open(
         name: learned.name.clone(),
         upstream: admitted.upstream,
         accepted: learned.accepted,
-        proof,
+        credential,
         endpoint,
         _open: admitted.open,
         state: State::default(),

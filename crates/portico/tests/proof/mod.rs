@@ -1,7 +1,8 @@
-//! What the proofs share: a site of manifests that changes as people change it, a gateway on addresses of its own, clients of
-//! every path, and what the kernel says about a process.
+//! What the proofs share: a site of manifests that changes as people change it, a gateway on addresses of its
+//! own, clients of every path, and what the kernel says about a process.
 //!
-//! Every gateway listens on its own address of 127.0.0.0/8, so that proofs run side by side with well-known ports.
+//! Every gateway listens on its own address of 127.0.0.0/8, so that proofs run side by side with well-known
+//! ports.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::fs;
@@ -55,8 +56,8 @@ impl Site {
     }
 }
 
-/// The one Service of the user cluster `name`, exposed by server name ([`host`]), by CONNECT authority ([`authority`]) and, with
-/// a `node_port`, by port; and its only endpoint.
+/// The one Service of the user cluster `name`, exposed by server name ([`host`]), by CONNECT authority
+/// ([`authority`]) and, with a `node_port`, by port; and its only endpoint.
 pub(crate) fn manifest(name: &str, node_port: Option<u16>, endpoint: SocketAddr) -> String {
     let (by_port, kind, port) = match node_port {
         Some(port) => (",NodePort", "NodePort", format!(", nodePort: {port}")),
@@ -264,7 +265,8 @@ pub(crate) fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime can be made")
 }
 
-/// Starts a server on `address` that sends back what it gets, on a thread of its own, for as long as the test runs.
+/// Starts a server on `address` that sends back what it gets, on a thread of its own, for as long as the test
+/// runs.
 pub(crate) fn echo(address: impl Into<SocketAddr>) -> SocketAddr {
     let listener = std::net::TcpListener::bind(address.into()).expect("an address of the test's own is free");
     let bound = listener.local_addr().expect("a bound socket has an address");
