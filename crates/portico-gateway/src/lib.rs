@@ -183,9 +183,9 @@ impl Gateway {
             self.open_port(port);
         }
         if let Some(limit) = self.shared.config.departed_timeout
-            && !applied.departed.is_empty()
+            && !applied.removed_endpoints.is_empty()
         {
-            self.end_departed(applied.departed, limit);
+            self.end_departed(applied.removed_endpoints, limit);
         }
     }
 

@@ -8,7 +8,7 @@ use clap::Args;
 use portico_api::problem::Severity;
 use portico_expose::node_ports::PortKey;
 use portico_expose::planner::{Mode, Settings as PlannerSettings};
-use portico_routes::book::Settings as BookSettings;
+use portico_routes::index::Settings as IndexSettings;
 use portico_source::{Event, Loaded, Object, read_directory};
 
 use crate::args::annotation_key;
@@ -65,7 +65,7 @@ impl Flags {
     pub(crate) fn load(&self) -> anyhow::Result<Site> {
         let directory: &Path = &self.directory;
         let mut loaded = read_directory(directory)?;
-        let book = BookSettings {
+        let index = IndexSettings {
             expose_annotation: self.expose_annotation.as_str().into(),
             namespace: self.namespace.as_deref().map(Into::into),
         };
@@ -79,7 +79,7 @@ impl Flags {
         let memory = MemoryFile::of(directory, self.state_dir.as_deref()).load()?;
         let remembered: BTreeSet<PortKey> = memory.node_ports.all().map(|(key, _)| key.clone()).collect();
         let questionable = self.questionable(&loaded);
-        let mut pipeline = Pipeline::new(book, planner, memory, DRAW);
+        let mut pipeline = Pipeline::new(index, planner, memory, DRAW);
         let objects = std::mem::take(&mut loaded.objects);
         let count = objects.len();
         pipeline.apply(objects.into_iter().map(Event::Apply), true);

@@ -2,11 +2,11 @@
 //!
 //! The same for `portico gateway`, `portico check` and `portico routes`, so that they cannot disagree: the planner
 //! (`portico-expose`) says which Services and policies follow from KubermaticConfiguration, Seed and Cluster, and the route
-//! book (`portico-routes`) which routes follow from Services and EndpointSlices. No I/O, no clock.
+//! index (`portico-routes`) which routes follow from Services and EndpointSlices. No I/O, no clock.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
+use portico_api::change::Change as ObjectChanged;
 use portico_api::meta::Kind;
 use portico_api::names::ClusterName;
 use portico_api::problem::Problem;
@@ -15,7 +15,7 @@ use portico_expose::change::{Change, Output};
 use portico_expose::memory::Memory;
 use portico_expose::plan::Plan;
 use portico_expose::planner::{Planner, Settings as PlannerSettings};
-use portico_routes::book::{Change as RouteChange, RouteBook, Settings as BookSettings};
+use portico_routes::index::{ObjectChange, RouteIndex, Settings as IndexSettings};
 use portico_routes::rows::RouteRow;
 use portico_routes::table::Update;
 use portico_source::{Event, Object};
@@ -24,7 +24,7 @@ use portico_source::{Event, Object};
 #[derive(Debug)]
 pub(crate) struct Pipeline {
     planner: Planner,
-    book: RouteBook,
+    index: RouteIndex,
     timeouts: Timeouts,
     /// The one namespace that is looked at.
     namespace: Option<Box<str>>,
@@ -34,12 +34,12 @@ pub(crate) struct Pipeline {
 
 impl Pipeline {
     /// A pipeline that knows no objects yet. `memory` is of an earlier run, `seed` decides which NodePorts are drawn.
-    pub(crate) fn new(book: BookSettings, planner: PlannerSettings, memory: Memory, seed: u64) -> Self {
-        let namespace = book.namespace.clone();
+    pub(crate) fn new(index: IndexSettings, planner: PlannerSettings, memory: Memory, seed: u64) -> Self {
+        let namespace = index.namespace.clone();
         Self {
             namespace,
             planner: Planner::new(planner, memory, seed),
-            book: RouteBook::new(book),
+            index: RouteIndex::new(index),
             timeouts: Timeouts::default(),
             planner_problems: 0,
         }
@@ -52,10 +52,10 @@ impl Pipeline {
         for event in events {
             match event {
                 Event::Apply(Object::EndpointSlice(slice)) => {
-                    self.book.apply(RouteChange::EndpointSlice(*slice));
+                    self.index.apply(ObjectChange::EndpointSlice(ObjectChanged::Apply(slice)));
                 }
                 Event::Delete(object) if object.kind == Kind::EndpointSlice => {
-                    self.book.apply(RouteChange::RemoveEndpointSlice(object.key));
+                    self.index.apply(ObjectChange::EndpointSlice(ObjectChanged::Delete(object.key)));
                 }
                 event => changes.extend(planned(event)),
             }
@@ -73,7 +73,7 @@ impl Pipeline {
 
     /// The routes as they follow from everything applied; `None` if none changed.
     pub(crate) fn commit(&mut self) -> Option<Update> {
-        self.book.commit()
+        self.index.commit()
     }
 
     /// Knows what is to be remembered, before a [`Self::commit`] takes effect.
@@ -88,7 +88,7 @@ impl Pipeline {
 
     /// Every route, in force or not.
     pub(crate) fn rows(&self) -> impl Iterator<Item = RouteRow> {
-        self.book.rows()
+        self.index.rows()
     }
 
     /// The plan in force for each Cluster, by name.
@@ -103,30 +103,31 @@ impl Pipeline {
     /// Everything wrong with the objects, errors first.
     pub(crate) fn problems(&self) -> BTreeSet<Problem> {
         let planned = self.planner.problems().cloned();
-        planned.chain(self.book.problems().map(std::borrow::Cow::into_owned)).collect()
+        planned.chain(self.index.problems().map(std::borrow::Cow::into_owned)).collect()
     }
 
     /// Differs whenever [`Self::problems`] may differ.
     pub(crate) fn problems_version(&self) -> (u64, u64) {
-        (self.planner_problems, self.book.problems_version())
+        (self.planner_problems, self.index.problems_version())
     }
 
     fn take(&mut self, outputs: Vec<Output>) {
         for output in outputs {
             match output {
                 Output::Service(service) => {
-                    self.book.apply(RouteChange::Service(Arc::unwrap_or_clone(service)));
+                    self.index.apply(ObjectChange::Service(ObjectChanged::Apply(service)));
                 }
                 Output::Planned(service) => {
-                    self.book.apply(RouteChange::Planned(Arc::unwrap_or_clone(service)));
+                    self.index.apply(ObjectChange::PlannedService(ObjectChanged::Apply(service)));
                 }
-                Output::NoService(key) => self.book.apply(RouteChange::RemoveService(key)),
+                Output::NoService(key) => {
+                    self.index.apply(ObjectChange::Service(ObjectChanged::Delete(key)));
+                }
                 Output::Policy(policy) => {
-                    let namespace = policy.cluster.namespace().into();
-                    self.book.apply(RouteChange::Policy(namespace, policy));
+                    self.index.apply(ObjectChange::Policy(ObjectChanged::Apply(policy)));
                 }
                 Output::NoPolicy(cluster) => {
-                    self.book.apply(RouteChange::RemovePolicy(cluster.namespace().into()));
+                    self.index.apply(ObjectChange::Policy(ObjectChanged::Delete(cluster)));
                 }
                 Output::Note(object, text) => tracing::info!(%object, "{text}"),
                 Output::Timeouts(timeouts) => self.timeouts = timeouts,

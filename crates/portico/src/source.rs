@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use portico_expose::memory::Memory;
 use portico_expose::planner::{Mode, Settings as PlannerSettings};
-use portico_routes::book::Settings as BookSettings;
+use portico_routes::index::Settings as IndexSettings;
 use portico_source::kubernetes::{KubernetesSettings, KubernetesSource, client};
 use portico_source::{DirectorySource, Step};
 
@@ -27,7 +27,7 @@ impl Source {
     pub(crate) async fn open(flags: &Flags) -> anyhow::Result<(Self, Pipeline)> {
         let from = &flags.source;
         let namespace = from.namespace.as_deref().map(Into::into);
-        let book = BookSettings { expose_annotation: from.expose_annotation.as_str().into(), namespace };
+        let index = IndexSettings { expose_annotation: from.expose_annotation.as_str().into(), namespace };
         let Some(directory) = &from.manifests else {
             let settings = KubernetesSettings {
                 namespace: from.namespace.clone(),
@@ -36,11 +36,11 @@ impl Source {
             };
             let source = KubernetesSource::start(client(from.kubeconfig.as_deref()).await?, settings);
             let pipeline =
-                Pipeline::new(book, planner(Mode::Observe, flags), Memory::default(), random_seed());
+                Pipeline::new(index, planner(Mode::Observe, flags), Memory::default(), random_seed());
             return Ok((Self::Kubernetes(source), pipeline));
         };
         let memory = MemoryFile::of(directory, from.state_dir.as_deref());
-        let pipeline = Pipeline::new(book, planner(Mode::Plan, flags), memory.load()?, random_seed());
+        let pipeline = Pipeline::new(index, planner(Mode::Plan, flags), memory.load()?, random_seed());
         Ok((Self::Directory { source: DirectorySource::open(directory)?, memory }, pipeline))
     }
 

@@ -758,7 +758,8 @@ fn a_service_beside_the_api_server_is_opened_by_a_review_of_the_api_server() {
     let mut service = Service::new("a", &[endpoint.address])
         .authority(beside)
         .policy(|policy| policy.api_server_ca = Some(ca));
-    service.backend.id.service = portico_api::meta::ObjectKey::new("cluster-a", "openvpn-server");
+    let id = Arc::make_mut(&mut service.backend.id);
+    id.service = portico_api::meta::ObjectKey::new("cluster-a", "openvpn-server");
     service.expose(&gateway);
     let client = Client::new(&gateway, pki.client(None, b"h2")).with_token("good");
     client.tunnel(beside, &endpoint);
