@@ -105,7 +105,8 @@ impl access::Line for Line<'_> {
         let side = self.side.word();
         let _ = write!(
             text,
-            " bytes_up={bytes_up} bytes_down={bytes_down} duration_ms={duration_ms} side={side} reason={reason} connection={connection}"
+            " bytes_up={bytes_up} bytes_down={bytes_down} duration_ms={duration_ms} side={side} \
+             reason={reason} connection={connection}"
         );
         text
     }

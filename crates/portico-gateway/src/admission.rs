@@ -1,7 +1,8 @@
 //! Whether a client may connect, and to what: its real address, its route, the allow list, the budget.
 //!
-//! Every entry goes through here in the same order: [`Arrival`] → [`proxy_header`](Arrival::read_proxy_header) → a look-up
-//! of [`Learned`] → [`admit`](Learned::admit). What fails is a [`Refusal`], counted and written by [`Learned::refuse`].
+//! Every entry goes through here in the same order: [`Arrival`] →
+//! [`proxy_header`](Arrival::read_proxy_header) → a look-up of [`Learned`] → [`admit`](Learned::admit). What
+//! fails is a [`Refusal`], counted and written by [`Learned::refuse`].
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -60,7 +61,8 @@ impl Arrival {
         Self { learned: Learned::new(shared, listener, peer), promise: shared.descriptors.promise() }
     }
 
-    /// Reads a PROXY header, if there is one, and learns the client's real address. What follows it stays in `bytes`.
+    /// Reads a PROXY header, if there is one, and learns the client's real address. What follows it stays in
+    /// `bytes`.
     pub(crate) async fn read_proxy_header(
         &mut self,
         shared: &Shared,
@@ -73,7 +75,8 @@ impl Arrival {
             return Ok(());
         }
         if !shared.config.proxy_protocol.trusts(client.ip()) {
-            // An optional header is between the gateway and trusted hops: the bytes of others are not even looked at.
+            // An optional header is between the gateway and trusted hops: the bytes of others are not even
+            // looked at.
             return if mode == ProxyMode::Required { Err(Refusal::ProxyHeader) } else { Ok(()) };
         }
         loop {
@@ -144,8 +147,8 @@ impl Learned {
         (self.name, self.upstream) = (Some(name.into()), upstream);
     }
 
-    /// Whether the client may have a connection to the upstream found, and takes it out of the cluster's budget. The order
-    /// tells as little as possible to clients that may not know more.
+    /// Whether the client may have a connection to the upstream found, and takes it out of the cluster's
+    /// budget. The order tells as little as possible to clients that may not know more.
     pub(crate) fn admit(&self, shared: &Shared) -> Result<Admitted, Refusal> {
         let upstream = self.upstream.clone().ok_or(Refusal::Unknown)?;
         let backend = upstream.backend();
@@ -180,8 +183,8 @@ impl Learned {
 }
 
 impl Admitted {
-    /// Connects to an endpoint and sends it the `first` bytes as far as it takes them. `client_first` promises that the
-    /// client's bytes follow at once.
+    /// Connects to an endpoint and sends it the `first` bytes as far as it takes them. `client_first`
+    /// promises that the client's bytes follow at once.
     pub(crate) async fn connect(
         &self,
         shared: &Shared,

@@ -1,8 +1,9 @@
-//! The table of every way a connection ends: the word for metrics and the access line, the side that caused it, and what
-//! the client is told in its own protocol.
+//! The table of every way a connection ends: the word for metrics and the access line, the side that caused
+//! it, and what the client is told in its own protocol.
 //!
-//! Every failure before the first byte is copied is a [`Refusal`]; whatever happens afterwards is an [`End`]. A new reason
-//! is a line here, its cause where it arises, and its provocation in `tests/all/outcomes.rs`, which fails without one.
+//! Every failure before the first byte is copied is a [`Refusal`]; whatever happens afterwards is an [`End`].
+//! A new reason is a line here, its cause where it arises, and its provocation in `tests/all/outcomes.rs`,
+//! which fails without one.
 
 use portico_wire::alert::Description;
 use serde::Serialize;
@@ -50,7 +51,10 @@ struct Row {
 
 /// Writes [`Refusal`] from its rows: `Variant: word, side, TLS alert, HTTP status, sentence`.
 macro_rules! refusals {
-    ($($(#[$doc:meta])* $variant:ident: $word:literal, $side:ident, $alert:expr, $status:literal, $message:literal;)*) => {
+    ($(
+        $(#[$doc:meta])*
+        $variant:ident: $word:literal, $side:ident, $alert:expr, $status:literal, $message:literal;
+    )*) => {
         /// Why a client was not connected.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
         #[serde(rename_all = "snake_case")]
@@ -65,7 +69,8 @@ macro_rules! refusals {
             fn row(self) -> Row {
                 match self {
                     $(Self::$variant => {
-                        Row { word: $word, side: Side::$side, alert: $alert, status: $status, message: $message }
+                        let side = Side::$side;
+                        Row { word: $word, side, alert: $alert, status: $status, message: $message }
                     })*
                 }
             }
@@ -206,8 +211,9 @@ impl End {
         Self::Memory,
     ];
 
-    /// Word, side, and the code of the RST_STREAM that an HTTP/2 client gets. Without a code the stream ends with
-    /// END_STREAM, by the client itself, or with its connection. A TCP client sees a reset unless it was closed in order.
+    /// Word, side, and the code of the RST_STREAM that an HTTP/2 client gets. Without a code the stream ends
+    /// with END_STREAM, by the client itself, or with its connection. A TCP client sees a reset unless it was
+    /// closed in order.
     fn row(self) -> (&'static str, Side, Option<u32>) {
         match self {
             Self::Closed(side) => ("closed", side, None),
@@ -237,7 +243,7 @@ impl End {
         self.row().2
     }
 
-    /// Its place in [`Self::ALL`].
+    /// Its index in [`Self::ALL`].
     pub(crate) fn index(self) -> usize {
         // `Closed` and `Reset` by the gateway do not happen; every other value is in the list.
         Self::ALL.iter().position(|&end| end == self).unwrap_or(Self::ALL.len() - 1)

@@ -1,5 +1,5 @@
-//! What is known of each open connection: for `/connections`, the access line, and the parts of the gateway that cancel
-//! connections. A [`Session`](crate::session::Session) opens and closes it.
+//! What is known of each open connection: for `/connections`, the access line, and the parts of the gateway
+//! that cancel connections. A [`Session`](crate::session::Session) opens and closes it.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -18,8 +18,8 @@ use crate::cluster::OpenGuard;
 use crate::outcome::End;
 use crate::upstream::{Endpoint, EndpointUse, Upstream};
 
-/// Names one connection or stream wherever it is seen: in access lines, in `/connections`, in PROXY headers. Written in
-/// hex, also in JSON, whose numbers lose digits beyond 2^53 in most readers.
+/// Names one connection or stream wherever it is seen: in access lines, in `/connections`, in PROXY headers.
+/// Written in hex, also in JSON, whose numbers lose digits beyond 2^53 in most readers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(pub(crate) u64);
 
@@ -54,7 +54,8 @@ pub struct UnknownListener;
 /// One open connection or tunnel stream.
 #[derive(Debug)]
 pub struct Record {
-    /// Unique within this process, and unlikely to repeat across restarts. Sent upstream in the PROXY header on request.
+    /// Unique within this process, and unlikely to repeat across restarts. Sent upstream in the PROXY header
+    /// on request.
     pub id: ConnectionId,
     /// The listener it came by.
     pub listener: Listener,
@@ -140,8 +141,8 @@ impl Record {
         self.state.lasts.load(Relaxed)
     }
 
-    /// Has `waker` woken by the next [`Self::cancel`] or [`Self::set_lasting`]. Once for each is enough: a task keeps its
-    /// waker.
+    /// Has `waker` woken by the next [`Self::cancel`] or [`Self::set_lasting`]. Once for each is enough: a
+    /// task keeps its waker.
     pub(crate) fn set_waker(&self, waker: &Waker) {
         self.state.waker.register(waker);
     }

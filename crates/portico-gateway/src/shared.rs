@@ -143,9 +143,10 @@ impl Shared {
 
     /// Logs that descriptors are out, unless it did so just now.
     pub(crate) fn warn_of_descriptors(&self) {
-        if self.descriptors.may_complain(self.now()) {
+        if self.descriptors.may_warn(self.now()) {
             tracing::error!(
-                "out of file descriptors: open connections go on, new ones wait in the kernel; raise the limit (ulimit -n)"
+                "out of file descriptors: open connections go on, new ones wait in the kernel; raise the limit \
+                 (ulimit -n)"
             );
         }
     }

@@ -1,7 +1,7 @@
 //! One thread that moves bytes: a single-threaded runtime and listeners of its own.
 //!
-//! A connection stays on the thread that accepted it from its first byte to its last. Workers meet only in what they
-//! [share](crate::shared).
+//! A connection stays on the thread that accepted it from its first byte to its last. Workers meet only in
+//! what they [share](crate::shared).
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,9 +16,9 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::record::{Listener, Record};
 use crate::shared::Shared;
 
-/// Between two looks at which connections have outlived their first second. Also the longest time in which a timer can be
-/// due before all others: tokio wakes its own event loop, by a system call, for each timer that is, and connections set
-/// one for nearly every step.
+/// Between two looks at which connections have outlived their first second. Also the longest time in which a
+/// timer can be due before all others: tokio wakes its own event loop, by a system call, for each timer that
+/// is, and connections set one for nearly every step.
 const TICK: Duration = Duration::from_millis(500);
 
 /// Ticks after which a connection counts as lasting: one to one and a half seconds.

@@ -3,9 +3,10 @@
 //! At rest a connection owns its two sockets and a few words of state. What TCP promises is kept:
 //!
 //! - *Half-close*: the end of one direction is passed on once all its bytes are, and the other goes on.
-//! - *Reset*: bytes that arrived before it are delivered as far as the peer takes them, then the peer is reset too.
-//! - *A reset is noticed at once*, also on a side that is not read because the other side is blocked, and on one that has
-//!   closed its direction: whichever socket no direction waits for is watched for errors.
+//! - *Reset*: bytes that arrived before it are delivered as far as the peer takes them, then the peer is
+//!   reset too.
+//! - *A reset is noticed at once*, also on a side that is not read because the other side is blocked, and on
+//!   one that has closed its direction: whichever socket no direction waits for is watched for errors.
 //!
 //! Memory: at most 16 KiB a direction while the receiver is blocked, and a pipe while a transfer is large.
 
@@ -25,11 +26,12 @@ use crate::linger::{self, LINGER};
 use crate::meter::{End, Meter, Side};
 use crate::stream::Stream;
 
-/// Copies both ways until both directions have ended or something ends them. `first` goes to the upstream before all else.
-/// The caller closes the sockets afterwards, which resets them if that is how the connection ended.
+/// Copies both ways until both directions have ended or something ends them. `first` goes to the upstream
+/// before all else. The caller closes the sockets afterwards, which resets them if that is how the connection
+/// ended.
 ///
-/// Not an `async fn`, whose future would keep room for its arguments: an idle connection consists of this future and its two
-/// sockets.
+/// Not an `async fn`, whose future would keep room for its arguments: an idle connection consists of this
+/// future and its two sockets.
 pub fn copy<'a, M: Meter>(
     downstream: &'a Stream,
     upstream: &'a Stream,
@@ -65,7 +67,8 @@ struct Pump<'a, M> {
     meter: &'a mut M,
     to_upstream: Direction,
     to_downstream: Direction,
-    /// A side that reported an error on writing: what it sent before is still read, its end then counts as a reset.
+    /// A side that reported an error on writing: what it sent before is still read, its end then counts as a
+    /// reset.
     broken: Option<Side>,
     first_to_close: Option<Side>,
     watch_downstream: ErrorWatch<'a>,

@@ -1,8 +1,8 @@
 //! Sees a reset on a socket that is not being read.
 //!
-//! While back-pressure keeps an engine from reading one side, the bytes of that side wait in the kernel and its read
-//! readiness says nothing new. Errors are a readiness of their own: without this watch a pair whose unread side resets
-//! would stay for ever.
+//! While back-pressure keeps an engine from reading one side, the bytes of that side wait in the kernel and
+//! its read readiness says nothing new. Errors are a readiness of their own: without this watch a pair whose
+//! unread side resets would stay for ever.
 
 use std::ops::Deref;
 use std::pin::Pin;
@@ -10,13 +10,14 @@ use std::task::{Context, Poll};
 
 use crate::stream::Socket;
 
-/// Starts with the first [`poll`](Self::poll), ends with [`stop`](Self::stop). A connection that is read normally pays one
-/// pointer.
+/// Starts with the first [`poll`](Self::poll), ends with [`stop`](Self::stop). A connection that is read
+/// normally pays one pointer.
 #[derive(Default)]
 pub struct ErrorWatch<'a>(Option<Pin<Box<dyn Future<Output = ()> + Send + 'a>>>);
 
 impl<'a> ErrorWatch<'a> {
-    /// Ready when the socket behind `handle` has failed. The watch keeps a clone of the handle until it stops.
+    /// Ready when the socket behind `handle` has failed. The watch keeps a clone of the handle until it
+    /// stops.
     pub fn poll<H>(&mut self, handle: &H, cx: &mut Context<'_>) -> Poll<()>
     where
         H: Deref<Target: Socket> + Clone + Send + Sync + 'a,

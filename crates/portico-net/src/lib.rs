@@ -1,9 +1,9 @@
 //! Sockets: what every process that carries bytes needs, with no knowledge of routes or HTTP.
 //!
-//! [`socket`] and [`takeover`] open listening sockets and hand them to the next process. [`stream`] is a connected
-//! socket, TCP or Unix. [`copy`](mod@copy) joins two of them, through [`pipe`]s where a transfer is large; [`error_watch`],
-//! [`idle`] and [`linger`] are the parts of that promise that the tunnel's engine shares; [`meter`] is what either engine
-//! reports. [`access`] writes one line a connection.
+//! [`socket`] and [`takeover`] open listening sockets and hand them to the next process. [`stream`] is a
+//! connected socket, TCP or Unix. [`copy`](mod@copy) joins two of them, through [`pipe`]s where a transfer is
+//! large; [`error_watch`], [`idle`] and [`linger`] are the parts of that promise that the tunnel's engine
+//! shares; [`meter`] is what either engine reports. [`access`] writes one line a connection.
 
 pub mod access;
 mod batch;

@@ -1,5 +1,5 @@
-//! What an engine that carries bytes reports, and how carrying ends. Shared by the copy engine, the tunnel's bridge,
-//! the gateway and the node agent.
+//! What an engine that carries bytes reports, and how carrying ends. Shared by the copy engine, the tunnel's
+//! bridge, the gateway and the node agent.
 
 use std::task::{Context, Poll};
 
@@ -11,7 +11,8 @@ pub trait Meter: Send + 'static {
     /// The connection is over.
     fn ended(self, end: End);
 
-    /// Ready when the owner cuts the connection: its endpoint is gone for too long, say. Never, if not implemented.
+    /// Ready when the owner cuts the connection: its endpoint is gone for too long, say. Never, if not
+    /// implemented.
     fn poll_cut(&mut self, _cx: &mut Context<'_>) -> Poll<()> {
         Poll::Pending
     }

@@ -1,7 +1,7 @@
 //! A connected stream socket, and the calls on it that neither wait nor waste a system call.
 //!
-//! [`Stream`] is TCP or Unix; [`Socket`] is what the engines ask of either. [`receive`], [`send_some`] and [`attempt`] are
-//! the calls of a loop that knows from the result of one call that the next would fail.
+//! [`Stream`] is TCP or Unix; [`Socket`] is what the engines ask of either. [`receive`], [`send_some`] and
+//! [`attempt`] are the calls of a loop that knows from the result of one call that the next would fail.
 
 use std::future::Future;
 use std::io;
@@ -30,7 +30,8 @@ pub trait Socket: AsFd + Send + Sync {
     /// Ready when a write may succeed. Wakes the task that asked last.
     fn poll_write_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
-    /// Makes a system call if the socket is ready for it. `WouldBlock` from the call takes the readiness back.
+    /// Makes a system call if the socket is ready for it. `WouldBlock` from the call takes the readiness
+    /// back.
     fn try_io<R>(&self, interest: Interest, call: impl FnOnce() -> io::Result<R>) -> io::Result<R>;
 
     /// Resolves once the socket has failed: a reset, or a time-out. Needs no read interest.
@@ -108,8 +109,8 @@ impl From<UnixStream> for Stream {
     }
 }
 
-/// Reads into `buffer` what the socket has; 0 is its end. A read that does not fill the buffer has emptied the socket, and
-/// tokio is told so.
+/// Reads into `buffer` what the socket has; 0 is its end. A read that does not fill the buffer has emptied
+/// the socket, and tokio learns so.
 pub fn receive(from: &impl Socket, buffer: &mut [u8]) -> Result<usize, Errno> {
     let room = buffer.len();
     let call = || {
@@ -119,14 +120,14 @@ pub fn receive(from: &impl Socket, buffer: &mut [u8]) -> Result<usize, Errno> {
     attempt(from, Interest::READABLE, call, |read| read > 0 && read < room)
 }
 
-/// Writes `bytes` as far as the socket takes them, and tells tokio if that was not all.
+/// Writes `bytes` as far as the socket takes them, and has tokio wait for more room if that was not all.
 pub fn send_some(to: &impl Socket, bytes: &[u8]) -> Result<usize, Errno> {
     let call = || retry_on_intr(|| rustix::net::send(to.as_fd(), bytes, SendFlags::NOSIGNAL));
     attempt(to, Interest::WRITABLE, call, |sent| sent < bytes.len())
 }
 
-/// One system call on a socket that is ready for it. If its result says that the socket `is_spent`, tokio is told so, which
-/// saves the call that would only learn it.
+/// One system call on a socket that is ready for it. If its result says that the socket `is_spent`, tokio
+/// waits for the next event, which saves the call that would only learn it.
 pub fn attempt(
     socket: &impl Socket,
     interest: Interest,

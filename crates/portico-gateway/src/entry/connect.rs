@@ -1,8 +1,8 @@
 //! CONNECT requests: the bridge to `portico-tunnel`, which speaks HTTP and TLS and knows nothing of routes.
 //!
-//! Each request is learned, admitted and connected by itself: a connection of a node agent carries many streams, each with
-//! its own access line, its own slot in the cluster's budget and its own end. Only what fails before there is a request
-//! is a refusal of the connection as a whole.
+//! Each request is learned, admitted and connected by itself: a connection of a node agent carries many
+//! streams, each with its own access line, its own slot in the cluster's budget and its own end. Only what
+//! fails before there is a request is a refusal of the connection as a whole.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -273,7 +273,10 @@ impl<'a> Attempt<'a> {
         if of_identity && let Some(kept_back) = shared.identities.log().admit() {
             let cluster = upstream.as_ref().map(|upstream| upstream.cluster.name.as_str());
             let (name, refused) = (name.as_deref(), refusal.reason());
-            tracing::warn!(%client, name, cluster, refused, %reason, %detail, kept_back, "a tunnel client was turned away");
+            tracing::warn!(
+                %client, name, cluster, refused, %reason, %detail, kept_back,
+                "a tunnel client was turned away"
+            );
         }
         let status = shown.status();
         let status = portico_tunnel::StatusCode::from_u16(status)

@@ -1,8 +1,8 @@
 //! Listening sockets: bound once, accepted on by every worker, closed or handed to a successor.
 //!
-//! Each worker has a socket of its own for every address (`SO_REUSEPORT`), so that the kernel spreads connections and no
-//! thread hands one to another. Before an address is taken it is bound once without `SO_REUSEPORT`: otherwise a second
-//! gateway of the same user would silently share its ports.
+//! Each worker has a socket of its own for every address (`SO_REUSEPORT`), so that the kernel spreads
+//! connections and no thread hands one to another. Before an address is taken it is bound once without
+//! `SO_REUSEPORT`: otherwise a second gateway of the same user would silently share its ports.
 
 use std::collections::HashMap;
 use std::io;
@@ -91,8 +91,8 @@ impl Listeners {
         }
     }
 
-    /// Stops listening everywhere. Once the loops returned have ended, every connection that was accepted is known; until then
-    /// one may be between accept(2) and its task.
+    /// Stops listening everywhere. Once the loops returned have ended, every connection that was accepted is
+    /// known; until then one may be between accept(2) and its task.
     pub(crate) fn close_all(&mut self) -> Vec<JoinHandle<()>> {
         self.inherited.clear();
         let loops: Vec<_> = self.open.drain().flat_map(|(_, open)| open.loops).collect();
@@ -151,7 +151,8 @@ fn set_inherited_options(socket: &OwnedFd, listener: Listener, keepalive: Keepal
     rustix::net::sockopt::set_tcp_nodelay(socket, true)?;
     set_keepalive(&SockRef::from(socket), keepalive)?;
     if listener == Listener::Sni {
-        // The acknowledgement of the hello may travel with the first bytes back: one segment less. listen(2) resets this.
+        // The acknowledgement of the hello may travel with the first bytes back: one segment less. listen(2)
+        // resets this.
         rustix::net::sockopt::set_tcp_quickack(socket, false)?;
     }
     Ok(())
@@ -167,7 +168,8 @@ async fn accept_loop(worker: Arc<Worker>, socket: Arc<TcpListener>, listener: Li
                 serve(&worker, stream, peer, listener);
                 short
             }
-            // The client may also have given up while it waited (ECONNABORTED and network errors, see accept(2)).
+            // The client may also have given up while it waited (ECONNABORTED and network errors, see
+            // accept(2)).
             Err(error) => {
                 worker.shared.count_accept_error();
                 is_out_of_descriptors(&error)

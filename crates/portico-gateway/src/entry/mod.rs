@@ -1,7 +1,8 @@
 //! The ways in. [`listen`] accepts; [`sni`], [`port`] and [`connect`] learn where a client wants to go.
 //!
-//! From there on all three are the same: [`open`] admits the client, connects it to an endpoint and opens its session. The
-//! bytes of [`sni`] and [`port`] are then carried by [`carry`]; those of CONNECT streams by `portico-tunnel`.
+//! From there on all three are the same: [`open`] admits the client, connects it to an endpoint and opens its
+//! session. The bytes of [`sni`] and [`port`] are then carried by [`carry`]; those of CONNECT streams by
+//! `portico-tunnel`.
 
 pub(crate) mod connect;
 pub(crate) mod listen;
@@ -37,12 +38,13 @@ struct Established {
     first: Vec<u8>,
 }
 
-/// A connection that is being established. In a box of its own: it is needed for milliseconds, the connection may live for
-/// hours. Yields nothing for a client that was refused, or served as a tunnel.
+/// A connection that is being established. In a box of its own: it is needed for milliseconds, the connection
+/// may live for hours. Yields nothing for a client that was refused, or served as a tunnel.
 type Establishing<F> = Pin<Box<F>>;
 
-/// Admits a client, connects it to an endpoint and opens its session. `bytes` are what the client sent already; a PROXY
-/// header goes before them if the Service asks for one. What the endpoint has not taken of them stays in `bytes`.
+/// Admits a client, connects it to an endpoint and opens its session. `bytes` are what the client sent
+/// already; a PROXY header goes before them if the Service asks for one. What the endpoint has not taken of
+/// them stays in `bytes`.
 async fn open(
     worker: &Arc<Worker>,
     learned: &Learned,

@@ -1,5 +1,5 @@
-//! Connections whose destination is the port they came by (NodePort): nothing to learn but, behind a load balancer, the
-//! client's real address.
+//! Connections whose destination is the port they came by (NodePort): nothing to learn but, behind a load
+//! balancer, the client's real address.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Connections that say by their ClientHello where they want to go (RFC 6066, section 3). TLS is passed through, never
-//! terminated: the bytes that were read go to the endpoint unchanged.
+//! Connections that say by their ClientHello where they want to go (RFC 6066, section 3). TLS is passed
+//! through, never terminated: the bytes that were read go to the endpoint unchanged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,11 +20,11 @@ use crate::session::Session;
 use crate::shared::{Alive, HandshakeGuard};
 use crate::worker::Worker;
 
-/// How long a refused client may take to fetch the alert. Closing before it has would reset the connection, and with it the
-/// alert.
+/// How long a refused client may take to fetch the alert. Closing before it has would reset the connection,
+/// and with it the alert.
 const ALERT_GRACE: Duration = Duration::from_secs(1);
 
-/// Where a ClientHello, or what came in its place, leads.
+/// Where the first bytes lead.
 enum Way {
     /// Through, to the route of its name.
     Through,
@@ -91,8 +91,8 @@ async fn establish(worker: Arc<Worker>, stream: TcpStream, mut arrival: Arrival)
     None
 }
 
-/// Reads until the ClientHello is complete, and looks up its name. All that was read of the client's own bytes ends up in
-/// `bytes`.
+/// Reads until the ClientHello is complete, and looks up its name. All that was read of the client's own
+/// bytes ends up in `bytes`.
 async fn learn_hello(
     worker: &Worker,
     stream: &TcpStream,
@@ -128,8 +128,9 @@ async fn learn_hello(
     }
 }
 
-/// On a port that serves both: whether a hello is for the gateway itself. Agents say so by ALPN; a route has its name; the
-/// gateway's own certificate has its names; and a client that asks for no name at all has not asked for a route.
+/// On a port that serves both: whether a hello is for the gateway itself. Agents say so by ALPN; a route has
+/// its name; the gateway's own certificate has its names; and a client that asks for no name at all has not
+/// asked for a route.
 fn leads_to_tunnel(worker: &Worker, hello: &hello::ClientHello<'_>) -> bool {
     let Some(tls) = &worker.shared.config.tunnel.tls else { return false };
     if hello.alpn.iter().any(|protocol| protocol == portico_tunnel::ALPN) {
@@ -150,7 +151,8 @@ fn is_tls(bytes: &[u8]) -> bool {
     bytes.first() == Some(&HANDSHAKE)
 }
 
-/// Sends `alert`, closes our direction and reads what the client still sends, so that closing does not become a reset.
+/// Sends `alert`, closes our direction and reads what the client still sends, so that closing does not become
+/// a reset.
 async fn send_alert(stream: &TcpStream, alert: &[u8]) {
     if stream.writable().await.is_err()
         || send_some(stream, alert).is_err()

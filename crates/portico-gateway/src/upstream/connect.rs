@@ -1,4 +1,5 @@
-//! Makes the TCP connection to an endpoint, with the fewest segments and system calls that its first second needs.
+//! Makes the TCP connection to an endpoint, with the fewest segments and system calls that its first second
+//! needs.
 
 use std::future::poll_fn;
 use std::io;
@@ -9,12 +10,12 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use tokio::net::TcpStream;
 
-/// Starts the TCP handshake. Not by tokio, which asks every socket for its error once it is connected: one system call that
-/// the first bytes make superfluous.
+/// Starts the TCP handshake. Not by tokio, which asks every socket for its error once it is connected: one
+/// system call that the first bytes make superfluous.
 ///
-/// `client_first` promises that bytes are sent at once, which lets them travel with the last packet of the TCP handshake;
-/// where the server may speak first this would delay it by 40 ms. Keep-alive is left to the caller, for it matters only to
-/// connections that last.
+/// `client_first` promises that bytes are sent at once, which lets them travel with the last packet of the
+/// TCP handshake; where the server may speak first this would delay it by 40 ms. Keep-alive is left to the
+/// caller, for it matters only to connections that last.
 pub(super) fn begin(address: SocketAddr, client_first: bool) -> io::Result<TcpStream> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -29,8 +30,8 @@ pub(super) fn begin(address: SocketAddr, client_first: bool) -> io::Result<TcpSt
     }
 }
 
-/// Waits for the end of the TCP handshake and sends the `first` bytes, if there are any; returns how many the socket took. A
-/// handshake that failed is what sending fails with.
+/// Waits for the end of the TCP handshake and sends the `first` bytes, if there are any; returns how many the
+/// socket took. A handshake that failed is what sending fails with.
 pub(super) async fn send_once_connected(stream: &TcpStream, first: &[u8]) -> io::Result<usize> {
     loop {
         poll_fn(|cx| stream.poll_write_ready(cx)).await?;

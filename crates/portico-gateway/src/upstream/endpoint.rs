@@ -1,7 +1,7 @@
 //! One endpoint and what is known of it: its connections and its health.
 //!
-//! An endpoint that fails [`FAILURES_UNTIL_SKIPPED`] times in a row is skipped, at first for [`FIRST_SKIP`], then for twice as
-//! long each time. When the time is over, one connection probes it.
+//! An endpoint that fails [`FAILURES_UNTIL_SKIPPED`] times in a row is skipped, at first for [`FIRST_SKIP`],
+//! then for twice as long each time. When the time is over, one connection probes it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ pub(super) const FAILURES_UNTIL_SKIPPED: u32 = 3;
 pub(super) const FIRST_SKIP: Duration = Duration::from_millis(250);
 /// A dead endpoint costs one attempt every ten seconds.
 const LONGEST_SKIP: Duration = Duration::from_secs(10);
-/// Clients that wait at a time for an endpoint that did not answer before: enough that one that is merely slow serves all
-/// that come, few enough that a hundred dead clusters take 3,200 descriptors and not 100,000.
+/// Clients that wait at a time for an endpoint that did not answer before: enough that one that is merely
+/// slow serves all that come, few enough that a hundred dead clusters take 3,200 descriptors and not 100,000.
 pub(super) const MOST_LAST_RESORTS: u16 = 32;
 
 /// One endpoint and what is known of it.
@@ -117,7 +117,8 @@ impl Endpoint {
         self.skipped_until.store(millis(now + skip_after(failures)), Relaxed);
     }
 
-    /// Of all connections that ask at the end of a skip, exactly one may probe; for the others it stays skipped.
+    /// Of all connections that ask at the end of a skip, exactly one may probe; for the others it stays
+    /// skipped.
     pub(super) fn may_probe(&self, now: Duration) -> bool {
         let until = self.skipped_until.load(Relaxed);
         let next = millis(now + skip_after(self.failures()));

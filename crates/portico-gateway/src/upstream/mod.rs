@@ -1,6 +1,7 @@
 //! The endpoints of one backend, and connections to them.
 //!
-//! [`endpoint`] knows the health of each, [`pick`] chooses the one for the next connection, [`connect`](mod@connect) makes it.
+//! [`endpoint`] knows the health of each, [`pick`] chooses the one for the next connection,
+//! [`connect`](mod@connect) makes it.
 
 mod connect;
 mod endpoint;
@@ -79,8 +80,8 @@ impl Upstream {
         BackendId::clone(&self.state.load().backend.id)
     }
 
-    /// Takes over new endpoints and settings. What is known of an endpoint that stays, or comes back while it has
-    /// connections, is kept; those that left are returned.
+    /// Takes over new endpoints and settings. What is known of an endpoint that stays, or comes back while it
+    /// has connections, is kept; those that left are returned.
     pub(crate) fn update(&self, backend: Arc<Backend>) -> Vec<Arc<Endpoint>> {
         let old = self.state.load();
         let stays =
@@ -128,9 +129,10 @@ impl Upstream {
         Ok((connected.stream, connected.endpoint))
     }
 
-    /// Connects to one endpoint after the other, at most [`MOST_ATTEMPTS`], and sends the `first` bytes as far as the socket
-    /// takes them. `client_first` promises that bytes are sent at once, which lets them travel with the last packet of the TCP
-    /// handshake; where the server may speak first this would delay it by 40 ms.
+    /// Connects to one endpoint after the other, at most [`MOST_ATTEMPTS`], and sends the `first` bytes as
+    /// far as the socket takes them. `client_first` promises that bytes are sent at once, which lets them
+    /// travel with the last packet of the TCP handshake; where the server may speak first this would delay it
+    /// by 40 ms.
     pub(crate) async fn connect_and_send(
         &self,
         connect_timeout: Duration,
@@ -223,6 +225,6 @@ mod tests {
         assert!(Arc::ptr_eq(&back, &first) && back.connections() == 1 && !back.is_failing());
         drop((held, first, left, back));
         upstream.update(backend(&[2]));
-        assert!(upstream.state.load().removed().next().is_none(), "nobody uses it, so it is forgotten");
+        assert!(upstream.state.load().removed().next().is_none(), "it has no connection, so it is forgotten");
     }
 }

@@ -1,9 +1,10 @@
 //! Chooses the endpoint that gets the next connection: the healthy one with the fewest connections.
 //!
-//! Where every endpoint is skipped, one is tried all the same, as a last resort: a client is never turned away from an API
-//! server that recovered a moment ago. One that *refuses* costs nothing. One that *does not answer* holds a client for a
-//! second, so only [`MOST_LAST_RESORTS`](super::endpoint::MOST_LAST_RESORTS) wait for it at a time: thousands that wait for a
-//! black hole would take the descriptors of all other clusters.
+//! Where every endpoint is skipped, one is tried all the same, as a last resort: a client is never turned
+//! away from an API server that recovered a moment ago. One that *refuses* costs nothing. One that *does not
+//! answer* holds a client for a second, so only [`MOST_LAST_RESORTS`](super::endpoint::MOST_LAST_RESORTS)
+//! wait for it at a time: thousands that wait for a black hole would take the descriptors of all other
+//! clusters.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,15 +24,16 @@ pub(super) enum Choice {
     Full,
 }
 
-/// The endpoint for the next attempt: healthy ones first, then one due for a probe, then one that at least refuses fast, then one
-/// that does not answer. `None` if all were tried.
+/// The endpoint for the next attempt: healthy ones first, then one due for a probe, then one that at least
+/// refuses fast, then one that does not answer. `None` if all were tried.
 pub(super) fn pick(
     endpoints: &[Arc<Endpoint>],
     tried: &[Option<SocketAddr>],
     now: Duration,
 ) -> Option<Choice> {
     let untried = || endpoints.iter().filter(|endpoint| !tried.contains(&Some(endpoint.address)));
-    // A probe must happen while healthy endpoints take the load, or a recovered one would never be seen again.
+    // A probe must happen while healthy endpoints take the load, or a recovered one would never be seen
+    // again.
     let probe = || untried().find(|endpoint| endpoint.is_failing() && endpoint.may_probe(now));
     let healthy =
         || untried().filter(|endpoint| !endpoint.is_failing()).min_by_key(|endpoint| endpoint.connections());

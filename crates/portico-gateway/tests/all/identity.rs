@@ -1,5 +1,5 @@
-//! Authentication of tunnel clients: certificates, tokens, reviews by an API server, and what a revocation does
-//! to tunnels that are open.
+//! Authentication of tunnel clients: certificates, tokens, reviews by an API server, and what a revocation
+//! does to tunnels that are open.
 //!
 //! All over real sockets. The API server here is a script that answers what the test wants; a real one is
 //! asked in `portico-lab`.

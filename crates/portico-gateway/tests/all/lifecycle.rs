@@ -1,4 +1,5 @@
-//! Changes around open connections: routes that come and go, a gateway that stops, a gateway that is replaced.
+//! Changes around open connections: routes that come and go, a gateway that stops, a gateway that is
+//! replaced.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -1,5 +1,5 @@
-//! Every row of the outcome table is provoked over real sockets, and the client is told what the row says. A reason that no
-//! client can meet is found here, and so is a new one without a provocation.
+//! Every row of the outcome table is provoked over real sockets, and the client is told what the row says. A
+//! reason that no client can meet is found here, and so is a new one without a provocation.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -354,8 +354,8 @@ fn silent_endpoint() -> (TcpListener, Vec<TcpStream>) {
     (listener, waiting)
 }
 
-/// Exposes a Service, if it has `endpoints` at all, and asks for it by server name and by CONNECT: alert and status are those
-/// of the row.
+/// Exposes a Service, if it has `endpoints` at all, and asks for it by server name and by CONNECT: alert and
+/// status are those of the row.
 fn assert_told(
     gateway: &Gateway,
     refusal: Refusal,

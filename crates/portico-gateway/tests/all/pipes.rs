@@ -1,4 +1,5 @@
-//! Large transfers borrow pipes; none is left behind. In a process of its own, because it counts the pipes of the process.
+//! Large transfers borrow pipes; none is left behind. In a process of its own, because it counts the pipes of
+//! the process.
 
 use std::io::Write;
 

@@ -1,5 +1,5 @@
-//! What is set on sockets, as the kernel has it: accepted ones inherit from their listener, those to endpoints get what only
-//! a lasting connection needs once it lasts.
+//! What is set on sockets, as the kernel has it: accepted ones inherit from their listener, those to
+//! endpoints get what only a lasting connection needs once it lasts.
 
 use std::io::Write;
 use std::net::SocketAddr;

@@ -1,4 +1,5 @@
-//! What TCP promises its users survives the gateway: order, half-close, resets, and that one side's silence is not the end.
+//! What TCP promises its users survives the gateway: order, half-close, resets, and that one side's silence
+//! is not the end.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};

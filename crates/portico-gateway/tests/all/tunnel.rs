@@ -1,5 +1,5 @@
-//! CONNECT through the whole data plane: routing, refusals, budgets, drain. What one tunnel promises is tested in
-//! `portico-tunnel`; here it meets routes and records.
+//! CONNECT through the whole data plane: routing, refusals, budgets, drain. What one tunnel promises is
+//! tested in `portico-tunnel`; here it meets routes and records.
 
 use std::fs;
 use std::io::Write;
@@ -188,7 +188,8 @@ fn an_identity_opens_its_own_cluster_and_no_other() {
     assert_eq!(count(&gateway, Refusal::NotAuthorized), 1);
     assert_eq!(ask("b", "a.test:443"), 403);
     assert_eq!(count(&gateway, Refusal::NotAuthorized), 2);
-    // A name that nobody exposes looks the same, or clusters could be found by guessing; the operator sees the difference.
+    // A name that nobody exposes looks the same, or clusters could be found by guessing; the operator sees
+    // the difference.
     assert_eq!(ask("a", "unknown.test:443"), 403);
     assert_eq!(count(&gateway, Refusal::Unknown), 1);
     let server = std::thread::spawn(move || drop(endpoint.accept()));

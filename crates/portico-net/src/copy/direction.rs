@@ -1,7 +1,8 @@
 //! One direction of a connection: read, write, and what is held between the two.
 //!
-//! The buffer belongs to the thread; a pipe for splice(2) is lent only while a transfer is large. After a read that did not
-//! fill the buffer the socket is taken to be empty, which saves the read that would only learn so.
+//! The buffer belongs to the thread; a pipe for splice(2) is lent only while a transfer is large. After a
+//! read that did not fill the buffer the socket is taken to be empty, which saves the read that would only
+//! learn so.
 
 use std::cell::RefCell;
 use std::io;
@@ -24,7 +25,8 @@ const COPY_CHUNK: usize = 16 * 1024;
 /// A read of this size suggests that more is coming.
 const LARGE_READ: usize = 16 * 1024;
 
-/// Large reads in a row before a pipe is lent: one may be a certificate or a list of pods, two are a transfer.
+/// Large reads in a row before a pipe is lent: one may be a certificate or a list of pods, two are a
+/// transfer.
 const LARGE_READS: u8 = 2;
 
 /// Bytes one direction may move before the other connections of the thread get their turn.
@@ -46,8 +48,9 @@ pub(super) struct Direction {
     /// Whether bytes go through a pipe, as long as one is to be had.
     splicing: bool,
     batching: Batching,
-    /// Whether the task is to be woken once the sender has something: so it is from when it was found to have nothing until
-    /// it is found to have something, as only this direction waits for that and only one task ever polls it.
+    /// Whether the task is to be woken once the sender has something: so it is from when it was found to have
+    /// nothing until it is found to have something, as only this direction waits for that and only one task
+    /// ever polls it.
     waiting: bool,
     state: State,
 }
@@ -99,8 +102,8 @@ impl Direction {
         self.state == State::Ended
     }
 
-    /// Moves what can be moved now. The end of the `last` direction is passed on by the closing of the sockets, which
-    /// follows at once: one call less a connection.
+    /// Moves what can be moved now. The end of the `last` direction is passed on by the closing of the
+    /// sockets, which follows at once: one call less a connection.
     pub(super) fn advance(
         &mut self,
         cx: &mut Context<'_>,
@@ -160,10 +163,11 @@ impl Direction {
         Stop::Ended
     }
 
-    /// Whether the sender has something. A task is woken for either of its sockets and then looks at both: the one that it
-    /// waits for already it need not wait for again, which takes a lock and two looks at the task's budget.
+    /// Whether the sender has something. A task is woken for either of its sockets and then looks at both:
+    /// the one that it waits for already it need not wait for again, which takes a lock and two looks at the
+    /// task's budget.
     fn poll_sender(&mut self, cx: &mut Context<'_>, from: &Stream) -> Poll<io::Result<()>> {
-        // Only looks: it is the call itself that tells tokio that a socket is not ready.
+        // Only looks: a call that finds nothing is what clears tokio's readiness.
         if from.try_io(Interest::READABLE, || Ok(())).is_ok() {
             self.waiting = false;
             return Poll::Ready(Ok(()));
@@ -209,7 +213,8 @@ impl Direction {
             return Ok(sent);
         }
         match &mut self.pipe {
-            // Not "short means full": splice may stop early for reasons of the pipe, and no event would follow.
+            // Not "short means full": splice may stop early for reasons of the pipe, and no event would
+            // follow.
             Some(pipe) => attempt(to, Interest::WRITABLE, || pipe.drain(to, pipe.held()), |_| false),
             None => Ok(0),
         }
@@ -256,8 +261,9 @@ impl Direction {
         })
     }
 
-    /// The sender has nothing for now. A transfer that pauses goes on splicing, for the first reads of a copy cost as much as
-    /// all that a splice saves; what has become a conversation goes back to copying, which is cheaper for few bytes.
+    /// The sender has nothing for now. A transfer that pauses goes on splicing, for the first reads of a copy
+    /// cost as much as all that a splice saves; what has become a conversation goes back to copying, which is
+    /// cheaper for few bytes.
     fn rest(&mut self, cx: &mut Context<'_>, from: &Stream, moved: usize) {
         self.give_pipe_back();
         if !self.splicing {

@@ -1,4 +1,5 @@
-//! The copy engine over Unix sockets, where no gateway is needed. Over TCP the gateway's tests hold its promises.
+//! The copy engine over Unix sockets, where no gateway is needed. Over TCP the gateway's tests hold its
+//! promises.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -10,7 +11,7 @@ use tokio::task::JoinHandle;
 
 use super::*;
 
-/// Counts into a place that outlives it.
+/// Counts into a value that outlives it.
 struct Count(Arc<Mutex<(usize, usize)>>);
 
 impl Meter for Count {

@@ -1,5 +1,5 @@
-//! A gateway in this process, with routes made by hand, and the clients and endpoints around it: all real sockets on
-//! loopback.
+//! A gateway in this process, with routes made by hand, and the clients and endpoints around it: all real
+//! sockets on loopback.
 #![allow(unreachable_pub, reason = "a toolbox of this one binary")]
 
 use std::io::{Read, Write};
@@ -236,7 +236,8 @@ pub fn is_alone() -> bool {
     std::env::var_os(ALONE).is_some()
 }
 
-/// Runs `body` in a process of its own: this binary, with only the test `name`. For tests that look at the process.
+/// Runs `body` in a process of its own: this binary, with only the test `name`. For tests that look at the
+/// process.
 pub fn alone(name: &str, body: impl FnOnce()) {
     if is_alone() {
         return body();
