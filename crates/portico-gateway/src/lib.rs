@@ -358,10 +358,14 @@ impl Drop for Gateway {
 /// Cuts the streams whose credential is revoked, for as long as the gateway lives.
 async fn supervise_credentials(shared: Arc<Shared>, workers: Vec<Arc<Worker>>) {
     let cut = || {
-        let records = workers.iter().flat_map(|worker| worker.connections());
-        let revoked = records
-            .filter(|record| record.credential.as_ref().is_some_and(|credential| credential.is_revoked()));
-        revoked.map(|record| record.cancel(End::Revoked)).count()
+        let mut count = 0;
+        for record in workers.iter().flat_map(|worker| worker.connections()) {
+            if record.credential.as_ref().is_some_and(|credential| credential.is_revoked()) {
+                record.cancel(End::Revoked);
+                count += 1;
+            }
+        }
+        count
     };
     shared.identities.supervise(cut).await;
 }
