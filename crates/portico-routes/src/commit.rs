@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use portico_api::change::{Change, Keyed};
 use portico_api::meta::ObjectKey;
+use portico_api::policy::ClusterPolicy;
 
 use crate::claims::Claim;
 use crate::endpoints;
@@ -24,6 +25,9 @@ struct Difference {
     applied_routes: Vec<RouteChange>,
     deleted_routes: Vec<RouteChange>,
     deleted_backends: Vec<RouteChange>,
+    /// The policy of the Service before. Services of one namespace come one after another and share theirs:
+    /// without a Cluster each would have a copy.
+    last_policy: Option<Arc<ClusterPolicy>>,
 }
 
 /// See [`RouteIndex::commit`].
@@ -43,7 +47,7 @@ pub(crate) fn commit(index: &mut RouteIndex) -> Option<Update> {
 fn publish(index: &mut RouteIndex, service: &ObjectKey, difference: &mut Difference) {
     let Some(entry) = index.services.get_mut(service) else { return };
     let before = mem::take(&mut entry.published);
-    let after = routes(index, service, &before);
+    let after = routes(index, service, &before, &mut difference.last_policy);
     difference.add(&before, &after, |key| index.claims.owner(key).is_some());
     if let Some(entry) = index.services.get_mut(service) {
         entry.published = after;
@@ -51,16 +55,26 @@ fn publish(index: &mut RouteIndex, service: &ObjectKey, difference: &mut Differe
 }
 
 /// The routes that lead to a Service. A backend that is the same as in `before` stays the same value.
-fn routes(index: &RouteIndex, service: &ObjectKey, before: &[PublishedRoute]) -> Box<[PublishedRoute]> {
+fn routes(
+    index: &RouteIndex,
+    service: &ObjectKey,
+    before: &[PublishedRoute],
+    last_policy: &mut Option<Arc<ClusterPolicy>>,
+) -> Box<[PublishedRoute]> {
     let Some(facts) = index.services.get(service).and_then(|entry| entry.service.as_ref()) else {
         return Box::default();
+    };
+    let policy = index.policy_of(facts);
+    let policy = match last_policy {
+        Some(last) if *last == policy => last,
+        last => last.insert(policy),
     };
     let mut owned = index.claims_of(facts);
     owned.retain(|(key, claim)| index.claims.owner(key) == Some(claim));
     let before = backends(before);
     let mut routes = Vec::with_capacity(owned.len());
     for same_port in owned.chunk_by(|(_, a), (_, b)| a == b) {
-        let backend = &backend(index, &same_port[0].1, &before);
+        let backend = &backend(index, &same_port[0].1, policy, &before);
         let route =
             |(key, _): &(RouteKey, Claim)| PublishedRoute { key: key.clone(), backend: Arc::clone(backend) };
         routes.extend(same_port.iter().map(route));
@@ -69,7 +83,12 @@ fn routes(index: &RouteIndex, service: &ObjectKey, before: &[PublishedRoute]) ->
 }
 
 /// The backend behind one port: the one in `before`, if nothing about it changed.
-fn backend(index: &RouteIndex, claim: &Claim, before: &BTreeMap<&BackendId, &Arc<Backend>>) -> Arc<Backend> {
+fn backend(
+    index: &RouteIndex,
+    claim: &Claim,
+    policy: &Arc<ClusterPolicy>,
+    before: &BTreeMap<&BackendId, &Arc<Backend>>,
+) -> Arc<Backend> {
     let (service, port) = (&claim.service, claim.port());
     let slices = index.services.get(&service.key).map(|entry| &*entry.slices).unwrap_or_default();
     let id = port.backend_id(&service.key);
@@ -77,7 +96,7 @@ fn backend(index: &RouteIndex, claim: &Claim, before: &BTreeMap<&BackendId, &Arc
     let new = Backend {
         id: old.map_or_else(|| Arc::new(id), |old| Arc::clone(&old.id)),
         endpoints: endpoints::ready(slices, &port.name),
-        policy: index.policy_of(service),
+        policy: Arc::clone(policy),
         send_proxy: service.send_proxy,
         api_server_ca: service.api_server_ca.clone(),
     };
