@@ -8,10 +8,9 @@ use jiff::Timestamp;
 use portico_net::access::{self, millis};
 use serde::Serialize;
 
-use crate::record::{ConnectionId, End, Listener, Record};
-use crate::refusal::{Refusal, Side};
+use crate::outcome::{End, Refusal, Side};
+use crate::record::{ConnectionId, Listener, Record};
 use crate::upstream::Upstream;
-use crate::worker::Shared;
 
 /// What an access line says. Field names are the ones logs and metrics use.
 #[derive(Debug, Serialize)]
@@ -47,7 +46,7 @@ pub(crate) struct Refused<'a> {
 }
 
 impl<'a> Line<'a> {
-    pub(crate) fn ended(shared: &Shared, record: &'a Record, end: End) -> Self {
+    pub(crate) fn ended(now: Duration, record: &'a Record, end: End) -> Self {
         Self {
             time: Timestamp::now(),
             listener: record.listener,
@@ -58,14 +57,14 @@ impl<'a> Line<'a> {
             upstream: Some(record.endpoint().address),
             bytes_up: record.bytes_up(),
             bytes_down: record.bytes_down(),
-            duration_ms: millis(shared.now().saturating_sub(record.accepted)),
+            duration_ms: millis(now.saturating_sub(record.accepted)),
             side: end.side(),
             reason: end.reason(),
             connection: record.id,
         }
     }
 
-    pub(crate) fn refused(shared: &Shared, refused: &Refused<'a>) -> Self {
+    pub(crate) fn refused(now: Duration, refused: &Refused<'a>) -> Self {
         Self {
             time: Timestamp::now(),
             listener: refused.listener,
@@ -76,7 +75,7 @@ impl<'a> Line<'a> {
             upstream: None,
             bytes_up: 0,
             bytes_down: 0,
-            duration_ms: millis(shared.now().saturating_sub(refused.accepted)),
+            duration_ms: millis(now.saturating_sub(refused.accepted)),
             side: refused.refusal.side(),
             reason: refused.refusal.reason(),
             connection: refused.id,
@@ -103,14 +102,11 @@ impl access::Line for Line<'_> {
             }
         }
         let Self { bytes_up, bytes_down, duration_ms, reason, connection, .. } = self;
-        let side = match self.side {
-            Side::Downstream => "downstream",
-            Side::Upstream => "upstream",
-            Side::Gateway => "gateway",
-        };
+        let side = self.side.word();
         let _ = write!(
             text,
-            " bytes_up={bytes_up} bytes_down={bytes_down} duration_ms={duration_ms} side={side} reason={reason} connection={connection}"
+            " bytes_up={bytes_up} bytes_down={bytes_down} duration_ms={duration_ms} side={side} \
+             reason={reason} connection={connection}"
         );
         text
     }

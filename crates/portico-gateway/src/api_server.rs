@@ -10,9 +10,9 @@ use portico_api::names::{Authority, ClusterName};
 use tokio::io::AsyncWriteExt;
 
 use crate::auth::{self, Answer, Hash, TokenReviewer, hash};
-use crate::connection::proxy_header;
+use crate::proxy_header::proxy_header;
+use crate::shared::Shared;
 use crate::upstream::Upstream;
-use crate::worker::Shared;
 
 /// The Service of a user cluster's API server, in KKP and wherever Portico plans it.
 const API_SERVER: &str = "apiserver-external";
@@ -72,10 +72,11 @@ impl ApiServer {
         let Some(ca) = ca_of(&upstream) else {
             return Answer::Failed("the annotation portico.k8c.io/api-server-ca is gone".into());
         };
-        let (mut stream, _in_use) = match upstream.connect(&shared.config, || shared.now(), true).await {
-            Ok(connected) => connected,
-            Err(refusal) => return Answer::Failed(refusal.message().into()),
-        };
+        let (mut stream, _in_use) =
+            match upstream.connect(shared.config.connect_timeout, || shared.now(), true).await {
+                Ok(connected) => connected,
+                Err(refusal) => return Answer::Failed(refusal.message().into()),
+            };
         // An API server that expects a PROXY header gets one from this gateway as the client.
         if upstream.backend().send_proxy {
             let addresses = stream.local_addr().and_then(|local| Ok((local, stream.peer_addr()?)));

@@ -39,7 +39,7 @@ pub(crate) use review::TokenReviewer;
 pub(crate) use token_review::{Answer, review};
 pub(crate) use unauthenticated::{Eviction, Slot};
 
-use crate::refusal::Refusal;
+use crate::outcome::Refusal;
 use changes::Changes;
 use credential::{Evidence, Registry};
 use review::Reviews;

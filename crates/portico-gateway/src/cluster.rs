@@ -7,10 +7,10 @@ use std::time::Duration;
 use portico_api::names::ClusterName;
 use portico_api::policy::Budget;
 
-use crate::refusal::Refusal;
+use crate::outcome::Refusal;
 
-/// Upper bounds, in seconds, of the handshake time histogram: a connect on the same network takes well below a
-/// millisecond, the slowest one admitted three timeouts of one second.
+/// Upper bounds, in seconds, of the handshake time histogram: a connect on the same network takes well below
+/// a millisecond, the slowest one admitted three timeouts of one second.
 pub const HANDSHAKE_BUCKETS: [f64; 8] = [0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 3.0];
 
 /// One user cluster on this gateway.
@@ -21,7 +21,8 @@ pub struct Cluster {
     open: AtomicU32,
     connecting: AtomicU32,
     rate: Rate,
-    /// Made when there is something to count: of ten thousand clusters many are never called here, and these are four fifths of one.
+    /// Made when there is something to count: of ten thousand clusters many get no connection here, and these
+    /// counters are four fifths of the size of one.
     counters: OnceLock<Box<Counters>>,
 }
 
@@ -62,7 +63,7 @@ impl Cluster {
         Ok(open)
     }
 
-    /// Takes one of the places of connections that wait for an endpoint.
+    /// Takes a slot of those for connections that wait for an endpoint.
     pub(crate) fn start_connecting(self: &Arc<Self>, most: u32) -> Result<OpenGuard, Refusal> {
         OpenGuard::take(self, |cluster| &cluster.connecting, most).ok_or(Refusal::MaxConnecting)
     }
@@ -128,7 +129,8 @@ pub struct ClusterSnapshot {
     pub connect_failures: u64,
     /// Clients refused, in the order of [`Refusal::ALL`].
     pub refusals: [u64; Refusal::ALL.len()],
-    /// Accepted to upstream connected: counts by [`HANDSHAKE_BUCKETS`], the last for longer ones. Not cumulative.
+    /// Accepted to upstream connected: counts by [`HANDSHAKE_BUCKETS`], the last for longer ones. Not
+    /// cumulative.
     pub handshakes: [u64; HANDSHAKE_BUCKETS.len() + 1],
     /// Sum of all handshake times in seconds.
     pub handshake_seconds: f64,
@@ -142,7 +144,8 @@ pub(crate) struct OpenGuard {
 }
 
 impl OpenGuard {
-    /// Counts never beyond `most`, not even for a moment: whoever is refused must not be what another is refused for.
+    /// Counts never beyond `most`, not even for a moment: a refused connection must not be why another is
+    /// refused.
     fn take(cluster: &Arc<Cluster>, counter: fn(&Cluster) -> &AtomicU32, most: u32) -> Option<Self> {
         let up = |count| (count < most).then_some(count + 1);
         counter(cluster).fetch_update(Relaxed, Relaxed, up).ok()?;
@@ -156,14 +159,16 @@ impl Drop for OpenGuard {
     }
 }
 
-/// A rate limit without a lock: the generic cell rate algorithm. Holds the time at which the bucket will be full again.
+/// A rate limit without a lock: the generic cell rate algorithm. Holds the time at which the bucket will be
+/// full again.
 #[derive(Debug, Default)]
 struct Rate {
     full_at_nanos: AtomicU64,
 }
 
 impl Rate {
-    /// Takes one event out of a bucket that refills `per_second` events a second and holds one second's worth.
+    /// Takes one event out of a bucket that refills `per_second` events a second and holds one second's
+    /// worth.
     fn take(&self, per_second: u32, now: Duration) -> bool {
         const SECOND: u64 = 1_000_000_000;
         if per_second == 0 {
@@ -188,19 +193,19 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_connection_frees_its_place() {
+    fn a_closed_connection_frees_its_slot() {
         let cluster = cluster();
         let budget = Budget { max_connections: Some(2), ..Budget::default() };
         let first = cluster.admit(budget, Duration::ZERO).unwrap();
         let _second = cluster.admit(budget, Duration::ZERO).unwrap();
         assert_eq!(cluster.admit(budget, Duration::ZERO).unwrap_err(), Refusal::MaxConnections);
-        assert_eq!(cluster.snapshot().open, 2, "a refused connection takes no place");
+        assert_eq!(cluster.snapshot().open, 2, "a refused connection takes no slot");
         drop(first);
         cluster.admit(budget, Duration::ZERO).unwrap();
     }
 
     #[test]
-    fn who_is_refused_takes_no_place_even_for_a_moment() {
+    fn a_refused_connection_takes_no_slot_even_for_a_moment() {
         let cluster = cluster();
         let _only = cluster.start_connecting(1).unwrap();
         std::thread::scope(|scope| {
@@ -230,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_of_nothing_admits_nobody() {
+    fn a_rate_of_nothing_admits_nothing() {
         assert!(!Rate::default().take(0, Duration::ZERO));
     }
 }

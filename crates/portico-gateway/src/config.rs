@@ -1,4 +1,4 @@
-//! What an operator can set about the data plane, in one plain value. The command line parses it; nothing here reads flags.
+//! The settings of the data plane in one plain value. The command line parses it; nothing here reads flags.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -18,20 +18,24 @@ pub struct Config {
     pub sni_listen: Option<SocketAddr>,
     /// Where CONNECT requests are served; `None` is off.
     pub tunnel_listen: Option<SocketAddr>,
-    /// What is served there: certificates, plaintext, HTTP/2 limits. Its hello and stream idle timeouts are those of this struct.
+    /// What is served there: certificates, plaintext, HTTP/2 limits. Its hello and stream idle timeouts are
+    /// those of this struct.
     pub tunnel: portico_tunnel::Settings,
     /// Tokens of tunnel clients, beside or instead of certificates.
     pub tokens: TokenSettings,
-    /// Whether CONNECT requests are served on the port of ClientHellos: [`tunnel_listen`](Self::tunnel_listen) is no listener of its own
-    /// then, and what PROXY protocol is spoken, `sni` says.
+    /// Whether CONNECT requests are served on the port of ClientHellos:
+    /// [`tunnel_listen`](Self::tunnel_listen) is no listener of its own then, and the PROXY protocol is that
+    /// of `sni`.
     pub shared_port: bool,
     /// The address NodePort listeners bind.
     pub node_port_address: IpAddr,
-    /// Ports this process listens on besides, each with the flag that says so: whoever asks for one of them as NodePort is told.
+    /// Other ports of this process, each with its flag. A Service that asks for one as NodePort gets an error
+    /// that names the flag.
     pub other_ports: Vec<(u16, &'static str)>,
     /// PROXY protocol on each kind of listener.
     pub proxy_protocol: ProxyProtocol,
-    /// How long a client may take to say where it wants to go (PROXY header and ClientHello, or request head).
+    /// How long a client may take to say where it wants to go (PROXY header and ClientHello, or request
+    /// head).
     pub hello_timeout: Duration,
     /// How long one attempt to connect to an endpoint may take.
     pub connect_timeout: Duration,
@@ -41,13 +45,15 @@ pub struct Config {
     pub upstream_keepalive: Keepalive,
     /// When a connection that moves no byte is ended; `None` is never, for watches are silent for hours.
     pub idle: IdleTimeouts,
-    /// How long connections to an endpoint that left its Service may stay; `None` is until they end by themselves.
+    /// How long connections to an endpoint that left its Service may stay; `None` is until they end by
+    /// themselves.
     pub departed_timeout: Option<Duration>,
     /// Bounds of a cluster that sets none itself; `None` fields are unbounded.
     pub budget: Budget,
     /// Connections, over all clusters, that have not yet said where they want to go.
     pub max_handshakes: u32,
-    /// Connections of one cluster that wait for an endpoint to accept: a black hole must not take all descriptors.
+    /// Connections of one cluster that wait for an endpoint to accept: a black hole must not take all
+    /// descriptors.
     pub max_connecting: u32,
 }
 
@@ -96,8 +102,8 @@ pub struct ProxyProtocol {
     pub tunnel: ProxyMode,
     /// On every NodePort listener.
     pub node_port: ProxyMode,
-    /// Hops whose headers are believed. A header from anybody else is refused, never ignored: a client that may
-    /// choose its own address passes every allow list.
+    /// Hops whose headers are believed. A header from any other address is refused, never ignored: a client
+    /// that may choose its own address passes every allow list.
     pub trusted: Vec<IpNet>,
 }
 

@@ -1,9 +1,9 @@
 //! Whether file descriptors run short, so that accepting stops *before* they are out.
 //!
-//! A connection takes one when it is accepted and another when it is connected to its endpoint. Accepting for as long as
-//! accept(2) succeeds would leave none for the second half: every client would be let in only to be turned away, while in
-//! the kernel's queue it could have waited for its turn. So descriptors count as used as soon as they are promised, and one
-//! in [`RESERVED`] is kept for what else needs one: transfers, manifests, the admin listener.
+//! A connection takes one when it is accepted and another when it is connected to its endpoint. Accepting for
+//! as long as accept(2) succeeds would leave none for the second: clients would be accepted only to be
+//! refused, while in the kernel's queue they could have waited. So a descriptor counts as used as soon as it
+//! is promised, and one in [`RESERVED`] is kept for transfers, manifests and the admin listener.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use rustix::process::{Resource, getrlimit};
 const RESERVED: u64 = 8;
 
 /// At most one line about missing descriptors in this time.
-const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
+const WARN_EVERY: Duration = Duration::from_secs(10);
 
 /// The descriptors of this process.
 #[derive(Debug)]
@@ -28,10 +28,10 @@ pub(crate) struct Descriptors {
     most: AtomicU32,
     /// Accepted connections that have no endpoint yet.
     promised: AtomicU32,
-    /// When the next line may be written, in milliseconds.
-    complain_at: AtomicU64,
-    /// Whether there was a line that is not yet followed by one that it is over.
-    complained: AtomicBool,
+    /// When the next line may be logged, in milliseconds since the start.
+    next_warning: AtomicU64,
+    /// Whether the log says that descriptors are out, and not yet that there are free ones again.
+    warned: AtomicBool,
     /// Accept loops that rest.
     resting: AtomicU32,
     /// Times one began to rest.
@@ -51,8 +51,8 @@ impl Default for Descriptors {
         Self {
             most: AtomicU32::new(most()),
             promised: AtomicU32::default(),
-            complain_at: AtomicU64::default(),
-            complained: AtomicBool::default(),
+            next_warning: AtomicU64::default(),
+            warned: AtomicBool::default(),
             resting: AtomicU32::default(),
             rests: AtomicU64::default(),
         }
@@ -66,28 +66,29 @@ impl Descriptors {
         Promise(Arc::clone(self))
     }
 
-    /// Whether they run short, seen from one just made: the kernel gives the lowest free number, so all below it are in use.
+    /// Whether they run short, seen from one just made: the kernel gives the lowest free number, so all below
+    /// it are in use.
     pub(crate) fn run_short(&self, newest: BorrowedFd<'_>) -> bool {
         let number = u32::try_from(newest.as_raw_fd()).unwrap_or(u32::MAX);
         number.saturating_add(self.promised.load(SeqCst)) >= self.most.load(Relaxed)
     }
 
-    /// Whether they still run short. `any` is copied, and closed again, to see which number is free; the limit is
-    /// read again, for it can be changed from outside.
+    /// Whether they still run short. `any` is copied, and closed again, to see which number is free; the
+    /// limit is read again, for it can be changed from outside.
     pub(crate) fn still_run_short(&self, any: BorrowedFd<'_>) -> bool {
         self.most.store(most(), Relaxed);
-        // That no copy can be made is an answer, too.
+        // A copy that cannot be made says so, too.
         any.try_clone_to_owned().map_or(true, |copy| self.run_short(copy.as_fd()))
     }
 
     /// Whether it is time for another line in the log.
-    pub(crate) fn may_complain(&self, now: Duration) -> bool {
+    pub(crate) fn may_warn(&self, now: Duration) -> bool {
         let now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
-        let wait = u64::try_from(COMPLAIN_EVERY.as_millis()).unwrap_or(u64::MAX);
+        let wait = u64::try_from(WARN_EVERY.as_millis()).unwrap_or(u64::MAX);
         let due = |at: u64| (at <= now).then_some(now.saturating_add(wait));
-        let may = self.complain_at.fetch_update(Relaxed, Relaxed, due).is_ok();
+        let may = self.next_warning.fetch_update(Relaxed, Relaxed, due).is_ok();
         if may {
-            self.complained.store(true, Relaxed);
+            self.warned.store(true, Relaxed);
         }
         may
     }
@@ -112,7 +113,7 @@ impl Descriptors {
 
 impl Drop for Rest {
     fn drop(&mut self) {
-        if self.0.resting.fetch_sub(1, SeqCst) == 1 && self.0.complained.swap(false, Relaxed) {
+        if self.0.resting.fetch_sub(1, SeqCst) == 1 && self.0.warned.swap(false, Relaxed) {
             tracing::info!("there are free file descriptors again; accepting goes on");
         }
     }
@@ -154,10 +155,10 @@ mod tests {
     }
 
     #[test]
-    fn it_complains_once_in_a_while() {
+    fn it_warns_once_in_a_while() {
         let descriptors = descriptors(0);
-        assert!(descriptors.may_complain(Duration::ZERO));
-        assert!(!descriptors.may_complain(COMPLAIN_EVERY - Duration::from_millis(1)));
-        assert!(descriptors.may_complain(COMPLAIN_EVERY));
+        assert!(descriptors.may_warn(Duration::ZERO));
+        assert!(!descriptors.may_warn(WARN_EVERY - Duration::from_millis(1)));
+        assert!(descriptors.may_warn(WARN_EVERY));
     }
 }

@@ -1,34 +1,30 @@
 //! The data plane: moves TCP bytes between clients and hosted control planes.
 //!
-//! In the order of a connection: `listen` accepts, `connection` learns where the client wants to go (by its ClientHello, its
-//! port, or, in `connect`, by its CONNECT request), `live` holds where that leads, `cluster` admits it within the cluster's
-//! budget, `upstream` connects to an endpoint, `copy` moves the bytes, through pipes and in batches (`gather`) where
-//! that pays, `record` keeps count, and `access` writes the one line that is left of it. `refusal` names every reason not to serve,
-//! and `auth` knows whom a tunnel client speaks for; its tokens are reviewed by an `api_server`. `worker` is the
-//! thread it all happens on, `descriptors` says when to stop accepting, `deadline` and `spare` make timers and buffers of
-//! connections that come by the thousand cheap. Access lines are written, and listeners handed to the next process,
-//! by `portico-net`.
+//! [`entry`] accepts and learns where a client wants to go, by its ClientHello, its port or its CONNECT
+//! request. [`admission`] finds the route in [`live`] and holds the client against allow list and budget
+//! ([`cluster`]), for CONNECT also against its credential ([`auth`], which may ask an [`api_server`]).
+//! [`upstream`] connects to an endpoint. [`session`] counts the connection while `portico-net` or
+//! `portico-tunnel` carries its bytes; [`access`] writes the line that is left of it. [`outcome`] is the
+//! table of every way a connection ends. A [`worker`] is the thread this happens on.
 //!
-//! The table itself is computed in `portico-routes` and arrives through [`Gateway::apply`]: nothing here talks to Kubernetes
-//! or reads a manifest.
+//! The table itself is computed in `portico-routes` and arrives through [`Gateway::apply`]: nothing here
+//! talks to Kubernetes or reads a manifest.
 
 mod access;
+mod admission;
 mod api_server;
 mod auth;
 mod cluster;
 mod config;
-mod connect;
-mod connection;
-mod copy;
-mod deadline;
 mod descriptors;
-mod gather;
-mod listen;
+mod entry;
+mod first_bytes;
 mod live;
+mod outcome;
+mod proxy_header;
 mod record;
-mod refusal;
-mod spare;
-mod sys;
+mod session;
+mod shared;
 mod upstream;
 mod worker;
 
@@ -51,21 +47,21 @@ pub use auth::{
 pub use cluster::{Cluster, ClusterSnapshot, HANDSHAKE_BUCKETS};
 pub use config::{Config, IdleTimeouts, Keepalive, ProxyMode, ProxyProtocol};
 pub use live::{Live, Routes};
+pub use outcome::{End, Refusal, Side};
 pub use portico_net::access::{AccessFormat, AccessLog};
 pub use portico_net::takeover::{Offer, Predecessor, TakeOverError, take_over};
-pub use record::{ConnectionId, End, Listener, Record};
-pub use refusal::{Refusal, Side};
+pub use record::{ConnectionId, Listener, Record};
+pub use shared::{Shared, Totals};
 pub use upstream::{Endpoint, Upstream};
-pub use worker::{Ends, Shared, Totals};
 
-use crate::listen::Listeners;
+use crate::entry::listen::Listeners;
 use crate::worker::Worker;
 
 /// How long cancelled connections may take to end at the very end of a drain.
 const LAST_GRACE: Duration = Duration::from_secs(2);
 
-/// A successor has read its manifests, or filled its caches from the Kubernetes API, when it asks for sockets; then it opens those of its
-/// own.
+/// A successor has read its manifests, or filled its caches from the Kubernetes API, when it asks for
+/// sockets; then it opens those of its own.
 const SUCCESSOR_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A running data plane.
@@ -87,7 +83,7 @@ pub struct FailedPort {
     pub port: u16,
     /// The Service port that is not reached because of that.
     pub backend: BackendId,
-    /// What the system said, or whose the port is.
+    /// What the system said, or which listener of this process has the port.
     pub error: Box<str>,
 }
 
@@ -96,7 +92,8 @@ pub struct FailedPort {
 pub enum StartError {
     /// A listener of its own could not be bound.
     #[error(
-        "cannot listen on {address} for {what}: {source}; choose another address with {flag}, or stop what uses this one"
+        "cannot listen on {address} for {what}: {source}; choose another address with {flag}, or stop what \
+         uses this one"
     )]
     Listen {
         /// The address asked for.
@@ -119,10 +116,11 @@ pub enum StartError {
 }
 
 impl Gateway {
-    /// Starts the workers, then the SNI and tunnel listeners, then those of NodePorts: on sockets of the `predecessor` where it
-    /// had them. The `first` routes are in force before anything is accepted: a client that waits in a socket of the
-    /// predecessor must not be told that its cluster is unknown. But their NodePorts come last: a Service that asks for a
-    /// port of the gateway itself must not keep it from starting.
+    /// Starts the workers, then the SNI and tunnel listeners, then those of NodePorts: on sockets of the
+    /// `predecessor` where it had them. The `first` routes are in force before anything is accepted: a client
+    /// that waits in a socket of the predecessor must not be refused as if its cluster were unknown. But
+    /// their NodePorts come last: a Service that asks for a port of the gateway itself must not keep it from
+    /// starting.
     pub fn start(
         config: Config,
         access: AccessLog,
@@ -136,7 +134,7 @@ impl Gateway {
         let mut threads = Vec::new();
         for index in 0..shared.config.workers.max(1) {
             let worker = Arc::new(Worker::new(Arc::clone(&shared)));
-            let (handle, thread) = start_worker(index, stop.subscribe())?;
+            let (handle, thread) = worker.start(index, stop.subscribe())?;
             workers.push(Arc::clone(&worker));
             handles.push((worker, handle));
             threads.push(thread);
@@ -172,12 +170,13 @@ impl Gateway {
         for port in first.map(|applied| applied.opened_ports).unwrap_or_default() {
             gateway.open_port(port);
         }
-        // What the first table did not ask for is served by nobody any more.
+        // No route of the first table leads there any more.
         gateway.listeners().drop_inherited();
         Ok(gateway)
     }
 
-    /// Takes over a new route table: opens and closes NodePort listeners, leaves everything alone that did not change.
+    /// Takes over a new route table: opens and closes NodePort listeners, leaves everything alone that did
+    /// not change.
     pub fn apply(&self, update: &Update) {
         let applied = self.shared.live.apply(update);
         for port in applied.closed_ports {
@@ -190,11 +189,11 @@ impl Gateway {
         if let Some(limit) = self.shared.config.departed_timeout
             && !applied.removed_endpoints.is_empty()
         {
-            self.end_departed(applied.removed_endpoints, limit);
+            self.end_removed(applied.removed_endpoints, limit);
         }
     }
 
-    /// Tries again to bind the NodePorts that could not be. Answers whether any still cannot.
+    /// Tries again to bind the NodePorts that could not be. Returns whether any still cannot.
     pub fn retry_failed_ports(&self) -> bool {
         let ports: Vec<u16> = self.failed_ports().keys().copied().collect();
         for port in ports {
@@ -224,7 +223,9 @@ impl Gateway {
                 if failed.get(&port) != Some(&error) {
                     let routes = self.shared.live.routes();
                     let service = routes.ports.get(&port).map(|upstream| upstream.id().to_string());
-                    tracing::error!(service, %address, %error, "cannot open a NodePort listener; trying again");
+                    tracing::error!(
+                        service, %address, %error, "cannot open a NodePort listener; trying again"
+                    );
                     failed.insert(port, error);
                 }
             }
@@ -245,17 +246,17 @@ impl Gateway {
         all.find_map(|(taken, flag)| (taken == port).then_some(flag))
     }
 
-    fn end_departed(&self, departed: Vec<Arc<Endpoint>>, limit: Duration) {
+    fn end_removed(&self, removed: Vec<Arc<Endpoint>>, limit: Duration) {
         let workers = self.workers.clone();
         let Some((_, handle)) = self.listeners().first_worker() else { return };
-        let departed: Vec<_> = departed.into_iter().map(|endpoint| (endpoint.moves(), endpoint)).collect();
+        let removed: Vec<_> = removed.into_iter().map(|endpoint| (endpoint.moves(), endpoint)).collect();
         handle.spawn(async move {
             tokio::time::sleep(limit).await;
             // One that came back meanwhile keeps its connections; if it left again, their time began anew.
             let still_away = |(moves, endpoint): &&(u32, Arc<Endpoint>)| endpoint.moves() == *moves;
-            let departed: Vec<_> = departed.iter().filter(still_away).map(|(_, endpoint)| endpoint).collect();
+            let removed: Vec<_> = removed.iter().filter(still_away).map(|(_, endpoint)| endpoint).collect();
             let left =
-                |record: &Record| departed.iter().any(|endpoint| Arc::ptr_eq(endpoint, record.endpoint()));
+                |record: &Record| removed.iter().any(|endpoint| Arc::ptr_eq(endpoint, record.endpoint()));
             for record in workers.iter().flat_map(|worker| worker.connections()) {
                 if left(&record) {
                     record.cancel(End::Departed);
@@ -300,8 +301,8 @@ impl Gateway {
         failed
     }
 
-    /// Offers the listening sockets at `path` to a successor; done once one accepts on them. Then it is time to
-    /// [`drain`](Self::drain).
+    /// Offers the listening sockets at `path` to a successor; done once one accepts on them. Then it is time
+    /// to [`drain`](Self::drain).
     pub async fn hand_over(&self, path: &Path) -> Result<(), TakeOverError> {
         let offer = Offer::new(path)?;
         let sockets = || {
@@ -312,11 +313,12 @@ impl Gateway {
         Ok(())
     }
 
-    /// Stops accepting and lets connections finish for `limit`, then ends the rest. Answers how many that were.
+    /// Stops accepting and lets connections finish for `limit`, then ends the rest. Returns how many that
+    /// were.
     pub async fn drain(&self, limit: Duration) -> usize {
         let loops = self.listeners().close_all();
         for accept_loop in loops {
-            // It was told to end, which is all that its error can say.
+            // Its error can only say that it was cancelled.
             let _ = accept_loop.await;
         }
         self.shared.draining().send_replace(true);
@@ -366,18 +368,4 @@ async fn supervise_credentials(shared: Arc<Shared>, workers: Vec<Arc<Worker>>) {
         count
     };
     shared.identities.supervise(cut).await;
-}
-
-fn start_worker(
-    index: usize,
-    mut stop: watch::Receiver<bool>,
-) -> io::Result<(tokio::runtime::Handle, JoinHandle<()>)> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let handle = runtime.handle().clone();
-    let run = move || {
-        // An error says that the gateway is gone without a word: time to stop, too.
-        let _ = runtime.block_on(stop.wait_for(|stop| *stop));
-    };
-    let thread = std::thread::Builder::new().name(format!("worker-{index}")).spawn(run)?;
-    Ok((handle, thread))
 }

@@ -1,253 +1,43 @@
-//! The threads that move bytes, and what they share.
+//! One thread that moves bytes: a single-threaded runtime and listeners of its own.
 //!
-//! Each worker is a thread with a single-threaded runtime of its own and listeners of its own; a connection stays on the
-//! thread that accepted it from its first byte to its last. Workers meet only in atomic counters and in the route table.
+//! A connection stays on the thread that accepted it from its first byte to its last. Workers meet only in
+//! what they [share](crate::shared).
 
-use std::sync::atomic::{
-    AtomicU32, AtomicU64,
-    Ordering::{Relaxed, SeqCst},
-};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
-use portico_net::access::AccessLog;
 use slab::Slab;
-use tokio::sync::{Notify, watch};
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval};
 
-use crate::access::{Line, Refused};
-use crate::auth::Identities;
-use crate::config::Config;
-use crate::descriptors::Descriptors;
-use crate::live::Live;
-use crate::record::{ConnectionId, End, Record};
-use crate::refusal::Refusal;
+use crate::record::{Listener, Record};
+use crate::shared::Shared;
 
-/// What all workers share.
-#[derive(Debug)]
-pub struct Shared {
-    /// The settings of this process.
-    pub config: Config,
-    /// The routes.
-    pub live: Live,
-    /// Where access lines go.
-    pub access: AccessLog,
-    /// Who tunnel clients are.
-    pub identities: Identities,
-    started: Instant,
-    /// Random at start, so that ids of two processes do not meet in one log.
-    ids: AtomicU64,
-    handshakes: AtomicU32,
-    pub(crate) descriptors: Arc<Descriptors>,
-    accepted: AtomicU64,
-    accept_errors: AtomicU64,
-    /// Clients refused, in the order of [`Refusal::ALL`].
-    refusals: [AtomicU64; Refusal::ALL.len()],
-    ends: [AtomicU64; Ends::WORDS.len()],
-    draining: watch::Sender<bool>,
-    alive: AtomicU64,
-    all_ended: Notify,
-}
+/// Between two looks at which connections have outlived their first second. Also the longest time in which a
+/// timer can be due before all others: tokio wakes its own event loop, by a system call, for each timer that
+/// is, and connections set one for nearly every step.
+const TICK: Duration = Duration::from_millis(500);
 
-/// Counters of the whole process at one moment.
-#[derive(Debug, Clone)]
-pub struct Totals {
-    /// Connections accepted, tunnel streams not included.
-    pub accepted: u64,
-    /// Calls to accept(2) that failed.
-    pub accept_errors: u64,
-    /// Whether accepting rests now, on any listener, for want of descriptors.
-    pub accept_rests_now: bool,
-    /// Times it began to rest.
-    pub accept_rests: u64,
-    /// Connections that have not yet said where they want to go.
-    pub handshakes: u32,
-    /// Clients refused, in the order of [`Refusal::ALL`].
-    pub refusals: [u64; Refusal::ALL.len()],
-    /// Connections ended, in the order of [`Ends::WORDS`].
-    pub ends: [u64; Ends::WORDS.len()],
-}
-
-/// The ways a connection ends, for metrics.
-#[derive(Debug)]
-pub struct Ends;
-
-impl Ends {
-    /// Reason and side of each.
-    pub const WORDS: [(&'static str, &'static str); 10] = [
-        ("closed", "downstream"),
-        ("closed", "upstream"),
-        ("reset", "downstream"),
-        ("reset", "upstream"),
-        ("idle_timeout", "gateway"),
-        ("endpoint_departed", "gateway"),
-        ("drain_timeout", "gateway"),
-        ("cancelled", "gateway"),
-        ("revoked", "gateway"),
-        ("memory", "gateway"),
-    ];
-
-    fn index(end: End) -> usize {
-        use crate::refusal::Side::Downstream;
-        match end {
-            End::Closed(Downstream) => 0,
-            End::Closed(_) => 1,
-            End::Reset(Downstream) => 2,
-            End::Reset(_) => 3,
-            End::Idle => 4,
-            End::Departed => 5,
-            End::Drained => 6,
-            End::Cancelled => 7,
-            End::Revoked => 8,
-            End::Memory => 9,
-        }
-    }
-}
-
-impl Shared {
-    pub(crate) fn new(config: Config, access: AccessLog) -> Self {
-        Self {
-            identities: Identities::new(config.tunnel.tls.clone(), &config.tokens, config.max_handshakes),
-            config,
-            live: Live::default(),
-            access,
-            started: Instant::now(),
-            ids: AtomicU64::new(first_id()),
-            handshakes: AtomicU32::default(),
-            descriptors: Arc::default(),
-            accepted: AtomicU64::default(),
-            accept_errors: AtomicU64::default(),
-            refusals: Default::default(),
-            ends: Default::default(),
-            draining: watch::Sender::new(false),
-            alive: AtomicU64::default(),
-            all_ended: Notify::new(),
-        }
-    }
-
-    /// Time since the gateway started: the clock of everything that is not shown to people.
-    pub fn now(&self) -> Duration {
-        self.started.elapsed()
-    }
-
-    /// The counters as they are now.
-    pub fn totals(&self) -> Totals {
-        Totals {
-            accepted: self.accepted.load(Relaxed),
-            accept_errors: self.accept_errors.load(Relaxed),
-            accept_rests_now: self.descriptors.are_short(),
-            accept_rests: self.descriptors.rests(),
-            handshakes: self.handshakes.load(Relaxed),
-            refusals: std::array::from_fn(|index| self.refusals[index].load(Relaxed)),
-            ends: std::array::from_fn(|index| self.ends[index].load(Relaxed)),
-        }
-    }
-
-    /// Whether the gateway is stopping.
-    pub fn is_draining(&self) -> bool {
-        *self.draining.borrow()
-    }
-
-    pub(crate) fn draining(&self) -> &watch::Sender<bool> {
-        &self.draining
-    }
-
-    /// Holding the answer keeps the gateway from having ended.
-    pub(crate) fn keep_alive(self: &Arc<Self>) -> Alive {
-        self.alive.fetch_add(1, SeqCst);
-        Alive(Arc::clone(self))
-    }
-
-    /// Returns once nobody holds an [`Alive`].
-    pub(crate) async fn all_ended(&self) {
-        loop {
-            let ended = self.all_ended.notified();
-            if self.alive.load(SeqCst) == 0 {
-                return;
-            }
-            ended.await;
-        }
-    }
-
-    pub(crate) fn next_id(&self) -> ConnectionId {
-        ConnectionId(self.ids.fetch_add(1, Relaxed))
-    }
-
-    pub(crate) fn count_accepted(&self) {
-        self.accepted.fetch_add(1, Relaxed);
-    }
-
-    pub(crate) fn count_accept_error(&self) {
-        self.accept_errors.fetch_add(1, Relaxed);
-    }
-
-    /// Writes a line about it, unless there was one just now.
-    pub(crate) fn say_descriptors_are_out(&self) {
-        if self.descriptors.may_complain(self.now()) {
-            tracing::error!(
-                "out of file descriptors: open connections go on, new ones wait in the kernel; raise the limit (ulimit -n)"
-            );
-        }
-    }
-
-    pub(crate) fn count_end(&self, end: End) {
-        self.ends[Ends::index(end)].fetch_add(1, Relaxed);
-    }
-
-    /// Counts a refused client, for its cluster too where that is known, and writes its access line.
-    pub(crate) fn refuse(&self, refused: &Refused<'_>) {
-        self.refusals[refused.refusal as usize].fetch_add(1, Relaxed);
-        if let Some(upstream) = refused.upstream {
-            upstream.cluster.count_refusal(refused.refusal);
-        }
-        if refused.refusal == Refusal::OutOfDescriptors {
-            self.say_descriptors_are_out();
-        }
-        self.access.write(|| Line::refused(self, refused));
-    }
-
-    /// Takes one of the places of connections that have not yet said where they want to go.
-    pub(crate) fn start_handshake(self: &Arc<Self>) -> Result<HandshakeGuard, Refusal> {
-        let before = self.handshakes.fetch_add(1, Relaxed);
-        let guard = HandshakeGuard(Arc::clone(self));
-        if before >= self.config.max_handshakes { Err(Refusal::MaxHandshakes) } else { Ok(guard) }
-    }
-}
-
-/// A number no other process is likely to begin with: the standard library's hasher is seeded by the system.
-fn first_id() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    // The upper half is random, the lower one counts.
-    RandomState::new().hash_one("connection ids") & 0xffff_ffff_0000_0000
-}
-
-/// A place among the handshakes in progress, given back on drop.
-#[derive(Debug)]
-pub(crate) struct HandshakeGuard(Arc<Shared>);
-
-impl Drop for HandshakeGuard {
-    fn drop(&mut self) {
-        self.0.handshakes.fetch_sub(1, Relaxed);
-    }
-}
-
-/// An accepted connection that has not ended.
-#[derive(Debug)]
-pub(crate) struct Alive(Arc<Shared>);
-
-impl Drop for Alive {
-    fn drop(&mut self) {
-        if self.0.alive.fetch_sub(1, SeqCst) == 1 && self.0.is_draining() {
-            self.0.all_ended.notify_waiters();
-        }
-    }
-}
+/// Ticks after which a connection counts as lasting: one to one and a half seconds.
+const LASTING: usize = 2;
 
 /// One thread's share.
 #[derive(Debug)]
 pub(crate) struct Worker {
     pub(crate) shared: Arc<Shared>,
-    /// Open connections of this thread. Other threads lock it only to list them.
-    connections: Mutex<Slab<Arc<Record>>>,
+    /// Locked by other threads only to list open connections.
+    connections: Mutex<Connections>,
+}
+
+#[derive(Debug, Default)]
+struct Connections {
+    /// Every open connection of this thread.
+    open: Slab<Arc<Record>>,
+    /// Slots taken since the last tick, before it, and so on. A slot may have a new connection by now.
+    young: [Vec<usize>; LASTING + 1],
 }
 
 impl Worker {
@@ -255,19 +45,63 @@ impl Worker {
         Self { shared, connections: Mutex::default() }
     }
 
+    /// Starts the thread. It ends when `stop` turns true, and with it every task.
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        index: usize,
+        mut stop: watch::Receiver<bool>,
+    ) -> io::Result<(Handle, JoinHandle<()>)> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let handle = runtime.handle().clone();
+        handle.spawn(Arc::clone(self).tick());
+        let run = move || {
+            // An error says that the gateway was dropped: time to stop, too.
+            let _ = runtime.block_on(stop.wait_for(|stop| *stop));
+        };
+        let thread = std::thread::Builder::new().name(format!("worker-{index}")).spawn(run)?;
+        Ok((handle, thread))
+    }
+
+    /// Adds an open connection to the list; returns its slot.
     pub(crate) fn list(&self, record: Arc<Record>) -> usize {
-        self.lock().insert(record)
+        // Streams have nothing to set once they last.
+        let is_stream = record.listener == Listener::Tunnel;
+        let mut connections = self.lock();
+        let slot = connections.open.insert(record);
+        if !is_stream {
+            connections.young[0].push(slot);
+        }
+        slot
     }
 
     pub(crate) fn unlist(&self, slot: usize) {
-        self.lock().try_remove(slot);
+        self.lock().open.try_remove(slot);
     }
 
+    /// Every open connection of this thread.
     pub(crate) fn connections(&self) -> Vec<Arc<Record>> {
-        self.lock().iter().map(|(_, record)| Arc::clone(record)).collect()
+        self.lock().open.iter().map(|(_, record)| Arc::clone(record)).collect()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Slab<Arc<Record>>> {
+    async fn tick(self: Arc<Self>) {
+        let mut tick = interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tick.tick().await;
+            self.note_lasting();
+        }
+    }
+
+    /// Tells connections that have outlived their first second.
+    fn note_lasting(&self) {
+        let mut connections = self.lock();
+        connections.young.rotate_right(1);
+        // A burst must not leave its room behind.
+        let oldest = std::mem::take(&mut connections.young[0]);
+        oldest.iter().filter_map(|&slot| connections.open.get(slot)).for_each(|record| record.set_lasting());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Connections> {
         // Nothing in here can be left half done by a panic elsewhere.
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }

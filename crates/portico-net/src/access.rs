@@ -1,7 +1,7 @@
 //! The access line: one for each connection, refused or ended, on standard output.
 //!
-//! Whoever serves connections hands finished lines to a thread of its own through a bounded queue: a terminal or log collector that stalls
-//! costs lines, which are counted, but never a byte of a connection.
+//! Finished lines go through a bounded queue to a thread of their own: a terminal or log collector that
+//! stalls costs lines, which are counted, but never a byte of a connection.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -16,7 +16,7 @@ const QUEUE: usize = 4_096;
 /// How access lines look.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum AccessFormat {
-    /// None are written.
+    /// No lines are written.
     #[default]
     Off,
     /// `key=value` pairs.
@@ -25,9 +25,9 @@ pub enum AccessFormat {
     Json,
 }
 
-/// What an access line says. As JSON it is what its fields say.
+/// An access line. As JSON it has its fields.
 pub trait Line: Serialize {
-    /// As `key=value` pairs, without a line break. What peers have a say in must be quoted.
+    /// As `key=value` pairs, without a line break. Text that peers choose must be quoted.
     fn to_text(&self) -> String;
 }
 
@@ -46,17 +46,16 @@ impl AccessLog {
             AccessFormat::Off => None,
             AccessFormat::Text | AccessFormat::Json => {
                 let (sender, receiver) = sync_channel(QUEUE);
-                std::thread::Builder::new()
-                    .name("access-log".into())
-                    .spawn(move || {
-                        // A closed standard output ends the log, not the process.
-                        if let Err(error) = write_lines(&receiver, io::stdout()) {
-                            tracing::error!(
-                                %error,
-                                "standard output takes no more access lines; from now on they are dropped and counted"
-                            );
-                        }
-                    })?;
+                std::thread::Builder::new().name("access-log".into()).spawn(move || {
+                    // A closed standard output ends the log, not the process.
+                    if let Err(error) = write_lines(&receiver, io::stdout()) {
+                        tracing::error!(
+                            %error,
+                            "standard output takes no more access lines; from now on they are dropped and \
+                             counted"
+                        );
+                    }
+                })?;
                 Some(sender)
             }
         };

@@ -1,31 +1,35 @@
-//! Sees a reset on a socket that nobody reads.
+//! Sees a reset on a socket that is not being read.
 //!
-//! While back-pressure keeps us from reading one side, its data waits in the kernel and readiness says nothing new. Errors are a
-//! readiness of their own; without this a pair whose unread side resets would stay for ever.
+//! While back-pressure keeps an engine from reading one side, the bytes of that side wait in the kernel and
+//! its read readiness says nothing new. Errors are a readiness of their own: without this watch a pair whose
+//! unread side resets would stay for ever.
 
-use std::io;
+use std::ops::Deref;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use tokio::io::{Interest, Ready};
-use tokio::net::TcpStream;
+use crate::stream::Socket;
 
-/// Set up by [`poll`](Self::poll), taken down by [`stop`](Self::stop): a tunnel that is read normally pays one pointer.
+/// Starts with the first [`poll`](Self::poll), ends with [`stop`](Self::stop). A connection that is read
+/// normally pays one pointer.
 #[derive(Default)]
-pub struct ErrorWatch(Option<Pin<Box<dyn Future<Output = io::Result<Ready>> + Send>>>);
+pub struct ErrorWatch<'a>(Option<Pin<Box<dyn Future<Output = ()> + Send + 'a>>>);
 
-impl ErrorWatch {
-    /// Ready when the socket has failed.
-    pub fn poll(&mut self, stream: &Arc<TcpStream>, cx: &mut Context<'_>) -> Poll<()> {
+impl<'a> ErrorWatch<'a> {
+    /// Ready when the socket behind `handle` has failed. The watch keeps a clone of the handle until it
+    /// stops.
+    pub fn poll<H>(&mut self, handle: &H, cx: &mut Context<'_>) -> Poll<()>
+    where
+        H: Deref<Target: Socket> + Clone + Send + Sync + 'a,
+    {
         let watch = self.0.get_or_insert_with(|| {
-            let stream = Arc::clone(stream);
-            Box::pin(async move { stream.ready(Interest::ERROR).await })
+            let handle = H::clone(handle);
+            Box::pin(async move { handle.failed().await })
         });
-        watch.as_mut().poll(cx).map(drop)
+        watch.as_mut().poll(cx)
     }
 
-    /// Watches no more, and holds the socket no more.
+    /// Ends the watch and lets go of the socket.
     pub fn stop(&mut self) {
         self.0 = None;
     }

@@ -1,23 +1,33 @@
-//! What processes that serve connections have in common, whatever they serve: the gateway and the node agent.
+//! Sockets: what every process that carries bytes needs, with no knowledge of routes or HTTP.
 //!
-//! [`access`] writes one line a connection without ever holding one up, [`socket`] has the options of sockets, [`pipe`] lends pipes to bulk
-//! transfers, and [`takeover`] hands listening sockets to the next process.
+//! [`socket`] and [`takeover`] open listening sockets and hand them to the next process. [`stream`] is a
+//! connected socket, TCP or Unix. [`copy`](mod@copy) joins two of them, through [`pipe`]s where a transfer is
+//! large; [`error_watch`], [`idle`] and [`linger`] are the parts of that promise that the tunnel's engine
+//! shares; [`meter`] is what either engine reports. [`access`] writes one line a connection.
 
 pub mod access;
+mod batch;
+pub mod copy;
 pub mod error_watch;
 pub mod idle;
 pub mod linger;
 pub mod memory;
+pub mod meter;
 pub mod pipe;
 pub mod read_ahead;
 pub mod rewind;
 pub mod shared_tcp;
 pub mod socket;
+pub mod stream;
+mod sys;
 pub mod takeover;
 
+pub use copy::copy;
 pub use error_watch::ErrorWatch;
 pub use idle::Idle;
 pub use memory::MemoryBudget;
+pub use meter::{End, Meter, Side};
 pub use read_ahead::ReadAhead;
 pub use rewind::Rewind;
 pub use shared_tcp::SharedTcp;
+pub use stream::{Socket, Stream};

@@ -1,5 +1,6 @@
-//! Pipes for splice(2): bytes of bulk transfers stay in the kernel. A few a thread, lent to one direction of one connection or
-//! stream while bytes are moving, given back as soon as it has come to rest.
+//! Pipes for splice(2): bytes of bulk transfers stay in the kernel.
+//!
+//! A thread has a few, lent to one direction of one connection while bytes move and given back once it rests.
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
@@ -8,19 +9,19 @@ use rustix::io::{self, Errno};
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 use std::os::fd::AsFd;
 
-/// Wanted first, then what unprivileged processes still get when they have used up `pipe-user-pages-soft`. Less than this
-/// gains nothing over copying.
+/// Wanted first, then what unprivileged processes still get when they have used up `pipe-user-pages-soft`.
+/// Less than this gains nothing over copying.
 const CAPACITIES: [usize; 2] = [1 << 20, 256 << 10];
 
-/// Pipes of one thread. Each holds at most its capacity of kernel memory and two descriptors; transfers beyond that many
-/// are copied.
+/// Pipes of one thread. Each holds at most its capacity of kernel memory and two descriptors; transfers
+/// beyond that many are copied.
 const MOST_PIPES: usize = 64;
 
 /// Empty pipes kept for the next transfer.
 const KEPT_PIPES: usize = 16;
 
-#[derive(Debug)]
 /// A pipe that is lent.
+#[derive(Debug)]
 pub struct Pipe {
     read: OwnedFd,
     write: OwnedFd,
@@ -57,7 +58,8 @@ impl Pipe {
         Some(Self { read, write, capacity, held: 0 })
     }
 
-    /// Returns the pipe to the pool. One that still holds bytes is closed: they must never reach another connection.
+    /// Returns the pipe to the pool. One that still holds bytes is closed: they must never reach another
+    /// connection.
     pub fn give_back(self: Box<Self>) {
         POOL.with_borrow_mut(|pool| {
             pool.lent -= 1;
@@ -72,13 +74,13 @@ impl Pipe {
         self.held
     }
 
-    /// Most bytes it can hold. It may be full with less: each segment takes a place, whatever its size.
+    /// Most bytes it can hold. It may be full with less: each segment takes a slot, whatever its size.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Moves what the socket has, `most` bytes of it, into the pipe; 0 is its end. A pipe that is full answers like an empty
-    /// socket (`EAGAIN`); an empty one does not.
+    /// Moves what the socket has, `most` bytes of it, into the pipe; 0 is its end. A full pipe returns what
+    /// an empty socket does (`EAGAIN`); an empty one does not.
     pub fn fill(&mut self, from: impl AsFd, most: usize) -> Result<usize, Errno> {
         let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
         let filled = io::retry_on_intr(|| splice(from.as_fd(), None, &self.write, None, most, flags))?;

@@ -1,4 +1,4 @@
-//! A stream whose first bytes were read already, to find out what it speaks.
+//! A stream whose first bytes were read already, to detect its protocol.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;

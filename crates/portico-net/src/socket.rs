@@ -22,7 +22,8 @@ pub struct Keepalive {
 }
 
 impl Default for Keepalive {
-    /// A dead peer is noticed after two minutes, sooner than the shortest idle limit of common NAT devices (five).
+    /// A dead peer is noticed after two minutes, sooner than the shortest idle limit of common NAT devices
+    /// (five).
     fn default() -> Self {
         Self { time: Duration::from_secs(60), interval: Duration::from_secs(15), probes: 4 }
     }
@@ -37,7 +38,8 @@ pub fn set_keepalive(socket: &SockRef<'_>, keepalive: Keepalive) -> io::Result<(
     socket.set_tcp_keepalive(&settings)
 }
 
-/// A TCP socket that may be bound where connections of a process before us linger in TIME_WAIT. An IPv6 one serves IPv4 as well.
+/// A TCP socket that may be bound where connections of a process before us linger in TIME_WAIT. An IPv6 one
+/// serves IPv4 as well.
 pub fn unbound(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;

@@ -1,13 +1,15 @@
-//! Handing the listening sockets to a successor, so that no connection attempt fails while one process replaces another.
+//! Handing the listening sockets to a successor, so that no connection attempt fails while one process
+//! replaces another.
 //!
-//! The running process offers its sockets on a Unix socket. A successor connects, receives them (`SCM_RIGHTS`), begins to
-//! accept on them, and says so; only then does the old process stop accepting and drain. At no moment is a socket closed
-//! that a connection waits in. Whichever side fails on the way, the other goes on: the old process as if nothing had been asked, a
-//! successor, which learns it from [`Predecessor::gone`], with the sockets it has.
+//! The running process offers its sockets on a Unix socket. A successor connects, receives them
+//! (`SCM_RIGHTS`), begins to accept on them, and says so; only then does the old process stop accepting and
+//! drain. At no moment is a socket closed that a connection waits in. Whichever side fails on the way, the
+//! other goes on: the old process as if nothing had been asked, a successor, which learns it from
+//! [`Predecessor::gone`], with the sockets it has.
 //!
-//! The protocol, over `SOCK_SEQPACKET` so that messages keep their bounds: the old process sends any number of messages, each a JSON
-//! list of listener names with as many descriptors, then an empty list; the successor answers `ready`. What the names mean is between
-//! processes of one kind.
+//! The protocol, over `SOCK_SEQPACKET` so that messages keep their bounds: the old process sends any number
+//! of messages, each a JSON list of listener names with as many descriptors, then an empty list; the
+//! successor sends `ready`. The names have a meaning only between processes of one kind.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -33,7 +35,8 @@ use tokio::time::{sleep, timeout};
 /// Descriptors in one message; Linux admits 253.
 const BATCH: usize = 128;
 
-/// Longest message: 128 names of at most 56 characters (an IPv6 address with scope and port), with quotes and commas.
+/// Longest message: 128 names of at most 56 characters (an IPv6 address with scope and port), with quotes and
+/// commas.
 const MESSAGE: usize = 8 * 1024;
 
 /// What the successor says once it accepts connections.
@@ -50,7 +53,8 @@ const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
 pub enum TakeOverError {
     /// A system call on the Unix socket failed.
     #[error(
-        "{what} {path}: {source}; check that the path is writable and that both processes run as the same user"
+        "{what} {path}: {source}; check that the path is writable and that both processes run as the same \
+         user"
     )]
     Socket {
         /// What was tried.
@@ -62,7 +66,8 @@ pub enum TakeOverError {
     },
     /// The other process does not speak this protocol.
     #[error(
-        "the process at {path} sent something else than listening sockets: {problem}; is it the same verb of portico, of about this version?"
+        "the process at {path} sent something else than listening sockets: {problem}; is it the same verb of \
+         portico, of about this version?"
     )]
     Protocol {
         /// The Unix socket.
@@ -72,7 +77,7 @@ pub enum TakeOverError {
     },
 }
 
-/// A running process whose sockets were received, and which waits for word that they are in use.
+/// A running process whose sockets were received, and which waits to hear that they are in use.
 #[derive(Debug)]
 pub struct Predecessor {
     connection: OwnedFd,
@@ -80,8 +85,8 @@ pub struct Predecessor {
     sockets: Vec<(String, OwnedFd)>,
 }
 
-/// Asks the process that offers its sockets at `path` for them. `None` if nobody is there: the first start. Blocks until they are here, for
-/// some seconds at most.
+/// Asks the process that offers its sockets at `path` for them. `None` if no process is there: the first
+/// start. Blocks until they are here, for some seconds at most.
 pub fn take_over(path: &Path) -> Result<Option<Predecessor>, TakeOverError> {
     let failed = |what, error: Errno| TakeOverError::Socket { what, path: path.into(), source: error.into() };
     let connection =
@@ -151,12 +156,13 @@ impl Predecessor {
 #[derive(Debug)]
 pub struct Offer {
     listening: UnixListener,
-    /// Whether a successor has the sockets and was not heard of since.
+    /// Whether a successor has the sockets and has not said yet that it accepts.
     successor: AtomicBool,
 }
 
 impl Offer {
-    /// Listens at `path`, in place of whatever was there: a predecessor that has handed over, or what a crash left. On a tokio runtime.
+    /// Listens at `path`, in place of whatever was there: a predecessor that has handed over, or what a crash
+    /// left. On a tokio runtime.
     pub fn new(path: &Path) -> Result<Self, TakeOverError> {
         let failed = |what, source: io::Error| TakeOverError::Socket { what, path: path.into(), source };
         let listening = unix_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
@@ -177,8 +183,9 @@ impl Offer {
 
     /// Serves successors one after the other, until one of them is ready, for which each has `patience`.
     ///
-    /// `sockets` is asked anew for each. A successor that fails is logged and forgotten, and one that cannot be accepted now is accepted later:
-    /// nothing about a successor is a reason to end. May be dropped at any time.
+    /// `sockets` is asked anew for each. A successor that fails is logged and forgotten, and one that cannot
+    /// be accepted now is accepted later: nothing about a successor is a reason to end. May be dropped at any
+    /// time.
     pub async fn serve(
         &self,
         patience: Option<Duration>,
@@ -191,20 +198,26 @@ impl Offer {
                 Ok(()) => return,
                 Err(error) => {
                     self.successor.store(false, Relaxed);
-                    tracing::warn!(%error, "a successor asked for the listeners but did not take over; going on");
+                    tracing::warn!(
+                        %error,
+                        "a successor asked for the listeners but did not take over; going on"
+                    );
                 }
             }
         }
     }
 
     async fn accept(&self) -> UnixStream {
-        let mut told = false;
+        let mut warned = false;
         loop {
             match self.listening.accept().await {
                 Ok((connection, _)) => return connection,
                 Err(error) => {
-                    if !std::mem::replace(&mut told, true) {
-                        tracing::warn!(%error, "cannot accept a successor; trying until it works (ulimit -n?)");
+                    if !std::mem::replace(&mut warned, true) {
+                        tracing::warn!(
+                            %error,
+                            "cannot accept a successor; trying until it works (ulimit -n?)"
+                        );
                     }
                     sleep(ACCEPT_REST).await;
                 }
@@ -212,8 +225,8 @@ impl Offer {
         }
     }
 
-    /// Whether a successor has asked for the sockets and not given up, also after [`serve`](Self::serve) was dropped meanwhile: it then sees
-    /// us gone, and goes on with what it has.
+    /// Whether a successor has asked for the sockets and not given up, also after [`serve`](Self::serve) was
+    /// dropped meanwhile: the successor then sees this process gone, and goes on with what it has.
     pub fn has_successor(&self) -> bool {
         self.successor.load(Relaxed)
     }
@@ -224,7 +237,8 @@ async fn hand_over(
     patience: Option<Duration>,
     sockets: impl Fn() -> io::Result<Vec<(String, OwnedFd)>>,
 ) -> io::Result<()> {
-    // Not rustix's way to ask: that one has no room for a process of another PID namespace, which is what another container is.
+    // Not rustix's way to ask: that one has no room for a process of another PID namespace, which is what
+    // another container is.
     let (peer, own) = (connection.peer_cred()?.uid(), rustix::process::geteuid());
     if peer != own.as_raw() && peer != 0 {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("it runs as user {peer}")));
@@ -288,7 +302,7 @@ fn unix_socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
-/// The connection as tokio waits on it. That its messages keep their bounds does not matter to who only waits.
+/// The connection as tokio waits on it. Waiting does not depend on the bounds of its messages.
 fn stream(connection: OwnedFd) -> io::Result<UnixStream> {
     let connection = std::os::unix::net::UnixStream::from(connection);
     connection.set_nonblocking(true)?;
@@ -303,7 +317,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_at_the_path_means_a_first_start() {
+    fn no_process_at_the_path_means_a_first_start() {
         let dir = tempfile::tempdir().unwrap();
         assert!(take_over(&dir.path().join("gone.sock")).unwrap().is_none());
     }
@@ -361,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_means_nothing_is_told() {
+    fn an_unknown_name_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("portico.sock");
         let _server = offer(&path, vec![TcpListener::bind("127.0.0.1:0").unwrap()]);

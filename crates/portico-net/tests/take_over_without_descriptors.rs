@@ -1,4 +1,5 @@
-//! A process that cannot accept its successor goes on, and accepts it later. A program of its own: it takes every descriptor there is.
+//! A process that cannot accept its successor goes on, and accepts it later. A program of its own: it takes
+//! every descriptor there is.
 
 #![allow(clippy::unwrap_used, reason = "a test may")]
 

@@ -56,7 +56,7 @@ pub(crate) struct Bridge<M> {
     /// Whether window is reserved on the connection for what the socket sent.
     reserved: bool,
     /// Set only while the socket is not read.
-    watch: ErrorWatch,
+    watch: ErrorWatch<'static>,
     idle: Idle,
     inbound: FromPeer,
     outbound: ToPeer,

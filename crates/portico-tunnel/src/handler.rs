@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 pub use http::StatusCode;
-use portico_net::MemoryBudget;
+pub use portico_net::{End, Meter, Side};
 use tokio::net::TcpStream;
 
 use crate::server::Presented;
@@ -101,55 +101,4 @@ impl Refusal {
     );
     pub(crate) const NO_AUTHORITY: Self =
         Self::new(StatusCode::BAD_REQUEST, "the request names no authority");
-}
-
-/// Counts the bytes of one tunnel. Dropped without [`ended`](Self::ended) if the runtime shuts down.
-pub trait Meter: Send + 'static {
-    /// Bytes went from the client to the upstream (`up`) or back (`down`), since the last call.
-    fn carried(&mut self, up: usize, down: usize);
-
-    /// The tunnel is over.
-    fn ended(self, end: End);
-
-    /// What bounds the bytes that the streams of one cluster hold for upstreams that do not take them. By default only the
-    /// budgets of the connection and of the process do.
-    fn budget(&self) -> Option<&MemoryBudget> {
-        None
-    }
-
-    /// Ready when the gateway cuts the tunnel, because its endpoint was removed long ago, say. By default it
-    /// is never ready.
-    fn poll_cut(&mut self, _cx: &mut std::task::Context<'_>) -> std::task::Poll<()> {
-        std::task::Poll::Pending
-    }
-}
-
-/// How a tunnel ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
-    /// Both sides ended.
-    Closed {
-        /// Which ended first.
-        first: Side,
-    },
-    /// One side aborted: TCP RST, RST_STREAM, or the loss of the HTTP/2 connection.
-    Reset {
-        /// Which.
-        by: Side,
-    },
-    /// No byte moved for [`Settings::stream_idle`](crate::Settings::stream_idle).
-    Idle,
-    /// [`Meter::poll_cut`] was ready.
-    Cut,
-    /// Its bytes had waited longest for their receiver when a memory budget was over its limit.
-    Memory,
-}
-
-/// Sides of a tunnel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
-    /// The client.
-    Downstream,
-    /// The control plane.
-    Upstream,
 }

@@ -1,4 +1,5 @@
-//! SHA-256 of secrets, kept and compared in their place: the time a comparison takes tells nothing about a secret.
+//! SHA-256 of secrets, kept and compared in their place: the time a comparison takes tells nothing about a
+//! secret.
 
 use aws_lc_rs::digest::{Context, SHA256};
 

@@ -38,7 +38,8 @@ const PATIENCE_IN_USE: Duration = Duration::from_secs(30);
 /// attack.
 pub(super) const MAX_PER_CLUSTER: usize = 8;
 
-/// Reviews at a time in all: each holds a socket and a TLS session. 32 clusters whose API servers hang fill it.
+/// Reviews at a time in all: each holds a socket and a TLS session. 32 clusters whose API servers hang fill
+/// it.
 const MAX_REVIEWS: usize = 256;
 
 /// After a no to a token that was accepted, the API server is asked once more: one that has just started

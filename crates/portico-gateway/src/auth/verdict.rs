@@ -33,12 +33,14 @@ pub(super) struct Holds {
 }
 
 impl Holds {
-    /// A yes holds for `interval`. It counts for two intervals at least, so that one review that fails refuses nothing.
+    /// A yes holds for `interval`. It counts for two intervals at least, so that one review that fails
+    /// refuses nothing.
     pub(super) fn new(interval: Duration) -> Self {
         Self { accepted: interval, review_after: interval / 10 * 9, grace: GRACE.max(2 * interval) }
     }
 
-    /// Reviews some tokens earlier, by up to 15 % of the interval: those that came at once do not come back at once.
+    /// Reviews some tokens earlier, by up to 15 % of the interval: those that came at once do not come back
+    /// at once.
     pub(super) fn spread(self, by: u8) -> Self {
         let earlier = self.accepted / 20 * 3 * u32::from(by) / 255;
         Self { review_after: self.review_after - earlier, ..self }
@@ -97,8 +99,8 @@ impl TokenState {
         self.lock().review_at <= Instant::now()
     }
 
-    /// Sorts tokens for review. Those whose reviews fail come last, or they would keep others from theirs; then
-    /// the longest overdue comes first.
+    /// Sorts tokens for review. Those whose reviews fail come last, or they would keep others from theirs;
+    /// then the longest overdue comes first.
     pub(super) fn urgency(&self) -> (bool, Instant) {
         let state = self.lock();
         (state.is_failing, state.review_at)

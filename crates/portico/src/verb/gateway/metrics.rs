@@ -12,8 +12,7 @@ use portico_admin::exposition::{Exposition, Families};
 use portico_admin::process::Process;
 use portico_api::names::ClusterName;
 use portico_gateway::{
-    Cluster, ClusterSnapshot, Ends, Gateway, HANDSHAKE_BUCKETS, Method, OUTCOMES, REVIEW_BUCKETS, Refusal,
-    Side,
+    Cluster, ClusterSnapshot, End, Gateway, HANDSHAKE_BUCKETS, Method, OUTCOMES, REVIEW_BUCKETS, Refusal,
 };
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -259,10 +258,10 @@ fn write_totals(gateway: &Gateway, out: &mut Families<'_>) -> fmt::Result {
     let refusals = Refusal::ALL
         .iter()
         .zip(totals.refusals)
-        .map(|(refusal, count)| ([("reason", refusal.reason()), ("side", side(refusal.side()))], count));
+        .map(|(refusal, count)| ([("reason", refusal.reason()), ("side", refusal.side().word())], count));
     out.counter("refusals", "Clients refused, whether or not their cluster is known.", None, refusals)?;
-    let ends = Ends::WORDS.iter().zip(totals.ends);
-    let ends = ends.map(|(&(reason, side), count)| ([("reason", reason), ("side", side)], count));
+    let ends = End::ALL.iter().zip(totals.ends);
+    let ends = ends.map(|(end, count)| ([("reason", end.reason()), ("side", end.side().word())], count));
     out.counter(
         "ended_connections",
         "Connections and tunnel streams that ended, by reason and side.",
@@ -280,12 +279,4 @@ fn buckets(now: &ClusterSnapshot) -> [(f64, u64); HANDSHAKE_BUCKETS.len() + 1] {
     std::array::from_fn(|index| {
         (HANDSHAKE_BUCKETS.get(index).copied().unwrap_or(f64::INFINITY), now.handshakes[index])
     })
-}
-
-fn side(side: Side) -> &'static str {
-    match side {
-        Side::Downstream => "downstream",
-        Side::Upstream => "upstream",
-        Side::Gateway => "gateway",
-    }
 }

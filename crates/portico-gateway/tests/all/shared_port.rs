@@ -1,21 +1,17 @@
 //! 443 and nothing else: clients by server name and tunnels on one port, told apart by ALPN and name.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
-
-mod support;
-
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 
+use crate::support::*;
 use portico_gateway::{Config, Gateway, Listener, ProxyMode, ProxyProtocol, Refusal};
 use portico_tunnel::{Settings, Tls, TlsFiles};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
-use support::*;
 
 const AUTHORITY: &str = "apiserver-external.cluster-a.svc.cluster.local:443";
 
@@ -41,8 +37,7 @@ impl Shared {
             client_crl: None,
         });
         let tunnel = Settings { tls: Some(Arc::new(tls.unwrap())), ..Settings::default() };
-        let mut config =
-            Config { tunnel_listen: Some(LOOPBACK), tunnel, shared_port: true, ..support::config() };
+        let mut config = Config { tunnel_listen: Some(LOOPBACK), tunnel, shared_port: true, ..config() };
         change(&mut config);
         Self { folder, gateway: start(config) }
     }

@@ -1,8 +1,8 @@
 //! Listening sockets: bound once, accepted on by every worker, closed or handed to a successor.
 //!
-//! Each worker has a socket of its own for every address (`SO_REUSEPORT`), so that the kernel spreads connections and no
-//! thread hands one to another. Before an address is taken it is bound once without `SO_REUSEPORT`: otherwise a second
-//! gateway of the same user would silently share its ports.
+//! Each worker has a socket of its own for every address (`SO_REUSEPORT`), so that the kernel spreads
+//! connections and no thread hands one to another. Before an address is taken it is bound once without
+//! `SO_REUSEPORT`: otherwise a second gateway of the same user would silently share its ports.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,8 +17,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
+use super::{connect, port, sni};
+use crate::admission::Arrival;
 use crate::config::Keepalive;
-use crate::connection::{Arrival, serve_port, serve_sni};
 use crate::record::Listener;
 use crate::worker::Worker;
 
@@ -31,7 +32,7 @@ pub(crate) struct Listeners {
     workers: Vec<(Arc<Worker>, Handle)>,
     keepalive: Keepalive,
     open: HashMap<Listener, OpenListener>,
-    /// Sockets a predecessor handed over that nobody has asked for yet.
+    /// Sockets a predecessor handed over that no listener has been opened on yet.
     inherited: HashMap<Listener, Vec<OwnedFd>>,
 }
 
@@ -51,7 +52,8 @@ impl Listeners {
         Self { workers, keepalive, open: HashMap::new(), inherited }
     }
 
-    /// Listens on `address` with every worker. Answers the address bound: where port 0 was asked for, the port is found there.
+    /// Listens on `address` with every worker. Returns the address bound, which
+    /// has the port where port 0 was asked for.
     pub(crate) fn open(&mut self, listener: Listener, address: SocketAddr) -> io::Result<SocketAddr> {
         if let Some(open) = self.open.get(&listener) {
             return Ok(open.address);
@@ -62,7 +64,7 @@ impl Listeners {
             None => probe(address)?,
         };
         while bound.len() < self.workers.len() {
-            match bind(address, self.keepalive) {
+            match bind(address) {
                 Ok(socket) => bound.push(socket),
                 // A predecessor may have bound without sharing; then the workers share its sockets.
                 Err(error) => bound.push(bound.first().ok_or(error)?.try_clone()?),
@@ -70,6 +72,7 @@ impl Listeners {
         }
         let mut open = OpenListener { address, sockets: Vec::new(), loops: Vec::new() };
         for (socket, (worker, handle)) in bound.into_iter().zip(self.workers.iter().cycle()) {
+            set_inherited_options(&socket, listener, self.keepalive)?;
             // The socket's events come to the runtime that is entered when it is registered.
             let _entered = handle.enter();
             let socket = Arc::new(TcpListener::from_std(socket.into())?);
@@ -88,8 +91,8 @@ impl Listeners {
         }
     }
 
-    /// Stops listening everywhere. Once the loops returned have ended, every connection that was accepted is known; until then
-    /// one may be between accept(2) and its task.
+    /// Stops listening everywhere. Once the loops returned have ended, every connection that was accepted is
+    /// known; until then one may be between accept(2) and its task.
     pub(crate) fn close_all(&mut self) -> Vec<JoinHandle<()>> {
         self.inherited.clear();
         let loops: Vec<_> = self.open.drain().flat_map(|(_, open)| open.loops).collect();
@@ -126,7 +129,7 @@ fn local_address(socket: &Socket) -> io::Result<SocketAddr> {
     socket.local_addr()?.as_socket().ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
-/// Makes sure that nobody else listens on `address`, and settles a port of 0.
+/// Makes sure that no other process listens on `address`, and resolves a port of 0.
 fn probe(address: SocketAddr) -> io::Result<SocketAddr> {
     let socket = unbound(address)?;
     socket.bind(&address.into())?;
@@ -134,16 +137,25 @@ fn probe(address: SocketAddr) -> io::Result<SocketAddr> {
     local_address(&socket)
 }
 
-fn bind(address: SocketAddr, keepalive: Keepalive) -> io::Result<OwnedFd> {
+fn bind(address: SocketAddr) -> io::Result<OwnedFd> {
     let socket = unbound(address)?;
     socket.set_reuse_port(true)?;
-    // All three are inherited by accepted connections.
     socket.set_nonblocking(true)?;
-    socket.set_tcp_nodelay(true)?;
-    set_keepalive(&SockRef::from(&socket), keepalive)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     Ok(socket.into())
+}
+
+/// Sets on a listening socket what accepted connections inherit, which saves the same calls on each of them.
+fn set_inherited_options(socket: &OwnedFd, listener: Listener, keepalive: Keepalive) -> io::Result<()> {
+    rustix::net::sockopt::set_tcp_nodelay(socket, true)?;
+    set_keepalive(&SockRef::from(socket), keepalive)?;
+    if listener == Listener::Sni {
+        // The acknowledgement of the hello may travel with the first bytes back: one segment less. listen(2)
+        // resets this.
+        rustix::net::sockopt::set_tcp_quickack(socket, false)?;
+    }
+    Ok(())
 }
 
 /// Accepts until it is aborted. Survives every error: what cannot be accepted now is accepted later.
@@ -153,10 +165,11 @@ async fn accept_loop(worker: Arc<Worker>, socket: Arc<TcpListener>, listener: Li
         let short = match socket.accept().await {
             Ok((stream, peer)) => {
                 let short = descriptors.run_short(stream.as_fd());
-                welcome(&worker, stream, peer, listener);
+                serve(&worker, stream, peer, listener);
                 short
             }
-            // The client may also have given up while it waited (ECONNABORTED and network errors, see accept(2)).
+            // The client may also have given up while it waited (ECONNABORTED and network errors, see
+            // accept(2)).
             Err(error) => {
                 worker.shared.count_accept_error();
                 is_out_of_descriptors(&error)
@@ -164,7 +177,7 @@ async fn accept_loop(worker: Arc<Worker>, socket: Arc<TcpListener>, listener: Li
         };
         if short {
             let _rest = descriptors.rest();
-            worker.shared.say_descriptors_are_out();
+            worker.shared.warn_of_descriptors();
             loop {
                 tokio::time::sleep(OUT_OF_DESCRIPTORS_PAUSE).await;
                 if !descriptors.still_run_short(socket.as_fd()) {
@@ -176,20 +189,16 @@ async fn accept_loop(worker: Arc<Worker>, socket: Arc<TcpListener>, listener: Li
 }
 
 /// Starts the task that serves a new connection.
-fn welcome(worker: &Arc<Worker>, stream: TcpStream, peer: SocketAddr, listener: Listener) {
+fn serve(worker: &Arc<Worker>, stream: TcpStream, peer: SocketAddr, listener: Listener) {
     worker.shared.count_accepted();
-    let arrival = Arrival::new(worker, listener, peer);
-    if listener == Listener::Sni {
-        // The acknowledgement of the hello may travel with the first bytes back: one segment less.
-        let _ = rustix::net::sockopt::set_tcp_quickack(&stream, false);
-    }
+    let arrival = Arrival::new(&worker.shared, listener, peer);
     let alive = worker.shared.keep_alive();
     let worker = Arc::clone(worker);
     match listener {
-        Listener::Sni => tokio::spawn(serve_sni(worker, stream, arrival, alive)),
-        Listener::NodePort(port) => tokio::spawn(serve_port(worker, stream, arrival, port, alive)),
+        Listener::Sni => tokio::spawn(sni::serve(worker, stream, arrival, alive)),
+        Listener::NodePort(number) => tokio::spawn(port::serve(worker, stream, arrival, number, alive)),
         Listener::Tunnel => tokio::spawn(async move {
-            crate::connect::serve_tunnel(worker, stream, arrival).await;
+            connect::serve(worker, stream, arrival).await;
             drop(alive);
         }),
     };

@@ -1,19 +1,15 @@
 //! Who gets where, who is refused, and what they are told.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
-
-mod support;
-
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::*;
 use portico_api::policy::{AllowList, Budget};
 use portico_gateway::{Config, Gateway, ProxyMode, ProxyProtocol, Refusal};
 use portico_wire::proxy::{Tlvs, encode_v2};
 use socket2::{Domain, Socket, Type};
-use support::*;
 
 const HOST: &str = "a.example.com";
 

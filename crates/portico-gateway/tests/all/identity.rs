@@ -1,12 +1,8 @@
-//! Authentication of tunnel clients: certificates, tokens, reviews by an API server, and what a revocation does
-//! to tunnels that are open.
+//! Authentication of tunnel clients: certificates, tokens, reviews by an API server, and what a revocation
+//! does to tunnels that are open.
 //!
 //! All over real sockets. The API server here is a script that answers what the test wants; a real one is
 //! asked in `portico-lab`.
-
-#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
-
-mod support;
 
 use std::fs;
 use std::io::{Read, Write};
@@ -15,6 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::support::*;
 use bytes::Bytes;
 use h2::{RecvStream, SendStream};
 use portico_api::api_server_ca::ApiServerCa;
@@ -27,7 +24,6 @@ use rcgen::{
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
-use support::*;
 
 /// The authority of cluster `name`.
 fn authority(name: &str) -> String {
@@ -300,7 +296,7 @@ fn expose(gateway: &Gateway, clusters: &[&str], endpoint: &Endpoint) {
 fn revoked(gateway: &Gateway) -> u64 {
     let words = (End::Revoked.reason(), End::Revoked.side());
     assert_eq!(words, ("revoked", portico_gateway::Side::Gateway));
-    gateway.shared().totals().ends[8]
+    ended(gateway.shared(), End::Revoked)
 }
 
 fn accepted(gateway: &Gateway, method: Method) -> u64 {

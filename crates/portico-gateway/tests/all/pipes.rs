@@ -1,17 +1,18 @@
-//! Large transfers borrow pipes; none is left behind. Alone in its process, because it counts the pipes of the process.
-
-#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
-
-mod support;
+//! Large transfers borrow pipes; none is left behind. In a process of its own, because it counts the pipes of
+//! the process.
 
 use std::io::Write;
 
-use support::*;
+use crate::support::*;
 
 const HOST: &str = "a.example.com";
 
 #[test]
 fn no_pipe_is_left_of_transfers_that_ended() {
+    alone("pipes::no_pipe_is_left_of_transfers_that_ended", transfer_and_count);
+}
+
+fn transfer_and_count() {
     let gateway = start(config());
     let endpoint = Endpoint::new();
     Service::new("a", &[endpoint.address]).host(HOST).expose(&gateway);

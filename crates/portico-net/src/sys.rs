@@ -10,19 +10,21 @@ const SIOCOUTQ: Opcode = 0x5411;
 
 /// Bytes written to the socket that its peer has not yet acknowledged. 0 where the socket cannot say.
 pub(crate) fn send_queue(socket: impl AsFd) -> u64 {
-    // SAFETY: SIOCOUTQ writes one C int to the address it is given, which is the output type named here, and has no
-    // other effect. On a descriptor that is no socket it fails without writing.
+    // SAFETY: SIOCOUTQ writes one C int to the address it is given, which is the output type named here, and
+    // has no other effect. On a descriptor that is no socket it fails without writing.
     let queued = unsafe { ioctl(socket, Getter::<SIOCOUTQ, i32>::new()) };
     queued.ok().and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0)
 }
 
-/// Has the socket count as readable only with `bytes` in it, or at its end (`SO_RCVLOWAT`, socket(7)). What it holds
-/// already is reported at once if that is enough. Where the system refuses, the socket goes on reporting every byte.
+/// Has the socket count as readable only with `bytes` in it, or at its end (`SO_RCVLOWAT`, socket(7)). What
+/// it holds already is reported at once if that is enough. Where the system refuses, the socket goes on
+/// reporting every byte.
 pub(crate) fn set_receive_low_water_mark(socket: impl AsFd, bytes: u32) {
     let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
     let length = size_of_val(&bytes) as libc::socklen_t;
-    // SAFETY: the kernel reads one C int from the address of a local that lives past the call, of the length given; the
-    // descriptor is borrowed and therefore open. On one that is no socket the call fails without effect.
+    // SAFETY: the kernel reads one C int from the address of a local that lives past the call, of the length
+    // given; the descriptor is borrowed and therefore open. On one that is no socket the call fails without
+    // effect.
     let _result = unsafe {
         let value = (&raw const bytes).cast();
         libc::setsockopt(socket.as_fd().as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, value, length)

@@ -1,10 +1,6 @@
-//! A gateway in this process, with routes made by hand, and the clients and endpoints around it: all real sockets on loopback.
-#![allow(
-    dead_code,
-    unreachable_pub,
-    clippy::unwrap_used,
-    reason = "a toolbox: each test binary uses its part of it, and a panic is how a test fails"
-)]
+//! A gateway in this process, with routes made by hand, and the clients and endpoints around it: all real
+//! sockets on loopback.
+#![allow(unreachable_pub, reason = "a toolbox of this one binary")]
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -15,7 +11,7 @@ use portico_api::change::Change;
 use portico_api::meta::ObjectKey;
 use portico_api::names::{Authority, ClusterName, HostName};
 use portico_api::policy::ClusterPolicy;
-use portico_gateway::{AccessFormat, AccessLog, Config, Gateway, Listener};
+use portico_gateway::{AccessFormat, AccessLog, Config, End, Gateway, Listener, Shared};
 use portico_routes::route::{Backend, BackendId, Route, RouteKey};
 use portico_routes::table::{RouteChange, Update};
 
@@ -103,7 +99,7 @@ impl Service {
     }
 }
 
-/// A listener whose port nobody else is likely to take in the meantime.
+/// A port that no other test is likely to take in the meantime.
 pub fn free_port() -> u16 {
     TcpListener::bind(LOOPBACK).unwrap().local_addr().unwrap().port()
 }
@@ -119,12 +115,22 @@ pub fn hello(host: &str) -> Vec<u8> {
     sni.push(0);
     sni.extend(u16b(name.len()));
     sni.extend(name);
+    client_hello(&sni)
+}
+
+/// One that names no host.
+pub fn hello_without_name() -> Vec<u8> {
+    client_hello(&[])
+}
+
+fn client_hello(extensions: &[u8]) -> Vec<u8> {
+    let u16b = |n: usize| u16::try_from(n).unwrap().to_be_bytes();
     let mut body = vec![3, 3];
     body.extend([7; 32]);
     body.push(0);
     body.extend([0, 2, 0x13, 0x01, 1, 0]);
-    body.extend(u16b(sni.len()));
-    body.extend(sni);
+    body.extend(u16b(extensions.len()));
+    body.extend(extensions);
     let mut message = vec![1, 0];
     message.extend(u16b(body.len()));
     message.extend(body);
@@ -214,4 +220,30 @@ pub fn eventually(what: &str, condition: impl Fn() -> bool) {
 
 pub fn wait_until_empty(gateway: &Gateway) {
     eventually("every connection is gone", || gateway.connections().is_empty());
+}
+
+/// How many connections ended so.
+pub fn ended(shared: &Shared, end: End) -> u64 {
+    let index = End::ALL.iter().position(|&row| row == end).expect("every end has a row");
+    shared.totals().ends[index]
+}
+
+/// Set where a test runs in a process of its own.
+const ALONE: &str = "PORTICO_TEST_ALONE";
+
+/// Whether this is such a process.
+pub fn is_alone() -> bool {
+    std::env::var_os(ALONE).is_some()
+}
+
+/// Runs `body` in a process of its own: this binary, with only the test `name`. For tests that look at the
+/// process.
+pub fn alone(name: &str, body: impl FnOnce()) {
+    if is_alone() {
+        return body();
+    }
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    let output = command.args(["--exact", name]).env(ALONE, "1").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }

@@ -1,15 +1,12 @@
-//! What TCP promises its users survives the gateway: order, half-close, resets, and that one side's silence is not the end.
-
-#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
-
-mod support;
+//! What TCP promises its users survives the gateway: order, half-close, resets, and that one side's silence
+//! is not the end.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 
+use crate::support::*;
 use portico_gateway::Gateway;
-use support::*;
 
 const HOST: &str = "a.example.com";
 

@@ -1,0 +1,207 @@
+//! Whether a client may connect, and to what: its real address, its route, the allow list, the budget.
+//!
+//! Every entry goes through here in the same order: [`Arrival`] →
+//! [`proxy_header`](Arrival::read_proxy_header) → a look-up of [`Learned`] → [`admit`](Learned::admit). What
+//! fails is a [`Refusal`], counted and written by [`Learned::refuse`].
+
+use std::borrow::Cow;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use portico_api::names::{Authority, HostName};
+use portico_wire::{Parse, hello, proxy};
+use tokio::net::TcpStream;
+
+use crate::access::Refused;
+use crate::cluster::OpenGuard;
+use crate::config::ProxyMode;
+use crate::descriptors::Promise;
+use crate::first_bytes::read_more;
+use crate::outcome::Refusal;
+use crate::proxy_header::proxy_header;
+use crate::record::{ConnectionId, Listener};
+use crate::shared::Shared;
+use crate::upstream::{Connected, Upstream};
+
+/// An accepted connection, before anything is known of it.
+#[derive(Debug)]
+pub(crate) struct Arrival {
+    pub(crate) learned: Learned,
+    /// The descriptor its connection to an endpoint will need.
+    pub(crate) promise: Promise,
+}
+
+/// What is known of a connection or a CONNECT request; for the access line, also where it is refused.
+#[derive(Debug)]
+pub(crate) struct Learned {
+    pub(crate) id: ConnectionId,
+    pub(crate) listener: Listener,
+    /// The peer; where that is a trusted hop that sent a PROXY header, the address in it.
+    pub(crate) client: SocketAddr,
+    /// When it was accepted, as time since the gateway started.
+    pub(crate) accepted: Duration,
+    /// The server name or authority it asks for.
+    pub(crate) name: Option<Arc<str>>,
+    /// Where that leads.
+    pub(crate) upstream: Option<Arc<Upstream>>,
+}
+
+/// A client that may be connected, and its part of the cluster's budget.
+#[derive(Debug)]
+pub(crate) struct Admitted {
+    pub(crate) upstream: Arc<Upstream>,
+    pub(crate) open: OpenGuard,
+}
+
+impl Arrival {
+    pub(crate) fn new(shared: &Arc<Shared>, listener: Listener, peer: SocketAddr) -> Self {
+        // Dual-stack listeners show IPv4 clients mapped into IPv6; people and allow lists want them plain.
+        let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
+        Self { learned: Learned::new(shared, listener, peer), promise: shared.descriptors.promise() }
+    }
+
+    /// Reads a PROXY header, if there is one, and learns the client's real address. What follows it stays in
+    /// `bytes`.
+    pub(crate) async fn read_proxy_header(
+        &mut self,
+        shared: &Shared,
+        stream: &TcpStream,
+        mode: ProxyMode,
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), Refusal> {
+        let client = &mut self.learned.client;
+        if mode == ProxyMode::Off {
+            return Ok(());
+        }
+        if !shared.config.proxy_protocol.trusts(client.ip()) {
+            // An optional header is between the gateway and trusted hops: the bytes of others are not even
+            // looked at.
+            return if mode == ProxyMode::Required { Err(Refusal::ProxyHeader) } else { Ok(()) };
+        }
+        loop {
+            match if bytes.is_empty() { Parse::NeedMore } else { proxy::parse(bytes) } {
+                Parse::Complete(proxy::Header::Proxied { source, len, .. }) => {
+                    *client = source;
+                    bytes.drain(..len);
+                    return Ok(());
+                }
+                Parse::Complete(proxy::Header::Local { len }) => {
+                    bytes.drain(..len);
+                    return Ok(());
+                }
+                Parse::Malformed(_) if mode == ProxyMode::Optional => return Ok(()),
+                Parse::Malformed(_) => return Err(Refusal::ProxyHeader),
+                Parse::NeedMore => {}
+            }
+            read_more(stream, bytes, proxy::MAX_V2 + hello::MAX_HELLO).await?;
+        }
+    }
+}
+
+impl Learned {
+    pub(crate) fn new(shared: &Shared, listener: Listener, client: SocketAddr) -> Self {
+        let (id, accepted) = (shared.next_id(), shared.now());
+        Self { id, listener, client, accepted, name: None, upstream: None }
+    }
+
+    /// Looks up the route of a server name. Upper case and a trailing dot make no difference.
+    pub(crate) fn look_up_host(&mut self, shared: &Shared, name: &str) -> Result<(), Refusal> {
+        let Ok(host) = HostName::parse(name) else {
+            self.name = Some(printable(name).into());
+            return Err(Refusal::Unknown);
+        };
+        let routes = shared.live.routes();
+        let known =
+            routes.hosts.get_key_value(&host).map(|(name, upstream)| (name.clone(), Arc::clone(upstream)));
+        self.found(host, known);
+        Ok(())
+    }
+
+    /// Looks up the route of a CONNECT authority.
+    pub(crate) fn look_up_authority(&mut self, shared: &Shared, name: &str) -> Result<(), Refusal> {
+        let Ok(authority) = Authority::parse(name) else {
+            self.name = Some(printable(name).into());
+            return Err(Refusal::Malformed);
+        };
+        let routes = shared.live.routes();
+        let known = routes
+            .authorities
+            .get_key_value(&authority)
+            .map(|(name, upstream)| (name.clone(), Arc::clone(upstream)));
+        self.found(authority, known);
+        Ok(())
+    }
+
+    /// Looks up the route of a port.
+    pub(crate) fn look_up_port(&mut self, shared: &Shared, port: u16) {
+        self.upstream = shared.live.routes().ports.get(&port).cloned();
+    }
+
+    /// A known name is the table's own, so that ten thousand connections to one name share it.
+    fn found<N: Into<Arc<str>>>(&mut self, asked: N, known: Option<(N, Arc<Upstream>)>) {
+        let (name, upstream) = match known {
+            Some((name, upstream)) => (name, Some(upstream)),
+            None => (asked, None),
+        };
+        (self.name, self.upstream) = (Some(name.into()), upstream);
+    }
+
+    /// Whether the client may have a connection to the upstream found, and takes it out of the cluster's
+    /// budget. The order tells as little as possible to clients that may not know more.
+    pub(crate) fn admit(&self, shared: &Shared) -> Result<Admitted, Refusal> {
+        let upstream = self.upstream.clone().ok_or(Refusal::Unknown)?;
+        let backend = upstream.backend();
+        if !backend.policy.allow.admits(self.client.ip()) {
+            return Err(Refusal::NotAllowed);
+        }
+        if backend.endpoints.is_empty() {
+            return Err(Refusal::NotReady);
+        }
+        let budget = backend.policy.budget.or(shared.config.budget);
+        let open = upstream.cluster.admit(budget, shared.now())?;
+        Ok(Admitted { upstream, open })
+    }
+
+    /// A PROXY v2 header with the name the client asked for and the id this connection has in access lines.
+    pub(crate) fn proxy_header(&self, local: SocketAddr) -> Vec<u8> {
+        proxy_header(self.client, local, self.name.as_deref(), self.id)
+    }
+
+    /// Counts and writes that the client is not served.
+    pub(crate) fn refuse(&self, shared: &Shared, refusal: Refusal) {
+        shared.refuse(&Refused {
+            id: self.id,
+            listener: self.listener,
+            client: self.client,
+            name: self.name.as_deref(),
+            upstream: self.upstream.as_deref(),
+            accepted: self.accepted,
+            refusal,
+        });
+    }
+}
+
+impl Admitted {
+    /// Connects to an endpoint and sends it the `first` bytes as far as it takes them. `client_first`
+    /// promises that the client's bytes follow at once.
+    pub(crate) async fn connect(
+        &self,
+        shared: &Shared,
+        client_first: bool,
+        first: &[u8],
+    ) -> Result<Connected, Refusal> {
+        let config = &shared.config;
+        let _connecting = self.upstream.cluster.start_connecting(config.max_connecting)?;
+        self.upstream.connect_and_send(config.connect_timeout, || shared.now(), client_first, first).await
+    }
+}
+
+/// What is shown of a name that cannot be parsed.
+fn printable(name: &str) -> Cow<'_, str> {
+    const SHOWN: usize = 64;
+    match name.char_indices().nth(SHOWN) {
+        Some((end, _)) => Cow::Owned(format!("{}...", &name[..end])),
+        None => Cow::Borrowed(name),
+    }
+}

@@ -1,0 +1,299 @@
+//! CONNECT requests: the bridge to `portico-tunnel`, which speaks HTTP and TLS and knows nothing of routes.
+//!
+//! Each request is learned, admitted and connected by itself: a connection of a node agent carries many
+//! streams, each with its own access line, its own slot in the cluster's budget and its own end. Only what
+//! fails before there is a request is a refusal of the connection as a whole.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use portico_net::socket::set_keepalive;
+use portico_net::{Meter, copy};
+use portico_tunnel::{Failure, Handler, Presented, Request, Served, Settings};
+use socket2::SockRef;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::open;
+use crate::admission::{Arrival, Learned};
+use crate::api_server::reviewer_of;
+use crate::auth::{Credential, Credentials, Denied, Eviction, Slot, Wanted};
+use crate::descriptors::Promise;
+use crate::outcome::{End, Refusal};
+use crate::record::Listener;
+use crate::session::Session;
+use crate::shared::HandshakeGuard;
+use crate::worker::Worker;
+
+/// What the client is told of an authority that cannot be parsed.
+const AUTHORITY_FORM: &str =
+    "the authority must be HOST:PORT, such as apiserver-external.cluster-a.svc.cluster.local:443";
+
+/// A connection for the tunnel whose real client is known.
+pub(crate) struct Welcomed {
+    pub(crate) arrival: Arrival,
+    /// Its slot among those that have not said what they want.
+    pub(crate) handshake: HandshakeGuard,
+    /// What was read of it already.
+    pub(crate) first: Vec<u8>,
+}
+
+/// Serves a connection to the tunnel port until it ends.
+pub(crate) async fn serve(worker: Arc<Worker>, stream: TcpStream, mut arrival: Arrival) {
+    let mut first = Vec::new();
+    match learn_client(&worker, &stream, &mut arrival, &mut first).await {
+        Ok(handshake) => serve_welcomed(worker, stream, Welcomed { arrival, handshake, first }).await,
+        Err(refusal) => arrival.learned.refuse(&worker.shared, refusal),
+    }
+}
+
+/// Learns the client's real address, and takes a slot among the handshakes.
+async fn learn_client(
+    worker: &Worker,
+    stream: &TcpStream,
+    arrival: &mut Arrival,
+    first: &mut Vec<u8>,
+) -> Result<HandshakeGuard, Refusal> {
+    let shared = &worker.shared;
+    let handshake = shared.start_handshake()?;
+    let learn = arrival.read_proxy_header(shared, stream, shared.config.proxy_protocol.tunnel, first);
+    timeout(shared.config.hello_timeout, learn).await.unwrap_or(Err(Refusal::TooSlow))?;
+    Ok(handshake)
+}
+
+/// Serves a connection that is for the tunnel, however that was found out.
+pub(crate) async fn serve_welcomed(worker: Arc<Worker>, stream: TcpStream, welcomed: Welcomed) {
+    let config = &worker.shared.config;
+    let settings = Settings {
+        hello_timeout: config.hello_timeout,
+        stream_idle: config.idle.tunnel_stream,
+        ..config.tunnel.clone()
+    };
+    let Welcomed { arrival: Arrival { mut learned, promise }, handshake, first } = welcomed;
+    learned.listener = Listener::Tunnel;
+    let client = learned.client;
+    let handler = Arc::new(Connection {
+        worker: Arc::clone(&worker),
+        client,
+        // Fails only for a client that is gone, and then no one reads the header.
+        local: stream.local_addr().unwrap_or(client),
+        pending: Mutex::new(Pending { handshake: Some((handshake, promise)), ..Pending::default() }),
+        credentials: Credentials::default(),
+    });
+    let mut draining = worker.shared.draining().subscribe();
+    // An error says that the gateway was dropped, and with it soon this task.
+    let drain = async move { drop(draining.wait_for(|draining| *draining).await) };
+    // Boxed: HTTP/1.1 tunnels need none of it while they rest.
+    let served = Box::pin(portico_tunnel::serve(stream, first.into(), &settings, drain, &handler)).await;
+    match served {
+        Ok(Served::Finished(_)) => {}
+        Ok(Served::Carry { downstream, early, upstream }) => {
+            drop(handler);
+            let (downstream, mut session) = (downstream.into(), upstream.meter);
+            let upstream = upstream.stream.into();
+            let end = copy(&downstream, &upstream, early.into(), &mut session, settings.stream_idle).await;
+            session.ended(end);
+        }
+        Err(failure) => {
+            tracing::debug!(client = %handler.client, %failure, "tunnel connection failed");
+            if let Some(refusal) = handler.refusal_of(&failure) {
+                learned.refuse(&worker.shared, refusal);
+            }
+        }
+    }
+}
+
+/// One connection to the tunnel port: what its requests have in common.
+struct Connection {
+    worker: Arc<Worker>,
+    /// Where a trusted hop sent a PROXY header, the address in it.
+    client: SocketAddr,
+    local: SocketAddr,
+    pending: Mutex<Pending>,
+    /// What was accepted of it, by cluster.
+    credentials: Credentials,
+}
+
+/// What a connection holds until it has authenticated.
+#[derive(Default)]
+struct Pending {
+    /// Until the client has said what it speaks.
+    handshake: Option<(HandshakeGuard, Promise)>,
+    /// From then on until it has authenticated.
+    unauthenticated: Option<Slot>,
+    /// Until it is waited for.
+    eviction: Option<Eviction>,
+}
+
+impl Handler for Connection {
+    type Meter = Session;
+
+    async fn connect(
+        &self,
+        request: &Request,
+    ) -> Result<portico_tunnel::Upstream<Session>, portico_tunnel::Refusal> {
+        let mut attempt = Attempt::new(self);
+        match attempt.connect(request).await {
+            Ok(upstream) => {
+                attempt.open = false;
+                Ok(upstream)
+            }
+            Err(denied) => Err(attempt.deny(denied)),
+        }
+    }
+
+    async fn verify(&self, request: &Request) -> Result<(), portico_tunnel::Refusal> {
+        let mut attempt = Attempt::new(self);
+        match attempt.learn(request).await {
+            Ok(_) => {
+                attempt.open = false;
+                Ok(())
+            }
+            Err(denied) => Err(attempt.deny(denied)),
+        }
+    }
+
+    fn greeted(&self, tls: bool, certificate: Option<&Presented>) {
+        let slot = if tls { self.worker.shared.identities.enter(certificate) } else { None };
+        let mut pending = self.pending();
+        (pending.unauthenticated, pending.eviction) = slot.unzip();
+        pending.handshake = None;
+    }
+
+    async fn unwanted(&self) {
+        let eviction = self.pending().eviction.take();
+        let is_evicted = match eviction {
+            Some(eviction) => eviction.await.is_ok(),
+            None => false,
+        };
+        if !is_evicted {
+            // It has authenticated, or need not.
+            std::future::pending().await
+        }
+    }
+
+    fn refused(&self, refusal: &portico_tunnel::Refusal) {
+        let refusal = match refusal.status.as_u16() {
+            405 => Refusal::Method,
+            408 => Refusal::TooSlow,
+            _ => Refusal::Malformed,
+        };
+        Attempt::new(self).refuse(refusal);
+    }
+}
+
+impl Connection {
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        // Nothing in here can be left half done by a panic elsewhere.
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a connection that failed before it was served counts as; `None` for one that got further.
+    fn refusal_of(&self, failure: &Failure) -> Option<Refusal> {
+        let greeted = self.pending().handshake.is_none();
+        Some(match failure {
+            Failure::Unwanted => Refusal::Unproven,
+            _ if greeted => return None,
+            Failure::ClosedEarly => Refusal::ClosedEarly,
+            Failure::TooSlow => Refusal::TooSlow,
+            Failure::PlaintextNotServed | Failure::Untrusted(_) => Refusal::NotAuthorized,
+            _ => Refusal::Malformed,
+        })
+    }
+}
+
+/// One request on its way to an upstream. If it is dropped while it is `open`, the client has given up first.
+struct Attempt<'a> {
+    connection: &'a Connection,
+    learned: Learned,
+    open: bool,
+}
+
+impl<'a> Attempt<'a> {
+    fn new(connection: &'a Connection) -> Self {
+        let shared = &connection.worker.shared;
+        let learned = Learned::new(shared, Listener::Tunnel, connection.client);
+        Self { connection, learned, open: true }
+    }
+
+    /// Looks up where the request leads, and authenticates the client for it.
+    async fn learn(&mut self, request: &Request) -> Result<Option<Arc<Credential>>, Denied> {
+        let shared = &self.connection.worker.shared;
+        if let Err(refusal) = self.learned.look_up_authority(shared, &request.authority) {
+            return Err(match refusal {
+                // By now it is a request, and the rest of it was well formed.
+                Refusal::Malformed => Denied::new(refusal, AUTHORITY_FORM),
+                refusal => refusal.into(),
+            });
+        }
+        let Learned { upstream, name, client, .. } = &self.learned;
+        let wanted = Wanted {
+            cluster: upstream.as_ref().map(|upstream| &upstream.cluster.name),
+            client_admitted: upstream
+                .as_ref()
+                .is_some_and(|upstream| upstream.backend().policy.allow.admits(client.ip())),
+            reviewer: &|| reviewer_of(shared, upstream.as_ref()?, name.as_deref()?),
+        };
+        let credential =
+            shared.identities.authenticate(&self.connection.credentials, request, &wanted).await?;
+        if credential.is_some() {
+            self.connection.pending().unauthenticated = None;
+        }
+        if upstream.is_none() { Err(Refusal::Unknown.into()) } else { Ok(credential) }
+    }
+
+    async fn connect(&mut self, request: &Request) -> Result<portico_tunnel::Upstream<Session>, Denied> {
+        let credential = self.learn(request).await?;
+        let Connection { worker, local, .. } = self.connection;
+        let mut header = Vec::new();
+        // The upstream may speak first: what the client sends early is not known to be there.
+        let (mut session, mut stream) =
+            open(worker, &self.learned, || *local, false, &mut header, credential.clone()).await?;
+        // Empty unless a new socket does not take a hundred bytes.
+        stream.write_all(&header).await.map_err(|_| Refusal::ConnectFailed)?;
+        // Fails only for a socket that is gone.
+        let _ = set_keepalive(&SockRef::from(&stream), worker.shared.config.upstream_keepalive);
+        session.keep(worker.shared.keep_alive());
+        // The credential may have been revoked during the connect, before this stream was listed.
+        if credential.is_some_and(|credential| credential.is_revoked()) {
+            session.record().cancel(End::Revoked);
+        }
+        Ok(portico_tunnel::Upstream { stream, meter: session })
+    }
+
+    /// Counts and logs why the request is not served; returns what the client is told.
+    fn deny(&mut self, denied: Denied) -> portico_tunnel::Refusal {
+        let Denied { refusal, shown, reason, detail } = denied;
+        self.refuse(refusal);
+        let shared = &self.connection.worker.shared;
+        let Learned { client, name, upstream, .. } = &self.learned;
+        let of_identity =
+            matches!(shown, Refusal::Unauthenticated | Refusal::NotAuthorized | Refusal::ReviewFailed);
+        if of_identity && let Some(kept_back) = shared.identities.log().admit() {
+            let cluster = upstream.as_ref().map(|upstream| upstream.cluster.name.as_str());
+            let (name, refused) = (name.as_deref(), refusal.reason());
+            tracing::warn!(
+                %client, name, cluster, refused, %reason, %detail, kept_back,
+                "a tunnel client was turned away"
+            );
+        }
+        let status = shown.status();
+        let status = portico_tunnel::StatusCode::from_u16(status)
+            .unwrap_or(portico_tunnel::StatusCode::INTERNAL_SERVER_ERROR);
+        portico_tunnel::Refusal { status, reason }
+    }
+
+    fn refuse(&mut self, refusal: Refusal) {
+        self.open = false;
+        self.learned.refuse(&self.connection.worker.shared, refusal);
+    }
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        if self.open {
+            self.refuse(Refusal::ClosedEarly);
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! The table of every way a connection ends: the word for metrics and the access line, the side that caused
+//! it, and what the client is told in its own protocol.
+//!
+//! Every failure before the first byte is copied is a [`Refusal`]; whatever happens afterwards is an [`End`].
+//! A new reason is a line here, its cause where it arises, and its provocation in `tests/all/outcomes.rs`,
+//! which fails without one.
+
+use portico_wire::alert::Description;
+use serde::Serialize;
+
+/// The side that caused a failure: the first question of every incident.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Side {
+    /// The client, or the network before the gateway.
+    Downstream,
+    /// The control plane, or the network behind the gateway.
+    Upstream,
+    /// This gateway: its limits or its table.
+    Gateway,
+}
+
+impl Side {
+    /// The word for metrics and the access line. Stable.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Downstream => "downstream",
+            Self::Upstream => "upstream",
+            Self::Gateway => "gateway",
+        }
+    }
+}
+
+impl From<portico_net::Side> for Side {
+    fn from(side: portico_net::Side) -> Self {
+        match side {
+            portico_net::Side::Downstream => Self::Downstream,
+            portico_net::Side::Upstream => Self::Upstream,
+        }
+    }
+}
+
+/// One row of [`Refusal`].
+struct Row {
+    word: &'static str,
+    side: Side,
+    alert: Option<Description>,
+    status: u16,
+    message: &'static str,
+}
+
+/// Writes [`Refusal`] from its rows: `Variant: word, side, TLS alert, HTTP status, sentence`.
+macro_rules! refusals {
+    ($(
+        $(#[$doc:meta])*
+        $variant:ident: $word:literal, $side:ident, $alert:expr, $status:literal, $message:literal;
+    )*) => {
+        /// Why a client was not connected.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+        #[serde(rename_all = "snake_case")]
+        pub enum Refusal {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl Refusal {
+            /// Every reason, for metrics that must exist before they first count.
+            pub const ALL: [Self; [$($word),*].len()] = [$(Self::$variant),*];
+
+            fn row(self) -> Row {
+                match self {
+                    $(Self::$variant => {
+                        let side = Side::$side;
+                        Row { word: $word, side, alert: $alert, status: $status, message: $message }
+                    })*
+                }
+            }
+        }
+    };
+}
+
+refusals! {
+    /// The client left, or was gone, before it said where it wants to go: port scans and TCP health checks.
+    ClosedEarly: "closed_early", Downstream, None, 400,
+        "the client left before it said where it wants to go";
+    /// The client said nothing useful within the hello timeout.
+    TooSlow: "too_slow", Downstream, None, 408,
+        "the client did not say in time where it wants to go";
+    /// The first bytes are no ClientHello, request or PROXY header, whichever was due.
+    Malformed: "malformed", Downstream, None, 400,
+        "the first bytes are not what this listener serves";
+    /// A PROXY header from a hop that is not trusted, or a required one missing.
+    ProxyHeader: "proxy_header", Downstream, None, 400,
+        "the PROXY header is missing, or its sender is not trusted";
+    /// A ClientHello without a server name.
+    NoServerName: "no_server_name", Downstream, Some(Description::UnrecognizedName), 400,
+        "the ClientHello carries no server name";
+    /// A name, authority or port that no Service exposes.
+    Unknown: "unknown", Downstream, Some(Description::UnrecognizedName), 404,
+        "nothing is exposed under this name";
+    /// Exposed, but no endpoint is ready.
+    NotReady: "not_ready", Upstream, Some(Description::InternalError), 503,
+        "exposed, but no endpoint is ready";
+    /// Not on the cluster's allow list.
+    NotAllowed: "not_allowed", Downstream, Some(Description::AccessDenied), 403,
+        "the client's address is not on the allow list of this cluster";
+    /// The identity shown opens another cluster.
+    NotAuthorized: "not_authorized", Downstream, Some(Description::AccessDenied), 403,
+        "the client's identity opens nothing under this name";
+    /// No identity was shown where one is needed, or none that is valid.
+    Unauthenticated: "unauthenticated", Downstream, Some(Description::AccessDenied), 401,
+        "the client showed no identity that is valid here";
+    /// The API server that knows what the token is worth could not be asked.
+    ReviewFailed: "review_failed", Upstream, Some(Description::InternalError), 503,
+        "the API server that reviews the token could not be asked";
+    /// The cluster has as many connections as its budget admits.
+    MaxConnections: "max_connections", Gateway, Some(Description::InternalError), 429,
+        "the cluster has reached its maximum of connections";
+    /// The cluster gets more new connections a second than its budget admits.
+    ConnectionRate: "connection_rate", Gateway, Some(Description::InternalError), 429,
+        "the cluster has reached its maximum of new connections per second";
+    /// Too many connections of all clusters have not yet said where they want to go.
+    MaxHandshakes: "max_handshakes", Gateway, None, 429,
+        "too many connections are still saying where they want to go";
+    /// An unauthenticated connection whose slot was needed for the next one.
+    Unproven: "unproven", Gateway, None, 429,
+        "too many connections have not shown an identity that is accepted";
+    /// Too many connections of the cluster wait for an endpoint to accept.
+    MaxConnecting: "max_connecting", Gateway, Some(Description::InternalError), 503,
+        "too many connections of this cluster wait for an endpoint to accept";
+    /// Every endpoint tried refused or was unreachable.
+    ConnectFailed: "connect_failed", Upstream, Some(Description::InternalError), 502,
+        "no endpoint accepted the connection";
+    /// No endpoint answered in time.
+    ConnectTimedOut: "connect_timed_out", Upstream, Some(Description::InternalError), 504,
+        "no endpoint answered in time";
+    /// This process has no descriptor left for the upstream connection.
+    OutOfDescriptors: "out_of_descriptors", Gateway, Some(Description::InternalError), 503,
+        "the gateway is out of file descriptors";
+    /// Another method than CONNECT.
+    Method: "method", Downstream, Some(Description::InternalError), 405,
+        "only CONNECT is served here";
+}
+
+impl Refusal {
+    /// The word for metrics and the access line. Stable.
+    pub fn reason(self) -> &'static str {
+        self.row().word
+    }
+
+    /// The side that caused it.
+    pub fn side(self) -> Side {
+        self.row().side
+    }
+
+    /// The TLS alert a client of the SNI listener gets; `None` where it does not speak TLS, or is gone.
+    pub fn alert(self) -> Option<Description> {
+        self.row().alert
+    }
+
+    /// The HTTP status a CONNECT request gets.
+    pub fn status(self) -> u16 {
+        self.row().status
+    }
+
+    /// The sentence for people.
+    pub fn message(self) -> &'static str {
+        self.row().message
+    }
+}
+
+/// How a connection ended once bytes were flowing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// Both sides closed in order; this one began.
+    Closed(Side),
+    /// This side reset it, and the other was reset too.
+    Reset(Side),
+    /// No byte moved for the idle timeout.
+    Idle,
+    /// Its endpoint left the Service, and `--departed-timeout` was over.
+    Departed,
+    /// The credential it was opened with was revoked.
+    Revoked,
+    /// It held bytes that its receiver did not take while the memory budget of tunnels was used up.
+    Memory,
+    /// The gateway stopped, and the drain timeout was over.
+    Drained,
+    /// The task that served it was cancelled: the process ends.
+    Cancelled,
+}
+
+/// RFC 9113, section 7: the stream is no longer needed.
+const CANCEL: u32 = 0x8;
+/// The connection behind a CONNECT request was reset or broke.
+const CONNECT_ERROR: u32 = 0xa;
+/// The peer might be generating excessive load.
+const ENHANCE_YOUR_CALM: u32 = 0xb;
+
+impl End {
+    /// Every way, in the order of [`Totals::ends`](crate::Totals::ends).
+    pub const ALL: [Self; 10] = [
+        Self::Closed(Side::Downstream),
+        Self::Closed(Side::Upstream),
+        Self::Reset(Side::Downstream),
+        Self::Reset(Side::Upstream),
+        Self::Idle,
+        Self::Departed,
+        Self::Drained,
+        Self::Cancelled,
+        Self::Revoked,
+        Self::Memory,
+    ];
+
+    /// Word, side, and the code of the RST_STREAM that an HTTP/2 client gets. Without a code the stream ends
+    /// with END_STREAM, by the client itself, or with its connection. A TCP client sees a reset unless it was
+    /// closed in order.
+    fn row(self) -> (&'static str, Side, Option<u32>) {
+        match self {
+            Self::Closed(side) => ("closed", side, None),
+            Self::Reset(Side::Upstream) => ("reset", Side::Upstream, Some(CONNECT_ERROR)),
+            Self::Reset(side) => ("reset", side, None),
+            Self::Idle => ("idle_timeout", Side::Gateway, Some(CANCEL)),
+            Self::Departed => ("endpoint_departed", Side::Gateway, Some(CANCEL)),
+            Self::Revoked => ("revoked", Side::Gateway, Some(CANCEL)),
+            Self::Memory => ("memory", Side::Gateway, Some(ENHANCE_YOUR_CALM)),
+            Self::Drained => ("drain_timeout", Side::Gateway, Some(CANCEL)),
+            Self::Cancelled => ("cancelled", Side::Gateway, None),
+        }
+    }
+
+    /// The word for metrics and the access line. Stable.
+    pub fn reason(self) -> &'static str {
+        self.row().0
+    }
+
+    /// The side that ended it.
+    pub fn side(self) -> Side {
+        self.row().1
+    }
+
+    /// The error code of the RST_STREAM that an HTTP/2 client gets, if it gets one.
+    pub fn h2_code(self) -> Option<u32> {
+        self.row().2
+    }
+
+    /// Its index in [`Self::ALL`].
+    pub(crate) fn index(self) -> usize {
+        // `Closed` and `Reset` by the gateway do not happen; every other value is in the list.
+        Self::ALL.iter().position(|&end| end == self).unwrap_or(Self::ALL.len() - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reason_has_its_own_word_and_index() {
+        for (index, refusal) in Refusal::ALL.into_iter().enumerate() {
+            assert_eq!(refusal as usize, index, "{refusal:?}");
+            let twins = Refusal::ALL.iter().filter(|other| other.reason() == refusal.reason()).count();
+            assert_eq!(twins, 1, "{refusal:?}");
+        }
+        for (index, end) in End::ALL.into_iter().enumerate() {
+            assert_eq!(end.index(), index, "{end:?}");
+        }
+    }
+
+    #[test]
+    fn clients_are_told_apart_by_alert_as_promised() {
+        assert_eq!(Refusal::Unknown.alert(), Some(Description::UnrecognizedName));
+        assert_eq!(Refusal::NotAllowed.alert(), Some(Description::AccessDenied));
+        assert_eq!(Refusal::NotReady.alert(), Some(Description::InternalError));
+        assert_eq!(Refusal::ConnectFailed.alert(), Some(Description::InternalError));
+        assert_eq!(Refusal::Malformed.alert(), None);
+        assert_eq!(Refusal::TooSlow.alert(), None);
+    }
+}

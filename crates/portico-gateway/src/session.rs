@@ -1,0 +1,87 @@
+//! An open connection while its bytes move: listed, counted, and closed by one access line.
+//!
+//! The task that carries the bytes holds a [`Session`]. When the session is finished, or dropped because its
+//! task was cancelled, bytes are added up, the connection leaves the list, and the access line is written.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use portico_net::Meter;
+
+use crate::access::Line;
+use crate::outcome::End;
+use crate::record::Record;
+use crate::shared::Alive;
+use crate::worker::Worker;
+
+/// An open connection, listed and counted while this is held.
+#[derive(Debug)]
+pub(crate) struct Session {
+    worker: Arc<Worker>,
+    record: Arc<Record>,
+    slot: usize,
+    end: End,
+    /// Whether the record has the waker of the task that carries the bytes.
+    has_waker: bool,
+    /// For streams, which may outlive their connection by the moment it takes to deliver what is left.
+    alive: Option<Alive>,
+}
+
+impl Session {
+    /// Lists the connection and counts it as established.
+    pub(crate) fn open(worker: &Arc<Worker>, record: Record) -> Self {
+        let handshake = worker.shared.now().saturating_sub(record.accepted);
+        record.upstream.cluster.count_established(handshake);
+        let record = Arc::new(record);
+        let slot = worker.list(Arc::clone(&record));
+        Self { worker: Arc::clone(worker), record, slot, end: End::Cancelled, has_waker: false, alive: None }
+    }
+
+    /// Keeps the gateway from having ended for as long as the session lives.
+    pub(crate) fn keep(&mut self, alive: Alive) {
+        self.alive = Some(alive);
+    }
+
+    pub(crate) fn record(&self) -> &Arc<Record> {
+        &self.record
+    }
+}
+
+impl Meter for Session {
+    fn carried(&mut self, up: usize, down: usize) {
+        // One direction at a time: the other need not be touched.
+        if up > 0 {
+            self.record.count_up(up);
+        }
+        if down > 0 {
+            self.record.count_down(down);
+        }
+    }
+
+    fn ended(mut self, end: portico_net::End) {
+        self.end = match end {
+            portico_net::End::Closed { first } => End::Closed(first.into()),
+            portico_net::End::Reset { by } => End::Reset(by.into()),
+            portico_net::End::Idle => End::Idle,
+            portico_net::End::Memory => End::Memory,
+            portico_net::End::Cut => self.record.cancelled().unwrap_or(End::Cancelled),
+        };
+    }
+
+    fn poll_cut(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if !std::mem::replace(&mut self.has_waker, true) {
+            self.record.set_waker(cx.waker());
+        }
+        if self.record.cancelled().is_some() { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.worker.unlist(self.slot);
+        let (record, shared) = (&self.record, &self.worker.shared);
+        record.upstream.cluster.count_bytes(record.bytes_up(), record.bytes_down());
+        shared.count_end(self.end);
+        shared.access.write(|| Line::ended(shared.now(), record, self.end));
+    }
+}

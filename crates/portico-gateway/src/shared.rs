@@ -1,0 +1,205 @@
+//! What all workers share: settings, routes, counters, and the clock.
+
+use std::sync::Arc;
+use std::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
+use std::time::Duration;
+
+use portico_net::access::AccessLog;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+use crate::access::{Line, Refused};
+use crate::auth::Identities;
+use crate::config::Config;
+use crate::descriptors::Descriptors;
+use crate::live::Live;
+use crate::outcome::{End, Refusal};
+use crate::record::ConnectionId;
+
+/// What all workers share.
+#[derive(Debug)]
+pub struct Shared {
+    /// The settings of this process.
+    pub config: Config,
+    /// The routes.
+    pub live: Live,
+    /// Where access lines go.
+    pub access: AccessLog,
+    /// Who tunnel clients are.
+    pub identities: Identities,
+    started: Instant,
+    /// Random at start, so that ids of two processes do not meet in one log.
+    ids: AtomicU64,
+    handshakes: AtomicU32,
+    pub(crate) descriptors: Arc<Descriptors>,
+    accepted: AtomicU64,
+    accept_errors: AtomicU64,
+    /// Clients refused, in the order of [`Refusal::ALL`].
+    refusals: [AtomicU64; Refusal::ALL.len()],
+    ends: [AtomicU64; End::ALL.len()],
+    draining: watch::Sender<bool>,
+    alive: AtomicU64,
+    all_ended: Notify,
+}
+
+/// Counters of the whole process at one moment.
+#[derive(Debug, Clone)]
+pub struct Totals {
+    /// Connections accepted, tunnel streams not included.
+    pub accepted: u64,
+    /// Calls to accept(2) that failed.
+    pub accept_errors: u64,
+    /// Whether accepting rests now, on any listener, for lack of descriptors.
+    pub accept_rests_now: bool,
+    /// Times it began to rest.
+    pub accept_rests: u64,
+    /// Connections that have not yet said where they want to go.
+    pub handshakes: u32,
+    /// Clients refused, in the order of [`Refusal::ALL`].
+    pub refusals: [u64; Refusal::ALL.len()],
+    /// Connections ended, in the order of [`End::ALL`].
+    pub ends: [u64; End::ALL.len()],
+}
+
+impl Shared {
+    pub(crate) fn new(config: Config, access: AccessLog) -> Self {
+        Self {
+            identities: Identities::new(config.tunnel.tls.clone(), &config.tokens, config.max_handshakes),
+            config,
+            live: Live::default(),
+            access,
+            started: Instant::now(),
+            ids: AtomicU64::new(first_id()),
+            handshakes: AtomicU32::default(),
+            descriptors: Arc::default(),
+            accepted: AtomicU64::default(),
+            accept_errors: AtomicU64::default(),
+            refusals: Default::default(),
+            ends: Default::default(),
+            draining: watch::Sender::new(false),
+            alive: AtomicU64::default(),
+            all_ended: Notify::new(),
+        }
+    }
+
+    /// Time since the gateway started: the clock of everything that is not shown to people.
+    pub fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// The counters as they are now.
+    pub fn totals(&self) -> Totals {
+        Totals {
+            accepted: self.accepted.load(Relaxed),
+            accept_errors: self.accept_errors.load(Relaxed),
+            accept_rests_now: self.descriptors.are_short(),
+            accept_rests: self.descriptors.rests(),
+            handshakes: self.handshakes.load(Relaxed),
+            refusals: std::array::from_fn(|index| self.refusals[index].load(Relaxed)),
+            ends: std::array::from_fn(|index| self.ends[index].load(Relaxed)),
+        }
+    }
+
+    /// Whether the gateway is stopping.
+    pub fn is_draining(&self) -> bool {
+        *self.draining.borrow()
+    }
+
+    pub(crate) fn draining(&self) -> &watch::Sender<bool> {
+        &self.draining
+    }
+
+    /// Keeps the gateway from having ended while the returned guard is held.
+    pub(crate) fn keep_alive(self: &Arc<Self>) -> Alive {
+        self.alive.fetch_add(1, SeqCst);
+        Alive(Arc::clone(self))
+    }
+
+    /// Returns once no [`Alive`] is held.
+    pub(crate) async fn all_ended(&self) {
+        loop {
+            let ended = self.all_ended.notified();
+            if self.alive.load(SeqCst) == 0 {
+                return;
+            }
+            ended.await;
+        }
+    }
+
+    pub(crate) fn next_id(&self) -> ConnectionId {
+        ConnectionId(self.ids.fetch_add(1, Relaxed))
+    }
+
+    pub(crate) fn count_accepted(&self) {
+        self.accepted.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn count_accept_error(&self) {
+        self.accept_errors.fetch_add(1, Relaxed);
+    }
+
+    /// Logs that descriptors are out, unless it did so just now.
+    pub(crate) fn warn_of_descriptors(&self) {
+        if self.descriptors.may_warn(self.now()) {
+            tracing::error!(
+                "out of file descriptors: open connections go on, new ones wait in the kernel; raise the limit \
+                 (ulimit -n)"
+            );
+        }
+    }
+
+    pub(crate) fn count_end(&self, end: End) {
+        self.ends[end.index()].fetch_add(1, Relaxed);
+    }
+
+    /// Counts a refused client, for its cluster too where that is known, and writes its access line.
+    pub(crate) fn refuse(&self, refused: &Refused<'_>) {
+        self.refusals[refused.refusal as usize].fetch_add(1, Relaxed);
+        if let Some(upstream) = refused.upstream {
+            upstream.cluster.count_refusal(refused.refusal);
+        }
+        if refused.refusal == Refusal::OutOfDescriptors {
+            self.warn_of_descriptors();
+        }
+        self.access.write(|| Line::refused(self.now(), refused));
+    }
+
+    /// Takes a slot of those for connections that have not yet said where they want to go.
+    pub(crate) fn start_handshake(self: &Arc<Self>) -> Result<HandshakeGuard, Refusal> {
+        let before = self.handshakes.fetch_add(1, Relaxed);
+        let guard = HandshakeGuard(Arc::clone(self));
+        if before >= self.config.max_handshakes { Err(Refusal::MaxHandshakes) } else { Ok(guard) }
+    }
+}
+
+/// A number no other process is likely to begin with: the standard library's hasher is seeded by the system.
+fn first_id() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    // The upper half is random, the lower one counts.
+    RandomState::new().hash_one("connection ids") & 0xffff_ffff_0000_0000
+}
+
+/// A slot among the handshakes in progress, given back on drop.
+#[derive(Debug)]
+pub(crate) struct HandshakeGuard(Arc<Shared>);
+
+impl Drop for HandshakeGuard {
+    fn drop(&mut self) {
+        self.0.handshakes.fetch_sub(1, Relaxed);
+    }
+}
+
+/// An accepted connection that has not ended.
+#[derive(Debug)]
+pub(crate) struct Alive(Arc<Shared>);
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        if self.0.alive.fetch_sub(1, SeqCst) == 1 && self.0.is_draining() {
+            self.0.all_ended.notify_waiters();
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! The endpoints of one backend, and connections to them.
+//!
+//! [`endpoint`] knows the health of each, [`pick`] chooses the one for the next connection,
+//! [`connect`](mod@connect) makes it.
+
+mod connect;
+mod endpoint;
+mod pick;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use portico_net::socket::is_out_of_descriptors;
+use portico_routes::route::{Backend, BackendId};
+use smallvec::SmallVec;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+pub use self::endpoint::Endpoint;
+pub(crate) use self::endpoint::EndpointUse;
+
+use self::connect::{begin, send_once_connected};
+use self::endpoint::Failure;
+use self::pick::{Choice, pick};
+use crate::cluster::Cluster;
+use crate::outcome::Refusal;
+
+/// Endpoints tried for one client.
+const MOST_ATTEMPTS: usize = 3;
+
+/// A backend as the workers see it: one identity, while its endpoints and settings change.
+#[derive(Debug)]
+pub struct Upstream {
+    /// Whose it is.
+    pub cluster: Arc<Cluster>,
+    state: ArcSwap<State>,
+}
+
+/// What changes about an upstream.
+#[derive(Debug)]
+pub(crate) struct State {
+    /// As the route table has it.
+    pub(crate) backend: Arc<Backend>,
+    /// Its endpoints, each with what is known of it.
+    pub(crate) endpoints: SmallVec<[Arc<Endpoint>; 1]>,
+    /// Those that left, while they have connections: one that comes back is the same one. Nearly always none.
+    removed: Option<Box<Removed>>,
+}
+
+/// Endpoints that left an upstream.
+#[derive(Debug)]
+struct Removed(Vec<Weak<Endpoint>>);
+
+impl State {
+    fn removed(&self) -> impl Iterator<Item = Arc<Endpoint>> {
+        self.removed.iter().flat_map(|removed| &removed.0).filter_map(Weak::upgrade)
+    }
+}
+
+/// A connection that was made.
+#[derive(Debug)]
+pub(crate) struct Connected {
+    pub(crate) stream: TcpStream,
+    pub(crate) endpoint: EndpointUse,
+    /// Of the first bytes, those that the socket took.
+    pub(crate) sent: usize,
+}
+
+impl Upstream {
+    pub(crate) fn new(backend: Arc<Backend>, cluster: Arc<Cluster>) -> Self {
+        let endpoints = backend.endpoints.iter().map(|&address| Arc::new(Endpoint::new(address))).collect();
+        Self { cluster, state: ArcSwap::from_pointee(State { backend, endpoints, removed: None }) }
+    }
+
+    /// Which Service port this is; always the same.
+    pub fn id(&self) -> BackendId {
+        BackendId::clone(&self.state.load().backend.id)
+    }
+
+    /// Takes over new endpoints and settings. What is known of an endpoint that stays, or comes back while it
+    /// has connections, is kept; those that left are returned.
+    pub(crate) fn update(&self, backend: Arc<Backend>) -> Vec<Arc<Endpoint>> {
+        let old = self.state.load();
+        let stays =
+            |address: &SocketAddr| old.endpoints.iter().find(|known| known.address == *address).cloned();
+        let returns = |address: &SocketAddr| {
+            let endpoint = old.removed().find(|known| known.address == *address)?;
+            endpoint.moved();
+            // It is said to be ready, and that is newer than what was found.
+            endpoint.succeeded();
+            Some(endpoint)
+        };
+        let endpoint = |address: &SocketAddr| {
+            stays(address).or_else(|| returns(address)).unwrap_or_else(|| Arc::new(Endpoint::new(*address)))
+        };
+        let endpoints = backend.endpoints.iter().map(endpoint).collect();
+        let is_gone = |endpoint: &Arc<Endpoint>| !backend.endpoints.contains(&endpoint.address);
+        let leaving: Vec<_> = old.endpoints.iter().filter(|endpoint| is_gone(endpoint)).cloned().collect();
+        leaving.iter().for_each(|endpoint| endpoint.moved());
+        let still_gone = old.removed().filter(is_gone);
+        let removed: Vec<_> =
+            still_gone.chain(leaving.iter().cloned()).map(|gone| Arc::downgrade(&gone)).collect();
+        let removed = (!removed.is_empty()).then(|| Box::new(Removed(removed)));
+        self.state.store(Arc::new(State { backend, endpoints, removed }));
+        leaving
+    }
+
+    /// The backend as the route table has it now.
+    pub fn backend(&self) -> Arc<Backend> {
+        Arc::clone(&self.state.load().backend)
+    }
+
+    /// The endpoints now.
+    pub fn endpoints(&self) -> Vec<Arc<Endpoint>> {
+        self.state.load().endpoints.to_vec()
+    }
+
+    /// [`Self::connect_and_send`] where there is nothing to send yet.
+    pub(crate) async fn connect(
+        &self,
+        connect_timeout: Duration,
+        clock: impl Fn() -> Duration,
+        client_first: bool,
+    ) -> Result<(TcpStream, EndpointUse), Refusal> {
+        let connected = self.connect_and_send(connect_timeout, clock, client_first, &[]).await?;
+        Ok((connected.stream, connected.endpoint))
+    }
+
+    /// Connects to one endpoint after the other, at most [`MOST_ATTEMPTS`], and sends the `first` bytes as
+    /// far as the socket takes them. `client_first` promises that bytes are sent at once, which lets them
+    /// travel with the last packet of the TCP handshake; where the server may speak first this would delay it
+    /// by 40 ms.
+    pub(crate) async fn connect_and_send(
+        &self,
+        connect_timeout: Duration,
+        clock: impl Fn() -> Duration,
+        client_first: bool,
+        first: &[u8],
+    ) -> Result<Connected, Refusal> {
+        let state = self.state.load_full();
+        let mut tried: [Option<SocketAddr>; MOST_ATTEMPTS] = [None; MOST_ATTEMPTS];
+        let mut refusal = if state.endpoints.is_empty() { Refusal::NotReady } else { Refusal::MaxConnecting };
+        for attempt in 0..MOST_ATTEMPTS {
+            let (endpoint, last_resort) = match pick(&state.endpoints, &tried[..attempt], clock()) {
+                Some(Choice::Regular(endpoint)) => (endpoint, None),
+                Some(Choice::LastResort(resort)) => (Arc::clone(&resort.0), Some(resort)),
+                Some(Choice::Full) | None => break,
+            };
+            tried[attempt] = Some(endpoint.address);
+            let in_use = EndpointUse::new(endpoint);
+            let outcome = match begin(in_use.endpoint().address, client_first) {
+                Ok(stream) => {
+                    let sent = timeout(connect_timeout, send_once_connected(&stream, first)).await;
+                    sent.map(|sent| sent.map(|sent| (stream, sent)))
+                }
+                Err(error) => Ok(Err(error)),
+            };
+            let failure = match outcome {
+                Ok(Ok((stream, sent))) => {
+                    in_use.endpoint().succeeded();
+                    return Ok(Connected { stream, endpoint: in_use, sent });
+                }
+                // Ours, not the endpoint's: it must not count against it.
+                Ok(Err(error)) if is_out_of_descriptors(&error) => return Err(Refusal::OutOfDescriptors),
+                Ok(Err(error)) if error.kind() == io::ErrorKind::TimedOut => Failure::Silent,
+                Ok(Err(_)) => Failure::Refused,
+                Err(_elapsed) => Failure::Silent,
+            };
+            self.cluster.count_connect_failure();
+            // What it is known for is no news.
+            if last_resort.is_none() {
+                in_use.endpoint().failed(failure, clock());
+            }
+            refusal = match failure {
+                Failure::Refused => Refusal::ConnectFailed,
+                Failure::Silent => Refusal::ConnectTimedOut,
+            };
+        }
+        Err(refusal)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use portico_api::meta::ObjectKey;
+    use portico_api::names::ClusterName;
+    use portico_api::policy::ClusterPolicy;
+
+    use super::endpoint::FAILURES_UNTIL_SKIPPED;
+    use super::*;
+
+    const NOW: Duration = Duration::from_secs(100);
+
+    fn upstream(ports: &[u16]) -> (Upstream, impl Fn(&[u16]) -> Arc<Backend>) {
+        let backend = |ports: &[u16]| {
+            Arc::new(Backend {
+                id: BackendId { service: ObjectKey::new("a", "api"), port_name: "".into(), port: 443 }.into(),
+                endpoints: ports.iter().map(|&port| ([127, 0, 0, 1], port).into()).collect(),
+                policy: ClusterPolicy::open_for_namespace("a"),
+                send_proxy: false,
+                api_server_ca: None,
+            })
+        };
+        let cluster = Arc::new(Cluster::new(ClusterName::new("a")));
+        (Upstream::new(backend(ports), cluster), backend)
+    }
+
+    #[test]
+    fn an_endpoint_that_comes_back_while_it_has_connections_is_the_same_one() {
+        let (upstream, backend) = upstream(&[1]);
+        let first = upstream.endpoints().remove(0);
+        let held = EndpointUse::new(Arc::clone(&first));
+        (0..FAILURES_UNTIL_SKIPPED).for_each(|_| first.failed(Failure::Silent, NOW));
+        let left = upstream.update(backend(&[2]));
+        assert!(Arc::ptr_eq(&left[0], &first));
+        let when_it_left = first.moves();
+        upstream.update(backend(&[2, 3]));
+        assert_eq!(first.moves(), when_it_left, "others came");
+        upstream.update(backend(&[1, 2]));
+        assert_ne!(first.moves(), when_it_left, "it came back");
+        let back = upstream.endpoints().remove(0);
+        assert!(Arc::ptr_eq(&back, &first) && back.connections() == 1 && !back.is_failing());
+        drop((held, first, left, back));
+        upstream.update(backend(&[2]));
+        assert!(upstream.state.load().removed().next().is_none(), "it has no connection, so it is forgotten");
+    }
+}

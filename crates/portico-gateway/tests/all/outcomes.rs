@@ -1,0 +1,540 @@
+//! Every row of the outcome table is provoked over real sockets, and the client is told what the row says. A
+//! reason that no client can meet is found here, and so is a new one without a provocation.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::{RecvStream, SendStream};
+use portico_api::api_server_ca::ApiServerCa;
+use portico_api::policy::{AllowList, Budget};
+use portico_gateway::{
+    Config, End, Gateway, Listener, ProxyMode, ProxyProtocol, Refusal, Side, StaticTokens, TokenSettings,
+};
+use portico_net::MemoryBudget;
+use portico_tunnel::{Settings, Tls, TlsFiles};
+use rcgen::{CertificateParams, KeyPair};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use socket2::{Domain, Socket, Type};
+
+use crate::support::*;
+
+const HOST: &str = "a.example.com";
+const AUTHORITY: &str = "apiserver-external.cluster-a.svc.cluster.local:443";
+const SHORT: Duration = Duration::from_millis(50);
+
+/// A row, and what provokes it. Each asserts what the client is told.
+#[rustfmt::skip]
+const REFUSALS: [(Refusal, fn()); 20] = [
+    (Refusal::ClosedEarly, closed_early),
+    (Refusal::TooSlow, too_slow),
+    (Refusal::Malformed, malformed),
+    (Refusal::ProxyHeader, proxy_header),
+    (Refusal::NoServerName, no_server_name),
+    (Refusal::Unknown, unknown),
+    (Refusal::NotReady, not_ready),
+    (Refusal::NotAllowed, not_allowed),
+    (Refusal::NotAuthorized, not_authorized),
+    (Refusal::Unauthenticated, unauthenticated),
+    (Refusal::ReviewFailed, review_failed),
+    (Refusal::MaxConnections, max_connections),
+    (Refusal::ConnectionRate, connection_rate),
+    (Refusal::MaxHandshakes, max_handshakes),
+    (Refusal::Unproven, unproven),
+    (Refusal::MaxConnecting, max_connecting),
+    (Refusal::ConnectFailed, connect_failed),
+    (Refusal::ConnectTimedOut, connect_timed_out),
+    (Refusal::OutOfDescriptors, || alone("outcomes::every_refusal_is_provoked", out_of_descriptors)),
+    (Refusal::Method, method),
+];
+
+#[rustfmt::skip]
+const ENDS: [(End, fn()); 10] = [
+    (End::Closed(Side::Downstream), closed_by_the_client),
+    (End::Closed(Side::Upstream), closed_by_the_endpoint),
+    (End::Reset(Side::Downstream), reset_by_the_client),
+    (End::Reset(Side::Upstream), reset_by_the_endpoint),
+    (End::Idle, idle),
+    (End::Departed, departed),
+    (End::Drained, drained),
+    (End::Cancelled, cancelled),
+    (End::Revoked, revoked),
+    (End::Memory, memory),
+];
+
+#[test]
+fn every_refusal_is_provoked() {
+    if is_alone() {
+        return out_of_descriptors();
+    }
+    assert_eq!(REFUSALS.map(|(refusal, _)| refusal), Refusal::ALL);
+    REFUSALS.iter().for_each(|(_, provoke)| provoke());
+}
+
+#[test]
+fn every_end_is_provoked() {
+    assert_eq!(ENDS.map(|(end, _)| end), End::ALL);
+    ENDS.iter().for_each(|(_, provoke)| provoke());
+}
+
+// === Refusals ===
+
+fn closed_early() {
+    let gateway = start(config());
+    drop(connect(sni_address(&gateway)));
+    assert_counted(&gateway, Refusal::ClosedEarly);
+}
+
+fn too_slow() {
+    let gateway = start(Config { hello_timeout: SHORT, ..config() });
+    assert_eq!(read_to_end(&mut connect(sni_address(&gateway))), b"");
+    assert_counted(&gateway, Refusal::TooSlow);
+}
+
+fn malformed() {
+    let gateway = start(both());
+    assert_eq!(status(&gateway, "no-port"), Refusal::Malformed.status());
+    assert_counted(&gateway, Refusal::Malformed);
+}
+
+fn proxy_header() {
+    let proxy_protocol = ProxyProtocol { sni: ProxyMode::Required, ..ProxyProtocol::default() };
+    let gateway = start(Config { proxy_protocol, ..config() });
+    let mut client = client(&gateway, HOST);
+    // Closed or reset: the hello was never read.
+    let _ = client.read_to_end(&mut Vec::new());
+    assert_counted(&gateway, Refusal::ProxyHeader);
+}
+
+fn no_server_name() {
+    let gateway = start(config());
+    assert_alert(connect(sni_address(&gateway)), &hello_without_name(), Refusal::NoServerName);
+    assert_counted(&gateway, Refusal::NoServerName);
+}
+
+fn unknown() {
+    let gateway = start(both());
+    assert_told(&gateway, Refusal::Unknown, |service| service, None);
+}
+
+fn not_ready() {
+    let gateway = start(both());
+    assert_told(&gateway, Refusal::NotReady, |service| service, Some(&[]));
+}
+
+fn not_allowed() {
+    let gateway = start(both());
+    let others = |service: Service| {
+        service.policy(|policy| policy.allow = AllowList::new(["198.51.100.0/24".parse().unwrap()]))
+    };
+    assert_told(&gateway, Refusal::NotAllowed, others, Some(&[dead_endpoint()]));
+}
+
+fn max_connections() {
+    let gateway = start(both());
+    let none = |service: Service| {
+        service.policy(|policy| policy.budget = Budget { max_connections: Some(0), ..Budget::default() })
+    };
+    assert_told(&gateway, Refusal::MaxConnections, none, Some(&[dead_endpoint()]));
+}
+
+fn connection_rate() {
+    let gateway = start(both());
+    let none = |service: Service| {
+        let budget = Budget { max_connections_per_second: Some(0), ..Budget::default() };
+        service.policy(|policy| policy.budget = budget)
+    };
+    assert_told(&gateway, Refusal::ConnectionRate, none, Some(&[dead_endpoint()]));
+}
+
+fn max_connecting() {
+    let gateway = start(Config { max_connecting: 0, ..both() });
+    assert_told(&gateway, Refusal::MaxConnecting, |service| service, Some(&[dead_endpoint()]));
+}
+
+fn connect_failed() {
+    let gateway = start(both());
+    assert_told(&gateway, Refusal::ConnectFailed, |service| service, Some(&[dead_endpoint()]));
+}
+
+fn connect_timed_out() {
+    let (listener, _waiting) = silent_endpoint();
+    let gateway = start(Config { connect_timeout: SHORT, ..both() });
+    let address = listener.local_addr().unwrap();
+    assert_told(&gateway, Refusal::ConnectTimedOut, |service| service, Some(&[address]));
+}
+
+fn max_handshakes() {
+    let gateway = start(Config { max_handshakes: 0, ..config() });
+    let mut client = connect(sni_address(&gateway));
+    let _ = client.read_to_end(&mut Vec::new());
+    assert_counted(&gateway, Refusal::MaxHandshakes);
+}
+
+/// In a process of its own: no descriptor is left in it.
+fn out_of_descriptors() {
+    let gateway = start(config());
+    let endpoint = Endpoint::new();
+    Service::new("a", &[endpoint.address]).host(HOST).expose(&gateway);
+    let mut client = connect(sni_address(&gateway));
+    eventually("it is accepted", || gateway.shared().totals().handshakes == 1);
+    let mut all = Vec::new();
+    while let Ok(file) = fs::File::open("/dev/null") {
+        all.push(file);
+    }
+    client.write_all(&hello(HOST)).unwrap();
+    assert_eq!(alert_of(&mut client), Refusal::OutOfDescriptors.alert().map(|alert| alert as u8));
+    drop(all);
+    assert_counted(&gateway, Refusal::OutOfDescriptors);
+}
+
+fn method() {
+    let gateway = start(both());
+    let mut client = connect(tunnel_address(&gateway));
+    client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    assert_eq!(status_of(&mut client), Refusal::Method.status());
+    assert_counted(&gateway, Refusal::Method);
+}
+
+fn not_authorized() {
+    let secure = Secure::start("secret-of-b,b", |_| {});
+    expose(&secure.gateway, &[dead_endpoint()]);
+    let (status, ..) = secure.connect(Some("secret-of-b")).ask();
+    assert_eq!(status, Refusal::NotAuthorized.status());
+    assert_counted(&secure.gateway, Refusal::NotAuthorized);
+}
+
+fn unauthenticated() {
+    let secure = Secure::start("secret,a", |_| {});
+    expose(&secure.gateway, &[dead_endpoint()]);
+    let (status, ..) = secure.connect(None).ask();
+    assert_eq!(status, Refusal::Unauthenticated.status());
+    assert_counted(&secure.gateway, Refusal::Unauthenticated);
+}
+
+fn review_failed() {
+    let secure = Secure::start("", |config| config.tokens.review = Some(Duration::from_secs(60)));
+    let ca = ApiServerCa::parse(&secure.certificate()).unwrap();
+    Service::new("a", &[dead_endpoint()])
+        .authority(AUTHORITY)
+        .policy(|policy| policy.api_server_ca = Some(ca))
+        .expose(&secure.gateway);
+    let (status, ..) = secure.connect(Some("never accepted")).ask();
+    assert_eq!(status, Refusal::Unauthenticated.status(), "a client without a credential is not told why");
+    assert_counted(&secure.gateway, Refusal::ReviewFailed);
+}
+
+fn unproven() {
+    let secure = Secure::start("secret,a", |config| config.max_handshakes = 1);
+    let oldest = secure.connect(None);
+    assert_eq!(oldest.ask().0, Refusal::Unauthenticated.status());
+    let next = secure.connect(None);
+    assert_eq!(next.ask().0, Refusal::Unauthenticated.status());
+    assert_counted(&secure.gateway, Refusal::Unproven);
+}
+
+// === Ends ===
+
+fn closed_by_the_client() {
+    let (gateway, client, server) = passed_through(config());
+    drop(client);
+    drop(server);
+    assert_ended(&gateway, End::Closed(Side::Downstream));
+}
+
+fn closed_by_the_endpoint() {
+    let (gateway, mut client, server) = passed_through(config());
+    drop(server);
+    assert_eq!(read_to_end(&mut client), b"");
+    drop(client);
+    assert_ended(&gateway, End::Closed(Side::Upstream));
+}
+
+fn reset_by_the_client() {
+    let (gateway, client, mut server) = passed_through(config());
+    reset(client);
+    assert_reset(&mut server);
+    assert_ended(&gateway, End::Reset(Side::Downstream));
+}
+
+fn reset_by_the_endpoint() {
+    let tunnel = Tunnel::open(|_| {});
+    reset(tunnel.server);
+    assert_eq!(code_of(tunnel.client.runtime, tunnel.recv), End::Reset(Side::Upstream).h2_code());
+    assert_ended(&tunnel.secure.gateway, End::Reset(Side::Upstream));
+}
+
+fn idle() {
+    let tunnel = Tunnel::open(|config| config.idle.tunnel_stream = Some(SHORT));
+    tunnel.assert_cut(End::Idle);
+}
+
+fn departed() {
+    let tunnel = Tunnel::open(|config| config.departed_timeout = Some(SHORT));
+    expose(&tunnel.secure.gateway, &[dead_endpoint()]);
+    tunnel.assert_cut(End::Departed);
+}
+
+fn drained() {
+    let tunnel = Tunnel::open(|_| {});
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    assert_eq!(runtime.block_on(tunnel.secure.gateway.drain(SHORT)), 1);
+    tunnel.assert_cut(End::Drained);
+}
+
+fn cancelled() {
+    let (gateway, _client, _server) = passed_through(config());
+    let shared = Arc::clone(gateway.shared());
+    drop(gateway);
+    assert_eq!(ended(&shared, End::Cancelled), 1);
+}
+
+fn revoked() {
+    let tunnel = Tunnel::open(|_| {});
+    fs::write(tunnel.secure.file("tokens"), "").unwrap();
+    assert!(tunnel.secure.tokens.reload().unwrap());
+    tunnel.secure.gateway.shared().identities.changed();
+    tunnel.assert_cut(End::Revoked);
+}
+
+fn memory() {
+    let mut tunnel = Tunnel::open(|config| {
+        config.tunnel.memory = MemoryBudget::new(64 * 1024);
+        config.tunnel.stream_window = 1 << 20;
+    });
+    // The endpoint does not read: once its socket is full, bytes wait in the gateway.
+    let (mut send, runtime) = (tunnel.send.take().unwrap(), tunnel.client.runtime.clone());
+    let filling = runtime.spawn(async move {
+        loop {
+            send.reserve_capacity(16 * 1024);
+            match std::future::poll_fn(|cx| send.poll_capacity(cx)).await {
+                Some(Ok(room)) if send.send_data(Bytes::from(vec![7; room]), false).is_ok() => {}
+                _ => return,
+            }
+        }
+    });
+    tunnel.assert_cut(End::Memory);
+    filling.abort();
+}
+
+// === What the provocations share ===
+
+fn both() -> Config {
+    let tunnel = Settings { plaintext: true, ..Settings::default() };
+    Config { tunnel_listen: Some(LOOPBACK), tunnel, ..config() }
+}
+
+fn tunnel_address(gateway: &Gateway) -> SocketAddr {
+    let addresses = gateway.listen_addresses();
+    addresses.iter().find(|(listener, _)| *listener == Listener::Tunnel).expect("the tunnel is on").1
+}
+
+fn expose(gateway: &Gateway, endpoints: &[SocketAddr]) {
+    Service::new("a", endpoints).host(HOST).authority(AUTHORITY).expose(gateway);
+}
+
+/// An address that refuses.
+fn dead_endpoint() -> SocketAddr {
+    TcpListener::bind(LOOPBACK).unwrap().local_addr().unwrap()
+}
+
+/// An address that does not answer, because its queue is full; with the clients that fill it.
+fn silent_endpoint() -> (TcpListener, Vec<TcpStream>) {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&LOOPBACK.into()).unwrap();
+    socket.listen(0).unwrap();
+    let listener = TcpListener::from(socket);
+    let address = listener.local_addr().unwrap();
+    let waiting = std::iter::from_fn(|| TcpStream::connect_timeout(&address, SHORT).ok());
+    let waiting = waiting.take(10).collect();
+    (listener, waiting)
+}
+
+/// Exposes a Service, if it has `endpoints` at all, and asks for it by server name and by CONNECT: alert and
+/// status are those of the row.
+fn assert_told(
+    gateway: &Gateway,
+    refusal: Refusal,
+    change: impl Fn(Service) -> Service,
+    endpoints: Option<&[SocketAddr]>,
+) {
+    if let Some(endpoints) = endpoints {
+        change(Service::new("a", endpoints).host(HOST).authority(AUTHORITY)).expose(gateway);
+    }
+    assert_alert(connect(sni_address(gateway)), &hello(HOST), refusal);
+    assert_eq!(status(gateway, AUTHORITY), refusal.status(), "{refusal:?}");
+    eventually("both are counted", || count(gateway, refusal) == 2);
+}
+
+fn assert_alert(mut client: TcpStream, hello: &[u8], refusal: Refusal) {
+    client.write_all(hello).unwrap();
+    assert_eq!(alert_of(&mut client), refusal.alert().map(|alert| alert as u8), "{refusal:?}");
+}
+
+/// The alert a client gets before it is closed.
+fn alert_of(client: &mut TcpStream) -> Option<u8> {
+    match read_to_end(client)[..] {
+        [21, 3, _, 0, 2, 2, alert] => Some(alert),
+        ref other => panic!("no alert: {other:?}"),
+    }
+}
+
+fn status(gateway: &Gateway, authority: &str) -> u16 {
+    let mut client = connect(tunnel_address(gateway));
+    write!(client, "CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n").unwrap();
+    status_of(&mut client)
+}
+
+fn status_of(client: &mut TcpStream) -> u16 {
+    let head = read_exactly(client, "HTTP/1.1 000".len());
+    std::str::from_utf8(&head).unwrap().rsplit_once(' ').unwrap().1.parse().unwrap()
+}
+
+fn count(gateway: &Gateway, refusal: Refusal) -> u64 {
+    gateway.shared().totals().refusals[refusal as usize]
+}
+
+fn assert_counted(gateway: &Gateway, refusal: Refusal) {
+    eventually(refusal.reason(), || count(gateway, refusal) == 1);
+}
+
+fn assert_ended(gateway: &Gateway, end: End) {
+    eventually(end.reason(), || ended(gateway.shared(), end) == 1);
+}
+
+/// A gateway, and a connection by server name with both its ends.
+fn passed_through(config: Config) -> (Arc<Gateway>, TcpStream, TcpStream) {
+    let gateway = start(config);
+    let endpoint = Endpoint::new();
+    expose(&gateway, &[endpoint.address]);
+    let (client, server) = pair(&gateway, &endpoint, HOST);
+    (gateway, client, server)
+}
+
+/// A gateway whose tunnel is under TLS and asks for a token.
+struct Secure {
+    folder: tempfile::TempDir,
+    tokens: Arc<StaticTokens>,
+    gateway: Arc<Gateway>,
+}
+
+impl Secure {
+    fn start(tokens: &str, change: impl FnOnce(&mut Config)) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let key = KeyPair::generate().unwrap();
+        let certificate = CertificateParams::new(vec!["gateway.test".to_owned()]).unwrap();
+        let file = |name: &str| folder.path().join(name);
+        fs::write(file("crt"), certificate.self_signed(&key).unwrap().pem()).unwrap();
+        fs::write(file("key"), key.serialize_pem()).unwrap();
+        fs::write(file("tokens"), tokens).unwrap();
+        let files =
+            TlsFiles { certificate: file("crt"), key: file("key"), client_ca: None, client_crl: None };
+        let tunnel = Settings { tls: Some(Arc::new(Tls::load(files).unwrap())), ..Settings::default() };
+        let tokens = Arc::new(StaticTokens::load(file("tokens")).unwrap());
+        let settings = TokenSettings { file: Some(Arc::clone(&tokens)), review: None };
+        let mut config =
+            Config { tunnel_listen: Some(LOOPBACK), tunnel, tokens: settings, ..Config::default() };
+        change(&mut config);
+        Self { folder, tokens, gateway: start(config) }
+    }
+
+    fn file(&self, name: &str) -> std::path::PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn certificate(&self) -> String {
+        fs::read_to_string(self.file("crt")).unwrap()
+    }
+
+    /// Connects over TLS and HTTP/2.
+    fn connect(&self, token: Option<&'static str>) -> Client {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(self.certificate().as_bytes()).unwrap()).unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider);
+        let builder = builder.with_safe_default_protocol_versions().unwrap();
+        let mut tls = builder.with_root_certificates(roots).with_no_client_auth();
+        tls.alpn_protocols = vec![b"h2".to_vec()];
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let address = tunnel_address(&self.gateway);
+        let requests = runtime.block_on(async {
+            let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+            let name = ServerName::try_from("gateway.test").unwrap();
+            let stream = tokio_rustls::TlsConnector::from(Arc::new(tls)).connect(name, stream).await.unwrap();
+            let (requests, connection) = h2::client::handshake(stream).await.unwrap();
+            tokio::spawn(connection);
+            requests
+        });
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = tokio::sync::oneshot::channel();
+        std::thread::spawn(move || drop(runtime.block_on(stopped)));
+        Client { runtime: handle, requests, token, _stop: stop }
+    }
+}
+
+/// An HTTP/2 client on a thread of its own, which ends with it.
+struct Client {
+    runtime: tokio::runtime::Handle,
+    requests: h2::client::SendRequest<Bytes>,
+    token: Option<&'static str>,
+    _stop: tokio::sync::oneshot::Sender<()>,
+}
+
+impl Client {
+    /// Asks for [`AUTHORITY`]; the status and both directions of the stream.
+    fn ask(&self) -> (u16, SendStream<Bytes>, RecvStream) {
+        let uri = http::Uri::builder().authority(AUTHORITY).build().unwrap();
+        let mut request = http::Request::builder().method("CONNECT").uri(uri);
+        if let Some(token) = self.token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        let request = request.body(()).unwrap();
+        self.runtime.block_on(async {
+            let mut requests = self.requests.clone().ready().await.unwrap();
+            let (answer, send) = requests.send_request(request, false).unwrap();
+            let answer = tokio::time::timeout(PATIENCE, answer).await.unwrap().unwrap();
+            (answer.status().as_u16(), send, answer.into_body())
+        })
+    }
+}
+
+/// An open stream with both its ends.
+struct Tunnel {
+    secure: Secure,
+    client: Client,
+    send: Option<SendStream<Bytes>>,
+    recv: RecvStream,
+    server: TcpStream,
+    _endpoint: Endpoint,
+}
+
+impl Tunnel {
+    fn open(change: impl FnOnce(&mut Config)) -> Self {
+        let secure = Secure::start("secret,a", change);
+        let endpoint = Endpoint::new();
+        expose(&secure.gateway, &[endpoint.address]);
+        let client = secure.connect(Some("secret"));
+        let (status, send, recv) = client.ask();
+        assert_eq!(status, 200);
+        let server = endpoint.accept();
+        Self { secure, client, send: Some(send), recv, server, _endpoint: endpoint }
+    }
+
+    /// The gateway resets both sides: the stream with the code of the row.
+    fn assert_cut(self, end: End) {
+        assert_eq!(code_of(self.client.runtime, self.recv), end.h2_code(), "{end:?}");
+        eventually("the endpoint is reset", || (&self.server).read(&mut [0; 65536]).is_err());
+        assert_ended(&self.secure.gateway, end);
+    }
+}
+
+/// The code of the RST_STREAM that ends a stream.
+fn code_of(runtime: tokio::runtime::Handle, mut recv: RecvStream) -> Option<u32> {
+    let end = runtime.block_on(async { tokio::time::timeout(PATIENCE, recv.data()).await.unwrap() });
+    end.expect("it does not end in order").err()?.reason().map(u32::from)
+}

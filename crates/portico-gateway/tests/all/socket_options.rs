@@ -1,0 +1,79 @@
+//! What is set on sockets, as the kernel has it: accepted ones inherit from their listener, those to
+//! endpoints get what only a lasting connection needs once it lasts.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use portico_gateway::{Config, Keepalive};
+use portico_tunnel::Settings;
+use rustix::net::sockopt;
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+use socket2::SockRef;
+
+use crate::support::*;
+
+const HOST: &str = "a.example.com";
+const AUTHORITY: &str = "apiserver-external.cluster-a.svc.cluster.local:443";
+const KEEPALIVE: Keepalive =
+    Keepalive { time: Duration::from_secs(71), interval: Duration::from_secs(7), probes: 3 };
+
+/// A copy of the socket of this process that goes from `local` to `peer`.
+fn socket_between(local: SocketAddr, peer: SocketAddr) -> OwnedFd {
+    let process = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+    let all = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let numbers = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let copies = numbers.filter_map(|number| pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).ok());
+    let is_it = |socket: &OwnedFd| {
+        let socket = SockRef::from(socket);
+        let address = |address: std::io::Result<socket2::SockAddr>| address.ok()?.as_socket();
+        address(socket.peer_addr()) == Some(peer) && address(socket.local_addr()) == Some(local)
+    };
+    copies.into_iter().find(is_it).expect("the gateway has this connection")
+}
+
+fn keepalive_of(socket: &OwnedFd) -> Option<Keepalive> {
+    sockopt::socket_keepalive(socket).unwrap().then(|| Keepalive {
+        time: sockopt::tcp_keepidle(socket).unwrap(),
+        interval: sockopt::tcp_keepintvl(socket).unwrap(),
+        probes: sockopt::tcp_keepcnt(socket).unwrap(),
+    })
+}
+
+#[test]
+fn accepted_sockets_inherit_the_options_of_their_listener() {
+    let gateway = start(Config { downstream_keepalive: KEEPALIVE, ..config() });
+    let endpoint = Endpoint::new();
+    Service::new("a", &[endpoint.address]).host(HOST).expose(&gateway);
+    let (client, _server) = pair(&gateway, &endpoint, HOST);
+    let accepted = socket_between(sni_address(&gateway), client.local_addr().unwrap());
+    assert!(sockopt::tcp_nodelay(&accepted).unwrap());
+    assert_eq!(keepalive_of(&accepted), Some(KEEPALIVE));
+}
+
+#[test]
+fn a_socket_to_an_endpoint_gets_keep_alive_once_the_connection_lasts() {
+    let gateway = start(Config { upstream_keepalive: KEEPALIVE, ..config() });
+    let endpoint = Endpoint::new();
+    Service::new("a", &[endpoint.address]).host(HOST).expose(&gateway);
+    let (_client, server) = pair(&gateway, &endpoint, HOST);
+    let upstream = socket_between(server.peer_addr().unwrap(), endpoint.address);
+    assert!(sockopt::tcp_nodelay(&upstream).unwrap(), "from the first byte");
+    eventually("it lasts", || keepalive_of(&upstream) == Some(KEEPALIVE));
+}
+
+#[test]
+fn a_socket_behind_a_connect_request_has_keep_alive_at_once() {
+    let tunnel = Settings { plaintext: true, ..Settings::default() };
+    let config = Config { tunnel_listen: Some(LOOPBACK), tunnel, ..Config::default() };
+    let gateway = start(Config { upstream_keepalive: KEEPALIVE, ..config });
+    let endpoint = Endpoint::new();
+    Service::new("a", &[endpoint.address]).authority(AUTHORITY).expose(&gateway);
+    let mut client = connect(gateway.listen_addresses()[0].1);
+    write!(client, "CONNECT {AUTHORITY} HTTP/1.1\r\nHost: {AUTHORITY}\r\n\r\n").unwrap();
+    assert!(read_exactly(&mut client, 12).ends_with(b"200"));
+    let server = endpoint.accept();
+    let upstream = socket_between(server.peer_addr().unwrap(), endpoint.address);
+    assert_eq!(keepalive_of(&upstream), Some(KEEPALIVE));
+}

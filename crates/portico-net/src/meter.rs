@@ -1,0 +1,57 @@
+//! What an engine that carries bytes reports, and how carrying ends. Shared by the copy engine, the tunnel's
+//! bridge, the gateway and the node agent.
+
+use std::task::{Context, Poll};
+
+use crate::memory::MemoryBudget;
+
+/// Counts one connection or stream. Dropped without [`ended`](Self::ended) if the runtime itself stops.
+pub trait Meter: Send + 'static {
+    /// Bytes went from the client to the upstream (`up`) or back (`down`), since the last call.
+    fn carried(&mut self, up: usize, down: usize);
+
+    /// The connection is over.
+    fn ended(self, end: End);
+
+    /// What bounds the bytes that the streams of one cluster hold for upstreams that do not take them. By default
+    /// only the budgets of the connection and of the process do.
+    fn budget(&self) -> Option<&MemoryBudget> {
+        None
+    }
+
+    /// Ready when the owner cuts the connection: its endpoint is gone for too long, say. Never, if not
+    /// implemented.
+    fn poll_cut(&mut self, _cx: &mut Context<'_>) -> Poll<()> {
+        Poll::Pending
+    }
+}
+
+/// How carrying ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// Both sides closed in order.
+    Closed {
+        /// The side that closed first.
+        first: Side,
+    },
+    /// One side aborted: TCP RST, RST_STREAM, or the connection of an HTTP/2 client lost.
+    Reset {
+        /// The side that did.
+        by: Side,
+    },
+    /// No byte moved for the idle timeout.
+    Idle,
+    /// [`Meter::poll_cut`] said so.
+    Cut,
+    /// It held bytes that its receiver did not take while the memory budget was used up.
+    Memory,
+}
+
+/// Sides of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The client.
+    Downstream,
+    /// The control plane.
+    Upstream,
+}
