@@ -13,6 +13,7 @@
 
 pub mod annotations;
 pub mod api_server_ca;
+pub mod change;
 pub mod cluster;
 pub mod configuration;
 pub mod duration;

@@ -16,13 +16,13 @@ use anyhow::{Context, bail};
 use portico_api::problem::Severity;
 use portico_gateway::{AccessLog, Gateway, take_over};
 use portico_source::Step;
+use portico_sync::Source;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::sleep;
 
 use crate::admin::{GatewayPages, server};
 use crate::gateway_flags::Flags;
-use crate::source::Source;
-use crate::status::Status;
+use crate::status::{Status, Watches};
 use crate::tunnel_files;
 use crate::{allocator, text_pages};
 
@@ -37,8 +37,9 @@ const RETRY_MEMORY: Duration = Duration::from_secs(2);
 pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Status)) -> anyhow::Result<()> {
     let mut stop = Stop::new(hangup)?;
     raise_descriptor_limit();
-    let (mut source, pipeline) = Source::open(flags).await?;
-    let status = Arc::new(Status::new(pipeline, source.watches()));
+    let (mut source, pipeline) = Source::open(&flags.source_settings()).await?;
+    let watches = source.status().map(|status| Watches(Box::new(status)));
+    let status = Arc::new(Status::new(pipeline, watches));
     let pages = Arc::new(GatewayPages::new(Arc::clone(&status)));
     let admin =
         server::start(flags.listeners.admin_listen.0, pages, flags.lifecycle.take_over.is_some()).await?;
@@ -104,14 +105,14 @@ enum Ending {
 
 /// Reads every object, then starts the data plane with what follows from them.
 async fn start(flags: &Flags, source: &mut Source, status: &Arc<Status>) -> anyhow::Result<Arc<Gateway>> {
-    let whole = loop {
+    let all_readable = loop {
         let step = next(source).await?;
-        let whole = step.problems.iter().all(|problem| problem.severity != Severity::Error);
+        let all_readable = step.problems.iter().all(|problem| problem.severity != Severity::Error);
         if note(source, status, step) {
-            break whole;
+            break all_readable;
         }
     };
-    status.pipeline().first_picture_complete(whole);
+    status.pipeline().initial_sync_complete(all_readable);
     source.remember(&status.pipeline());
     let timeouts = *status.pipeline().timeouts();
     let config = flags.config(&timeouts)?;
@@ -143,7 +144,7 @@ async fn follow(source: &mut Source, status: &Status) -> anyhow::Result<Infallib
     loop {
         let step = tokio::select! {
             step = next(source) => step?,
-            () = sleep(RETRY_MEMORY), if source.owes_memory() => {
+            () = sleep(RETRY_MEMORY), if source.is_failing_to_remember() => {
                 source.remember(&status.pipeline());
                 continue;
             }
@@ -163,10 +164,10 @@ async fn next(source: &mut Source) -> anyhow::Result<Step> {
     }
 }
 
-/// Notes what a step says. Answers whether the picture is complete.
+/// Applies one step. Returns true once the initial sync is complete.
 fn note(source: &mut Source, status: &Status, step: Step) -> bool {
     let mut pipeline = status.pipeline();
-    pipeline.apply(step.events, step.complete);
+    pipeline.apply(step.changes, step.complete);
     status.set_manifest_problems(step.problems);
     if step.complete {
         source.remember(&pipeline);

@@ -15,11 +15,11 @@ use portico_expose::resolve::DecidedBy;
 use portico_gateway::{Gateway, Upstream};
 use portico_routes::route::{BackendId, RouteKey};
 use portico_routes::rows::{NoEndpoints, RouteRow, RouteState};
+use portico_sync::Pipeline;
 use serde::Serialize;
 
 use crate::finding::Finding;
 use crate::outcome::OutputFormat;
-use crate::pipeline::Pipeline;
 use crate::table;
 
 /// NodePorts listed in the note below the table; JSON has all.

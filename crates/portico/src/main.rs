@@ -1,7 +1,7 @@
 //! The front door of hosted Kubernetes control planes: the command line.
 //!
 //! [`cli`] says what can be asked for, [`verb`] does it, one file a verb. `check` and `routes` look at a directory once
-//! ([`offline`]); `gateway` keeps looking ([`control`], the one place where source, [`pipeline`] and data plane are wired
+//! ([`offline`]); `gateway` keeps looking ([`control`], the one place where source, pipeline and data plane are wired
 //! together) and answers questions about itself ([`admin`], from [`status`]).
 //!
 //! What objects mean and how bytes move is decided in the library crates; here is only what a user touches.
@@ -15,11 +15,8 @@ mod finding;
 mod gateway_flags;
 mod listing;
 mod logging;
-mod memory;
 mod offline;
 mod outcome;
-mod pipeline;
-mod source;
 mod status;
 mod table;
 mod text_pages;

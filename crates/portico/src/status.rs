@@ -12,10 +12,10 @@ use portico_api::problem::{Problem, Severity};
 use portico_gateway::{FailedPort, Gateway};
 use portico_source::ManifestProblem;
 use portico_source::kubernetes::KubernetesStatus;
+use portico_sync::Pipeline;
 
 use crate::finding::Finding;
 use crate::listing::Listing;
-use crate::pipeline::Pipeline;
 use crate::tunnel_files::TunnelFile;
 
 /// One gateway process.

@@ -1,7 +1,8 @@
-//! `portico front`: keeps the ports of the one LoadBalancer Service of a seed in line with the Services exposed by NodePort.
+//! `portico front`: the ports of the one LoadBalancer Service of a seed follow the Services exposed by
+//! NodePort.
 //!
-//! A process of its own, because it may write and the gateway may not. What it does is in `portico-front`; here are its flags
-//! and its admin listener.
+//! A process of its own, because it may write and the gateway may not. The controller is in
+//! `portico-operator`; here are its flags and its admin listener.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -15,8 +16,8 @@ use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
 use portico_api::meta::ObjectKey;
 use portico_expose::front::FrontSettings;
-use portico_front::{Front, FrontStatus, Settings, StatusHandle};
-use portico_source::kubernetes::client;
+use portico_kube::client;
+use portico_operator::{Front, FrontStatus, Settings, StatusHandle};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
@@ -33,7 +34,8 @@ pub(crate) struct Flags {
     /// The LoadBalancer Service whose ports are kept in line
     #[arg(long, value_name = "NS/NAME", value_parser = object_key)]
     service: ObjectKey,
-    /// How to reach the Kubernetes API, also by its proxy-url or HTTPS_PROXY; without it, as a pod of that cluster
+    /// How to reach the Kubernetes API, also by its proxy-url or HTTPS_PROXY; without it, as a pod of that
+    /// cluster
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// Port of the gateway's SNI listener, to be published; off for none
@@ -103,13 +105,13 @@ impl Flags {
     }
 }
 
-/// Different for every process, also for two on one host.
+/// A name that differs for every process, also for two on one host.
 fn own_name() -> String {
     let host = rustix::system::uname();
     format!("{}-{}", host.nodename().to_string_lossy(), std::process::id())
 }
 
-/// What a front controller says about itself.
+/// The pages of the admin listener.
 #[derive(Debug)]
 struct FrontPages {
     status: StatusHandle,
@@ -143,7 +145,7 @@ impl Pages for FrontPages {
     }
 }
 
-/// What a front controller counts.
+/// The metrics of the controller.
 #[derive(Debug)]
 struct FrontMetrics(StatusHandle);
 
