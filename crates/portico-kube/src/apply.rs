@@ -53,7 +53,8 @@ pub enum ApplyError {
 /// Makes the object as `wanted`, which holds the wanted fields and no others. `current` is the object as it
 /// was last seen, `None` if there was none.
 ///
-/// Fields that another manager holds with another value are taken over: a controller insists.
+/// Without `current` there is nothing to compare with, and every apply counts as a change. Fields that
+/// another manager holds with another value are taken over: a controller insists.
 pub async fn apply<K>(api: &Api<K>, wanted: &K, current: Option<&K>) -> Result<Applied<K>, ApplyError>
 where
     K: Resource<DynamicType = ()> + Serialize + DeserializeOwned + Clone + Debug,
@@ -118,7 +119,7 @@ fn wants_all(wanted: &Value, owned: &Map<String, Value>) -> bool {
         }
         let found = match path.split_once(':') {
             Some(("f", name)) => wanted.get(name),
-            Some(("k", keys)) => item(wanted, keys, |item, keys| contains(item, keys)),
+            Some(("k", keys)) => item(wanted, keys, contains),
             Some(("v", value)) => item(wanted, value, |item, value| item == value),
             Some(("i", index)) => index.parse::<usize>().ok().and_then(|index| wanted.get(index)),
             _ => None,
@@ -151,7 +152,9 @@ mod tests {
     /// As the API server returns it: with defaults, and fields of others.
     fn current() -> Value {
         json!({
-            "metadata": {"name": "a", "uid": "1", "labels": {"app": "x", "other": "y"}, "finalizers": ["portico/a"]},
+            "metadata": {
+                "name": "a", "uid": "1", "labels": {"app": "x", "other": "y"}, "finalizers": ["portico/a"],
+            },
             "spec": {
                 "clusterIP": "10.0.0.1",
                 "ports": [{"name": "https", "port": 443, "protocol": "TCP", "nodePort": 30_000}],

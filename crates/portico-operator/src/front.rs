@@ -314,7 +314,7 @@ impl Context {
             InitApply(ref served) | Apply(ref served) if served.object.is_err() => {
                 // Its last good version stays in the store.
                 if let Err(error) = &served.object {
-                    warn!(service = %served.reference, %error, "cannot read this Service; it stays as it was");
+                    warn!(service = %served.reference, %error, "cannot read a Service; it stays as it was");
                 }
                 None
             }
@@ -432,41 +432,4 @@ fn ports_of(service: &core::Service) -> Vec<ServicePort> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn state() -> (State, Instant) {
-        (State::new(Debounce::new(DEFAULT_QUIET, DEFAULT_MAX_WAIT)), Instant::now())
-    }
-
-    fn version(version: &str) -> Option<String> {
-        Some(version.to_owned())
-    }
-
-    #[test]
-    fn a_change_of_the_front_service_is_reconciled_after_a_pause_and_once() {
-        let (mut state, start) = state();
-        assert_eq!(state.start(version("1"), start), Some(Action::requeue(DEFAULT_QUIET)));
-        let later = start + DEFAULT_QUIET / 2;
-        assert_eq!(state.start(version("1"), later), Some(Action::requeue(DEFAULT_QUIET / 2)));
-        assert_eq!(state.start(version("1"), start + DEFAULT_QUIET), None);
-        assert_eq!(state.start(version("1"), start + DEFAULT_QUIET), Some(Action::await_change()));
-    }
-
-    #[test]
-    fn a_version_that_was_written_over_is_not_planned_from_again() {
-        let (mut state, start) = state();
-        state.start(version("1"), start);
-        state.replaced = version("1");
-        state.debounce.changed(start);
-        assert_eq!(state.start(version("1"), start + DEFAULT_MAX_WAIT), Some(Action::await_change()));
-        assert_eq!(state.start(version("2"), start + DEFAULT_MAX_WAIT), None);
-    }
-
-    #[test]
-    fn a_burst_that_becomes_due_meanwhile_is_reconciled_at_once() {
-        let (mut state, start) = state();
-        state.debounce.changed(start);
-        assert_eq!(state.next(start + DEFAULT_MAX_WAIT), Action::requeue(Duration::ZERO));
-    }
-}
+mod tests;

@@ -7,5 +7,7 @@
 //! with fewer rights.
 
 pub mod front;
+#[cfg(test)]
+mod testing;
 
 pub use front::{Front, FrontStatus, Settings, StatusHandle};

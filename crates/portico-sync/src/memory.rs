@@ -37,8 +37,8 @@ pub enum MemoryFileError {
     Encode(#[from] serde_json::Error),
     /// The folder cannot be written to.
     #[error(
-        "cannot write to {}, so NodePorts drawn now may differ after a restart; make it writable, or name another \
-         folder with --state-dir: {source}",
+        "cannot write to {}, so NodePorts drawn now may differ after a restart; make it writable, or name \
+         another folder with --state-dir: {source}",
         folder.display()
     )]
     Unwritable {
@@ -49,8 +49,8 @@ pub enum MemoryFileError {
     },
     /// Another gateway holds the lock.
     #[error(
-        "another gateway holds {}: both draw NodePorts, and only its are remembered; stop it, or start this one \
-         with --take-over or a --state-dir of its own",
+        "another gateway holds {}: both draw NodePorts, and only its are remembered; stop it, or start this \
+         one with --take-over or a --state-dir of its own",
         path.display()
     )]
     Locked {

@@ -34,8 +34,8 @@ impl Announced {
         if changes(&mut self.limit_reached, !waiting.is_empty()) {
             news.push(if self.limit_reached {
                 let text = format!(
-                    "All {limit} listeners are in use; {} ports wait for one: {}. Raise --listener-limit if the \
-                     load balancer allows it, or expose clusters by SNI",
+                    "All {limit} listeners are in use; {} ports wait for one: {}. Raise --listener-limit if \
+                     the load balancer allows it, or expose clusters by SNI",
                     waiting.len(),
                     named(&waiting)
                 );
@@ -50,8 +50,8 @@ impl Announced {
         if changes(&mut self.numbers_taken, !waiting.is_empty()) {
             news.push(if self.numbers_taken {
                 let text = format!(
-                    "{} ports cannot be published, because another Service or the gateway has their number: {}. \
-                     Give them another nodePort",
+                    "{} ports cannot be published, because another Service or the gateway has their number: \
+                     {}. Give them another nodePort",
                     waiting.len(),
                     named(&waiting)
                 );

@@ -128,8 +128,8 @@ fn a_collection_as_key_is_refused() {
 
 #[test]
 fn a_field_is_found_on_its_line() {
-    let text = "metadata:\n  annotations:\n    nodeport-proxy.k8s.io/expose: SNI\nspec:\n  ports:\n  - name: a\n\
-                \x20 - name: b\n    port: x\n";
+    let text = "metadata:\n  annotations:\n    nodeport-proxy.k8s.io/expose: SNI\nspec:\n  ports:\n\
+                \x20 - name: a\n  - name: b\n    port: x\n";
     let node = Documents::new(text).next().unwrap().unwrap();
     assert_eq!(node.line_of("metadata.annotations.nodeport-proxy.k8s.io/expose"), 3);
     assert_eq!(node.line_of("metadata.annotations[nodeport-proxy.k8s.io/expose]"), 3);
