@@ -16,7 +16,7 @@ pub struct Observed<'a> {
     pub reason: &'a str,
     /// A sentence for people.
     pub message: String,
-    /// `metadata.generation` of the object that was looked at, if it has one.
+    /// `metadata.generation` of the object that was observed, if it has one.
     pub generation: Option<i64>,
 }
 

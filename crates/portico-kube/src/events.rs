@@ -38,7 +38,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 pub enum Severity {
     /// Information.
     Normal,
-    /// Somebody should look at it.
+    /// Needs attention.
     Warning,
 }
 

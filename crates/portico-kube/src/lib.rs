@@ -1,6 +1,6 @@
 //! What every controller needs to work with a Kubernetes API.
 //!
-//! [`client`] connects, through a corporate proxy too. [`leader`] elects the replica that may write.
+//! [`mod@client`] connects, through a corporate proxy too. [`leader`] elects the replica that may write.
 //! [`debounce`] says when a burst of changes is over. [`apply`] writes an object by server-side apply, and
 //! only if that changes something. [`events`] puts Events on objects, [`conditions`] keeps the conditions of
 //! a status, and [`error`] puts an error of the API into words.

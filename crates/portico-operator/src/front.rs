@@ -52,7 +52,7 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit of releasing the Lease at the end.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why the controller ended without being asked to.
+/// Why the controller ended by itself.
 #[derive(Debug, Error)]
 pub enum FrontError {
     /// A part of it ended, which only a defect can cause.

@@ -23,7 +23,7 @@ const MAX_NAME: usize = 253;
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{message}")]
 pub struct InvalidObject {
-    /// The field, `spec.ports[0].port`; empty for the object as a whole.
+    /// The field, `spec.ports[0].port`; empty for the entire object.
     pub field: String,
     /// What is wrong with it.
     pub message: String,

@@ -33,7 +33,7 @@ impl<K> From<Served<K>> for Received {
     }
 }
 
-/// The names of all objects of one API server, and the changes that nobody has taken yet.
+/// The names of all objects of one API server, and the changes that were not taken yet.
 #[derive(Debug, Default)]
 pub(crate) struct Reflector {
     kinds: BTreeMap<Kind, Watched>,

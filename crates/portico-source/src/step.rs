@@ -38,7 +38,7 @@ pub struct ManifestProblem {
     /// The file, as a path from the current directory; `None` for an object of a Kubernetes API.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<Arc<Path>>,
-    /// The line in the file, counted from 1; 0 for the file as a whole.
+    /// The line in the file, counted from 1; 0 for the entire file.
     pub line: u32,
     /// How bad it is.
     pub severity: Severity,

@@ -131,7 +131,7 @@ impl Pipeline {
                 }
                 Output::Note(object, text) => tracing::info!(%object, "{text}"),
                 Output::Timeouts(timeouts) => self.timeouts = timeouts,
-                // Asked for as a whole, by `problems`.
+                // `problems` returns all of them.
                 Output::Problems(..) => self.planner_problems += 1,
             }
         }

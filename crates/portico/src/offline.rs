@@ -11,7 +11,7 @@ use crate::args::annotation_key;
 use crate::finding::Finding;
 use crate::outcome::OutputFormat;
 
-/// What to look at, and how to say what was found.
+/// The flags of `portico check` and `portico routes`.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
     /// Directory of manifests

@@ -24,7 +24,7 @@ impl World {
         self
     }
 
-    /// One burst: the named files are looked at again.
+    /// One burst: the named files are read again.
     fn burst(&mut self, files: &[&str]) -> Vec<String> {
         let mut changes = Vec::new();
         let mut emit = |change| changes.push(show(&change));
