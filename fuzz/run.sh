@@ -4,9 +4,10 @@
 #   fuzz/run.sh [SECONDS] [CRATE...]      default: 30 s each, all crates with a fuzz folder
 #   FUZZ_TARGETS="client_hello ..."       only these targets
 #
-# Works with the pinned stable toolchain and a C++ compiler, without cargo-fuzz: it builds with the coverage flags
-# that cargo-fuzz would pass. Memory is safe by the compiler (no crate with a target has unsafe code), so no sanitizer is
-# used; debug assertions and overflow checks are on. The folders are laid out as cargo-fuzz likes them.
+# Works with the pinned stable toolchain and a C++ compiler, without cargo-fuzz: it builds with the coverage
+# flags that cargo-fuzz would pass. Memory is safe by the compiler (no crate with a target has unsafe code),
+# so no sanitizer is used; debug assertions and overflow checks are on. The folders are laid out as cargo-fuzz
+# likes them.
 #
 # A folder crates/CRATE/fuzz holds:
 #   fuzz_targets/TARGET.rs     one binary each, named in its Cargo.toml
@@ -14,7 +15,8 @@
 #   artifacts/TARGET/          inputs that failed (not committed; make each a unit test)
 # What the fuzzer finds new paths with is kept in target/fuzz/corpus/CRATE/TARGET between runs.
 #
-# Exit code: 0 nothing found, 1 something failed (all targets are run all the same), 2 nothing to run or no build.
+# Exit code: 0 nothing found, 1 something failed (all targets are run all the same), 2 nothing to run or no
+# build.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
@@ -52,9 +54,11 @@ for crate in "${crates[@]}"; do
     ran=$((ran + 1))
     log=$target_dir/$crate-$target.log
     # An input over the caps of the parsers (64 KiB), 5 s for one input and 1 GiB are failures, not patience.
-    if "$target_dir/$host/release/$target" "${inputs[@]}" -max_total_time="$seconds" -max_len=70000 -timeout=5 \
-      -rss_limit_mb=1024 -print_final_stats=1 -artifact_prefix="$folder/artifacts/$target/" >"$log" 2>&1; then
-      sed -n 's/^stat::number_of_executed_units: */   inputs tried: /p; s/^stat::average_exec_per_sec: */   a second: /p' "$log"
+    limits=(-max_total_time="$seconds" -max_len=70000 -timeout=5 -rss_limit_mb=1024)
+    if "$target_dir/$host/release/$target" "${inputs[@]}" "${limits[@]}" -print_final_stats=1 \
+      -artifact_prefix="$folder/artifacts/$target/" >"$log" 2>&1; then
+      sed -n -e 's/^stat::number_of_executed_units: */   inputs tried: /p' \
+        -e 's/^stat::average_exec_per_sec: */   a second: /p' "$log"
     else
       failed+=("$crate: $target")
       tail -40 "$log"

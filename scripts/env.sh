@@ -1,8 +1,9 @@
 # shellcheck shell=bash
-# Where scripts/setup puts what Debian does not have. Sourced by the scripts here and by .ci/run, so that what was
-# brought a moment ago is found without a new shell.
+# Where scripts/setup puts what Debian does not have. Sourced by the scripts here and by .ci/run, so that what
+# was brought a moment ago is found without a new shell.
 
-# The newest Go of the series that Kubernetes 1.34 (lab/kube) is released with; fetched where Debian's is older than that.
+# The newest Go of the series that Kubernetes 1.34 (lab/kube) is released with; fetched where Debian's is
+# older than that.
 go_version=1.24.13
 cargo_deny_version=0.20.2
 # A peer of the tunnel, from PyPI; bench/requirements.txt pins it.

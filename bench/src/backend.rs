@@ -1,6 +1,6 @@
 //! The backend behind every proxy: one thread, one epoll loop, as little work as possible.
 //!
-//! It stands for the API servers: it waits for the ClientHello, answers with [`ANSWER_BYTES`] as a server's first
+//! It stands for the API servers: it waits for the ClientHello, answers as a server's first
 //! flight would, then follows the [`Order`] found in the hello.
 
 use std::net::{SocketAddr, SocketAddrV4};
@@ -20,8 +20,6 @@ use crate::hello::{Order, read_order};
 use crate::machine;
 use crate::site::{BACKENDS, Cluster};
 
-/// Length of the answer to a hello: a ServerHello with the rest of a resumed flight, one segment.
-pub(crate) const ANSWER_BYTES: usize = 512;
 /// One write of bulk data; large enough that the backend is not what limits the stream.
 const CHUNK: usize = 256 * 1024;
 /// Writes or reads of one connection before the others get their turn.
@@ -80,7 +78,7 @@ impl Drop for Backend {
     }
 }
 
-/// A listener for connections that nobody has to accept at once.
+/// A listener whose connections may wait.
 pub(crate) fn listen(address: SocketAddrV4, backlog: i32) -> rustix::io::Result<OwnedFd> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let listener = net::socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?;
@@ -205,9 +203,9 @@ impl Connection {
                 }
                 let Some((order, length)) = read_order(held) else { return Ok(Turn::Goes) };
                 let early = held.split_off(length);
-                net::send(&self.socket, &bulk[..ANSWER_BYTES], SendFlags::NOSIGNAL)?;
+                net::send(&self.socket, &bulk[..order.answer_bytes()], SendFlags::NOSIGNAL)?;
                 self.state = match order {
-                    Order::Answer => State::Answered,
+                    Order::Answer | Order::AnswerOneByte => State::Answered,
                     Order::AnswerAndEnd => return Ok(Turn::Ended),
                     Order::Echo => {
                         send_all(&self.socket, &early)?;
@@ -291,8 +289,8 @@ pub(crate) fn receive(socket: &OwnedFd, into: &mut [u8]) -> rustix::io::Result<O
     }
 }
 
-/// As [`receive`], but the kernel drops the bytes without copying them (`MSG_TRUNC`, tcp(7)), so that the sink of a
-/// bulk transfer costs the load's core next to nothing.
+/// As [`receive`], but the kernel drops the bytes without copying them (`MSG_TRUNC`, tcp(7)), so that the
+/// sink of a bulk transfer costs the load's core next to nothing.
 pub(crate) fn discard(socket: &OwnedFd, room: &mut [u8]) -> rustix::io::Result<Option<usize>> {
     match net::recv(socket, room, RecvFlags::TRUNC) {
         Ok((_, bytes)) => Ok(Some(bytes)),

@@ -1,13 +1,16 @@
 //! The ClientHello every bench client opens with, and the order to the backend hidden in it.
 //!
-//! Nobody terminates TLS here: all proxies look for the server name (RFC 6066 section 3) and pass the bytes on. So the
-//! hello is real in every field a proxy may look at, about as long as a Go 1.24 client's (with an X25519MLKEM768 key
-//! share), and its 32 random bytes tell the backend what to do with the connection. Called by [`crate::load`] and
-//! [`crate::backend`].
+//! No proxy terminates TLS here: all of them look for the server name (RFC 6066 section 3) and pass the bytes
+//! on. So the hello is real in every field a proxy may look at, about as long as a Go 1.24 client's (with an
+//! X25519MLKEM768 key share), and its 32 random bytes tell the backend what to do with the connection. Called
+//! by [`crate::load`] and [`crate::backend`].
 
+/// Length of most answers to a hello: a ServerHello with the rest of a resumed flight, one segment.
+pub(crate) const ANSWER_BYTES: usize = 512;
 /// Where the random bytes start: record header (5), handshake header (4), legacy version (2).
 const RANDOM_AT: usize = 11;
-/// Length of an X25519MLKEM768 client share (draft-ietf-tls-ecdhe-mlkem): 1,184 bytes of ML-KEM and 32 of X25519.
+/// Length of an X25519MLKEM768 client share (draft-ietf-tls-ecdhe-mlkem): 1,184 bytes of ML-KEM and 32 of
+/// X25519.
 const HYBRID_SHARE: usize = 1216;
 
 /// What the backend does with a connection after it has answered the hello.
@@ -23,9 +26,20 @@ pub(crate) enum Order {
     Take(u64),
     /// Nothing more: end the connection.
     AnswerAndEnd,
+    /// Nothing more, and the answer is a single byte, so that a client that has read it leaves nothing
+    /// unread.
+    AnswerOneByte,
 }
 
 impl Order {
+    /// Length of the backend's answer to the hello.
+    pub(crate) fn answer_bytes(self) -> usize {
+        match self {
+            Self::AnswerOneByte => 1,
+            _ => ANSWER_BYTES,
+        }
+    }
+
     fn to_random(self) -> [u8; 32] {
         // Any fixed filler will do: no proxy looks at the random.
         let mut random = [0x5a; 32];
@@ -35,6 +49,7 @@ impl Order {
             Self::Send(bytes) => (3, bytes),
             Self::Take(bytes) => (4, bytes),
             Self::AnswerAndEnd => (5, 0),
+            Self::AnswerOneByte => (6, 0),
         };
         random[0] = code;
         random[1..9].copy_from_slice(&count.to_be_bytes());
@@ -49,6 +64,7 @@ impl Order {
             3 => Some(Self::Send(count)),
             4 => Some(Self::Take(count)),
             5 => Some(Self::AnswerAndEnd),
+            6 => Some(Self::AnswerOneByte),
             _ => None,
         }
     }
@@ -80,7 +96,8 @@ pub(crate) fn client_hello(host: &str, order: Order) -> Vec<u8> {
     hello
 }
 
-/// The order in `bytes` and the length of the hello; `None` while it is not there in full or is no bench hello.
+/// The order in `bytes` and the length of the hello; `None` while it is not there in full or is no bench
+/// hello.
 pub(crate) fn read_order(bytes: &[u8]) -> Option<(Order, usize)> {
     let length = 5 + usize::from(u16::from_be_bytes(bytes.get(3..5)?.try_into().ok()?));
     if bytes.len() < length {
@@ -124,7 +141,15 @@ mod tests {
 
     #[test]
     fn an_order_survives_the_hello() {
-        for order in [Order::Answer, Order::Echo, Order::Send(1 << 33), Order::Take(7), Order::AnswerAndEnd] {
+        let orders = [
+            Order::Answer,
+            Order::Echo,
+            Order::Send(1 << 33),
+            Order::Take(7),
+            Order::AnswerAndEnd,
+            Order::AnswerOneByte,
+        ];
+        for order in orders {
             let hello = client_hello("a.seed.example.com", order);
             assert_eq!(read_order(&hello), Some((order, hello.len())));
         }

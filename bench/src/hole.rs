@@ -1,8 +1,9 @@
 //! A black hole on loopback: an endpoint that never answers a SYN, as behind a firewall that drops.
 //!
-//! No firewall and no root: a listener nobody accepts from, whose accept queue the bench has filled itself. Linux drops
-//! every further SYN of such a listener (`tcp_conn_request`), so whoever connects hears nothing, repeats the SYN after a
-//! second and gives up by its own timeout. [`BlackHole::open`] proves it before anything is measured.
+//! No firewall and no root: a listener without accept(2), whose accept queue the bench has filled itself.
+//! Linux drops every further SYN of such a listener (`tcp_conn_request`), so whoever connects hears nothing,
+//! repeats the SYN after a second and gives up by its own timeout. [`BlackHole::open`] proves it before
+//! anything is measured.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -21,7 +22,8 @@ const BACKLOG: i32 = 0;
 const MOST_TO_FILL: usize = 8;
 /// A handshake on loopback takes microseconds; the first repetition of a dropped SYN comes after a second.
 const SILENCE: Duration = Duration::from_millis(300);
-/// With it the kernel would answer where it could not queue (tcp(7)), so clients would be refused instead of ignored.
+/// With it the kernel would answer where it could not queue (tcp(7)), so clients would be refused instead of
+/// ignored.
 const ABORT_ON_OVERFLOW: &str = "/proc/sys/net/ipv4/tcp_abort_on_overflow";
 
 /// An address that swallows every SYN while this lives.

@@ -1,4 +1,4 @@
-//! Cores and limits of the machine the bench runs on: who runs where, and how many descriptors there are.
+//! Cores and limits of the machine the bench runs on: pinning, and how many descriptors there are.
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

@@ -1,8 +1,10 @@
-//! Portico beside nginx, HAProxy and Envoy, on this machine, in one run: `cargo run --release -p portico-bench`.
+//! Portico beside nginx, HAProxy and Envoy, on this machine, in one run: `cargo run --release -p
+//! portico-bench`.
 //!
-//! Starts the proxies with the same clusters, gives each the same load through the same backend, and prints the table
-//! of the design, "Numbers we hold ourselves to". [`rows`] says what is measured, [`load`] how it is asked for,
-//! [`proxy`] what is asked, [`process`] what it cost, [`report`] how it is told. See `bench/README.md`.
+//! Starts the proxies with the same clusters, gives each the same load through the same backend, and prints
+//! the table of the design, "Numbers we hold ourselves to". [`rows`] says what is measured, [`load`] how it
+//! is asked for, [`proxy`] what is asked, [`process`] what it cost, [`report`] how it is printed. See
+//! `bench/README.md`.
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -45,6 +47,8 @@ enum Measure {
     Connection,
     /// The same, but the client ends it by a reset.
     Abort,
+    /// The same, but the answer is one byte and the client closes its socket as soon as it is there.
+    Close,
     /// CPU of a small message and its echo over an established connection.
     RoundTrip,
     /// CPU of a gigabyte towards the client.
@@ -61,7 +65,7 @@ enum Measure {
     AddCluster,
     /// Gateway and agent together: CPU of connections, messages and bytes, and memory of streams at rest.
     Pair,
-    /// The same under TLS with a client certificate, CPU only.
+    /// The same with mutual TLS in the tunnels of both pairs.
     PairTls,
     /// Memory, threads and wake-ups of an agent at rest.
     Agent,
@@ -186,13 +190,20 @@ fn run(arguments: &Arguments) -> Result<bool> {
 fn measure(bench: &Bench, arguments: &Arguments) -> Result<Vec<Row>> {
     let asked = |row: Measure| arguments.rows.is_empty() || arguments.rows.contains(&row);
     let mut rows = Vec::new();
-    let shared =
-        [Measure::Connection, Measure::Abort, Measure::RoundTrip, Measure::Download, Measure::Upload];
+    let shared = [
+        Measure::Connection,
+        Measure::Abort,
+        Measure::Close,
+        Measure::RoundTrip,
+        Measure::Download,
+        Measure::Upload,
+    ];
     if shared.into_iter().any(asked) {
         let running = bench.start_all(CLUSTERS, "steady")?;
         for measure in shared.into_iter().filter(|&row| asked(row)) {
             rows.push(match measure {
                 Measure::Abort => steady::connection(bench, &running, Ending::Abort)?,
+                Measure::Close => steady::connection(bench, &running, Ending::Close)?,
                 Measure::RoundTrip => steady::round_trip(bench, &running)?,
                 Measure::Download => steady::bulk(bench, &running, Direction::Download)?,
                 Measure::Upload => steady::bulk(bench, &running, Direction::Upload)?,
@@ -211,10 +222,11 @@ fn measure(bench: &Bench, arguments: &Arguments) -> Result<Vec<Row>> {
     }
     if asked(Measure::Pair) {
         rows.extend(pair::steady(bench, CLUSTERS, Tunnel::Plain)?);
-        rows.push(pair::idle(bench, CLUSTERS)?);
+        rows.push(pair::idle(bench, CLUSTERS, Tunnel::Plain)?);
     }
     if asked(Measure::PairTls) {
         rows.extend(pair::steady(bench, CLUSTERS, Tunnel::Tls)?);
+        rows.push(pair::idle(bench, CLUSTERS, Tunnel::Tls)?);
     }
     if asked(Measure::Agent) {
         rows.extend(agent::rows(bench)?);
@@ -252,7 +264,7 @@ fn proxies(arguments: &Arguments) -> Result<Vec<Box<dyn Proxy>>> {
             }
             Peer::Envoy => {
                 let program = envoy_program(&arguments.cache)?;
-                Box::new(proxy::envoy::Envoy { program, access_log: arguments.envoy_access_log })
+                Box::new(proxy::envoy::Envoy { program, access_log: arguments.envoy_access_log, tls: None })
             }
             Peer::Portico => {
                 require(

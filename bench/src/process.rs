@@ -1,8 +1,9 @@
 //! What a proxy costs: CPU time and memory of all its processes, read from `/proc`.
 //!
-//! CPU comes from `task/*/schedstat` (nanoseconds on the core) and not from `stat`, whose ticks of 10 ms are coarse
-//! beside a slice of one second. Work the kernel does in soft interrupts on the process's behalf counts, as it runs
-//! in its context on loopback. Memory is PSS: a page shared by three processes counts a third in each.
+//! CPU comes from `task/*/schedstat` (nanoseconds on the core) and not from `stat`, whose ticks of 10 ms are
+//! coarse beside a slice of one second. Work the kernel does in soft interrupts on the process's behalf
+//! counts, as it runs in its context on loopback. Memory is PSS: a page shared by three processes counts a
+//! third in each.
 
 use std::collections::HashMap;
 use std::fs;
@@ -16,7 +17,7 @@ fn family(root: u32) -> Result<Vec<u32>> {
         let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };
-        // A process may end between the listing and this read; then it is nobody's child any more.
+        // A process may end between the listing and this read; then it has no parent in the list.
         let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
         // "pid (name) state ppid": the name may hold blanks and brackets, so count from the last bracket.
         let parent = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse().ok());
@@ -41,7 +42,8 @@ pub(crate) fn cpu_nanoseconds(root: u32) -> Result<u64> {
             format!("process {pid} is gone: the proxy ended or restarted a part of itself")
         })?;
         for task in tasks {
-            // A thread may end meanwhile. Its time is lost, which only idle helper threads do in any of the proxies.
+            // A thread may end meanwhile. Its time is lost, which only idle helper threads do in any of the
+            // proxies.
             let Ok(line) = fs::read_to_string(task?.path().join("schedstat")) else { continue };
             total += line.split(' ').next().and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
         }
@@ -87,7 +89,7 @@ pub(crate) fn resting(pid: u32) -> Result<Resting> {
     for task in fs::read_dir(format!("/proc/{pid}/task")).with_context(|| format!("process {pid} is gone"))? {
         let path = task?.path().join("status");
         let status = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        // Voluntary: a thread that waits again. The others show who else wanted the core.
+        // Voluntary: a thread that waits again. The others show contention for the core.
         wake_ups += number(&status, "voluntary_ctxt_switches:")?;
     }
     Ok(Resting {

@@ -83,10 +83,11 @@ pub(crate) fn json(rows: &[Row]) -> serde_json::Value {
             let by_proxy = |value: &dyn Fn(&str) -> serde_json::Value| -> serde_json::Value {
                 row.samples.keys().map(|&proxy| (proxy.to_owned(), value(proxy))).collect()
             };
+            let ratios = by_proxy(&|proxy| row.ratio(proxy).map(|three| three.to_vec()).into());
             serde_json::json!({
                 "row": row,
                 "median": by_proxy(&|proxy| row.median(proxy).into()),
-                "portico_ratio_quartiles": by_proxy(&|proxy| row.ratio(proxy).map(|three| three.to_vec()).into()),
+                "portico_ratio_quartiles": ratios,
                 "holds": row.holds(),
             })
         })

@@ -1,7 +1,7 @@
 //! The user clusters of a run: their names, and which backend plays their API server.
 //!
-//! Each cluster is exposed as KKP's strategy `Tunneling` does, with three routes: the API server by SNI and by CONNECT
-//! authority, the Konnectivity server by SNI. Every proxy is told the same set.
+//! Each cluster is exposed as KKP's strategy `Tunneling` does, with three routes: the API server by SNI and
+//! by CONNECT authority, the Konnectivity server by SNI. Every proxy gets the same set.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ pub(crate) struct Cluster {
     pub(crate) konnectivity_host: String,
     /// CONNECT authority of the API server.
     pub(crate) authority: String,
-    /// Who answers for both.
+    /// The endpoint of both.
     pub(crate) backend: SocketAddrV4,
 }
 
@@ -48,9 +48,9 @@ pub(crate) struct Site {
     pub(crate) dir: PathBuf,
     /// SNI passthrough.
     pub(crate) sni: SocketAddrV4,
-    /// HTTP/2 CONNECT, for those who have it.
+    /// HTTP/2 CONNECT, for proxies that have it.
     pub(crate) tunnel: SocketAddrV4,
-    /// Health and metrics, for those who have it.
+    /// Health and metrics, for proxies that have it.
     pub(crate) admin: SocketAddrV4,
     /// In the order they were added.
     pub(crate) clusters: Vec<Cluster>,

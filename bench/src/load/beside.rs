@@ -1,7 +1,7 @@
 //! Requests of many clusters while a crowd comes for one of theirs, in one epoll loop.
 //!
-//! [`Connections`] and [`RoundTrips`] are measured, the [`Crowd`] is what they are measured beside. One loop, so that
-//! neither waits for the other's thread; what the loop itself costs is in all figures alike.
+//! [`Connections`] and [`RoundTrips`] are measured, the [`Crowd`] is what they are measured beside. One loop,
+//! so that neither waits for the other's thread; what the loop itself costs is in all figures alike.
 
 use std::net::SocketAddrV4;
 use std::os::fd::OwnedFd;
@@ -13,7 +13,7 @@ use rustix::event::epoll::EventFlags;
 use super::crowd::{Count, Crowd};
 use super::probe::{CONNECTIONS, Connections, EVERY, RoundTrips};
 use super::{Dialer, Greeting, STALL, Watch, Work};
-use crate::backend::ANSWER_BYTES;
+use crate::hello::ANSWER_BYTES;
 
 /// What all clients of a slice share: the way to the proxy.
 pub(crate) struct Door {
@@ -63,7 +63,8 @@ pub(crate) struct Findings {
 }
 
 impl<'a> Slice<'a> {
-    /// New connections with `hellos` and round trips on `established`, from now on, beside a crowd that sends `crowd`.
+    /// New connections with `hellos` and round trips on `established`, from now on, beside a crowd that sends
+    /// `crowd`.
     pub(crate) fn begin(
         proxy: SocketAddrV4,
         hellos: &'a [Vec<u8>],
@@ -113,7 +114,8 @@ impl<'a> Slice<'a> {
         while !self.at_rest() {
             ensure!(
                 Instant::now() < deadline,
-                "connections to {} are held {STALL:?} after the slice: the proxy's connect timeout should end them",
+                "connections to {} are held {STALL:?} after the slice: the proxy's connect timeout should \
+                 end them",
                 self.door.proxy
             );
             self.wait(deadline)?;

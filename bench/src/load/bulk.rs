@@ -1,7 +1,8 @@
 //! Many bytes: transfers of fixed length, a few at a time, one direction at a time.
 //!
-//! A download is over when all bytes are there; an upload with one byte by which the backend says that it has them. Then
-//! the client closes. So every byte counted went through in full, and no proxy is asked for half-close here.
+//! A download is over when all bytes are there; an upload with one byte by which the backend says that it has
+//! them. Then the client closes. So every byte counted went through in full, and no proxy is asked for
+//! half-close here.
 
 use std::net::SocketAddrV4;
 use std::os::fd::OwnedFd;

@@ -1,12 +1,14 @@
 //! Connections that come and go.
 //!
 //! One connection is: TCP handshake, hello, answer of the backend in full, then its end.
-//! * *orderly*: the client sends its FIN, waits until the proxy has ended the other half, and closes. By then the
-//!   proxy has closed towards the backend too, or has at least passed the FIN on.
+//! * *orderly*: the client sends its FIN, waits until the proxy has ended the other half, and closes. By then
+//!   the proxy has closed towards the backend too, or has at least passed the FIN on.
 //! * *abort*: the client resets (`SO_LINGER {1, 0}`), as a killed `kubectl` or a lost process does.
+//! * *close*: the client closes its socket as soon as it has read the answer, as a short `kubectl get` does.
+//!   Used with an answer of one byte, so that nothing is left unread and the close is a FIN and no reset.
 //!
-//! A fixed number are under way at any time, so that a proxy finds about the same number of events at each wake-up
-//! however quick it is.
+//! A fixed number are under way at any time, so that a proxy finds about the same number of events at each
+//! wake-up however quick it is.
 
 use std::net::SocketAddrV4;
 use std::time::{Duration, Instant};
@@ -16,7 +18,8 @@ use rustix::event::epoll::EventFlags;
 use rustix::net::{Shutdown, shutdown, sockopt};
 
 use super::{Dialer, Greeted, Greeting, Watch, Work};
-use crate::backend::{ANSWER_BYTES, receive};
+use crate::backend::receive;
+use crate::hello::ANSWER_BYTES;
 
 /// Connections under way at once: enough to keep a core busy, few enough that no backlog overflows.
 const AT_ONCE: usize = 32;
@@ -28,6 +31,8 @@ pub(crate) enum Ending {
     Orderly,
     /// RST.
     Abort,
+    /// FIN by close(2), without a wait for the other side's.
+    Close,
 }
 
 struct Client {
@@ -35,7 +40,8 @@ struct Client {
     closing: bool,
 }
 
-/// Opens and ends connections with the given hellos in turn until `length` is over, and waits for the last to end.
+/// Opens and ends connections with the given hellos in turn until `length` is over, and waits for the last to
+/// end.
 pub(crate) fn run(proxy: SocketAddrV4, hellos: &[Vec<u8>], ending: Ending, length: Duration) -> Result<Work> {
     let mut dialer = Dialer::default();
     let mut watch = Watch::new()?;
@@ -104,10 +110,11 @@ impl Client {
                 let asked = match ending {
                     Ending::Orderly => shutdown(socket, Shutdown::Write),
                     Ending::Abort => sockopt::set_socket_linger(socket, Some(Duration::ZERO)),
+                    Ending::Close => Ok(()),
                 };
                 match (asked, ending) {
                     (Err(_), _) => Progress::Refused,
-                    (Ok(()), Ending::Abort) => Progress::Done,
+                    (Ok(()), Ending::Abort | Ending::Close) => Progress::Done,
                     (Ok(()), Ending::Orderly) => {
                         self.closing = true;
                         Progress::Waits

@@ -1,8 +1,8 @@
-//! Thousands of clients of one cluster that come again and again, whatever they are told.
+//! Thousands of clients of one cluster that come again and again, whatever the answer.
 //!
-//! Each connects, sends its hello and waits until the proxy ends the connection. Every client comes once a [`PERIOD`], at
-//! a moment of its own: the number of attempts a second is the same whether they are answered, held or refused, so that
-//! slices differ in nothing but what the proxy does with them.
+//! Each connects, sends its hello and waits until the proxy ends the connection. Every client comes once a
+//! [`PERIOD`], at a moment of its own: the number of attempts a second is the same whether they are answered,
+//! held or refused, so that slices differ in nothing but what the proxy does with them.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,8 @@ use anyhow::Result;
 
 use super::Greeting;
 use super::beside::Door;
-use crate::backend::{ANSWER_BYTES, receive};
+use crate::backend::receive;
+use crate::hello::ANSWER_BYTES;
 use crate::random::Random;
 
 /// How many (the number).

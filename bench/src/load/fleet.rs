@@ -1,10 +1,13 @@
-//! Thousands of agents: the tunnel client that `portico agent` is built on, many times in a process, with pods behind some.
+//! Thousands of agents: the tunnel client that `portico agent` is built on, many times in a process, with
+//! pods behind some.
 //!
-//! The bench starts a few of these processes ([`Fleet`] is its end of them), because one may not have descriptors for all. An agent has
-//! one tunnel and the identity of its cluster, which it shares with the other agents of that cluster, as worker nodes do. A pod
-//! holds one stream with a heartbeat and opens another when it ends, as a controller with a watch does.
+//! The bench starts a few of these processes ([`Fleet`] is its end of them), because one may not have
+//! descriptors for all. An agent has one tunnel and the identity of its cluster, which it shares with the
+//! other agents of that cluster, as worker nodes do. A pod holds one stream with a heartbeat and opens
+//! another when it ends, as a controller with a watch does.
 //!
-//! The bench asks by lines on standard input and reads the answers from standard output; the process ends with its input.
+//! The bench asks by lines on standard input and reads the answers from standard output; the process ends
+//! with its input.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -27,7 +30,7 @@ use tokio::sync::{Mutex, mpsc};
 use tokio::time::{sleep, timeout};
 
 use super::pingpong::MESSAGE_BYTES;
-use crate::backend::ANSWER_BYTES;
+use crate::hello::ANSWER_BYTES;
 use crate::hello::{Order, client_hello};
 use crate::pki::{KeyFiles, Pki};
 use crate::site::Cluster;
@@ -69,7 +72,7 @@ pub(crate) struct Report {
     pub(crate) up: usize,
     /// Agents that have one now and opened it since the mark.
     pub(crate) back: usize,
-    /// Pods that heard their echo since the mark.
+    /// Pods that got their echo since the mark.
     pub(crate) beating: usize,
     /// Streams that ended unasked.
     pub(crate) broken: u64,
@@ -140,8 +143,9 @@ impl Fleet {
         Ok(Self { members })
     }
 
-    /// From now on agents that come back and pods that hear an echo are counted anew. Returns once all processes do so: one
-    /// that is busy with tunnels that end would else take the first to come back for one that never left.
+    /// From now on agents that come back and pods that hear an echo are counted anew. Returns once all
+    /// processes do so: one that is busy with tunnels that end would else take the first to come back for
+    /// one that never left.
     pub(crate) fn mark(&mut self) -> Result<Report> {
         self.members.iter_mut().try_for_each(|member| member.say(MARK))?;
         self.report()
@@ -200,7 +204,7 @@ struct Agent {
     opened: u64,
 }
 
-/// A pod: the last mark after which it heard an echo.
+/// A pod: the last mark after which it got an echo.
 struct Pod {
     client: Client,
     cluster: Cluster,
@@ -256,8 +260,8 @@ async fn serve(orders: Orders) -> Result<()> {
                 let number = orders.first + agents.len();
                 let (cluster, identity) = &identities[number % identities.len()];
                 let address = gateway.parse().context("an address makes a gateway")?;
-                let mut settings =
-                    ClientSettings::new(vec![address], Arc::clone(&dialer), cluster.authority.as_str().into());
+                let authority = cluster.authority.as_str().into();
+                let mut settings = ClientSettings::new(vec![address], Arc::clone(&dialer), authority);
                 settings.tls = Some(Arc::clone(identity));
                 // A gateway may hold as many sockets as descriptors: see the row.
                 settings.tunnels = 1;
@@ -372,7 +376,7 @@ impl Loopback {
     }
 }
 
-/// Nobody asks what a simulated agent carried.
+/// What a simulated agent carried is not asked for.
 struct Uncounted;
 
 impl Meter for Uncounted {

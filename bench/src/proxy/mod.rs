@@ -1,7 +1,8 @@
-//! The proxies side by side: how each is configured, started, told about a new cluster, and stopped.
+//! The proxies side by side: how each is configured, started, given a new cluster, and stopped.
 //!
-//! [`nginx`], [`haproxy`], [`envoy`] and [`portico`] each turn a [`Site`] into their own configuration; [`Running`] is
-//! a process of any of them, [`agent`] what goes with some of them on worker nodes. All are [`spawned`] on the proxies' core.
+//! [`nginx`], [`haproxy`], [`envoy`] and [`portico`] each turn a [`Site`] into their own configuration;
+//! [`Running`] is a process of any of them, [`agent`] what goes with some of them on worker nodes. All are
+//! [`spawned`] on the proxies' core.
 
 use std::fs;
 use std::net::TcpStream;
@@ -50,8 +51,8 @@ pub(crate) trait Proxy {
     /// The command that serves the configuration in the foreground.
     fn command(&self, site: &Site) -> Command;
 
-    /// Makes the last cluster of `site`, which has just been added, known to the running proxy. Everything is written
-    /// beside its place first; the answer is when the proxy could first learn of it.
+    /// Makes the last cluster of `site`, which has just been added, known to the running proxy. Everything is
+    /// written beside its place first; the answer is when the proxy could first learn of it.
     fn publish(&self, site: &Site, running: &mut Running) -> Result<Instant>;
 
     /// How [`publish`](Self::publish) does it, in a word for the table.
@@ -95,7 +96,8 @@ impl Running {
         self.process.wait()
     }
 
-    /// Starts a successor with the present configuration and answers the old process, which is to end by itself.
+    /// Starts a successor with the present configuration and answers the old process, which is to end by
+    /// itself.
     pub(crate) fn succeed(&mut self, proxy: &dyn Proxy) -> Result<Spawned> {
         Ok(std::mem::replace(&mut self.process, spawn(proxy, &self.site)?))
     }
@@ -119,7 +121,8 @@ fn spawn(proxy: &dyn Proxy, site: &Site) -> Result<Spawned> {
     Spawned::start(&proxy.command(site), &site.dir).with_context(|| format!("cannot start {}", proxy.name()))
 }
 
-/// A file written beside its place; [`Staged::publish`] moves it there, so that no reader ever sees half of it.
+/// A file written beside its place; [`Staged::publish`] moves it there, so that no reader ever sees half of
+/// it.
 pub(crate) struct Staged {
     beside: PathBuf,
     place: PathBuf,

@@ -36,8 +36,8 @@ pub(crate) fn rows(bench: &Bench) -> Result<Vec<Row>> {
 
 fn table(name: &str) -> [Row; 5] {
     [
-        ("memory", "MB of process memory", Bar::AtMost(8.0)),
-        ("memory, shared pages in full", "MB of VmRSS", Bar::AtMost(8.0)),
+        ("memory", "MB of process memory", Bar::AtMost(12.0)),
+        ("memory, shared pages in full", "MB of VmRSS", Bar::AtMost(12.0)),
         ("threads", "number", Bar::AtMost(2.0)),
         ("wake-ups", "a second", Bar::Open),
         ("CPU", "µs a second", Bar::Open),

@@ -1,9 +1,11 @@
-//! Ten thousand agents, and a gateway that is killed and started, or replaced by a successor: do all come back, when, at what cost?
+//! Ten thousand agents, and a gateway that is killed and started, or replaced by a successor: do all come
+//! back, when, at what cost?
 //!
-//! The agents are the tunnel client of `portico agent`, over TLS, each with the certificate of its cluster (`load::fleet`). Each
-//! has one tunnel and not two, as a process may often not have more than 20,000 descriptors and the gateway needs one
-//! a tunnel and one a stream. There is one gateway, so that a restart leaves no agent another way; it has one core, the agents and the
-//! backend have the other. Half of every handshake's work is the agents', so "until all are back" is mostly their core's time, too.
+//! The agents are the tunnel client of `portico agent`, over TLS, each with the certificate of its cluster
+//! (`load::fleet`). Each has one tunnel and not two, as a process may often not have more than 20,000
+//! descriptors and the gateway needs one a tunnel and one a stream. There is one gateway, so that a restart
+//! leaves no agent another way; it has one core, the agents and the backend have the other. Half of every
+//! handshake's work is the agents', so "until all are back" is mostly their core's time, too.
 
 use std::time::{Duration, Instant};
 
@@ -38,7 +40,8 @@ const REST: Duration = Duration::from_secs(10);
 pub(crate) fn rows(bench: &Bench) -> Result<Vec<Row>> {
     let clusters = bench.clusters(CLUSTERS);
     let pki = Pki::make(bench.dir.join("fleet-pki"), clusters.iter().map(|cluster| &*cluster.id))?;
-    let secured = bench.tunnelling().find_map(|(number, proxy, _)| Some((number, proxy.with_tls(&pki)?)));
+    let ours = bench.tunnelling().find(|(_, proxy, _)| proxy.name() == "Portico");
+    let secured = ours.and_then(|(number, proxy, _)| Some((number, proxy.with_tls(&pki)?)));
     let Some((number, proxy)) = secured else { return Ok(Vec::new()) };
     let gateway = bench.start_proxy(proxy.as_ref(), number, clusters, "fleet")?;
     let each = AGENTS / PROCESSES;

@@ -1,7 +1,8 @@
 //! Memory: of a proxy that has just read its clusters, and of connections at rest.
 //!
-//! One proxy at a time and always a fresh process, as freed memory that a process keeps would hide what the next
-//! connection costs. Memory of the process only (PSS); what the kernel holds for two sockets is the same for all.
+//! One proxy at a time and always a fresh process, as freed memory that a process keeps would hide what the
+//! next connection costs. Memory of the process only (PSS); what the kernel holds for two sockets is the same
+//! for all.
 
 use anyhow::Result;
 
@@ -41,8 +42,8 @@ pub(crate) fn memory(bench: &Bench, scales: &[usize]) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for &clusters in scales {
         let bar = match clusters {
-            100 => Bar::AtMost(8.0),
-            2000 => Bar::AtMost(16.0),
+            100 => Bar::AtMost(12.0),
+            2000 => Bar::AtMost(24.0),
             10_000 => Bar::AtMost(60.0),
             _ => Bar::Open,
         };

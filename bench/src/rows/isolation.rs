@@ -1,12 +1,15 @@
-//! Isolation: one cluster's endpoint is a black hole and 5,000 of its clients retry. Do clients of other clusters wait longer?
+//! Isolation: one cluster's endpoint is a black hole and 5,000 of its clients retry. Do clients of other
+//! clusters wait longer?
 //!
 //! Three slices a round and proxy, in a random order:
-//! * *alone*: new connections to the other clusters and round trips on established ones, at a fixed modest pace;
+//! * *alone*: new connections to the other clusters and round trips on established ones, at a fixed modest
+//!   pace;
 //! * *answered*: beside them, 5,000 clients of one cluster come, are answered and sent away at once;
 //! * *black hole*: beside them, as many come as often for the cluster whose endpoint is silent.
 //!
-//! Load and backend share a core, so a crowd makes requests slower even where the proxy does nothing wrong; that is what
-//! *answered* is for, and why the bar is about the ratio to it. Every proxy gives an attempt to connect one second.
+//! Load and backend share a core, so a crowd makes requests slower even where the proxy does nothing wrong;
+//! that is what *answered* is for, and why the bar is about the ratio to it. Every proxy gives an attempt to
+//! connect one second.
 
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
@@ -26,16 +29,19 @@ use crate::process;
 use crate::random::Random;
 use crate::report::{Bar, Row, quantile};
 
-/// The cluster that has fallen silent and the one whose endpoint answers a crowd; a start waits for the first and the last.
+/// The cluster that has fallen silent and the one whose endpoint answers a crowd; a start waits for the first
+/// and the last.
 const SILENT: usize = 40;
 const ANSWERING: usize = 60;
 /// From here on, clients leave as quickly as others come: every proxy gives an attempt to connect one second.
 const HEIGHT: Duration = Duration::from_secs(1);
 /// After the first look at the memory, which takes milliseconds of the load's time.
 const SETTLE: Duration = Duration::from_millis(500);
-/// Length of the part that is recorded, in slices of other rows: by default all 5,000 clients come once in it.
+/// Length of the part that is recorded, in slices of other rows: by default all 5,000 clients come once in
+/// it.
 const SLICES: u32 = 3;
-/// "Unchanged within noise", by the median of the ratios within a round; single rounds spread wider than that.
+/// "Unchanged within noise", by the median of the ratios within a round; single rounds spread wider than
+/// that.
 const NOISE: f64 = 1.1;
 /// What as many connections at rest may take (the bar of that row, 2,048 bytes each).
 const MOST_MEGABYTES: f64 = CLIENTS as f64 * 2048.0 / 1e6;
@@ -59,7 +65,8 @@ struct Subject {
     crowds: [Option<Vec<u8>>; 3],
     /// Process memory before the first crowd came.
     memory: u64,
-    /// Requests that failed, clients of the answering cluster without their answer, clients held for more than a period.
+    /// Requests that failed, clients of the answering cluster without their answer, clients held for more
+    /// than a period.
     failures: u64,
     /// Clients of the black hole held at the same time.
     most_waiting: usize,

@@ -1,9 +1,10 @@
 //! The rows of the table: which proxies run, which load they get, what is read.
 //!
-//! [`rounds`] holds the method for everything that is measured as CPU per unit of work; [`steady`] applies it to
-//! connections, messages and bytes, [`footprint`] reads memory, [`change`] adds clusters, [`isolation`] is about clusters
-//! beside one that has fallen silent. [`pair`] measures gateway and agent together, [`agent`] the agent at rest,
-//! [`tunnels`] what becomes of streams when a cluster is added, [`fleet`] ten thousand agents and a gateway that restarts.
+//! [`rounds`] holds the method for everything that is measured as CPU per unit of work; [`steady`] applies it
+//! to connections, messages and bytes, [`footprint`] reads memory, [`change`] adds clusters, [`isolation`] is
+//! about clusters beside one that has fallen silent. [`pair`] measures gateway and agent together, [`agent`]
+//! the agent at rest, [`tunnels`] what becomes of streams when a cluster is added, [`fleet`] ten thousand
+//! agents and a gateway that restarts.
 
 use std::path::PathBuf;
 
@@ -122,8 +123,8 @@ impl Processes for Pair {
     }
 }
 
-/// Hellos for API servers of the site, spread evenly over its clusters; more than `most` would only cost the load's
-/// cache. The order of names is mixed, as a map in memory order would flatter the proxies.
+/// Hellos for API servers of the site, spread evenly over its clusters; more than `most` would only cost the
+/// load's cache. The order of names is mixed, as a map in memory order would flatter the proxies.
 pub(crate) fn hellos(site: &Site, order: Order, most: usize) -> Vec<Vec<u8>> {
     let count = site.clusters.len();
     // A prime stride visits all clusters (no scale is a multiple of it) in no order a cache would like.

@@ -1,8 +1,9 @@
-//! Gateway and agent together: a client of the `kubernetes` service on a worker node, through both to its API server.
+//! Gateway and agent together: a client of the `kubernetes` service on a worker node, through both to its API
+//! server.
 //!
-//! Envoy's pair is KKP's: nodeport-proxy and `envoy-agent`, without TLS. Portico's is the same without TLS, and for
-//! orientation again with TLS and a client certificate, which is how it is meant to run. Both processes of a pair share the
-//! proxies' core; CPU and memory are those of both, and a note says what part of it was the agent's.
+//! Envoy's pair is KKP's: nodeport-proxy and `envoy-agent`. Both pairs run without TLS, as KKP has it, and
+//! with mutual TLS, as a tunnel over a foreign network should. Both processes of a pair share the proxies'
+//! core; CPU and memory are those of both, and a note says what part of it was the agent's.
 
 use anyhow::{Context, Result};
 
@@ -12,7 +13,7 @@ use crate::hello::{Order, client_hello};
 use crate::load::bulk::{self, Direction};
 use crate::load::churn::{self, Ending};
 use crate::load::idle;
-use crate::load::pingpong::{self, PingPong};
+use crate::load::pingpong::PingPong;
 use crate::pki::Pki;
 use crate::process;
 use crate::proxy::Proxy;
@@ -26,16 +27,29 @@ const WARM_UP: usize = 50;
 /// Fresh pairs the memory is taken from.
 const REPEATS: usize = 3;
 
-/// Whether the tunnel of Portico's pair is under TLS.
+/// Connections that exchange messages through a pair at the same time: one figure hides what another shows.
+const CONVERSATIONS: [usize; 3] = [4, 16, 64];
+/// A message of the tunnel's round trips: a small request of the Kubernetes API with its header fields.
+const MESSAGE: usize = 256;
+
+/// Whether the tunnel is under TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tunnel {
-    /// As Envoy's.
+    /// Without TLS.
     Plain,
-    /// With a client certificate.
+    /// With a certificate on either side.
     Tls,
 }
 
 impl Tunnel {
+    /// The name in the table.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "tunnel",
+            Self::Tls => "tunnel with mutual TLS",
+        }
+    }
+
     /// The proxy with TLS, if it is asked for and can be had.
     pub(crate) fn secure(self, bench: &Bench, plain: &dyn Proxy) -> Result<Option<Box<dyn Proxy>>> {
         if self == Self::Plain {
@@ -50,34 +64,35 @@ impl Tunnel {
 /// CPU of both ends for connections, messages and bytes.
 pub(crate) fn steady(bench: &Bench, clusters: usize, tunnel: Tunnel) -> Result<Vec<Row>> {
     let pairs = pairs(bench, clusters, tunnel)?;
-    let row = |name: &str, unit: &'static str, most: f64| {
-        let tls = if tunnel == Tunnel::Tls { "tunnel with TLS (Envoy without)" } else { "tunnel" };
-        let bar = if tunnel == Tunnel::Tls { Bar::Open } else { Bar::AtMost(most) };
-        Row::new(format!("{tls}, both ends: {name}"), unit, bar)
+    let row = |name: &str, unit: &'static str, factor: f64| {
+        Row::new(format!("{}, both ends: {name}", tunnel.name()), unit, Bar::Times { peer: "Envoy", factor })
     };
     let mut rows = Vec::new();
 
     let hellos = pairs.iter().map(|one| hello(&one.running, Order::Answer)).collect::<Vec<_>>();
-    let mut connection = row("new connection", "CPU µs", 150.0);
+    let mut connection = row("new connection", "CPU µs", 0.45);
     measure(bench, &mut connection, &pairs, 1e6, |number, pair, slice| {
         churn::run(pair.way.listen, &hellos[number..=number], Ending::Orderly, slice)
     })?;
     rows.push(connection);
 
-    let mut established = pairs
-        .iter()
-        .map(|Participant { running, .. }| {
-            let hellos = vec![hello(running, Order::Echo); pingpong::CONNECTIONS];
-            PingPong::connect(running.way.listen, &hellos)
-        })
-        .collect::<Result<Vec<_>>>()?;
-    let mut round_trip = row("round trip", "CPU µs", 18.0);
-    measure(bench, &mut round_trip, &pairs, 1e6, |number, _, slice| established[number].run(slice))?;
-    rows.push(round_trip);
-    drop(established);
+    for count in CONVERSATIONS {
+        let mut established = pairs
+            .iter()
+            .map(|Participant { running, .. }| {
+                let hellos = vec![hello(running, Order::Echo); count];
+                PingPong::connect(running.way.listen, &hellos, MESSAGE)
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let name = format!("round trip, {count} connections of {MESSAGE} bytes");
+        let mut round_trip = row(&name, "CPU µs", 0.8);
+        measure(bench, &mut round_trip, &pairs, 1e6, |number, _, slice| established[number].run(slice))?;
+        rows.push(round_trip);
+    }
 
+    let factor = if tunnel == Tunnel::Tls { 0.8 } else { 1.0 };
     for (name, direction) in [("bulk download", Direction::Download), ("bulk upload", Direction::Upload)] {
-        let mut bytes = row(name, "CPU s per GB", 0.75);
+        let mut bytes = row(name, "CPU s per GB", factor);
         measure(bench, &mut bytes, &pairs, 1e9, |_, pair, slice| {
             let hosts = vec![pair.way.cluster.host.clone(); bulk::AT_ONCE];
             bulk::run(pair.way.listen, &hosts, direction, slice)
@@ -88,9 +103,12 @@ pub(crate) fn steady(bench: &Bench, clusters: usize, tunnel: Tunnel) -> Result<V
 }
 
 /// Bytes of both processes a stream at rest costs.
-pub(crate) fn idle(bench: &Bench, clusters: usize) -> Result<Row> {
-    let mut row = Row::new("tunnel, both ends: idle stream", "bytes of process memory", Bar::AtMost(6000.0));
-    for (number, proxy, _) in bench.tunnelling() {
+pub(crate) fn idle(bench: &Bench, clusters: usize, tunnel: Tunnel) -> Result<Row> {
+    let name = format!("{}, both ends: idle stream", tunnel.name());
+    let mut row = Row::new(name, "bytes of process memory", Bar::AtMost(6000.0));
+    for (number, plain, _) in bench.tunnelling() {
+        let secured = tunnel.secure(bench, plain)?;
+        let proxy = secured.as_deref().unwrap_or(plain);
         let mut shares = Vec::new();
         for repeat in 0..REPEATS {
             let pair = start(bench, proxy, number, clusters, &format!("pair-idle{repeat}"))?;

@@ -1,7 +1,8 @@
-//! The method: all proxies run at once, the load visits them in random order for a slice each, round after round.
+//! The method: all proxies run at once, the load visits them in random order for a slice each, round after
+//! round.
 //!
-//! On a machine that others use too, absolute figures drift by tens of percent within minutes. The ratio of two
-//! figures taken in the same round drifts far less, so that is what bars are about.
+//! On a machine that others use too, absolute figures drift by tens of percent within minutes. The ratio of
+//! two figures taken in the same round drifts far less, so that is what bars are about.
 
 use std::io::IsTerminal as _;
 use std::time::Duration;
@@ -23,8 +24,8 @@ pub(crate) struct Rounds {
     pub(crate) slice: Duration,
 }
 
-/// Fills `row` with CPU seconds a unit of work times `scale`, from `load(proxy number, proxy, length)`. One short visit
-/// to each proxy comes first and does not count: caches, pools, and lazily loaded code.
+/// Fills `row` with CPU seconds a unit of work times `scale`, from `load(proxy number, proxy, length)`. One
+/// short visit to each proxy comes first and does not count: caches, pools, and lazily loaded code.
 pub(crate) fn measure<T: Processes>(
     bench: &Bench,
     row: &mut Row,

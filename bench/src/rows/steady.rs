@@ -1,4 +1,5 @@
-//! CPU of a running proxy: connections, round trips, bytes, and how the first two grow with the number of clusters.
+//! CPU of a running proxy: connections, round trips, bytes, and how the first two grow with the number of
+//! clusters.
 
 use anyhow::Result;
 
@@ -7,7 +8,7 @@ use super::{Bench, Participant, hellos};
 use crate::hello::Order;
 use crate::load::bulk::{self, Direction};
 use crate::load::churn::{self, Ending};
-use crate::load::pingpong::{self, PingPong};
+use crate::load::pingpong::{self, MESSAGE_BYTES, PingPong};
 use crate::report::{Bar, Row};
 
 /// The number of clusters the main rows are measured with.
@@ -23,13 +24,16 @@ pub(crate) fn connection(bench: &Bench, participants: &[Participant], ending: En
     let (name, bar) = match ending {
         Ending::Orderly => ("new SNI connection", Bar::Times { peer: "nginx", factor: 1.0 }),
         Ending::Abort => ("new SNI connection, ended by reset", Bar::Open),
+        Ending::Close => {
+            ("new SNI connection, closed after one byte", Bar::Times { peer: "nginx", factor: 1.0 })
+        }
     };
     churn_row(bench, participants, Row::new(name, "CPU µs", bar), ending)
 }
 
 fn churn_row(bench: &Bench, participants: &[Participant], mut row: Row, ending: Ending) -> Result<Row> {
-    let hellos: Vec<_> =
-        participants.iter().map(|one| hellos(&one.running.site, Order::Answer, NAMES)).collect();
+    let order = if ending == Ending::Close { Order::AnswerOneByte } else { Order::Answer };
+    let hellos: Vec<_> = participants.iter().map(|one| hellos(&one.running.site, order, NAMES)).collect();
     measure(bench, &mut row, participants, MICROSECONDS, |number, one, slice| {
         churn::run(one.site.sni, &hellos[number], ending, slice)
     })?;
@@ -49,7 +53,7 @@ fn round_trip_row(bench: &Bench, participants: &[Participant], mut row: Row) -> 
             let site = &one.running.site;
             let hellos = hellos(site, Order::Echo, pingpong::CONNECTIONS);
             let hellos: Vec<_> = hellos.iter().cycle().take(pingpong::CONNECTIONS).cloned().collect();
-            PingPong::connect(site.sni, &hellos)
+            PingPong::connect(site.sni, &hellos, MESSAGE_BYTES)
         })
         .collect::<Result<Vec<_>>>()?;
     measure(bench, &mut row, participants, MICROSECONDS, |number, _, slice| established[number].run(slice))?;

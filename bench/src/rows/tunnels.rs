@@ -15,7 +15,8 @@ use crate::proxy::{Proxy, Running};
 use crate::report::{Bar, Row};
 use crate::site::{Cluster, Site};
 
-/// Streams with a heartbeat while a cluster is added, each on a connection of its own, as if from one worker node each.
+/// Streams with a heartbeat while a cluster is added, each on a connection of its own, as if from one worker
+/// node each.
 const BEATING: usize = 50;
 /// Between two heartbeats of a stream, and how long an answer may take before the stream counts as cut.
 const BEAT: Duration = Duration::from_millis(100);
@@ -50,7 +51,7 @@ async fn beat_while_adding(
         streams.push(connection.stream(cluster, Order::Echo).await?);
         connections.push(connection);
     }
-    // Twice the drain time: whoever drains will have ended by then.
+    // Twice the drain time: a proxy that drains has ended by then.
     let until = Instant::now() + 2 * Duration::from_secs(DRAIN_SECONDS) + SILENCE;
     let mut beating = JoinSet::new();
     for stream in streams {
@@ -60,8 +61,8 @@ async fn beat_while_adding(
     one.site.clusters.push(Cluster::numbered(one.site.clusters.len(), bench.backend_port()));
     let site = one.site.clone();
     proxy.publish(&site, one)?;
-    // Without this, a proxy that ignored the change would shine. A new connection each time: Envoy serves one that is
-    // open from the routes of its beginning.
+    // Without this, a proxy that ignored the change would shine. A new connection each time: Envoy serves one
+    // that is open from the routes of its beginning.
     let added = site.clusters.last().context("a cluster was added")?;
     while !serves(&site, added).await {
         tokio::time::sleep(BEAT).await;

@@ -1,7 +1,7 @@
-//! The annotations and labels that say what is exposed and how: their keys, and the value of the expose annotation.
+//! The annotations and labels that say what is exposed and how.
 //!
-//! Keys below `nodeport-proxy.k8s.io/` are those of KKP, so that an existing installation can be read as it is; keys below
-//! `portico.k8c.io/` are Portico's own.
+//! Keys with the prefix `nodeport-proxy.k8s.io/` are those of KKP, so that an existing installation can be
+//! read as it is. Keys with the prefix `portico.k8c.io/` are Portico's own.
 
 use std::fmt;
 
@@ -10,11 +10,13 @@ use thiserror::Error;
 
 /// On a Service: exposed by the seed-wide gateway, as the value says ([`ExposeTypes`]).
 pub const EXPOSE: &str = "nodeport-proxy.k8s.io/expose";
-/// On a Service: exposed by a proxy of its own cluster only (KKP's strategy LoadBalancer); the value is `"true"`.
+/// On a Service: exposed by the proxy of its own cluster only (KKP's strategy LoadBalancer). The value is
+/// `"true"`.
 pub const EXPOSE_NAMESPACED: &str = "nodeport-proxy.k8s.io/expose-namespaced";
 /// On a Service: a JSON object from port name to SNI host name.
 pub const PORT_MAPPING: &str = "nodeport-proxy.k8s.io/port-mapping";
-/// On a Service: begin each upstream connection with a PROXY header. The only value is [`SEND_PROXY_V2`].
+/// On a Service: the gateway sends a PROXY header on each upstream connection. The only value is
+/// [`SEND_PROXY_V2`].
 pub const SEND_PROXY: &str = "portico.k8c.io/send-proxy-protocol";
 /// The value of [`SEND_PROXY`] that asks for PROXY protocol version 2.
 pub const SEND_PROXY_V2: &str = "v2";
@@ -24,11 +26,12 @@ pub const MAX_CONNECTIONS: &str = "portico.k8c.io/max-connections";
 pub const MAX_CONNECTIONS_PER_SECOND: &str = "portico.k8c.io/max-connections-per-second";
 /// On a Service without a Cluster: client networks that may connect, as CIDRs separated by commas.
 pub const ALLOW: &str = "portico.k8c.io/allow";
-/// On a Cluster, or on a Service: CA certificates of its API server, PEM. Tokens of tunnel clients are reviewed by that API server.
+/// On a Cluster, or on a Service: CA certificates of its API server in PEM. That API server reviews the
+/// tokens of tunnel clients.
 pub const API_SERVER_CA: &str = "portico.k8c.io/api-server-ca";
 /// On a Cluster, with any value: its expose strategy may be changed.
 pub const MIGRATION_LABEL: &str = "unsafe-expose-strategy-migration";
-/// What cloud load balancers read their source ranges from, besides `spec.loadBalancerSourceRanges`.
+/// On a Service: source ranges for clouds that do not read `spec.loadBalancerSourceRanges`.
 pub const LOAD_BALANCER_SOURCE_RANGES: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
 
 /// The ways a Service asks to be exposed: the value of [`EXPOSE`]. At least one is set.
@@ -43,10 +46,10 @@ pub struct ExposeTypes {
     pub tunneling: bool,
 }
 
-/// Why a value of the expose annotation is void: nothing of it counts, the Service is not exposed.
+/// Why a value of the expose annotation is void: the Service is not exposed at all.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum VoidAnnotation {
-    /// Nothing there, or nothing between two commas.
+    /// Empty, or an empty item between two commas.
     #[error("an item of {value:?} is empty")]
     Empty {
         /// The value as written.
@@ -70,8 +73,11 @@ impl ExposeTypes {
     /// By NodePort only; what the alias `true` means.
     pub const NODE_PORT: Self = Self { node_port: true, sni: false, tunneling: false };
 
-    /// Reads the annotation's value: `true`, or a comma list of `NodePort`, `SNI` and `Tunneling` with spaces around
-    /// items ignored. One bad item voids the whole value, as in KKP: half an exposure would be a surprise.
+    /// Reads the annotation's value: `true`, or a comma list of `NodePort`, `SNI` and `Tunneling` with spaces
+    /// around items ignored.
+    ///
+    /// # Errors
+    /// One bad item voids the whole value, as in KKP, so that no Service is half exposed.
     pub fn parse(value: &str) -> Result<Self, VoidAnnotation> {
         if value == "true" {
             return Ok(Self::NODE_PORT);

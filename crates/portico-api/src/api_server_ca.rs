@@ -1,7 +1,8 @@
-//! The CA of a user cluster's API server, as the annotation [`API_SERVER_CA`](crate::annotations::API_SERVER_CA) gives it.
+//! The CA of a user cluster's API server, as the annotation
+//! [`API_SERVER_CA`](crate::annotations::API_SERVER_CA) gives it.
 //!
-//! The gateway trusts it, and nothing else, when it asks that API server whether a token is good. Kept as DER, once for each Cluster or
-//! Service that has it: every route shares that copy.
+//! The gateway trusts only this CA when it asks that API server to review a token. It is stored as DER, once
+//! for each Cluster or Service that names it: all routes share that copy.
 
 use std::sync::Arc;
 
@@ -9,32 +10,32 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::{self, PemObject};
 use thiserror::Error;
 
-/// Most certificates: two generations of a CA while it is rotated, with room to spare.
+/// Most certificates in the annotation. A rotation needs two; this leaves room for intermediate states.
 const MOST_CERTIFICATES: usize = 16;
 
-/// Longest annotation read. Kubernetes allows 256 KiB for all of them together.
+/// Longest annotation that is read, in bytes. Kubernetes allows 256 KiB for all annotations of an object.
 const LONGEST: usize = 64 * 1024;
 
-/// CA certificates, at least one, each fit to be a trust anchor.
+/// CA certificates: at least one, each a valid trust anchor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiServerCa(Arc<Box<[CertificateDer<'static>]>>);
 
 /// Why an annotation names no CA.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum BadCa {
-    /// Longer than any CA is.
+    /// Longer than 64 KiB.
     #[error("it is longer than 64 KiB")]
     TooLong,
-    /// Broken PEM.
+    /// Malformed PEM.
     #[error("it is no PEM: {0}")]
     NoPem(Box<str>),
     /// PEM, but no `CERTIFICATE` in it.
     #[error("it holds no certificate")]
     NoCertificate,
-    /// A bundle of all the CAs of the world is not what belongs there.
+    /// More certificates than a CA has: most likely a system's CA bundle.
     #[error("it holds more than {MOST_CERTIFICATES} certificates")]
     TooMany,
-    /// A certificate that nothing could be verified with.
+    /// A certificate that cannot verify another.
     #[error("certificate {number} in it cannot be a trust anchor: {why}")]
     NoAnchor {
         /// Which, counted from one.
@@ -46,6 +47,9 @@ pub enum BadCa {
 
 impl ApiServerCa {
     /// Reads PEM.
+    ///
+    /// # Errors
+    /// Why the text is no CA.
     pub fn parse(text: &str) -> Result<Self, BadCa> {
         if text.len() > LONGEST {
             return Err(BadCa::TooLong);
@@ -97,19 +101,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_ca_is_told() {
-        let told = |text: &str| ApiServerCa::parse(text).unwrap_err().to_string();
-        assert_eq!(told(""), "it holds no certificate");
-        assert_eq!(told("/etc/kubernetes/pki/ca.crt"), "it holds no certificate");
+    fn each_reason_why_a_text_is_no_ca_is_named() {
+        let error = |text: &str| ApiServerCa::parse(text).unwrap_err().to_string();
+        assert_eq!(error(""), "it holds no certificate");
+        assert_eq!(error("/etc/kubernetes/pki/ca.crt"), "it holds no certificate");
         let cut = &PEM[..PEM.len() / 2];
-        assert!(told(cut).starts_with("it is no PEM: "), "{}", told(cut));
+        assert!(error(cut).starts_with("it is no PEM: "), "{}", error(cut));
         let garbage = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
         assert!(
-            told(garbage).starts_with("certificate 1 in it cannot be a trust anchor: "),
+            error(garbage).starts_with("certificate 1 in it cannot be a trust anchor: "),
             "{}",
-            told(garbage)
+            error(garbage)
         );
-        assert_eq!(told(&PEM.repeat(17)), "it holds more than 16 certificates");
-        assert_eq!(told(&"#".repeat(LONGEST + 1)), "it is longer than 64 KiB");
+        assert_eq!(error(&PEM.repeat(17)), "it holds more than 16 certificates");
+        assert_eq!(error(&"#".repeat(LONGEST + 1)), "it is longer than 64 KiB");
     }
 }

@@ -1,4 +1,4 @@
-//! `Cluster` (kubermatic.k8c.io/v1): a user cluster, cut down to exposure.
+//! `Cluster` (kubermatic.k8c.io/v1): a user cluster, with the fields that concern exposure.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -27,7 +27,7 @@ pub struct Cluster {
     /// What was found.
     #[serde(deserialize_with = "or_default")]
     pub status: ClusterStatus,
-    /// Its annotation `api-server-ca`, once it was read and the text thrown away.
+    /// The parsed annotation `api-server-ca`, once [`Self::trimmed`] has dropped its text.
     #[serde(skip)]
     ca: Option<ApiServerCa>,
 }
@@ -51,15 +51,15 @@ impl Cluster {
             || (name == "kubevirt" && cloud.kubevirt.0)
     }
 
-    /// Whom its API server is known by, if it says so.
+    /// The CA of its API server, or why its annotation is no CA; `None` without the annotation.
     pub fn api_server_ca(&self) -> Option<Result<ApiServerCa, BadCa>> {
         let written = || self.metadata.annotation(API_SERVER_CA).map(ApiServerCa::parse);
         self.ca.clone().map(Ok).or_else(written)
     }
 
-    /// The object without what planning does not read: foreign labels and annotations, some as long as the object itself
-    /// (`kubectl.kubernetes.io/last-applied-configuration`), feature switches, and what of the status follows from the rest.
-    /// Clusters are kept by the ten thousand.
+    /// Returns the object without the parts that planning does not read: other labels and annotations (some
+    /// are as long as the object itself: `kubectl.kubernetes.io/last-applied-configuration`), feature
+    /// switches, and derived status fields. A gateway holds 10,000 Clusters.
     #[must_use]
     pub fn trimmed(mut self) -> Self {
         if let Some(Ok(ca)) = self.api_server_ca() {
@@ -68,7 +68,7 @@ impl Cluster {
         }
         let meta = &mut self.metadata;
         meta.labels.retain(|key, _| &**key == MIGRATION_LABEL);
-        // A CA is still here where it could not be read: it becomes a message.
+        // A CA that could not be read is still here: validation reports it.
         let kept = [MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, API_SERVER_CA];
         meta.annotations.retain(|key, _| kept.contains(&&**key));
         self.spec.features.clear();
@@ -95,7 +95,7 @@ pub struct ClusterSpec {
     /// Its networks.
     #[serde(deserialize_with = "or_default")]
     pub cluster_network: ClusterNetwork,
-    /// Networks of its worker nodes, where an IPAM hands them out.
+    /// Networks of its worker nodes, if an IPAM assigns them.
     #[serde(deserialize_with = "or_default")]
     pub machine_networks: Box<[MachineNetwork]>,
     /// Client networks that may reach its control plane.
@@ -138,16 +138,16 @@ pub struct ClusterNetwork {
     /// Service networks.
     #[serde(deserialize_with = "or_default")]
     pub services: NetworkRanges,
-    /// `IPv4` or `IPv4+IPv6`; empty where nothing is said.
+    /// `IPv4` or `IPv4+IPv6`; may be empty.
     #[serde(deserialize_with = "or_default")]
     pub ip_family: Box<str>,
     /// Last part of the user cluster's internal names; empty means `cluster.local`.
     #[serde(deserialize_with = "or_default")]
     pub dns_domain: Box<str>,
-    /// Where the agent on each worker listens; strategy Tunneling only.
+    /// Address on which the agent on each worker node listens; strategy Tunneling only.
     #[serde(rename = "tunnelingAgentIP")]
     pub tunneling_agent_ip: Setting<IpAddr>,
-    /// `false` once meant OpenVPN; KKP refuses it now.
+    /// `false` used to select OpenVPN; KKP refuses it now.
     pub konnectivity_enabled: Option<bool>,
 }
 
@@ -183,7 +183,7 @@ pub struct ComponentsOverride {
 pub struct ApiserverSettings {
     /// NodePorts inside the user cluster; never changes.
     pub node_port_range: Setting<PortRange>,
-    /// Nobody keeps the `kubernetes` endpoints of the user cluster.
+    /// No controller reconciles the `kubernetes` endpoints of the user cluster.
     #[serde(deserialize_with = "or_default")]
     pub endpoint_reconciling_disabled: bool,
 }
@@ -212,7 +212,8 @@ pub struct ClusterStatus {
     pub namespace_name: Box<str>,
 }
 
-/// `status.address`; what is empty or `None` is not known yet. The admin token is left out on purpose: it is a secret.
+/// `status.address`; an empty field or `None` is not known yet. The admin token is left out because it is a
+/// secret.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Address {
@@ -225,13 +226,14 @@ pub struct Address {
     /// Host name or load balancer address.
     #[serde(deserialize_with = "or_default", skip_serializing_if = "str_is_empty")]
     pub external_name: Box<str>,
-    /// Internal DNS name; despite the field's name no scheme, and with a trailing dot.
+    /// Internal DNS name with a trailing dot. It has no scheme, despite the name of the field.
     #[serde(rename = "internalURL", deserialize_with = "or_default", skip_serializing_if = "str_is_empty")]
     pub internal_url: Box<str>,
     /// External address.
     #[serde(deserialize_with = "ip_or_none", skip_serializing_if = "Option::is_none")]
     pub ip: Option<IpAddr>,
-    /// `https://` with host or address, without port; only where `apiserver-external` is of type LoadBalancer.
+    /// `https://` with host or address, without port; only where `apiserver-external` is of type
+    /// LoadBalancer.
     #[serde(deserialize_with = "or_default", skip_serializing_if = "str_is_empty")]
     pub api_server_external_address: Box<str>,
 }
@@ -240,7 +242,7 @@ fn str_is_empty(text: &str) -> bool {
     text.is_empty()
 }
 
-/// A status is somebody's finding, not anybody's wish: what is no address is not known.
+/// A status field that is no address counts as not known: users cannot correct it.
 fn ip_or_none<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<IpAddr>, D::Error> {
     Ok(Setting::<IpAddr>::deserialize(deserializer)?.get().copied())
 }

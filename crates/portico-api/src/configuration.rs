@@ -1,4 +1,4 @@
-//! `KubermaticConfiguration` (kubermatic.k8c.io/v1): what holds for a whole installation, cut down to exposure.
+//! `KubermaticConfiguration` (kubermatic.k8c.io/v1): settings of a whole installation that concern exposure.
 
 use serde::Deserialize;
 
@@ -22,7 +22,7 @@ pub struct KubermaticConfiguration {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ConfigurationSpec {
-    /// The strategy where neither Cluster nor Seed says anything.
+    /// The strategy of Clusters that choose none and whose Seed chooses none.
     pub expose_strategy: Setting<ExposeStrategy>,
     /// Where the installation is reached.
     #[serde(deserialize_with = "or_default")]
@@ -45,6 +45,6 @@ pub struct Ingress {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct UserClusterDefaults {
-    /// NodePorts of user clusters; must equal the seed's own range, and is where Portico draws NodePorts from.
+    /// NodePorts of user clusters. Must equal the seed's own range; Portico allocates from it.
     pub node_port_range: Setting<PortRange>,
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-/// A signed duration in Go's text form. Signed, because a negative one must be reported, not misread.
+/// A duration in Go's text form. It is signed so that a negative one can be reported.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GoDuration {
     nanoseconds: i64,
@@ -15,7 +15,7 @@ pub struct GoDuration {
 /// Why a text is no duration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum DurationError {
-    /// No digits where a number belongs.
+    /// No digits at the place of a number.
     #[error("a number is missing, as in 90s or 1m30s")]
     Number,
     /// A number without `h`, `m`, `s`, `ms`, `us` or `ns`.
@@ -98,7 +98,7 @@ fn split_digits(text: &str) -> (&str, &str) {
 fn fraction_of(digits: &str, unit: i64) -> i64 {
     let mut sum = 0;
     let mut scale = unit;
-    // Each step cuts the scale to a tenth, so that it is zero, and nothing is left to add, after 13 digits at most.
+    // Each step divides the scale by ten, so it is zero after at most 13 digits.
     for digit in digits.bytes() {
         let tenths = i64::from(digit - b'0') * scale;
         sum += tenths / 10;

@@ -1,4 +1,4 @@
-//! `EndpointSlice` (discovery.k8s.io/v1), cut down to what exposure needs.
+//! `EndpointSlice` (discovery.k8s.io/v1), with the fields that concern exposure.
 
 use serde::{Deserialize, Serialize};
 
@@ -57,7 +57,7 @@ pub struct EndpointPort {
     /// The Service port's name; `None` and empty mean an unnamed port.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<Box<str>>,
-    /// Absent means any port, which is of no use for a route.
+    /// Absent means any port; no route can use that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
     /// Transport protocol; absent means TCP.

@@ -1,12 +1,12 @@
 //! One copy of each text that many objects repeat: namespaces, Service names, port names.
 //!
-//! Ten thousand user clusters have ten thousand Services called `apiserver-external`; kept once, the name costs each of
-//! them a pointer.
+//! 10,000 user clusters have 10,000 Services called `apiserver-external`: with one copy, the name costs each
+//! of them a pointer.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// Below this many texts nothing is swept: less than 100 KB is not worth looking for.
+/// Below this many texts there is no sweep: they hold less than 100 KB.
 const SWEEP_FROM: usize = 1024;
 
 /// The texts in use, and some that no longer are.
@@ -18,7 +18,7 @@ pub struct Interner {
 }
 
 impl Interner {
-    /// The one copy of `text`.
+    /// Returns the one copy of `text`.
     pub fn get(&mut self, text: &str) -> Arc<str> {
         match self.texts.get(text) {
             Some(known) => Arc::clone(known),
@@ -26,7 +26,7 @@ impl Interner {
         }
     }
 
-    /// The one copy of `text`; this one, if it is the first.
+    /// Returns the one copy of `text`: this one, if it is the first.
     pub fn share(&mut self, text: &Arc<str>) -> Arc<str> {
         match self.texts.get(text) {
             Some(known) => Arc::clone(known),
@@ -42,8 +42,8 @@ impl Interner {
         text
     }
 
-    /// Forgets what nobody else holds. Runs when the number of texts has doubled, so that its cost per text is constant
-    /// and clusters that come and go for years leave nothing behind.
+    /// Drops texts that no object holds. Runs when the number of texts has doubled: the cost per text is
+    /// constant, and clusters that come and go for years leave nothing behind.
     fn sweep(&mut self) {
         self.texts.retain(|text| Arc::strong_count(text) > 1);
         self.texts.shrink_to(2 * self.texts.len());
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_nobody_holds_are_forgotten() {
+    fn texts_that_no_object_holds_are_dropped() {
         let mut interner = Interner::default();
         let held = interner.get("held");
         for number in 0..10 * SWEEP_FROM {

@@ -1,15 +1,19 @@
 //! The kinds Portico reads, as plain values: no I/O, no client, no clock.
 //!
-//! [`configuration`], [`seed`] and [`cluster`] are the three KKP kinds that decide exposure, [`service`] and
-//! [`endpoint_slice`] the two Kubernetes kinds that routes are made of, each cut down to the fields that concern exposure.
-//! [`annotations`] holds the keys by which objects ask for exposure, [`strategy`] the three ways to expose a control plane.
-//! [`meta`] is what every object carries and [`names`] the identities that must never be mixed up; [`policy`] is what a
-//! user cluster allows and may use, [`api_server_ca`] whom its API server is known by; [`intern`] keeps one copy of each name; [`problem`] is how every part of Portico reports what is wrong with an object.
+//! - [`configuration`], [`seed`], [`cluster`]: the KKP kinds that decide exposure. [`service`],
+//!   [`endpoint_slice`]: the Kubernetes kinds that routes are made of. Each holds only the fields that
+//!   concern exposure.
+//! - [`annotations`], [`strategy`], [`policy`], [`api_server_ca`]: how a cluster is exposed and what it may
+//!   use.
+//! - [`meta`], [`names`]: what every object carries, and identities that must never be mixed up.
+//! - [`change`]: one change to one object. [`problem`]: what is wrong with an object. [`intern`]: one copy of
+//!   each name.
 //!
-//! Reading is lenient: unknown fields are ignored, and a field that people mistype keeps what was written
-//! ([`setting`]), so that it becomes a message and never the loss of a document.
+//! Reading is lenient: unknown fields are ignored, and a mistyped field keeps its text ([`setting`]), so that
+//! it becomes a message and not the loss of the document.
 //!
-//! What should exist for a cluster is computed in `portico-expose`; which bytes go where, in `portico-routes`.
+//! What should exist for a cluster is computed in `portico-expose`; which bytes go where, in
+//! `portico-routes`.
 
 pub mod annotations;
 pub mod api_server_ca;

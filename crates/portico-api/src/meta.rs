@@ -1,4 +1,4 @@
-//! What every object carries: name, namespace, age, labels, annotations; and how an object is called in messages.
+//! What every object carries (name, namespace, age, labels, annotations), and how messages name an object.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::intern::Interner;
 
-/// Labels and annotations. Boxed strings: they are read, hardly ever changed, and kept by the ten thousand.
+/// Labels or annotations. Boxed strings are smaller: they hardly ever change, and a gateway holds 10,000
+/// objects.
 pub type Strings = BTreeMap<Box<str>, Box<str>>;
 
 /// The part of `metadata` that exposure depends on. Unknown fields are ignored.
@@ -18,13 +19,14 @@ pub type Strings = BTreeMap<Box<str>, Box<str>>;
 pub struct ObjectMeta {
     /// Name, unique within the kind and namespace.
     pub name: Arc<str>,
-    /// Empty for cluster-scoped kinds, and where a manifest leaves it out (then `default` applies to namespaced kinds).
+    /// Empty for cluster-scoped kinds. A source puts `default` here if the manifest of a namespaced object
+    /// has none.
     #[serde(skip_serializing_if = "str_is_empty")]
     pub namespace: Arc<str>,
     /// Empty for objects from a directory.
     #[serde(skip_serializing_if = "str_is_empty")]
     pub uid: Box<str>,
-    /// Age decides conflicts: the older object wins. `None` counts as youngest.
+    /// In a conflict the older object wins. `None` counts as youngest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub creation_timestamp: Option<Timestamp>,
     /// Set while the object waits for its finalizers.
@@ -54,7 +56,7 @@ impl ObjectMeta {
         ObjectKey { namespace: Arc::clone(&self.namespace), name: Arc::clone(&self.name) }
     }
 
-    /// Exchanges namespace and name for the copies that other objects have.
+    /// Replaces namespace and name by the copies that other objects share.
     pub fn share_names(&mut self, names: &mut Interner) {
         self.namespace = names.share(&self.namespace);
         self.name = names.share(&self.name);
@@ -65,12 +67,12 @@ fn str_is_empty(text: &str) -> bool {
     text.is_empty()
 }
 
-/// `labels: null` and `labels:` without a value mean "none", as in the Kubernetes API.
+/// `labels: null` and `labels:` without a value mean no labels, as in the Kubernetes API.
 fn null_is_empty<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Strings, D::Error> {
     Ok(Option::<Strings>::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// Namespace and name of an object; the kind is known from where the key stands.
+/// Namespace and name of an object; the kind is known from the context.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey {
     /// Empty for cluster-scoped objects.
@@ -123,7 +125,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The kind for an `apiVersion` and `kind` as they stand in a manifest; `None` if Portico does not read it.
+    /// The kind for the `apiVersion` and `kind` of a manifest; `None` if Portico does not read it.
     pub fn from_manifest(api_version: &str, kind: &str) -> Option<Self> {
         match (api_version, kind) {
             ("v1", "Service") => Some(Self::Service),
@@ -135,7 +137,7 @@ impl Kind {
         }
     }
 
-    /// The name as it stands in manifests and messages.
+    /// The name in manifests and messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Service => "Service",

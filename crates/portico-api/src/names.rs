@@ -14,8 +14,8 @@ pub const MAX_HOST_NAME: usize = 253;
 /// Namespace of a user cluster's control plane on the seed: this prefix and the Cluster's name.
 pub const CLUSTER_NAMESPACE_PREFIX: &str = "cluster-";
 
-/// Name of a user cluster: the name of its `Cluster` object, or, for Services without one, their namespace less
-/// `cluster-`.
+/// Name of a user cluster: the name of its `Cluster` object or, for Services without one, their namespace
+/// without the prefix `cluster-`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClusterName(Arc<str>);
 
@@ -25,7 +25,7 @@ impl ClusterName {
         Self(name.into())
     }
 
-    /// The user cluster whose control plane lives in `namespace`.
+    /// The user cluster whose control plane is in `namespace`.
     pub fn of_namespace(namespace: &str) -> Self {
         Self::new(namespace.strip_prefix(CLUSTER_NAMESPACE_PREFIX).unwrap_or(namespace))
     }
@@ -41,17 +41,17 @@ impl ClusterName {
     }
 }
 
-/// A DNS host name in lower case, without a trailing dot. What an SNI route is keyed by.
+/// A DNS host name in lower case, without a trailing dot. The key of an SNI route.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostName(Arc<str>);
 
 /// Why a text is no host name.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum HostNameError {
-    /// Nothing left once the trailing dot is gone.
+    /// Empty, not counting a trailing dot.
     #[error("it is empty")]
     Empty,
-    /// Longer than DNS can carry.
+    /// Longer than [`MAX_HOST_NAME`].
     #[error("it is longer than {MAX_HOST_NAME} characters")]
     TooLong,
     /// A label that is empty or longer than 63 characters.
@@ -63,8 +63,11 @@ pub enum HostNameError {
 }
 
 impl HostName {
-    /// Normalises `text` (lower case, one trailing dot dropped) and checks it as a DNS name. `_` is accepted: it is
-    /// common in internal names and harmless in a comparison.
+    /// Normalises `text` (lower case, without one trailing dot) and checks it as a DNS name. `_` is accepted,
+    /// because it is common in internal names and harmless in a comparison.
+    ///
+    /// # Errors
+    /// Why the text is no host name.
     pub fn parse(text: &str) -> Result<Self, HostNameError> {
         let text = text.strip_suffix('.').unwrap_or(text);
         if text.is_empty() {
@@ -91,7 +94,7 @@ impl HostName {
     }
 }
 
-/// A tunnel authority: `host:port` with the host normalised as a [`HostName`]. What a CONNECT route is keyed by.
+/// A tunnel authority: `host:port` with the host normalised as a [`HostName`]. The key of a CONNECT route.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Authority(Arc<str>);
 
@@ -110,7 +113,10 @@ pub enum AuthorityError {
 }
 
 impl Authority {
-    /// Normalises `text`, as it stands in a CONNECT request.
+    /// Normalises `text`, the authority of a CONNECT request.
+    ///
+    /// # Errors
+    /// Why the text is no authority.
     pub fn parse(text: &str) -> Result<Self, AuthorityError> {
         let (host, port) = text.rsplit_once(':').ok_or(AuthorityError::NoPort)?;
         if !port.bytes().all(|byte| byte.is_ascii_digit()) {

@@ -10,25 +10,25 @@ use serde::Serialize;
 use crate::api_server_ca::ApiServerCa;
 use crate::names::ClusterName;
 
-/// Client addresses that may reach a cluster. Empty admits everybody.
+/// Client addresses that may reach a cluster. An empty list admits every client.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct AllowList(Box<[IpNet]>);
 
 impl AllowList {
-    /// The union of `networks`: sorted, without repetition, networks inside others dropped.
+    /// The union of `networks`: sorted, without repetition and without networks inside others.
     pub fn new(networks: impl IntoIterator<Item = IpNet>) -> Self {
         let networks: Vec<IpNet> = networks.into_iter().map(|network| network.trunc()).collect();
         Self(IpNet::aggregate(&networks).into())
     }
 
-    /// A list that admits nobody: for a cluster whose real list cannot be known. It holds the one address that no
-    /// connection comes from.
+    /// A list that admits no client, for a cluster whose real list cannot be known. It holds the one address
+    /// that no connection comes from.
     pub fn nobody() -> Self {
         Self([IpNet::from(IpAddr::from([0, 0, 0, 0]))].into())
     }
 
-    /// Whether `client` may connect. An IPv4 address that arrives mapped into IPv6 is judged as IPv4.
+    /// Whether `client` may connect. An IPv4 address mapped into IPv6 counts as IPv4.
     pub fn admits(&self, client: IpAddr) -> bool {
         let client = client.to_canonical();
         self.0.is_empty() || self.0.iter().any(|network| network.contains(&client))
@@ -39,13 +39,13 @@ impl AllowList {
         &self.0
     }
 
-    /// Whether everybody is admitted.
+    /// Whether every client is admitted.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// Upper bounds of one user cluster on one gateway. `None` leaves it to the gateway's own default.
+/// Limits of one user cluster on one gateway. `None` means the gateway's own default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Budget {
@@ -56,7 +56,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// This budget, with `default` where it says nothing.
+    /// This budget, with the limits of `default` where it has none.
     pub fn or(self, default: Self) -> Self {
         Self {
             max_connections: self.max_connections.or(default.max_connections),
@@ -67,25 +67,25 @@ impl Budget {
     }
 }
 
-/// Everything about a user cluster that the gateway must honour on each of its routes.
+/// What the gateway enforces for a user cluster on each of its routes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterPolicy {
-    /// Whose policy this is.
+    /// The user cluster.
     pub cluster: ClusterName,
-    /// Who may connect, on every strategy and path.
+    /// Clients that may connect, on every strategy and path.
     pub allow: AllowList,
-    /// How much it may use.
+    /// Its limits.
     pub budget: Budget,
     /// Whether NodePort listeners may be opened (`false` where the seed's nodeport-proxy is disabled).
     pub node_port_listeners: bool,
-    /// Whom its API server is known by; `None` where tokens cannot be reviewed.
+    /// The CA of its API server; without one, tokens cannot be reviewed.
     #[serde(skip)]
     pub api_server_ca: Option<ApiServerCa>,
 }
 
 impl ClusterPolicy {
-    /// The policy of a cluster nothing is said about: everybody may connect, the gateway's own bounds apply.
+    /// The policy of a cluster without settings: every client may connect, the gateway's own limits apply.
     pub fn open(cluster: ClusterName) -> Self {
         Self {
             cluster,
@@ -96,7 +96,7 @@ impl ClusterPolicy {
         }
     }
 
-    /// [`Self::open`] for the cluster whose control plane lives in `namespace`, ready to share.
+    /// [`Self::open`] for the cluster whose control plane is in `namespace`.
     pub fn open_for_namespace(namespace: &str) -> Arc<Self> {
         Arc::new(Self::open(ClusterName::of_namespace(namespace)))
     }
@@ -124,12 +124,12 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_list_admits_everybody() {
+    fn an_empty_list_admits_every_client() {
         assert!(AllowList::default().admits("203.0.113.9".parse().unwrap()));
     }
 
     #[test]
-    fn nobody_is_not_everybody() {
+    fn no_client_is_not_every_client() {
         assert!(!AllowList::nobody().admits("203.0.113.9".parse().unwrap()));
         assert!(!AllowList::nobody().is_empty());
     }

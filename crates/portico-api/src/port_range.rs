@@ -24,10 +24,13 @@ pub enum PortRangeError {
 }
 
 impl PortRange {
-    /// What Kubernetes and KKP use unless told otherwise.
+    /// The default of Kubernetes and KKP.
     pub const NODE_PORTS: Self = Self { first: 30_000, last: 32_767 };
 
     /// The range from `first` to `last`, both included.
+    ///
+    /// # Errors
+    /// If `first` is 0 or greater than `last`.
     pub fn new(first: u16, last: u16) -> Result<Self, PortRangeError> {
         match (first, last) {
             (0, _) => Err(PortRangeError::Syntax),

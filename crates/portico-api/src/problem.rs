@@ -1,4 +1,4 @@
-//! How every part of Portico reports what is wrong with an object: what, where, and what to do next.
+//! A problem with an object: what is wrong, where, and what to do next.
 
 use std::fmt;
 
@@ -6,11 +6,11 @@ use serde::Serialize;
 
 use crate::meta::ObjectRef;
 
-/// How bad it is.
+/// The severity of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// The object is not used as written: refused, or a part of it is void.
+    /// The object is not used as written: it is refused, or a part of it is void.
     Error,
     /// It works, but probably not as meant.
     Warning,
@@ -19,13 +19,13 @@ pub enum Severity {
 /// One thing wrong with one object.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Problem {
-    /// How bad it is.
+    /// Its severity.
     pub severity: Severity,
     /// A stable word for metrics and tests, in kebab case: `host-conflict`, `void-annotation`.
     pub reason: &'static str,
     /// The object.
     pub object: ObjectRef,
-    /// The field as a path with dots, `spec.exposeStrategy`; empty if the object as a whole is meant.
+    /// The field as a path with dots, `spec.exposeStrategy`; empty for the object as a whole.
     pub field: String,
     /// What is wrong, with the value found.
     pub message: String,

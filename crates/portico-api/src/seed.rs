@@ -1,4 +1,4 @@
-//! `Seed` (kubermatic.k8c.io/v1): a cluster that hosts control planes, cut down to exposure.
+//! `Seed` (kubermatic.k8c.io/v1): a cluster that hosts control planes, with the fields that concern exposure.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -44,16 +44,16 @@ pub struct SeedSpec {
     /// Replaces the seed's name in host names.
     #[serde(rename = "seedDNSOverwrite", deserialize_with = "or_default")]
     pub seed_dns_overwrite: Box<str>,
-    /// The same in the spelling of old configurations and of the REST API.
+    /// The old spelling of the same field, which the REST API still uses.
     #[serde(rename = "seed_dns_overwrite", deserialize_with = "or_default")]
     pub seed_dns_overwrite_old: Box<str>,
     /// The seed-wide proxy.
     #[serde(deserialize_with = "or_default")]
     pub nodeport_proxy: NodeportProxy,
-    /// Where worker nodes may be, by name; names are unique over all seeds.
+    /// Locations of worker nodes, by name; names are unique over all seeds.
     #[serde(deserialize_with = "or_default")]
     pub datacenters: BTreeMap<Box<str>, Option<Datacenter>>,
-    /// Joined to every cluster's own allow list.
+    /// Networks that are added to every cluster's own allow list.
     #[serde(rename = "defaultAPIServerAllowedIPRanges", deserialize_with = "or_default")]
     pub default_api_server_allowed_ip_ranges: Vec<Setting<IpNet>>,
     /// Monitoring, logging and alerting.
@@ -91,7 +91,7 @@ pub struct DatacenterSpec {
     pub kubevirt: Present,
 }
 
-/// Whether a field is there with whatever content; `null` is not there.
+/// Whether a field is present, with any content; `null` counts as absent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Present(pub bool);
 
@@ -132,7 +132,7 @@ pub struct ProxySettings {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LoadBalancerService {
-    /// Merged over the deprecated ones; `None` where nothing is said, and KKP's defaults apply.
+    /// Merged over the deprecated ones. `None` means KKP's defaults.
     pub annotations: Option<Strings>,
     /// Client networks that every load balancer of the seed admits.
     #[serde(deserialize_with = "or_default")]
@@ -143,13 +143,13 @@ pub struct LoadBalancerService {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ConnectionSettings {
-    /// How long a connection of the SNI listener may be silent.
+    /// Idle timeout of a connection of the SNI listener.
     pub sni_listener_idle_timeout: Setting<GoDuration>,
-    /// How long a tunnel connection may be silent.
+    /// Idle timeout of a tunnel connection.
     pub tunneling_connection_idle_timeout: Setting<GoDuration>,
-    /// How long one stream of a tunnel connection may be silent.
+    /// Idle timeout of one stream of a tunnel connection.
     pub tunneling_stream_idle_timeout: Setting<GoDuration>,
-    /// Silence before the first keep-alive probe, client side.
+    /// Idle time before the first keep-alive probe, client side.
     #[serde(rename = "downstreamTCPKeepaliveTime")]
     pub downstream_tcp_keepalive_time: Setting<GoDuration>,
     /// Time between probes, client side.
@@ -158,7 +158,7 @@ pub struct ConnectionSettings {
     /// Probes without an answer before the connection ends, client side.
     #[serde(rename = "downstreamTCPKeepaliveProbes")]
     pub downstream_tcp_keepalive_probes: Setting<i32>,
-    /// Silence before the first keep-alive probe, API server side.
+    /// Idle time before the first keep-alive probe, API server side.
     #[serde(rename = "upstreamTCPKeepaliveTime")]
     pub upstream_tcp_keepalive_time: Setting<GoDuration>,
     /// Time between probes, API server side.
@@ -169,28 +169,29 @@ pub struct ConnectionSettings {
     pub upstream_tcp_keepalive_probes: Setting<i32>,
 }
 
-/// The shortest duration a connection setting may have. Less is most likely a missing unit, and would cut live watches.
+/// The shortest valid duration of a connection setting. A shorter one is most likely a missing unit, and
+/// would cut live watches.
 pub const SHORTEST_CONNECTION_SETTING: Duration = Duration::from_secs(1);
 
-/// Connection settings that hold: `None` wherever nothing, or nothing valid, is said.
+/// Connection settings that are in effect; `None` for a setting that is absent or not valid.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Timeouts {
-    /// How long a connection of the SNI listener may be silent.
+    /// Idle timeout of a connection of the SNI listener.
     pub sni_idle: Option<Duration>,
-    /// How long a tunnel connection may be silent.
+    /// Idle timeout of a tunnel connection.
     pub tunnel_connection_idle: Option<Duration>,
-    /// How long one tunnel stream may be silent.
+    /// Idle timeout of one tunnel stream.
     pub tunnel_stream_idle: Option<Duration>,
-    /// Keep-alive towards clients; `None` if none of its three values is set.
+    /// Keep-alive on client connections; `None` if none of its three values is set.
     pub downstream_keepalive: Option<Keepalive>,
-    /// Keep-alive towards API servers; `None` if none of its three values is set.
+    /// Keep-alive on connections to API servers; `None` if none of its three values is set.
     pub upstream_keepalive: Option<Keepalive>,
 }
 
-/// TCP keep-alive; what is `None` is left to the kernel. Whole seconds.
+/// TCP keep-alive in whole seconds. `None` means the kernel's default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Keepalive {
-    /// Silence before the first probe.
+    /// Idle time before the first probe.
     pub time: Option<Duration>,
     /// Time between probes.
     pub interval: Option<Duration>,
@@ -199,7 +200,7 @@ pub struct Keepalive {
 }
 
 impl ConnectionSettings {
-    /// What holds of what is written.
+    /// The settings that are valid.
     pub fn effective(&self) -> Timeouts {
         Timeouts {
             sni_idle: valid(&self.sni_listener_idle_timeout),

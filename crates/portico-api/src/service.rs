@@ -1,4 +1,4 @@
-//! `Service` (v1), cut down to what exposure needs.
+//! `Service` (v1), with the fields that concern exposure.
 
 use std::str::FromStr;
 
@@ -43,9 +43,9 @@ pub enum ServiceType {
     /// An address inside the cluster only.
     #[default]
     ClusterIP,
-    /// And a port on every node.
+    /// Also a port on every node.
     NodePort,
-    /// And an external load balancer.
+    /// Also an external load balancer.
     LoadBalancer,
     /// A DNS alias: nothing to expose.
     ExternalName,

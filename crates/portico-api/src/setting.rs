@@ -1,7 +1,7 @@
-//! A field that people get wrong without the whole document being lost.
+//! A field that may hold a mistake without the whole document being lost.
 //!
-//! A typing mistake in one field must become a message that names that field, not a parse error that takes the object
-//! away. [`Setting`] keeps what was written together with what it means; validation reads the first, planning the second.
+//! A typing mistake in one field must become a message that names the field, not a parse error for the
+//! object. [`Setting`] holds the text for validation and the value for planning.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -10,7 +10,7 @@ use std::str::FromStr;
 use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// What stands in a field: nothing, a value, or a text that is no such value.
+/// The content of a field: nothing, a value, or a text that is no such value.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub enum Setting<T> {
     /// Absent, `null` or empty: the three are the same, as in the Kubernetes API.
@@ -25,14 +25,14 @@ pub enum Setting<T> {
 /// A text that could not be understood.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct BadSetting {
-    /// As written; what kind of thing it was where it was no text at all.
+    /// The text as written, or `a list`, `a map`.
     pub value: Box<str>,
     /// Why it is no value of this kind.
     pub why: Box<str>,
 }
 
 impl<T> Setting<T> {
-    /// The value, if there is a good one.
+    /// The value, if it is valid.
     pub fn get(&self) -> Option<&T> {
         match self {
             Self::Good(value) => Some(value),
@@ -40,7 +40,7 @@ impl<T> Setting<T> {
         }
     }
 
-    /// What was written, if it is no good value.
+    /// The text, if it is not valid.
     pub fn bad(&self) -> Option<&BadSetting> {
         match self {
             Self::Bad(bad) => Some(bad),
@@ -48,7 +48,7 @@ impl<T> Setting<T> {
         }
     }
 
-    /// Whether nothing was written.
+    /// Whether the field is absent or empty.
     pub fn is_unset(&self) -> bool {
         matches!(self, Self::Unset)
     }
@@ -59,7 +59,7 @@ where
     T: FromStr,
     T::Err: fmt::Display,
 {
-    /// Reads `text` as it stands in a manifest.
+    /// Reads the `text` of a manifest.
     pub fn read(text: &str) -> Self {
         if text.is_empty() {
             return Self::Unset;
@@ -86,7 +86,7 @@ where
     }
 }
 
-/// Takes whatever comes: YAML turns `1`, `true` and `1e3` into something else than text.
+/// Accepts any scalar: YAML reads `1`, `true` and `1e3` as numbers and booleans, not as text.
 struct AnyScalar<T>(PhantomData<T>);
 
 impl<'de, T> Visitor<'de> for AnyScalar<T>
@@ -143,7 +143,7 @@ where
     }
 }
 
-/// For `deserialize_with`: `field: null`, and `field:` without a value, mean that the field is not there.
+/// For `deserialize_with`: `field: null`, and `field:` without a value, count as absent.
 pub(crate) fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,

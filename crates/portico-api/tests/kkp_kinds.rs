@@ -68,7 +68,8 @@ fn the_dns_overwrite_is_read_in_both_spellings() {
     let new: Seed = read(r#"{"metadata": {"name": "s"}, "spec": {"seedDNSOverwrite": "north"}}"#);
     let old: Seed = read(r#"{"metadata": {"name": "s"}, "spec": {"seed_dns_overwrite": "south"}}"#);
     let both: Seed = read(
-        r#"{"metadata": {"name": "s"}, "spec": {"seed_dns_overwrite": "south", "seedDNSOverwrite": "north"}}"#,
+        r#"{"metadata": {"name": "s"},
+            "spec": {"seed_dns_overwrite": "south", "seedDNSOverwrite": "north"}}"#,
     );
     assert_eq!((new.dns_label(), old.dns_label(), both.dns_label()), ("north", "south", "north"));
 }

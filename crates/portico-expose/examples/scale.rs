@@ -1,31 +1,33 @@
-//! What planning costs: `cargo run --release -p portico-expose --example scale [CLUSTERS]` (10,000 if not given).
+//! What planning costs: `cargo run --release -p portico-expose --example scale [CLUSTERS]` (10,000 if not
+//! given).
 //!
-//! Prints the time of the first plan of all clusters, of one change, and of a change of the Seed, and the memory that the
-//! planner keeps (growth of the process's resident set; Linux only).
+//! Prints the time of the first plan of all clusters, of one change, and of a change of the Seed, and the
+//! memory of the planner (growth of the process's resident set; Linux only).
 
 #![expect(clippy::print_stdout, reason = "a program that prints a table")]
 
 use std::time::Instant;
 
+use portico_api::change::Change;
 use portico_api::port_range::PortRange;
-use portico_expose::change::Change;
-use portico_expose::memory::Memory;
+use portico_expose::change::ObjectChange;
+use portico_expose::persisted::PersistedState;
 use portico_expose::planner::{Mode, Planner, Settings};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let count: usize = std::env::args().nth(1).map_or(Ok(10_000), |count| count.parse())?;
     let settings = Settings { reserved_ports: vec![6_443], ..Settings::new(Mode::Plan) };
-    let mut planner = Planner::new(settings, Memory::default(), 1);
+    let mut planner = Planner::new(settings, PersistedState::default(), 1);
     let before = resident_kib();
 
     let start = Instant::now();
     planner.apply([
-        Change::Configuration(Box::new(serde_json::from_str(&format!(
+        ObjectChange::Configuration(Change::Apply(Box::new(serde_json::from_str(&format!(
             r#"{{"metadata": {{"name": "kubermatic", "namespace": "kubermatic"}},
                 "spec": {{"ingress": {{"domain": "kkp.example.com"}},
                     "userCluster": {{"nodePortRange": "{}"}}}}}}"#,
             PortRange::new(10_000, 65_000)?
-        ))?)),
+        ))?))),
         seed("[]")?,
     ]);
     let mut outputs = 0;
@@ -48,7 +50,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let seed = start.elapsed();
 
     let start = Instant::now();
-    let stored = planner.memory().to_json()?.len();
+    let stored = planner.persisted().to_json()?.len();
     println!("{count} clusters, {outputs} outputs, {} problems", planner.problems().count());
     println!("all of them, one by one, with reading JSON   {first:>12.1?}");
     println!("one changed cluster, with reading JSON       {one:>12.1?}");
@@ -58,15 +60,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-fn seed(defaults: &str) -> Result<Change, serde_json::Error> {
+fn seed(defaults: &str) -> Result<ObjectChange, serde_json::Error> {
     let text = format!(
         r#"{{"metadata": {{"name": "kubermatic", "namespace": "kubermatic"}},
             "spec": {{"defaultAPIServerAllowedIPRanges": {defaults}}}}}"#
     );
-    Ok(Change::Seed(Box::new(serde_json::from_str(&text)?)))
+    Ok(ObjectChange::Seed(Change::Apply(Box::new(serde_json::from_str(&text)?))))
 }
 
-fn cluster(index: usize, allowed: &str) -> Result<Change, serde_json::Error> {
+fn cluster(index: usize, allowed: &str) -> Result<ObjectChange, serde_json::Error> {
     let strategy = ["NodePort", "LoadBalancer", "Tunneling"][index % 3];
     let text = format!(
         r#"{{"metadata": {{"name": "c{index:09}", "uid": "9b2f6f0e-3c1d-4c0e-8f63-{index:012}",
@@ -76,7 +78,7 @@ fn cluster(index: usize, allowed: &str) -> Result<Change, serde_json::Error> {
                     "services": {{"cidrBlocks": ["10.240.16.0/20"]}}}}}},
             "status": {{"namespaceName": "cluster-c{index:09}"}}}}"#
     );
-    Ok(Change::Cluster(Box::new(serde_json::from_str(&text)?)))
+    Ok(ObjectChange::Cluster(Change::Apply(Box::new(serde_json::from_str(&text)?))))
 }
 
 /// Resident memory of this process in KiB; 0 where the system does not say.

@@ -1,12 +1,12 @@
-//! Which ports the front LoadBalancer Service of a seed publishes, so that NodePort clusters are reachable through it.
+//! The ports that the front LoadBalancer Service of a seed publishes, so that NodePort clusters are reachable
+//! through it.
 //!
-//! As KKP's updater does (facts 3.5), and better where that is careless: a comma list that holds `NodePort` counts, names
-//! that would be too long are shortened, the admin port is never published, and when a cloud's listener limit is reached the
-//! newest Services wait while the old ones stay. What is published already is never displaced by what comes later, however old
-//! it is; the shared listeners come before everything.
+//! It follows KKP's updater, with these differences. A comma list that holds `NodePort` counts. A
+//! name that is too long is shortened. The admin port is never published. At a cloud's listener limit, new
+//! Services wait.
 //!
-//! Two ports of one Service cannot have the same number. A Service whose NodePort is already published for an older one, or
-//! is the SNI, tunnel or admin port, is left out and named among those waiting.
+//! - The shared listeners come first, then the ports that are published already, then the others by age.
+//! - A NodePort that is published for another Service, or is the SNI, tunnel or admin port, waits.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -16,22 +16,22 @@ use portico_api::meta::ObjectKey;
 use portico_api::service::{Protocol, Service, ServicePort, ServiceSpec, TargetPort};
 use serde::Serialize;
 
-/// Where the gateway answers health and metrics. KKP publishes it to the world; Portico never does.
+/// Port of the gateway's admin server. KKP publishes it; Portico never does.
 pub const ADMIN_PORT: u16 = 8_002;
 
 /// Longest name of a Service port: a DNS label.
 const MAX_PORT_NAME: usize = 63;
 
-/// What the operator chose.
+/// Settings of the front Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FrontSettings {
-    /// The front Service itself, which is never published through itself.
+    /// The front Service itself: its own ports are not published.
     pub front: ObjectKey,
     /// Port of the SNI listener, if it is to be published.
     pub sni_port: Option<u16>,
     /// Port of the tunnel listener, if it is to be published.
     pub tunnel_port: Option<u16>,
-    /// Most ports the load balancer can have; `None` for no limit.
+    /// Most ports that the load balancer can have; `None` for no limit.
     pub listener_limit: Option<usize>,
     /// The annotation that exposes a Service.
     pub expose_annotation: String,
@@ -57,11 +57,11 @@ pub struct FrontPlan {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Waiting {
-    /// Whose port.
+    /// The Service of the port.
     pub service: ObjectKey,
     /// The NodePort number.
     pub node_port: u16,
-    /// Why.
+    /// Why it is not published.
     pub why: WhyWaiting,
 }
 
@@ -69,20 +69,21 @@ pub struct Waiting {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WhyWaiting {
-    /// The load balancer has no listener left; it is published as soon as one is.
+    /// The load balancer has no listener left. The port is published as soon as one is free.
     ListenerLimit,
     /// The number is published already, or is one of the gateway's own.
     NumberTaken,
 }
 
-/// A NodePort that wants to be published.
+/// A NodePort to publish.
 struct Wanted<'a> {
     service: &'a Service,
     port: &'a ServicePort,
     node_port: u16,
 }
 
-/// The ports that the front Service should have, given those it has now and all Services of the seed, in any order.
+/// Returns the ports that the front Service should have. `current` are the ports it has now, `services` all
+/// Services of the seed in any order.
 pub fn plan_front_ports<'a>(
     current: &[ServicePort],
     services: impl IntoIterator<Item = &'a Service>,
@@ -128,8 +129,9 @@ fn front_port(name: Box<str>, number: u16) -> ServicePort {
     }
 }
 
-/// The NodePorts to publish: first those that are published now, then by age. `None` counts as youngest, and equals are
-/// ordered by UID and name, as in the route table, so that the answer does not depend on the order of a watch.
+/// The NodePorts to publish: first those that are published now, then by age. A Service without an age counts
+/// as youngest. Equals are ordered by UID and name, as in the route table, so that the order of a watch makes
+/// no difference.
 fn in_order<'a>(
     current: &[ServicePort],
     services: impl IntoIterator<Item = &'a Service>,
@@ -144,7 +146,7 @@ fn in_order<'a>(
     };
     let mut wanted: Vec<Wanted<'a>> = services.into_iter().flat_map(ports).collect();
     let published: BTreeSet<u16> = current.iter().map(|port| port.port).collect();
-    // Stable: age still decides on either side.
+    // Stable: both groups stay ordered by age.
     wanted.sort_by_key(|wanted| !published.contains(&wanted.node_port));
     wanted
 }
@@ -155,8 +157,8 @@ fn age(service: &Service) -> impl Ord + '_ {
     (born.is_none(), born, &meta.uid, &meta.namespace, &meta.name)
 }
 
-/// Exposed by NodePort, with an address of its own. A Service without a ClusterIP is headless or not admitted yet; a type
-/// without NodePorts keeps no numbers worth publishing.
+/// Whether a Service is exposed by NodePort and has an address of its own. A Service without a ClusterIP is
+/// headless, or not admitted yet.
 fn is_published(service: &Service, settings: &FrontSettings) -> bool {
     let ServiceSpec { cluster_ip, .. } = &service.spec;
     let exposed = service.metadata.annotation(&settings.expose_annotation).map(ExposeTypes::parse);
@@ -166,8 +168,8 @@ fn is_published(service: &Service, settings: &FrontSettings) -> bool {
         && service.metadata.key() != settings.front
 }
 
-/// `<namespace>-<service>-<nodePort>`, as KKP names it; shortened, with a hash of the whole in the middle, where that would
-/// be too long. Namespaces and Services are DNS labels, so nothing else needs mending.
+/// `<namespace>-<service>-<nodePort>`, as KKP names it. A name that is too long is cut, and gets a hash of
+/// the whole in the middle. Namespaces and Services are DNS labels, so every other character is valid.
 fn name_of(service: &Service, port: &ServicePort, node_port: u16) -> Box<str> {
     let ObjectKey { namespace, name } = service.metadata.key();
     let whole = format!("{namespace}-{name}-{node_port}");
@@ -186,16 +188,14 @@ fn name_of(service: &Service, port: &ServicePort, node_port: u16) -> Box<str> {
     format!("{}{end}", whole[..start].trim_end_matches('-')).into()
 }
 
-/// FNV-1a, 32 bits. The name must be the same in every version of this program on every machine, which the standard
-/// library's hasher does not promise. Two names never clash over it: the NodePort number at their end differs.
+/// FNV-1a, 32 bits. Names must be the same in every version of Portico, which the standard library's hasher
+/// does not promise. A collision does no harm: the NodePort number at the end of each name differs.
 fn fnv1a(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
-/// The front Service has NodePorts of its own, which a cloud load balancer points at: each port keeps the one it has.
-///
-/// A port is the same as before if it has the same number; number for number, whatever scheme named it then. Sorted names and
-/// unique numbers make this a plain look-up.
+/// Keeps the front Service's own NodePorts, which the cloud load balancer points at. Ports are matched by
+/// number, because KKP names them differently.
 fn keep_node_ports(ports: &mut [ServicePort], current: &[ServicePort]) {
     let current: BTreeMap<u16, u16> = current
         .iter()
@@ -224,7 +224,7 @@ mod tests {
         }
     }
 
-    /// A Service born in year `born`.
+    /// A Service created in the year `born`.
     fn service(namespace: &str, name: &str, born: u16, expose: &str, node_port: u16) -> Service {
         read(&format!(
             r#"{{"metadata": {{"namespace": "{namespace}", "name": "{name}", "uid": "{namespace}-{name}",
@@ -310,7 +310,7 @@ mod tests {
         let waiting: Vec<_> = plan.waiting.iter().map(|waiting| waiting.service.to_string()).collect();
         assert_eq!(waiting, ["cluster-a/api", "cluster-0/api"]);
         assert_eq!((plan.used, plan.limit), (3, Some(3)));
-        // The old one goes: the next in age moves up.
+        // The oldest Service is deleted: the next in age is published.
         let plan = plan_front_ports(&plan.ports, [&ageless, &young], &settings(Some(3)));
         assert_eq!(names(&plan)[0], "cluster-a-api-30002");
     }
@@ -348,11 +348,15 @@ mod tests {
         #[test]
         fn port_names_are_legal_and_unique_and_the_order_of_services_makes_no_difference(
             wanted in prop::collection::btree_map(
-                30_000..32_768_u16, ("[a-z][a-z0-9-]{0,61}[a-z0-9]", "[a-z][a-z0-9-]{0,61}[a-z0-9]", 2_000..2_005_u16), 0..30),
+                30_000..32_768_u16,
+                ("[a-z][a-z0-9-]{0,61}[a-z0-9]", "[a-z][a-z0-9-]{0,61}[a-z0-9]", 2_000..2_005_u16),
+                0..30,
+            ),
             limit in prop::option::of(2..20_usize),
         ) {
             let services: Vec<Service> = wanted.iter()
-                .map(|(&port, (namespace, name, born))| service(namespace, name, *born, "NodePort", port)).collect();
+                .map(|(&port, (namespace, name, born))| service(namespace, name, *born, "NodePort", port))
+                .collect();
             let plan = plan_front_ports(&[], &services, &settings(limit));
             prop_assert_eq!(&plan, &plan_front_ports(&[], services.iter().rev(), &settings(limit)));
             let mut names = names(&plan);

@@ -4,7 +4,7 @@ use portico_api::configuration::KubermaticConfiguration;
 use portico_api::names::{Authority, ClusterName, HostName, HostNameError};
 use portico_api::seed::Seed;
 
-/// Where the names of one cluster end: `<cluster>.<seed>.<domain>`.
+/// The end of the host names of one cluster: `<cluster>.<seed>.<domain>`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostSuffix(String);
 
@@ -25,8 +25,8 @@ impl HostSuffix {
     }
 }
 
-/// `<service>.<namespace>.svc.cluster.local:<port>`. The seed's own domain, not the user cluster's: the name is looked up by
-/// nobody, it is only compared.
+/// `<service>.<namespace>.svc.cluster.local:<port>`. The domain is the seed's, not the user cluster's: the
+/// name is compared, never looked up.
 pub fn authority(service: &str, namespace: &str, port: u16) -> Result<Authority, HostNameError> {
     Ok(Authority::new(&HostName::parse(&format!("{service}.{namespace}.svc.cluster.local"))?, port))
 }

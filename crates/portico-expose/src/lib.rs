@@ -1,25 +1,30 @@
-//! The exposure domain: strategy resolution, exposure plan, host names, addresses, NodePort allocation.
+//! The exposure domain: strategies, plans, host names, addresses, NodePort allocation.
 //!
-//! For one cluster: [`resolve`] finds its seed and strategy, [`validate`] what is wrong with it, [`plan`] what should exist.
-//! For all of them: the [`planner`] keeps the objects, applies each [`change`] and says what follows. [`node_ports`] gives
-//! every NodePort number once. For the one load balancer before a seed: [`front`].
+//! For one cluster: [`resolve`] finds its seed and strategy, [`validate`] what is wrong with it, and [`plan`]
+//! what should exist. [`strategy`] holds one file for each strategy. For all clusters: the [`planner`] holds
+//! the objects, applies each [`change`] and returns what follows. [`node_ports`] allocates NodePort numbers.
+//! For the one load balancer in front of a seed: [`front`].
 //!
-//! Everything here is a plain function or a plain value: no I/O, no async, no clock; randomness comes from a seed
-//! ([`draw`]).
+//! Everything here is a plain function or a plain value: no I/O, no async, no clock. Random numbers follow
+//! from a seed ([`random`]).
 
-pub mod address;
+mod address;
+pub mod certificate;
 pub mod change;
-pub mod draw;
+mod findings;
 pub mod front;
 pub mod hosts;
-pub mod memory;
+pub mod inputs;
 pub mod networks;
 pub mod node_ports;
+pub mod persisted;
 pub mod plan;
 pub mod planner;
 pub mod policy;
+pub mod random;
 pub mod resolve;
 pub mod services;
+pub mod strategy;
 #[cfg(test)]
 mod testing;
 pub mod validate;

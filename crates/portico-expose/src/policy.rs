@@ -6,29 +6,27 @@ use portico_api::policy::{AllowList, Budget, ClusterPolicy};
 use portico_api::seed::Seed;
 use portico_api::strategy::ExposeStrategy;
 
-use crate::plan::LoadBalancers;
+use crate::inputs::LoadBalancers;
+use crate::strategy;
 
 /// The policy of `cluster`.
 ///
-/// The allow list joins the cluster's own networks with the seed's defaults, on every strategy. A cluster behind a load
-/// balancer of its own also admits the networks that every load balancer of the seed admits.
+/// The allow list joins the cluster's own networks with the seed's defaults, on every strategy. A strategy
+/// may add networks of the seed: a cluster with a load balancer of its own admits what every load balancer of
+/// the seed admits.
 ///
-/// With the seed's nodeport-proxy disabled no NodePort listeners are opened, except by a proxy that is not the seed-wide one:
-/// that of a cluster with a load balancer of its own.
+/// With the seed's nodeport-proxy disabled no NodePort listeners are opened, except by a proxy of the
+/// cluster's own.
 pub fn policy(
     cluster: &Cluster,
     strategy: ExposeStrategy,
     seed: &Seed,
     load_balancers: LoadBalancers,
 ) -> ClusterPolicy {
-    let own_proxy = strategy == ExposeStrategy::LoadBalancer && load_balancers == LoadBalancers::Cloud;
+    let strategy = strategy::of(strategy);
     let own = &cluster.spec.api_server_allowed_ip_ranges.cidr_blocks;
     let defaults = &seed.spec.default_api_server_allowed_ip_ranges;
-    let balancers: &[_] = match strategy {
-        ExposeStrategy::LoadBalancer => &seed.spec.nodeport_proxy.envoy.load_balancer_service.source_ranges,
-        ExposeStrategy::NodePort | ExposeStrategy::Tunneling => &[],
-    };
-    let networks = own.iter().chain(defaults).chain(balancers);
+    let networks = own.iter().chain(defaults).chain(strategy.seed_networks(seed));
     let annotation = |key| cluster.metadata.annotation(key).and_then(bound);
     ClusterPolicy {
         cluster: cluster.name(),
@@ -37,12 +35,12 @@ pub fn policy(
             max_connections: annotation(MAX_CONNECTIONS),
             max_connections_per_second: annotation(MAX_CONNECTIONS_PER_SECOND),
         },
-        node_port_listeners: own_proxy || !seed.spec.nodeport_proxy.disable,
+        node_port_listeners: strategy.opens_node_ports(seed, load_balancers),
         api_server_ca: cluster.api_server_ca().and_then(Result::ok),
     }
 }
 
-/// The value of a budget annotation: a whole number, at least 1. A bound of 0 would be an outage with another name.
+/// The value of a budget annotation: a whole number, at least 1. With 0 the cluster would be unreachable.
 pub(crate) fn bound(value: &str) -> Option<u32> {
     value.trim().parse().ok().filter(|&bound| bound > 0)
 }

@@ -1,4 +1,4 @@
-//! Which seed hosts a cluster, and which strategy exposes it. Both say how they were found.
+//! Which seed hosts a cluster, and which strategy exposes it.
 
 use std::fmt;
 
@@ -10,28 +10,28 @@ use portico_api::seed::Seed;
 use portico_api::strategy::ExposeStrategy;
 use serde::Serialize;
 
-/// A strategy and who chose it.
+/// A strategy and the level that decided on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Decision {
     /// The strategy.
     pub strategy: ExposeStrategy,
-    /// Who chose it.
+    /// The level that decided.
     pub decided_by: DecidedBy,
 }
 
-/// Who chose a strategy, nearest first.
+/// The level that decided on a strategy, nearest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum DecidedBy {
     /// `Cluster.spec.exposeStrategy`.
     Cluster,
-    /// It was exposed like this before Seed or configuration changed, and they do not move existing clusters.
+    /// The strategy before Seed or configuration changed: they do not move existing clusters.
     Before,
     /// `Seed.spec.exposeStrategy`.
     Seed,
     /// `KubermaticConfiguration.spec.exposeStrategy`.
     Configuration,
-    /// Nobody said anything.
+    /// No level names one.
     Default,
 }
 
@@ -47,8 +47,8 @@ impl fmt::Display for DecidedBy {
     }
 }
 
-/// Cluster, else Seed, else configuration, else `NodePort`. A field that holds no strategy counts as unset here; validation
-/// refuses the object it stands in.
+/// Returns the strategy of the Cluster, else of the Seed, else of the configuration, else `NodePort`. A text
+/// that is no strategy counts as unset here; validation refuses its object.
 pub fn strategy(cluster: &Cluster, seed: &Seed, configuration: Option<&KubermaticConfiguration>) -> Decision {
     let levels = [
         (Some(&cluster.spec.expose_strategy), DecidedBy::Cluster),
@@ -61,7 +61,10 @@ pub fn strategy(cluster: &Cluster, seed: &Seed, configuration: Option<&Kubermati
         .unwrap_or(Decision { strategy: ExposeStrategy::default(), decided_by: DecidedBy::Default })
 }
 
-/// The seed that hosts `cluster`: the one that lists its datacenter, else the only one there is.
+/// Returns the seed that lists the cluster's datacenter, else the only seed there is.
+///
+/// # Errors
+/// The problem to report on the Cluster if there is no such seed.
 pub fn seed_of<'a, S: AsRef<Seed>>(cluster: &Cluster, seeds: &'a [S]) -> Result<&'a S, Box<Problem>> {
     let dc = &cluster.spec.cloud.dc;
     let lists_it = |seed: &&S| seed.as_ref().spec.datacenters.contains_key(dc);
@@ -143,13 +146,13 @@ mod tests {
         let lost = |spec: &str| seed_of(&cluster("a", spec), &seeds).unwrap_err().to_string();
         assert_eq!(
             lost(r#"{"cloud": {"dc": "lab-3"}}"#),
-            "Cluster a: spec.cloud.dc: no Seed lists the datacenter \"lab-3\" (there are: north, south); add it to \
-             spec.datacenters of the Seed that hosts this cluster, or name one that is there"
+            "Cluster a: spec.cloud.dc: no Seed lists the datacenter \"lab-3\" (there are: north, south); add \
+             it to spec.datacenters of the Seed that hosts this cluster, or name one that is there"
         );
         assert_eq!(
             lost("{}"),
-            "Cluster a: spec.cloud.dc: it is empty, and there are several seeds: north, south; name a datacenter that \
-             one of them lists in spec.datacenters"
+            "Cluster a: spec.cloud.dc: it is empty, and there are several seeds: north, south; name a \
+             datacenter that one of them lists in spec.datacenters"
         );
     }
 
@@ -160,7 +163,8 @@ mod tests {
         let none: [Box<Seed>; 0] = [];
         assert_eq!(
             seed_of(&cluster("a", "{}"), &none).unwrap_err().to_string(),
-            "Cluster a: spec.cloud.dc: there is no Seed that could host this cluster; add a Seed to the manifests"
+            "Cluster a: spec.cloud.dc: there is no Seed that could host this cluster; add a Seed to the \
+             manifests"
         );
     }
 }

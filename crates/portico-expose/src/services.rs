@@ -1,16 +1,17 @@
-//! The Services of a control plane that are exposed, as an ordered list (facts 2.3).
+//! The Services of a control plane that are exposed, as an ordered list. Names and ports are those of KKP.
 //!
-//! `openvpn-server` is not among them: it stood in for Konnectivity, which can no longer be switched off.
+//! A `Child` is what holds for a Service under every strategy; [`crate::strategy`] adds type, annotations
+//! and names. `openvpn-server` is not in the list: it stood in for Konnectivity, which can no longer be
+//! switched off.
 
-use portico_api::annotations::{EXPOSE, EXPOSE_NAMESPACED, LOAD_BALANCER_SOURCE_RANGES, PORT_MAPPING};
 use portico_api::cluster::Cluster;
 use portico_api::meta::{ObjectMeta, Strings};
-use portico_api::names::HostName;
+use portico_api::names::{Authority, HostName};
 use portico_api::seed::Seed;
 use portico_api::service::{Protocol, Service, ServicePort, ServiceSpec, ServiceType, TargetPort};
-use portico_api::strategy::ExposeStrategy;
+use serde::Serialize;
 
-use crate::plan::{LoadBalancers, is_on};
+use crate::inputs::Inputs;
 
 /// The API server, as users and nodes reach it.
 pub const APISERVER: &str = "apiserver-external";
@@ -18,13 +19,40 @@ pub const APISERVER: &str = "apiserver-external";
 pub const KONNECTIVITY: &str = "konnectivity-server";
 /// Where a user cluster sends metrics and logs.
 pub const MLA_GATEWAY: &str = "mla-gateway-ext";
-/// The cluster's own load balancer, strategy LoadBalancer only.
-pub const FRONT: &str = "front-loadbalancer";
 
 /// Port of the API server's container where it has no NodePort number to listen on.
 pub const APISERVER_PORT: u16 = 6_443;
 
-/// One exposed Service: all that differs between them.
+/// Start of the host name of a cluster's Konnectivity server. The longest of the prefixes.
+pub(crate) const KONNECTIVITY_PREFIX: &str = "konnectivity-server.";
+
+/// What one Service is reached by.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Entry {
+    /// The Service, in the cluster's namespace.
+    pub service: &'static str,
+    /// Its port.
+    pub port: u16,
+    /// The NodePort number, if it is exposed by port and the number is allocated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_port: Option<u16>,
+    /// The server name, if it is exposed by one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<HostName>,
+    /// The CONNECT authority, if worker nodes reach it through the tunnel.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub authority: Option<Authority>,
+}
+
+/// One exposed Service, and what it is reached by.
+#[derive(Debug)]
+pub(crate) struct Exposed {
+    pub(crate) entry: Entry,
+    pub(crate) service: Service,
+}
+
+/// One exposed Service of a control plane: what every strategy has in common.
 #[derive(Debug)]
 pub(crate) struct Child {
     pub(crate) name: &'static str,
@@ -32,25 +60,34 @@ pub(crate) struct Child {
     pub(crate) port: u16,
     target: Target,
     selector: (&'static str, &'static str),
-    /// What stands before the cluster's host name in its own.
+    /// Start of its host name, before the cluster's own.
     pub(crate) host_prefix: &'static str,
-    /// Whether worker nodes also reach it by CONNECT.
+    /// Whether worker nodes reach it by CONNECT.
     pub(crate) tunnel: bool,
 }
 
+/// The port of the pods.
 #[derive(Debug)]
 enum Target {
-    /// The API server listens on the NodePort number itself.
-    NodePortNumber,
+    /// The port the API server listens on, which the strategy decides.
+    ApiServer,
     Number(u16),
     Name(&'static str),
+}
+
+/// Type and NodePort of a Service.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Published {
+    pub(crate) service_type: ServiceType,
+    /// `None` for a type without NodePorts, and while none is allocated.
+    pub(crate) node_port: Option<u16>,
 }
 
 const API: Child = Child {
     name: APISERVER,
     port_name: "secure",
     port: 443,
-    target: Target::NodePortNumber,
+    target: Target::ApiServer,
     selector: ("app", "apiserver"),
     host_prefix: "",
     tunnel: true,
@@ -63,7 +100,7 @@ const REVERSE: Child = Child {
     target: Target::Number(8_132),
     // The Konnectivity server is a container of the API server's pod.
     selector: ("app", "apiserver"),
-    host_prefix: crate::plan::KONNECTIVITY_PREFIX,
+    host_prefix: KONNECTIVITY_PREFIX,
     tunnel: true,
 };
 
@@ -85,119 +122,68 @@ pub(crate) fn children(cluster: &Cluster, seed: &Seed) -> impl Iterator<Item = &
 }
 
 impl Child {
-    /// Its type; a datacenter may override that of the API server.
-    pub(crate) fn service_type(&self, strategy: ExposeStrategy, api: Option<ServiceType>) -> ServiceType {
-        match (strategy, api) {
-            (_, Some(overridden)) if self.name == APISERVER => overridden,
-            (ExposeStrategy::Tunneling, _) => ServiceType::ClusterIP,
-            (ExposeStrategy::NodePort | ExposeStrategy::LoadBalancer, _) => ServiceType::NodePort,
-        }
+    /// Its type: `by_strategy`, unless the datacenter gives the API server another.
+    pub(crate) fn service_type(&self, by_strategy: ServiceType, of_api: Option<ServiceType>) -> ServiceType {
+        of_api.filter(|_| self.name == APISERVER).unwrap_or(by_strategy)
     }
 
-    /// The Service as it should be. `host` is its SNI host name, for Tunneling.
+    /// Its type, as [`Self::service_type`] says, and its NodePort where the type has one.
+    pub(crate) fn published(&self, by_strategy: ServiceType, inputs: &Inputs<'_>) -> Published {
+        let service_type = self.service_type(by_strategy, inputs.scope.api_server_type());
+        let node_port = match service_type {
+            ServiceType::ClusterIP | ServiceType::ExternalName => None,
+            ServiceType::NodePort | ServiceType::LoadBalancer => {
+                (inputs.node_ports)(self.name, self.port_name)
+            }
+        };
+        Published { service_type, node_port }
+    }
+
+    /// The Service as it should be. `api_server_port` is the port the API server listens on.
     pub(crate) fn service(
         &self,
-        metadata: ObjectMeta,
-        kind: ServiceType,
-        strategy: ExposeStrategy,
-        balancers: LoadBalancers,
-        node_port: Option<u16>,
-        host: Option<&HostName>,
+        cluster: &Cluster,
+        published: Published,
+        api_server_port: u16,
+        annotations: Strings,
     ) -> Service {
-        let target_port = match (&self.target, strategy) {
-            (Target::NodePortNumber, ExposeStrategy::Tunneling) => TargetPort::Number(APISERVER_PORT),
-            (Target::NodePortNumber, _) => TargetPort::Number(node_port.unwrap_or(APISERVER_PORT)),
-            (Target::Number(number), _) => TargetPort::Number(*number),
-            (Target::Name(name), _) => TargetPort::Name((*name).into()),
+        let target_port = match &self.target {
+            Target::ApiServer => TargetPort::Number(api_server_port),
+            Target::Number(number) => TargetPort::Number(*number),
+            Target::Name(name) => TargetPort::Name((*name).into()),
         };
         let port = ServicePort {
             name: self.port_name.into(),
             protocol: Protocol::TCP,
             port: self.port,
             target_port: Some(target_port),
-            node_port,
+            node_port: published.node_port,
         };
-        let annotations = self.annotations(strategy, balancers, host);
         Service {
-            metadata: ObjectMeta { name: self.name.into(), annotations, ..metadata },
+            metadata: metadata(cluster, self.name, annotations),
             spec: ServiceSpec {
-                service_type: kind,
+                service_type: published.service_type,
                 ports: vec![port],
                 selector: Some(strings([self.selector])),
                 ..ServiceSpec::default()
             },
         }
     }
+}
 
-    fn annotations(
-        &self,
-        strategy: ExposeStrategy,
-        balancers: LoadBalancers,
-        host: Option<&HostName>,
-    ) -> Strings {
-        match (strategy, balancers) {
-            (ExposeStrategy::LoadBalancer, LoadBalancers::Cloud) => strings([(EXPOSE_NAMESPACED, "true")]),
-            (ExposeStrategy::NodePort, _) | (ExposeStrategy::LoadBalancer, LoadBalancers::Gateway) => {
-                strings([(EXPOSE, "NodePort")])
-            }
-            (ExposeStrategy::Tunneling, _) => {
-                let mut annotations = strings([(EXPOSE, if self.tunnel { "SNI,Tunneling" } else { "SNI" })]);
-                if let Some(host) = host {
-                    // Port and host names hold nothing that JSON would escape.
-                    let mapping = format!("{{\"{}\":\"{host}\"}}", self.port_name);
-                    annotations.insert(PORT_MAPPING.into(), mapping.into());
-                }
-                annotations
-            }
-        }
+/// Metadata of a planned Service. Age and identity decide conflicts between Services, so it has those of its
+/// cluster.
+pub(crate) fn metadata(cluster: &Cluster, name: &str, annotations: Strings) -> ObjectMeta {
+    ObjectMeta {
+        name: name.into(),
+        namespace: cluster.name().namespace().into(),
+        uid: cluster.metadata.uid.clone(),
+        creation_timestamp: cluster.metadata.creation_timestamp,
+        annotations,
+        ..ObjectMeta::default()
     }
 }
 
-/// The cluster's own load balancer. Its one port is a placeholder: the ports follow the NodePorts of the other Services.
-pub(crate) fn front(metadata: ObjectMeta, cluster: &Cluster, seed: &Seed, ranges: &[String]) -> Service {
-    let mut annotations = balancer_annotations(cluster, seed);
-    if !ranges.is_empty() {
-        annotations.insert(LOAD_BALANCER_SOURCE_RANGES.into(), ranges.join(",").into());
-    }
-    let port = ServicePort {
-        name: "secure".into(),
-        protocol: Protocol::TCP,
-        port: 443,
-        target_port: Some(TargetPort::Number(443)),
-        node_port: None,
-    };
-    Service {
-        metadata: ObjectMeta { name: FRONT.into(), annotations, ..metadata },
-        spec: ServiceSpec {
-            service_type: ServiceType::LoadBalancer,
-            ports: vec![port],
-            selector: Some(strings([("app", "nodeport-proxy-envoy")])),
-            load_balancer_source_ranges: ranges.iter().map(|range| range.as_str().into()).collect(),
-            ..ServiceSpec::default()
-        },
-    }
-}
-
-const AWS_TYPE: (&str, &str) = ("service.beta.kubernetes.io/aws-load-balancer-type", "nlb");
-/// Watches are silent for hours; AWS cuts after a minute unless told otherwise, and an hour is the most it accepts.
-const AWS_IDLE: (&str, &str) =
-    ("service.beta.kubernetes.io/aws-load-balancer-connection-idle-timeout", "3600");
-const AWS_CROSS_ZONE: (&str, &str) =
-    ("service.beta.kubernetes.io/aws-load-balancer-cross-zone-load-balancing-enabled", "true");
-
-fn balancer_annotations(cluster: &Cluster, seed: &Seed) -> Strings {
-    let proxy = &seed.spec.nodeport_proxy;
-    let mut annotations = proxy.annotations.clone();
-    match &proxy.envoy.load_balancer_service.annotations {
-        Some(written) => annotations.extend(written.clone()),
-        None => annotations.extend(strings([AWS_TYPE, AWS_IDLE])),
-    }
-    if is_on(cluster, seed, "aws") {
-        annotations.extend(strings([AWS_TYPE, AWS_IDLE, AWS_CROSS_ZONE]));
-    }
-    annotations
-}
-
-fn strings<const N: usize>(pairs: [(&str, &str); N]) -> Strings {
+pub(crate) fn strings<const N: usize>(pairs: [(&str, &str); N]) -> Strings {
     pairs.into_iter().map(|(key, value)| (key.into(), value.into())).collect()
 }

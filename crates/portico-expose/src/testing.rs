@@ -16,7 +16,8 @@ pub(crate) fn cluster(name: &str, spec: &str) -> Cluster {
 /// A Cluster whose expose strategy may be changed.
 pub(crate) fn migrating(name: &str, spec: &str) -> Cluster {
     read(&format!(
-        r#"{{"metadata": {{"name": "{name}", "labels": {{"unsafe-expose-strategy-migration": ""}}}}, "spec": {spec}}}"#
+        r#"{{"metadata": {{"name": "{name}", "labels": {{"unsafe-expose-strategy-migration": ""}}}},
+            "spec": {spec}}}"#
     ))
 }
 

@@ -1,4 +1,4 @@
-//! Control groups: who belongs to a lab, and room for a node's pods.
+//! Control groups: the processes of a lab, and room for a node's pods.
 //!
 //! Every process of a lab starts inside the lab's control group and its children, containers and
 //! their shims included, cannot leave it. So teardown asks the kernel instead of a list of process
@@ -74,7 +74,7 @@ impl Cgroup {
     pub fn pids(&self) -> Result<Vec<i32>> {
         let mut pids = Vec::new();
         for dir in tree(&self.tracking_dir()?) {
-            // A group may go away while we look: then nobody is in it.
+            // A group may go away while we look: then it is empty.
             let procs = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
             pids.extend(procs.lines().filter_map(|line| line.parse::<i32>().ok()));
         }
@@ -87,7 +87,7 @@ impl Cgroup {
         Ok(all.filter(|dir| dir.exists()).collect())
     }
 
-    /// Kills everything in the group, and what it starts meanwhile, until nobody is left.
+    /// Kills everything in the group, and what it starts meanwhile, until the group is empty.
     pub fn kill(&self) -> Result<()> {
         wait::until(&format!("the processes of {} to die", self.path), DYING, || {
             let pids = self.pids()?;
@@ -162,14 +162,15 @@ fn hierarchies() -> Result<Vec<PathBuf>> {
     }
     ensure!(
         roots.iter().any(|root| root.ends_with("pids")),
-        "no `pids` controller under {MOUNT}: mount the control groups of this machine (package cgroupfs-mount)"
+        "no `pids` controller under {MOUNT}: mount the control groups of this machine (package \
+         cgroupfs-mount)"
     );
     Ok(roots)
 }
 
 /// What a new group needs from its parent before a process can join it.
 fn inherit(parent: &Path, dir: &Path) -> Result<()> {
-    // Version 1: a cpuset without processors and memory nodes admits nobody.
+    // Version 1: a cpuset without processors and memory nodes admits no process.
     for file in ["cpuset.cpus", "cpuset.mems"] {
         if !is_version_2() && dir.join(file).exists() {
             let value = fs::read_to_string(parent.join(file))?;

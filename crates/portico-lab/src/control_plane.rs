@@ -185,7 +185,8 @@ impl ControlPlane {
         let mut plane =
             ControlPlane { controllers: Vec::new(), api_server, access, host: host.clone(), command };
         plane.wait_ready()?;
-        // Not before: a controller manager whose rights are not there within ten seconds ends, and nobody here starts it again.
+        // Not before: a controller manager whose rights are not there within ten seconds ends, and nobody
+        // here starts it again.
         if options.controllers {
             let controller_manager = controller_manager_args(options, &here);
             plane.controllers.push(start("kube-controller-manager", controller_manager)?);
@@ -194,7 +195,8 @@ impl ControlPlane {
         Ok(plane)
     }
 
-    /// Ends the API server at once, as a crash would. [`start_again`](ControlPlane::start_again) brings it back.
+    /// Ends the API server at once, as a crash would. [`start_again`](ControlPlane::start_again) brings it
+    /// back.
     pub fn kill_api_server(&self) {
         self.api_server.kill();
     }
@@ -328,7 +330,7 @@ pub(crate) fn controller_manager_args(options: &Options, dir: &str) -> Vec<Strin
         format!("--service-cluster-ip-range={}", options.service_cidr),
         "--use-service-account-credentials=true".to_owned(),
         "--leader-elect=false".to_owned(),
-        // Serves nobody: several control planes on one host would want the same port.
+        // Not served: several control planes on one host would want the same port.
         "--secure-port=0".to_owned(),
     ]
 }

@@ -17,9 +17,9 @@ use crate::host::Host;
 /// What happens to a packet that a rule matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is gone and nobody is told: a black hole.
+    /// It is dropped without a notice: a black hole.
     Drop,
-    /// The sender is told: a TCP connection is reset.
+    /// It is rejected: a TCP connection is reset.
     Reject,
 }
 
@@ -85,8 +85,8 @@ impl Firewall {
         Firewall::put_up(host, Direction::Out, &allowing_only(to_ports(ports)))
     }
 
-    /// Lets out new TCP connections to these addresses and ports only; the rest is dropped. Connections that exist, and
-    /// answers to what others asked, go on.
+    /// Lets out new TCP connections to these addresses and ports only; the rest is dropped. Connections that
+    /// exist, and answers to what others asked, go on.
     pub fn allow_out_only_to(host: &Host, places: &[(Ipv4Addr, u16)]) -> Result<Firewall> {
         let accepted = places.iter().map(|(address, port)| format!("ip daddr {address} tcp dport {port}"));
         Firewall::put_up(host, Direction::Out, &allowing_only(accepted))
@@ -158,7 +158,8 @@ fn ruleset(table: &str, direction: Direction, rules: &str) -> String {
     // eth0 is every host's only wire.
     let (chains, exempt): (&[(&str, i32)], &str) = match direction {
         Direction::In => (&[("prerouting", -150)], "iifname != eth0 accept; "),
-        // What a Service address was just translated to may be this host's own: the interface is the one from before that.
+        // What a Service address was just translated to may be this host's own: the interface is the one from
+        // before that.
         Direction::Out => {
             (&[("output", 0), ("forward", 0)], "oifname != eth0 accept; fib daddr type local accept; ")
         }

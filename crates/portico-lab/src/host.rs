@@ -185,7 +185,7 @@ impl Host {
         ip(["-n", &self.namespace(), "addr", "del", &format!("{address}/32"), "dev", "eth0"])
     }
 
-    /// Pulls the network plug: nothing gets in or out, and nobody is told.
+    /// Pulls the network plug: nothing gets in or out, without a notice.
     pub fn unplug(&self) -> Result<()> {
         let port = format!("port{}", self.address().octets()[3]);
         ip(["-n", &self.lab().namespace("switch"), "link", "set", &port, "down"])

@@ -85,8 +85,8 @@ impl Image {
         Ok(Image::new("lab/kube:1").file("kube", &kube).entrypoint(&["/kube"]))
     }
 
-    /// Portico's own image, as the `Containerfile` of this checkout describes it, around a static binary that is
-    /// quicker to build than the one that ships. Named as in `deploy/`.
+    /// Portico's own image, as the `Containerfile` of this checkout describes it, around a static binary that
+    /// is quicker to build than the one that ships. Named as in `deploy/`.
     pub fn portico() -> Result<Image> {
         let (containerfile, binary) = (programs::checkout().join("Containerfile"), programs::portico()?);
         Image::from_containerfile("localhost/portico:dev", &containerfile, &[("/portico/portico", &binary)])
@@ -217,8 +217,8 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("portico-lab-image-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         let file = dir.join("Containerfile");
-        let text = "FROM rust AS build\nRUN make\n\nFROM scratch\nCOPY --from=build /src/portico /portico\n\
-                    USER 65532:65532\nENTRYPOINT [\"/portico\"]\n";
+        let text = "FROM rust AS build\nRUN make\n\nFROM scratch\nCOPY --from=build /src/portico \
+                    /portico\nUSER 65532:65532\nENTRYPOINT [\"/portico\"]\n";
         fs::write(&file, text).unwrap();
         let image = Image::from_containerfile("portico:lab", &file, &[("/src/portico", &file)]).unwrap();
         fs::write(&file, format!("{text}RUN chmod 755 /portico\n")).unwrap();

@@ -5,7 +5,7 @@
 //! hosts run [`Process`]es, and out of processes come real Kubernetes parts: [`Etcd`],
 //! [`ControlPlane`], [`Node`]. [`Seed`] puts them together as a one-node cluster, in which a
 //! [`UserCluster`] runs as pods. [`wait`] holds the only way a test waits here: for a condition,
-//! with a deadline, told why it did not come true.
+//! with a deadline, and with the last error when it did not come true.
 //!
 //! Labs run side by side: [`Lab`] takes a free number and everything it makes carries that number.
 //! When the last handle of a lab goes, also by a panic, all of it is taken down; what a killed
@@ -14,7 +14,7 @@
 //! Blocking code throughout: a test reads as a story from top to bottom. Errors are `anyhow`, since
 //! nobody recovers from them: they end a test and have to say what to do.
 //!
-//! Newcomers start with `tests/kubernetes.rs`, then [`Seed`]; `docs/lab.md` has the layout on disk.
+//! Newcomers start with `tests/stories/kubernetes.rs`, then [`Seed`]; `docs/lab.md` has the layout on disk.
 
 pub mod cgroup;
 pub mod control_plane;

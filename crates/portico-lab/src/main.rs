@@ -57,7 +57,7 @@ async fn main() -> Result<()> {
     }
 }
 
-/// Starts in a thread of its own, so that Ctrl-C is heard at any time.
+/// Starts in a thread of its own, so that Ctrl-C works at any time.
 async fn up(workers: u8) -> Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("listening for Ctrl-C")?;
     let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;

@@ -124,8 +124,8 @@ impl Node {
         &self.kube_proxy
     }
 
-    /// The processes of the pod with this UID whose program has this name, such as `portico` (at most 15 bytes of it): for
-    /// stories that kill or freeze what runs in a pod.
+    /// The processes of the pod with this UID whose program has this name, such as `portico` (at most 15
+    /// bytes of it): for stories that kill or freeze what runs in a pod.
     pub fn pod_processes(&self, uid: &str, program: &str) -> Result<Vec<Pid>> {
         let group = format!("/pod{uid}/");
         // One that ended meanwhile is not meant.

@@ -57,7 +57,7 @@ const PROGRAMS: &[(&str, &str)] = &[
 /// Where Debian puts the CNI plugins.
 pub const CNI_PLUGINS: &str = "/usr/lib/cni";
 
-/// The names the Kubernetes binary answers to.
+/// The names under which the Kubernetes binary can be started.
 pub const KUBE_PROGRAMS: &[&str] =
     &["kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl"];
 
@@ -74,11 +74,13 @@ pub fn find(program: &str) -> Result<PathBuf> {
     }
     let package = PROGRAMS.iter().find(|(name, _)| *name == program).map_or(program, |(_, package)| package);
     bail!(
-        "{program} is not installed (Debian package {package}): run `cargo run -p portico-lab -- install` as root"
+        "{program} is not installed (Debian package {package}): run `cargo run -p portico-lab -- install` \
+         as root"
     )
 }
 
-/// Envoy, as `scripts/setup` brings it: inside a Python wheel, below a folder named for the version of Python.
+/// Envoy, as `scripts/setup` brings it: inside a Python wheel, below a folder named for the version of
+/// Python.
 pub fn envoy() -> Result<PathBuf> {
     let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home).unwrap_or_default();
@@ -106,7 +108,8 @@ pub fn check_node_tools() -> Result<()> {
     PROGRAMS.iter().try_for_each(|(name, _)| find(name).map(drop))?;
     ensure!(
         Path::new(CNI_PLUGINS).join("ptp").exists(),
-        "no CNI plugins in {CNI_PLUGINS} (Debian package containernetworking-plugins): run `cargo run -p portico-lab -- install` as root"
+        "no CNI plugins in {CNI_PLUGINS} (Debian package containernetworking-plugins): run `cargo run -p \
+         portico-lab -- install` as root"
     );
     Ok(())
 }
@@ -115,7 +118,8 @@ pub fn check_node_tools() -> Result<()> {
 pub fn check_root() -> Result<()> {
     ensure!(
         rustix::process::geteuid().is_root(),
-        "the lab makes network namespaces, mounts and control groups and must run as root: use `sudo -E env PATH=$PATH cargo ...`"
+        "the lab makes network namespaces, mounts and control groups and must run as root: use `sudo -E env \
+         PATH=$PATH cargo ...`"
     );
     Ok(())
 }
@@ -194,14 +198,15 @@ pub fn kube() -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// `portico` itself as it ships, but quickly built: one static binary, without optimisation and debug information.
+/// `portico` itself as it ships, but quickly built: one static binary, without optimisation and debug
+/// information.
 ///
-/// Cargo is asked every time, since only Cargo knows whether a source changed; unchanged that costs a second. It
-/// builds in a directory of its own: static linking is a flag for the whole target, which would turn every other
-/// build of the checkout stale.
+/// Cargo is asked every time, since only Cargo knows whether a source changed; unchanged that costs a second.
+/// It builds in a directory of its own: static linking is a flag for the whole target, which would turn every
+/// other build of the checkout stale.
 ///
-/// `PORTICO_LAB_BINARY` names another one to take as it is: the optimised one, or that of an earlier version. Pods run it
-/// too, so it has to be static.
+/// `PORTICO_LAB_BINARY` names another one to take as it is: the optimised one, or that of an earlier version.
+/// Pods run it too, so it has to be static.
 pub fn portico() -> Result<PathBuf> {
     if let Some(binary) = std::env::var_os("PORTICO_LAB_BINARY") {
         let binary = PathBuf::from(binary);
@@ -244,8 +249,8 @@ fn kube_version(source: &Path) -> Result<String> {
 
 fn build_kube(source: &Path, output: &Path) -> Result<()> {
     let go = find("go").context(
-        "the Kubernetes programs are built from source, which takes Go 1.24 or newer: run scripts/setup test, then \
-         . scripts/env.sh",
+        "the Kubernetes programs are built from source, which takes Go 1.24 or newer: run scripts/setup \
+         test, then . scripts/env.sh",
     )?;
     let version = kube_version(source)?;
     say(format_args!(
@@ -255,7 +260,7 @@ fn build_kube(source: &Path, output: &Path) -> Result<()> {
     let mut build = Command::new(go)
         .current_dir(source)
         .env("CGO_ENABLED", "0")
-        // A toolchain that Go fetches by itself would be one nobody pinned.
+        // A toolchain that Go fetches by itself would be one that is not pinned.
         .env("GOTOOLCHAIN", "local")
         .args(["build", "-v", "-trimpath", "-ldflags"])
         .arg(format!("-s -w -X k8s.io/component-base/version.gitVersion={version}"))

@@ -1,9 +1,11 @@
-//! What the route book costs: memory per user cluster, and processor time per change, at growing numbers of clusters.
+//! What the route book costs: memory per user cluster, and processor time per change, at growing numbers of
+//! clusters.
 //!
-//! `cargo bench -p portico-routes`. A good result at 10,000 clusters: far below 40 MB, far below 10 ms for the slowest change,
-//! and medians that hardly differ from those at 100. Each number of clusters is measured in a process of its own, so that
-//! memory freed by one does not hide what the next one takes. The reader of the table is played by holding the last one
-//! handed out, as the gateway does: otherwise nothing would be shared and nothing copied.
+//! `cargo bench -p portico-routes`. A good result at 10,000 clusters: far below 40 MB, far below 10 ms for
+//! the slowest change, and medians that hardly differ from those at 100. Each number of clusters is measured
+//! in a process of its own, so that memory freed by one does not hide what the next one takes. The reader of
+//! the table is played by holding the last one handed out, as the gateway does: otherwise nothing would be
+//! shared and nothing copied.
 #![allow(
     clippy::print_stdout,
     clippy::unwrap_used,

@@ -2,13 +2,13 @@
 //!
 //! [`source`] opens a directory or a Kubernetes API, with the [`pipeline`] that suits it. The pipeline asks
 //! `portico-expose` which Services and policies follow from Clusters, and `portico-routes` which routes
-//! follow from Services and EndpointSlices. [`memory`] keeps what must outlive a restart. [`site`] reads a
+//! follow from Services and EndpointSlices. [`persisted`] keeps what must outlive a restart. [`site`] reads a
 //! directory once, for verbs that only report.
 //!
 //! A gateway, `portico check` and `portico routes` use the same pipeline, so that they cannot disagree.
 //! Flags, logs of problems and the data plane are elsewhere.
 
-pub mod memory;
+pub mod persisted;
 pub mod pipeline;
 pub mod site;
 pub mod source;

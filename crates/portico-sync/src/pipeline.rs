@@ -12,8 +12,8 @@ use portico_api::meta::Kind;
 use portico_api::names::ClusterName;
 use portico_api::problem::Problem;
 use portico_api::seed::Timeouts;
-use portico_expose::change::{Change as PlannerChange, Output};
-use portico_expose::memory::Memory;
+use portico_expose::change::{ObjectChange, Output};
+use portico_expose::persisted::PersistedState;
 use portico_expose::plan::Plan;
 use portico_expose::planner::{Planner, Settings as PlannerSettings};
 use portico_routes::book::{Change as RouteChange, RouteBook, Settings as BookSettings};
@@ -34,13 +34,13 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// Knows no object yet. `memory` is of an earlier run; `seed` determines which free NodePorts are
+    /// Knows no object yet. `persisted` is of an earlier run; `seed` determines which free NodePorts are
     /// allocated.
-    pub fn new(book: BookSettings, planner: PlannerSettings, memory: Memory, seed: u64) -> Self {
+    pub fn new(book: BookSettings, planner: PlannerSettings, persisted: PersistedState, seed: u64) -> Self {
         let namespace = book.namespace.clone();
         Self {
             namespace,
-            planner: Planner::new(planner, memory, seed),
+            planner: Planner::new(planner, persisted, seed),
             book: RouteBook::new(book),
             timeouts: Timeouts::default(),
             planner_problems: 0,
@@ -68,7 +68,7 @@ impl Pipeline {
     /// The initial sync is complete: what is remembered of objects that do not exist is forgotten. Not if
     /// some objects could not be read (`all_readable` is false): they may exist.
     pub fn initial_sync_complete(&mut self, all_readable: bool) {
-        let outputs = self.planner.first_picture_complete(all_readable);
+        let outputs = self.planner.initial_sync_complete(all_readable);
         self.take(outputs);
     }
 
@@ -77,7 +77,7 @@ impl Pipeline {
         self.book.commit()
     }
 
-    /// The planner, whose memory is to be stored before a [`Self::commit`] takes effect.
+    /// The planner, whose state is to be persisted before a [`Self::commit`] takes effect.
     pub fn planner(&self) -> &Planner {
         &self.planner
     }
@@ -115,18 +115,20 @@ impl Pipeline {
     fn take(&mut self, outputs: Vec<Output>) {
         for output in outputs {
             match output {
-                Output::Service(service) => {
+                Output::Service(Change::Apply(service)) => {
                     self.book.apply(RouteChange::Service(Arc::unwrap_or_clone(service)));
                 }
-                Output::Planned(service) => {
+                Output::PlannedService(Change::Apply(service)) => {
                     self.book.apply(RouteChange::Planned(Arc::unwrap_or_clone(service)));
                 }
-                Output::NoService(key) => self.book.apply(RouteChange::RemoveService(key)),
-                Output::Policy(policy) => {
+                Output::Service(Change::Delete(key)) | Output::PlannedService(Change::Delete(key)) => {
+                    self.book.apply(RouteChange::RemoveService(key));
+                }
+                Output::Policy(Change::Apply(policy)) => {
                     let namespace = policy.cluster.namespace().into();
                     self.book.apply(RouteChange::Policy(namespace, policy));
                 }
-                Output::NoPolicy(cluster) => {
+                Output::Policy(Change::Delete(cluster)) => {
                     self.book.apply(RouteChange::RemovePolicy(cluster.namespace().into()));
                 }
                 Output::Note(object, text) => tracing::info!(%object, "{text}"),
@@ -139,18 +141,20 @@ impl Pipeline {
 }
 
 /// The change in the terms of the planner, which knows no EndpointSlice.
-fn planner_change(change: Change<Object>) -> Option<PlannerChange> {
+fn planner_change(change: Change<Object>) -> Option<ObjectChange> {
     Some(match change {
-        Change::Apply(Object::Service(service)) => PlannerChange::Service(service),
-        Change::Apply(Object::KubermaticConfiguration(object)) => PlannerChange::Configuration(object),
-        Change::Apply(Object::Seed(seed)) => PlannerChange::Seed(seed),
-        Change::Apply(Object::Cluster(cluster)) => PlannerChange::Cluster(cluster),
+        Change::Apply(Object::Service(service)) => ObjectChange::Service(Change::Apply(service)),
+        Change::Apply(Object::KubermaticConfiguration(object)) => {
+            ObjectChange::Configuration(Change::Apply(object))
+        }
+        Change::Apply(Object::Seed(seed)) => ObjectChange::Seed(Change::Apply(seed)),
+        Change::Apply(Object::Cluster(cluster)) => ObjectChange::Cluster(Change::Apply(cluster)),
         Change::Apply(Object::EndpointSlice(_)) => return None,
         Change::Delete(object) => match object.kind {
-            Kind::Service => PlannerChange::NoService(object.key),
-            Kind::KubermaticConfiguration => PlannerChange::NoConfiguration(object.key),
-            Kind::Seed => PlannerChange::NoSeed(object.key),
-            Kind::Cluster => PlannerChange::NoCluster(ClusterName::new(&object.key.name)),
+            Kind::Service => ObjectChange::Service(Change::Delete(object.key)),
+            Kind::KubermaticConfiguration => ObjectChange::Configuration(Change::Delete(object.key)),
+            Kind::Seed => ObjectChange::Seed(Change::Delete(object.key)),
+            Kind::Cluster => ObjectChange::Cluster(Change::Delete(ClusterName::new(&object.key.name))),
             Kind::EndpointSlice => return None,
         },
     })

@@ -14,7 +14,7 @@ use portico_source::directory::DirectoryError;
 use portico_source::{Loaded, Object, read_directory};
 use thiserror::Error;
 
-use crate::memory::{MemoryFile, MemoryFileError};
+use crate::persisted::{PersistedFile, PersistedFileError};
 use crate::pipeline::Pipeline;
 
 /// Seed of the allocation of NodePorts: the same directory gives the same ports twice.
@@ -29,9 +29,9 @@ pub enum SiteError {
     /// The directory cannot be read.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
-    /// The memory of a gateway cannot be read.
+    /// The persisted state of a gateway cannot be read.
     #[error(transparent)]
-    Memory(#[from] MemoryFileError),
+    Persisted(#[from] PersistedFileError),
 }
 
 /// Which directory, and how to read it.
@@ -39,7 +39,7 @@ pub enum SiteError {
 pub struct SiteSettings {
     /// The directory of manifests.
     pub directory: PathBuf,
-    /// The folder of a gateway's memory; `None` for the default.
+    /// The folder of a gateway's persisted state; `None` for the default.
     pub state_dir: Option<PathBuf>,
     /// The only namespace in use, if there is one.
     pub namespace: Option<String>,
@@ -79,20 +79,20 @@ impl Site {
         };
         // NodePorts and strategies that a gateway remembers are reported as they are; other numbers are
         // allocated here, and may differ there.
-        let memory = MemoryFile::new(&settings.directory, settings.state_dir.as_deref()).load()?;
-        let remembered: BTreeSet<PortKey> = memory.node_ports.all().map(|(key, _)| key.clone()).collect();
+        let persisted = PersistedFile::new(&settings.directory, settings.state_dir.as_deref()).load()?;
+        let remembered: BTreeSet<PortKey> = persisted.node_ports.all().map(|(key, _)| key.clone()).collect();
         let objects = std::mem::take(&mut loaded.objects);
         let count = objects.len();
         let namespace = settings.namespace.as_deref();
         let has_namespace =
             namespace.is_none_or(|name| objects.iter().any(|object| belongs_to(object, name)));
-        let mut pipeline = Pipeline::new(book, planner, memory, SEED);
+        let mut pipeline = Pipeline::new(book, planner, persisted, SEED);
         pipeline.apply(objects.into_iter().map(Change::Apply), true);
         let all_readable = loaded.problems.iter().all(|problem| problem.severity != Severity::Error);
         pipeline.initial_sync_complete(all_readable);
         // The update itself is not used; rows and problems have what it says.
         let _update = pipeline.commit();
-        let ports = pipeline.planner().memory().node_ports.all();
+        let ports = pipeline.planner().persisted().node_ports.all();
         let allocated = ports.filter(|(key, _)| !remembered.contains(key)).map(|(_, port)| port).collect();
         Ok(Self { loaded, objects: count, has_namespace, pipeline, allocated })
     }

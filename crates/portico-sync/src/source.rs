@@ -1,9 +1,10 @@
-//! The source that settings name, with the pipeline that suits it and the memory between two runs.
+//! The source that settings name, with the pipeline that suits it and the state that is persisted
+//! between two runs.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use portico_expose::memory::Memory;
+use portico_expose::persisted::PersistedState;
 use portico_expose::planner::{Mode, Settings as PlannerSettings};
 use portico_kube::{ClientError, client};
 use portico_routes::book::Settings as BookSettings;
@@ -12,7 +13,7 @@ use portico_source::kubernetes::{KubernetesSettings, KubernetesSource, Kubernete
 use portico_source::{DirectorySource, Step};
 use thiserror::Error;
 
-use crate::memory::{MemoryFile, MemoryFileError, random_seed};
+use crate::persisted::{PersistedFile, PersistedFileError, random_seed};
 use crate::pipeline::Pipeline;
 
 /// Why a source cannot be opened.
@@ -21,9 +22,9 @@ pub enum OpenError {
     /// No way to the Kubernetes API.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// The memory of an earlier run cannot be read.
+    /// The persisted state of an earlier run cannot be read.
     #[error(transparent)]
-    Memory(#[from] MemoryFileError),
+    Persisted(#[from] PersistedFileError),
     /// The directory cannot be read or watched.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
@@ -34,7 +35,7 @@ pub enum OpenError {
 pub struct SourceSettings {
     /// A directory of manifests; `None` for a Kubernetes API.
     pub manifests: Option<PathBuf>,
-    /// The folder of the memory beside a directory; `None` for the default.
+    /// The folder of the persisted state; `None` for the default.
     pub state_dir: Option<PathBuf>,
     /// How to reach the Kubernetes API; `None` for the service account of the pod.
     pub kubeconfig: Option<PathBuf>,
@@ -58,7 +59,7 @@ pub enum Source {
         /// The objects.
         source: DirectorySource,
         /// What must be the same in the next run.
-        memory: MemoryFile,
+        persisted: PersistedFile,
     },
     /// A Kubernetes API, where Services exist and the API server allocates NodePorts.
     Kubernetes(KubernetesSource),
@@ -81,12 +82,12 @@ impl Source {
             let planner = settings.planner(Mode::Observe);
             return Ok((
                 Self::Kubernetes(source),
-                Pipeline::new(book, planner, Memory::default(), random_seed()),
+                Pipeline::new(book, planner, PersistedState::default(), random_seed()),
             ));
         };
-        let memory = MemoryFile::new(directory, settings.state_dir.as_deref());
-        let pipeline = Pipeline::new(book, settings.planner(Mode::Plan), memory.load()?, random_seed());
-        Ok((Self::Directory { source: DirectorySource::open(directory)?, memory }, pipeline))
+        let persisted = PersistedFile::new(directory, settings.state_dir.as_deref());
+        let pipeline = Pipeline::new(book, settings.planner(Mode::Plan), persisted.load()?, random_seed());
+        Ok((Self::Directory { source: DirectorySource::open(directory)?, persisted }, pipeline))
     }
 
     /// Returns a function that tells the state of the watches; `None` for a directory.
@@ -106,15 +107,15 @@ impl Source {
     }
 
     /// Stores what must be the same in the next run, before it takes effect in this one.
-    pub fn remember(&mut self, pipeline: &Pipeline) {
-        if let Self::Directory { memory, .. } = self {
-            memory.store(pipeline.planner());
+    pub fn persist(&mut self, pipeline: &Pipeline) {
+        if let Self::Directory { persisted, .. } = self {
+            persisted.store(pipeline.planner());
         }
     }
 
-    /// Whether the last [`Self::remember`] failed, so that it is to be tried again.
-    pub fn is_failing_to_remember(&self) -> bool {
-        matches!(self, Self::Directory { memory, .. } if memory.is_failing())
+    /// Whether the last [`Self::persist`] failed, so that it is to be tried again.
+    pub fn is_failing_to_persist(&self) -> bool {
+        matches!(self, Self::Directory { persisted, .. } if persisted.is_failing())
     }
 }
 

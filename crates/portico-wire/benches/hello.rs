@@ -1,8 +1,8 @@
 //! What it costs to read a ClientHello, by the recorded hellos of the clients that matter.
 //!
-//! A good number: well below a microsecond for a hello in one record, whatever its size, because extensions that do not
-//! matter are stepped over and nothing is copied. The gateway spends tens of microseconds on a connection in
-//! the kernel, so this must not show. `cargo bench -p portico-wire`.
+//! A good number: well below a microsecond for a hello in one record, whatever its size, because extensions
+//! that do not matter are stepped over and nothing is copied. The gateway spends tens of microseconds on a
+//! connection in the kernel, so this must not show. `cargo bench -p portico-wire`.
 
 use std::fs;
 use std::hint::black_box;

@@ -1,23 +1,23 @@
 //! The first bytes on the tunnel port: TLS, HTTP/2 or HTTP/1.1, and the head of an HTTP/1.1 CONNECT request.
 //!
-//! For the gateway's tunnel listener. One port serves all three, so [`sniff`] tells them apart, and [`parse`] reads
-//! the head of an HTTP/1.1 request (RFC 9112; CONNECT in RFC 9110 section 9.3.6). HTTP/2 is read by
+//! For the gateway's tunnel listener. One port serves all three, so [`sniff`] tells them apart, and [`parse`]
+//! reads the head of an HTTP/1.1 request (RFC 9112; CONNECT in RFC 9110 section 9.3.6). HTTP/2 is read by
 //! `portico-tunnel`.
 //!
-//! `httparse` reads the lines; what it forgives is refused here, because a forgiving reader in front of a tunnel
-//! is how one request becomes two: line ends without CR, empty lines before the request, headers that announce a
-//! body, and the headers that decide about access sent twice.
+//! `httparse` reads the lines; what it forgives is refused here, because a forgiving reader in front of a
+//! tunnel is how one request becomes two: line ends without CR, empty lines before the request, headers that
+//! announce a body, and the headers that decide about access sent twice.
 
 use httparse::{EMPTY_HEADER, Header, Request, Status};
 
 use crate::{Malformed, Parse};
 
-/// Most bytes of a request head that are read: 16 KiB. The one large header is a bearer token, and the largest in
-/// use (group memberships in OpenID Connect) stay below 8 KiB, where most HTTP servers stop.
+/// Most bytes of a request head that are read: 16 KiB. The one large header is a bearer token, and the
+/// largest in use (group memberships in OpenID Connect) stay below 8 KiB, where most HTTP servers stop.
 pub const MAX_HEAD: usize = 16 * 1024;
 
-/// Most headers in a request head. CONNECT clients send two to six; 64 leaves room for any chain of proxies and
-/// bounds the work for each read.
+/// Most headers in a request head. CONNECT clients send two to six; 64 leaves room for any chain of proxies
+/// and bounds the work for each read.
 pub const MAX_HEADERS: usize = 64;
 
 /// What every HTTP/2 connection with prior knowledge begins with (RFC 9113, section 3.4).
@@ -37,7 +37,8 @@ pub enum Protocol {
     Http1,
 }
 
-/// Tells the protocols apart. Needs one byte for TLS and HTTP/1.1, and 24 only while they spell the HTTP/2 preface.
+/// Tells the protocols apart. Needs one byte for TLS and HTTP/1.1, and 24 only while they spell the HTTP/2
+/// preface.
 pub fn sniff(bytes: &[u8]) -> Parse<Protocol> {
     match bytes.first() {
         None => Parse::NeedMore,
@@ -49,8 +50,8 @@ pub fn sniff(bytes: &[u8]) -> Parse<Protocol> {
     }
 }
 
-/// May this byte begin a method? Methods are tokens (RFC 9110, section 5.6.2), and all that exist begin with a
-/// letter.
+/// May this byte begin a method? Methods are tokens (RFC 9110, section 5.6.2), and all that exist begin with
+/// a letter.
 fn is_method_byte(byte: u8) -> bool {
     byte.is_ascii_alphabetic()
 }

@@ -1,23 +1,27 @@
 //! The ClientHello: which name a TLS client asks for, read without taking part in the handshake.
 //!
-//! For the gateway's SNI listener, which passes the bytes on untouched. Follows RFC 8446 sections 4.1.2 (message)
-//! and 5.1 (records), RFC 6066 section 3 (server name) and RFC 7301 (ALPN); hellos of TLS 1.0 to 1.2 have the same
-//! shape. With Encrypted ClientHello the name is the outer one: the only one anybody but the addressee can see.
+//! For the gateway's SNI listener, which passes the bytes on untouched. Follows RFC 8446 sections 4.1.2
+//! (message) and 5.1 (records), RFC 6066 section 3 (server name) and RFC 7301 (ALPN); hellos of TLS 1.0 to
+//! 1.2 have the same shape. With Encrypted ClientHello the name is the outer one: the only one anybody but
+//! the addressee can see.
 //!
-//! Two layers answer differently. The record layer may say "need more": bytes are still on their way. The message
-//! is only read once it is whole, so a length inside it that overruns it is malformed, never a reason to wait.
+//! Two layers answer differently. The record layer may say "need more": bytes are still on their way. The
+//! message is only read once it is whole, so a length inside it that overruns it is malformed, never a reason
+//! to wait.
 //!
-//! Strict where two readers could disagree about the route (two names, a name with control characters, trailing
-//! bytes), lenient where it is the control plane's business (cipher suites, unknown extensions, GREASE).
+//! Strict where two readers could disagree about the route (two names, a name with control characters,
+//! trailing bytes), lenient where it is the control plane's business (cipher suites, unknown extensions,
+//! GREASE).
 
 use std::borrow::Cow;
 
 use crate::reader::Reader;
 use crate::{Malformed, Parse};
 
-/// Most bytes of a ClientHello, record headers included, that are read before giving up: 64 KiB. A hello with a
-/// post-quantum key share is 1.5 to 2 KiB, one with a large session ticket or several such key shares a few KiB
-/// more; OpenSSL accepts up to 128 KiB, but no client is known to come near. Every waiting client may hold this much.
+/// Most bytes of a ClientHello, record headers included, that are read before giving up: 64 KiB. A hello with
+/// a post-quantum key share is 1.5 to 2 KiB, one with a large session ticket or several such key shares a few
+/// KiB more; OpenSSL accepts up to 128 KiB, but no client is known to come near. Every waiting client may
+/// hold this much.
 pub const MAX_HELLO: usize = 64 * 1024;
 
 /// Bytes of a record header: content type, version, length.
@@ -41,8 +45,8 @@ const TLS_1_3: [u8; 2] = [3, 4];
 /// several records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientHello<'a> {
-    /// The name asked for, as sent: printable ASCII without spaces, in any case, perhaps with a trailing dot, never
-    /// empty. `None` if the client sent no name.
+    /// The name asked for, as sent: printable ASCII without spaces, in any case, perhaps with a trailing
+    /// dot, never empty. `None` if the client sent no name.
     pub server_name: Option<Cow<'a, str>>,
     /// The application protocols offered, the preferred one first.
     pub alpn: Alpn<'a>,
@@ -56,7 +60,8 @@ pub struct ClientHello<'a> {
     pub len: usize,
 }
 
-/// The protocol names of the ALPN extension, checked: a list of names of 1 to 255 bytes. Empty if there was none.
+/// The protocol names of the ALPN extension, checked: a list of names of 1 to 255 bytes. Empty if there was
+/// none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Alpn<'a>(Cow<'a, [u8]>);
 
@@ -110,7 +115,7 @@ impl Progress {
         }
     }
 
-    /// Walks over whole records until the message in them is whole too; answers its length.
+    /// Walks over whole records until the message in them is whole too. Returns its length.
     fn walk(&mut self, bytes: &[u8]) -> Result<Option<usize>, Malformed> {
         loop {
             let start = self.next_record as usize;
@@ -175,7 +180,7 @@ const TOO_LONG: Malformed = Malformed::because("the ClientHello is longer than 6
 /// The caller of [`Progress::parse`] came back with other bytes than before.
 const SHRUNK: Malformed = Malformed::because("bytes of the ClientHello that were here before are gone");
 
-/// Checks as much of a record header as is here; answers the length of the record once it is known.
+/// Checks as much of a record header as is here. Returns the length of the record once it is known.
 /// `start` is where the record begins: the first one is met by whatever a stranger sends.
 fn record_len(record: &[u8], start: usize) -> Result<Option<usize>, Malformed> {
     let mut reader = Reader::new(record);
@@ -195,7 +200,8 @@ fn record_len(record: &[u8], start: usize) -> Result<Option<usize>, Malformed> {
         Some(3) => {}
         Some(_) => return Err(Malformed::because("the record has no known TLS version")),
     }
-    // The minor version is not checked: RFC 8446 section 5.1 asks to ignore it, and clients disagree about it.
+    // The minor version is not checked: RFC 8446 section 5.1 asks to ignore it, and clients disagree about
+    // it.
     let (Some(_minor), Some(len)) = (reader.u8(), reader.u16()) else { return Ok(None) };
     match usize::from(len) {
         0 => Err(Malformed::because("a handshake record is empty")),
@@ -222,8 +228,8 @@ impl MessageHeader {
         (have >= MESSAGE_HEADER).then(|| MESSAGE_HEADER + u32::from_be_bytes([0, high, middle, low]) as usize)
     }
 
-    /// Checks what can be known early. `visible` bytes of the message are here; with the current record it will
-    /// have `announced`.
+    /// Checks what can be known early. `visible` bytes of the message are here; with the current record it
+    /// will have `announced`.
     fn check(self, visible: usize, announced: usize) -> Result<(), Malformed> {
         if visible > 0 && self.0[0] != MESSAGE_CLIENT_HELLO {
             return Err(Malformed::because("the first handshake message is not a ClientHello"));
@@ -324,8 +330,8 @@ struct Seen {
     supported_versions: bool,
 }
 
-/// An extension that comes twice is forbidden (RFC 8446, section 4.2), and of two names the control plane might
-/// believe the other one.
+/// An extension that comes twice is forbidden (RFC 8446, section 4.2), and of two names the control plane
+/// might believe the other one.
 fn first_time(seen: &mut bool) -> Result<(), Malformed> {
     if std::mem::replace(seen, true) {
         return Err(Malformed::because("an extension comes twice"));
@@ -357,7 +363,8 @@ fn read_server_name(data: &[u8]) -> Result<Option<&str>, Malformed> {
     Ok(found)
 }
 
-/// A server name is printable ASCII without spaces; whether it is a name anybody has is for the routes to say.
+/// A server name is printable ASCII without spaces; whether it is a name anybody has is for the routes to
+/// say.
 fn check_server_name(name: &[u8]) -> Result<&str, Malformed> {
     if name.is_empty() {
         return Err(Malformed::because("the server name is empty"));
@@ -371,7 +378,7 @@ fn check_server_name(name: &[u8]) -> Result<&str, Malformed> {
     std::str::from_utf8(name).map_err(|_| Malformed::because("the server name is not ASCII"))
 }
 
-/// Checks the ALPN extension and answers the list of names in it, each with its length in front.
+/// Checks the ALPN extension and returns the list of names in it, each with its length in front.
 fn read_alpn(data: &[u8]) -> Result<&[u8], Malformed> {
     const SHORT: Malformed = Malformed::because("a length in the ALPN extension is wrong");
     let mut reader = Reader::new(data);

@@ -1,17 +1,17 @@
-//! Parsers over bytes: the first bytes of a connection, told apart and read.
+//! Parsers over bytes: the first bytes of a connection, classified and parsed.
 //!
-//! What lives here: [`hello`] reads the ClientHello that names a user cluster by SNI, [`alert`] writes the TLS
-//! alert for a client that gets no route, [`proxy`] reads and writes the PROXY protocol that carries the client's
-//! address across hops, and [`connect`] tells the protocols on the tunnel port apart and reads an HTTP/1.1 request
-//! head. A connection meets them in this order: `proxy`, then `connect::sniff` or `hello`, then `alert` if it is
-//! refused.
+//! What lives here: [`hello`] reads the ClientHello that names a user cluster by SNI, [`alert`] writes the
+//! TLS alert for a client that gets no route, [`proxy`] reads and writes the PROXY protocol that carries the
+//! client's address across hops, and [`connect`] tells the protocols on the tunnel port apart and reads an
+//! HTTP/1.1 request head. A connection meets them in this order: `proxy`, then `connect::sniff` or `hello`,
+//! then `alert` if it is refused.
 //!
-//! Every parser is a function over the bytes received so far and has three answers, [`Parse`]. The caller owns the
-//! socket and the buffer; each module says as a constant how many bytes it may ever ask for, and answers
-//! [`Parse::Malformed`] rather than ask for more.
+//! Every parser is a function over the bytes received so far and returns one of three answers, [`Parse`]. The
+//! caller owns the socket and the buffer; each module says as a constant how many bytes it may ever ask for,
+//! and returns [`Parse::Malformed`] rather than ask for more.
 //!
-//! What lives elsewhere: sockets, timeouts and buffers (`portico-gateway`), HTTP/2 (`portico-tunnel`), and what a
-//! server name means (`portico-routes`): names come out of here exactly as they were sent.
+//! What lives elsewhere: sockets, timeouts and buffers (`portico-gateway`), HTTP/2 (`portico-tunnel`), and
+//! what a server name means (`portico-routes`): names come out of here exactly as they were sent.
 
 pub mod alert;
 pub mod connect;
@@ -46,8 +46,8 @@ impl<T> Parse<T> {
     }
 }
 
-/// Why bytes were refused, in words for the access line. A fixed sentence per reason: nothing the peer sent is
-/// repeated in it, so it is safe to log and cheap to make.
+/// Why bytes were refused, in words for the access line. A fixed sentence per reason: nothing the peer sent
+/// is repeated in it, so it is safe to log and cheap to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct Malformed {

@@ -1,12 +1,12 @@
 //! The PROXY protocol, versions 1 and 2: the client's address, carried over hops that would hide it.
 //!
-//! For the gateway's listeners (read, from trusted addresses only) and its upstream side (written on request).
-//! Follows HAProxy's `proxy-protocol.txt`. Anything that does not name a client of TCP over IP, such as the health
-//! checks of a load balancer, is [`Header::Local`]: the connection then speaks for its own peer, as the text
-//! demands.
+//! For the gateway's listeners (read, from trusted addresses only) and its upstream side (written on
+//! request). Follows HAProxy's `proxy-protocol.txt`. Anything that does not name a client of TCP over IP,
+//! such as the health checks of a load balancer, is [`Header::Local`]: the connection then speaks for its own
+//! peer, as the text demands.
 //!
-//! Strict: a header that is not exactly right is malformed, because whoever writes one is a machine we trust, and a
-//! guess here would be a guess about who may pass an allow list.
+//! Strict: a header that is not exactly right is malformed, because the sender is a machine we trust, and
+//! a guess here would be a guess about which client may pass an allow list.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
@@ -21,8 +21,8 @@ pub const MAX_V1: usize = 107;
 /// to stay within one segment (536 bytes); 4 KiB admits the client certificates some put into TLVs.
 pub const MAX_V2: usize = 4096;
 
-/// A whole version 2 header of a connection that speaks for itself: for health checks towards an upstream that
-/// requires a header.
+/// A whole version 2 header of a connection that speaks for itself: for health checks towards an upstream
+/// that requires a header.
 pub const LOCAL_V2: [u8; 16] = *b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
 
 const SIGNATURE_V1: &[u8; 6] = b"PROXY ";
@@ -55,7 +55,7 @@ pub enum Header<'a> {
         /// Bytes of the header.
         len: usize,
     },
-    /// The connection is passed on for somebody.
+    /// The connection is passed on for a client.
     Proxied {
         /// The client. IPv4 addresses in IPv6 clothes come out as IPv4, so that allow lists see one form.
         source: SocketAddr,
@@ -274,9 +274,9 @@ fn canonical(ip: IpAddr, port: u16) -> SocketAddr {
 
 /// Writes a version 2 header for a TCP connection from `source` to `destination`.
 ///
-/// The header has one family for both addresses: if they differ, IPv4 is written as IPv4-mapped IPv6. A TLV that is
-/// longer than allowed (255 bytes for the authority and the protocol, 128 for the unique id) is left out, so the
-/// header never exceeds 699 bytes.
+/// The header has one family for both addresses: if they differ, IPv4 is written as IPv4-mapped IPv6. A TLV
+/// that is longer than allowed (255 bytes for the authority and the protocol, 128 for the unique id) is left
+/// out, so the header never exceeds 699 bytes.
 pub fn encode_v2(source: SocketAddr, destination: SocketAddr, tlvs: Tlvs<'_>) -> Vec<u8> {
     let (source_ip, destination_ip) = (source.ip().to_canonical(), destination.ip().to_canonical());
     let mut header = Vec::with_capacity(128);

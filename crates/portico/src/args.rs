@@ -1,5 +1,5 @@
-//! The values that flags take, where a number or a path is not enough: addresses that may be `off`, durations as people
-//! write them, sizes, PROXY protocol by listener.
+//! The values that flags take, where a number or a path is not enough: addresses that may be `off`, durations
+//! as people write them, sizes, PROXY protocol by listener.
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -1,4 +1,5 @@
-//! The command line: verbs, their help and their examples. The spellings are a contract that manifests and scripts rely on.
+//! The command line: verbs, their help and their examples. The spellings are a contract that manifests and
+//! scripts rely on.
 
 use anyhow::bail;
 use clap::error::ErrorKind;
@@ -6,15 +7,16 @@ use clap::{Parser, Subcommand};
 
 use crate::logging::LogFormat;
 use crate::outcome::{Outcome, print};
-use crate::{gateway_flags, offline, verb};
+use crate::{offline, verb};
 
 /// The front door of hosted Kubernetes control planes.
 ///
-/// A seed cluster hosts the control planes of many user clusters. Portico makes each of them reachable, by TCP port, by server
-/// name or by CONNECT authority, and reads what to expose from a directory of manifests or from the seed's Kubernetes API.
+/// A seed cluster hosts the control planes of many user clusters. Portico makes each of them reachable, by
+/// TCP port, by server name or by CONNECT authority, and reads what to expose from a directory of manifests
+/// or from the seed's Kubernetes API.
 #[derive(Debug, Parser)]
-#[command(name = "portico", version = env!("PORTICO_VERSION"), max_term_width = 110, arg_required_else_help = true)]
-#[command(disable_help_subcommand = true)]
+#[command(name = "portico", version = env!("PORTICO_VERSION"), max_term_width = 110)]
+#[command(arg_required_else_help = true, disable_help_subcommand = true)]
 #[command(after_help = "\
 Exit codes: 0 done, 1 the answer is \"no\" (a check failed), 2 wrong usage or configuration.
 Logs go to standard error; RUST_LOG sets the level, for example RUST_LOG=debug.")]
@@ -31,9 +33,9 @@ pub(crate) struct Cli {
 pub(crate) enum Verb {
     /// Serve every exposed control plane, until told to stop
     ///
-    /// Reads objects, opens listeners, routes connections: by destination port (NodePort, LoadBalancer), by the server name of
-    /// the ClientHello, or by the authority of a CONNECT request (Tunneling). TLS is passed through and never opened.
-    /// Changes of one cluster never touch a byte of another.
+    /// Reads objects, opens listeners, routes connections: by destination port (NodePort, LoadBalancer), by
+    /// the server name of the ClientHello, or by the authority of a CONNECT request (Tunneling). TLS is
+    /// passed through and never opened. Changes of one cluster never touch a byte of another.
     #[command(after_help = "\
 Examples:
   Serve what a directory describes, tunnels in plain text on a trusted network:
@@ -45,15 +47,17 @@ Examples:
 
   Replace a running gateway without losing a connection attempt (both are started like this):
     portico gateway --manifests /etc/portico --take-over /run/portico/take-over.sock")]
-    Gateway(Box<gateway_flags::Flags>),
+    Gateway(Box<verb::gateway::flags::Flags>),
     /// Hold the address of the kubernetes service on a worker node, and carry its connections to a gateway
     ///
-    /// For user clusters with the strategy Tunneling: pods reach their API server at one address, the same on every node. Each TCP
-    /// connection there becomes a CONNECT stream over one of a few HTTP/2 connections to gateways.
+    /// For user clusters with the strategy Tunneling: pods reach their API server at one address, the same on
+    /// every node. Each TCP connection there becomes a CONNECT stream over one of a few HTTP/2
+    /// connections to gateways.
     #[command(after_help = "\
 Examples:
   On a worker node, with a service account token as identity (deploy/agent.yaml):
-    portico agent --gateway gateway.example.com:8088 --tls-ca ca.crt --token-file /var/run/secrets/tokens/portico \\
+    portico agent --gateway gateway.example.com:8088 --tls-ca ca.crt \\
+      --token-file /var/run/secrets/tokens/portico \\
       --forward 6443=apiserver-external.cluster-a.svc.cluster.local:443
 
   On this machine, without an address of its own:
@@ -62,13 +66,14 @@ Examples:
 
   Through a corporate proxy, to a gateway that has one port for everything:
     portico agent --gateway gateway.example.com:443 --proxy http://proxy.corp.example:3128 \\
-      --proxy-credentials /etc/portico/proxy --token-file token --forward 6443=api.cluster-a.example.com:443")]
+      --proxy-credentials /etc/portico/proxy --token-file token \\
+      --forward 6443=api.cluster-a.example.com:443")]
     Agent(Box<verb::agent::Command>),
     /// Keep the ports of the front LoadBalancer Service in line
     ///
-    /// Clusters with the strategy NodePort are reachable through the one load balancer of the seed if its Service has their ports.
-    /// One replica leads and writes, others wait. Bursts of changes become one update; at --listener-limit the newest
-    /// clusters wait and the old ones stay.
+    /// Clusters with the strategy NodePort are reachable through the one load balancer of the seed if its
+    /// Service has their ports. One replica leads and writes, others wait. Bursts of changes become one
+    /// update; at --listener-limit the newest clusters wait and the old ones stay.
     #[command(after_help = "\
 Examples:
   In a pod (deploy/front.yaml):
@@ -87,7 +92,8 @@ Examples:
     Check(offline::Flags),
     /// List what a directory of manifests would expose
     ///
-    /// One line for each port, server name and authority: where it leads, by which object, whether it is ready.
+    /// One line for each port, server name and authority: where it leads, by which object, whether it is
+    /// ready.
     #[command(after_help = "\
 Examples:
   portico routes manifests/
@@ -95,9 +101,10 @@ Examples:
     Routes(offline::Flags),
     /// Try it: three user clusters, one per expose strategy, on this machine
     ///
-    /// Starts a gateway, a node agent and three stand-in API servers on loopback, with certificates and kubeconfigs in a temporary folder, and
-    /// prints lines to paste for curl, kubectl and openssl. Needs no root, no container engine and no Kubernetes. A port
-    /// that is taken is stepped over. Ctrl-C stops it and removes the folder.
+    /// Starts a gateway, a node agent and three stand-in API servers on loopback, with certificates and
+    /// kubeconfigs in a temporary folder, and prints lines to paste for curl, kubectl and openssl. Needs
+    /// no root, no container engine and no Kubernetes. A port that is taken is stepped over. Ctrl-C stops
+    /// it and removes the folder.
     #[command(after_help = "\
 Examples:
   portico demo

@@ -8,7 +8,8 @@ use portico_api::problem::{Problem, Severity};
 use portico_source::{Location, ManifestProblem};
 use serde::Serialize;
 
-/// One problem and where it stands, in the order in which they are listed. The names of the fields are stable.
+/// One problem and where it stands, in the order in which they are listed. The names of the fields are
+/// stable.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct Finding {
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,17 +1,19 @@
-//! The listing of clusters and routes, one for `portico routes` and `/routes`: what would be exposed, where, by which object,
-//! to which endpoints, and what stands in the way.
+//! The listing of clusters and routes, one for `portico routes` and `/routes`: what would be exposed, where,
+//! by which object, to which endpoints, and what stands in the way.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use portico_admin::listing::OutputFormat;
+use portico_admin::table;
 use portico_api::cluster::Address;
 use portico_api::names::ClusterName;
 use portico_api::strategy::ExposeStrategy;
-use portico_expose::address::AnsweredBy;
 use portico_expose::plan::Plan;
 use portico_expose::resolve::DecidedBy;
+use portico_expose::strategy::AnsweredBy;
 use portico_gateway::{Gateway, Upstream};
 use portico_routes::route::{BackendId, RouteKey};
 use portico_routes::rows::{NoEndpoints, RouteRow, RouteState};
@@ -19,8 +21,6 @@ use portico_sync::Pipeline;
 use serde::Serialize;
 
 use crate::finding::Finding;
-use crate::outcome::OutputFormat;
-use crate::table;
 
 /// NodePorts listed in the note below the table; JSON has all.
 const MOST_PORTS: usize = 8;
@@ -215,10 +215,9 @@ impl ClusterRow {
     fn reached_on(&self) -> String {
         let nodes: Vec<String> = self.node_ips.iter().map(ToString::to_string).collect();
         match self.answered_by {
-            AnsweredBy::Gateway => "gateway".to_owned(),
             AnsweredBy::SeedNodes if nodes.is_empty() => "seed nodes; --node-address is not given".to_owned(),
             AnsweredBy::SeedNodes => format!("seed nodes {}", nodes.join(",")),
-            AnsweredBy::LoadBalancer => "its load balancer".to_owned(),
+            other => other.to_string(),
         }
     }
 }
@@ -247,8 +246,8 @@ fn drawn_note(ports: &[u16]) -> String {
         more => format!(" and {more} more"),
     };
     format!(
-        "\nNodePorts drawn for this answer, as no gateway has remembered any for these Services; one may draw others: \
-         {}{more}\n",
+        "\nNodePorts drawn for this answer, as no gateway has remembered any for these Services; one may \
+         draw others: {}{more}\n",
         shown.join(", ")
     )
 }

@@ -16,9 +16,9 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// What is logged where `RUST_LOG` says nothing: what an operator must know, and of libraries only their complaints. Of the
-/// Kubernetes client not even those: it says that a request failed without saying which, and each failure is reported by
-/// whoever made the request, once, with the object and what to do.
+/// What is logged where `RUST_LOG` says nothing: what an operator must know, and of libraries only their
+/// complaints. Of the Kubernetes client not even those: it says that a request failed without saying which,
+/// and each failure is reported by the code that made the request, once, with the object and what to do.
 const DEFAULT_FILTER: &str =
     "info,kube_client=off,kube_runtime=off,tower=warn,hyper=warn,hyper_util=warn,h2=warn,rustls=warn";
 
@@ -28,7 +28,8 @@ pub(crate) fn start(format: LogFormat) -> anyhow::Result<()> {
         Ok(text) if !text.is_empty() => text,
         _ => DEFAULT_FILTER.to_owned(),
     };
-    // Levels by target. Filters on spans and fields would bring a regular expression engine into every process.
+    // Levels by target. Filters on spans and fields would bring a regular expression engine into every
+    // process.
     let filter: Targets = text.parse().map_err(|error| {
         anyhow::anyhow!("RUST_LOG={text:?}: {error}; give for example info or portico=debug,info")
     })?;

@@ -1,26 +1,20 @@
 //! The front door of hosted Kubernetes control planes: the command line.
 //!
-//! [`cli`] says what can be asked for, [`verb`] does it, one file a verb. `check` and `routes` look at a directory once
-//! ([`offline`]); `gateway` keeps looking ([`control`], the one place where source, pipeline and data plane are wired
-//! together) and answers questions about itself ([`admin`], from [`status`]).
+//! [`cli`] says what can be asked for, [`verb`] does it, one file a verb. `check` and `routes` look at a
+//! directory once ([`offline`]). A verb that stays is run by [`daemon`]: runtime, signals, admin listener,
+//! drain.
 //!
 //! What objects mean and how bytes move is decided in the library crates; here is only what a user touches.
 
-mod admin;
 mod allocator;
 mod args;
 mod cli;
-mod control;
+mod daemon;
 mod finding;
-mod gateway_flags;
 mod listing;
 mod logging;
 mod offline;
 mod outcome;
-mod status;
-mod table;
-mod text_pages;
-mod tunnel_files;
 mod verb;
 
 use std::process::ExitCode;

@@ -4,12 +4,12 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use portico_admin::listing::OutputFormat;
 use portico_api::problem::Severity;
 use portico_sync::{Site, SiteSettings};
 
 use crate::args::annotation_key;
 use crate::finding::Finding;
-use crate::outcome::OutputFormat;
 
 /// The flags of `portico check` and `portico routes`.
 #[derive(Debug, Args)]

@@ -3,11 +3,10 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::ValueEnum;
-
 use crate::logging::LogFormat;
 
-/// What a verb that ran has to say. That it could not run is an error, and exit code 2, as clap's for wrong usage.
+/// What a verb that ran has to say. That it could not run is an error, and exit code 2, as clap's for wrong
+/// usage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// Done, or the answer is "yes".
@@ -30,8 +29,8 @@ pub(crate) fn misconfigured() -> ExitCode {
     ExitCode::from(2)
 }
 
-/// Says on standard error why a verb could not run: each cause once, though many messages already end in theirs. In the form
-/// of the log, but past its filter: this line is the last, and `RUST_LOG` may want none.
+/// Says on standard error why a verb could not run: each cause once, though many messages already end in
+/// theirs. In the form of the log, but past its filter: this line is the last, and `RUST_LOG` may want none.
 pub(crate) fn complain(error: &anyhow::Error, format: LogFormat) {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -50,17 +49,8 @@ pub(crate) fn complain(error: &anyhow::Error, format: LogFormat) {
         })
         .to_string(),
     };
-    // Nobody is left to tell if that fails.
+    // If this fails, no channel is left to report it on.
     let _ = writeln!(io::stderr(), "{line}");
-}
-
-/// How an answer is printed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum OutputFormat {
-    /// For people.
-    Table,
-    /// For programs; the field names are stable.
-    Json,
 }
 
 /// Writes to standard output. A reader that left early, such as `head`, is no error.

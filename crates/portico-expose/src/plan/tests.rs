@@ -2,14 +2,20 @@
 
 use proptest::prelude::*;
 
+use portico_api::cluster::Cluster;
+use portico_api::names::Authority;
+use portico_api::seed::Seed;
+use portico_api::strategy::ExposeStrategy;
+
 use super::*;
-use crate::address::Ingress;
+use crate::inputs::{Ingress, Known, LoadBalancers};
+use crate::networks::DEFAULT_AGENT_IP;
 use crate::resolve;
 use crate::testing::{cluster, configuration, seed};
 
 const DOMAIN: &str = r#"{"ingress": {"domain": "kkp.example.com"}}"#;
 
-/// Ports as a book would give them: 31234, 31235, 31236.
+/// Ports as an allocator would give them: 31234, 31235, 31236.
 fn node_port(service: &str, _: &str) -> Option<u16> {
     let index = ["apiserver-external", "konnectivity-server", "mla-gateway-ext"]
         .iter()
@@ -22,16 +28,8 @@ fn plan_of(cluster: &Cluster, seed: &Seed, known: &Known, load_balancers: LoadBa
     let configuration = Some(&configuration);
     let decision = resolve::strategy(cluster, seed, configuration);
     let node_ports = &node_port;
-    plan(&Inputs {
-        cluster,
-        decision,
-        seed,
-        configuration,
-        node_ports,
-        known,
-        load_balancers,
-        sni_port: 6_443,
-    })
+    let scope = Scope { cluster, decision, seed, configuration };
+    plan(&Inputs { scope, node_ports, known, load_balancers, sni_port: 6_443 })
 }
 
 fn p4k2(spec: &str, seed_spec: &str) -> Plan {
@@ -73,9 +71,11 @@ fn a_node_port_cluster_has_node_port_services() {
     let plan = p4k2("{}", r#"{"seedDNSOverwrite": "north"}"#);
     assert_eq!(
         shown(&plan),
-        "cluster-p4k2m7xzq9/apiserver-external NodePort secure 443 -> 31234 nodePort 31234 {\"app\":\"apiserver\"}\n  \
+        "cluster-p4k2m7xzq9/apiserver-external NodePort secure 443 -> 31234 nodePort 31234 \
+         {\"app\":\"apiserver\"}\n  \
            nodeport-proxy.k8s.io/expose: NodePort\n\
-         cluster-p4k2m7xzq9/konnectivity-server NodePort secure 443 -> 8132 nodePort 31235 {\"app\":\"apiserver\"}\n  \
+         cluster-p4k2m7xzq9/konnectivity-server NodePort secure 443 -> 8132 nodePort 31235 \
+         {\"app\":\"apiserver\"}\n  \
            nodeport-proxy.k8s.io/expose: NodePort\n"
     );
     assert_eq!(&*plan.address.url, "https://p4k2m7xzq9.north.kkp.example.com:31234");
@@ -96,11 +96,13 @@ fn a_tunneling_cluster_has_host_names_and_authorities() {
            nodeport-proxy.k8s.io/port-mapping: {\"secure\":\"p4k2m7xzq9.north.kkp.example.com\"}\n\
          cluster-p4k2m7xzq9/konnectivity-server ClusterIP secure 443 -> 8132 {\"app\":\"apiserver\"}\n  \
            nodeport-proxy.k8s.io/expose: SNI,Tunneling\n  \
-           nodeport-proxy.k8s.io/port-mapping: {\"secure\":\"konnectivity-server.p4k2m7xzq9.north.kkp.example.com\"}\n\
+           nodeport-proxy.k8s.io/port-mapping: \
+           {\"secure\":\"konnectivity-server.p4k2m7xzq9.north.kkp.example.com\"}\n\
          cluster-p4k2m7xzq9/mla-gateway-ext ClusterIP http-ext 80 -> \"http-ext\" \
            {\"app.kubernetes.io/name\":\"mla-gateway\"}\n  \
            nodeport-proxy.k8s.io/expose: SNI\n  \
-           nodeport-proxy.k8s.io/port-mapping: {\"http-ext\":\"mla-gateway.p4k2m7xzq9.north.kkp.example.com\"}\n"
+           nodeport-proxy.k8s.io/port-mapping: \
+           {\"http-ext\":\"mla-gateway.p4k2m7xzq9.north.kkp.example.com\"}\n"
     );
     assert_eq!(&*plan.address.url, "https://p4k2m7xzq9.north.kkp.example.com:6443");
     let entries: Vec<_> = plan
@@ -137,26 +139,31 @@ const LOAD_BALANCER: &str = r#"{"exposeStrategy": "LoadBalancer",
     "apiServerAllowedIPRanges": {"cidrBlocks": ["192.0.2.0/24", "198.51.100.0/25"]}}"#;
 const RANGES: &str = r#"{"defaultAPIServerAllowedIPRanges": ["198.51.100.0/24"],
     "nodeportProxy": {"annotations": {"example.com/a": "1", "example.com/b": "1"},
-        "envoy": {"loadBalancerService": {"sourceRanges": ["203.0.113.0/24"], "annotations": {"example.com/b": "2"}}}}}"#;
+        "envoy": {"loadBalancerService": {"sourceRanges": ["203.0.113.0/24"],
+            "annotations": {"example.com/b": "2"}}}}}"#;
 
 #[test]
 fn a_load_balancer_cluster_has_a_load_balancer_of_its_own() {
     assert_eq!(
         shown(&p4k2(LOAD_BALANCER, RANGES)),
-        "cluster-p4k2m7xzq9/apiserver-external NodePort secure 443 -> 31234 nodePort 31234 {\"app\":\"apiserver\"}\n  \
+        "cluster-p4k2m7xzq9/apiserver-external NodePort secure 443 -> 31234 nodePort 31234 \
+         {\"app\":\"apiserver\"}\n  \
            nodeport-proxy.k8s.io/expose-namespaced: true\n\
-         cluster-p4k2m7xzq9/konnectivity-server NodePort secure 443 -> 8132 nodePort 31235 {\"app\":\"apiserver\"}\n  \
+         cluster-p4k2m7xzq9/konnectivity-server NodePort secure 443 -> 8132 nodePort 31235 \
+         {\"app\":\"apiserver\"}\n  \
            nodeport-proxy.k8s.io/expose-namespaced: true\n\
-         cluster-p4k2m7xzq9/front-loadbalancer LoadBalancer secure 443 -> 443 {\"app\":\"nodeport-proxy-envoy\"}\n  \
+         cluster-p4k2m7xzq9/front-loadbalancer LoadBalancer secure 443 -> 443 \
+         {\"app\":\"nodeport-proxy-envoy\"}\n  \
            example.com/a: 1\n  \
            example.com/b: 2\n  \
-           service.beta.kubernetes.io/load-balancer-source-ranges: 192.0.2.0/24,198.51.100.0/24,203.0.113.0/24\n  \
+           service.beta.kubernetes.io/load-balancer-source-ranges: \
+           192.0.2.0/24,198.51.100.0/24,203.0.113.0/24\n  \
            ranges: 192.0.2.0/24 198.51.100.0/24 203.0.113.0/24\n"
     );
 }
 
 #[test]
-fn a_load_balancer_on_aws_is_told_to_keep_silent_connections() {
+fn a_load_balancer_on_aws_has_the_annotations_that_keep_idle_connections() {
     let plan = p4k2(r#"{"exposeStrategy": "LoadBalancer", "cloud": {"aws": {"region": "x"}}}"#, RANGES);
     let front = plan.services.last().unwrap();
     assert_eq!(
@@ -188,7 +195,7 @@ fn the_address_of_a_load_balancer_cluster_is_that_of_its_load_balancer() {
 
     let plan = plan_of(&cluster, &seed, &behind(&[("", "lb.example.com")]), LoadBalancers::Cloud);
     assert_eq!((&*plan.address.url, plan.address.ip), ("https://lb.example.com:31234", None));
-    assert!(plan.certificate.dns.contains(&"lb.example.com".to_owned()));
+    assert!(plan.certificate.dns.contains("lb.example.com"));
 
     let plan = plan_of(&cluster, &seed, &behind(&[("2001:db8::9", "")]), LoadBalancers::Cloud);
     assert_eq!(&*plan.address.url, "https://[2001:db8::9]:31234");
@@ -242,7 +249,9 @@ fn a_datacenter_overrides_the_type_of_the_api_server_only() {
     assert_eq!(plan.services[0].spec.ports[0].node_port, Some(31_234));
     assert_eq!(&*plan.address.api_server_external_address, "https://api.example.com");
     assert_eq!(plan.address.port, Some(6_443));
-    let needed: Vec<_> = node_ports_needed(&cluster, ExposeStrategy::Tunneling, &seed).collect();
+    let decision = resolve::strategy(&cluster, &seed, None);
+    let scope = Scope { cluster: &cluster, decision, seed: &seed, configuration: None };
+    let needed: Vec<_> = node_ports_needed(scope).collect();
     assert_eq!(needed, [("apiserver-external", "secure")]);
 }
 
@@ -268,7 +277,8 @@ proptest! {
                 "nodeportProxy": {{"disable": {disable}}}}}"#));
         let known = behind(&[("203.0.113.9", "lb.example.com")]);
         let first = plan_of(&cluster, &seed, &known, LoadBalancers::Cloud);
-        prop_assert_eq!(&first, &plan_of(&cluster.clone(), &seed.clone(), &known.clone(), LoadBalancers::Cloud));
+        let (same_cluster, same_seed, same_known) = (cluster.clone(), seed.clone(), known.clone());
+        prop_assert_eq!(&first, &plan_of(&same_cluster, &same_seed, &same_known, LoadBalancers::Cloud));
         prop_assert_eq!(first.entries.len(), if mla { 3 } else { 2 });
         for service in &first.services {
             let port = &service.spec.ports[0];

@@ -1,4 +1,4 @@
-//! Services that somebody wrote: their NodePorts, and which planned Services they take the place of.
+//! Services that a user wrote: their NodePorts, and which planned Services they replace.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,18 +8,19 @@ use portico_api::port_range::PortRange;
 use portico_api::problem::{Problem, Severity};
 use portico_api::service::{Protocol, Service, ServiceType};
 
-use crate::draw::Draw;
-use crate::node_ports::{Exhausted, NodePortBook, PortKey, Taken};
+use crate::node_ports::{Exhausted, NodePortAllocator, PortKey, Taken};
+use crate::random::Random;
+use crate::strategy;
 
-/// Why a NodePort that somebody fixed is warned of.
+/// The reason of the warning about a NodePort outside the range.
 pub(super) const OUTSIDE_RANGE: &str = "node-port-outside-range";
 
-/// The Services that somebody wrote.
+/// The Services that users wrote.
 #[derive(Debug, Default)]
 pub(super) struct ExplicitServices {
-    /// `None` for a Service without NodePorts, as nearly all are where clusters are tunnelled.
+    /// `None` for a Service without NodePorts, which is nearly all of them where clusters use Tunneling.
     services: HashMap<ObjectKey, Option<Box<NodePorts>>>,
-    /// Those that did not get a NodePort, as written: they are tried again when one becomes free.
+    /// Services that did not get a NodePort, as written. They are tried again when one becomes free.
     waiting: BTreeMap<ObjectKey, Service>,
     /// Ports on which the gateway itself listens.
     reserved: Box<[u16]>,
@@ -28,16 +29,16 @@ pub(super) struct ExplicitServices {
 /// The NodePorts of one Service.
 #[derive(Debug, Default)]
 struct NodePorts {
-    /// All of them by port name, fixed or drawn.
+    /// All of them by port name, fixed or allocated.
     by_name: Vec<(Box<str>, u16)>,
-    /// Those that it fixes itself, each with the index of its port.
+    /// Those that the manifest fixes, each with the index of its port.
     fixed: Vec<(usize, u16)>,
     /// Whether the gateway opens them.
     exposed: bool,
 }
 
 impl ExplicitServices {
-    /// None yet; whichever come, they cannot have the ports `reserved`.
+    /// No Service yet. None of them can have the ports `reserved`.
     pub(super) fn new(reserved: &[u16]) -> Self {
         Self { reserved: reserved.into(), ..Self::default() }
     }
@@ -46,7 +47,7 @@ impl ExplicitServices {
         self.services.contains_key(key)
     }
 
-    /// The NodePort of a port of a Service that somebody wrote.
+    /// The NodePort of a port of a Service that a user wrote.
     pub(super) fn node_port(&self, key: &ObjectKey, port_name: &str) -> Option<u16> {
         let ports = self.services.get(key)?.as_ref()?;
         ports.by_name.iter().find(|(name, _)| **name == *port_name).map(|&(_, port)| port)
@@ -63,7 +64,7 @@ impl ExplicitServices {
         services.collect()
     }
 
-    /// Whether one of these Services uses the `port` that the book gave to `key`.
+    /// Whether one of these Services uses the `port` that is allocated to `key`.
     pub(super) fn holds(&self, key: &PortKey, port: u16) -> bool {
         let mut parts = key.as_str().splitn(3, '/');
         let (Some(namespace), Some(name), Some(port_name)) = (parts.next(), parts.next(), parts.next())
@@ -73,40 +74,38 @@ impl ExplicitServices {
         self.node_port(&ObjectKey::new(namespace, name), port_name) == Some(port)
     }
 
-    /// Takes a Service in and returns it as it is to be served: with its missing NodePorts drawn, and without those that
-    /// belong to others.
+    /// Adds or replaces a Service, and returns it as it is to be served: with its missing NodePorts
+    /// allocated, and without those that belong to others.
     pub(super) fn set(
         &mut self,
         written: Service,
-        book: &mut NodePortBook,
+        allocator: &mut NodePortAllocator,
         range: PortRange,
-        draw: &mut Draw,
+        random: &mut Random,
     ) -> (Service, Vec<Problem>) {
         let key = written.metadata.key();
         let object = ObjectRef::new(Kind::Service, &written.metadata);
-        self.remove(&key, book);
+        self.remove(&key, allocator);
         let mut service = written.clone();
-        let mut ports = NodePorts::default();
+        let mut ports = NodePorts { exposed: wants_node_ports(&service), ..NodePorts::default() };
         let mut problems = Vec::new();
-        let draws = draws_node_ports(&service);
-        ports.exposed = draws;
         for (index, port) in service.spec.ports.iter_mut().enumerate() {
-            let in_book = PortKey::new(&key.namespace, &key.name, &port.name);
+            let owner = PortKey::new(&key.namespace, &key.name, &port.name);
             match port.node_port {
-                Some(number) if draws && self.reserved.contains(&number) => {
+                Some(number) if ports.exposed && self.reserved.contains(&number) => {
                     port.node_port = None;
                     problems.push(node_port_reserved(&object, index, number));
                 }
-                Some(number) => match book.fix(&in_book, number) {
+                Some(number) => match allocator.fix(&owner, number) {
                     Ok(()) => ports.fixed.push((index, number)),
                     Err(taken) => {
                         port.node_port = None;
                         problems.push(node_port_taken(&object, index, &taken));
                     }
                 },
-                None if draws && port.protocol == Protocol::TCP => {
-                    match book.allocate(std::slice::from_ref(&in_book), range, draw) {
-                        Ok(()) => port.node_port = book.get(&in_book),
+                None if ports.exposed && port.protocol == Protocol::TCP => {
+                    match allocator.allocate(std::slice::from_ref(&owner), range, random) {
+                        Ok(()) => port.node_port = allocator.get(&owner),
                         Err(exhausted) => problems.push(node_ports_exhausted(&object, &exhausted)),
                     }
                 }
@@ -118,19 +117,27 @@ impl ExplicitServices {
             self.waiting.insert(key.clone(), written);
         }
         problems.extend(outside(&object, &ports, range));
-        // One that is fixed is also there by name.
+        // A fixed port is also in `by_name`.
         self.services.insert(key, (!ports.by_name.is_empty()).then(|| Box::new(ports)));
         (service, problems)
     }
 
-    /// Forgets a Service and lets go of the NodePorts it fixed. Those drawn for it stay in the book until they are released.
-    pub(super) fn remove(&mut self, key: &ObjectKey, book: &mut NodePortBook) -> bool {
+    /// Removes a Service and frees the NodePorts it fixed. Those allocated for it stay until they are
+    /// released. Returns whether it was there.
+    pub(super) fn remove(&mut self, key: &ObjectKey, allocator: &mut NodePortAllocator) -> bool {
         self.waiting.remove(key);
         let Some(ports) = self.services.remove(key) else { return false };
         for (_, port) in ports.iter().flat_map(|ports| &ports.fixed) {
-            book.unfix(*port);
+            allocator.unfix(*port);
         }
         true
+    }
+
+    /// Frees the NodePorts that were allocated for a Service and that it does not use any more.
+    pub(super) fn release_unused(&self, service: &ObjectKey, allocator: &mut NodePortAllocator) {
+        let prefix = format!("{service}/");
+        let keep = |key: &PortKey, port| !key.as_str().starts_with(&prefix) || self.holds(key, port);
+        allocator.retain_in(&service.namespace, keep);
     }
 
     /// The Services that wait for a NodePort, as written.
@@ -139,8 +146,8 @@ impl ExplicitServices {
     }
 }
 
-/// Whether missing NodePorts of a Service are worth drawing: only where the gateway would open them.
-fn draws_node_ports(service: &Service) -> bool {
+/// Whether missing NodePorts of a Service are allocated: only where the gateway would open them.
+fn wants_node_ports(service: &Service) -> bool {
     let exposed = service.metadata.annotation(EXPOSE).map(ExposeTypes::parse);
     service.spec.service_type == ServiceType::NodePort
         && matches!(exposed, Some(Ok(types)) if types.node_port)
@@ -149,15 +156,15 @@ fn draws_node_ports(service: &Service) -> bool {
 /// The gateway opens any port; a Kubernetes API server would have refused these.
 fn outside(object: &ObjectRef, ports: &NodePorts, range: PortRange) -> Vec<Problem> {
     let strays = ports.fixed.iter().filter(|(_, number)| ports.exposed && !range.contains(*number));
-    let problem = |&(index, number): &(usize, u16)| {
-        Problem {
+    let problem = |&(index, number): &(usize, u16)| Problem {
         severity: Severity::Warning,
         reason: OUTSIDE_RANGE,
         object: object.clone(),
         field: format!("spec.ports[{index}].nodePort"),
         message: format!("{number} lies outside the NodePort range {range}, and is opened all the same"),
-        remedy: "choose a number from the range, or widen spec.userCluster.nodePortRange of the KubermaticConfiguration".into(),
-    }
+        remedy: "choose a number from the range, or widen spec.userCluster.nodePortRange of the \
+                 KubermaticConfiguration"
+            .into(),
     };
     strays.map(problem).collect()
 }
@@ -180,20 +187,24 @@ fn node_port_reserved(object: &ObjectRef, index: usize, number: u16) -> Problem 
         object: object.clone(),
         field: format!("spec.ports[{index}].nodePort"),
         message: format!("{number} cannot be used: the gateway itself listens there"),
-        remedy: "choose another number, leave it out and let one be drawn, or give the gateway's listener another port".into(),
+        remedy: "choose another number, leave it out and let one be drawn, or give the gateway's listener \
+                 another port"
+            .into(),
     }
 }
 
 /// There are not enough NodePorts left for `object`.
 pub(super) fn node_ports_exhausted(object: &ObjectRef, exhausted: &Exhausted) -> Problem {
+    let without = strategy::names(|strategy| strategy.service_type() == ServiceType::ClusterIP);
     Problem {
         severity: Severity::Error,
         reason: "node-ports-exhausted",
         object: object.clone(),
         field: String::new(),
         message: exhausted.to_string(),
-        remedy: "widen spec.userCluster.nodePortRange of the KubermaticConfiguration (it must equal the seed's own range), \
-                 remove clusters, or use the strategy Tunneling, which needs no NodePorts"
-            .into(),
+        remedy: format!(
+            "widen spec.userCluster.nodePortRange of the KubermaticConfiguration (it must equal the seed's \
+             own range), remove clusters, or use the strategy {without}, which needs no NodePorts"
+        ),
     }
 }

@@ -1,36 +1,78 @@
 //! The two levels above a Cluster: Seeds and the KubermaticConfiguration, each with its last usable version.
+//!
+//! An object is *active* if it counts: of several with the same name, or with the same datacenter, the older
+//! one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use portico_api::configuration::KubermaticConfiguration;
 use portico_api::meta::{Kind, ObjectKey, ObjectMeta, ObjectRef};
+use portico_api::port_range::PortRange;
 use portico_api::problem::{Problem, Severity};
-use portico_api::seed::Seed;
+use portico_api::seed::{Seed, Timeouts};
 
 use crate::validate::{self, Verdict};
 
-/// Every object of one kind, and which of them count.
+/// Both levels.
+#[derive(Debug, Default)]
+pub(super) struct Levels {
+    pub(super) configurations: Level<KubermaticConfiguration>,
+    pub(super) seeds: Level<Seed>,
+}
+
+impl Levels {
+    /// Computes anew which objects are active, and returns all problems of each object.
+    pub(super) fn reconcile(&mut self) -> Vec<(ObjectRef, Vec<Problem>)> {
+        let mut problems = self.configurations.reconcile();
+        problems.extend(self.seeds.reconcile());
+        problems
+    }
+
+    /// The configuration of the installation.
+    pub(super) fn configuration(&self) -> Option<&Active<KubermaticConfiguration>> {
+        self.configurations.active().first()
+    }
+
+    /// The range from which NodePorts are allocated.
+    pub(super) fn node_port_range(&self) -> PortRange {
+        let range =
+            self.configuration().and_then(|found| found.object.spec.user_cluster.node_port_range.get());
+        range.copied().unwrap_or(PortRange::NODE_PORTS)
+    }
+
+    /// The connection settings of the oldest seed.
+    pub(super) fn timeouts(&self) -> Timeouts {
+        match self.seeds.active().first() {
+            Some(seed) if !seed.refused => {
+                seed.object.spec.nodeport_proxy.envoy.connection_settings.effective()
+            }
+            _ => Timeouts::default(),
+        }
+    }
+}
+
+/// Every object of one kind, and which of them are active.
 #[derive(Debug)]
 pub(super) struct Level<T> {
     objects: BTreeMap<ObjectKey, Versions<T>>,
-    /// Those that count, oldest first.
+    /// Oldest first.
     active: Vec<Active<T>>,
 }
 
-/// An object as it is wanted, and as it was when it could last be used.
+/// An object as it is wanted, and its last usable version.
 #[derive(Debug)]
 struct Versions<T> {
-    good: Option<Arc<T>>,
+    usable: Option<Arc<T>>,
     wanted: Arc<T>,
     problems: Vec<Problem>,
 }
 
-/// An object that counts.
+/// An object that counts, in its last usable version if there is one.
 #[derive(Debug)]
 pub(super) struct Active<T> {
     pub(super) object: Arc<T>,
-    /// No version of it was ever usable; what depends on it must wait.
+    /// No version of it was ever usable; Clusters that depend on it must wait.
     pub(super) refused: bool,
 }
 
@@ -54,30 +96,30 @@ pub(super) trait LevelObject: Sized {
 
     fn validate(&self) -> Verdict;
 
-    /// What is wrong with this object because of the elder ones before it, and whether it counts nevertheless.
-    fn beside(&self, elders: &[Active<Self>]) -> (Vec<Problem>, bool);
+    /// What is wrong with this object because of the older ones, and whether it is active nevertheless.
+    fn beside(&self, older_ones: &[Active<Self>]) -> (Vec<Problem>, bool);
 }
 
 impl<T: LevelObject> Level<T> {
-    /// Takes a new version in.
+    /// Adds a new version.
     pub(super) fn set(&mut self, object: T) {
         let key = object.meta().key();
         let Verdict { problems, refused } = object.validate();
         let wanted = Arc::new(object);
-        let before = self.objects.remove(&key).and_then(|versions| versions.good);
-        let good = if refused { before } else { Some(wanted.clone()) };
-        self.objects.insert(key, Versions { good, wanted, problems });
+        let before = self.objects.remove(&key).and_then(|versions| versions.usable);
+        let usable = if refused { before } else { Some(wanted.clone()) };
+        self.objects.insert(key, Versions { usable, wanted, problems });
     }
 
-    /// Forgets an object.
+    /// Removes an object.
     pub(super) fn remove(&mut self, key: &ObjectKey) {
         self.objects.remove(key);
     }
 
-    /// Works out anew which objects count, and returns all problems of each.
-    pub(super) fn settle(&mut self) -> Vec<(ObjectRef, Vec<Problem>)> {
+    /// Computes anew which objects are active, and returns all problems of each object.
+    fn reconcile(&mut self) -> Vec<(ObjectRef, Vec<Problem>)> {
         let mut by_age: Vec<&Versions<T>> = self.objects.values().collect();
-        // Stable, so that those without an age stay in the order of their names.
+        // Stable: objects without an age stay in the order of their names.
         by_age.sort_by_key(|versions| {
             let born = versions.wanted.meta().creation_timestamp;
             (born.is_none(), born)
@@ -85,18 +127,18 @@ impl<T: LevelObject> Level<T> {
         self.active.clear();
         let mut all = Vec::new();
         for versions in by_age {
-            let object = versions.good.as_ref().unwrap_or(&versions.wanted).clone();
+            let object = versions.usable.as_ref().unwrap_or(&versions.wanted).clone();
             let (beside, counts) = object.beside(&self.active);
             let problems = versions.problems.iter().cloned().chain(beside).collect();
             all.push((ObjectRef::new(T::KIND, versions.wanted.meta()), problems));
             if counts {
-                self.active.push(Active { object, refused: versions.good.is_none() });
+                self.active.push(Active { object, refused: versions.usable.is_none() });
             }
         }
         all
     }
 
-    /// Those that count, oldest first.
+    /// The active objects, oldest first.
     pub(super) fn active(&self) -> &[Active<T>] {
         &self.active
     }
@@ -130,12 +172,12 @@ impl LevelObject for Seed {
         validate::seed(self)
     }
 
-    fn beside(&self, elders: &[Active<Self>]) -> (Vec<Problem>, bool) {
+    fn beside(&self, older_ones: &[Active<Self>]) -> (Vec<Problem>, bool) {
         let name = &self.metadata.name;
-        if let Some(elder) = elders.iter().find(|elder| elder.object.metadata.name == *name) {
-            let elder = ObjectRef::new(Kind::Seed, &elder.object.metadata);
+        if let Some(older) = older_ones.iter().find(|older| older.object.metadata.name == *name) {
+            let older = ObjectRef::new(Kind::Seed, &older.object.metadata);
             let message =
-                format!("{elder} has the same name {name:?} and is the elder, or the first of equals");
+                format!("{older} has the same name {name:?} and is the elder, or the first of equals");
             let problem = error(
                 self,
                 "duplicate-seed",
@@ -146,11 +188,12 @@ impl LevelObject for Seed {
             return (vec![problem], false);
         }
         let taken = |datacenter: &str| {
-            let elder = elders.iter().find(|elder| elder.object.spec.datacenters.contains_key(datacenter))?;
+            let older =
+                older_ones.iter().find(|older| older.object.spec.datacenters.contains_key(datacenter))?;
             let field = format!("spec.datacenters.{datacenter}");
             let message = format!(
                 "the datacenter {datacenter:?} belongs to {}, whose clusters keep it",
-                ObjectRef::new(Kind::Seed, &elder.object.metadata)
+                ObjectRef::new(Kind::Seed, &older.object.metadata)
             );
             Some(error(
                 self,
@@ -175,11 +218,11 @@ impl LevelObject for KubermaticConfiguration {
         validate::configuration(self)
     }
 
-    fn beside(&self, elders: &[Active<Self>]) -> (Vec<Problem>, bool) {
-        let Some(elder) = elders.first() else { return (Vec::new(), true) };
-        let elder = ObjectRef::new(Self::KIND, &elder.object.metadata);
+    fn beside(&self, older_ones: &[Active<Self>]) -> (Vec<Problem>, bool) {
+        let Some(older) = older_ones.first() else { return (Vec::new(), true) };
+        let older = ObjectRef::new(Self::KIND, &older.object.metadata);
         let message =
-            format!("an installation has one configuration, and {elder} is it: this one is ignored");
+            format!("an installation has one configuration, and {older} is it: this one is ignored");
         (vec![error(self, "duplicate-configuration", String::new(), message, "remove one of the two")], false)
     }
 }

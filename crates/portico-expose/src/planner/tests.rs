@@ -1,34 +1,59 @@
-//! Stories of objects that come, change and go, told by what follows from each step.
+//! Sequences of changes, and what follows from each step.
 
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use portico_api::configuration::KubermaticConfiguration;
+use portico_api::port_range::PortRange;
 use proptest::prelude::*;
 
 use super::*;
-use crate::address::AnsweredBy;
+use crate::strategy::AnsweredBy;
 use crate::testing::{cluster, configuration, migrating, read, seed};
 
 const DOMAIN: &str = r#"{"exposeStrategy": "NodePort", "ingress": {"domain": "kkp.example.com"}}"#;
 
 fn planner(mode: Mode) -> Planner {
     let settings = Settings { reserved_ports: vec![6_443, 8_002, 8_088], ..Settings::new(mode) };
-    Planner::new(settings, Memory::default(), 42)
+    Planner::new(settings, PersistedState::default(), 42)
 }
 
 /// A planner that knows a configuration and the seed `kubermatic` with `spec`.
 fn with_seed(spec: &str) -> Planner {
     let mut planner = planner(Mode::Plan);
-    planner.apply([Change::Configuration(Box::new(configuration(DOMAIN))), set_seed(spec)]);
+    planner.apply([set_configuration(DOMAIN), set_seed(spec)]);
     planner
 }
 
-fn set_seed(spec: &str) -> Change {
-    Change::Seed(Box::new(seed("kubermatic", spec)))
+fn apply_configuration(configuration: KubermaticConfiguration) -> ObjectChange {
+    ObjectChange::Configuration(Change::Apply(Box::new(configuration)))
 }
 
-fn set(cluster: Cluster) -> Change {
-    Change::Cluster(Box::new(cluster))
+fn set_configuration(spec: &str) -> ObjectChange {
+    apply_configuration(configuration(spec))
 }
 
-fn set_cluster(name: &str, spec: &str) -> Change {
+fn apply_seed(seed: Seed) -> ObjectChange {
+    ObjectChange::Seed(Change::Apply(Box::new(seed)))
+}
+
+fn set_seed(spec: &str) -> ObjectChange {
+    apply_seed(seed("kubermatic", spec))
+}
+
+fn set(cluster: Cluster) -> ObjectChange {
+    ObjectChange::Cluster(Change::Apply(Box::new(cluster)))
+}
+
+fn delete_cluster(name: ClusterName) -> ObjectChange {
+    ObjectChange::Cluster(Change::Delete(name))
+}
+
+fn delete_service(key: ObjectKey) -> ObjectChange {
+    ObjectChange::Service(Change::Delete(key))
+}
+
+fn set_cluster(name: &str, spec: &str) -> ObjectChange {
     set(cluster(name, spec))
 }
 
@@ -40,24 +65,26 @@ fn service(namespace: &str, name: &str, node_port: &str) -> Service {
     ))
 }
 
-fn set_service(namespace: &str, name: &str, node_port: &str) -> Change {
-    Change::Service(Box::new(service(namespace, name, node_port)))
+fn set_service(namespace: &str, name: &str, node_port: &str) -> ObjectChange {
+    ObjectChange::Service(Change::Apply(Box::new(service(namespace, name, node_port))))
 }
 
 /// Outputs as one line each.
 fn shown(outputs: &[Output]) -> Vec<String> {
     let line = |output: &Output| match output {
-        Output::Service(service) | Output::Planned(service) => {
+        Output::Service(Change::Apply(service)) | Output::PlannedService(Change::Apply(service)) => {
             let kind = service.spec.service_type;
             let expose = service.metadata.annotation("nodeport-proxy.k8s.io/expose").unwrap_or("-");
             format!("service {} {kind:?} {expose}", service.metadata.key())
         }
-        Output::NoService(key) => format!("no service {key}"),
-        Output::Policy(policy) => {
+        Output::Service(Change::Delete(key)) | Output::PlannedService(Change::Delete(key)) => {
+            format!("no service {key}")
+        }
+        Output::Policy(Change::Apply(policy)) => {
             let closed = if policy.node_port_listeners { "" } else { " no-node-ports" };
             format!("policy {} {}{closed}", policy.cluster, policy.allow)
         }
-        Output::NoPolicy(name) => format!("no policy {name}"),
+        Output::Policy(Change::Delete(name)) => format!("no policy {name}"),
         Output::Problems(object, problems) => {
             let reasons: Vec<&str> = problems.iter().map(|problem| problem.reason).collect();
             format!("problems {object} [{}]", reasons.join(","))
@@ -84,7 +111,7 @@ fn the_documents_of_the_manual_work_as_written() {
         set_cluster("clustername", r#"{"exposeStrategy": "Tunneling"}"#),
         set_cluster("follower", "{}"),
         set_seed(r#"{"exposeStrategy": "LoadBalancer"}"#),
-        Change::Configuration(Box::new(configuration(DOMAIN))),
+        set_configuration(DOMAIN),
     ]);
     assert_eq!(
         shown(&outputs),
@@ -104,8 +131,8 @@ fn the_documents_of_the_manual_work_as_written() {
 
 /// The plan of cluster `a`, and what is wrong with clusters.
 fn address_of(settings: Settings, seed: &str, configuration_spec: &str) -> (Plan, Vec<String>) {
-    let mut planner = Planner::new(settings, Memory::default(), 42);
-    let configuration = Change::Configuration(Box::new(configuration(configuration_spec)));
+    let mut planner = Planner::new(settings, PersistedState::default(), 42);
+    let configuration = set_configuration(configuration_spec);
     planner.apply([configuration, set_seed(seed), set_cluster("a", "{}")]);
     let of_clusters = planner.problems().filter(|problem| problem.object.kind == Kind::Cluster);
     let problems = of_clusters.map(ToString::to_string).collect();
@@ -136,7 +163,7 @@ fn clusters_of_a_seed_without_a_proxy_are_reached_on_its_nodes() {
 }
 
 #[test]
-fn a_cluster_whose_address_nobody_can_know_is_warned_of() {
+fn a_cluster_without_a_known_address_is_reported() {
     let disabled = r#"{"nodeportProxy": {"disable": true}}"#;
     for (seed, remedy) in [(disabled, "--node-address"), ("{}", "status.address.ip")] {
         let (_, problems) = address_of(Settings::new(Mode::Plan), seed, "{}");
@@ -177,9 +204,9 @@ fn one_change_touches_one_cluster() {
 #[test]
 fn a_changed_seed_plans_its_own_clusters_anew() {
     let mut planner = planner(Mode::Plan);
-    let other = |spec: &str| Change::Seed(Box::new(seed("south", spec)));
+    let other = |spec: &str| apply_seed(seed("south", spec));
     planner.apply([
-        Change::Configuration(Box::new(configuration(DOMAIN))),
+        set_configuration(DOMAIN),
         set_seed(r#"{"datacenters": {"north-1": {}}}"#),
         other(r#"{"datacenters": {"south-1": {}}}"#),
         set_cluster("a", r#"{"cloud": {"dc": "north-1"}}"#),
@@ -207,7 +234,7 @@ fn what_worked_stays_in_force_when_a_cluster_becomes_invalid() {
 }
 
 #[test]
-fn a_cluster_that_never_was_usable_admits_nobody_whose_list_cannot_be_read() {
+fn a_cluster_that_never_was_usable_admits_no_client_if_its_list_cannot_be_read() {
     let mut planner = with_seed("{}");
     let outputs = planner.apply([
         set_cluster("a", r#"{"apiServerAllowedIPRanges": {"cidrBlocks": ["10.0.0.0/8", "10.0.0.0"]}}"#),
@@ -245,7 +272,7 @@ fn a_strategy_change_needs_the_label() {
             "problems Cluster a []",
         ]
     );
-    assert_eq!(planner.memory().node_ports.of_namespace("cluster-a").count(), 0, "its NodePorts are free");
+    assert_eq!(planner.persisted().node_ports.of_namespace("cluster-a").count(), 0, "its NodePorts are free");
     assert_eq!(planner.apply([set_cluster("a", tunneling)]), [], "the label may go afterwards");
 }
 
@@ -267,8 +294,9 @@ fn seed_and_configuration_do_not_move_existing_clusters() {
     );
     assert_eq!(
         planner.problems().next().unwrap().to_string(),
-        "Cluster a: spec.exposeStrategy: it stays at NodePort although Seed now says Tunneling: existing clusters are not \
-         moved; write NodePort to make it plain, or add the label unsafe-expose-strategy-migration to move it"
+        "Cluster a: spec.exposeStrategy: it stays at NodePort although Seed now says Tunneling: existing \
+         clusters are not moved; write NodePort to make it plain, or add the label \
+         unsafe-expose-strategy-migration to move it"
     );
     assert_eq!(strategy_of(&planner, "a"), ("NodePort".into(), "before".into()));
     assert_eq!(
@@ -281,8 +309,8 @@ fn seed_and_configuration_do_not_move_existing_clusters() {
 fn a_cluster_that_goes_frees_its_ports_and_its_services() {
     let mut planner = with_seed("{}");
     planner.apply([set_cluster("a", "{}")]);
-    assert_eq!(planner.memory().node_ports.of_namespace("cluster-a").count(), 2);
-    let outputs = planner.apply([Change::NoCluster(ClusterName::new("a"))]);
+    assert_eq!(planner.persisted().node_ports.of_namespace("cluster-a").count(), 2);
+    let outputs = planner.apply([delete_cluster(ClusterName::new("a"))]);
     assert_eq!(
         shown(&outputs),
         [
@@ -291,7 +319,7 @@ fn a_cluster_that_goes_frees_its_ports_and_its_services() {
             "no policy a"
         ]
     );
-    assert_eq!(planner.memory().node_ports.of_namespace("cluster-a").count(), 0);
+    assert_eq!(planner.persisted().node_ports.of_namespace("cluster-a").count(), 0);
 }
 
 #[test]
@@ -300,22 +328,22 @@ fn node_ports_are_the_same_after_a_restart() {
     first.apply([set_cluster("a", "{}"), set_cluster("gone", "{}")]);
     let mut second = restarted(&first);
     second.apply([set_seed("{}"), set_cluster("a", "{}")]);
-    assert_eq!(second.first_picture_complete(true), []);
+    assert_eq!(second.initial_sync_complete(true), []);
     assert_eq!(node_port(&second, "a"), node_port(&first, "a"));
-    assert_eq!(second.memory().node_ports.of_namespace("cluster-gone").count(), 0);
-    assert_eq!(second.memory().node_ports.of_namespace("cluster-a").count(), 2);
+    assert_eq!(second.persisted().node_ports.of_namespace("cluster-gone").count(), 0);
+    assert_eq!(second.persisted().node_ports.of_namespace("cluster-a").count(), 2);
 }
 
 fn restarted(first: &Planner) -> Planner {
     let settings = Settings::new(Mode::Plan);
-    let memory = Memory::from_json(&first.memory().to_json().unwrap()).unwrap();
-    let mut second = Planner::new(settings, memory, 43);
-    second.apply([Change::Configuration(Box::new(configuration(DOMAIN)))]);
+    let persisted = PersistedState::from_json(&first.persisted().to_json().unwrap()).unwrap();
+    let mut second = Planner::new(settings, persisted, 43);
+    second.apply([set_configuration(DOMAIN)]);
     second
 }
 
 #[test]
-fn a_strategy_that_was_changed_while_nobody_watched_is_refused_and_the_old_one_stays() {
+fn a_strategy_that_changed_while_no_gateway_ran_is_refused_and_the_old_one_stays() {
     let mut first = with_seed("{}");
     first.apply([set_cluster("a", "{}"), set_cluster("b", "{}")]);
     let mut second = restarted(&first);
@@ -324,7 +352,7 @@ fn a_strategy_that_was_changed_while_nobody_watched_is_refused_and_the_old_one_s
         set_cluster("a", r#"{"exposeStrategy": "LoadBalancer"}"#),
         set_cluster("b", "{}"),
     ]);
-    second.first_picture_complete(true);
+    second.initial_sync_complete(true);
     assert_eq!(node_port(&second, "a"), node_port(&first, "a"));
     assert_eq!(node_port(&second, "b"), node_port(&first, "b"));
     let problems: Vec<_> =
@@ -332,7 +360,7 @@ fn a_strategy_that_was_changed_while_nobody_watched_is_refused_and_the_old_one_s
     assert_eq!(problems, [("a", "strategy-change"), ("b", "keeps-strategy")]);
     let mut third = restarted(&second);
     third.apply([set_seed("{}"), set(migrating("a", r#"{"exposeStrategy": "LoadBalancer"}"#))]);
-    assert_eq!(third.memory().strategies[&ClusterName::new("a")], ExposeStrategy::LoadBalancer);
+    assert_eq!(third.persisted().strategies[&ClusterName::new("a")], ExposeStrategy::LoadBalancer);
 }
 
 #[test]
@@ -341,10 +369,10 @@ fn a_manifest_that_cannot_be_read_for_a_while_costs_neither_strategy_nor_node_po
     first.apply([set_cluster("a", "{}")]);
     let mut second = restarted(&first);
     second.apply([set_seed("{}"), set_cluster("other", "{}")]);
-    second.first_picture_complete(false);
+    second.initial_sync_complete(false);
     second.apply([set_cluster("a", r#"{"exposeStrategy": "Tunneling"}"#)]);
     assert_eq!(node_port(&second, "a"), node_port(&first, "a"));
-    second.apply([Change::NoCluster(ClusterName::new("a"))]);
+    second.apply([delete_cluster(ClusterName::new("a"))]);
     second.apply([set_cluster("a", "{}")]);
     assert_eq!(node_port(&second, "a"), node_port(&first, "a"), "it was away for a moment");
 }
@@ -354,8 +382,8 @@ fn a_cluster_is_judged_when_its_whole_step_is_there() {
     let mut planner = planner(Mode::Plan);
     assert_eq!(planner.note([set_cluster("a", "{}"), set_seed("{}")]), []);
     let global = r#"{"exposeStrategy": "Tunneling", "ingress": {"domain": "kkp.example.com"}}"#;
-    planner.apply([Change::Configuration(Box::new(configuration(global)))]);
-    assert_eq!(planner.memory().strategies[&ClusterName::new("a")], ExposeStrategy::Tunneling);
+    planner.apply([set_configuration(global)]);
+    assert_eq!(planner.persisted().strategies[&ClusterName::new("a")], ExposeStrategy::Tunneling);
     assert_eq!(planner.problems().count(), 0);
 }
 
@@ -363,9 +391,9 @@ const FEW_PORTS: &str =
     r#"{"ingress": {"domain": "kkp.example.com"}, "userCluster": {"nodePortRange": "30000-30002"}}"#;
 
 #[test]
-fn a_cluster_that_finds_no_node_ports_is_told_and_gets_them_later() {
+fn a_cluster_without_free_node_ports_is_reported_and_gets_them_later() {
     let mut planner = planner(Mode::Plan);
-    planner.apply([Change::Configuration(Box::new(configuration(FEW_PORTS))), set_seed("{}")]);
+    planner.apply([set_configuration(FEW_PORTS), set_seed("{}")]);
     let outputs = planner.apply([set_cluster("a", "{}"), set_cluster("b", "{}")]);
     assert_eq!(
         shown(&outputs),
@@ -379,11 +407,11 @@ fn a_cluster_that_finds_no_node_ports_is_told_and_gets_them_later() {
     );
     assert_eq!(
         planner.problems().next().unwrap().to_string(),
-        "Cluster b: the NodePort range 30000-30002 is used up: 2 of 3 ports are in use, 2 more are needed; widen \
-         spec.userCluster.nodePortRange of the KubermaticConfiguration (it must equal the seed's own range), remove \
-         clusters, or use the strategy Tunneling, which needs no NodePorts"
+        "Cluster b: the NodePort range 30000-30002 is used up: 2 of 3 ports are in use, 2 more are needed; \
+         widen spec.userCluster.nodePortRange of the KubermaticConfiguration (it must equal the seed's own \
+         range), remove clusters, or use the strategy Tunneling, which needs no NodePorts"
     );
-    let outputs = planner.apply([Change::NoCluster(ClusterName::new("a"))]);
+    let outputs = planner.apply([delete_cluster(ClusterName::new("a"))]);
     assert_eq!(
         shown(&outputs)[3..],
         [
@@ -395,7 +423,7 @@ fn a_cluster_that_finds_no_node_ports_is_told_and_gets_them_later() {
 }
 
 #[test]
-fn a_service_that_somebody_wrote_takes_the_place_of_a_planned_one() {
+fn a_service_that_a_user_wrote_replaces_a_planned_one() {
     let mut planner = with_seed("{}");
     planner.apply([set_cluster("a", "{}")]);
     let written = set_service("cluster-a", "apiserver-external", r#", "nodePort": 31000"#);
@@ -410,7 +438,7 @@ fn a_service_that_somebody_wrote_takes_the_place_of_a_planned_one() {
     assert_eq!(node_port(&planner, "a"), 31_000);
     assert_eq!(shown(&planner.apply([written])), ["service cluster-a/apiserver-external NodePort NodePort"]);
 
-    let outputs = planner.apply([Change::NoService(ObjectKey::new("cluster-a", "apiserver-external"))]);
+    let outputs = planner.apply([delete_service(ObjectKey::new("cluster-a", "apiserver-external"))]);
     assert_eq!(
         shown(&outputs),
         ["service cluster-a/apiserver-external NodePort NodePort"],
@@ -423,14 +451,14 @@ fn a_service_that_somebody_wrote_takes_the_place_of_a_planned_one() {
 fn a_written_service_without_a_node_port_gets_one_that_stays_until_it_goes() {
     let mut planner = planner(Mode::Plan);
     let outputs = planner.apply([set_service("apps", "web", "")]);
-    let [Output::Service(first)] = &*outputs else { panic!("{:?}", shown(&outputs)) };
+    let [Output::Service(Change::Apply(first))] = &*outputs else { panic!("{:?}", shown(&outputs)) };
     let port = first.spec.ports[0].node_port.unwrap();
     assert!(PortRange::NODE_PORTS.contains(port));
     let again = planner.apply([set_service("apps", "web", "")]);
     assert_eq!(again, outputs);
-    let outputs = planner.apply([Change::NoService(ObjectKey::new("apps", "web"))]);
+    let outputs = planner.apply([delete_service(ObjectKey::new("apps", "web"))]);
     assert_eq!(shown(&outputs), ["no service apps/web"]);
-    assert_eq!(planner.memory().node_ports.of_namespace("apps").count(), 0);
+    assert_eq!(planner.persisted().node_ports.of_namespace("apps").count(), 0);
 }
 
 #[test]
@@ -438,19 +466,20 @@ fn a_node_port_outside_the_range_is_warned_of_whenever_the_range_is_known() {
     let mut planner = planner(Mode::Plan);
     let warnings = |planner: &Planner| planner.problems().map(ToString::to_string).collect::<Vec<_>>();
     let outputs = planner.apply([set_service("apps", "web", r#", "nodePort": 22"#)]);
-    let Some(Output::Service(served)) = outputs.last() else { panic!("{:?}", shown(&outputs)) };
+    let Some(Output::Service(Change::Apply(served))) = outputs.last() else {
+        panic!("{:?}", shown(&outputs))
+    };
     assert_eq!(served.spec.ports[0].node_port, Some(22), "it is served");
     assert_eq!(
         warnings(&planner),
-        [
-            "Service apps/web: spec.ports[0].nodePort: 22 lies outside the NodePort range 30000-32767, and is opened all \
-             the same; choose a number from the range, or widen spec.userCluster.nodePortRange of the KubermaticConfiguration"
-        ]
+        ["Service apps/web: spec.ports[0].nodePort: 22 lies outside the NodePort range 30000-32767, and \
+             is opened all the same; choose a number from the range, or widen spec.userCluster.nodePortRange \
+             of the KubermaticConfiguration"]
     );
     let wide = r#"{"ingress": {"domain": "kkp.example.com"}, "userCluster": {"nodePortRange": "20-40000"}}"#;
-    planner.apply([Change::Configuration(Box::new(configuration(wide)))]);
+    planner.apply([set_configuration(wide)]);
     assert!(warnings(&planner).is_empty(), "{:?}", warnings(&planner));
-    planner.apply([Change::Configuration(Box::new(configuration(DOMAIN)))]);
+    planner.apply([set_configuration(DOMAIN)]);
     assert_eq!(warnings(&planner).len(), 1);
 }
 
@@ -458,9 +487,9 @@ fn a_node_port_outside_the_range_is_warned_of_whenever_the_range_is_known() {
 fn a_written_service_cannot_take_a_port_of_the_gateway() {
     let mut planner = planner(Mode::Plan);
     planner.apply([set_service("apps", "web", r#", "nodePort": 8002"#)]);
-    let told: Vec<_> = planner.problems().map(ToString::to_string).collect();
-    assert!(told[0].contains("8002 cannot be used: the gateway itself listens there"), "{told:?}");
-    assert_eq!(told.len(), 1, "{told:?}");
+    let found: Vec<_> = planner.problems().map(ToString::to_string).collect();
+    assert!(found[0].contains("8002 cannot be used: the gateway itself listens there"), "{found:?}");
+    assert_eq!(found.len(), 1, "{found:?}");
 }
 
 #[test]
@@ -469,7 +498,7 @@ fn a_written_service_cannot_take_the_node_port_of_a_cluster() {
     planner.apply([set_cluster("a", "{}")]);
     let port = node_port(&planner, "a");
     let outputs = planner.apply([set_service("apps", "web", &format!(r#", "nodePort": {port}"#))]);
-    let [Output::Problems(_, problems), Output::Service(served)] = &*outputs else {
+    let [Output::Problems(_, problems), Output::Service(Change::Apply(served))] = &*outputs else {
         panic!("{:?}", shown(&outputs))
     };
     assert_eq!(
@@ -481,13 +510,15 @@ fn a_written_service_cannot_take_the_node_port_of_a_cluster() {
     );
     assert_eq!(served.spec.ports[0].node_port, None);
 
-    let outputs = planner.apply([Change::NoCluster(ClusterName::new("a"))]);
-    let Some(Output::Service(served)) = outputs.last() else { panic!("{:?}", shown(&outputs)) };
+    let outputs = planner.apply([delete_cluster(ClusterName::new("a"))]);
+    let Some(Output::Service(Change::Apply(served))) = outputs.last() else {
+        panic!("{:?}", shown(&outputs))
+    };
     assert_eq!(served.spec.ports[0].node_port, Some(port), "it is free now");
 }
 
 #[test]
-fn duplicates_are_told_and_the_elder_counts() {
+fn duplicates_are_reported_and_the_older_object_counts() {
     let mut planner = planner(Mode::Plan);
     let elder = |kind: &str, name: &str, namespace: &str, born: &str| {
         format!(
@@ -497,32 +528,22 @@ fn duplicates_are_told_and_the_elder_counts() {
         )
     };
     planner.apply([
-        Change::Seed(Box::new(read(&elder("Seed", "north", "a", "2026-02-01T00:00:00Z")))),
-        Change::Seed(Box::new(read(&elder("Seed", "north", "b", "2026-01-01T00:00:00Z")))),
-        Change::Seed(Box::new(read(&elder("Seed", "south", "a", "2026-03-01T00:00:00Z")))),
-        Change::Configuration(Box::new(read(&elder(
-            "KubermaticConfiguration",
-            "k",
-            "a",
-            "2026-02-01T00:00:00Z",
-        )))),
-        Change::Configuration(Box::new(read(&elder(
-            "KubermaticConfiguration",
-            "k",
-            "b",
-            "2026-01-01T00:00:00Z",
-        )))),
+        apply_seed(read(&elder("Seed", "north", "a", "2026-02-01T00:00:00Z"))),
+        apply_seed(read(&elder("Seed", "north", "b", "2026-01-01T00:00:00Z"))),
+        apply_seed(read(&elder("Seed", "south", "a", "2026-03-01T00:00:00Z"))),
+        apply_configuration(read(&elder("KubermaticConfiguration", "k", "a", "2026-02-01T00:00:00Z"))),
+        apply_configuration(read(&elder("KubermaticConfiguration", "k", "b", "2026-01-01T00:00:00Z"))),
     ]);
     let problems: Vec<String> = planner.problems().map(ToString::to_string).collect();
     assert_eq!(
         problems,
         [
-            "KubermaticConfiguration a/k: an installation has one configuration, and KubermaticConfiguration b/k is it: \
-             this one is ignored; remove one of the two",
-            "Seed a/north: metadata.name: Seed b/north has the same name \"north\" and is the elder, or the first of \
-             equals; remove or rename one of the two",
-            "Seed a/south: spec.datacenters.lab: the datacenter \"lab\" belongs to Seed b/north, whose clusters keep it; \
-             rename it, or remove it from one of the two",
+            "KubermaticConfiguration a/k: an installation has one configuration, and KubermaticConfiguration \
+             b/k is it: this one is ignored; remove one of the two",
+            "Seed a/north: metadata.name: Seed b/north has the same name \"north\" and is the elder, or the \
+             first of equals; remove or rename one of the two",
+            "Seed a/south: spec.datacenters.lab: the datacenter \"lab\" belongs to Seed b/north, whose \
+             clusters keep it; rename it, or remove it from one of the two",
         ]
     );
 }
@@ -590,7 +611,7 @@ fn a_paused_cluster_stays_as_it_is() {
 fn beside_kkp_only_policies_and_problems_come_out() {
     let mut planner = planner(Mode::Observe);
     let outputs = planner.apply([
-        Change::Configuration(Box::new(configuration(DOMAIN))),
+        set_configuration(DOMAIN),
         set_seed(r#"{"nodeportProxy": {"envoy": {"connectionSettings": {"sniListenerIdleTimeout": "1h"}}}}"#),
         set_cluster("a", r#"{"exposeStrategy": "NodePort"}"#),
         set_service("cluster-a", "apiserver-external", r#", "nodePort": 31000"#),
@@ -607,9 +628,9 @@ fn beside_kkp_only_policies_and_problems_come_out() {
 #[test]
 fn of_several_changes_for_one_object_the_last_counts() {
     let mut planner = with_seed("{}");
-    let outputs = planner.apply([set_cluster("a", "{}"), Change::NoCluster(ClusterName::new("a"))]);
+    let outputs = planner.apply([set_cluster("a", "{}"), delete_cluster(ClusterName::new("a"))]);
     assert_eq!(outputs, []);
-    let outputs = planner.apply([Change::NoCluster(ClusterName::new("a")), set_cluster("a", "{}")]);
+    let outputs = planner.apply([delete_cluster(ClusterName::new("a")), set_cluster("a", "{}")]);
     assert_eq!(outputs.len(), 3);
 }
 
@@ -634,7 +655,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn change(step: &Step) -> Change {
+fn change(step: &Step) -> ObjectChange {
     let spec = |strategy: &Option<&str>, rest: &str| match strategy {
         Some(strategy) => format!(r#"{{"exposeStrategy": "{strategy}" {rest}}}"#),
         None => format!("{{ {} }}", rest.trim_start_matches(',')),
@@ -642,7 +663,7 @@ fn change(step: &Step) -> Change {
     match step {
         Step::Cluster(n, strategy, true) => set(migrating(&format!("c{n}"), &spec(strategy, ""))),
         Step::Cluster(n, strategy, false) => set_cluster(&format!("c{n}"), &spec(strategy, "")),
-        Step::NoCluster(n) => Change::NoCluster(ClusterName::new(&format!("c{n}"))),
+        Step::NoCluster(n) => delete_cluster(ClusterName::new(&format!("c{n}"))),
         Step::Seed(strategy, disable) => {
             set_seed(&spec(strategy, &format!(r#", "nodeportProxy": {{"disable": {disable}}}"#)))
         }
@@ -650,9 +671,7 @@ fn change(step: &Step) -> Change {
             let port = port.map_or(String::new(), |port| format!(r#", "nodePort": {port}"#));
             set_service(&format!("cluster-c{n}"), "apiserver-external", &port)
         }
-        Step::NoService(n) => {
-            Change::NoService(ObjectKey::new(&format!("cluster-c{n}"), "apiserver-external"))
-        }
+        Step::NoService(n) => delete_service(ObjectKey::new(&format!("cluster-c{n}"), "apiserver-external")),
     }
 }
 
@@ -660,9 +679,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
-    fn whoever_follows_the_outputs_holds_what_is_in_force(steps in prop::collection::vec(step(), 1..60)) {
+    fn the_outputs_add_up_to_what_is_in_force(steps in prop::collection::vec(step(), 1..60)) {
         let mut planner = planner(Mode::Plan);
-        planner.apply([Change::Configuration(Box::new(configuration(FEW_PORTS))), set_seed("{}")]);
+        planner.apply([set_configuration(FEW_PORTS), set_seed("{}")]);
         let mut services: BTreeMap<ObjectKey, Arc<Service>> = BTreeMap::new();
         let mut policies: BTreeMap<ClusterName, Arc<ClusterPolicy>> = BTreeMap::new();
         let mut problems: BTreeMap<ObjectRef, Vec<Problem>> = BTreeMap::new();
@@ -670,16 +689,24 @@ proptest! {
         for step in &steps {
             let change = change(step);
             match &change {
-                Change::Service(service) => { written.insert(service.metadata.key()); }
-                Change::NoService(key) => { written.remove(key); }
+                ObjectChange::Service(Change::Apply(service)) => { written.insert(service.metadata.key()); }
+                ObjectChange::Service(Change::Delete(key)) => { written.remove(key); }
                 _ => {}
             }
             for output in planner.apply([change]) {
                 match output {
-                    Output::Service(service) | Output::Planned(service) => { services.insert(service.metadata.key(), service); }
-                    Output::NoService(key) => prop_assert!(services.remove(&key).is_some(), "{key} was not there"),
-                    Output::Policy(policy) => { policies.insert(policy.cluster.clone(), policy); }
-                    Output::NoPolicy(name) => prop_assert!(policies.remove(&name).is_some()),
+                    Output::Service(Change::Apply(service))
+                    | Output::PlannedService(Change::Apply(service)) => {
+                        services.insert(service.metadata.key(), service);
+                    }
+                    Output::Service(Change::Delete(key))
+                    | Output::PlannedService(Change::Delete(key)) => {
+                        prop_assert!(services.remove(&key).is_some(), "{key} was not there");
+                    }
+                    Output::Policy(Change::Apply(policy)) => {
+                        policies.insert(policy.cluster.clone(), policy);
+                    }
+                    Output::Policy(Change::Delete(name)) => prop_assert!(policies.remove(&name).is_some()),
                     Output::Problems(object, found) if found.is_empty() => { problems.remove(&object); }
                     Output::Problems(object, found) => { problems.insert(object, found); }
                     Output::Note(..) | Output::Timeouts(_) => {}
@@ -687,8 +714,9 @@ proptest! {
             }
             let mut expected = BTreeMap::new();
             for plan in planner.plans() {
-                for service in plan.services.into_iter().filter(|service| &*service.metadata.name != "front-loadbalancer") {
-                    if !written.contains(&service.metadata.key()) {
+                for service in plan.services {
+                    let is_front = &*service.metadata.name == "front-loadbalancer";
+                    if !is_front && !written.contains(&service.metadata.key()) {
                         expected.insert(service.metadata.key(), service);
                     }
                 }

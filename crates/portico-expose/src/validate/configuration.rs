@@ -4,7 +4,7 @@ use portico_api::configuration::KubermaticConfiguration;
 use portico_api::meta::Kind;
 use portico_api::names::HostName;
 
-use super::{Findings, Verdict};
+use crate::findings::{Findings, Verdict};
 
 /// Checks the configuration of an installation.
 pub fn configuration(configuration: &KubermaticConfiguration) -> Verdict {
@@ -46,8 +46,9 @@ mod tests {
         assert_eq!(
             problems("{}"),
             "refused: false\n\
-             KubermaticConfiguration kubermatic/kubermatic: spec.ingress.domain: it is empty, so no cluster has a host \
-             name and none can use the strategy Tunneling; write the base domain, as in kkp.example.com"
+             KubermaticConfiguration kubermatic/kubermatic: spec.ingress.domain: it is empty, so no cluster \
+             has a host name and none can use the strategy Tunneling; write the base domain, as in \
+             kkp.example.com"
         );
     }
 
@@ -59,14 +60,14 @@ mod tests {
                     "userCluster": {"nodePortRange": "32767-30000"}}"#
             ),
             "refused: true\n\
-             KubermaticConfiguration kubermatic/kubermatic: spec.exposeStrategy: \"Nodeport\" is no strategy: it is none \
-             of NodePort, LoadBalancer, Tunneling (upper and lower case matter); write NodePort, LoadBalancer or \
-             Tunneling, or leave the field out for NodePort\n\
-             KubermaticConfiguration kubermatic/kubermatic: spec.ingress.domain: \"kkp..com\" is no domain: the label \
-             \"\" must have 1 to 63 characters; write the base domain, as in kkp.example.com\n\
-             KubermaticConfiguration kubermatic/kubermatic: spec.userCluster.nodePortRange: \"32767-30000\" is no port \
-             range: its first port is greater than its last; write the seed's own NodePort range, or leave the field \
-             out for 30000-32767"
+             KubermaticConfiguration kubermatic/kubermatic: spec.exposeStrategy: \"Nodeport\" is no \
+             strategy: it is none of NodePort, LoadBalancer, Tunneling (upper and lower case matter); write \
+             NodePort, LoadBalancer or Tunneling, or leave the field out for NodePort\n\
+             KubermaticConfiguration kubermatic/kubermatic: spec.ingress.domain: \"kkp..com\" is no domain: \
+             the label \"\" must have 1 to 63 characters; write the base domain, as in kkp.example.com\n\
+             KubermaticConfiguration kubermatic/kubermatic: spec.userCluster.nodePortRange: \"32767-30000\" \
+             is no port range: its first port is greater than its last; write the seed's own NodePort range, \
+             or leave the field out for 30000-32767"
         );
     }
 }

@@ -6,10 +6,9 @@ use portico_api::names::HostName;
 use portico_api::seed::{ConnectionSettings, SHORTEST_CONNECTION_SETTING, Seed};
 use portico_api::setting::Setting;
 
-use super::{Findings, Verdict};
+use crate::findings::{Findings, Verdict};
 
-/// Checks a Seed by itself; whether it clashes with another is known only where all of them are
-/// (the planner).
+/// Checks a Seed by itself. The planner checks it against the other Seeds.
 pub fn seed(seed: &Seed) -> Verdict {
     let spec = &seed.spec;
     let mut findings = Findings::of(Kind::Seed, &seed.metadata);
@@ -106,7 +105,8 @@ mod tests {
                 r#"{"seedDNSOverwrite": "north", "exposeStrategy": "Tunneling",
                     "defaultAPIServerAllowedIPRanges": ["198.51.100.0/24", "2001:db8::/32"],
                     "nodeportProxy": {"envoy": {"replicas": 3,
-                        "connectionSettings": {"downstreamTCPKeepaliveTime": "60s", "sniListenerIdleTimeout": 0,
+                        "connectionSettings": {"downstreamTCPKeepaliveTime": "60s",
+                            "sniListenerIdleTimeout": 0,
                             "downstreamTCPKeepaliveInterval": "10s", "downstreamTCPKeepaliveProbes": 3},
                         "loadBalancerService": {"sourceRanges": ["203.0.113.0/24"]}}},
                     "datacenters": {"lab-1": {"country": "DE", "spec": {"bringyourown": {}}}}}"#
@@ -120,19 +120,21 @@ mod tests {
         assert_eq!(
             problems(
                 r#"{"exposeStrategy": "None", "defaultAPIServerAllowedIPRanges": ["10.0.0.0/8", "10.0.0.1"],
-                    "nodeportProxy": {"envoy": {"loadBalancerService": {"sourceRanges": ["", "10.0.0.0/33"]}}}}"#
+                    "nodeportProxy": {"envoy": {"loadBalancerService": {
+                        "sourceRanges": ["", "10.0.0.0/33"]}}}}"#
             ),
             "refused: true\n\
-             Seed kubermatic/north: spec.exposeStrategy: \"None\" is no strategy: it is none of NodePort, LoadBalancer, \
-             Tunneling (upper and lower case matter); write NodePort, LoadBalancer or Tunneling, or leave the field out \
-             to follow the KubermaticConfiguration\n\
-             Seed kubermatic/north: spec.defaultAPIServerAllowedIPRanges[1]: \"10.0.0.1\" is no network in CIDR \
-             notation: it has no prefix length; write address and prefix length, as in 198.51.100.0/24 or \
-             198.51.100.7/32\n\
-             Seed kubermatic/north: spec.nodeportProxy.envoy.loadBalancerService.sourceRanges[0]: it is empty; write \
-             address and prefix length, as in 198.51.100.0/24 or 198.51.100.7/32\n\
-             Seed kubermatic/north: spec.nodeportProxy.envoy.loadBalancerService.sourceRanges[1]: \"10.0.0.0/33\" is no \
-             network in CIDR notation: \"33\" is no prefix length from 0 to 32; write address and prefix length, as in \
+             Seed kubermatic/north: spec.exposeStrategy: \"None\" is no strategy: it is none of NodePort, \
+             LoadBalancer, Tunneling (upper and lower case matter); write NodePort, LoadBalancer or \
+             Tunneling, or leave the field out to follow the KubermaticConfiguration\n\
+             Seed kubermatic/north: spec.defaultAPIServerAllowedIPRanges[1]: \"10.0.0.1\" is no network in \
+             CIDR notation: it has no prefix length; write address and prefix length, as in 198.51.100.0/24 \
+             or 198.51.100.7/32\n\
+             Seed kubermatic/north: spec.nodeportProxy.envoy.loadBalancerService.sourceRanges[0]: it is \
+             empty; write address and prefix length, as in 198.51.100.0/24 or 198.51.100.7/32\n\
+             Seed kubermatic/north: \
+             spec.nodeportProxy.envoy.loadBalancerService.sourceRanges[1]: \"10.0.0.0/33\" is no network in \
+             CIDR notation: \"33\" is no prefix length from 0 to 32; write address and prefix length, as in \
              198.51.100.0/24 or 198.51.100.7/32"
         );
     }
@@ -147,33 +149,37 @@ mod tests {
                     "upstreamTCPKeepaliveProbes": "three"}}}}"#
             ),
             "refused: false\n\
-             Seed kubermatic/north: spec.nodeportProxy.envoy.connectionSettings.sniListenerIdleTimeout: 0.5s is less \
-             than a second; write 0 for the default, or 1s or more\n\
-             Seed kubermatic/north: spec.nodeportProxy.envoy.connectionSettings.tunnelingConnectionIdleTimeout: -1s is \
-             negative; write 0 for the default, or 1s or more\n\
-             Seed kubermatic/north: spec.nodeportProxy.envoy.connectionSettings.tunnelingStreamIdleTimeout: \"60\" is no \
-             duration: a unit is missing or unknown, as in 90s or 1m30s; write 0 for the default, or 1s or more\n\
-             Seed kubermatic/north: spec.nodeportProxy.envoy.connectionSettings.downstreamTCPKeepaliveProbes: 0 is less \
-             than 1; write 1 or more, or leave the field out\n\
-             Seed kubermatic/north: spec.nodeportProxy.envoy.connectionSettings.upstreamTCPKeepaliveProbes: \"three\" is \
-             no number of probes: invalid digit found in string; write 1 or more, or leave the field out"
+             Seed kubermatic/north: spec.nodeportProxy.envoy.connectionSettings.sniListenerIdleTimeout: 0.5s \
+             is less than a second; write 0 for the default, or 1s or more\n\
+             Seed kubermatic/north: \
+             spec.nodeportProxy.envoy.connectionSettings.tunnelingConnectionIdleTimeout: -1s is negative; \
+             write 0 for the default, or 1s or more\n\
+             Seed kubermatic/north: \
+             spec.nodeportProxy.envoy.connectionSettings.tunnelingStreamIdleTimeout: \"60\" is no duration: \
+             a unit is missing or unknown, as in 90s or 1m30s; write 0 for the default, or 1s or more\n\
+             Seed kubermatic/north: \
+             spec.nodeportProxy.envoy.connectionSettings.downstreamTCPKeepaliveProbes: 0 is less than 1; \
+             write 1 or more, or leave the field out\n\
+             Seed kubermatic/north: \
+             spec.nodeportProxy.envoy.connectionSettings.upstreamTCPKeepaliveProbes: \"three\" is no number \
+             of probes: invalid digit found in string; write 1 or more, or leave the field out"
         );
     }
 
     #[test]
-    fn names_that_cannot_be_in_a_host_name_and_unknown_service_types_are_told() {
+    fn names_that_cannot_be_in_a_host_name_and_unknown_service_types_are_reported() {
         assert_eq!(
             problems(
                 r#"{"seed_dns_overwrite": "no rth",
                     "datacenters": {"lab-1": {"spec": {"apiServerServiceType": "nodeport"}}}}"#
             ),
             "refused: true\n\
-             Seed kubermatic/north: spec.seedDNSOverwrite: \"no rth\" cannot be part of a host name: the label \"no rth\" \
-             may only hold letters, digits, '-' and '_', and must not begin or end with '-'; write a DNS label in \
-             spec.seedDNSOverwrite\n\
-             Seed kubermatic/north: spec.datacenters.lab-1.spec.apiServerServiceType: \"nodeport\" is no Service type: it \
-             is none of ClusterIP, NodePort, LoadBalancer (upper and lower case matter); write one of them, or leave \
-             the field out"
+             Seed kubermatic/north: spec.seedDNSOverwrite: \"no rth\" cannot be part of a host name: the \
+             label \"no rth\" may only hold letters, digits, '-' and '_', and must not begin or end with \
+             '-'; write a DNS label in spec.seedDNSOverwrite\n\
+             Seed kubermatic/north: spec.datacenters.lab-1.spec.apiServerServiceType: \"nodeport\" is no \
+             Service type: it is none of ClusterIP, NodePort, LoadBalancer (upper and lower case matter); \
+             write one of them, or leave the field out"
         );
     }
 }

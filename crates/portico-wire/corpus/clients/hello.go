@@ -15,7 +15,8 @@ func main() {
 	}
 	if len(os.Args) > 3 {
 		config.MinVersion = tls.VersionTLS10
-		config.MaxVersion = map[string]uint16{"1.0": tls.VersionTLS10, "1.1": tls.VersionTLS11, "1.2": tls.VersionTLS12}[os.Args[3]]
+		versions := map[string]uint16{"1.0": tls.VersionTLS10, "1.1": tls.VersionTLS11, "1.2": tls.VersionTLS12}
+		config.MaxVersion = versions[os.Args[3]]
 	}
 	_, err := tls.Dial("tcp", "127.0.0.1:"+os.Args[1], config)
 	log.Fatal(err)

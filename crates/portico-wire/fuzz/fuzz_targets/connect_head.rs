@@ -1,5 +1,5 @@
-//! Whatever a client sends to the tunnel port: no panic, no waiting past the cap, and a head that is taken has one
-//! end that every reader of HTTP agrees on.
+//! Whatever a client sends to the tunnel port: no panic, no waiting past the cap, and a head that is taken
+//! has one end that every reader of HTTP agrees on.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,6 @@
 use super::*;
 
+use proptest::collection::vec;
 use proptest::prelude::*;
 
 /// A head as an agent sends it, with the first bytes for the upstream behind it.
@@ -140,8 +141,8 @@ proptest! {
     #[test]
     fn more_bytes_never_change_an_answer(
         start in prop_oneof![Just(&b""[..]), Just(&b"CONNECT a:1 HTTP/1.1\r\n"[..]), Just(CONNECT)],
-        bytes in proptest::collection::vec(prop_oneof![any::<u8>(), Just(b'\r'), Just(b'\n'), Just(b':')], 0..200),
-        more in proptest::collection::vec(any::<u8>(), 0..40),
+        bytes in vec(prop_oneof![any::<u8>(), Just(b'\r'), Just(b'\n'), Just(b':')], 0..200),
+        more in vec(any::<u8>(), 0..40),
     ) {
         let bytes = [start, &bytes].concat();
         let longer = [&bytes[..], &more].concat();

@@ -2,6 +2,7 @@
 
 use super::*;
 
+use proptest::collection::vec;
 use proptest::prelude::*;
 
 /// The fields of a hello made for a test, each as its raw bytes.
@@ -308,7 +309,7 @@ fn the_largest_hello_is_read_and_a_larger_one_refused_without_waiting() {
 
 /// Bytes that look like a hello for a while.
 fn nearly_hello() -> impl Strategy<Value = Vec<u8>> {
-    let garbage = proptest::collection::vec(any::<u8>(), 0..80);
+    let garbage = vec(any::<u8>(), 0..80);
     let damaged = (1..600usize, any::<prop::sample::Index>(), any::<u8>()).prop_map(|(size, at, byte)| {
         let mut bytes = records(&Made::named(b"a.example.com").message(), size);
         let at = at.index(bytes.len());
@@ -320,7 +321,7 @@ fn nearly_hello() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn more_bytes_never_change_an_answer(bytes in nearly_hello(), more in proptest::collection::vec(any::<u8>(), 0..40)) {
+    fn more_bytes_never_change_an_answer(bytes in nearly_hello(), more in vec(any::<u8>(), 0..40)) {
         let longer = [&bytes[..], &more].concat();
         match parse(&bytes) {
             Parse::NeedMore => {}
@@ -330,7 +331,7 @@ proptest! {
     }
 
     #[test]
-    fn reads_of_any_size_give_one_answer(bytes in nearly_hello(), sizes in proptest::collection::vec(1..50usize, 1..20)) {
+    fn reads_of_any_size_give_one_answer(bytes in nearly_hello(), sizes in vec(1..50usize, 1..20)) {
         let mut progress = Progress::default();
         let mut have = 0;
         for size in sizes.iter().cycle() {

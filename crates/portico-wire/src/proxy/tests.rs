@@ -1,5 +1,6 @@
 use super::*;
 
+use proptest::collection::vec;
 use proptest::prelude::*;
 
 fn proxied(source: &str, destination: &str, len: usize) -> Header<'static> {
@@ -187,11 +188,12 @@ proptest! {
         source in any_address(),
         destination in any_address(),
         authority in proptest::option::of("[a-z0-9.:-]{0,255}"),
-        unique_id in proptest::option::of(proptest::collection::vec(any::<u8>(), 0..=128)),
-        alpn in proptest::option::of(proptest::collection::vec(any::<u8>(), 0..=255)),
-        after in proptest::collection::vec(any::<u8>(), 0..20),
+        unique_id in proptest::option::of(vec(any::<u8>(), 0..=128)),
+        alpn in proptest::option::of(vec(any::<u8>(), 0..=255)),
+        after in vec(any::<u8>(), 0..20),
     ) {
-        let tlvs = Tlvs { authority: authority.as_deref(), unique_id: unique_id.as_deref(), alpn: alpn.as_deref() };
+        let (authority, unique_id) = (authority.as_deref(), unique_id.as_deref());
+        let tlvs = Tlvs { authority, unique_id, alpn: alpn.as_deref() };
         let header = encode_v2(source, destination, tlvs);
         let bytes = [&header[..], &after].concat();
         let expected = Header::Proxied { source, destination, tlvs, len: header.len() };
@@ -200,9 +202,15 @@ proptest! {
 
     #[test]
     fn more_bytes_never_change_an_answer(
-        start in prop_oneof![Just(&b""[..]), Just(&b"PROXY "[..]), Just(&b"PROXY TCP4 1.2.3.4 "[..]), Just(&SIGNATURE_V2[..]), Just(&b"\r\n\r\n\0\r\nQUIT\n\x21\x11\x00"[..])],
-        bytes in proptest::collection::vec(prop_oneof![any::<u8>(), Just(b'\r'), Just(b'\n'), Just(b' ')], 0..120),
-        more in proptest::collection::vec(any::<u8>(), 0..40),
+        start in prop_oneof![
+            Just(&b""[..]),
+            Just(&b"PROXY "[..]),
+            Just(&b"PROXY TCP4 1.2.3.4 "[..]),
+            Just(&SIGNATURE_V2[..]),
+            Just(&b"\r\n\r\n\0\r\nQUIT\n\x21\x11\x00"[..]),
+        ],
+        bytes in vec(prop_oneof![any::<u8>(), Just(b'\r'), Just(b'\n'), Just(b' ')], 0..120),
+        more in vec(any::<u8>(), 0..40),
     ) {
         let bytes = [start, &bytes].concat();
         let longer = [&bytes[..], &more].concat();

@@ -16,7 +16,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 
 use self::flags::Flags;
-use crate::control::Hangup;
+use crate::daemon::{self, Daemon, Hangup};
 use crate::outcome::Outcome;
 
 /// `portico agent`, and what else there is to an agent.
@@ -55,11 +55,9 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<Outcome> {
     match &command.verb {
         Some(Verb::Check(flags)) => check::run(flags),
         Some(Verb::Ready(flags)) => ready::run(flags),
-        None => {
-            let runtime = runtime()?;
-            runtime.block_on(control::run(&command.flags, Hangup::of_terminal(), |_| ()))?;
-            Ok(Outcome::Done)
-        }
+        None => daemon::run(async {
+            control::run(&command.flags, Daemon::start(Hangup::of_terminal())?, |_| ()).await
+        }),
     }
 }
 

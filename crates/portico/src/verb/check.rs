@@ -4,7 +4,9 @@ use portico_api::problem::Severity;
 
 use crate::finding::Finding;
 use crate::offline::Flags;
-use crate::outcome::{Outcome, OutputFormat, print};
+use portico_admin::listing::OutputFormat;
+
+use crate::outcome::{Outcome, print};
 
 /// Prints every problem. The answer is "no" if one of them is an error.
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {

@@ -1,9 +1,11 @@
-//! `portico demo`: a gateway and three user clusters, one per expose strategy, on this machine, nothing else needed.
+//! `portico demo`: a gateway and three user clusters, one per expose strategy, on this machine, nothing else
+//! needed.
 //!
-//! It writes manifests into a folder of its own ([`site`]), with certificates ([`pki`]) and kubeconfigs, starts a stand-in API
-//! server for each cluster ([`api_server`]), and runs the gateway on that folder exactly as `portico gateway --manifests` does, and an
-//! agent beside it, as `portico agent` would on a node of the Tunneling cluster, but without an address of its own.
-//! [`mod@guide`] prints what can be tried; [`ports`] steps over ports that are taken. Ctrl-C ends it and removes the folder.
+//! It writes manifests into a folder of its own ([`site`]), with certificates ([`pki`]) and kubeconfigs,
+//! starts a stand-in API server for each cluster ([`api_server`]), and runs the gateway on that folder
+//! exactly as `portico gateway --manifests` does, and an agent beside it, as `portico agent` would on a node
+//! of the Tunneling cluster, but without an address of its own. [`mod@guide`] prints what can be tried;
+//! [`ports`] steps over ports that are taken. Ctrl-C ends it and removes the folder.
 
 mod api_server;
 mod guide;
@@ -20,9 +22,8 @@ use tokio::sync::oneshot;
 use self::guide::guide;
 use self::ports::Ports;
 use self::site::Site;
-use super::agent;
-use crate::control::{self, Hangup};
-use crate::gateway_flags;
+use super::{agent, gateway};
+use crate::daemon::{self, Daemon, Hangup};
 use crate::outcome::{Outcome, print};
 
 /// Attempts to start although another process took a port between looking and binding.
@@ -51,14 +52,14 @@ pub(crate) struct Flags {
     agent_admin_port: u16,
 }
 
-/// The flags of `portico gateway`, as somebody would type them.
+/// The flags of `portico gateway`, as typed on a command line.
 #[derive(Debug, Parser)]
 struct GatewayLine {
     #[command(flatten)]
-    flags: gateway_flags::Flags,
+    flags: gateway::flags::Flags,
 }
 
-/// The flags of `portico agent`, as somebody would type them.
+/// The flags of `portico agent`, as typed on a command line.
 #[derive(Debug, Parser)]
 struct AgentLine {
     #[command(flatten)]
@@ -67,12 +68,7 @@ struct AgentLine {
 
 /// Runs the demo until Ctrl-C.
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start the control thread")?;
-    runtime.block_on(demo(flags))?;
-    Ok(Outcome::Done)
+    daemon::run(demo(flags))
 }
 
 async fn demo(flags: &Flags) -> anyhow::Result<()> {
@@ -95,14 +91,14 @@ async fn demo(flags: &Flags) -> anyhow::Result<()> {
 }
 
 async fn serve(site: &Site, ports: &Ports) -> anyhow::Result<()> {
-    let gateway = GatewayLine::try_parse_from(site.gateway_arguments(ports))
+    let gateway_line = GatewayLine::try_parse_from(site.gateway_arguments(ports))
         .context("the demo's own gateway flags do not parse")?;
     let agent = AgentLine::try_parse_from(site.agent_arguments(ports))
         .context("the demo's own agent flags do not parse")?;
     let (tell, told) = oneshot::channel();
-    let started = |status: &crate::status::Status| {
+    let started = |status: &gateway::status::Status| {
         let plans: Vec<_> = status.pipeline().plans().collect();
-        // Nobody hears it only if the agent's part is over, and with it the demo.
+        // Fails only if the agent has ended, and the demo with it.
         let _ = tell.send(guide(site, ports, &plans));
     };
     let run_agent = async {
@@ -110,10 +106,11 @@ async fn serve(site: &Site, ports: &Ports) -> anyhow::Result<()> {
         let Ok(text) = told.await else { return Ok(()) };
         let text = text?;
         let mut printed = Ok(());
-        agent::control::run(&agent.flags, Hangup::Stops, |_| printed = print(&text)).await?;
+        agent::control::run(&agent.flags, Daemon::start(Hangup::Stops)?, |_| printed = print(&text)).await?;
         printed
     };
-    tokio::try_join!(control::run(&gateway.flags, Hangup::Stops, started), run_agent)?;
+    let daemon = Daemon::start(Hangup::Stops)?;
+    tokio::try_join!(gateway::control::run(&gateway_line.flags, daemon, started), run_agent)?;
     Ok(())
 }
 

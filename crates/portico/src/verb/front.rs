@@ -4,16 +4,16 @@
 //! A process of its own, because it may write and the gateway may not. The controller is in
 //! `portico-operator`; here are its flags and its admin listener.
 
-use std::convert::Infallible;
 use std::fmt;
-use std::future::pending;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::Context;
 use clap::Args;
 use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
+use portico_admin::body::stream;
+use portico_admin::exposition::{Exposition, Families};
+use portico_admin::server::{Answer, Pages, text, typed};
 use portico_api::meta::ObjectKey;
 use portico_expose::front::FrontSettings;
 use portico_kube::client;
@@ -21,11 +21,8 @@ use portico_operator::{Front, FrontStatus, Settings, StatusHandle};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
-use crate::admin::body::stream;
-use crate::admin::exposition::{Exposition, Families};
-use crate::admin::server::{Answer, Pages, bind, serve, text, typed};
 use crate::args::{Listen, Port, annotation_key, object_key};
-use crate::control::{Hangup, Stop};
+use crate::daemon::{self, Admin, Daemon, Hangup};
 use crate::outcome::Outcome;
 
 /// `portico front`.
@@ -60,36 +57,19 @@ pub(crate) struct Flags {
 
 /// Runs until told to stop.
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start the control thread")?;
-    runtime.block_on(control(flags))?;
-    Ok(Outcome::Done)
+    daemon::run(control(flags))
 }
 
 async fn control(flags: &Flags) -> anyhow::Result<()> {
-    let mut stop = Stop::new(Hangup::of_terminal())?;
+    let mut daemon = Daemon::start(Hangup::of_terminal())?;
     let client = client(flags.kubeconfig.as_deref()).await?;
     let front = Front::new(client, flags.settings());
-    let pages = Arc::new(FrontPages::new(front.status()));
-    let stopped = async move {
-        let signal = stop.asked().await;
+    let _admin = Admin::serve(flags.admin_listen, Arc::new(FrontPages::new(front.status())), false).await?;
+    let stopped = async {
+        let signal = daemon.asked_to_stop().await;
         tracing::info!(%signal, "told to stop");
     };
-    tokio::select! {
-        never = admin(flags.admin_listen, pages) => match never? {},
-        ended = front.run(stopped) => Ok(ended?),
-    }
-}
-
-async fn admin(listen: Listen, pages: Arc<FrontPages>) -> anyhow::Result<Infallible> {
-    let Some(address) = listen.0 else { return pending().await };
-    let listener = bind(address).await;
-    let listener = listener.with_context(|| {
-        format!("cannot listen on {address}; choose another address with --admin-listen, or off")
-    })?;
-    Ok(serve(listener, pages).await)
+    Ok(front.run(stopped).await?)
 }
 
 impl Flags {

@@ -1,9 +1,20 @@
 //! `portico gateway`: serves what is exposed until it is told to stop.
+//!
+//! [`flags`] says what can be set, [`control`] wires source, pipeline and data plane, [`status`] is what the
+//! process knows of itself, shown by [`pages`], [`health`], [`metrics`] and [`connections`]. [`tunnel_files`]
+//! reads certificates, CAs and tokens again when they change.
 
-use anyhow::Context;
+mod connections;
+pub(crate) mod control;
+pub(crate) mod flags;
+mod health;
+mod metrics;
+mod pages;
+pub(crate) mod status;
+mod tunnel_files;
 
-use crate::control::{self, Hangup};
-use crate::gateway_flags::Flags;
+use self::flags::Flags;
+use crate::daemon::{self, Daemon, Hangup};
 use crate::outcome::Outcome;
 
 /// Runs the gateway on the flags.
@@ -11,25 +22,22 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     flags.check()?;
     if flags.tunnel_is_silent() {
         tracing::warn!(
-            "the tunnel listener is off: nobody said whether it serves TLS (--tunnel-tls-cert, --tunnel-tls-key) or plain \
-             text (--tunnel-plaintext); say --tunnel-listen off if that is meant"
+            "the tunnel listener is off: nobody said whether it serves TLS (--tunnel-tls-cert, \
+             --tunnel-tls-key) or plain text (--tunnel-plaintext); say --tunnel-listen off if that is meant"
         );
     }
     match flags.tunnel_is_open_to_anyone() {
         Some("--tunnel-plaintext") if flags.plaintext_passes_identity() => tracing::warn!(
-            "--tunnel-plaintext serves clients without TLS, and asks them for nothing: whoever reaches the tunnel port so \
-             reaches every cluster; certificates and tokens bind the others only. Leave --tunnel-plaintext out once all agents speak TLS"
+            "--tunnel-plaintext serves clients without TLS, and asks them for nothing: whoever reaches the \
+             tunnel port so reaches every cluster; certificates and tokens bind the others only. Leave \
+             --tunnel-plaintext out once all agents speak TLS"
         ),
         Some(flag) => tracing::warn!(
-            "the tunnel is open to anyone: with {flag} alone, whoever reaches its port reaches every exposed cluster. Ask clients for an \
-             identity (--tunnel-tls-cert with --tunnel-client-ca, --tunnel-tokens or --tunnel-token-review)"
+            "the tunnel is open to anyone: with {flag} alone, whoever reaches its port reaches every \
+             exposed cluster. Ask clients for an identity (--tunnel-tls-cert with --tunnel-client-ca, \
+             --tunnel-tokens or --tunnel-token-review)"
         ),
         None => {}
     }
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start the control thread")?;
-    runtime.block_on(control::run(flags, Hangup::of_terminal(), |_| ()))?;
-    Ok(Outcome::Done)
+    daemon::run(async { control::run(flags, Daemon::start(Hangup::of_terminal())?, |_| ()).await })
 }

@@ -2,13 +2,14 @@
 
 use anyhow::bail;
 use clap::Args;
+use portico_admin::listing::OutputFormat;
+use portico_admin::table;
 use portico_agent::address::{Collision, Report, check};
 use serde::Serialize;
 
 use super::flags::AddressFlags;
 use super::runtime;
-use crate::outcome::{Outcome, OutputFormat, print};
-use crate::table;
+use crate::outcome::{Outcome, print};
 
 /// `portico agent check`.
 #[derive(Debug, Args)]

@@ -18,15 +18,13 @@ use portico_agent::address::Held;
 use portico_agent::{Agent, IdentityFiles, Inherited, Settings};
 use portico_net::access::AccessLog;
 use portico_net::takeover::{Offer, Predecessor, take_over};
-use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use super::flags::{Flags, Plan};
 use super::pages::AgentPages;
 use super::status::Status;
-use crate::admin::server;
-use crate::control::{Hangup, Stop, raise_descriptor_limit};
-use crate::{allocator, text_pages};
+use crate::allocator;
+use crate::daemon::{Admin, Daemon};
 
 /// Between two looks whether a tunnel is up, while a predecessor serves.
 const LOOK_AT_TUNNELS: Duration = Duration::from_millis(100);
@@ -34,8 +32,6 @@ const LOOK_AT_TUNNELS: Duration = Duration::from_millis(100);
 const KEEP_AGAIN: Duration = Duration::from_secs(5);
 /// Between two looks whether the start is over; the second tunnel comes that much later than the first, at most.
 const SETTLES: Duration = Duration::from_secs(1);
-/// Between two times at which the program's text is given back: what is in use is mapped again within a millisecond.
-const TEXT_AGAIN: Duration = Duration::from_secs(60);
 /// Descriptors kept free of connections: tunnels, listeners, the admin listener, a proxy's files.
 const OWN_DESCRIPTORS: u64 = 128;
 
@@ -48,9 +44,11 @@ enum Ending {
 }
 
 /// Runs an agent until it is told to stop, or a successor has taken over. `started` is told once it listens.
-pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Status)) -> anyhow::Result<()> {
-    let mut stop = Stop::new(hangup)?;
-    raise_descriptor_limit();
+pub(crate) async fn run(
+    flags: &Flags,
+    mut daemon: Daemon,
+    started: impl FnOnce(&Status),
+) -> anyhow::Result<()> {
     let Plan { forwards, client, mut files, address } = flags.plan()?;
     flags.warn();
     let status = Arc::new(Status::new(
@@ -60,12 +58,12 @@ pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Sta
     ));
     let take_over_path = flags.lifecycle.take_over.as_deref();
     let pages = Arc::new(AgentPages::new(Arc::clone(&status)));
-    let admin = server::start(flags.node.admin_listen.0, pages, take_over_path.is_some()).await?;
+    let admin = Admin::serve(flags.node.admin_listen, pages, take_over_path.is_some()).await?;
     let held = match address {
         None => None,
         Some(settings) => tokio::select! {
             held = Held::take(settings) => Some(held.context("--address")?),
-            signal = stop.asked() => {
+            signal = daemon.asked_to_stop() => {
                 tracing::info!(%signal, "told to stop before anything was served");
                 return Ok(());
             }
@@ -95,7 +93,7 @@ pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Sta
         listening = listen(&agent, &status, take_over_path) => listening,
         never = address.keep() => match never {},
         never = follow(&mut files, &agent, &status) => match never {},
-        signal = stop.asked() => {
+        signal = daemon.asked_to_stop() => {
             tracing::info!(%signal, "told to stop before anything was served");
             address.give_up().await;
             return Ok(());
@@ -117,7 +115,7 @@ pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Sta
         never = address.keep() => match never {},
         never = settle(&status) => match never {},
         never = follow(&mut files, &agent, &status) => match never {},
-        signal = stop.asked() => Ending::Stop(signal),
+        signal = daemon.asked_to_stop() => Ending::Stop(signal),
         () = hand_over(offer.as_ref(), Some(&agent)) => Ending::HandedOver,
     };
     status.set_stopping();
@@ -127,13 +125,13 @@ pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Sta
         Ending::HandedOver => {
             tracing::info!(open, ?limit, "a successor has taken over; open connections may finish");
             // It needs the address.
-            admin.abort();
+            admin.close();
             address.leave();
             // Whoever replaces us stops us as a matter of course, which is no reason to hurry.
             let mut signals = 0;
             let told_twice = async {
                 while signals < 2 {
-                    stop.asked().await;
+                    daemon.asked_to_stop().await;
                     signals += 1;
                 }
             };
@@ -143,7 +141,7 @@ pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Sta
                 () = told_twice => tracing::warn!("told to stop again; ending at once"),
             }
             if flags.lifecycle.linger && signals == 0 {
-                stop.asked().await;
+                daemon.asked_to_stop().await;
             }
         }
         Ending::Stop(signal) => {
@@ -151,13 +149,13 @@ pub(crate) async fn run(flags: &Flags, hangup: Hangup, started: impl FnOnce(&Sta
             let mut succeeded = offer.as_ref().is_some_and(Offer::has_successor);
             tracing::info!(%signal, open, ?limit, succeeded, "told to stop; draining; a second signal ends it");
             if succeeded {
-                admin.abort();
+                admin.close();
             }
             tokio::select! {
                 never = follow(&mut files, &agent, &status) => match never {},
                 never = address.keep() => match never {},
                 cut = agent.drain(limit) => tracing::info!(cut, "drained"),
-                signal = stop.asked() => tracing::warn!(%signal, "told to stop again; ending at once"),
+                signal = daemon.asked_to_stop() => tracing::warn!(%signal, "told to stop again; ending at once"),
                 never = succeed(offer.as_ref(), &mut succeeded, &admin) => match never {},
             }
             if succeeded {
@@ -237,34 +235,25 @@ async fn hand_over(offer: Option<&Offer>, agent: Option<&Agent>) {
 }
 
 /// Notes that a successor came while we drain.
-async fn succeed(offer: Option<&Offer>, succeeded: &mut bool, admin: &JoinHandle<()>) -> Infallible {
+async fn succeed(offer: Option<&Offer>, succeeded: &mut bool, admin: &Admin) -> Infallible {
     if !*succeeded {
         hand_over(offer, None).await;
         tracing::info!("a successor is there; the address stays");
         *succeeded = true;
-        admin.abort();
+        admin.close();
     }
     pending().await
 }
 
-/// Gives back what only the start needed: now, once more when the first tunnels are up, for a TLS handshake needs much of the program, and
-/// the program's text now and then, since one page for a scrape or one handshake would otherwise stay for months.
+/// Gives back memory that only the start needed: now, and once more when the first tunnels are up.
 async fn settle(status: &Status) -> Infallible {
-    give_back();
+    allocator::give_back();
     while !status.can_carry() {
         sleep(SETTLES).await;
     }
     sleep(SETTLES).await;
-    give_back();
-    loop {
-        sleep(TEXT_AGAIN).await;
-        text_pages::release();
-    }
-}
-
-fn give_back() {
     allocator::give_back();
-    text_pages::release();
+    pending().await
 }
 
 /// Shows gateways the certificate and the token that are in the files now.

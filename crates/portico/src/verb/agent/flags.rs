@@ -19,7 +19,7 @@ use portico_tunnel::client::{ClientSettings, GatewayAddress, Security};
 use thiserror::Error;
 
 use crate::args::{Limit, Listen, duration, positive_duration, size};
-use crate::gateway_flags::AccessLogFormat;
+use crate::verb::gateway::flags::AccessLogFormat;
 
 /// `portico agent`.
 #[derive(Debug, Args)]

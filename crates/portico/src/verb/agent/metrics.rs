@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use portico_admin::exposition::{Exposition, Families};
+use portico_admin::process::Process;
 use portico_agent::{Agent, ENDS, OPEN_BUCKETS, Refusal};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -11,8 +13,6 @@ use prometheus_client::registry::Unit;
 
 use super::pages::{identity, state};
 use super::status::Status;
-use crate::admin::exposition::{Exposition, Families};
-use crate::admin::process::Process;
 
 /// The metrics of one agent.
 pub(super) fn agent_metrics(status: Arc<Status>) -> Exposition {

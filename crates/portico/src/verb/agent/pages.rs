@@ -7,6 +7,11 @@ use std::sync::Arc;
 
 use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
+use portico_admin::body::whole;
+use portico_admin::exposition::Exposition;
+use portico_admin::listing::{OutputFormat, Query};
+use portico_admin::server::{Answer, Pages, text, typed};
+use portico_admin::table::{self, age, bytes};
 use portico_agent::{Agent, ConnectionId, Record};
 use portico_net::access::millis;
 use portico_tunnel::client::{IdentityState, TunnelState, TunnelStatus};
@@ -14,12 +19,6 @@ use serde::Serialize;
 
 use super::metrics::agent_metrics;
 use super::status::Status;
-use crate::admin::body::whole;
-use crate::admin::exposition::Exposition;
-use crate::admin::server::{Answer, Pages, text, typed};
-use crate::admin::{Query, content_type, format_of};
-use crate::outcome::OutputFormat;
-use crate::table::{self, age, bytes};
 
 const INDEX: &str = "portico agent\n\n\
     /healthz             is the process alive\n\
@@ -43,7 +42,7 @@ impl AgentPages {
 
 impl Pages for AgentPages {
     fn answer(&self, request: &Request<Incoming>) -> Answer {
-        let query = Query(request.uri().query().unwrap_or_default());
+        let query = Query::of(request.uri());
         match request.uri().path() {
             "/" => text(StatusCode::OK, INDEX.into()),
             "/healthz" | "/livez" => text(StatusCode::OK, "ok\n".into()),
@@ -98,7 +97,7 @@ trait Row: Serialize {
 }
 
 fn list<R: Row>(request: &Request<Incoming>, query: Query<'_>, rows: &[R]) -> Answer {
-    let format = match format_of(request, query) {
+    let format = match OutputFormat::of_request(query, request.headers()) {
         Ok(format) => format,
         Err(told) => return text(StatusCode::BAD_REQUEST, told),
     };
@@ -107,7 +106,7 @@ fn list<R: Row>(request: &Request<Incoming>, query: Query<'_>, rows: &[R]) -> An
         OutputFormat::Json => serde_json::to_string(rows).unwrap_or_default() + "\n",
         OutputFormat::Table => table::render(R::HEADER, &rows.iter().map(R::row).collect::<Vec<_>>()),
     };
-    typed(content_type(format), whole(body))
+    typed(format.content_type(), whole(body))
 }
 
 /// One connection. Field names are those of the access line.

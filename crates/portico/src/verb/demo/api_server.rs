@@ -1,8 +1,9 @@
-//! A stand-in for the API server of one user cluster: enough for `kubectl version`, `kubectl get --raw /healthz` and
-//! `kubectl get namespaces --watch`, over real TLS.
+//! A stand-in for the API server of one user cluster: enough for `kubectl version`, `kubectl get --raw
+//! /healthz` and `kubectl get namespaces --watch`, over real TLS.
 //!
-//! As a real one does, it answers `/version` and the health checks to everybody, and the rest to who shows the bearer token.
-//! It serves HTTP/1.1 only: a watch is a chunked response that goes on until the client asked it to end, or leaves.
+//! As a real one does, it answers `/version` and the health checks to every client, and the rest to one with
+//! the bearer token. It serves HTTP/1.1 only: a watch is a chunked response that goes on until the client
+//! asked it to end, or leaves.
 
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -182,7 +183,7 @@ impl Watch {
         let seconds = get("timeoutSeconds").and_then(|seconds| seconds.parse().ok());
         Some(Self {
             continues: get("resourceVersion").is_some_and(|version| !matches!(version, "" | "0")),
-            // As a real API server: a watch nobody limits ends by itself after half an hour to an hour.
+            // As a real API server: a watch without a limit ends by itself after half an hour to an hour.
             seconds: seconds.unwrap_or(2_700),
         })
     }

@@ -1,13 +1,14 @@
-//! What the demo prints: where each cluster is, and lines to paste that show it. Writes the kubeconfigs the lines name.
+//! What the demo prints: where each cluster is, and lines to paste that show it. Writes the kubeconfigs the
+//! lines name.
 
 use anyhow::Context;
+use portico_admin::table;
 use portico_api::strategy::ExposeStrategy;
 use portico_expose::plan::Plan;
 use portico_expose::services::APISERVER;
 
 use super::ports::Ports;
 use super::site::{AUTHORITY_PORT, CLUSTERS, Site, UserCluster};
-use crate::table;
 
 /// The text, for a gateway that has put `plans` into force.
 pub(super) fn guide(site: &Site, ports: &Ports, plans: &[Plan]) -> anyhow::Result<String> {
@@ -33,12 +34,12 @@ pub(super) fn guide(site: &Site, ports: &Ports, plans: &[Plan]) -> anyhow::Resul
     }
     let table = table::render(["CLUSTER", "STRATEGY", "ADDRESS", "KUBECONFIG"], &rows);
     let manifests = site.path("manifests").display().to_string();
-    // Who runs this demo need not have it on the PATH.
+    // The program need not be on the PATH.
     let program =
         std::env::current_exe().map_or_else(|_| "portico".into(), |path| path.display().to_string());
     let (admin, agent_admin) = (ports.admin, ports.agent_admin);
     Ok(format!(
-        "\nA gateway, three user clusters, one per expose strategy, and a node agent, all in this process, on loopback.\n\n\
+        "\nA gateway, three user clusters, one per expose strategy, and a node agent, all on loopback.\n\n\
          {table}{stories}\n\
          What the gateway sees\n\
          \x20 curl 'http://127.0.0.1:{admin}/routes?o=table'\n\
@@ -80,7 +81,8 @@ fn story(site: &Site, cluster: &UserCluster, port: u16) -> String {
 fn server_name_story(site: &Site, cluster: &UserCluster, ports: &Ports) -> String {
     let (host, sni, folder) = (cluster.host(), ports.sni, site.folder().display());
     format!(
-        "\x20 openssl s_client -connect 127.0.0.1:{sni} -servername {host} -CAfile {folder}/ca.crt -brief </dev/null\n\
+        "\x20 openssl s_client -connect 127.0.0.1:{sni} -servername {host} -CAfile {folder}/ca.crt -brief \
+         </dev/null\n\
          A name nobody exposes is refused in TLS itself (alert unrecognized_name):\n\
          \x20 openssl s_client -connect 127.0.0.1:{sni} -servername nobody.portico.test -brief </dev/null\n"
     )
@@ -108,7 +110,7 @@ fn agent_story(site: &Site, cluster: &UserCluster, ports: &Ports) -> anyhow::Res
     let kubeconfig = format!("{}-agent.kubeconfig", cluster.name);
     site.kubeconfig(&kubeconfig, cluster, &format!("https://127.0.0.1:{agent}"), &host, None)?;
     Ok(format!(
-        "Through the node agent, as pods reach it: they know of no tunnel. On a node it would hold 100.64.30.10:\n\
+        "Through the node agent, as pods reach it: they see no tunnel. On a node it holds 100.64.30.10:\n\
          \x20 curl --cacert {folder}/ca.crt --connect-to {host}:{AUTHORITY_PORT}:127.0.0.1:{agent} \
          https://{host}:{AUTHORITY_PORT}/version\n\
          \x20 kubectl --kubeconfig {folder}/{kubeconfig} get namespaces --watch\n"

@@ -61,7 +61,7 @@ fn params(common_name: &str, names: &[String]) -> anyhow::Result<CertificatePara
     params.distinguished_name.push(DnType::CommonName, common_name);
     params.use_authority_key_identifier_extension = true;
     let today = jiff::Zoned::now().date();
-    // A day of slack for a clock that is behind; a month for a demo somebody forgot in a terminal.
+    // A day of slack for a clock that is behind; a month for a demo that is left running.
     params.not_before = midnight(today.saturating_sub(1.day()));
     params.not_after = midnight(today.saturating_add(30.days()));
     Ok(params)

@@ -1,6 +1,7 @@
 //! The demo's site on disk and in memory: manifests, certificates, kubeconfigs, stand-in API servers.
 //!
-//! The folder is what a real one would be: it can be read, edited while the demo runs, and handed to `portico check`.
+//! The folder is what a real one would be: it can be read, edited while the demo runs, and handed to `portico
+//! check`.
 
 use std::ffi::OsString;
 use std::fs::{self, File, Permissions};
@@ -52,7 +53,7 @@ pub(super) const CLUSTERS: [UserCluster; 3] = [
 const TUNNELED: UserCluster = UserCluster {
     name: "by-name",
     strategy: ExposeStrategy::Tunneling,
-    story: "All such clusters share two ports; the server name, or the CONNECT authority, says which is meant.",
+    story: "All such clusters share two ports; the server name or the CONNECT authority says which is meant.",
 };
 
 /// Port of the CONNECT authority of an API server.
@@ -116,7 +117,7 @@ impl Site {
         self.folder().join(name)
     }
 
-    /// What somebody would type to serve this site.
+    /// The command line that serves this site.
     pub(super) fn gateway_arguments(&self, ports: &Ports) -> Vec<OsString> {
         let at = |port: u16| format!("127.0.0.1:{port}").into();
         let file = |name: &str| self.path(name).into_os_string();
@@ -139,13 +140,13 @@ impl Site {
             "127.0.0.1".into(),
             "--admin-listen".into(),
             at(ports.admin),
-            // Ctrl-C is meant: nobody waits for a demo.
+            // Ctrl-C means now: a demo has no clients to wait for.
             "--drain-timeout".into(),
             "0s".into(),
         ]
     }
 
-    /// What somebody would type on a node of the Tunneling cluster, but for the address, which takes root.
+    /// The command line for a node of the Tunneling cluster, without the address, which takes root.
     pub(super) fn agent_arguments(&self, ports: &Ports) -> Vec<OsString> {
         let file = |name: &str| self.path(name).into_os_string();
         let cluster = &TUNNELED;
@@ -172,7 +173,8 @@ impl Site {
         ]
     }
 
-    /// Writes a kubeconfig for `cluster` at `server`, whose certificate is for `tls_name`, and returns its path.
+    /// Writes a kubeconfig for `cluster` at `server`, whose certificate is for `tls_name`, and returns its
+    /// path.
     pub(super) fn kubeconfig(
         &self,
         name: &str,

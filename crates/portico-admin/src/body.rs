@@ -1,0 +1,93 @@
+//! Bodies of answers: short ones whole, long ones piece by piece, so that a listing of 30,000 routes never
+//! stands in memory.
+//!
+//! A long answer is written by a blocking thread into a channel of two pieces. A client that reads slowly
+//! holds that thread and two pieces; one that leaves, or whose time is over, ends the writing at the next
+//! piece.
+
+use std::convert::Infallible;
+use std::io::{self, Write};
+
+use futures_util::stream::unfold;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Bytes, Frame};
+use tokio::sync::mpsc;
+
+/// Large enough that the channel costs nothing, small enough to forget.
+const PIECE: usize = 32 * 1024;
+/// One on its way to the socket, one being filled behind it.
+const PIECES_AHEAD: usize = 2;
+
+/// The body of every answer.
+pub type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+/// A body that is there already.
+pub fn whole(text: String) -> Body {
+    Full::new(Bytes::from(text)).boxed_unsync()
+}
+
+/// A body as `write` writes it.
+pub fn stream(write: impl FnOnce(&mut dyn Write) -> io::Result<()> + Send + 'static) -> Body {
+    let (pieces, receiver) = mpsc::channel(PIECES_AHEAD);
+    tokio::task::spawn_blocking(move || {
+        let mut out = Pieces { pieces, piece: Vec::with_capacity(PIECE) };
+        if let Err(error) = write(&mut out).and_then(|()| out.flush()) {
+            tracing::debug!(%error, "an answer of the admin listener was not written to its end");
+        }
+    });
+    let next = |mut receiver: mpsc::Receiver<Bytes>| async move {
+        let piece = receiver.recv().await?;
+        Some((Ok(Frame::data(piece)), receiver))
+    };
+    StreamBody::new(unfold(receiver, next)).boxed_unsync()
+}
+
+/// Cuts what is written into pieces for the channel.
+struct Pieces {
+    pieces: mpsc::Sender<Bytes>,
+    piece: Vec<u8>,
+}
+
+impl Write for Pieces {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.piece.len() + bytes.len() > PIECE {
+            self.flush()?;
+        }
+        self.piece.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.piece.is_empty() {
+            return Ok(());
+        }
+        let piece = std::mem::replace(&mut self.piece, Vec::with_capacity(PIECE));
+        self.pieces.blocking_send(piece.into()).map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_long_answer_arrives_whole_and_in_order() {
+        let body = stream(|out| (0..20_000).try_for_each(|number| writeln!(out, "{number}")));
+        let bytes = body.collect().await.unwrap().to_bytes();
+        let expected: String = (0..20_000).map(|number| format!("{number}\n")).collect();
+        assert_eq!(bytes, expected);
+    }
+
+    #[tokio::test]
+    async fn a_client_that_leaves_ends_the_writing() {
+        let (ended, outcome) = tokio::sync::oneshot::channel();
+        let body = stream(move |out| {
+            let outcome = (0..10_000_000).try_for_each(|number| writeln!(out, "{number}"));
+            let _ = ended.send(outcome.is_err());
+            outcome
+        });
+        drop(body);
+        assert!(outcome.await.unwrap());
+    }
+}

@@ -1,0 +1,17 @@
+//! The admin listener: what a Portico process is doing, for probes, Prometheus, people and scripts.
+//!
+//! [`server`] answers HTTP requests within bounds. [`Pages`](server::Pages) is what a verb implements: paths
+//! to answers. [`body`] sends long answers piece by piece. [`readiness`] lays out `/readyz?verbose`,
+//! [`exposition`] writes `/metrics`, [`process`] adds the descriptors and the memory of the process,
+//! [`listing`] answers in JSON or as a [`table`].
+//!
+//! The listener serves every client that reaches it, so it binds loopback unless told otherwise, and it only
+//! reads.
+
+pub mod body;
+pub mod exposition;
+pub mod listing;
+pub mod process;
+pub mod readiness;
+pub mod server;
+pub mod table;

@@ -1,0 +1,107 @@
+//! Listings: the same rows as JSON for programs and as a table for people, on the command line and over HTTP.
+
+use std::io;
+
+use clap::ValueEnum;
+use hyper::header::ACCEPT;
+use hyper::{HeaderMap, StatusCode, Uri};
+
+use crate::body::stream;
+use crate::server::{Answer, text, typed};
+
+/// How a listing is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OutputFormat {
+    /// For people.
+    Table,
+    /// For programs; the field names are stable.
+    Json,
+}
+
+impl OutputFormat {
+    /// The format that a request asks for: by `?o=table` or `?o=json`, else by `Accept: text/...`, else JSON.
+    ///
+    /// # Errors
+    ///
+    /// The sentence for the client if `o` names no format.
+    pub fn of_request(query: Query<'_>, headers: &HeaderMap) -> Result<Self, String> {
+        let accept = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok());
+        match query.get("o") {
+            None if accept.is_some_and(|accept| accept.starts_with("text/")) => Ok(Self::Table),
+            None | Some("json") => Ok(Self::Json),
+            Some("table") => Ok(Self::Table),
+            Some(other) => Err(format!("o={other:?} is no format; give table or json\n")),
+        }
+    }
+
+    /// The media type of a listing in this format.
+    pub fn content_type(self) -> &'static str {
+        match self {
+            Self::Table => "text/plain; charset=utf-8",
+            Self::Json => "application/json",
+        }
+    }
+}
+
+/// Answers a request with a listing in the format it asks for. `write` runs on a thread of its own.
+pub fn answer(
+    query: Query<'_>,
+    headers: &HeaderMap,
+    write: impl FnOnce(OutputFormat, &mut dyn io::Write) -> io::Result<()> + Send + 'static,
+) -> Answer {
+    match OutputFormat::of_request(query, headers) {
+        Ok(format) => typed(format.content_type(), stream(move |out| write(format, out))),
+        Err(sentence) => text(StatusCode::BAD_REQUEST, sentence),
+    }
+}
+
+/// The query of a request. Names and values served here need no escapes, so none are undone.
+#[derive(Debug, Clone, Copy)]
+pub struct Query<'a>(&'a str);
+
+impl<'a> Query<'a> {
+    /// The query of `uri`, empty if it has none.
+    pub fn of(uri: &'a Uri) -> Self {
+        Self(uri.query().unwrap_or_default())
+    }
+
+    fn pairs(self) -> impl Iterator<Item = (&'a str, &'a str)> {
+        self.0.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+    }
+
+    /// Whether the name is there, with a value or without.
+    pub fn has(self, name: &str) -> bool {
+        self.pairs().any(|(key, _)| key == name)
+    }
+
+    /// The value of a name.
+    pub fn get(self, name: &str) -> Option<&'a str> {
+        self.pairs().find(|(key, _)| *key == name).map(|(_, value)| value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::header::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn a_query_is_read_with_and_without_values() {
+        let query = Query("verbose&o=table");
+        assert!(query.has("verbose"));
+        assert_eq!(query.get("o"), Some("table"));
+        assert_eq!(query.get("cluster"), None);
+        assert!(!Query("").has("verbose"));
+    }
+
+    #[test]
+    fn a_listing_is_json_unless_a_table_is_asked_for() {
+        let mut headers = HeaderMap::new();
+        assert_eq!(OutputFormat::of_request(Query(""), &headers), Ok(OutputFormat::Json));
+        headers.insert(ACCEPT, HeaderValue::from_static("text/plain"));
+        assert_eq!(OutputFormat::of_request(Query(""), &headers), Ok(OutputFormat::Table));
+        assert_eq!(OutputFormat::of_request(Query("o=json"), &headers), Ok(OutputFormat::Json));
+        assert!(OutputFormat::of_request(Query("o=yaml"), &headers).unwrap_err().contains("table or json"));
+    }
+}

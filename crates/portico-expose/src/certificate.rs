@@ -1,0 +1,71 @@
+//! The names on the API server's serving certificate, as in KKP.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr};
+
+use portico_api::cluster::Address;
+use portico_api::service::ServiceType;
+use serde::Serialize;
+
+use crate::inputs::{Ingress, Inputs};
+use crate::networks;
+use crate::services::APISERVER;
+
+/// Names and addresses on the API server's serving certificate.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct SubjectNames {
+    /// DNS names.
+    pub dns: BTreeSet<String>,
+    /// Addresses.
+    pub ips: BTreeSet<IpAddr>,
+}
+
+impl SubjectNames {
+    /// What the certificate holds under every strategy: the names inside seed and user cluster, the external
+    /// name, and the load balancer that a datacenter gives to the API server.
+    pub(crate) fn common(inputs: &Inputs<'_>, address: &Address) -> Self {
+        let cluster = inputs.scope.cluster;
+        let written = &*cluster.spec.cluster_network.dns_domain;
+        let domain = if written.is_empty() { "cluster.local" } else { written };
+        let namespace = cluster.name().namespace();
+        let mut names = Self::default();
+        for name in ["kubernetes", "kubernetes.default", "kubernetes.default.svc", APISERVER] {
+            names.add_host(name);
+        }
+        names.add_host(&format!("kubernetes.default.svc.{domain}"));
+        for end in ["", ".svc", ".svc.cluster.local"] {
+            names.add_host(&format!("{APISERVER}.{namespace}{end}"));
+        }
+        names.add_host(&address.external_name);
+        names.add_ip(Some(IpAddr::V4(Ipv4Addr::LOCALHOST)));
+        names.add_ip(networks::in_cluster_api_address(cluster, inputs.scope.is_on("kubevirt")));
+        if inputs.scope.api_server_type() == Some(ServiceType::LoadBalancer) {
+            names.add_ingress(&inputs.known.apiserver);
+        }
+        names
+    }
+
+    /// Adds an address, if there is one.
+    pub(crate) fn add_ip(&mut self, ip: Option<IpAddr>) {
+        self.ips.extend(ip);
+    }
+
+    /// Adds the addresses and names of a load balancer.
+    pub(crate) fn add_ingress(&mut self, ingress: &[Ingress]) {
+        for ingress in ingress {
+            self.add_ip(ingress.ip);
+            self.add_host(&ingress.hostname);
+        }
+    }
+
+    /// Adds a DNS name or an address in text form, unless it is empty.
+    fn add_host(&mut self, host: &str) {
+        match host.parse() {
+            Ok(ip) => self.add_ip(Some(ip)),
+            Err(_) if host.is_empty() => {}
+            Err(_) => {
+                self.dns.insert(host.to_owned());
+            }
+        }
+    }
+}

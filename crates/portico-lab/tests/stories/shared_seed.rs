@@ -1,0 +1,52 @@
+//! One seed for every story that leaves it whole: a start costs half a minute.
+//!
+//! Every story runs, also after one that failed, so that one run tells everything. Each has namespaces and
+//! hosts of its own.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use portico_lab::{Image, Lab, Seed, UserCluster, lab, say};
+
+use crate::{deployed, kubernetes, turn};
+
+/// A story: its name, and what it does with the seed.
+type Story = (&'static str, fn(&Lab, &Seed));
+
+const STORIES: [Story; 3] = [
+    (
+        "a seed runs pods with logs, exec and Services",
+        kubernetes::a_seed_runs_pods_with_logs_exec_and_services,
+    ),
+    (
+        "a worker joins a user cluster hosted in the seed",
+        kubernetes::a_worker_joins_a_user_cluster_hosted_in_the_seed,
+    ),
+    (
+        "clusters of every strategy are reached through a deployed gateway and do not feel each other",
+        deployed::clusters_of_every_strategy_are_reached_through_a_deployed_gateway,
+    ),
+];
+
+#[test]
+fn stories_on_one_seed_hold_and_leave_nothing() {
+    // First, since it may have to be built.
+    let portico = Image::portico().unwrap();
+    let _turn = turn();
+    let lab = Lab::start("shared-seed").unwrap();
+    let seed = Seed::start(&lab).unwrap();
+    UserCluster::prepare(&seed).unwrap();
+    seed.import(&Image::busybox().unwrap()).unwrap();
+    seed.import(&portico).unwrap();
+    let mut failed = Vec::new();
+    for (name, story) in STORIES {
+        say(format_args!("story: {name}"));
+        // The panic hook has printed what failed and where.
+        if catch_unwind(AssertUnwindSafe(|| story(&lab, &seed))).is_err() {
+            failed.push(name);
+        }
+    }
+    assert_eq!(failed, [""; 0], "these stories failed; their messages stand above");
+    let number = lab.number();
+    drop((seed, lab));
+    assert_eq!(lab::remains_of(number).unwrap(), [""; 0], "pods, shims, mounts and groups are gone");
+}

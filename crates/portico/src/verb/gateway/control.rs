@@ -1,0 +1,203 @@
+//! The one place of wiring: source → pipeline → data plane, with the admin listener beside it and the end of
+//! the process after it.
+//!
+//! Everything here runs on one thread; the threads that move bytes are the data plane's own. The order at the
+//! start is what makes it safe: the admin listener first, so that probes get an answer; then every object is
+//! read; only then are listeners opened, or taken over, for a table with holes would send clients away.
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use portico_api::problem::Severity;
+use portico_gateway::{AccessLog, Gateway, take_over};
+use portico_source::Step;
+use portico_sync::Source;
+use tokio::time::sleep;
+
+use super::flags::Flags;
+use super::pages::GatewayPages;
+use super::status::{Status, Watches};
+use super::tunnel_files;
+use crate::allocator;
+use crate::daemon::{Admin, Daemon};
+
+/// Between two attempts to bind a NodePort that something else holds: what holds it is usually about to go.
+const RETRY_PORTS: Duration = Duration::from_secs(2);
+/// Problems written to the log after one step; the rest is counted, and listed by `/readyz?verbose`.
+const MOST_PROBLEMS_LOGGED: usize = 20;
+/// Between two attempts to store what must be remembered: a predecessor may hold the lock until it has handed
+/// over.
+const RETRY_MEMORY: Duration = Duration::from_secs(2);
+
+/// Runs a gateway until it is told to stop, or a successor has taken over. `started` is called once it
+/// serves.
+pub(crate) async fn run(
+    flags: &Flags,
+    mut daemon: Daemon,
+    started: impl FnOnce(&Status),
+) -> anyhow::Result<()> {
+    let (mut source, pipeline) = Source::open(&flags.source_settings()).await?;
+    let watches = source.status().map(|status| Watches(Box::new(status)));
+    let status = Arc::new(Status::new(pipeline, watches));
+    let pages = Arc::new(GatewayPages::new(Arc::clone(&status)));
+    let waits = flags.lifecycle.take_over.is_some();
+    let admin = Admin::serve(flags.listeners.admin_listen, pages, waits).await?;
+    let Some(gateway) = daemon.unless_stopped(start(flags, &mut source, &status)).await else {
+        return Ok(());
+    };
+    let gateway = gateway?;
+    started(&status);
+    allocator::give_back();
+    let take_over = flags.lifecycle.take_over.as_deref();
+    let why = tokio::select! {
+        never = follow(&mut source, &status) => match never? {},
+        never = retry_ports(&gateway) => match never {},
+        never = tunnel_files::follow(&gateway, &status) => match never {},
+        signal = daemon.asked_to_stop() => Ending::Stop(signal),
+        outcome = successor(&gateway, take_over) => { outcome?; Ending::HandedOver }
+    };
+    status.set_stopping();
+    match why {
+        Ending::Stop(signal) => {
+            tracing::info!(%signal, delay = ?flags.lifecycle.drain_delay, "told to stop");
+            tokio::select! {
+                never = follow(&mut source, &status) => match never? {},
+                () = sleep(flags.lifecycle.drain_delay) => {}
+                _ = daemon.asked_to_stop() => {}
+            }
+        }
+        Ending::HandedOver => {
+            tracing::info!("a successor has taken the listeners over");
+            // It needs the address.
+            admin.close();
+        }
+    }
+    // What is to be remembered is a successor's business from now on.
+    drop(source);
+    let limit = flags.lifecycle.drain_timeout;
+    daemon.drain(gateway.connections().len(), limit, gateway.drain(limit)).await;
+    Ok(())
+}
+
+/// Why a gateway stops to accept connections.
+enum Ending {
+    /// A signal, by its name.
+    Stop(&'static str),
+    /// Another process accepts them.
+    HandedOver,
+}
+
+/// Reads every object, then starts the data plane with what follows from them.
+async fn start(flags: &Flags, source: &mut Source, status: &Arc<Status>) -> anyhow::Result<Arc<Gateway>> {
+    let all_readable = loop {
+        let step = next(source).await?;
+        let all_readable = step.problems.iter().all(|problem| problem.severity != Severity::Error);
+        if note(source, status, step) {
+            break all_readable;
+        }
+    };
+    status.pipeline().initial_sync_complete(all_readable);
+    source.persist(&status.pipeline());
+    let timeouts = *status.pipeline().timeouts();
+    let config = flags.config(&timeouts)?;
+    let access = AccessLog::start(flags.records.access_log.into()).context("cannot start the access log")?;
+    let mut predecessor = match &flags.lifecycle.take_over {
+        Some(path) => take_over(path)?,
+        None => None,
+    };
+    let first = status.pipeline().commit();
+    let gateway = Arc::new(Gateway::start(config, access, first.as_ref(), predecessor.as_mut())?);
+    drop(first);
+    report(status);
+    status.set_gateway(Arc::clone(&gateway));
+    if let Some(predecessor) = predecessor {
+        predecessor.ready()?;
+    }
+    for (listener, address) in gateway.listen_addresses() {
+        tracing::info!(%listener, %address, "listening");
+    }
+    let live = &gateway.shared().live;
+    let (clusters, routes) = (live.clusters().len(), live.routes());
+    let (ports, hosts, authorities) = (routes.ports.len(), routes.hosts.len(), routes.authorities.len());
+    tracing::info!(clusters, ports, hosts, authorities, "routes in force");
+    Ok(gateway)
+}
+
+/// Keeps the data plane in line with the objects.
+async fn follow(source: &mut Source, status: &Status) -> anyhow::Result<Infallible> {
+    loop {
+        let step = tokio::select! {
+            step = next(source) => step?,
+            () = sleep(RETRY_MEMORY), if source.is_failing_to_persist() => {
+                source.persist(&status.pipeline());
+                continue;
+            }
+        };
+        if note(source, status, step)
+            && let Some(gateway) = status.gateway()
+        {
+            publish(gateway, status);
+        }
+    }
+}
+
+async fn next(source: &mut Source) -> anyhow::Result<Step> {
+    match source.next().await {
+        Some(step) => Ok(step),
+        None => bail!("the source of objects has ended; this is a defect, please report it with the log"),
+    }
+}
+
+/// Applies one step. Returns true once the initial sync is complete.
+fn note(source: &mut Source, status: &Status, step: Step) -> bool {
+    let mut pipeline = status.pipeline();
+    pipeline.apply(step.changes, step.complete);
+    status.set_manifest_problems(step.problems);
+    if step.complete {
+        source.persist(&pipeline);
+    }
+    step.complete
+}
+
+fn publish(gateway: &Gateway, status: &Status) {
+    let update = status.pipeline().commit();
+    report(status);
+    if let Some(update) = update {
+        tracing::debug!(changes = update.changes.len(), "routes changed");
+        gateway.apply(&update);
+    }
+}
+
+/// Writes down what is newly wrong with objects. (What is wrong with files, the source says.)
+fn report(status: &Status) {
+    let new = status.new_problems();
+    for problem in new.iter().take(MOST_PROBLEMS_LOGGED) {
+        match problem.severity {
+            Severity::Error => tracing::error!(reason = problem.reason, "{problem}"),
+            Severity::Warning => tracing::warn!(reason = problem.reason, "{problem}"),
+        }
+    }
+    let more = new.len().saturating_sub(MOST_PROBLEMS_LOGGED);
+    if more > 0 {
+        tracing::warn!(more, "more problems than are written here; /readyz?verbose lists them");
+    }
+}
+
+async fn retry_ports(gateway: &Gateway) -> Infallible {
+    loop {
+        sleep(RETRY_PORTS).await;
+        gateway.retry_failed_ports();
+    }
+}
+
+/// Offers the listeners to a successor; returns once one has them.
+async fn successor(gateway: &Arc<Gateway>, path: Option<&Path>) -> anyhow::Result<()> {
+    match path {
+        Some(path) => Ok(gateway.hand_over(path).await?),
+        None => pending().await,
+    }
+}

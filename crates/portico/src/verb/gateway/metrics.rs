@@ -1,0 +1,291 @@
+//! `/metrics` in the OpenMetrics text format. Names, labels and units are a promise, listed in
+//! `docs/operations.md`.
+//!
+//! Nothing is counted here: at each scrape the counters of the data plane are read and written down. Per
+//! cluster, reasons that never occurred are left out: with 10,000 clusters they would be most of the answer.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use portico_admin::exposition::{Exposition, Families};
+use portico_admin::process::Process;
+use portico_api::names::ClusterName;
+use portico_gateway::{
+    Cluster, ClusterSnapshot, Ends, Gateway, HANDSHAKE_BUCKETS, Method, OUTCOMES, REVIEW_BUCKETS, Refusal,
+    Side,
+};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::registry::Unit;
+
+use super::status::Status;
+use super::tunnel_files::TunnelFile;
+
+/// The metrics of one gateway.
+pub(super) fn gateway_metrics(status: Arc<Status>) -> Exposition {
+    Exposition::of(GatewayMetrics { status, bytes: Mutex::default() })
+}
+
+/// Bytes of one cluster, up and down.
+#[derive(Debug, Clone, Copy, Default)]
+struct Bytes {
+    up: u64,
+    down: u64,
+}
+
+#[derive(Debug)]
+struct GatewayMetrics {
+    status: Arc<Status>,
+    /// The most that was ever reported. Open connections are added to those that ended, and one that ends
+    /// meanwhile may be seen in neither or in both; a counter that falls would look like a restart.
+    bytes: Mutex<HashMap<ClusterName, Bytes>>,
+}
+
+impl Collector for GatewayMetrics {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut out = Families(encoder);
+        self.write_process(&mut out)?;
+        let Some(gateway) = self.status.gateway() else { return Ok(()) };
+        write_totals(gateway, &mut out)?;
+        self.write_tunnel(gateway, &mut out)?;
+        self.write_table(gateway, &mut out)?;
+        self.write_clusters(gateway, &mut out)
+    }
+}
+
+impl GatewayMetrics {
+    fn write_process(&self, out: &mut Families<'_>) -> fmt::Result {
+        out.info("build", "What is running.", [("version", env!("PORTICO_VERSION"))])?;
+        out.one_gauge(
+            "ready",
+            "1 if new connections are welcome: what /readyz says.",
+            None,
+            u64::from(self.status.is_ready()),
+        )?;
+        out.one_gauge("stopping", "1 from SIGTERM on.", None, u64::from(self.status.is_stopping()))?;
+        Process::now().write(out)
+    }
+
+    /// How the tunnel is open, and the results of authentication.
+    fn write_tunnel(&self, gateway: &Gateway, out: &mut Families<'_>) -> fmt::Result {
+        let shared = gateway.shared();
+        let (config, identities) = (&shared.config, &shared.identities);
+        let on = config.tunnel_listen.is_some();
+        let plaintext = on && config.tunnel.plaintext;
+        let open = plaintext || (on && config.tunnel.tls.is_some() && !identities.asks());
+        out.one_gauge("tunnel_plaintext", "1 if CONNECT is served without TLS.", None, u64::from(plaintext))?;
+        out.one_gauge(
+            "tunnel_open_to_anyone",
+            "1 if some clients of the tunnel are asked for no identity: by plain text, or by TLS without a \
+             CA or tokens.",
+            None,
+            u64::from(open),
+        )?;
+        let help = "Bytes that tunnel streams hold for receivers that have not taken them; \
+                    --max-tunnel-held-bytes is the most.";
+        out.one_gauge("tunnel_held_bytes", help, None, config.tunnel.memory.held() as u64)?;
+        let help = "Tunnel connections that are asked for an identity and have shown none that is accepted; \
+                    --max-handshakes is the most.";
+        out.one_gauge("tunnel_unproven_connections", help, None, identities.unproven() as u64)?;
+        let failed = self.status.tunnel_files();
+        let files =
+            TunnelFile::ALL.map(|file| ([("file", file.word())], u64::from(failed.contains_key(&file))));
+        let help = "1 while a file of the tunnel listener cannot be used as it is; what was read before \
+                    stays in force.";
+        out.gauge("tunnel_files_failed", help, None, files)?;
+        let outcomes = identities.outcomes();
+        let authentications = Method::ALL.into_iter().zip(outcomes).flat_map(|(method, counts)| {
+            let label = ("method", method.word());
+            OUTCOMES
+                .into_iter()
+                .zip(counts)
+                .map(move |(outcome, count)| ([label, ("outcome", outcome)], count))
+        });
+        let help = "Requests of tunnel clients that are asked who they are, by how they answered and what \
+                    came of it.";
+        out.counter("tunnel_authentications", help, None, authentications)?;
+        let Some(reviews) = identities.reviews() else { return Ok(()) };
+        let results = [("yes", reviews.yes), ("no", reviews.no), ("failed", reviews.failed)];
+        let help = "Token reviews by what the API server said; failed are those that could not be asked.";
+        out.counter(
+            "tunnel_token_reviews",
+            help,
+            None,
+            results.map(|(result, count)| ([("result", result)], count)),
+        )?;
+        let help = "Tokens remembered with what was found out about them.";
+        out.one_gauge("tunnel_tokens_remembered", help, None, reviews.remembered)?;
+        let bounds = REVIEW_BUCKETS.into_iter().chain([f64::INFINITY]);
+        let buckets: Vec<_> = bounds.zip(reviews.buckets).collect();
+        out.one_histogram(
+            "tunnel_token_review",
+            "How long token reviews took, the connection to the API server included.",
+            &Unit::Seconds,
+            reviews.seconds,
+            &buckets,
+        )
+    }
+
+    fn write_table(&self, gateway: &Gateway, out: &mut Families<'_>) -> fmt::Result {
+        let routes = gateway.shared().live.routes();
+        let sizes = [
+            ([("by", "port")], routes.ports.len() as u64),
+            ([("by", "host")], routes.hosts.len() as u64),
+            ([("by", "authority")], routes.authorities.len() as u64),
+        ];
+        drop(routes);
+        out.gauge("routes", "Routes in force.", None, sizes)?;
+        let failed = gateway.failed_node_ports().len() as u64;
+        out.one_gauge("node_ports_failed", "NodePort listeners that cannot be opened.", None, failed)?;
+        let problems = self.status.count_problems();
+        let problems = problems
+            .iter()
+            .map(|(&(severity, reason), &count)| ([("severity", severity), ("reason", reason)], count));
+        out.gauge(
+            "problems",
+            "What is wrong with objects and manifests: what /readyz?verbose lists.",
+            None,
+            problems,
+        )
+    }
+
+    fn write_clusters(&self, gateway: &Gateway, out: &mut Families<'_>) -> fmt::Result {
+        let clusters = self.snapshots(gateway);
+        let each = || clusters.iter().map(|(cluster, now)| ([("cluster", cluster.name.as_str())], now));
+        out.gauge(
+            "cluster_open_connections",
+            "Connections and tunnel streams open.",
+            None,
+            each().map(|(labels, now)| (labels, u64::from(now.open))),
+        )?;
+        out.gauge(
+            "cluster_connecting",
+            "Of these, the ones that wait for an endpoint to accept.",
+            None,
+            each().map(|(labels, now)| (labels, u64::from(now.connecting))),
+        )?;
+        out.counter(
+            "cluster_connections",
+            "Connections and tunnel streams that reached an endpoint.",
+            None,
+            each().map(|(labels, now)| (labels, now.total)),
+        )?;
+        let bytes = each().flat_map(|([cluster], now)| {
+            [
+                ([cluster, ("direction", "up")], now.bytes_up),
+                ([cluster, ("direction", "down")], now.bytes_down),
+            ]
+        });
+        out.counter("cluster_transferred", "Passed on; up is to the endpoint.", Some(&Unit::Bytes), bytes)?;
+        let refusals = each().flat_map(|([cluster], now)| {
+            Refusal::ALL
+                .iter()
+                .zip(now.refusals)
+                .filter(|(_, count)| *count > 0)
+                .map(move |(refusal, count)| ([cluster, ("reason", refusal.reason())], count))
+        });
+        out.counter("cluster_refusals", "Clients of a known cluster refused.", None, refusals)?;
+        out.counter(
+            "cluster_connect_failures",
+            "Single attempts to connect that failed; the next endpoint may have served the client.",
+            None,
+            each().map(|(labels, now)| (labels, now.connect_failures)),
+        )?;
+        // A cluster without connections has no handshake times.
+        let used = each().filter(|(_, now)| now.total > 0);
+        out.histogram(
+            "cluster_handshake",
+            "From accepted to connected to an endpoint; the client's hello is part of it.",
+            &Unit::Seconds,
+            used.map(|(labels, now)| (labels, now.handshake_seconds, buckets(now))),
+        )
+    }
+
+    /// The counters of every cluster, by name, with the bytes of open connections.
+    fn snapshots(&self, gateway: &Gateway) -> Vec<(Arc<Cluster>, ClusterSnapshot)> {
+        let mut open: HashMap<ClusterName, Bytes> = HashMap::new();
+        for record in gateway.connections() {
+            let bytes = open.entry(record.upstream.cluster.name.clone()).or_default();
+            bytes.up += record.bytes_up();
+            bytes.down += record.bytes_down();
+        }
+        let mut clusters: Vec<_> = gateway.shared().live.clusters();
+        clusters.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        let mut most = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::take(&mut *most);
+        let snapshots = clusters.into_iter().map(|cluster| {
+            let mut now = cluster.snapshot();
+            let open = open.get(&cluster.name).copied().unwrap_or_default();
+            let before = before.get(&cluster.name).copied().unwrap_or_default();
+            now.bytes_up = (now.bytes_up + open.up).max(before.up);
+            now.bytes_down = (now.bytes_down + open.down).max(before.down);
+            if now.bytes_up + now.bytes_down > 0 {
+                most.insert(cluster.name.clone(), Bytes { up: now.bytes_up, down: now.bytes_down });
+            }
+            (cluster, now)
+        });
+        snapshots.collect()
+    }
+}
+
+fn write_totals(gateway: &Gateway, out: &mut Families<'_>) -> fmt::Result {
+    let shared = gateway.shared();
+    let totals = shared.totals();
+    out.one_counter("accepted_connections", "Connections accepted, on all listeners.", totals.accepted)?;
+    out.one_counter(
+        "accept_errors",
+        "Failed attempts to accept; clients that gave up while they waited, nearly always.",
+        totals.accept_errors,
+    )?;
+    out.one_gauge(
+        "accepting",
+        "0 while accepting rests, on any listener, for want of descriptors.",
+        None,
+        u64::from(!totals.accept_rests_now),
+    )?;
+    out.one_counter(
+        "accept_rests",
+        "Times accepting began to rest for want of descriptors.",
+        totals.accept_rests,
+    )?;
+    let handshakes = u64::from(totals.handshakes);
+    out.one_gauge(
+        "handshakes",
+        "Connections that have not yet said where they want to go.",
+        None,
+        handshakes,
+    )?;
+    let refusals = Refusal::ALL
+        .iter()
+        .zip(totals.refusals)
+        .map(|(refusal, count)| ([("reason", refusal.reason()), ("side", side(refusal.side()))], count));
+    out.counter("refusals", "Clients refused, whether or not their cluster is known.", None, refusals)?;
+    let ends = Ends::WORDS.iter().zip(totals.ends);
+    let ends = ends.map(|(&(reason, side), count)| ([("reason", reason), ("side", side)], count));
+    out.counter(
+        "ended_connections",
+        "Connections and tunnel streams that ended, by reason and side.",
+        None,
+        ends,
+    )?;
+    out.one_counter(
+        "access_lines_dropped",
+        "Access lines lost because standard output was not read.",
+        shared.access.dropped(),
+    )
+}
+
+fn buckets(now: &ClusterSnapshot) -> [(f64, u64); HANDSHAKE_BUCKETS.len() + 1] {
+    std::array::from_fn(|index| {
+        (HANDSHAKE_BUCKETS.get(index).copied().unwrap_or(f64::INFINITY), now.handshakes[index])
+    })
+}
+
+fn side(side: Side) -> &'static str {
+    match side {
+        Side::Downstream => "downstream",
+        Side::Upstream => "upstream",
+        Side::Gateway => "gateway",
+    }
+}

@@ -1,0 +1,69 @@
+//! What the admin listener of a gateway serves.
+
+use std::sync::Arc;
+
+use hyper::body::Incoming;
+use hyper::{Request, StatusCode};
+use portico_admin::exposition::Exposition;
+use portico_admin::listing::{self, Query};
+use portico_admin::server::{Answer, Pages, text};
+
+use super::metrics::gateway_metrics;
+use super::status::Status;
+use super::{connections, health};
+
+const INDEX: &str = "portico gateway
+
+/healthz             is the process alive
+/readyz              does it serve; ?verbose says what stands in the way, and what is wrong with objects
+/metrics             for Prometheus
+/routes              what is exposed, where, by which object; ?o=table for people, ?cluster=NAME for one
+/connections         what is open; ?o=table for people, ?cluster=NAME for one
+";
+
+/// What a gateway says about itself.
+#[derive(Debug)]
+pub(crate) struct GatewayPages {
+    status: Arc<Status>,
+    metrics: Arc<Exposition>,
+}
+
+impl GatewayPages {
+    pub(crate) fn new(status: Arc<Status>) -> Self {
+        Self { metrics: Arc::new(gateway_metrics(Arc::clone(&status))), status }
+    }
+}
+
+impl Pages for GatewayPages {
+    fn answer(&self, request: &Request<Incoming>) -> Answer {
+        let query = Query::of(request.uri());
+        match request.uri().path() {
+            "/" => text(StatusCode::OK, INDEX.into()),
+            "/healthz" | "/livez" => text(StatusCode::OK, "ok\n".into()),
+            "/readyz" => health::readiness(&self.status, query.has("verbose")).answer(),
+            "/metrics" => Arc::clone(&self.metrics).page(),
+            "/routes" => {
+                let mut routes = self.status.listing();
+                if let Some(cluster) = query.get("cluster") {
+                    routes.keep_only(cluster);
+                    if routes.is_empty() {
+                        let told = format!(
+                            "no cluster {cluster:?} is exposed, planned or in conflict; /routes has those \
+                             that are\n"
+                        );
+                        return text(StatusCode::NOT_FOUND, told);
+                    }
+                }
+                listing::answer(query, request.headers(), move |format, out| routes.write(format, out))
+            }
+            "/connections" => {
+                let connections =
+                    connections::list(self.status.gateway().map(Arc::as_ref), query.get("cluster"));
+                listing::answer(query, request.headers(), move |format, out| {
+                    connections::write(&connections, format, out)
+                })
+            }
+            path => text(StatusCode::NOT_FOUND, format!("nothing is served at {path:?}\n\n{INDEX}")),
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! The files of the tunnel listener, read again while the gateway runs: certificate and key, client CA and
+//! revocation lists, tokens.
+//!
+//! A file that became unreadable or wrong leaves the one before in force. That is said once in the log, and
+//! for as long as it lasts on `/readyz?verbose` and in the metric `tunnel_files_failed`.
+
+use std::convert::Infallible;
+use std::fmt::Display;
+use std::future::pending;
+use std::time::Duration;
+
+use portico_gateway::Gateway;
+use tokio::time::sleep;
+
+use super::status::Status;
+
+/// Between two looks. A few small files; a revocation should not wait for the next one.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What is read as one, and fails as one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum TunnelFile {
+    /// `--tunnel-tls-cert` and `--tunnel-tls-key`.
+    Certificate,
+    /// `--tunnel-client-ca` and `--tunnel-client-crl`.
+    ClientCa,
+    /// `--tunnel-tokens`.
+    Tokens,
+}
+
+impl TunnelFile {
+    /// Each of them.
+    pub(crate) const ALL: [Self; 3] = [Self::Certificate, Self::ClientCa, Self::Tokens];
+
+    /// The word for metrics.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Certificate => "certificate",
+            Self::ClientCa => "client_ca",
+            Self::Tokens => "tokens",
+        }
+    }
+}
+
+/// Has what the files say now in force a second later.
+pub(crate) async fn follow(gateway: &Gateway, status: &Status) -> Infallible {
+    let config = &gateway.shared().config;
+    let (tls, tokens) = (config.tunnel.tls.clone(), config.tokens.file.clone());
+    if let Some(tokens) = tokens.as_ref().filter(|tokens| tokens.is_readable_by_all()) {
+        tracing::warn!(
+            file = %tokens.path().display(),
+            "every user of this machine may read the tokens of the tunnel; forbid it (chmod o-r)"
+        );
+    }
+    if tls.is_none() && tokens.is_none() {
+        return pending().await;
+    }
+    loop {
+        sleep(LOOK).await;
+        let mut revoked = false;
+        if let Some(tls) = &tls {
+            note(status, TunnelFile::Certificate, tls.reload_certificate());
+            revoked |= note(status, TunnelFile::ClientCa, tls.reload_trust());
+        }
+        if let Some(tokens) = &tokens {
+            revoked |= note(status, TunnelFile::Tokens, tokens.reload());
+        }
+        if revoked {
+            gateway.shared().identities.changed();
+        }
+    }
+}
+
+/// Says what came of reading a file again; true if its new content is in force.
+fn note(status: &Status, file: TunnelFile, outcome: Result<bool, impl Display>) -> bool {
+    let word = file.word();
+    let (changed, error) = match outcome {
+        Ok(changed) => (changed, None),
+        Err(error) => (false, Some(error.to_string())),
+    };
+    let before = status.set_tunnel_file(file, error.clone());
+    match (error, before) {
+        (None, _) if changed => {
+            tracing::info!(file = word, "new content of a file of the tunnel listener in force")
+        }
+        (None, Some(_)) => tracing::info!(file = word, "a file of the tunnel listener is as it was again"),
+        // Once, not every second; and the first time it may only be half written.
+        (Some(error), before) if before.as_ref() != Some(&error) => tracing::warn!(
+            file = word, %error,
+            "cannot use a file of the tunnel listener as it is now; what was read before stays in force"
+        ),
+        _ => {}
+    }
+    changed
+}

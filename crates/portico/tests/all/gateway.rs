@@ -1,0 +1,378 @@
+//! `portico gateway` on a directory: it follows the files, answers questions about itself, remembers
+//! NodePorts, stops with a drain, and hands its listeners over.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::common::{PATIENCE, Process, directory, get};
+use tempfile::TempDir;
+
+/// A server that sends back what it gets, for as long as the test runs.
+fn echo() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            std::thread::spawn(move || {
+                let mut reader = stream.try_clone().unwrap();
+                let mut writer = stream;
+                let _ = std::io::copy(&mut reader, &mut writer);
+            });
+        }
+    });
+    port
+}
+
+/// A port of loopback that was free a moment ago, outside the range that outgoing connections take theirs
+/// from.
+fn free_port() -> u16 {
+    use std::sync::atomic::{AtomicU16, Ordering};
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    loop {
+        // Test binaries run one after the other; tests of this one share the counter.
+        let port = 20_000 + (std::process::id() % 5_000) as u16 + NEXT.fetch_add(1, Ordering::Relaxed);
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+fn service(node_port: u16, upstream: u16) -> String {
+    format!(
+        "apiVersion: v1\nkind: Service\nmetadata:\n  name: api\n  namespace: cluster-a\n  annotations:\n    \
+         nodeport-proxy.k8s.io/expose: NodePort\nspec:\n  type: NodePort\n  ports: [{{name: secure, port: \
+         443, nodePort: {node_port}}}]\n---\napiVersion: discovery.k8s.io/v1\nkind: \
+         EndpointSlice\nmetadata:\n  name: api-1\n  namespace: cluster-a\n  labels: \
+         {{kubernetes.io/service-name: api}}\naddressType: IPv4\nendpoints:\n- addresses: [127.0.0.1]\n  \
+         conditions: {{ready: true}}\nports: [{{name: secure, port: {upstream}}}]\n"
+    )
+}
+
+struct Gateway {
+    process: Process,
+    admin: u16,
+}
+
+/// A gateway on `folder`, ready.
+fn gateway(folder: &Path, more: &[&str]) -> Gateway {
+    let manifests = folder.to_str().unwrap();
+    let arguments = ["gateway", "--manifests", manifests, "--sni-listen", "off", "--tunnel-listen", "off"];
+    let loopback = ["--node-port-address", "127.0.0.1", "--admin-listen", "127.0.0.1:0", "--workers", "1"];
+    let mut process = Process::start(&[&arguments[..], &loopback, more].concat());
+    let line = process.wait_for("listener=admin");
+    let admin =
+        line.rsplit(':').next().and_then(|port| port.trim().parse().ok()).expect("the log names the port");
+    wait_until("it is ready", || get(admin, "/readyz").0 == 200);
+    Gateway { process, admin }
+}
+
+/// Asks again until the answer is yes. There is no event to wait for in another process.
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PATIENCE, "waited in vain until {what}");
+        // Between two questions, so that the answer has a core to be found on.
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+}
+
+/// One round trip on a connection.
+fn ping(stream: &mut TcpStream) {
+    stream.write_all(b"ping").unwrap();
+    let mut answer = [0; 4];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"ping");
+}
+
+fn connect(port: u16) -> TcpStream {
+    let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+fn site() -> (TempDir, u16) {
+    let port = free_port();
+    (directory(&[("a.yaml", &service(port, echo()))]), port)
+}
+
+#[test]
+fn listeners_come_and_go_with_the_files() {
+    let (folder, port) = site();
+    let gateway = gateway(folder.path(), &[]);
+    let mut stream = connect(port);
+    ping(&mut stream);
+    let other = free_port();
+    let text = service(other, echo()).replace("cluster-a", "cluster-b");
+    fs::write(folder.path().join("b.yaml"), text).unwrap();
+    wait_until("the new port is served", || TcpStream::connect(("127.0.0.1", other)).is_ok());
+    ping(&mut connect(other));
+    fs::remove_file(folder.path().join("b.yaml")).unwrap();
+    wait_until("the port is closed", || TcpStream::connect(("127.0.0.1", other)).is_err());
+    ping(&mut stream);
+    drop(gateway);
+}
+
+#[test]
+fn it_says_what_is_open_what_is_routed_and_what_is_counted() {
+    let (folder, port) = site();
+    let gateway = gateway(folder.path(), &[]);
+    let mut stream = connect(port);
+    ping(&mut stream);
+    let (_, connections) = get(gateway.admin, "/connections");
+    let connections: serde_json::Value = serde_json::from_str(&connections).unwrap();
+    assert_eq!(connections[0]["cluster"], "a");
+    assert_eq!(connections[0]["listener"], format!("node_port:{port}"));
+    assert_eq!(connections[0]["client"], stream.local_addr().unwrap().to_string());
+    assert_eq!(connections[0]["bytes_up"], 4);
+    let (_, table) = get(gateway.admin, "/connections?o=table&cluster=a");
+    assert!(table.starts_with("CLUSTER") && table.lines().count() == 2, "{table}");
+    let (_, none) = get(gateway.admin, "/connections?cluster=b");
+    assert_eq!(none.trim(), "[]");
+    let (_, routes) = get(gateway.admin, "/routes");
+    let routes: serde_json::Value = serde_json::from_str(&routes).unwrap();
+    assert_eq!(routes["routes"][0]["key"]["port"], port);
+    assert_eq!(routes["routes"][0]["state"], "ready");
+    let (_, metrics) = get(gateway.admin, "/metrics");
+    for line in [
+        "portico_ready 1",
+        "portico_cluster_open_connections{cluster=\"a\"} 1",
+        "portico_cluster_connections_total{cluster=\"a\"} 1",
+        "portico_cluster_transferred_bytes_total{cluster=\"a\",direction=\"up\"} 4",
+        "portico_routes{by=\"port\"} 1",
+    ] {
+        assert!(metrics.lines().any(|found| found == line), "{line} is not in\n{metrics}");
+    }
+    assert!(metrics.ends_with("# EOF\n"));
+    assert_eq!(get(gateway.admin, "/healthz"), (200, "ok\n".into()));
+    assert_eq!(get(gateway.admin, "/nothing").0, 404);
+    assert_eq!(get(gateway.admin, "/routes?cluster=a").0, 200);
+    let (status, told) = get(gateway.admin, "/routes?cluster=nope");
+    assert!(status == 404 && told.contains("\"nope\""), "{told}");
+    assert_eq!(get(gateway.admin, "/routes?o=xml").0, 400);
+}
+
+#[test]
+fn every_metric_and_every_reason_is_in_the_manual() {
+    let (folder, _) = site();
+    let gateway = gateway(folder.path(), &[]);
+    let (_, metrics) = get(gateway.admin, "/metrics");
+    let manual = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operations.md"));
+    for line in metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+        let (name, kind) = line.split_once(' ').unwrap();
+        let suffix = match kind {
+            "counter" => "_total",
+            "info" => "_info",
+            _ => "",
+        };
+        assert!(manual.contains(&format!("`{name}{suffix}`")), "{name}{suffix} is not in docs/operations.md");
+    }
+    let reasons = metrics.lines().filter_map(|line| line.strip_prefix("portico_refusals_total{reason=\""));
+    let reasons: Vec<&str> = reasons.filter_map(|rest| rest.split('"').next()).collect();
+    assert!(reasons.len() > 10, "{metrics}");
+    for reason in reasons {
+        assert!(manual.contains(&format!("| `{reason}` |")), "{reason} is not in docs/operations.md");
+    }
+}
+
+#[test]
+fn a_broken_manifest_is_shown_and_takes_nothing_down() {
+    let (folder, port) = site();
+    let gateway = gateway(folder.path(), &[]);
+    fs::write(folder.path().join("broken.yaml"), "kind: [\n").unwrap();
+    wait_until("the problem is shown", || get(gateway.admin, "/readyz?verbose").1.contains("broken.yaml:1"));
+    assert_eq!(get(gateway.admin, "/readyz").0, 200);
+    assert!(
+        get(gateway.admin, "/metrics").1.contains("portico_problems{severity=\"error\",reason=\"syntax\"} 1")
+    );
+    ping(&mut connect(port));
+}
+
+#[test]
+fn a_port_that_cannot_be_bound_is_reported_on_its_service_everywhere() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let folder = directory(&[("a.yaml", &service(port, echo()))]);
+    let mut gateway = gateway(folder.path(), &[]);
+    assert_eq!(get(gateway.admin, "/readyz").0, 200, "everybody else is served");
+    let (_, verbose) = get(gateway.admin, "/readyz?verbose");
+    let told = format!(
+        "Service cluster-a/api: spec.ports: NodePort {port} cannot be opened: Address already in use"
+    );
+    assert!(verbose.contains(&told), "{verbose}");
+    let (_, routes) = get(gateway.admin, "/routes");
+    let routes: serde_json::Value = serde_json::from_str(&routes).unwrap();
+    let error = routes["routes"][0]["state"]["listenerFailed"]["error"].as_str().unwrap();
+    assert!(error.contains("Address already in use"), "{error}");
+    let (_, table) = get(gateway.admin, "/routes?o=table");
+    assert!(table.contains("cannot be opened: Address already in use"), "{table}");
+    let counted = "portico_problems{severity=\"error\",reason=\"node-port-failed\"} 1";
+    assert!(get(gateway.admin, "/metrics").1.contains(counted));
+    drop(taken);
+    gateway.process.wait_for("NodePort listener opened at last");
+    ping(&mut connect(port));
+    assert!(!get(gateway.admin, "/metrics").1.contains("node-port-failed"));
+    let said = gateway.process.said();
+    let line = said.lines().find(|line| line.contains("cannot open a NodePort listener")).unwrap();
+    assert!(line.contains("cluster-a/api-secure"), "{line}");
+}
+
+#[test]
+fn an_endpoint_that_fails_is_shown_although_it_is_ready() {
+    let (dead, port) = (free_port(), free_port());
+    let folder = directory(&[("a.yaml", &service(port, dead))]);
+    let gateway = gateway(folder.path(), &[]);
+    for _ in 0..3 {
+        // By port a refusal closes the connection.
+        assert_eq!(connect(port).read(&mut [0]).unwrap_or(0), 0);
+    }
+    let (_, routes) = get(gateway.admin, "/routes");
+    let routes: serde_json::Value = serde_json::from_str(&routes).unwrap();
+    assert_eq!(routes["routes"][0]["state"], "ready");
+    assert_eq!(routes["routes"][0]["failing"][0]["endpoint"], format!("127.0.0.1:{dead}"));
+    assert_eq!(routes["routes"][0]["failing"][0]["failures"], 3);
+    let (_, table) = get(gateway.admin, "/routes?o=table");
+    assert!(table.contains("(1 failing)"), "{table}");
+}
+
+#[test]
+fn node_ports_that_were_drawn_are_the_same_after_a_restart() {
+    const SITE: &str = "\
+apiVersion: kubermatic.k8c.io/v1
+kind: KubermaticConfiguration
+metadata: {name: kubermatic, namespace: kubermatic}
+spec: {ingress: {domain: kkp.example.com}}
+---
+apiVersion: kubermatic.k8c.io/v1
+kind: Seed
+metadata: {name: kubermatic, namespace: kubermatic}
+---
+apiVersion: kubermatic.k8c.io/v1
+kind: Cluster
+metadata: {name: drawn}
+";
+    let folder = directory(&[("site.yaml", SITE)]);
+    let ports = || {
+        let mut gateway = gateway(folder.path(), &["--drain-timeout", "0s"]);
+        let listing: serde_json::Value = serde_json::from_str(&get(gateway.admin, "/routes").1).unwrap();
+        gateway.process.signal("TERM");
+        assert!(gateway.process.wait().success());
+        let keys =
+            listing["routes"].as_array().unwrap().iter().map(|row| row["key"]["port"].as_u64().unwrap());
+        keys.collect::<Vec<_>>()
+    };
+    let first = ports();
+    assert_eq!(first.len(), 2);
+    assert_eq!(first, ports());
+    assert_eq!(first, ports());
+}
+
+#[test]
+fn sigterm_lets_open_connections_finish_and_takes_no_new_ones() {
+    let (folder, port) = site();
+    let mut gateway = gateway(folder.path(), &["--drain-timeout", "50s"]);
+    let mut stream = connect(port);
+    ping(&mut stream);
+    gateway.process.signal("TERM");
+    wait_until("it is not ready", || get(gateway.admin, "/readyz").0 == 503);
+    wait_until("new connections are refused", || TcpStream::connect(("127.0.0.1", port)).is_err());
+    ping(&mut stream);
+    drop(stream);
+    assert!(gateway.process.wait().success());
+}
+
+#[test]
+fn the_log_says_what_is_in_force_and_which_signal_ended_it() {
+    let (folder, _) = site();
+    let mut gateway = gateway(folder.path(), &[]);
+    gateway.process.signal("TERM");
+    assert!(gateway.process.wait().success());
+    let said = gateway.process.said();
+    assert!(said.contains("routes in force clusters=1 ports=1 hosts=0 authorities=0"), "{said}");
+    assert!(said.contains("told to stop signal=SIGTERM"), "{said}");
+}
+
+#[test]
+fn sighup_is_no_reason_to_stop_where_there_is_no_terminal() {
+    let (folder, port) = site();
+    let mut gateway = gateway(folder.path(), &[]);
+    let mut stream = connect(port);
+    gateway.process.signal("HUP");
+    gateway.process.wait_for("SIGHUP: nothing to do");
+    ping(&mut stream);
+    ping(&mut connect(port));
+    assert_eq!(get(gateway.admin, "/readyz").0, 200);
+}
+
+#[test]
+fn before_every_object_is_read_nothing_is_said_to_be_welcome_and_each_failure_is_told_once() {
+    // No process listens there, and port 1 is never an ephemeral port.
+    const KUBECONFIG: &str = "\
+apiVersion: v1
+kind: Config
+current-context: c
+clusters: [{name: c, cluster: {server: \
+                              'http://127.0.0.1:1'}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+users: [{name: u, user: {token: t}}]
+";
+    let folder = directory(&[("kubeconfig", KUBECONFIG)]);
+    let file = folder.path().join("kubeconfig");
+    let arguments =
+        ["gateway", "--kubeconfig", file.to_str().unwrap(), "--sni-listen", "off", "--tunnel-listen", "off"];
+    let mut process = Process::start(&[&arguments[..], &["--admin-listen", "127.0.0.1:0"]].concat());
+    let line = process.wait_for("listener=admin");
+    let admin = line.rsplit(':').next().and_then(|port| port.trim().parse().ok()).unwrap();
+    let (status, verbose) = get(admin, "/readyz?verbose");
+    assert_eq!(status, 503);
+    assert!(verbose.contains("[-] accepting: no listener is open yet"), "{verbose}");
+    process.wait_for("Connection refused");
+    process.signal("TERM");
+    assert!(process.wait().success());
+    // What the client library says of it names neither the kind nor the remedy.
+    assert!(!process.said().contains("failed with error"), "{}", process.said());
+}
+
+#[test]
+fn a_second_signal_ends_a_drain() {
+    let (folder, port) = site();
+    let mut gateway = gateway(folder.path(), &["--drain-timeout", "1h"]);
+    let mut stream = connect(port);
+    ping(&mut stream);
+    gateway.process.signal("TERM");
+    gateway.process.wait_for("draining");
+    gateway.process.signal("TERM");
+    assert!(gateway.process.wait().success());
+}
+
+#[test]
+fn a_successor_takes_the_listeners_over_and_no_connect_fails() {
+    let (folder, port) = site();
+    let sockets = tempfile::tempdir().unwrap();
+    let socket = sockets.path().join("take-over.sock");
+    let flags = ["--take-over", socket.to_str().unwrap(), "--drain-timeout", "50s"];
+    let mut old = gateway(folder.path(), &flags);
+    let mut early = connect(port);
+    ping(&mut early);
+    wait_until("the listeners are offered", || socket.exists());
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let load = std::thread::spawn(move || {
+        let mut done = 0;
+        while stopped.try_recv().is_err() {
+            ping(&mut connect(port));
+            done += 1;
+        }
+        done
+    });
+    let new = gateway(folder.path(), &flags);
+    old.process.wait_for("a successor has taken the listeners over");
+    ping(&mut early);
+    drop(early);
+    assert!(old.process.wait().success(), "{}", old.process.said());
+    ping(&mut connect(port));
+    stop.send(()).unwrap();
+    assert!(load.join().expect("every connection is served") > 0);
+    drop(new);
+}

@@ -1,0 +1,20 @@
+//! The `portico` binary from outside: real processes, real sockets.
+//!
+//! [`common`] starts the binary, [`proof`] has what the heavy proofs share: many connections, a cluster's
+//! stand-in, usage.
+#![allow(clippy::unwrap_used, reason = "a test may")]
+
+mod agent;
+mod check;
+mod churn;
+mod command_line;
+mod common;
+mod demo;
+mod fd_exhaustion;
+mod gateway;
+mod isolation;
+mod proof;
+mod routes;
+mod scale;
+mod slow_loris;
+mod tunnel_identity;
