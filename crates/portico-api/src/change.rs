@@ -1,6 +1,7 @@
 //! One change to one object: the same type and the same two words from a source to the data plane.
 //!
-//! The words are those of kube-rs: `Apply` and `Delete`. [`Keyed`] says by which key a deleted value is named.
+//! The words are those of kube-rs: `Apply` and `Delete`. [`Keyed`] says by which key a deleted value is
+//! named.
 
 use std::sync::Arc;
 

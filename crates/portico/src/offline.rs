@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use portico_admin::listing::OutputFormat;
+use portico_api::annotations::EXPOSE;
 use portico_api::problem::Severity;
 use portico_sync::{Site, SiteSettings};
 
@@ -27,7 +28,7 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "NS")]
     namespace: Option<String>,
     /// The annotation by which a Service asks to be exposed
-    #[arg(long, value_name = "KEY", default_value = portico_api::annotations::EXPOSE, value_parser = annotation_key)]
+    #[arg(long, value_name = "KEY", default_value = EXPOSE, value_parser = annotation_key)]
     expose_annotation: String,
     /// External address of a seed node, where clusters are reached if the Seed disables its nodeport-proxy;
     /// may be repeated

@@ -14,6 +14,7 @@ use hyper::{Request, StatusCode};
 use portico_admin::body::stream;
 use portico_admin::exposition::{Exposition, Families};
 use portico_admin::server::{Answer, Pages, text, typed};
+use portico_api::annotations::EXPOSE;
 use portico_api::meta::ObjectKey;
 use portico_expose::front::FrontSettings;
 use portico_kube::client;
@@ -45,7 +46,7 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "N")]
     listener_limit: Option<usize>,
     /// The annotation by which a Service asks to be exposed
-    #[arg(long, value_name = "KEY", default_value = portico_api::annotations::EXPOSE, value_parser = annotation_key)]
+    #[arg(long, value_name = "KEY", default_value = EXPOSE, value_parser = annotation_key)]
     expose_annotation: String,
     /// Name of this replica, different from all others [default: the host's name and a number]
     #[arg(long, value_name = "NAME", env = "POD_NAME")]
