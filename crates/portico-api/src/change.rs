@@ -1,7 +1,6 @@
 //! One change to one object: the same type and the same two words from a source to the data plane.
 //!
-//! The words are those of kube-rs: `Apply` and `Delete`. [`Keyed`] says by which key a deleted value is
-//! named.
+//! The words are those of kube-rs: `Apply` and `Delete`. [`Keyed`] says which key names a deleted value.
 
 use std::sync::Arc;
 

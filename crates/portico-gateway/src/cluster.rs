@@ -7,7 +7,6 @@ use std::time::Duration;
 use portico_api::names::ClusterName;
 use portico_api::policy::Budget;
 
-use crate::identity::ClusterPlaces;
 use crate::refusal::Refusal;
 
 /// Upper bounds, in seconds, of the handshake time histogram: a connect on the same network takes well below a
@@ -24,8 +23,6 @@ pub struct Cluster {
     rate: Rate,
     /// Made when there is something to count: of ten thousand clusters many are never called here, and these are four fifths of one.
     counters: OnceLock<Box<Counters>>,
-    /// Places of token reviews by its API server; made with the first.
-    reviews: OnceLock<Box<ClusterPlaces>>,
 }
 
 /// What only ever grows.
@@ -48,12 +45,7 @@ impl Cluster {
             connecting: AtomicU32::default(),
             rate: Rate::default(),
             counters: OnceLock::new(),
-            reviews: OnceLock::new(),
         }
-    }
-
-    pub(crate) fn reviews(&self) -> &ClusterPlaces {
-        self.reviews.get_or_init(Box::default)
     }
 
     fn counters(&self) -> &Counters {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use portico_api::policy::Budget;
 
-use crate::identity::TokenSettings;
+use crate::auth::TokenSettings;
 pub use portico_net::socket::Keepalive;
 
 /// Settings of one gateway process.

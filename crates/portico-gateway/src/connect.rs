@@ -16,11 +16,12 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::access::Refused;
+use crate::api_server::reviewer_of;
+use crate::auth::{Credential, Credentials, Denied, Eviction, Slot, Wanted};
 use crate::config::ProxyMode;
 use crate::connection::{Admitted, Arrival, connect, decide, learn_proxy_header, printable, proxy_header};
 use crate::copy::copy;
 use crate::descriptors::Promise;
-use crate::identity::{Denied, Eviction, Held, Place, Proof, Wanted};
 use crate::record::{ConnectionId, End, Listener, Opening, Session};
 use crate::refusal::{Refusal, Side};
 use crate::upstream::Upstream;
@@ -62,7 +63,7 @@ pub(crate) async fn serve_welcomed(worker: Arc<Worker>, stream: TcpStream, welco
         // Fails only for a client that is gone, and then nobody reads the header.
         local: stream.local_addr().unwrap_or(client),
         standing: Mutex::new(Standing { handshake: Some((handshake, promise)), ..Standing::default() }),
-        held: Held::default(),
+        credentials: Credentials::default(),
     });
     let mut draining = worker.shared.draining().subscribe();
     // An error says that the gateway is gone without a word, and with it soon this task.
@@ -111,8 +112,8 @@ struct Connection {
     client: SocketAddr,
     local: SocketAddr,
     standing: Mutex<Standing>,
-    /// Which clusters it has proven to speak for.
-    held: Held,
+    /// What was accepted of it, by cluster.
+    credentials: Credentials,
 }
 
 /// What a connection holds until it has shown that it may stay.
@@ -120,8 +121,8 @@ struct Connection {
 struct Standing {
     /// Until the client has said what it speaks.
     handshake: Option<(HandshakeGuard, Promise)>,
-    /// From then on until it has proven who it is.
-    unproven: Option<Place>,
+    /// From then on until it has authenticated.
+    unauthenticated: Option<Slot>,
     /// Until somebody waits for it.
     eviction: Option<Eviction>,
 }
@@ -155,9 +156,9 @@ impl Handler for Connection {
     }
 
     fn greeted(&self, tls: bool, certificate: Option<&Presented>) {
-        let place = if tls { self.worker.shared.identities.enter(certificate) } else { None };
+        let slot = if tls { self.worker.shared.identities.enter(certificate) } else { None };
         let mut standing = self.standing();
-        (standing.unproven, standing.eviction) = place.unzip();
+        (standing.unauthenticated, standing.eviction) = slot.unzip();
         standing.handshake = None;
     }
 
@@ -168,7 +169,7 @@ impl Handler for Connection {
             None => false,
         };
         if !is_evicted {
-            // It has proven who it is, or need not.
+            // It has authenticated, or need not.
             std::future::pending().await
         }
     }
@@ -233,7 +234,7 @@ impl<'a> Attempt<'a> {
     }
 
     /// Finds out where the request leads, and whether who asks may go there.
-    async fn learn(&mut self, request: &Request) -> Result<Option<Arc<Proof>>, Denied> {
+    async fn learn(&mut self, request: &Request) -> Result<Option<Arc<Credential>>, Denied> {
         if let Err(refusal) = self.route(&request.authority) {
             return Err(match refusal {
                 // By now it is a request, and the rest of it was well formed.
@@ -242,17 +243,24 @@ impl<'a> Attempt<'a> {
             });
         }
         let Learned { upstream, name, client, .. } = &self.learned;
-        let wanted = Wanted { upstream: upstream.as_ref(), authority: name.as_deref(), client: client.ip() };
-        let Connection { worker, held, .. } = self.connection;
-        let proof = worker.shared.identities.authenticate(&worker.shared, held, request, &wanted).await?;
-        if proof.is_some() {
-            self.connection.standing().unproven = None;
+        let shared = &self.connection.worker.shared;
+        let wanted = Wanted {
+            cluster: upstream.as_ref().map(|upstream| &upstream.cluster.name),
+            client_admitted: upstream
+                .as_ref()
+                .is_some_and(|upstream| upstream.backend().policy.allow.admits(client.ip())),
+            reviewer: &|| reviewer_of(shared, upstream.as_ref()?, name.as_deref()?),
+        };
+        let credential =
+            shared.identities.authenticate(&self.connection.credentials, request, &wanted).await?;
+        if credential.is_some() {
+            self.connection.standing().unauthenticated = None;
         }
-        if upstream.is_none() { Err(Refusal::Unknown.into()) } else { Ok(proof) }
+        if upstream.is_none() { Err(Refusal::Unknown.into()) } else { Ok(credential) }
     }
 
     async fn connect(&mut self, request: &Request) -> Result<portico_tunnel::Upstream<Tunnel>, Denied> {
-        let proof = self.learn(request).await?;
+        let credential = self.learn(request).await?;
         let worker = &self.connection.worker;
         let admitted = decide(worker, self.learned.upstream.clone(), self.learned.client.ip())?;
         // The upstream may speak first: what the client sends early is not known to be there.
@@ -262,7 +270,7 @@ impl<'a> Attempt<'a> {
             let header = proxy_header(*client, self.connection.local, name.as_deref(), *id);
             stream.write_all(&header).await.map_err(|_| Refusal::ConnectFailed)?;
         }
-        let rests_on = proof.clone();
+        let rests_on = credential.clone();
         let session = Session::open(
             worker,
             Opening {
@@ -274,11 +282,11 @@ impl<'a> Attempt<'a> {
                 accepted: self.learned.accepted,
                 endpoint,
                 open,
-                proof,
+                credential,
             },
         );
-        // It may have fallen while we connected, and whoever cut its streams did not see this one.
-        if rests_on.is_some_and(|proof| proof.has_fallen()) {
+        // It may have been revoked while we connected, before this stream was listed.
+        if rests_on.is_some_and(|credential| credential.is_revoked()) {
             session.record().cancel(End::Revoked);
         }
         Ok(portico_tunnel::Upstream {
@@ -311,7 +319,7 @@ impl<'a> Attempt<'a> {
         let Learned { client, name, upstream, .. } = &self.learned;
         let of_identity =
             matches!(shown, Refusal::Unauthenticated | Refusal::NotAuthorized | Refusal::ReviewFailed);
-        if of_identity && let Some(kept_back) = shared.identities.complaints().may_write(shared.now()) {
+        if of_identity && let Some(kept_back) = shared.identities.log().admit() {
             let cluster = upstream.as_ref().map(|upstream| upstream.cluster.name.as_str());
             let (name, refused) = (name.as_deref(), refusal.reason());
             tracing::warn!(%client, name, cluster, refused, %reason, %detail, kept_back, "a tunnel client was turned away");

@@ -284,7 +284,7 @@ fn leads_to_tunnel(worker: &Worker, hello: &hello::ClientHello<'_>) -> bool {
         None => true,
         Some(Err(_)) => false,
         Some(Ok(name)) => {
-            worker.shared.live.routes().hosts.get(&name).is_none() && tls.is_named(name.as_str())
+            !worker.shared.live.routes().hosts.contains_key(&name) && tls.is_named(name.as_str())
         }
     }
 }
@@ -464,7 +464,7 @@ fn open_session(
         accepted: arrival.accepted,
         endpoint,
         open: admitted.open,
-        proof: None,
+        credential: None,
     };
     let session = Session::open(worker, opening);
     session.record().count_up(sent);

@@ -4,7 +4,7 @@
 //! port, or, in `connect`, by its CONNECT request), `live` holds where that leads, `cluster` admits it within the cluster's
 //! budget, `upstream` connects to an endpoint, `copy` moves the bytes, through pipes and in batches (`gather`) where
 //! that pays, `record` keeps count, and `access` writes the one line that is left of it. `refusal` names every reason not to serve,
-//! and `identity` knows whom a tunnel client speaks for. `worker` is the
+//! and `auth` knows whom a tunnel client speaks for; its tokens are reviewed by an `api_server`. `worker` is the
 //! thread it all happens on, `descriptors` says when to stop accepting, `deadline` and `spare` make timers and buffers of
 //! connections that come by the thousand cheap. Access lines are written, and listeners handed to the next process,
 //! by `portico-net`.
@@ -13,6 +13,8 @@
 //! or reads a manifest.
 
 mod access;
+mod api_server;
+mod auth;
 mod cluster;
 mod config;
 mod connect;
@@ -21,7 +23,6 @@ mod copy;
 mod deadline;
 mod descriptors;
 mod gather;
-mod identity;
 mod listen;
 mod live;
 mod record;
@@ -44,11 +45,11 @@ use portico_routes::table::Update;
 use thiserror::Error;
 use tokio::sync::watch;
 
-pub use cluster::{Cluster, ClusterSnapshot, HANDSHAKE_BUCKETS};
-pub use config::{Config, IdleTimeouts, Keepalive, ProxyMode, ProxyProtocol};
-pub use identity::{
+pub use auth::{
     Identities, Method, OUTCOMES, REVIEW_BUCKETS, ReviewTotals, StaticTokens, TokenSettings, TokensError,
 };
+pub use cluster::{Cluster, ClusterSnapshot, HANDSHAKE_BUCKETS};
+pub use config::{Config, IdleTimeouts, Keepalive, ProxyMode, ProxyProtocol};
 pub use live::{Live, Routes};
 pub use portico_net::access::{AccessFormat, AccessLog};
 pub use portico_net::takeover::{Offer, Predecessor, TakeOverError, take_over};
@@ -153,7 +154,7 @@ impl Gateway {
         if gateway.shared.identities.asks()
             && let Some((_, handle)) = gateway.listeners().first_worker()
         {
-            handle.spawn(identity::watch(Arc::clone(&gateway.shared), gateway.workers.clone()));
+            handle.spawn(supervise_credentials(Arc::clone(&gateway.shared), gateway.workers.clone()));
         }
         let first = first.map(|first| gateway.shared.live.apply(first));
         let config = &gateway.shared.config;
@@ -187,9 +188,9 @@ impl Gateway {
             self.open_port(port);
         }
         if let Some(limit) = self.shared.config.departed_timeout
-            && !applied.departed.is_empty()
+            && !applied.removed_endpoints.is_empty()
         {
-            self.end_departed(applied.departed, limit);
+            self.end_departed(applied.removed_endpoints, limit);
         }
     }
 
@@ -350,6 +351,21 @@ impl Drop for Gateway {
             let _ = thread.join();
         }
     }
+}
+
+/// Cuts the streams whose credential is revoked, for as long as the gateway lives.
+async fn supervise_credentials(shared: Arc<Shared>, workers: Vec<Arc<Worker>>) {
+    let cut = || {
+        let mut count = 0;
+        for record in workers.iter().flat_map(|worker| worker.connections()) {
+            if record.credential.as_ref().is_some_and(|credential| credential.is_revoked()) {
+                record.cancel(End::Revoked);
+                count += 1;
+            }
+        }
+        count
+    };
+    shared.identities.supervise(cut).await;
 }
 
 fn start_worker(

@@ -1,51 +1,40 @@
-//! The route table as the workers see it: keys that lead to [`Upstream`]s, replaced as a whole, read without a lock.
+//! The routes in force: one table that workers read without a lock, and what outlives a table.
 //!
-//! An [`Update`] from `portico-routes` says what changed; only that is touched. Endpoints change inside an [`Upstream`], so
-//! a table is replaced only when a key comes, goes or leads elsewhere.
+//! An [`Update`] from `portico-routes` says what changed, and only that is touched. Endpoints change inside
+//! an [`Upstream`]; the table is replaced by a changed clone if a key is added, removed or
+//! leads elsewhere.
 
-use std::hash::{BuildHasher, RandomState};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
-use hashbrown::HashTable;
-use hashbrown::hash_table::Entry;
-use portico_api::names::{Authority, ClusterName, HostName};
+use portico_api::change::Change;
+use portico_api::names::ClusterName;
 use portico_routes::route::{Backend, BackendId, RouteKey};
-use portico_routes::table::{RouteChange, SharedMap, Update};
+use portico_routes::table::{RouteChange, RouteTable, Update};
 
 use crate::cluster::Cluster;
 use crate::upstream::{Endpoint, Upstream};
 
-/// Where keys lead, at one moment.
-#[derive(Debug, Clone, Default)]
-pub struct Routes {
-    /// By NodePort number.
-    pub ports: SharedMap<u16, Arc<Upstream>>,
-    /// By server name.
-    pub hosts: SharedMap<HostName, Arc<Upstream>>,
-    /// By CONNECT authority.
-    pub authorities: SharedMap<Authority, Arc<Upstream>>,
-}
+/// Where every key leads, at one moment.
+pub type Routes = RouteTable<Arc<Upstream>>;
 
-/// The current [`Routes`], and everything that outlives one of them.
+/// The current [`Routes`], and the upstreams and clusters behind them.
 #[derive(Debug, Default)]
 pub struct Live {
     routes: ArcSwap<Routes>,
-    /// Locked by updates and by whoever lists everything; never on the way of a connection.
-    book: Mutex<Book>,
+    /// Locked by updates and listings, never on the path of a connection.
+    targets: Mutex<Targets>,
 }
 
-/// Tables rather than maps: the keys stand in the values already.
+/// What keys lead to. The same values stay while tables are replaced: they count connections.
 #[derive(Debug, Default)]
-struct Book {
-    hasher: RandomState,
-    /// By [`Upstream::id`].
-    upstreams: HashTable<Arc<Upstream>>,
-    /// By name.
-    clusters: HashTable<Member>,
+struct Targets {
+    upstreams: HashMap<Arc<BackendId>, Arc<Upstream>>,
+    clusters: HashMap<ClusterName, Member>,
 }
 
-/// A cluster that has a route.
+/// A cluster with at least one upstream.
 #[derive(Debug)]
 struct Member {
     cluster: Arc<Cluster>,
@@ -53,13 +42,13 @@ struct Member {
     upstreams: u32,
 }
 
-/// What an update means for the listeners and for connections that are open.
+/// What an update means for listeners and open connections.
 #[derive(Debug, Default)]
 pub(crate) struct Applied {
     pub(crate) opened_ports: Vec<u16>,
     pub(crate) closed_ports: Vec<u16>,
-    /// Endpoints that left their Service.
-    pub(crate) departed: Vec<Arc<Endpoint>>,
+    /// Endpoints that are no longer ready endpoints of their Service.
+    pub(crate) removed_endpoints: Vec<Arc<Endpoint>>,
 }
 
 impl Live {
@@ -70,66 +59,61 @@ impl Live {
 
     /// Every cluster that has a route.
     pub fn clusters(&self) -> Vec<Arc<Cluster>> {
-        self.lock().clusters.iter().map(|member| Arc::clone(&member.cluster)).collect()
+        self.lock().clusters.values().map(|member| Arc::clone(&member.cluster)).collect()
     }
 
-    /// Every upstream a route leads to.
+    /// Every upstream that a route leads to.
     pub fn upstreams(&self) -> Vec<Arc<Upstream>> {
-        self.lock().upstreams.iter().cloned().collect()
+        self.lock().upstreams.values().cloned().collect()
     }
 
-    /// Takes over what changed.
+    /// Applies what changed.
     pub(crate) fn apply(&self, update: &Update) -> Applied {
-        let mut book = self.lock();
-        let mut routes = Routes::clone(&self.routes.load());
+        let mut targets = self.lock();
+        let mut routes = self.routes.load_full();
         let mut applied = Applied::default();
         for change in &update.changes {
             match change {
-                RouteChange::Backend(backend) => applied.departed.extend(book.put(backend, &mut routes)),
-                RouteChange::Route { key, to } => {
-                    let Some(upstream) = book.upstream(to).cloned() else {
-                        tracing::error!(%key, backend = %to, "route to a backend that was never announced; skipped");
+                RouteChange::Backend(Change::Apply(backend)) => {
+                    applied.removed_endpoints.extend(targets.put(backend, &mut routes));
+                }
+                RouteChange::Backend(Change::Delete(id)) => {
+                    applied.removed_endpoints.extend(targets.remove(id));
+                }
+                RouteChange::Route(Change::Apply(route)) => {
+                    let Some(upstream) = targets.upstreams.get(&route.to) else {
+                        let (key, backend) = (&route.key, &route.to);
+                        tracing::error!(%key, %backend, "a route leads to an unknown backend; skipped");
                         continue;
                     };
-                    match key {
-                        RouteKey::Port(port) => {
-                            if routes.ports.insert(*port, upstream).is_none() {
-                                applied.opened_ports.push(*port);
-                            }
-                        }
-                        RouteKey::Host(host) => drop(routes.hosts.insert(host.clone(), upstream)),
-                        RouteKey::Authority(name) => drop(routes.authorities.insert(name.clone(), upstream)),
+                    // Workers read the current table: the first change of an update clones it.
+                    let before = Arc::make_mut(&mut routes).insert(route.key.clone(), Arc::clone(upstream));
+                    if let (RouteKey::Port(port), None) = (&route.key, before) {
+                        applied.opened_ports.push(*port);
                     }
                 }
-                RouteChange::NoRoute(key) => match key {
-                    RouteKey::Port(port) => {
-                        routes.ports.remove(port);
+                RouteChange::Route(Change::Delete(key)) => {
+                    Arc::make_mut(&mut routes).remove(key);
+                    if let RouteKey::Port(port) = key {
                         applied.closed_ports.push(*port);
                     }
-                    RouteKey::Host(host) => drop(routes.hosts.remove(host)),
-                    RouteKey::Authority(authority) => drop(routes.authorities.remove(authority)),
-                },
-                RouteChange::NoBackend(id) => applied.departed.extend(book.remove(id)),
+                }
             }
         }
-        self.routes.store(Arc::new(routes));
+        self.routes.store(routes);
         applied
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Book> {
-        // Nothing in here can be left half done by a panic elsewhere.
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, Targets> {
+        // Every change to the maps is complete when a panic can occur.
+        self.targets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Book {
-    fn upstream(&self, id: &BackendId) -> Option<&Arc<Upstream>> {
-        self.upstreams.find(self.hasher.hash_one(id), |upstream| upstream.is(id))
-    }
-
-    /// Adds or updates an upstream; returns the endpoints that left it.
-    fn put(&mut self, backend: &Arc<Backend>, routes: &mut Routes) -> Vec<Arc<Endpoint>> {
-        let old = self.upstream(&backend.id).cloned();
+impl Targets {
+    /// Adds or updates an upstream. Returns the endpoints it no longer has.
+    fn put(&mut self, backend: &Arc<Backend>, routes: &mut Arc<Routes>) -> Vec<Arc<Endpoint>> {
+        let old = self.upstreams.get(&backend.id).cloned();
         if let Some(upstream) = &old
             && upstream.cluster.name == backend.policy.cluster
         {
@@ -137,66 +121,40 @@ impl Book {
         }
         let cluster = self.join(&backend.policy.cluster);
         let new = Arc::new(Upstream::new(Arc::clone(backend), cluster));
-        // The Service changed hands: rare enough to look at every route for it.
-        let departed = old.map(|old| {
-            self.remove(&backend.id);
-            replace(&mut routes.ports, &old, &new);
-            replace(&mut routes.hosts, &old, &new);
-            replace(&mut routes.authorities, &old, &new);
-            old.endpoints()
+        // The Service belongs to another cluster now: rare enough to look at every route.
+        let removed = old.map(|old| {
+            let targets = Arc::make_mut(routes).targets_mut();
+            for target in targets.filter(|target| Arc::ptr_eq(target, &old)) {
+                *target = Arc::clone(&new);
+            }
+            self.remove(&backend.id)
         });
-        let hasher = &self.hasher;
-        let hash = hasher.hash_one(&backend.id);
-        self.upstreams.insert_unique(hash, new, |other| hasher.hash_one(other.id()));
-        departed.unwrap_or_default()
+        self.upstreams.insert(Arc::clone(&backend.id), new);
+        removed.unwrap_or_default()
     }
 
+    /// Removes an upstream. Returns the endpoints it had.
     fn remove(&mut self, id: &BackendId) -> Vec<Arc<Endpoint>> {
-        let hash = self.hasher.hash_one(id);
-        let Ok(entry) = self.upstreams.find_entry(hash, |upstream| upstream.is(id)) else {
-            return Vec::new();
-        };
-        let (upstream, _) = entry.remove();
+        let Some(upstream) = self.upstreams.remove(id) else { return Vec::new() };
         self.leave(&upstream.cluster.name);
         upstream.endpoints()
     }
 
     fn join(&mut self, name: &ClusterName) -> Arc<Cluster> {
-        let hasher = &self.hasher;
-        let is = |member: &Member| member.cluster.name == *name;
-        let entry =
-            self.clusters.entry(hasher.hash_one(name), is, |other| hasher.hash_one(&other.cluster.name));
-        let mut entry = match entry {
-            Entry::Occupied(entry) => entry,
-            Entry::Vacant(entry) => {
-                entry.insert(Member { cluster: Arc::new(Cluster::new(name.clone())), upstreams: 0 })
-            }
-        };
-        entry.get_mut().upstreams += 1;
-        Arc::clone(&entry.get().cluster)
+        let member = self
+            .clusters
+            .entry(name.clone())
+            .or_insert_with(|| Member { cluster: Arc::new(Cluster::new(name.clone())), upstreams: 0 });
+        member.upstreams += 1;
+        Arc::clone(&member.cluster)
     }
 
     fn leave(&mut self, name: &ClusterName) {
-        let hash = self.hasher.hash_one(name);
-        let Ok(mut entry) = self.clusters.find_entry(hash, |member| member.cluster.name == *name) else {
-            return;
-        };
-        entry.get_mut().upstreams -= 1;
-        if entry.get().upstreams == 0 {
-            entry.remove();
+        let Some(member) = self.clusters.get_mut(name) else { return };
+        member.upstreams -= 1;
+        if member.upstreams == 0 {
+            self.clusters.remove(name);
         }
-    }
-}
-
-fn replace<K: Clone + Eq + std::hash::Hash>(
-    map: &mut SharedMap<K, Arc<Upstream>>,
-    old: &Arc<Upstream>,
-    new: &Arc<Upstream>,
-) {
-    let keys: Vec<K> =
-        map.iter().filter(|(_, upstream)| Arc::ptr_eq(upstream, old)).map(|(key, _)| key.clone()).collect();
-    for key in keys {
-        map.insert(key, Arc::clone(new));
     }
 }
 
@@ -205,18 +163,19 @@ mod tests {
     use std::net::SocketAddr;
 
     use portico_api::meta::ObjectKey;
+    use portico_api::names::HostName;
     use portico_api::policy::ClusterPolicy;
-    use portico_routes::table::RouteTable;
+    use portico_routes::route::Route;
 
     use super::*;
 
     fn backend(cluster: &str, endpoints: &[&str]) -> Arc<Backend> {
         Arc::new(Backend {
-            id: BackendId {
+            id: Arc::new(BackendId {
                 service: ObjectKey::new("cluster-a", "api"),
                 port_name: "secure".into(),
                 port: 443,
-            },
+            }),
             endpoints: endpoints.iter().map(|text| text.parse::<SocketAddr>().unwrap()).collect(),
             policy: Arc::new(ClusterPolicy::open(ClusterName::new(cluster))),
             send_proxy: false,
@@ -224,19 +183,28 @@ mod tests {
         })
     }
 
+    fn applied(backend: &Arc<Backend>) -> RouteChange {
+        RouteChange::Backend(Change::Apply(Arc::clone(backend)))
+    }
+
     fn apply(live: &Live, changes: Vec<RouteChange>) -> Applied {
-        live.apply(&Update { table: RouteTable::default(), changes })
+        live.apply(&Update { changes })
     }
 
     fn host(text: &str) -> HostName {
         HostName::parse(text).unwrap()
     }
 
+    fn keys() -> [RouteKey; 2] {
+        [RouteKey::Host(host("a.example.com")), RouteKey::Port(31000)]
+    }
+
     fn expose(live: &Live) -> Arc<Backend> {
         let backend = backend("a", &["192.0.2.1:6443", "192.0.2.2:6443"]);
-        let routes = [RouteKey::Host(host("a.example.com")), RouteKey::Port(31000)];
-        let mut changes = vec![RouteChange::Backend(Arc::clone(&backend))];
-        changes.extend(routes.map(|key| RouteChange::Route { key, to: backend.id.clone() }));
+        let mut changes = vec![applied(&backend)];
+        changes.extend(
+            keys().map(|key| RouteChange::Route(Change::Apply(Route { key, to: backend.id.clone() }))),
+        );
         assert_eq!(apply(live, changes).opened_ports, [31000]);
         backend
     }
@@ -247,31 +215,41 @@ mod tests {
         expose(&live);
         let before = Arc::clone(live.routes().hosts.get(&host("a.example.com")).unwrap());
         let kept = Arc::clone(&before.endpoints()[1]);
-        let applied = apply(&live, vec![RouteChange::Backend(backend("a", &["192.0.2.2:6443"]))]);
+        let applied = apply(&live, vec![applied(&backend("a", &["192.0.2.2:6443"]))]);
         let after = Arc::clone(live.routes().hosts.get(&host("a.example.com")).unwrap());
         assert!(Arc::ptr_eq(&before, &after));
         assert!(Arc::ptr_eq(&kept, &after.endpoints()[0]));
-        assert_eq!(applied.departed[0].address, "192.0.2.1:6443".parse().unwrap());
+        assert_eq!(applied.removed_endpoints[0].address, "192.0.2.1:6443".parse().unwrap());
     }
 
     #[test]
-    fn a_removed_service_leaves_no_route_no_upstream_and_no_cluster() {
+    fn a_table_in_use_never_changes_and_new_endpoints_need_no_other() {
+        let live = Live::default();
+        let empty = live.routes.load_full();
+        expose(&live);
+        assert!(empty.hosts.is_empty());
+        let in_use = live.routes.load_full();
+        apply(&live, vec![applied(&backend("a", &["192.0.2.3:6443"]))]);
+        assert!(Arc::ptr_eq(&in_use, &live.routes.load_full()));
+    }
+
+    #[test]
+    fn a_deleted_service_leaves_no_route_no_upstream_and_no_cluster() {
         let live = Live::default();
         let backend = expose(&live);
-        let gone = [RouteKey::Host(host("a.example.com")), RouteKey::Port(31000)].map(RouteChange::NoRoute);
-        let mut changes = Vec::from(gone);
-        changes.push(RouteChange::NoBackend(backend.id.clone()));
+        let mut changes = Vec::from(keys().map(|key| RouteChange::Route(Change::Delete(key))));
+        changes.push(RouteChange::Backend(Change::Delete(Arc::clone(&backend.id))));
         let applied = apply(&live, changes);
         assert_eq!(applied.closed_ports, [31000]);
-        assert_eq!(applied.departed.len(), 2);
+        assert_eq!(applied.removed_endpoints.len(), 2);
         assert!(live.routes().hosts.is_empty() && live.upstreams().is_empty() && live.clusters().is_empty());
     }
 
     #[test]
-    fn a_service_that_changes_hands_takes_its_routes_to_the_new_cluster() {
+    fn a_service_that_changes_its_cluster_takes_its_routes_along() {
         let live = Live::default();
         expose(&live);
-        apply(&live, vec![RouteChange::Backend(backend("b", &["192.0.2.1:6443"]))]);
+        apply(&live, vec![applied(&backend("b", &["192.0.2.1:6443"]))]);
         let routes = live.routes();
         assert_eq!(routes.hosts.get(&host("a.example.com")).unwrap().cluster.name.as_str(), "b");
         assert_eq!(routes.ports.get(&31000).unwrap().cluster.name.as_str(), "b");

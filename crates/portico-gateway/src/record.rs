@@ -16,8 +16,8 @@ use serde::Serialize;
 use thiserror::Error;
 
 use crate::access::Line;
+use crate::auth::Credential;
 use crate::cluster::OpenGuard;
-use crate::identity::Proof;
 use crate::refusal::Side;
 use crate::upstream::{Endpoint, EndpointUse, Upstream};
 use crate::worker::Worker;
@@ -66,7 +66,7 @@ pub enum End {
     Idle,
     /// Its endpoint left the Service, and the time for such connections was over.
     Departed,
-    /// The identity it rested on was revoked.
+    /// The credential it rested on was revoked.
     Revoked,
     /// It held bytes that its receiver did not take, when tunnels held as many as they may.
     Memory,
@@ -91,8 +91,8 @@ pub struct Record {
     pub upstream: Arc<Upstream>,
     /// When it was accepted, as time since the gateway started.
     pub accepted: Duration,
-    /// Whose identity it rests on, where one is asked for.
-    pub(crate) proof: Option<Arc<Proof>>,
+    /// What it rests on, where clients must authenticate.
+    pub(crate) credential: Option<Arc<Credential>>,
     endpoint: EndpointUse,
     _open: OpenGuard,
     up: AtomicU64,
@@ -171,7 +171,7 @@ pub(crate) struct Opening {
     pub(crate) accepted: Duration,
     pub(crate) endpoint: EndpointUse,
     pub(crate) open: OpenGuard,
-    pub(crate) proof: Option<Arc<Proof>>,
+    pub(crate) credential: Option<Arc<Credential>>,
 }
 
 impl Session {
@@ -186,7 +186,7 @@ impl Session {
             name: opening.name,
             upstream: opening.upstream,
             accepted: opening.accepted,
-            proof: opening.proof,
+            credential: opening.credential,
             endpoint: opening.endpoint,
             _open: opening.open,
             up: AtomicU64::default(),

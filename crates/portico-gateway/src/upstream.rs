@@ -131,11 +131,7 @@ impl Upstream {
 
     /// Which Service port this is; always the same.
     pub fn id(&self) -> BackendId {
-        self.state.load().backend.id.clone()
-    }
-
-    pub(crate) fn is(&self, id: &BackendId) -> bool {
-        self.state.load().backend.id == *id
+        BackendId::clone(&self.state.load().backend.id)
     }
 
     /// Takes over new endpoints and settings. What is known of an endpoint that stays, or comes back while it has
@@ -514,7 +510,7 @@ mod tests {
     fn upstream(ports: &[u16]) -> (Upstream, impl Fn(&[u16]) -> Arc<Backend>) {
         let backend = |ports: &[u16]| {
             Arc::new(Backend {
-                id: BackendId { service: ObjectKey::new("a", "api"), port_name: "".into(), port: 443 },
+                id: BackendId { service: ObjectKey::new("a", "api"), port_name: "".into(), port: 443 }.into(),
                 endpoints: ports.iter().map(|&port| ([127, 0, 0, 1], port).into()).collect(),
                 policy: ClusterPolicy::open_for_namespace("a"),
                 send_proxy: false,

@@ -15,9 +15,9 @@ use slab::Slab;
 use tokio::sync::{Notify, watch};
 
 use crate::access::{Line, Refused};
+use crate::auth::Identities;
 use crate::config::Config;
 use crate::descriptors::Descriptors;
-use crate::identity::Identities;
 use crate::live::Live;
 use crate::record::{ConnectionId, End, Record};
 use crate::refusal::Refusal;
@@ -106,7 +106,7 @@ impl Ends {
 impl Shared {
     pub(crate) fn new(config: Config, access: AccessLog) -> Self {
         Self {
-            identities: Identities::new(&config),
+            identities: Identities::new(config.tunnel.tls.clone(), &config.tokens, config.max_handshakes),
             config,
             live: Live::default(),
             access,

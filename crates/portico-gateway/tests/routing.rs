@@ -148,7 +148,7 @@ fn a_port_that_is_taken_is_reported_and_opened_once_it_is_free() {
     service.expose(&gateway);
     Service::new("b", &[other.address]).host("b.example.com").expose(&gateway);
     let [failed] = &gateway.failed_node_ports()[..] else { panic!("one port cannot be bound") };
-    assert_eq!((failed.port, &failed.backend), (port, &service.backend.id));
+    assert_eq!((failed.port, &failed.backend), (port, &*service.backend.id));
     assert!(failed.error.contains("in use"), "{}", failed.error);
     let (_client, _server) = pair(&gateway, &other, "b.example.com");
     assert!(gateway.retry_failed_ports(), "still taken");

@@ -218,7 +218,7 @@ fn who_proves_nothing_on_a_shared_port_makes_room_for_the_next() {
         client
     };
     let mut first = silent();
-    eventually("it is one that proved nothing", || shared.gateway.shared().identities.unproven() == 1);
+    eventually("it is one that proved nothing", || shared.gateway.shared().identities.unauthenticated() == 1);
     let _next = silent();
     let mut words = Vec::new();
     let _ = first.read_to_end(&mut words);

@@ -1,7 +1,7 @@
 //! The expose annotations of a Service: what it claims, and what of that is void.
 //!
-//! Values are those of KKP: an existing installation works as it is. One bad item voids the whole expose annotation, as
-//! there; everything else that is wrong costs only the part it concerns, and each such part is reported.
+//! Values are those of KKP: an existing installation works as it is. One bad item voids the whole expose
+//! annotation, as in KKP. Every other mistake costs only the part it concerns, and is reported.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,21 +12,22 @@ use portico_api::annotations::{
     SEND_PROXY_V2,
 };
 use portico_api::api_server_ca::ApiServerCa;
-use portico_api::meta::{Kind, ObjectRef};
+use portico_api::change::Keyed;
+use portico_api::intern::Interner;
+use portico_api::meta::{Kind, ObjectKey, ObjectRef};
 use portico_api::names::{Authority, ClusterName, HostName};
 use portico_api::policy::{AllowList, Budget, ClusterPolicy};
 use portico_api::service::{Protocol, Service, ServicePort, ServiceType};
 
 use crate::facts::{Age, ExposedPort, Origin, ServiceFacts};
 use crate::findings::{Findings, annotation_field, clipped, shown};
-use crate::mapping;
-use portico_api::intern::Interner;
+use crate::port_mapping;
 
-/// What an allow list without one legible entry admits: an address that is no client's, so nobody. An empty list would
-/// admit everybody, which is the last thing its author wanted.
+/// What an allow list without a valid entry admits: an address that no client has. An empty list would admit
+/// every client, which its author did not want.
 const NOBODY: IpNet = IpNet::V4(Ipv4Net::new_assert(std::net::Ipv4Addr::UNSPECIFIED, 32));
 
-/// Most ports exposed of one Service. KKP's have one; a Service with thousands must not be able to slow all others.
+/// Most ports exposed of one Service. KKP's have one; a Service with thousands must not slow down all others.
 const MAX_PORTS: usize = 256;
 
 /// Reads what routes need from `service`; `None` if it does not carry the annotation `expose` at all.
@@ -38,9 +39,11 @@ pub(crate) fn read(
 ) -> Option<ServiceFacts> {
     let value = service.metadata.annotation(expose)?;
     let mut findings = Findings::of(ObjectRef::new(Kind::Service, &service.metadata));
+    let key = service.key();
     let types = expose_types(service, expose, value, &mut findings);
     let ports = types.map(|types| exposed_ports(service, types, names, &mut findings)).unwrap_or_default();
     Some(ServiceFacts {
+        key: ObjectKey { namespace: names.share(&key.namespace), name: names.share(&key.name) },
         origin,
         age: Age::new(service.metadata.creation_timestamp, &service.metadata.uid),
         types,
@@ -127,7 +130,7 @@ fn exposed_ports(
             "add one: only TCP is exposed",
         );
     } else if types.sni {
-        mapping::apply(service.metadata.annotation(PORT_MAPPING), &mut ports, findings);
+        port_mapping::apply(service.metadata.annotation(PORT_MAPPING), &mut ports, findings);
     }
     ports
 }
@@ -158,7 +161,7 @@ fn node_port(index: usize, port: &ServicePort, findings: &mut Findings) -> Optio
     number
 }
 
-/// The name by which the agent asks for this port: the one that Kubernetes DNS gives it.
+/// The name by which the node agent requests this port: the one that Kubernetes DNS gives it.
 fn authority(service: &Service, port: &ServicePort, findings: &mut Findings) -> Option<Authority> {
     let host = format!("{}.{}.svc.cluster.local", service.metadata.name, service.metadata.namespace);
     match HostName::parse(&host) {
@@ -176,7 +179,7 @@ fn authority(service: &Service, port: &ServicePort, findings: &mut Findings) -> 
     }
 }
 
-/// The policy that the Service's own annotations ask for; `None` if it has none of them.
+/// The policy in the Service's own annotations; `None` without any of them.
 fn own_policy(service: &Service, findings: &mut Findings) -> Option<Arc<ClusterPolicy>> {
     let annotation = |key| service.metadata.annotation(key);
     if [ALLOW, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND].into_iter().all(|key| annotation(key).is_none()) {
@@ -206,7 +209,8 @@ fn positive(key: &str, value: &str, findings: &mut Findings) -> Option<u32> {
     number
 }
 
-/// Networks and single addresses between commas. A bad entry admits nobody; if nothing else is there, nobody is admitted.
+/// Networks and single addresses between commas. A bad entry admits no client, and neither does a list
+/// without a good one.
 fn allow_list(value: &str, findings: &mut Findings) -> AllowList {
     let mut networks = Vec::new();
     for item in value.split(',').map(str::trim) {
@@ -216,7 +220,8 @@ fn allow_list(value: &str, findings: &mut Findings) -> AllowList {
                 "bad-allow-list",
                 annotation_field(ALLOW),
                 format!("{} is no network; it admits nobody", shown(item)),
-                "write networks as 192.0.2.0/24 or 2001:db8::/32, separated by commas; remove the annotation to admit everybody",
+                "write networks as 192.0.2.0/24 or 2001:db8::/32, separated by commas; \
+                 remove the annotation to admit everybody",
             ),
         }
     }

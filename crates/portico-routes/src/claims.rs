@@ -1,104 +1,113 @@
-//! Who owns a key when several Services claim it: the eldest, after what follows from a Cluster object.
+//! Which Service owns a key when several claim it: one planned for a Cluster first, then the oldest.
 //!
-//! A Service in any namespace may claim any host name, so the order must not depend on who is heard of first: else a restart
-//! of the gateway could hand a cluster's name to somebody else. The other claims wait, the eldest first; when the owner goes, the next
-//! owns the key at once.
+//! A Service in any namespace may claim any host name. The order of arrival must not decide: otherwise a
+//! restart of the gateway could give the name of one cluster to another. The other claims wait, the oldest
+//! first; when the owner withdraws, the next claim owns the key at once.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 
-use hashbrown::HashTable;
+use portico_api::meta::ObjectKey;
+use smallvec::SmallVec;
 
-use crate::route::{KeyKind, RouteKey};
+use crate::facts::{Age, ExposedPort, Origin, ServiceFacts};
+use crate::route::RouteKey;
 
-/// One key of one exposed port of one Service, as the book numbers them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// A port of a Service, as the claimant of a key. The smaller of two claims owns the key.
+#[derive(Debug, Clone)]
 pub(crate) struct Claim {
-    /// The Service's slot in the book.
-    pub(crate) slot: u32,
+    pub(crate) service: Arc<ServiceFacts>,
     /// Index into the Service's exposed ports.
-    pub(crate) port: u16,
-    /// Which of the port's keys.
-    pub(crate) kind: KeyKind,
+    port: u16,
 }
 
-/// Every claimed key. The keys themselves stand in the book, where `key_of` finds the one that a claim is for.
+/// Every claimed key.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
-    /// The eldest claim to each key.
-    owners: HashTable<Claim>,
-    hasher: RandomState,
-    /// The other claims to a key, the eldest first; never an empty list. Nearly every key has none.
-    waiting: BTreeMap<RouteKey, Vec<Claim>>,
+    /// The claims to each key in their order, never none: the first owns the key. Nearly every key has one.
+    by_key: BTreeMap<RouteKey, SmallVec<[Claim; 1]>>,
+}
+
+impl Claim {
+    /// A claimant for each exposed port of `service`.
+    pub(crate) fn of_each_port(service: &Arc<ServiceFacts>) -> impl Iterator<Item = Self> {
+        let ports = 0u16..u16::try_from(service.ports.len()).unwrap_or(u16::MAX);
+        ports.map(|port| Self { service: Arc::clone(service), port })
+    }
+
+    /// The port that claims.
+    pub(crate) fn port(&self) -> &ExposedPort {
+        &self.service.ports[usize::from(self.port)]
+    }
+
+    /// What decides between two claims: the origin of their Services, their age, their names, the order of
+    /// ports.
+    fn rank(&self) -> (Origin, &Age, &ObjectKey, u16) {
+        (self.service.origin, &self.service.age, &self.service.key, self.port)
+    }
 }
 
 impl Claims {
-    /// Adds a claim to `key`; `order` says which of two is the elder. Returns the claim that owned the key before, if any.
-    pub(crate) fn add(
-        &mut self,
-        key: &RouteKey,
-        mut claim: Claim,
-        key_of: impl Fn(Claim) -> RouteKey,
-        order: impl Fn(Claim, Claim) -> Ordering,
-    ) -> Option<Claim> {
-        let hash = self.hasher.hash_one(key);
-        let Some(owner) = self.owners.find_mut(hash, |&other| key_of(other) == *key) else {
-            self.owners.insert_unique(hash, claim, |&other| self.hasher.hash_one(key_of(other)));
-            return None;
-        };
-        let before = *owner;
-        if order(claim, before) == Ordering::Less {
-            std::mem::swap(owner, &mut claim);
-        }
-        let waiting = self.waiting.entry(key.clone()).or_default();
-        let place = waiting.partition_point(|&other| order(other, claim) == Ordering::Less);
-        waiting.insert(place, claim);
-        Some(before)
+    /// Adds a claim to `key`. Returns the claim that owned the key before, if any.
+    pub(crate) fn add(&mut self, key: RouteKey, claim: Claim) -> Option<Claim> {
+        let claims = self.by_key.entry(key).or_default();
+        let owner = claims.first().cloned();
+        let position = claims.partition_point(|other| *other < claim);
+        claims.insert(position, claim);
+        owner
     }
 
-    /// Takes a claim to `key` back. Returns who owns the key now.
-    pub(crate) fn withdraw(
-        &mut self,
-        key: &RouteKey,
-        claim: Claim,
-        key_of: impl Fn(Claim) -> RouteKey,
-    ) -> Option<Claim> {
-        let hash = self.hasher.hash_one(key);
-        let mut owner = self.owners.find_entry(hash, |&other| key_of(other) == *key).ok()?;
-        let Some(waiting) = self.waiting.get_mut(key) else {
-            if *owner.get() == claim {
-                owner.remove();
-                return None;
-            }
-            return Some(*owner.get());
-        };
-        if *owner.get() == claim {
-            *owner.get_mut() = waiting.remove(0);
-        } else {
-            waiting.retain(|&other| other != claim);
+    /// Removes a claim to `key`. Returns the claim that owns the key now, if any.
+    pub(crate) fn withdraw(&mut self, key: &RouteKey, claim: &Claim) -> Option<&Claim> {
+        let claims = self.by_key.get_mut(key)?;
+        claims.retain(|other| other != claim);
+        if claims.is_empty() {
+            self.by_key.remove(key);
+            return None;
         }
-        if waiting.is_empty() {
-            self.waiting.remove(key);
-        }
-        Some(*owner.get())
+        self.owner(key)
     }
 
     /// The claim that owns `key`.
-    pub(crate) fn owner(&self, key: &RouteKey, key_of: impl Fn(Claim) -> RouteKey) -> Option<Claim> {
-        self.owners.find(self.hasher.hash_one(key), |&other| key_of(other) == *key).copied()
+    pub(crate) fn owner(&self, key: &RouteKey) -> Option<&Claim> {
+        self.by_key.get(key)?.first()
     }
 
     /// Whether no key is claimed.
     pub(crate) fn is_empty(&self) -> bool {
-        self.owners.is_empty()
+        self.by_key.is_empty()
     }
 
-    /// Every claim that waits for an elder one, with its key.
-    pub(crate) fn waiting(&self) -> impl Iterator<Item = (&RouteKey, Claim)> {
-        self.waiting.iter().flat_map(|(key, claims)| claims.iter().map(move |&claim| (key, claim)))
+    /// Every claim that waits: the key, the claim that owns it, the claim that waits.
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = (&RouteKey, &Claim, &Claim)> {
+        self.by_key
+            .iter()
+            .flat_map(|(key, claims)| claims.iter().skip(1).map(move |waiting| (key, &claims[0], waiting)))
     }
 }
+
+// === Claim ===
+
+impl Ord for Claim {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.rank().cmp(&other.rank())
+    }
+}
+
+impl PartialOrd for Claim {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Claim {
+    fn eq(&self, other: &Self) -> bool {
+        self.rank() == other.rank()
+    }
+}
+
+impl Eq for Claim {}
 
 #[cfg(test)]
 mod tests {
@@ -106,42 +115,51 @@ mod tests {
 
     const KEY: RouteKey = RouteKey::Port(30_001);
 
-    /// Smaller slot, elder Service.
-    fn claim(slot: u32) -> Claim {
-        Claim { slot, port: 0, kind: KeyKind::Port }
+    /// The claim of a Service created in this second.
+    fn claim(second: i64) -> Claim {
+        let created = jiff::Timestamp::from_second(second).unwrap();
+        let service = ServiceFacts {
+            key: ObjectKey::new("cluster-a", "api"),
+            origin: Origin::Written,
+            age: Age::new(Some(created), ""),
+            types: None,
+            ports: Box::default(),
+            own_policy: None,
+            send_proxy: false,
+            api_server_ca: None,
+            problems: Box::default(),
+        };
+        Claim { service: Arc::new(service), port: 0 }
     }
 
-    fn key_of(_: Claim) -> RouteKey {
-        KEY
-    }
-
-    fn claims(slots: &[u32]) -> Claims {
+    fn claims(seconds: &[i64]) -> Claims {
         let mut claims = Claims::default();
-        for &slot in slots {
-            claims.add(&KEY, claim(slot), key_of, |a, b| a.cmp(&b));
+        for &second in seconds {
+            claims.add(KEY, claim(second));
         }
         claims
     }
 
     #[test]
-    fn the_eldest_owns_the_key_whoever_came_first() {
-        assert_eq!(claims(&[2, 1, 3]).owner(&KEY, key_of), Some(claim(1)));
-        assert_eq!(claims(&[3, 2, 1]).owner(&KEY, key_of), Some(claim(1)));
+    fn the_oldest_owns_the_key_in_whatever_order_they_arrive() {
+        assert_eq!(claims(&[2, 1, 3]).owner(&KEY), Some(&claim(1)));
+        assert_eq!(claims(&[3, 2, 1]).owner(&KEY), Some(&claim(1)));
     }
 
     #[test]
-    fn when_the_eldest_goes_the_next_in_age_owns_the_key() {
+    fn when_the_oldest_withdraws_the_next_in_age_owns_the_key() {
         let mut claims = claims(&[3, 1, 2]);
-        assert_eq!(claims.withdraw(&KEY, claim(1), key_of), Some(claim(2)));
-        assert_eq!(claims.withdraw(&KEY, claim(3), key_of), Some(claim(2)));
-        assert_eq!(claims.withdraw(&KEY, claim(2), key_of), None);
-        assert_eq!(claims.owner(&KEY, key_of), None);
+        assert_eq!(claims.withdraw(&KEY, &claim(1)), Some(&claim(2)));
+        assert_eq!(claims.withdraw(&KEY, &claim(3)), Some(&claim(2)));
+        assert_eq!(claims.withdraw(&KEY, &claim(2)), None);
+        assert_eq!(claims.owner(&KEY), None);
+        assert!(claims.is_empty());
     }
 
     #[test]
-    fn all_but_the_eldest_wait() {
+    fn all_but_the_oldest_wait() {
         let claims = claims(&[3, 1, 2]);
-        let waiting: Vec<_> = claims.waiting().map(|(_, claim)| claim.slot).collect();
-        assert_eq!(waiting, [2, 3]);
+        let waiting: Vec<_> = claims.waiting().map(|(_, owner, waiting)| (owner, waiting)).collect();
+        assert_eq!(waiting, [(&claim(1), &claim(2)), (&claim(1), &claim(3))]);
     }
 }

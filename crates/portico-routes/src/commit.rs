@@ -1,94 +1,156 @@
-//! From what changed in the book to the next table.
+//! From the Services that changed in the index to what changes in a route table.
 //!
-//! A slot at a time: which keys does this Service own now, where do they lead, what did the table say before. Slots that
-//! lost a key to another one, or gained it, have been marked by [`RouteBook::apply`], so no slot has to look at another.
+//! One Service at a time: the keys it owns now and where they lead, compared with what the last commit
+//! published. A Service that loses a key to another, or gains it, was marked by [`RouteIndex::apply`]; so no
+//! Service depends on the result of another.
 
+use std::collections::BTreeMap;
 use std::mem;
 use std::sync::Arc;
 
-use smallvec::SmallVec;
+use portico_api::change::{Change, Keyed};
+use portico_api::meta::ObjectKey;
+use portico_api::policy::ClusterPolicy;
 
-use crate::book::{RouteBook, Slot};
+use crate::claims::Claim;
 use crate::endpoints;
-use crate::route::Backend;
+use crate::index::{PublishedRoute, RouteIndex};
+use crate::route::{Backend, BackendId, Route, RouteKey};
 use crate::table::{RouteChange, Update};
 
-/// Differences, in the order in which the gateway can apply them: a route never leads to a backend it has not heard of.
+/// The changes of one commit, by kind.
 #[derive(Debug, Default)]
-struct Changes {
-    backends: Vec<RouteChange>,
-    routes: Vec<RouteChange>,
-    no_routes: Vec<RouteChange>,
-    no_backends: Vec<RouteChange>,
+struct Difference {
+    applied_backends: Vec<RouteChange>,
+    applied_routes: Vec<RouteChange>,
+    deleted_routes: Vec<RouteChange>,
+    deleted_backends: Vec<RouteChange>,
+    /// The policy of the Service before. Services of one namespace come one after another and share theirs:
+    /// without a Cluster each would have a copy.
+    last_policy: Option<Arc<ClusterPolicy>>,
 }
 
-impl Changes {
-    fn in_order(mut self) -> Vec<RouteChange> {
-        for mut later in [self.routes, self.no_routes, self.no_backends] {
-            self.backends.append(&mut later);
+/// See [`RouteIndex::commit`].
+pub(crate) fn commit(index: &mut RouteIndex) -> Option<Update> {
+    let mut difference = Difference::default();
+    for service in mem::take(&mut index.changed) {
+        publish(index, &service, &mut difference);
+        if index.services.get(&service).is_some_and(|entry| entry.is_empty()) {
+            index.services.remove(&service);
         }
-        self.backends
+    }
+    let changes = difference.in_order();
+    (!changes.is_empty()).then_some(Update { changes })
+}
+
+/// Recomputes the routes of one Service.
+fn publish(index: &mut RouteIndex, service: &ObjectKey, difference: &mut Difference) {
+    let Some(entry) = index.services.get_mut(service) else { return };
+    let before = mem::take(&mut entry.published);
+    let after = routes(index, service, &before, &mut difference.last_policy);
+    difference.add(&before, &after, |key| index.claims.owner(key).is_some());
+    if let Some(entry) = index.services.get_mut(service) {
+        entry.published = after;
     }
 }
 
-/// See [`RouteBook::commit`].
-pub(crate) fn commit(book: &mut RouteBook) -> Option<Update> {
-    let mut changes = Changes::default();
-    for key in mem::take(&mut book.vacated) {
-        // Somebody may have claimed it since; then that Service is among those marked.
-        if book.owner(&key).is_none() && book.table.remove(&key) {
-            changes.no_routes.push(RouteChange::NoRoute(key));
-        }
+/// The routes that lead to a Service. A backend that is the same as in `before` stays the same value.
+fn routes(
+    index: &RouteIndex,
+    service: &ObjectKey,
+    before: &[PublishedRoute],
+    last_policy: &mut Option<Arc<ClusterPolicy>>,
+) -> Box<[PublishedRoute]> {
+    let Some(facts) = index.services.get(service).and_then(|entry| entry.service.as_ref()) else {
+        return Box::default();
+    };
+    let policy = index.policy_of(facts);
+    let policy = match last_policy {
+        Some(last) if *last == policy => last,
+        last => last.insert(policy),
+    };
+    let mut owned = index.claims_of(facts);
+    owned.retain(|(key, claim)| index.claims.owner(key) == Some(claim));
+    let before = backends(before);
+    let mut routes = Vec::with_capacity(owned.len());
+    for same_port in owned.chunk_by(|(_, a), (_, b)| a == b) {
+        let backend = &backend(index, &same_port[0].1, policy, &before);
+        let route =
+            |(key, _): &(RouteKey, Claim)| PublishedRoute { key: key.clone(), backend: Arc::clone(backend) };
+        routes.extend(same_port.iter().map(route));
     }
-    for slot in mem::take(&mut book.dirty) {
-        publish(book, slot, &mut changes);
-        if book.slots[slot as usize].is_empty() {
-            book.free(slot);
-        }
-    }
-    let changes = changes.in_order();
-    (!changes.is_empty()).then(|| Update { table: book.table.clone(), changes })
+    routes.into()
 }
 
-/// Brings the table in line with one Service.
-fn publish(book: &mut RouteBook, slot: u32, changes: &mut Changes) {
-    let before = mem::take(&mut book.slots[slot as usize].announced);
-    let mut after: SmallVec<[Arc<Backend>; 1]> = SmallVec::new();
-    let mut owned = book.keys(slot);
-    owned.retain(|(key, claim)| book.owner(key) == Some(*claim));
-    for keys_of_one_port in owned.chunk_by(|(_, a), (_, b)| a.port == b.port) {
-        let port = keys_of_one_port[0].1.port;
-        let Some(backend) = backend(book, slot, port, &before) else { continue };
-        if !before.iter().any(|old| Arc::ptr_eq(old, &backend)) {
-            changes.backends.push(RouteChange::Backend(Arc::clone(&backend)));
-        }
-        for (key, _) in keys_of_one_port {
-            if book.table.lead(key, &backend) {
-                changes.routes.push(RouteChange::Route { key: key.clone(), to: backend.id.clone() });
-            }
-        }
-        after.push(backend);
-    }
-    let gone = before.iter().filter(|old| !after.iter().any(|new| new.id == old.id));
-    changes.no_backends.extend(gone.map(|old| RouteChange::NoBackend(old.id.clone())));
-    after.shrink_to_fit();
-    book.slots[slot as usize].announced = after;
-}
-
-/// The backend of one exposed port as it should be: the one in `before`, if that is what it says already.
-fn backend(book: &RouteBook, slot: u32, port: u16, before: &[Arc<Backend>]) -> Option<Arc<Backend>> {
-    let slot = &book.slots[slot as usize];
-    let Slot { key, service: Some(service), .. } = slot else { return None };
-    let port = service.ports.get(usize::from(port))?;
-    let fresh = Backend {
-        id: port.backend_id(key),
-        endpoints: endpoints::ready(book.slices_of(slot), &port.name),
-        policy: Arc::clone(book.namespaces.get(&key.namespace)?.policy_for(service)),
+/// The backend behind one port: the one in `before`, if nothing about it changed.
+fn backend(
+    index: &RouteIndex,
+    claim: &Claim,
+    policy: &Arc<ClusterPolicy>,
+    before: &BTreeMap<&BackendId, &Arc<Backend>>,
+) -> Arc<Backend> {
+    let (service, port) = (&claim.service, claim.port());
+    let slices = index.services.get(&service.key).map(|entry| &*entry.slices).unwrap_or_default();
+    let id = port.backend_id(&service.key);
+    let old = before.get(&id).copied();
+    let new = Backend {
+        id: old.map_or_else(|| Arc::new(id), |old| Arc::clone(&old.id)),
+        endpoints: endpoints::ready(slices, &port.name),
+        policy: Arc::clone(policy),
         send_proxy: service.send_proxy,
         api_server_ca: service.api_server_ca.clone(),
     };
-    match before.iter().find(|old| old.id == fresh.id) {
-        Some(old) if **old == fresh => Some(Arc::clone(old)),
-        _ => Some(Arc::new(fresh)),
+    match old {
+        Some(old) if **old == new => Arc::clone(old),
+        _ => Arc::new(new),
+    }
+}
+
+fn backends(routes: &[PublishedRoute]) -> BTreeMap<&BackendId, &Arc<Backend>> {
+    routes.iter().map(|route| (&*route.backend.id, &route.backend)).collect()
+}
+
+impl Difference {
+    /// Adds what changed about one Service. `is_owned` says whether a key leads to any Service now.
+    fn add(
+        &mut self,
+        before: &[PublishedRoute],
+        after: &[PublishedRoute],
+        is_owned: impl Fn(&RouteKey) -> bool,
+    ) {
+        let (backends_before, backends_after) = (backends(before), backends(after));
+        for (id, backend) in &backends_after {
+            if !backends_before.get(id).is_some_and(|old| Arc::ptr_eq(old, backend)) {
+                self.applied_backends.push(RouteChange::Backend(Change::Apply(Arc::clone(backend))));
+            }
+        }
+        for (id, backend) in &backends_before {
+            if !backends_after.contains_key(id) {
+                self.deleted_backends.push(RouteChange::Backend(Change::Delete(backend.key())));
+            }
+        }
+        let [led_before, leads_now] = [before, after].map(|routes| {
+            let targets = routes.iter().map(|route| (&route.key, &route.backend.id));
+            targets.collect::<BTreeMap<_, _>>()
+        });
+        for (key, to) in &leads_now {
+            if led_before.get(key) != Some(to) {
+                let route = Route { key: (*key).clone(), to: Arc::clone(to) };
+                self.applied_routes.push(RouteChange::Route(Change::Apply(route)));
+            }
+        }
+        // A key that another Service owns now is applied there: it never leads nowhere in between.
+        for key in led_before.into_keys().filter(|key| !leads_now.contains_key(key) && !is_owned(key)) {
+            self.deleted_routes.push(RouteChange::Route(Change::Delete(key.clone())));
+        }
+    }
+
+    /// The changes in the order in which a table can apply them: a route always leads to a known backend.
+    fn in_order(self) -> Vec<RouteChange> {
+        let mut changes = self.applied_backends;
+        for mut later in [self.applied_routes, self.deleted_routes, self.deleted_backends] {
+            changes.append(&mut later);
+        }
+        changes
     }
 }

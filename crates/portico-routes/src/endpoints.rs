@@ -1,12 +1,14 @@
 //! EndpointSlices to upstream addresses.
 //!
-//! A Service may have several slices (one per address family, more for many pods). Only endpoints whose `ready` is exactly
-//! `true` count: `null` means that nobody has looked yet. `serving` and `terminating` are left aside, as in KKP.
+//! A Service may have several slices (one per address family, more for many pods). Only endpoints whose
+//! `ready` is exactly `true` count: `null` means that their state is not known yet. `serving` and
+//! `terminating` are ignored, as in KKP.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use portico_api::endpoint_slice::EndpointSlice;
+use portico_api::intern::Interner;
 use portico_api::meta::{Kind, ObjectRef};
 use portico_api::service::Protocol;
 use smallvec::SmallVec;
@@ -14,18 +16,17 @@ use smallvec::SmallVec;
 use crate::facts::SliceFacts;
 use crate::findings::{Findings, shown};
 use crate::route::Endpoints;
-use portico_api::intern::Interner;
 
 /// `addressType` of slices that hold names instead of addresses.
 const FQDN: &str = "FQDN";
 
-/// The Service that `slice` belongs to, if it can be of use for a route.
+/// The Service that `slice` belongs to; `None` if no route can use the slice.
 pub(crate) fn service_name(slice: &EndpointSlice) -> Option<&str> {
     slice.service_name().filter(|_| &*slice.address_type != FQDN)
 }
 
-/// Reads what routes need from `slice`, whose Service has the slot `slot`.
-pub(crate) fn read(slice: &EndpointSlice, slot: u32, names: &mut Interner) -> SliceFacts {
+/// Reads what routes need from `slice`.
+pub(crate) fn read(slice: &EndpointSlice, names: &mut Interner) -> SliceFacts {
     let mut findings = Findings::of(ObjectRef::new(Kind::EndpointSlice, &slice.metadata));
     let mut ready = SmallVec::new();
     let mut not_ready = 0;
@@ -49,7 +50,6 @@ pub(crate) fn read(slice: &EndpointSlice, slot: u32, names: &mut Interner) -> Sl
     });
     SliceFacts {
         name: Arc::clone(&slice.metadata.name),
-        slot,
         not_ready,
         ready,
         ports: ports.collect(),
@@ -57,9 +57,9 @@ pub(crate) fn read(slice: &EndpointSlice, slot: u32, names: &mut Interner) -> Sl
     }
 }
 
-/// The ready endpoints of the Service port named `port_name`: sorted, without repetition. An unnamed Service port takes
-/// any port of its slices: it is the only one.
-pub(crate) fn ready<'a>(slices: impl Iterator<Item = &'a SliceFacts>, port_name: &str) -> Endpoints {
+/// The ready endpoints of the Service port named `port_name`: sorted, without repetition. An unnamed Service
+/// port takes any port of its slices: it is the only one.
+pub(crate) fn ready(slices: &[SliceFacts], port_name: &str) -> Endpoints {
     let mut endpoints = Endpoints::new();
     for slice in slices {
         for (_, port) in slice.ports.iter().filter(|(name, _)| port_name.is_empty() || **name == *port_name) {
@@ -73,9 +73,9 @@ pub(crate) fn ready<'a>(slices: impl Iterator<Item = &'a SliceFacts>, port_name:
 }
 
 /// How many endpoints of the Service port named `port_name` are not ready.
-pub(crate) fn not_ready<'a>(slices: impl Iterator<Item = &'a SliceFacts>, port_name: &str) -> usize {
+pub(crate) fn not_ready(slices: &[SliceFacts], port_name: &str) -> usize {
     let serves = |slice: &&SliceFacts| {
         slice.ports.iter().any(|(name, _)| port_name.is_empty() || **name == *port_name)
     };
-    slices.filter(serves).map(|slice| slice.not_ready as usize).sum()
+    slices.iter().filter(serves).map(|slice| slice.not_ready as usize).sum()
 }

@@ -1,7 +1,7 @@
-//! What the book keeps of an object: the few facts that routes depend on, and nothing else of it.
+//! What the index stores of an object: what routes depend on, and nothing else of it.
 //!
-//! Read from whole objects in [`crate::annotations`] and [`crate::endpoints`]. At 10,000 user clusters there are 20,000 and
-//! more of each, so every field here is weighed.
+//! Read from whole objects in [`crate::annotations`] and [`crate::endpoints`]. At 10,000 user clusters there
+//! are 20,000 of each or more, so every field counts.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -15,26 +15,29 @@ use portico_api::policy::ClusterPolicy;
 use portico_api::problem::Problem;
 use smallvec::SmallVec;
 
-use crate::route::{BackendId, KeyKind, RouteKey};
+use crate::route::{BackendId, RouteKey};
 
 /// An annotated Service.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ServiceFacts {
+    /// Namespace and name.
+    pub(crate) key: ObjectKey,
     /// Decides conflicts.
     pub(crate) origin: Origin,
-    /// Decides conflicts between those of one origin.
+    /// Decides conflicts between Services of one origin.
     pub(crate) age: Age,
     /// How it asks to be exposed; `None` if the annotation is void.
     pub(crate) types: Option<ExposeTypes>,
     /// Its TCP ports, in the order written; none if the annotation is void.
     pub(crate) ports: Box<[ExposedPort]>,
-    /// What its own annotations say about access and budget. Counts only where no policy is known for the namespace.
+    /// What its own annotations say about access and budget; `None` without any. Counts only where no policy
+    /// is known for the namespace.
     pub(crate) own_policy: Option<Arc<ClusterPolicy>>,
     /// Whether upstream connections begin with a PROXY v2 header.
     pub(crate) send_proxy: bool,
-    /// Whom the API server behind it is known by, where it says so itself.
+    /// The CA of the API server behind it, where an annotation names one.
     pub(crate) api_server_ca: Option<ApiServerCa>,
-    /// What is wrong with it on its own, whatever other objects say.
+    /// What is wrong with it on its own, independent of other objects.
     pub(crate) problems: Box<[Problem]>,
 }
 
@@ -59,48 +62,41 @@ impl ExposedPort {
         BackendId { service: service.clone(), port_name: Arc::clone(&self.name), port: self.port }
     }
 
-    /// What this port claims: at most one key of each kind.
-    pub(crate) fn keys(&self, node_port_listeners: bool) -> impl Iterator<Item = (KeyKind, RouteKey)> {
-        let kinds = [KeyKind::Port, KeyKind::Host, KeyKind::Authority].into_iter();
-        let kinds = kinds.filter(move |&kind| node_port_listeners || kind != KeyKind::Port);
-        kinds.filter_map(|kind| Some((kind, self.key(kind)?)))
-    }
-
-    /// The key of this kind, where this port has one.
-    pub(crate) fn key(&self, kind: KeyKind) -> Option<RouteKey> {
-        match kind {
-            KeyKind::Port => self.node_port.map(RouteKey::Port),
-            KeyKind::Host => self.host.clone().map(RouteKey::Host),
-            KeyKind::Authority => self.authority.clone().map(RouteKey::Authority),
-        }
+    /// What this port claims: at most one key of each kind, a NodePort number only where listeners are
+    /// allowed.
+    pub(crate) fn keys(&self, node_port_listeners: bool) -> impl Iterator<Item = RouteKey> {
+        let port = self.node_port.filter(|_| node_port_listeners).map(RouteKey::Port);
+        let host = self.host.clone().map(RouteKey::Host);
+        let authority = self.authority.clone().map(RouteKey::Authority);
+        [port, host, authority].into_iter().flatten()
     }
 }
 
-/// Why a Service is there. The smaller comes first in a conflict: a Service that somebody adds must not take the name of a
-/// cluster that is in use, and a Cluster from a directory has no age by which it could prove that it was there before.
+/// Why a Service exists. The smaller comes first in a conflict: a Service that a user adds must not take the
+/// name of a cluster in use, and a Cluster from a directory has no age to show that it is older.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Origin {
     /// It follows from a Cluster object.
     Planned,
-    /// Somebody wrote it.
+    /// A user wrote it.
     Written,
 }
 
-/// Age of an object, as far as it is known. The smaller is the elder.
+/// Age of an object, as far as it is known. The smaller is the older.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Age {
-    /// In seconds, as Kubernetes counts it; [`Self::UNKNOWN`] for objects from a directory.
+    /// Seconds since 1970, as precise as Kubernetes; [`Self::UNKNOWN`] for objects from a directory.
     created: i64,
-    /// Tells apart what was created in the same second; empty without a time.
+    /// Decides between objects created in the same second; empty without a time.
     uid: Box<str>,
 }
 
 impl Age {
-    /// Later than every time there is: what has no time counts as youngest.
+    /// Later than every time: an object without one counts as youngest.
     const UNKNOWN: i64 = i64::MAX;
 
     pub(crate) fn new(created: Option<Timestamp>, uid: &str) -> Self {
-        // What has no time is told apart by name: whoever writes a file could write any uid.
+        // Without a time the name decides: a uid in a file proves nothing.
         let uid = if created.is_some() { uid } else { "" };
         Self { created: created.map_or(Self::UNKNOWN, Timestamp::as_second), uid: uid.into() }
     }
@@ -111,13 +107,12 @@ impl Age {
     }
 }
 
-/// One EndpointSlice. Nearly all have one port, and many one endpoint, for which there is room without another allocation.
+/// One EndpointSlice. Nearly all have one port and many have one endpoint, which need no allocation of their
+/// own.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct SliceFacts {
     /// Its own name, not that of the Service.
     pub(crate) name: Arc<str>,
-    /// Slot of its Service.
-    pub(crate) slot: u32,
     /// Number of addresses that are not ready.
     pub(crate) not_ready: u32,
     /// Ready addresses, as written.
@@ -137,12 +132,12 @@ mod tests {
     }
 
     #[test]
-    fn the_earlier_created_is_the_elder() {
+    fn the_earlier_created_is_the_older() {
         assert!(age(Some(1), "b") < age(Some(2), "a"));
     }
 
     #[test]
-    fn within_one_second_the_smaller_uid_is_the_elder() {
+    fn within_one_second_the_smaller_uid_is_the_older() {
         assert!(age(Some(1), "a") < age(Some(1), "b"));
     }
 

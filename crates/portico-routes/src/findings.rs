@@ -5,7 +5,8 @@ use std::borrow::Cow;
 use portico_api::meta::ObjectRef;
 use portico_api::problem::{Problem, Severity};
 
-/// Problems kept per object. An annotation may hold 256 KiB of mistakes; the first few say what to do about the rest.
+/// Most problems reported of one object. An annotation may hold 256 KiB of mistakes; the first few say
+/// enough.
 const MAX_PER_OBJECT: usize = 16;
 
 /// Characters of a found value that a message repeats.
@@ -19,12 +20,12 @@ pub(crate) struct Findings {
 }
 
 impl Findings {
-    /// Nothing is wrong with `object` yet.
+    /// No problems of `object` yet.
     pub(crate) fn of(object: ObjectRef) -> Self {
         Self { object, problems: Vec::new() }
     }
 
-    /// A part of the object that is not used as written.
+    /// Adds an error: a part of the object that is not used as written.
     pub(crate) fn error(
         &mut self,
         reason: &'static str,
@@ -44,7 +45,7 @@ impl Findings {
         }
     }
 
-    /// What was found.
+    /// The problems, at most [`MAX_PER_OBJECT`].
     pub(crate) fn into_problems(self) -> Box<[Problem]> {
         self.problems.into()
     }

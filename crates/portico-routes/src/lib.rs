@@ -1,22 +1,23 @@
-//! Which bytes go where: Services, EndpointSlices and policies in, one immutable route table out.
+//! Which bytes go where: from Services, EndpointSlices and policies to the routes of a gateway.
 //!
-//! [`book`] is told of every object that comes, changes or goes. It reads Services in `annotations` (with `mapping` for server
-//! names) and EndpointSlices in `endpoints`, keeps what they say as `facts`, settles in `claims` who owns which key, and
-//! works out in `commit` what that changes in the [`table`], which is shared with the gateway and cheap to copy. [`route`]
-//! holds the values a table is made of; [`rows`] and `problems` say what became of each object.
+//! [`index`] takes every object that is applied or deleted. `annotations` (with `port_mapping` for server
+//! names) reads Services and `endpoints` reads EndpointSlices; the index keeps what they say as `facts`.
+//! `claims` decides which Service owns a key when several claim it. `commit` computes what changed since the
+//! last commit, and a [`table`] follows that. [`route`] holds the values of a table; [`rows`] and `problems`
+//! say what became of each object.
 //!
-//! Nothing here does I/O or knows the time. Objects come from `portico-source`, tables go to `portico-gateway`.
+//! Pure functions over plain values: no I/O, no clock. Objects come from `portico-source`. The table itself
+//! lives in `portico-gateway`.
 
 mod annotations;
-pub mod book;
 mod claims;
 mod commit;
 mod endpoints;
 mod facts;
 mod findings;
-mod mapping;
+pub mod index;
+mod port_mapping;
 mod problems;
 pub mod route;
 pub mod rows;
-mod shared_map;
 pub mod table;

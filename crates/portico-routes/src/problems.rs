@@ -1,7 +1,8 @@
-//! What is wrong with the objects in a book, in one list: for `portico check`, `portico routes`, `/routes`, logs and a metric.
+//! What is wrong with the objects of an index: for `portico check`, `portico routes`, `/routes`, logs and a
+//! metric.
 //!
-//! What is wrong with an object on its own was found when it was read. What depends on other objects (conflicts, a policy
-//! that overrides annotations) is worked out here, when somebody asks: it changes with them.
+//! What is wrong with an object on its own is found when it is read. What depends on other objects
+//! (conflicts, a policy that overrides annotations) changes with them: it is computed here, on demand.
 
 use std::borrow::Cow;
 
@@ -10,115 +11,108 @@ use portico_api::meta::{Kind, ObjectKey, ObjectRef};
 use portico_api::names::ClusterName;
 use portico_api::problem::{Problem, Severity};
 
-use crate::book::{RouteBook, Slot};
 use crate::claims::Claim;
-use crate::facts::{Age, Origin};
+use crate::facts::{Age, Origin, ServiceFacts};
 use crate::findings::annotation_field;
+use crate::index::RouteIndex;
 use crate::route::RouteKey;
 
-impl RouteBook {
-    /// Everything that is wrong now, in no particular order. [`Self::problems_version`] says when to ask again.
+impl RouteIndex {
+    /// Everything that is wrong now, in no particular order. [`Self::problems_version`] says when to look
+    /// again.
     pub fn problems(&self) -> impl Iterator<Item = Cow<'_, Problem>> {
-        let services = self.exposed().flat_map(|(_, _, service)| &service.problems);
-        let slices = self.slices.iter().flat_map(|(_, slice)| &slice.problems);
-        let conflicts = self.claims.waiting().filter_map(|(key, claim)| self.conflict(key, claim));
-        let overridden = self.exposed().filter(|(_, slot, service)| {
-            service.own_policy.is_some()
-                && self.namespaces.get(&slot.key.namespace).is_some_and(|it| it.known)
+        let exposed = || self.services.values().filter_map(|entry| entry.service.as_deref());
+        let services = exposed().flat_map(|service| &service.problems);
+        let slices = self.services.values().flat_map(|entry| &entry.slices);
+        let slices = slices.flat_map(|slice| &slice.problems);
+        let conflicts = self.claims.waiting().map(|(key, owner, waiting)| conflict(key, owner, waiting));
+        let overridden = exposed().filter(|service| {
+            service.own_policy.is_some() && self.policies.contains_key(&service.key.namespace)
         });
-        let overridden = overridden.map(|(_, slot, _)| overridden_annotations(slot));
+        let overridden = overridden.map(overridden_annotations);
         services.chain(slices).map(Cow::Borrowed).chain(conflicts.chain(overridden).map(Cow::Owned))
-    }
-
-    fn conflict(&self, key: &RouteKey, claim: Claim) -> Option<Problem> {
-        let owner = self.owner(key)?;
-        let slot = self.slots.get(claim.slot as usize)?;
-        let port = slot.service.as_ref()?.ports.get(usize::from(claim.port))?;
-        let winner = self.slots.get(owner.slot as usize)?;
-        let winning_port = winner.service.as_ref()?.ports.get(usize::from(owner.port))?;
-        let (reason, field, remedy) = match key {
-            RouteKey::Host(_) => {
-                ("host-conflict", annotation_field(PORT_MAPPING), "choose another host name")
-            }
-            RouteKey::Port(_) => ("node-port-conflict", "spec.ports".to_owned(), "choose another nodePort"),
-            RouteKey::Authority(_) => {
-                ("authority-conflict", "spec.ports".to_owned(), "choose another port or name")
-            }
-        };
-        let (message, remedy) = if owner.slot == claim.slot {
-            let ports = format!(
-                "port {} ({:?}) and port {} ({:?})",
-                winning_port.port, winning_port.name, port.port, port.name
-            );
-            (format!("{key} is claimed by {ports}; the first has it"), remedy.to_owned())
-        } else {
-            why(key, remedy, winner, slot)?
-        };
-        let planned = slot.service.as_ref()?.origin == Origin::Planned;
-        let (object, field) =
-            if planned { (cluster_of(&slot.key), String::new()) } else { (service_ref(slot), field) };
-        Some(Problem { severity: Severity::Error, reason, object, field, message, remedy })
     }
 }
 
-/// Why `winner` has `key` and `loser` has not, and what can be done about that. Nobody knows a planned Service: its Cluster is
-/// named instead.
-fn why(key: &RouteKey, remedy: &str, winner: &Slot, loser: &Slot) -> Option<(String, String)> {
-    let (winning, losing) = (winner.service.as_ref()?, loser.service.as_ref()?);
-    let of_it = match winning.origin {
-        Origin::Planned => cluster_of(&winner.key),
-        Origin::Written => service_ref(winner),
-    };
-    let (message, remedy) = match (winning.origin, losing.origin) {
-        (Origin::Planned, Origin::Written) => {
-            let message =
-                format!("{key} belongs to {of_it}: what a Cluster asks for comes before any Service");
-            return Some((message, remedy.to_owned()));
+/// The problem of the claim `loser`, which waits for `key` while `winner` owns it.
+fn conflict(key: &RouteKey, winner: &Claim, loser: &Claim) -> Problem {
+    let (reason, field, remedy) = match key {
+        RouteKey::Host(_) => ("host-conflict", annotation_field(PORT_MAPPING), "choose another host name"),
+        RouteKey::Port(_) => ("node-port-conflict", "spec.ports".to_owned(), "choose another nodePort"),
+        RouteKey::Authority(_) => {
+            ("authority-conflict", "spec.ports".to_owned(), "choose another port or name")
         }
-        _ => (by_age(key, &of_it, &winning.age, &losing.age), remedy),
     };
-    Some((message, format!("{remedy}, or remove {of_it}: this one then has it at once")))
+    let (message, remedy) = if winner.service.key == loser.service.key {
+        let (first, second) = (winner.port(), loser.port());
+        let ports =
+            format!("port {} ({:?}) and port {} ({:?})", first.port, first.name, second.port, second.name);
+        (format!("{key} is claimed by {ports}; the first has it"), remedy.to_owned())
+    } else {
+        reason_and_remedy(key, remedy, &winner.service, &loser.service)
+    };
+    let object = named(&loser.service);
+    // The field is one of the Service. A planned Service has no manifest with that field.
+    let field = if loser.service.origin == Origin::Planned { String::new() } else { field };
+    Problem { severity: Severity::Error, reason, object, field, message, remedy }
+}
+
+/// Why `winner` owns `key` and `loser` does not, and what can be done about that.
+fn reason_and_remedy(
+    key: &RouteKey,
+    remedy: &str,
+    winner: &ServiceFacts,
+    loser: &ServiceFacts,
+) -> (String, String) {
+    let owner = named(winner);
+    if winner.origin == loser.origin {
+        let message = by_age(key, &owner, &winner.age, &loser.age);
+        return (message, format!("{remedy}, or remove {owner}: this one then has it at once"));
+    }
+    let message = format!("{key} belongs to {owner}: what a Cluster asks for comes before any Service");
+    (message, remedy.to_owned())
 }
 
 /// What decided between two of one origin.
-fn by_age(key: &RouteKey, winner: &ObjectRef, winning: &Age, losing: &Age) -> String {
-    match (winning.created(), losing.created()) {
-        (Some(first), Some(second)) if first == second => {
-            format!(
-                "{key} belongs to {winner}, created in the same second, {first}, which comes first by uid or name"
-            )
-        }
-        (Some(created), Some(_)) => format!("{key} belongs to the elder {winner}, created {created}"),
-        (Some(created), None) => {
-            format!(
-                "{key} belongs to {winner}, created {created}; without a creationTimestamp this one counts as younger"
-            )
-        }
+fn by_age(key: &RouteKey, owner: &ObjectRef, winner: &Age, loser: &Age) -> String {
+    match (winner.created(), loser.created()) {
+        (Some(first), Some(second)) if first == second => format!(
+            "{key} belongs to {owner}, created in the same second, {first}, which comes first by uid or name"
+        ),
+        (Some(created), Some(_)) => format!("{key} belongs to the elder {owner}, created {created}"),
+        (Some(created), None) => format!(
+            "{key} belongs to {owner}, created {created}; \
+             without a creationTimestamp this one counts as younger"
+        ),
         (None, _) => {
-            format!("{key} belongs to {winner}, which comes first by name: neither has a creationTimestamp")
+            format!("{key} belongs to {owner}, which comes first by name: neither has a creationTimestamp")
         }
     }
 }
 
-fn service_ref(slot: &Slot) -> ObjectRef {
-    ObjectRef { kind: Kind::Service, key: slot.key.clone() }
+/// The object that a user knows: the Service, or the Cluster that a planned Service is for.
+fn named(service: &ServiceFacts) -> ObjectRef {
+    match service.origin {
+        Origin::Planned => {
+            let cluster = ClusterName::of_namespace(&service.key.namespace);
+            ObjectRef { kind: Kind::Cluster, key: ObjectKey::new("", cluster.as_str()) }
+        }
+        Origin::Written => ObjectRef { kind: Kind::Service, key: service.key.clone() },
+    }
 }
 
-/// The Cluster that a planned Service is for.
-fn cluster_of(service: &ObjectKey) -> ObjectRef {
-    let name = ClusterName::of_namespace(&service.namespace);
-    ObjectRef { kind: Kind::Cluster, key: ObjectKey::new("", name.as_str()) }
-}
-
-fn overridden_annotations(slot: &Slot) -> Problem {
+fn overridden_annotations(service: &ServiceFacts) -> Problem {
     Problem {
         severity: Severity::Warning,
         reason: "overridden-annotation",
-        object: service_ref(slot),
+        object: ObjectRef { kind: Kind::Service, key: service.key.clone() },
         field: "metadata.annotations".into(),
         message: format!(
-            "{ALLOW}, {MAX_CONNECTIONS} and {MAX_CONNECTIONS_PER_SECOND} do not count here: the namespace belongs to a Cluster"
+            "{ALLOW}, {MAX_CONNECTIONS} and {MAX_CONNECTIONS_PER_SECOND} do not count here: \
+             the namespace belongs to a Cluster"
         ),
-        remedy: "set spec.apiServerAllowedIPRanges and the budget annotations on the Cluster, and remove them here".into(),
+        remedy: "set spec.apiServerAllowedIPRanges and the budget annotations on the Cluster, \
+                 and remove them here"
+            .into(),
     }
 }

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use portico_api::api_server_ca::ApiServerCa;
+use portico_api::change::Keyed;
 use portico_api::meta::ObjectKey;
 use portico_api::names::{Authority, HostName};
 use portico_api::policy::ClusterPolicy;
@@ -23,32 +24,34 @@ pub enum RouteKey {
     Authority(Authority),
 }
 
-/// Addresses of endpoints. Many Services have one, for which there is room without another allocation.
-pub type Endpoints = SmallVec<[SocketAddr; 1]>;
-
-/// The kinds of [`RouteKey`], in their order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum KeyKind {
-    Port,
-    Host,
-    Authority,
+/// A key and the backend it leads to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Route {
+    /// The key.
+    pub key: RouteKey,
+    /// Where it leads.
+    pub to: Arc<BackendId>,
 }
 
-/// One exposed port of one Service: where its connections go, and under whose policy.
+/// Addresses of endpoints. Many Services have one, which needs no allocation of its own.
+pub type Endpoints = SmallVec<[SocketAddr; 1]>;
+
+/// One exposed port of one Service: where its connections go, and under which policy.
 ///
-/// The endpoints may be none: the route is then *known, not ready*.
+/// Without endpoints the route is *known, not ready*.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Backend {
-    /// Which Service port this is.
-    pub id: BackendId,
+    /// Which Service port this is. Shared: tables of backends have it as key.
+    pub id: Arc<BackendId>,
     /// Ready endpoints only: sorted, without repetition.
     pub endpoints: Endpoints,
-    /// Whose it is, who may connect, how much it may use.
+    /// The user cluster it belongs to, the clients it admits, how much it may use.
     pub policy: Arc<ClusterPolicy>,
     /// Whether each upstream connection begins with a PROXY v2 header.
     pub send_proxy: bool,
-    /// Whom the API server behind it is known by, where the Service says so itself: more than what the policy says.
+    /// The CA of the API server behind it, where the Service names one: it comes before the one in the
+    /// policy.
     #[serde(skip)]
     pub api_server_ca: Option<ApiServerCa>,
 }
@@ -63,6 +66,26 @@ pub struct BackendId {
     /// Number of the Service port.
     pub port: u16,
 }
+
+// === Route, Backend ===
+
+impl Keyed for Route {
+    type Key = RouteKey;
+
+    fn key(&self) -> RouteKey {
+        self.key.clone()
+    }
+}
+
+impl Keyed for Backend {
+    type Key = Arc<BackendId>;
+
+    fn key(&self) -> Arc<BackendId> {
+        Arc::clone(&self.id)
+    }
+}
+
+// === BackendId ===
 
 impl fmt::Display for BackendId {
     /// `namespace/service-portname`, or `namespace/service` for an unnamed port: what KKP calls the upstream.
@@ -83,6 +106,8 @@ impl Serialize for BackendId {
         serializer.collect_str(self)
     }
 }
+
+// === RouteKey ===
 
 impl fmt::Display for RouteKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,22 +1,21 @@
 //! From objects to routes: everything between a source and the data plane, without either.
 //!
 //! The planner (`portico-expose`) computes which Services and policies follow from KubermaticConfiguration,
-//! Seed and Cluster. The route book (`portico-routes`) computes which routes follow from Services and
+//! Seed and Cluster. The route index (`portico-routes`) computes which routes follow from Services and
 //! EndpointSlices. No I/O, no clock.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use portico_api::change::Change;
 use portico_api::meta::Kind;
 use portico_api::names::ClusterName;
 use portico_api::problem::Problem;
 use portico_api::seed::Timeouts;
-use portico_expose::change::{ObjectChange, Output};
+use portico_expose::change::{ObjectChange as PlannerChange, Output};
 use portico_expose::persisted::PersistedState;
 use portico_expose::plan::Plan;
 use portico_expose::planner::{Planner, Settings as PlannerSettings};
-use portico_routes::book::{Change as RouteChange, RouteBook, Settings as BookSettings};
+use portico_routes::index::{ObjectChange, RouteIndex, Settings as IndexSettings};
 use portico_routes::rows::RouteRow;
 use portico_routes::table::Update;
 use portico_source::Object;
@@ -25,7 +24,7 @@ use portico_source::Object;
 #[derive(Debug)]
 pub struct Pipeline {
     planner: Planner,
-    book: RouteBook,
+    index: RouteIndex,
     timeouts: Timeouts,
     /// The only namespace in use, if there is one.
     namespace: Option<Box<str>>,
@@ -36,12 +35,12 @@ pub struct Pipeline {
 impl Pipeline {
     /// Knows no object yet. `persisted` is of an earlier run; `seed` determines which free NodePorts are
     /// allocated.
-    pub fn new(book: BookSettings, planner: PlannerSettings, persisted: PersistedState, seed: u64) -> Self {
-        let namespace = book.namespace.clone();
+    pub fn new(index: IndexSettings, planner: PlannerSettings, persisted: PersistedState, seed: u64) -> Self {
+        let namespace = index.namespace.clone();
         Self {
             namespace,
             planner: Planner::new(planner, persisted, seed),
-            book: RouteBook::new(book),
+            index: RouteIndex::new(index),
             timeouts: Timeouts::default(),
             planner_problems: 0,
         }
@@ -53,10 +52,10 @@ impl Pipeline {
         for change in changes {
             match change {
                 Change::Apply(Object::EndpointSlice(slice)) => {
-                    self.book.apply(RouteChange::EndpointSlice(*slice));
+                    self.index.apply(ObjectChange::EndpointSlice(Change::Apply(slice)));
                 }
                 Change::Delete(object) if object.kind == Kind::EndpointSlice => {
-                    self.book.apply(RouteChange::RemoveEndpointSlice(object.key));
+                    self.index.apply(ObjectChange::EndpointSlice(Change::Delete(object.key)));
                 }
                 change => planned.extend(planner_change(change)),
             }
@@ -74,7 +73,7 @@ impl Pipeline {
 
     /// Returns the changes of routes that follow from everything applied; `None` if no route changed.
     pub fn commit(&mut self) -> Option<Update> {
-        self.book.commit()
+        self.index.commit()
     }
 
     /// The planner, whose state is to be persisted before a [`Self::commit`] takes effect.
@@ -89,7 +88,7 @@ impl Pipeline {
 
     /// All routes, in force or not.
     pub fn rows(&self) -> impl Iterator<Item = RouteRow> {
-        self.book.rows()
+        self.index.rows()
     }
 
     /// The plan in force for each Cluster, by name.
@@ -104,33 +103,20 @@ impl Pipeline {
     /// All problems of objects, errors first.
     pub fn problems(&self) -> BTreeSet<Problem> {
         let planned = self.planner.problems().cloned();
-        planned.chain(self.book.problems().map(std::borrow::Cow::into_owned)).collect()
+        planned.chain(self.index.problems().map(std::borrow::Cow::into_owned)).collect()
     }
 
     /// Changes whenever [`Self::problems`] may have changed.
     pub fn problems_version(&self) -> (u64, u64) {
-        (self.planner_problems, self.book.problems_version())
+        (self.planner_problems, self.index.problems_version())
     }
 
     fn take(&mut self, outputs: Vec<Output>) {
         for output in outputs {
             match output {
-                Output::Service(Change::Apply(service)) => {
-                    self.book.apply(RouteChange::Service(Arc::unwrap_or_clone(service)));
-                }
-                Output::PlannedService(Change::Apply(service)) => {
-                    self.book.apply(RouteChange::Planned(Arc::unwrap_or_clone(service)));
-                }
-                Output::Service(Change::Delete(key)) | Output::PlannedService(Change::Delete(key)) => {
-                    self.book.apply(RouteChange::RemoveService(key));
-                }
-                Output::Policy(Change::Apply(policy)) => {
-                    let namespace = policy.cluster.namespace().into();
-                    self.book.apply(RouteChange::Policy(namespace, policy));
-                }
-                Output::Policy(Change::Delete(cluster)) => {
-                    self.book.apply(RouteChange::RemovePolicy(cluster.namespace().into()));
-                }
+                Output::Service(change) => self.index.apply(ObjectChange::Service(change)),
+                Output::PlannedService(change) => self.index.apply(ObjectChange::PlannedService(change)),
+                Output::Policy(change) => self.index.apply(ObjectChange::Policy(change)),
                 Output::Note(object, text) => tracing::info!(%object, "{text}"),
                 Output::Timeouts(timeouts) => self.timeouts = timeouts,
                 // `problems` returns all of them.
@@ -141,20 +127,20 @@ impl Pipeline {
 }
 
 /// The change in the terms of the planner, which knows no EndpointSlice.
-fn planner_change(change: Change<Object>) -> Option<ObjectChange> {
+fn planner_change(change: Change<Object>) -> Option<PlannerChange> {
     Some(match change {
-        Change::Apply(Object::Service(service)) => ObjectChange::Service(Change::Apply(service)),
+        Change::Apply(Object::Service(service)) => PlannerChange::Service(Change::Apply(service)),
         Change::Apply(Object::KubermaticConfiguration(object)) => {
-            ObjectChange::Configuration(Change::Apply(object))
+            PlannerChange::Configuration(Change::Apply(object))
         }
-        Change::Apply(Object::Seed(seed)) => ObjectChange::Seed(Change::Apply(seed)),
-        Change::Apply(Object::Cluster(cluster)) => ObjectChange::Cluster(Change::Apply(cluster)),
+        Change::Apply(Object::Seed(seed)) => PlannerChange::Seed(Change::Apply(seed)),
+        Change::Apply(Object::Cluster(cluster)) => PlannerChange::Cluster(Change::Apply(cluster)),
         Change::Apply(Object::EndpointSlice(_)) => return None,
         Change::Delete(object) => match object.kind {
-            Kind::Service => ObjectChange::Service(Change::Delete(object.key)),
-            Kind::KubermaticConfiguration => ObjectChange::Configuration(Change::Delete(object.key)),
-            Kind::Seed => ObjectChange::Seed(Change::Delete(object.key)),
-            Kind::Cluster => ObjectChange::Cluster(Change::Delete(ClusterName::new(&object.key.name))),
+            Kind::Service => PlannerChange::Service(Change::Delete(object.key)),
+            Kind::KubermaticConfiguration => PlannerChange::Configuration(Change::Delete(object.key)),
+            Kind::Seed => PlannerChange::Seed(Change::Delete(object.key)),
+            Kind::Cluster => PlannerChange::Cluster(Change::Delete(ClusterName::new(&object.key.name))),
             Kind::EndpointSlice => return None,
         },
     })

@@ -9,7 +9,7 @@ use portico_api::change::Change;
 use portico_api::problem::Severity;
 use portico_expose::node_ports::PortKey;
 use portico_expose::planner::{Mode, Settings as PlannerSettings};
-use portico_routes::book::Settings as BookSettings;
+use portico_routes::index::Settings as IndexSettings;
 use portico_source::directory::DirectoryError;
 use portico_source::{Loaded, Object, read_directory};
 use thiserror::Error;
@@ -68,7 +68,7 @@ impl Site {
     /// Reads the directory. Blocks.
     pub fn read(settings: &SiteSettings) -> Result<Self, SiteError> {
         let mut loaded = read_directory(&settings.directory)?;
-        let book = BookSettings {
+        let index = IndexSettings {
             expose_annotation: settings.expose_annotation.as_str().into(),
             namespace: settings.namespace.as_deref().map(Into::into),
         };
@@ -86,7 +86,7 @@ impl Site {
         let namespace = settings.namespace.as_deref();
         let has_namespace =
             namespace.is_none_or(|name| objects.iter().any(|object| belongs_to(object, name)));
-        let mut pipeline = Pipeline::new(book, planner, persisted, SEED);
+        let mut pipeline = Pipeline::new(index, planner, persisted, SEED);
         pipeline.apply(objects.into_iter().map(Change::Apply), true);
         let all_readable = loaded.problems.iter().all(|problem| problem.severity != Severity::Error);
         pipeline.initial_sync_complete(all_readable);

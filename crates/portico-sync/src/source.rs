@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use portico_expose::persisted::PersistedState;
 use portico_expose::planner::{Mode, Settings as PlannerSettings};
 use portico_kube::{ClientError, client};
-use portico_routes::book::Settings as BookSettings;
+use portico_routes::index::Settings as IndexSettings;
 use portico_source::directory::DirectoryError;
 use portico_source::kubernetes::{KubernetesSettings, KubernetesSource, KubernetesStatus};
 use portico_source::{DirectorySource, Step};
@@ -68,7 +68,7 @@ pub enum Source {
 impl Source {
     /// Opens the source that `settings` name, and a pipeline with what an earlier run remembered.
     pub async fn open(settings: &SourceSettings) -> Result<(Self, Pipeline), OpenError> {
-        let book = BookSettings {
+        let index = IndexSettings {
             expose_annotation: settings.expose_annotation.as_str().into(),
             namespace: settings.namespace.as_deref().map(Into::into),
         };
@@ -82,11 +82,11 @@ impl Source {
             let planner = settings.planner(Mode::Observe);
             return Ok((
                 Self::Kubernetes(source),
-                Pipeline::new(book, planner, PersistedState::default(), random_seed()),
+                Pipeline::new(index, planner, PersistedState::default(), random_seed()),
             ));
         };
         let persisted = PersistedFile::new(directory, settings.state_dir.as_deref());
-        let pipeline = Pipeline::new(book, settings.planner(Mode::Plan), persisted.load()?, random_seed());
+        let pipeline = Pipeline::new(index, settings.planner(Mode::Plan), persisted.load()?, random_seed());
         Ok((Self::Directory { source: DirectorySource::open(directory)?, persisted }, pipeline))
     }
 

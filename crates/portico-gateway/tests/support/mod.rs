@@ -11,12 +11,13 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use portico_api::change::Change;
 use portico_api::meta::ObjectKey;
 use portico_api::names::{Authority, ClusterName, HostName};
 use portico_api::policy::ClusterPolicy;
 use portico_gateway::{AccessFormat, AccessLog, Config, Gateway, Listener};
-use portico_routes::route::{Backend, BackendId, RouteKey};
-use portico_routes::table::{RouteChange, RouteTable, Update};
+use portico_routes::route::{Backend, BackendId, Route, RouteKey};
+use portico_routes::table::{RouteChange, Update};
 
 /// How long anything may take before a test gives up; nothing waits this long when all is well.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -47,11 +48,11 @@ pub struct Service {
 impl Service {
     pub fn new(name: &str, endpoints: &[SocketAddr]) -> Self {
         let policy = ClusterPolicy::open(ClusterName::new(name));
-        let id = BackendId {
+        let id = Arc::new(BackendId {
             service: ObjectKey::new(&policy.cluster.namespace(), "apiserver-external"),
             port_name: "secure".into(),
             port: 443,
-        };
+        });
         let backend = Backend {
             id,
             endpoints: endpoints.into(),
@@ -88,17 +89,17 @@ impl Service {
 
     /// What exposes it.
     pub fn update(&self) -> Update {
-        let mut changes = vec![RouteChange::Backend(Arc::new(self.backend.clone()))];
-        changes.extend(
-            self.keys.iter().cloned().map(|key| RouteChange::Route { key, to: self.backend.id.clone() }),
-        );
-        Update { table: RouteTable::default(), changes }
+        let mut changes = vec![RouteChange::Backend(Change::Apply(Arc::new(self.backend.clone())))];
+        let routes = self.keys.iter().cloned().map(|key| Route { key, to: self.backend.id.clone() });
+        changes.extend(routes.map(|route| RouteChange::Route(Change::Apply(route))));
+        Update { changes }
     }
 
     pub fn withdraw(&self, gateway: &Gateway) {
-        let mut changes: Vec<_> = self.keys.iter().cloned().map(RouteChange::NoRoute).collect();
-        changes.push(RouteChange::NoBackend(self.backend.id.clone()));
-        gateway.apply(&Update { table: RouteTable::default(), changes });
+        let keys = self.keys.iter().cloned();
+        let mut changes: Vec<_> = keys.map(|key| RouteChange::Route(Change::Delete(key))).collect();
+        changes.push(RouteChange::Backend(Change::Delete(self.backend.id.clone())));
+        gateway.apply(&Update { changes });
     }
 }
 

@@ -1,15 +1,17 @@
-//! What the annotations of a Service promise: which keys lead to it, and what is said about those that do not.
+//! What the annotations of a Service promise: which keys lead to it, and what is said about those that do
+//! not.
 
-use crate::objects::*;
 use portico_api::annotations::EXPOSE;
 use portico_api::service::{Protocol, ServiceType};
-use portico_routes::book::Change::{self, EndpointSlice, RemoveService, Service};
-use portico_routes::book::{RouteBook, Settings};
+use portico_routes::index::{ObjectChange, Settings};
+
+use crate::follower::{Follower, index};
+use crate::objects::*;
 
 /// What KKP writes for an API server under `Tunneling`.
-fn tunneling() -> Change {
+fn tunneling() -> ObjectChange {
     let service = service("cluster-a/apiserver-external", "SNI,Tunneling");
-    Service(service.mapping(r#"{"secure":"a.north.example.com"}"#))
+    written(service.mapping(r#"{"secure":"a.north.example.com"}"#))
 }
 
 const AUTHORITY: &str = "apiserver-external.cluster-a.svc.cluster.local:443";
@@ -17,100 +19,100 @@ const AUTHORITY: &str = "apiserver-external.cluster-a.svc.cluster.local:443";
 #[test]
 fn an_ip_address_is_no_server_name() {
     for address in ["10.0.0.1", "10.0.0.1.", "2001:db8::1"] {
-        let book = book([Service(sni("a/api", address))]);
-        assert_eq!((book.table().len(), book.reasons()), (0, vec!["bad-host"]), "{address}");
+        let index = index([written(sni("a/api", address))]);
+        assert_eq!((index.routes().len(), index.reasons()), (0, vec!["bad-host"]), "{address}");
     }
 }
 
 #[test]
 fn a_comma_list_exposes_in_every_way_it_names() {
     let list = service("cluster-a/api", " NodePort ,SNI, Tunneling").node_port(30_001);
-    let book = book([Service(list.mapping(r#"{"secure":"a.example.com"}"#))]);
+    let index = index([written(list.mapping(r#"{"secure":"a.example.com"}"#))]);
     let keys = [
         portico_routes::route::RouteKey::Port(30_001),
         host("a.example.com"),
         authority("api.cluster-a.svc.cluster.local:443"),
     ];
     for key in keys {
-        assert_eq!(book.owner(&key).as_deref(), Some("cluster-a/api"), "{key}");
+        assert_eq!(index.owner(&key).as_deref(), Some("cluster-a/api"), "{key}");
     }
-    assert_eq!(book.table().len(), 3);
-    assert!(book.reasons().is_empty());
+    assert_eq!(index.routes().len(), 3);
+    assert!(index.reasons().is_empty());
 }
 
 #[test]
 fn a_route_without_ready_endpoints_is_known_and_has_none() {
-    let book = book([tunneling()]);
-    assert!(book.endpoints(&host("a.north.example.com")).is_empty());
-    assert!(book.endpoints(&authority(AUTHORITY)).is_empty());
+    let index = index([tunneling()]);
+    assert!(index.endpoints(&host("a.north.example.com")).is_empty());
+    assert!(index.endpoints(&authority(AUTHORITY)).is_empty());
 }
 
 #[test]
 fn both_keys_of_one_port_share_one_backend() {
-    let book = book([tunneling()]);
-    let by_host = book.lead(&host("a.north.example.com")).unwrap();
-    assert!(std::sync::Arc::ptr_eq(&by_host, &book.lead(&authority(AUTHORITY)).unwrap()));
+    let index = index([tunneling()]);
+    let by_host = index.lead(&host("a.north.example.com")).unwrap();
+    assert!(std::sync::Arc::ptr_eq(by_host, index.lead(&authority(AUTHORITY)).unwrap()));
     assert_eq!(by_host.id.to_string(), "cluster-a/apiserver-external-secure");
 }
 
 #[test]
 fn a_name_written_with_upper_case_and_a_dot_is_the_same_name() {
-    let book = book([Service(sni("cluster-a/api", "A.North.Example.COM."))]);
-    assert!(book.lead(&host("a.north.example.com")).is_some());
+    let index = index([written(sni("cluster-a/api", "A.North.Example.COM."))]);
+    assert!(index.lead(&host("a.north.example.com")).is_some());
 }
 
 #[test]
 fn a_service_that_does_not_ask_is_not_exposed() {
     let mut silent = service("cluster-a/api", "SNI");
     silent.metadata.annotations.clear();
-    let book = book([Service(silent)]);
-    assert!(book.table().is_empty() && book.reasons().is_empty());
+    let index = index([written(silent)]);
+    assert!(index.routes().is_empty() && index.reasons().is_empty());
 }
 
 #[test]
 fn removing_the_annotation_removes_the_routes() {
-    let mut book = book([tunneling()]);
+    let mut index = index([tunneling()]);
     let mut silent = service("cluster-a/apiserver-external", "SNI");
     silent.metadata.annotations.clear();
-    book.told([Service(silent)]);
-    assert!(book.table().is_empty());
+    index.apply([written(silent)]);
+    assert!(index.routes().is_empty());
 }
 
 #[test]
 fn removing_the_service_removes_the_routes() {
-    let mut book =
-        book([tunneling(), EndpointSlice(slice("cluster-a/s", "apiserver-external", &["10.0.0.1"]))]);
-    book.told([RemoveService(key("cluster-a/apiserver-external"))]);
-    assert!(book.table().is_empty());
+    let mut index = index([tunneling(), sliced(slice("cluster-a/s", "apiserver-external", &["10.0.0.1"]))]);
+    index.apply([no_service("cluster-a/apiserver-external")]);
+    assert!(index.routes().is_empty());
 }
 
 #[test]
 fn one_bad_item_voids_the_whole_annotation_and_says_so() {
-    let book = book([Service(sni("cluster-a/api", "a.example.com").annotated(EXPOSE, "SNI,tunneling"))]);
-    assert!(book.table().is_empty());
-    assert_eq!(book.reasons(), ["void-annotation"]);
-    let problem = book.problems().next().unwrap().into_owned();
+    let index = index([written(sni("cluster-a/api", "a.example.com").annotated(EXPOSE, "SNI,tunneling"))]);
+    assert!(index.routes().is_empty());
+    assert_eq!(index.reasons(), ["void-annotation"]);
+    let problem = index.problems().next().unwrap().into_owned();
     assert_eq!(
         problem.to_string(),
-        "Service cluster-a/api: metadata.annotations[nodeport-proxy.k8s.io/expose]: \"SNI,tunneling\" is void, the \
-         Service is not exposed: \"tunneling\" is none of NodePort, SNI, Tunneling (upper and lower case matter); use \
-         true, or a comma list of NodePort, SNI and Tunneling"
+        "Service cluster-a/api: metadata.annotations[nodeport-proxy.k8s.io/expose]: \
+         \"SNI,tunneling\" is void, the Service is not exposed: \"tunneling\" is none of \
+         NodePort, SNI, Tunneling (upper and lower case matter); \
+         use true, or a comma list of NodePort, SNI and Tunneling"
     );
 }
 
 #[test]
 fn sni_without_a_mapping_costs_the_sni_route_only() {
-    let book = book([Service(service("cluster-a/api", "SNI,Tunneling"))]);
-    assert_eq!(book.table().len(), 1);
-    assert_eq!(book.reasons(), ["mapping-missing"]);
+    let index = index([written(service("cluster-a/api", "SNI,Tunneling"))]);
+    assert_eq!(index.routes().len(), 1);
+    assert_eq!(index.reasons(), ["mapping-missing"]);
 }
 
 #[test]
 fn a_mapping_that_is_no_json_object_costs_the_sni_route_only() {
     for mapping in ["secure: a.example.com", "[]", "\"a\"", "", "null", "{\"secure\":"] {
-        let book = book([Service(service("cluster-a/api", "SNI,Tunneling").mapping(mapping))]);
-        assert_eq!(book.table().len(), 1, "{mapping}");
-        assert_eq!(book.reasons(), ["bad-mapping"], "{mapping}");
+        let index = index([written(service("cluster-a/api", "SNI,Tunneling").mapping(mapping))]);
+        assert_eq!(index.routes().len(), 1, "{mapping}");
+        assert_eq!(index.reasons(), ["bad-mapping"], "{mapping}");
     }
 }
 
@@ -124,17 +126,17 @@ fn a_bad_mapping_entry_costs_that_entry() {
     ];
     for (entry, reason) in bad {
         let mapping = format!(r#"{{"secure":"a.example.com",{entry}}}"#);
-        let book = book([Service(service("cluster-a/api", "SNI").port("other", 444).mapping(&mapping))]);
-        let backend = book.lead(&host("a.example.com")).unwrap();
-        assert_eq!((&*backend.id.port_name, book.table().len()), ("secure", 1), "{entry}");
-        assert_eq!(book.reasons(), [reason], "{entry}");
+        let index = index([written(service("cluster-a/api", "SNI").port("other", 444).mapping(&mapping))]);
+        let backend = index.lead(&host("a.example.com")).unwrap();
+        assert_eq!((&*backend.id.port_name, index.routes().len()), ("secure", 1), "{entry}");
+        assert_eq!(index.reasons(), [reason], "{entry}");
     }
 }
 
 #[test]
 fn a_stale_mapping_of_another_strategy_is_no_problem() {
-    let book = book([Service(service("cluster-a/api", "NodePort").node_port(30_001).mapping("nonsense"))]);
-    assert!(book.reasons().is_empty());
+    let index = index([written(service("cluster-a/api", "NodePort").node_port(30_001).mapping("nonsense"))]);
+    assert!(index.reasons().is_empty());
 }
 
 #[test]
@@ -142,9 +144,9 @@ fn only_a_service_of_type_node_port_is_exposed_by_port() {
     for other in [ServiceType::ClusterIP, ServiceType::LoadBalancer] {
         let mut service = service("cluster-a/api", "NodePort,Tunneling").node_port(30_001);
         service.spec.service_type = other;
-        let book = book([Service(service)]);
-        assert!(book.table().ports.is_empty() && !book.table().authorities.is_empty());
-        assert_eq!(book.reasons(), ["not-node-port"]);
+        let index = index([written(service)]);
+        assert!(index.table.ports.is_empty() && !index.table.authorities.is_empty());
+        assert_eq!(index.reasons(), ["not-node-port"]);
     }
 }
 
@@ -153,37 +155,37 @@ fn ports_that_are_not_tcp_are_skipped() {
     let mut mixed = service("cluster-a/api", "Tunneling").port("dns", 53).port("sctp", 54);
     mixed.spec.ports[1].protocol = Protocol::UDP;
     mixed.spec.ports[2].protocol = Protocol::SCTP;
-    let book = book([Service(mixed)]);
-    assert_eq!(book.table().len(), 1);
+    let index = index([written(mixed)]);
+    assert_eq!(index.routes().len(), 1);
 }
 
 #[test]
 fn a_service_without_a_tcp_port_says_so() {
     let mut udp = service("cluster-a/api", "Tunneling");
     udp.spec.ports[0].protocol = Protocol::UDP;
-    assert_eq!(book([Service(udp)]).reasons(), ["no-tcp-port"]);
+    assert_eq!(index([written(udp)]).reasons(), ["no-tcp-port"]);
 }
 
 #[test]
 fn a_service_with_very_many_ports_is_exposed_in_part_and_says_so() {
     let many = (1..=5000).fold(service("cluster-a/api", "Tunneling"), |it, number| it.port("", number));
-    let book = book([Service(many)]);
-    assert_eq!((book.table().len(), book.reasons()), (256, vec!["too-many-ports"]));
+    let index = index([written(many)]);
+    assert_eq!((index.routes().len(), index.reasons()), (256, vec!["too-many-ports"]));
 }
 
 #[test]
-fn a_book_of_one_namespace_looks_at_no_other() {
+fn an_index_of_one_namespace_ignores_all_others() {
     let settings = Settings { namespace: Some("cluster-b".into()), ..Settings::default() };
-    let mut book = RouteBook::new(settings);
-    book.told([tunneling(), Service(sni("cluster-b/api", "b.example.com"))]);
-    assert_eq!(book.table().len(), 1);
+    let mut index = Follower::new(settings);
+    index.apply([tunneling(), written(sni("cluster-b/api", "b.example.com"))]);
+    assert_eq!(index.routes().len(), 1);
 }
 
 #[test]
 fn another_annotation_can_expose() {
     let namespaced = "nodeport-proxy.k8s.io/expose-namespaced";
-    let mut book = RouteBook::new(Settings { expose_annotation: namespaced.into(), namespace: None });
+    let mut index = Follower::new(Settings { expose_annotation: namespaced.into(), namespace: None });
     let own_proxy = service("cluster-a/api", "NodePort").node_port(30_001).annotated(namespaced, "true");
-    book.told([Service(own_proxy), Service(service("cluster-b/api", "NodePort").node_port(30_002))]);
-    assert_eq!(book.table().ports.keys().collect::<Vec<_>>(), [&30_001]);
+    index.apply([written(own_proxy), written(service("cluster-b/api", "NodePort").node_port(30_002))]);
+    assert_eq!(index.table.ports.keys().collect::<Vec<_>>(), [&30_001]);
 }

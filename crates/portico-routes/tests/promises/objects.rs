@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use portico_api::annotations::{EXPOSE, PORT_MAPPING};
+use portico_api::change::Change;
 use portico_api::endpoint_slice::{
     Endpoint, EndpointConditions, EndpointPort, EndpointSlice, SERVICE_NAME_LABEL,
 };
 use portico_api::meta::{ObjectKey, ObjectMeta};
-use portico_api::names::{Authority, HostName};
+use portico_api::names::{Authority, ClusterName, HostName};
+use portico_api::policy::ClusterPolicy;
 use portico_api::service::{Service, ServicePort, ServiceSpec, ServiceType};
-use portico_routes::book::{Change, RouteBook, Settings};
-use portico_routes::route::{Backend, RouteKey};
+use portico_routes::index::ObjectChange;
+use portico_routes::route::RouteKey;
 
 /// `namespace/name`.
 pub(crate) fn key(text: &str) -> ObjectKey {
@@ -106,48 +108,32 @@ pub(crate) fn authority(text: &str) -> RouteKey {
     RouteKey::Authority(Authority::parse(text).unwrap())
 }
 
-/// A book that was told of `changes` and has committed them.
-pub(crate) fn book(changes: impl IntoIterator<Item = Change>) -> RouteBook {
-    let mut book = RouteBook::new(Settings::default());
-    book.told(changes);
-    book
+/// A Service that a user wrote is applied.
+pub(crate) fn written(service: Service) -> ObjectChange {
+    ObjectChange::Service(Change::Apply(Arc::new(service)))
 }
 
-pub(crate) trait BookWords {
-    /// Applies and commits.
-    fn told(&mut self, changes: impl IntoIterator<Item = Change>);
-    /// Where `key` leads.
-    fn lead(&self, key: &RouteKey) -> Option<Arc<Backend>>;
-    /// Whose Service `key` leads to.
-    fn owner(&self, key: &RouteKey) -> Option<String>;
-    /// The endpoints behind `key`, as text; panics without a route.
-    fn endpoints(&self, key: &RouteKey) -> Vec<String>;
-    /// The reasons of all problems, sorted.
-    fn reasons(&self) -> Vec<&'static str>;
+/// A Service that is planned for the Cluster in its namespace is applied.
+pub(crate) fn planned(service: Service) -> ObjectChange {
+    ObjectChange::PlannedService(Change::Apply(Arc::new(service)))
 }
 
-impl BookWords for RouteBook {
-    fn told(&mut self, changes: impl IntoIterator<Item = Change>) {
-        changes.into_iter().for_each(|change| self.apply(change));
-        self.commit();
-    }
+pub(crate) fn no_service(name: &str) -> ObjectChange {
+    ObjectChange::Service(Change::Delete(key(name)))
+}
 
-    fn lead(&self, key: &RouteKey) -> Option<Arc<Backend>> {
-        self.table().get(key).cloned()
-    }
+pub(crate) fn sliced(slice: EndpointSlice) -> ObjectChange {
+    ObjectChange::EndpointSlice(Change::Apply(Box::new(slice)))
+}
 
-    fn owner(&self, key: &RouteKey) -> Option<String> {
-        Some(self.lead(key)?.id.service.to_string())
-    }
+pub(crate) fn no_slice(name: &str) -> ObjectChange {
+    ObjectChange::EndpointSlice(Change::Delete(key(name)))
+}
 
-    fn endpoints(&self, key: &RouteKey) -> Vec<String> {
-        let backend = self.lead(key).expect("the key has a route");
-        backend.endpoints.iter().map(ToString::to_string).collect()
-    }
+pub(crate) fn policy(policy: ClusterPolicy) -> ObjectChange {
+    ObjectChange::Policy(Change::Apply(Arc::new(policy)))
+}
 
-    fn reasons(&self) -> Vec<&'static str> {
-        let mut reasons: Vec<_> = self.problems().map(|problem| problem.reason).collect();
-        reasons.sort_unstable();
-        reasons
-    }
+pub(crate) fn no_policy(cluster: &str) -> ObjectChange {
+    ObjectChange::Policy(Change::Delete(ClusterName::new(cluster)))
 }

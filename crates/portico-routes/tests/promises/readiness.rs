@@ -1,36 +1,36 @@
 //! Which endpoints connections are sent to.
 
-use crate::objects::*;
 use portico_api::endpoint_slice::EndpointSlice;
 use portico_api::service::Protocol;
-use portico_routes::book::Change::{self, RemoveEndpointSlice, Service};
-use portico_routes::book::RouteBook;
 use portico_routes::rows::{NoEndpoints, RouteState};
 
+use crate::follower::{Follower, index};
+use crate::objects::*;
+
 /// One exposed Service, `a/api`, with these slices.
-fn with(slices: impl IntoIterator<Item = EndpointSlice>) -> RouteBook {
-    let mut book = book(slices.into_iter().map(Change::EndpointSlice));
-    book.told([Service(sni("a/api", "a.example.com"))]);
-    book
+fn with(slices: impl IntoIterator<Item = EndpointSlice>) -> Follower {
+    let mut index = index(slices.into_iter().map(sliced));
+    index.apply([written(sni("a/api", "a.example.com"))]);
+    index
 }
 
-fn endpoints(book: &RouteBook) -> Vec<String> {
-    book.endpoints(&host("a.example.com"))
+fn endpoints(index: &Follower) -> Vec<String> {
+    index.endpoints(&host("a.example.com"))
 }
 
 #[test]
-fn why_there_is_no_endpoint_at_all_is_said() {
-    let why = |book: &RouteBook| book.rows().next().unwrap().no_endpoints;
-    let mut book = book([Service(sni("a/api", "a.example.com"))]);
-    assert_eq!(why(&book), Some(NoEndpoints::NoSlice));
+fn the_listing_says_why_there_is_no_endpoint() {
+    let why = |index: &Follower| index.rows().next().unwrap().no_endpoints;
+    let mut index = index([written(sni("a/api", "a.example.com"))]);
+    assert_eq!(why(&index), Some(NoEndpoints::NoSlice));
     let mut misnamed = slice("a/s1", "api", &["10.0.0.1"]);
     misnamed.ports = vec![endpoint_port("https", 6443)];
-    book.told([Change::EndpointSlice(misnamed)]);
-    assert_eq!(why(&book), Some(NoEndpoints::NoPort { found: vec!["https".into()] }));
-    book.told([Change::EndpointSlice(slice("a/s1", "api", &[]))]);
-    assert_eq!(why(&book), Some(NoEndpoints::Empty));
-    book.told([Change::EndpointSlice(slice("a/s1", "api", &["10.0.0.1"]))]);
-    assert_eq!(why(&book), None);
+    index.apply([sliced(misnamed)]);
+    assert_eq!(why(&index), Some(NoEndpoints::NoPort { found: vec!["https".into()] }));
+    index.apply([sliced(slice("a/s1", "api", &[]))]);
+    assert_eq!(why(&index), Some(NoEndpoints::Empty));
+    index.apply([sliced(slice("a/s1", "api", &["10.0.0.1"]))]);
+    assert_eq!(why(&index), None);
 }
 
 #[test]
@@ -38,19 +38,19 @@ fn only_endpoints_that_say_ready_true_count() {
     let mut slice = slice("a/s", "api", &["10.0.0.1"]);
     slice.endpoints.push(endpoint("10.0.0.2", Some(false)));
     slice.endpoints.push(endpoint("10.0.0.3", None));
-    let book = with([slice]);
-    assert_eq!(endpoints(&book), ["10.0.0.1:6443"]);
-    let row = book.rows().next().unwrap();
+    let index = with([slice]);
+    assert_eq!(endpoints(&index), ["10.0.0.1:6443"]);
+    let row = index.rows().next().unwrap();
     assert_eq!((row.state, row.endpoints.len(), row.endpoints_total), (RouteState::Ready, 1, 3));
 }
 
 #[test]
 fn several_slices_are_joined_sorted_and_without_repetition() {
-    let book = with([
+    let index = with([
         slice("a/s1", "api", &["10.0.0.10", "10.0.0.2"]),
         slice("a/s2", "api", &["10.0.0.2", "10.0.0.1"]),
     ]);
-    assert_eq!(endpoints(&book), ["10.0.0.1:6443", "10.0.0.2:6443", "10.0.0.10:6443"]);
+    assert_eq!(endpoints(&index), ["10.0.0.1:6443", "10.0.0.2:6443", "10.0.0.10:6443"]);
 }
 
 #[test]
@@ -71,8 +71,9 @@ fn slices_of_names_are_ignored() {
 fn slices_of_another_service_or_namespace_do_not_count() {
     let mut unlabelled = slice("a/s3", "api", &["10.0.0.3"]);
     unlabelled.metadata.labels.clear();
-    let book = with([slice("a/s1", "other", &["10.0.0.1"]), slice("b/s2", "api", &["10.0.0.2"]), unlabelled]);
-    assert!(endpoints(&book).is_empty());
+    let index =
+        with([slice("a/s1", "other", &["10.0.0.1"]), slice("b/s2", "api", &["10.0.0.2"]), unlabelled]);
+    assert!(endpoints(&index).is_empty());
 }
 
 #[test]
@@ -88,40 +89,40 @@ fn ports_are_found_by_name_and_must_be_tcp() {
 fn an_unnamed_port_takes_any_port_of_its_slices() {
     let mut unnamed = service("a/api", "Tunneling");
     unnamed.spec.ports[0].name = "".into();
-    let book = book([Service(unnamed), Change::EndpointSlice(slice("a/s", "api", &["10.0.0.1"]))]);
+    let index = index([written(unnamed), sliced(slice("a/s", "api", &["10.0.0.1"]))]);
     let key = authority("api.a.svc.cluster.local:443");
-    assert_eq!(book.endpoints(&key), ["10.0.0.1:6443"]);
-    assert_eq!(book.lead(&key).unwrap().id.to_string(), "a/api");
+    assert_eq!(index.endpoints(&key), ["10.0.0.1:6443"]);
+    assert_eq!(index.lead(&key).unwrap().id.to_string(), "a/api");
 }
 
 #[test]
-fn a_slice_that_goes_takes_its_endpoints_along_and_leaves_the_route() {
-    let mut book = with([slice("a/s1", "api", &["10.0.0.1"]), slice("a/s2", "api", &["10.0.0.2"])]);
-    book.told([RemoveEndpointSlice(key("a/s1"))]);
-    assert_eq!(endpoints(&book), ["10.0.0.2:6443"]);
-    book.told([RemoveEndpointSlice(key("a/s2"))]);
-    assert!(endpoints(&book).is_empty());
-    assert_eq!(book.rows().next().unwrap().state, RouteState::NotReady);
+fn a_deleted_slice_takes_its_endpoints_along_and_leaves_the_route() {
+    let mut index = with([slice("a/s1", "api", &["10.0.0.1"]), slice("a/s2", "api", &["10.0.0.2"])]);
+    index.apply([no_slice("a/s1")]);
+    assert_eq!(endpoints(&index), ["10.0.0.2:6443"]);
+    index.apply([no_slice("a/s2")]);
+    assert!(endpoints(&index).is_empty());
+    assert_eq!(index.rows().next().unwrap().state, RouteState::NotReady);
 }
 
 #[test]
 fn a_slice_that_changes_its_service_leaves_the_first_one() {
-    let mut book = with([slice("a/s", "api", &["10.0.0.1"])]);
-    book.told([Change::EndpointSlice(slice("a/s", "other", &["10.0.0.1"]))]);
-    assert!(endpoints(&book).is_empty());
+    let mut index = with([slice("a/s", "api", &["10.0.0.1"])]);
+    index.apply([sliced(slice("a/s", "other", &["10.0.0.1"]))]);
+    assert!(endpoints(&index).is_empty());
 }
 
 #[test]
-fn a_service_that_comes_back_finds_its_slices() {
-    let mut book = with([slice("a/s", "api", &["10.0.0.1"])]);
-    book.told([Change::RemoveService(key("a/api"))]);
-    book.told([Service(sni("a/api", "a.example.com"))]);
-    assert_eq!(endpoints(&book), ["10.0.0.1:6443"]);
+fn a_service_that_is_applied_again_finds_its_slices() {
+    let mut index = with([slice("a/s", "api", &["10.0.0.1"])]);
+    index.apply([no_service("a/api")]);
+    index.apply([written(sni("a/api", "a.example.com"))]);
+    assert_eq!(endpoints(&index), ["10.0.0.1:6443"]);
 }
 
 #[test]
 fn an_address_that_is_none_is_reported_and_costs_that_endpoint() {
-    let book = with([slice("a/s", "api", &["10.0.0.1", "10.0.0.256"])]);
-    assert_eq!(endpoints(&book), ["10.0.0.1:6443"]);
-    assert_eq!(book.reasons(), ["bad-address"]);
+    let index = with([slice("a/s", "api", &["10.0.0.1", "10.0.0.256"])]);
+    assert_eq!(endpoints(&index), ["10.0.0.1:6443"]);
+    assert_eq!(index.reasons(), ["bad-address"]);
 }

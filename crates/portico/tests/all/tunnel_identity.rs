@@ -1,5 +1,6 @@
-//! `portico gateway` and the identities of its tunnel clients, as an operator meets them: files that change, what the log, `/readyz` and
-//! `/metrics` say, one port for everything, and a successor that takes it over. Clients are curl and openssl.
+//! `portico gateway` and the identities of its tunnel clients, as an operator meets them: files that change,
+//! what the log, `/readyz` and `/metrics` say, one port for everything, and a successor that takes it over.
+//! Clients are curl and openssl.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -121,7 +122,8 @@ impl Site {
     /// The status of a CONNECT to cluster `name`.
     fn status(&self, gateway: &Gateway, who: &[&str], name: &str) -> u16 {
         let mut curl = self.proxy(gateway, who);
-        // The API server of these tests sends back what it gets, which is no HTTP answer: curl ends at once, and we were through.
+        // The API server of these tests sends back what it gets, which is no HTTP answer: curl ends at once,
+        // and we were through.
         curl.args(["-o", "/dev/null", "-w", "%{http_connect}"]).arg(format!("http://{}/", authority(name)));
         let output = curl.stdin(Stdio::null()).output().expect("curl runs; apt-get install curl");
         String::from_utf8(output.stdout).unwrap().parse().unwrap()
@@ -176,11 +178,29 @@ fn echo() -> u16 {
 
 fn service(cluster: &str, upstream: u16) -> String {
     format!(
-        "apiVersion: v1\nkind: Service\nmetadata:\n  name: apiserver-external\n  namespace: cluster-{cluster}\n  annotations:\n    \
-         nodeport-proxy.k8s.io/expose: SNI,Tunneling\n    nodeport-proxy.k8s.io/port-mapping: '{{\"secure\": \"{cluster}.example.com\"}}'\n\
-         spec:\n  ports: [{{name: secure, port: 443}}]\n---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  \
-         name: api-1\n  namespace: cluster-{cluster}\n  labels: {{kubernetes.io/service-name: apiserver-external}}\n\
-         addressType: IPv4\nendpoints:\n- addresses: [127.0.0.1]\n  conditions: {{ready: true}}\nports: [{{name: secure, port: {upstream}}}]\n"
+        "apiVersion: v1
+kind: Service
+metadata:
+  name: apiserver-external
+  namespace: cluster-{cluster}
+  annotations:
+    nodeport-proxy.k8s.io/expose: SNI,Tunneling
+    nodeport-proxy.k8s.io/port-mapping: '{{\"secure\": \"{cluster}.example.com\"}}'
+spec:
+  ports: [{{name: secure, port: 443}}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  name: api-1
+  namespace: cluster-{cluster}
+  labels: {{kubernetes.io/service-name: apiserver-external}}
+addressType: IPv4
+endpoints:
+- addresses: [127.0.0.1]
+  conditions: {{ready: true}}
+ports: [{{name: secure, port: {upstream}}}]
+"
     )
 }
 

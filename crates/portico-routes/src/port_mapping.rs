@@ -1,8 +1,8 @@
 //! The port mapping annotation: which server name leads to which port of a Service.
 //!
-//! A JSON object from port name to host name. KKP drops the SNI part of the whole Service over one bad entry; here a bad
-//! entry costs that entry. A host that another Service, or another port of this one, has already is not decided here but
-//! in [`crate::claims`].
+//! A JSON object from port name to host name. KKP drops the SNI part of the whole Service over one bad entry;
+//! here a bad entry costs that entry. A host that another port or Service claims too is decided in
+//! [`crate::claims`].
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -21,7 +21,8 @@ pub(crate) fn apply(annotation: Option<&str>, ports: &mut [ExposedPort], finding
             "mapping-missing",
             annotation_field(PORT_MAPPING),
             "SNI is asked for, but no port is mapped to a host name",
-            r#"set it to a JSON object such as {"secure":"name.example.com"}, or take SNI out of the expose annotation"#,
+            "set it to a JSON object such as {\"secure\":\"name.example.com\"}, \
+             or take SNI out of the expose annotation",
         );
         return;
     };

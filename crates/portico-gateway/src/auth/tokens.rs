@@ -5,8 +5,8 @@
 //! 3c5f0e...,abc
 //! ```
 //!
-//! For manifests from a directory, where no API server can be asked. Kept and looked up by hash: how long a look takes says nothing
-//! about any token.
+//! For manifests from a directory, where no API server can be asked. Tokens are kept and looked up by hash:
+//! the time that a look-up takes tells nothing about any token.
 
 use std::collections::HashMap;
 use std::fs;
@@ -19,10 +19,10 @@ use portico_api::names::ClusterName;
 use portico_tunnel::Identity;
 use thiserror::Error;
 
-use super::{Hash, hash};
+use super::hash::{Hash, hash};
 
 /// Largest file read: a hundred thousand tokens.
-const LARGEST: u64 = 16 * 1024 * 1024;
+const MAX_FILE: u64 = 16 * 1024 * 1024;
 
 /// The tokens of a file, and the clusters they are for.
 #[derive(Debug)]
@@ -60,8 +60,11 @@ pub enum TokensError {
         /// What is wrong with it. Never the token.
         problem: &'static str,
     },
-    /// One token stands there twice.
-    #[error("{}:{second}: the token of line {first} again; each token belongs to one cluster, once", path.display())]
+    /// One token is there twice.
+    #[error(
+        "{}:{second}: the token of line {first} again; each token belongs to one cluster, once",
+        path.display()
+    )]
     Twice {
         /// The file.
         path: PathBuf,
@@ -77,13 +80,14 @@ impl StaticTokens {
     pub fn load(path: PathBuf) -> Result<Self, TokensError> {
         let text = read(&path)?;
         let table = parse(&path, &text)?;
-        Ok(Self { path, table: ArcSwap::from_pointee(table), read: Mutex::new(hash(&[&text])) })
+        Ok(Self { path, table: ArcSwap::from_pointee(table), read: Mutex::new(hash(&[text.as_bytes()])) })
     }
 
-    /// Reads the file again; true if it changed and its tokens are in force. On an error the old ones stay.
+    /// Reads the file again. Returns true if it changed and its tokens are in force. On an error the old ones
+    /// stay.
     pub fn reload(&self) -> Result<bool, TokensError> {
         let text = read(&self.path)?;
-        let now = hash(&[&text]);
+        let now = hash(&[text.as_bytes()]);
         let mut before = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         if *before == now {
             return Ok(false);
@@ -93,7 +97,7 @@ impl StaticTokens {
         Ok(true)
     }
 
-    /// How many tokens there are.
+    /// Number of tokens.
     pub fn count(&self) -> usize {
         self.table.load().len()
     }
@@ -119,8 +123,8 @@ fn read(path: &Path) -> Result<String, TokensError> {
     let failed = |source| TokensError::Read { path: path.to_owned(), source };
     let mut text = String::new();
     let file = fs::File::open(path).map_err(failed)?;
-    file.take(LARGEST + 1).read_to_string(&mut text).map_err(failed)?;
-    if text.len() as u64 > LARGEST { Err(TokensError::TooLarge { path: path.to_owned() }) } else { Ok(text) }
+    file.take(MAX_FILE + 1).read_to_string(&mut text).map_err(failed)?;
+    if text.len() as u64 > MAX_FILE { Err(TokensError::TooLarge { path: path.to_owned() }) } else { Ok(text) }
 }
 
 fn parse(path: &Path, text: &str) -> Result<HashMap<Hash, ClusterName>, TokensError> {
@@ -140,7 +144,7 @@ fn parse(path: &Path, text: &str) -> Result<HashMap<Hash, ClusterName>, TokensEr
         if !Identity::is_name(cluster) {
             return Err(wrong("behind the last comma stands no name of a cluster"));
         }
-        let hash = hash(&[token]);
+        let hash = hash(&[token.as_bytes()]);
         if let Some((first, _)) = lines.get(&hash) {
             return Err(TokensError::Twice { path: path.to_owned(), first: *first, second: number });
         }
@@ -155,7 +159,7 @@ mod tests {
 
     fn owners(text: &str, token: &str) -> Result<Option<String>, String> {
         let table = parse(Path::new("tokens"), text).map_err(|error| error.to_string())?;
-        Ok(table.get(&hash(&[token])).map(ToString::to_string))
+        Ok(table.get(&hash(&[token.as_bytes()])).map(ToString::to_string))
     }
 
     #[test]
@@ -199,10 +203,10 @@ mod tests {
         for broken in ["secret", "x,b\nx,b"] {
             fs::write(&path, broken).unwrap();
             assert!(tokens.reload().is_err());
-            assert!(tokens.owner(&hash(&["secret"])).is_some());
+            assert!(tokens.owner(&hash(&[b"secret"])).is_some());
         }
         fs::write(&path, "other,a").unwrap();
         assert!(tokens.reload().unwrap());
-        assert!(tokens.owner(&hash(&["secret"])).is_none());
+        assert!(tokens.owner(&hash(&[b"secret"])).is_none());
     }
 }

@@ -1,0 +1,136 @@
+//! Credentials that were accepted: what the streams of a connection to one cluster rest on, and lose
+//! together.
+//!
+//! A stream holds one [`Credential`]. A connection holds one for each cluster it opened, in [`Credentials`].
+//! The [`Registry`] lists those of all connections, so that a revocation finds them.
+
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use portico_api::names::ClusterName;
+use portico_tunnel::Presented;
+use slab::Slab;
+use smallvec::SmallVec;
+
+use super::hash::Hash;
+use super::review::ReviewedToken;
+use super::tokens::StaticTokens;
+
+/// Permission of one connection to open the authorities of one cluster. Once revoked, it stays revoked.
+#[derive(Debug)]
+pub(crate) struct Credential {
+    cluster: ClusterName,
+    /// The latest that was accepted: with a new token, streams opened with an older one live on.
+    evidence: Mutex<Evidence>,
+    revoked: AtomicBool,
+    registry: Arc<Registry>,
+    slot: usize,
+}
+
+/// What was shown and accepted.
+#[derive(Debug, Clone)]
+pub(super) enum Evidence {
+    /// The certificate of the connection.
+    Certificate(Arc<Presented>),
+    /// A token of the static file.
+    StaticToken(Hash),
+    /// A token that the API server of the cluster accepted.
+    ReviewedToken(ReviewedToken),
+}
+
+impl Credential {
+    /// Whether the streams that rest on it must end.
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.revoked.load(SeqCst)
+    }
+
+    pub(super) fn cluster(&self) -> &ClusterName {
+        &self.cluster
+    }
+
+    /// Revokes it if its evidence does not hold any more. Returns why, to the call that revoked it.
+    pub(super) fn revoke_if_invalid(&self, tokens: Option<&StaticTokens>) -> Option<String> {
+        let evidence = lock(&self.evidence).clone();
+        let why = match evidence {
+            Evidence::Certificate(certificate) => {
+                certificate.standing(self.cluster.as_str()).err()?.to_string()
+            }
+            Evidence::StaticToken(hash) => {
+                if tokens.and_then(|tokens| tokens.owner(&hash)).is_some_and(|owner| owner == self.cluster) {
+                    return None;
+                }
+                "the token is gone from the file".to_owned()
+            }
+            Evidence::ReviewedToken(reviewed) => reviewed.state.why_refused()?,
+        };
+        (!self.revoked.swap(true, SeqCst)).then_some(why)
+    }
+
+    /// The token it rests on, if that is to be reviewed again now.
+    pub(super) fn due_token(&self) -> Option<ReviewedToken> {
+        match &*lock(&self.evidence) {
+            Evidence::ReviewedToken(reviewed) if reviewed.state.is_due() => Some(reviewed.clone()),
+            _ => None,
+        }
+    }
+}
+
+impl Drop for Credential {
+    fn drop(&mut self) {
+        lock(&self.registry.0).try_remove(self.slot);
+    }
+}
+
+/// The credentials of one connection, by cluster. Nearly always one.
+#[derive(Debug, Default)]
+pub(crate) struct Credentials(Mutex<SmallVec<[Arc<Credential>; 1]>>);
+
+impl Credentials {
+    /// Notes that the connection may open `cluster`, because of `evidence`.
+    pub(super) fn accept(
+        &self,
+        registry: &Arc<Registry>,
+        cluster: &ClusterName,
+        evidence: &Evidence,
+    ) -> Arc<Credential> {
+        let mut held = lock(&self.0);
+        held.retain(|credential| !credential.is_revoked());
+        if let Some(credential) = held.iter().find(|credential| credential.cluster == *cluster) {
+            *lock(&credential.evidence) = evidence.clone();
+            return Arc::clone(credential);
+        }
+        let credential = registry.register(cluster.clone(), evidence.clone());
+        held.push(Arc::clone(&credential));
+        credential
+    }
+}
+
+/// The credentials of all connections.
+#[derive(Debug, Default)]
+pub(super) struct Registry(Mutex<Slab<Weak<Credential>>>);
+
+impl Registry {
+    fn register(self: &Arc<Self>, cluster: ClusterName, evidence: Evidence) -> Arc<Credential> {
+        let mut all = lock(&self.0);
+        let entry = all.vacant_entry();
+        let credential = Arc::new(Credential {
+            cluster,
+            evidence: Mutex::new(evidence),
+            revoked: AtomicBool::default(),
+            registry: Arc::clone(self),
+            slot: entry.key(),
+        });
+        entry.insert(Arc::downgrade(&credential));
+        credential
+    }
+
+    /// Returns those in use at this moment.
+    pub(super) fn all(&self) -> Vec<Arc<Credential>> {
+        lock(&self.0).iter().filter_map(|(_, credential)| credential.upgrade()).collect()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing in here can be left half done by a panic elsewhere.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,291 @@
+//! Reviews of tokens by the API servers of their clusters, remembered in a cache and bounded.
+//!
+//! A verdict comes from the cache while it holds, else from the API server: once for all requests that show
+//! the token meanwhile. Reviews under way are bounded, for each cluster and in all. Permits are given in the
+//! order of requests, and a request waits for [`PATIENCE`] at most. So a flood of made-up tokens delays the
+//! review of a token in use, which waits longer, by [`PATIENCE`] and [`REVIEW_TIMEOUT`] for each of the two
+//! bounds.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use moka::sync::Cache;
+use portico_api::names::ClusterName;
+use portico_tunnel::Token;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::changes::Changes;
+use super::hash::{Hash, hash};
+use super::log_limit::LogLimit;
+use super::token_review::Answer;
+use super::verdict::{Holds, TokenState, Verdict};
+
+/// One review, from connect to the last byte of the response.
+pub(super) const REVIEW_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How long a request waits for its review to begin.
+pub(super) const PATIENCE: Duration = Duration::from_secs(3);
+
+/// How long the review of a token in use waits for a permit. It is made again soon after.
+const PATIENCE_IN_USE: Duration = Duration::from_secs(30);
+
+/// Reviews at a time by the API server of one cluster: agents that come back at once must not look like an
+/// attack.
+pub(super) const MAX_PER_CLUSTER: usize = 8;
+
+/// Reviews at a time in all: each holds a socket and a TLS session. 32 clusters whose API servers hang fill it.
+const MAX_REVIEWS: usize = 256;
+
+/// After a no to a token that was accepted, the API server is asked once more: one that has just started
+/// answers before it knows its own service accounts and roles.
+const CONFIRM_AFTER: Duration = Duration::from_secs(2);
+
+/// Most tokens cached that were accepted: more than the agents of one seed. A token that open connections
+/// rest on is reviewed again whether it is cached or not.
+const MAX_ACCEPTED: u64 = 100_000;
+
+/// Most tokens cached that were never accepted. A flood of them displaces its own.
+const MAX_UNVERIFIED: u64 = 10_000;
+
+/// How long a token that was never accepted is cached: until its review is over, and a no has held.
+const UNVERIFIED_CACHED: Duration = Duration::from_secs(15);
+
+/// Upper bounds, in seconds, of the histogram of reviews.
+pub const REVIEW_BUCKETS: [f64; 6] = [0.005, 0.01, 0.05, 0.25, 1.0, 3.0];
+
+/// The API server of one cluster.
+pub(crate) trait TokenReviewer: fmt::Debug + Send + Sync {
+    /// The cluster whose tokens it reviews.
+    fn cluster(&self) -> &ClusterName;
+
+    /// Differs from the ids of all other API servers, also of one of the same name that another CA signed
+    /// for.
+    fn id(&self) -> &Hash;
+
+    /// Has it review `token`. The caller bounds the time.
+    fn review<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Answer>;
+}
+
+/// A token, what is known of it, and the API server that knows more.
+#[derive(Debug, Clone)]
+pub(super) struct ReviewedToken {
+    pub(super) token: Token,
+    pub(super) state: Arc<TokenState>,
+    pub(super) reviewer: Arc<dyn TokenReviewer>,
+}
+
+/// Everything known about tokens that are reviewed.
+#[derive(Debug)]
+pub(super) struct Reviews {
+    holds: Holds,
+    /// Tokens that were accepted, for the grace after their last review.
+    accepted: Cache<Hash, Arc<TokenState>>,
+    unverified: Cache<Hash, Arc<TokenState>>,
+    permits: Permits,
+    counters: Counters,
+    changes: Arc<Changes>,
+    log: LogLimit,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    yes: AtomicU64,
+    no: AtomicU64,
+    failed: AtomicU64,
+    nanos: AtomicU64,
+    buckets: [AtomicU64; REVIEW_BUCKETS.len() + 1],
+}
+
+/// Counters of token reviews, at one moment.
+#[derive(Debug, Clone, Copy)]
+pub struct ReviewTotals {
+    /// Reviews in which the API server said yes.
+    pub yes: u64,
+    /// In which it said no.
+    pub no: u64,
+    /// In which it could not be asked, or its response was no TokenReview.
+    pub failed: u64,
+    /// Duration of all of them, in seconds.
+    pub seconds: f64,
+    /// Counts by [`REVIEW_BUCKETS`], the last for longer ones. Not cumulative.
+    pub buckets: [u64; REVIEW_BUCKETS.len() + 1],
+    /// Tokens cached now.
+    pub remembered: u64,
+}
+
+impl Reviews {
+    /// `interval` is how long a yes holds. A no that revokes is announced to `changes`.
+    pub(super) fn new(interval: Duration, changes: Arc<Changes>) -> Self {
+        let holds = Holds::new(interval);
+        Self {
+            holds,
+            accepted: Cache::builder().max_capacity(MAX_ACCEPTED).time_to_live(holds.grace).build(),
+            unverified: Cache::builder().max_capacity(MAX_UNVERIFIED).time_to_live(UNVERIFIED_CACHED).build(),
+            permits: Permits::default(),
+            counters: Counters::default(),
+            changes,
+            log: LogLimit::new(),
+        }
+    }
+
+    pub(super) fn totals(&self) -> ReviewTotals {
+        let counters = &self.counters;
+        // The counts lag behind otherwise.
+        self.accepted.run_pending_tasks();
+        self.unverified.run_pending_tasks();
+        ReviewTotals {
+            yes: counters.yes.load(Relaxed),
+            no: counters.no.load(Relaxed),
+            failed: counters.failed.load(Relaxed),
+            seconds: Duration::from_nanos(counters.nanos.load(Relaxed)).as_secs_f64(),
+            buckets: std::array::from_fn(|bucket| counters.buckets[bucket].load(Relaxed)),
+            remembered: self.accepted.entry_count() + self.unverified.entry_count(),
+        }
+    }
+
+    /// Returns what is known of `token` to `reviewer`; perhaps nothing yet.
+    pub(super) fn token(&self, token: &Token, reviewer: Arc<dyn TokenReviewer>) -> ReviewedToken {
+        let key = key(token, &*reviewer);
+        let unverified = || self.unverified.get_with(key, || Arc::new(TokenState::new()));
+        let state = self.accepted.get(&key).unwrap_or_else(unverified);
+        ReviewedToken { token: token.clone(), state, reviewer }
+    }
+
+    /// Returns what `token` is worth now, from the cache or by a review.
+    pub(super) async fn verdict(&self, token: &ReviewedToken) -> Verdict {
+        if let Some(known) = token.state.known() {
+            return known;
+        }
+        let begun = Instant::now();
+        let Ok(_turn) = timeout(PATIENCE, token.state.turn.lock()).await else {
+            return self.learn(token, Answer::Failed(TOO_MANY.into()));
+        };
+        match token.state.known() {
+            Some(known) => known,
+            None => self.review(token, PATIENCE.saturating_sub(begun.elapsed())).await,
+        }
+    }
+
+    /// Reviews a token in use again, if it is due. Returns whether the API server could be asked.
+    pub(super) async fn review_again(&self, token: ReviewedToken) -> bool {
+        let _turn = token.state.turn.lock().await;
+        if token.state.is_due() {
+            // Boxed: many wait, few ask.
+            Box::pin(self.review(&token, PATIENCE_IN_USE)).await;
+        }
+        !token.state.is_failing()
+    }
+
+    async fn review(&self, token: &ReviewedToken, patience: Duration) -> Verdict {
+        let mut answer = self.ask(token, patience).await;
+        if matches!(answer, Answer::No(_)) && token.state.was_accepted() {
+            sleep(CONFIRM_AFTER).await;
+            answer = self.ask(token, patience).await;
+        }
+        self.learn(token, answer)
+    }
+
+    /// Has the API server review `token` once.
+    async fn ask(&self, token: &ReviewedToken, patience: Duration) -> Answer {
+        let reviewer = &token.reviewer;
+        let Ok(_permit) = timeout(patience, self.permits.acquire(reviewer.cluster())).await else {
+            return Answer::Failed(TOO_MANY.into());
+        };
+        let begun = Instant::now();
+        let answer = timeout(REVIEW_TIMEOUT, reviewer.review(token.token.secret())).await;
+        let answer =
+            answer.unwrap_or_else(|_| Answer::Failed("the API server did not answer in time".into()));
+        self.count(&answer, begun.elapsed());
+        answer
+    }
+
+    fn learn(&self, token: &ReviewedToken, answer: Answer) -> Verdict {
+        let failure = match &answer {
+            Answer::Failed(why) => Some(why.clone()),
+            Answer::Yes | Answer::No(_) => None,
+        };
+        let key = key(&token.token, &*token.reviewer);
+        let (verdict, revokes) = token.state.learn(answer, self.holds.spread(key[0]));
+        if revokes {
+            self.changes.announce();
+        }
+        if token.state.was_accepted() {
+            self.accepted.insert(key, Arc::clone(&token.state));
+            self.unverified.invalidate(&key);
+        }
+        if let Some(why) = failure
+            && let Some(kept_back) = self.log.admit()
+        {
+            let (cluster, accepted) = (token.reviewer.cluster(), verdict == Verdict::Accepted);
+            tracing::warn!(%cluster, %why, accepted, kept_back, "cannot review a token");
+        }
+        verdict
+    }
+
+    fn count(&self, answer: &Answer, took: Duration) {
+        let counters = &self.counters;
+        let counter = match answer {
+            Answer::Yes => &counters.yes,
+            Answer::No(_) => &counters.no,
+            Answer::Failed(_) => &counters.failed,
+        };
+        counter.fetch_add(1, Relaxed);
+        counters.nanos.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+        let seconds = took.as_secs_f64();
+        let bucket = REVIEW_BUCKETS.iter().position(|&bound| seconds <= bound);
+        counters.buckets[bucket.unwrap_or(REVIEW_BUCKETS.len())].fetch_add(1, Relaxed);
+    }
+}
+
+const TOO_MANY: &str = "too many reviews wait";
+
+/// The caches know a token by its hash.
+fn key(token: &Token, reviewer: &dyn TokenReviewer) -> Hash {
+    hash(&[token.secret().as_bytes(), reviewer.id()])
+}
+
+/// Bounds reviews under way.
+#[derive(Debug)]
+struct Permits {
+    all: Semaphore,
+    /// Of the clusters with reviews under way or waiting.
+    clusters: Mutex<HashMap<ClusterName, Weak<Semaphore>>>,
+}
+
+impl Default for Permits {
+    fn default() -> Self {
+        Self { all: Semaphore::new(MAX_REVIEWS), clusters: Mutex::default() }
+    }
+}
+
+/// Permission to make one review.
+#[derive(Debug)]
+struct Permit<'a> {
+    _cluster: Option<OwnedSemaphorePermit>,
+    _all: Option<SemaphorePermit<'a>>,
+}
+
+impl Permits {
+    /// Waits for a permit of the cluster first: what waits for it takes none of the others' permits.
+    async fn acquire(&self, cluster: &ClusterName) -> Permit<'_> {
+        // No semaphore is ever closed.
+        let of_cluster = self.of_cluster(cluster).acquire_owned().await.ok();
+        Permit { _cluster: of_cluster, _all: self.all.acquire().await.ok() }
+    }
+
+    fn of_cluster(&self, cluster: &ClusterName) -> Arc<Semaphore> {
+        let mut clusters = self.clusters.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = clusters.get(cluster).and_then(Weak::upgrade) {
+            return known;
+        }
+        clusters.retain(|_, semaphore| semaphore.strong_count() > 0);
+        let semaphore = Arc::new(Semaphore::new(MAX_PER_CLUSTER));
+        clusters.insert(cluster.clone(), Arc::downgrade(&semaphore));
+        semaphore
+    }
+}

@@ -1,0 +1,106 @@
+//! The tasks behind credentials in use: one revokes those that do not hold any more, one reviews tokens
+//! again.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::future::ready;
+use futures_util::stream::FuturesUnordered;
+use portico_api::names::ClusterName;
+use tokio::time::MissedTickBehavior;
+
+use super::Identities;
+use super::review::{ReviewedToken, Reviews};
+
+/// Between two looks at which tokens are due.
+const TICK: Duration = Duration::from_millis(500);
+
+/// Credentials checked before other tasks of this thread get their turn: each may cost a tenth of a
+/// millisecond.
+const CHECKED_AT_ONCE: usize = 16;
+
+impl Identities {
+    /// Revokes credentials in use that do not hold any more, for as long as the gateway runs. `cut` ends the
+    /// streams that rest on a revoked credential, and returns how many.
+    pub(crate) async fn supervise(&self, cut: impl Fn() -> usize) {
+        let revoke = async {
+            loop {
+                self.changes.announced().await;
+                self.revoke_invalid(&cut).await;
+            }
+        };
+        tokio::join!(revoke, self.review_in_use());
+    }
+
+    async fn revoke_invalid(&self, cut: impl Fn() -> usize) {
+        let mut revoked = 0_u32;
+        for (index, credential) in self.registry.all().into_iter().enumerate() {
+            if index % CHECKED_AT_ONCE == CHECKED_AT_ONCE - 1 {
+                tokio::task::yield_now().await;
+            }
+            if let Some(why) = credential.revoke_if_invalid(self.tokens.as_deref()) {
+                revoked += 1;
+                if let Some(kept_back) = self.log.admit() {
+                    let cluster = credential.cluster();
+                    tracing::warn!(%cluster, %why, kept_back, "a tunnel's identity was revoked");
+                }
+            }
+        }
+        if revoked > 0 {
+            let cut = cut();
+            tracing::info!(revoked, cut, "streams of revoked identities are cut");
+        }
+    }
+
+    /// Reviews tokens in use when they are due. Clusters do not wait for each other.
+    async fn review_in_use(&self) {
+        let Some(reviews) = &self.reviews else { return };
+        let mut rounds = FuturesUnordered::new();
+        let mut under_way = HashSet::new();
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                Some(cluster) = rounds.next() => {
+                    under_way.remove(&cluster);
+                }
+                _ = tick.tick() => {
+                    let mut due = self.due();
+                    // One round of a cluster at a time: the next finds what is due by then.
+                    due.retain(|cluster, _| under_way.insert(cluster.clone()));
+                    for (cluster, tokens) in due {
+                        rounds.push(round(reviews, cluster, tokens));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns the tokens in use that are due, by cluster.
+    fn due(&self) -> HashMap<ClusterName, Vec<ReviewedToken>> {
+        let mut due = HashMap::<ClusterName, Vec<ReviewedToken>>::new();
+        for credential in self.registry.all() {
+            if let Some(token) = credential.due_token() {
+                due.entry(credential.cluster().clone()).or_default().push(token);
+            }
+        }
+        due
+    }
+}
+
+/// Reviews tokens of one cluster again. The first is reviewed alone, and the round ends if that fails: an
+/// API server that hangs takes one permit.
+async fn round(reviews: &Reviews, cluster: ClusterName, mut tokens: Vec<ReviewedToken>) -> ClusterName {
+    tokens.sort_by_key(|token| token.state.urgency());
+    let mut tokens = tokens.into_iter();
+    if let Some(first) = tokens.next()
+        && !reviews.review_again(first).await
+    {
+        return cluster;
+    }
+    // All at once: permits bound the work, and a review that waits to be confirmed holds none.
+    let rest: FuturesUnordered<_> = tokens.map(|token| reviews.review_again(token)).collect();
+    rest.for_each(|_answered| ready(())).await;
+    cluster
+}

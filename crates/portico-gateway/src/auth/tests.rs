@@ -1,0 +1,322 @@
+//! Token review on a paused clock, by API servers that do as a test says.
+
+use std::collections::HashSet;
+use std::future::pending;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+
+use futures_util::future::BoxFuture;
+use portico_tunnel::Protocol;
+use tokio::time::{Instant, advance, sleep};
+
+use super::review::{MAX_PER_CLUSTER, PATIENCE, REVIEW_TIMEOUT};
+use super::*;
+
+const INTERVAL: Duration = Duration::from_secs(60);
+
+/// How long an API server that answers takes.
+const REVIEW: Duration = Duration::from_millis(5);
+
+/// The API server of one cluster.
+#[derive(Debug)]
+struct ApiServer {
+    cluster: ClusterName,
+    id: Hash,
+    refused: Mutex<HashSet<String>>,
+    seen: Mutex<HashSet<String>>,
+    /// Whether it takes every connection and says nothing. To tokens that begin with `hangs` it never does.
+    hangs: AtomicBool,
+    is_away: AtomicBool,
+    reviews: AtomicUsize,
+    under_way: AtomicUsize,
+    most_under_way: AtomicUsize,
+}
+
+struct UnderWay<'a>(&'a AtomicUsize);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
+impl ApiServer {
+    fn new(cluster: &str) -> Arc<Self> {
+        Arc::new(Self {
+            cluster: ClusterName::new(cluster),
+            id: hash(&[cluster.as_bytes()]),
+            refused: Mutex::default(),
+            seen: Mutex::default(),
+            hangs: AtomicBool::default(),
+            is_away: AtomicBool::default(),
+            reviews: AtomicUsize::default(),
+            under_way: AtomicUsize::default(),
+            most_under_way: AtomicUsize::default(),
+        })
+    }
+
+    fn refuse(&self, token: &str) {
+        self.refused.lock().unwrap().insert(token.to_owned());
+    }
+
+    fn accepted_once(&self, token: &str) -> bool {
+        self.seen.lock().unwrap().insert(token.to_owned())
+    }
+
+    fn reviews(&self) -> usize {
+        self.reviews.load(SeqCst)
+    }
+}
+
+impl TokenReviewer for ApiServer {
+    fn cluster(&self) -> &ClusterName {
+        &self.cluster
+    }
+
+    fn id(&self) -> &Hash {
+        &self.id
+    }
+
+    fn review<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Answer> {
+        Box::pin(async move {
+            self.reviews.fetch_add(1, SeqCst);
+            let under_way = self.under_way.fetch_add(1, SeqCst) + 1;
+            self.most_under_way.fetch_max(under_way, SeqCst);
+            let _under_way = UnderWay(&self.under_way);
+            if token.starts_with("hangs") || self.hangs.load(SeqCst) {
+                pending::<()>().await;
+            }
+            sleep(REVIEW).await;
+            // A token that begins with `fails` is accepted once.
+            let fails = token.starts_with("fails") && !self.accepted_once(token);
+            if fails || self.is_away.load(SeqCst) {
+                return Answer::Failed("away".into());
+            }
+            if self.refused.lock().unwrap().contains(token) { Answer::No("gone".into()) } else { Answer::Yes }
+        })
+    }
+}
+
+/// A gateway that reviews tokens, and revokes while this is held.
+struct Gateway {
+    identities: Arc<Identities>,
+    /// Calls to cut streams.
+    cuts: Arc<AtomicUsize>,
+    supervisor: tokio::task::JoinHandle<()>,
+}
+
+impl Gateway {
+    fn start() -> Self {
+        let tokens = TokenSettings { file: None, review: Some(INTERVAL) };
+        let identities = Arc::new(Identities::new(None, &tokens, 100));
+        let cuts = Arc::<AtomicUsize>::default();
+        let (of_task, count) = (Arc::clone(&identities), Arc::clone(&cuts));
+        let supervisor = tokio::spawn(async move {
+            of_task
+                .supervise(|| {
+                    count.fetch_add(1, SeqCst);
+                    1
+                })
+                .await;
+        });
+        Self { identities, cuts, supervisor }
+    }
+
+    async fn authenticate(&self, api: &Arc<ApiServer>, token: &str) -> Result<Arc<Credential>, Refusal> {
+        let request = Request {
+            authority: "a.test:443".into(),
+            certificate: None,
+            token: Token::from_header(&format!("Bearer {token}")),
+            protocol: Protocol::Http2,
+            tls: true,
+        };
+        let wanted = Wanted {
+            cluster: Some(&api.cluster),
+            client_admitted: true,
+            reviewer: &|| Some(Arc::clone(api) as Arc<dyn TokenReviewer>),
+        };
+        // Of a connection that ends with the credential.
+        let connection = Credentials::default();
+        let outcome = self.identities.authenticate(&connection, &request, &wanted).await;
+        outcome.map(|credential| credential.expect("tokens are asked for")).map_err(|denied| denied.refusal)
+    }
+
+    /// Shows made-up tokens for as long as the test runs: so many at once, and others as soon as they are
+    /// refused.
+    fn flood(self: &Arc<Self>, api: &Arc<ApiServer>, at_once: usize) {
+        for number in 0..at_once {
+            let (gateway, api) = (Arc::clone(self), Arc::clone(api));
+            tokio::spawn(async move {
+                for round in 0.. {
+                    let refused = gateway.authenticate(&api, &format!("hangs-{number}-{round}")).await;
+                    assert!(refused.is_err(), "nobody knows a made-up token");
+                }
+            });
+        }
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        self.supervisor.abort();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_with_one_token_share_one_review() {
+    let (gateway, api) = (Gateway::start(), ApiServer::new("a"));
+    let all = futures_util::future::join_all((0..100).map(|_| gateway.authenticate(&api, "token"))).await;
+    assert!(all.iter().all(Result::is_ok));
+    assert_eq!(api.reviews(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cluster_has_so_many_reviews_at_a_time_and_leaves_the_rest_to_others() {
+    let gateway = Arc::new(Gateway::start());
+    let (flooded, other) = (ApiServer::new("a"), ApiServer::new("b"));
+    gateway.flood(&flooded, 300);
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!(flooded.most_under_way.load(SeqCst), MAX_PER_CLUSTER);
+    let begun = Instant::now();
+    gateway.authenticate(&other, "token").await.unwrap();
+    assert!(begun.elapsed() < 2 * REVIEW, "it took {:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_of_made_up_tokens_does_not_keep_a_token_in_use_from_being_revoked() {
+    let (gateway, api) = (Arc::new(Gateway::start()), ApiServer::new("a"));
+    let credential = gateway.authenticate(&api, "token").await.unwrap();
+    gateway.flood(&api, 300);
+    sleep(INTERVAL / 2).await;
+    assert!(!credential.is_revoked());
+    api.refuse("token");
+    // Half a second until it is noticed to be due, and twice for a permit and the review, which is confirmed.
+    let wait = PATIENCE + REVIEW_TIMEOUT;
+    sleep(INTERVAL / 2 + Duration::from_millis(500) + 2 * wait + Duration::from_secs(3)).await;
+    assert!(credential.is_revoked());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_token_is_revoked_by_a_no_that_is_confirmed() {
+    let (gateway, api) = (Gateway::start(), ApiServer::new("a"));
+    let credential = gateway.authenticate(&api, "token").await.unwrap();
+    api.refuse("token");
+    while api.reviews() < 2 {
+        sleep(REVIEW).await;
+    }
+    sleep(2 * REVIEW).await;
+    api.refused.lock().unwrap().clear();
+    sleep(INTERVAL).await;
+    assert!(api.reviews() > 2 && !credential.is_revoked(), "an API server that has just started may say no");
+    assert_eq!(gateway.cuts.load(SeqCst), 0);
+    api.refuse("token");
+    sleep(INTERVAL + Duration::from_secs(3)).await;
+    assert!(credential.is_revoked());
+    assert_eq!(gateway.cuts.load(SeqCst), 1);
+    assert_eq!(gateway.authenticate(&api, "token").await.unwrap_err(), Refusal::Unauthenticated);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_tokens_of_an_account_that_is_gone_are_revoked_together() {
+    let (gateway, api) = (Gateway::start(), ApiServer::new("a"));
+    let tokens: Vec<_> = (0..1_000).map(|number| format!("token-{number}")).collect();
+    let mut credentials = Vec::new();
+    for token in &tokens {
+        credentials.push(gateway.authenticate(&api, token).await.unwrap());
+        api.refuse(token);
+    }
+    // One round may be under way, and each confirms twice: its first token, then the rest.
+    sleep(INTERVAL + Duration::from_secs(10)).await;
+    assert!(credentials.iter().all(|credential| credential.is_revoked()));
+    assert_eq!(api.most_under_way.load(SeqCst), MAX_PER_CLUSTER);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_api_server_that_hangs_is_asked_about_one_token_in_use_at_a_time() {
+    let (gateway, api) = (Gateway::start(), ApiServer::new("a"));
+    let mut credentials = Vec::new();
+    for number in 0..100 {
+        credentials.push(gateway.authenticate(&api, &format!("token-{number}")).await.unwrap());
+    }
+    api.hangs.store(true, SeqCst);
+    api.most_under_way.store(0, SeqCst);
+    sleep(2 * INTERVAL).await;
+    assert_eq!(api.most_under_way.load(SeqCst), 1);
+    gateway.authenticate(&api, "token-1").await.unwrap();
+    let begun = Instant::now();
+    gateway.authenticate(&api, "token-1").await.unwrap();
+    assert_eq!(begun.elapsed(), Duration::ZERO, "an accepted token waits for it once");
+    assert!(credentials.iter().all(|credential| !credential.is_revoked()));
+
+    api.hangs.store(false, SeqCst);
+    api.refuse("token-99");
+    sleep(INTERVAL).await;
+    let revoked: Vec<_> = credentials.iter().map(|credential| credential.is_revoked()).collect();
+    assert!(revoked[99] && revoked[..99].iter().all(|revoked| !revoked));
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_the_grace_a_token_is_refused_and_what_rests_on_it_stays_until_a_no() {
+    let (gateway, api) = (Gateway::start(), ApiServer::new("a"));
+    let credential = gateway.authenticate(&api, "token").await.unwrap();
+    api.is_away.store(true, SeqCst);
+    sleep(Duration::from_secs(590)).await;
+    gateway.authenticate(&api, "token").await.unwrap();
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!(gateway.authenticate(&api, "token").await.unwrap_err(), Refusal::ReviewFailed);
+    assert!(!credential.is_revoked());
+    api.is_away.store(false, SeqCst);
+    api.refuse("token");
+    sleep(Duration::from_secs(6)).await;
+    assert!(credential.is_revoked());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_token_is_reviewed_anew_where_another_ca_signed_for_the_api_server() {
+    let (gateway, before) = (Gateway::start(), ApiServer::new("a"));
+    gateway.authenticate(&before, "token").await.unwrap();
+    let mut anew = Arc::into_inner(ApiServer::new("a")).unwrap();
+    anew.id = hash(&[b"another"]);
+    let anew = Arc::new(anew);
+    anew.refuse("token");
+    assert_eq!(gateway.authenticate(&anew, "token").await.unwrap_err(), Refusal::Unauthenticated);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_no_to_one_request_revokes_the_credentials_of_all_connections() {
+    let (gateway, api) = (Gateway::start(), ApiServer::new("a"));
+    let credential = gateway.authenticate(&api, "token").await.unwrap();
+    api.refuse("token");
+    // The supervisor has not looked yet when the request comes.
+    advance(INTERVAL).await;
+    assert_eq!(gateway.authenticate(&api, "token").await.unwrap_err(), Refusal::Unauthenticated);
+    sleep(Duration::from_millis(1)).await;
+    assert!(credential.is_revoked());
+}
+
+#[tokio::test(start_paused = true)]
+async fn made_up_tokens_displace_their_like_and_no_token_that_was_accepted() {
+    let (gateway, api) = (Gateway::start(), ApiServer::new("a"));
+    let credential = gateway.authenticate(&api, "token").await.unwrap();
+    api.is_away.store(true, SeqCst);
+    for number in 0..11_000 {
+        assert!(gateway.authenticate(&api, &format!("made-up-{number}")).await.is_err());
+    }
+    let remembered = gateway.identities.reviews().unwrap().remembered;
+    assert!(remembered <= 10_001, "{remembered} are remembered");
+    gateway.authenticate(&api, "token").await.unwrap();
+    assert!(!credential.is_revoked());
+}
+
+#[tokio::test(start_paused = true)]
+async fn tokens_whose_reviews_fail_do_not_keep_another_from_being_revoked() {
+    let (gateway, api) = (Gateway::start(), ApiServer::new("a"));
+    let mut poison = Vec::new();
+    for number in 0..10 {
+        poison.push(gateway.authenticate(&api, &format!("fails-{number}")).await.unwrap());
+    }
+    let credential = gateway.authenticate(&api, "token").await.unwrap();
+    api.refuse("token");
+    sleep(2 * INTERVAL).await;
+    assert!(credential.is_revoked() && poison.iter().all(|credential| !credential.is_revoked()));
+}

@@ -1,0 +1,313 @@
+//! The index of all objects that routes are made of: takes every change and says what it means for the
+//! routes.
+//!
+//! [`RouteIndex::apply`] records what an object says, decides which Service owns each key (`claims`) and
+//! marks the Services concerned. [`RouteIndex::commit`] recomputes the marked Services and returns what
+//! changed. A burst of changes is many `apply` and one `commit`. The cost of a commit grows with what
+//! changed.
+//!
+//! The routes depend on the objects alone, not on the order of their arrival. An unchanged object that is
+//! applied again changes nothing.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use portico_api::change::{Change, Keyed};
+use portico_api::endpoint_slice::EndpointSlice;
+use portico_api::intern::Interner;
+use portico_api::meta::ObjectKey;
+use portico_api::names::ClusterName;
+use portico_api::policy::ClusterPolicy;
+use portico_api::service::Service;
+
+use crate::claims::{Claim, Claims};
+use crate::facts::{Origin, ServiceFacts, SliceFacts};
+use crate::route::{Backend, RouteKey};
+use crate::table::Update;
+use crate::{annotations, endpoints};
+
+/// Which objects the index takes into account.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// The annotation that exposes a Service: [`portico_api::annotations::EXPOSE`], unless configured
+    /// otherwise.
+    pub expose_annotation: Box<str>,
+    /// The one namespace to watch; `None` for all of them.
+    pub namespace: Option<Box<str>>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { expose_annotation: portico_api::annotations::EXPOSE.into(), namespace: None }
+    }
+}
+
+/// A change to one of the objects that routes are made of.
+#[derive(Debug, Clone)]
+pub enum ObjectChange {
+    /// A Service that a user wrote.
+    Service(Change<Arc<Service>>),
+    /// A Service that is planned for the Cluster in its namespace. It wins every conflict with a written one.
+    /// A deletion means the same here and in [`Self::Service`].
+    PlannedService(Change<Arc<Service>>),
+    /// An EndpointSlice.
+    EndpointSlice(Change<Box<EndpointSlice>>),
+    /// The policy of a user cluster. Without one, the annotations of the Services in its namespace count.
+    Policy(Change<Arc<ClusterPolicy>>),
+}
+
+/// Every object that routes are made of, as far as routes depend on it.
+#[derive(Debug)]
+pub struct RouteIndex {
+    settings: Settings,
+    names: Interner,
+    pub(crate) services: BTreeMap<ObjectKey, ServiceEntry>,
+    /// The name of the Service of each EndpointSlice, by the key of the slice.
+    slice_services: BTreeMap<ObjectKey, Arc<str>>,
+    /// The policies of user clusters, by namespace.
+    pub(crate) policies: HashMap<Arc<str>, Arc<ClusterPolicy>>,
+    pub(crate) claims: Claims,
+    /// The Services to recompute in the next commit.
+    pub(crate) changed: BTreeSet<ObjectKey>,
+    problems_version: u64,
+}
+
+/// A Service and its EndpointSlices. Either may exist without the other.
+#[derive(Debug, Default)]
+pub(crate) struct ServiceEntry {
+    /// The Service, if it exists and carries the annotation.
+    pub(crate) service: Option<Arc<ServiceFacts>>,
+    /// Its EndpointSlices, in no particular order.
+    pub(crate) slices: Vec<SliceFacts>,
+    /// Its routes as of the last commit, in the order of its ports.
+    pub(crate) published: Box<[PublishedRoute]>,
+}
+
+/// A key that leads to a Service since some earlier commit.
+#[derive(Debug)]
+pub(crate) struct PublishedRoute {
+    pub(crate) key: RouteKey,
+    /// The backend as it was last published.
+    pub(crate) backend: Arc<Backend>,
+}
+
+impl ServiceEntry {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.service.is_none() && self.slices.is_empty() && self.published.is_empty()
+    }
+}
+
+impl RouteIndex {
+    /// An index without objects.
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            settings,
+            names: Interner::default(),
+            services: BTreeMap::new(),
+            slice_services: BTreeMap::new(),
+            policies: HashMap::new(),
+            claims: Claims::default(),
+            changed: BTreeSet::new(),
+            problems_version: 0,
+        }
+    }
+
+    /// Records one change. The routes follow with the next [`Self::commit`].
+    pub fn apply(&mut self, change: ObjectChange) {
+        match change {
+            ObjectChange::Service(Change::Apply(service)) => self.apply_service(&service, Origin::Written),
+            ObjectChange::PlannedService(Change::Apply(service)) => {
+                self.apply_service(&service, Origin::Planned);
+            }
+            ObjectChange::Service(Change::Delete(key))
+            | ObjectChange::PlannedService(Change::Delete(key)) => {
+                self.delete_service(&key);
+            }
+            ObjectChange::EndpointSlice(Change::Apply(slice)) => self.apply_slice(&slice),
+            ObjectChange::EndpointSlice(Change::Delete(key)) => self.delete_slice(&key),
+            ObjectChange::Policy(Change::Apply(policy)) => self.set_policy(&policy.key(), Some(policy)),
+            ObjectChange::Policy(Change::Delete(cluster)) => self.set_policy(&cluster, None),
+        }
+    }
+
+    /// Returns how the routes change with everything applied since the last commit; `None` if they stay.
+    pub fn commit(&mut self) -> Option<Update> {
+        crate::commit::commit(self)
+    }
+
+    /// Whether nothing is stored of any object: every applied object was deleted, and the deletions are
+    /// committed.
+    pub fn is_empty(&self) -> bool {
+        self.services.is_empty()
+            && self.slice_services.is_empty()
+            && self.policies.is_empty()
+            && self.claims.is_empty()
+            && self.changed.is_empty()
+    }
+
+    /// Grows whenever [`Self::problems`] may have changed, so that a caller need not compare them after each
+    /// commit.
+    pub fn problems_version(&self) -> u64 {
+        self.problems_version
+    }
+
+    fn is_in_scope(&self, namespace: &str) -> bool {
+        self.settings.namespace.as_ref().is_none_or(|only| **only == *namespace)
+    }
+
+    // === Services ===
+
+    fn apply_service(&mut self, service: &Service, origin: Origin) {
+        let key = service.key();
+        if !self.is_in_scope(&key.namespace) {
+            return;
+        }
+        match annotations::read(service, origin, &self.settings.expose_annotation, &mut self.names) {
+            Some(facts) => self.set_service(&key, Some(facts)),
+            None => self.delete_service(&key),
+        }
+    }
+
+    fn delete_service(&mut self, key: &ObjectKey) {
+        if self.services.contains_key(key) {
+            self.set_service(key, None);
+        }
+    }
+
+    fn set_service(&mut self, key: &ObjectKey, facts: Option<ServiceFacts>) {
+        let before = self.entry(key).service.clone();
+        if before.as_deref() == facts.as_ref() {
+            return;
+        }
+        let facts = facts.map(Arc::new);
+        if before.iter().chain(&facts).any(|facts| !facts.problems.is_empty() || facts.own_policy.is_some()) {
+            self.problems_version += 1;
+        }
+        if let Some(before) = &before {
+            self.withdraw_claims(before);
+        }
+        if let Some(facts) = &facts {
+            self.add_claims(facts);
+        }
+        self.entry(key).service = facts;
+        self.changed.insert(key.clone());
+    }
+
+    /// The entry of the Service named `key`; a new one if there is none.
+    fn entry(&mut self, key: &ObjectKey) -> &mut ServiceEntry {
+        let [namespace, name] = [&key.namespace, &key.name].map(|text| self.names.share(text));
+        self.services.entry(ObjectKey { namespace, name }).or_default()
+    }
+
+    // === EndpointSlices ===
+
+    fn apply_slice(&mut self, slice: &EndpointSlice) {
+        if !self.is_in_scope(&slice.metadata.namespace) {
+            return;
+        }
+        let namespace = self.names.share(&slice.metadata.namespace);
+        let key = ObjectKey { namespace: Arc::clone(&namespace), name: Arc::clone(&slice.metadata.name) };
+        let Some(service) = endpoints::service_name(slice) else { return self.delete_slice(&key) };
+        let service = ObjectKey { namespace, name: self.names.get(service) };
+        if self.slice_services.get(&key).is_some_and(|before| *before != service.name) {
+            self.delete_slice(&key);
+        }
+        let facts = endpoints::read(slice, &mut self.names);
+        let slices = &mut self.entry(&service).slices;
+        let before = slices.iter_mut().find(|other| other.name == facts.name);
+        if before.as_deref() == Some(&facts) {
+            return;
+        }
+        let has_problems = !facts.problems.is_empty();
+        let had_problems = before.as_deref().is_some_and(|before| !before.problems.is_empty());
+        match before {
+            Some(before) => *before = facts,
+            None => {
+                // Nearly every Service has one slice: a vector would make room for four.
+                if slices.is_empty() {
+                    slices.reserve_exact(1);
+                }
+                slices.push(facts);
+                self.slice_services.insert(key, Arc::clone(&service.name));
+            }
+        }
+        self.problems_version += u64::from(has_problems || had_problems);
+        self.changed.insert(service);
+    }
+
+    fn delete_slice(&mut self, key: &ObjectKey) {
+        let Some(service) = self.slice_services.remove(key) else { return };
+        let service = ObjectKey { namespace: Arc::clone(&key.namespace), name: service };
+        let slices = &mut self.entry(&service).slices;
+        if let Some(position) = slices.iter().position(|slice| slice.name == key.name) {
+            let deleted = slices.swap_remove(position);
+            self.problems_version += u64::from(!deleted.problems.is_empty());
+        }
+        self.changed.insert(service);
+    }
+
+    // === Policies ===
+
+    fn set_policy(&mut self, cluster: &ClusterName, policy: Option<Arc<ClusterPolicy>>) {
+        let namespace = self.names.get(&cluster.namespace());
+        if !self.is_in_scope(&namespace) || self.policies.get(&namespace) == policy.as_ref() {
+            return;
+        }
+        let first = ObjectKey { namespace: Arc::clone(&namespace), name: "".into() };
+        let in_namespace = self.services.range(first..).take_while(|(key, _)| key.namespace == namespace);
+        let services: Vec<_> = in_namespace.filter_map(|(_, entry)| entry.service.clone()).collect();
+        // Claims depend on the policy: a NodePort number is claimed only where listeners are allowed.
+        for service in &services {
+            self.withdraw_claims(service);
+        }
+        match policy {
+            Some(policy) => self.policies.insert(namespace, policy),
+            None => self.policies.remove(&namespace),
+        };
+        for service in &services {
+            self.add_claims(service);
+            self.changed.insert(service.key.clone());
+        }
+        self.problems_version += 1;
+    }
+
+    /// The policy that holds for `service`.
+    pub(crate) fn policy_of(&self, service: &ServiceFacts) -> Arc<ClusterPolicy> {
+        let namespace = &service.key.namespace;
+        match self.policies.get(namespace).or(service.own_policy.as_ref()) {
+            Some(policy) => Arc::clone(policy),
+            None => ClusterPolicy::open_for_namespace(namespace),
+        }
+    }
+
+    // === Claims ===
+
+    /// The keys that `service` claims, each with the port that claims it.
+    pub(crate) fn claims_of(&self, service: &Arc<ServiceFacts>) -> Vec<(RouteKey, Claim)> {
+        let policy = self.policies.get(&service.key.namespace);
+        let listeners = policy.is_none_or(|policy| policy.node_port_listeners);
+        let mut claims = Vec::new();
+        for claim in Claim::of_each_port(service) {
+            claims.extend(claim.port().keys(listeners).map(|key| (key, claim.clone())));
+        }
+        claims
+    }
+
+    fn add_claims(&mut self, service: &Arc<ServiceFacts>) {
+        for (key, claim) in self.claims_of(service) {
+            if let Some(owner) = self.claims.add(key, claim) {
+                self.changed.insert(owner.service.key.clone());
+                self.problems_version += 1;
+            }
+        }
+    }
+
+    fn withdraw_claims(&mut self, service: &Arc<ServiceFacts>) {
+        for (key, claim) in self.claims_of(service) {
+            if let Some(owner) = self.claims.withdraw(&key, &claim) {
+                self.changed.insert(owner.service.key.clone());
+                self.problems_version += 1;
+            }
+        }
+    }
+}
