@@ -313,7 +313,7 @@ fn report(agents: &[Agent], heard: &[Arc<AtomicU32>], tally: &Tally) -> Report {
         report.up += usize::from(up);
         report.back += usize::from(up && totals.tunnels_opened > agent.opened);
         report.attempts += totals.tunnel_failures;
-        report.suspect += totals.tunnels_suspect;
+        report.suspect += totals.tunnels_unresponsive;
     }
     report
 }

@@ -69,7 +69,7 @@ async fn open(client: Client, entry: Entry, socket: TcpStream) -> Option<Opened>
     };
     match opened {
         Ok(stream) => {
-            entry.opened(stream.place());
+            entry.opened(stream.endpoint());
             Some(Opened { stream, socket, entry })
         }
         Err(error) => {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures_util::task::AtomicWaker;
 use jiff::Timestamp;
 use portico_net::access::millis;
-use portico_tunnel::client::Place;
+use portico_tunnel::client::Endpoint;
 use portico_tunnel::{End, Meter};
 use serde::Serialize;
 
@@ -47,7 +47,7 @@ pub struct Record {
     /// When, as time since the agent started.
     pub accepted: Duration,
     forward: Arc<ForwardState>,
-    place: OnceLock<Place>,
+    place: OnceLock<Endpoint>,
     up: AtomicU64,
     down: AtomicU64,
     cut: AtomicBool,
@@ -80,7 +80,7 @@ impl Record {
     }
 
     /// The gateway it goes through; `None` while it waits for one.
-    pub fn place(&self) -> Option<Place> {
+    pub fn place(&self) -> Option<Endpoint> {
         self.place.get().copied()
     }
 
@@ -134,9 +134,9 @@ impl Entry {
     }
 
     /// A gateway has opened it.
-    pub(crate) fn opened(&self, place: Place) {
+    pub(crate) fn opened(&self, endpoint: Endpoint) {
         // It is opened once.
-        let _ = self.record.place.set(place);
+        let _ = self.record.place.set(endpoint);
         let forward = &self.record.forward;
         forward.opened.fetch_add(1, Relaxed);
         self.shared.opened_after(self.shared.now().saturating_sub(self.record.accepted));

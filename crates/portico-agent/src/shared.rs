@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use portico_net::MemoryBudget;
 use portico_net::access::AccessLog;
-use portico_tunnel::Account;
-use portico_tunnel::client::Place;
+use portico_tunnel::client::Endpoint;
 use slab::Slab;
 use tokio::sync::Notify;
 
@@ -66,7 +66,7 @@ pub struct Shared {
     /// Where access lines go.
     pub access: AccessLog,
     /// What connections hold for receivers that do not take it.
-    pub memory: Account,
+    pub memory: MemoryBudget,
     gateways: Vec<Box<str>>,
     max_connections: u32,
     max_waiting: u32,
@@ -114,7 +114,7 @@ impl Shared {
         forwards: Vec<Forward>,
         gateways: Vec<Box<str>>,
         access: AccessLog,
-        memory: Account,
+        memory: MemoryBudget,
         max_connections: u32,
         max_waiting: u32,
     ) -> Self {
@@ -156,8 +156,8 @@ impl Shared {
     }
 
     /// The gateway of a connection, as it is configured.
-    pub fn gateway_name(&self, place: Place) -> Option<&str> {
-        self.gateways.get(place.gateway).map(|name| &**name)
+    pub fn gateway_name(&self, endpoint: Endpoint) -> Option<&str> {
+        self.gateways.get(endpoint.gateway).map(|name| &**name)
     }
 
     /// Every connection, waiting or carried, in no order.

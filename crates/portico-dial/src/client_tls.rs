@@ -1,9 +1,8 @@
-//! TLS as a client: towards a gateway with the tunnel inside, and towards an `https://` proxy.
+//! TLS as a client: to a gateway with the tunnel inside, and to an `https://` proxy.
 //!
-//! Files are read again when they change; a connection takes the configuration that is current when it begins. When a certificate is not
-//! accepted, the error tells whose it is: a corporate proxy that intercepts TLS is recognised by the issuer of what comes instead of the
-//! gateway's certificate ([`HandshakeError`], in `client_tls/error`). Sessions are never resumed: connections are rare, and a memory of
-//! sessions would be kept for each.
+//! Files are read again when they change. A connection takes the configuration that is current when it
+//! begins. When a certificate is not accepted, the error names its issuer, by which a corporate proxy that
+//! intercepts TLS is recognised ([`HandshakeError`]). Sessions are not resumed: connections are rare.
 
 use std::fs;
 use std::io;
@@ -12,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use arc_swap::ArcSwap;
+use portico_net::ReadAhead;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::aws_lc_rs;
@@ -30,13 +30,13 @@ mod error;
 
 pub use error::{HandshakeError, HandshakeProblem};
 
-/// What we speak with a gateway: the first tells a gateway that serves everything on one port that a tunnel is meant.
+/// ALPN with a gateway. The first tells a gateway with one port for everything that this is a tunnel.
 const TUNNEL: [&[u8]; 2] = [b"portico-tunnel", b"h2"];
 
-/// What we speak with a proxy.
+/// ALPN with a proxy.
 const PROXY: [&[u8]; 1] = [b"http/1.1"];
 
-/// Where the PEM files are.
+/// The PEM files of a client.
 #[derive(Debug, Clone, Default)]
 pub struct ClientTlsFiles {
     /// The CA certificates that the server's certificate must lead to. Without it, the system's roots.
@@ -47,24 +47,24 @@ pub struct ClientTlsFiles {
     pub key: Option<PathBuf>,
 }
 
-/// What the files said last, and the configuration made of it.
+/// The TLS configuration that files hold.
 #[derive(Debug)]
 pub struct ClientTls {
     files: Files,
     peer: Peer,
     current: ArcSwap<Current>,
-    /// Contents of the files behind `current`, as in the listener's TLS.
+    /// The contents of the files behind `current`.
     contents: Mutex<Contents>,
 }
 
-/// With whom TLS is spoken.
+/// The kind of server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Peer {
     Gateway,
     Proxy,
 }
 
-/// The same as [`ClientTlsFiles`], where certificate and key go together.
+/// [`ClientTlsFiles`] with certificate and key as a pair.
 #[derive(Debug)]
 struct Files {
     ca: Option<PathBuf>,
@@ -83,7 +83,7 @@ struct Current {
     verifier: Arc<WebPkiServerVerifier>,
 }
 
-/// Why the files make no configuration. The one in force, if any, stays.
+/// Why the files are no configuration. The one in force, if any, stays.
 #[derive(Debug, Error)]
 pub enum ClientTlsError {
     /// A certificate without a key, or a key without a certificate.
@@ -92,15 +92,15 @@ pub enum ClientTlsError {
     /// A file cannot be read.
     #[error("reading {}: {source}; give a PEM file this process may read", path.display())]
     Read {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// A file is not the PEM expected.
+    /// A file is not the expected PEM.
     #[error("{}: no {expected}: {source}; give it in PEM", path.display())]
     Pem {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// What was looked for.
         expected: &'static str,
@@ -108,26 +108,29 @@ pub enum ClientTlsError {
         source: pem::Error,
     },
     /// Certificate and key do not belong together, or are of a kind that cannot be used.
-    #[error("certificate {} with key {}: {source}; give a chain, leaf first, and the leaf's key", certificate.display(), key.display())]
+    #[error("certificate {} with key {}: {source}; give a chain, leaf first, and the leaf's \
+        key", certificate.display(), key.display())]
     Pair {
         /// The certificate file.
         certificate: PathBuf,
         /// The key file.
         key: PathBuf,
-        /// What rustls said.
+        /// The error of rustls.
         source: rustls::Error,
     },
     /// The CA file holds a certificate that cannot be a trust anchor.
-    #[error("CA {}: {source}; give the certificates of the CA that signs the server's certificate", path.display())]
+    #[error("CA {}: {source}; give the certificates of the CA that signs the server's \
+        certificate", path.display())]
     Ca {
         /// The CA file.
         path: PathBuf,
-        /// What rustls said.
+        /// The error of rustls.
         source: rustls::Error,
     },
     /// No CA file was given, and the system has none.
     #[error(
-        "this system has no CA certificates ({detail}); install the package ca-certificates, or give a CA file"
+        "this system has no CA certificates ({detail}); install the package ca-certificates, or give a CA \
+         file"
     )]
     NoSystemRoots {
         /// What was found instead.
@@ -170,9 +173,9 @@ impl ClientTls {
         Ok(Self { files, peer, current, contents: Mutex::new(contents) })
     }
 
-    /// Reads the files again; true if they changed and the new ones are in force for connections to come. On an error (also the
-    /// short moment when the certificate is new and its key is not yet) the old configuration stays; call again later. The system's
-    /// roots are read once.
+    /// Reads the files again. Returns true if they changed and are in force for the next connection. On an
+    /// error the old configuration stays; call again later, because a new certificate may be written before
+    /// its key. The system's roots are read once.
     ///
     /// Blocks for the time of reading three small files.
     pub fn reload(&self) -> Result<bool, ClientTlsError> {
@@ -186,16 +189,16 @@ impl ClientTls {
         Ok(true)
     }
 
-    /// Speaks TLS over a connection to a gateway, which must have a certificate for this name or IP address. What was agreed to speak
-    /// inside is in `get_ref().1.alpn_protocol()`: `portico-tunnel`, `h2` or nothing, from servers that know no ALPN. How long that may
-    /// take is up to the caller.
+    /// Speaks TLS over a connection to a gateway, which must have a certificate for this name or IP address.
+    /// The protocol inside is in `get_ref().1.alpn_protocol()`: `portico-tunnel`, `h2`, or none from a server
+    /// without ALPN. The caller bounds the time.
     pub async fn connect(
         &self,
         server_name: &str,
         socket: Socket,
-    ) -> Result<TlsStream<Socket>, HandshakeError> {
+    ) -> Result<TlsStream<ReadAhead<Socket>>, HandshakeError> {
         let route = socket.route().clone();
-        self.handshake(server_name, &route, socket).await
+        self.handshake(server_name, &route, ReadAhead::new(socket)).await
     }
 
     /// The same over any stream.
@@ -210,22 +213,22 @@ impl ClientTls {
         let name = ServerName::try_from(name.to_owned())
             .map_err(|_| failed(HandshakeProblem::ServerName { name: server_name.into() }))?;
         let current = self.current.load_full();
-        let witness = Arc::new(Witness {
+        let recorder = Arc::new(Recorder {
             verifier: Arc::clone(&current.verifier),
             answered: AtomicBool::new(false),
             leaf: OnceLock::new(),
         });
         let mut config = current.config.clone();
-        config.dangerous().set_certificate_verifier(Arc::clone(&witness) as Arc<dyn ServerCertVerifier>);
+        config.dangerous().set_certificate_verifier(Arc::clone(&recorder) as Arc<dyn ServerCertVerifier>);
         let connecting = TlsConnector::from(Arc::new(config)).connect(name, stream);
         connecting.await.map_err(|error| {
             let gateway = self.peer == Peer::Gateway;
-            let problem = error::problem(error, witness.leaf.get(), self.trust(), gateway);
-            HandshakeError { answered: witness.answered.load(Relaxed), ..failed(problem) }
+            let problem = error::problem(error, recorder.leaf.get(), self.trust(), gateway);
+            HandshakeError { answered: recorder.answered.load(Relaxed), ..failed(problem) }
         })
     }
 
-    /// Whom we trust, in words.
+    /// Returns the configured CA for error messages.
     fn trust(&self) -> String {
         let flag = match self.peer {
             Peer::Gateway => "--tls-ca",
@@ -238,15 +241,16 @@ impl ClientTls {
     }
 }
 
-/// Verifies as rustls does, and remembers that there was a certificate, and one that did not pass: rustls keeps only those that did.
+/// Verifies as rustls does. Records that there was a certificate, and the one that was not accepted, which
+/// rustls drops.
 #[derive(Debug)]
-struct Witness {
+struct Recorder {
     verifier: Arc<WebPkiServerVerifier>,
     answered: AtomicBool,
     leaf: OnceLock<CertificateDer<'static>>,
 }
 
-impl ServerCertVerifier for Witness {
+impl ServerCertVerifier for Recorder {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -259,7 +263,7 @@ impl ServerCertVerifier for Witness {
         self.verifier
             .verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
             .inspect_err(|_| {
-                // A handshake shows one certificate.
+                // There is one leaf in a handshake.
                 let _ = self.leaf.set(end_entity.clone().into_owned());
             })
     }
@@ -345,7 +349,7 @@ fn roots_of(path: &Path, pem: &[u8]) -> Result<RootCertStore, ClientTlsError> {
     Ok(roots)
 }
 
-/// What the system trusts. Single certificates in it that cannot be used are left out, as by every other program.
+/// Returns the system's roots. Single certificates that cannot be used are left out, as other programs do.
 fn system_roots() -> Result<RootCertStore, ClientTlsError> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
@@ -357,7 +361,7 @@ fn system_roots() -> Result<RootCertStore, ClientTlsError> {
     Ok(roots)
 }
 
-/// The certificates of the PEM file at `path`.
+/// Returns the certificates of the PEM file at `path`.
 fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, ClientTlsError> {
     let wrong = |source| ClientTlsError::Pem { path: path.to_owned(), expected: "certificate", source };
     crate::pem::certificates(pem).map_err(wrong)

@@ -1,6 +1,7 @@
-//! CONNECT as a client (RFC 9110 section 9.3.6, RFC 9112): one request, and after a 2xx the connection leads to the target.
+//! CONNECT as a client (RFC 9110 section 9.3.6, RFC 9112): one request. After a 2xx the connection leads to
+//! the target.
 //!
-//! Whatever answers is outside input: the head is read within a bound, and nothing of it reaches a log without [`printable`].
+//! The answer is untrusted input: its head is bounded, and nothing of it reaches a log without [`printable`].
 
 use std::io;
 use std::sync::Arc;
@@ -13,35 +14,35 @@ use tokio::time::timeout;
 use crate::credentials::{CredentialsSource, Secret};
 use crate::error::{DialError, HeadLimit, Refused, Schemes, Sent};
 use crate::printable::printable;
-use crate::setting::Proxy;
+use crate::proxy::Proxy;
 use crate::socket::{Route, Socket, Transport};
 use crate::target::Target;
 
-/// Largest head of an answer. What proxies answer to CONNECT has some hundred bytes; cookies and policies can make it a few thousand.
+/// The largest head of an answer. Those of proxies have some hundred bytes, with cookies a few thousand.
 const LARGEST_HEAD: usize = 16 * 1024;
 
-/// Most header fields of an answer.
+/// The most header fields of an answer.
 const MOST_FIELDS: usize = 64;
 
-/// How much of a refusal's body is read to find what it says. The title of an HTML page stands within its first kilobyte.
+/// The most bytes that are read of the body of a refusal. The title of an HTML page is in its first kilobyte.
 const LARGEST_BODY: usize = 4 * 1024;
 
-/// How long the body of a refusal may take: it is an addition to the status, not worth more.
+/// How long the body of a refusal may take. It only adds to the status.
 const BODY_TIME: Duration = Duration::from_secs(1);
 
-/// Room for one read.
+/// The size of one read.
 const STEP: usize = 1024;
 
 /// A proxy's answer, read to the end of its head.
 pub(crate) struct Answer {
     transport: Transport,
     head: Head,
-    /// What came behind the head.
+    /// Bytes that came after the head.
     early: BytesMut,
     sent: Sent,
 }
 
-/// What counts of a head.
+/// The parts of a head that matter.
 #[derive(Debug, PartialEq, Eq)]
 struct Head {
     status: u16,
@@ -50,7 +51,7 @@ struct Head {
     length: Option<usize>,
     html: bool,
     chunked: bool,
-    /// squid's own word for why.
+    /// The reason that squid gives in `x-squid-error`.
     code: Box<str>,
 }
 
@@ -99,7 +100,8 @@ pub(crate) async fn ask(
 }
 
 impl Answer {
-    /// The connection, if it leads to the target now; else what the proxy has against it, for which a little of the body is read.
+    /// Returns the connection to the target, or why the proxy refused it. Reads a little of the body for
+    /// that.
     pub(crate) async fn into_socket(mut self, route: Route, proxy: &Arc<Proxy>) -> Result<Socket, DialError> {
         let (proxy, target) = (Arc::clone(proxy), route.target().clone());
         match self.head.status {
@@ -121,10 +123,10 @@ impl Answer {
             {
             }
         };
-        // What came until then is what there is.
+        // What came until then will do.
         let _ = timeout(BODY_TIME, read).await;
         let body = String::from_utf8_lossy(&self.early);
-        // A chunk begins with a line that says its length.
+        // A chunk begins with a line with its length.
         let body = if self.head.chunked { body.split_once('\n').map_or("", |(_, body)| body) } else { &body };
         let text = if self.head.html { title(body) } else { first_line(body) };
         let says = [&*self.head.code, text].into_iter().filter(|text| !text.is_empty());
@@ -142,7 +144,7 @@ fn request(target: &Target, credentials: Option<&Secret>) -> String {
     )
 }
 
-/// Reads once, up to `most` bytes in all.
+/// Reads once, until there are `most` bytes.
 async fn read_more(
     stream: &mut (impl AsyncRead + Unpin),
     bytes: &mut BytesMut,
@@ -154,7 +156,7 @@ async fn read_more(
 }
 
 enum Parsed {
-    /// A head, and how long it is.
+    /// A head, and its length.
     Complete(Head, usize),
     NeedMore,
     TooManyFields,
@@ -188,7 +190,8 @@ fn parse(bytes: &[u8]) -> Parsed {
     Parsed::Complete(head, len)
 }
 
-/// The schemes that a `Proxy-Authenticate` field offers: each begins a challenge, and its parameters follow, all with commas between.
+/// Returns the schemes of a `Proxy-Authenticate` field. A challenge is a scheme and its parameters; commas
+/// separate both parameters and challenges.
 fn schemes(value: &str) -> Vec<Box<str>> {
     let mut quoted = false;
     value
@@ -203,9 +206,9 @@ fn schemes(value: &str) -> Vec<Box<str>> {
         .collect()
 }
 
-/// What a page says it is.
+/// Returns the title of an HTML page.
 fn title(html: &str) -> &str {
-    // Of the same length as the page, so that what is found here is found there.
+    // It has the same length as the page, so offsets are the same.
     let lower = html.to_ascii_lowercase();
     let Some(start) = lower.find("<title>").map(|at| at + "<title>".len()) else { return "" };
     let end = lower[start..].find("</title>").map_or(html.len(), |len| start + len);
@@ -248,7 +251,8 @@ mod tests {
         assert_eq!(
             request(&target, None),
             format!(
-                "CONNECT [2001:db8::1]:443 HTTP/1.1\r\nHost: [2001:db8::1]:443\r\nUser-Agent: portico/{version}\r\n\r\n"
+                "CONNECT [2001:db8::1]:443 HTTP/1.1\r\nHost: [2001:db8::1]:443\r\nUser-Agent: \
+                 portico/{version}\r\n\r\n"
             )
         );
         let secret = Secret::new(b"user", b"password");

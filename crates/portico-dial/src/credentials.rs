@@ -1,5 +1,5 @@
-//! User and password for the proxy, sent as Basic authentication (RFC 7617): from a file, the proxy's URL or the environment, in this
-//! order. Nothing here prints them.
+//! User and password for the proxy, sent as Basic authentication (RFC 7617): from a file, the proxy's URL or
+//! the environment, in this order. Nothing here prints them.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,12 +9,11 @@ use base64::engine::general_purpose::STANDARD;
 use thiserror::Error;
 
 use crate::secret_file::{SecretFileError, read_secret};
-use crate::setting::Proxy;
 
-/// The environment variable, `USER:PASSWORD`.
+/// The environment variable with `USER:PASSWORD`.
 const VARIABLE: &str = "PORTICO_PROXY_AUTH";
 
-/// A `Proxy-Authorization` header's value.
+/// The value of a `Proxy-Authorization` header.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Secret(Box<str>);
 
@@ -24,7 +23,7 @@ impl Secret {
         Self(format!("Basic {pair}").into())
     }
 
-    /// Of `user:password`, where the first colon counts: there is none in user names (RFC 7617 section 2).
+    /// Parses `user:password`. The first colon counts: user names have none (RFC 7617 section 2).
     fn of_pair(pair: &str) -> Option<Self> {
         let (user, password) = pair.split_once(':')?;
         Some(Self::new(user.as_bytes(), password.as_bytes()))
@@ -66,17 +65,18 @@ pub enum CredentialsError {
 /// User and password, or the file they are in.
 #[derive(Debug)]
 pub(crate) enum Credentials {
-    /// Read at each attempt, so that they can be changed while we run.
+    /// Read at each attempt, so that it can be replaced.
     File(PathBuf),
-    /// Known since the start.
+    /// Read at the start.
     Fixed(Secret, CredentialsSource),
 }
 
 impl Credentials {
-    /// The most particular source there is. A file must be right at the start, later it may be wrong for a while.
+    /// Returns the most specific source. A file must be valid at the start; later it may be invalid for a
+    /// while.
     pub(crate) fn choose(
         file: Option<PathBuf>,
-        proxy: &Proxy,
+        url: Option<&Secret>,
         environment: &impl Fn(&str) -> Option<String>,
     ) -> Result<Option<Self>, CredentialsError> {
         if let Some(path) = file {
@@ -84,7 +84,7 @@ impl Credentials {
             credentials.header()?;
             return Ok(Some(credentials));
         }
-        if let Some(secret) = proxy.credentials() {
+        if let Some(secret) = url {
             return Ok(Some(Self::Fixed(secret.clone(), CredentialsSource::Url)));
         }
         let Some(pair) = environment(VARIABLE).filter(|pair| !pair.is_empty()) else { return Ok(None) };
@@ -95,7 +95,7 @@ impl Credentials {
         }
     }
 
-    /// Where they come from.
+    /// Returns where they come from.
     pub(crate) fn source(&self) -> CredentialsSource {
         match self {
             Self::File(path) => CredentialsSource::File(path.clone()),
@@ -103,7 +103,7 @@ impl Credentials {
         }
     }
 
-    /// What to send now. A file is read for it.
+    /// Returns what to send now. Reads the file, if they are in one.
     pub(crate) fn header(&self) -> Result<Secret, CredentialsError> {
         match self {
             Self::File(path) => {
@@ -129,14 +129,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::setting::ProxySetting;
-
-    fn proxy(url: &str) -> Proxy {
-        match url.parse() {
-            Ok(ProxySetting::Url(proxy)) => proxy,
-            other => panic!("{other:?}"),
-        }
-    }
+    use crate::proxy::Proxy;
 
     fn chosen(
         file: Option<PathBuf>,
@@ -144,7 +137,7 @@ mod tests {
         variable: &str,
     ) -> Result<Option<Credentials>, CredentialsError> {
         let environment = |name: &str| (name == VARIABLE).then(|| variable.to_owned());
-        Credentials::choose(file, &proxy(url), &environment)
+        Credentials::choose(file, Proxy::parse(url).unwrap().credentials(), &environment)
     }
 
     #[test]

@@ -1,12 +1,10 @@
-//! The way to a gateway: from a name and a port to a connected socket, through a corporate proxy if there is one.
+//! From a name and a port to a connected socket, through a corporate proxy if there is one.
 //!
-//! A [`Target`] is what the operator wrote. [`Dialer::resolve`] makes addresses of it, and says until when they hold; if a proxy is used
-//! (`setting`, `environment`, `no_proxy` decide) they are the proxy's, for then the proxy resolves the target. [`Dialer::connect`] connects to one
-//! of them (`tcp`) and asks the proxy for the rest of the way (`connect`, with the user and password of `credentials`). What comes out
-//! is a [`Socket`] that leads to the target and knows which way it came.
+//! [`Dialer::resolve`] returns the addresses of a [`Target`], or those of the proxy that leads to it
+//! (`setting` and `environment` decide). [`Dialer::connect`] connects to one of them (`tcp`) and asks the
+//! proxy for the rest of the way (`connect`, `credentials`). The result is a [`Socket`] that knows its route.
 //!
-//! What deliberately lives elsewhere: TLS to the target (`client_tls`), which address to try when, and how often (`client`). Nothing here
-//! repeats anything, and everything has a bound in time.
+//! Nothing here is tried again, and everything is bounded in time. TLS to the target is in `client_tls`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -20,21 +18,22 @@ use tokio::time::timeout;
 use crate::client_tls::ClientTls;
 use crate::connect::{self, Answer};
 use crate::credentials::Credentials;
-use crate::environment;
-use crate::error::DialError;
-use crate::no_proxy::NoProxy;
+use crate::environment::{self, Exceptions};
+use crate::error::{ConnectAnyError, DialError};
+use crate::happy_eyeballs::connect_first;
+use crate::proxy::Proxy;
 use crate::resolve::{self, ResolveError, Resolved};
-use crate::setting::{Proxy, ProxyError, ProxySetting};
+use crate::setting::{ProxyError, ProxySetting};
 use crate::socket::{Route, Socket, Transport};
 use crate::target::Target;
 use crate::tcp;
 
-/// What one attempt may take.
+/// The time limits of one attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DialTimeouts {
-    /// Until TCP is connected. Other addresses wait meanwhile, and who is reachable at all answers within a round trip.
+    /// For TCP. Other addresses wait meanwhile, and a reachable one answers within a round trip.
     pub tcp: Duration,
-    /// Until the proxy has let us through: TLS to it, and CONNECT, for which it must resolve a name and connect itself.
+    /// For TLS to the proxy and CONNECT, for which it must resolve a name and connect.
     pub proxy: Duration,
 }
 
@@ -44,42 +43,42 @@ impl Default for DialTimeouts {
     }
 }
 
-/// Files about the proxy.
+/// Files for the proxy.
 #[derive(Debug, Clone, Default)]
 pub struct ProxyFiles {
-    /// `user:password`, read at each attempt. Goes before what the URL or the environment say.
+    /// `user:password`, read at each attempt. It takes precedence over the URL and the environment.
     pub credentials: Option<PathBuf>,
     /// The CA of an `https://` proxy, in PEM. Without it, the system's roots.
     pub ca: Option<PathBuf>,
 }
 
-/// Connects to targets. One for the life of a process, for all of its targets.
+/// Connects to targets. A process has one for all of them.
 #[derive(Debug)]
 pub struct Dialer {
-    way: Option<Way>,
+    hop: Option<Hop>,
     timeouts: DialTimeouts,
-    /// None are those of `/etc/resolv.conf`.
+    /// Empty: those of `/etc/resolv.conf`.
     name_servers: Box<[SocketAddr]>,
 }
 
-/// Through a proxy, except for some.
+/// The proxy, and what it takes to use it.
 #[derive(Debug)]
-struct Way {
+struct Hop {
     proxy: Arc<Proxy>,
-    no_proxy: NoProxy,
+    exceptions: Exceptions,
     credentials: Option<Credentials>,
     /// For an `https://` proxy.
     tls: Option<ClientTls>,
 }
 
 impl Dialer {
-    /// Takes the setting, and what the environment says to it: `PORTICO_PROXY_AUTH`, `NO_PROXY`, and with [`ProxySetting::Env`] the
-    /// proxy itself. What it says later does not count.
+    /// Reads the environment once: `PORTICO_PROXY_AUTH`, `NO_PROXY`, and with [`ProxySetting::Env`] the
+    /// proxy.
     pub fn new(proxy: ProxySetting, files: ProxyFiles) -> Result<Self, ProxyError> {
         Self::with_environment(proxy, files, |name| std::env::var(name).ok())
     }
 
-    /// As [`Dialer::new`], with an environment of the caller's own.
+    /// As [`Dialer::new`], with another environment.
     pub fn with_environment(
         proxy: ProxySetting,
         files: ProxyFiles,
@@ -90,38 +89,38 @@ impl Dialer {
             ProxySetting::Url(proxy) => Some(proxy),
             ProxySetting::Env => environment::proxy(&environment)?,
         };
-        let way = proxy.map(|proxy| Way::new(proxy, files, &environment)).transpose()?;
-        Ok(Self { way, timeouts: DialTimeouts::default(), name_servers: Box::default() })
+        let hop = proxy.map(|proxy| Hop::new(proxy, files, &environment)).transpose()?;
+        Ok(Self { hop, timeouts: DialTimeouts::default(), name_servers: Box::default() })
     }
 
-    /// With other bounds than [`DialTimeouts::default`].
+    /// Sets other limits than [`DialTimeouts::default`].
     #[must_use]
     pub fn with_timeouts(self, timeouts: DialTimeouts) -> Self {
         Self { timeouts, ..self }
     }
 
-    /// Asks these name servers, and not those of `/etc/resolv.conf`. The `hosts` file still goes first.
+    /// Sets name servers in place of those of `/etc/resolv.conf`. The `hosts` file still goes first.
     #[must_use]
     pub fn with_name_servers(self, servers: &[SocketAddr]) -> Self {
         Self { name_servers: servers.into(), ..self }
     }
 
-    /// The proxy that the way to this target leads through.
+    /// Returns the proxy that leads to the target.
     #[must_use]
     pub fn via(&self, target: &Target) -> Option<&Proxy> {
-        self.way_to(target).map(|way| &*way.proxy)
+        self.hop_to(target).map(|hop| &*hop.proxy)
     }
 
-    /// The addresses to connect to: the target's, or those of the proxy that leads to it.
+    /// Returns the addresses to connect to: the target's, or those of the proxy that leads to it.
     pub async fn resolve(&self, target: &Target) -> Result<Resolved, ResolveError> {
         resolve::resolve(self.via(target).map_or(target, Proxy::address), &self.name_servers).await
     }
 
-    /// Connects to one of the addresses that [`Dialer::resolve`] gave for this target, and through the proxy, if it is the proxy's, to
-    /// the target. Blocks for the time of reading the proxy's small files, if there are any.
+    /// Connects to the target by one of the addresses that [`Dialer::resolve`] returned. Blocks for the time
+    /// of reading the proxy's small files, if there are any.
     pub async fn connect(&self, target: &Target, address: SocketAddr) -> Result<Socket, DialError> {
-        let way = self.way_to(target);
-        let proxy = way.map(|way| Arc::clone(&way.proxy));
+        let hop = self.hop_to(target);
+        let proxy = hop.map(|hop| Arc::clone(&hop.proxy));
         let stream = tcp::connect(address, self.timeouts.tcp).await.map_err(|source| DialError::Tcp {
             address,
             target: target.clone(),
@@ -130,29 +129,37 @@ impl Dialer {
         })?;
         let transport = Transport::Plain(SharedTcp(Arc::new(stream)));
         let route = Route::new(target.clone(), proxy);
-        let Some(way) = way else { return Ok(Socket::new(route, Bytes::new(), transport)) };
+        let Some(hop) = hop else { return Ok(Socket::new(route, Bytes::new(), transport)) };
         let limit = self.timeouts.proxy;
-        let answer = timeout(limit, way.ask(transport, target)).await.unwrap_or_else(|_| {
-            Err(DialError::ProxyTooSlow { proxy: Arc::clone(&way.proxy), target: target.clone(), limit })
+        let answer = timeout(limit, hop.ask(transport, target)).await.unwrap_or_else(|_| {
+            Err(DialError::ProxyTooSlow { proxy: Arc::clone(&hop.proxy), target: target.clone(), limit })
         })?;
-        answer.into_socket(route, &way.proxy).await
+        answer.into_socket(route, &hop.proxy).await
     }
 
-    fn way_to(&self, target: &Target) -> Option<&Way> {
-        self.way.as_ref().filter(|way| !way.no_proxy.matches(&target.host))
+    /// Resolves the target and connects to any of its addresses by happy eyeballs (RFC 8305). For callers to
+    /// which one address is as good as another.
+    pub async fn connect_any(&self, target: &Target) -> Result<Socket, ConnectAnyError> {
+        let addresses = self.resolve(target).await?.addresses;
+        let connected = connect_first(&addresses, |address| self.connect(target, address)).await;
+        Ok(connected.ok_or_else(|| ConnectAnyError::NoAddress(target.clone()))??)
+    }
+
+    fn hop_to(&self, target: &Target) -> Option<&Hop> {
+        self.hop.as_ref().filter(|hop| !hop.exceptions.contains(target))
     }
 }
 
-impl Way {
+impl Hop {
     fn new(
         proxy: Proxy,
         files: ProxyFiles,
         environment: &impl Fn(&str) -> Option<String>,
     ) -> Result<Self, ProxyError> {
-        let credentials = Credentials::choose(files.credentials, &proxy, environment)?;
+        let credentials = Credentials::choose(files.credentials, proxy.credentials(), environment)?;
         let tls = proxy.is_tls().then(|| ClientTls::for_proxy(files.ca)).transpose()?;
-        let no_proxy = environment::no_proxy(environment);
-        Ok(Self { proxy: Arc::new(proxy), no_proxy, credentials, tls })
+        let exceptions = Exceptions::of(environment);
+        Ok(Self { proxy: Arc::new(proxy), exceptions, credentials, tls })
     }
 
     /// Asks the proxy for the way to the target.
@@ -165,7 +172,7 @@ impl Way {
             .zip(self.credentials.as_ref().map(Credentials::source));
         let transport = match (&self.tls, transport) {
             (Some(tls), Transport::Plain(tcp)) => {
-                // A CA is replaced so rarely that its file is looked at when it is needed.
+                // A CA is replaced so rarely that its file is read when it is needed.
                 if let Err(error) = tls.reload() {
                     tracing::warn!(%error, %proxy, "the proxy's CA as read before stays in force");
                 }

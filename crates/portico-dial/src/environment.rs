@@ -1,23 +1,58 @@
-//! Which proxy the environment names, in curl's order (curl, "Environment": lower case goes before upper case, the scheme's variable
-//! before the one for all; one that is empty does not count).
+//! What the environment says about proxies: which proxy there is, and which targets are reached without it.
 //!
-//! A tunnel is what curl would call `https://`, with TLS inside or without: it is always asked for by CONNECT.
+//! The proxy is the first of curl's variables for `https://` that is not empty: a tunnel is always asked for
+//! by CONNECT. Exceptions are in `NO_PROXY`, and count for a proxy that was configured, too. Their rules are
+//! those of [`Matcher`], which follows curl: names stand for themselves and the names below them, IP
+//! addresses and networks for targets given as an address, entries have no ports. Unlike curl, it takes
+//! `0.0.0.0/0` for every IPv4 address and `*` for every target even if other entries stand beside it.
 
-use crate::no_proxy::NoProxy;
-use crate::setting::{Proxy, ProxyError};
+use http::Uri;
+use hyper_util::client::proxy::matcher::Matcher;
+
+use crate::proxy::Proxy;
+use crate::setting::{self, ProxyError};
+use crate::target::Target;
 
 const PROXY: [&str; 4] = ["https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"];
 
 const NO_PROXY: [&str; 2] = ["no_proxy", "NO_PROXY"];
 
-/// The proxy, if one is named.
+/// Returns the proxy, if one is named.
+///
+/// [`Matcher::from_env`] is not used for it: it ignores a URL that it cannot use, so that connections go
+/// round the proxy. Here that is an error.
 pub(crate) fn proxy(environment: &impl Fn(&str) -> Option<String>) -> Result<Option<Proxy>, ProxyError> {
-    first(environment, &PROXY).map(|(name, url)| Proxy::parse(name, &url)).transpose()
+    first(environment, &PROXY).map(|(name, url)| setting::parse(name, &url)).transpose()
 }
 
-/// The exceptions. As with curl they count for a proxy that was given by hand, too.
-pub(crate) fn no_proxy(environment: &impl Fn(&str) -> Option<String>) -> NoProxy {
-    NoProxy::new(&first(environment, &NO_PROXY).map(|(_, list)| list).unwrap_or_default())
+/// Which targets are reached through the proxy.
+#[derive(Debug)]
+pub(crate) struct Exceptions(Matcher);
+
+impl Exceptions {
+    /// Reads `NO_PROXY`.
+    pub(crate) fn of(environment: &impl Fn(&str) -> Option<String>) -> Self {
+        Self::new(&first(environment, &NO_PROXY).map(|(_, list)| list).unwrap_or_default())
+    }
+
+    fn new(list: &str) -> Self {
+        // The matcher separates entries by commas, takes final dots literally, and `*` for names only.
+        let entries = list.split([',', ' ', '\t']).map(|entry| entry.trim_end_matches('.'));
+        let mut entries: Vec<&str> = entries.collect();
+        if entries.contains(&"*") {
+            entries.extend(["0.0.0.0/0", "::/0"]);
+        }
+        // It wants to know a proxy. Ours has been parsed already.
+        Self(Matcher::builder().all("http://proxy").no(entries.join(",")).build())
+    }
+
+    /// Whether the target is reached without the proxy.
+    pub(crate) fn contains(&self, target: &Target) -> bool {
+        let host = target.host.trim_end_matches('.').into();
+        let authority = Target { host, port: target.port }.to_string();
+        let uri = Uri::builder().scheme("https").authority(authority).path_and_query("/").build();
+        uri.is_ok_and(|uri| self.0.intercept(&uri).is_none())
+    }
 }
 
 fn first(
@@ -31,6 +66,11 @@ fn first(
 
 #[cfg(test)]
 mod tests {
+    use std::process::Stdio;
+
+    use tokio::net::TcpListener;
+    use tokio::process::Command;
+
     use super::*;
 
     fn chosen(variables: &[(&str, &str)]) -> Option<String> {
@@ -50,7 +90,7 @@ mod tests {
         ];
         for expected in ["http://one:1", "http://two:2", "http://three:3", "http://four:4"] {
             assert_eq!(chosen(&variables).as_deref(), Some(expected));
-            // An empty one is as good as none.
+            // An empty one does not count.
             variables[0].1 = "";
             assert_ne!(chosen(&variables).as_deref(), Some(expected));
             variables.remove(0);
@@ -68,5 +108,93 @@ mod tests {
         let error =
             proxy(&|name: &str| (name == "ALL_PROXY").then(|| "socks5://x:1".to_owned())).unwrap_err();
         assert!(error.to_string().starts_with("ALL_PROXY \"socks5://x:1\": only http://"), "{error}");
+    }
+
+    /// A list, a host, and whether the host is on the list.
+    const RULES: &[(&str, &str, bool)] = &[
+        ("", "example.com", false),
+        ("*", "example.com", true),
+        ("*", "192.0.2.1", true),
+        ("*.example.com", "www.example.com", false),
+        ("example.com", "example.com", true),
+        ("example.com", "www.example.com", true),
+        ("example.com", "nonexample.com", false),
+        ("example.com", "example.com.org", false),
+        ("example.com", "com", false),
+        ("www.example.com", "example.com", false),
+        (".example.com", "example.com", true),
+        (".example.com", "www.example.com", true),
+        (".example.com", "nonexample.com", false),
+        ("com", "example.com", true),
+        ("EXAMPLE.com", "www.Example.COM", true),
+        ("example.com.", "example.com", true),
+        ("example.com", "example.com.", true),
+        (".example.com.", "www.example.com.", true),
+        ("localhost,example.com", "example.com", true),
+        ("localhost, example.com", "example.com", true),
+        ("localhost example.com", "example.com", true),
+        (" ,,localhost,\texample.com,", "example.com", true),
+        // Entries know no ports.
+        ("example.com:80", "example.com", false),
+        ("192.0.2.1:80", "192.0.2.1", false),
+        ("192.0.2.1", "192.0.2.1", true),
+        ("192.0.2.1", "192.0.2.10", false),
+        ("2.1", "192.0.2.1", false),
+        ("192.0.2.0/24", "192.0.2.200", true),
+        ("192.0.2.77/24", "192.0.2.200", true),
+        ("192.0.2.0/24", "192.0.3.1", false),
+        ("192.0.2.1/32", "192.0.2.1", true),
+        ("192.0.2.1/0", "192.0.2.1", true),
+        ("192.0.2.0/33", "192.0.2.1", false),
+        ("192.0.2.0/24", "example.com", false),
+        ("2001:db8::1", "2001:db8::1", true),
+        ("2001:DB8:0::1", "2001:db8::1", true),
+        ("2001:db8::/32", "2001:db8:ffff::1", true),
+        ("2001:db8::/32", "2001:db9::1", false),
+        ("2001:db8::/32", "192.0.2.1", false),
+    ];
+
+    /// Where curl says no.
+    const UNLIKE_CURL: &[(&str, &str, bool)] = &[
+        ("*,example.org", "example.com", true),
+        ("0.0.0.0/0", "192.0.2.1", true),
+        ("192.0.2.1/0", "198.51.100.1", true),
+    ];
+
+    #[test]
+    fn the_list_means_what_its_rules_say() {
+        for (list, host, expected) in RULES.iter().chain(UNLIKE_CURL) {
+            let target = Target { host: (*host).into(), port: 443 };
+            assert_eq!(Exceptions::new(list).contains(&target), *expected, "{list:?} for {host}");
+        }
+    }
+
+    /// Asks curl: it finds a proxy and a server, both of which hang up, and we see which of them it connects
+    /// to.
+    #[tokio::test]
+    async fn curl_has_the_same_rules() {
+        let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let proxy_url = format!("http://{}", proxy.local_addr().unwrap());
+        let server_port = server.local_addr().unwrap().port();
+        // Not for IPv6: some versions (7.88) compare such addresses as text.
+        for (list, host, expected) in RULES.iter().filter(|(_, host, _)| !host.contains(':')) {
+            let mut curl = Command::new("curl")
+                .args(["--disable", "--silent", "--proxy", &proxy_url, "--noproxy", list])
+                .args(["--connect-to", &format!("::127.0.0.1:{server_port}"), &format!("http://{host}/")])
+                .env_clear()
+                .stdout(Stdio::null())
+                .kill_on_drop(true)
+                .spawn()
+                .expect("curl is not there; scripts/setup test installs it");
+            let direct = tokio::select! {
+                _ = server.accept() => true,
+                _ = proxy.accept() => false,
+                status = curl.wait() => panic!("curl connected to neither for {list:?} and {host}: \
+                    {status:?}"),
+            };
+            assert_eq!(direct, *expected, "curl, {list:?} for {host}");
+            curl.wait().await.unwrap();
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! What can stand between us and a target, each said so that whoever reads the log knows whom to ask for what.
+//! Why there is no connection to a target. Each message says what to do about it, and where.
 
 use std::fmt;
 use std::io;
@@ -10,51 +10,53 @@ use thiserror::Error;
 
 use crate::client_tls::HandshakeError;
 use crate::credentials::{CredentialsError, CredentialsSource};
-use crate::setting::Proxy;
+use crate::proxy::Proxy;
+use crate::resolve::ResolveError;
 use crate::target::Target;
 
-/// Why one attempt at one address made no connection to the target. Another attempt may.
+/// Why an attempt to connect by one address failed. Another attempt may succeed.
 #[derive(Debug, Error)]
 pub enum DialError {
-    /// No TCP connection.
+    /// TCP failed.
     #[error("connecting to {address}{}: {source}", Whose(target, proxy.as_deref()))]
     Tcp {
-        /// What was connected to.
+        /// The address.
         address: SocketAddr,
-        /// Where the connection should lead.
+        /// The target.
         target: Target,
-        /// Whose address it is, if not the target's.
+        /// The proxy, if the address is the proxy's.
         proxy: Option<Arc<Proxy>>,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// User and password are in a file that cannot be used now.
+    /// The file with user and password cannot be used now.
     #[error("proxy {proxy}: {source}")]
     Credentials {
         /// The proxy.
         proxy: Arc<Proxy>,
-        /// What is wrong with them.
+        /// Why not.
         source: CredentialsError,
     },
-    /// An `https://` proxy with which there is no TLS.
+    /// TLS to an `https://` proxy failed.
     #[error("proxy {proxy}: {source}")]
     ProxyTls {
         /// The proxy.
         proxy: Arc<Proxy>,
-        /// What is wrong.
+        /// The error.
         source: Box<HandshakeError>,
     },
     /// The proxy did not answer in time.
     #[error(
-        "proxy {proxy} did not let us through to {target} within {} ms; it may be overloaded, or unable to reach {target} itself",
+        "proxy {proxy} did not let us through to {target} within {} ms; it may be overloaded, or unable to \
+         reach {target} itself",
         limit.as_millis()
     )]
     ProxyTooSlow {
         /// The proxy.
         proxy: Arc<Proxy>,
-        /// Where the connection should lead.
+        /// The target.
         target: Target,
-        /// How long we waited.
+        /// The limit.
         limit: Duration,
     },
     /// The connection to the proxy ended or broke before there was an answer.
@@ -62,7 +64,7 @@ pub enum DialError {
     ProxyGone {
         /// The proxy.
         proxy: Arc<Proxy>,
-        /// Where the connection should lead.
+        /// The target.
         target: Target,
         /// How it ended.
         source: io::Error,
@@ -75,72 +77,88 @@ pub enum DialError {
     NotHttp {
         /// The proxy.
         proxy: Arc<Proxy>,
-        /// How its answer begins.
+        /// How the answer begins.
         said: String,
     },
-    /// The head of the answer does not end, or has more in it than there is sense in.
+    /// The head of the answer is too large.
     #[error("proxy {proxy} answers CONNECT {target} with a head of more than {limit}")]
     HeadTooLong {
         /// The proxy.
         proxy: Arc<Proxy>,
-        /// Where the connection should lead.
+        /// The target.
         target: Target,
-        /// What we take of it at most.
+        /// The limit.
         limit: HeadLimit,
     },
-    /// 407: the proxy wants to know who we are, and does not know yet or does not like it.
-    #[error("proxy {proxy} asks for credentials for CONNECT {target} (it offers {offered}); {}", sent.advice(offered))]
+    /// 407: the proxy wants other credentials, or any.
+    #[error("proxy {proxy} asks for credentials for CONNECT {target} (it offers {offered}); \
+        {}", sent.advice(offered))]
     AsksForCredentials {
         /// The proxy.
         proxy: Arc<Proxy>,
-        /// Where the connection should lead.
+        /// The target.
         target: Target,
-        /// The kinds of authentication it would take.
+        /// The schemes that it offers.
         offered: Schemes,
-        /// What we said.
+        /// The credentials that were sent.
         sent: Sent,
     },
-    /// The proxy may not, or does not want to, lead us to the target.
+    /// The proxy's policy forbids the target.
     #[error("proxy {proxy} forbids CONNECT {target}: {answer}; have {target} allowed for CONNECT there")]
     Forbids {
         /// The proxy.
         proxy: Arc<Proxy>,
-        /// Where the connection should lead.
+        /// The target.
         target: Target,
-        /// What it said.
+        /// The answer.
         answer: Refused,
     },
-    /// 5xx: the proxy would lead us to the target, and cannot.
+    /// 5xx: the proxy cannot reach the target.
     #[error(
-        "proxy {proxy} cannot reach {target}: {answer}; it resolves the name and connects by itself: see whether it can"
+        "proxy {proxy} cannot reach {target}: {answer}; it resolves the name and connects by itself: see \
+         whether it can"
     )]
     CannotReach {
         /// The proxy.
         proxy: Arc<Proxy>,
-        /// Where the connection should lead.
+        /// The target.
         target: Target,
-        /// What it said.
+        /// The answer.
         answer: Refused,
     },
 }
 
-/// What bounds the head of an answer.
+/// Why none of the addresses of a target made a connection.
+#[derive(Debug, Error)]
+pub enum ConnectAnyError {
+    /// The name cannot be resolved.
+    #[error(transparent)]
+    Resolve(#[from] ResolveError),
+    /// The error of the attempt that ended last.
+    #[error(transparent)]
+    Dial(#[from] DialError),
+    /// The name has no address.
+    #[error("{0} has no address")]
+    NoAddress(Target),
+}
+
+/// A limit of the head of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadLimit {
-    /// Its length.
+    /// Its length in bytes.
     Bytes(usize),
-    /// Its header fields.
+    /// The number of its header fields.
     Fields(usize),
 }
 
-/// What a proxy said instead of 200.
+/// The answer of a proxy that is not 200.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
     /// The status.
     pub status: u16,
-    /// The words behind the status.
+    /// The reason phrase.
     pub reason: Box<str>,
-    /// What the answer's body says, in a line. Empty: nothing.
+    /// What the body says, in one line. May be empty.
     pub says: Box<str>,
 }
 
@@ -151,15 +169,15 @@ pub struct Schemes(pub Vec<Box<str>>);
 /// The user and password that were sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Sent {
-    /// None are set.
+    /// None are configured.
     Nothing,
-    /// Those from here.
+    /// Those from this source.
     From(CredentialsSource),
 }
 
 impl Schemes {
     fn have_basic(&self) -> bool {
-        // Without a word of what it wants we cannot tell.
+        // An answer that offers nothing may mean Basic.
         self.0.is_empty() || self.0.iter().any(|scheme| scheme.eq_ignore_ascii_case("basic"))
     }
 }
@@ -168,20 +186,24 @@ impl Sent {
     fn advice(&self, offered: &Schemes) -> String {
         match self {
             _ if !offered.have_basic() => {
-                "only Basic can be spoken here: have Basic offered, or this machine let through without".into()
+                "only Basic can be spoken here: have Basic offered, or this machine let through \
+                 without"
+                    .into()
             }
             Self::Nothing => {
-                "none were sent: give USER:PASSWORD in a file (--proxy-credentials), in PORTICO_PROXY_AUTH or in the proxy's URL".into()
+                "none were sent: give USER:PASSWORD in a file (--proxy-credentials), in PORTICO_PROXY_AUTH \
+                 or in the proxy's URL"
+                    .into()
             }
             Self::From(source) => format!("those from {source} were sent and not taken"),
         }
     }
 }
 
-/// Whose address it was that was connected to.
+/// Says whose address was connected to.
 struct Whose<'a>(&'a Target, Option<&'a Proxy>);
 
-/// What the proxy may be instead.
+/// What the proxy may be, seen from its answer.
 fn other_scheme(proxy: &Proxy) -> &'static str {
     if proxy.is_tls() { "an HTTP proxy" } else { "an http:// and not an https:// one" }
 }

@@ -1,9 +1,10 @@
-//! How Portico reaches something: names to addresses, through a corporate proxy where one is set, TLS as a client, and
-//! credential files that reload.
+//! How Portico reaches something: names to addresses, a corporate proxy, TLS as a client, and credential
+//! files that reload.
 //!
-//! [`Target`] is what an operator writes. [`Dialer`] resolves it, connects, and asks a proxy for the rest of the way.
-//! [`ClientTls`] speaks TLS to the target or to the proxy. [`TokenFile`] holds a bearer token that is replaced while the
-//! process runs. Which address to try, when and how often, is decided by the caller.
+//! A [`Target`] is what an operator writes. [`Dialer`] resolves it, connects, and asks a proxy for the rest
+//! of the way. [`ClientTls`] speaks TLS to the target or to the proxy. [`TokenFile`] holds a bearer token,
+//! and [`FileSet`] with [`FolderWatch`] says when to read such files again. Which address to try, when and
+//! how often, is up to the caller; [`Dialer::connect_any`] is for callers that do not mind.
 
 mod client_tls;
 mod connect;
@@ -11,9 +12,11 @@ mod credentials;
 mod dialer;
 mod environment;
 mod error;
-mod no_proxy;
+mod file_set;
+mod happy_eyeballs;
 pub mod pem;
 mod printable;
+mod proxy;
 mod resolve;
 mod secret_file;
 mod setting;
@@ -25,10 +28,12 @@ mod token_file;
 pub use client_tls::{ClientTls, ClientTlsError, ClientTlsFiles, HandshakeError, HandshakeProblem};
 pub use credentials::{CredentialsError, CredentialsSource};
 pub use dialer::{DialTimeouts, Dialer, ProxyFiles};
-pub use error::{DialError, HeadLimit, Refused, Schemes, Sent};
+pub use error::{ConnectAnyError, DialError, HeadLimit, Refused, Schemes, Sent};
+pub use file_set::{FileSet, FolderWatch};
+pub use proxy::{Proxy, UrlProblem};
 pub use resolve::{ResolveError, Resolved};
 pub use secret_file::SecretFileError;
-pub use setting::{Proxy, ProxyError, ProxySetting, UrlProblem};
+pub use setting::{ProxyError, ProxySetting};
 pub use socket::{Route, Socket};
 pub use target::{Target, TargetError};
 pub use token_file::{TokenFile, TokenFileError};

@@ -1,9 +1,9 @@
-//! Certificates of PEM files, for whoever reads one: the listener, its client CAs, and clients.
+//! Certificates of PEM files.
 
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::{Error, PemObject};
 
-/// The certificates of a PEM file, at least one.
+/// Returns the certificates of a PEM file, at least one.
 pub fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, Error> {
     let chain = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>()?;
     if chain.is_empty() { Err(Error::NoItemsFound) } else { Ok(chain) }

@@ -1,9 +1,9 @@
-//! Words of a peer made fit for our log: proxies and certificates say what they like.
+//! Text of a peer, made fit for logs: proxies and certificates may hold anything.
 
-/// Most characters that are repeated.
+/// The most characters that are kept.
 const LONGEST: usize = 200;
 
-/// The text in one line, without control characters, cut if it is long.
+/// Returns the text as one line, without control characters, cut if it is long.
 pub(crate) fn printable(text: &str) -> String {
     text.trim()
         .chars()

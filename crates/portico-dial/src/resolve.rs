@@ -1,8 +1,8 @@
-//! Addresses of a name, and until when they hold: from the machine's `hosts` file, else from DNS, with the time to live that it says.
+//! Names to addresses, with the time until they expire: from the `hosts` file, or from DNS with its time to
+//! live, which `getaddrinfo` does not return.
 //!
-//! `getaddrinfo` would keep the time to live to itself. Both files (`/etc/hosts`, `/etc/resolv.conf`) are read anew each time, for a machine
-//! that moves to another network or a VPN changes them under us; and nothing is kept from one question to the next, for who asks again
-//! wants to know it anew.
+//! `/etc/hosts` and `/etc/resolv.conf` are read for each question, because another network or a VPN changes
+//! them. There is no cache: callers ask again when they want a new answer.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -18,58 +18,60 @@ use tokio::time::{Instant, timeout};
 
 use crate::target::Target;
 
-/// How long addresses hold at least: whoever publishes 0 wants to be asked again, but not for every attempt.
+/// The shortest time to live. A zone with 0 is not asked for every attempt.
 const SHORTEST: Duration = Duration::from_secs(5);
 
-/// How long they hold at most: a gateway that moves is found within five minutes, whatever DNS says.
+/// The longest time to live: a gateway that moves is found within five minutes.
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// How long those of the `hosts` file hold: it says nothing about it, and reading it is cheap.
+/// The time to live of entries in the `hosts` file, which is cheap to read.
 const HOSTS: Duration = Duration::from_secs(30);
 
-/// What a resolution may take in all.
+/// The time limit of a resolution.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// What one question to a name server may take: a second one fits within [`LIMIT`].
+/// The time limit of one question to a name server. A second one fits within [`LIMIT`].
 const QUESTION: Duration = Duration::from_secs(2);
 
-/// What a target's name means now.
+/// The addresses of a target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resolved {
-    /// All addresses, IPv4 and IPv6, in the order they were given; at least one.
+    /// All addresses, IPv4 and IPv6, in the order of the answer.
     pub addresses: Box<[SocketAddr]>,
-    /// Ask again then. Not set: never, for the target is an address.
+    /// When they expire. `None`: never, because the target is an address.
     pub until: Option<Instant>,
 }
 
-/// Why a name has no addresses. A later question may have another answer.
+/// Why a name has no address. A later question may be answered.
 #[derive(Debug, Error)]
 pub enum ResolveError {
-    /// There is no configuration, or it has no name servers.
+    /// There is no configuration, or no name server in it.
     #[error("resolving {name}: /etc/resolv.conf cannot be used: {source}")]
     Configuration {
         /// The name.
         name: Box<str>,
-        /// What is wrong.
+        /// The error.
         source: Box<NetError>,
     },
-    /// DNS has no addresses, or no name server answers.
+    /// DNS has no address, or no name server answers.
     #[error("resolving {name}: {source}")]
     NoAddress {
         /// The name.
         name: Box<str>,
-        /// What the name servers said.
+        /// The answer of the name servers.
         source: Box<NetError>,
     },
     /// No name server answered in time.
-    #[error("resolving {name}: no answer within {} s; see whether the servers in /etc/resolv.conf answer", LIMIT.as_secs())]
+    #[error("resolving {name}: no answer within {} s; see whether the servers in /etc/resolv.conf \
+        answer", LIMIT.as_secs())]
     TooSlow {
         /// The name.
         name: Box<str>,
     },
 }
 
-/// The addresses of a target, from these name servers, or from those of the machine if none are given.
+/// Returns the addresses of a target, from these name servers, or from those of the machine if there are
+/// none.
 pub(crate) async fn resolve(target: &Target, servers: &[SocketAddr]) -> Result<Resolved, ResolveError> {
     if let Some(address) = target.ip() {
         return Ok(Resolved::at(target.port, [address], None));
@@ -93,7 +95,7 @@ pub(crate) async fn resolve(target: &Target, servers: &[SocketAddr]) -> Result<R
     ask(&resolver, name, target).await
 }
 
-/// What DNS says.
+/// Asks DNS.
 async fn ask(resolver: &TokioResolver, name: Name, target: &Target) -> Result<Resolved, ResolveError> {
     let found = timeout(LIMIT, resolver.lookup_ip(name))
         .await
@@ -110,7 +112,7 @@ impl Resolved {
     }
 }
 
-/// What the `hosts` file says. One that cannot be read says nothing.
+/// Returns the entries of the `hosts` file. One that cannot be read has none.
 fn listed(name: &Name) -> Vec<IpAddr> {
     let hosts = Hosts::from_system().unwrap_or_default();
     [RecordType::A, RecordType::AAAA]
@@ -139,7 +141,7 @@ fn resolver(mut builder: ResolverBuilder<TokioRuntimeProvider>) -> Result<TokioR
     builder.build()
 }
 
-/// When to ask again, within the bounds.
+/// Returns when addresses expire, within the bounds.
 fn until(expires: Instant, now: Instant) -> Instant {
     expires.clamp(now + SHORTEST, now + LONGEST)
 }

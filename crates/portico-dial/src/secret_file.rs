@@ -1,4 +1,4 @@
-//! Small files with one secret in them: a bearer token, a user and password. What is in them is never part of an error.
+//! Small files with one secret: a bearer token, or user and password. Errors never hold their content.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -6,35 +6,36 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// Largest file that is read. Tokens of service accounts have about 1 KiB; all header fields of a request may have 16 KiB.
+/// The largest file that is read. Service account tokens have about 1 KiB; the fields of a request may have
+/// 16 KiB.
 const LARGEST: u64 = 8 * 1024;
 
-/// Why a file gives no secret.
+/// Why a file holds no secret.
 #[derive(Debug, Error)]
 pub enum SecretFileError {
     /// It cannot be read.
     #[error("reading {}: {source}; give a file this process may read", path.display())]
     Read {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// It has more than 8 KiB.
+    /// It is larger than 8 KiB.
     #[error("{}: larger than {LARGEST} bytes; it must hold the secret and nothing else", path.display())]
     TooLarge {
-        /// Which file.
+        /// The file.
         path: PathBuf,
     },
-    /// There is nothing in it, or more than a line of visible characters and blanks.
+    /// It is empty, or has more than one line of printable characters.
     #[error("{}: not one line of text; it must hold the secret and nothing else", path.display())]
     NotALine {
-        /// Which file.
+        /// The file.
         path: PathBuf,
     },
 }
 
-/// The file's one line, without white space around it.
+/// Returns the one line of the file, trimmed.
 pub(crate) fn read_secret(path: &Path) -> Result<String, SecretFileError> {
     let read = |source| SecretFileError::Read { path: path.to_owned(), source };
     let mut bytes = Vec::new();

@@ -1,44 +1,35 @@
-//! The setting `--proxy URL|env|off`, and the proxy a URL names.
+//! The setting `--proxy URL|env|off`.
 //!
-//! A URL may carry user and password. They are kept apart from the rest from the first moment: [`Proxy`] prints without them, and no
-//! error repeats what stands before the `@`.
+//! A URL may hold user and password. [`Proxy`] prints without them, and errors repeat nothing before the `@`.
 
 use std::fmt;
 use std::str::FromStr;
 
-use percent_encoding::percent_decode_str;
 use thiserror::Error;
 
 use crate::client_tls::ClientTlsError;
-use crate::credentials::{CredentialsError, Secret};
-use crate::target::{Target, TargetError};
+use crate::credentials::CredentialsError;
+use crate::proxy::{Proxy, UrlProblem};
 
-/// What the operator says about proxies.
+/// The setting of the operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProxySetting {
-    /// None, whatever the environment says.
+    /// No proxy, whatever the environment says.
     Off,
-    /// What the environment says, by curl's rules: `https_proxy`, `HTTPS_PROXY`, `all_proxy`, `ALL_PROXY`; the first that is not empty.
+    /// The first of `https_proxy`, `HTTPS_PROXY`, `all_proxy`, `ALL_PROXY` that is not empty, as curl does,
+    /// except for what `NO_PROXY` lists.
     Env,
     /// This one, except for what `NO_PROXY` lists.
     Url(Proxy),
 }
 
-/// An HTTP proxy. Prints as its URL, without user and password.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Proxy {
-    tls: bool,
-    address: Target,
-    credentials: Option<Secret>,
-}
-
-/// Why there is no way through the proxy as it is set. Wrong configuration: nothing changes by trying again.
+/// Why the proxy cannot be used as it is configured. Trying again does not help.
 #[derive(Debug, Error)]
 pub enum ProxyError {
     /// The text is no proxy's URL.
     #[error("{origin} {url:?}: {problem}; give http://[USER:PASSWORD@]HOST:PORT or https://...")]
     Url {
-        /// Where it stands: `proxy`, or an environment variable's name.
+        /// Where it comes from: `proxy`, or the name of an environment variable.
         origin: &'static str,
         /// The URL without what may be a password.
         url: String,
@@ -53,73 +44,12 @@ pub enum ProxyError {
     Tls(#[from] ClientTlsError),
 }
 
-/// What is wrong with a proxy's URL.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum UrlProblem {
-    /// `socks5://` and others.
-    #[error("only http:// and https:// proxies can be used")]
-    Scheme,
-    /// Host or port.
-    #[error(transparent)]
-    Target(TargetError),
-    /// A user without a password.
-    #[error("there is a user and no password")]
-    Credentials,
-    /// Something follows the port.
-    #[error("nothing may follow the port")]
-    Path,
+/// Parses the URL of a proxy. `origin` says where it comes from.
+pub(crate) fn parse(origin: &'static str, url: &str) -> Result<Proxy, ProxyError> {
+    Proxy::parse(url).map_err(|problem| ProxyError::Url { origin, url: redact(url), problem })
 }
 
-impl Proxy {
-    /// Reads a URL. As curl has it, one without a scheme is `http://`. But there must be a port: curl would take 1080, others 80.
-    pub(crate) fn parse(origin: &'static str, url: &str) -> Result<Self, ProxyError> {
-        Self::read(url).map_err(|problem| ProxyError::Url { origin, url: redact(url), problem })
-    }
-
-    fn read(url: &str) -> Result<Self, UrlProblem> {
-        let (scheme, rest) = url.split_once("://").unwrap_or(("http", url));
-        let tls = if scheme.eq_ignore_ascii_case("https") {
-            true
-        } else if scheme.eq_ignore_ascii_case("http") {
-            false
-        } else {
-            return Err(UrlProblem::Scheme);
-        };
-        let (credentials, rest) = match rest.rsplit_once('@') {
-            None => (None, rest),
-            Some((credentials, rest)) => {
-                let (user, password) = credentials.split_once(':').ok_or(UrlProblem::Credentials)?;
-                let decode = |text| percent_decode_str(text).collect::<Vec<u8>>();
-                (Some(Secret::new(&decode(user), &decode(password))), rest)
-            }
-        };
-        let rest = rest.strip_suffix('/').unwrap_or(rest);
-        if rest.contains(['/', '?', '#']) {
-            return Err(UrlProblem::Path);
-        }
-        let address = rest.parse().map_err(UrlProblem::Target)?;
-        Ok(Self { tls, address, credentials })
-    }
-
-    /// Where it listens.
-    #[must_use]
-    pub fn address(&self) -> &Target {
-        &self.address
-    }
-
-    /// Whether it is spoken to under TLS.
-    #[must_use]
-    pub fn is_tls(&self) -> bool {
-        self.tls
-    }
-
-    /// User and password of the URL.
-    pub(crate) fn credentials(&self) -> Option<&Secret> {
-        self.credentials.as_ref()
-    }
-}
-
-/// The URL with nothing before the `@`.
+/// Returns the URL with nothing before the `@`.
 fn redact(url: &str) -> String {
     let Some((before, host)) = url.rsplit_once('@') else { return url.to_owned() };
     match before.split_once("://") {
@@ -129,12 +59,6 @@ fn redact(url: &str) -> String {
 }
 
 // === Display, FromStr ===
-
-impl fmt::Display for Proxy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://{}", if self.tls { "https" } else { "http" }, self.address)
-    }
-}
 
 impl fmt::Display for ProxySetting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -153,7 +77,7 @@ impl FromStr for ProxySetting {
         match text {
             "off" => Ok(Self::Off),
             "env" => Ok(Self::Env),
-            url => Proxy::parse("proxy", url).map(Self::Url),
+            url => parse("proxy", url).map(Self::Url),
         }
     }
 }
@@ -161,6 +85,8 @@ impl FromStr for ProxySetting {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::credentials::Secret;
+    use crate::target::TargetError;
 
     #[test]
     fn a_setting_is_off_or_env_or_a_url() {

@@ -1,4 +1,4 @@
-//! A connection to a target, and which way it came.
+//! A connection to a target, and its route.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -12,10 +12,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
-use crate::setting::Proxy;
+use crate::proxy::Proxy;
 use crate::target::Target;
 
-/// Where a connection leads, and through whom. Prints as `HOST:PORT` or `HOST:PORT through PROXY`.
+/// The route of a connection. Prints as `HOST:PORT` or `HOST:PORT through PROXY`.
 #[derive(Debug, Clone)]
 pub struct Route {
     target: Target,
@@ -27,13 +27,13 @@ impl Route {
         Self { target, proxy }
     }
 
-    /// Where it leads.
+    /// Returns where it leads.
     #[must_use]
     pub fn target(&self) -> &Target {
         &self.target
     }
 
-    /// The proxy in between.
+    /// Returns the proxy in between.
     #[must_use]
     pub fn proxy(&self) -> Option<&Proxy> {
         self.proxy.as_deref()
@@ -54,45 +54,37 @@ impl fmt::Display for Route {
 pub struct Socket {
     route: Route,
     tcp: Arc<TcpStream>,
-    /// First what came behind the proxy's answer, then what comes.
+    /// Begins with the bytes that came after the proxy's answer.
     stream: Rewind<Transport>,
 }
 
 impl Socket {
-    /// `early` is what was read from the transport too much.
+    /// `early`: bytes that were read from the transport after the proxy's answer.
     pub(crate) fn new(route: Route, early: Bytes, transport: Transport) -> Self {
         let tcp = Arc::clone(transport.tcp());
         Self { route, tcp, stream: Rewind::new(early, transport) }
     }
 
-    /// Where this connection leads, and through whom.
+    /// Returns the route.
     #[must_use]
     pub fn route(&self) -> &Route {
         &self.route
     }
 
-    /// The TCP connection below: to the target, or to the proxy. To look at and to abort, not to read or write.
+    /// Returns the TCP connection to the target or to the proxy. It is for inspection and abort, not for
+    /// reads and writes.
     #[must_use]
     pub fn tcp(&self) -> &Arc<TcpStream> {
         &self.tcp
     }
-
-    /// The TCP connection, if nothing stands between it and the bytes that are written: no TLS to a proxy.
-    #[must_use]
-    pub fn plain(&self) -> Option<&TcpStream> {
-        match self.stream.stream() {
-            Transport::Plain(_) => Some(&self.tcp),
-            Transport::Tls(_) => None,
-        }
-    }
 }
 
-/// What is spoken with whom we connected to.
+/// The connection to the first hop.
 #[derive(Debug)]
 pub(crate) enum Transport {
     /// TCP.
     Plain(SharedTcp),
-    /// TLS to a proxy. On the heap: it is rare, and large.
+    /// TLS to a proxy. Boxed: it is rare, and large.
     Tls(Box<TlsStream<SharedTcp>>),
 }
 

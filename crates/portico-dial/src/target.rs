@@ -1,6 +1,6 @@
 //! `HOST:PORT`, as an operator writes it: a name or an IP address, IPv6 in brackets (RFC 3986 section 3.2.2).
 //!
-//! What is taken here goes into a CONNECT request and into DNS questions, so nothing else than names and addresses is taken.
+//! Nothing but names and addresses is accepted, because it goes into CONNECT requests and DNS questions.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -8,10 +8,10 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-/// Longest name that DNS has (RFC 1035 section 2.3.4), as text with a final dot.
+/// The longest name of DNS (RFC 1035 section 2.3.4), as text with a final dot.
 const LONGEST_NAME: usize = 254;
 
-/// Where a connection shall lead: a host by name or IP address, and a port.
+/// The destination of a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Target {
     /// Name or IP address. IPv6 without brackets.
@@ -23,10 +23,10 @@ pub struct Target {
 /// Why text is no [`Target`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum TargetError {
-    /// Nothing says which port.
+    /// There is no port.
     #[error("no port; write HOST:PORT, an IPv6 address as [ADDRESS]:PORT")]
     NoPort,
-    /// The port is no number from 1 to 65535.
+    /// The port is not a number from 1 to 65535.
     #[error("the port is no number from 1 to 65535")]
     Port,
     /// The host is neither a name nor an address.
@@ -35,7 +35,7 @@ pub enum TargetError {
 }
 
 impl Target {
-    /// The address, if the host is one.
+    /// Returns the address, if the host is one.
     #[must_use]
     pub fn ip(&self) -> Option<IpAddr> {
         self.host.parse().ok()
@@ -60,7 +60,7 @@ impl FromStr for Target {
                 (host, port)
             }
         };
-        // The number's own parser takes a sign.
+        // The parser of numbers accepts a sign.
         if !port.bytes().all(|byte| byte.is_ascii_digit()) {
             return Err(TargetError::Port);
         }
@@ -78,7 +78,8 @@ impl fmt::Display for Target {
     }
 }
 
-/// Letters, digits, hyphens and, since people name hosts so, underscores, in labels. IPv4 addresses are such names too.
+/// Whether it consists of labels of letters, digits, hyphens, and underscores, which hosts have too. So do
+/// IPv4 addresses.
 fn is_name(host: &str) -> bool {
     let labels = host.strip_suffix('.').unwrap_or(host);
     let letter = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';

@@ -1,4 +1,4 @@
-//! One attempt at a TCP connection, and how its socket is set up.
+//! One attempt at a TCP connection, and the options of its socket.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,16 +8,17 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// How long bytes may stay without an acknowledgement before the kernel gives the connection up. Its own default is a quarter of an
-/// hour. Longer than a tunnel is given to come back (`ClientSettings::give_up_after`): a network that is gone for half a minute costs no
-/// stream, and new streams need not wait for this, for HTTP/2's PING knows within seconds that nobody answers.
+/// How long bytes may stay unacknowledged before the kernel ends the connection, instead of its quarter of an
+/// hour. Longer than an unresponsive tunnel may take to come back (`ClientSettings::give_up_after`): a
+/// network that is gone for half a minute costs no stream. New streams do not wait for it, because HTTP/2's
+/// PING fails within seconds.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(75);
 
-/// Silence before the kernel asks the peer for a sign of life, and between two such questions. Keeps the entries of firewalls and NAT
-/// on the way, the shortest of which live about a minute.
+/// The interval of TCP keep-alive. It keeps the entries of firewalls and NAT, of which the shortest live
+/// about a minute.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
 
-/// Connects, within the limit.
+/// Connects within the limit.
 pub(crate) async fn connect(address: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
     let stream = timeout(limit, TcpStream::connect(address)).await.map_err(|_| {
         io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {} ms", limit.as_millis()))

@@ -1,4 +1,5 @@
-//! The bearer token of a client (RFC 6750), read from a file and read again when it changes: service account tokens live an hour.
+//! The bearer token of a client (RFC 6750), read from a file and read again when it changes: service account
+//! tokens live an hour.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -11,20 +12,21 @@ use crate::secret_file::{SecretFileError, read_secret};
 /// The token that a file holds.
 pub struct TokenFile {
     path: PathBuf,
-    /// As a header value, so that it is not made anew for each request.
+    /// As a header value, so that it is not formatted for each request.
     current: Mutex<Arc<str>>,
 }
 
-/// Why a file gives no token. The one in force, if any, stays.
+/// Why a file holds no token. The one in force, if any, stays.
 #[derive(Debug, Error)]
 pub enum TokenFileError {
-    /// It holds no line of text.
+    /// It does not hold one line of text.
     #[error("token: {0}")]
     File(#[from] SecretFileError),
     /// The line is no token.
-    #[error("token: {}: more than letters, digits and -._~+/=; it must hold one bearer token and nothing else", path.display())]
+    #[error("token: {}: more than letters, digits and -._~+/=; it must hold one bearer token and nothing \
+        else", path.display())]
     NoToken {
-        /// Which file.
+        /// The file.
         path: PathBuf,
     },
 }
@@ -36,8 +38,8 @@ impl TokenFile {
         Ok(Self { path, current })
     }
 
-    /// Reads the file again; true if there is another token in it, which is then in force. On an error the old one stays. Blocks for the
-    /// time of reading a small file.
+    /// Reads the file again. Returns true if it holds another token, which is then in force. On an error the
+    /// old one stays. Blocks for the time of reading a small file.
     pub fn reload(&self) -> Result<bool, TokenFileError> {
         let token = read(&self.path)?;
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
@@ -46,7 +48,7 @@ impl TokenFile {
         Ok(changed)
     }
 
-    /// The `authorization` header's value now: `Bearer TOKEN`.
+    /// Returns the value of the `authorization` header: `Bearer TOKEN`.
     #[must_use]
     pub fn current(&self) -> Arc<str> {
         Arc::clone(&self.current.lock().unwrap_or_else(PoisonError::into_inner))

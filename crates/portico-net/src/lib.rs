@@ -7,7 +7,9 @@ pub mod access;
 pub mod error_watch;
 pub mod idle;
 pub mod linger;
+pub mod memory;
 pub mod pipe;
+pub mod read_ahead;
 pub mod rewind;
 pub mod shared_tcp;
 pub mod socket;
@@ -15,5 +17,7 @@ pub mod takeover;
 
 pub use error_watch::ErrorWatch;
 pub use idle::Idle;
+pub use memory::MemoryBudget;
+pub use read_ahead::ReadAhead;
 pub use rewind::Rewind;
 pub use shared_tcp::SharedTcp;

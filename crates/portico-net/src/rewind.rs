@@ -15,11 +15,6 @@ pub struct Rewind<S> {
 }
 
 impl<S> Rewind<S> {
-    /// The stream below, without what was read of it.
-    pub fn stream(&self) -> &S {
-        &self.stream
-    }
-
     /// Yields `first`, then what `stream` has.
     pub fn new(first: Bytes, stream: S) -> Self {
         Self { first, stream }

@@ -1,22 +1,18 @@
-//! One HTTP/2 stream and one TCP connection, made one: every promise of TCP kept on both sides.
+//! Joins one HTTP/2 stream and one TCP connection, with every promise of TCP kept on both sides (RFC 9113
+//! section 8.5).
 //!
 //! | On the stream | On the TCP connection |
 //! |---|---|
 //! | DATA | bytes |
 //! | END_STREAM | FIN |
 //! | RST_STREAM from the peer, or its connection lost | RST |
-//! | RST_STREAM `CONNECT_ERROR` from us (RFC 9113 section 8.5) | RST |
+//! | RST_STREAM `CONNECT_ERROR` from us | RST |
 //!
-//! Both ends of a tunnel have one: at the gateway the stream is the client's and the socket the control plane's, at the client it is the other
-//! way round. Seen from here there are only the *peer*, which speaks HTTP/2, and the *socket*.
-//!
-//! Both directions live in one future, so that a tunnel is one task and each side knows of the other. From the peer, frames are
-//! taken from h2 as they come and [wait](Waiting); window is given back only for what the socket took, so a stalled socket
-//! holds one stream window and nobody else. Towards the peer, the socket is read only while the peer gives window and the connection
-//! has room: back-pressure reaches the other side through TCP. Whoever is not read is still watched for a reset. What is held
-//! is in the process's [account](crate::account), which may end the stream.
-//!
-//! Bytes that came before a reset are delivered before it, as far as the other side takes them within [`LINGER`].
+//! Both halves of a tunnel use it. The *peer* speaks HTTP/2: the client for a gateway, the gateway for a
+//! client. The *socket* is the other side. Both directions are one future, so a tunnel is one task. Neither
+//! direction reads more than the other side takes, and a side that is not read is still watched for a reset.
+//! Bytes that came before a reset are delivered before it, as far as the other side takes them within
+//! [`LINGER`].
 
 use std::future::poll_fn;
 use std::io;
@@ -35,35 +31,28 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use crate::chunk::{self, CHUNK};
+use crate::activity::Activity;
+use crate::chunk;
 use crate::handler::{End, Meter, Side};
-use crate::io::Pulse;
-use crate::payload::{MOST, Payload, SharedPipe};
-use crate::queue::Waiting;
-
-/// Full reads in a row before a pipe is lent: one may be a list of pods, two are a transfer.
-const FULL_READS: u8 = 2;
+use crate::settings::SEND_BUFFER;
+use crate::waiting::Waiting;
 
 pub(crate) struct Bridge<M> {
-    /// Whose side the peer is on.
+    /// Which side the peer is.
     peer: Side,
     from_peer: RecvStream,
-    to_peer: SendStream<Payload>,
+    to_peer: SendStream<Bytes>,
     socket: Arc<TcpStream>,
     meter: M,
-    pulse: Arc<Pulse>,
-    /// The last moment bytes were queued for the peer, for [`Pulse::flushed_since`].
+    activity: Arc<Activity>,
+    /// When bytes were last queued for the peer, for [`Activity::flushed_since`].
     queued: u64,
-    /// Boxed, for it is rarely needed: only while the socket takes less than comes.
+    /// Set only while the socket takes less than comes, so boxed.
     waiting: Option<Box<Waiting>>,
-    /// Lent while a transfer keeps coming, and the connection is one that can splice.
-    pipe: Option<Arc<SharedPipe>>,
-    /// Full reads in a row.
-    full_reads: u8,
     /// Set only while the connection has no room for what the socket sent.
     room: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
-    /// Whether it was this stream's turn to have that room.
-    turn: bool,
+    /// Whether it is this stream's turn to have that room.
+    has_turn: bool,
     /// Whether window is reserved on the connection for what the socket sent.
     reserved: bool,
     /// Set only while the socket is not read.
@@ -71,18 +60,18 @@ pub(crate) struct Bridge<M> {
     idle: Idle,
     inbound: FromPeer,
     outbound: ToPeer,
-    /// Who was the first to say it is done.
+    /// Which was the first to end.
     first: Option<Party>,
 }
 
-/// The two a bridge stands between.
+/// The two ends of a bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Party {
     Peer,
     Socket,
 }
 
-/// How a bridge ended: [`End`], before anybody asks whose side is which.
+/// How a bridge ended: an [`End`] in terms of peer and socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     Closed { first: Party },
@@ -97,11 +86,11 @@ enum Outcome {
 enum FromPeer {
     /// Bytes may come.
     Open,
-    /// The peer said END_STREAM; what waits must be written before the FIN.
+    /// The peer sent END_STREAM; what waits has to be written before the FIN.
     Ending,
     /// FIN sent.
     Done,
-    /// The socket is gone. What it sent before may still be there to be read; what the peer sends is for nobody.
+    /// The socket is gone. What it sent before may still have to be read; what the peer sends is dropped.
     Lost,
 }
 
@@ -115,29 +104,30 @@ enum ToPeer {
 }
 
 impl<M: Meter> Bridge<M> {
-    /// `early` is what the peer has sent already.
+    /// `early` is what the peer sent before the socket was connected.
     pub(crate) fn new(
         peer: Side,
-        (to_peer, from_peer): (SendStream<Payload>, RecvStream),
+        (to_peer, from_peer): (SendStream<Bytes>, RecvStream),
         socket: TcpStream,
         meter: M,
-        pulse: Arc<Pulse>,
-        early: Option<Box<Waiting>>,
+        activity: Arc<Activity>,
+        mut early: Option<Box<Waiting>>,
         idle: Option<Duration>,
     ) -> Self {
+        if let (Some(early), Some(cluster)) = (&mut early, meter.budget()) {
+            early.count_in(&activity, cluster);
+        }
         Self {
             peer,
             from_peer,
             to_peer,
             socket: Arc::new(socket),
             meter,
-            queued: pulse.mark(),
-            pulse,
+            queued: activity.mark(),
+            activity,
             waiting: early,
-            pipe: None,
-            full_reads: 0,
             room: None,
-            turn: false,
+            has_turn: false,
             reserved: false,
             watch: ErrorWatch::default(),
             idle: Idle::new(idle),
@@ -150,7 +140,7 @@ impl<M: Meter> Bridge<M> {
     /// Carries bytes until the tunnel is over, ends both sides accordingly and reports.
     pub(crate) async fn run(mut self) {
         let mut outcome = poll_fn(|cx| self.poll(cx)).await;
-        if outcome == (Outcome::Reset { by: Party::Peer }) && self.pulse.ledger.is_to_end() {
+        if outcome == (Outcome::Reset { by: Party::Peer }) && self.activity.is_evicted() {
             outcome = Outcome::Memory;
         }
         match outcome {
@@ -195,7 +185,7 @@ impl<M: Meter> Bridge<M> {
         if self.meter.poll_cut(cx).is_ready() {
             return Poll::Ready(Outcome::Cut);
         }
-        if self.poll_given_up(cx).is_ready() {
+        if self.poll_evicted(cx).is_ready() {
             return Poll::Ready(Outcome::Memory);
         }
         if self.poll_from_peer(cx).is_err() {
@@ -214,12 +204,12 @@ impl<M: Meter> Bridge<M> {
         self.idle.poll(cx).map(|()| Outcome::Idle)
     }
 
-    /// Ready if what waits is to be given up.
-    fn poll_given_up(&self, cx: &mut Context<'_>) -> Poll<()> {
-        self.waiting.as_ref().map_or(Poll::Pending, |waiting| waiting.poll_end(cx))
+    /// Ready if others need the memory of what waits.
+    fn poll_evicted(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.waiting.as_ref().map_or(Poll::Pending, |waiting| waiting.poll_evicted(cx))
     }
 
-    /// Takes what the peer sent and writes what the socket takes. An error is the peer's reset.
+    /// Writes what the peer sent, as far as the socket takes it. An error is the peer's reset.
     fn poll_from_peer(&mut self, cx: &mut Context<'_>) -> Result<(), h2::Error> {
         if self.waiting.is_some() {
             self.write_waiting(cx);
@@ -262,11 +252,14 @@ impl<M: Meter> Bridge<M> {
                 }
             }
         }
-        self.waiting.get_or_insert_with(|| Box::new(Waiting::new(&self.pulse))).push(frame);
+        self.waiting
+            .get_or_insert_with(|| Box::new(Waiting::new(&self.activity, self.meter.budget())))
+            .push(frame);
         self.write_waiting(cx);
     }
 
-    /// Writes what waits until nothing does or the socket takes no more; then its becoming writable wakes the task.
+    /// Writes what waits until nothing does or the socket takes no more; then its becoming writable wakes the
+    /// task.
     fn write_waiting(&mut self, cx: &mut Context<'_>) {
         while let Some(waiting) = &mut self.waiting {
             match waiting.write_to(&self.socket) {
@@ -300,7 +293,7 @@ impl<M: Meter> Bridge<M> {
         let _ = self.from_peer.flow_control().release_capacity(bytes);
     }
 
-    /// Reads what the socket sent as far as the peer has window for it. An error says who is gone.
+    /// Reads what the socket sent, as far as the peer gives window for it. An error says which is gone.
     fn poll_to_peer(&mut self, cx: &mut Context<'_>) -> Result<(), Party> {
         if self.outbound == ToPeer::Open {
             let all_read = self.read_socket(cx)?;
@@ -313,11 +306,11 @@ impl<M: Meter> Bridge<M> {
         self.poll_watch(cx)
     }
 
-    /// True if the socket has nothing more to say for now, false if it is not to be read for now or ever.
+    /// Returns true if the socket is empty, false if it is not to be read for now or ever.
     fn read_socket(&mut self, cx: &mut Context<'_>) -> Result<bool, Party> {
         let all_read = self.read_while_there_is_room(cx);
-        if std::mem::take(&mut self.turn) {
-            self.pulse.ledger.pass_on();
+        if std::mem::take(&mut self.has_turn) {
+            self.activity.pass_on();
         }
         all_read
     }
@@ -326,39 +319,32 @@ impl<M: Meter> Bridge<M> {
         loop {
             match self.socket.poll_read_ready(cx) {
                 Poll::Pending => {
-                    self.leave_line();
+                    self.room = None;
                     return Ok(true);
                 }
                 Poll::Ready(Ok(())) => {}
                 Poll::Ready(Err(_)) => return Err(Party::Socket),
             }
             let Some(window) = self.poll_window(cx)? else {
-                self.leave_line();
+                self.room = None;
                 return Ok(false);
             };
             let Poll::Ready(room) = self.poll_room(cx) else { return Ok(false) };
-            let window = window.min(room);
-            let limit = window.min(CHUNK);
-            let (payload, read) = match self.read_some(window) {
-                Ok(some) => some,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.rest();
-                    continue;
-                }
+            let limit = window.min(room);
+            let chunk = match chunk::read(&self.socket, limit) {
+                Ok(chunk) => chunk,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
                 Err(_) => return Err(Party::Socket),
             };
+            let read = chunk.len();
             if read == 0 {
-                self.rest();
                 self.end_to_peer()?;
                 return Ok(false);
             }
-            self.to_peer.send_data(payload, false).map_err(|_| Party::Peer)?;
-            self.queued = self.pulse.mark();
+            self.to_peer.send_data(self.activity.counted(chunk), false).map_err(|_| Party::Peer)?;
+            self.queued = self.activity.mark();
             self.carried(0, read);
-            if read >= limit {
-                self.full_reads = self.full_reads.saturating_add(1);
-            } else if self.pipe.is_none() {
-                self.full_reads = 0;
+            if read < limit {
                 // A short read emptied the socket. Saying so spares the read that would only learn it.
                 let _ =
                     self.socket.try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
@@ -366,31 +352,9 @@ impl<M: Meter> Bridge<M> {
         }
     }
 
-    /// Reads once: into the pipe in the middle of a transfer, else into memory.
-    fn read_some(&mut self, window: usize) -> io::Result<(Payload, usize)> {
-        if self.pipe.is_none() && self.full_reads >= FULL_READS && self.pulse.splices() {
-            self.pipe = SharedPipe::lend();
-        }
-        if let Some(pipe) = &self.pipe
-            && let Ok(read) = pipe.fill(&self.socket, window)
-        {
-            return Ok((Payload::piped(pipe, &self.pulse, read), read));
-        }
-        // Where the pipe had no answer it may be full, or the socket empty or broken: reading tells.
-        let chunk = chunk::read(&self.socket, window.min(CHUNK))?;
-        let read = chunk.len();
-        Ok((Payload::memory(chunk, &self.pulse), read))
-    }
-
-    /// The transfer has come to rest.
-    fn rest(&mut self) {
-        self.full_reads = 0;
-        self.pipe = None;
-    }
-
-    /// Bytes the peer takes now; `None` if it takes none.
+    /// Bytes for which the peer gives window now; `None` if it gives none.
     fn poll_window(&mut self, cx: &mut Context<'_>) -> Result<Option<usize>, Party> {
-        self.to_peer.reserve_capacity(MOST);
+        self.to_peer.reserve_capacity(SEND_BUFFER);
         self.reserved = true;
         loop {
             match self.to_peer.capacity() {
@@ -405,51 +369,46 @@ impl<M: Meter> Bridge<M> {
         }
     }
 
-    /// Bytes that may wait for the connection's socket now. After the window, never before it: only the socket is to be waited for by whoever
-    /// has a part of the room, not somebody's reader.
+    /// Room for bytes that wait for the connection's socket. After the window, never before it: a stream that
+    /// has room and waits for its reader would keep the room from others.
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<usize> {
         loop {
-            let room = self.pulse.ledger.room();
+            let room = self.activity.room();
             if room > 0 {
-                self.leave_line();
+                self.room = None;
                 return Poll::Ready(room);
             }
-            let pulse = &self.pulse;
+            let activity = &self.activity;
             let freed = self.room.get_or_insert_with(|| {
-                let pulse = Arc::clone(pulse);
-                Box::pin(async move { pulse.ledger.freed().await })
+                let activity = Arc::clone(activity);
+                Box::pin(async move { activity.freed().await })
             });
             ready!(freed.as_mut().poll(cx));
             self.room = None;
-            self.turn = true;
+            self.has_turn = true;
         }
     }
 
-    /// Waits for room no more. A turn that has come meanwhile is the next one's.
-    fn leave_line(&mut self) {
-        self.room = None;
-    }
-
-    /// Window that is reserved and not used would be missing elsewhere on the connection.
+    /// Returns window that is reserved and not used, which other streams of the connection would lack.
     fn unreserve(&mut self) {
         if std::mem::take(&mut self.reserved) {
             self.to_peer.reserve_capacity(0);
         }
     }
 
-    /// The socket's FIN, or what looks like one after its reset was seen elsewhere.
+    /// Passes on the socket's FIN. After a reset was seen elsewhere, an end of the stream is that reset.
     fn end_to_peer(&mut self) -> Result<(), Party> {
         if self.inbound == FromPeer::Lost {
             return Err(Party::Socket);
         }
-        self.to_peer.send_data(Bytes::new().into(), true).map_err(|_| Party::Peer)?;
-        self.queued = self.pulse.mark();
+        self.to_peer.send_data(Bytes::new(), true).map_err(|_| Party::Peer)?;
+        self.queued = self.activity.mark();
         self.outbound = ToPeer::Done;
         self.first.get_or_insert(Party::Socket);
         Ok(())
     }
 
-    /// While the socket is not read (the peer has no window, or the socket said its FIN), its reset is seen here.
+    /// Sees the reset of a socket that is not read: the peer gives no window, or the FIN came.
     fn poll_watch(&mut self, cx: &mut Context<'_>) -> Result<(), Party> {
         if self.inbound == FromPeer::Lost && self.outbound == ToPeer::Done {
             return Err(Party::Socket);
@@ -457,14 +416,14 @@ impl<M: Meter> Bridge<M> {
         if self.watch.poll(&self.socket, cx).is_ready() { Err(Party::Socket) } else { Ok(()) }
     }
 
-    /// The peer is gone: what it sent goes to the socket before the reset does.
+    /// The peer is gone: what it sent goes to the socket before the reset.
     async fn deliver_to_socket(&mut self) {
-        self.leave_line();
+        self.room = None;
         let deadline = Instant::now() + LINGER;
         let mut timer = pin!(sleep_until(deadline));
         poll_fn(|cx| {
             self.write_waiting(cx);
-            if self.waiting.is_none() || self.poll_given_up(cx).is_ready() {
+            if self.waiting.is_none() || self.poll_evicted(cx).is_ready() {
                 return Poll::Ready(());
             }
             timer.as_mut().poll(cx)
@@ -474,14 +433,14 @@ impl<M: Meter> Bridge<M> {
         linger::sent(&self.socket, deadline).await;
     }
 
-    /// The socket is gone: what it sent goes to the peer before the reset does.
+    /// The socket is gone: what it sent goes to the peer before the reset.
     async fn deliver_to_peer(&mut self) {
         let deadline = Instant::now() + LINGER;
         self.inbound = FromPeer::Lost;
         self.waiting = None;
-        // The rest of what the socket sent is still in the socket's receive queue, if the peer had no window for it.
+        // What the peer had no window for is still in the socket's receive queue.
         let all_read = poll_fn(|cx| {
-            // What comes is for nobody, and not to be held by h2, which counts nothing.
+            // What comes is dropped here: h2 would hold it without counting it.
             if self.poll_from_peer(cx).is_err() || self.to_peer.poll_reset(cx).is_ready() {
                 return Poll::Ready(());
             }
@@ -490,8 +449,8 @@ impl<M: Meter> Bridge<M> {
         });
         // A peer that takes no more gets the reset without the rest.
         if timeout_at(deadline, all_read).await.is_ok() {
-            let pulse = Arc::clone(&self.pulse);
-            let mut flushed = pin!(pulse.flushed_since(self.queued));
+            let activity = Arc::clone(&self.activity);
+            let mut flushed = pin!(activity.flushed_since(self.queued));
             let all_sent = poll_fn(|cx| {
                 if self.poll_from_peer(cx).is_err() { Poll::Ready(()) } else { flushed.as_mut().poll(cx) }
             });

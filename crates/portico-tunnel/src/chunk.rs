@@ -1,8 +1,9 @@
-//! Reading from an upstream into memory that can be sent without copying it again, and that costs nothing while nobody reads.
+//! Reads an upstream into memory that can be sent without copying it again, and that costs nothing while
+//! nobody reads.
 //!
-//! One buffer a thread. A large read leaves with the buffer itself (the next one gets a fresh buffer), a small read is copied out of
-//! it: copying 8 KiB costs less than an allocation of 64 KiB, and a small chunk that waits for a slow client must not pin a
-//! large buffer.
+//! One buffer a thread. A large read leaves with the buffer itself; a small one is copied out of it: copying
+//! 8 KiB costs less than an allocation of 64 KiB, and a small chunk that waits for a slow client must not pin
+//! a large buffer.
 
 use std::cell::RefCell;
 use std::io;
@@ -10,8 +11,11 @@ use std::io;
 use bytes::{BufMut, Bytes, BytesMut};
 use tokio::net::TcpStream;
 
-/// Most bytes of one read.
-pub(crate) const CHUNK: usize = 64 * 1024;
+/// Length of a frame's header (RFC 9113 section 4.1).
+const FRAME_HEADER: usize = 9;
+
+/// Most bytes of one read: with the header of their frame they fill four TLS records.
+pub(crate) const CHUNK: usize = 64 * 1024 - FRAME_HEADER;
 
 /// Reads up to this are copied out of the buffer.
 pub(crate) const COPIED: usize = 8 * 1024;

@@ -1,43 +1,47 @@
-//! What the tunnel asks of the gateway: an upstream for an authority, or a reason why not; and what it reports back.
+//! What the server half asks of the gateway, an upstream for an authority or a refusal, and what it reports
+//! back.
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
 pub use http::StatusCode;
+use portico_net::MemoryBudget;
 use tokio::net::TcpStream;
 
+use crate::server::Presented;
 use crate::token::Token;
-use crate::trust::Presented;
 
-/// Decides about every CONNECT request of one connection. The gateway implements it; this crate knows neither routes nor budgets.
+/// Decides about every CONNECT request of one connection. The gateway implements it: this crate knows neither
+/// routes nor the budgets of clusters.
 pub trait Handler: Send + Sync + 'static {
-    /// Keeps count of one tunnel.
+    /// Counts the bytes of one tunnel.
     type Meter: Meter;
 
-    /// Connects to what the request asks for. The client hears 200 only after this future is done. It is dropped if the
-    /// client gives up first.
+    /// Connects to what the request asks for. The client gets 200 only after this future is done. It is
+    /// dropped if the client gives up first.
     fn connect(
         &self,
         request: &Request,
     ) -> impl Future<Output = Result<Upstream<Self::Meter>, Refusal>> + Send;
 
-    /// Verifies who asks, exactly as for [`connect`](Self::connect), and opens nothing: a client with a new token, or one that wants to
-    /// know where it stands before it is needed. Without an implementation everybody is welcome, as without an identity to ask for.
+    /// Authenticates the client exactly as [`connect`](Self::connect) does, and opens nothing: for a client
+    /// with a new token, or one that checks its credential before it needs it. By default every client is
+    /// accepted.
     fn verify(&self, _request: &Request) -> impl Future<Output = Result<(), Refusal>> + Send {
         std::future::ready(Ok(()))
     }
 
-    /// The client has said what it wants to say before requests: the HTTP/2 handshake is done, or the HTTP/1.1 head is read; under TLS
-    /// or not, with this certificate or none. What bounds the number of those that have not may be given back.
+    /// The HTTP/2 handshake is done, or the HTTP/1.1 head is read; under TLS or not, with this certificate or
+    /// none. The connection no longer counts as one that has not said what it wants.
     fn greeted(&self, _tls: bool, _certificate: Option<&Presented>) {}
 
-    /// Ready when the room that the connection takes is needed for others: it is told (GOAWAY, or 429 in place of an answer) and closed.
-    /// Asked for once, after [`greeted`](Self::greeted). Never, if not implemented.
+    /// Ready when others need this connection's slot: the client gets GOAWAY, or 429 as its response, and the
+    /// connection closes. Called once, after [`greeted`](Self::greeted). By default it is never ready.
     fn unwanted(&self) -> impl Future<Output = ()> + Send {
         std::future::pending()
     }
 
-    /// A request was refused before [`connect`](Self::connect) could be asked: wrong method, or malformed.
+    /// A request was refused before [`connect`](Self::connect) was called: wrong method, or malformed.
     fn refused(&self, refusal: &Refusal);
 }
 
@@ -46,11 +50,11 @@ pub trait Handler: Send + Sync + 'static {
 pub struct Request {
     /// The authority as the client wrote it: `host:port`, case and all.
     pub authority: Box<str>,
-    /// What the client showed of itself in its TLS handshake. `None` if it was not asked, or had nothing.
+    /// The client's certificate. `None` if it was not asked for one, or had none.
     pub certificate: Option<Arc<Presented>>,
     /// The bearer token that came with the request.
     pub token: Option<Token>,
-    /// How the request came.
+    /// The version of HTTP.
     pub protocol: Protocol,
     /// Whether it came under TLS.
     pub tls: bool,
@@ -70,16 +74,16 @@ pub enum Protocol {
 pub struct Upstream<M> {
     /// The connection, with `TCP_NODELAY` set.
     pub stream: TcpStream,
-    /// Keeps count of it.
+    /// Counts its bytes.
     pub meter: M,
 }
 
-/// Why a request is not served: what the client is told.
+/// Why a request is not served, as the client gets it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// The status of the answer.
+    /// The status of the response.
     pub status: StatusCode,
-    /// One sentence, the body of the answer.
+    /// One sentence, the body of the response.
     pub reason: Cow<'static, str>,
 }
 
@@ -99,7 +103,7 @@ impl Refusal {
         Self::new(StatusCode::BAD_REQUEST, "the request names no authority");
 }
 
-/// Keeps count of one tunnel. Dropped without [`ended`](Self::ended) if the runtime itself goes away.
+/// Counts the bytes of one tunnel. Dropped without [`ended`](Self::ended) if the runtime shuts down.
 pub trait Meter: Send + 'static {
     /// Bytes went from the client to the upstream (`up`) or back (`down`), since the last call.
     fn carried(&mut self, up: usize, down: usize);
@@ -107,7 +111,14 @@ pub trait Meter: Send + 'static {
     /// The tunnel is over.
     fn ended(self, end: End);
 
-    /// Ready when the gateway wants the tunnel cut: its endpoint is gone for too long, say. Never, if not implemented.
+    /// What bounds the bytes that the streams of one cluster hold for upstreams that do not take them. By default only the
+    /// budgets of the connection and of the process do.
+    fn budget(&self) -> Option<&MemoryBudget> {
+        None
+    }
+
+    /// Ready when the gateway cuts the tunnel, because its endpoint was removed long ago, say. By default it
+    /// is never ready.
     fn poll_cut(&mut self, _cx: &mut std::task::Context<'_>) -> std::task::Poll<()> {
         std::task::Poll::Pending
     }
@@ -116,21 +127,21 @@ pub trait Meter: Send + 'static {
 /// How a tunnel ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// Both sides said they are done.
+    /// Both sides ended.
     Closed {
-        /// Who said it first.
+        /// Which ended first.
         first: Side,
     },
-    /// One side aborted: TCP RST, RST_STREAM, or the connection of an HTTP/2 client lost.
+    /// One side aborted: TCP RST, RST_STREAM, or the loss of the HTTP/2 connection.
     Reset {
         /// Which.
         by: Side,
     },
     /// No byte moved for [`Settings::stream_idle`](crate::Settings::stream_idle).
     Idle,
-    /// [`Meter::poll_cut`] said so.
+    /// [`Meter::poll_cut`] was ready.
     Cut,
-    /// It held bytes that its receiver did not take, when the [`Account`](crate::Account) was at its limit.
+    /// Its bytes had waited longest for their receiver when a memory budget was over its limit.
     Memory,
 }
 

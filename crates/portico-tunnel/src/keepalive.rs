@@ -1,4 +1,4 @@
-//! Tells the dead from the idle: PING on an HTTP/2 connection that has been silent (RFC 9113 section 6.7).
+//! Tells dead peers from idle ones: PING on an HTTP/2 connection that has been silent (RFC 9113 section 6.7).
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -8,10 +8,10 @@ use std::time::Duration;
 use h2::{Ping, PingPong};
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::io::Pulse;
+use crate::activity::Activity;
 
-/// Asks a peer that has been silent for a sign of life. A peer that sends anything at all is never asked, and a resting
-/// connection wakes up once an interval.
+/// Sends PING to a peer that has been silent. A peer that sends anything gets none, and a connection at rest
+/// wakes up once an interval.
 pub(crate) struct KeepAlive {
     pings: Option<PingPong>,
     interval: Duration,
@@ -25,28 +25,28 @@ impl KeepAlive {
         Self { pings, interval, timeout, timer: Box::pin(sleep(interval)), asked: false }
     }
 
-    /// The silent peer has spoken: it counts as new.
+    /// The silent peer has sent something: begins again.
     pub(crate) fn restart(&mut self) {
         self.asked = false;
         self.timer.as_mut().reset(Instant::now() + self.interval);
     }
 
     /// Ready when the peer did not answer in time.
-    pub(crate) async fn silent(&mut self, pulse: &Pulse) {
-        poll_fn(|cx| self.poll_silent(cx, pulse)).await;
+    pub(crate) async fn silent(&mut self, activity: &Activity) {
+        poll_fn(|cx| self.poll_silent(cx, activity)).await;
     }
 
-    fn poll_silent(&mut self, cx: &mut Context<'_>, pulse: &Pulse) -> Poll<()> {
+    fn poll_silent(&mut self, cx: &mut Context<'_>, activity: &Activity) -> Poll<()> {
         loop {
             ready!(self.timer.as_mut().poll(cx));
-            // The answer to a PING is heard like anything else.
-            let heard = pulse.take_heard();
+            // The response to a PING is heard like anything else.
+            let heard = activity.take_heard();
             if self.asked && !heard {
                 return Poll::Ready(());
             }
             self.asked = !heard;
             if let (true, Some(pings)) = (self.asked, &mut self.pings) {
-                // An answer that was not collected would keep h2 from sending the next PING.
+                // h2 sends the next PING only after the response to the last one was taken.
                 let _ = pings.poll_pong(cx);
                 // Fails only if the connection is closing, which its own task notices.
                 let _ = pings.send_ping(Ping::opaque());
@@ -68,17 +68,17 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_network_that_is_gone_for_half_a_minute_costs_no_connection() {
         let settings = Settings::default();
-        let pulse = Pulse::new(&settings.memory);
+        let activity = Activity::new(&settings.memory);
         let mut keep_alive = KeepAlive::new(None, settings.ping_interval, settings.ping_timeout);
         // The last byte came just before a look, or just after one.
         for heard in [Duration::from_millis(1), settings.ping_interval - Duration::from_millis(1)] {
             keep_alive.restart();
             let begun = Instant::now();
             tokio::time::sleep(heard).await;
-            pulse.take_heard();
-            pulse.hear();
+            activity.take_heard();
+            activity.hear();
             let last = Instant::now();
-            keep_alive.silent(&pulse).await;
+            keep_alive.silent(&activity).await;
             assert!(last.elapsed() > TCP_TRIES_AGAIN, "given up after {:?}", last.elapsed());
             assert!(begun.elapsed() <= 2 * settings.ping_interval + settings.ping_timeout, "a dead peer is");
         }

@@ -1,38 +1,30 @@
-//! HTTP/2 and HTTP/1.1 CONNECT: the server half, its TLS and its identities.
+//! Tunnels: CONNECT over HTTP/2 and HTTP/1.1, the server half and the client half.
 //!
-//! What lives here: everything between an accepted connection on the tunnel port and an upstream connection that somebody else made.
-//! [`serve()`] finds out what the client speaks and who it is ([`Tls`], [`Identity`]); `http2` and `http1` read its requests and
-//! ask the [`Handler`] for an [`Upstream`] each; `bridge` (a stream of HTTP/2) and `pump` (HTTP/1.1 under TLS) then carry bytes until both
-//! sides are done, and tell the [`Meter`] how it ended. What they hold meanwhile is in an [`Account`].
+//! [`serve()`] (folder `server`) serves an accepted connection: it learns the protocol, takes the client's
+//! certificate ([`Tls`], [`Identity`]) and asks the [`Handler`] for an [`Upstream`] for each request.
+//! [`client`] keeps HTTP/2 connections to gateways and opens streams on them. In both, `bridge` joins each
+//! stream with a TCP connection and reports to a [`Meter`], `turn` writes each connection once a turn, and
+//! `activity` counts what waits for receivers in memory budgets.
 //!
-//! What deliberately lives elsewhere: parsing of HTTP/1.1 heads (`portico-wire`); routes, allow lists, budgets, connecting and counting
-//! (`portico-gateway`, which implements [`Handler`]); and the copying of plain TCP, which the gateway does best
-//! ([`Served::Carry`]).
+//! Elsewhere: parsers of HTTP/1.1 heads (`portico-wire`); routes, allow lists, credentials and counters
+//! (`portico-gateway`, which implements [`Handler`]); copying plain TCP ([`Served::Carry`]); names, proxies
+//! and client TLS (`portico-dial`).
 
-mod account;
+mod activity;
 mod bridge;
 mod chunk;
 pub mod client;
 mod handler;
-mod http1;
-mod http2;
-mod identity;
-mod io;
 mod keepalive;
-mod payload;
-mod pump;
-mod queue;
-mod serve;
+mod server;
 mod settings;
-mod tls;
 mod token;
-mod trust;
+mod turn;
+mod waiting;
 
-pub use account::Account;
 pub use handler::{End, Handler, Meter, Protocol, Refusal, Request, Side, StatusCode, Upstream};
-pub use identity::Identity;
-pub use serve::{Failure, Finished, Served, serve};
+pub use server::{
+    ALPN, CertificateProblem, Failure, Finished, Identity, Presented, Served, Tls, TlsError, TlsFiles, serve,
+};
 pub use settings::Settings;
-pub use tls::{ALPN, Tls, TlsError, TlsFiles};
 pub use token::Token;
-pub use trust::{Presented, Unproven};

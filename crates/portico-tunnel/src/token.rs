@@ -1,14 +1,15 @@
-//! A bearer token as it comes in a request (RFC 6750). What it is worth the gateway finds out.
+//! A bearer token as it comes in a request (RFC 6750). The gateway verifies it.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// A secret. It is shown nowhere.
+/// A secret, which is printed nowhere.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(Arc<str>);
 
 impl Token {
-    /// The token of an `authorization` header; `None` if that speaks of something else. The scheme may have any case.
+    /// The token of an `authorization` header; `None` if the header has another scheme. The scheme may have
+    /// any case.
     #[must_use]
     pub fn from_header(value: &str) -> Option<Self> {
         let (scheme, token) = value.trim().split_once(' ')?;
@@ -16,7 +17,7 @@ impl Token {
         (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then(|| Self(token.into()))
     }
 
-    /// The token itself, for whoever verifies it.
+    /// The token itself, to be verified.
     #[must_use]
     pub fn secret(&self) -> &str {
         &self.0

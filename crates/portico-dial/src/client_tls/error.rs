@@ -1,4 +1,4 @@
-//! Why a TLS handshake failed, in words that say whom to ask: the gateway's operator, the proxy's, or ourselves.
+//! Why a TLS handshake failed. Messages say where to mend it: at the gateway, at the proxy, or here.
 
 use std::fmt;
 use std::io;
@@ -14,66 +14,67 @@ use crate::socket::Route;
 /// A handshake that failed.
 #[derive(Debug)]
 pub struct HandshakeError {
-    /// With whom, and through whom.
+    /// The route to the server.
     pub route: Route,
-    /// Whether the server had shown a certificate by then.
+    /// Whether the server had sent a certificate.
     pub answered: bool,
-    /// Why.
+    /// The cause.
     pub problem: HandshakeProblem,
 }
 
 /// Why a handshake failed.
 #[derive(Debug)]
 pub enum HandshakeProblem {
-    /// What should be the server's name is none.
+    /// The configured server name is no name.
     ServerName {
         /// The text.
         name: Box<str>,
     },
-    /// The certificate that came is not signed by whom we trust. Through a proxy that means, nearly always, that it intercepts TLS.
+    /// The certificate is not signed by a CA that we trust. Behind a proxy that nearly always means that it
+    /// intercepts TLS.
     UnknownIssuer {
-        /// Who issued it.
+        /// Its issuer.
         issuer: Box<str>,
-        /// To whom.
+        /// Its subject.
         subject: Box<str>,
-        /// Whom we trust.
+        /// The configured CA.
         trust: Box<str>,
     },
-    /// The certificate is for others.
+    /// The certificate is for other names.
     WrongName {
-        /// What we asked for.
+        /// The name that it should have.
         expected: Box<str>,
-        /// What it is for.
+        /// The names that it has.
         names: Box<[Box<str>]>,
     },
     /// The certificate, or one that signed it, is no longer valid.
     Expired {
-        /// Since when.
+        /// When it expired.
         since: Box<str>,
-        /// Whose it is.
+        /// The subject.
         subject: Box<str>,
     },
     /// The certificate, or one that signed it, is not valid yet.
     NotYetValid {
-        /// Until when.
+        /// When it becomes valid.
         until: Box<str>,
-        /// Whose it is.
+        /// The subject.
         subject: Box<str>,
     },
-    /// The certificate has another fault.
+    /// The certificate cannot be used for another reason.
     Certificate {
-        /// Which.
+        /// The reason.
         source: rustls::Error,
-        /// Who issued it.
+        /// Its issuer.
         issuer: Box<str>,
-        /// To whom.
+        /// Its subject.
         subject: Box<str>,
     },
-    /// The peer ended the handshake, and said why.
+    /// The peer ended the handshake with an alert.
     Alert(rustls::Error),
     /// The peer does not speak TLS.
     NotTls {
-        /// What should be on the other side: a gateway, or a proxy.
+        /// Whether the server should be a gateway, and not a proxy.
         gateway: bool,
     },
     /// The handshake failed otherwise.
@@ -84,7 +85,8 @@ pub enum HandshakeProblem {
     Io(io::Error),
 }
 
-/// What an error of the handshake means. `leaf` is the certificate that was not accepted, `trust` whom we trust.
+/// Classifies an error of the handshake. `leaf` is the certificate that was not accepted, `trust` the
+/// configured CA.
 pub(super) fn problem(
     error: io::Error,
     leaf: Option<&CertificateDer<'_>>,
@@ -138,7 +140,7 @@ fn certificate(
     }
 }
 
-/// `gateway.test` of `DnsName("gateway.test")`, as webpki says it.
+/// Returns `gateway.test` of webpki's `DnsName("gateway.test")`.
 fn plain(name: &str) -> &str {
     let inner = name.split_once('(').and_then(|(_, rest)| rest.strip_suffix(')')).unwrap_or(name);
     inner.trim_matches('"')
@@ -148,7 +150,7 @@ fn is(time: ASN1Time, moment: UnixTime) -> bool {
     u64::try_from(time.timestamp()) == Ok(moment.as_secs())
 }
 
-/// Whose time it is that the verifier speaks of: it looks at the whole chain.
+/// Returns the subject whose time is meant: the verifier looks at the whole chain.
 fn whose(own: bool, subject: Box<str>) -> Box<str> {
     if own { subject } else { format!("a signer of {subject}").into() }
 }
@@ -170,13 +172,16 @@ impl fmt::Display for HandshakeError {
         match (problem, route.proxy()) {
             (HandshakeProblem::UnknownIssuer { issuer, subject, trust }, None) => write!(
                 f,
-                "{trust} does not sign the certificate that came: its issuer is {issuer}, its subject {subject}; \
+                "{trust} does not sign the certificate that came: its issuer is {issuer}, its subject \
+                 {subject}; \
                  give the CA that issued it, if it is the right one"
             ),
             (HandshakeProblem::UnknownIssuer { issuer, subject, trust }, Some(proxy)) => write!(
                 f,
-                "proxy {proxy} seems to intercept TLS: the certificate that came was issued by {issuer} (its subject is {subject}), \
-                 and {trust} does not sign it; have {target} exempted from interception there, for the tunnel's TLS \
+                "proxy {proxy} seems to intercept TLS: the certificate that came was issued by {issuer} (its \
+                 subject is {subject}), \
+                 and {trust} does not sign it; have {target} exempted from interception there, for the \
+                 tunnel's TLS \
                  must reach the gateway. Should that issuer be the gateway's own, give its CA"
             ),
             (problem, _) => problem.fmt(f),

@@ -1,4 +1,4 @@
-//! How a gateway is written: `[tls://|h2c://]HOST:PORT`.
+//! The address of a gateway as an operator writes it: `[tls://|h2c://]HOST:PORT`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,9 +10,9 @@ use portico_dial::{Target, TargetError};
 /// Whether the tunnel is encrypted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Security {
-    /// TLS: the gateway proves who it is, and the client may.
+    /// TLS: the gateway shows a certificate, and the client may.
     Tls,
-    /// HTTP/2 with prior knowledge, for networks that are trusted and gateways that know nothing else, such as KKP's Envoy.
+    /// HTTP/2 with prior knowledge, for trusted networks and for gateways without TLS, such as KKP's Envoy.
     Plaintext,
 }
 
@@ -25,10 +25,10 @@ pub struct GatewayAddress {
     pub target: Target,
 }
 
-/// What is written is no gateway.
+/// Why text is no [`GatewayAddress`].
 #[derive(Debug, Error)]
 pub enum GatewayAddressError {
-    /// Before `://` stands something else.
+    /// Another scheme than `tls` and `h2c`.
     #[error("{0}:// is no way to a gateway; write tls://HOST:PORT, h2c://HOST:PORT, or HOST:PORT for TLS")]
     Scheme(String),
     /// No host and port.
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tls_is_meant_unless_something_else_is_said() {
+    fn tls_is_the_default() {
         for (text, shown) in [
             ("gateway.example.com:8088", "tls://gateway.example.com:8088"),
             ("tls://gateway.example.com:443", "tls://gateway.example.com:443"),
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_gateway_is_told_how_to_write_one() {
+    fn an_error_says_how_to_write_a_gateway() {
         let error = "https://gateway:443".parse::<GatewayAddress>().unwrap_err().to_string();
         assert!(error.contains("tls://HOST:PORT"), "{error}");
         assert!("gateway".parse::<GatewayAddress>().is_err());

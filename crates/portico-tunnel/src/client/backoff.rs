@@ -1,82 +1,81 @@
-//! How long to wait before a gateway is tried again.
+//! How long to wait before the next attempt to connect to a gateway.
 //!
-//! Three thoughts pull in different directions. Nobody should wait when the gateway is back: so while a connection waits for a tunnel, a gateway
-//! that is *absent* (refuses, or does not answer) is tried several times a second, which costs it nothing. Twenty thousand nodes must not
-//! stampede a gateway that has just come up: so one that was *overwhelmed* (answered, and then did not finish the handshake) is left
-//! alone for longer and longer, wanted or not. Who waits for an operator (*unfit*: a wrong certificate, say) is tried every few seconds
-//! while a connection waits, for each attempt costs the gateway a signature. And a node whose pods ask for nothing has no reason to be early.
+//! While a stream waits, an *absent* gateway is tried several times a second: that costs the gateway nothing,
+//! and it is found as soon as it is back. An *overwhelmed* gateway accepts connections but does not finish
+//! the handshake: waits grow whether a stream waits or not, so that twenty thousand nodes do not stampede a
+//! gateway that just came up. An *unfit* gateway needs an operator (its certificate is wrong, say): it is
+//! tried every few seconds, because each attempt costs it a signature. Without a stream that waits, waits
+//! grow in every case.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-/// Waits grow from here.
+/// The first wait is twice this.
 const FIRST: Duration = Duration::from_millis(250);
 
-/// And stop growing here.
+/// The longest wait.
 const LAST: Duration = Duration::from_secs(30);
 
-/// Most that somebody waits between two attempts at a gateway that is absent. With the second that an attempt may take, a
-/// connection finds the gateway within two of its return.
-const WANTED: Duration = Duration::from_millis(500);
+/// The longest wait for an absent gateway while a stream waits. With the second that an attempt may take, a
+/// stream finds the gateway within two seconds of its return.
+const ABSENT: Duration = Duration::from_millis(500);
 
-/// Most that somebody waits between two attempts at a gateway that is not as it should be.
-const WANTED_OF_UNFIT: Duration = Duration::from_secs(5);
+/// The longest wait for an unfit gateway while a stream waits.
+const UNFIT: Duration = Duration::from_secs(5);
 
 /// How an attempt failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Failed {
-    /// Nobody there, as far as we can tell: what stands before a gateway may accept connections while it is away.
+pub(super) enum Failed {
+    /// No gateway, as far as can be seen: a load balancer may accept connections while its gateways are away.
     Absent,
-    /// Somebody is there with whom we cannot speak until the one or the other is set right.
+    /// The gateway answers, and an operator must change something on one of the two sides.
     Unfit,
-    /// Somebody was there and did not serve us.
+    /// The gateway accepted the connection and did not serve it.
     Overwhelmed,
 }
 
 /// How long to wait.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Wait {
-    /// If nobody asks for a stream.
-    pub(crate) unwanted: Duration,
-    /// If somebody does.
-    pub(crate) wanted: Duration,
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Wait {
+    /// While no stream waits for a tunnel.
+    pub(super) idle: Duration,
+    /// While one does. Not longer than `idle` counts.
+    pub(super) wanted: Duration,
 }
 
 /// Counts failures in a row.
 #[derive(Debug, Default)]
-pub(crate) struct Backoff {
+pub(super) struct Backoff {
     failures: u32,
     overwhelmed: u32,
 }
 
 impl Backoff {
-    pub(crate) fn succeeded(&mut self) {
+    pub(super) fn succeeded(&mut self) {
         *self = Self::default();
     }
 
-    /// What to do after one more failure. `random` is between 0 and 1.
-    pub(crate) fn failed(&mut self, how: Failed, random: f64) -> Wait {
+    /// Returns the wait after one more failure. `random` is between 0 and 1.
+    pub(super) fn failed(&mut self, how: Failed, random: f64) -> Wait {
         self.failures = self.failures.saturating_add(1);
-        self.overwhelmed = match how {
-            Failed::Overwhelmed => self.overwhelmed.saturating_add(1),
-            Failed::Absent | Failed::Unfit => self.overwhelmed,
-        };
+        if how == Failed::Overwhelmed {
+            self.overwhelmed = self.overwhelmed.saturating_add(1);
+        }
         let wanted = match how {
-            Failed::Absent => WANTED,
-            Failed::Unfit => grown(self.failures).min(WANTED_OF_UNFIT),
+            Failed::Absent => ABSENT,
+            Failed::Unfit => grown(self.failures).min(UNFIT),
             Failed::Overwhelmed => grown(self.overwhelmed),
         };
         let spread = |limit: Duration| limit.mul_f64(0.25 + 0.75 * random);
-        Wait { unwanted: spread(grown(self.failures)), wanted: spread(wanted) }
+        Wait { idle: spread(grown(self.failures)), wanted: spread(wanted) }
     }
 }
-
 fn grown(failures: u32) -> Duration {
     FIRST.saturating_mul(1 << failures.min(10)).min(LAST)
 }
 
-/// A number between 0 and 1 that differs from node to node: the standard library's hasher is seeded by the system.
-pub(crate) fn random() -> f64 {
+/// Returns a number between 0 and 1. The standard library's hasher is seeded by the system, so nodes differ.
+pub(super) fn random() -> f64 {
     let bits = RandomState::new().hash_one("portico");
     #[allow(clippy::cast_precision_loss, reason = "53 of 64 bits are random enough")]
     let fraction = (bits >> 11) as f64 / (1_u64 << 53) as f64;
@@ -88,22 +87,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_absent_gateway_is_tried_often_only_while_somebody_waits() {
+    fn an_absent_gateway_is_tried_often_only_while_a_stream_waits() {
         let mut backoff = Backoff::default();
         let waits: Vec<Wait> = (0..20).map(|_| backoff.failed(Failed::Absent, 1.0)).collect();
-        assert!(waits.iter().all(|wait| wait.wanted == WANTED));
-        assert_eq!(waits[0].unwanted, Duration::from_millis(500));
-        assert_eq!(waits[19].unwanted, LAST);
-        assert!(waits.windows(2).all(|pair| pair[0].unwanted <= pair[1].unwanted));
+        assert!(waits.iter().all(|wait| wait.wanted == ABSENT));
+        assert_eq!(waits[0].idle, Duration::from_millis(500));
+        assert_eq!(waits[19].idle, LAST);
+        assert!(waits.windows(2).all(|pair| pair[0].idle <= pair[1].idle));
     }
 
     #[test]
-    fn a_gateway_that_waits_for_an_operator_is_tried_every_few_seconds() {
+    fn an_unfit_gateway_is_tried_every_few_seconds() {
         let mut backoff = Backoff::default();
         let waits: Vec<Wait> = (0..20).map(|_| backoff.failed(Failed::Unfit, 1.0)).collect();
         assert_eq!(waits[0].wanted, Duration::from_millis(500));
-        assert_eq!(waits[19].wanted, WANTED_OF_UNFIT);
-        assert_eq!(waits[19].unwanted, LAST);
+        assert_eq!(waits[19].wanted, UNFIT);
+        assert_eq!(waits[19].idle, LAST);
     }
 
     #[test]
@@ -122,18 +121,18 @@ mod tests {
 
     #[test]
     fn nodes_that_fail_together_do_not_return_together() {
-        let wait = |random| Backoff::default().failed(Failed::Absent, random).unwanted;
+        let wait = |random| Backoff::default().failed(Failed::Absent, random).idle;
         assert!(wait(0.0) < wait(0.5) && wait(0.5) < wait(1.0));
         assert_ne!(random().to_bits(), random().to_bits());
     }
 
     #[test]
-    fn success_forgets_what_was() {
+    fn success_forgets_earlier_failures() {
         let mut backoff = Backoff::default();
         for _ in 0..9 {
             backoff.failed(Failed::Absent, 1.0);
         }
         backoff.succeeded();
-        assert_eq!(backoff.failed(Failed::Absent, 1.0).unwanted, Duration::from_millis(500));
+        assert_eq!(backoff.failed(Failed::Absent, 1.0).idle, Duration::from_millis(500));
     }
 }

@@ -1,37 +1,100 @@
-//! The client half: a few HTTP/2 connections to gateways, kept up whatever happens, and CONNECT streams over them.
+//! The client half of the tunnel: a few HTTP/2 connections to gateways, and CONNECT streams over them.
 //!
-//! `address` is what an operator writes. As many `tunnel`s as asked for are kept up (`keep`; `backoff` waits), to different gateway addresses
-//! where there are several (`names` asks, `candidates` chooses, `reach` connects, `driver` sees to the connection), and bettered while all is
-//! well (`tend`); `introduce` shows each gateway who we are; `open` gives each new `stream` to the tunnel with the fewest. `pool` holds it all
-//! together. A tunnel is
-//! *live*, or *suspect* (silent after a PING: new streams go elsewhere, those it carries wait), or *draining* (GOAWAY, or replaced: new
-//! streams go elsewhere, those it carries finish).
+//! One task, the `supervisor`, compares the tunnels that are wanted with those that are there. `state`
+//! computes the next step, without I/O: resolve a name (`resolve`), connect to an endpoint (`endpoints`
+//! chooses, `connect` does it, `backoff` says when), retire a tunnel. `driver` runs a connection and keeps
+//! the state of its `tunnel` current; `authenticate` shows the gateway our identity on it. Events reach the
+//! supervisor over one bounded channel (`event`). `view` is what it shares with the rest: `select` picks the
+//! tunnel for a new `stream`, `status` reports.
 //!
-//! The way to a gateway (names, corporate proxies, TLS) is in `dial`; the bytes of a stream are carried by the same
-//! `bridge` as at the gateway.
+//! A tunnel is *live*, *unresponsive* (no answer to a PING) or *draining* (GOAWAY, or replaced). Only live
+//! tunnels get new streams; streams on the others go on.
+//!
+//! DNS, corporate proxies and TLS are in `portico-dial`. `bridge` carries the bytes of a stream, as at the
+//! gateway.
 
 mod address;
+mod authenticate;
 mod backoff;
-mod candidates;
+mod connect;
 mod driver;
-mod introduce;
-mod keep;
-mod names;
-mod open;
-mod pool;
-mod reach;
+mod endpoints;
+mod event;
+mod resolve;
+mod select;
 mod settings;
-mod signals;
+mod state;
 mod status;
 mod stream;
-mod tend;
+mod supervisor;
 mod tunnel;
+mod view;
+
+use std::sync::Arc;
 
 pub use address::{GatewayAddress, GatewayAddressError, Security};
-pub use candidates::Place;
-pub use open::OpenError;
-pub use pool::Client;
+pub use endpoints::Endpoint;
+pub use select::OpenError;
 pub use settings::ClientSettings;
 pub use status::{Totals, TunnelStatus};
 pub use stream::Stream;
 pub use tunnel::{IdentityState, TunnelState};
+
+use supervisor::Supervisor;
+use view::View;
+
+/// Tunnels to gateways. Clones are handles to the same tunnels.
+#[derive(Debug, Clone)]
+pub struct Client {
+    view: Arc<View>,
+}
+
+impl Client {
+    /// Starts the supervisor on the current runtime, which must be a current-thread one.
+    #[must_use]
+    pub fn start(settings: ClientSettings) -> Self {
+        Self { view: Supervisor::start(settings) }
+    }
+
+    /// Opens a stream to `authority`: on the live tunnel with the fewest streams, on another if that one
+    /// breaks before it answers, on the first that comes up if there is none.
+    pub async fn open(&self, authority: &str) -> Result<Stream, OpenError> {
+        self.view.open(authority).await
+    }
+
+    /// Returns every tunnel, and every attempt to connect one.
+    #[must_use]
+    pub fn status(&self) -> Vec<TunnelStatus> {
+        self.view.status()
+    }
+
+    /// Whether a tunnel is live.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        !self.view.live().is_empty()
+    }
+
+    /// Returns the counters.
+    #[must_use]
+    pub fn totals(&self) -> Totals {
+        *self.view.totals()
+    }
+
+    /// To be called when the token file has changed. Shows the new token on every tunnel, so that streams
+    /// opened with the old one live on.
+    pub fn token_changed(&self) {
+        self.view.tunnels().iter().for_each(|tunnel| tunnel.token_renewed.notify_one());
+    }
+
+    /// To be called when the certificate or a CA has changed. New tunnels replace the old ones, whose streams
+    /// finish.
+    pub fn certificate_changed(&self) {
+        self.view.renew();
+    }
+
+    /// Opens no more streams, and returns when the last one has ended and every tunnel is closed.
+    pub async fn drain(&self) {
+        self.view.stop();
+        self.view.signals.supervisor_ended().await;
+    }
+}

@@ -1,13 +1,12 @@
-//! What can be seen from outside: every tunnel, every attempt to have one, and counters.
+//! What can be seen from outside: every tunnel, every attempt to connect one, and counters.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use super::pool::Pool;
+use super::endpoints::Endpoint;
 use super::tunnel::{IdentityState, TunnelState};
 
-/// One tunnel, or the attempt to have one.
+/// One tunnel, or an attempt to connect one.
 #[derive(Debug, Clone)]
 pub struct TunnelStatus {
     /// The gateway as configured; `None` while none is chosen.
@@ -18,9 +17,9 @@ pub struct TunnelStatus {
     pub state: Option<TunnelState>,
     /// Streams open on it.
     pub streams: u32,
-    /// For how long it has been up.
+    /// How long it has been up.
     pub age: Option<Duration>,
-    /// What the gateway thinks of us.
+    /// Whether the gateway accepts our identity.
     pub identity: IdentityState,
     /// Why the last attempt failed, while there is no tunnel.
     pub error: Option<String>,
@@ -33,8 +32,8 @@ pub struct Totals {
     pub tunnels_opened: u64,
     /// Attempts that failed.
     pub tunnel_failures: u64,
-    /// Tunnels that became suspect.
-    pub tunnels_suspect: u64,
+    /// Times a tunnel became unresponsive.
+    pub tunnels_unresponsive: u64,
     /// Streams opened.
     pub streams_opened: u64,
     /// Requests a gateway refused.
@@ -43,55 +42,11 @@ pub struct Totals {
     pub streams_retried: u64,
 }
 
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    pub(super) tunnels_opened: AtomicU64,
-    pub(super) tunnel_failures: AtomicU64,
-    pub(super) tunnels_suspect: AtomicU64,
-    pub(super) streams_opened: AtomicU64,
-    pub(super) streams_refused: AtomicU64,
-    pub(super) streams_retried: AtomicU64,
-}
-
-impl Counters {
-    pub(super) fn totals(&self) -> Totals {
-        Totals {
-            tunnels_opened: self.tunnels_opened.load(Relaxed),
-            tunnel_failures: self.tunnel_failures.load(Relaxed),
-            tunnels_suspect: self.tunnels_suspect.load(Relaxed),
-            streams_opened: self.streams_opened.load(Relaxed),
-            streams_refused: self.streams_refused.load(Relaxed),
-            streams_retried: self.streams_retried.load(Relaxed),
-        }
-    }
-}
-
-impl Pool {
-    pub(super) fn status(&self) -> Vec<TunnelStatus> {
-        let up = self
-            .tunnels()
-            .iter()
-            .map(|tunnel| TunnelStatus {
-                gateway: Some(self.name_of(tunnel)),
-                address: Some(tunnel.place.address),
-                state: Some(tunnel.state()),
-                streams: tunnel.streams(),
-                age: Some(tunnel.since.elapsed()),
-                identity: tunnel.identity(),
-                error: None,
-            })
-            .collect::<Vec<_>>();
-        let attempts = self.attempts().clone();
-        let connecting =
-            attempts.into_iter().filter(|attempt| attempt.connecting).map(|attempt| TunnelStatus {
-                gateway: attempt.place.map(|place| self.gateway_name(place.gateway)),
-                address: attempt.place.map(|place| place.address),
-                state: None,
-                streams: 0,
-                age: None,
-                identity: IdentityState::Unknown,
-                error: attempt.error,
-            });
-        up.into_iter().chain(connecting).collect()
-    }
+/// An attempt to connect a missing tunnel.
+#[derive(Debug, Clone)]
+pub(super) struct AttemptStatus {
+    /// Where it connects, or failed to connect.
+    pub(super) endpoint: Option<Endpoint>,
+    /// Why it failed.
+    pub(super) error: Option<String>,
 }

@@ -1,51 +1,52 @@
-//! An open stream: a gateway has said 200, and the API server at its other end waits for the first byte.
+//! An open stream: the gateway said 200, and the API server at its other end waits for the first byte.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use h2::{RecvStream, SendStream};
 use tokio::net::TcpStream;
 
-use super::candidates::Place;
+use super::endpoints::Endpoint;
 use super::tunnel::StreamGuard;
+use crate::activity::Activity;
 use crate::bridge::Bridge;
 use crate::handler::{Meter, Side};
-use crate::io::Pulse;
-use crate::payload::Payload;
 
 /// A stream that is open. Dropping it resets it.
 #[derive(Debug)]
 pub struct Stream {
-    to_gateway: SendStream<Payload>,
+    to_gateway: SendStream<Bytes>,
     from_gateway: RecvStream,
-    pulse: Arc<Pulse>,
+    activity: Arc<Activity>,
     guard: StreamGuard,
     idle: Option<Duration>,
 }
 
 impl Stream {
-    pub(crate) fn new(
-        to_gateway: SendStream<Payload>,
+    pub(super) fn new(
+        to_gateway: SendStream<Bytes>,
         from_gateway: RecvStream,
-        pulse: Arc<Pulse>,
+        activity: Arc<Activity>,
         guard: StreamGuard,
         idle: Option<Duration>,
     ) -> Self {
-        Self { to_gateway, from_gateway, pulse, guard, idle }
+        Self { to_gateway, from_gateway, activity, guard, idle }
     }
 
-    /// Which gateway it goes through.
+    /// Returns the gateway that it goes through.
     #[must_use]
-    pub fn place(&self) -> Place {
-        self.guard.place()
+    pub fn endpoint(&self) -> Endpoint {
+        self.guard.endpoint()
     }
 
-    /// Carries bytes between `socket` and the control plane until both have ended or one of them fails: half-close and reset
-    /// both ways, as if there were nothing between. `meter` counts the bytes and hears how it ended; downstream is the socket.
+    /// Carries bytes between `socket` and the control plane until both have ended or one of them fails, with
+    /// half-close and reset in both directions. `meter` counts the bytes and is told how it ended; the socket
+    /// is downstream.
     pub fn carry<M: Meter>(self, socket: TcpStream, meter: M) -> impl Future<Output = ()> + Send {
-        let Self { to_gateway, from_gateway, pulse, guard, idle } = self;
+        let Self { to_gateway, from_gateway, activity, guard, idle } = self;
         let stream = (to_gateway, from_gateway);
-        let bridge = Bridge::new(Side::Upstream, stream, socket, meter, pulse, None, idle);
+        let bridge = Bridge::new(Side::Upstream, stream, socket, meter, activity, None, idle);
         async move {
             bridge.run().await;
             drop(guard);

@@ -5,177 +5,182 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::BytesMut;
-use h2::RecvStream;
+use bytes::{Bytes, BytesMut};
 use h2::client::SendRequest;
+use h2::{RecvStream, SendStream};
 use http::header::AUTHORIZATION;
 use http::{HeaderValue, Method, Request, StatusCode, Uri, uri};
 use thiserror::Error;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
 
-use super::candidates::Place;
+use super::endpoints::Endpoint;
+use super::event::Signals;
 use super::settings::ClientSettings;
-use super::signals::Signals;
-use super::stream::Stream;
-use crate::io::Pulse;
-use crate::payload::Payload;
+use crate::activity::Activity;
 
-/// The most that is read of why a request was refused.
+/// The most bytes that are read of the reason for a refusal.
 const REASON: usize = 1024;
 
-/// How long that may take to come.
+/// How long the reason may take.
 const REASON_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What a tunnel is good for.
+/// The state of a tunnel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TunnelState {
-    /// New streams may go here.
+    /// Gets new streams.
     Live,
-    /// The gateway has not answered in time: new streams go elsewhere, those that are here wait for it.
-    Suspect,
-    /// The gateway said GOAWAY, or a better tunnel has taken its place: new streams go elsewhere, those that are here finish.
+    /// The gateway did not answer a PING in time: new streams go elsewhere, those that are here wait for it.
+    Unresponsive,
+    /// The gateway sent GOAWAY, or the tunnel was replaced: new streams go elsewhere, those that are here
+    /// finish.
     Draining,
-    /// Gone.
+    /// The connection has ended.
     Closed,
 }
 
-/// What the gateway thinks of our identity.
+/// Whether the gateway accepts our identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IdentityState {
     /// It has not said.
     Unknown,
-    /// It opens our authorities to us.
+    /// It does.
     Accepted,
-    /// It does not: status and reason as the gateway gave them.
+    /// It does not.
     Refused {
         /// 401: no or no valid identity; 403: another cluster's.
         status: StatusCode,
-        /// One sentence of the gateway.
+        /// The reason that the gateway gave.
         reason: Box<str>,
     },
 }
 
-/// Why a request on this tunnel gave no stream.
+/// Why a request on a tunnel failed.
 #[derive(Debug, Error)]
-pub(crate) enum RequestError {
-    /// The tunnel ended, or is about to: another one may do.
+pub(super) enum RequestError {
+    /// The tunnel ended, or is about to. Another one may do.
     #[error("{0}")]
     Broken(#[source] h2::Error),
-    /// The tunnel became suspect, or drains.
+    /// The tunnel became unresponsive, or takes no requests any more.
     #[error("the gateway did not answer")]
     Silent,
-    /// The gateway says no.
+    /// The gateway refuses.
     #[error("{status}: {reason}")]
     Refused { status: StatusCode, reason: Box<str> },
-    /// No HTTP request can be made of it: a token with line breaks, say.
+    /// It is no valid HTTP request: a token with line breaks, say.
     #[error("no request can be made of this authority or token: {0}")]
     Unsendable(#[from] http::Error),
 }
 
 impl RequestError {
-    /// Whether the gateway broke off this stream, and not the tunnel.
-    pub(crate) fn is_reset(&self) -> bool {
+    /// Whether the gateway reset this stream, and not the tunnel.
+    pub(super) fn is_reset(&self) -> bool {
         matches!(self, Self::Broken(error) if error.is_reset())
     }
 }
 
-/// A connection that is up, as the pool and its streams see it. All of them are on one thread.
-#[derive(Debug)]
-pub(crate) struct Tunnel {
-    pub(crate) place: Place,
-    pub(crate) since: Instant,
+/// Tells the tunnels of a client apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct TunnelId(pub(super) u64);
+
+/// Where a tunnel comes from.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TunnelOrigin {
+    pub(super) id: TunnelId,
+    pub(super) endpoint: Endpoint,
     /// Renewals of the certificate before it was opened.
-    pub(crate) renewal: u64,
-    pub(crate) pulse: Arc<Pulse>,
+    pub(super) renewals: u64,
+}
+
+/// A connection that is up, as the supervisor and its streams see it. All of them are on one thread.
+#[derive(Debug)]
+pub(super) struct Tunnel {
+    pub(super) origin: TunnelOrigin,
+    pub(super) since: Instant,
+    pub(super) activity: Arc<Activity>,
     state: watch::Sender<TunnelState>,
-    /// Whether nothing more is to be waited for. Also a tunnel that drains may fall silent.
+    /// Whether no answer is to be expected. A draining tunnel may be unresponsive, too.
     silent: watch::Sender<bool>,
-    /// `None` once nothing more is to be asked: h2 closes the connection when this and the last stream are gone.
-    sender: Mutex<Option<SendRequest<Payload>>>,
+    /// `None` once no more requests are sent: h2 closes the connection when this and the last stream are
+    /// dropped.
+    sender: Mutex<Option<SendRequest<Bytes>>>,
     streams: AtomicU32,
-    most_streams: AtomicU32,
+    max_streams: AtomicU32,
     identity: Mutex<IdentityState>,
-    /// What the gateway said of us when it refused a stream, until it says otherwise.
-    complaint: Mutex<Option<IdentityState>>,
-    /// Our identity is to be shown anew: there is another.
-    pub(crate) renewed: Notify,
-    /// Or: what the gateway thinks of it has changed, to judge from how it answered a request.
-    pub(crate) doubted: Notify,
+    /// What the gateway said of our identity when it refused a stream, until it opens one.
+    refusal: Mutex<Option<IdentityState>>,
+    /// There is a new token to show.
+    pub(super) token_renewed: Notify,
+    /// The answer to a request contradicts what the gateway said of our identity.
+    pub(super) identity_doubted: Notify,
     signals: Arc<Signals>,
 }
 
-/// Of the streams that the gateway allows one is kept for the question about our identity: a full tunnel, too, has to show a new token.
-fn most_streams(settings: &ClientSettings, sender: &SendRequest<Payload>) -> u32 {
+/// One of the streams that the gateway allows is kept free for `OPTIONS *`: a full tunnel must show a new
+/// token, too.
+fn max_streams(settings: &ClientSettings, sender: &SendRequest<Bytes>) -> u32 {
     let allowed = u32::try_from(sender.current_max_send_streams()).unwrap_or(u32::MAX);
     allowed.saturating_sub(1).clamp(1, settings.max_streams.max(1))
 }
 
 impl Tunnel {
-    pub(crate) fn new(
-        place: Place,
-        renewal: u64,
-        sender: SendRequest<Payload>,
+    pub(super) fn new(
+        origin: TunnelOrigin,
+        sender: SendRequest<Bytes>,
         settings: &ClientSettings,
         signals: &Arc<Signals>,
-        pulse: Arc<Pulse>,
+        activity: Arc<Activity>,
     ) -> Self {
         Self {
-            place,
+            origin,
             since: Instant::now(),
-            renewal,
             state: watch::Sender::new(TunnelState::Live),
             silent: watch::Sender::new(false),
-            most_streams: AtomicU32::new(most_streams(settings, &sender)),
+            max_streams: AtomicU32::new(max_streams(settings, &sender)),
             sender: Mutex::new(Some(sender)),
             streams: AtomicU32::new(0),
             identity: Mutex::new(IdentityState::Unknown),
-            complaint: Mutex::new(None),
-            renewed: Notify::new(),
-            doubted: Notify::new(),
+            refusal: Mutex::new(None),
+            token_renewed: Notify::new(),
+            identity_doubted: Notify::new(),
             signals: Arc::clone(signals),
-            pulse,
+            activity,
         }
     }
 
-    pub(crate) fn state(&self) -> TunnelState {
+    pub(super) fn state(&self) -> TunnelState {
         *self.state.borrow()
     }
 
-    pub(crate) fn is_live(&self) -> bool {
+    pub(super) fn is_live(&self) -> bool {
         self.state() == TunnelState::Live
     }
 
-    /// Every change of state from now on.
-    pub(crate) fn states(&self) -> watch::Receiver<TunnelState> {
-        self.state.subscribe()
-    }
-
     /// Returns once the connection is over.
-    pub(crate) async fn closed(&self) {
+    pub(super) async fn closed(&self) {
         let _ = self.state.subscribe().wait_for(|state| *state == TunnelState::Closed).await;
     }
 
     /// Streams that are open or being opened.
-    pub(crate) fn streams(&self) -> u32 {
+    pub(super) fn streams(&self) -> u32 {
         self.streams.load(Relaxed)
     }
 
-    /// As many streams as the gateway and we allow.
-    pub(crate) fn most_streams(&self) -> u32 {
-        self.most_streams.load(Relaxed)
+    /// The most streams: what the gateway and our settings allow.
+    pub(super) fn max_streams(&self) -> u32 {
+        self.max_streams.load(Relaxed)
     }
 
-    pub(crate) fn is_full(&self) -> bool {
-        self.streams() >= self.most_streams()
+    pub(super) fn is_full(&self) -> bool {
+        self.streams() >= self.max_streams()
     }
 
-    pub(crate) fn identity(&self) -> IdentityState {
+    pub(super) fn identity(&self) -> IdentityState {
         self.identity.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether the gateway does not accept our identity, as far as it has said.
-    pub(crate) fn is_refused(&self) -> bool {
+    /// Whether the gateway refuses our identity.
+    pub(super) fn is_refused(&self) -> bool {
         let identity = self.identity.lock().unwrap_or_else(PoisonError::into_inner);
         matches!(*identity, IdentityState::Refused { .. })
     }
@@ -184,28 +189,29 @@ impl Tunnel {
         *self.identity.lock().unwrap_or_else(PoisonError::into_inner) = identity;
     }
 
-    fn complaint(&self) -> MutexGuard<'_, Option<IdentityState>> {
-        self.complaint.lock().unwrap_or_else(PoisonError::into_inner)
+    fn refusal(&self) -> MutexGuard<'_, Option<IdentityState>> {
+        self.refusal.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// No new streams; the connection closes when those it has are over. Until then a new token can be shown on it, for these to live on.
-    pub(crate) fn retire(&self) {
+    /// Drains the tunnel: no new streams, and the connection closes after the last one. New tokens are shown
+    /// until then.
+    pub(super) fn retire(&self) {
         self.drains();
         self.close_if_done();
     }
 
-    /// The gateway takes no request any more, so not even a token can be shown.
+    /// The gateway sent GOAWAY: it takes no request any more.
     fn went_away(&self) {
         self.drains();
         self.sender().take();
     }
 
-    /// Whether a request can be sent, be it only to show who we are.
-    pub(crate) fn takes_requests(&self) -> bool {
+    /// Whether a request can be sent, if only to show a token.
+    pub(super) fn takes_requests(&self) -> bool {
         self.sender().is_some()
     }
 
-    /// Lets go of a connection that drains and has nothing more to carry.
+    /// Closes the connection of a draining tunnel without streams.
     fn close_if_done(&self) {
         if self.state() == TunnelState::Draining && self.streams() == 0 {
             self.sender().take();
@@ -213,95 +219,89 @@ impl Tunnel {
     }
 
     fn drains(&self) {
-        self.state.send_if_modified(|state| {
-            let retires = matches!(state, TunnelState::Live | TunnelState::Suspect);
-            if retires {
-                *state = TunnelState::Draining;
-            }
-            retires
-        });
+        self.change(&[TunnelState::Live, TunnelState::Unresponsive], TunnelState::Draining);
     }
 
-    /// The gateway has not answered in time.
-    pub(crate) fn fell_silent(&self) {
+    /// The gateway did not answer in time.
+    pub(super) fn unresponsive(&self) {
         self.silent.send_replace(true);
-        self.change(TunnelState::Live, TunnelState::Suspect);
+        self.change(&[TunnelState::Live], TunnelState::Unresponsive);
     }
 
-    /// It speaks again.
-    pub(crate) fn heard(&self) {
+    /// The gateway answers again.
+    pub(super) fn responsive(&self) {
         self.silent.send_replace(false);
-        self.change(TunnelState::Suspect, TunnelState::Live);
+        self.change(&[TunnelState::Unresponsive], TunnelState::Live);
     }
 
-    /// The connection is over.
-    pub(crate) fn close(&self) {
+    /// The connection has ended.
+    pub(super) fn close(&self) {
         self.silent.send_replace(true);
         self.state.send_replace(TunnelState::Closed);
         self.sender().take();
     }
 
-    /// Drains after a GOAWAY, of which h2 tells only those who want to send.
-    pub(crate) fn poll_goaway(&self, cx: &mut Context<'_>) {
+    /// Drains after a GOAWAY, which h2 reports only to senders.
+    pub(super) fn poll_goaway(&self, cx: &mut Context<'_>) {
         let mut sender = self.sender();
-        let says = sender.as_mut().is_some_and(|sender| matches!(sender.poll_ready(cx), Poll::Ready(Err(_))));
+        let is_going =
+            sender.as_mut().is_some_and(|sender| matches!(sender.poll_ready(cx), Poll::Ready(Err(_))));
         drop(sender);
-        if says {
+        if is_going {
             self.went_away();
         }
     }
 
-    fn change(&self, from: TunnelState, to: TunnelState) {
-        self.state.send_if_modified(|state| {
-            let changes = *state == from;
+    /// Changes the state, if it is one of `from`, and wakes the supervisor.
+    fn change(&self, from: &[TunnelState], to: TunnelState) {
+        let changed = self.state.send_if_modified(|state| {
+            let changes = from.contains(state);
             if changes {
                 *state = to;
             }
             changes
         });
+        if changed {
+            self.signals.changed();
+        }
     }
 
-    fn sender(&self) -> MutexGuard<'_, Option<SendRequest<Payload>>> {
-        // Nothing in here can be left half done by a panic elsewhere.
+    fn sender(&self) -> MutexGuard<'_, Option<SendRequest<Bytes>>> {
+        // A panic elsewhere cannot leave it half changed.
         self.sender.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks for a stream to `authority`. The gateway has until `deadline`, or until it is suspect.
-    pub(crate) async fn connect(
+    /// Opens a stream to `authority`. Fails at `deadline`, and once the tunnel is unresponsive.
+    pub(super) async fn connect(
         self: &Arc<Self>,
         authority: uri::Authority,
         token: Option<&HeaderValue>,
         deadline: Instant,
         settings: &ClientSettings,
-    ) -> Result<Stream, RequestError> {
+    ) -> Result<(SendStream<Bytes>, RecvStream, StreamGuard), RequestError> {
         let uri = Uri::from(authority);
-        let is_judged = uri.authority().is_some_and(|authority| *authority == *settings.authority);
-        let request = request(Method::CONNECT, uri, token)?;
-        let place = StreamGuard::take(self, settings);
-        let mut sender = self.sender().clone().ok_or(RequestError::Silent)?;
-        let (answer, to_gateway) = sender.send_request(request, false).map_err(RequestError::Broken)?;
-        drop(sender);
-        let answer = self.answer(answer, deadline).await?;
+        let is_own = uri.authority().is_some_and(|authority| *authority == *settings.authority);
+        let (answer, to_gateway, guard) = self.send(Method::CONNECT, uri, token, deadline, settings).await?;
         let status = answer.status();
         let from_gateway = answer.into_body();
         if status != StatusCode::OK {
             let reason = reason(from_gateway).await;
             if is_refusal(status) {
-                if is_judged {
-                    *self.complaint() = Some(IdentityState::Refused { status, reason: reason.clone() });
+                if is_own {
+                    *self.refusal() = Some(IdentityState::Refused { status, reason: reason.clone() });
                 }
-                self.doubted.notify_one();
+                self.identity_doubted.notify_one();
             }
             return Err(RequestError::Refused { status, reason });
         }
-        if is_judged && self.complaint().take().is_some() {
-            self.doubted.notify_one();
+        if is_own && self.refusal().take().is_some() {
+            self.identity_doubted.notify_one();
         }
-        Ok(Stream::new(to_gateway, from_gateway, Arc::clone(&self.pulse), place, settings.stream_idle))
+        Ok((to_gateway, from_gateway, guard))
     }
 
-    /// Has the gateway verify our identity, and remembers what it says.
-    pub(crate) async fn refresh_identity(
+    /// Asks the gateway about our identity with `OPTIONS *`, and keeps its answer.
+    pub(super) async fn refresh_identity(
         self: &Arc<Self>,
         authority: uri::Authority,
         token: Option<&HeaderValue>,
@@ -312,62 +312,64 @@ impl Tunnel {
         parts.authority = Some(authority);
         parts.path_and_query = Some(uri::PathAndQuery::from_static("*"));
         let uri = Uri::from_parts(parts).map_err(http::Error::from)?;
-        let request = request(Method::OPTIONS, uri, token)?;
-        let _place = StreamGuard::take(self, settings);
-        let mut sender = self.sender().clone().ok_or(RequestError::Silent)?;
-        let (answer, _) = sender.send_request(request, true).map_err(RequestError::Broken)?;
-        drop(sender);
-        let answer = self.answer(answer, Instant::now() + settings.open_timeout).await?;
+        let deadline = Instant::now() + settings.open_timeout;
+        let (answer, _, _guard) = self.send(Method::OPTIONS, uri, token, deadline, settings).await?;
         let identity = match answer.status() {
             status if is_refusal(status) => {
                 IdentityState::Refused { status, reason: reason(answer.into_body()).await }
             }
             StatusCode::NO_CONTENT => {
-                // What it complained of is another matter: a name that we may not have.
-                *self.complaint() = None;
+                // A refusal was about the name that was asked for.
+                *self.refusal() = None;
                 IdentityState::Accepted
             }
-            // A gateway of another make, or one that does not know the cluster yet: what it does counts.
-            _ => self.complaint().clone().unwrap_or(IdentityState::Unknown),
+            // A gateway of another make, or one that does not know the cluster yet: its refusals count.
+            _ => self.refusal().clone().unwrap_or(IdentityState::Unknown),
         };
         self.set_identity(identity);
         Ok(())
     }
 
-    async fn answer(
-        &self,
-        answer: h2::client::ResponseFuture,
+    /// Sends a request, which counts as a stream while the guard is held. Only CONNECT has a body.
+    async fn send(
+        self: &Arc<Self>,
+        method: Method,
+        uri: Uri,
+        token: Option<&HeaderValue>,
         deadline: Instant,
-    ) -> Result<http::Response<RecvStream>, RequestError> {
+        settings: &ClientSettings,
+    ) -> Result<(http::Response<RecvStream>, SendStream<Bytes>, StreamGuard), RequestError> {
+        let is_whole = method != Method::CONNECT;
+        let mut request = Request::builder().method(method).uri(uri);
+        if let Some(token) = token {
+            request = request.header(AUTHORIZATION, token);
+        }
+        let request = request.body(())?;
+        let guard = StreamGuard::take(self, settings);
+        let mut sender = self.sender().clone().ok_or(RequestError::Silent)?;
+        let (answer, body) = sender.send_request(request, is_whole).map_err(RequestError::Broken)?;
+        drop(sender);
         let mut silent = self.silent.subscribe();
         tokio::select! {
             biased;
-            answer = answer => answer.map_err(RequestError::Broken),
+            answer = answer => Ok((answer.map_err(RequestError::Broken)?, body, guard)),
             _ = silent.wait_for(|silent| *silent) => Err(RequestError::Silent),
             () = tokio::time::sleep_until(deadline) => Err(RequestError::Silent),
         }
     }
 }
 
-/// 401: no or no valid identity; 403: one that may not.
+/// 401: no valid identity; 403: the identity of another cluster.
 fn is_refusal(status: StatusCode) -> bool {
     matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
 }
 
-fn request(method: Method, uri: Uri, token: Option<&HeaderValue>) -> Result<Request<()>, http::Error> {
-    let mut request = Request::builder().method(method).uri(uri);
-    if let Some(token) = token {
-        request = request.header(AUTHORIZATION, token);
-    }
-    request.body(())
-}
-
-/// The sentence that comes with a refusal, as far as it can be shown.
+/// Reads the reason of a refusal: the first line of its body, without control characters.
 async fn reason(mut body: RecvStream) -> Box<str> {
     let mut text = BytesMut::new();
     let read = async {
         while let Some(Ok(part)) = body.data().await {
-            // Fails only for a stream that is gone, which the next read says.
+            // Fails only for a stream that has ended, which the next read reports.
             let _ = body.flow_control().release_capacity(part.len());
             let room = REASON.saturating_sub(text.len());
             text.extend_from_slice(&part[..part.len().min(room)]);
@@ -376,7 +378,7 @@ async fn reason(mut body: RecvStream) -> Box<str> {
             }
         }
     };
-    // What has come by then will do.
+    // What came until then will do.
     let _ = timeout(REASON_TIMEOUT, read).await;
     let text = String::from_utf8_lossy(&text);
     let line = text.lines().next().unwrap_or_default().trim();
@@ -386,17 +388,17 @@ async fn reason(mut body: RecvStream) -> Box<str> {
 
 /// A stream counted on its tunnel, for as long as this is held.
 #[derive(Debug)]
-pub(crate) struct StreamGuard(Arc<Tunnel>);
+pub(super) struct StreamGuard(Arc<Tunnel>);
 
 impl StreamGuard {
     fn take(tunnel: &Arc<Tunnel>, settings: &ClientSettings) -> Self {
         if let Some(sender) = tunnel.sender().as_ref() {
-            // The gateway may have said meanwhile how many it allows.
-            tunnel.most_streams.store(most_streams(settings, sender), Relaxed);
+            // SETTINGS may have changed it.
+            tunnel.max_streams.store(max_streams(settings, sender), Relaxed);
         }
         tunnel.streams.fetch_add(1, Relaxed);
         if tunnel.is_full() {
-            tunnel.signals.left.notify_waiters();
+            tunnel.signals.changed();
         }
         Self(Arc::clone(tunnel))
     }
@@ -407,14 +409,14 @@ impl Drop for StreamGuard {
         let was_full = self.0.is_full();
         self.0.streams.fetch_sub(1, Relaxed);
         if was_full {
-            self.0.signals.freed.notify_one();
+            self.0.signals.available.notify_one();
         }
         self.0.close_if_done();
     }
 }
 
 impl StreamGuard {
-    pub(crate) fn place(&self) -> Place {
-        self.0.place
+    pub(super) fn endpoint(&self) -> Endpoint {
+        self.0.origin.endpoint
     }
 }

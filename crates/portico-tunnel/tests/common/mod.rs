@@ -11,6 +11,7 @@ use bytes::{Bytes, BytesMut};
 use h2::client::{ResponseFuture, SendRequest};
 use h2::{RecvStream, SendStream};
 use http::{Method, StatusCode};
+use portico_net::MemoryBudget;
 use portico_tunnel::{
     End, Failure, Finished, Handler, Meter, Refusal, Request, Served, Settings, Upstream, serve,
 };
@@ -35,6 +36,7 @@ pub struct Report {
 
 /// Routes [`UPSTREAM`] to an address and refuses others by the status that is their host name.
 pub struct Routes {
+    cluster: Option<MemoryBudget>,
     upstream: SocketAddr,
     pub requests: Mutex<Vec<Request>>,
     pub verified: Mutex<Vec<Request>>,
@@ -47,6 +49,7 @@ pub struct Routes {
 }
 
 pub struct Count {
+    cluster: Option<MemoryBudget>,
     report: Report,
     to: mpsc::UnboundedSender<Report>,
 }
@@ -55,6 +58,10 @@ impl Meter for Count {
     fn carried(&mut self, up: usize, down: usize) {
         self.report.up += up;
         self.report.down += down;
+    }
+
+    fn budget(&self) -> Option<&MemoryBudget> {
+        self.cluster.as_ref()
     }
 
     fn ended(mut self, end: End) {
@@ -82,7 +89,11 @@ impl Handler for Routes {
         stream.set_nodelay(true).unwrap();
         Ok(Upstream {
             stream,
-            meter: Count { report: Report { up: 0, down: 0, end: None }, to: self.reports.clone() },
+            meter: Count {
+                cluster: self.cluster.clone(),
+                report: Report { up: 0, down: 0, end: None },
+                to: self.reports.clone(),
+            },
         })
     }
 
@@ -127,6 +138,11 @@ pub fn plaintext() -> Settings {
 
 impl Server {
     pub async fn start(settings: Settings) -> Self {
+        Self::start_with(settings, None).await
+    }
+
+    /// A server whose tunnels all belong to a cluster with a memory budget.
+    pub async fn start_with(settings: Settings, cluster: Option<MemoryBudget>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let upstreams = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -134,6 +150,7 @@ impl Server {
         let (to_results, results) = mpsc::unbounded_channel();
         let drain = watch::Sender::new(false);
         let routes = Arc::new(Routes {
+            cluster,
             upstream: upstreams.local_addr().unwrap(),
             requests: Mutex::default(),
             verified: Mutex::default(),
@@ -222,8 +239,8 @@ impl Client {
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     {
-        // A receiver whose connection window is no larger than its stream windows is held by any one stream it does not read,
-        // and its sender can do nothing about it.
+        // A receiver whose connection window is no larger than its stream windows is held by any one stream
+        // it does not read, and its sender can do nothing about it.
         let handshake =
             h2::client::Builder::new().initial_connection_window_size(16 << 20).handshake(stream).await;
         let (requests, connection) = handshake.unwrap();

@@ -14,7 +14,7 @@ use portico_dial::{
     ClientTls, ClientTlsError, ClientTlsFiles, Dialer, ProxyError, ProxyFiles, ProxySetting, TokenFile,
     TokenFileError,
 };
-use portico_tunnel::Account;
+use portico_net::MemoryBudget;
 use portico_tunnel::client::{ClientSettings, GatewayAddress, Security};
 use thiserror::Error;
 
@@ -253,7 +253,7 @@ impl Flags {
         client.tunnels = self.gateways.tunnels.into();
         client.open_timeout = self.limits.open_timeout;
         client.stream_idle = self.limits.stream_idle_timeout.0;
-        client.memory = Account::new(self.limits.max_held_bytes);
+        client.memory = MemoryBudget::new(self.limits.max_held_bytes);
         let files = IdentityFiles::new(tls, token);
         Ok(Plan { forwards, client, files, address: self.node.address.settings() })
     }

@@ -94,7 +94,7 @@ fn write_tunnels(agent: &Agent, out: &mut Families<'_>) -> fmt::Result {
             "Attempts at one that failed: TCP, proxy, TLS or HTTP/2.",
             totals.tunnel_failures,
         ),
-        ("agent_tunnels_suspect", "Times a gateway fell silent.", totals.tunnels_suspect),
+        ("agent_tunnels_suspect", "Times a gateway fell silent.", totals.tunnels_unresponsive),
         ("agent_streams_opened", "Streams that gateways opened.", totals.streams_opened),
         ("agent_streams_refused", "Requests that gateways refused.", totals.streams_refused),
         ("agent_streams_retried", "Requests sent again on another connection.", totals.streams_retried),

@@ -189,7 +189,7 @@ pub(super) fn state(tunnel: &TunnelStatus) -> &'static str {
     match tunnel.state {
         None => "connecting",
         Some(TunnelState::Live) => "live",
-        Some(TunnelState::Suspect) => "suspect",
+        Some(TunnelState::Unresponsive) => "suspect",
         Some(TunnelState::Draining) => "draining",
         Some(TunnelState::Closed) => "closed",
     }

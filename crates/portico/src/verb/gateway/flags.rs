@@ -18,8 +18,9 @@ use portico_gateway::{
     AccessFormat, Config, IdleTimeouts, Keepalive, ProxyMode, ProxyProtocol, StaticTokens, TokenSettings,
     TokensError,
 };
+use portico_net::MemoryBudget;
 use portico_sync::SourceSettings;
-use portico_tunnel::{Account, Settings as TunnelSettings, Tls, TlsError, TlsFiles};
+use portico_tunnel::{Settings as TunnelSettings, Tls, TlsError, TlsFiles};
 use thiserror::Error;
 
 use crate::args::{
@@ -424,7 +425,7 @@ impl Flags {
             tls,
             plaintext: flags.tunnel_plaintext,
             connection_idle: limit(self.timeouts.tunnel_connection_idle_timeout, seed.tunnel_connection_idle),
-            memory: Account::new(self.budgets.max_tunnel_held_bytes),
+            memory: MemoryBudget::new(self.budgets.max_tunnel_held_bytes),
             ..TunnelSettings::default()
         }))
     }

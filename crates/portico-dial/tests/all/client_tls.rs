@@ -1,0 +1,191 @@
+//! TLS towards a gateway: what is accepted, what is not, and what the operator reads then.
+
+#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use super::pki::{Authority, Echo, Folder};
+use portico_dial::{
+    ClientTls, ClientTlsError, ClientTlsFiles, Dialer, HandshakeError, HandshakeProblem, ProxyFiles,
+    ProxySetting, Socket, Target,
+};
+use portico_net::ReadAhead;
+use rcgen::date_time_ymd;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpListener;
+use tokio_rustls::client::TlsStream;
+
+async fn socket(address: SocketAddr) -> Socket {
+    let dialer = Dialer::with_environment(ProxySetting::Off, ProxyFiles::default(), |_| None).unwrap();
+    let target = Target { host: address.ip().to_string().into(), port: address.port() };
+    dialer.connect(&target, address).await.unwrap()
+}
+
+fn trusting(ca: PathBuf) -> ClientTls {
+    ClientTls::load(ClientTlsFiles { ca: Some(ca), ..ClientTlsFiles::default() }).unwrap()
+}
+
+async fn connect(tls: &ClientTls, gateway: &Echo) -> Result<TlsStream<ReadAhead<Socket>>, HandshakeError> {
+    tls.connect("gateway.test", socket(gateway.address).await).await
+}
+
+/// What the operator reads, without the port, which is another in each run.
+async fn complaint(tls: &ClientTls, gateway: &Echo) -> String {
+    let error = connect(tls, gateway).await.unwrap_err().to_string();
+    error.replace(&gateway.address.to_string(), "GATEWAY")
+}
+
+#[tokio::test]
+async fn our_own_protocol_is_preferred_and_a_server_without_alpn_is_accepted() {
+    let folder = Folder::new();
+    let authority = Authority::new("CA");
+    let tls = trusting(folder.write("ca.crt", &authority.pem()));
+    let leaf = authority.server(&["gateway.test", "127.0.0.1"]);
+    for (served, agreed) in [
+        (&[&b"h2"[..], b"portico-tunnel"][..], Some(&b"h2"[..])),
+        (&[b"portico-tunnel", b"h2"], Some(b"portico-tunnel")),
+        (&[], None),
+    ] {
+        let gateway = Echo::start(&leaf, served).await;
+        let stream = connect(&tls, &gateway).await.unwrap();
+        assert_eq!(stream.get_ref().1.alpn_protocol(), agreed);
+        // By address, and by a name that ends where all names do.
+        for name in ["127.0.0.1", "gateway.test."] {
+            tls.connect(name, socket(gateway.address).await).await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_certificate_of_another_ca_is_named_with_its_issuer() {
+    let folder = Folder::new();
+    let ca = folder.write("ca.crt", &Authority::new("right CA").pem());
+    let gateway = Echo::start(&Authority::new("wrong CA").server(&["gateway.test"]), &[b"h2"]).await;
+    assert_eq!(
+        complaint(&trusting(ca.clone()), &gateway).await,
+        format!(
+            "TLS to GATEWAY: --tls-ca {} does not sign the certificate that came: its issuer is CN=wrong CA, \
+             its subject \
+             CN=gateway.test; give the CA that issued it, if it is the right one",
+            ca.display()
+        )
+    );
+}
+
+#[tokio::test]
+async fn a_certificate_for_other_names_is_refused_with_its_names() {
+    let folder = Folder::new();
+    let authority = Authority::new("CA");
+    let tls = trusting(folder.write("ca.crt", &authority.pem()));
+    let gateway = Echo::start(&authority.server(&["other.test", "*.example.com", "192.0.2.1"]), &[]).await;
+    assert_eq!(
+        complaint(&tls, &gateway).await,
+        "TLS to GATEWAY: the certificate is not for gateway.test, but for other.test, *.example.com, \
+         192.0.2.1"
+    );
+    let error = tls.connect("not a name", socket(gateway.address).await).await.unwrap_err();
+    assert!(matches!(error.problem, HandshakeProblem::ServerName { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_certificate_out_of_its_time_says_which() {
+    let folder = Folder::new();
+    let authority = Authority::new("CA");
+    let tls = trusting(folder.write("ca.crt", &authority.pem()));
+    let expired = authority.server_with(&["gateway.test"], |params| {
+        params.not_before = date_time_ymd(2000, 1, 1);
+        params.not_after = date_time_ymd(2001, 2, 3);
+    });
+    assert_eq!(
+        complaint(&tls, &Echo::start(&expired, &[]).await).await,
+        "TLS to GATEWAY: the certificate of CN=gateway.test expired on Sat, 03 Feb 2001 00:00:00 +0000, by \
+         this machine's clock"
+    );
+    let early = authority.server_with(&["gateway.test"], |params| {
+        params.not_before = date_time_ymd(2990, 1, 1);
+    });
+    assert_eq!(
+        complaint(&tls, &Echo::start(&early, &[]).await).await,
+        "TLS to GATEWAY: the certificate of CN=gateway.test is not valid before Fri, 01 Jan 2990 00:00:00 \
+         +0000, by this \
+         machine's clock"
+    );
+}
+
+#[tokio::test]
+async fn a_gateway_without_tls_and_one_that_hangs_up_are_told_apart() {
+    let folder = Folder::new();
+    let tls = trusting(folder.write("ca.crt", &Authority::new("CA").pem()));
+    for (answer, expected) in [
+        (
+            &b"HTTP/1.1 400 Bad Request\r\n\r\n"[..],
+            "what answers does not speak TLS; if this gateway serves no TLS, write h2c://",
+        ),
+        (b"", "the connection was closed during the handshake"),
+        // handshake_failure.
+        (
+            b"\x15\x03\x03\x00\x02\x02\x28",
+            "the other side ended the handshake: received fatal alert: HandshakeFailure",
+        ),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            // Read first, for closing over unread bytes is a reset.
+            stream.readable().await.unwrap();
+            while matches!(stream.try_read(&mut [0; 4096]), Ok(1..)) {}
+            stream.write_all(answer).await.unwrap();
+        };
+        let (result, ()) = tokio::join!(tls.connect("gateway.test", socket(address).await), server);
+        let error = result.unwrap_err().to_string();
+        assert_eq!(error, format!("TLS to {address}: {expected}"));
+    }
+}
+
+#[tokio::test]
+async fn a_new_ca_is_in_force_after_reload_and_a_broken_one_is_not() {
+    let folder = Folder::new();
+    let (old, new) = (Authority::new("old CA"), Authority::new("new CA"));
+    let tls = trusting(folder.write("ca.crt", &old.pem()));
+    let gateway = Echo::start(&new.server(&["gateway.test"]), &[b"h2"]).await;
+    assert!(connect(&tls, &gateway).await.is_err());
+    assert!(!tls.reload().unwrap());
+    // Both, as one does while a CA is replaced.
+    folder.write("ca.crt", &(old.pem() + &new.pem()));
+    assert!(tls.reload().unwrap());
+    connect(&tls, &gateway).await.unwrap();
+    for broken in ["", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
+        folder.write("ca.crt", broken);
+        assert!(tls.reload().is_err(), "{broken:?}");
+        connect(&tls, &gateway).await.unwrap();
+    }
+}
+
+#[test]
+fn certificate_and_key_go_together() {
+    let folder = Folder::new();
+    let authority = Authority::new("CA");
+    let (ours, others) = (authority.server(&["a"]), authority.server(&["b"]));
+    let ca = folder.write("ca.crt", &authority.pem());
+    let certificate = folder.write("tls.crt", &ours.certificate.pem());
+    let key = folder.write("tls.key", &ours.key.serialize_pem());
+    let other = folder.write("other.key", &others.key.serialize_pem());
+    let load = |certificate: Option<&PathBuf>, key: Option<&PathBuf>| {
+        let (certificate, key) = (certificate.cloned(), key.cloned());
+        ClientTls::load(ClientTlsFiles { ca: Some(ca.clone()), certificate, key })
+    };
+    assert!(load(Some(&certificate), Some(&key)).is_ok());
+    assert!(load(None, None).is_ok());
+    assert!(matches!(load(Some(&certificate), None), Err(ClientTlsError::Half)));
+    assert!(matches!(load(None, Some(&key)), Err(ClientTlsError::Half)));
+    assert!(matches!(load(Some(&certificate), Some(&other)), Err(ClientTlsError::Pair { .. })));
+    assert!(matches!(load(Some(&ca), Some(&certificate)), Err(ClientTlsError::Pem { .. })));
+}
+
+#[test]
+fn without_a_ca_file_the_systems_roots_count() {
+    // scripts/setup build installs ca-certificates.
+    ClientTls::load(ClientTlsFiles::default()).unwrap();
+}

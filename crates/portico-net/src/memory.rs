@@ -1,0 +1,342 @@
+//! Bounds the bytes that wait for receivers: one budget for the process, others for parts of it.
+//!
+//! A [`MemoryBudget`] counts bytes and has a limit. A [`Holder`] is one queue, of a stream or a connection,
+//! and counts in all budgets it is given: those of its connection, its cluster and the process. Over the
+//! limit of any of them, the holder whose bytes have waited longest is evicted: its bytes no longer count,
+//! and its task is woken to end the stream or connection.
+//!
+//! A connection or a cluster with a budget of its own loses its own streams before it can fill the budget of
+//! the process.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::task::AtomicWaker;
+use slab::Slab;
+use tokio::time::Instant;
+
+/// Between two log lines about evictions.
+const WARN_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Between two searches that find nothing to evict: each looks at every holder.
+const SEARCH_INTERVAL: Duration = Duration::from_millis(10);
+
+/// A limit for the bytes that several holders hold together. Clones share one count.
+#[derive(Debug, Clone)]
+pub struct MemoryBudget(Arc<Budget>);
+
+#[derive(Debug)]
+struct Budget {
+    limit: usize,
+    held: AtomicUsize,
+    holders: Mutex<Holders>,
+}
+
+#[derive(Debug, Default)]
+struct Holders {
+    all: Slab<Arc<State>>,
+    searched_in_vain: Option<Instant>,
+    warned: Option<Instant>,
+    /// Evictions since then.
+    evicted: usize,
+}
+
+impl MemoryBudget {
+    /// A budget of `limit` bytes.
+    #[must_use]
+    pub fn new(limit: usize) -> Self {
+        Self(Arc::new(Budget { limit, held: AtomicUsize::default(), holders: Mutex::default() }))
+    }
+
+    /// Bytes held now, those of evicted holders not counted.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.0.held.load(Relaxed)
+    }
+
+    /// Most bytes that may be held.
+    #[must_use]
+    pub fn limit(&self) -> usize {
+        self.0.limit
+    }
+
+    /// Bytes that may still be held.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.limit().saturating_sub(self.held())
+    }
+
+    fn holders(&self) -> MutexGuard<'_, Holders> {
+        // A panic elsewhere leaves nothing half done here.
+        self.0.holders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Evicts holders until the rest is within the limit, those first whose bytes have waited longest.
+    fn enforce(&self) {
+        if self.held() <= self.limit() {
+            return;
+        }
+        let mut holders = self.holders();
+        let now = Instant::now();
+        if holders.searched_in_vain.is_some_and(|last| now.duration_since(last) < SEARCH_INTERVAL) {
+            return;
+        }
+        // Somewhat below the limit, or the next bytes would begin this search again.
+        let enough = self.limit() - self.limit() / 16;
+        while self.held() > enough {
+            let waiting =
+                holders.all.iter().filter_map(|(_, holder)| Some((holder.waits_since(now)?, holder)));
+            let Some((_, longest)) = waiting.min_by_key(|(since, _)| *since) else {
+                holders.searched_in_vain = Some(now);
+                return;
+            };
+            longest.evict();
+            holders.evicted += 1;
+        }
+        if holders.warned.is_none_or(|last| now.duration_since(last) >= WARN_INTERVAL) {
+            holders.warned = Some(now);
+            let reset = std::mem::take(&mut holders.evicted);
+            let limit = self.limit();
+            drop(holders);
+            tracing::warn!(
+                reset,
+                limit,
+                "receivers that do not read use up the memory budget; those whose bytes wait longest are reset"
+            );
+        }
+    }
+}
+
+/// One queue of bytes for one receiver. Dropped, it holds nothing.
+#[derive(Debug)]
+pub struct Holder {
+    state: Arc<State>,
+    /// Where each budget lists it.
+    slots: Vec<usize>,
+}
+
+#[derive(Debug)]
+struct State {
+    budgets: Vec<MemoryBudget>,
+    patience: Duration,
+    queue: Mutex<Queue>,
+    waker: AtomicWaker,
+}
+
+#[derive(Debug)]
+struct Queue {
+    bytes: usize,
+    /// Bytes that were there at `since` and still are: a receiver that takes one byte now and then makes no
+    /// progress.
+    due: usize,
+    since: Instant,
+    evicted: bool,
+}
+
+impl Holder {
+    /// A holder that counts in `budgets`. It is not evicted before its bytes have waited for `patience`.
+    #[must_use]
+    pub fn new(budgets: Vec<MemoryBudget>, patience: Duration) -> Self {
+        let queue = Queue { bytes: 0, due: 0, since: Instant::now(), evicted: false };
+        let state = State { budgets, patience, queue: Mutex::new(queue), waker: AtomicWaker::new() };
+        let state = Arc::new(state);
+        let slots = state.budgets.iter().map(|budget| budget.holders().all.insert(Arc::clone(&state)));
+        let slots = slots.collect();
+        Self { state, slots }
+    }
+
+    /// Counts `bytes` that begin to wait. May evict this holder or others.
+    pub fn hold(&self, bytes: usize) {
+        self.state.hold(bytes);
+    }
+
+    /// Counts `bytes` that the receiver took.
+    pub fn release(&self, bytes: usize) {
+        self.state.release(bytes);
+    }
+
+    /// Bytes that wait now.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.state.queue().bytes
+    }
+
+    /// Whether the holder has to end.
+    #[must_use]
+    pub fn is_evicted(&self) -> bool {
+        self.state.queue().evicted
+    }
+
+    /// Ready once the holder has to end. Wakes the last task that polled it.
+    pub fn poll_evicted(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.state.waker.register(cx.waker());
+        if self.is_evicted() { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        self.state.evict();
+        for (budget, slot) in self.state.budgets.iter().zip(&self.slots) {
+            let mut holders = budget.holders();
+            holders.all.remove(*slot);
+            if holders.all.is_empty() {
+                // A thousand streams that once waited need no memory afterwards.
+                holders.all.shrink_to_fit();
+            }
+        }
+    }
+}
+
+impl State {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        // A panic elsewhere leaves nothing half done here.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hold(&self, bytes: usize) {
+        let mut queue = self.queue();
+        if queue.evicted {
+            return;
+        }
+        if queue.bytes == 0 {
+            queue.since = Instant::now();
+            queue.due = bytes;
+        }
+        queue.bytes += bytes;
+        // Within the lock, so that an eviction takes off the budgets no more than was put on.
+        for budget in &self.budgets {
+            budget.0.held.fetch_add(bytes, Relaxed);
+        }
+        drop(queue);
+        for budget in &self.budgets {
+            budget.enforce();
+        }
+    }
+
+    fn release(&self, bytes: usize) {
+        let mut queue = self.queue();
+        // An evicted holder has nothing left to release.
+        let bytes = bytes.min(queue.bytes);
+        queue.bytes -= bytes;
+        queue.due = queue.due.saturating_sub(bytes);
+        if queue.due == 0 && queue.bytes > 0 {
+            queue.due = queue.bytes;
+            queue.since = Instant::now();
+        }
+        self.take_off(bytes);
+    }
+
+    fn take_off(&self, bytes: usize) {
+        for budget in &self.budgets {
+            budget.0.held.fetch_sub(bytes, Relaxed);
+        }
+    }
+
+    /// Since when the oldest bytes wait; `None` if none do, or not for long enough.
+    fn waits_since(&self, now: Instant) -> Option<Instant> {
+        let queue = self.queue();
+        let waits = queue.bytes > 0 && now.saturating_duration_since(queue.since) >= self.patience;
+        waits.then_some(queue.since)
+    }
+
+    fn evict(&self) {
+        let mut queue = self.queue();
+        queue.evicted = true;
+        self.take_off(std::mem::take(&mut queue.bytes));
+        drop(queue);
+        self.waker.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn stream(budgets: &[&MemoryBudget]) -> Holder {
+        Holder::new(budgets.iter().copied().cloned().collect(), Duration::ZERO)
+    }
+
+    async fn stream_with(budget: &MemoryBudget, bytes: usize) -> Holder {
+        advance(SECOND).await;
+        let holder = stream(&[budget]);
+        holder.hold(bytes);
+        holder
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn over_the_limit_the_holder_that_waits_longest_is_evicted() {
+        let budget = MemoryBudget::new(1000);
+        let first = stream_with(&budget, 300).await;
+        let second = stream_with(&budget, 400).await;
+        let third = stream_with(&budget, 300).await;
+        assert!(![&first, &second, &third].iter().any(|holder| holder.is_evicted()));
+        let last = stream_with(&budget, 1).await;
+        assert!(first.is_evicted() && !second.is_evicted() && !third.is_evicted() && !last.is_evicted());
+        assert_eq!(budget.held(), 701, "an evicted holder no longer counts");
+        first.hold(500);
+        first.release(300);
+        assert_eq!(budget.held(), 701, "whatever it still does");
+        drop((first, second, third, last));
+        assert_eq!(budget.held(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_receiver_that_takes_a_byte_now_and_then_still_waits() {
+        let budget = MemoryBudget::new(1000);
+        let trickle = stream_with(&budget, 500).await;
+        let reads = stream_with(&budget, 400).await;
+        for _ in 0..10 {
+            advance(SECOND).await;
+            trickle.release(1);
+            trickle.hold(1);
+            reads.release(300);
+            reads.hold(300);
+        }
+        reads.hold(101);
+        assert!(trickle.is_evicted() && !reads.is_evicted());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_over_its_own_budget_loses_its_own_stream() {
+        let (process, connection) = (MemoryBudget::new(1000), MemoryBudget::new(500));
+        let other = stream_with(&process, 400).await;
+        let first = stream(&[&connection, &process]);
+        first.hold(250);
+        advance(SECOND).await;
+        let second = stream(&[&connection, &process]);
+        second.hold(251);
+        assert!(first.is_evicted() && !second.is_evicted() && !other.is_evicted());
+        assert_eq!((connection.held(), process.held()), (251, 651));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_holder_is_not_evicted_before_its_patience_is_over() {
+        let budget = MemoryBudget::new(1000);
+        let connection = Holder::new(vec![budget.clone()], SECOND);
+        connection.hold(1001);
+        assert!(!connection.is_evicted());
+        advance(SECOND).await;
+        connection.hold(1);
+        assert!(connection.is_evicted());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_eviction_wakes_the_task() {
+        let budget = MemoryBudget::new(1000);
+        let holder = Arc::new(stream_with(&budget, 1000).await);
+        let waiting = Arc::clone(&holder);
+        let task = tokio::spawn(std::future::poll_fn(move |cx| waiting.poll_evicted(cx)));
+        tokio::task::yield_now().await;
+        assert!(!task.is_finished());
+        let other = stream_with(&budget, 1).await;
+        task.await.unwrap();
+        assert!(!other.is_evicted());
+    }
+}

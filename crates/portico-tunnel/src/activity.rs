@@ -1,0 +1,230 @@
+//! What is known of one HTTP/2 connection beyond what h2 tells: signs of life, what is written, the bytes it
+//! holds.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use portico_net::MemoryBudget;
+use portico_net::memory::Holder;
+use tokio::sync::Notify;
+
+use crate::chunk::{self, CHUNK, COPIED};
+
+/// Most bytes that wait for the TCP socket of one connection: four streams with a full window each, a few
+/// milliseconds of a fast network. More would not be faster, for the socket is the bottleneck then.
+const ROOM: usize = 1 << 20;
+
+/// Most bytes that one connection holds in both directions: a fourth of what a gateway holds in all by
+/// default.
+const CONNECTION_MEMORY: usize = 32 << 20;
+
+/// A peer that takes within this time all that waits for it is at work: 1 MiB at 8 Mbit/s.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Shared by the task of a connection and those of its streams, all on one thread.
+#[derive(Debug)]
+pub(crate) struct Activity {
+    process: MemoryBudget,
+    connection: MemoryBudget,
+    /// Bytes that wait for the peer. Evicted, the connection ends.
+    to_peer: Holder,
+    /// There is room for more of them: for one stream at a time.
+    freed: Notify,
+    /// Bytes came since this was last asked.
+    heard: AtomicBool,
+    /// How often the connection had nothing left to write.
+    flushes: AtomicU64,
+    flushed: Notify,
+    /// Requests cancelled by their client before they were answered.
+    pub(crate) cancelled: AtomicU32,
+}
+
+impl Activity {
+    /// Of a connection that holds bytes within the budget of the process.
+    pub(crate) fn new(process: &MemoryBudget) -> Self {
+        let connection = MemoryBudget::new(CONNECTION_MEMORY);
+        let to_peer = Holder::new(vec![connection.clone(), process.clone()], PATIENCE);
+        Self {
+            process: process.clone(),
+            connection,
+            to_peer,
+            freed: Notify::new(),
+            heard: AtomicBool::default(),
+            flushes: AtomicU64::default(),
+            flushed: Notify::new(),
+            cancelled: AtomicU32::default(),
+        }
+    }
+
+    /// Bytes came.
+    pub(crate) fn hear(&self) {
+        self.heard.store(true, Relaxed);
+    }
+
+    /// Whether bytes came since [`take_heard`](Self::take_heard) was called.
+    pub(crate) fn heard(&self) -> bool {
+        self.heard.load(Relaxed)
+    }
+
+    /// Whether bytes came since the last call.
+    pub(crate) fn take_heard(&self) -> bool {
+        self.heard.swap(false, Relaxed)
+    }
+
+    /// All that was queued is written.
+    pub(crate) fn flushed(&self) {
+        self.flushes.fetch_add(1, Relaxed);
+        self.flushed.notify_waiters();
+    }
+
+    /// A mark for [`flushed_since`](Self::flushed_since).
+    pub(crate) fn mark(&self) -> u64 {
+        self.flushes.load(Relaxed)
+    }
+
+    /// Waits until all that was queued before `mark` was taken has been handed to the socket. Queueing has
+    /// woken the connection's task.
+    pub(crate) async fn flushed_since(&self, mark: u64) {
+        loop {
+            let flushed = self.flushed.notified();
+            if self.flushes.load(Relaxed) > mark {
+                return;
+            }
+            flushed.await;
+        }
+    }
+
+    /// Ready when the connection has to end: its peer does not read, and others need the memory.
+    pub(crate) fn poll_evicted(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.to_peer.poll_evicted(cx)
+    }
+
+    /// Whether the connection has to end.
+    pub(crate) fn is_evicted(&self) -> bool {
+        self.to_peer.is_evicted()
+    }
+
+    /// For a stream whose socket takes bytes more slowly than they come. They count in the budget of its cluster, too.
+    pub(crate) fn holder(&self, cluster: Option<&MemoryBudget>) -> Holder {
+        let budgets = [&self.connection, &self.process].into_iter().chain(cluster);
+        Holder::new(budgets.cloned().collect(), Duration::ZERO)
+    }
+
+    /// Most bytes of the next chunk towards the peer; 0 while there is no room for one. While the process is
+    /// short of memory, a connection holds one small chunk at a time.
+    pub(crate) fn room(&self) -> usize {
+        match (self.process.room() < CHUNK, self.to_peer.held()) {
+            (true, 0) => COPIED,
+            (true, _) => 0,
+            (false, held) if held + CHUNK > ROOM => 0,
+            (false, _) => CHUNK,
+        }
+    }
+
+    /// Returns when there may be room again, to one stream at a time, in the order in which they came. It
+    /// then has to call [`pass_on`](Self::pass_on).
+    pub(crate) async fn freed(&self) {
+        self.freed.notified().await;
+    }
+
+    /// Lets the next stream in line have what room is left.
+    pub(crate) fn pass_on(&self) {
+        if self.room() > 0 {
+            self.freed.notify_one();
+        }
+    }
+
+    /// The same bytes, counted until h2 has written or dropped them.
+    pub(crate) fn counted(self: &Arc<Self>, bytes: Bytes) -> Bytes {
+        let cost = chunk::cost(bytes.len());
+        self.to_peer.hold(cost);
+        Bytes::from_owner(Counted { bytes, cost, activity: Arc::clone(self) })
+    }
+}
+
+struct Counted {
+    bytes: Bytes,
+    cost: usize,
+    activity: Arc<Activity>,
+}
+
+impl AsRef<[u8]> for Counted {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.activity.to_peer.release(self.cost);
+        self.activity.pass_on();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::Waker;
+
+    use super::*;
+
+    fn chunk(activity: &Arc<Activity>, bytes: usize) -> Option<Bytes> {
+        let bytes = bytes.min(activity.room());
+        (bytes > 0).then(|| activity.counted(vec![0; bytes].into()))
+    }
+
+    #[test]
+    fn a_connection_holds_a_megabyte_for_its_peer() {
+        let process = MemoryBudget::new(64 << 20);
+        let activity = Arc::new(Activity::new(&process));
+        let held: Vec<_> = std::iter::from_fn(|| chunk(&activity, CHUNK)).collect();
+        assert_eq!(held.len(), ROOM / CHUNK);
+        assert_eq!(process.held(), held.len() * CHUNK);
+        drop(held);
+        assert_eq!(process.held(), 0);
+    }
+
+    #[test]
+    fn a_turn_that_is_not_used_is_the_next_ones() {
+        let activity = Arc::new(Activity::new(&MemoryBudget::new(64 << 20)));
+        let mut held: Vec<_> = std::iter::from_fn(|| chunk(&activity, CHUNK)).collect();
+        let mut cx = Context::from_waker(Waker::noop());
+        let [mut first, mut second, mut third] = std::array::from_fn(|_| Box::pin(activity.freed()));
+        for waiting in [&mut first, &mut second, &mut third] {
+            assert!(waiting.as_mut().poll(&mut cx).is_pending());
+        }
+        held.pop();
+        drop(first);
+        assert!(third.as_mut().poll(&mut cx).is_pending(), "one at a time, in the order they came");
+        assert!(second.as_mut().poll(&mut cx).is_ready());
+        activity.pass_on();
+        assert!(third.as_mut().poll(&mut cx).is_ready());
+        assert!(pin!(activity.freed()).poll(&mut cx).is_pending());
+    }
+
+    #[test]
+    fn while_memory_is_short_a_connection_holds_one_small_chunk() {
+        let process = MemoryBudget::new(4 * CHUNK);
+        let (other, activity) = (Arc::new(Activity::new(&process)), Arc::new(Activity::new(&process)));
+        let held: Vec<_> = std::iter::from_fn(|| chunk(&other, CHUNK)).collect();
+        assert_eq!(held.len(), 4);
+        let small = chunk(&activity, CHUNK).unwrap();
+        assert_eq!(small.len(), COPIED);
+        assert!(chunk(&activity, 1).is_none());
+        drop(small);
+        assert!(chunk(&activity, 1).is_some());
+        drop(held);
+        assert_eq!(activity.room(), CHUNK);
+    }
+
+    #[test]
+    fn small_chunks_take_the_room_of_their_bytes() {
+        let process = MemoryBudget::new(64 << 20);
+        let activity = Arc::new(Activity::new(&process));
+        let held: Vec<_> = (0..1000).map_while(|_| chunk(&activity, 256)).collect();
+        assert_eq!((held.len(), process.held()), (1000, 256_000));
+    }
+}

@@ -1,0 +1,158 @@
+//! CONNECT over HTTP/1.1 (RFC 9110 section 9.3.6): after one request the connection is the tunnel.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Buf, Bytes, BytesMut};
+use http::StatusCode;
+use portico_wire::Parse;
+use portico_wire::connect;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::{Caller, Failure, read_more};
+use crate::handler::{Handler, Protocol, Refusal, Request, Upstream};
+use crate::token::Token;
+
+const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
+
+/// How long a refused client may take to read the response and close.
+pub(crate) const GOODBYE: Duration = Duration::from_secs(1);
+
+/// Most bytes of a refused client that are read and dropped: closing with unread bytes would reset the
+/// connection, and the client would lose the response.
+const THROWN_AWAY: u64 = 64 * 1024;
+
+/// A tunnel whose client has got its 200.
+pub(crate) struct Opened<M> {
+    /// What came together with the request.
+    pub(crate) early: Bytes,
+    pub(crate) upstream: Upstream<M>,
+}
+
+/// Reads the request, connects and responds. `None` if the client was refused.
+pub(crate) async fn open<S, H>(
+    stream: &mut S,
+    bytes: BytesMut,
+    caller: &Caller,
+    deadline: Instant,
+    handler: &Arc<H>,
+) -> Result<Option<Opened<H::Meter>>, Failure>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    H: Handler,
+{
+    let mut bytes = bytes;
+    let head = timeout_at(deadline, read_head(stream, &mut bytes, caller)).await;
+    caller.greeted(&**handler);
+    let refusal = match head {
+        Ok(Err(HeadError::Gone(error))) => return Err(Failure::Http1(error)),
+        Ok(Err(HeadError::Refused(refusal))) => refusal,
+        Err(_) => Refusal::new(StatusCode::REQUEST_TIMEOUT, "the request head did not come in time"),
+        Ok(Ok(request)) => match connect_if_wanted(handler, &request).await {
+            None => {
+                refuse(stream, &Refusal::UNWANTED).await;
+                return Err(Failure::Unwanted);
+            }
+            Some(Err(refusal)) => {
+                refuse(stream, &refusal).await;
+                return Ok(None);
+            }
+            Some(Ok(upstream)) => {
+                if let Err(error) = answer(stream, ESTABLISHED).await {
+                    // A reset tells the upstream that nothing will come. It is closed either way.
+                    let _ = upstream.stream.set_zero_linger();
+                    return Err(Failure::Http1(error));
+                }
+                return Ok(Some(Opened { early: bytes.freeze(), upstream }));
+            }
+        },
+    };
+    handler.refused(&refusal);
+    refuse(stream, &refusal).await;
+    Ok(None)
+}
+
+/// Connects. `None` if the connection has to make room for others before that is done.
+async fn connect_if_wanted<H: Handler>(
+    handler: &Arc<H>,
+    request: &Request,
+) -> Option<Result<Upstream<H::Meter>, Refusal>> {
+    // Boxed: a tunnel at rest does not keep the memory that connecting needs.
+    let connect = Box::pin(handler.connect(request));
+    tokio::select! {
+        biased;
+        outcome = connect => Some(outcome),
+        () = handler.unwanted() => None,
+    }
+}
+
+/// Tells a client without TLS that it needs TLS.
+pub(crate) async fn refuse_plaintext<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) {
+    refuse(stream, &Refusal::new(StatusCode::FORBIDDEN, "this listener serves TLS only")).await;
+}
+
+enum HeadError {
+    /// The client left, or its connection broke.
+    Gone(io::Error),
+    /// The request cannot be served.
+    Refused(Refusal),
+}
+
+/// Reads a request head. `bytes` holds what was read before, and afterwards what came after the head.
+async fn read_head<S: AsyncRead + Unpin>(
+    stream: &mut S,
+    bytes: &mut BytesMut,
+    caller: &Caller,
+) -> Result<Request, HeadError> {
+    loop {
+        match connect::parse(bytes) {
+            Parse::NeedMore => {}
+            Parse::Malformed(malformed) => {
+                let reason = malformed.reason().into();
+                return Err(HeadError::Refused(Refusal { status: StatusCode::BAD_REQUEST, reason }));
+            }
+            Parse::Complete(head) if !head.is_connect() => return Err(HeadError::Refused(Refusal::METHOD)),
+            Parse::Complete(head) => {
+                let token = [head.authorization, head.proxy_authorization].into_iter().flatten();
+                let token = token.filter_map(Token::from_header).next();
+                let request = caller.request(head.target, token, Protocol::Http1);
+                let len = head.len;
+                bytes.advance(len);
+                return Ok(request);
+            }
+        }
+        match read_more(stream, bytes).await {
+            Ok(0) => return Err(HeadError::Gone(io::ErrorKind::UnexpectedEof.into())),
+            Ok(_) => {}
+            Err(error) => return Err(HeadError::Gone(error)),
+        }
+    }
+}
+
+async fn answer<S: AsyncWrite + Unpin>(stream: &mut S, bytes: &[u8]) -> io::Result<()> {
+    stream.write_all(bytes).await?;
+    stream.flush().await
+}
+
+/// Responds with a status and a sentence, then closes. What fails here fails because the client is gone.
+async fn refuse<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, refusal: &Refusal) {
+    let Refusal { status, reason } = refusal;
+    let more = match *status {
+        StatusCode::METHOD_NOT_ALLOWED => "Allow: CONNECT\r\n",
+        StatusCode::UNAUTHORIZED => "WWW-Authenticate: Bearer\r\n",
+        _ => "",
+    };
+    let head = format!(
+        "HTTP/1.1 {status}\r\n{more}Content-Type: text/plain; charset=utf-8\r\n\
+         Content-Length: {length}\r\nConnection: close\r\n\r\n{reason}\n",
+        length = reason.len() + 1,
+    );
+    let goodbye = async {
+        answer(stream, head.as_bytes()).await?;
+        stream.shutdown().await?;
+        tokio::io::copy(&mut stream.take(THROWN_AWAY), &mut tokio::io::sink()).await
+    };
+    let _ = timeout(GOODBYE, goodbye).await;
+}

@@ -1,0 +1,334 @@
+//! One HTTP/2 connection: CONNECT requests become streams, streams become [`Bridge`]s (RFC 9113 section 8.5).
+//!
+//! One task drives the connection, one task each carries a stream, all on the thread that accepted it. The
+//! connection's task also sends PING to a silent peer ([`KeepAlive`]), sends GOAWAY when the gateway drains,
+//! and then lets the streams finish.
+//!
+//! [`Settings`] bound what a peer can make the gateway hold. h2's own caps (resets before accept, resets for
+//! errors, small frames, header lists) and [`RapidReset`] bound how fast it can make it work for nothing.
+
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::server::{Builder, Connection, SendResponse};
+use h2::{Reason, RecvStream, SendStream};
+use http::header::{
+    ALLOW, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, PROXY_AUTHORIZATION, WWW_AUTHENTICATE,
+};
+use http::{Method, Response, StatusCode};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::{Instant, Sleep, sleep, timeout, timeout_at};
+
+use super::http1::GOODBYE;
+use super::{Caller, Failure, Finished};
+use crate::activity::Activity;
+use crate::bridge::Bridge;
+use crate::handler::{Handler, Protocol, Refusal, Request, Side, Upstream};
+use crate::keepalive::KeepAlive;
+use crate::settings::{FRAME_SIZE, HEADER_LIST, SEND_BUFFER, Settings};
+use crate::token::Token;
+use crate::turn::{Batched, Turn, batched};
+use crate::waiting::Waiting;
+
+/// Serves a connection until it ends. `drain` is ready when no new streams are wanted.
+pub(crate) async fn serve<S, H>(
+    stream: S,
+    caller: &Caller,
+    settings: &Settings,
+    drain: impl Future<Output = ()>,
+    deadline: Instant,
+    handler: &Arc<H>,
+) -> Result<Finished, Failure>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    H: Handler,
+{
+    let activity = Arc::new(Activity::new(&settings.memory));
+    let (stream, mut turn) = batched(stream, &activity);
+    let handshake = builder(settings).handshake(stream);
+    let mut connection = timeout_at(deadline, handshake).await.map_err(|_| Failure::TooSlow)??;
+    caller.greeted(&**handler);
+    let mut unwanted = pin!(handler.unwanted());
+    let mut keep_alive =
+        KeepAlive::new(connection.ping_pong(), settings.ping_interval, settings.ping_timeout);
+    let mut unused = Unused::new(settings.connection_idle);
+    let mut rapid_reset = RapidReset { since: Instant::now() };
+    let mut drain = pin!(drain);
+    let mut draining = false;
+    loop {
+        tokio::select! {
+            biased;
+            // Before requests, or a client that sends them without a pause would stay.
+            () = &mut unwanted => {
+                dismiss(connection).await;
+                return Err(Failure::Unwanted);
+            }
+            accepted = accept(&mut connection, &mut turn) => match accepted {
+                None => return Ok(if draining { Finished::Drained } else { Finished::Closed }),
+                Some(Err(error)) => return Err(error.into()),
+                Some(Ok((request, respond))) => {
+                    if rapid_reset.seen(&activity, settings.max_streams) {
+                        connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+                        continue;
+                    }
+                    let tunnel = Tunnel { activity: Arc::clone(&activity), idle: settings.stream_idle };
+                    start(request, respond, caller, handler, tunnel);
+                }
+            },
+            () = &mut drain, if !draining => {
+                draining = true;
+                connection.graceful_shutdown();
+            }
+            () = keep_alive.silent(&activity) => return Err(Failure::Silent),
+            () = unused.too_long(), if !draining => {
+                if !connection.has_streams() {
+                    draining = true;
+                    connection.graceful_shutdown();
+                }
+            }
+        }
+    }
+}
+
+/// Sends GOAWAY. A client that does not read is not waited for long.
+async fn dismiss<S: AsyncRead + AsyncWrite + Unpin>(mut connection: Connection<Batched<S>, Bytes>) {
+    connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+    // An error says that it is gone, which is what we want.
+    let _ = timeout(GOODBYE, poll_fn(|cx| connection.poll_closed(cx))).await;
+}
+
+fn builder(settings: &Settings) -> Builder {
+    let mut builder = Builder::new();
+    builder
+        .initial_window_size(settings.stream_window)
+        .initial_connection_window_size(settings.connection_window())
+        // And one more, on which a client with a full tunnel sends a new token.
+        .max_concurrent_streams(settings.max_streams.saturating_add(1))
+        // Requests cancelled before they were accepted. A client that waited for a gateway that stood still
+        // for some seconds cancels all of them, and h2's limit of 20 would cost it its streams. `RapidReset`
+        // stops attacks.
+        .max_pending_accept_reset_streams(settings.max_streams as usize)
+        .max_frame_size(FRAME_SIZE)
+        .max_header_list_size(HEADER_LIST)
+        .max_send_buffer_size(SEND_BUFFER);
+    builder
+}
+
+type Accepted = Option<Result<(http::Request<RecvStream>, SendResponse<Bytes>), h2::Error>>;
+
+/// Drives the connection to the next request.
+async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
+    connection: &mut Connection<Batched<S>, Bytes>,
+    turn: &mut Turn<S>,
+) -> Accepted {
+    poll_fn(|cx| turn.poll(cx, |cx| connection.poll_accept(cx))).await
+}
+
+/// What a stream needs of its connection.
+struct Tunnel {
+    activity: Arc<Activity>,
+    idle: Option<Duration>,
+}
+
+/// Responds to what needs no upstream, and gives everything else a task of its own.
+fn start<H: Handler>(
+    request: http::Request<RecvStream>,
+    respond: SendResponse<Bytes>,
+    caller: &Caller,
+    handler: &Arc<H>,
+    tunnel: Tunnel,
+) {
+    let (head, from_client) = request.into_parts();
+    let token = || {
+        let headers =
+            [AUTHORIZATION, PROXY_AUTHORIZATION].into_iter().filter_map(|name| head.headers.get(name));
+        headers.filter_map(|value| Token::from_header(value.to_str().ok()?)).next()
+    };
+    // The path of a refresh is `*`, which some libraries leave out.
+    let is_refresh = head.method == Method::OPTIONS && matches!(head.uri.path(), "*" | "");
+    let refusal = if head.method != Method::CONNECT && !is_refresh {
+        Refusal::METHOD
+    } else if let Some(authority) = head.uri.authority() {
+        let request = caller.request(authority.as_str(), token(), Protocol::Http2);
+        let handler = Arc::clone(handler);
+        if is_refresh {
+            tokio::spawn(verify(handler, request, respond, tunnel.activity));
+        } else {
+            tokio::spawn(carry(handler, request, respond, from_client, tunnel));
+        }
+        return;
+    } else {
+        Refusal::NO_AUTHORITY
+    };
+    handler.refused(&refusal);
+    refuse(respond, &refusal);
+}
+
+/// The task of one identity refresh.
+async fn verify<H: Handler>(
+    handler: Arc<H>,
+    request: Request,
+    mut respond: SendResponse<Bytes>,
+    activity: Arc<Activity>,
+) {
+    match unless_reset(&mut respond, handler.verify(&request)).await {
+        None => drop(activity.cancelled.fetch_add(1, Relaxed)),
+        Some(Err(refusal)) => refuse(respond, &refusal),
+        Some(Ok(())) => {
+            let mut answer = Response::new(());
+            *answer.status_mut() = StatusCode::NO_CONTENT;
+            // Fails only if the client is gone.
+            let _ = respond.send_response(answer, true);
+        }
+    }
+}
+
+/// Waits for `future`, unless the client resets the stream.
+async fn unless_reset<T>(respond: &mut SendResponse<Bytes>, future: impl Future<Output = T>) -> Option<T> {
+    let mut future = pin!(future);
+    poll_fn(|cx| {
+        if respond.poll_reset(cx).is_ready() {
+            return Poll::Ready(None);
+        }
+        future.as_mut().poll(cx).map(Some)
+    })
+    .await
+}
+
+/// The task of one stream.
+async fn carry<H: Handler>(
+    handler: Arc<H>,
+    request: Request,
+    respond: SendResponse<Bytes>,
+    from_client: RecvStream,
+    tunnel: Tunnel,
+) {
+    // Boxed: a tunnel at rest does not keep the memory that connecting needs.
+    let opened = Box::pin(open(handler, request, respond, from_client, Arc::clone(&tunnel.activity))).await;
+    if let Some(Opened { stream, early, upstream }) = opened {
+        let Upstream { stream: socket, meter } = upstream;
+        Bridge::new(Side::Downstream, stream, socket, meter, tunnel.activity, early, tunnel.idle).run().await;
+    }
+}
+
+/// A stream whose client has got its 200.
+struct Opened<M> {
+    stream: (SendStream<Bytes>, RecvStream),
+    /// What came before that.
+    early: Option<Box<Waiting>>,
+    upstream: Upstream<M>,
+}
+
+/// Connects and responds. `None` if the client was refused, or left meanwhile.
+async fn open<H: Handler>(
+    handler: Arc<H>,
+    request: Request,
+    mut respond: SendResponse<Bytes>,
+    mut from_client: RecvStream,
+    activity: Arc<Activity>,
+) -> Option<Opened<H::Meter>> {
+    let mut early = None;
+    let connected = {
+        let connect = unless_reset(&mut respond, handler.connect(&request));
+        unless_too_much(&mut from_client, &mut early, &activity, connect).await
+    };
+    match connected {
+        None => respond.send_reset(Reason::ENHANCE_YOUR_CALM),
+        Some(None) => drop(activity.cancelled.fetch_add(1, Relaxed)),
+        Some(Some(Err(refusal))) => refuse(respond, &refusal),
+        Some(Some(Ok(upstream))) => match respond.send_response(Response::new(()), false) {
+            Ok(to_client) => return Some(Opened { stream: (to_client, from_client), early, upstream }),
+            // The client left in this moment; the reset tells the upstream that nothing will come.
+            Err(_) => drop(upstream.stream.set_zero_linger()),
+        },
+    }
+    None
+}
+
+/// Waits for `future`, and takes what the client sends meanwhile, so that it is counted. `None` if others
+/// need that memory.
+async fn unless_too_much<T>(
+    from_client: &mut RecvStream,
+    early: &mut Option<Box<Waiting>>,
+    activity: &Activity,
+    future: impl Future<Output = T>,
+) -> Option<T> {
+    let mut future = pin!(future);
+    poll_fn(|cx| {
+        while let Poll::Ready(Some(Ok(bytes))) = from_client.poll_data(cx) {
+            early.get_or_insert_with(|| Box::new(Waiting::new(activity, None))).push(bytes);
+        }
+        if early.as_ref().is_some_and(|early| early.poll_evicted(cx).is_ready()) {
+            return Poll::Ready(None);
+        }
+        future.as_mut().poll(cx).map(Some)
+    })
+    .await
+}
+
+/// Responds with a status and a sentence. Fails only if the client is gone, so silently.
+fn refuse(mut respond: SendResponse<Bytes>, refusal: &Refusal) {
+    let body = Bytes::from(format!("{}\n", refusal.reason));
+    let mut answer = Response::new(());
+    *answer.status_mut() = refusal.status;
+    let headers = answer.headers_mut();
+    headers.insert(CONTENT_TYPE, http::HeaderValue::from_static("text/plain; charset=utf-8"));
+    headers.insert(CONTENT_LENGTH, body.len().into());
+    if refusal.status == StatusCode::METHOD_NOT_ALLOWED {
+        headers.insert(ALLOW, http::HeaderValue::from_static("CONNECT"));
+    }
+    if refusal.status == StatusCode::UNAUTHORIZED {
+        headers.insert(WWW_AUTHENTICATE, http::HeaderValue::from_static("Bearer"));
+    }
+    if let Ok(mut to_client) = respond.send_response(answer, false) {
+        let _ = to_client.send_data(body, true);
+    }
+}
+
+/// Closes a connection that has had no stream for one to two intervals: it looks once an interval.
+struct Unused {
+    timer: Option<(Pin<Box<Sleep>>, Duration)>,
+}
+
+impl Unused {
+    fn new(limit: Option<Duration>) -> Self {
+        Self { timer: limit.map(|limit| (Box::pin(sleep(limit)), limit)) }
+    }
+
+    async fn too_long(&mut self) {
+        match &mut self.timer {
+            None => std::future::pending().await,
+            Some((timer, limit)) => {
+                timer.as_mut().await;
+                timer.as_mut().reset(Instant::now() + *limit);
+            }
+        }
+    }
+}
+
+/// Detects a client that keeps cancelling requests before their response (CVE-2023-44487, "rapid reset"):
+/// each costs a route look-up and the start of a connect. h2 counts only those cancelled before they were
+/// accepted, which happens at once.
+struct RapidReset {
+    since: Instant,
+}
+
+impl RapidReset {
+    /// Whether more than `most` were cancelled within a second. All streams of a connection at once are no
+    /// attack: an agent whose API server hangs cancels them.
+    fn seen(&mut self, activity: &Activity, most: u32) -> bool {
+        if activity.cancelled.load(Relaxed) <= most {
+            return false;
+        }
+        let now = Instant::now();
+        let seen = now.duration_since(self.since) < Duration::from_secs(1);
+        self.since = now;
+        activity.cancelled.store(0, Relaxed);
+        seen
+    }
+}

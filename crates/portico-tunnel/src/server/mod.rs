@@ -1,0 +1,261 @@
+//! The server half: learns what a connection to the tunnel port speaks, who calls, and serves its CONNECT
+//! requests.
+//!
+//! [`serve()`] reads the first bytes. Under TLS ([`tls`]) the certificate of the client is kept for later
+//! requests ([`client_certificate`], [`identity`]). [`http2`] makes a task of each stream; [`http1`] makes a
+//! tunnel of the connection, which [`tls_tunnel`] copies under TLS and the caller copies without. Called by
+//! the gateway for every connection that its tunnel listener accepts.
+
+mod client_certificate;
+mod http1;
+mod http2;
+mod identity;
+mod tls;
+mod tls_tunnel;
+
+use std::io;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use portico_net::{ReadAhead, Rewind, SharedTcp};
+use portico_wire::Parse;
+use portico_wire::connect::{self, MAX_HEAD, Protocol as Spoken};
+use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use self::http1::Opened;
+use crate::handler::{Handler, Protocol, Request, Upstream};
+use crate::settings::Settings;
+use crate::token::Token;
+
+pub use client_certificate::{CertificateProblem, Presented};
+pub use identity::Identity;
+pub use tls::{ALPN, Tls, TlsError, TlsFiles};
+
+/// What the caller of [`serve()`] has to do next.
+#[derive(Debug)]
+pub enum Served<M> {
+    /// HTTP/1.1 without TLS: the client has got its 200. The tunnel is two TCP connections now, which the
+    /// caller copies by splice(2).
+    Carry {
+        /// The client.
+        downstream: TcpStream,
+        /// What it sent with its request. It goes to the upstream first.
+        early: Bytes,
+        /// Where it goes.
+        upstream: Upstream<M>,
+    },
+    /// Nothing.
+    Finished(Finished),
+}
+
+/// How a connection ended orderly.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finished {
+    /// Both sides ended, or the client was refused with a response.
+    Closed,
+    /// GOAWAY was sent, and the last stream has ended.
+    Drained,
+}
+
+/// How a connection failed. None of these concerns an upstream: tunnels report through their
+/// [`Meter`](crate::Meter), refused requests through [`Handler::refused`].
+#[derive(Debug, Error)]
+pub enum Failure {
+    /// The client left without a byte, as port scans and TCP health checks do.
+    #[error("the client left before it said anything")]
+    ClosedEarly,
+    /// The client did not finish its first bytes, handshake, preface or request head in time.
+    #[error("the client did not say in time what it wants")]
+    TooSlow,
+    /// The first bytes belong to none of the protocols of this port.
+    #[error("{0}")]
+    Malformed(&'static str),
+    /// TLS came, and no certificate is configured.
+    #[error(
+        "the client speaks TLS, and this listener has no certificate; \
+         set --tunnel-tls-cert and --tunnel-tls-key"
+    )]
+    TlsNotServed,
+    /// Plaintext came, and only TLS is served.
+    #[error(
+        "the client does not speak TLS, and this listener serves nothing else; \
+         --tunnel-plaintext would allow it"
+    )]
+    PlaintextNotServed,
+    /// The client does not hold the key of its certificate, or it is no certificate. What else is wrong with
+    /// a certificate is said in the response to a request.
+    #[error("client certificate: {0}")]
+    Untrusted(#[source] rustls::Error),
+    /// The TLS handshake failed otherwise: no common version, or the client does not trust the listener's
+    /// certificate.
+    #[error("TLS handshake: {0}")]
+    Tls(#[source] io::Error),
+    /// The HTTP/2 connection broke, or its client broke the protocol. Before [`Handler::greeted`] it never
+    /// became one.
+    #[error("HTTP/2 connection: {0}")]
+    Http2(#[from] h2::Error),
+    /// The HTTP/1.1 client left before it had its response.
+    #[error("HTTP/1.1 connection: {0}")]
+    Http1(#[source] io::Error),
+    /// [`Handler::unwanted`] was ready. The client got GOAWAY or 429.
+    #[error("the client had shown no identity that is accepted, and its place was needed")]
+    Unwanted,
+    /// The HTTP/2 client answered no PING in time.
+    #[error("the client gave no sign of life")]
+    Silent,
+}
+
+/// Serves one accepted connection. `first` is what was already read from it. `drain` is ready when no new
+/// streams are wanted. Dropping the future ends the connection and resets its streams.
+///
+/// Must be polled on a current-thread runtime: streams run as tasks on the same thread.
+pub async fn serve<H: Handler>(
+    mut stream: TcpStream,
+    first: Bytes,
+    settings: &Settings,
+    drain: impl Future<Output = ()>,
+    handler: &Arc<H>,
+) -> Result<Served<H::Meter>, Failure> {
+    let deadline = Instant::now() + settings.hello_timeout;
+    // Fails only on a dead socket, and the next read says so.
+    let _ = stream.set_nodelay(true);
+    let mut first = BytesMut::from(first);
+    let spoken =
+        timeout_at(deadline, sniff(&mut stream, &mut first)).await.map_err(|_| Failure::TooSlow)??;
+    let plaintext =
+        || if settings.plaintext { Ok(Caller::plaintext()) } else { Err(Failure::PlaintextNotServed) };
+    match (spoken, &settings.tls) {
+        (Spoken::Tls, None) => Err(Failure::TlsNotServed),
+        (Spoken::Tls, Some(tls)) => {
+            serve_tls(stream, first.freeze(), tls, settings, drain, handler).await.map(Served::Finished)
+        }
+        (Spoken::Http2Preface, _) => {
+            let caller = plaintext()?;
+            let stream = Rewind::new(first.freeze(), stream);
+            http2::serve(stream, &caller, settings, drain, deadline, handler).await.map(Served::Finished)
+        }
+        (Spoken::Http1, _) => match plaintext() {
+            Err(failure) => {
+                http1::refuse_plaintext(&mut stream).await;
+                Err(failure)
+            }
+            Ok(caller) => Ok(match http1::open(&mut stream, first, &caller, deadline, handler).await? {
+                None => Served::Finished(Finished::Closed),
+                Some(Opened { early, upstream }) => Served::Carry { downstream: stream, early, upstream },
+            }),
+        },
+    }
+}
+
+/// TLS, and what is spoken inside.
+async fn serve_tls<H: Handler>(
+    stream: TcpStream,
+    first: Bytes,
+    tls: &Arc<Tls>,
+    settings: &Settings,
+    drain: impl Future<Output = ()>,
+    handler: &Arc<H>,
+) -> Result<Finished, Failure> {
+    // The timeout begins anew with each step of the client: while thousands of agents return at once the
+    // gateway is the slow one, and a handshake that is given up half-way has to be done twice.
+    let socket = Arc::new(stream);
+    let below = Rewind::new(first, ReadAhead::new(SharedTcp(Arc::clone(&socket))));
+    let accept = TlsAcceptor::from(tls.current()).accept(below);
+    let accepted = timeout(settings.hello_timeout, accept).await.map_err(|_| Failure::TooSlow)?;
+    let deadline = Instant::now() + settings.hello_timeout;
+    let mut stream = accepted.map_err(tls_failure)?;
+    let caller = Caller::of(&stream, tls);
+    let mut inside = BytesMut::new();
+    let spoken = match stream.get_ref().1.alpn_protocol() {
+        Some(name) if name == b"h2" || name == ALPN => Spoken::Http2Preface,
+        Some(_) => Spoken::Http1,
+        None => {
+            timeout_at(deadline, sniff(&mut stream, &mut inside)).await.map_err(|_| Failure::TooSlow)??
+        }
+    };
+    match spoken {
+        Spoken::Tls => Err(Failure::Malformed("there is TLS within TLS")),
+        Spoken::Http2Preface => {
+            let stream = Rewind::new(inside.freeze(), stream);
+            http2::serve(stream, &caller, settings, drain, deadline, handler).await
+        }
+        Spoken::Http1 => {
+            if let Some(opened) = http1::open(&mut stream, inside, &caller, deadline, handler).await? {
+                tls_tunnel::carry(stream, socket, opened, settings.stream_idle).await;
+            }
+            Ok(Finished::Closed)
+        }
+    }
+}
+
+fn tls_failure(error: io::Error) -> Failure {
+    use rustls::Error::{InvalidCertificate, NoCertificatesPresented};
+    match error.get_ref().and_then(|source| source.downcast_ref::<rustls::Error>()) {
+        Some(source @ (InvalidCertificate(_) | NoCertificatesPresented)) => {
+            Failure::Untrusted(source.clone())
+        }
+        _ => Failure::Tls(error),
+    }
+}
+
+/// Reads until the first bytes tell what the client speaks.
+async fn sniff<S: AsyncRead + Unpin>(stream: &mut S, bytes: &mut BytesMut) -> Result<Spoken, Failure> {
+    loop {
+        match connect::sniff(bytes) {
+            Parse::Complete(spoken) => return Ok(spoken),
+            Parse::Malformed(malformed) => return Err(Failure::Malformed(malformed.reason())),
+            Parse::NeedMore => {}
+        }
+        match read_more(stream, bytes).await {
+            Ok(0) | Err(_) if bytes.is_empty() => return Err(Failure::ClosedEarly),
+            Ok(0) | Err(_) => return Err(Failure::Malformed("the first bytes end too soon")),
+            Ok(_) => {}
+        }
+    }
+}
+
+/// Reads once, within the bound of a request head.
+pub(crate) async fn read_more<S: AsyncRead + Unpin>(
+    stream: &mut S,
+    bytes: &mut BytesMut,
+) -> io::Result<usize> {
+    /// Room for one read. CONNECT heads and ClientHellos without post-quantum keys fit; longer ones take
+    /// another.
+    const STEP: usize = 1024;
+    bytes.reserve(STEP.min(MAX_HEAD));
+    stream.read_buf(bytes).await
+}
+
+/// What the connection tells about the client.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    tls: bool,
+    /// Its certificate; `None` if it was not asked for one, or had none.
+    certificate: Option<Arc<Presented>>,
+}
+
+impl Caller {
+    fn plaintext() -> Self {
+        Self { tls: false, certificate: None }
+    }
+
+    fn of<S: AsyncRead + AsyncWrite>(stream: &TlsStream<S>, tls: &Arc<Tls>) -> Self {
+        let chain = stream.get_ref().1.peer_certificates();
+        Self { tls: true, certificate: chain.map(|chain| Arc::new(Presented::new(tls, chain))) }
+    }
+
+    /// Tells `handler` that the client's protocol is known.
+    pub(crate) fn greeted(&self, handler: &impl Handler) {
+        handler.greeted(self.tls, self.certificate.as_deref());
+    }
+
+    pub(crate) fn request(&self, authority: &str, token: Option<Token>, protocol: Protocol) -> Request {
+        let certificate = self.certificate.clone();
+        Request { authority: authority.into(), certificate, token, protocol, tls: self.tls }
+    }
+}

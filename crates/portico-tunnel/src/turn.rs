@@ -1,0 +1,336 @@
+//! Writes an HTTP/2 connection once a turn: after all tasks that are ready, with the frames of all their
+//! streams.
+//!
+//! h2 flushes each DATA frame of 256 bytes or more by itself, in the order in which its task is woken. One
+//! write a message costs a system call, a TCP segment, under TLS a record, and a wake-up of the other end.
+//!
+//! [`Batched`] is the stream that h2 writes to. It copies small writes together and passes large ones on with
+//! them. [`Turn`] belongs to the task that drives the connection: it lets all ready tasks run first, then
+//! polls h2, then flushes.
+
+use std::io::{self, IoSlice};
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, BytesMut};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::activity::Activity;
+use crate::chunk::COPIED;
+
+/// Most bytes that are copied together: one TLS record.
+const BATCH: usize = 16 * 1024;
+
+/// Slices of one write: the batch, then a frame's header and its payload.
+const SLICES: usize = 4;
+
+/// A stream for h2, which `turn` flushes.
+#[derive(Debug)]
+pub(crate) struct Batched<S>(Arc<Mutex<Inner<S>>>);
+
+/// The turn of one connection, for the task that drives it.
+#[derive(Debug)]
+pub(crate) struct Turn<S> {
+    inner: Arc<Mutex<Inner<S>>>,
+    activity: Arc<Activity>,
+    /// All tasks that were ready have run.
+    is_last: bool,
+}
+
+#[derive(Debug)]
+struct Inner<S> {
+    stream: S,
+    activity: Arc<Activity>,
+    /// Whether a turn flushes. Not during the handshake, which has none.
+    has_turn: bool,
+    /// Written by h2, and not yet to the stream.
+    batch: BytesMut,
+    /// Why the last flush failed: for h2, which did not see it.
+    failed: Option<io::Error>,
+}
+
+/// A stream for h2 and the turn that belongs to it. Until the turn is first polled, writes are passed on
+/// directly.
+pub(crate) fn batched<S>(stream: S, activity: &Arc<Activity>) -> (Batched<S>, Turn<S>) {
+    let inner = Inner {
+        stream,
+        activity: Arc::clone(activity),
+        has_turn: false,
+        batch: BytesMut::new(),
+        failed: None,
+    };
+    let inner = Arc::new(Mutex::new(inner));
+    (Batched(Arc::clone(&inner)), Turn { inner, activity: Arc::clone(activity), is_last: false })
+}
+
+impl<S: AsyncWrite + Unpin> Turn<S> {
+    /// Polls the connection by `poll` behind all tasks that are ready, then writes what it has queued.
+    pub(crate) fn poll<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
+    ) -> Poll<T> {
+        if !self.is_last {
+            self.is_last = true;
+            // Wakes this task behind those that are ready, and behind those that the sockets make ready
+            // meanwhile.
+            let _ = pin!(tokio::task::yield_now()).poll(cx);
+            return Poll::Pending;
+        }
+        lock(&self.inner).has_turn = true;
+        let polled = poll(cx);
+        if polled.is_pending() {
+            self.is_last = false;
+            self.flush(cx);
+        }
+        polled
+    }
+
+    fn flush(&self, cx: &mut Context<'_>) {
+        let mut inner = lock(&self.inner);
+        match inner.poll_flush(cx) {
+            Poll::Pending => {}
+            Poll::Ready(Ok(())) => self.activity.flushed(),
+            Poll::Ready(Err(error)) => {
+                inner.failed = Some(error);
+                cx.waker().wake_by_ref();
+            }
+        }
+    }
+}
+
+fn lock<S>(inner: &Mutex<Inner<S>>) -> MutexGuard<'_, Inner<S>> {
+    // A panic elsewhere leaves nothing half done here.
+    inner.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<S> Inner<S> {
+    /// What h2 is told. Its task rests only after a pending read or write, so this is where it learns that it
+    /// has to end.
+    fn result<T>(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if result.is_ready() {
+            return result;
+        }
+        if let Some(error) = self.failed.take() {
+            return Poll::Ready(Err(error));
+        }
+        if self.activity.poll_evicted(cx).is_ready() {
+            return Poll::Ready(Err(io::Error::other(
+                "the peer does not read what it asked for, and the memory for that is used up",
+            )));
+        }
+        result
+    }
+}
+
+impl<S: AsyncWrite + Unpin> Inner<S> {
+    fn poll_write(&mut self, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        let length: usize = bufs.iter().map(|buf| buf.len()).sum();
+        if self.has_turn && length <= COPIED && self.batch.len() + length <= BATCH {
+            self.batch.reserve(BATCH - self.batch.len());
+            bufs.iter().for_each(|buf| self.batch.extend_from_slice(buf));
+            return Poll::Ready(Ok(length));
+        }
+        while !self.batch.is_empty() {
+            let mut slices = [IoSlice::new(&[]); SLICES];
+            slices[0] = IoSlice::new(&self.batch);
+            let count = 1 + bufs.len().min(SLICES - 1);
+            slices[1..count].copy_from_slice(&bufs[..count - 1]);
+            let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, &slices[..count]))?;
+            let batch = self.batch.len();
+            self.wrote(written.min(batch))?;
+            if written > batch {
+                return Poll::Ready(Ok(written - batch));
+            }
+        }
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    /// Writes the batch, and what the stream itself holds (TLS records).
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.batch.is_empty() {
+            let written = ready!(Pin::new(&mut self.stream).poll_write(cx, &self.batch))?;
+            self.wrote(written)?;
+        }
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn wrote(&mut self, written: usize) -> io::Result<()> {
+        if written == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        self.batch.advance(written);
+        if self.batch.is_empty() {
+            // A connection at rest holds no buffer.
+            self.batch = BytesMut::new();
+        }
+        Ok(())
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Batched<S> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let mut inner = lock(&self.0);
+        let read = Pin::new(&mut inner.stream).poll_read(cx, buf);
+        if read.is_ready() {
+            inner.activity.hear();
+        }
+        inner.result(cx, read)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Batched<S> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(buf)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let mut inner = lock(&self.0);
+        let written = inner.poll_write(cx, bufs);
+        inner.result(cx, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    /// Left to the turn, if there is one.
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut inner = lock(&self.0);
+        if inner.has_turn {
+            return Poll::Ready(Ok(()));
+        }
+        let flushed = inner.poll_flush(cx);
+        inner.result(cx, flushed)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut inner = lock(&self.0);
+        ready!(inner.poll_flush(cx))?;
+        Pin::new(&mut inner.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use portico_net::MemoryBudget;
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+
+    /// Notes what each write has.
+    #[derive(Debug, Default)]
+    struct Writes {
+        all: Vec<Vec<u8>>,
+        is_broken: bool,
+    }
+
+    impl AsyncWrite for Writes {
+        fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+            self.poll_write_vectored(cx, &[IoSlice::new(buf)])
+        }
+
+        fn poll_write_vectored(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            bufs: &[IoSlice<'_>],
+        ) -> Poll<io::Result<usize>> {
+            if self.is_broken {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+            }
+            let bytes: Vec<u8> = bufs.iter().flat_map(|buf| buf.iter().copied()).collect();
+            self.all.push(bytes);
+            Poll::Ready(Ok(self.all[self.all.len() - 1].len()))
+        }
+
+        fn is_write_vectored(&self) -> bool {
+            true
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    impl AsyncRead for Writes {
+        fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+    }
+
+    fn connection() -> (Batched<Writes>, Turn<Writes>) {
+        batched(Writes::default(), &Arc::new(Activity::new(&MemoryBudget::new(1 << 20))))
+    }
+
+    fn written(stream: &Batched<Writes>) -> Vec<Vec<u8>> {
+        std::mem::take(&mut lock(&stream.0).stream.all)
+    }
+
+    /// One turn of a connection that writes as h2 does, and flushes each frame.
+    async fn turn(turn: &mut Turn<Writes>, stream: &mut Batched<Writes>, frames: &[&[u8]]) {
+        let mut polled = 0;
+        poll_fn(|cx| {
+            let pending = turn.poll(cx, |cx| {
+                for frame in frames {
+                    let write = async {
+                        stream.write_all(frame).await?;
+                        stream.flush().await
+                    };
+                    assert!(matches!(pin!(write).poll(cx), Poll::Ready(Ok(()))));
+                }
+                polled += 1;
+                Poll::<()>::Pending
+            });
+            assert!(pending.is_pending());
+            if polled > 0 { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn the_frames_of_a_turn_leave_in_one_write() {
+        let (mut stream, mut of) = connection();
+        stream.write_all(b"preface").await.unwrap();
+        assert_eq!(written(&stream), [b"preface"], "before the first turn nothing is held back");
+        turn(&mut of, &mut stream, &[&[1; 300], &[2; 300], &[3; 300]]).await;
+        let expected = [[1; 300], [2; 300], [3; 300]].concat();
+        assert_eq!(written(&stream), [expected]);
+        assert_eq!(lock(&stream.0).batch.capacity(), 0, "at rest it holds no buffer");
+    }
+
+    #[tokio::test]
+    async fn a_large_frame_takes_what_was_written_before_along() {
+        let (mut stream, mut of) = connection();
+        turn(&mut of, &mut stream, &[&[1; 300], &[2; 100_000], &[3; 300]]).await;
+        let expected = [[vec![1; 300], vec![2; 100_000]].concat(), vec![3; 300]];
+        assert!(written(&stream) == expected);
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_polled_behind_the_tasks_that_are_ready() {
+        let (mut stream, mut of) = connection();
+        let ready = tokio::spawn(async {});
+        turn(&mut of, &mut stream, &[b"frame"]).await;
+        assert!(ready.is_finished());
+    }
+
+    #[tokio::test]
+    async fn a_flush_that_fails_is_the_connections_next_error() {
+        let (mut stream, mut of) = connection();
+        lock(&stream.0).stream.is_broken = true;
+        turn(&mut of, &mut stream, &[b"frame"]).await;
+        let read = poll_fn(|cx| Pin::new(&mut stream).poll_read(cx, &mut ReadBuf::new(&mut [0])));
+        assert_eq!(read.await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+    }
+}

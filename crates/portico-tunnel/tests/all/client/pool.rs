@@ -1,0 +1,353 @@
+//! Which tunnels there are, and how they move: over minutes, on a clock that the tests move.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::Duration;
+
+use super::clock::Clock;
+use super::harness::{Line, Wire, settings};
+use super::names::{NameServer, Says};
+use crate::common::{Server, UPSTREAM, plaintext};
+use crate::pki::{Authority, Folder};
+use portico_dial::{ClientTls, ClientTlsFiles, Dialer, ProxyFiles, ProxySetting};
+use portico_tunnel::client::{
+    Client, ClientSettings, GatewayAddress, IdentityState, OpenError, Security, TunnelState, TunnelStatus,
+};
+use portico_tunnel::{Settings, Tls, TlsFiles};
+use tokio::net::TcpListener;
+use tokio::time::Instant;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+const ONE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
+const TWO: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+
+/// Steps of the clock are too large for PING to be answered within its time.
+fn without_ping(settings: ClientSettings) -> ClientSettings {
+    ClientSettings { ping_interval: Duration::from_secs(100_000), ..settings }
+}
+
+/// Addresses that live tunnels go to, sorted.
+fn live(client: &Client) -> Vec<SocketAddr> {
+    let status = client.status();
+    let live = status.iter().filter(|tunnel| tunnel.state == Some(TunnelState::Live));
+    let mut addresses: Vec<_> = live.map(|tunnel| tunnel.address.unwrap()).collect();
+    addresses.sort();
+    addresses
+}
+
+fn sorted<const N: usize>(mut addresses: [SocketAddr; N]) -> [SocketAddr; N] {
+    addresses.sort();
+    addresses
+}
+
+/// Two wires on one port of two addresses, as two gateways behind one name are.
+async fn pair(gateways: [&Server; 2]) -> [Line; 2] {
+    for _ in 0..100 {
+        let free = TcpListener::bind((TWO, 0)).await.unwrap();
+        let port = free.local_addr().unwrap().port();
+        if let Ok(probe) = TcpListener::bind((ONE, port)).await {
+            drop((free, probe));
+            let one = Line::at((ONE, port).into(), gateways[0].address).await;
+            return [one, Line::at((TWO, port).into(), gateways[1].address).await];
+        }
+    }
+    panic!("no port is free on both 127.0.0.1 and 127.0.0.2");
+}
+
+/// A client of gateways that are found by name.
+fn by_name(servers: &NameServer, port: u16) -> ClientSettings {
+    let dialer = Dialer::new(ProxySetting::Off, ProxyFiles::default()).unwrap();
+    let dialer = Arc::new(dialer.with_name_servers(&[servers.address]));
+    let gateway: GatewayAddress = format!("h2c://gateway.example.com:{port}").parse().unwrap();
+    without_ping(ClientSettings::new(vec![gateway], dialer, UPSTREAM.into()))
+}
+
+#[tokio::test]
+async fn two_tunnels_on_one_gateway_move_apart_when_the_other_returns() {
+    let clock = Clock::new();
+    let (one, two) = (Server::start(plaintext()).await, Server::start(plaintext()).await);
+    let (stays, restarts) = (Line::to(one.address).await, Line::to(two.address).await);
+    let client = Client::start(without_ping(settings(&[stays.address, restarts.address])));
+    let apart = sorted([stays.address, restarts.address]);
+    clock.until("apart at first", || live(&client) == apart).await;
+    restarts.wire.send_replace(Wire::Cut);
+    clock.until("both on the one that is left", || live(&client) == [stays.address; 2]).await;
+    // It is tried again and again while it is not there.
+    clock.pass(Duration::from_secs(120)).await;
+    assert_eq!(live(&client), [stays.address; 2]);
+    restarts.wire.send_replace(Wire::Carries);
+    let returned = Instant::now();
+    clock.until("apart again", || live(&client) == apart).await;
+    // Its last failure leaves it alone for half a minute; then it is tried within three quarters of one.
+    assert!(returned.elapsed() < Duration::from_secs(80), "{:?}", returned.elapsed());
+}
+
+#[tokio::test]
+async fn tunnels_follow_the_name_of_the_gateways() {
+    let clock = Clock::new();
+    let (one, two) = (Server::start(plaintext()).await, Server::start(plaintext()).await);
+    let lines = pair([&one, &two]).await;
+    let [first, second] = lines.each_ref().map(|line| line.address);
+    let server = NameServer::start(Says::Addresses(vec![ONE.into()])).await;
+    let client = Client::start(by_name(&server, first.port()));
+    clock.until("both at the only address", || live(&client) == [first, first]).await;
+
+    server.says.send_replace(Says::Addresses(vec![ONE.into(), TWO.into()]));
+    clock.until("one moves to the new address", || live(&client) == [first, second]).await;
+
+    // The answers of ten minutes in which it is missing do not count: name servers may give some of many.
+    server.says.send_replace(Says::Addresses(vec![TWO.into()]));
+    let asked = server.asked();
+    clock.pass(Duration::from_secs(590)).await;
+    assert!(server.asked() > asked + 10, "{}", server.asked() - asked);
+    assert_eq!(live(&client), [first, second]);
+    let mut fewest = 2;
+    clock
+        .until("both at the new address", || {
+            fewest = fewest.min(live(&client).len());
+            live(&client) == [second, second]
+        })
+        .await;
+    assert_eq!(fewest, 2, "a successor comes first");
+}
+
+#[tokio::test]
+async fn what_a_name_server_does_not_say_moves_no_tunnel() {
+    let clock = Clock::new();
+    let (one, two) = (Server::start(plaintext()).await, Server::start(plaintext()).await);
+    let lines = pair([&one, &two]).await;
+    let [first, second] = lines.each_ref().map(|line| line.address);
+    let server = NameServer::start(Says::Addresses(vec![ONE.into(), TWO.into()])).await;
+    let client = Client::start(by_name(&server, first.port()));
+    clock.until("apart", || live(&client) == [first, second]).await;
+    for says in [Says::Nothing, Says::Failure, Says::Silence] {
+        server.says.send_replace(says);
+        let asked = server.asked();
+        clock.pass(Duration::from_secs(300)).await;
+        assert!((4..=100).contains(&(server.asked() - asked)), "{}", server.asked() - asked);
+        assert_eq!(live(&client), [first, second]);
+        assert_eq!(client.totals().tunnels_opened, 2);
+    }
+}
+
+#[tokio::test]
+async fn a_silent_name_server_delays_no_tunnel() {
+    let clock = Clock::new();
+    let server = Server::start(plaintext()).await;
+    let line = Line::at("127.0.0.1:0".parse().unwrap(), server.address).await;
+    let names = NameServer::start(Says::Addresses(vec![ONE.into()])).await;
+    let client = Client::start(by_name(&names, line.address.port()));
+    clock.until("up", || live(&client).len() == 2).await;
+    names.says.send_replace(Says::Silence);
+    line.wire.send_replace(Wire::Cut);
+    clock.until("down", || live(&client).is_empty()).await;
+    clock.pass(Duration::from_secs(20)).await;
+    line.wire.send_replace(Wire::Carries);
+    let back = Instant::now();
+    let stream = clock.by(client.open(UPSTREAM)).await.unwrap();
+    assert_eq!(stream.endpoint().address.ip(), IpAddr::from(ONE));
+    assert!(back.elapsed() < Duration::from_secs(3), "{:?}", back.elapsed());
+}
+
+/// A gateway that speaks TLS, and the CA that signs its certificate.
+async fn with_tls(folder: &Folder) -> (Server, Authority) {
+    let ours = Authority::new("ours");
+    let leaf = ours.server(&["127.0.0.1"]);
+    let tls = Tls::load(TlsFiles {
+        certificate: folder.write("tls.crt", &leaf.certificate.pem()),
+        key: folder.write("tls.key", &leaf.key.serialize_pem()),
+        client_ca: None,
+        client_crl: None,
+    });
+    (Server::start(Settings { tls: Some(Arc::new(tls.unwrap())), ..plaintext() }).await, ours)
+}
+
+/// A client of that gateway that trusts what the folder's `ca.crt` says.
+fn trusting(folder: &Folder, gateway: SocketAddr) -> (ClientSettings, Arc<ClientTls>) {
+    let ca = Some(folder.path("ca.crt"));
+    let tls = Arc::new(ClientTls::load(ClientTlsFiles { ca, ..ClientTlsFiles::default() }).unwrap());
+    let mut settings = without_ping(settings(&[gateway]));
+    settings.gateways[0].security = Security::Tls;
+    (ClientSettings { tls: Some(Arc::clone(&tls)), ..settings }, tls)
+}
+
+#[tokio::test]
+async fn a_ca_that_is_set_right_is_tried_at_once() {
+    let clock = Clock::new();
+    let folder = Folder::new();
+    let (server, ours) = with_tls(&folder).await;
+    folder.write("ca.crt", &Authority::new("others").pem());
+    let (settings, tls) = trusting(&folder, server.address);
+    let client = Client::start(settings);
+    // Long enough for the waits to have grown.
+    clock.pass(Duration::from_secs(120)).await;
+    assert!(live(&client).is_empty());
+    folder.write("ca.crt", &ours.pem());
+    assert!(tls.reload().unwrap());
+    client.certificate_changed();
+    let right = Instant::now();
+    clock.until("up", || live(&client).len() == 2).await;
+    assert!(right.elapsed() < Duration::from_secs(4), "{:?}", right.elapsed());
+}
+
+#[tokio::test]
+async fn a_balancer_with_no_gateway_behind_it_is_tried_often_while_a_stream_waits() {
+    let clock = Clock::new();
+    let folder = Folder::new();
+    let (server, ours) = with_tls(&folder).await;
+    folder.write("ca.crt", &ours.pem());
+    // It accepts, and closes at once.
+    let balancer = Line::to(server.address).await;
+    balancer.wire.send_replace(Wire::Cut);
+    let (settings, _) = trusting(&folder, balancer.address);
+    let client = Client::start(ClientSettings { open_timeout: Duration::from_secs(600), ..settings });
+    let waiting = tokio::spawn({
+        let client = client.clone();
+        async move { client.open(UPSTREAM).await }
+    });
+    clock.pass(Duration::from_secs(120)).await;
+    balancer.wire.send_replace(Wire::Carries);
+    let back = Instant::now();
+    clock.by(waiting).await.unwrap().unwrap();
+    assert!(back.elapsed() < Duration::from_secs(2), "{:?}", back.elapsed());
+}
+
+/// So many tunnels that have nothing to do any more with our identity.
+async fn at_rest(clock: &Clock, client: &Client, tunnels: usize) {
+    clock
+        .until("at rest", || {
+            let status = client.status();
+            let rests =
+                |tunnel: &&TunnelStatus| tunnel.identity != IdentityState::Unknown && tunnel.streams == 0;
+            live(client).len() == tunnels && status.iter().filter(rests).count() == tunnels
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn a_stream_that_waits_for_room_gets_that_of_one_that_ends() {
+    let clock = Clock::new();
+    let server = Server::start(plaintext()).await;
+    let settings = without_ping(settings(&[server.address]));
+    let client = Client::start(ClientSettings { tunnels: 1, max_tunnels: 1, max_streams: 2, ..settings });
+    at_rest(&clock, &client, 1).await;
+    let first = clock.by(client.open(UPSTREAM)).await.unwrap();
+    let _second = clock.by(client.open(UPSTREAM)).await.unwrap();
+    let waiting = tokio::spawn({
+        let client = client.clone();
+        async move { client.open(UPSTREAM).await }
+    });
+    clock.pass(Duration::from_secs(2)).await;
+    assert!(!waiting.is_finished());
+    drop(first);
+    let freed = Instant::now();
+    let third = clock.by(waiting).await.unwrap();
+    assert!(third.is_ok() && freed.elapsed() < Duration::from_secs(1), "{third:?} {:?}", freed.elapsed());
+
+    let error = clock.by(client.open(UPSTREAM)).await.unwrap_err();
+    assert!(matches!(error, OpenError::Full { tunnels: 1, streams: 2, .. }), "{error}");
+    assert_eq!(
+        error.to_string().split_once(": ").unwrap().1,
+        "1 tunnels are up with 2 streams, as many as the gateways allow"
+    );
+}
+
+#[tokio::test]
+async fn full_tunnels_get_company_that_leaves_when_it_is_not_needed() {
+    let clock = Clock::new();
+    let server = Server::start(plaintext()).await;
+    let settings = without_ping(settings(&[server.address]));
+    let client = Client::start(ClientSettings { max_tunnels: 4, max_streams: 5, ..settings });
+    at_rest(&clock, &client, 2).await;
+    let mut streams = Vec::new();
+    for _ in 0..20 {
+        streams.push(clock.by(client.open(UPSTREAM)).await.unwrap());
+    }
+    assert_eq!(live(&client).len(), 4);
+    let error = clock.by(client.open(UPSTREAM)).await.unwrap_err();
+    assert!(matches!(error, OpenError::Full { tunnels: 4, streams: 20, .. }), "{error}");
+
+    // A few that end are no reason to leave: they may come again.
+    streams.truncate(10);
+    clock.pass(Duration::from_secs(120)).await;
+    assert_eq!(live(&client).len(), 4);
+    streams.truncate(2);
+    clock.until("two again", || live(&client).len() == 2).await;
+    clock.pass(Duration::from_secs(120)).await;
+    assert_eq!(live(&client).len(), 2);
+    assert_eq!(client.totals().tunnels_opened, 4);
+    drop(streams);
+    clock.until("those that left are gone", || client.status().len() == 2).await;
+}
+
+#[tokio::test]
+async fn company_of_a_full_tunnel_stays_while_it_would_be_replaced() {
+    let clock = Clock::new();
+    let server = Server::start(plaintext()).await;
+    let settings = without_ping(settings(&[server.address]));
+    let client = Client::start(ClientSettings { tunnels: 3, max_streams: 2, ..settings });
+    at_rest(&clock, &client, 3).await;
+    // One on each, and a second on the first.
+    let mut streams = Vec::new();
+    for _ in 0..4 {
+        streams.push(clock.by(client.open(UPSTREAM)).await.unwrap());
+    }
+    streams.drain(1..3);
+    clock.until("company", || live(&client).len() == 4).await;
+    clock.pass(Duration::from_secs(300)).await;
+    assert_eq!((live(&client).len(), client.totals().tunnels_opened), (4, 4));
+    // Nor does it stay longer than that.
+    streams.clear();
+    clock.until("three again", || live(&client).len() == 3).await;
+    clock.pass(Duration::from_secs(120)).await;
+    assert_eq!((live(&client).len(), client.totals().tunnels_opened), (3, 4));
+}
+
+/// Counts warnings.
+struct Warnings(Arc<AtomicU32>);
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == Level::WARN
+    }
+
+    fn event(&self, _: &Event<'_>) {
+        self.0.fetch_add(1, Relaxed);
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+#[tokio::test]
+async fn a_successor_that_does_not_come_up_is_news_once() {
+    let warnings = Arc::new(AtomicU32::new(0));
+    let _counted = tracing::subscriber::set_default(Warnings(Arc::clone(&warnings)));
+    let clock = Clock::new();
+    let folder = Folder::new();
+    let (server, ours) = with_tls(&folder).await;
+    folder.write("ca.crt", &ours.pem());
+    let (settings, tls) = trusting(&folder, server.address);
+    let client = Client::start(settings);
+    clock.until("up", || live(&client).len() == 2).await;
+    folder.write("ca.crt", &Authority::new("others").pem());
+    assert!(tls.reload().unwrap());
+    client.certificate_changed();
+    clock.until("tried again and again", || client.totals().tunnel_failures >= 5).await;
+    assert_eq!(warnings.load(Relaxed), 1);
+    assert_eq!(live(&client).len(), 2);
+}
+
+#[test]
+fn there_is_room_for_the_connections_that_an_agent_carries_by_default() {
+    let settings = settings(&[]);
+    assert!(settings.max_tunnels * settings.max_streams as usize >= 10_000);
+}

@@ -1,0 +1,392 @@
+//! The client half against the server half over real sockets, with a wire between them that can freeze and
+//! break.
+
+use std::time::Duration;
+
+use super::harness::{Line, Pod, Wire, beat, connected, settings, wait_for};
+use crate::common::{PATIENCE, Server, UPSTREAM, is_reset, patiently, pattern, plaintext, read_to_end};
+use portico_net::MemoryBudget;
+use portico_tunnel::client::{Client, ClientSettings, OpenError, TunnelState};
+use portico_tunnel::{End, Side, StatusCode};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+#[tokio::test]
+async fn bytes_arrive_both_ways_whole_and_in_order() {
+    let server = Server::start(plaintext()).await;
+    let client = Client::start(settings(&[server.address]));
+    let (mut pod, upstream) = connected(&client, &server).await;
+    let bytes = pattern(20_000_000);
+    let (mut pod_reads, mut pod_writes) = pod.socket.split();
+    let (mut upstream_reads, mut upstream_writes) = upstream.into_split();
+    let expected = bytes.clone();
+    let check = |got: Vec<u8>| assert!(got == expected, "{} bytes differ", got.len());
+    let (mut up, mut down) = (Vec::new(), Vec::new());
+    patiently(async {
+        tokio::join!(
+            async {
+                pod_writes.write_all(&bytes).await.unwrap();
+                pod_writes.shutdown().await.unwrap();
+            },
+            async {
+                upstream_writes.write_all(&bytes).await.unwrap();
+                upstream_writes.shutdown().await.unwrap();
+            },
+            async { upstream_reads.read_to_end(&mut up).await.unwrap() },
+            async { pod_reads.read_to_end(&mut down).await.unwrap() },
+        )
+    })
+    .await;
+    check(up);
+    check(down);
+    let report = pod.report().await;
+    assert_eq!((report.up, report.down), (20_000_000, 20_000_000));
+}
+
+#[tokio::test]
+async fn either_side_may_finish_first_and_still_listen() {
+    let server = Server::start(plaintext()).await;
+    let client = Client::start(settings(&[server.address]));
+    let (mut pod, mut upstream) = connected(&client, &server).await;
+    pod.socket.shutdown().await.unwrap();
+    assert_eq!(read_to_end(&mut upstream).await.0, b"");
+    upstream.write_all(b"late").await.unwrap();
+    upstream.shutdown().await.unwrap();
+    assert_eq!(read_to_end(&mut pod.socket).await.0, b"late");
+    assert_eq!(pod.report().await.end, Some(End::Closed { first: Side::Downstream }));
+
+    let (mut pod, mut upstream) = connected(&client, &server).await;
+    upstream.shutdown().await.unwrap();
+    assert_eq!(read_to_end(&mut pod.socket).await.0, b"");
+    pod.socket.write_all(b"late").await.unwrap();
+    pod.socket.shutdown().await.unwrap();
+    assert_eq!(read_to_end(&mut upstream).await.0, b"late");
+    assert_eq!(pod.report().await.end, Some(End::Closed { first: Side::Upstream }));
+}
+
+#[tokio::test]
+async fn a_reset_arrives_on_the_other_side_as_a_reset() {
+    let server = Server::start(plaintext()).await;
+    let client = Client::start(settings(&[server.address]));
+    let (pod, mut upstream) = connected(&client, &server).await;
+    pod.socket.set_zero_linger().unwrap();
+    let Pod { socket, mut reports } = pod;
+    drop(socket);
+    assert!(is_reset(&read_to_end(&mut upstream).await.1));
+    let report = patiently(reports.recv()).await.unwrap();
+    assert_eq!(report.end, Some(End::Reset { by: Side::Downstream }));
+
+    let (mut pod, upstream) = connected(&client, &server).await;
+    upstream.set_zero_linger().unwrap();
+    drop(upstream);
+    assert!(is_reset(&read_to_end(&mut pod.socket).await.1));
+    assert_eq!(pod.report().await.end, Some(End::Reset { by: Side::Upstream }));
+}
+
+#[tokio::test]
+async fn a_pod_that_stops_reading_slows_no_other() {
+    let server = Server::start(plaintext()).await;
+    let client = Client::start(ClientSettings { tunnels: 1, ..settings(&[server.address]) });
+    let (_stopped, mut flood) = connected(&client, &server).await;
+    let (mut pod, mut upstream) = connected(&client, &server).await;
+    // Until everything between is full.
+    let bytes = vec![0; 1 << 20];
+    let mut sent = 0;
+    while let Ok(written) = tokio::time::timeout(Duration::from_millis(500), flood.write(&bytes)).await {
+        sent += written.unwrap();
+    }
+    assert!(sent < 64 << 20, "somebody holds {sent} bytes");
+    for _ in 0..100 {
+        beat(&mut pod.socket, &mut upstream).await;
+    }
+}
+
+#[tokio::test]
+async fn pods_that_do_not_read_are_reset_at_the_limit_and_others_go_on() {
+    const STOPPED: usize = 12;
+    // The windows of four streams.
+    let memory = MemoryBudget::new(4 * 240 * 1024);
+    let server = Server::start(plaintext()).await;
+    let settings = ClientSettings { tunnels: 1, memory: memory.clone(), ..settings(&[server.address]) };
+    let client = Client::start(settings);
+    let (mut pod, mut upstream) = connected(&client, &server).await;
+    let mut stopped = Vec::new();
+    for _ in 0..STOPPED {
+        let (pod, mut flood) = connected(&client, &server).await;
+        tokio::spawn(async move { while flood.write_all(&[0; 1 << 16]).await.is_ok() {} });
+        stopped.push(pod);
+    }
+    let mut reset = 0;
+    patiently(async {
+        while reset < STOPPED - 4 {
+            beat(&mut pod.socket, &mut upstream).await;
+            assert!(memory.held() <= 2 * memory.limit(), "{} bytes are held", memory.held());
+            let ends: Vec<_> = stopped.iter_mut().filter_map(|pod| pod.reports.try_recv().ok()).collect();
+            assert!(ends.iter().all(|report| report.end == Some(End::Memory)), "{ends:?}");
+            reset += ends.len();
+        }
+    })
+    .await;
+    for _ in 0..100 {
+        beat(&mut pod.socket, &mut upstream).await;
+    }
+    drop(stopped);
+    patiently(async {
+        while memory.held() > 0 {
+            beat(&mut pod.socket, &mut upstream).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn tunnels_go_to_different_addresses_and_streams_are_spread() {
+    let (one, two) = (Server::start(plaintext()).await, Server::start(plaintext()).await);
+    let client = Client::start(settings(&[one.address, two.address]));
+    wait_for(&client, TunnelState::Live, 2).await;
+    let mut addresses: Vec<_> = client.status().iter().map(|tunnel| tunnel.address.unwrap()).collect();
+    addresses.sort();
+    let mut expected = [one.address, two.address];
+    expected.sort();
+    assert_eq!(addresses, expected);
+    let mut streams = Vec::new();
+    for _ in 0..10 {
+        streams.push(patiently(client.open(UPSTREAM)).await.unwrap());
+    }
+    // What asks about our identity may still be open.
+    assert!(client.status().iter().all(|tunnel| (5..=6).contains(&tunnel.streams)), "{:?}", client.status());
+}
+
+#[tokio::test]
+async fn a_frozen_gateway_gets_no_new_streams_and_keeps_the_old_ones() {
+    let (one, two) = (Server::start(plaintext()).await, Server::start(plaintext()).await);
+    let (frozen, other) = (Line::to(one.address).await, Line::to(two.address).await);
+    let client = Client::start(settings(&[frozen.address, other.address]));
+    wait_for(&client, TunnelState::Live, 2).await;
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        held.push(Pod::on(patiently(client.open(UPSTREAM)).await.unwrap()).await);
+    }
+    let mut upstreams = (one.upstream().await, two.upstream().await);
+    frozen.wire.send_replace(Wire::Frozen);
+    let began = tokio::time::Instant::now();
+    wait_for(&client, TunnelState::Unresponsive, 1).await;
+    // The promise is three seconds; what a loaded machine adds is no matter here.
+    assert!(began.elapsed() < PATIENCE / 2);
+    for _ in 0..4 {
+        let (mut pod, mut upstream) = connected(&client, &two).await;
+        beat(&mut pod.socket, &mut upstream).await;
+    }
+    frozen.wire.send_replace(Wire::Carries);
+    // The one that froze lives on; which of the pods is its own we do not know.
+    let (first, second) = held.split_at_mut(1);
+    let (first, second) = (&mut first[0].socket, &mut second[0].socket);
+    first.write_all(b"beat").await.unwrap();
+    second.write_all(b"beat").await.unwrap();
+    let mut bytes = [0; 4];
+    patiently(upstreams.0.read_exact(&mut bytes)).await.unwrap();
+    patiently(upstreams.1.read_exact(&mut bytes)).await.unwrap();
+    wait_for(&client, TunnelState::Unresponsive, 0).await;
+}
+
+#[tokio::test]
+async fn a_request_that_a_frozen_gateway_holds_is_asked_again_elsewhere() {
+    let (one, two) = (Server::start(plaintext()).await, Server::start(plaintext()).await);
+    let (frozen, other) = (Line::to(one.address).await, Line::to(two.address).await);
+    let client = Client::start(settings(&[frozen.address, other.address]));
+    wait_for(&client, TunnelState::Live, 2).await;
+    frozen.wire.send_replace(Wire::Frozen);
+    // At least one of the two is given to the gateway that is not known to be frozen yet.
+    let (first, second) = tokio::join!(client.open(UPSTREAM), client.open(UPSTREAM));
+    let (_first, _second) = (first.unwrap(), second.unwrap());
+    assert!(client.totals().streams_retried >= 1);
+}
+
+#[tokio::test]
+async fn a_gateway_that_drains_finishes_its_streams_and_gets_no_new_ones() {
+    let (one, two) = (Server::start(plaintext()).await, Server::start(plaintext()).await);
+    let client = Client::start(settings(&[one.address, two.address]));
+    wait_for(&client, TunnelState::Live, 2).await;
+    let streams = [client.open(UPSTREAM).await.unwrap(), client.open(UPSTREAM).await.unwrap()];
+    let [a, b] = streams;
+    let mut pods = [Pod::on(a).await, Pod::on(b).await];
+    let mut drained = one.upstream().await;
+    let _other = two.upstream().await;
+    one.drain.send_replace(true);
+    wait_for(&client, TunnelState::Draining, 1).await;
+    for _ in 0..4 {
+        let (mut pod, mut upstream) = connected(&client, &two).await;
+        beat(&mut pod.socket, &mut upstream).await;
+    }
+    // The stream that is there finishes in its own time.
+    drained.write_all(b"last words").await.unwrap();
+    drained.shutdown().await.unwrap();
+    let (first, second) = pods.split_at_mut(1);
+    let (mut one_read, mut two_read) = (Vec::new(), Vec::new());
+    patiently(async {
+        tokio::select! {
+            _ = first[0].socket.read_to_end(&mut one_read) => {}
+            _ = second[0].socket.read_to_end(&mut two_read) => {}
+        }
+    })
+    .await;
+    assert_eq!([one_read, two_read].concat(), b"last words");
+}
+
+#[tokio::test]
+async fn a_stream_finds_a_gateway_that_comes_back() {
+    let server = Server::start(plaintext()).await;
+    let line = Line::to(server.address).await;
+    let client = Client::start(settings(&[line.address]));
+    wait_for(&client, TunnelState::Live, 2).await;
+    let (mut pod, _upstream) = connected(&client, &server).await;
+    line.wire.send_replace(Wire::Cut);
+    assert!(is_reset(&read_to_end(&mut pod.socket).await.1), "a lost tunnel resets its streams");
+    wait_for(&client, TunnelState::Live, 0).await;
+    let waiting = tokio::spawn({
+        let client = client.clone();
+        async move { client.open(UPSTREAM).await.map(drop) }
+    });
+    let before = line.accepted();
+    patiently(async {
+        while line.accepted() < before + 2 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    line.wire.send_replace(Wire::Carries);
+    patiently(waiting).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_stream_that_waits_for_a_gateway_in_vain_says_why() {
+    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let client =
+        Client::start(ClientSettings { open_timeout: Duration::from_millis(300), ..settings(&[nobody]) });
+    let error = patiently(client.open(UPSTREAM)).await.unwrap_err();
+    let OpenError::NoTunnel { last, .. } = &error else { panic!("{error}") };
+    assert!(last.contains(&nobody.port().to_string()), "{error}");
+}
+
+#[tokio::test]
+async fn a_refusal_arrives_with_its_status_and_reason() {
+    let server = Server::start(plaintext()).await;
+    let client = Client::start(settings(&[server.address]));
+    for status in [401, 403, 404, 503] {
+        let error = patiently(client.open(&format!("{status}.test:443"))).await.unwrap_err();
+        let OpenError::Refused { status: got, reason, .. } = error else { panic!("{error}") };
+        assert_eq!(got, StatusCode::from_u16(status).unwrap());
+        assert_eq!(&*reason, "as the test wants it");
+    }
+}
+
+#[tokio::test]
+async fn a_full_tunnel_hands_streams_to_the_other() {
+    let few = portico_tunnel::Settings { max_streams: 3, ..plaintext() };
+    let server = Server::start(few).await;
+    let client = Client::start(settings(&[server.address]));
+    wait_for(&client, TunnelState::Live, 2).await;
+    let mut streams = Vec::new();
+    for _ in 0..6 {
+        streams.push(patiently(client.open(UPSTREAM)).await.unwrap());
+    }
+    drop(streams);
+}
+
+#[tokio::test]
+async fn a_full_tunnel_shows_a_new_token_too() {
+    let few = portico_tunnel::Settings { max_streams: 3, ..plaintext() };
+    let server = Server::start(few).await;
+    let client = Client::start(ClientSettings { tunnels: 1, max_tunnels: 1, ..settings(&[server.address]) });
+    wait_for(&client, TunnelState::Live, 1).await;
+    let shown = || server.routes.verified.lock().unwrap().len();
+    patiently(async {
+        while shown() < 1 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    let mut streams = Vec::new();
+    for _ in 0..3 {
+        streams.push(patiently(client.open(UPSTREAM)).await.unwrap());
+    }
+    client.token_changed();
+    patiently(async {
+        while shown() < 2 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    drop(streams);
+}
+
+#[tokio::test]
+async fn a_renewed_certificate_gets_new_tunnels_and_cuts_no_stream() {
+    let server = Server::start(plaintext()).await;
+    let line = Line::to(server.address).await;
+    let client = Client::start(settings(&[line.address]));
+    wait_for(&client, TunnelState::Live, 2).await;
+    let (mut pod, mut upstream) = connected(&client, &server).await;
+    client.certificate_changed();
+    patiently(async {
+        while line.accepted() < 4 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    wait_for(&client, TunnelState::Live, 2).await;
+    wait_for(&client, TunnelState::Draining, 1).await;
+    beat(&mut pod.socket, &mut upstream).await;
+}
+
+#[tokio::test]
+async fn draining_waits_for_the_last_stream() {
+    let server = Server::start(plaintext()).await;
+    let client = Client::start(settings(&[server.address]));
+    let (mut pod, mut upstream) = connected(&client, &server).await;
+    let draining = tokio::spawn({
+        let client = client.clone();
+        async move { client.drain().await }
+    });
+    patiently(async {
+        while !matches!(client.open(UPSTREAM).await, Err(OpenError::Stopping)) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    beat(&mut pod.socket, &mut upstream).await;
+    assert!(!draining.is_finished());
+    drop(pod.socket);
+    drop(upstream);
+    patiently(draining).await.unwrap();
+    assert!(client.status().is_empty(), "{:?}", client.status());
+}
+
+#[tokio::test]
+async fn a_request_on_a_draining_tunnel_that_freezes_is_asked_again_elsewhere() {
+    let (one, two) = (Server::start(plaintext()).await, Server::start(plaintext()).await);
+    let (first, second) = (Line::to(one.address).await, Line::to(two.address).await);
+    let gateways = settings(&[first.address, second.address]);
+    let client = Client::start(ClientSettings { tunnels: 1, ..gateways });
+    wait_for(&client, TunnelState::Live, 1).await;
+    let on_first = client.status()[0].address == Some(first.address);
+    let (server, line) = if on_first { (&one, &first) } else { (&two, &second) };
+    // The gateway has the request, says that it stops, and freezes before it answers.
+    server.routes.gate.send_replace(false);
+    let opening = tokio::spawn({
+        let client = client.clone();
+        async move { client.open(UPSTREAM).await }
+    });
+    patiently(async {
+        while server.routes.requests.lock().unwrap().is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    server.drain.send_replace(true);
+    wait_for(&client, TunnelState::Draining, 1).await;
+    wait_for(&client, TunnelState::Live, 1).await;
+    line.wire.send_replace(Wire::Frozen);
+    patiently(opening).await.unwrap().unwrap();
+    assert_eq!(client.totals().streams_retried, 1);
+}

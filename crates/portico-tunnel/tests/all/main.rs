@@ -1,0 +1,14 @@
+//! Both halves of a tunnel, from outside: real sockets, a handler of the test's own.
+
+#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
+
+mod client;
+#[path = "../common/mod.rs"]
+mod common;
+mod http1;
+mod http2;
+mod leaks;
+mod memory;
+#[path = "../pki/mod.rs"]
+mod pki;
+mod tls;
