@@ -1,13 +1,13 @@
 //! Objects from a directory of manifests, watched.
 //!
-//! A thread of its own reads, parses and compares, so that a burst of two thousand files costs the data plane nothing;
-//! it says what changed in [`Step`]s over a short channel. The thread sleeps in poll(2) on inotify (`watch`), waits for
-//! a burst to pause (`pending`), looks at what changed (`walk`), reads what is new, and lets
-//! `catalogue` decide what follows.
+//! A thread of its own reads, parses and compares, so that a burst of two thousand files costs the data plane
+//! nothing. It sends what changed in [`Step`]s over a short channel. The thread sleeps in poll(2) on inotify
+//! (`watch`), waits for a burst to pause (`debounce`), finds the files (`walk`), reads the changed ones, and
+//! lets `index` compute the changes.
 //!
-//! What is promised: a rename, a truncation with writes after it, a swapped link and a new folder with files in it each end in exactly
-//! the objects the files hold then. What cannot be read never takes down what worked, and while the directory itself is missing, all of it
-//! stays in force.
+//! What is promised: a rename, a truncation followed by writes, a swapped link and a new folder with files
+//! each end in exactly the objects that the files hold then. A file that cannot be read never takes down what
+//! worked; while the directory itself is missing, all of it stays in force.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use portico_api::change::Change;
 use portico_api::problem::Severity;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -26,42 +27,47 @@ use thiserror::Error;
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
-use crate::catalogue::{Catalogue, Signature};
-use crate::pending::Pending;
-use crate::step::{Event, MAX_EVENTS_PER_STEP, ManifestProblem, Step};
+use crate::debounce::Debounce;
+use crate::index::{ManifestIndex, Signature};
+use crate::object::Object;
+use crate::step::{MAX_CHANGES_PER_STEP, ManifestProblem, Step};
 use crate::walk::{is_manifest, signature, walk};
 use crate::watch::Watcher;
 
-/// Longest file that is read: room for ten thousand clusters with their Services and EndpointSlices, and an end to a log
-/// that somebody called `.json`.
+/// Longest file that is read, in bytes: room for ten thousand clusters with their Services and
+/// EndpointSlices, and a bound for a log file that is called `.json`.
 pub(crate) const MAX_FILE: u64 = 64 * 1024 * 1024;
 
-/// Between two looks at everything, for what inotify does not tell. Costs some 2 µs a file.
-const LOOK_AROUND: Duration = Duration::from_secs(30);
+/// Pause between two rescans, for what inotify does not tell. A rescan costs some 2 µs a file.
+const RESCAN: Duration = Duration::from_secs(30);
 
 /// The same while inotify is known to be blind somewhere: too many folders, or no directory.
-const LOOK_AROUND_BLIND: Duration = Duration::from_millis(500);
+const RESCAN_BLIND: Duration = Duration::from_millis(500);
 
-/// Steps on their way to the reader. One is being applied, one waits; more would only hold memory.
+/// Length of the queue of steps. One is applied, one waits; more would only hold memory.
 const STEPS_AHEAD: usize = 2;
 
 /// Why a directory cannot be a source.
 #[derive(Debug, Error)]
 pub enum DirectoryError {
-    /// It is not there, is no directory, or may not be read.
+    /// It does not exist, is no directory, or may not be read.
     #[error("cannot read the manifest directory {}: {source}", path.display())]
     Unreadable {
         /// The directory.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// The system refuses an inotify instance, a pipe or a thread.
-    #[error("cannot watch the manifest directory {}: {source}; the limit fs.inotify.max_user_instances may be used up", path.display())]
+    #[error(
+        "cannot watch the manifest directory {}: {source}; the limit fs.inotify.max_user_instances may \
+         be used up",
+        path.display()
+    )]
     Watch {
         /// The directory.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
 }
@@ -75,7 +81,7 @@ pub struct DirectorySource {
 }
 
 impl DirectorySource {
-    /// Begins to read and watch `directory`.
+    /// Starts to read and watch `directory`.
     pub fn open(directory: &Path) -> Result<Self, DirectoryError> {
         let path = || directory.to_owned();
         std::fs::read_dir(directory).map_err(|source| DirectoryError::Unreadable { path: path(), source })?;
@@ -86,15 +92,15 @@ impl DirectorySource {
         let worker = Worker {
             root: directory.to_owned(),
             watcher,
-            pending: Pending::default(),
+            debounce: Debounce::default(),
             stopped,
-            catalogue: Catalogue::default(),
+            index: ManifestIndex::default(),
             trouble: BTreeMap::new(),
             trouble_changed: false,
             blind: false,
             outbox: Outbox {
                 sender,
-                events: Vec::new(),
+                changes: Vec::new(),
                 problems: Arc::default(),
                 sent: false,
                 closed: false,
@@ -104,10 +110,9 @@ impl DirectorySource {
         Ok(Self { steps, _stop: stop })
     }
 
-    /// The next step; the first complete one holds everything there is. Waits until something changes. Nothing is lost if the
-    /// future is dropped.
+    /// Returns the next step; waits for it. The first complete one ends the initial sync. Cancel-safe.
     ///
-    /// `None` means that the thread has ended, which only a defect can make it do; what was delivered stays valid.
+    /// `None` means that the thread has ended, which only a defect can cause; what was delivered stays valid.
     pub async fn next(&mut self) -> Option<Step> {
         self.steps.recv().await
     }
@@ -116,9 +121,9 @@ impl DirectorySource {
 struct Worker {
     root: PathBuf,
     watcher: Watcher,
-    pending: Pending,
+    debounce: Debounce,
     stopped: OwnedFd,
-    catalogue: Catalogue,
+    index: ManifestIndex,
     /// What is wrong with folders, by path.
     trouble: BTreeMap<PathBuf, ManifestProblem>,
     trouble_changed: bool,
@@ -127,10 +132,10 @@ struct Worker {
     outbox: Outbox,
 }
 
-/// Events on their way into steps.
+/// Changes on their way into steps.
 struct Outbox {
     sender: mpsc::Sender<Step>,
-    events: Vec<Event>,
+    changes: Vec<Change<Object>>,
     problems: Arc<[ManifestProblem]>,
     /// Whether a complete step was sent, so that the next one needs a reason.
     sent: bool,
@@ -138,34 +143,34 @@ struct Outbox {
 }
 
 impl Outbox {
-    fn push(&mut self, event: Event) {
-        self.events.push(event);
-        if self.events.len() >= MAX_EVENTS_PER_STEP {
+    fn push(&mut self, change: Change<Object>) {
+        self.changes.push(change);
+        if self.changes.len() >= MAX_CHANGES_PER_STEP {
             self.send(false);
         }
     }
 
     fn send(&mut self, complete: bool) {
-        let events = std::mem::take(&mut self.events);
+        let changes = std::mem::take(&mut self.changes);
         self.sent = complete;
-        let step = Step { events, complete, problems: self.problems.clone() };
+        let step = Step { changes, complete, problems: self.problems.clone() };
         self.closed |= self.sender.blocking_send(step).is_err();
     }
 }
 
 impl Worker {
     fn run(mut self) {
-        self.look_at_everything();
+        self.rescan();
         self.finish_step();
-        let mut look_around = Instant::now() + self.look_around();
+        let mut rescan_at = Instant::now() + self.rescan_period();
         while !self.outbox.closed {
-            let wake = self.pending.due_at().map_or(look_around, |due| due.min(look_around));
+            let wake = self.debounce.due_at().map_or(rescan_at, |due| due.min(rescan_at));
             match self.wait(wake) {
                 Ok(Woken::Stopped) => return,
                 Ok(Woken::Events) => {
-                    let (pending, now) = (&mut self.pending, Instant::now());
-                    if let Err(error) = self.watcher.read(|change| pending.note(change, now)) {
-                        warn!(%error, "cannot read from inotify; looking at all manifests now and then instead");
+                    let (debounce, now) = (&mut self.debounce, Instant::now());
+                    if let Err(error) = self.watcher.read(|event| debounce.add(event, now)) {
+                        warn!(%error, "cannot read from inotify; comparing all manifests from time to time");
                         self.blind = true;
                     }
                 }
@@ -173,33 +178,33 @@ impl Worker {
                 Err(error) => {
                     // Not waiting would turn this loop into a busy one.
                     warn!(%error, "cannot wait for changes of manifests");
-                    thread::sleep(LOOK_AROUND_BLIND);
+                    thread::sleep(RESCAN_BLIND);
                 }
             }
             let now = Instant::now();
-            let around = now >= look_around;
-            if !around && self.pending.due_at().is_none_or(|due| due > now) {
+            let rescan = now >= rescan_at;
+            if !rescan && self.debounce.due_at().is_none_or(|due| due > now) {
                 continue;
             }
-            let due = self.pending.take(now);
-            if due.everything || around {
-                self.look_at_everything();
+            let due = self.debounce.take(now);
+            if due.everything || rescan {
+                self.rescan();
             }
-            for look in due.paths {
-                self.look_at(&look.path, look.unfinished);
+            for path in due.paths {
+                self.read_path(&path.path, path.unfinished);
             }
             self.finish_step();
             // A steady stream of events must not put it off.
-            let next = Instant::now() + self.look_around();
-            look_around = if around { next } else { look_around.min(next) };
+            let next = Instant::now() + self.rescan_period();
+            rescan_at = if rescan { next } else { rescan_at.min(next) };
         }
     }
 
-    fn look_around(&self) -> Duration {
-        if self.blind { LOOK_AROUND_BLIND } else { LOOK_AROUND }
+    fn rescan_period(&self) -> Duration {
+        if self.blind { RESCAN_BLIND } else { RESCAN }
     }
 
-    /// Waits for an event, the end, or the time `until`.
+    /// Waits for an event, for the end, or until the time `until`.
     fn wait(&self, until: Instant) -> Result<Woken, Errno> {
         let timeout = until.saturating_duration_since(Instant::now());
         let timeout = Timespec::try_from(timeout).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
@@ -219,8 +224,8 @@ impl Worker {
         })
     }
 
-    /// Compares the whole directory with what is known. Reads only what changed.
-    fn look_at_everything(&mut self) {
+    /// Compares the whole directory with the index. Reads only what changed.
+    fn rescan(&mut self) {
         self.blind = false;
         let root = self.root.clone();
         if let Err(error) = std::fs::read_dir(&root) {
@@ -229,13 +234,13 @@ impl Worker {
             self.report(&root, missing_directory(&root, &error));
             return;
         }
-        self.look_at_folder(&root);
+        self.read_folder(&root);
     }
 
-    /// Looks at one file or folder that may have changed.
-    fn look_at(&mut self, path: &Path, unfinished: bool) {
+    /// Reads a file or folder that may have changed.
+    fn read_path(&mut self, path: &Path, unfinished: bool) {
         match std::fs::metadata(path) {
-            Ok(metadata) if metadata.is_dir() => self.look_at_folder(path),
+            Ok(metadata) if metadata.is_dir() => self.read_folder(path),
             Ok(metadata) if metadata.is_file() && path.file_name().is_some_and(is_manifest) => {
                 self.read(&path.into(), signature(&metadata), unfinished);
             }
@@ -245,8 +250,8 @@ impl Worker {
         }
     }
 
-    /// Compares one folder, and all below it, with what is known.
-    fn look_at_folder(&mut self, folder: &Path) {
+    /// Compares a folder, and all below it, with the index.
+    fn read_folder(&mut self, folder: &Path) {
         let mut refused = None;
         let watcher = &mut self.watcher;
         let found = walk(folder, &mut |folder| {
@@ -266,33 +271,35 @@ impl Worker {
         self.watcher.retain(folder, |path| folders.contains(path));
         let present: HashSet<&Path> = found.files.iter().map(|(path, _)| path.as_path()).collect();
         let hidden_by_failure = |path: &Path| found.failed.iter().any(|(failed, _)| path.starts_with(failed));
-        // What is being written or has just vanished is looked at in its own time.
-        let pending = &self.pending;
+        // What is being written, or has just vanished, is read when it is due.
+        let debounce = &self.debounce;
         let gone: Vec<Arc<Path>> = self
-            .catalogue
+            .index
             .files_below(folder)
-            .filter(|path| !present.contains(&***path) && !hidden_by_failure(path) && !pending.contains(path))
+            .filter(|path| {
+                !present.contains(&***path) && !hidden_by_failure(path) && !debounce.contains(path)
+            })
             .cloned()
             .collect();
-        // Consumed, so that what is remembered of a file takes the place of the path that was found.
+        // Consumed, so that each path is freed as soon as the index has its own.
         for (path, signature) in found.files {
-            if !self.catalogue.is_current(&path, signature) && !self.pending.contains(&path) {
+            if !self.index.is_current(&path, signature) && !self.debounce.contains(&path) {
                 self.read(&path.into(), signature, false);
             }
         }
         for path in gone {
-            self.catalogue.remove(&path);
+            self.index.remove(&path);
         }
     }
 
-    /// A file or folder is no more, unless it is the manifest directory itself that is missing.
+    /// Removes a file or folder from the index, unless the manifest directory itself is missing.
     fn gone(&mut self, path: &Path) {
         if !self.root.is_dir() {
-            return self.look_at_everything();
+            return self.rescan();
         }
-        let gone: Vec<Arc<Path>> = self.catalogue.files_below(path).cloned().collect();
+        let gone: Vec<Arc<Path>> = self.index.files_below(path).cloned().collect();
         for path in gone {
-            self.catalogue.remove(&path);
+            self.index.remove(&path);
         }
         self.watcher.retain(path, |_| false);
         self.clear_trouble(path);
@@ -302,37 +309,38 @@ impl Worker {
         match read_text(path) {
             Ok(text) => {
                 let outbox = &mut self.outbox;
-                let emit = &mut |event| outbox.push(event);
-                self.catalogue.update(path, signature, &text, unfinished, emit);
+                let emit = &mut |change| outbox.push(change);
+                self.index.update(path, signature, &text, unfinished, emit);
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => self.gone(path),
-            Err(error) => self.catalogue.fail(path, signature, unreadable(path, &error)),
+            Err(error) => self.index.fail(path, signature, unreadable(path, &error)),
         }
     }
 
-    /// Settles what is gone and says that the burst is over, if it changed anything.
+    /// Resolves what was released, and sends a complete step if the burst changed anything.
     fn finish_step(&mut self) {
         let outbox = &mut self.outbox;
-        let heirs = self.catalogue.settle(&mut |event| outbox.push(event));
-        for heir in &heirs {
-            self.look_at(heir, false);
+        let new_owners = self.index.resolve(&mut |change| outbox.push(change));
+        for owner in &new_owners {
+            self.read_path(owner, false);
         }
-        if !heirs.is_empty() {
-            // Reading an heir again may show that it has changed as well; what follows from that comes with the next event.
+        if !new_owners.is_empty() {
+            // Reading a new owner may show that it has changed as well; the rest follows with its own inotify
+            // event.
             let outbox = &mut self.outbox;
-            self.catalogue.settle(&mut |event| outbox.push(event));
+            self.index.resolve(&mut |change| outbox.push(change));
         }
-        let changed = self.catalogue.problems_changed() | std::mem::take(&mut self.trouble_changed);
+        let changed = self.index.problems_changed() | std::mem::take(&mut self.trouble_changed);
         if changed {
             self.publish_problems();
         }
-        if changed || !self.outbox.events.is_empty() || !self.outbox.sent {
+        if changed || !self.outbox.changes.is_empty() || !self.outbox.sent {
             self.outbox.send(true);
         }
     }
 
     fn publish_problems(&mut self) {
-        let mut problems = self.catalogue.problems();
+        let mut problems = self.index.problems();
         problems.extend(self.trouble.values().cloned());
         problems.sort();
         for problem in &problems {
@@ -364,7 +372,7 @@ enum Woken {
     Time,
 }
 
-/// The text of a file, if it is text and not too long.
+/// Reads a file that is UTF-8 and not too long.
 pub(crate) fn read_text(path: &Path) -> io::Result<String> {
     let mut bytes = Vec::new();
     File::open(path)?.take(MAX_FILE + 1).read_to_end(&mut bytes)?;
@@ -391,7 +399,7 @@ fn trouble(path: &Path, reason: &'static str, message: String, remedy: &str) -> 
     }
 }
 
-/// A file or folder that is there and cannot be read.
+/// A file or folder that exists and cannot be read.
 pub(crate) fn unreadable(path: &Path, error: &io::Error) -> ManifestProblem {
     let remedy = "what was read of it before stays in force";
     trouble(path, "unreadable", format!("cannot be read: {error}"), remedy)

@@ -1,12 +1,13 @@
 //! Where objects come from: a directory of manifests, or a Kubernetes API.
 //!
-//! Both deliver the same thing: [`step::Step`]s of [`object::Object`]s that came, changed or went. [`directory`] watches a
-//! directory and [`load`] reads one once; [`kubernetes`] watches an API server; [`state`] keeps the little that must outlive a
+//! Both deliver [`step::Step`]s of changed [`object::Object`]s. [`directory`] watches a directory and
+//! [`load`] reads one once; [`kubernetes`] watches an API server; [`state`] is a file for what must outlive a
 //! restart beside a directory.
 //!
-//! Inside, text passes through `yaml` (trees with lines, within bounds) and `manifest` (objects of a file) to `catalogue` (which file
-//! holds what, and what changed); `walk`, `watch` and `pending` say which files to look at, and when. For an API server, `served` is how its objects are read
-//! and `mirror` what follows from what its watches hear.
+//! Text passes through `yaml` (trees with lines, within bounds) and `manifest` (the objects of a file) to
+//! `index` (which file holds which object, and what changed). `walk`, `watch` and `debounce` say which files
+//! to read, and when. For an API server, [`served`] is the form in which its objects are read, and
+//! `reflector` says what follows from a watch event.
 //!
 //! What the objects mean is decided elsewhere: `portico-expose` plans, `portico-routes` routes.
 
@@ -15,16 +16,16 @@ pub mod directory;
 pub mod kubernetes;
 pub mod load;
 pub mod object;
+#[cfg(feature = "kubernetes")]
+pub mod served;
 pub mod state;
 pub mod step;
 
-mod catalogue;
+mod debounce;
+mod index;
 mod manifest;
 #[cfg(feature = "kubernetes")]
-mod mirror;
-mod pending;
-#[cfg(feature = "kubernetes")]
-mod served;
+mod reflector;
 mod walk;
 mod watch;
 mod yaml;
@@ -34,4 +35,4 @@ pub use directory::DirectorySource;
 pub use kubernetes::{KubernetesSettings, KubernetesSource};
 pub use load::{Loaded, Location, read_directory};
 pub use object::Object;
-pub use step::{Event, ManifestProblem, Step};
+pub use step::{ManifestProblem, Step};

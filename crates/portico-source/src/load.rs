@@ -1,4 +1,5 @@
-//! A directory of manifests read once, with the place of every object and field: for `portico check` and `portico routes`.
+//! A directory of manifests read once, with the location of every object and field: for `portico check` and
+//! `portico routes`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,15 +7,15 @@ use std::sync::Arc;
 
 use portico_api::meta::ObjectRef;
 
-use crate::catalogue::duplicate;
 use crate::directory::{DirectoryError, read_text, unreadable};
+use crate::index::duplicate;
 use crate::manifest;
 use crate::object::Object;
 use crate::step::ManifestProblem;
 use crate::walk::walk;
 use crate::yaml::Node;
 
-/// Everything a directory holds.
+/// Everything that a directory holds.
 #[derive(Debug, Default)]
 pub struct Loaded {
     /// The objects, by file in path order, then as written.
@@ -23,16 +24,16 @@ pub struct Loaded {
     pub problems: Vec<ManifestProblem>,
     /// How many manifest files there are, readable or not.
     pub files: usize,
-    places: BTreeMap<ObjectRef, Place>,
+    locations: BTreeMap<ObjectRef, InFile>,
 }
 
 #[derive(Debug)]
-struct Place {
+struct InFile {
     file: Arc<Path>,
     node: Node,
 }
 
-/// A place in a file.
+/// A line of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Location {
     /// The file as a path that can be opened from the current directory.
@@ -42,15 +43,16 @@ pub struct Location {
 }
 
 impl Loaded {
-    /// Where the field at `path` (`spec.ports[0].nodePort`) of `object` stands; for a field that is not written down,
-    /// where the nearest field around it stands; for an empty path, where the object begins. `None` if the object is not from here.
+    /// Returns the location of the field at `path` (`spec.ports[0].nodePort`) of `object`. For a field that
+    /// is not written down, this is the nearest field around it; for an empty path, the first line of the
+    /// object. `None` if the object is not from this directory.
     pub fn line_of(&self, object: &ObjectRef, path: &str) -> Option<Location> {
-        let place = self.places.get(object)?;
-        Some(Location { file: place.file.clone(), line: place.node.line_of(path) })
+        let found = self.locations.get(object)?;
+        Some(Location { file: found.file.clone(), line: found.node.line_of(path) })
     }
 }
 
-/// Reads all manifests in `directory`, by the same rules as [`crate::directory`]. Blocks.
+/// Reads all manifests in `directory` by the rules of [`crate::directory`]. Blocks.
 pub fn read_directory(directory: &Path) -> Result<Loaded, DirectoryError> {
     std::fs::read_dir(directory)
         .map_err(|source| DirectoryError::Unreadable { path: directory.to_owned(), source })?;
@@ -62,7 +64,7 @@ pub fn read_directory(directory: &Path) -> Result<Loaded, DirectoryError> {
     for (path, _) in &found.files {
         let file: Arc<Path> = path.as_path().into();
         match read_text(path) {
-            Ok(text) => loaded.take(&file, &text),
+            Ok(text) => loaded.add(&file, &text),
             Err(error) => loaded.problems.push(unreadable(path, &error)),
         }
     }
@@ -73,20 +75,20 @@ pub fn read_directory(directory: &Path) -> Result<Loaded, DirectoryError> {
 /// Reads one text as the manifest file `file`, without touching any file.
 pub fn read_text_as(file: &Path, text: &str) -> Loaded {
     let mut loaded = Loaded::default();
-    loaded.take(&file.into(), text);
+    loaded.add(&file.into(), text);
     loaded
 }
 
 impl Loaded {
-    fn take(&mut self, file: &Arc<Path>, text: &str) {
+    fn add(&mut self, file: &Arc<Path>, text: &str) {
         let mut repeated = Vec::new();
         let reading = manifest::read(file, text, |found| {
             let object = found.object.reference();
-            if let Some(first) = self.places.get(&object) {
+            if let Some(first) = self.locations.get(&object) {
                 repeated.push(duplicate(file, found.node.line, object, &first.file, first.node.line));
                 return;
             }
-            self.places.insert(object, Place { file: file.clone(), node: found.node.clone() });
+            self.locations.insert(object, InFile { file: file.clone(), node: found.node.clone() });
             self.objects.push(found.object);
         });
         self.problems.extend(reading.problems);
@@ -101,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objects_fields_and_problems_have_their_places() {
+    fn objects_fields_and_problems_have_their_lines() {
         let folder = tempfile::tempdir().unwrap();
         let service = "apiVersion: v1\nkind: Service\nmetadata:\n  name: a\n  annotations:\n    x.y/z: q\n";
         fs::write(folder.path().join("a.yaml"), format!("# first\n---\n{service}")).unwrap();
@@ -116,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_not_there_is_an_error() {
+    fn a_missing_directory_is_an_error() {
         assert!(read_directory(Path::new("/nonexistent/manifests")).is_err());
     }
 }

@@ -1,8 +1,8 @@
-//! From the text of one file to objects, each with its line, and everything that is wrong with the file.
+//! From the text of one file to objects with their lines, and everything that is wrong with the file.
 //!
-//! A file may hold many documents, and a document may be a `List`. Each object is judged alone: what one document breaks,
-//! another document of the same file does not suffer for. What cannot be read is reported with [`Missing`], which tells
-//! the caller whose last good version must stay in force.
+//! A file may hold many documents, and a document may be a `List`. Each object is read for itself: a broken
+//! document does not affect another document of the same file. What cannot be read is reported with
+//! [`Missing`], which tells the caller the objects whose last good version must stay in force.
 //!
 //! Called by [`crate::directory`] for every file that changed, and by [`crate::load`] once.
 
@@ -17,48 +17,49 @@ use crate::object::Object;
 use crate::step::ManifestProblem;
 use crate::yaml::{Content, Documents, Node};
 
-/// Problems reported of one file. A file of another format would otherwise be reported line by line.
+/// Most problems reported for one file. A file of another format would otherwise be reported line by line.
 const MAX_PROBLEMS_PER_FILE: usize = 100;
 
-/// What an unreadable document is told to do about it, and what happens meanwhile.
+/// What to do about an unreadable document, and what happens meanwhile.
 const REMEDY_BROKEN: &str = "correct it; a running gateway keeps the last good version of what it held";
 
 /// One object of a file.
 pub(crate) struct Found<'a> {
     /// The object.
     pub(crate) object: Object,
-    /// What was written, with lines.
+    /// The text as a tree with lines.
     pub(crate) node: &'a Node,
-    /// Equal for equal objects, wherever they stand.
+    /// Equal for equal objects, in any file.
     pub(crate) hash: u64,
 }
 
-/// What a file says, beside its objects.
+/// What a file says beside its objects.
 #[derive(Debug, Default)]
 pub(crate) struct Reading {
     /// What is wrong, in the order of lines.
     pub(crate) problems: Vec<ManifestProblem>,
-    /// Which objects may be missing only because they could not be read.
+    /// Objects that may be missing only because they could not be read.
     pub(crate) missing: Missing,
 }
 
-/// Objects that a file may still mean to hold although they could not be read from it.
+/// Objects that a file may hold although they could not be read from it.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) enum Missing {
-    /// None: an object that is not there was taken out.
+    /// None: an object that is not in the file was removed from it.
     #[default]
     None,
-    /// These, each named by a document that does not fit its kind.
+    /// These: each is named by a document that does not fit its kind.
     Some(Vec<ObjectRef>),
     /// Any: a document could not be read at all.
     Any,
 }
 
-/// Reads `text`, the content of `file`, and hands every object to `found`, in the order written.
+/// Reads `text`, the content of `file`, and passes every object to `found`, in the order of the text.
 pub(crate) fn read(file: &Arc<Path>, text: &str, mut found: impl FnMut(Found<'_>)) -> Reading {
     let mut reader = Reader { file, reading: Reading::default(), found: &mut found };
     if text.trim_ascii().is_empty() {
-        // What an editor leaves between truncating and writing. A file that is to hold nothing is deleted, or holds a comment.
+        // Some editors truncate before they write. A file that is to hold nothing is deleted, or holds a
+        // comment.
         reader.reading.missing = Missing::Any;
         return reader.reading;
     }
@@ -189,7 +190,7 @@ impl Reader<'_> {
     }
 }
 
-/// The name of an object that does not fit its kind, if it has one at all.
+/// The name of an object that does not fit its kind, if it has a name.
 fn named(kind: Kind, node: &Node) -> Option<ObjectRef> {
     let metadata = node.get("metadata")?;
     let name = metadata.get("name")?.as_str()?;
@@ -200,7 +201,7 @@ fn named(kind: Kind, node: &Node) -> Option<ObjectRef> {
     Some(ObjectRef { kind, key: ObjectKey::new(namespace, name) })
 }
 
-/// The apiVersion under which Portico knows a kind of this name.
+/// The apiVersion in which Portico reads a kind of this name.
 fn kind_by_name(name: &str) -> Option<&'static str> {
     ["v1", "discovery.k8s.io/v1", "kubermatic.k8c.io/v1"]
         .into_iter()

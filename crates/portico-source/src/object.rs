@@ -1,7 +1,8 @@
-//! One object of any kind Portico reads, and how it is made from plain data.
+//! An object of any kind that Portico reads, and how it is made from plain data.
 
 use std::sync::Arc;
 
+use portico_api::change::Keyed;
 use portico_api::cluster::Cluster;
 use portico_api::configuration::KubermaticConfiguration;
 use portico_api::endpoint_slice::EndpointSlice;
@@ -12,7 +13,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use thiserror::Error;
 
-/// Where an object goes that names no namespace though its kind has one, as with `kubectl apply`.
+/// The namespace of an object that names none although its kind has one, as with `kubectl apply`.
 const DEFAULT_NAMESPACE: &str = "default";
 
 /// Longest name of an object (RFC 1123 subdomain, as the Kubernetes API checks it).
@@ -21,16 +22,16 @@ const MAX_NAME: usize = 253;
 /// Why data is no object of its kind.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{message}")]
-pub(crate) struct InvalidObject {
-    /// The field, `spec.ports[0].port`; empty if the object as a whole is meant.
-    pub(crate) field: String,
+pub struct InvalidObject {
+    /// The field, `spec.ports[0].port`; empty for the entire object.
+    pub field: String,
     /// What is wrong with it.
-    pub(crate) message: String,
+    pub message: String,
 }
 
 macro_rules! objects {
     ($($kind:ident),+) => {
-        /// An object of one of the kinds Portico reads, cut down to the fields that concern exposure.
+        /// An object of one of the kinds that Portico reads, reduced to the fields that concern exposure.
         #[derive(Debug, Clone, PartialEq)]
         #[allow(missing_docs, reason = "each variant is documented as the kind of the same name")]
         pub enum Object {
@@ -38,7 +39,7 @@ macro_rules! objects {
         }
 
         impl Object {
-            /// What is common to all objects.
+            /// The metadata of the object.
             pub fn metadata(&self) -> &ObjectMeta {
                 match self {
                     $(Self::$kind(object) => &object.metadata),+
@@ -51,7 +52,7 @@ macro_rules! objects {
                 }
             }
 
-            /// Its kind.
+            /// The kind of the object.
             pub fn kind(&self) -> Kind {
                 match self {
                     $(Self::$kind(_) => Kind::$kind),+
@@ -76,7 +77,7 @@ macro_rules! objects {
 objects!(Service, EndpointSlice, KubermaticConfiguration, Seed, Cluster);
 
 impl Object {
-    /// The object of `kind` that `value` describes, with the namespace it would get and a name that can exist.
+    /// Reads `value` as an object of `kind`. Sets the default namespace and checks the name.
     pub(crate) fn from_value(kind: Kind, value: Value) -> Result<Self, InvalidObject> {
         let mut object = Self::of_kind(kind, value)?;
         let meta = object.metadata_mut();
@@ -92,13 +93,21 @@ impl Object {
         Ok(object)
     }
 
-    /// How it is called.
+    /// Kind, namespace and name of the object.
     pub fn reference(&self) -> ObjectRef {
         ObjectRef::new(self.kind(), self.metadata())
     }
 }
 
-/// Reads `value` and says which field does not fit. `apiVersion`, `kind` and unknown fields are passed over.
+impl Keyed for Object {
+    type Key = ObjectRef;
+
+    fn key(&self) -> ObjectRef {
+        self.reference()
+    }
+}
+
+/// Reads `value`; an error names the field. `apiVersion`, `kind` and unknown fields are ignored.
 fn typed<T: DeserializeOwned>(value: Value) -> Result<T, InvalidObject> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let field = error.path().to_string();
@@ -109,7 +118,7 @@ fn typed<T: DeserializeOwned>(value: Value) -> Result<T, InvalidObject> {
     })
 }
 
-/// What serde says, in words of those who write manifests.
+/// The message of serde, in the terms of a manifest.
 fn readable(message: &str) -> String {
     let message = message.replace("expected u16", "expected a whole number from 0 to 65535");
     match message.strip_prefix("unknown variant ").and_then(|text| text.split_once(", expected ")) {
@@ -118,7 +127,7 @@ fn readable(message: &str) -> String {
     }
 }
 
-/// What Kubernetes accepts as a name: an RFC 1123 subdomain.
+/// Accepts what Kubernetes accepts as a name: an RFC 1123 subdomain.
 fn check_name(field: &str, name: &str) -> Result<(), InvalidObject> {
     let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
     let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
@@ -134,7 +143,8 @@ fn check_name(field: &str, name: &str) -> Result<(), InvalidObject> {
         "is missing".to_owned()
     } else {
         format!(
-            "is {name:?}, but may only hold up to {MAX_NAME} lower-case letters, digits, '-' and '.', and must begin and end with a letter or a digit"
+            "is {name:?}, but may only hold up to {MAX_NAME} lower-case letters, digits, '-' and '.', and \
+             must begin and end with a letter or a digit"
         )
     };
     Err(InvalidObject { field: field.to_owned(), message })
@@ -147,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_object_without_a_namespace_goes_where_kubectl_would_put_it() {
+    fn an_object_without_a_namespace_is_in_the_one_that_kubectl_would_choose() {
         let object = Object::from_value(Kind::Service, json!({"metadata": {"name": "a"}})).unwrap();
         assert_eq!(object.reference().to_string(), "Service default/a");
         let object =
@@ -162,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_said_without_words_of_the_program() {
+    fn a_value_that_does_not_fit_is_described_in_terms_of_the_manifest() {
         let message = |port: Value| {
             let value = json!({"metadata": {"name": "a"}, "spec": {"ports": [port]}});
             Object::from_value(Kind::Service, value).unwrap_err().message

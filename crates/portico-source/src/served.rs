@@ -1,8 +1,9 @@
 //! Objects as a Kubernetes API serves them, in the form that `kube` can list and watch.
 //!
-//! `kube` wants an object with its own `ObjectMeta`. A [`Served`] has one with only name and resourceVersion in it, beside the compact
-//! object the rest of Portico works with; managed fields and status are gone before the next object of a page is read. An object that does not
-//! fit its kind is an answer too: one bad object must not fail the list of ten thousand.
+//! `kube` needs an object with its own `ObjectMeta`. A [`Served`] has one with name, namespace and
+//! resourceVersion only, beside the compact object that the rest of Portico works with; managed fields and
+//! status are dropped before the next object of a page is read. An object that does not fit its kind is a
+//! value too: it must not fail the list of ten thousand others.
 
 use std::borrow::Cow;
 use std::marker::PhantomData;
@@ -20,16 +21,16 @@ use serde_json::Value;
 
 use crate::object::{InvalidObject, Object};
 
-/// The version under which KKP serves its kinds, as discovery calls it.
+/// Group and version of the KKP kinds, in the spelling of discovery.
 pub(crate) const KKP_GROUP_VERSION: &str = "kubermatic.k8c.io/v1";
 
-/// Where an API server keeps objects of a kind.
-pub(crate) trait ServedKind: Send + Sync + 'static {
+/// A kind as an API server names it.
+pub trait ServedKind: Send + Sync + 'static {
     /// The kind.
     const KIND: Kind;
-    /// Its API group; empty for the core group.
+    /// The API group; empty for the core group.
     const GROUP: &'static str;
-    /// Its name in URLs and in discovery.
+    /// The name in URLs and in discovery.
     const PLURAL: &'static str;
 }
 
@@ -52,12 +53,12 @@ served! {
 }
 
 /// An object of kind `K` from an API server.
-pub(crate) struct Served<K> {
+pub struct Served<K> {
     meta: ObjectMeta,
-    /// How it is called.
-    pub(crate) reference: ObjectRef,
-    /// What it is, or why it cannot be used.
-    pub(crate) object: Result<Object, InvalidObject>,
+    /// Kind, namespace and name.
+    pub reference: ObjectRef,
+    /// The object, or why it cannot be read.
+    pub object: Result<Object, InvalidObject>,
     kind: PhantomData<K>,
 }
 
@@ -67,17 +68,20 @@ impl<'de, K: ServedKind> Deserialize<'de> for Served<K> {
         let field = |name: &str| value.pointer(name).and_then(Value::as_str);
         let meta = ObjectMeta {
             name: field("/metadata/name").map(str::to_owned),
+            namespace: field("/metadata/namespace").map(str::to_owned),
             resource_version: field("/metadata/resourceVersion").map(str::to_owned),
             ..ObjectMeta::default()
         };
-        let namespace = field("/metadata/namespace").unwrap_or_default();
-        let key = ObjectKey::new(namespace, meta.name.as_deref().unwrap_or_default());
+        let key = ObjectKey::new(
+            meta.namespace.as_deref().unwrap_or_default(),
+            meta.name.as_deref().unwrap_or_default(),
+        );
         let reference = ObjectRef { kind: K::KIND, key };
         Ok(Self { meta, reference, object: Object::from_value(K::KIND, value), kind: PhantomData })
     }
 }
 
-// Written out, because derive would ask `K` for what only its name is used for.
+// Written out, because derive would require `K: Clone`.
 impl<K> Clone for Served<K> {
     fn clone(&self) -> Self {
         Self {
@@ -133,8 +137,14 @@ mod tests {
     #[test]
     fn an_object_that_does_not_fit_its_kind_fails_alone() {
         let list = json!([
-            {"metadata": {"name": "a", "namespace": "n", "resourceVersion": "7"}, "spec": {"ports": [{"port": 443}]}},
-            {"metadata": {"name": "b", "namespace": "n", "resourceVersion": "8"}, "spec": {"ports": "none"}},
+            {
+                "metadata": {"name": "a", "namespace": "n", "resourceVersion": "7"},
+                "spec": {"ports": [{"port": 443}]},
+            },
+            {
+                "metadata": {"name": "b", "namespace": "n", "resourceVersion": "8"},
+                "spec": {"ports": "none"},
+            },
         ]);
         let list: Vec<Served<Service>> = serde_json::from_value(list).unwrap();
         assert_eq!(list[0].object.as_ref().unwrap().reference(), list[0].reference);
@@ -144,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_are_found_where_the_api_server_keeps_them() {
+    fn urls_are_those_of_the_api_server() {
         assert_eq!(Served::<Service>::url_path(&(), None), "/api/v1/services");
         assert_eq!(
             Served::<EndpointSlice>::url_path(&(), Some("n")),

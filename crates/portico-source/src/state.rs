@@ -1,8 +1,8 @@
-//! What Portico must remember across restarts beside a directory of manifests: one small JSON file in `DIR/.portico/`.
+//! What must outlive a restart beside a directory of manifests: one small JSON file in `DIR/.portico/`.
 //!
-//! Written to a temporary file, flushed, then renamed over the old one, so that a power cut
-//! leaves the old state or the new one, never half of either. A directory that cannot be written to is no obstacle: the caller
-//! learns so, says so, and goes on without a memory.
+//! Written to a temporary file, flushed, then renamed over the old one: a power cut leaves the old state or
+//! the new one. A directory that cannot be written to is an error for the caller to report, and no reason to
+//! stop.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -12,21 +12,21 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-/// The folder in the manifest directory that is Portico's own. Hidden, so the source never reads it as manifests.
+/// Portico's own folder in the manifest directory. Hidden, so that the source does not read it as manifests.
 pub const STATE_FOLDER: &str = ".portico";
 
 /// Why a state was not read or written.
 #[derive(Debug, Error)]
 pub enum StateError {
-    /// The file is there and cannot be read.
+    /// The file exists and cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The file is there and is not what was written.
+    /// The file exists and is not what was written.
     #[error("{} is damaged: {source}; restore it, or delete it to begin anew", path.display())]
     Damaged {
         /// The file.
@@ -35,28 +35,31 @@ pub enum StateError {
         source: serde_json::Error,
     },
     /// The directory is read-only, or full.
-    #[error("cannot write {}: {source}; what it should hold is forgotten at the next restart", path.display())]
+    #[error(
+        "cannot write {}: {source}; what it should hold is forgotten at the next restart",
+        path.display()
+    )]
     Write {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
 }
 
-/// A file of state.
+/// A file that holds state.
 #[derive(Debug, Clone)]
 pub struct StateFile {
     path: PathBuf,
 }
 
 impl StateFile {
-    /// The state called `name` in `folder`. Nothing is touched yet.
+    /// The state called `name` in `folder`. No file is touched yet.
     pub fn new(folder: &Path, name: &str) -> Self {
         Self { path: folder.join(name) }
     }
 
-    /// Makes the folder of the state, if it is not there.
+    /// Creates the folder of the state if it does not exist.
     pub fn make_folder(folder: &Path) -> io::Result<()> {
         match fs::create_dir(folder) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
@@ -64,12 +67,12 @@ impl StateFile {
         }
     }
 
-    /// Where it is.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What was saved last; `None` if nothing was.
+    /// Returns what was saved last; `None` if nothing was.
     pub fn load<T: DeserializeOwned>(&self) -> Result<Option<T>, StateError> {
         let bytes = match fs::read(&self.path) {
             Ok(bytes) => bytes,
@@ -81,7 +84,7 @@ impl StateFile {
             .map_err(|source| StateError::Damaged { path: self.path.clone(), source })
     }
 
-    /// Replaces what was saved. When this returns, a restart finds the new state.
+    /// Replaces what was saved. Once this returns, a restart finds the new state.
     pub fn save<T: Serialize>(&self, state: &T) -> Result<(), StateError> {
         self.write(state).map_err(|source| StateError::Write { path: self.path.clone(), source })
     }
@@ -102,7 +105,7 @@ impl StateFile {
             // Without this the rename itself may be lost.
             .and_then(|()| File::open(folder)?.sync_all());
         if written.is_err() {
-            // Fails where nothing was created, which is just as well.
+            // Fails if nothing was created, and then nothing is to be removed.
             let _ = fs::remove_file(&temporary);
         }
         written
@@ -143,7 +146,7 @@ mod tests {
     #[test]
     fn where_nothing_can_be_written_saving_fails_and_says_so() {
         let directory = tempfile::tempdir().unwrap();
-        // A file in the way works for root too, whom a read-only folder would not stop.
+        // A file in place of the folder stops root too, which a read-only folder does not.
         let folder = directory.path().join("state");
         fs::write(&folder, "").unwrap();
         let error = StateFile::new(&folder, "a.json").save(&Ports::new()).unwrap_err();

@@ -1,8 +1,8 @@
 //! Which files and folders a manifest directory holds.
 //!
-//! Hidden names are passed over: `.git`, `.portico`, an editor's `.a.yaml.swp`, and the `..2026_01_02` and `..data` of a
-//! ConfigMap volume, whose files are seen once, under the names that link to them. Symbolic links are followed, to files and to folders,
-//! but never into a folder that is being walked already.
+//! Hidden names are ignored: `.git`, `.portico`, an editor's `.a.yaml.swp`, and the `..2026_01_02` and
+//! `..data` of a ConfigMap volume, whose files are seen once, under the names that link to them. Symbolic
+//! links to files and to folders are followed, but never into a folder that contains them.
 
 use std::ffi::OsStr;
 use std::fs::{self, Metadata};
@@ -11,9 +11,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::catalogue::Signature;
+use crate::index::Signature;
 
-/// Folders inside folders; more is a mistake, such as a link that leads out into the whole file system.
+/// Deepest nesting of folders; more is a mistake, such as a link that leads out into the whole file system.
 const MAX_DEPTH: usize = 32;
 
 /// What a walk found.
@@ -23,11 +23,12 @@ pub(crate) struct Walk {
     pub(crate) files: Vec<(PathBuf, Signature)>,
     /// Folders, the first one included.
     pub(crate) folders: Vec<PathBuf>,
-    /// What could not be looked into.
+    /// Files and folders that could not be read.
     pub(crate) failed: Vec<(PathBuf, io::Error)>,
 }
 
-/// Walks `folder`. `enter` is called with every folder before it is listed, so that a watch set there misses nothing.
+/// Walks `folder`. Calls `enter` with every folder before it is listed, so that a watch set there misses
+/// nothing.
 pub(crate) fn walk(folder: &Path, enter: &mut dyn FnMut(&Path)) -> Walk {
     let mut found = Walk::default();
     match fs::metadata(folder) {
@@ -72,7 +73,7 @@ fn visit(
             continue;
         }
         let path = entry.path();
-        // Spares a look at every file that is no manifest.
+        // Avoids a stat(2) of every file that is no manifest.
         let may_be_folder = entry.file_type().is_ok_and(|kind| !kind.is_file());
         if !may_be_folder && !is_manifest(&name) {
             continue;
@@ -92,7 +93,7 @@ fn visit(
     above.pop();
 }
 
-/// What tells this version of a file from others.
+/// Identifies this version of a file.
 pub(crate) fn signature(metadata: &Metadata) -> Signature {
     Signature::of((
         (metadata.dev(), metadata.ino(), metadata.size()),
@@ -100,15 +101,15 @@ pub(crate) fn signature(metadata: &Metadata) -> Signature {
     ))
 }
 
-/// Whether the name is one that the directory source passes over.
+/// Whether the directory source ignores the name.
 pub(crate) fn is_hidden(name: &OsStr) -> bool {
     name.as_bytes().starts_with(b".")
 }
 
-/// Whether a file of this name is read. Backups (`a.yaml~`, `#a.yaml#`) are none.
+/// Whether a file of this name is read. Backups (`a.yaml~`, `#a.yaml#`) are not.
 pub(crate) fn is_manifest(name: &OsStr) -> bool {
     let extension = Path::new(name).extension().unwrap_or_default();
-    // `A.YAML` comes from systems that do not mind upper and lower case.
+    // `A.YAML` comes from systems that ignore case.
     ["yaml", "yml", "json"].iter().any(|known| extension.eq_ignore_ascii_case(known)) && !is_hidden(name)
 }
 

@@ -1,10 +1,12 @@
-//! What the kernel says about a manifest directory (inotify(7)), in the terms of the source.
+//! Events of inotify(7) about a manifest directory, in the terms of the source.
 //!
-//! Folders are watched, not files: files come and go, and most editors replace them. The folder above the manifest directory is
-//! watched too, since only there it shows when the directory itself is replaced, or is a link that now leads elsewhere.
+//! Folders are watched, not files: files come and go, and most editors replace them. The folder above the
+//! manifest directory is watched too: only there it shows that the directory itself was replaced, or is a
+//! link that now leads elsewhere.
 //!
-//! Called by [`crate::directory`], which also looks at everything now and then: inotify is silent about network file
-//! systems, about targets of links that lie elsewhere, and about folders beyond the limit of watches.
+//! Called by [`crate::directory`], which also compares everything now and then: inotify is silent about
+//! network file systems, about targets of links that are elsewhere, and about folders beyond the limit of
+//! watches.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
@@ -34,15 +36,15 @@ const FOLDER: WatchFlags = WatchFlags::ATTRIB
     .union(WatchFlags::MOVE_SELF)
     .union(WatchFlags::ONLYDIR);
 
-/// Only names: the folder above may be `/tmp`.
+/// Only changes of names: the folder above may be `/tmp`, which is busy.
 const ABOVE: WatchFlags = WatchFlags::CREATE.union(WatchFlags::MOVE).union(WatchFlags::ONLYDIR);
 
-/// Something to look at.
+/// What happened to a file or folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(crate) enum FileEvent {
     /// The file is complete: closed after writing, renamed to this name, linked.
     Written(PathBuf),
-    /// Somebody is writing the file, and will close it.
+    /// The file is being written, and will be closed.
     Writing(PathBuf),
     /// The file, or the folder, has lost its name.
     Gone(PathBuf),
@@ -57,13 +59,13 @@ pub(crate) struct Watcher {
     inotify: OwnedFd,
     root: PathBuf,
     above: Option<i32>,
-    /// A folder can be reached under several names, and has one watch all the same.
+    /// All names of a watched folder: several names can lead to one folder, which has one watch.
     names: HashMap<i32, Vec<Arc<Path>>>,
     watches: BTreeMap<Arc<Path>, i32>,
 }
 
 impl Watcher {
-    /// Watches nothing yet but the folder above `root`.
+    /// Watches only the folder above `root`.
     pub(crate) fn new(root: &Path) -> Result<Self, Errno> {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         // Relative paths of one component have an empty parent; `..` and `/` have no name to wait for.
@@ -72,7 +74,7 @@ impl Watcher {
         Ok(Self { inotify, root: root.to_owned(), above, names: HashMap::new(), watches: BTreeMap::new() })
     }
 
-    /// What becomes readable when there is something to [`read`](Self::read).
+    /// The descriptor that becomes readable when there is something to [`read`](Self::read).
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         self.inotify.as_fd()
     }
@@ -112,9 +114,9 @@ impl Watcher {
         }
     }
 
-    /// Reads some of what has happened since the last time: one bufferful, because somebody who changes files faster than they can
-    /// be read must not keep the caller here. Never waits.
-    pub(crate) fn read(&mut self, mut sink: impl FnMut(Change)) -> Result<(), Errno> {
+    /// Reads one buffer of events, because files that change faster than they can be read must not keep the
+    /// caller here. Never waits.
+    pub(crate) fn read(&mut self, mut sink: impl FnMut(FileEvent)) -> Result<(), Errno> {
         let mut buffer = [MaybeUninit::uninit(); BUFFER];
         let mut reader = inotify::Reader::new(&self.inotify, &mut buffer);
         let mut read = false;
@@ -128,13 +130,13 @@ impl Watcher {
             read = true;
             let flags = event.events();
             if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
-                sink(Change::Everything);
+                sink(FileEvent::Everything);
                 continue;
             }
             let name = event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()));
             // No `continue`: through a link, the folder above may also be a folder inside.
             if Some(event.wd()) == self.above && name.is_some() && name == self.root.file_name() {
-                sink(Change::Everything);
+                sink(FileEvent::Everything);
             }
             if flags.contains(ReadFlags::IGNORED) {
                 for name in self.names.remove(&event.wd()).unwrap_or_default() {
@@ -143,8 +145,8 @@ impl Watcher {
                 continue;
             }
             for folder in self.names.get(&event.wd()).into_iter().flatten() {
-                if let Some(change) = change(folder, name, flags, &self.root) {
-                    sink(change);
+                if let Some(event) = file_event(folder, name, flags, &self.root) {
+                    sink(event);
                 }
             }
         }
@@ -152,43 +154,43 @@ impl Watcher {
     }
 }
 
-/// What an event in `folder` means.
-fn change(folder: &Path, name: Option<&OsStr>, flags: ReadFlags, root: &Path) -> Option<Change> {
+/// What an inotify event in `folder` means.
+fn file_event(folder: &Path, name: Option<&OsStr>, flags: ReadFlags, root: &Path) -> Option<FileEvent> {
     let appeared = flags.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO);
     let gone = flags.intersects(ReadFlags::DELETE | ReadFlags::MOVED_FROM);
     let Some(name) = name else {
-        // About the folder itself. Below the root, the folder above it says the same and says the name.
+        // About the folder itself. Below the root, the folder above has the same event with the name.
         let lost = ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::UNMOUNT;
-        return (folder == root && flags.intersects(lost)).then_some(Change::Everything);
+        return (folder == root && flags.intersects(lost)).then_some(FileEvent::Everything);
     };
     if is_hidden(name) {
-        // `..data` of a ConfigMap volume: the links in this folder, which look the same, lead to other files now.
+        // `..data` of a ConfigMap volume: the unchanged links in this folder lead to other files now.
         let volume = name.as_bytes().starts_with(b"..") && appeared;
-        return volume.then(|| Change::Folder(folder.to_owned()));
+        return volume.then(|| FileEvent::Folder(folder.to_owned()));
     }
     let path = folder.join(name);
     if flags.contains(ReadFlags::ISDIR) || !is_manifest(name) {
-        // A link to a folder looks like any other file here, so the source has to look at it.
+        // A link to a folder looks like any other file here, so the source must check it.
         return match (appeared, gone) {
-            (true, _) => Some(Change::Folder(path)),
-            (_, true) => Some(Change::Gone(path)),
+            (true, _) => Some(FileEvent::Folder(path)),
+            (_, true) => Some(FileEvent::Gone(path)),
             _ => None,
         };
     }
     if gone {
-        return Some(Change::Gone(path));
+        return Some(FileEvent::Gone(path));
     }
     if flags.intersects(ReadFlags::MODIFY) {
-        return Some(Change::Writing(path));
+        return Some(FileEvent::Writing(path));
     }
     if flags.contains(ReadFlags::CREATE) && is_being_written(&path) {
-        return Some(Change::Writing(path));
+        return Some(FileEvent::Writing(path));
     }
-    Some(Change::Written(path))
+    Some(FileEvent::Written(path))
 }
 
-/// Whether a file that was just created is still to be written. A link, symbolic or hard, is complete from the start, and nobody closes
-/// it.
+/// Whether a file that was just created is still to be written. A link, symbolic or hard, is complete from
+/// the start, and is never closed.
 fn is_being_written(path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_file() && metadata.nlink() == 1)

@@ -1,14 +1,13 @@
 //! YAML and JSON text as trees that know their lines, within bounds.
 //!
-//! The source reads files it does not trust to be whole: an editor is half way through, a template went wrong, somebody
-//! tries an alias bomb. So this file decides three things a plain deserialiser leaves open: a syntax error ends one
-//! document and not the file; every value remembers the line it stands on, for messages; and depth, size and the copies
-//! that aliases make are bounded. JSON goes the same way, being a subset of YAML 1.2.
+//! The source reads files that may be broken: half written, from a wrong template, or an alias bomb. So this
+//! parser decides three things that a plain deserialiser leaves open. A syntax error ends one document and
+//! not the file. Every value has its line, for messages. Depth, size and the copies that aliases make are
+//! bounded. JSON is read the same way, being a subset of YAML 1.2.
 //!
-//! Scalars follow the core schema of YAML 1.2 (section 10.3.2); merge keys (`<<`) are honoured, since Kubernetes' own reader
-//! honours them. The parser underneath is the one that `kube` brings along for kubeconfig files.
-//!
-//! Called by [`crate::manifest`].
+//! Scalars follow the core schema of YAML 1.2 (section 10.3.2). Merge keys (`<<`) work, as they do in
+//! Kubernetes' own reader. The parser underneath is the one that `kube` uses for kubeconfig files. Called by
+//! [`crate::manifest`].
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,17 +15,19 @@ use granit_parser::{Event, Parser, ScalarStyle, Span, StrInput, Tag, options};
 use serde_json::{Number, Value};
 use thiserror::Error;
 
-/// Collections inside collections. Kubernetes objects stay below 20; deeper is a mistake or an attack on the stack.
+/// Deepest nesting of collections. Kubernetes objects stay below 20; more is a mistake or an attack on the
+/// stack.
 const MAX_DEPTH: usize = 64;
 
-/// Values in one document: ten thousand clusters in one `List` have some 600,000.
+/// Most values in one document: ten thousand clusters in one `List` have some 600,000.
 const MAX_NODES: usize = 1_000_000;
 
-/// Values that anchors, aliases and merge keys may add to one document by copying. Honest manifests copy a few dozen; an alias bomb
-/// copies billions. Each level of copying costs at least one copy more than the last, so this also bounds depth.
+/// Most values that anchors, aliases and merge keys may add to one document by copying. Real manifests copy a
+/// few dozen; an alias bomb copies billions. Each level of copying costs at least one copy more than the
+/// last, so this also bounds depth.
 const MAX_COPIES: usize = 100_000;
 
-/// Bytes of text that weigh as much as a value of their own when copied: about the size of a [`Node`].
+/// Bytes of text that count as one value when copied: about the size of a [`Node`].
 const TEXT_OF_A_VALUE: usize = 64;
 
 /// A value and the line it begins on.
@@ -34,7 +35,7 @@ const TEXT_OF_A_VALUE: usize = 64;
 pub(crate) struct Node {
     /// Counted from 1.
     pub(crate) line: u32,
-    /// What it is.
+    /// The value.
     pub(crate) content: Content,
 }
 
@@ -54,7 +55,7 @@ pub(crate) enum Content {
 pub(crate) struct Entry {
     /// The key as text.
     pub(crate) key: Box<str>,
-    /// Line of the key, which is where a reader looks for the field.
+    /// Line of the key, where a reader looks for the field.
     pub(crate) line: u32,
     /// Its value.
     pub(crate) value: Node,
@@ -64,13 +65,14 @@ pub(crate) struct Entry {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{message}")]
 pub(crate) struct YamlError {
-    /// Where it was noticed, counted from 1.
+    /// The line where it was noticed, counted from 1.
     pub(crate) line: u32,
     /// What is wrong.
     pub(crate) message: String,
 }
 
-/// The documents of a text, one at a time, so that a file of ten thousand objects is never in memory as trees.
+/// The documents of a text, one at a time, so that a file of ten thousand objects is never in memory as one
+/// tree.
 pub(crate) struct Documents<'text> {
     parser: Parser<'text, StrInput<'text>>,
     ended: bool,
@@ -89,7 +91,7 @@ impl<'text> Documents<'text> {
         Self { parser: Parser::new_from_str_with_options(text, options), ended: false }
     }
 
-    /// Goes on behind the broken document, if the parser can find the next one.
+    /// Skips the broken document, if the parser can find the next one.
     fn skip_document(&mut self) {
         self.ended = !self.parser.proceed_next_document().unwrap_or(false);
     }
@@ -121,7 +123,7 @@ impl Iterator for Documents<'_> {
                 }
                 event => {
                     let builder = builder.get_or_insert_with(Builder::new);
-                    if let Err(message) = builder.take(event, &span) {
+                    if let Err(message) = builder.add(event, &span) {
                         let line = line_number(span.start.line());
                         self.skip_document();
                         return Some(Err(YamlError { line, message }));
@@ -133,7 +135,7 @@ impl Iterator for Documents<'_> {
     }
 }
 
-/// Makes one tree from the parser's events.
+/// Builds one tree from the events of the parser.
 struct Builder {
     root: Option<Node>,
     open: Vec<Collection>,
@@ -165,7 +167,7 @@ impl Builder {
         }
     }
 
-    fn take(&mut self, event: Event<'_>, span: &Span) -> Result<(), String> {
+    fn add(&mut self, event: Event<'_>, span: &Span) -> Result<(), String> {
         let line = line_number(span.start.line());
         match event {
             Event::Scalar(text, style, anchor, tag) => {
@@ -201,14 +203,14 @@ impl Builder {
                     *key = Some((text.into(), line));
                     return Ok(());
                 }
-                self.place(node)
+                self.attach(node)
             }
             // Comments are off and unresolved aliases are errors; nothing else carries data.
             _ => Ok(()),
         }
     }
 
-    /// The place for the next key, if the next node is a key.
+    /// The slot of the next key, if the next node is a key.
     fn awaited_key(&mut self) -> Option<&mut Option<(Box<str>, u32)>> {
         match &mut self.open.last_mut()?.kind {
             Open::Map { key, .. } if key.is_none() => Some(key),
@@ -249,7 +251,7 @@ impl Builder {
         if anchor != 0 {
             self.remember(anchor, &node)?;
         }
-        self.place(node)
+        self.attach(node)
     }
 
     fn remember(&mut self, anchor: usize, node: &Node) -> Result<(), String> {
@@ -258,8 +260,8 @@ impl Builder {
         Ok(())
     }
 
-    /// Puts a complete node where it belongs.
-    fn place(&mut self, node: Node) -> Result<(), String> {
+    /// Adds a complete node to its parent.
+    fn attach(&mut self, node: Node) -> Result<(), String> {
         let Some(parent) = self.open.last_mut() else {
             self.root = Some(node);
             return Ok(());
@@ -306,13 +308,13 @@ fn merge(merged: &mut Vec<Entry>, node: Node) -> Result<(), String> {
     }
 }
 
-/// What is written wins over what is merged, and of two merged values the first.
+/// A written value wins over a merged one, and of two merged values the first wins.
 fn add_merged(entries: &mut Vec<Entry>, merged: Vec<Entry>) {
     let mut present: HashSet<Box<str>> = entries.iter().map(|entry| entry.key.clone()).collect();
     entries.extend(merged.into_iter().filter(|entry| present.insert(entry.key.clone())));
 }
 
-/// Kubernetes refuses a repeated key; to take the last one silently would hide a mistake.
+/// Kubernetes refuses a repeated key; using the last one silently would hide a mistake.
 fn reject_repeated_keys(entries: &[Entry]) -> Result<(), String> {
     let mut keys: Vec<&Entry> = entries.iter().collect();
     keys.sort_by(|a, b| a.key.cmp(&b.key));
@@ -330,7 +332,7 @@ fn reject_repeated_keys(entries: &[Entry]) -> Result<(), String> {
     }
 }
 
-/// A scalar's value by tag, style and, if plain, by its looks.
+/// The value of a scalar by tag, by style and, if plain, by its text.
 fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Value {
     let plain = match tag.and_then(Tag::core_suffix) {
         Some("str") => false,
@@ -340,7 +342,7 @@ fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Value {
     if plain { plain_scalar(text) } else { Value::String(text.into()) }
 }
 
-/// Resolution by the core schema of YAML 1.2. What JSON cannot hold (`.inf`, `.nan`) stays text.
+/// Resolves by the core schema of YAML 1.2. What JSON cannot hold (`.inf`, `.nan`) stays text.
 fn plain_scalar(text: &str) -> Value {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Value::Null,
@@ -359,7 +361,7 @@ fn number(text: &str) -> Option<Number> {
         return u64::from_str_radix(digits, 8).ok().map(Number::from);
     }
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
-    // Keeps names like `1.2.3`, `12-34` and `infinity` text, whatever the standard library would make of them.
+    // Names like `1.2.3`, `12-34` and `infinity` stay text, although the standard library may parse them.
     if !unsigned.bytes().any(|byte| byte.is_ascii_digit())
         || !unsigned.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'.' | b'e' | b'E' | b'+' | b'-'))
         || !unsigned.starts_with(|first: char| first.is_ascii_digit() || first == '.')
@@ -381,7 +383,7 @@ fn line_number(line: usize) -> u32 {
 }
 
 impl Node {
-    /// The value under `key`, if this is a mapping that has one.
+    /// The value of `key`, if this is a mapping that has it.
     pub(crate) fn get(&self, key: &str) -> Option<&Node> {
         match &self.content {
             Content::Map(entries) => {
@@ -399,7 +401,7 @@ impl Node {
         }
     }
 
-    /// What a copy of it costs: the values it holds, itself included; long text counts as several.
+    /// The cost of a copy: the number of its values, itself included; long text counts as several.
     fn weight(&self) -> usize {
         1 + match &self.content {
             Content::Scalar(Value::String(text)) => text.len() / TEXT_OF_A_VALUE,
@@ -422,9 +424,11 @@ impl Node {
         }
     }
 
-    /// The line of the field at `path` (`spec.ports[0].nodePort`), or of the nearest value above it that is written down.
+    /// Returns the line of the field at `path` (`spec.ports[0].nodePort`), or of the nearest value above it
+    /// that exists.
     ///
-    /// Keys may hold dots (`metadata.annotations.nodeport-proxy.k8s.io/expose`): the longest key that fits is taken.
+    /// Keys may hold dots (`metadata.annotations.nodeport-proxy.k8s.io/expose`): the longest key that fits
+    /// wins.
     pub(crate) fn line_of(&self, path: &str) -> u32 {
         let mut node = self;
         let mut line = self.line;
@@ -447,7 +451,7 @@ impl Node {
     }
 }
 
-/// What follows `key` at the start of `path`, if `path` starts with exactly this key, bare or as `[key]`.
+/// The rest of `path` after `key`, if `path` starts with exactly this key, bare or as `[key]`.
 fn after_key<'a>(path: &'a str, key: &str) -> Option<&'a str> {
     let rest = match path.strip_prefix('[') {
         Some(path) => {

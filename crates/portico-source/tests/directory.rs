@@ -9,13 +9,14 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use portico_source::{DirectorySource, Event, Object, Step};
+use portico_api::change::Change;
+use portico_source::{DirectorySource, Object, Step};
 use tempfile::TempDir;
 
 /// Far beyond anything that happens when all is well: a step that has not come by then will never come.
 const NEVER: Duration = Duration::from_secs(20);
 
-/// A directory, its source, and everything the source has said.
+/// A directory, its source, and everything that the source has delivered.
 struct World {
     folder: TempDir,
     source: DirectorySource,
@@ -63,14 +64,14 @@ impl World {
                 .await
                 .unwrap_or_else(|_| panic!("no further step; so far: {:?}", self.services))
                 .expect("the source lives as long as the test");
-            for event in &step.events {
-                match event {
-                    Event::Apply(Object::Service(service)) => {
+            for change in &step.changes {
+                match change {
+                    Change::Apply(Object::Service(service)) => {
                         let kind = format!("{:?}", service.spec.service_type);
                         self.services.insert(service.metadata.key().to_string(), kind);
                     }
-                    Event::Apply(_) => {}
-                    Event::Delete(object) => {
+                    Change::Apply(_) => {}
+                    Change::Delete(object) => {
                         self.services.remove(&object.key.to_string());
                         self.deleted.push(object.key.to_string());
                     }
@@ -127,7 +128,7 @@ async fn the_first_complete_step_holds_everything() {
 }
 
 #[tokio::test]
-async fn an_empty_directory_is_a_complete_picture() {
+async fn an_empty_directory_completes_the_initial_sync() {
     let world = World::open(|_| {}).await;
     assert!(world.services.is_empty() && world.last.complete && world.last.problems.is_empty());
 }
@@ -305,7 +306,8 @@ async fn a_burst_of_two_thousand_files_arrives_whole() {
 #[tokio::test]
 async fn a_burst_longer_than_the_kernels_queue_loses_nothing() {
     let mut world = World::open(|_| {}).await;
-    // Steps that nobody takes hold the source up, so that most of what follows exceeds the kernel's 16,384 events.
+    // Steps that are not taken block the source, so that most of what follows exceeds the kernel's 16,384
+    // events.
     for index in 0..2_000 {
         fs::write(world.path(&format!("{index}.yaml")), service(&format!("s{index}"))).unwrap();
     }
@@ -325,7 +327,7 @@ async fn a_burst_longer_than_the_kernels_queue_loses_nothing() {
 }
 
 #[tokio::test]
-async fn what_is_no_text_or_too_long_is_reported_and_keeps_what_was_there() {
+async fn a_file_that_is_no_text_or_too_long_is_reported_and_its_objects_stay() {
     let mut world = World::open(|folder| fs::write(folder.join("a.yaml"), service("a")).unwrap()).await;
     fs::write(world.path("a.yaml"), b"apiVersion: v1\nkind: \xff\n").unwrap();
     world.until_problem("unreadable").await;

@@ -11,10 +11,11 @@ use futures_util::{FutureExt, StreamExt, stream};
 use k8s_openapi::api::discovery::v1 as discovery;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
+use portico_api::change::Change;
+use portico_kube::client;
 use portico_lab::control_plane::{ADMINS, Options};
 use portico_lab::{ControlPlane, Etcd, Host, Kubectl, Lab};
-use portico_source::kubernetes::client;
-use portico_source::{Event, KubernetesSettings, KubernetesSource, Step};
+use portico_source::{KubernetesSettings, KubernetesSource, Step};
 
 /// Far beyond anything that happens when all is well, a silently lost connection included.
 const NEVER: Duration = Duration::from_secs(180);
@@ -62,7 +63,8 @@ impl World {
     fn services(&self, names: &[&str]) {
         for name in names {
             let service = format!(
-                "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: default}}\nspec: {{ports: [{{port: 443}}]}}\n"
+                "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: default}}\n\
+                 spec: {{ports: [{{port: 443}}]}}\n"
             );
             self.kubectl.apply(&service).unwrap();
         }
@@ -86,26 +88,26 @@ impl World {
     }
 }
 
-/// Everything a source has said.
-struct Heard {
+/// A source and everything that it has delivered.
+struct Observer {
     source: KubernetesSource,
     objects: BTreeSet<String>,
     deleted: Vec<String>,
     last: Step,
 }
 
-impl Heard {
+impl Observer {
     async fn step(&mut self) {
         self.last = tokio::time::timeout(NEVER, self.source.next())
             .await
             .unwrap_or_else(|_| panic!("no further step; {:?}", self.source.status()()))
             .unwrap();
-        for event in &self.last.events {
-            match event {
-                Event::Apply(object) => {
+        for change in &self.last.changes {
+            match change {
+                Change::Apply(object) => {
                     self.objects.insert(object.reference().to_string());
                 }
-                Event::Delete(object) => {
+                Change::Delete(object) => {
                     self.objects.remove(&object.to_string());
                     self.deleted.push(object.to_string());
                 }
@@ -127,44 +129,49 @@ async fn a_source_keeps_up_with_its_api_server_through_absence_and_new_kinds() {
     world.slices(SLICES).await;
 
     let settings =
-        KubernetesSettings { ask_again: Duration::from_millis(200), ..KubernetesSettings::default() };
+        KubernetesSettings { discovery_period: Duration::from_millis(200), ..KubernetesSettings::default() };
     let source = KubernetesSource::start(world.client.clone(), settings);
-    let mut heard = Heard { source, objects: BTreeSet::new(), deleted: Vec::new(), last: Step::default() };
+    let mut observer =
+        Observer { source, objects: BTreeSet::new(), deleted: Vec::new(), last: Step::default() };
 
-    // The first complete step is the whole picture, though it took three pages.
-    while !heard.last.complete {
-        heard.step().await;
+    // The first complete step ends the initial sync, which took three pages.
+    while !observer.last.complete {
+        observer.step().await;
     }
-    let slices = heard.objects.iter().filter(|name| name.starts_with("EndpointSlice default/slice-")).count();
+    let slices =
+        observer.objects.iter().filter(|name| name.starts_with("EndpointSlice default/slice-")).count();
     assert_eq!(slices, SLICES);
-    assert!(heard.objects.contains("Service default/a") && heard.objects.contains("Service default/b"));
-    assert!(heard.source.status()().complete);
+    assert!(observer.objects.contains("Service default/a") && observer.objects.contains("Service default/b"));
+    assert!(observer.source.status()().complete);
 
     world.services(&["c"]);
-    heard.until("Service default/c", true).await;
+    observer.until("Service default/c", true).await;
 
-    // While the API server is away, everything stays; what went meanwhile is gone afterwards.
+    // While the API server is away, everything stays; what was deleted meanwhile is gone afterwards.
     world.host.unplug().unwrap();
     world.kubectl.run(&["delete", "service", "b"]).unwrap();
     world.services(&["d"]);
-    assert!(heard.source.next().now_or_never().is_none(), "nothing can be heard through an unplugged link");
-    assert!(heard.deleted.is_empty());
+    assert!(observer.source.next().now_or_never().is_none(), "nothing arrives through an unplugged link");
+    assert!(observer.deleted.is_empty());
     world.host.plug().unwrap();
-    heard.until("Service default/b", false).await;
-    heard.until("Service default/d", true).await;
-    assert_eq!(heard.deleted, ["Service default/b"]);
+    observer.until("Service default/b", false).await;
+    observer.until("Service default/d", true).await;
+    assert_eq!(observer.deleted, ["Service default/b"]);
 
     // KKP is installed later, and removed again.
-    assert!(!heard.source.status()().watches.contains_key(&portico_api::meta::Kind::Cluster));
+    assert!(!observer.source.status()().watches.contains_key(&portico_api::meta::Kind::Cluster));
     world.kubectl.apply(CRD).unwrap();
     world.kubectl.run(&["wait", "--for=condition=Established", "crd/clusters.kubermatic.k8c.io"]).unwrap();
     world
         .kubectl
-        .apply("apiVersion: kubermatic.k8c.io/v1\nkind: Cluster\nmetadata: {name: late}\nspec: {exposeStrategy: Tunneling}\n")
+        .apply(
+            "apiVersion: kubermatic.k8c.io/v1\nkind: Cluster\nmetadata: {name: late}\n\
+             spec: {exposeStrategy: Tunneling}\n",
+        )
         .unwrap();
-    heard.until("Cluster late", true).await;
+    observer.until("Cluster late", true).await;
     world.kubectl.run(&["delete", "crd", "clusters.kubermatic.k8c.io"]).unwrap();
-    heard.until("Cluster late", false).await;
-    assert_eq!(heard.deleted, ["Service default/b", "Cluster late"]);
-    assert!(heard.last.problems.is_empty());
+    observer.until("Cluster late", false).await;
+    assert_eq!(observer.deleted, ["Service default/b", "Cluster late"]);
+    assert!(observer.last.problems.is_empty());
 }

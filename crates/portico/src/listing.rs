@@ -17,10 +17,10 @@ use portico_expose::strategy::AnsweredBy;
 use portico_gateway::{Gateway, Upstream};
 use portico_routes::route::{BackendId, RouteKey};
 use portico_routes::rows::{NoEndpoints, RouteRow, RouteState};
+use portico_sync::Pipeline;
 use serde::Serialize;
 
 use crate::finding::Finding;
-use crate::pipeline::Pipeline;
 
 /// NodePorts listed in the note below the table; JSON has all.
 const MOST_PORTS: usize = 8;

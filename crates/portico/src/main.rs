@@ -13,11 +13,8 @@ mod daemon;
 mod finding;
 mod listing;
 mod logging;
-mod memory;
 mod offline;
 mod outcome;
-mod pipeline;
-mod source;
 mod verb;
 
 use std::process::ExitCode;

@@ -1,4 +1,5 @@
-//! Whatever stands in a manifest: no panic, no explosion of aliases, every object with a place, and problems that can be printed.
+//! Whatever stands in a manifest: no panic, no explosion of aliases, every object with a place, and problems
+//! that can be printed.
 #![no_main]
 
 use std::path::Path;

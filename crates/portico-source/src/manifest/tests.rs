@@ -11,7 +11,8 @@ fn read_text(text: &str) -> (Vec<String>, Reading) {
 
 #[test]
 fn objects_come_with_the_lines_of_their_documents() {
-    let text = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\n---\n# comment\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: b, namespace: c}\n";
+    let text = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\n---\n# comment\n\
+                apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: b, namespace: c}\n";
     let (objects, reading) = read_text(text);
     assert_eq!(objects, ["1 Service default/a", "6 EndpointSlice c/b"]);
     assert!(reading.problems.is_empty());
@@ -28,7 +29,7 @@ fn lists_are_taken_apart_whether_typed_or_not() {
 }
 
 #[test]
-fn an_unknown_kind_is_a_warning_and_takes_nothing_along() {
+fn an_unknown_kind_is_a_warning_and_affects_no_other_document() {
     let (objects, reading) = read_text("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\n");
     assert!(objects.is_empty());
     assert_eq!(reading.problems[0].severity, Severity::Warning);
@@ -41,7 +42,8 @@ fn an_unknown_kind_is_a_warning_and_takes_nothing_along() {
 #[test]
 fn a_field_of_the_wrong_type_is_reported_with_its_line_and_its_object() {
     let (objects, reading) = read_text(
-        "apiVersion: v1\nkind: Service\nmetadata:\n  name: a\nspec:\n  ports:\n  - port: 1\n  - port: https\n",
+        "apiVersion: v1\nkind: Service\nmetadata:\n  name: a\nspec:\n  ports:\n  - port: 1\n  - \
+         port: https\n",
     );
     assert!(objects.is_empty());
     let problem = &reading.problems[0];
@@ -67,9 +69,11 @@ fn an_empty_file_is_not_yet_written_but_a_comment_means_nothing() {
 }
 
 #[test]
-fn equal_objects_have_equal_hashes_wherever_they_stand() {
+fn equal_objects_have_equal_hashes_on_any_line() {
     let mut hashes = Vec::new();
-    let text = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\n---\n\n{kind: Service, apiVersion: v1, metadata: {name: a}}\n---\napiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {type: NodePort}\n";
+    let text = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\n---\n\n\
+                {kind: Service, apiVersion: v1, metadata: {name: a}}\n---\n\
+                apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {type: NodePort}\n";
     read(&Path::new("a").into(), text, |found| hashes.push(found.hash));
     assert_eq!(hashes[0], hashes[1]);
     assert_ne!(hashes[0], hashes[2]);

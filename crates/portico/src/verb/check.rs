@@ -10,15 +10,15 @@ use crate::outcome::{Outcome, print};
 
 /// Prints every problem. The answer is "no" if one of them is an error.
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
-    let site = flags.load()?;
-    let findings = site.findings();
+    let report = flags.load()?;
+    let findings = report.findings();
     let errors = findings.iter().filter(|finding| finding.severity == Severity::Error).count();
     match flags.output {
         OutputFormat::Json => print(&format!("{}\n", serde_json::to_string_pretty(&findings)?))?,
         OutputFormat::Table => {
             let mut text: String = findings.iter().map(Finding::to_line).collect();
             let warnings = findings.len() - errors;
-            text.push_str(&summary(site.objects, errors, warnings));
+            text.push_str(&summary(report.site.objects, errors, warnings));
             print(&text)?;
         }
     }

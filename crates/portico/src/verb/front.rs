@@ -1,7 +1,8 @@
-//! `portico front`: keeps the ports of the one LoadBalancer Service of a seed in line with the Services exposed by NodePort.
+//! `portico front`: the ports of the one LoadBalancer Service of a seed follow the Services exposed by
+//! NodePort.
 //!
-//! A process of its own, because it may write and the gateway may not. What it does is in `portico-front`; here are its flags
-//! and its admin listener.
+//! A process of its own, because it may write and the gateway may not. The controller is in
+//! `portico-operator`; here are its flags and its admin listener.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,10 +14,11 @@ use hyper::{Request, StatusCode};
 use portico_admin::body::stream;
 use portico_admin::exposition::{Exposition, Families};
 use portico_admin::server::{Answer, Pages, text, typed};
+use portico_api::annotations::EXPOSE;
 use portico_api::meta::ObjectKey;
 use portico_expose::front::FrontSettings;
-use portico_front::{Front, FrontStatus, Settings, StatusHandle};
-use portico_source::kubernetes::client;
+use portico_kube::client;
+use portico_operator::{Front, FrontStatus, Settings, StatusHandle};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
@@ -30,7 +32,8 @@ pub(crate) struct Flags {
     /// The LoadBalancer Service whose ports are kept in line
     #[arg(long, value_name = "NS/NAME", value_parser = object_key)]
     service: ObjectKey,
-    /// How to reach the Kubernetes API, also by its proxy-url or HTTPS_PROXY; without it, as a pod of that cluster
+    /// How to reach the Kubernetes API, also by its proxy-url or HTTPS_PROXY; without it, as a pod of that
+    /// cluster
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// Port of the gateway's SNI listener, to be published; off for none
@@ -43,7 +46,7 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "N")]
     listener_limit: Option<usize>,
     /// The annotation by which a Service asks to be exposed
-    #[arg(long, value_name = "KEY", default_value = portico_api::annotations::EXPOSE, value_parser = annotation_key)]
+    #[arg(long, value_name = "KEY", default_value = EXPOSE, value_parser = annotation_key)]
     expose_annotation: String,
     /// Name of this replica, different from all others [default: the host's name and a number]
     #[arg(long, value_name = "NAME", env = "POD_NAME")]
@@ -83,13 +86,13 @@ impl Flags {
     }
 }
 
-/// Different for every process, also for two on one host.
+/// A name that differs for every process, also for two on one host.
 fn own_name() -> String {
     let host = rustix::system::uname();
     format!("{}-{}", host.nodename().to_string_lossy(), std::process::id())
 }
 
-/// What a front controller says about itself.
+/// The pages of the admin listener.
 #[derive(Debug)]
 struct FrontPages {
     status: StatusHandle,
@@ -123,7 +126,7 @@ impl Pages for FrontPages {
     }
 }
 
-/// What a front controller counts.
+/// The metrics of the controller.
 #[derive(Debug)]
 struct FrontMetrics(StatusHandle);
 

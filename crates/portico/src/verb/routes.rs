@@ -6,9 +6,10 @@ use crate::outcome::{Outcome, print};
 
 /// Prints the listing.
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
-    let site = flags.load()?;
+    let report = flags.load()?;
     let mut text = Vec::new();
-    let listing = Listing::of(&site.pipeline, site.findings()).with_drawn(&site.drawn);
+    let site = &report.site;
+    let listing = Listing::of(&site.pipeline, report.findings()).with_drawn(&site.allocated);
     listing.write(flags.output, &mut text)?;
     print(&String::from_utf8_lossy(&text))?;
     Ok(Outcome::Done)

@@ -15,15 +15,15 @@ use anyhow::{Context, bail};
 use portico_api::problem::Severity;
 use portico_gateway::{AccessLog, Gateway, take_over};
 use portico_source::Step;
+use portico_sync::Source;
 use tokio::time::sleep;
 
 use super::flags::Flags;
 use super::pages::GatewayPages;
-use super::status::Status;
+use super::status::{Status, Watches};
 use super::tunnel_files;
 use crate::allocator;
 use crate::daemon::{Admin, Daemon};
-use crate::source::Source;
 
 /// Between two attempts to bind a NodePort that something else holds: what holds it is usually about to go.
 const RETRY_PORTS: Duration = Duration::from_secs(2);
@@ -40,8 +40,9 @@ pub(crate) async fn run(
     mut daemon: Daemon,
     started: impl FnOnce(&Status),
 ) -> anyhow::Result<()> {
-    let (mut source, pipeline) = Source::open(flags).await?;
-    let status = Arc::new(Status::new(pipeline, source.watches()));
+    let (mut source, pipeline) = Source::open(&flags.source_settings()).await?;
+    let watches = source.status().map(|status| Watches(Box::new(status)));
+    let status = Arc::new(Status::new(pipeline, watches));
     let pages = Arc::new(GatewayPages::new(Arc::clone(&status)));
     let waits = flags.lifecycle.take_over.is_some();
     let admin = Admin::serve(flags.listeners.admin_listen, pages, waits).await?;
@@ -92,15 +93,15 @@ enum Ending {
 
 /// Reads every object, then starts the data plane with what follows from them.
 async fn start(flags: &Flags, source: &mut Source, status: &Arc<Status>) -> anyhow::Result<Arc<Gateway>> {
-    let whole = loop {
+    let all_readable = loop {
         let step = next(source).await?;
-        let whole = step.problems.iter().all(|problem| problem.severity != Severity::Error);
+        let all_readable = step.problems.iter().all(|problem| problem.severity != Severity::Error);
         if note(source, status, step) {
-            break whole;
+            break all_readable;
         }
     };
-    status.pipeline().first_picture_complete(whole);
-    source.remember(&status.pipeline());
+    status.pipeline().initial_sync_complete(all_readable);
+    source.persist(&status.pipeline());
     let timeouts = *status.pipeline().timeouts();
     let config = flags.config(&timeouts)?;
     let access = AccessLog::start(flags.records.access_log.into()).context("cannot start the access log")?;
@@ -131,8 +132,8 @@ async fn follow(source: &mut Source, status: &Status) -> anyhow::Result<Infallib
     loop {
         let step = tokio::select! {
             step = next(source) => step?,
-            () = sleep(RETRY_MEMORY), if source.owes_memory() => {
-                source.remember(&status.pipeline());
+            () = sleep(RETRY_MEMORY), if source.is_failing_to_persist() => {
+                source.persist(&status.pipeline());
                 continue;
             }
         };
@@ -154,10 +155,10 @@ async fn next(source: &mut Source) -> anyhow::Result<Step> {
 /// Applies one step. Returns true once the initial sync is complete.
 fn note(source: &mut Source, status: &Status, step: Step) -> bool {
     let mut pipeline = status.pipeline();
-    pipeline.apply(step.events, step.complete);
+    pipeline.apply(step.changes, step.complete);
     status.set_manifest_problems(step.problems);
     if step.complete {
-        source.remember(&pipeline);
+        source.persist(&pipeline);
     }
     step.complete
 }

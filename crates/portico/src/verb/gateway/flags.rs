@@ -19,6 +19,7 @@ use portico_gateway::{
     TokensError,
 };
 use portico_net::MemoryBudget;
+use portico_sync::SourceSettings;
 use portico_tunnel::{Settings as TunnelSettings, Tls, TlsError, TlsFiles};
 use thiserror::Error;
 
@@ -288,6 +289,23 @@ impl Flags {
         self.config(&Timeouts::default()).map(drop)
     }
 
+    /// What the flags mean for the source of objects.
+    pub(crate) fn source_settings(&self) -> SourceSettings {
+        let (from, listeners) = (&self.source, &self.listeners);
+        let own = [listeners.sni_listen, listeners.tunnel_listen, listeners.admin_listen];
+        SourceSettings {
+            manifests: from.manifests.clone(),
+            state_dir: from.state_dir.clone(),
+            kubeconfig: from.kubeconfig.clone(),
+            namespace: from.namespace.clone(),
+            expose_annotation: from.expose_annotation.clone(),
+            node_addresses: from.node_address.clone(),
+            reserved_ports: own.iter().filter_map(|listen| listen.0.as_ref().map(SocketAddr::port)).collect(),
+            // Port 0 is chosen by the system, too late to be part of an address.
+            sni_port: listeners.sni_listen.0.map(|address| address.port()).filter(|&port| port != 0),
+        }
+    }
+
     /// What the flags mean for the data plane; where a flag is not given, `seed` decides, as its
     /// `connectionSettings` say. Reads the certificate files.
     pub(crate) fn config(&self, seed: &Timeouts) -> Result<Config, FlagError> {
@@ -502,6 +520,13 @@ mod tests {
 
     fn error(arguments: &[&str]) -> String {
         flags(arguments).check().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn addresses_name_the_port_of_the_listener_if_it_is_known() {
+        for (listen, port) in [("127.0.0.1:27402", Some(27_402)), ("off", None), ("127.0.0.1:0", None)] {
+            assert_eq!(flags(&["--sni-listen", listen]).source_settings().sni_port, port, "{listen}");
+        }
     }
 
     #[test]

@@ -12,11 +12,11 @@ use portico_api::problem::{Problem, Severity};
 use portico_gateway::{FailedPort, Gateway};
 use portico_source::ManifestProblem;
 use portico_source::kubernetes::KubernetesStatus;
+use portico_sync::Pipeline;
 
 use super::tunnel_files::TunnelFile;
 use crate::finding::Finding;
 use crate::listing::Listing;
-use crate::pipeline::Pipeline;
 
 /// One gateway process.
 #[derive(Debug)]

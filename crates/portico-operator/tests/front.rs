@@ -1,4 +1,5 @@
-//! The controller beside a real API server: two replicas, a burst, the listener limit, and the end of the leader.
+//! The controller beside a real API server: two replicas, a burst, the listener limit, and the end of the
+//! leader.
 //!
 //! Needs what the lab needs (`cargo run -p portico-lab -- install`), and root.
 
@@ -10,10 +11,10 @@ use anyhow::{Result, ensure};
 use kube::Client;
 use portico_api::meta::ObjectKey;
 use portico_expose::front::FrontSettings;
-use portico_front::{Front, Settings, StatusHandle};
+use portico_kube::client;
 use portico_lab::control_plane::Options;
 use portico_lab::{ControlPlane, Etcd, Kubectl, Lab, wait};
-use portico_source::kubernetes::client;
+use portico_operator::{Front, Settings, StatusHandle};
 use serde_json::json;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;

@@ -1,42 +1,42 @@
-//! What others may see of the controller: for metrics, health and logs.
+//! The status of the controller, for metrics, health and `/status`.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use portico_expose::front::Waiting;
 use serde::Serialize;
 
-/// How the controller is.
+/// The status of the controller.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FrontStatus {
-    /// Whether all Services are known. Ready means this: a replica that waits to lead is ready too.
+    /// Whether all Services are known. This is what ready means: a replica that waits to lead is ready too.
     pub complete: bool,
-    /// Whether this replica is the one that writes.
+    /// Whether this replica is the leader, which writes.
     pub leader: bool,
     /// Whether the front Service exists.
     pub found: bool,
-    /// Listeners in use, those of the gateway itself included.
+    /// Ports of the front Service, those of the gateway itself included.
     pub used: usize,
-    /// Most listeners there may be.
+    /// Most ports that it may have.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,
     /// Ports that are not published, oldest first.
     pub waiting: Vec<Waiting>,
     /// Updates of the front Service since this process started.
     pub writes: u64,
-    /// Updates that the API server refused or did not answer.
+    /// Updates that the API server refused, or did not answer in time.
     pub failed_writes: u64,
-    /// Why the last update failed, until one succeeds.
+    /// Why the last update failed, until the next one succeeds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// A view of the [`FrontStatus`], for other tasks.
+/// The [`FrontStatus`] for other tasks.
 #[derive(Debug, Clone, Default)]
 pub struct StatusHandle(Arc<Mutex<FrontStatus>>);
 
 impl StatusHandle {
-    /// The status now.
+    /// Returns the present status.
     pub fn get(&self) -> FrontStatus {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -1,9 +1,9 @@
 use super::*;
 
-/// A catalogue with files of Services, each written as `name` or `name=type`.
+/// An index with files of Services, each written as `name` or `name=type`.
 #[derive(Default)]
 struct World {
-    catalogue: Catalogue,
+    index: ManifestIndex,
     texts: BTreeMap<String, String>,
 }
 
@@ -24,33 +24,27 @@ impl World {
         self
     }
 
-    /// One burst: the named files are looked at again.
+    /// One burst: the named files are read again.
     fn burst(&mut self, files: &[&str]) -> Vec<String> {
-        let mut events = Vec::new();
-        let mut emit = |event| events.push(show(&event));
+        let mut changes = Vec::new();
+        let mut emit = |change| changes.push(show(&change));
         for file in files {
             match self.texts.get(*file) {
                 Some(text) => {
-                    self.catalogue.update(
-                        &Path::new(file).into(),
-                        Signature::of(text),
-                        text,
-                        false,
-                        &mut emit,
-                    );
+                    self.index.update(&Path::new(file).into(), Signature::of(text), text, false, &mut emit);
                 }
-                None => self.catalogue.remove(Path::new(file)),
+                None => self.index.remove(Path::new(file)),
             }
         }
-        for heir in self.catalogue.settle(&mut emit) {
-            let text = &self.texts[heir.to_str().unwrap()];
-            self.catalogue.update(&heir, Signature::of(text), text, false, &mut emit);
+        for owner in self.index.resolve(&mut emit) {
+            let text = &self.texts[owner.to_str().unwrap()];
+            self.index.update(&owner, Signature::of(text), text, false, &mut emit);
         }
-        events
+        changes
     }
 
     fn problems(&self) -> Vec<String> {
-        self.catalogue
+        self.index
             .problems()
             .iter()
             .map(|problem| {
@@ -65,10 +59,10 @@ fn document(service: &str) -> String {
     format!("apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{type: {kind}}}\n")
 }
 
-fn show(event: &Event) -> String {
-    match event {
-        Event::Apply(object) => format!("+{}", object.metadata().name),
-        Event::Delete(object) => format!("-{}", object.key.name),
+fn show(change: &Change<Object>) -> String {
+    match change {
+        Change::Apply(object) => format!("+{}", object.metadata().name),
+        Change::Delete(object) => format!("-{}", object.key.name),
     }
 }
 
@@ -116,10 +110,10 @@ fn what_a_file_lacks_while_it_is_being_written_is_not_gone() {
     let mut world = World::default();
     world.services("f", &["a", "b"]).burst(&["f"]);
     let (path, text) = (Path::new("f").into(), document("a=NodePort"));
-    let mut events = Vec::new();
-    world.catalogue.update(&path, Signature::of(1), &text, true, &mut |event| events.push(show(&event)));
-    world.catalogue.settle(&mut |event| events.push(show(&event)));
-    assert_eq!(events, ["+a"]);
+    let mut changes = Vec::new();
+    world.index.update(&path, Signature::of(1), &text, true, &mut |change| changes.push(show(&change)));
+    world.index.resolve(&mut |change| changes.push(show(&change)));
+    assert_eq!(changes, ["+a"]);
     // Closed without another byte: now it is.
     assert_eq!(world.write("f", &text).burst(&["f"]), ["-b"]);
 }
@@ -145,8 +139,8 @@ fn an_object_that_moves_to_another_file_is_never_gone() {
     world.services("f", &["a", "b"]).burst(&["f"]);
     for (from, to) in [("f", "g"), ("g", "e")] {
         world.services(to, &["a", "b"]).delete(from);
-        let events = world.burst(&[from, to]);
-        assert!(!events.is_empty() && !events.iter().any(|event| event.starts_with('-')), "{events:?}");
+        let changes = world.burst(&[from, to]);
+        assert!(!changes.is_empty() && !changes.iter().any(|change| change.starts_with('-')), "{changes:?}");
     }
 }
 
@@ -163,10 +157,10 @@ fn a_file_that_cannot_be_read_keeps_what_it_held() {
     world.services("f", &["a"]).burst(&["f"]);
     let path: Arc<Path> = Path::new("f").into();
     let problem = still_empty(&path);
-    world.catalogue.fail(&path, Signature::of(1), problem);
-    assert!(world.catalogue.settle(&mut |_| {}).is_empty());
+    world.index.fail(&path, Signature::of(1), problem);
+    assert!(world.index.resolve(&mut |_| {}).is_empty());
     assert_eq!(world.problems().len(), 1);
-    assert!(!world.catalogue.is_current(&path, Signature::of(1)), "it is tried again");
+    assert!(!world.index.is_current(&path, Signature::of(1)), "it is tried again");
     assert_eq!(world.burst(&["f"]), [""; 0]);
     assert_eq!(world.problems(), [""; 0]);
 }
@@ -177,6 +171,6 @@ fn files_below_a_folder_do_not_include_its_neighbours() {
     for file in ["d/a", "d/b/c", "d-x/a", "d.yaml", "e"] {
         world.services(file, &[]).burst(&[file]);
     }
-    let below = |folder| world.catalogue.files_below(Path::new(folder)).count();
+    let below = |folder| world.index.files_below(Path::new(folder)).count();
     assert_eq!((below("d"), below("d/b"), below("d/b/c"), below("x")), (2, 1, 1, 0));
 }

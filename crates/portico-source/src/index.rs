@@ -1,13 +1,15 @@
-//! Which file holds which object: what changes when a file is read again, and who wins when two files hold the same one.
+//! Which file holds which object: what changes when a file is read again, and which file wins an object that
+//! two hold.
 //!
-//! Plain values, no files and no clock. Objects themselves are handed on and not kept: per object the catalogue remembers its name, its
-//! place and a hash, so ten thousand clusters cost megabytes and not tens of them. Names are shared with what is handed on: whoever
-//! keeps one keeps no copy.
+//! Pure: no files and no clock. Objects are handed on and not kept. Per object the index has its name, its
+//! place and a hash, so ten thousand clusters cost megabytes and not tens of them; names are shared with what
+//! is handed on.
 //!
-//! The rules: an object goes when its file is deleted, or is read cleanly without it. An object in two files is taken from the
-//! first in path order; when it leaves that file, the other takes over without the object ever being gone in between. To get
-//! that right for a file that was renamed, a burst of changes first [reads](Catalogue::update) everything and only then
-//! [settles](Catalogue::settle) what is gone.
+//! The rules: an object is deleted when its file is deleted, or is read without errors and lacks it. An
+//! object in two files is taken from the first in path order; when it leaves that file, the other takes over,
+//! and the object is not deleted in between. To get this right for a file that was renamed, a burst of
+//! changes first [reads](ManifestIndex::update) everything and then [resolves](ManifestIndex::resolve) what
+//! was released.
 //!
 //! Called by [`crate::directory`].
 
@@ -18,20 +20,22 @@ use std::path::Path;
 use std::sync::Arc;
 
 use hashbrown::HashTable;
+use portico_api::change::Change;
 use portico_api::intern::Interner;
 use portico_api::meta::ObjectRef;
 use portico_api::problem::Severity;
 use slab::Slab;
 
 use crate::manifest::{self, Missing};
-use crate::step::{Event, ManifestProblem};
+use crate::object::Object;
+use crate::step::ManifestProblem;
 
-/// What tells a changed file from an unchanged one without reading it: device, inode, size and times, hashed.
+/// A hash of device, inode, size and times of a file: tells whether it changed without reading it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Signature(u64);
 
 impl Signature {
-    /// The signature of whatever identifies a version of a file.
+    /// Hashes what identifies a version of a file.
     pub(crate) fn of(parts: impl Hash) -> Self {
         Self(hash(parts))
     }
@@ -39,17 +43,17 @@ impl Signature {
 
 /// All files and the objects they hold.
 #[derive(Debug, Default)]
-pub(crate) struct Catalogue {
+pub(crate) struct ManifestIndex {
     files: BTreeMap<Arc<Path>, File>,
-    /// Every object of every file, and those given up that are not settled yet.
+    /// Every object of every file, and those released and not resolved yet.
     claims: Slab<Claim>,
     owners: Owners,
-    /// Files that hold an object which is taken from another, each with its claim. Nearly always empty.
+    /// Files that hold an object owned by another file, each with its claim. Nearly always empty.
     others: BTreeMap<ObjectRef, BTreeMap<Arc<Path>, ClaimId>>,
-    /// Claims given up and not settled yet.
+    /// Claims that were given up and are not resolved yet.
     released: Vec<ClaimId>,
     /// Objects that changed owner and have not been handed on from the new one yet.
-    inherited: HashSet<ObjectRef>,
+    moved: HashSet<ObjectRef>,
     names: Interner,
     problems_changed: bool,
 }
@@ -63,7 +67,7 @@ struct File {
     problems: Box<[ManifestProblem]>,
 }
 
-/// Index into [`Catalogue::claims`].
+/// Index into [`ManifestIndex::claims`].
 type ClaimId = u32;
 
 /// One object in one file.
@@ -75,7 +79,7 @@ struct Claim {
     line: u32,
 }
 
-/// The claim by which each object is taken. A table of claims rather than a map: the objects stand in the claims already.
+/// The claim that owns each object. A table of claims and not a map: the names are in the claims already.
 #[derive(Debug, Default)]
 struct Owners {
     table: HashTable<ClaimId>,
@@ -83,12 +87,12 @@ struct Owners {
 }
 
 impl Owners {
-    /// The claim by which `object` is taken.
+    /// The claim that owns `object`.
     fn get(&self, claims: &Slab<Claim>, object: &ObjectRef) -> Option<ClaimId> {
         self.table.find(self.hasher.hash_one(object), |&id| claims[id as usize].object == *object).copied()
     }
 
-    /// From now on the object of `claim` is taken by it.
+    /// Makes `claim` the owner of its object.
     fn set(&mut self, claims: &Slab<Claim>, claim: ClaimId) {
         let hash = |id: ClaimId| self.hasher.hash_one(&claims[id as usize].object);
         let same = |&id: &ClaimId| claims[id as usize].object == claims[claim as usize].object;
@@ -100,7 +104,7 @@ impl Owners {
         }
     }
 
-    /// The object of `claim` is taken by no claim any more.
+    /// Leaves the object of `claim` without an owner.
     fn remove(&mut self, claims: &Slab<Claim>, claim: ClaimId) {
         let hash = self.hasher.hash_one(&claims[claim as usize].object);
         if let Ok(entry) = self.table.find_entry(hash, |&id| id == claim) {
@@ -109,9 +113,9 @@ impl Owners {
     }
 }
 
-impl Catalogue {
-    /// Whether the file is known in exactly this version. One that could not be read, or was still being written, is not: the
-    /// reason may be gone although the file is the same.
+impl ManifestIndex {
+    /// Whether the file is known in exactly this version. A file that could not be read, or was being
+    /// written, is not: it may be readable now although its signature is the same.
     pub(crate) fn is_current(&self, path: &Path, signature: Signature) -> bool {
         self.files.get(path).is_some_and(|file| file.signature == signature && file.text.is_some())
     }
@@ -124,22 +128,22 @@ impl Catalogue {
             .take_while(move |path| path.starts_with(folder))
     }
 
-    /// Takes in what the file says now. Hands on what is new or different; what is gone waits for [`Self::settle`]. From
-    /// an unfinished text nothing is gone.
+    /// Reads the present text of the file. Emits what is new or different; what is gone is released and waits
+    /// for [`Self::resolve`]. An unfinished text releases nothing.
     pub(crate) fn update(
         &mut self,
         path: &Arc<Path>,
         signature: Signature,
         text: &str,
         unfinished: bool,
-        emit: &mut dyn FnMut(Event),
+        emit: &mut dyn FnMut(Change<Object>),
     ) {
         let text_hash = hash(text);
         let old = match self.files.get_mut(path) {
             Some(file) => {
                 file.signature = signature;
-                let heir = !self.inherited.is_empty();
-                if file.text == Some(text_hash) && !heir {
+                // A file that owns more objects than before must emit them although its text is the same.
+                if file.text == Some(text_hash) && self.moved.is_empty() {
                     return;
                 }
                 std::mem::take(&mut file.claims)
@@ -173,7 +177,7 @@ impl Catalogue {
             };
             claims.push(id);
             if self.claim(id, changed) {
-                emit(Event::Apply(found.object));
+                emit(Change::Apply(found.object));
             }
         });
         if unfinished {
@@ -207,14 +211,14 @@ impl Catalogue {
         );
     }
 
-    /// The file is there and cannot be read: what it held stays in force.
+    /// The file exists and cannot be read: what it held stays in force.
     pub(crate) fn fail(&mut self, path: &Arc<Path>, signature: Signature, problem: ManifestProblem) {
         let claims =
             self.files.get_mut(path).map(|file| std::mem::take(&mut file.claims)).unwrap_or_default();
         self.put(path, File { signature, text: None, claims, problems: Box::new([problem]) });
     }
 
-    /// The file is gone. What it held waits for [`Self::settle`].
+    /// The file is gone. What it held is released and waits for [`Self::resolve`].
     pub(crate) fn remove(&mut self, path: &Path) {
         if let Some(file) = self.files.remove(path) {
             self.problems_changed |= !file.problems.is_empty();
@@ -222,10 +226,10 @@ impl Catalogue {
         }
     }
 
-    /// Decides about everything given up since the last time: it is gone, or another file has it. Returns the files that
-    /// inherited something and must be [read again](Self::update) to hand it on.
-    pub(crate) fn settle(&mut self, emit: &mut dyn FnMut(Event)) -> BTreeSet<Arc<Path>> {
-        let mut heirs = BTreeSet::new();
+    /// Resolves everything released since the last call: the object is deleted, or another file holds it.
+    /// Returns the files that own an object now and must be [read again](Self::update) to emit it.
+    pub(crate) fn resolve(&mut self, emit: &mut dyn FnMut(Change<Object>)) -> BTreeSet<Arc<Path>> {
+        let mut new_owners = BTreeSet::new();
         for id in std::mem::take(&mut self.released) {
             let Claim { object, file, .. } = &self.claims[id as usize];
             let mut others = self.others.remove(object).unwrap_or_default();
@@ -235,25 +239,25 @@ impl Catalogue {
                     others.remove(file);
                     self.problems_changed = true;
                 }
-            } else if let Some((heir, claim)) = others.pop_first() {
+            } else if let Some((new_owner, claim)) = others.pop_first() {
                 self.owners.set(&self.claims, claim);
-                self.inherited.insert(object.clone());
+                self.moved.insert(object.clone());
                 self.problems_changed = true;
-                heirs.insert(heir);
+                new_owners.insert(new_owner);
             } else {
                 self.owners.remove(&self.claims, id);
-                self.inherited.remove(object);
-                emit(Event::Delete(object.clone()));
+                self.moved.remove(object);
+                emit(Change::Delete(object.clone()));
             }
             let gone = self.claims.remove(id as usize);
             if !others.is_empty() {
                 self.others.insert(gone.object, others);
             }
         }
-        heirs
+        new_owners
     }
 
-    /// Whether [`Self::problems`] may say something else than the last time it was asked.
+    /// Whether [`Self::problems`] may have changed since the last call.
     pub(crate) fn problems_changed(&mut self) -> bool {
         std::mem::take(&mut self.problems_changed)
     }
@@ -273,7 +277,7 @@ impl Catalogue {
         problems
     }
 
-    /// Decides whether an object is taken by the claim `id`, which is new or was made before. Answers whether to hand it on.
+    /// Decides whether the claim `id`, new or known, owns its object. Returns whether to emit the object.
     fn claim(&mut self, id: ClaimId, changed: bool) -> bool {
         let Claim { object, file, .. } = &self.claims[id as usize];
         let Some(owner) = self.owners.get(&self.claims, object) else {
@@ -283,9 +287,9 @@ impl Catalogue {
         let owner_file = &self.claims[owner as usize].file;
         if owner_file == file {
             self.owners.set(&self.claims, id);
-            // Must run whether or not it changed: the flag is spent.
-            let inherited = self.inherited.remove(object);
-            return changed || inherited;
+            // Not short-circuited: the flag must be cleared in any case.
+            let moved = self.moved.remove(object);
+            return changed || moved;
         }
         let others = self.others.entry(object.clone()).or_default();
         if owner_file < file {
@@ -294,7 +298,7 @@ impl Catalogue {
         }
         others.insert(owner_file.clone(), owner);
         others.remove(file);
-        self.inherited.remove(object);
+        self.moved.remove(object);
         self.problems_changed = true;
         self.owners.set(&self.claims, id);
         true
@@ -307,7 +311,7 @@ impl Catalogue {
     }
 }
 
-/// The object at `file` and `line` is not used, because it stands in `owner` too.
+/// The object at `file` and `line` is not used, because `owner` holds it too.
 pub(crate) fn duplicate(
     file: &Arc<Path>,
     line: u32,
@@ -348,5 +352,5 @@ fn hash(value: impl Hash) -> u64 {
 }
 
 #[cfg(test)]
-#[path = "catalogue/tests.rs"]
+#[path = "index/tests.rs"]
 mod tests;

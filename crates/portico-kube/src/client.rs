@@ -1,7 +1,8 @@
-//! The way to an API server: who we are and whom to trust by a kubeconfig or by the pod's service account; the bytes, for a kubeconfig, as
-//! an agent's to its gateway, through a corporate proxy where one is named.
+//! The way to an API server: credentials and trust by a kubeconfig, or by the service account of the pod.
 //!
-//! A pod reaches its own API server directly, whatever the environment says about proxies: that is for the way out of the cluster.
+//! With a kubeconfig, connections are dialled by `portico-dial`, as an agent's to its gateway: through a
+//! corporate proxy where one is named. A pod reaches its own API server directly, whatever the environment
+//! says about proxies: those are for the way out of the cluster.
 
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -26,7 +27,7 @@ use thiserror::Error;
 use tower::retry::RetryLayer;
 use tower::{BoxError, Service, ServiceBuilder};
 
-/// An API server that has not accepted a connection by then, TLS included, is away.
+/// Time limit for a connection, TLS included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why there is no way to the API server.
@@ -46,13 +47,16 @@ pub enum ClientError {
     /// Certificates or keys cannot be used.
     #[error("cannot set up the connection to the API server: {0}")]
     Connection(#[source] Box<kube::Error>),
-    /// The proxy that the kubeconfig's `proxy-url` or the environment names.
+    /// The proxy that the kubeconfig's `proxy-url` or the environment names cannot be used.
     #[error("the proxy on the way to the API server: {0}")]
     Proxy(#[from] ProxyError),
 }
 
-/// A client by `kubeconfig`, or, without one, by the service account of the pod this runs in. With a kubeconfig the proxy is its
-/// `proxy-url`, or else what the environment names, in both cases except for what `NO_PROXY` lists.
+/// Returns a client by `kubeconfig`, or, without one, by the service account of the pod this runs in. No
+/// request is made.
+///
+/// With a kubeconfig the proxy is its `proxy-url`, or else what the environment names. `NO_PROXY` is honoured
+/// for both.
 pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
     let refused = |error| ClientError::Connection(Box::new(error));
     let Some(path) = kubeconfig else {
@@ -69,11 +73,11 @@ pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
         None => ProxySetting::Env,
     };
     let dialer = Dialer::new(proxy, ProxyFiles::default())?;
-    through(&config, Arc::new(dialer)).map_err(refused)
+    with_dialer(&config, Arc::new(dialer)).map_err(refused)
 }
 
-/// What `Client::try_from` does, but for who connects, and for its tracing.
-fn through(config: &Config, dialer: Arc<Dialer>) -> kube::Result<Client> {
+/// Does what `Client::try_from` does, with connections made by `dialer` and without its tracing.
+fn with_dialer(config: &Config, dialer: Arc<Dialer>) -> kube::Result<Client> {
     let tls = config.rustls_https_connector_with_connector(Connector(dialer))?;
     let mut connector = TimeoutConnector::new(tls);
     connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
@@ -89,7 +93,7 @@ fn through(config: &Config, dialer: Arc<Dialer>) -> kube::Result<Client> {
     Ok(Client::new(service, config.default_namespace.clone()))
 }
 
-/// Connects to whom an URL names.
+/// Connects to the host that an URL names.
 #[derive(Debug, Clone)]
 struct Connector(Arc<Dialer>);
 
@@ -137,7 +141,7 @@ fn target(uri: &Uri) -> Result<Target, TargetError> {
     format!("{}:{port}", uri.host().unwrap_or_default()).parse()
 }
 
-/// A connection, as hyper wants it.
+/// A connection with the traits that hyper needs.
 struct Stream(TokioIo<Socket>);
 
 impl Connection for Stream {

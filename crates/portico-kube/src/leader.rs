@@ -1,11 +1,12 @@
-//! Who writes: the replica that holds a Lease (coordination.k8s.io/v1).
+//! Leader election: of several replicas, the one that holds a Lease (coordination.k8s.io/v1) may write.
 //!
-//! The rules are those of Kubernetes' own components: whoever holds the Lease renews it; whoever waits takes it over when it has not
-//! changed for its whole duration, measured by the clock of the one who waits, since clocks of two machines cannot be compared; every write carries
-//! the resourceVersion that was read, so that of two takers one fails. A holder that cannot renew stops in time, before another may begin. The
-//! published crates for this are bound to older versions of `kube`.
+//! The rules are those of client-go. The holder renews the Lease. Another replica takes it over once the
+//! Lease has not changed for its whole duration, measured on its own clock, because clocks of two machines
+//! cannot be compared. Every write carries the resourceVersion that was read, so that of two replicas one
+//! fails. A holder that cannot renew stops in time, before another may begin.
 //!
-//! `Candidate::judge` decides and is pure; [`hold`] does what it says.
+//! `Candidate::next_step` decides and is pure; [`elect`] acts on it. The published crates are bound to older
+//! `kube`s.
 
 use std::time::Duration;
 
@@ -18,60 +19,64 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
 
-/// How long a Lease holds without being renewed: how long nobody writes after a holder died. As in Kubernetes.
+use crate::error::describe;
+
+/// How long a Lease is valid without renewal, and so how long no replica writes after a holder died. As in
+/// client-go.
 const DURATION: Duration = Duration::from_secs(15);
 
-/// A holder that could not renew for so long stops. Leaves five seconds for a write under way to end before another begins.
+/// A holder that could not renew for so long stops. Leaves five seconds for a write in flight before another
+/// begins.
 const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Between two looks at the Lease.
+/// Pause between two reads of the Lease.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// An answer that takes longer is no answer. Below the deadline, so that a request is made twice before a holder stops.
+/// Time limit of one attempt. Below half the deadline, so that a holder tries twice before it stops.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Which Lease, and as whom.
+/// Which Lease, and the identity of this replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeaseSettings {
-    /// Its namespace.
+    /// Namespace of the Lease.
     pub namespace: String,
-    /// Its name.
+    /// Name of the Lease.
     pub name: String,
-    /// Name of this replica: that of its pod. Must differ from all others.
+    /// Name of this replica, that of its pod. Must differ from all others.
     pub identity: String,
 }
 
-/// What to do about the Lease as it was read.
+/// What follows from the Lease as it was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Verdict {
-    /// There is none: make it.
+enum NextStep {
+    /// There is no Lease: create it.
     Create,
-    /// Nobody holds it, or nobody renews it.
+    /// The Lease is free, or its holder no longer renews it.
     Take,
-    /// It is ours.
+    /// This replica holds it.
     Renew,
-    /// Another holds it.
+    /// Another replica holds it.
     Wait,
 }
 
-/// One who holds a Lease or would like to.
+/// A replica that holds the Lease or waits for it.
 #[derive(Debug)]
 struct Candidate {
     identity: String,
-    /// The version of the Lease seen last, and when it was new.
+    /// The version of the Lease that was read last, and when it was first read.
     seen: Option<(String, Instant)>,
 }
 
 impl Candidate {
-    fn judge(&mut self, lease: Option<&Lease>, now: Instant) -> Verdict {
-        let Some(lease) = lease else { return Verdict::Create };
+    fn next_step(&mut self, lease: Option<&Lease>, now: Instant) -> NextStep {
+        let Some(lease) = lease else { return NextStep::Create };
         let spec = lease.spec.as_ref();
         let holder = spec.and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default();
         if holder.is_empty() {
-            return Verdict::Take;
+            return NextStep::Take;
         }
         if holder == self.identity {
-            return Verdict::Renew;
+            return NextStep::Renew;
         }
         let version = lease.metadata.resource_version.as_deref().unwrap_or_default();
         match &self.seen {
@@ -79,17 +84,17 @@ impl Candidate {
                 let seconds =
                     spec.and_then(|spec| spec.lease_duration_seconds).and_then(|s| u64::try_from(s).ok());
                 let duration = seconds.map_or(DURATION, Duration::from_secs);
-                if now.duration_since(*since) >= duration { Verdict::Take } else { Verdict::Wait }
+                if now.duration_since(*since) >= duration { NextStep::Take } else { NextStep::Wait }
             }
             _ => {
                 self.seen = Some((version.to_owned(), now));
-                Verdict::Wait
+                NextStep::Wait
             }
         }
     }
 
-    /// The Lease as it is to be written, from what was read.
-    fn written(&self, lease: Option<Lease>, settings: &LeaseSettings, now: Timestamp) -> Lease {
+    /// The Lease as this replica would write it, made from the one that was read.
+    fn claim(&self, lease: Option<Lease>, settings: &LeaseSettings, now: Timestamp) -> Lease {
         let mut lease = lease.unwrap_or_else(|| Lease {
             metadata: ObjectMeta { name: Some(settings.name.clone()), ..ObjectMeta::default() },
             ..Lease::default()
@@ -109,9 +114,9 @@ impl Candidate {
     }
 }
 
-/// Tries for ever to get and keep the Lease. `leading` says whether this replica holds it. When `leading` has no reader left, the Lease is
-/// given back and this returns.
-pub async fn hold(client: Client, settings: LeaseSettings, leading: watch::Sender<bool>) {
+/// Tries for ever to get and keep the Lease. `leading` says whether this replica holds it. Once `leading` has
+/// no receiver left, the Lease is released and this returns.
+pub async fn elect(client: Client, settings: LeaseSettings, leading: watch::Sender<bool>) {
     let api: Api<Lease> = Api::namespaced(client, &settings.namespace);
     let mut candidate = Candidate { identity: settings.identity.clone(), seen: None };
     let mut renewed = None;
@@ -119,12 +124,13 @@ pub async fn hold(client: Client, settings: LeaseSettings, leading: watch::Sende
         match timeout(REQUEST_TIMEOUT, attempt(&api, &settings, &mut candidate)).await {
             Ok(Ok(true)) => renewed = Some(Instant::now()),
             Ok(Ok(false)) => renewed = None,
-            // Another was quicker; the next look shows who.
+            // Another replica was quicker; the next read shows which.
             Ok(Err(kube::Error::Api(status))) if status.is_conflict() || status.is_already_exists() => {
-                debug!(lease = settings.name, "somebody else wrote the Lease");
+                debug!(lease = settings.name, "another replica wrote the Lease");
             }
             Ok(Err(error)) => {
-                warn!(lease = settings.name, %error, "cannot read or write the Lease; trying again")
+                let error = describe(&error);
+                warn!(lease = settings.name, error, "cannot read or write the Lease; trying again");
             }
             Err(_) => warn!(lease = settings.name, "no answer about the Lease; trying again"),
         }
@@ -141,33 +147,34 @@ pub async fn hold(client: Client, settings: LeaseSettings, leading: watch::Sende
         }
     }
     if renewed.is_some()
-        && let Err(error) = give_back(&api, &settings).await
+        && let Err(error) = release(&api, &settings).await
     {
-        warn!(lease = settings.name, %error, "cannot give the Lease back; it runs out by itself");
+        let error = describe(&error);
+        warn!(lease = settings.name, error, "cannot release the Lease; it expires by itself");
     }
 }
 
-/// One look at the Lease and what follows from it. Answers whether it is ours.
+/// Reads the Lease and does what follows. Returns whether this replica holds it.
 async fn attempt(
     api: &Api<Lease>,
     settings: &LeaseSettings,
     candidate: &mut Candidate,
 ) -> kube::Result<bool> {
     let lease = api.get_opt(&settings.name).await?;
-    let verdict = candidate.judge(lease.as_ref(), Instant::now());
-    let written = candidate.written(lease, settings, Timestamp::now());
-    match verdict {
-        Verdict::Wait => return Ok(false),
-        Verdict::Create => api.create(&PostParams::default(), &written).await?,
-        Verdict::Take | Verdict::Renew => {
-            api.replace(&settings.name, &PostParams::default(), &written).await?
+    let next = candidate.next_step(lease.as_ref(), Instant::now());
+    let claim = candidate.claim(lease, settings, Timestamp::now());
+    match next {
+        NextStep::Wait => return Ok(false),
+        NextStep::Create => api.create(&PostParams::default(), &claim).await?,
+        NextStep::Take | NextStep::Renew => {
+            api.replace(&settings.name, &PostParams::default(), &claim).await?
         }
     };
     Ok(true)
 }
 
 /// Lets another replica begin at once.
-async fn give_back(api: &Api<Lease>, settings: &LeaseSettings) -> kube::Result<()> {
+async fn release(api: &Api<Lease>, settings: &LeaseSettings) -> kube::Result<()> {
     let Some(mut lease) = api.get_opt(&settings.name).await? else { return Ok(()) };
     let Some(spec) = &mut lease.spec else { return Ok(()) };
     if spec.holder_identity.as_deref() == Some(&settings.identity) {
@@ -192,7 +199,7 @@ mod tests {
                 holder_identity: (!holder.is_empty()).then(|| holder.into()),
                 lease_duration_seconds: Some(15),
                 lease_transitions: Some(3),
-                // Long past by the clock of whoever wrote it, which proves nothing.
+                // Long past by the clock of its writer, which proves nothing.
                 renew_time: Some(MicroTime(Timestamp::UNIX_EPOCH)),
                 ..LeaseSpec::default()
             }),
@@ -200,31 +207,43 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_nobody_holds_is_taken_at_once() {
+    fn a_free_lease_is_taken_at_once() {
         let now = Instant::now();
-        assert_eq!(candidate("a").judge(None, now), Verdict::Create);
-        assert_eq!(candidate("a").judge(Some(&lease("", "1")), now), Verdict::Take);
-        assert_eq!(candidate("a").judge(Some(&lease("a", "1")), now), Verdict::Renew);
+        assert_eq!(candidate("a").next_step(None, now), NextStep::Create);
+        assert_eq!(candidate("a").next_step(Some(&lease("", "1")), now), NextStep::Take);
+        assert_eq!(candidate("a").next_step(Some(&lease("a", "1")), now), NextStep::Renew);
     }
 
     #[test]
     fn a_lease_is_taken_over_only_after_it_was_seen_unchanged_for_its_whole_duration() {
         let (mut waiting, start) = (candidate("a"), Instant::now());
-        assert_eq!(waiting.judge(Some(&lease("b", "1")), start), Verdict::Wait);
-        assert_eq!(waiting.judge(Some(&lease("b", "1")), start + Duration::from_secs(14)), Verdict::Wait);
-        assert_eq!(waiting.judge(Some(&lease("b", "2")), start + Duration::from_secs(14)), Verdict::Wait);
-        assert_eq!(waiting.judge(Some(&lease("b", "2")), start + Duration::from_secs(28)), Verdict::Wait);
-        assert_eq!(waiting.judge(Some(&lease("b", "2")), start + Duration::from_secs(29)), Verdict::Take);
+        assert_eq!(waiting.next_step(Some(&lease("b", "1")), start), NextStep::Wait);
+        assert_eq!(
+            waiting.next_step(Some(&lease("b", "1")), start + Duration::from_secs(14)),
+            NextStep::Wait
+        );
+        assert_eq!(
+            waiting.next_step(Some(&lease("b", "2")), start + Duration::from_secs(14)),
+            NextStep::Wait
+        );
+        assert_eq!(
+            waiting.next_step(Some(&lease("b", "2")), start + Duration::from_secs(28)),
+            NextStep::Wait
+        );
+        assert_eq!(
+            waiting.next_step(Some(&lease("b", "2")), start + Duration::from_secs(29)),
+            NextStep::Take
+        );
     }
 
     #[test]
-    fn what_is_written_carries_the_version_that_was_read_and_counts_transitions() {
+    fn a_claim_carries_the_version_that_was_read_and_counts_transitions() {
         let settings = LeaseSettings { namespace: "n".into(), name: "l".into(), identity: "a".into() };
-        let taken = candidate("a").written(Some(lease("b", "7")), &settings, Timestamp::UNIX_EPOCH);
+        let taken = candidate("a").claim(Some(lease("b", "7")), &settings, Timestamp::UNIX_EPOCH);
         assert_eq!(taken.metadata.resource_version.as_deref(), Some("7"));
         let spec = taken.spec.unwrap();
         assert_eq!((spec.holder_identity.as_deref(), spec.lease_transitions), (Some("a"), Some(4)));
-        let renewed = candidate("b").written(Some(lease("b", "7")), &settings, Timestamp::UNIX_EPOCH);
+        let renewed = candidate("b").claim(Some(lease("b", "7")), &settings, Timestamp::UNIX_EPOCH);
         assert_eq!(renewed.spec.unwrap().lease_transitions, Some(3));
     }
 

@@ -1,0 +1,230 @@
+//! Server-side apply with one field manager, without writes at rest.
+//!
+//! [`apply`] compares before it writes: an object that has every wanted field, and none that Portico applied
+//! earlier and no longer wants, costs no request. Ownership is read from `metadata.managedFields`, so
+//! `current` must carry them: a watch that drops them makes every call a write, which the API server then
+//! recognises as no change.
+//!
+//! Not for lists whose items other managers may have written and Portico must remove: apply removes only what
+//! this manager alone has applied. See KEP-555.
+
+use std::fmt::Debug;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+use thiserror::Error;
+
+use crate::FIELD_MANAGER;
+
+/// What [`apply`] did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Applied<K> {
+    /// Nothing: the object was as wanted.
+    Unchanged,
+    /// The object is new, or was changed; this is its present state.
+    Changed(K),
+}
+
+/// Why an object was not applied.
+#[derive(Debug, Error)]
+pub enum ApplyError {
+    /// The wanted or the current object cannot be compared. A defect of the caller: retrying does not help.
+    #[error("cannot compare {name} with its wanted state: {source}")]
+    Compare {
+        /// The object.
+        name: String,
+        /// What does not fit.
+        source: serde_json::Error,
+    },
+    /// The API server refused it, or was not reached. Retry with back-off.
+    #[error("cannot apply {name}: {source}")]
+    Write {
+        /// The object.
+        name: String,
+        /// What went wrong.
+        source: Box<kube::Error>,
+    },
+}
+
+/// Makes the object as `wanted`, which holds the wanted fields and no others. `current` is the object as it
+/// was last seen, `None` if there was none.
+///
+/// Without `current` there is nothing to compare with, and every apply counts as a change. Fields that
+/// another manager holds with another value are taken over: a controller insists.
+pub async fn apply<K>(api: &Api<K>, wanted: &K, current: Option<&K>) -> Result<Applied<K>, ApplyError>
+where
+    K: Resource<DynamicType = ()> + Serialize + DeserializeOwned + Clone + Debug,
+{
+    let name = wanted.name_any();
+    let compare = |source| ApplyError::Compare { name: name.clone(), source };
+    let mut fields = serde_json::to_value(wanted).map_err(compare)?;
+    if let Some(object) = fields.as_object_mut() {
+        // Required by the API server, and left out by types that carry neither.
+        object.insert("apiVersion".into(), K::api_version(&()).into());
+        object.insert("kind".into(), K::kind(&()).into());
+    }
+    if let Some(current) = current {
+        let present = serde_json::to_value(current).map_err(compare)?;
+        if is_applied(&fields, &present, current.managed_fields()) {
+            return Ok(Applied::Unchanged);
+        }
+    }
+    let written = api.patch(&name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&fields)).await;
+    let object = written.map_err(|source| ApplyError::Write { name, source: Box::new(source) })?;
+    let before = current.and_then(ResourceExt::resource_version);
+    Ok(if object.resource_version() == before { Applied::Unchanged } else { Applied::Changed(object) })
+}
+
+/// Whether applying `wanted` would change nothing: all of it is there, Portico has applied it, and Portico
+/// has applied nothing else.
+fn is_applied(wanted: &Value, current: &Value, managers: &[ManagedFieldsEntry]) -> bool {
+    let ours = managers.iter().find(|entry| {
+        entry.manager.as_deref() == Some(FIELD_MANAGER)
+            && entry.operation.as_deref() == Some("Apply")
+            && entry.subresource.as_deref().unwrap_or_default().is_empty()
+    });
+    let owned = ours.and_then(|entry| entry.fields_v1.as_ref()).and_then(|fields| fields.0.as_object());
+    owned.is_some_and(|owned| contains(current, wanted) && wants_all(wanted, owned))
+}
+
+/// Whether every field of `wanted` has its value in `current`. Lists must have the same length: which of
+/// their items belong together is known to the API server alone.
+fn contains(current: &Value, wanted: &Value) -> bool {
+    match (current, wanted) {
+        (Value::Object(current), Value::Object(wanted)) => wanted.iter().all(|(key, wanted)| {
+            // The types do not serialise these two, which cannot differ.
+            matches!(key.as_str(), "apiVersion" | "kind") && !current.contains_key(key)
+                || current.get(key).is_some_and(|current| contains(current, wanted))
+        }),
+        (Value::Array(current), Value::Array(wanted)) => {
+            current.len() == wanted.len()
+                && current.iter().zip(wanted).all(|(current, wanted)| contains(current, wanted))
+        }
+        (current, wanted) => current == wanted,
+    }
+}
+
+/// Whether `wanted` has every field of `owned`, a set of fields in the format `FieldsV1`: `f:NAME` is a
+/// field,
+/// `k:{...}` the item with these keys, `v:VALUE` the item with this value, `i:INDEX` the item at this index.
+fn wants_all(wanted: &Value, owned: &Map<String, Value>) -> bool {
+    owned.iter().all(|(path, below)| {
+        // The value itself, beside what is below it.
+        if path == "." {
+            return true;
+        }
+        let found = match path.split_once(':') {
+            Some(("f", name)) => wanted.get(name),
+            Some(("k", keys)) => item(wanted, keys, contains),
+            Some(("v", value)) => item(wanted, value, |item, value| item == value),
+            Some(("i", index)) => index.parse::<usize>().ok().and_then(|index| wanted.get(index)),
+            _ => None,
+        };
+        let below = below.as_object();
+        found.is_some_and(|found| below.is_none_or(|below| wants_all(found, below)))
+    })
+}
+
+/// The first item of a list that fits what is written as JSON in a path.
+fn item<'a>(list: &'a Value, text: &str, fits: impl Fn(&Value, &Value) -> bool) -> Option<&'a Value> {
+    let wanted: Value = serde_json::from_str(text).ok()?;
+    list.as_array()?.iter().find(|item| fits(item, &wanted))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn wanted() -> Value {
+        json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": {"name": "a", "labels": {"app": "x"}, "finalizers": ["portico/a"]},
+            "spec": {"ports": [{"name": "https", "port": 443, "protocol": "TCP"}]},
+        })
+    }
+
+    /// As the API server returns it: with defaults, and fields of others.
+    fn current() -> Value {
+        json!({
+            "metadata": {
+                "name": "a", "uid": "1", "labels": {"app": "x", "other": "y"}, "finalizers": ["portico/a"],
+            },
+            "spec": {
+                "clusterIP": "10.0.0.1",
+                "ports": [{"name": "https", "port": 443, "protocol": "TCP", "nodePort": 30_000}],
+            },
+        })
+    }
+
+    fn managers(fields: Value) -> Vec<ManagedFieldsEntry> {
+        let entry = |manager: &str, operation: &str, fields: Value| -> ManagedFieldsEntry {
+            let entry = json!({"manager": manager, "operation": operation, "fieldsV1": fields});
+            serde_json::from_value(entry).unwrap()
+        };
+        vec![
+            entry("kubectl", "Update", json!({"f:metadata": {"f:labels": {"f:other": {}}}})),
+            entry(FIELD_MANAGER, "Apply", fields),
+        ]
+    }
+
+    fn owned() -> Value {
+        json!({
+            "f:metadata": {"f:labels": {"f:app": {}}, "f:finalizers": {"v:\"portico/a\"": {}}},
+            "f:spec": {"f:ports": {"k:{\"port\":443,\"protocol\":\"TCP\"}":
+                {".": {}, "f:name": {}, "f:port": {}, "f:protocol": {}}}},
+        })
+    }
+
+    #[test]
+    fn an_object_as_wanted_is_not_written_again() {
+        assert!(is_applied(&wanted(), &current(), &managers(owned())));
+    }
+
+    #[test]
+    fn a_field_that_differs_or_is_missing_is_written() {
+        for (path, value) in [
+            ("/metadata/labels/app", json!("z")),
+            ("/spec/ports/0/name", json!("other")),
+            ("/spec/ports", json!([])),
+            ("/metadata/finalizers", json!(null)),
+        ] {
+            let mut current = current();
+            *current.pointer_mut(path).unwrap() = value;
+            assert!(!is_applied(&wanted(), &current, &managers(owned())), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_field_that_is_no_longer_wanted_is_written_away_and_one_of_others_is_not() {
+        let mut less = wanted();
+        less["metadata"]["labels"] = json!({});
+        assert!(!is_applied(&less, &current(), &managers(owned())));
+        let mut less = wanted();
+        less["metadata"]["finalizers"] = json!([]);
+        assert!(!is_applied(&less, &current(), &managers(owned())));
+        let mut less = wanted();
+        less["spec"] = json!({});
+        assert!(!is_applied(&less, &current(), &managers(owned())));
+    }
+
+    #[test]
+    fn an_object_that_portico_never_applied_is_written_to_own_its_fields() {
+        assert!(!is_applied(&wanted(), &current(), &[]));
+        let update = managers(json!({})).into_iter().map(|mut entry| {
+            entry.operation = Some("Update".into());
+            entry
+        });
+        assert!(!is_applied(&wanted(), &current(), &update.collect::<Vec<_>>()));
+    }
+
+    #[test]
+    fn a_path_that_is_not_understood_is_written_rather_than_guessed() {
+        assert!(!is_applied(&wanted(), &current(), &managers(json!({"x:odd": {}}))));
+    }
+}

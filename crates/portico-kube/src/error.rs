@@ -1,0 +1,54 @@
+//! Errors of a Kubernetes API in words.
+
+/// The status for a client whose credential is missing, expired or unknown (RFC 9110 section 15.5.2).
+const UNAUTHORIZED: u16 = 401;
+
+/// The status for a client that lacks a right (RFC 9110 section 15.5.4).
+const FORBIDDEN: u16 = 403;
+
+/// Returns the error with its causes, which `kube` leaves out of its own messages.
+///
+/// If the API server itself returned a status, the text is that status, with what to do about it.
+pub fn describe(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    if let Some(kube::Error::Api(status)) = causes.find_map(|cause| cause.downcast_ref()) {
+        let answer = format!("the API server answered {}: {}", status.code, status.message);
+        return match status.code {
+            FORBIDDEN => format!("{answer}; grant it, the rules are in deploy/"),
+            UNAUTHORIZED => format!("{answer}; the token or certificate is not valid here, or has expired"),
+            _ => answer,
+        };
+    }
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let message = error.to_string();
+        if !text.contains(&message) {
+            text.push_str(": ");
+            text.push_str(&message);
+        }
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::runtime::watcher;
+
+    use super::*;
+
+    #[test]
+    fn a_missing_right_is_described_in_the_words_of_the_api_server() {
+        let status = serde_json::from_str(
+            r#"{"status": "Failure", "code": 403, "reason": "Forbidden",
+                "message": "services is forbidden: User \"portico\" cannot list resource \"services\""}"#,
+        );
+        let error = watcher::Error::InitialListFailed(kube::Error::Api(status.unwrap()));
+        assert_eq!(
+            describe(&error),
+            "the API server answered 403: services is forbidden: User \"portico\" cannot list resource \
+             \"services\"; grant it, the rules are in deploy/"
+        );
+    }
+}

@@ -1,0 +1,129 @@
+//! Apply, Events and leader election beside a real API server.
+//!
+//! Needs what the lab needs (`cargo run -p portico-lab -- install`), and root.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{ConfigMap, Service};
+use k8s_openapi::api::events::v1::Event;
+use kube::api::{ListParams, Patch, PatchParams};
+use kube::{Api, Client, Resource, ResourceExt};
+use portico_kube::apply::{Applied, apply};
+use portico_kube::events::{Events, Note, Severity};
+use portico_kube::leader::{LeaseSettings, elect};
+use portico_kube::{FIELD_MANAGER, client};
+use portico_lab::control_plane::{ADMINS, Options};
+use portico_lab::{ControlPlane, Etcd, Lab};
+use serde_json::json;
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+/// Longer than anything takes when all is well: a Lease expires after 15 s.
+const LIMIT: Duration = Duration::from_secs(60);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_controller_has_what_it_needs_from_a_real_api_server() {
+    let lab = Lab::start("controller-parts").unwrap();
+    let host = lab.host("seed").unwrap();
+    let etcd = Etcd::start(&host).unwrap();
+    let options = Options { controllers: false, ..Options::new("seed") };
+    let control_plane = ControlPlane::start(&host, &etcd, &options).unwrap();
+    let kubeconfig = control_plane.access().kubeconfig("admin", Some(ADMINS)).unwrap();
+    let client = client(Some(&kubeconfig)).await.unwrap();
+
+    an_object_is_written_once_and_again_only_if_it_differs(&client).await;
+    a_service_with_defaults_and_fields_of_others_is_at_rest(&client).await;
+    repeated_events_are_one_series(&client).await;
+    one_replica_leads_and_the_next_goes_on_at_once(&client).await;
+}
+
+fn changed<K>(applied: Applied<K>) -> K {
+    match applied {
+        Applied::Changed(object) => object,
+        Applied::Unchanged => panic!("nothing was written"),
+    }
+}
+
+fn config_map(data: serde_json::Value) -> ConfigMap {
+    serde_json::from_value(json!({"metadata": {"name": "applied"}, "data": data})).unwrap()
+}
+
+async fn an_object_is_written_once_and_again_only_if_it_differs(client: &Client) {
+    let api: Api<ConfigMap> = Api::namespaced(client.clone(), "default");
+    let wanted = config_map(json!({"a": "1", "b": "2"}));
+    let created = changed(apply(&api, &wanted, None).await.unwrap());
+    assert_eq!(created.managed_fields()[0].manager.as_deref(), Some(FIELD_MANAGER));
+    assert!(matches!(apply(&api, &wanted, Some(&created)).await.unwrap(), Applied::Unchanged));
+
+    // Another client adds a field and changes one of ours.
+    let patch = json!({"data": {"b": "3", "other": "4"}});
+    let touched = api.patch("applied", &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
+    let restored = changed(apply(&api, &wanted, Some(&touched)).await.unwrap());
+    assert_eq!(json!(restored.data), json!({"a": "1", "b": "2", "other": "4"}));
+    assert!(matches!(apply(&api, &wanted, Some(&restored)).await.unwrap(), Applied::Unchanged));
+
+    // A field that is no longer wanted goes, and that of the other client stays.
+    let less = config_map(json!({"a": "1"}));
+    let reduced = changed(apply(&api, &less, Some(&restored)).await.unwrap());
+    assert_eq!(json!(reduced.data), json!({"a": "1", "other": "4"}));
+
+    // A write without a comparison counts as a change, and changes nothing.
+    let version = reduced.resource_version();
+    assert!(matches!(apply(&api, &less, None).await.unwrap(), Applied::Changed(_)));
+    assert_eq!(api.get("applied").await.unwrap().resource_version(), version);
+}
+
+async fn a_service_with_defaults_and_fields_of_others_is_at_rest(client: &Client) {
+    let api: Api<Service> = Api::namespaced(client.clone(), "default");
+    let wanted: Service = serde_json::from_value(json!({
+        "metadata": {"name": "applied", "labels": {"app": "portico"}},
+        "spec": {"type": "NodePort", "ports": [{"name": "https", "port": 443, "protocol": "TCP"}]},
+    }))
+    .unwrap();
+    let created = changed(apply(&api, &wanted, None).await.unwrap());
+    let patch = json!({"metadata": {"labels": {"other": "yes"}}});
+    let touched = api.patch("applied", &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
+    assert_ne!(created.resource_version(), touched.resource_version());
+    assert!(matches!(apply(&api, &wanted, Some(&touched)).await.unwrap(), Applied::Unchanged));
+}
+
+async fn repeated_events_are_one_series(client: &Client) {
+    let services: Api<Service> = Api::namespaced(client.clone(), "default");
+    let object = services.get("applied").await.unwrap().object_ref(&());
+    let events = Events::new(client.clone(), "portico-test", "one");
+    let text = "ä".repeat(2_000);
+    for _ in 0..3 {
+        let note = Note { severity: Severity::Warning, reason: "Waiting", action: "Test", text: &text };
+        events.publish(&object, note).await;
+    }
+    let api: Api<Event> = Api::namespaced(client.clone(), "default");
+    let found: Vec<Event> = api.list(&ListParams::default()).await.unwrap().items;
+    let ours: Vec<_> = found.iter().filter(|event| event.reason.as_deref() == Some("Waiting")).collect();
+    assert_eq!(ours.len(), 1, "{found:?}");
+    assert_eq!(ours[0].series.as_ref().map(|series| series.count), Some(3));
+}
+
+async fn one_replica_leads_and_the_next_goes_on_at_once(client: &Client) {
+    let replica = |identity: &str| {
+        let settings = LeaseSettings {
+            namespace: "default".into(),
+            name: "portico-test".into(),
+            identity: identity.into(),
+        };
+        let (leading, leads) = watch::channel(false);
+        (tokio::spawn(elect(client.clone(), settings, leading)), leads)
+    };
+    let (first, mut first_leads) = replica("first");
+    timeout(LIMIT, first_leads.wait_for(|leads| *leads)).await.unwrap().unwrap();
+    let (second, mut second_leads) = replica("second");
+    let early = timeout(Duration::from_secs(5), second_leads.wait_for(|leads| *leads)).await.is_ok();
+    assert!(!early, "one replica leads");
+    drop(first_leads);
+    timeout(LIMIT, first).await.unwrap().unwrap();
+    // Released, and not expired.
+    timeout(Duration::from_secs(10), second_leads.wait_for(|leads| *leads)).await.unwrap().unwrap();
+    drop(second_leads);
+    timeout(LIMIT, second).await.unwrap().unwrap();
+}

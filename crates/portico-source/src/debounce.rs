@@ -1,0 +1,193 @@
+//! When to read what changed: at once what is complete, later what is half written.
+//!
+//! A new cluster should be routable within 10 ms, so a file that was renamed into place, or closed after
+//! writing, is read as soon as the burst it belongs to pauses. A file that is being written is left alone
+//! until it is closed. A name that vanished counts as deleted only after a while: editors delete and write
+//! again.
+//!
+//! Pure: the caller passes the time. Called by [`crate::directory`].
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::watch::FileEvent;
+
+/// A pause of this length ends a burst. Programs that write many files leave some 0.1 ms between two.
+const QUIET: Duration = Duration::from_millis(2);
+
+/// A burst without a pause is cut here, so that a steady writer delays no other file.
+const MAX_BURST: Duration = Duration::from_millis(50);
+
+/// How long a name may be absent before it counts as deleted. Editors write the new file within a few
+/// milliseconds, on a slow disk within some tens.
+const GONE_GRACE: Duration = Duration::from_millis(100);
+
+/// How long a file may be open for writing without a write. After that, what it holds so far is read; what it
+/// lacks counts as missing only once the file is closed.
+const WRITING_GRACE: Duration = Duration::from_secs(1);
+
+/// A file that is written without a pause is read this long after the first write.
+const MAX_WRITING: Duration = Duration::from_secs(2);
+
+/// What has changed and was not read yet.
+#[derive(Debug, Default)]
+pub(crate) struct Debounce {
+    items: BTreeMap<PathBuf, Item>,
+    everything: bool,
+    /// Time of the first and the last event of a path that is ready.
+    burst: Option<(Instant, Instant)>,
+}
+
+#[derive(Debug)]
+struct Item {
+    /// When the first event arrived.
+    since: Instant,
+    /// Not to be read before.
+    ready: Instant,
+    /// Whether the last event says that it is being written.
+    unfinished: bool,
+}
+
+/// What is to be read now.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Due {
+    /// The whole directory.
+    pub(crate) everything: bool,
+    /// Files and folders; the file system says which.
+    pub(crate) paths: Vec<DuePath>,
+}
+
+/// A file or folder to read.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct DuePath {
+    /// Its path.
+    pub(crate) path: PathBuf,
+    /// Whether it is a file that is being written: what it lacks may still come.
+    pub(crate) unfinished: bool,
+}
+
+impl Debounce {
+    /// Adds an event that arrived `now`.
+    pub(crate) fn add(&mut self, event: FileEvent, now: Instant) {
+        let unfinished = matches!(event, FileEvent::Writing(_));
+        let (path, grace) = match event {
+            FileEvent::Everything => {
+                self.everything = true;
+                self.extend_burst(now);
+                return;
+            }
+            FileEvent::Written(path) | FileEvent::Folder(path) => (path, None),
+            FileEvent::Writing(path) => (path, Some(WRITING_GRACE)),
+            FileEvent::Gone(path) => (path, Some(GONE_GRACE)),
+        };
+        let item = self.items.entry(path).or_insert(Item { since: now, ready: now, unfinished });
+        item.unfinished = unfinished;
+        item.ready = match grace {
+            None => now,
+            Some(grace) => (now + grace).min(item.since + MAX_WRITING),
+        };
+        if grace.is_none() {
+            self.extend_burst(now);
+        }
+    }
+
+    /// Whether `path` waits to be read.
+    pub(crate) fn contains(&self, path: &Path) -> bool {
+        self.items.contains_key(path)
+    }
+
+    /// When there is something to [`take`](Self::take); `None` if nothing is debounce.
+    pub(crate) fn due_at(&self) -> Option<Instant> {
+        let burst = self.burst.map(|(first, last)| (last + QUIET).min(first + MAX_BURST));
+        let ready_in_burst = |ready: Instant| self.burst.is_some_and(|(_, last)| ready <= last);
+        let later = self.items.values().map(|item| item.ready).filter(|&ready| !ready_in_burst(ready)).min();
+        burst.into_iter().chain(later).min()
+    }
+
+    /// Takes everything that may be read `now`.
+    pub(crate) fn take(&mut self, now: Instant) -> Due {
+        let paths = self
+            .items
+            .extract_if(.., |_, item| item.ready <= now)
+            .map(|(path, item)| DuePath { path, unfinished: item.unfinished })
+            .collect();
+        self.burst = None;
+        Due { everything: std::mem::take(&mut self.everything), paths }
+    }
+
+    fn extend_burst(&mut self, now: Instant) {
+        let first = self.burst.map_or(now, |(first, _)| first);
+        self.burst = Some((first, now));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(name: &str) -> FileEvent {
+        FileEvent::Written(name.into())
+    }
+
+    fn taken(debounce: &mut Debounce, now: Instant) -> Vec<(String, bool)> {
+        let paths = debounce.take(now).paths.into_iter();
+        paths.map(|due| (due.path.to_str().unwrap().to_owned(), due.unfinished)).collect()
+    }
+
+    fn ms(milliseconds: u64) -> Duration {
+        Duration::from_millis(milliseconds)
+    }
+
+    #[test]
+    fn a_file_renamed_into_place_is_due_after_a_short_pause() {
+        let (mut debounce, start) = (Debounce::default(), Instant::now());
+        assert_eq!(debounce.due_at(), None);
+        debounce.add(written("a"), start);
+        assert_eq!(debounce.due_at(), Some(start + QUIET));
+        assert_eq!(taken(&mut debounce, start + QUIET), [("a".to_owned(), false)]);
+        assert_eq!(debounce.due_at(), None);
+    }
+
+    #[test]
+    fn a_burst_is_one_step_but_not_for_ever() {
+        let (mut debounce, start) = (Debounce::default(), Instant::now());
+        for time in 0..1_000 {
+            debounce.add(written(&time.to_string()), start + ms(time));
+            assert!(debounce.due_at() <= Some(start + MAX_BURST));
+        }
+        assert_eq!(debounce.take(start + ms(1_000)).paths.len(), 1_000);
+    }
+
+    #[test]
+    fn a_file_being_written_waits_until_it_is_closed_and_delays_no_other() {
+        let (mut debounce, start) = (Debounce::default(), Instant::now());
+        debounce.add(FileEvent::Writing("a".into()), start);
+        debounce.add(written("b"), start + ms(1));
+        let due = debounce.due_at().unwrap();
+        assert_eq!(taken(&mut debounce, due), [("b".to_owned(), false)]);
+        assert_eq!(debounce.due_at(), Some(start + WRITING_GRACE));
+        debounce.add(written("a"), start + ms(20));
+        assert_eq!(debounce.due_at(), Some(start + ms(20) + QUIET));
+    }
+
+    #[test]
+    fn a_file_that_never_stops_being_written_is_read_in_the_end() {
+        let (mut debounce, start) = (Debounce::default(), Instant::now());
+        for time in 0..1_950 {
+            debounce.add(FileEvent::Writing("a".into()), start + ms(time));
+        }
+        assert_eq!(debounce.due_at(), Some(start + MAX_WRITING));
+        assert_eq!(taken(&mut debounce, start + MAX_WRITING), [("a".to_owned(), true)]);
+    }
+
+    #[test]
+    fn a_vanished_name_that_comes_back_is_a_file_written_anew() {
+        let (mut debounce, start) = (Debounce::default(), Instant::now());
+        debounce.add(FileEvent::Gone("a".into()), start);
+        assert_eq!(debounce.due_at(), Some(start + GONE_GRACE));
+        debounce.add(FileEvent::Writing("a".into()), start + ms(10));
+        debounce.add(written("a"), start + ms(11));
+        assert_eq!(debounce.due_at(), Some(start + ms(11) + QUIET));
+    }
+}

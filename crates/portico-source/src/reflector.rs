@@ -1,0 +1,223 @@
+//! The objects that an API server has, and what follows from the next watch event.
+//!
+//! Pure: [`crate::kubernetes`] brings the events. Unlike kube's reflector it keeps names and not objects,
+//! which tens of thousands of Services would make expensive, and it turns a relist into changes: an object
+//! that vanished while the watch was broken is deleted.
+//!
+//! The rules: nothing is synced before every watched kind has been listed once; a kind that is watched later
+//! arrives all at once; silence and errors delete nothing.
+
+use std::collections::{BTreeMap, HashMap};
+
+use kube::runtime::watcher;
+use portico_api::change::Change;
+use portico_api::meta::{Kind, ObjectKey, ObjectRef};
+use portico_api::problem::Severity;
+
+use crate::object::{InvalidObject, Object};
+use crate::served::Served;
+use crate::step::ManifestProblem;
+
+/// An object of any kind as it came from the API server.
+#[derive(Debug)]
+pub(crate) struct Received {
+    /// Kind, namespace and name.
+    pub(crate) reference: ObjectRef,
+    /// The object, or why it cannot be read.
+    pub(crate) object: Result<Object, InvalidObject>,
+}
+
+impl<K> From<Served<K>> for Received {
+    fn from(served: Served<K>) -> Self {
+        Self { reference: served.reference, object: served.object }
+    }
+}
+
+/// The names of all objects of one API server, and the changes that were not taken yet.
+#[derive(Debug, Default)]
+pub(crate) struct Reflector {
+    kinds: BTreeMap<Kind, Watched>,
+    /// Services without this annotation are ignored.
+    annotation: Option<Box<str>>,
+    problems: BTreeMap<ObjectRef, ManifestProblem>,
+    /// Whether every kind watched from the start has been listed.
+    synced: bool,
+    changes: Vec<Change<Object>>,
+    problems_changed: bool,
+}
+
+/// The objects of one kind.
+#[derive(Debug, Default)]
+struct Watched {
+    /// By `namespace/name`, or `name`: the number, modulo 256, of the last listing that had the object.
+    objects: HashMap<Box<str>, u8>,
+    listing: u8,
+    listed: bool,
+    /// Changes of a first listing that must arrive all at once.
+    held: Vec<Change<Object>>,
+}
+
+impl Reflector {
+    /// Knows no object. Ignores Services without `annotation`, if there is one.
+    pub(crate) fn new(annotation: Option<Box<str>>) -> Self {
+        Self { annotation, ..Self::default() }
+    }
+
+    /// From now on `kind` is watched.
+    pub(crate) fn watch(&mut self, kind: Kind) {
+        self.kinds.entry(kind).or_default();
+    }
+
+    /// The API server no longer serves `kind`: its objects are gone.
+    pub(crate) fn unwatch(&mut self, kind: Kind) {
+        let Some(watched) = self.kinds.remove(&kind) else { return };
+        for name in watched.objects.into_keys() {
+            let object = reference(kind, &name);
+            self.forget_problem(&object);
+            self.changes.push(Change::Delete(object));
+        }
+    }
+
+    /// Whether every watched kind has been listed.
+    pub(crate) fn is_listed(&self) -> bool {
+        self.kinds.values().all(|watched| watched.listed)
+    }
+
+    /// Applies an event of the watch of `kind`.
+    pub(crate) fn apply(&mut self, kind: Kind, event: watcher::Event<Received>) {
+        let Some(watched) = self.kinds.get_mut(&kind) else { return };
+        match event {
+            watcher::Event::Init => {
+                watched.listing = watched.listing.wrapping_add(1);
+                if !watched.listed {
+                    // A first listing that failed half way starts again, and so do its changes.
+                    watched.held.clear();
+                }
+            }
+            watcher::Event::InitApply(received) | watcher::Event::Apply(received) => {
+                self.present(kind, received);
+            }
+            watcher::Event::Delete(received) => {
+                self.forget_problem(&received.reference);
+                self.gone(kind, received.reference);
+            }
+            watcher::Event::InitDone => {
+                let listing = watched.listing;
+                let vanished: Vec<_> =
+                    watched.objects.extract_if(|_, seen| *seen != listing).map(|(name, _)| name).collect();
+                watched.listed = true;
+                let held = std::mem::take(&mut watched.held);
+                self.changes.extend(held);
+                for name in vanished {
+                    let object = reference(kind, &name);
+                    self.forget_problem(&object);
+                    self.changes.push(Change::Delete(object));
+                }
+            }
+        }
+    }
+
+    fn present(&mut self, kind: Kind, Received { reference, object }: Received) {
+        match object {
+            Ok(object) => {
+                let ignored = match (&object, &self.annotation) {
+                    (Object::Service(service), Some(key)) => service.metadata.annotation(key).is_none(),
+                    _ => false,
+                };
+                self.forget_problem(&reference);
+                if ignored {
+                    return self.gone(kind, reference);
+                }
+                self.mark(kind, &reference);
+                self.push(kind, Change::Apply(object));
+            }
+            Err(error) => {
+                // Its last good version stays, if there was one.
+                if self.kinds.get(&kind).is_some_and(|kind| kind.objects.contains_key(&name_of(&reference))) {
+                    self.mark(kind, &reference);
+                }
+                self.problems_changed = true;
+                self.problems.insert(reference.clone(), invalid(reference, &error));
+            }
+        }
+    }
+
+    /// Takes the changes so far, and whether they complete the initial sync.
+    pub(crate) fn take(&mut self) -> (Vec<Change<Object>>, bool) {
+        self.synced |= self.is_listed();
+        (std::mem::take(&mut self.changes), self.synced)
+    }
+
+    /// Takes the changes so far, which cannot complete the initial sync yet.
+    pub(crate) fn take_part(&mut self) -> Vec<Change<Object>> {
+        std::mem::take(&mut self.changes)
+    }
+
+    /// How many changes wait to be taken.
+    pub(crate) fn waiting(&self) -> usize {
+        self.changes.len()
+    }
+
+    /// Whether [`Self::problems`] may have changed since the last call.
+    pub(crate) fn problems_changed(&mut self) -> bool {
+        std::mem::take(&mut self.problems_changed)
+    }
+
+    /// The objects that do not fit their kind.
+    pub(crate) fn problems(&self) -> impl Iterator<Item = &ManifestProblem> {
+        self.problems.values()
+    }
+
+    fn mark(&mut self, kind: Kind, object: &ObjectRef) {
+        if let Some(watched) = self.kinds.get_mut(&kind) {
+            watched.objects.insert(name_of(object), watched.listing);
+        }
+    }
+
+    fn gone(&mut self, kind: Kind, object: ObjectRef) {
+        let known = self.kinds.get_mut(&kind).and_then(|kind| kind.objects.remove(&name_of(&object)));
+        if known.is_some() {
+            self.push(kind, Change::Delete(object));
+        }
+    }
+
+    fn push(&mut self, kind: Kind, change: Change<Object>) {
+        match self.kinds.get_mut(&kind) {
+            Some(watched) if self.synced && !watched.listed => watched.held.push(change),
+            _ => self.changes.push(change),
+        }
+    }
+
+    fn forget_problem(&mut self, object: &ObjectRef) {
+        if !self.problems.is_empty() {
+            self.problems_changed |= self.problems.remove(object).is_some();
+        }
+    }
+}
+
+/// One allocation per object, where an [`ObjectRef`] has two.
+fn name_of(object: &ObjectRef) -> Box<str> {
+    object.key.to_string().into()
+}
+
+fn reference(kind: Kind, name: &str) -> ObjectRef {
+    let (namespace, name) = name.split_once('/').unwrap_or(("", name));
+    ObjectRef { kind, key: ObjectKey::new(namespace, name) }
+}
+
+fn invalid(object: ObjectRef, error: &InvalidObject) -> ManifestProblem {
+    let field = &error.field;
+    ManifestProblem {
+        file: None,
+        line: 0,
+        severity: Severity::Error,
+        reason: "invalid",
+        object: Some(object),
+        message: if field.is_empty() { error.message.clone() } else { format!("{field}: {}", error.message) },
+        remedy: "correct it; meanwhile its last good version stays in force".to_owned(),
+    }
+}
+
+#[cfg(test)]
+#[path = "reflector/tests.rs"]
+mod tests;

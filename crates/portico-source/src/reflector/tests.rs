@@ -1,0 +1,133 @@
+use kube::runtime::watcher::Event;
+use serde_json::json;
+
+use super::*;
+
+const KIND: Kind = Kind::Service;
+
+fn named(kind: Kind, name: &str) -> ObjectRef {
+    reference(kind, &format!("n/{name}"))
+}
+
+fn received(kind: Kind, name: &str, object: Result<Object, InvalidObject>) -> Event<Received> {
+    Event::Apply(Received { reference: named(kind, name), object })
+}
+
+fn present(kind: Kind, name: &str) -> Event<Received> {
+    let value = json!({"metadata": {"name": name, "namespace": "n", "annotations": {"x": "y"}}});
+    received(kind, name, Object::from_value(kind, value))
+}
+
+fn taken(reflector: &mut Reflector) -> (Vec<String>, bool) {
+    let (changes, synced) = reflector.take();
+    let changes = changes.iter().map(|change| match change {
+        Change::Apply(object) => format!("+{}", object.metadata().name),
+        Change::Delete(object) => format!("-{}", object.key.name),
+    });
+    (changes.collect(), synced)
+}
+
+/// A reflector in which Services `a` and `b` have been listed.
+fn listed() -> Reflector {
+    let mut reflector = Reflector::new(None);
+    reflector.watch(KIND);
+    reflector.apply(KIND, Event::Init);
+    for name in ["a", "b"] {
+        reflector.apply(KIND, present(KIND, name));
+    }
+    reflector.apply(KIND, Event::InitDone);
+    assert_eq!(taken(&mut reflector), (vec!["+a".into(), "+b".into()], true));
+    reflector
+}
+
+#[test]
+fn nothing_is_synced_before_every_kind_is_listed() {
+    let mut reflector = Reflector::new(None);
+    reflector.watch(KIND);
+    reflector.watch(Kind::EndpointSlice);
+    reflector.apply(KIND, Event::Init);
+    reflector.apply(KIND, present(KIND, "a"));
+    reflector.apply(KIND, Event::InitDone);
+    assert_eq!(taken(&mut reflector), (vec!["+a".into()], false));
+    reflector.apply(Kind::EndpointSlice, Event::Init);
+    assert_eq!(taken(&mut reflector), (vec![], false));
+    reflector.apply(Kind::EndpointSlice, Event::InitDone);
+    assert_eq!(taken(&mut reflector), (vec![], true));
+}
+
+#[test]
+fn an_object_that_vanished_while_the_watch_was_broken_is_gone_after_the_next_listing() {
+    let mut reflector = listed();
+    reflector.apply(KIND, Event::Init);
+    reflector.apply(KIND, present(KIND, "b"));
+    // The listing breaks off and starts again: still nothing is gone.
+    reflector.apply(KIND, Event::Init);
+    reflector.apply(KIND, present(KIND, "b"));
+    reflector.apply(KIND, present(KIND, "c"));
+    assert_eq!(taken(&mut reflector), (vec!["+b".into(), "+b".into(), "+c".into()], true));
+    reflector.apply(KIND, Event::InitDone);
+    assert_eq!(taken(&mut reflector), (vec!["-a".into()], true));
+}
+
+#[test]
+fn three_hundred_relists_lose_nothing() {
+    let mut reflector = listed();
+    for _ in 0..300 {
+        reflector.apply(KIND, Event::Init);
+        for name in ["a", "b"] {
+            reflector.apply(KIND, present(KIND, name));
+        }
+        reflector.apply(KIND, Event::InitDone);
+        assert!(!taken(&mut reflector).0.iter().any(|event| event.starts_with('-')));
+    }
+}
+
+#[test]
+fn a_kind_watched_later_arrives_all_at_once_and_delays_no_other() {
+    let mut reflector = listed();
+    reflector.watch(Kind::Seed);
+    reflector.apply(Kind::Seed, Event::Init);
+    reflector.apply(Kind::Seed, present(Kind::Seed, "s"));
+    reflector.apply(Kind::Seed, Event::Init);
+    reflector.apply(Kind::Seed, present(Kind::Seed, "s"));
+    reflector.apply(KIND, present(KIND, "c"));
+    assert_eq!(taken(&mut reflector), (vec!["+c".into()], true));
+    reflector.apply(Kind::Seed, Event::InitDone);
+    assert_eq!(taken(&mut reflector), (vec!["+s".into()], true));
+    reflector.unwatch(Kind::Seed);
+    assert_eq!(taken(&mut reflector), (vec!["-s".into()], true));
+}
+
+#[test]
+fn an_object_that_no_longer_fits_its_kind_keeps_its_last_good_version() {
+    let mut reflector = listed();
+    let bad = || {
+        let error = InvalidObject { field: "spec".into(), message: "is odd".into() };
+        received(KIND, "a", Err(error))
+    };
+    reflector.apply(KIND, bad());
+    reflector.apply(KIND, Event::Init);
+    reflector.apply(KIND, bad());
+    reflector.apply(KIND, present(KIND, "b"));
+    reflector.apply(KIND, Event::InitDone);
+    assert_eq!(taken(&mut reflector).0, ["+b"]);
+    assert_eq!(reflector.problems().count(), 1);
+    reflector.apply(KIND, present(KIND, "a"));
+    assert_eq!(reflector.problems().count(), 0);
+}
+
+#[test]
+fn a_service_that_loses_the_annotation_is_gone() {
+    let mut reflector = Reflector::new(Some("x".into()));
+    reflector.watch(KIND);
+    reflector.apply(KIND, Event::Init);
+    reflector.apply(KIND, present(KIND, "a"));
+    reflector.apply(KIND, Event::InitDone);
+    let plain = |name| {
+        let value = json!({"metadata": {"name": name, "namespace": "n"}});
+        received(KIND, name, Object::from_value(KIND, value))
+    };
+    reflector.apply(KIND, plain("a"));
+    reflector.apply(KIND, plain("b"));
+    assert_eq!(taken(&mut reflector).0, ["+a", "-a"]);
+}

@@ -1,0 +1,147 @@
+//! From objects to routes: everything between a source and the data plane, without either.
+//!
+//! The planner (`portico-expose`) computes which Services and policies follow from KubermaticConfiguration,
+//! Seed and Cluster. The route index (`portico-routes`) computes which routes follow from Services and
+//! EndpointSlices. No I/O, no clock.
+
+use std::collections::BTreeSet;
+
+use portico_api::change::Change;
+use portico_api::meta::Kind;
+use portico_api::names::ClusterName;
+use portico_api::problem::Problem;
+use portico_api::seed::Timeouts;
+use portico_expose::change::{ObjectChange as PlannerChange, Output};
+use portico_expose::persisted::PersistedState;
+use portico_expose::plan::Plan;
+use portico_expose::planner::{Planner, Settings as PlannerSettings};
+use portico_routes::index::{ObjectChange, RouteIndex, Settings as IndexSettings};
+use portico_routes::rows::RouteRow;
+use portico_routes::table::Update;
+use portico_source::Object;
+
+/// All objects, and what follows from them.
+#[derive(Debug)]
+pub struct Pipeline {
+    planner: Planner,
+    index: RouteIndex,
+    timeouts: Timeouts,
+    /// The only namespace in use, if there is one.
+    namespace: Option<Box<str>>,
+    /// Grows whenever the problems of the planner change.
+    planner_problems: u64,
+}
+
+impl Pipeline {
+    /// Knows no object yet. `persisted` is of an earlier run; `seed` determines which free NodePorts are
+    /// allocated.
+    pub fn new(index: IndexSettings, planner: PlannerSettings, persisted: PersistedState, seed: u64) -> Self {
+        let namespace = index.namespace.clone();
+        Self {
+            namespace,
+            planner: Planner::new(planner, persisted, seed),
+            index: RouteIndex::new(index),
+            timeouts: Timeouts::default(),
+            planner_problems: 0,
+        }
+    }
+
+    /// Applies changes; `complete` says that they end a burst. What follows is published by [`Self::commit`].
+    pub fn apply(&mut self, changes: impl IntoIterator<Item = Change<Object>>, complete: bool) {
+        let mut planned = Vec::new();
+        for change in changes {
+            match change {
+                Change::Apply(Object::EndpointSlice(slice)) => {
+                    self.index.apply(ObjectChange::EndpointSlice(Change::Apply(slice)));
+                }
+                Change::Delete(object) if object.kind == Kind::EndpointSlice => {
+                    self.index.apply(ObjectChange::EndpointSlice(Change::Delete(object.key)));
+                }
+                change => planned.extend(planner_change(change)),
+            }
+        }
+        let outputs = if complete { self.planner.apply(planned) } else { self.planner.note(planned) };
+        self.take(outputs);
+    }
+
+    /// The initial sync is complete: what is remembered of objects that do not exist is forgotten. Not if
+    /// some objects could not be read (`all_readable` is false): they may exist.
+    pub fn initial_sync_complete(&mut self, all_readable: bool) {
+        let outputs = self.planner.initial_sync_complete(all_readable);
+        self.take(outputs);
+    }
+
+    /// Returns the changes of routes that follow from everything applied; `None` if no route changed.
+    pub fn commit(&mut self) -> Option<Update> {
+        self.index.commit()
+    }
+
+    /// The planner, whose state is to be persisted before a [`Self::commit`] takes effect.
+    pub fn planner(&self) -> &Planner {
+        &self.planner
+    }
+
+    /// The connection settings of the seed.
+    pub fn timeouts(&self) -> &Timeouts {
+        &self.timeouts
+    }
+
+    /// All routes, in force or not.
+    pub fn rows(&self) -> impl Iterator<Item = RouteRow> {
+        self.index.rows()
+    }
+
+    /// The plan in force for each Cluster, by name.
+    pub fn plans(&self) -> impl Iterator<Item = Plan> {
+        let in_use = |plan: &Plan| match &self.namespace {
+            Some(namespace) => plan.cluster.namespace() == **namespace,
+            None => true,
+        };
+        self.planner.plans().filter(in_use)
+    }
+
+    /// All problems of objects, errors first.
+    pub fn problems(&self) -> BTreeSet<Problem> {
+        let planned = self.planner.problems().cloned();
+        planned.chain(self.index.problems().map(std::borrow::Cow::into_owned)).collect()
+    }
+
+    /// Changes whenever [`Self::problems`] may have changed.
+    pub fn problems_version(&self) -> (u64, u64) {
+        (self.planner_problems, self.index.problems_version())
+    }
+
+    fn take(&mut self, outputs: Vec<Output>) {
+        for output in outputs {
+            match output {
+                Output::Service(change) => self.index.apply(ObjectChange::Service(change)),
+                Output::PlannedService(change) => self.index.apply(ObjectChange::PlannedService(change)),
+                Output::Policy(change) => self.index.apply(ObjectChange::Policy(change)),
+                Output::Note(object, text) => tracing::info!(%object, "{text}"),
+                Output::Timeouts(timeouts) => self.timeouts = timeouts,
+                // `problems` returns all of them.
+                Output::Problems(..) => self.planner_problems += 1,
+            }
+        }
+    }
+}
+
+/// The change in the terms of the planner, which knows no EndpointSlice.
+fn planner_change(change: Change<Object>) -> Option<PlannerChange> {
+    Some(match change {
+        Change::Apply(Object::Service(service)) => PlannerChange::Service(Change::Apply(service)),
+        Change::Apply(Object::KubermaticConfiguration(object)) => {
+            PlannerChange::Configuration(Change::Apply(object))
+        }
+        Change::Apply(Object::Seed(seed)) => PlannerChange::Seed(Change::Apply(seed)),
+        Change::Apply(Object::Cluster(cluster)) => PlannerChange::Cluster(Change::Apply(cluster)),
+        Change::Apply(Object::EndpointSlice(_)) => return None,
+        Change::Delete(object) => match object.kind {
+            Kind::Service => PlannerChange::Service(Change::Delete(object.key)),
+            Kind::KubermaticConfiguration => PlannerChange::Configuration(Change::Delete(object.key)),
+            Kind::Seed => PlannerChange::Seed(Change::Delete(object.key)),
+            Kind::Cluster => PlannerChange::Cluster(Change::Delete(ClusterName::new(&object.key.name))),
+            Kind::EndpointSlice => return None,
+        },
+    })
+}
