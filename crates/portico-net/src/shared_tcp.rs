@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
 /// A TCP stream whose owner can still watch and abort it while TLS reads and writes it.
@@ -20,7 +20,15 @@ impl AsyncRead for SharedTcp {
             ready!(self.0.poll_read_ready(cx))?;
             match self.0.try_read_buf(buf) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                result => return Poll::Ready(result.map(drop)),
+                Err(error) => return Poll::Ready(Err(error)),
+                Ok(read) => {
+                    if read > 0 && buf.remaining() > 0 {
+                        // A short read emptied the socket. Saying so spares the read that would only learn it.
+                        let empty = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
+                        let _ = self.0.try_io(Interest::READABLE, empty);
+                    }
+                    return Poll::Ready(Ok(()));
+                }
             }
         }
     }

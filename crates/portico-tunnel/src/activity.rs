@@ -35,6 +35,8 @@ pub(crate) struct Activity {
     freed: Notify,
     /// Bytes came since this was last asked.
     heard: AtomicBool,
+    /// Streams have queued bytes since the connection was last polled.
+    queued: AtomicBool,
     /// How often the connection had nothing left to write.
     flushes: AtomicU64,
     flushed: Notify,
@@ -53,6 +55,7 @@ impl Activity {
             to_peer,
             freed: Notify::new(),
             heard: AtomicBool::default(),
+            queued: AtomicBool::default(),
             flushes: AtomicU64::default(),
             flushed: Notify::new(),
             cancelled: AtomicU32::default(),
@@ -80,9 +83,15 @@ impl Activity {
         self.flushed.notify_waiters();
     }
 
-    /// A mark for [`flushed_since`](Self::flushed_since).
-    pub(crate) fn mark(&self) -> u64 {
+    /// A stream has queued bytes. Returns a mark for [`flushed_since`](Self::flushed_since).
+    pub(crate) fn queue(&self) -> u64 {
+        self.queued.store(true, Relaxed);
         self.flushes.load(Relaxed)
+    }
+
+    /// Whether streams have queued bytes since the last call.
+    pub(crate) fn take_queued(&self) -> bool {
+        self.queued.swap(false, Relaxed)
     }
 
     /// Waits until all that was queued before `mark` was taken has been handed to the socket. Queueing has
@@ -107,7 +116,8 @@ impl Activity {
         self.to_peer.is_evicted()
     }
 
-    /// For a stream whose socket takes bytes more slowly than they come. They count in the budget of its cluster, too.
+    /// For a stream whose socket takes bytes more slowly than they come. They count in the budget of its
+    /// cluster, too.
     pub(crate) fn holder(&self, cluster: Option<&MemoryBudget>) -> Holder {
         let budgets = [&self.connection, &self.process].into_iter().chain(cluster);
         Holder::new(budgets.cloned().collect(), Duration::ZERO)

@@ -123,7 +123,7 @@ impl<M: Meter> Bridge<M> {
             to_peer,
             socket: Arc::new(socket),
             meter,
-            queued: activity.mark(),
+            queued: activity.queue(),
             activity,
             waiting: early,
             room: None,
@@ -342,7 +342,7 @@ impl<M: Meter> Bridge<M> {
                 return Ok(false);
             }
             self.to_peer.send_data(self.activity.counted(chunk), false).map_err(|_| Party::Peer)?;
-            self.queued = self.activity.mark();
+            self.queued = self.activity.queue();
             self.carried(0, read);
             if read < limit {
                 // A short read emptied the socket. Saying so spares the read that would only learn it.
@@ -402,7 +402,7 @@ impl<M: Meter> Bridge<M> {
             return Err(Party::Socket);
         }
         self.to_peer.send_data(Bytes::new(), true).map_err(|_| Party::Peer)?;
-        self.queued = self.activity.mark();
+        self.queued = self.activity.queue();
         self.outbound = ToPeer::Done;
         self.first.get_or_insert(Party::Socket);
         Ok(())

@@ -65,13 +65,16 @@ pub(crate) fn batched<S>(stream: S, activity: &Arc<Activity>) -> (Batched<S>, Tu
 }
 
 impl<S: AsyncWrite + Unpin> Turn<S> {
-    /// Polls the connection by `poll` behind all tasks that are ready, then writes what it has queued.
+    /// Polls the connection by `poll`, then writes what it has queued. If streams have queued bytes, the
+    /// tasks that are ready run first.
     pub(crate) fn poll<T>(
         &mut self,
         cx: &mut Context<'_>,
         poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
     ) -> Poll<T> {
-        if !self.is_last {
+        // Without bytes of streams there is nothing to wait for: what came is read at once.
+        let has_queued = self.activity.take_queued();
+        if has_queued && !self.is_last {
             self.is_last = true;
             // Wakes this task behind those that are ready, and behind those that the sockets make ready
             // meanwhile.
@@ -280,6 +283,7 @@ mod tests {
     /// One turn of a connection that writes as h2 does, and flushes each frame.
     async fn turn(turn: &mut Turn<Writes>, stream: &mut Batched<Writes>, frames: &[&[u8]]) {
         let mut polled = 0;
+        turn.activity.queue();
         poll_fn(|cx| {
             let pending = turn.poll(cx, |cx| {
                 for frame in frames {
