@@ -6,12 +6,17 @@ use std::time::Duration;
 
 use portico_api::names::ClusterName;
 use portico_api::policy::Budget;
+use portico_net::MemoryBudget;
 
 use crate::outcome::Refusal;
 
 /// Upper bounds, in seconds, of the handshake time histogram: a connect on the same network takes well below
 /// a millisecond, the slowest one admitted three timeouts of one second.
 pub const HANDSHAKE_BUCKETS: [f64; 8] = [0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 3.0];
+
+/// The part of the memory budget of all tunnels that one cluster's streams may hold: one half, so that a cluster whose
+/// receivers stop reading loses its own streams before those of others.
+const MEMORY_SHARE: usize = 2;
 
 /// One user cluster on this gateway.
 #[derive(Debug)]
@@ -24,6 +29,8 @@ pub struct Cluster {
     /// Made when there is something to count: of ten thousand clusters many get no connection here, and these
     /// counters are four fifths of the size of one.
     counters: OnceLock<Box<Counters>>,
+    /// What its tunnel streams hold for receivers that do not take it. Made with the first that holds something.
+    memory: OnceLock<MemoryBudget>,
 }
 
 /// What only ever grows.
@@ -46,7 +53,13 @@ impl Cluster {
             connecting: AtomicU32::default(),
             rate: Rate::default(),
             counters: OnceLock::new(),
+            memory: OnceLock::new(),
         }
+    }
+
+    /// What bounds the bytes that streams of this cluster hold, within the budget of the `process`.
+    pub(crate) fn memory(&self, process: &MemoryBudget) -> &MemoryBudget {
+        self.memory.get_or_init(|| MemoryBudget::new(process.limit() / MEMORY_SHARE))
     }
 
     fn counters(&self) -> &Counters {
@@ -190,6 +203,12 @@ mod tests {
 
     fn cluster() -> Arc<Cluster> {
         Arc::new(Cluster::new(ClusterName::new("a")))
+    }
+
+    #[test]
+    fn streams_of_one_cluster_hold_at_most_half_of_what_all_tunnels_may() {
+        let (cluster, process) = (cluster(), MemoryBudget::new(128 << 20));
+        assert_eq!(cluster.memory(&process).limit(), 64 << 20);
     }
 
     #[test]

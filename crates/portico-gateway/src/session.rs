@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use portico_net::Meter;
+use portico_net::{MemoryBudget, Meter};
 
 use crate::access::Line;
 use crate::outcome::End;
@@ -66,6 +66,11 @@ impl Meter for Session {
             portico_net::End::Memory => End::Memory,
             portico_net::End::Cut => self.record.cancelled().unwrap_or(End::Cancelled),
         };
+    }
+
+    fn budget(&self) -> Option<&MemoryBudget> {
+        let process = &self.worker.shared.config.tunnel.memory;
+        Some(self.record.upstream.cluster.memory(process))
     }
 
     fn poll_cut(&mut self, cx: &mut Context<'_>) -> Poll<()> {
