@@ -1,5 +1,6 @@
-//! Puts the commit into `portico --version`, and has the program's relocations packed. A source archive without git still
-//! builds: `PORTICO_COMMIT` can say what git cannot, and without either the version stands alone.
+//! Puts the commit into `portico --version`, and has the program's relocations packed. A source archive
+//! without git still builds: `PORTICO_COMMIT` can say what git cannot, and without either the version stands
+//! alone.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,8 +14,8 @@ fn main() {
     pack_relocations();
 }
 
-/// A megabyte of relocations, read at every start and counted as memory, fits into 30 KB (DT_RELR). Understood by glibc since
-/// 2.36, and by the linkers of this architecture since then.
+/// A megabyte of relocations, read at every start and counted as memory, fits into 30 KB (DT_RELR).
+/// Understood by glibc since 2.36, and by the linkers of this architecture since then.
 fn pack_relocations() {
     let is = |key: &str, value: &str| std::env::var(key).is_ok_and(|found| found == value);
     if is("CARGO_CFG_TARGET_ARCH", "x86_64") && is("CARGO_CFG_TARGET_ENV", "gnu") {
@@ -24,8 +25,8 @@ fn pack_relocations() {
 
 /// What git calls the commit that is checked out.
 fn describe() -> Option<String> {
-    // The reflog changes with every commit and checkout; HEAD alone would not change with a commit. A path that does not
-    // exist would make cargo run this script every time.
+    // The reflog changes with every commit and checkout; HEAD alone would not change with a commit. A path
+    // that does not exist would make cargo run this script every time.
     if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]).filter(|path| Path::new(path).exists())
     {
         println!("cargo::rerun-if-changed={log}");

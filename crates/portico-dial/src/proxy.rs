@@ -34,8 +34,8 @@ pub enum UrlProblem {
 }
 
 impl Proxy {
-    /// Parses a URL. Without a scheme it is `http://`, as for curl. The port is required: curl would take 1080, others
-    /// 80.
+    /// Parses a URL. Without a scheme it is `http://`, as for curl. The port is required: curl would take
+    /// 1080, others 80.
     pub(crate) fn parse(url: &str) -> Result<Self, UrlProblem> {
         let (scheme, rest) = url.split_once("://").unwrap_or(("http", url));
         let tls = if scheme.eq_ignore_ascii_case("https") {

@@ -14,8 +14,8 @@ use crate::outcome::Refusal;
 /// a millisecond, the slowest one admitted three timeouts of one second.
 pub const HANDSHAKE_BUCKETS: [f64; 8] = [0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 3.0];
 
-/// The part of the memory budget of all tunnels that one cluster's streams may hold: one half, so that a cluster whose
-/// receivers stop reading loses its own streams before those of others.
+/// The part of the memory budget of all tunnels that one cluster's streams may hold: one half, so that a
+/// cluster whose receivers stop reading loses its own streams before those of others.
 const MEMORY_SHARE: usize = 2;
 
 /// One user cluster on this gateway.
@@ -29,7 +29,8 @@ pub struct Cluster {
     /// Made when there is something to count: of ten thousand clusters many get no connection here, and these
     /// counters are four fifths of the size of one.
     counters: OnceLock<Box<Counters>>,
-    /// What its tunnel streams hold for receivers that do not take it. Made with the first that holds something.
+    /// What its tunnel streams hold for receivers that do not take it. Made with the first that holds
+    /// something.
     memory: OnceLock<MemoryBudget>,
 }
 

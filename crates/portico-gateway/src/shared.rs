@@ -145,8 +145,8 @@ impl Shared {
     pub(crate) fn warn_of_descriptors(&self) {
         if self.descriptors.may_warn(self.now()) {
             tracing::error!(
-                "out of file descriptors: open connections go on, new ones wait in the kernel; raise the limit \
-                 (ulimit -n)"
+                "out of file descriptors: open connections go on, new ones wait in the kernel; raise \
+                 the limit (ulimit -n)"
             );
         }
     }

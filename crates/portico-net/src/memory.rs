@@ -103,7 +103,7 @@ impl MemoryBudget {
             tracing::warn!(
                 reset,
                 limit,
-                "receivers that do not read use up the memory budget; those whose bytes wait longest are reset"
+                "receivers that do not read use up the memory budget; the longest wait is reset first"
             );
         }
     }

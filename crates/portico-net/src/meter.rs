@@ -13,8 +13,8 @@ pub trait Meter: Send + 'static {
     /// The connection is over.
     fn ended(self, end: End);
 
-    /// What bounds the bytes that the streams of one cluster hold for upstreams that do not take them. By default
-    /// only the budgets of the connection and of the process do.
+    /// What bounds the bytes that the streams of one cluster hold for upstreams that do not take them. By
+    /// default only the budgets of the connection and of the process do.
     fn budget(&self) -> Option<&MemoryBudget> {
         None
     }

@@ -23,7 +23,8 @@ impl AsyncRead for SharedTcp {
                 Err(error) => return Poll::Ready(Err(error)),
                 Ok(read) => {
                     if read > 0 && buf.remaining() > 0 {
-                        // A short read emptied the socket. Saying so spares the read that would only learn it.
+                        // A short read emptied the socket. Saying so spares the read that would only learn
+                        // it.
                         let empty = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
                         let _ = self.0.try_io(Interest::READABLE, empty);
                     }

@@ -38,7 +38,7 @@ pub(super) async fn authenticate(view: Arc<View>, tunnel: Arc<Tunnel>) {
         let answered = match ask(&view, &tunnel, &authority).await {
             Ok(()) => true,
             Err(RequestError::Unsendable(error)) => {
-                tracing::error!(%error, "our token cannot be sent: it has characters that no header may have");
+                tracing::error!(%error, "our token cannot be sent: a header may not have its characters");
                 true
             }
             Err(_) if !tunnel.takes_requests() => return,

@@ -107,9 +107,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
                     Some(at) => tokio::time::sleep_until(at).await,
                 }
             };
+            let is_silent = silent_until.is_some();
             tokio::select! {
                 biased;
-                event = drive(&mut self.connection, &mut self.turn, &tunnel, silent_until.is_some()) => match event {
+                event = drive(&mut self.connection, &mut self.turn, &tunnel, is_silent) => match event {
                     Driven::Over(Ok(())) => break Ended::Closed,
                     Driven::Over(Err(error)) => break Ended::Failed(error),
                     Driven::Responsive => {
