@@ -166,7 +166,7 @@ fn what_a_killed_lab_left_is_taken_down_by_a_clean_up() {
         std::process::abort();
     }
     let this = std::env::current_exe().unwrap();
-    let test = "what_a_killed_lab_left_is_taken_down_by_a_clean_up";
+    let test = "hosts::what_a_killed_lab_left_is_taken_down_by_a_clean_up";
     let child = std::process::Command::new(this)
         .args(["--exact", test, "--nocapture"])
         .env(ROLE, "1")
