@@ -18,6 +18,7 @@
 
 pub mod cgroup;
 pub mod control_plane;
+mod ended;
 pub mod etcd;
 pub mod firewall;
 pub mod host;
@@ -33,6 +34,7 @@ pub mod user_cluster;
 pub mod wait;
 
 pub use control_plane::{Access, ControlPlane};
+pub use ended::Ended;
 pub use etcd::Etcd;
 pub use host::Host;
 pub use image::Image;

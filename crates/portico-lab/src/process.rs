@@ -5,7 +5,6 @@
 //! the *thread* that started the child ends; tests start children from threads that come and go,
 //! so all of them are started by one thread that stays (`spawn`).
 
-use std::fmt;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,24 +15,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::ended::Ended;
 use crate::lab::Lab;
 use crate::wait;
-
-/// A process that should be running has ended: waiting for what it was to do is pointless.
-#[derive(Debug)]
-pub struct Ended {
-    process: String,
-    status: ExitStatus,
-    last_lines: String,
-}
-
-impl fmt::Display for Ended {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ended ({}); its log ends with:\n{}", self.process, self.status, self.last_lines)
-    }
-}
-
-impl std::error::Error for Ended {}
 
 /// A running program of a lab. Killed when dropped; [`stop`](Process::stop) is the polite way.
 pub struct Process {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use crate::process::Ended;
+use crate::ended::Ended;
 
 /// Between two looks at a condition. Most probes start a program (`kubectl`, about 60 ms of one of
 /// two cores), so looking more often would slow down what is waited for.

@@ -8,7 +8,7 @@ pub use http::StatusCode;
 pub use portico_net::{End, Meter, Side};
 use tokio::net::TcpStream;
 
-use crate::server::Presented;
+use crate::server::client_certificate::Presented;
 use crate::token::Token;
 
 /// Decides about every CONNECT request of one connection. The gateway implements it: this crate knows neither

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use portico_net::MemoryBudget;
 
-use crate::server::Tls;
+use crate::server::tls::Tls;
 
 /// Most bytes of one stream between its socket and the connection's: as many as the peer takes before it
 /// gives window again. Then a transfer comes in few large batches, and a peer that stops reading costs

@@ -11,7 +11,8 @@ use portico_wire::connect;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::{Caller, Failure, read_more};
+use super::caller::{Caller, read_more};
+use super::failure::Failure;
 use crate::handler::{Handler, Protocol, Refusal, Request, Upstream};
 use crate::token::Token;
 

@@ -24,8 +24,9 @@ use http::{Method, Response, StatusCode};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, Sleep, sleep, timeout, timeout_at};
 
+use super::caller::Caller;
+use super::failure::{Failure, Finished};
 use super::http1::GOODBYE;
-use super::{Caller, Failure, Finished};
 use crate::activity::Activity;
 use crate::bridge::Bridge;
 use crate::handler::{Handler, Protocol, Refusal, Request, Side, Upstream};

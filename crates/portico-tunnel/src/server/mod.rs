@@ -2,15 +2,17 @@
 //! requests.
 //!
 //! [`serve()`] reads the first bytes. Under TLS ([`tls`]) the certificate of the client is kept for later
-//! requests ([`client_certificate`], [`identity`]). [`http2`] makes a task of each stream; [`http1`] makes a
+//! requests ([`client_certificate`], [`identity`], [`caller`]). [`http2`] makes a task of each stream; [`http1`] makes a
 //! tunnel of the connection, which [`tls_tunnel`] copies under TLS and the caller copies without. Called by
 //! the gateway for every connection that its tunnel listener accepts.
 
-mod client_certificate;
+mod caller;
+pub(crate) mod client_certificate;
+mod failure;
 mod http1;
 mod http2;
 mod identity;
-mod tls;
+pub(crate) mod tls;
 mod tls_tunnel;
 
 use std::io;
@@ -19,20 +21,19 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use portico_net::{ReadAhead, Rewind, SharedTcp};
 use portico_wire::Parse;
-use portico_wire::connect::{self, MAX_HEAD, Protocol as Spoken};
-use thiserror::Error;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+use portico_wire::connect::{self, Protocol as Spoken};
+use tokio::io::AsyncRead;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::server::TlsStream;
 
+use self::caller::{Caller, read_more};
 use self::http1::Opened;
-use crate::handler::{Handler, Protocol, Request, Upstream};
+use crate::handler::{Handler, Upstream};
 use crate::settings::Settings;
-use crate::token::Token;
 
 pub use client_certificate::{CertificateProblem, Presented};
+pub use failure::{Failure, Finished};
 pub use identity::Identity;
 pub use tls::{ALPN, Tls, TlsError, TlsFiles};
 
@@ -51,63 +52,6 @@ pub enum Served<M> {
     },
     /// Nothing.
     Finished(Finished),
-}
-
-/// How a connection ended orderly.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Finished {
-    /// Both sides ended, or the client was refused with a response.
-    Closed,
-    /// GOAWAY was sent, and the last stream has ended.
-    Drained,
-}
-
-/// How a connection failed. None of these concerns an upstream: tunnels report through their
-/// [`Meter`](crate::Meter), refused requests through [`Handler::refused`].
-#[derive(Debug, Error)]
-pub enum Failure {
-    /// The client left without a byte, as port scans and TCP health checks do.
-    #[error("the client left before it said anything")]
-    ClosedEarly,
-    /// The client did not finish its first bytes, handshake, preface or request head in time.
-    #[error("the client did not say in time what it wants")]
-    TooSlow,
-    /// The first bytes belong to none of the protocols of this port.
-    #[error("{0}")]
-    Malformed(&'static str),
-    /// TLS came, and no certificate is configured.
-    #[error(
-        "the client speaks TLS, and this listener has no certificate; \
-         set --tunnel-tls-cert and --tunnel-tls-key"
-    )]
-    TlsNotServed,
-    /// Plaintext came, and only TLS is served.
-    #[error(
-        "the client does not speak TLS, and this listener serves nothing else; \
-         --tunnel-plaintext would allow it"
-    )]
-    PlaintextNotServed,
-    /// The client does not hold the key of its certificate, or it is no certificate. What else is wrong with
-    /// a certificate is said in the response to a request.
-    #[error("client certificate: {0}")]
-    Untrusted(#[source] rustls::Error),
-    /// The TLS handshake failed otherwise: no common version, or the client does not trust the listener's
-    /// certificate.
-    #[error("TLS handshake: {0}")]
-    Tls(#[source] io::Error),
-    /// The HTTP/2 connection broke, or its client broke the protocol. Before [`Handler::greeted`] it never
-    /// became one.
-    #[error("HTTP/2 connection: {0}")]
-    Http2(#[from] h2::Error),
-    /// The HTTP/1.1 client left before it had its response.
-    #[error("HTTP/1.1 connection: {0}")]
-    Http1(#[source] io::Error),
-    /// [`Handler::unwanted`] was ready. The client got GOAWAY or 429.
-    #[error("the client had shown no identity that is accepted, and its place was needed")]
-    Unwanted,
-    /// The HTTP/2 client answered no PING in time.
-    #[error("the client gave no sign of life")]
-    Silent,
 }
 
 /// Serves one accepted connection. `first` is what was already read from it. `drain` is ready when no new
@@ -216,46 +160,5 @@ async fn sniff<S: AsyncRead + Unpin>(stream: &mut S, bytes: &mut BytesMut) -> Re
             Ok(0) | Err(_) => return Err(Failure::Malformed("the first bytes end too soon")),
             Ok(_) => {}
         }
-    }
-}
-
-/// Reads once, within the bound of a request head.
-pub(crate) async fn read_more<S: AsyncRead + Unpin>(
-    stream: &mut S,
-    bytes: &mut BytesMut,
-) -> io::Result<usize> {
-    /// Room for one read. CONNECT heads and ClientHellos without post-quantum keys fit; longer ones take
-    /// another.
-    const STEP: usize = 1024;
-    bytes.reserve(STEP.min(MAX_HEAD));
-    stream.read_buf(bytes).await
-}
-
-/// What the connection tells about the client.
-#[derive(Debug)]
-pub(crate) struct Caller {
-    tls: bool,
-    /// Its certificate; `None` if it was not asked for one, or had none.
-    certificate: Option<Arc<Presented>>,
-}
-
-impl Caller {
-    fn plaintext() -> Self {
-        Self { tls: false, certificate: None }
-    }
-
-    fn of<S: AsyncRead + AsyncWrite>(stream: &TlsStream<S>, tls: &Arc<Tls>) -> Self {
-        let chain = stream.get_ref().1.peer_certificates();
-        Self { tls: true, certificate: chain.map(|chain| Arc::new(Presented::new(tls, chain))) }
-    }
-
-    /// Tells `handler` that the client's protocol is known.
-    pub(crate) fn greeted(&self, handler: &impl Handler) {
-        handler.greeted(self.tls, self.certificate.as_deref());
-    }
-
-    pub(crate) fn request(&self, authority: &str, token: Option<Token>, protocol: Protocol) -> Request {
-        let certificate = self.certificate.clone();
-        Request { authority: authority.into(), certificate, token, protocol, tls: self.tls }
     }
 }

@@ -1,0 +1,57 @@
+//! What a connection tells about its client before there is a request, and how its first bytes are read.
+
+use std::io;
+use std::sync::Arc;
+
+use bytes::BytesMut;
+use portico_wire::connect::MAX_HEAD;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+use tokio_rustls::server::TlsStream;
+
+use super::client_certificate::Presented;
+use super::tls::Tls;
+use crate::handler::{Handler, Protocol, Request};
+use crate::token::Token;
+
+/// What the connection tells about the client.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    tls: bool,
+    /// Its certificate; `None` if it was not asked for one, or had none.
+    certificate: Option<Arc<Presented>>,
+}
+
+impl Caller {
+    /// A client without TLS.
+    pub(super) fn plaintext() -> Self {
+        Self { tls: false, certificate: None }
+    }
+
+    /// The client at the other end of a TLS stream.
+    pub(super) fn of<S: AsyncRead + AsyncWrite>(stream: &TlsStream<S>, tls: &Arc<Tls>) -> Self {
+        let chain = stream.get_ref().1.peer_certificates();
+        Self { tls: true, certificate: chain.map(|chain| Arc::new(Presented::new(tls, chain))) }
+    }
+
+    /// Tells `handler` that the client's protocol is known.
+    pub(crate) fn greeted(&self, handler: &impl Handler) {
+        handler.greeted(self.tls, self.certificate.as_deref());
+    }
+
+    pub(crate) fn request(&self, authority: &str, token: Option<Token>, protocol: Protocol) -> Request {
+        let certificate = self.certificate.clone();
+        Request { authority: authority.into(), certificate, token, protocol, tls: self.tls }
+    }
+}
+
+/// Reads once, within the bound of a request head.
+pub(super) async fn read_more<S: AsyncRead + Unpin>(
+    stream: &mut S,
+    bytes: &mut BytesMut,
+) -> io::Result<usize> {
+    /// Room for one read. CONNECT heads and ClientHellos without post-quantum keys fit; longer ones take
+    /// another.
+    const STEP: usize = 1024;
+    bytes.reserve(STEP.min(MAX_HEAD));
+    stream.read_buf(bytes).await
+}

@@ -1,0 +1,62 @@
+//! How a connection to the tunnel port ends, in order or not.
+
+use std::io;
+
+use thiserror::Error;
+
+/// How a connection ended orderly.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finished {
+    /// Both sides ended, or the client was refused with a response.
+    Closed,
+    /// GOAWAY was sent, and the last stream has ended.
+    Drained,
+}
+
+/// How a connection failed. None of these concerns an upstream: tunnels report through their
+/// [`Meter`](crate::Meter), refused requests through [`Handler::refused`](crate::Handler::refused).
+#[derive(Debug, Error)]
+pub enum Failure {
+    /// The client left without a byte, as port scans and TCP health checks do.
+    #[error("the client left before it said anything")]
+    ClosedEarly,
+    /// The client did not finish its first bytes, handshake, preface or request head in time.
+    #[error("the client did not say in time what it wants")]
+    TooSlow,
+    /// The first bytes belong to none of the protocols of this port.
+    #[error("{0}")]
+    Malformed(&'static str),
+    /// TLS came, and no certificate is configured.
+    #[error(
+        "the client speaks TLS, and this listener has no certificate; \
+         set --tunnel-tls-cert and --tunnel-tls-key"
+    )]
+    TlsNotServed,
+    /// Plaintext came, and only TLS is served.
+    #[error(
+        "the client does not speak TLS, and this listener serves nothing else; \
+         --tunnel-plaintext would allow it"
+    )]
+    PlaintextNotServed,
+    /// The client does not hold the key of its certificate, or it is no certificate. What else is wrong with
+    /// a certificate is said in the response to a request.
+    #[error("client certificate: {0}")]
+    Untrusted(#[source] rustls::Error),
+    /// The TLS handshake failed otherwise: no common version, or the client does not trust the listener's
+    /// certificate.
+    #[error("TLS handshake: {0}")]
+    Tls(#[source] io::Error),
+    /// The HTTP/2 connection broke, or its client broke the protocol. Before [`Handler::greeted`](crate::Handler::greeted) it never
+    /// became one.
+    #[error("HTTP/2 connection: {0}")]
+    Http2(#[from] h2::Error),
+    /// The HTTP/1.1 client left before it had its response.
+    #[error("HTTP/1.1 connection: {0}")]
+    Http1(#[source] io::Error),
+    /// [`Handler::unwanted`](crate::Handler::unwanted) was ready. The client got GOAWAY or 429.
+    #[error("the client had shown no identity that is accepted, and its place was needed")]
+    Unwanted,
+    /// The HTTP/2 client answered no PING in time.
+    #[error("the client gave no sign of life")]
+    Silent,
+}
