@@ -3,8 +3,7 @@
 //! - [`configuration`], [`seed`], [`cluster`]: the KKP kinds that decide exposure. [`service`],
 //!   [`endpoint_slice`]: the Kubernetes kinds that routes are made of. Each holds only the fields that
 //!   concern exposure.
-//! - [`annotations`], [`strategy`], [`policy`], [`api_server_ca`]: how a cluster is exposed and what it may
-//!   use.
+//! - [`annotations`], [`strategy`], [`policy`], [`api_server_ca`]: how a cluster is exposed and its limits.
 //! - [`meta`], [`names`]: what every object carries, and identities that must never be mixed up.
 //! - [`change`]: one change to one object. [`problem`]: what is wrong with an object. [`intern`]: one copy of
 //!   each name.

@@ -1,5 +1,5 @@
 //! The table of every way a connection ends: the word for metrics and the access line, the side that caused
-//! it, and what the client is told in its own protocol.
+//! it, and what the client gets in its own protocol.
 //!
 //! Every failure before the first byte is copied is a [`Refusal`]; whatever happens afterwards is an [`End`].
 //! A new reason is a line here, its cause where it arises, and its provocation in `tests/all/outcomes.rs`,

@@ -28,7 +28,7 @@ pub struct Shared {
     pub live: Live,
     /// Where access lines go.
     pub access: AccessLog,
-    /// Who tunnel clients are.
+    /// Authentication of tunnel clients.
     pub identities: Identities,
     started: Instant,
     /// Random at start, so that ids of two processes do not meet in one log.

@@ -11,12 +11,8 @@
 //! | addresses | 198.18.N.0/24 (RFC 2544: set aside for tests, in use nowhere) |
 //! | control group | `/portico-lab-N` |
 //!
-//! So the number is the record of what was made, and taking a lab down needs nothing else. A lock
-//! that nobody holds on a directory that exists is a lab whose process was killed: [`clean_up_dead`]
-//! takes it down, and so does the next lab that comes across its number.
-//!
-//! The switch's own address is the hosts' default gateway and forwards nothing: what a host sends
-//! anywhere else than to the lab ends there.
+//! A directory without a held lock is a lab whose process was killed: [`clean_up_dead`] takes it down, and so
+//! does the next lab that comes across its number.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};

@@ -8,13 +8,11 @@
 //! with a deadline, and with the last error when it did not come true.
 //!
 //! Labs run side by side: [`Lab`] takes a free number and everything it makes carries that number.
-//! When the last handle of a lab goes, also by a panic, all of it is taken down; what a killed
-//! test run left is found by its number and taken down by the next one, or by `portico-lab down`.
+//! All of it is taken down with the last handle, also by a panic, or later by `portico-lab down`.
 //!
-//! Blocking code throughout: a test reads as a story from top to bottom. Errors are `anyhow`, since
-//! nobody recovers from them: they end a test and have to say what to do.
+//! Blocking code throughout: a test reads as a story. Errors end a test, so they are `anyhow`.
 //!
-//! Newcomers start with `tests/stories/kubernetes.rs`, then [`Seed`]; `docs/lab.md` has the layout on disk.
+//! Start with `tests/stories/kubernetes.rs`, then [`Seed`]. `docs/lab.md` has the layout on disk.
 
 pub mod cgroup;
 pub mod control_plane;

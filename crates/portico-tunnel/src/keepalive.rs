@@ -39,7 +39,7 @@ impl KeepAlive {
     fn poll_silent(&mut self, cx: &mut Context<'_>, activity: &Activity) -> Poll<()> {
         loop {
             ready!(self.timer.as_mut().poll(cx));
-            // The response to a PING is heard like anything else.
+            // The response to a PING counts like any other bytes.
             let heard = activity.take_heard();
             if self.asked && !heard {
                 return Poll::Ready(());

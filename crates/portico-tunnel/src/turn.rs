@@ -109,7 +109,7 @@ fn lock<S>(inner: &Mutex<Inner<S>>) -> MutexGuard<'_, Inner<S>> {
 }
 
 impl<S> Inner<S> {
-    /// What h2 is told. Its task rests only after a pending read or write, so this is where it learns that it
+    /// What h2 gets. Its task rests only after a pending read or write, so this is where it learns that it
     /// has to end.
     fn result<T>(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if result.is_ready() {

@@ -38,7 +38,7 @@ fn on<T: Send + 'static>(
     })
 }
 
-/// A host whose state changes by nobody's hand: a link-local IPv6 address comes up by and by.
+/// A host whose state changes by itself: a link-local IPv6 address comes up by and by.
 fn host(lab: &Lab, name: &str) -> Host {
     let host = lab.host(name).unwrap();
     ip(&host, "link set eth0 addrgenmode none");
@@ -348,7 +348,7 @@ fn an_ipv6_address_is_held_too() {
         route if route.starts_with("local fd00:64::10") => Ok(()),
         route => bail!("{route}"),
     };
-    // At once for who listens; the kernel adds the route by and by.
+    // At once for a listener; the kernel adds the route by and by.
     let listen = async || std::net::TcpListener::bind(("fd00:64::10", 0)).map(drop);
     on(&host, RIGHTS, listen).join().unwrap().unwrap();
     wait::until("the route to the address", SOON, there).unwrap();

@@ -27,7 +27,7 @@ const SQUID: &str = "/usr/sbin/squid";
 /// Whom squid runs as if we are root: it refuses to be root.
 const NOBODY: u32 = 65534;
 
-/// Serves everybody.
+/// Serves every client.
 const OPEN: u16 = 13128;
 /// The same under TLS.
 const TLS: u16 = 13129;

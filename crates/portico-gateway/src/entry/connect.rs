@@ -26,7 +26,7 @@ use crate::session::Session;
 use crate::shared::HandshakeGuard;
 use crate::worker::Worker;
 
-/// What the client is told of an authority that cannot be parsed.
+/// The response to an authority that cannot be parsed.
 const AUTHORITY_FORM: &str =
     "the authority must be HOST:PORT, such as apiserver-external.cluster-a.svc.cluster.local:443";
 
@@ -262,7 +262,7 @@ impl<'a> Attempt<'a> {
         Ok(portico_tunnel::Upstream { stream, meter: session })
     }
 
-    /// Counts and logs why the request is not served; returns what the client is told.
+    /// Counts and logs why the request is not served. Returns the response.
     fn deny(&mut self, denied: Denied) -> portico_tunnel::Refusal {
         let Denied { refusal, shown, reason, detail } = denied;
         self.refuse(refusal);

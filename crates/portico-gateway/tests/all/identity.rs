@@ -538,7 +538,7 @@ struct ApiServer {
 
 const HANGS: &str = "hangs-";
 
-/// What a client is told whose token no API server has accepted.
+/// The response to a token that no API server has accepted.
 const NOT_PROVEN: &str = "the token proves nothing here; the log of the gateway says why";
 
 const YES: &str = r#"{"kind":"TokenReview","status":{"authenticated":true}}"#;

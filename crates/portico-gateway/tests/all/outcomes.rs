@@ -28,7 +28,7 @@ const HOST: &str = "a.example.com";
 const AUTHORITY: &str = "apiserver-external.cluster-a.svc.cluster.local:443";
 const SHORT: Duration = Duration::from_millis(50);
 
-/// A row, and what provokes it. Each asserts what the client is told.
+/// A row, and what provokes it. Each asserts what the client gets.
 #[rustfmt::skip]
 const REFUSALS: [(Refusal, fn()); 20] = [
     (Refusal::ClosedEarly, closed_early),

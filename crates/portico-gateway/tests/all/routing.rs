@@ -1,4 +1,4 @@
-//! Who gets where, who is refused, and what they are told.
+//! Which client gets where, which is refused, and with what.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -184,7 +184,7 @@ fn a_second_gateway_does_not_silently_share_a_port() {
     assert!(message.contains(&address.to_string()) && message.contains("--sni-listen"), "{message}");
 }
 
-/// A listener that answers nobody, because its queue is full; with the clients that fill it.
+/// A listener that answers no SYN, because its queue is full; with the clients that fill it.
 fn silent_endpoint() -> (TcpListener, Vec<TcpStream>) {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.bind(&LOOPBACK.into()).unwrap();

@@ -46,7 +46,7 @@ impl Shared {
         connect(sni_address(&self.gateway))
     }
 
-    /// A TLS handshake with whoever answers under `name`; `None` sends no name.
+    /// A TLS handshake with the server behind `name`; `None` sends no name.
     fn tls(&self, name: Option<&str>, alpn: &[&[u8]]) -> Tunnelled {
         let pem = fs::read(self.folder.path().join("tls.crt")).unwrap();
         let mut roots = RootCertStore::empty();

@@ -188,7 +188,7 @@ fn an_identity_opens_its_own_cluster_and_no_other() {
     assert_eq!(count(&gateway, Refusal::NotAuthorized), 1);
     assert_eq!(ask("b", "a.test:443"), 403);
     assert_eq!(count(&gateway, Refusal::NotAuthorized), 2);
-    // A name that nobody exposes looks the same, or clusters could be found by guessing; the operator sees
+    // A name that is not exposed looks the same, or clusters could be found by guessing; the operator sees
     // the difference.
     assert_eq!(ask("a", "unknown.test:443"), 403);
     assert_eq!(count(&gateway, Refusal::Unknown), 1);

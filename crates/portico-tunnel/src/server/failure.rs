@@ -46,8 +46,8 @@ pub enum Failure {
     /// certificate.
     #[error("TLS handshake: {0}")]
     Tls(#[source] io::Error),
-    /// The HTTP/2 connection broke, or its client broke the protocol. Before [`Handler::greeted`](crate::Handler::greeted) it never
-    /// became one.
+    /// The HTTP/2 connection broke, or its client broke the protocol. Before
+    /// [`Handler::greeted`](crate::Handler::greeted) it never became one.
     #[error("HTTP/2 connection: {0}")]
     Http2(#[from] h2::Error),
     /// The HTTP/1.1 client left before it had its response.

@@ -2,9 +2,9 @@
 //! requests.
 //!
 //! [`serve()`] reads the first bytes. Under TLS ([`tls`]) the certificate of the client is kept for later
-//! requests ([`client_certificate`], [`identity`], [`caller`]). [`http2`] makes a task of each stream; [`http1`] makes a
-//! tunnel of the connection, which [`tls_tunnel`] copies under TLS and the caller copies without. Called by
-//! the gateway for every connection that its tunnel listener accepts.
+//! requests ([`client_certificate`], [`identity`], [`caller`]). [`http2`] makes a task of each stream;
+//! [`http1`] makes a tunnel of the connection, which [`tls_tunnel`] copies under TLS and the caller copies
+//! without. Called by the gateway for every connection that its tunnel listener accepts.
 
 mod caller;
 pub(crate) mod client_certificate;

@@ -124,7 +124,7 @@ pub enum TlsError {
         /// What rustls said.
         source: VerifierBuilderError,
     },
-    /// A revocation list of a CA that signs no clients: it would revoke nobody.
+    /// A revocation list of a CA that signs no clients: it would revoke nothing.
     #[error(
         "revocation list {}: the list of {issuer} is signed by none of the client CAs in {}; \
          give the lists of those CAs, or give that CA in --tunnel-client-ca too",
@@ -134,7 +134,7 @@ pub enum TlsError {
     ForeignList {
         /// The file of lists.
         path: PathBuf,
-        /// Who says to have signed it.
+        /// The issuer that it names.
         issuer: Box<str>,
         /// The CA file.
         ca: PathBuf,

@@ -1,4 +1,4 @@
-//! What nobody takes is bounded, by connection and by process, and holds nobody else.
+//! Bytes without a receiver are bounded, by connection and by process, and hold up no other stream.
 
 use std::future::poll_fn;
 use std::io;
@@ -162,7 +162,7 @@ async fn a_peer_that_gives_window_and_does_not_read_costs_a_megabyte_and_gets_al
     drop(client);
 }
 
-/// Sends until the window is used up for good, or the stream is reset; answers how.
+/// Sends until the window is used up for good, or the stream is reset. Returns which.
 fn send_for_ever(mut ends: Ends) -> tokio::task::JoinHandle<Option<Reason>> {
     tokio::spawn(async move {
         let bytes = Bytes::from_static(&[7; WINDOW]);

@@ -1,4 +1,4 @@
-//! CONNECT under TLS: who may come in, as whom, and what TCP promises survives there.
+//! CONNECT under TLS: which clients are accepted, for which cluster, and which promises of TCP hold there.
 
 use std::fs;
 use std::path::Path;
