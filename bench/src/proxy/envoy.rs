@@ -269,7 +269,10 @@ impl Envoy {
 /// Shows one certificate and verifies the other by the CA; TLS 1.3 and HTTP/2, as Portico's tunnel.
 fn common_tls(pki: &Pki, own: &KeyFiles) -> Value {
     json!({
-        "tls_params": {"tls_minimum_protocol_version": "TLSv1_3"},
+        "tls_params": {
+            "tls_minimum_protocol_version": "TLSv1_3",
+            "tls_maximum_protocol_version": "TLSv1_3",
+        },
         "alpn_protocols": ["h2"],
         "tls_certificates": [{
             "certificate_chain": {"filename": own.certificate},
