@@ -4,7 +4,7 @@
 //! the life of a connection is a bound on everything.
 //!
 //! A probe must be answered whatever else is connected: a kubelet restarts what does not answer. So no
-//! connection waits for a slot. A new one evicts another ([`evicted_for`]): first one of the client with the
+//! connection waits for a slot. A new one evicts another (`evicted_for`): first one of the client with the
 //! most connections, and of those one that has sent no request.
 
 use std::convert::Infallible;

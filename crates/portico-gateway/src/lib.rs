@@ -1,11 +1,11 @@
 //! The data plane: moves TCP bytes between clients and hosted control planes.
 //!
-//! [`entry`] accepts and learns where a client wants to go, by its ClientHello, its port or its CONNECT
-//! request. [`admission`] finds the route in [`live`] and holds the client against allow list and budget
-//! ([`cluster`]), for CONNECT also against its credential ([`auth`], which may ask an [`api_server`]).
-//! [`upstream`] connects to an endpoint. [`session`] counts the connection while `portico-net` or
-//! `portico-tunnel` carries its bytes; [`access`] writes the line that is left of it. [`outcome`] is the
-//! table of every way a connection ends. A [`worker`] is the thread this happens on.
+//! `entry` accepts and learns where a client wants to go, by its ClientHello, its port or its CONNECT
+//! request. `admission` finds the route in `live` and holds the client against allow list and budget
+//! (`cluster`), for CONNECT also against its credential (`auth`, which may ask an `api_server`).
+//! `upstream` connects to an endpoint. `session` counts the connection while `portico-net` or
+//! `portico-tunnel` carries its bytes; `access` writes the line that is left of it. `outcome` is the
+//! table of every way a connection ends. A `worker` is the thread this happens on.
 //!
 //! The table itself is computed in `portico-routes` and arrives through [`Gateway::apply`]: nothing here
 //! talks to Kubernetes or reads a manifest.
