@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::Context;
 use portico_admin::server::{self, Pages};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinHandle;
 
@@ -23,12 +24,13 @@ const UNLIMITED: u64 = 1 << 20;
 
 /// Runs `work` on a runtime of this thread until it ends.
 pub(crate) fn run(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<Outcome> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start the control thread")?;
-    runtime.block_on(work)?;
+    runtime()?.block_on(work)?;
     Ok(Outcome::Done)
+}
+
+/// A runtime of this thread, for everything that is not a byte of a client.
+pub(crate) fn runtime() -> anyhow::Result<Runtime> {
+    Builder::new_current_thread().enable_all().build().context("cannot start the control thread")
 }
 
 /// What SIGHUP means.

@@ -14,7 +14,6 @@ mod pages;
 mod ready;
 mod status;
 
-use anyhow::Context;
 use clap::{Args, Subcommand};
 
 use self::flags::Flags;
@@ -63,11 +62,4 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<Outcome> {
             control::run(&command.flags, Daemon::start(Hangup::of_terminal())?, |_| ()).await
         }),
     }
-}
-
-fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start the control thread")
 }

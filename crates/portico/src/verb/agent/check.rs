@@ -9,7 +9,7 @@ use portico_agent::address::{Collision, Report, check};
 use serde::Serialize;
 
 use super::flags::{AddressFlags, NO_ARP_CHECK};
-use super::runtime;
+use crate::daemon;
 use crate::outcome::{Outcome, print};
 
 /// `portico agent check`.
@@ -64,7 +64,7 @@ pub(super) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     let Some(settings) = flags.address.settings() else {
         bail!("--address is off: there is nothing to check; name the address an agent would hold");
     };
-    let report = runtime()?.block_on(check(&settings))?;
+    let report = daemon::runtime()?.block_on(check(&settings))?;
     let mut answer = Answer::new(settings.address.to_string(), report);
     if flags.address.no_arp_check {
         answer.warnings.push(Finding { kind: "warning", message: NO_ARP_CHECK.to_owned() });

@@ -1,7 +1,6 @@
 //! What an agent's admin listener serves: readiness, metrics, connections, tunnels. Each page is short and
 //! made at once, so that no thread is started for it.
 
-use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -10,6 +9,7 @@ use hyper::{Request, StatusCode};
 use portico_admin::body::whole;
 use portico_admin::exposition::Exposition;
 use portico_admin::listing::{OutputFormat, Query};
+use portico_admin::readiness::Readiness;
 use portico_admin::server::{Answer, Pages, text, typed};
 use portico_admin::table::{self, age, bytes};
 use portico_agent::{Agent, ConnectionId, Record};
@@ -65,28 +65,21 @@ fn readiness(status: &Status, query: Query<'_>) -> Answer {
         let message = format!("not ready: asked for the agent {asked:?}, and this is the agent {own:?}\n");
         return text(StatusCode::SERVICE_UNAVAILABLE, message);
     }
-    let checks = status.checks();
-    let ready = checks.iter().all(|check| check.passed);
-    let mut body = String::new();
-    // Writing to a String cannot fail.
-    if query.has("verbose") {
-        for check in &checks {
-            let sign = if check.passed { '+' } else { '-' };
-            let _ = writeln!(body, "[{sign}] {}: {}", check.name, check.detail);
-        }
+    let verbose = query.has("verbose");
+    let mut readiness = Readiness::new(true);
+    // A probe that fails says why: `portico agent ready` prints it.
+    for check in status.checks().iter().filter(|check| verbose || !check.passed) {
+        readiness.check(check.name, check.passed, &check.detail);
+    }
+    if verbose {
         for problem in status.file_problems() {
-            let _ = writeln!(body, "[!] {problem}; the old one stays in force");
+            readiness.warn(format_args!("{problem}; the old one stays in force"));
         }
         if status.plaintext_gateways > 0 {
-            let _ = writeln!(body, "[!] {} gateways are reached without TLS", status.plaintext_gateways);
-        }
-    } else {
-        for check in checks.iter().filter(|check| !check.passed) {
-            let _ = writeln!(body, "[-] {}: {}", check.name, check.detail);
+            readiness.warn(format_args!("{} gateways are reached without TLS", status.plaintext_gateways));
         }
     }
-    body.push_str(if ready { "ready\n" } else { "not ready\n" });
-    text(if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, body)
+    readiness.answer()
 }
 
 /// Rows of a listing.
