@@ -138,7 +138,7 @@ pub enum ConnectAnyError {
     #[error(transparent)]
     Dial(#[from] DialError),
     /// The name has no address.
-    #[error("{0} has no address")]
+    #[error("{0} has no address; see what DNS has for its name")]
     NoAddress(Target),
 }
 

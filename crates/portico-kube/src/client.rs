@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
 use http::Uri;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_timeout::TimeoutConnector;
@@ -21,11 +20,11 @@ use kube::client::retry::RetryPolicy;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use portico_dial::{
-    DialError, Dialer, ProxyError, ProxyFiles, ProxySetting, ResolveError, Socket, Target, TargetError,
+    ConnectAnyError, Dialer, ProxyError, ProxyFiles, ProxySetting, Socket, Target, TargetError,
 };
 use thiserror::Error;
 use tower::retry::RetryLayer;
-use tower::{BoxError, Service, ServiceBuilder};
+use tower::{BoxError, ServiceBuilder, service_fn};
 
 /// Time limit for a connection, TLS included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -78,7 +77,8 @@ pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
 
 /// Does what `Client::try_from` does, with connections made by `dialer` and without its tracing.
 fn with_dialer(config: &Config, dialer: Arc<Dialer>) -> kube::Result<Client> {
-    let tls = config.rustls_https_connector_with_connector(Connector(dialer))?;
+    let tcp = service_fn(move |uri| connect(Arc::clone(&dialer), uri));
+    let tls = config.rustls_https_connector_with_connector(tcp)?;
     let mut connector = TimeoutConnector::new(tls);
     connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
     connector.set_write_timeout(config.write_timeout);
@@ -93,46 +93,19 @@ fn with_dialer(config: &Config, dialer: Arc<Dialer>) -> kube::Result<Client> {
     Ok(Client::new(service, config.default_namespace.clone()))
 }
 
-/// Connects to the host that an URL names.
-#[derive(Debug, Clone)]
-struct Connector(Arc<Dialer>);
-
-/// Why there is no connection.
+/// Why there is no connection. Both say what was tried.
 #[derive(Debug, Error)]
 enum ConnectError {
     #[error("{0}: no host and port to connect to: {1}")]
     Target(Uri, TargetError),
     #[error(transparent)]
-    Resolve(#[from] ResolveError),
-    #[error(transparent)]
-    Dial(#[from] DialError),
-    #[error("{0} has no address")]
-    NoAddress(Target),
+    Connect(#[from] ConnectAnyError),
 }
 
-impl Service<Uri> for Connector {
-    type Response = Stream;
-    type Error = ConnectError;
-    type Future = BoxFuture<'static, Result<Stream, ConnectError>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ConnectError>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, uri: Uri) -> Self::Future {
-        let dialer = Arc::clone(&self.0);
-        Box::pin(async move {
-            let target = target(&uri).map_err(|error| ConnectError::Target(uri, error))?;
-            let mut failed = None;
-            for address in dialer.resolve(&target).await?.addresses {
-                match dialer.connect(&target, address).await {
-                    Ok(socket) => return Ok(Stream(TokioIo::new(socket))),
-                    Err(error) => failed = Some(error),
-                }
-            }
-            Err(failed.map_or(ConnectError::NoAddress(target), ConnectError::Dial))
-        })
-    }
+/// Connects to the host that an URL names.
+async fn connect(dialer: Arc<Dialer>, uri: Uri) -> Result<Stream, ConnectError> {
+    let target = target(&uri).map_err(|error| ConnectError::Target(uri, error))?;
+    Ok(Stream(TokioIo::new(dialer.connect_any(&target).await?)))
 }
 
 fn target(uri: &Uri) -> Result<Target, TargetError> {
@@ -193,5 +166,14 @@ mod tests {
             assert_eq!(target(&url.parse().unwrap()).unwrap().to_string(), expected);
         }
         assert!(target(&"/version".parse().unwrap()).is_err());
+    }
+
+    #[tokio::test]
+    async fn a_failed_connection_says_what_was_tried_and_where() {
+        let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let dialer = Dialer::with_environment(ProxySetting::Off, ProxyFiles::default(), |_| None).unwrap();
+        let uri = format!("https://{address}/version").parse().unwrap();
+        let error = connect(Arc::new(dialer), uri).await.err().unwrap().to_string();
+        assert!(error.starts_with(&format!("connecting to {address}: ")), "{error}");
     }
 }
