@@ -1,16 +1,18 @@
 //! A connected stream socket, and the calls on it that neither wait nor waste a system call.
 //!
 //! [`Stream`] is TCP or Unix; [`Socket`] is what the engines ask of either. [`receive`], [`send_some`] and
-//! [`attempt`] are the calls of a loop that knows from the result of one call that the next would fail.
+//! [`attempt`] are the calls of a loop that knows from the result of one call that the next would fail. TLS
+//! and HTTP/2 read and write a [`Stream`] by `AsyncRead` and `AsyncWrite`.
 
 use std::future::Future;
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{RecvFlags, SendFlags};
-use tokio::io::Interest;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
 /// A connected stream socket.
@@ -109,6 +111,55 @@ impl From<UnixStream> for Stream {
     }
 }
 
+// === AsyncRead, AsyncWrite ===
+
+/// What both kinds of socket are to TLS and HTTP/2.
+trait ReadWrite: AsyncRead + AsyncWrite + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> ReadWrite for S {}
+
+impl Stream {
+    fn inner(self: Pin<&mut Self>) -> Pin<&mut dyn ReadWrite> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream),
+            Self::Unix(stream) => Pin::new(stream),
+        }
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.inner().poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.inner().poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.inner().poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.inner().poll_flush(cx)
+    }
+
+    /// Closes the direction to the peer. The other stays open.
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.inner().poll_shutdown(cx)
+    }
+}
+
 /// Reads into `buffer` what the socket has; 0 is its end. A read that does not fill the buffer has emptied
 /// the socket, and tokio learns so.
 pub fn receive(from: &impl Socket, buffer: &mut [u8]) -> Result<usize, Errno> {
@@ -145,5 +196,73 @@ pub fn attempt(
         (None, Err(error)) if error.kind() == io::ErrorKind::WouldBlock => Err(Errno::WOULDBLOCK),
         (None, Err(error)) => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
         (None, Ok(())) => Err(Errno::WOULDBLOCK),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// Connected sockets of both kinds.
+    async fn pairs() -> [(Stream, Stream); 2] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (server, _) = listener.accept().await.unwrap();
+        let (one, other) = UnixStream::pair().unwrap();
+        [(client.into(), server.into()), (one.into(), other.into())]
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_was_shut_down_still_reads() {
+        for (mut client, mut server) in pairs().await {
+            client.write_all(b"question").await.unwrap();
+            client.shutdown().await.unwrap();
+            let mut read = String::new();
+            server.read_to_string(&mut read).await.unwrap();
+            server.write_all(b"reply").await.unwrap();
+            server.shutdown().await.unwrap();
+            client.read_to_string(&mut read).await.unwrap();
+            assert_eq!(read, "questionreply");
+            assert!(client.write(b"more").await.is_err(), "its direction is closed");
+        }
+    }
+
+    #[tokio::test]
+    async fn slices_leave_in_one_write() {
+        for (mut client, mut server) in pairs().await {
+            assert!(client.is_write_vectored());
+            let slices = ["head", " and ", "body"].map(|text| IoSlice::new(text.as_bytes()));
+            assert_eq!(client.write_vectored(&slices).await.unwrap(), 13);
+            drop(client);
+            let mut read = String::new();
+            server.read_to_string(&mut read).await.unwrap();
+            assert_eq!(read, "head and body");
+        }
+    }
+
+    #[tokio::test]
+    async fn both_directions_wait_for_each_other_without_loss() {
+        // More than the buffers of either kind of socket.
+        let bytes: Vec<u8> = (0..4_u32 << 20).map(|index| index as u8).collect();
+        for (client, server) in pairs().await {
+            let echo = tokio::spawn(async move {
+                let (mut reader, mut writer) = tokio::io::split(server);
+                tokio::io::copy(&mut reader, &mut writer).await.unwrap();
+                writer.shutdown().await.unwrap();
+            });
+            let (mut reader, mut writer) = tokio::io::split(client);
+            let mut read = Vec::new();
+            let write = async {
+                writer.write_all(&bytes).await.unwrap();
+                writer.shutdown().await.unwrap();
+            };
+            let (_, result) = tokio::join!(write, reader.read_to_end(&mut read));
+            result.unwrap();
+            echo.await.unwrap();
+            assert!(read == bytes);
+        }
     }
 }
