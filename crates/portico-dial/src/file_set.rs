@@ -16,21 +16,26 @@ use std::time::Duration;
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 /// Between two looks where folders cannot be watched, or what was found cannot be used.
 const SOON: Duration = Duration::from_secs(1);
 
-/// Between two looks otherwise: a file may be a link to another folder, and inotify(7) does not report
-/// changes of network file systems.
+/// Between two looks otherwise: inotify(7) does not report what another machine changes on a network file
+/// system, nor a change further along a chain of links.
 const SOMETIMES: Duration = Duration::from_secs(60);
 
-/// What changes the file behind a name in a folder, or its content.
+/// From a change to the look: files that belong together are written one after the other, and a busy folder
+/// costs five looks a second at most.
+const BURST: Duration = Duration::from_millis(200);
+
+/// What changes the file behind a name in a folder, the folder behind its own name, or the content of a file.
 const CHANGES: WatchFlags = WatchFlags::ATTRIB
     .union(WatchFlags::CLOSE_WRITE)
     .union(WatchFlags::CREATE)
     .union(WatchFlags::DELETE)
-    .union(WatchFlags::MOVE);
+    .union(WatchFlags::MOVE)
+    .union(WatchFlags::MOVE_SELF);
 
 /// Files that are read together.
 #[derive(Debug)]
@@ -114,27 +119,45 @@ fn stamp(path: &PathBuf) -> Option<Stamp> {
     })
 }
 
-/// Watches the folders of files, so that a resting process need not wake up to look.
+/// Watches files and their folders, so that a resting process need not wake up to look.
 #[derive(Debug)]
 pub struct FolderWatch {
-    /// Readable when something changes in a folder. `None` where not all of them can be watched.
+    files: Vec<PathBuf>,
+    /// Readable when something changes. `None` if the system has no instance to give.
     inotify: Option<OwnedFd>,
 }
 
 impl FolderWatch {
-    /// Watches the folders of these files.
-    pub fn new<'a>(files: impl IntoIterator<Item = &'a PathBuf>) -> Self {
-        let inotify = watch(files).inspect_err(|error| {
+    /// Watches these files.
+    pub fn new(files: impl IntoIterator<Item = impl Into<PathBuf>>) -> Self {
+        let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK);
+        let watch = Self { files: files.into_iter().map(Into::into).collect(), inotify: inotify.ok() };
+        if let Err(error) = watch.watch() {
             tracing::info!(%error, "folders cannot be watched; looking at their files every second");
-        });
-        Self { inotify: inotify.ok() }
+        }
+        watch
     }
 
     /// Returns when it is time to look at the files. `retry`: what was found by the last look cannot be used.
     pub async fn due(&self, retry: bool) {
-        let wait = if self.inotify.is_none() || retry { SOON } else { SOMETIMES };
+        let wait = if self.watch().is_err() || retry { SOON } else { SOMETIMES };
         // It is time either way.
         let _ = timeout(wait, self.changed()).await;
+        // Names may lead to other folders and files by now. Changes there are missed unless these are watched
+        // before the look.
+        let _ = self.watch();
+    }
+
+    /// Watches folders for files that are replaced, and the files themselves: a change of one that is mounted
+    /// by itself does not show in its folder. Watching the same ones again changes nothing.
+    fn watch(&self) -> io::Result<()> {
+        let inotify = self.inotify.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        for file in &self.files {
+            let folder = file.parent().filter(|folder| *folder != Path::new(""));
+            inotify::add_watch(inotify, folder.unwrap_or(Path::new(".")), CHANGES)?;
+            inotify::add_watch(inotify, file, CHANGES)?;
+        }
+        Ok(())
     }
 
     async fn changed(&self) {
@@ -143,23 +166,12 @@ impl FolderWatch {
         // What it says does not matter: a look finds out. All of it is read, so that it is readable again
         // after the next change.
         if let Ok(mut readable) = inotify.readable().await {
+            sleep(BURST).await;
             let mut events = [0; 4096];
             while rustix::io::read(&inotify, &mut events).is_ok_and(|read| read > 0) {}
             readable.clear_ready();
         }
     }
-}
-
-fn watch<'a>(files: impl IntoIterator<Item = &'a PathBuf>) -> io::Result<OwnedFd> {
-    let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-    for path in files {
-        let folder = match path.parent() {
-            Some(folder) if folder != Path::new("") => folder,
-            _ => Path::new("."),
-        };
-        inotify::add_watch(&inotify, folder, CHANGES)?;
-    }
-    Ok(inotify)
 }
 
 /// Registers a copy of the descriptor with the runtime that waits for it.
@@ -246,6 +258,44 @@ mod tests {
         let mut token = Token::new(path);
         let folders = FolderWatch::new(token.set.paths());
         mount("..2");
+        timeout(SOMETIMES / 2, folders.due(false)).await.expect("inotify reports it");
+        assert!(token.look());
+    }
+
+    #[tokio::test]
+    async fn a_folder_that_is_replaced_is_watched_from_then_on() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("identity");
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join("token"), "first").unwrap();
+        let mut token = Token::new(folder.join("token"));
+        let folders = FolderWatch::new(token.set.paths());
+        let due = || async {
+            timeout(SOMETIMES / 2, folders.due(false)).await.expect("inotify reports it");
+        };
+        let replace = async {
+            fs::rename(&folder, parent.path().join("old")).unwrap();
+            fs::create_dir(&folder).unwrap();
+            fs::write(folder.join("token"), "second").unwrap();
+        };
+        tokio::join!(biased; due(), replace);
+        assert!(token.look());
+        fs::write(folder.join("token"), "third").unwrap();
+        due().await;
+        assert!(token.look());
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_written_by_another_name_calls_for_a_look() {
+        let (folder, mut token) = token();
+        let elsewhere = tempfile::tempdir().unwrap();
+        let other = elsewhere.path().join("token");
+        fs::remove_file(&token.path).unwrap();
+        fs::write(&other, "later").unwrap();
+        std::os::unix::fs::symlink(&other, folder.path().join("token")).unwrap();
+        assert!(token.look());
+        let folders = FolderWatch::new(token.set.paths());
+        fs::write(&other, "latest").unwrap();
         timeout(SOMETIMES / 2, folders.due(false)).await.expect("inotify reports it");
         assert!(token.look());
     }

@@ -257,6 +257,15 @@ impl Tls {
         Ok(changed)
     }
 
+    /// Returns the paths of the files.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        let TlsFiles { certificate, key, client_ca, client_crl } = &self.files;
+        [Some(certificate), Some(key), client_ca.as_ref(), client_crl.as_ref()]
+            .into_iter()
+            .flatten()
+            .map(PathBuf::as_path)
+    }
+
     /// Whether clients are asked for a certificate.
     #[must_use]
     pub fn asks_for_certificate(&self) -> bool {

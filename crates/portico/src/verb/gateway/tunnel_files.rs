@@ -7,15 +7,11 @@
 use std::convert::Infallible;
 use std::fmt::Display;
 use std::future::pending;
-use std::time::Duration;
 
+use portico_dial::FolderWatch;
 use portico_gateway::Gateway;
-use tokio::time::sleep;
 
 use super::status::Status;
-
-/// Between two looks. A few small files; a revocation should not wait for the next one.
-const LOOK: Duration = Duration::from_secs(1);
 
 /// What is read as one, and fails as one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,7 +38,7 @@ impl TunnelFile {
     }
 }
 
-/// Has what the files say now in force a second later.
+/// Has what the files say in force within a second of a change.
 pub(crate) async fn follow(gateway: &Gateway, status: &Status) -> Infallible {
     let config = &gateway.shared().config;
     let (tls, tokens) = (config.tunnel.tls.clone(), config.tokens.file.clone());
@@ -55,8 +51,10 @@ pub(crate) async fn follow(gateway: &Gateway, status: &Status) -> Infallible {
     if tls.is_none() && tokens.is_none() {
         return pending().await;
     }
+    let paths = tls.iter().flat_map(|tls| tls.paths()).chain(tokens.iter().map(|tokens| tokens.path()));
+    let folders = FolderWatch::new(paths);
+    // The first look is for what changed since the files were read, before they were watched.
     loop {
-        sleep(LOOK).await;
         let mut revoked = false;
         if let Some(tls) = &tls {
             note(status, TunnelFile::Certificate, tls.reload_certificate());
@@ -68,6 +66,8 @@ pub(crate) async fn follow(gateway: &Gateway, status: &Status) -> Infallible {
         if revoked {
             gateway.shared().identities.changed();
         }
+        // Lists in force may have others beside them that cannot be used, which only the next look reports.
+        folders.due(revoked || !status.tunnel_files().is_empty()).await;
     }
 }
 
