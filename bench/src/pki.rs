@@ -1,5 +1,5 @@
-//! Certificates of a run: a CA, a certificate for the gateway, and one for each cluster whose agents prove
-//! who they are.
+//! Certificates of a run: a CA, a certificate for the gateway, and one for each cluster whose agents
+//! authenticate.
 
 use std::fs;
 use std::path::{Path, PathBuf};

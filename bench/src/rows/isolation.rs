@@ -191,7 +191,7 @@ struct Kind {
     p99: Row,
     to_alone: Row,
     to_answered: Row,
-    /// For people who watch: medians and p99 of all slices by proxy.
+    /// Printed during the run: medians and p99 of all slices by proxy.
     all: Vec<(&'static str, [Percentiles; 3])>,
     name: &'static str,
 }

@@ -43,7 +43,7 @@ impl OutputFormat {
     }
 }
 
-/// Answers a request with a listing in the format it asks for. `write` runs on a thread of its own.
+/// Responds to a request with a listing in the format it asks for. `write` runs on a thread of its own.
 pub fn answer(
     query: Query<'_>,
     headers: &HeaderMap,

@@ -56,8 +56,7 @@ macro_rules! refusals {
         $variant:ident: $word:literal, $side:ident, $alert:expr, $status:literal, $message:literal;
     )*) => {
         /// Why a client was not connected.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
-        #[serde(rename_all = "snake_case")]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum Refusal {
             $($(#[$doc])* $variant,)*
         }
@@ -122,7 +121,7 @@ refusals! {
     MaxHandshakes: "max_handshakes", Gateway, None, 429,
         "too many connections are still saying where they want to go";
     /// An unauthenticated connection whose slot was needed for the next one.
-    Unproven: "unproven", Gateway, None, 429,
+    MaxUnauthenticated: "unproven", Gateway, None, 429,
         "too many connections have not shown an identity that is accepted";
     /// Too many connections of the cluster wait for an endpoint to accept.
     MaxConnecting: "max_connecting", Gateway, Some(Description::InternalError), 503,

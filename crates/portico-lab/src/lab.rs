@@ -196,7 +196,7 @@ impl Drop for Inner {
 }
 
 impl Inner {
-    /// Shows how each log ends and keeps all of them for the person who looks into the failure.
+    /// Shows how each log ends and keeps all of them to explain the failure.
     fn keep_logs(&self) {
         let logs = dir_of(self.number).join("logs");
         let mut files: Vec<PathBuf> =
@@ -265,7 +265,7 @@ fn take_number() -> Result<(u8, File)> {
             take_down(number)?;
         }
         fs::create_dir(dir_of(number)).with_context(|| format!("making {}", dir_of(number).display()))?;
-        let lock = lock_number(number)?.context("a directory just made is locked by somebody else")?;
+        let lock = lock_number(number)?.context("a directory just made is locked by another process")?;
         numbers.set_len(0)?;
         numbers.rewind()?;
         writeln!(numbers, "{number}")?;

@@ -33,11 +33,12 @@ pub trait Handler: Send + Sync + 'static {
 
     /// The HTTP/2 handshake is done, or the HTTP/1.1 head is read; under TLS or not, with this certificate or
     /// none. The connection no longer counts as one that has not said what it wants.
-    fn greeted(&self, _tls: bool, _certificate: Option<&Presented>) {}
+    fn established(&self, _tls: bool, _certificate: Option<&Presented>) {}
 
     /// Ready when others need this connection's slot: the client gets GOAWAY, or 429 as its response, and the
-    /// connection closes. Called once, after [`greeted`](Self::greeted). By default it is never ready.
-    fn unwanted(&self) -> impl Future<Output = ()> + Send {
+    /// connection closes. Called once, after [`established`](Self::established). By default it is never
+    /// ready.
+    fn evicted(&self) -> impl Future<Output = ()> + Send {
         std::future::pending()
     }
 
@@ -95,9 +96,9 @@ impl Refusal {
     }
 
     pub(crate) const METHOD: Self = Self::new(StatusCode::METHOD_NOT_ALLOWED, "only CONNECT is served here");
-    pub(crate) const UNWANTED: Self = Self::new(
+    pub(crate) const EVICTED: Self = Self::new(
         StatusCode::TOO_MANY_REQUESTS,
-        "the gateway needs the place for others; show an identity that is accepted, or try again",
+        "the gateway needs the slot for others; show an identity that is accepted, or try again",
     );
     pub(crate) const NO_AUTHORITY: Self =
         Self::new(StatusCode::BAD_REQUEST, "the request names no authority");

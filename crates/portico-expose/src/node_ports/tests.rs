@@ -151,7 +151,7 @@ proptest! {
                                 prop_assert_eq!(before, port);
                             } else {
                                 let by_other = fixed.iter().any(|&(by, held)| by != owner && held == port);
-                                prop_assert!(!by_other, "{port} is somebody else's");
+                                prop_assert!(!by_other, "{port} is another's");
                             }
                         }
                         Err(error) => {

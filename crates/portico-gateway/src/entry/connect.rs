@@ -154,14 +154,14 @@ impl Handler for Connection {
         }
     }
 
-    fn greeted(&self, tls: bool, certificate: Option<&Presented>) {
+    fn established(&self, tls: bool, certificate: Option<&Presented>) {
         let slot = if tls { self.worker.shared.identities.enter(certificate) } else { None };
         let mut pending = self.pending();
         (pending.unauthenticated, pending.eviction) = slot.unzip();
         pending.handshake = None;
     }
 
-    async fn unwanted(&self) {
+    async fn evicted(&self) {
         let eviction = self.pending().eviction.take();
         let is_evicted = match eviction {
             Some(eviction) => eviction.await.is_ok(),
@@ -191,10 +191,10 @@ impl Connection {
 
     /// What a connection that failed before it was served counts as; `None` for one that got further.
     fn refusal_of(&self, failure: &Failure) -> Option<Refusal> {
-        let greeted = self.pending().handshake.is_none();
+        let established = self.pending().handshake.is_none();
         Some(match failure {
-            Failure::Unwanted => Refusal::Unproven,
-            _ if greeted => return None,
+            Failure::Evicted => Refusal::MaxUnauthenticated,
+            _ if established => return None,
             Failure::ClosedEarly => Refusal::ClosedEarly,
             Failure::TooSlow => Refusal::TooSlow,
             Failure::PlaintextNotServed | Failure::Untrusted(_) => Refusal::NotAuthorized,

@@ -888,7 +888,7 @@ fn a_service_that_is_made_anew_still_has_its_old_tunnels_reviewed() {
 }
 
 fn gave_way(gateway: &Gateway) -> u64 {
-    gateway.shared().totals().refusals[portico_gateway::Refusal::Unproven as usize]
+    gateway.shared().totals().refusals[portico_gateway::Refusal::MaxUnauthenticated as usize]
 }
 
 #[test]

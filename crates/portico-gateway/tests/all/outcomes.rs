@@ -45,7 +45,7 @@ const REFUSALS: [(Refusal, fn()); 20] = [
     (Refusal::MaxConnections, max_connections),
     (Refusal::ConnectionRate, connection_rate),
     (Refusal::MaxHandshakes, max_handshakes),
-    (Refusal::Unproven, unproven),
+    (Refusal::MaxUnauthenticated, max_unauthenticated),
     (Refusal::MaxConnecting, max_connecting),
     (Refusal::ConnectFailed, connect_failed),
     (Refusal::ConnectTimedOut, connect_timed_out),
@@ -229,13 +229,13 @@ fn review_failed() {
     assert_counted(&secure.gateway, Refusal::ReviewFailed);
 }
 
-fn unproven() {
+fn max_unauthenticated() {
     let secure = Secure::start("secret,a", |config| config.max_handshakes = 1);
     let oldest = secure.connect(None);
     assert_eq!(oldest.ask().0, Refusal::Unauthenticated.status());
     let next = secure.connect(None);
     assert_eq!(next.ask().0, Refusal::Unauthenticated.status());
-    assert_counted(&secure.gateway, Refusal::Unproven);
+    assert_counted(&secure.gateway, Refusal::MaxUnauthenticated);
 }
 
 // === Ends ===

@@ -218,5 +218,5 @@ fn who_proves_nothing_on_a_shared_port_makes_room_for_the_next() {
     let mut words = Vec::new();
     let _ = first.read_to_end(&mut words);
     assert_eq!(last_frame(&words), Some(GOAWAY));
-    eventually("it is counted", || shared.count(Refusal::Unproven) == 1);
+    eventually("it is counted", || shared.count(Refusal::MaxUnauthenticated) == 1);
 }

@@ -2,8 +2,7 @@
 //! port of one host. A gateway that serves names and tunnels on that one port, a real kubelet that joins by
 //! the cluster's name, and an agent beside it.
 //!
-//! Whoever runs this network has to be asked for a single rule, and the proxy's log shows a single
-//! destination.
+//! The operator of this network is asked for a single rule, and the proxy's log shows a single destination.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -332,7 +331,7 @@ impl Pods<'_> {
         words.map(str::to_owned).to_vec()
     }
 
-    /// One new connection: any identity may ask who it is.
+    /// One new connection: any identity may ask this.
     fn ask(&self) -> Result<()> {
         let words = self.words("/api");
         let mut words: Vec<&str> = words.iter().map(String::as_str).collect();

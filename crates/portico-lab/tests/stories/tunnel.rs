@@ -100,7 +100,7 @@ fn pods_reach_their_api_server_whatever_happens_on_the_way() {
     story.a_rolling_update_of_the_agents_is_not_felt(&clients, &watches);
     story.nothing_has_leaked(&before);
     story.identities_are_renewed_under_load(&clients, &watches);
-    story.who_is_revoked_is_cut(&clients, &mut watches);
+    story.revoked_agents_are_cut(&clients, &mut watches);
     drop(watches);
     story.agents_leave_nothing_behind();
 }
@@ -151,7 +151,7 @@ fn join_by_the_gateways_only(
     (worker, wall)
 }
 
-/// What `deploy/agent.yaml` leaves to its user; `proof` patches how the agent proves who it is.
+/// What `deploy/agent.yaml` leaves to its user; `proof` patches how the agent authenticates.
 fn agents_of_north(name: &str, worker: &Node, ca: &str, gateways: &[Gateway], proof: Vec<Value>) -> Value {
     let args = "/spec/template/spec/containers/0/args";
     let targets: Vec<String> = gateways.iter().map(Gateway::target).collect();
@@ -588,10 +588,10 @@ impl Story {
         }
     }
 
-    /// The old authority leaves the gateways' file, and the old token's Secret is deleted: whoever still goes
-    /// by one of them is cut, whoever has changed is not. Then the new ones go as well, and nobody gets
-    /// through.
-    fn who_is_revoked_is_cut(&self, clients: &[Client], watches: &mut Watches) {
+    /// The old authority leaves the gateways' file, and the old token's Secret is deleted: agents that still
+    /// use one of them are cut, agents with a new one are not. Then the new ones go as well, and no agent
+    /// gets through.
+    fn revoked_agents_are_cut(&self, clients: &[Client], watches: &mut Watches) {
         let knocking = Knocking::start(clients);
         believe(&self.seed, &self.gateways, &[&self.successors]);
         self.inside.run(&["delete", "secret", "-n", NAMESPACE, "first"]).unwrap();
@@ -610,7 +610,7 @@ impl Story {
 
         believe(&self.seed, &self.gateways, &[&self.agents]);
         self.inside.run(&["delete", "secret", "-n", NAMESPACE, "second"]).unwrap();
-        wait::until("the watches of those who were revoked to end", SOON, || {
+        wait::until("the watches of revoked agents to end", SOON, || {
             let alive = [0, 1].map(|worker| watches.alive(worker));
             ensure!(alive == [0, 0], "{alive:?} go on");
             Ok(())

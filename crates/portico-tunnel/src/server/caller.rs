@@ -34,8 +34,8 @@ impl Caller {
     }
 
     /// Tells `handler` that the client's protocol is known.
-    pub(crate) fn greeted(&self, handler: &impl Handler) {
-        handler.greeted(self.tls, self.certificate.as_deref());
+    pub(crate) fn established(&self, handler: &impl Handler) {
+        handler.established(self.tls, self.certificate.as_deref());
     }
 
     pub(crate) fn request(&self, authority: &str, token: Option<Token>, protocol: Protocol) -> Request {

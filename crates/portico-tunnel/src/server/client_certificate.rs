@@ -90,7 +90,7 @@ impl Trust {
     ) -> Result<Self, VerifierBuilderError> {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
-        // A CA without a list has revoked nothing. A list whose time is over still says who was revoked.
+        // A CA without a list has revoked nothing. A list whose time is over still says what was revoked.
         let verifier = builder.with_crls(lists).allow_unknown_revocation_status().build()?;
         Ok(Self { verifier: Some(verifier) })
     }

@@ -47,15 +47,15 @@ pub enum Failure {
     #[error("TLS handshake: {0}")]
     Tls(#[source] io::Error),
     /// The HTTP/2 connection broke, or its client broke the protocol. Before
-    /// [`Handler::greeted`](crate::Handler::greeted) it never became one.
+    /// [`Handler::established`](crate::Handler::established) it never became one.
     #[error("HTTP/2 connection: {0}")]
     Http2(#[from] h2::Error),
     /// The HTTP/1.1 client left before it had its response.
     #[error("HTTP/1.1 connection: {0}")]
     Http1(#[source] io::Error),
-    /// [`Handler::unwanted`](crate::Handler::unwanted) was ready. The client got GOAWAY or 429.
-    #[error("the client had shown no identity that is accepted, and its place was needed")]
-    Unwanted,
+    /// [`Handler::evicted`](crate::Handler::evicted) was ready. The client got GOAWAY or 429.
+    #[error("the client had shown no identity that is accepted, and its slot was needed")]
+    Evicted,
     /// The HTTP/2 client answered no PING in time.
     #[error("the client gave no sign of life")]
     Silent,

@@ -46,15 +46,15 @@ where
 {
     let mut bytes = bytes;
     let head = timeout_at(deadline, read_head(stream, &mut bytes, caller)).await;
-    caller.greeted(&**handler);
+    caller.established(&**handler);
     let refusal = match head {
         Ok(Err(HeadError::Gone(error))) => return Err(Failure::Http1(error)),
         Ok(Err(HeadError::Refused(refusal))) => refusal,
         Err(_) => Refusal::new(StatusCode::REQUEST_TIMEOUT, "the request head did not come in time"),
         Ok(Ok(request)) => match connect_if_wanted(handler, &request).await {
             None => {
-                refuse(stream, &Refusal::UNWANTED).await;
-                return Err(Failure::Unwanted);
+                refuse(stream, &Refusal::EVICTED).await;
+                return Err(Failure::Evicted);
             }
             Some(Err(refusal)) => {
                 refuse(stream, &refusal).await;
@@ -85,7 +85,7 @@ async fn connect_if_wanted<H: Handler>(
     tokio::select! {
         biased;
         outcome = connect => Some(outcome),
-        () = handler.unwanted() => None,
+        () = handler.evicted() => None,
     }
 }
 

@@ -53,8 +53,8 @@ where
     let (stream, mut turn) = batched(stream, &activity);
     let handshake = builder(settings).handshake(stream);
     let mut connection = timeout_at(deadline, handshake).await.map_err(|_| Failure::TooSlow)??;
-    caller.greeted(&**handler);
-    let mut unwanted = pin!(handler.unwanted());
+    caller.established(&**handler);
+    let mut evicted = pin!(handler.evicted());
     let mut keep_alive =
         KeepAlive::new(connection.ping_pong(), settings.ping_interval, settings.ping_timeout);
     let mut unused = Unused::new(settings.connection_idle);
@@ -65,9 +65,9 @@ where
         tokio::select! {
             biased;
             // Before requests, or a client that sends them without a pause would stay.
-            () = &mut unwanted => {
+            () = &mut evicted => {
                 dismiss(connection).await;
-                return Err(Failure::Unwanted);
+                return Err(Failure::Evicted);
             }
             accepted = accept(&mut connection, &mut turn) => match accepted {
                 None => return Ok(if draining { Finished::Drained } else { Finished::Closed }),

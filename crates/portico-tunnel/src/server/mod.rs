@@ -1,5 +1,5 @@
-//! The server half: learns what a connection to the tunnel port speaks, who calls, and serves its CONNECT
-//! requests.
+//! The server half: detects the protocol of a connection to the tunnel port, reads the certificate of its
+//! client, and serves its CONNECT requests.
 //!
 //! [`serve()`] reads the first bytes. Under TLS ([`tls`]) the certificate of the client is kept for later
 //! requests ([`client_certificate`], [`identity`], [`caller`]). [`http2`] makes a task of each stream;

@@ -82,7 +82,7 @@ async fn a_request_whose_place_is_needed_is_told_so() {
     server.routes.full.send_replace(true);
     let answer = ask(&server, &format!("CONNECT {UPSTREAM} HTTP/1.1\r\n\r\n")).await;
     assert!(answer.starts_with("HTTP/1.1 429 "), "{answer}");
-    assert!(matches!(server.result().await, Err(Failure::Unwanted)));
+    assert!(matches!(server.result().await, Err(Failure::Evicted)));
 }
 
 #[tokio::test]

@@ -346,7 +346,7 @@ async fn a_connection_whose_place_is_needed_is_told_and_closed() {
     assert_eq!(error.reason(), Some(Reason::ENHANCE_YOUR_CALM));
     assert!(error.is_go_away());
     assert!(answer.await.is_err());
-    assert!(matches!(server.result().await, Err(Failure::Unwanted)));
+    assert!(matches!(server.result().await, Err(Failure::Evicted)));
     patiently(async {
         while server.routes.gate.receiver_count() > 0 {
             tokio::task::yield_now().await

@@ -187,7 +187,7 @@ fn proof(request: &Request) -> Result<String, String> {
     certificate
         .identity()
         .map(|identity| identity.cluster().to_owned())
-        .map_err(|unproven| unproven.to_string())
+        .map_err(|invalid| invalid.to_string())
 }
 
 #[tokio::test]

@@ -105,7 +105,7 @@ impl Handler for Routes {
         Err(Refusal::new(StatusCode::UNAUTHORIZED, "as the test wants it"))
     }
 
-    async fn unwanted(&self) {
+    async fn evicted(&self) {
         let _ = self.full.subscribe().wait_for(|full| *full).await;
     }
 
@@ -254,7 +254,7 @@ impl Client {
         ready.send_request(request, false).unwrap()
     }
 
-    /// `OPTIONS *`: asks who the server takes this client for.
+    /// `OPTIONS *`: asks whether the server accepts this client.
     pub async fn refresh(
         &mut self,
         authority: &str,

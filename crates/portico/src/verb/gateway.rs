@@ -22,18 +22,18 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     flags.check()?;
     if flags.tunnel_is_silent() {
         tracing::warn!(
-            "the tunnel listener is off: nobody said whether it serves TLS (--tunnel-tls-cert, \
+            "the tunnel listener is off: no flag says whether it serves TLS (--tunnel-tls-cert, \
              --tunnel-tls-key) or plain text (--tunnel-plaintext); say --tunnel-listen off if that is meant"
         );
     }
     match flags.tunnel_is_open_to_anyone() {
         Some("--tunnel-plaintext") if flags.plaintext_passes_identity() => tracing::warn!(
-            "--tunnel-plaintext serves clients without TLS, and asks them for nothing: whoever reaches the \
-             tunnel port so reaches every cluster; certificates and tokens bind the others only. Leave \
+            "--tunnel-plaintext serves clients without TLS, and asks them for nothing: each of them reaches \
+             every cluster; certificates and tokens bind the others only. Leave \
              --tunnel-plaintext out once all agents speak TLS"
         ),
         Some(flag) => tracing::warn!(
-            "the tunnel is open to anyone: with {flag} alone, whoever reaches its port reaches every \
+            "the tunnel is open to anyone: with {flag} alone, every client of its port reaches every \
              exposed cluster. Ask clients for an identity (--tunnel-tls-cert with --tunnel-client-ca, \
              --tunnel-tokens or --tunnel-token-review)"
         ),

@@ -65,8 +65,7 @@ fn out_of_descriptors_it_serves_on_what_is_open_says_so_and_lets_the_others_in_a
     assert!(open.iter_mut().all(|stream| comes_back(stream, b"ping")));
     assert!(open.iter_mut().all(carries_a_megabyte));
 
-    // Each one that is let in ends, and makes room for another: nobody is turned away, whoever came too late
-    // waits.
+    // Each client that is let in ends, and makes room for another: none is turned away, late ones wait.
     let served =
         clients.drain(..).filter_map(|mut client| is_let_in(&mut client, &hello).then_some(())).count();
     assert_eq!(served, CLIENTS);

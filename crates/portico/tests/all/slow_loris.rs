@@ -192,7 +192,7 @@ fn probes_are_answered_beside_hundreds_of_slow_clients_of_the_admin_listener() {
     assert!(gateway.usage().descriptors() <= before + MOST_KEPT);
     drip.stop();
     for mut client in silent.into_iter().chain(dripping) {
-        assert!(has_ended(&mut client), "nobody stays who says too little");
+        assert!(has_ended(&mut client), "no client stays that says too little");
     }
     wait_until("every descriptor is given back", || gateway.usage().descriptors() <= before);
 }

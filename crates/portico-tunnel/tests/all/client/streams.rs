@@ -95,7 +95,7 @@ async fn a_pod_that_stops_reading_slows_no_other() {
     while let Ok(written) = tokio::time::timeout(Duration::from_millis(500), flood.write(&bytes)).await {
         sent += written.unwrap();
     }
-    assert!(sent < 64 << 20, "somebody holds {sent} bytes");
+    assert!(sent < 64 << 20, "{sent} bytes are held");
     for _ in 0..100 {
         beat(&mut pod.socket, &mut upstream).await;
     }

@@ -105,7 +105,7 @@ pub(crate) struct TunnelFlags {
     #[arg(long, value_name = "FILE", requires = "tunnel_tls_cert")]
     pub(crate) tunnel_tls_key: Option<PathBuf>,
     /// CA of client certificates, PEM; each opens the authorities of the one cluster it names. Like all that
-    /// asks for an identity it binds only those who come by TLS
+    /// asks for an identity it binds only clients that come by TLS
     #[arg(long, value_name = "FILE", requires = "tunnel_tls_cert")]
     pub(crate) tunnel_client_ca: Option<PathBuf>,
     /// What that CA has revoked: its revocation lists (CRL), PEM; takes effect on open tunnels at once
@@ -121,8 +121,8 @@ pub(crate) struct TunnelFlags {
     /// How long such a review holds; a token in use is reviewed again when it is over
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = positive_duration)]
     pub(crate) tunnel_token_review_interval: Duration,
-    /// Serve CONNECT without TLS: whoever reaches the port reaches every authority, whatever identity others
-    /// are asked for
+    /// Serve CONNECT without TLS: every client of the port reaches every authority, whatever identity clients
+    /// under TLS are asked for
     #[arg(long)]
     pub(crate) tunnel_plaintext: bool,
 }
@@ -266,7 +266,7 @@ pub(crate) enum FlagError {
     ProxyProtocolTwice(ListenerKind),
     /// A network that trusts every address would let every client choose its own.
     #[error(
-        "--trusted-proxy {0} trusts every client to say who it is; give the networks of your load balancers"
+        "--trusted-proxy {0} lets every client choose its address; give the networks of your load balancers"
     )]
     EverybodyTrusted(IpNet),
     /// The certificate, key, CA or revocation list cannot be used.

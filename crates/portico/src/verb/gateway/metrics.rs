@@ -101,8 +101,8 @@ impl GatewayMetrics {
                 .zip(counts)
                 .map(move |(outcome, count)| ([label, ("outcome", outcome)], count))
         });
-        let help = "Requests of tunnel clients that are asked who they are, by how they answered and what \
-                    came of it.";
+        let help = "Requests of tunnel clients that must authenticate, by the credential shown and the \
+                    outcome.";
         out.counter("tunnel_authentications", help, None, authentications)?;
         let Some(reviews) = identities.reviews() else { return Ok(()) };
         let results = [("yes", reviews.yes), ("no", reviews.no), ("failed", reviews.failed)];
