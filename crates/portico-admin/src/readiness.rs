@@ -58,11 +58,6 @@ impl Readiness {
         }
     }
 
-    /// Whether every check passed.
-    pub fn is_ready(&self) -> bool {
-        self.ready
-    }
-
     /// The lines, and the word at the end.
     pub fn into_text(self) -> String {
         let mut text = self.lines.unwrap_or_default();
@@ -86,7 +81,7 @@ mod tests {
         let mut readiness = Readiness::new(true);
         readiness.check("source", true, "every object has been read");
         readiness.warn("a file cannot be read");
-        assert!(readiness.is_ready());
+        assert!(readiness.ready);
         readiness.check("accepting", false, "no listener is open yet");
         let text = readiness.into_text();
         assert_eq!(

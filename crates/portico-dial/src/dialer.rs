@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use portico_net::SharedTcp;
 use tokio::time::timeout;
 
 use crate::client_tls::ClientTls;
@@ -127,7 +126,7 @@ impl Dialer {
             proxy: proxy.clone(),
             source,
         })?;
-        let transport = Transport::Plain(SharedTcp(Arc::new(stream)));
+        let transport = Transport::Plain(stream);
         let route = Route::new(target.clone(), proxy);
         let Some(hop) = hop else { return Ok(Socket::new(route, Bytes::new(), transport)) };
         let limit = self.timeouts.proxy;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use portico_net::{Rewind, SharedTcp};
+use portico_net::Rewind;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
@@ -53,7 +53,6 @@ impl fmt::Display for Route {
 #[derive(Debug)]
 pub struct Socket {
     route: Route,
-    tcp: Arc<TcpStream>,
     /// Begins with the bytes that came after the proxy's answer.
     stream: Rewind<Transport>,
 }
@@ -61,8 +60,7 @@ pub struct Socket {
 impl Socket {
     /// `early`: bytes that were read from the transport after the proxy's answer.
     pub(crate) fn new(route: Route, early: Bytes, transport: Transport) -> Self {
-        let tcp = Arc::clone(transport.tcp());
-        Self { route, tcp, stream: Rewind::new(early, transport) }
+        Self { route, stream: Rewind::new(early, transport) }
     }
 
     /// Returns the route.
@@ -70,31 +68,15 @@ impl Socket {
     pub fn route(&self) -> &Route {
         &self.route
     }
-
-    /// Returns the TCP connection to the target or to the proxy. It is for inspection and abort, not for
-    /// reads and writes.
-    #[must_use]
-    pub fn tcp(&self) -> &Arc<TcpStream> {
-        &self.tcp
-    }
 }
 
 /// The connection to the first hop.
 #[derive(Debug)]
 pub(crate) enum Transport {
     /// TCP.
-    Plain(SharedTcp),
+    Plain(TcpStream),
     /// TLS to a proxy. Boxed: it is rare, and large.
-    Tls(Box<TlsStream<SharedTcp>>),
-}
-
-impl Transport {
-    pub(crate) fn tcp(&self) -> &Arc<TcpStream> {
-        match self {
-            Self::Plain(SharedTcp(tcp)) => tcp,
-            Self::Tls(stream) => &stream.get_ref().0.0,
-        }
-    }
+    Tls(Box<TlsStream<TcpStream>>),
 }
 
 // === AsyncRead, AsyncWrite ===

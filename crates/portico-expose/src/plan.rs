@@ -18,7 +18,7 @@ use crate::inputs::{Inputs, Scope};
 use crate::networks;
 use crate::policy::policy;
 use crate::resolve::Decision;
-use crate::services::{APISERVER, Entry, Exposed, children};
+use crate::services::{Entry, Exposed, children};
 use crate::strategy::{self, AnsweredBy};
 
 /// What should exist for one cluster.
@@ -94,13 +94,6 @@ pub fn plan(inputs: &Inputs<'_>) -> Plan {
         node_ips,
         agent_ip: strategy.has_agent().then(|| networks::agent_ip(cluster)),
         policy,
-    }
-}
-
-impl Plan {
-    /// The Service that leads to the API server.
-    pub fn apiserver(&self) -> Option<&Service> {
-        self.services.iter().find(|service| &*service.metadata.name == APISERVER)
     }
 }
 

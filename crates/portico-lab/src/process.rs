@@ -58,11 +58,6 @@ impl Process {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
-    /// Where its output goes.
-    pub fn log_path(&self) -> &Path {
-        &self.log
-    }
-
     /// Fails with [`Ended`] and the end of its log if it is not running any more.
     pub fn check(&self) -> Result<()> {
         match self.child().try_wait()? {

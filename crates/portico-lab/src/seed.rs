@@ -15,8 +15,6 @@ use crate::node::Node;
 
 /// Addresses of the seed's pods. Its Services have 10.32.0.0/20; user clusters differ, as anywhere.
 const POD_CIDR: &str = "10.33.0.0/24";
-/// Of nodes that join later: the third byte is the node's number.
-const FURTHER_POD_CIDRS: &str = "10.33";
 
 /// A running seed cluster. Everything runs on its host `seed`.
 pub struct Seed {
@@ -76,14 +74,6 @@ impl Seed {
     /// Makes an image known to its node.
     pub fn import(&self, image: &Image) -> Result<()> {
         self.node.import(image)
-    }
-
-    /// A further node of the seed itself, on a new host. Pods of one node reach those of another
-    /// only through Services with node ports: there is no network between nodes' pods.
-    pub fn join_node(&self, name: &str) -> Result<Node> {
-        let host = self.host().lab().host(name)?;
-        let pods = format!("{FURTHER_POD_CIDRS}.{}.0/24", host.address().octets()[3]);
-        Node::join(&host, self.access(), &pods)
     }
 
     /// Plays the cloud: gives a Service of type LoadBalancer an address, on which the lab's network

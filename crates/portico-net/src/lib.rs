@@ -1,7 +1,7 @@
 //! Sockets: what every process that carries bytes needs, with no knowledge of routes or HTTP.
 //!
 //! [`socket`] and [`takeover`] open listening sockets and hand them to the next process. [`stream`] is a
-//! connected socket, TCP or Unix. [`copy`](mod@copy) joins two of them, through [`pipe`]s where a transfer is
+//! connected socket, TCP or Unix. [`copy`](mod@copy) joins two of them, through pipes where a transfer is
 //! large; [`error_watch`], [`idle`] and [`linger`] are the parts of that promise that the tunnel's engine
 //! shares; [`meter`] is what either engine reports. [`access`] writes one line a connection.
 
@@ -13,7 +13,7 @@ pub mod idle;
 pub mod linger;
 pub mod memory;
 pub mod meter;
-pub mod pipe;
+mod pipe;
 pub mod read_ahead;
 pub mod rewind;
 pub mod shared_tcp;

@@ -22,7 +22,7 @@ const KEPT_PIPES: usize = 16;
 
 /// A pipe that is lent.
 #[derive(Debug)]
-pub struct Pipe {
+pub(crate) struct Pipe {
     read: OwnedFd,
     write: OwnedFd,
     capacity: usize,
@@ -41,7 +41,7 @@ thread_local! {
 
 impl Pipe {
     /// An empty pipe, or `None` where there are enough already or the system gives no large one.
-    pub fn lend() -> Option<Box<Self>> {
+    pub(crate) fn lend() -> Option<Box<Self>> {
         POOL.with_borrow_mut(|pool| {
             if pool.lent >= MOST_PIPES {
                 return None;
@@ -60,7 +60,7 @@ impl Pipe {
 
     /// Returns the pipe to the pool. One that still holds bytes is closed: they must never reach another
     /// connection.
-    pub fn give_back(self: Box<Self>) {
+    pub(crate) fn give_back(self: Box<Self>) {
         POOL.with_borrow_mut(|pool| {
             pool.lent -= 1;
             if self.held == 0 && pool.free.len() < KEPT_PIPES {
@@ -70,18 +70,18 @@ impl Pipe {
     }
 
     /// Bytes in the pipe.
-    pub fn held(&self) -> usize {
+    pub(crate) fn held(&self) -> usize {
         self.held
     }
 
     /// Most bytes it can hold. It may be full with less: each segment takes a slot, whatever its size.
-    pub fn capacity(&self) -> usize {
+    pub(crate) fn capacity(&self) -> usize {
         self.capacity
     }
 
     /// Moves what the socket has, `most` bytes of it, into the pipe; 0 is its end. A full pipe returns what
     /// an empty socket does (`EAGAIN`); an empty one does not.
-    pub fn fill(&mut self, from: impl AsFd, most: usize) -> Result<usize, Errno> {
+    pub(crate) fn fill(&mut self, from: impl AsFd, most: usize) -> Result<usize, Errno> {
         let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
         let filled = io::retry_on_intr(|| splice(from.as_fd(), None, &self.write, None, most, flags))?;
         self.held += filled;
@@ -89,17 +89,10 @@ impl Pipe {
     }
 
     /// Moves what the pipe holds, `most` bytes of it, into the socket, as far as it takes it.
-    pub fn drain(&mut self, to: impl AsFd, most: usize) -> Result<usize, Errno> {
+    pub(crate) fn drain(&mut self, to: impl AsFd, most: usize) -> Result<usize, Errno> {
         let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
         let sent = io::retry_on_intr(|| splice(&self.read, None, to.as_fd(), None, most, flags))?;
         self.held -= sent;
         Ok(sent)
-    }
-
-    /// Takes bytes out of the pipe into memory, as many as both have room for.
-    pub fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Errno> {
-        let read = io::retry_on_intr(|| io::read(&self.read, &mut *buffer))?;
-        self.held -= read;
-        Ok(read)
     }
 }

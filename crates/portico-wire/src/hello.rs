@@ -71,16 +71,6 @@ impl Alpn<'_> {
         let mut names = Reader::new(&self.0);
         std::iter::from_fn(move || names.vec8())
     }
-
-    /// Was HTTP/2 offered?
-    pub fn has_h2(&self) -> bool {
-        self.iter().any(|name| name == b"h2")
-    }
-
-    /// Was no protocol offered?
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
 }
 
 /// Reads the ClientHello at the start of `bytes`, which are all bytes received so far.

@@ -21,10 +21,6 @@ pub const MAX_V1: usize = 107;
 /// to stay within one segment (536 bytes); 4 KiB admits the client certificates some put into TLVs.
 pub const MAX_V2: usize = 4096;
 
-/// A whole version 2 header of a connection that speaks for itself: for health checks towards an upstream
-/// that requires a header.
-pub const LOCAL_V2: [u8; 16] = *b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
-
 const SIGNATURE_V1: &[u8; 6] = b"PROXY ";
 const SIGNATURE_V2: &[u8; 12] = b"\r\n\r\n\0\r\nQUIT\n";
 /// Signature, version and command, family and transport, length.

@@ -11,6 +11,7 @@ use super::*;
 use crate::inputs::{Ingress, Known, LoadBalancers};
 use crate::networks::DEFAULT_AGENT_IP;
 use crate::resolve;
+use crate::services::APISERVER;
 use crate::testing::{cluster, configuration, seed};
 
 const DOMAIN: &str = r#"{"ingress": {"domain": "kkp.example.com"}}"#;
@@ -214,10 +215,8 @@ fn without_a_cloud_the_gateway_takes_the_place_of_the_load_balancer() {
     );
     assert_eq!(plan.answered_by, AnsweredBy::Gateway);
     assert_eq!(&*plan.address.url, "https://a.north.kkp.example.com:31234");
-    assert_eq!(
-        plan.apiserver().unwrap().metadata.annotation("nodeport-proxy.k8s.io/expose"),
-        Some("NodePort")
-    );
+    let apiserver = plan.services.iter().find(|service| &*service.metadata.name == APISERVER).unwrap();
+    assert_eq!(apiserver.metadata.annotation("nodeport-proxy.k8s.io/expose"), Some("NodePort"));
 }
 
 #[test]

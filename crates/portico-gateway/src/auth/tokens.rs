@@ -97,11 +97,6 @@ impl StaticTokens {
         Ok(true)
     }
 
-    /// Number of tokens.
-    pub fn count(&self) -> usize {
-        self.table.load().len()
-    }
-
     /// Whether every user of this machine may read the secrets.
     pub fn is_readable_by_all(&self) -> bool {
         use std::os::unix::fs::PermissionsExt;

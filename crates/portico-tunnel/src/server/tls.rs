@@ -353,7 +353,7 @@ impl Authorities {
         if is_partial(list) {
             return Err(TlsError::PartialList { path, issuer: issuer() });
         }
-        // rustls has the last word on a list: it is to be told before the list is in force.
+        // rustls has the last word on a list: it must accept the list before that is in force.
         let unusable = |source| TlsError::Revocations { path: path.clone(), source };
         Trust::new(self.roots(ca)?, vec![list.clone()]).map(drop).map_err(unusable)
     }

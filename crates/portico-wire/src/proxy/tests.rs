@@ -26,6 +26,9 @@ fn v2(version_and_command: u8, family: u8, payload: &[u8]) -> Vec<u8> {
     [SIGNATURE_V2, &[version_and_command, family][..], &len, payload].concat()
 }
 
+/// A whole version 2 header of a connection that speaks for itself, as of a health check.
+const LOCAL_V2: [u8; 16] = *b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
+
 const TCP4_PAYLOAD: [u8; 12] = [192, 0, 2, 1, 198, 51, 100, 2, 0xc0, 0, 0x19, 0x2b];
 
 #[test]

@@ -64,7 +64,7 @@ impl Status {
 
     /// The objects and what follows from them.
     pub(crate) fn pipeline(&self) -> MutexGuard<'_, Pipeline> {
-        // A panic between two changes leaves a book that is merely behind.
+        // A panic between two changes leaves an index that is merely behind.
         self.pipeline.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
