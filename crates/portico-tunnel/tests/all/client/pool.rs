@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-use super::clock::Clock;
 use super::harness::{Line, Wire, settings};
 use super::names::{NameServer, Says};
 use crate::common::{Server, UPSTREAM, plaintext};
 use portico_dial::{ClientTls, ClientTlsFiles, Dialer, ProxyFiles, ProxySetting};
+use portico_lab::clock::Clock;
 use portico_lab::pki::{Authority, Certificate, Pki};
 use portico_tunnel::client::{
     Client, ClientSettings, GatewayAddress, IdentityState, OpenError, Security, TunnelState, TunnelStatus,
