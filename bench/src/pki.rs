@@ -5,10 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
-    KeyUsagePurpose,
-};
+use portico_lab::pki::{Authority, Certificate};
+
+/// Name of the gateway's files.
+const GATEWAY: &str = "gateway";
 
 /// The folder with the PEM files.
 #[derive(Clone, Debug)]
@@ -30,23 +30,11 @@ impl Pki {
     pub(crate) fn make<'a>(dir: PathBuf, clusters: impl IntoIterator<Item = &'a str>) -> Result<Self> {
         fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
         let pki = Self { dir };
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-        params.distinguished_name.push(DnType::CommonName, "portico-bench");
-        let ca = CertifiedIssuer::self_signed(params, key()?).context("cannot make a CA")?;
-        write(&pki.ca(), &ca.pem())?;
-
-        let mut params =
-            CertificateParams::new(vec!["127.0.0.1".to_owned()]).context("an address is a name")?;
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        pki.gateway().issue(&params, &ca)?;
+        let authority = Authority::new("portico-bench")?;
+        fs::write(pki.ca(), authority.cert()).context("cannot write the CA")?;
+        authority.issue(Certificate::server(&["127.0.0.1"]))?.write(&pki.dir, GATEWAY)?;
         for cluster in clusters {
-            let mut params = CertificateParams::default();
-            // What the gateway reads the cluster from.
-            params.distinguished_name.push(DnType::OrganizationName, format!("portico:cluster:{cluster}"));
-            params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-            pki.cluster(cluster).issue(&params, &ca)?;
+            authority.issue(Certificate::cluster(cluster))?.write(&pki.dir, cluster)?;
         }
         Ok(pki)
     }
@@ -63,12 +51,12 @@ impl Pki {
 
     /// The CA of all.
     pub(crate) fn ca(&self) -> PathBuf {
-        self.dir.join("ca.pem")
+        self.dir.join("ca.crt")
     }
 
     /// The gateway's.
     pub(crate) fn gateway(&self) -> KeyFiles {
-        self.files("gateway")
+        self.files(GATEWAY)
     }
 
     /// Shared by all agents of the cluster.
@@ -78,25 +66,8 @@ impl Pki {
 
     fn files(&self, name: &str) -> KeyFiles {
         KeyFiles {
-            certificate: self.dir.join(format!("{name}.pem")),
+            certificate: self.dir.join(format!("{name}.crt")),
             key: self.dir.join(format!("{name}.key")),
         }
     }
-}
-
-impl KeyFiles {
-    fn issue(&self, params: &CertificateParams, ca: &CertifiedIssuer<'_, KeyPair>) -> Result<()> {
-        let key = key()?;
-        let certificate = params.signed_by(&key, ca).context("cannot sign a certificate")?;
-        write(&self.certificate, &certificate.pem())?;
-        write(&self.key, &key.serialize_pem())
-    }
-}
-
-fn key() -> Result<KeyPair> {
-    KeyPair::generate().context("cannot make a key")
-}
-
-fn write(path: &Path, text: &str) -> Result<()> {
-    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }

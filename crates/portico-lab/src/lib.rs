@@ -12,9 +12,13 @@
 //!
 //! Blocking code throughout: a test reads as a story. Errors end a test, so they are `anyhow`.
 //!
+//! Tests that need no host take [`pki`], which makes every certificate, and `clock` (feature `clock`).
+//!
 //! Start with `tests/stories/kubernetes.rs`, then [`Seed`]. `docs/lab.md` has the layout on disk.
 
 pub mod cgroup;
+#[cfg(feature = "clock")]
+pub mod clock;
 pub mod control_plane;
 mod ended;
 pub mod etcd;

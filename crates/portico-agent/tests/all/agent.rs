@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use portico_agent::{Agent, Inherited};
+use portico_lab::clock::Clock;
 use portico_tunnel::client::TunnelState;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::sleep;
 
-use crate::clock::Clock;
 use crate::gateway::{Answer, Gateway};
 use crate::node::{Node, no_access_log, settings, socket};
 

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use portico_agent::Upstream;
+use portico_lab::clock::Clock;
 use tokio::net::TcpListener;
 
-use crate::clock::Clock;
 use crate::gateway::{Answer, Gateway};
 use crate::node::{AUTHORITY, Node};
 

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use portico_agent::{Agent, ENDS, Inherited};
+use portico_lab::clock::Clock;
 use portico_net::MemoryBudget;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use crate::clock::Clock;
 use crate::gateway::{Answer, Gateway, Upstream};
 use crate::node::{Node, Pod, no_access_log, settings, socket};
 

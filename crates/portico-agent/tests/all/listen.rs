@@ -4,11 +4,11 @@ use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 
 use portico_agent::{Agent, Inherited};
+use portico_lab::clock::Clock;
 use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 
-use crate::clock::Clock;
 use crate::gateway::{Answer, Gateway};
 use crate::node::{Node, no_access_log, settings, socket};
 

@@ -4,7 +4,6 @@
 
 mod address;
 mod agent;
-mod clock;
 mod connection;
 mod ends;
 mod gateway;

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use http::StatusCode;
 use portico_agent::Refusal;
+use portico_lab::clock::Clock;
 use tokio::time::Instant;
 
-use crate::clock::Clock;
 use crate::gateway::{Answer, Gateway};
 use crate::node::{Node, OPEN_TIMEOUT};
 

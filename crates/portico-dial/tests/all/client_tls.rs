@@ -5,13 +5,13 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use super::pki::{Authority, Echo, Folder};
+use super::echo::Echo;
 use portico_dial::{
     ClientTls, ClientTlsError, ClientTlsFiles, Dialer, HandshakeError, HandshakeProblem, ProxyFiles,
     ProxySetting, Socket, Target,
 };
+use portico_lab::pki::{Authority, Certificate, Identity, Pki};
 use portico_net::ReadAhead;
-use rcgen::date_time_ymd;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 use tokio_rustls::client::TlsStream;
@@ -22,8 +22,14 @@ async fn socket(address: SocketAddr) -> Socket {
     dialer.connect(&target, address).await.unwrap()
 }
 
-fn trusting(ca: PathBuf) -> ClientTls {
-    ClientTls::load(ClientTlsFiles { ca: Some(ca), ..ClientTlsFiles::default() }).unwrap()
+fn trusting(pki: &Pki) -> ClientTls {
+    let ca = Some(pki.file("ca.crt"));
+    ClientTls::load(ClientTlsFiles { ca, ..ClientTlsFiles::default() }).unwrap()
+}
+
+/// Of another CA than the test's.
+fn gateway_of(authority: &Authority) -> Identity {
+    authority.issue(Certificate::server(&["gateway.test"])).unwrap()
 }
 
 async fn connect(tls: &ClientTls, gateway: &Echo) -> Result<TlsStream<ReadAhead<Socket>>, HandshakeError> {
@@ -38,16 +44,15 @@ async fn complaint(tls: &ClientTls, gateway: &Echo) -> String {
 
 #[tokio::test]
 async fn our_own_protocol_is_preferred_and_a_server_without_alpn_is_accepted() {
-    let folder = Folder::new();
-    let authority = Authority::new("CA");
-    let tls = trusting(folder.write("ca.crt", &authority.pem()));
-    let leaf = authority.server(&["gateway.test", "127.0.0.1"]);
+    let pki = Pki::new();
+    let tls = trusting(&pki);
+    let identity = pki.issue("tls", Certificate::server(&["gateway.test", "127.0.0.1"]));
     for (served, agreed) in [
         (&[&b"h2"[..], b"portico-tunnel"][..], Some(&b"h2"[..])),
         (&[b"portico-tunnel", b"h2"], Some(b"portico-tunnel")),
         (&[], None),
     ] {
-        let gateway = Echo::start(&leaf, served).await;
+        let gateway = Echo::start(&identity, served).await;
         let stream = connect(&tls, &gateway).await.unwrap();
         assert_eq!(stream.get_ref().1.alpn_protocol(), agreed);
         // By address, and by a name that ends where all names do.
@@ -59,26 +64,25 @@ async fn our_own_protocol_is_preferred_and_a_server_without_alpn_is_accepted() {
 
 #[tokio::test]
 async fn a_certificate_of_another_ca_is_named_with_its_issuer() {
-    let folder = Folder::new();
-    let ca = folder.write("ca.crt", &Authority::new("right CA").pem());
-    let gateway = Echo::start(&Authority::new("wrong CA").server(&["gateway.test"]), &[b"h2"]).await;
+    let pki = Pki::new();
+    let gateway = Echo::start(&gateway_of(&Authority::new("wrong CA").unwrap()), &[b"h2"]).await;
     assert_eq!(
-        complaint(&trusting(ca.clone()), &gateway).await,
+        complaint(&trusting(&pki), &gateway).await,
         format!(
             "TLS to GATEWAY: --tls-ca {} does not sign the certificate that came: its issuer is CN=wrong CA, \
              its subject \
              CN=gateway.test; give the CA that issued it, if it is the right one",
-            ca.display()
+            pki.path("ca.crt")
         )
     );
 }
 
 #[tokio::test]
 async fn a_certificate_for_other_names_is_refused_with_its_names() {
-    let folder = Folder::new();
-    let authority = Authority::new("CA");
-    let tls = trusting(folder.write("ca.crt", &authority.pem()));
-    let gateway = Echo::start(&authority.server(&["other.test", "*.example.com", "192.0.2.1"]), &[]).await;
+    let pki = Pki::new();
+    let tls = trusting(&pki);
+    let others = pki.issue("tls", Certificate::server(&["other.test", "*.example.com", "192.0.2.1"]));
+    let gateway = Echo::start(&others, &[]).await;
     assert_eq!(
         complaint(&tls, &gateway).await,
         "TLS to GATEWAY: the certificate is not for gateway.test, but for other.test, *.example.com, \
@@ -90,21 +94,16 @@ async fn a_certificate_for_other_names_is_refused_with_its_names() {
 
 #[tokio::test]
 async fn a_certificate_out_of_its_time_says_which() {
-    let folder = Folder::new();
-    let authority = Authority::new("CA");
-    let tls = trusting(folder.write("ca.crt", &authority.pem()));
-    let expired = authority.server_with(&["gateway.test"], |params| {
-        params.not_before = date_time_ymd(2000, 1, 1);
-        params.not_after = date_time_ymd(2001, 2, 3);
-    });
+    let pki = Pki::new();
+    let tls = trusting(&pki);
+    let server = Certificate::server(&["gateway.test"]);
+    let expired = pki.issue("expired", server.clone().not_before(2000, 1, 1).not_after(2001, 2, 3));
     assert_eq!(
         complaint(&tls, &Echo::start(&expired, &[]).await).await,
         "TLS to GATEWAY: the certificate of CN=gateway.test expired on Sat, 03 Feb 2001 00:00:00 +0000, by \
          this machine's clock"
     );
-    let early = authority.server_with(&["gateway.test"], |params| {
-        params.not_before = date_time_ymd(2990, 1, 1);
-    });
+    let early = pki.issue("early", server.not_before(2990, 1, 1));
     assert_eq!(
         complaint(&tls, &Echo::start(&early, &[]).await).await,
         "TLS to GATEWAY: the certificate of CN=gateway.test is not valid before Fri, 01 Jan 2990 00:00:00 \
@@ -115,8 +114,7 @@ async fn a_certificate_out_of_its_time_says_which() {
 
 #[tokio::test]
 async fn a_gateway_without_tls_and_one_that_hangs_up_are_told_apart() {
-    let folder = Folder::new();
-    let tls = trusting(folder.write("ca.crt", &Authority::new("CA").pem()));
+    let tls = trusting(&Pki::new());
     for (answer, expected) in [
         (
             &b"HTTP/1.1 400 Bad Request\r\n\r\n"[..],
@@ -146,18 +144,18 @@ async fn a_gateway_without_tls_and_one_that_hangs_up_are_told_apart() {
 
 #[tokio::test]
 async fn a_new_ca_is_in_force_after_reload_and_a_broken_one_is_not() {
-    let folder = Folder::new();
-    let (old, new) = (Authority::new("old CA"), Authority::new("new CA"));
-    let tls = trusting(folder.write("ca.crt", &old.pem()));
-    let gateway = Echo::start(&new.server(&["gateway.test"]), &[b"h2"]).await;
+    let pki = Pki::new();
+    let new = Authority::new("new CA").unwrap();
+    let tls = trusting(&pki);
+    let gateway = Echo::start(&gateway_of(&new), &[b"h2"]).await;
     assert!(connect(&tls, &gateway).await.is_err());
     assert!(!tls.reload().unwrap());
     // Both, as one does while a CA is replaced.
-    folder.write("ca.crt", &(old.pem() + &new.pem()));
+    pki.write("ca.crt", &(pki.authority().cert() + &new.cert()));
     assert!(tls.reload().unwrap());
     connect(&tls, &gateway).await.unwrap();
     for broken in ["", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
-        folder.write("ca.crt", broken);
+        pki.write("ca.crt", broken);
         assert!(tls.reload().is_err(), "{broken:?}");
         connect(&tls, &gateway).await.unwrap();
     }
@@ -165,13 +163,11 @@ async fn a_new_ca_is_in_force_after_reload_and_a_broken_one_is_not() {
 
 #[test]
 fn certificate_and_key_go_together() {
-    let folder = Folder::new();
-    let authority = Authority::new("CA");
-    let (ours, others) = (authority.server(&["a"]), authority.server(&["b"]));
-    let ca = folder.write("ca.crt", &authority.pem());
-    let certificate = folder.write("tls.crt", &ours.certificate.pem());
-    let key = folder.write("tls.key", &ours.key.serialize_pem());
-    let other = folder.write("other.key", &others.key.serialize_pem());
+    let pki = Pki::new();
+    pki.issue("tls", Certificate::server(&["a"]));
+    pki.issue("other", Certificate::server(&["b"]));
+    let [ca, certificate, key, other] =
+        ["ca.crt", "tls.crt", "tls.key", "other.key"].map(|name| pki.file(name));
     let load = |certificate: Option<&PathBuf>, key: Option<&PathBuf>| {
         let (certificate, key) = (certificate.cloned(), key.cloned());
         ClientTls::load(ClientTlsFiles { ca: Some(ca.clone()), certificate, key })

@@ -2,8 +2,7 @@
 
 mod client_tls;
 mod dial;
+mod echo;
 #[path = "../../../portico-tunnel/tests/all/client/names.rs"]
 mod names;
-#[path = "../../../portico-tunnel/tests/pki/mod.rs"]
-mod pki;
 mod squid;

@@ -7,15 +7,16 @@ use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::time::Duration;
 
-use super::pki::{Authority, Echo, Folder};
+use super::echo::Echo;
 use portico_dial::{
     ClientTls, ClientTlsFiles, DialError, Dialer, HandshakeError, ProxyFiles, ProxySetting, Socket, Target,
 };
+use portico_lab::pki::{Authority, Certificate, Pki};
 use portico_net::ReadAhead;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -45,9 +46,9 @@ const GATEWAY: &str = "gateway.test";
 /// A squid, a gateway behind it, and their certificates.
 struct Corporation {
     squid: Child,
-    folder: Folder,
+    /// The gateway's CA, and all files.
+    pki: Pki,
     gateway: Echo,
-    gateway_ca: PathBuf,
     /// Where squid listens.
     ip: Ipv4Addr,
 }
@@ -58,25 +59,22 @@ impl Corporation {
             Path::new(SQUID).exists(),
             "{SQUID} is not there; scripts/setup test installs it (squid-openssl)"
         );
-        let folder = Folder::new();
-        let authority = Authority::new("gateway CA");
-        let gateway = Echo::start(&authority.server(&[GATEWAY]), &[b"portico-tunnel", b"h2"]).await;
-        let gateway_ca = folder.write("gateway-ca.crt", &authority.pem());
-        let proxy_ca = Authority::new("proxy CA");
+        let pki = Pki::new();
+        let identity = pki.issue("gateway", Certificate::server(&[GATEWAY]));
+        let gateway = Echo::start(&identity, &[b"portico-tunnel", b"h2"]).await;
         let ip = own_address();
-        let leaf = proxy_ca.server(&[&ip.to_string()]);
-        folder.write("proxy-ca.crt", &proxy_ca.pem());
-        folder.write("proxy.crt", &leaf.certificate.pem());
-        folder.write("proxy.key", &leaf.key.serialize_pem());
-        let corporate = Authority::new("Corporate Inspection CA");
-        folder.write("inspection.crt", &corporate.pem());
-        folder.write("inspection.key", &corporate.key_pem());
+        let proxy_ca = Authority::new("proxy CA").unwrap();
+        pki.write("proxy-ca.crt", &proxy_ca.cert());
+        let proxy = proxy_ca.issue(Certificate::server(&[ip.to_string()])).unwrap();
+        proxy.write(pki.folder(), "proxy").unwrap();
+        let corporate = Authority::new("Corporate Inspection CA").unwrap();
+        corporate.identity().write(pki.folder(), "inspection").unwrap();
         // What `openssl passwd -apr1 secret` says.
-        folder.write("passwd", "agent:$apr1$portico.$AK0AtmneGEd9U/GperX3M0\n");
-        folder.write("hosts", &format!("127.0.0.1 {GATEWAY}\n"));
-        let at = |name: &str| folder.path(name).display().to_string();
+        pki.write("passwd", "agent:$apr1$portico.$AK0AtmneGEd9U/GperX3M0\n");
+        pki.write("hosts", &format!("127.0.0.1 {GATEWAY}\n"));
+        let at = |name: &str| pki.path(name);
         let gateway_port = gateway.address.port();
-        folder.write(
+        pki.write(
             "squid.conf",
             &format!(
                 "http_port {ip}:{OPEN} name=open\n\
@@ -119,29 +117,29 @@ impl Corporation {
                 inspection_crt = at("inspection.crt"),
                 inspection_key = at("inspection.key"),
                 certificates = at("certificates"),
-                gateway_ca = at("gateway-ca.crt"),
+                gateway_ca = at("ca.crt"),
                 passwd = at("passwd"),
                 hosts = at("hosts"),
                 log = at("cache.log"),
                 pid = at("squid.pid"),
-                folder = folder.0.path().display(),
+                folder = pki.folder().display(),
             ),
         );
         if rustix::process::geteuid().is_root() {
-            chown(folder.0.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+            chown(pki.folder(), Some(NOBODY), Some(NOBODY)).unwrap();
         }
-        std::fs::set_permissions(folder.0.path(), PermissionsExt::from_mode(0o755)).unwrap();
-        let made = unprivileged("/usr/lib/squid/security_file_certgen", &folder)
+        std::fs::set_permissions(pki.folder(), PermissionsExt::from_mode(0o755)).unwrap();
+        let made = unprivileged("/usr/lib/squid/security_file_certgen", pki.folder())
             .args(["-c", "-s", &at("certificates"), "-M", "4MB"])
             .stdout(Stdio::null())
             .status()
             .expect("squid can generate certificates: Debian's squid-openssl brings security_file_certgen");
         assert!(made.success(), "{made:?}");
-        let squid = start(&folder, ip);
+        let squid = start(&pki, ip);
         for port in [OPEN, TLS, AUTH, BUMP] {
             listens(SocketAddr::new(ip.into(), port)).await;
         }
-        Self { squid, folder, gateway, gateway_ca, ip }
+        Self { squid, pki, gateway, ip }
     }
 
     fn gateway(&self) -> Target {
@@ -157,12 +155,12 @@ impl Corporation {
     }
 
     async fn tls(&self, socket: Socket) -> Result<TlsStream<ReadAhead<Socket>>, HandshakeError> {
-        let files = ClientTlsFiles { ca: Some(self.gateway_ca.clone()), ..ClientTlsFiles::default() };
+        let files = ClientTlsFiles { ca: Some(self.pki.file("ca.crt")), ..ClientTlsFiles::default() };
         ClientTls::load(files).unwrap().connect(GATEWAY, socket).await
     }
 
     fn with_credentials(&self, pair: &str) -> ProxyFiles {
-        ProxyFiles { credentials: Some(self.folder.write("credentials", pair)), ca: None }
+        ProxyFiles { credentials: Some(self.pki.write("credentials", pair)), ca: None }
     }
 }
 
@@ -188,9 +186,9 @@ fn service_name(ip: Ipv4Addr) -> String {
     format!("portico{}", ip.to_bits())
 }
 
-fn unprivileged(program: &str, folder: &Folder) -> Command {
+fn unprivileged(program: &str, folder: &Path) -> Command {
     let mut command = Command::new(program);
-    command.current_dir(folder.0.path());
+    command.current_dir(folder);
     if rustix::process::geteuid().is_root() {
         command.uid(NOBODY).gid(NOBODY);
     }
@@ -210,11 +208,11 @@ async fn listens(address: SocketAddr) {
 }
 
 /// Waits until squid says that all of its ports are open.
-fn start(folder: &Folder, ip: Ipv4Addr) -> Child {
-    let mut squid = unprivileged(SQUID, folder)
+fn start(pki: &Pki, ip: Ipv4Addr) -> Child {
+    let mut squid = unprivileged(SQUID, pki.folder())
         // Under a name of its own: all squids of one name share memory.
         .args(["-N", "-d", "1", "-n", &service_name(ip), "-f"])
-        .arg(folder.path("squid.conf"))
+        .arg(pki.file("squid.conf"))
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
@@ -254,7 +252,7 @@ async fn a_tunnel_goes_through_an_http_and_an_https_proxy() {
     assert_eq!(socket.route().to_string(), format!("{target} through {plain}"));
     echoes(corporation.tls(socket).await.unwrap()).await;
 
-    let files = ProxyFiles { ca: Some(corporation.folder.path("proxy-ca.crt")), credentials: None };
+    let files = ProxyFiles { ca: Some(corporation.pki.file("proxy-ca.crt")), credentials: None };
     let secure = format!("https://{}:{}", corporation.ip, TLS);
     let socket = corporation.dial(&secure, &target, files).await.unwrap();
     echoes(corporation.tls(socket).await.unwrap()).await;
@@ -263,7 +261,7 @@ async fn a_tunnel_goes_through_an_http_and_an_https_proxy() {
 #[tokio::test]
 async fn a_proxy_whose_certificate_is_of_another_ca_is_not_used() {
     let corporation = Corporation::new().await;
-    let (ip, port, ca) = (corporation.ip, TLS, &corporation.gateway_ca);
+    let (ip, port, ca) = (corporation.ip, TLS, corporation.pki.file("ca.crt"));
     let files = ProxyFiles { ca: Some(ca.clone()), credentials: None };
     let url = format!("https://{ip}:{port}");
     let error = corporation.dial(&url, &corporation.gateway(), files).await.unwrap_err();
@@ -358,7 +356,7 @@ async fn interception_is_recognised_and_names_the_signer() {
              from interception there, for the tunnel's TLS must reach the gateway. Should that issuer be the \
              gateway's own, give \
              its CA",
-            corporation.gateway_ca.display()
+            corporation.pki.path("ca.crt")
         )
     );
 }

@@ -4,7 +4,6 @@
 //! All over real sockets. The API server here is a script that answers what the test wants; a real one is
 //! asked in `portico-lab`.
 
-use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -15,197 +14,46 @@ use crate::support::*;
 use bytes::Bytes;
 use h2::{RecvStream, SendStream};
 use portico_api::api_server_ca::ApiServerCa;
-use portico_gateway::{Config, End, Gateway, Listener, Method, StaticTokens, TokenSettings};
-use portico_tunnel::{Settings, Tls, TlsFiles};
-use rcgen::{
-    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, IsCa, Issuer, KeyIdMethod,
-    KeyPair, KeyUsagePurpose, RevokedCertParams,
-};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
+use portico_gateway::{Config, End, Gateway, Method, StaticTokens, TokenSettings};
+use portico_lab::pki::{Authority, Certificate, Pki};
+use portico_tunnel::TlsFiles;
+use rustls::{ClientConfig, ClientConnection, ServerConfig, ServerConnection, StreamOwned};
 
 /// The authority of cluster `name`.
 fn authority(name: &str) -> String {
     format!("apiserver-external.cluster-{name}.svc.cluster.local:443")
 }
 
-/// One CA for all sides, in files.
-struct Pki {
-    folder: tempfile::TempDir,
-    issuer: Issuer<'static, KeyPair>,
+/// One CA for all sides, certificates of clusters a and b, and a list without revocations.
+fn pki() -> Pki {
+    let pki = Pki::new();
+    pki.issue("a", Certificate::cluster("a"));
+    pki.issue("b", Certificate::cluster("b"));
+    pki.revoke(&[]);
+    pki
 }
 
-impl Pki {
-    fn new() -> Self {
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        params.distinguished_name.push(DnType::CommonName, "test CA");
-        let key = KeyPair::generate().unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join("ca.crt"), params.self_signed(&key).unwrap().pem()).unwrap();
-        let pki = Self { folder, issuer: Issuer::new(params, key) };
-        pki.issue("gateway", "", |params| {
-            *params = CertificateParams::new(vec!["gateway.test".to_owned()]).unwrap();
-        });
-        pki.issue("a", "portico:cluster:a", |_| ());
-        pki.issue("b", "portico:cluster:b", |_| ());
-        pki.revoke(&[]);
-        pki
-    }
-
-    fn issue(&self, name: &str, organisation: &str, change: impl FnOnce(&mut CertificateParams)) {
-        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-        params.distinguished_name.push(DnType::OrganizationName, organisation);
-        params.serial_number = Some(name.as_bytes().to_vec().into());
-        change(&mut params);
-        let key = KeyPair::generate().unwrap();
-        fs::write(self.file(&format!("{name}.crt")), params.signed_by(&key, &self.issuer).unwrap().pem())
-            .unwrap();
-        fs::write(self.file(&format!("{name}.key")), key.serialize_pem()).unwrap();
-    }
-
-    /// Says that the certificates of these names are revoked, and no other.
-    fn revoke(&self, names: &[&str]) {
-        let (then, later) = (rcgen::date_time_ymd(2020, 1, 1), rcgen::date_time_ymd(4000, 1, 1));
-        let revoked = names.iter().map(|name| RevokedCertParams {
-            serial_number: name.as_bytes().to_vec().into(),
-            revocation_time: then,
-            reason_code: None,
-            invalidity_date: None,
-        });
-        let list = CertificateRevocationListParams {
-            this_update: then,
-            next_update: later,
-            crl_number: vec![1].into(),
-            issuing_distribution_point: None,
-            revoked_certs: revoked.collect(),
-            key_identifier_method: KeyIdMethod::Sha256,
-        };
-        fs::write(self.file("crl.pem"), list.signed_by(&self.issuer).unwrap().pem().unwrap()).unwrap();
-    }
-
-    fn file(&self, name: &str) -> std::path::PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn pem(&self, name: &str) -> String {
-        fs::read_to_string(self.file(name)).unwrap()
-    }
-
-    fn tls(&self, with_ca: bool) -> Arc<Tls> {
-        let files = TlsFiles {
-            certificate: self.file("gateway.crt"),
-            key: self.file("gateway.key"),
-            client_ca: with_ca.then(|| self.file("ca.crt")),
-            client_crl: with_ca.then(|| self.file("crl.pem")),
-        };
-        Arc::new(Tls::load(files).unwrap())
-    }
-
-    fn config(&self, with_ca: bool, tokens: TokenSettings) -> Config {
-        let tunnel = Settings { tls: Some(self.tls(with_ca)), ..Settings::default() };
-        Config { tunnel_listen: Some(LOOPBACK), tunnel, tokens, ..Config::default() }
-    }
-
-    fn tokens(&self, text: &str) -> TokenSettings {
-        fs::write(self.file("tokens"), text).unwrap();
-        TokenSettings { file: Some(Arc::new(StaticTokens::load(self.file("tokens")).unwrap())), review: None }
-    }
-
-    fn pair(&self, name: &str) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
-        let certificate =
-            CertificateDer::from_pem_slice(self.pem(&format!("{name}.crt")).as_bytes()).unwrap();
-        (
-            vec![certificate],
-            PrivateKeyDer::from_pem_slice(self.pem(&format!("{name}.key")).as_bytes()).unwrap(),
-        )
-    }
-
-    /// TLS of a client that trusts this CA, with the certificate of this name.
-    fn client(&self, certificate: Option<&str>, alpn: &[u8]) -> Arc<ClientConfig> {
-        let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_slice(self.pem("ca.crt").as_bytes()).unwrap()).unwrap();
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let builder = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_root_certificates(roots);
-        let mut config = match certificate {
-            None => builder.with_no_client_auth(),
-            Some(name) => {
-                let (chain, key) = self.pair(name);
-                builder.with_client_auth_cert(chain, key).unwrap()
-            }
-        };
-        config.alpn_protocols = vec![alpn.to_vec()];
-        Arc::new(config)
-    }
+/// A gateway that asks for certificates of this CA, or for none, and for tokens.
+fn tunnel_config(pki: &Pki, with_ca: bool, tokens: TokenSettings) -> Config {
+    let files = TlsFiles {
+        client_ca: with_ca.then(|| pki.file("ca.crt")),
+        client_crl: with_ca.then(|| pki.file("crl.pem")),
+        ..tls_files(pki, &["gateway.test"])
+    };
+    Config { tunnel_listen: Some(LOOPBACK), tunnel: secured(files), tokens, ..Config::default() }
 }
 
-fn tunnel_address(gateway: &Gateway) -> SocketAddr {
-    let addresses = gateway.listen_addresses();
-    addresses
-        .iter()
-        .find(|(listener, _)| *listener == Listener::Tunnel)
-        .expect("the tunnel listener is open")
-        .1
+fn tokens(pki: &Pki, text: &str) -> TokenSettings {
+    let file = pki.write("tokens", text);
+    TokenSettings { file: Some(Arc::new(StaticTokens::load(file).unwrap())), review: None }
 }
 
-/// The name every client of these tests asks the gateway's certificate for.
-fn gateway_name() -> ServerName<'static> {
-    ServerName::try_from("gateway.test").unwrap()
-}
-
-/// An HTTP/2 client under TLS on a thread of its own, which ends with it.
-struct Client {
-    runtime: tokio::runtime::Handle,
-    requests: h2::client::SendRequest<Bytes>,
-    token: Option<String>,
-    _stop: tokio::sync::oneshot::Sender<()>,
+/// TLS of a client with the certificate of this name.
+fn client_tls(pki: &Pki, certificate: Option<&str>, alpn: &[u8]) -> Arc<ClientConfig> {
+    Arc::new(pki.client_config(certificate, &[alpn]))
 }
 
 impl Client {
-    fn new(gateway: &Gateway, tls: Arc<ClientConfig>) -> Self {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let address = tunnel_address(gateway);
-        let requests = runtime.block_on(async {
-            let stream = tokio::net::TcpStream::connect(address).await.unwrap();
-            let stream = tokio_rustls::TlsConnector::from(tls).connect(gateway_name(), stream).await.unwrap();
-            let (requests, connection) = h2::client::handshake(stream).await.unwrap();
-            tokio::spawn(connection);
-            requests
-        });
-        let handle = runtime.handle().clone();
-        let (stop, stopped) = tokio::sync::oneshot::channel();
-        std::thread::spawn(move || drop(runtime.block_on(stopped)));
-        Self { runtime: handle, requests, token: None, _stop: stop }
-    }
-
-    /// From now on, this token comes with each request.
-    fn with_token(mut self, token: &str) -> Self {
-        self.token = Some(token.to_owned());
-        self
-    }
-
-    fn send(&self, request: http::request::Builder, end: bool) -> (u16, SendStream<Bytes>, RecvStream) {
-        let request = match &self.token {
-            Some(token) => request.header("authorization", format!("Bearer {token}")),
-            None => request,
-        };
-        let request = request.body(()).unwrap();
-        self.runtime.block_on(async {
-            let mut requests = self.requests.clone().ready().await.unwrap();
-            let (answer, send) = requests.send_request(request, end).unwrap();
-            let answer = tokio::time::timeout(PATIENCE, answer).await.unwrap().unwrap();
-            if answer.status() == 401 {
-                assert_eq!(answer.headers()["www-authenticate"], "Bearer");
-            }
-            (answer.status().as_u16(), send, answer.into_body())
-        })
-    }
-
     /// Waits until the gateway closes the connection; how it said so.
     fn closed(&self) -> h2::Error {
         self.runtime.block_on(async {
@@ -219,11 +67,6 @@ impl Client {
             };
             tokio::time::timeout(PATIENCE, closed).await.unwrap()
         })
-    }
-
-    fn connect(&self, authority: &str) -> (u16, SendStream<Bytes>, RecvStream) {
-        let uri = http::Uri::builder().authority(authority).build().unwrap();
-        self.send(http::Request::builder().method("CONNECT").uri(uri), false)
     }
 
     /// Opens a tunnel, which must work, to an endpoint that accepts it.
@@ -250,8 +93,7 @@ impl Client {
     }
 
     fn sentence(&self, mut recv: RecvStream) -> String {
-        let body =
-            self.runtime.block_on(async { tokio::time::timeout(PATIENCE, recv.data()).await.unwrap() });
+        let body = self.read(&mut recv);
         let body = body.map(|body| body.unwrap()).unwrap_or_default();
         String::from_utf8(body.to_vec()).unwrap().trim_end().to_owned()
     }
@@ -324,12 +166,12 @@ fn http1_stream(
 
 #[test]
 fn a_missing_or_wrong_identity_is_401_or_403_with_the_reason() {
-    let pki = Pki::new();
-    pki.issue("old", "portico:cluster:a", |params| params.not_after = rcgen::date_time_ymd(2001, 2, 3));
-    pki.issue("nobody", "system:nodes", |_| ());
-    pki.issue("gone", "portico:cluster:a", |_| ());
+    let pki = pki();
+    pki.issue("old", Certificate::cluster("a").not_after(2001, 2, 3));
+    pki.issue("nobody", Certificate::client("nobody").organisation("system:nodes"));
+    pki.issue("gone", Certificate::cluster("a"));
     pki.revoke(&["gone"]);
-    let gateway = start(pki.config(true, pki.tokens("secret-of-a,a\nsecret-of-b,b")));
+    let gateway = start(tunnel_config(&pki, true, tokens(&pki, "secret-of-a,a\nsecret-of-b,b")));
     let endpoint = Endpoint::new();
     expose(&gateway, &["a", "b"], &endpoint);
     let nobody = "the client certificate names no cluster; it needs organisation portico:cluster:NAME or URI \
@@ -345,14 +187,14 @@ fn a_missing_or_wrong_identity_is_401_or_403_with_the_reason() {
         (None, Some("secret-of-b"), 403, other),
         (Some("b"), Some("wrong"), 403, other),
     ] {
-        let client = Client::new(&gateway, pki.client(certificate, b"h2"));
+        let client = Client::new(&gateway, client_tls(&pki, certificate, b"h2"));
         let client = token.into_iter().fold(client, |client, token| client.with_token(token));
         let expected = (status, reason.to_owned());
         assert_eq!(client.refused(&authority("a")), expected);
         assert_eq!(client.refresh(&authority("a")), expected, "a refresh is told the same");
         let header =
             token.map(|token| format!("Proxy-Authorization: Bearer {token}\r\n")).unwrap_or_default();
-        let answer = http1(&gateway, pki.client(certificate, b"http/1.1"), &header);
+        let answer = http1(&gateway, client_tls(&pki, certificate, b"http/1.1"), &header);
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
         assert!(answer.ends_with(&format!("\r\n\r\n{reason}\n")), "{answer}");
         assert_eq!(answer.contains("WWW-Authenticate: Bearer\r\n"), status == 401, "{answer}");
@@ -368,29 +210,29 @@ fn a_missing_or_wrong_identity_is_401_or_403_with_the_reason() {
 
 #[test]
 fn a_name_nobody_exposes_looks_like_a_name_of_others() {
-    let pki = Pki::new();
-    let gateway = start(pki.config(true, TokenSettings::default()));
+    let pki = pki();
+    let gateway = start(tunnel_config(&pki, true, TokenSettings::default()));
     expose(&gateway, &["a"], &Endpoint::new());
     let (known, unknown) = (authority("a"), "unknown.test:443");
-    let stranger = Client::new(&gateway, pki.client(None, b"h2"));
+    let stranger = Client::new(&gateway, client_tls(&pki, None, b"h2"));
     assert_eq!(stranger.refused(unknown), stranger.refused(&known));
-    let other = Client::new(&gateway, pki.client(Some("b"), b"h2"));
+    let other = Client::new(&gateway, client_tls(&pki, Some("b"), b"h2"));
     assert_eq!(other.refused(unknown), other.refused(&known));
-    let open = start(pki.config(false, TokenSettings::default()));
-    let anybody = Client::new(&open, pki.client(None, b"h2"));
+    let open = start(tunnel_config(&pki, false, TokenSettings::default()));
+    let anybody = Client::new(&open, client_tls(&pki, None, b"h2"));
     assert_eq!(anybody.refresh(unknown).0, 404, "where nobody is asked, there is nothing to hide");
 }
 
 #[test]
 fn a_certificate_or_a_token_opens_its_cluster_and_a_refresh_says_so() {
-    let pki = Pki::new();
-    let gateway = start(pki.config(true, pki.tokens("secret-of-a,a")));
+    let pki = pki();
+    let gateway = start(tunnel_config(&pki, true, tokens(&pki, "secret-of-a,a")));
     let endpoint = Endpoint::new();
     expose(&gateway, &["a"], &endpoint);
     for client in [
-        Client::new(&gateway, pki.client(Some("a"), portico_tunnel::ALPN)),
-        Client::new(&gateway, pki.client(None, b"h2")).with_token("secret-of-a"),
-        Client::new(&gateway, pki.client(Some("b"), b"h2")).with_token("secret-of-a"),
+        Client::new(&gateway, client_tls(&pki, Some("a"), portico_tunnel::ALPN)),
+        Client::new(&gateway, client_tls(&pki, None, b"h2")).with_token("secret-of-a"),
+        Client::new(&gateway, client_tls(&pki, Some("b"), b"h2")).with_token("secret-of-a"),
     ] {
         assert_eq!(client.refresh(&authority("a")), (204, String::new()));
         assert_eq!(gateway.connections().len(), 0, "a refresh opens nothing");
@@ -403,18 +245,18 @@ fn a_certificate_or_a_token_opens_its_cluster_and_a_refresh_says_so() {
 
 #[test]
 fn a_revoked_certificate_cuts_its_tunnels_at_once_and_no_other() {
-    let pki = Pki::new();
-    let gateway = start(pki.config(true, TokenSettings::default()));
+    let pki = pki();
+    let gateway = start(tunnel_config(&pki, true, TokenSettings::default()));
     let endpoint = Endpoint::new();
     expose(&gateway, &["a", "b"], &endpoint);
     let tls = gateway.shared().config.tunnel.tls.clone().unwrap();
     let (a, b) = (
-        Client::new(&gateway, pki.client(Some("a"), b"h2")),
-        Client::new(&gateway, pki.client(Some("b"), b"h2")),
+        Client::new(&gateway, client_tls(&pki, Some("a"), b"h2")),
+        Client::new(&gateway, client_tls(&pki, Some("b"), b"h2")),
     );
     let first = a.tunnel(&authority("a"), &endpoint);
     let second = a.tunnel(&authority("a"), &endpoint);
-    let mut http1 = http1_stream(&gateway, pki.client(Some("a"), b"http/1.1"), "");
+    let mut http1 = http1_stream(&gateway, client_tls(&pki, Some("a"), b"http/1.1"), "");
     let mut http1_server = endpoint.accept();
     let mut other = b.tunnel(&authority("b"), &endpoint);
 
@@ -444,19 +286,19 @@ fn a_revoked_certificate_cuts_its_tunnels_at_once_and_no_other() {
 
 #[test]
 fn a_ca_that_is_gone_from_the_file_cuts_what_it_signed() {
-    let pki = Pki::new();
-    let gateway = start(pki.config(true, TokenSettings::default()));
+    let pki = pki();
+    let gateway = start(tunnel_config(&pki, true, TokenSettings::default()));
     let endpoint = Endpoint::new();
     expose(&gateway, &["a"], &endpoint);
     let tls = gateway.shared().config.tunnel.tls.clone().unwrap();
-    let client = Client::new(&gateway, pki.client(Some("a"), b"h2"));
+    let client = Client::new(&gateway, client_tls(&pki, Some("a"), b"h2"));
     let mut open = client.tunnel(&authority("a"), &endpoint);
-    let next = Pki::new();
-    fs::write(pki.file("ca.crt"), [pki.pem("ca.crt"), next.pem("ca.crt")].concat()).unwrap();
+    let next = Authority::new("test CA").unwrap().cert();
+    pki.write("ca.crt", &(pki.authority().cert() + &next));
     assert!(tls.reload_trust().unwrap());
     gateway.shared().identities.changed();
     open.assert_alive();
-    fs::write(pki.file("ca.crt"), next.pem("ca.crt")).unwrap();
+    pki.write("ca.crt", &next);
     assert!(tls.reload_trust().unwrap());
     gateway.shared().identities.changed();
     open.assert_cut();
@@ -465,13 +307,13 @@ fn a_ca_that_is_gone_from_the_file_cuts_what_it_signed() {
 
 #[test]
 fn a_token_that_is_gone_from_the_file_cuts_its_tunnels_and_the_latest_one_counts() {
-    let pki = Pki::new();
-    let settings = pki.tokens("first,a\nother,a\nof-b,b");
+    let pki = pki();
+    let settings = tokens(&pki, "first,a\nother,a\nof-b,b");
     let file = settings.file.clone().unwrap();
-    let gateway = start(pki.config(false, settings));
+    let gateway = start(tunnel_config(&pki, false, settings));
     let endpoint = Endpoint::new();
     expose(&gateway, &["a", "b"], &endpoint);
-    let client = |token| Client::new(&gateway, pki.client(None, b"h2")).with_token(token);
+    let client = |token| Client::new(&gateway, client_tls(&pki, None, b"h2")).with_token(token);
     let renewed = client("first");
     let mut survives = renewed.tunnel(&authority("a"), &endpoint);
     let left_behind = client("first");
@@ -481,7 +323,7 @@ fn a_token_that_is_gone_from_the_file_cuts_its_tunnels_and_the_latest_one_counts
 
     let renewed = renewed.with_token("other");
     assert_eq!(renewed.refresh(&authority("a")).0, 204);
-    fs::write(pki.file("tokens"), "other,a\nof-b,b").unwrap();
+    pki.write("tokens", "other,a\nof-b,b");
     assert!(file.reload().unwrap());
     gateway.shared().identities.changed();
     cut.assert_cut();
@@ -492,7 +334,7 @@ fn a_token_that_is_gone_from_the_file_cuts_its_tunnels_and_the_latest_one_counts
     survives.assert_alive();
     untouched.assert_alive();
 
-    fs::write(pki.file("tokens"), "other,b\nof-b,b").unwrap();
+    pki.write("tokens", "other,b\nof-b,b");
     assert!(file.reload().unwrap());
     gateway.shared().identities.changed();
     survives.assert_cut();
@@ -503,17 +345,16 @@ fn a_token_that_is_gone_from_the_file_cuts_its_tunnels_and_the_latest_one_counts
 
 #[test]
 fn a_certificate_that_expires_opens_nothing_new_and_cuts_nothing() {
-    let pki = Pki::new();
+    let pki = pki();
     // The first moment of a certificate's last second, and then a little more than that second.
     let end = std::time::SystemTime::now() + Duration::from_secs(3);
     let seconds = end.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
-    pki.issue("short", "portico:cluster:a", |params| {
-        params.not_after = rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(seconds);
-    });
-    let gateway = start(pki.config(true, TokenSettings::default()));
+    let epoch = Certificate::cluster("a").not_after(1970, 1, 1);
+    pki.issue("short", epoch.with(|params| params.not_after += Duration::from_secs(seconds)));
+    let gateway = start(tunnel_config(&pki, true, TokenSettings::default()));
     let endpoint = Endpoint::new();
     expose(&gateway, &["a"], &endpoint);
-    let client = Client::new(&gateway, pki.client(Some("short"), b"h2"));
+    let client = Client::new(&gateway, client_tls(&pki, Some("short"), b"h2"));
     let mut open = client.tunnel(&authority("a"), &endpoint);
     eventually("the certificate expires", || client.refresh(&authority("a")).0 == 401);
     let (status, told) = client.refused(&authority("a"));
@@ -546,16 +387,8 @@ const YES: &str = r#"{"kind":"TokenReview","status":{"authenticated":true}}"#;
 impl ApiServer {
     fn new(pki: &Pki) -> Self {
         let names = ["a", "b"].map(|name| authority(name).trim_end_matches(":443").to_owned());
-        pki.issue("api", "", |params| *params = CertificateParams::new(names.to_vec()).unwrap());
-        let (chain, key) = pki.pair("api");
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let config = ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_no_client_auth()
-            .with_single_cert(chain, key)
-            .unwrap();
-        let config = Arc::new(config);
+        let identity = pki.issue("api", Certificate::server(&names));
+        let config = Arc::new(identity.server_config(&[]).unwrap());
         let listener = TcpListener::bind(LOOPBACK).unwrap();
         let address = listener.local_addr().unwrap();
         let asked = Arc::new(AtomicU32::default());
@@ -581,7 +414,7 @@ impl ApiServer {
 
     /// Exposes it as the API server of `cluster`, known by the CA of `pki`.
     fn expose(&self, gateway: &Gateway, cluster: &str, pki: &Pki) {
-        let ca = ApiServerCa::parse(&pki.pem("ca.crt")).unwrap();
+        let ca = ApiServerCa::parse(&pki.authority().cert()).unwrap();
         Service::new(cluster, &[self.address])
             .authority(&authority(cluster))
             .policy(|policy| policy.api_server_ca = Some(ca))
@@ -628,7 +461,7 @@ fn serve(stream: TcpStream, config: Arc<ServerConfig>, api: &ApiServer) {
 }
 
 fn reviewing(pki: &Pki, every: Duration) -> Arc<Gateway> {
-    start(pki.config(false, TokenSettings { file: None, review: Some(every) }))
+    start(tunnel_config(pki, false, TokenSettings { file: None, review: Some(every) }))
 }
 
 /// A tunnel to the scripted API server, which echoes.
@@ -641,20 +474,19 @@ fn echo(client: &Client, authority: &str) -> (SendStream<Bytes>, RecvStream) {
 
 fn assert_echoes(client: &Client, send: &mut SendStream<Bytes>, recv: &mut RecvStream) {
     send.send_data(Bytes::from_static(b"ping"), false).unwrap();
-    let answer =
-        client.runtime.block_on(async { tokio::time::timeout(PATIENCE, recv.data()).await.unwrap() });
+    let answer = client.read(recv);
     assert_eq!(answer.unwrap().unwrap(), "ping");
     let _ = recv.flow_control().release_capacity(4);
 }
 
 #[test]
 fn a_token_is_reviewed_by_the_api_server_of_its_cluster_once_for_many_streams() {
-    let pki = Pki::new();
+    let pki = pki();
     let api = ApiServer::new(&pki);
     let gateway = reviewing(&pki, Duration::from_secs(60));
     api.expose(&gateway, "a", &pki);
     let clients: Vec<_> =
-        (0..4).map(|_| Client::new(&gateway, pki.client(None, b"h2")).with_token("good")).collect();
+        (0..4).map(|_| Client::new(&gateway, client_tls(&pki, None, b"h2")).with_token("good")).collect();
     std::thread::scope(|scope| {
         for client in &clients {
             scope.spawn(|| drop((0..5).map(|_| echo(client, &authority("a"))).collect::<Vec<_>>()));
@@ -669,18 +501,17 @@ fn a_token_is_reviewed_by_the_api_server_of_its_cluster_once_for_many_streams() 
 
 #[test]
 fn an_api_server_decides_and_a_client_without_a_credential_is_not_told_why() {
-    let pki = Pki::new();
+    let pki = pki();
     let api = ApiServer::new(&pki);
     let gateway = reviewing(&pki, Duration::from_secs(60));
     api.expose(&gateway, "a", &pki);
-    let client = Client::new(&gateway, pki.client(None, b"h2"));
+    let client = Client::new(&gateway, client_tls(&pki, None, b"h2"));
     let mut number = 0;
     let mut ask = |status, body: &str| {
         api.says(status, body);
         number += 1;
         let token = format!("token-{number}");
-        Client { token: Some(token), ..Client::new(&gateway, pki.client(None, b"h2")) }
-            .refresh(&authority("a"))
+        Client::new(&gateway, client_tls(&pki, None, b"h2")).with_token(&token).refresh(&authority("a"))
     };
     let not_accepted = (401, NOT_PROVEN.to_owned());
     assert_eq!(ask(401, ""), not_accepted);
@@ -699,13 +530,13 @@ fn an_api_server_decides_and_a_client_without_a_credential_is_not_told_why() {
 
 #[test]
 fn a_client_without_a_credential_cannot_find_out_whether_a_cluster_exists() {
-    let pki = Pki::new();
+    let pki = pki();
     let (api, away) = (ApiServer::new(&pki), Endpoint::new().address);
-    let tokens = TokenSettings { review: Some(Duration::from_secs(60)), ..pki.tokens("secret-of-z,z") };
-    let gateway = start(pki.config(true, tokens));
+    let tokens = TokenSettings { review: Some(Duration::from_secs(60)), ..tokens(&pki, "secret-of-z,z") };
+    let gateway = start(tunnel_config(&pki, true, tokens));
     api.says(401, "");
     api.expose(&gateway, "refuses", &pki);
-    let ca = ApiServerCa::parse(&pki.pem("ca.crt")).unwrap();
+    let ca = ApiServerCa::parse(&pki.authority().cert()).unwrap();
     let trusted = |name: &str| {
         Service::new(name, &[away])
             .authority(&authority(name))
@@ -716,10 +547,10 @@ fn a_client_without_a_credential_cannot_find_out_whether_a_cluster_exists() {
     let elsewhere = portico_api::policy::AllowList::nobody();
     trusted("elsewhere").policy(|policy| policy.allow = elsewhere).expose(&gateway);
     let clients = [
-        (Client::new(&gateway, pki.client(None, b"h2")).with_token("junk"), 401),
+        (Client::new(&gateway, client_tls(&pki, None, b"h2")).with_token("junk"), 401),
         // A client with another credential is not told more.
-        (Client::new(&gateway, pki.client(Some("b"), b"h2")).with_token("junk"), 403),
-        (Client::new(&gateway, pki.client(None, b"h2")).with_token("secret-of-z"), 403),
+        (Client::new(&gateway, client_tls(&pki, Some("b"), b"h2")).with_token("junk"), 403),
+        (Client::new(&gateway, client_tls(&pki, None, b"h2")).with_token("secret-of-z"), 403),
     ];
     for (client, status) in clients {
         let nobody = client.refused(&authority("nobody"));
@@ -733,11 +564,11 @@ fn a_client_without_a_credential_cannot_find_out_whether_a_cluster_exists() {
 
 #[test]
 fn a_token_is_not_shown_to_an_api_server_of_another_ca() {
-    let pki = Pki::new();
+    let pki = pki();
     let api = ApiServer::new(&pki);
     let gateway = reviewing(&pki, Duration::from_secs(60));
     api.expose(&gateway, "a", &Pki::new());
-    let client = Client::new(&gateway, pki.client(None, b"h2")).with_token("good");
+    let client = Client::new(&gateway, client_tls(&pki, None, b"h2")).with_token("good");
     assert_eq!(client.refresh(&authority("a")), (401, NOT_PROVEN.to_owned()));
     assert_eq!(gateway.shared().identities.reviews().unwrap().failed, 1);
     assert_eq!(api.asked(), 0, "the token is not shown to strangers");
@@ -748,31 +579,31 @@ fn a_token_is_not_shown_to_an_api_server_of_another_ca() {
 
 #[test]
 fn a_service_beside_the_api_server_is_opened_by_a_review_of_the_api_server() {
-    let pki = Pki::new();
+    let pki = pki();
     let api = ApiServer::new(&pki);
     let gateway = reviewing(&pki, Duration::from_secs(60));
     api.expose(&gateway, "a", &pki);
     let endpoint = Endpoint::new();
     let beside = "openvpn-server.cluster-a.svc.cluster.local:1194";
-    let ca = ApiServerCa::parse(&pki.pem("ca.crt")).unwrap();
+    let ca = ApiServerCa::parse(&pki.authority().cert()).unwrap();
     let mut service = Service::new("a", &[endpoint.address])
         .authority(beside)
         .policy(|policy| policy.api_server_ca = Some(ca));
     let id = Arc::make_mut(&mut service.backend.id);
     id.service = portico_api::meta::ObjectKey::new("cluster-a", "openvpn-server");
     service.expose(&gateway);
-    let client = Client::new(&gateway, pki.client(None, b"h2")).with_token("good");
+    let client = Client::new(&gateway, client_tls(&pki, None, b"h2")).with_token("good");
     client.tunnel(beside, &endpoint);
     assert_eq!(api.asked(), 1);
 }
 
 #[test]
 fn a_token_in_use_is_reviewed_again_and_a_no_cuts_its_tunnels() {
-    let pki = Pki::new();
+    let pki = pki();
     let api = ApiServer::new(&pki);
     let gateway = reviewing(&pki, Duration::from_millis(200));
     api.expose(&gateway, "a", &pki);
-    let client = Client::new(&gateway, pki.client(None, b"h2")).with_token("good");
+    let client = Client::new(&gateway, client_tls(&pki, None, b"h2")).with_token("good");
     let (mut send, mut recv) = echo(&client, &authority("a"));
     eventually("it is asked about again", || api.asked() >= 3);
     assert_echoes(&client, &mut send, &mut recv);
@@ -788,7 +619,7 @@ fn a_token_in_use_is_reviewed_again_and_a_no_cuts_its_tunnels() {
     assert_echoes(&client, &mut send, &mut recv);
 
     api.says(401, "");
-    let end = client.runtime.block_on(async { tokio::time::timeout(PATIENCE, recv.data()).await.unwrap() });
+    let end = client.read(&mut recv);
     assert!(end.unwrap().is_err());
     assert_eq!(revoked(&gateway), 1);
     assert_eq!(client.refused(&authority("a")).0, 401);
@@ -796,11 +627,11 @@ fn a_token_in_use_is_reviewed_again_and_a_no_cuts_its_tunnels() {
 
 #[test]
 fn an_api_server_that_is_away_cuts_nothing_and_accepts_no_new_token() {
-    let pki = Pki::new();
+    let pki = pki();
     let api = ApiServer::new(&pki);
     let gateway = reviewing(&pki, Duration::from_millis(200));
     api.expose(&gateway, "a", &pki);
-    let known = Client::new(&gateway, pki.client(None, b"h2")).with_token("good");
+    let known = Client::new(&gateway, client_tls(&pki, None, b"h2")).with_token("good");
     let (mut send, mut recv) = echo(&known, &authority("a"));
     api.says(503, "");
     let failed = || gateway.shared().identities.reviews().unwrap().failed;
@@ -808,7 +639,7 @@ fn an_api_server_that_is_away_cuts_nothing_and_accepts_no_new_token() {
     assert_echoes(&known, &mut send, &mut recv);
     assert_eq!(known.refresh(&authority("a")).0, 204, "a token that it accepted stays accepted");
     drop(echo(&known, &authority("a")));
-    let new = Client::new(&gateway, pki.client(None, b"h2")).with_token("new");
+    let new = Client::new(&gateway, client_tls(&pki, None, b"h2")).with_token("new");
     assert_eq!(new.refresh(&authority("a")), (401, NOT_PROVEN.to_owned()));
     let totals = gateway.shared().totals();
     assert_eq!(totals.refusals[portico_gateway::Refusal::ReviewFailed as usize], 1, "we know why");
@@ -819,12 +650,12 @@ fn an_api_server_that_is_away_cuts_nothing_and_accepts_no_new_token() {
 
 #[test]
 fn an_api_server_that_hangs_delays_no_review_of_another_cluster() {
-    let pki = Pki::new();
+    let pki = pki();
     let (hangs, answers) = (ApiServer::new(&pki), ApiServer::new(&pki));
     let gateway = reviewing(&pki, Duration::from_millis(200));
     hangs.expose(&gateway, "a", &pki);
     answers.expose(&gateway, "b", &pki);
-    let new = || Client::new(&gateway, pki.client(None, b"h2"));
+    let new = || Client::new(&gateway, client_tls(&pki, None, b"h2"));
     let many: Vec<_> = (0..80).map(|number| new().with_token(&format!("token-{number}"))).collect();
     let _open: Vec<_> = many.iter().map(|client| echo(client, &authority("a"))).collect();
     let other = new().with_token("good");
@@ -835,7 +666,7 @@ fn an_api_server_that_hangs_delays_no_review_of_another_cluster() {
     let failed = || gateway.shared().identities.reviews().unwrap().failed;
     let failed_before = failed();
     answers.says(401, "");
-    let end = other.runtime.block_on(async { tokio::time::timeout(PATIENCE, recv.data()).await.unwrap() });
+    let end = other.read(&mut recv);
     assert!(end.unwrap().is_err(), "the other's token is reviewed, twice, and its tunnel is cut");
     // Eighty that wait 3 s each, eight at a time, would have failed by the dozen before.
     assert!(failed() - failed_before <= 16, "it waited for {} failures", failed() - failed_before);
@@ -843,11 +674,11 @@ fn an_api_server_that_hangs_delays_no_review_of_another_cluster() {
 
 #[test]
 fn a_flood_of_made_up_tokens_is_bounded_and_others_are_still_reviewed() {
-    let pki = Pki::new();
+    let pki = pki();
     let api = ApiServer::new(&pki);
     let gateway = reviewing(&pki, Duration::from_secs(60));
     api.expose(&gateway, "a", &pki);
-    let flood = Client::new(&gateway, pki.client(None, b"h2"));
+    let flood = Client::new(&gateway, client_tls(&pki, None, b"h2"));
     let uri = http::Uri::builder().authority(authority("a")).build().unwrap();
     let junk = |number: u32| {
         let request = http::Request::builder().method("CONNECT").uri(uri.clone());
@@ -859,7 +690,7 @@ fn a_flood_of_made_up_tokens_is_bounded_and_others_are_still_reviewed() {
     };
     let answers: Vec<_> = (0..50).map(junk).collect();
     eventually("as many as may be are reviewed", || api.hanging.load(SeqCst) == 8);
-    let honest = Client::new(&gateway, pki.client(None, b"h2")).with_token("good");
+    let honest = Client::new(&gateway, client_tls(&pki, None, b"h2")).with_token("good");
     eventually("one of another connection is, too", || honest.refresh(&authority("a")).0 == 204);
     drop(answers);
     // Eight; and eight more while the script has not seen yet that the first were given up.
@@ -871,18 +702,18 @@ fn a_flood_of_made_up_tokens_is_bounded_and_others_are_still_reviewed() {
 
 #[test]
 fn a_service_that_is_made_anew_still_has_its_old_tunnels_reviewed() {
-    let pki = Pki::new();
+    let pki = pki();
     let api = ApiServer::new(&pki);
     let gateway = reviewing(&pki, Duration::from_millis(200));
     api.expose(&gateway, "a", &pki);
-    let client = || Client::new(&gateway, pki.client(None, b"h2")).with_token("good");
+    let client = || Client::new(&gateway, client_tls(&pki, None, b"h2")).with_token("good");
     let (old, new) = (client(), client());
     let (_send, mut recv) = echo(&old, &authority("a"));
     Service::new("a", &[api.address]).authority(&authority("a")).withdraw(&gateway);
     api.expose(&gateway, "a", &pki);
     let _open = echo(&new, &authority("a"));
     api.says(401, "");
-    let end = old.runtime.block_on(async { tokio::time::timeout(PATIENCE, recv.data()).await.unwrap() });
+    let end = old.read(&mut recv);
     assert!(end.unwrap().is_err(), "its token is not accepted any more");
     eventually("that of the new one is cut, too", || revoked(&gateway) == 2);
 }
@@ -893,20 +724,21 @@ fn gave_way(gateway: &Gateway) -> u64 {
 
 #[test]
 fn the_oldest_unauthenticated_connection_gives_way_and_an_authenticated_one_stays() {
-    let pki = Pki::new();
-    let gateway = start(Config { max_handshakes: 3, ..pki.config(true, pki.tokens("secret-of-b,b")) });
+    let pki = pki();
+    let gateway =
+        start(Config { max_handshakes: 3, ..tunnel_config(&pki, true, tokens(&pki, "secret-of-b,b")) });
     let endpoint = Endpoint::new();
     expose(&gateway, &["a", "b"], &endpoint);
     let silent = || {
-        let client = Client::new(&gateway, pki.client(None, b"h2"));
+        let client = Client::new(&gateway, client_tls(&pki, None, b"h2"));
         // By its answer the connection has its place.
         assert_eq!(client.refresh(&authority("a")).0, 401);
         client
     };
     let oldest = silent();
     let next = silent();
-    let by_certificate = Client::new(&gateway, pki.client(Some("a"), b"h2"));
-    let by_token = Client::new(&gateway, pki.client(None, b"h2")).with_token("secret-of-b");
+    let by_certificate = Client::new(&gateway, client_tls(&pki, Some("a"), b"h2"));
+    let by_token = Client::new(&gateway, client_tls(&pki, None, b"h2")).with_token("secret-of-b");
     let mut open =
         [by_certificate.tunnel(&authority("a"), &endpoint), by_token.tunnel(&authority("b"), &endpoint)];
     let third = silent();
@@ -927,7 +759,8 @@ fn the_oldest_unauthenticated_connection_gives_way_and_an_authenticated_one_stay
     let honest: Vec<_> = (0..100)
         .map(|number| {
             let (certificate, cluster) = if number % 2 == 0 { (Some("a"), "a") } else { (None, "b") };
-            let client = Client::new(&gateway, pki.client(certificate, b"h2")).with_token("secret-of-b");
+            let client =
+                Client::new(&gateway, client_tls(&pki, certificate, b"h2")).with_token("secret-of-b");
             assert_eq!(client.refresh(&authority(cluster)).0, 204);
             (client, cluster)
         })
@@ -940,16 +773,16 @@ fn the_oldest_unauthenticated_connection_gives_way_and_an_authenticated_one_stay
 
 #[test]
 fn an_http1_request_that_waits_for_a_review_makes_room_for_the_next() {
-    let pki = Pki::new();
+    let pki = pki();
     let api = ApiServer::new(&pki);
     let tokens = TokenSettings { file: None, review: Some(Duration::from_secs(60)) };
-    let gateway = start(Config { max_handshakes: 1, ..pki.config(false, tokens) });
+    let gateway = start(Config { max_handshakes: 1, ..tunnel_config(&pki, false, tokens) });
     api.expose(&gateway, "a", &pki);
     let header = format!("Authorization: Bearer {HANGS}\r\n");
-    let mut first = http1_stream(&gateway, pki.client(None, b"http/1.1"), &header);
+    let mut first = http1_stream(&gateway, client_tls(&pki, None, b"http/1.1"), &header);
     first.flush().unwrap();
     eventually("its token is asked about", || api.hanging.load(SeqCst) == 1);
-    let next = Client::new(&gateway, pki.client(None, b"h2")).with_token("good");
+    let next = Client::new(&gateway, client_tls(&pki, None, b"h2")).with_token("good");
     assert_eq!(next.refresh(&authority("a")).0, 204);
     let mut answer = String::new();
     first.read_to_string(&mut answer).unwrap();

@@ -12,14 +12,11 @@ use h2::{RecvStream, SendStream};
 use portico_api::api_server_ca::ApiServerCa;
 use portico_api::policy::{AllowList, Budget};
 use portico_gateway::{
-    Config, End, Gateway, Listener, ProxyMode, ProxyProtocol, Refusal, Side, StaticTokens, TokenSettings,
+    Config, End, Gateway, ProxyMode, ProxyProtocol, Refusal, Side, StaticTokens, TokenSettings,
 };
+use portico_lab::pki::Pki;
 use portico_net::MemoryBudget;
-use portico_tunnel::{Settings, Tls, TlsFiles};
-use rcgen::{CertificateParams, KeyPair};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use portico_tunnel::Settings;
 use socket2::{Domain, Socket, Type};
 
 use crate::support::*;
@@ -204,7 +201,7 @@ fn method() {
 fn not_authorized() {
     let secure = Secure::start("secret-of-b,b", |_| {});
     expose(&secure.gateway, &[dead_endpoint()]);
-    let (status, ..) = secure.connect(Some("secret-of-b")).ask();
+    let (status, ..) = secure.connect(Some("secret-of-b")).connect(AUTHORITY);
     assert_eq!(status, Refusal::NotAuthorized.status());
     assert_counted(&secure.gateway, Refusal::NotAuthorized);
 }
@@ -212,19 +209,19 @@ fn not_authorized() {
 fn unauthenticated() {
     let secure = Secure::start("secret,a", |_| {});
     expose(&secure.gateway, &[dead_endpoint()]);
-    let (status, ..) = secure.connect(None).ask();
+    let (status, ..) = secure.connect(None).connect(AUTHORITY);
     assert_eq!(status, Refusal::Unauthenticated.status());
     assert_counted(&secure.gateway, Refusal::Unauthenticated);
 }
 
 fn review_failed() {
     let secure = Secure::start("", |config| config.tokens.review = Some(Duration::from_secs(60)));
-    let ca = ApiServerCa::parse(&secure.certificate()).unwrap();
+    let ca = ApiServerCa::parse(&secure.pki.authority().cert()).unwrap();
     Service::new("a", &[dead_endpoint()])
         .authority(AUTHORITY)
         .policy(|policy| policy.api_server_ca = Some(ca))
         .expose(&secure.gateway);
-    let (status, ..) = secure.connect(Some("never accepted")).ask();
+    let (status, ..) = secure.connect(Some("never accepted")).connect(AUTHORITY);
     assert_eq!(status, Refusal::Unauthenticated.status(), "a client without a credential is not told why");
     assert_counted(&secure.gateway, Refusal::ReviewFailed);
 }
@@ -232,9 +229,9 @@ fn review_failed() {
 fn max_unauthenticated() {
     let secure = Secure::start("secret,a", |config| config.max_handshakes = 1);
     let oldest = secure.connect(None);
-    assert_eq!(oldest.ask().0, Refusal::Unauthenticated.status());
+    assert_eq!(oldest.connect(AUTHORITY).0, Refusal::Unauthenticated.status());
     let next = secure.connect(None);
-    assert_eq!(next.ask().0, Refusal::Unauthenticated.status());
+    assert_eq!(next.connect(AUTHORITY).0, Refusal::Unauthenticated.status());
     assert_counted(&secure.gateway, Refusal::MaxUnauthenticated);
 }
 
@@ -296,7 +293,7 @@ fn cancelled() {
 
 fn revoked() {
     let tunnel = Tunnel::open(|_| {});
-    fs::write(tunnel.secure.file("tokens"), "").unwrap();
+    tunnel.secure.pki.write("tokens", "");
     assert!(tunnel.secure.tokens.reload().unwrap());
     tunnel.secure.gateway.shared().identities.changed();
     tunnel.assert_cut(End::Revoked);
@@ -327,11 +324,6 @@ fn memory() {
 fn both() -> Config {
     let tunnel = Settings { plaintext: true, ..Settings::default() };
     Config { tunnel_listen: Some(LOOPBACK), tunnel, ..config() }
-}
-
-fn tunnel_address(gateway: &Gateway) -> SocketAddr {
-    let addresses = gateway.listen_addresses();
-    addresses.iter().find(|(listener, _)| *listener == Listener::Tunnel).expect("the tunnel is on").1
 }
 
 fn expose(gateway: &Gateway, endpoints: &[SocketAddr]) {
@@ -418,88 +410,27 @@ fn passed_through(config: Config) -> (Arc<Gateway>, TcpStream, TcpStream) {
 
 /// A gateway whose tunnel is under TLS and asks for a token.
 struct Secure {
-    folder: tempfile::TempDir,
+    pki: Pki,
     tokens: Arc<StaticTokens>,
     gateway: Arc<Gateway>,
 }
 
 impl Secure {
     fn start(tokens: &str, change: impl FnOnce(&mut Config)) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let key = KeyPair::generate().unwrap();
-        let certificate = CertificateParams::new(vec!["gateway.test".to_owned()]).unwrap();
-        let file = |name: &str| folder.path().join(name);
-        fs::write(file("crt"), certificate.self_signed(&key).unwrap().pem()).unwrap();
-        fs::write(file("key"), key.serialize_pem()).unwrap();
-        fs::write(file("tokens"), tokens).unwrap();
-        let files =
-            TlsFiles { certificate: file("crt"), key: file("key"), client_ca: None, client_crl: None };
-        let tunnel = Settings { tls: Some(Arc::new(Tls::load(files).unwrap())), ..Settings::default() };
-        let tokens = Arc::new(StaticTokens::load(file("tokens")).unwrap());
+        let pki = Pki::new();
+        let tunnel = secured(tls_files(&pki, &["gateway.test"]));
+        let tokens = Arc::new(StaticTokens::load(pki.write("tokens", tokens)).unwrap());
         let settings = TokenSettings { file: Some(Arc::clone(&tokens)), review: None };
         let mut config =
             Config { tunnel_listen: Some(LOOPBACK), tunnel, tokens: settings, ..Config::default() };
         change(&mut config);
-        Self { folder, tokens, gateway: start(config) }
-    }
-
-    fn file(&self, name: &str) -> std::path::PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn certificate(&self) -> String {
-        fs::read_to_string(self.file("crt")).unwrap()
+        Self { pki, tokens, gateway: start(config) }
     }
 
     /// Connects over TLS and HTTP/2.
-    fn connect(&self, token: Option<&'static str>) -> Client {
-        let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_slice(self.certificate().as_bytes()).unwrap()).unwrap();
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let builder = ClientConfig::builder_with_provider(provider);
-        let builder = builder.with_safe_default_protocol_versions().unwrap();
-        let mut tls = builder.with_root_certificates(roots).with_no_client_auth();
-        tls.alpn_protocols = vec![b"h2".to_vec()];
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let address = tunnel_address(&self.gateway);
-        let requests = runtime.block_on(async {
-            let stream = tokio::net::TcpStream::connect(address).await.unwrap();
-            let name = ServerName::try_from("gateway.test").unwrap();
-            let stream = tokio_rustls::TlsConnector::from(Arc::new(tls)).connect(name, stream).await.unwrap();
-            let (requests, connection) = h2::client::handshake(stream).await.unwrap();
-            tokio::spawn(connection);
-            requests
-        });
-        let handle = runtime.handle().clone();
-        let (stop, stopped) = tokio::sync::oneshot::channel();
-        std::thread::spawn(move || drop(runtime.block_on(stopped)));
-        Client { runtime: handle, requests, token, _stop: stop }
-    }
-}
-
-/// An HTTP/2 client on a thread of its own, which ends with it.
-struct Client {
-    runtime: tokio::runtime::Handle,
-    requests: h2::client::SendRequest<Bytes>,
-    token: Option<&'static str>,
-    _stop: tokio::sync::oneshot::Sender<()>,
-}
-
-impl Client {
-    /// Asks for [`AUTHORITY`]; the status and both directions of the stream.
-    fn ask(&self) -> (u16, SendStream<Bytes>, RecvStream) {
-        let uri = http::Uri::builder().authority(AUTHORITY).build().unwrap();
-        let mut request = http::Request::builder().method("CONNECT").uri(uri);
-        if let Some(token) = self.token {
-            request = request.header("authorization", format!("Bearer {token}"));
-        }
-        let request = request.body(()).unwrap();
-        self.runtime.block_on(async {
-            let mut requests = self.requests.clone().ready().await.unwrap();
-            let (answer, send) = requests.send_request(request, false).unwrap();
-            let answer = tokio::time::timeout(PATIENCE, answer).await.unwrap().unwrap();
-            (answer.status().as_u16(), send, answer.into_body())
-        })
+    fn connect(&self, token: Option<&str>) -> Client {
+        let client = Client::new(&self.gateway, Arc::new(self.pki.client_config(None, &[b"h2"])));
+        token.into_iter().fold(client, |client, token| client.with_token(token))
     }
 }
 
@@ -519,7 +450,7 @@ impl Tunnel {
         let endpoint = Endpoint::new();
         expose(&secure.gateway, &[endpoint.address]);
         let client = secure.connect(Some("secret"));
-        let (status, send, recv) = client.ask();
+        let (status, send, recv) = client.connect(AUTHORITY);
         assert_eq!(status, 200);
         let server = endpoint.accept();
         Self { secure, client, send: Some(send), recv, server, _endpoint: endpoint }

@@ -1,45 +1,30 @@
 //! 443 and nothing else: clients by server name and tunnels on one port, told apart by ALPN and name.
 
-use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 
 use crate::support::*;
 use portico_gateway::{Config, Gateway, Listener, ProxyMode, ProxyProtocol, Refusal};
-use portico_tunnel::{Settings, Tls, TlsFiles};
-use rcgen::{CertificateParams, KeyPair};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use portico_lab::pki::Pki;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConnection, StreamOwned};
 
 const AUTHORITY: &str = "apiserver-external.cluster-a.svc.cluster.local:443";
 
-/// A gateway with both on one port, and the certificate of its tunnel.
+/// A gateway with both on one port, and the CA of its tunnel.
 struct Shared {
-    folder: tempfile::TempDir,
+    pki: Pki,
     gateway: Arc<Gateway>,
 }
 
 impl Shared {
     fn start(change: impl FnOnce(&mut Config)) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let file = |name: &str| folder.path().join(name);
-        let names = ["gateway.test", "*.tunnel.test", "a.example.com"].map(str::to_owned);
-        let params = CertificateParams::new(names.to_vec()).unwrap();
-        let key = KeyPair::generate().unwrap();
-        fs::write(file("tls.crt"), params.self_signed(&key).unwrap().pem()).unwrap();
-        fs::write(file("tls.key"), key.serialize_pem()).unwrap();
-        let tls = Tls::load(TlsFiles {
-            certificate: file("tls.crt"),
-            key: file("tls.key"),
-            client_ca: None,
-            client_crl: None,
-        });
-        let tunnel = Settings { tls: Some(Arc::new(tls.unwrap())), ..Settings::default() };
+        let pki = Pki::new();
+        let tunnel = secured(tls_files(&pki, &["gateway.test", "*.tunnel.test", "a.example.com"]));
         let mut config = Config { tunnel_listen: Some(LOOPBACK), tunnel, shared_port: true, ..config() };
         change(&mut config);
-        Self { folder, gateway: start(config) }
+        Self { pki, gateway: start(config) }
     }
 
     fn connect(&self) -> TcpStream {
@@ -48,16 +33,7 @@ impl Shared {
 
     /// A TLS handshake with the server behind `name`; `None` sends no name.
     fn tls(&self, name: Option<&str>, alpn: &[&[u8]]) -> Tunnelled {
-        let pem = fs::read(self.folder.path().join("tls.crt")).unwrap();
-        let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_slice(&pem).unwrap()).unwrap();
-        let mut config =
-            ClientConfig::builder_with_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
-                .with_safe_default_protocol_versions()
-                .unwrap()
-                .with_root_certificates(roots)
-                .with_no_client_auth();
-        config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
+        let mut config = self.pki.client_config(None, alpn);
         config.enable_sni = name.is_some();
         let name = ServerName::try_from(name.unwrap_or("gateway.test").to_owned()).unwrap();
         StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), self.connect())

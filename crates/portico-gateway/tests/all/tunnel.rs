@@ -1,7 +1,6 @@
 //! CONNECT through the whole data plane: routing, refusals, budgets, drain. What one tunnel promises is
 //! tested in `portico-tunnel`; here it meets routes and records.
 
-use std::fs;
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -9,11 +8,10 @@ use std::time::Duration;
 
 use crate::support::*;
 use bytes::Bytes;
-use h2::{RecvStream, SendStream};
-use portico_gateway::{Config, End, Gateway, Listener, ProxyMode, ProxyProtocol, Refusal, Side};
-use portico_tunnel::{Settings, Tls, TlsFiles};
+use portico_gateway::{Config, End, Gateway, ProxyMode, ProxyProtocol, Refusal, Side};
+use portico_lab::pki::{Certificate, Pki};
+use portico_tunnel::{Settings, TlsFiles};
 use portico_wire::{Parse, proxy};
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 
 const AUTHORITY: &str = "apiserver-external.cluster-a.svc.cluster.local:443";
 const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
@@ -21,15 +19,6 @@ const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
 fn tunnel_config() -> Config {
     let tunnel = Settings { plaintext: true, ..Settings::default() };
     Config { tunnel_listen: Some(LOOPBACK), tunnel, ..Config::default() }
-}
-
-fn tunnel_address(gateway: &Gateway) -> SocketAddr {
-    let addresses = gateway.listen_addresses();
-    addresses
-        .iter()
-        .find(|(listener, _)| *listener == Listener::Tunnel)
-        .expect("the tunnel listener is open")
-        .1
 }
 
 fn ask(gateway: &Gateway, authority: &str) -> TcpStream {
@@ -46,51 +35,12 @@ fn count(gateway: &Gateway, refusal: Refusal) -> u64 {
     gateway.shared().totals().refusals[refusal as usize]
 }
 
-/// An HTTP/2 client on a thread of its own, which ends with it.
-struct Client {
-    runtime: tokio::runtime::Handle,
-    requests: h2::client::SendRequest<Bytes>,
-    _stop: tokio::sync::oneshot::Sender<()>,
-}
-
-impl Client {
-    fn new(gateway: &Gateway) -> Self {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let address = tunnel_address(gateway);
-        let requests = runtime.block_on(async {
-            let stream = tokio::net::TcpStream::connect(address).await.unwrap();
-            let (requests, connection) = h2::client::handshake(stream).await.unwrap();
-            tokio::spawn(connection);
-            requests
-        });
-        let handle = runtime.handle().clone();
-        let (stop, stopped) = tokio::sync::oneshot::channel();
-        std::thread::spawn(move || drop(runtime.block_on(stopped)));
-        Self { runtime: handle, requests, _stop: stop }
-    }
-
-    fn connect(&self, authority: &str) -> (u16, SendStream<Bytes>, RecvStream) {
-        let uri = http::Uri::builder().authority(authority).build().unwrap();
-        let request = http::Request::builder().method("CONNECT").uri(uri).body(()).unwrap();
-        self.runtime.block_on(async {
-            let mut requests = self.requests.clone().ready().await.unwrap();
-            let (answer, send) = requests.send_request(request, false).unwrap();
-            let answer = tokio::time::timeout(PATIENCE, answer).await.unwrap().unwrap();
-            (answer.status().as_u16(), send, answer.into_body())
-        })
-    }
-
-    fn read(&self, recv: &mut RecvStream) -> Option<Result<Bytes, h2::Error>> {
-        self.runtime.block_on(async { tokio::time::timeout(PATIENCE, recv.data()).await.unwrap() })
-    }
-}
-
 #[test]
 fn a_stream_reaches_the_endpoint_of_its_authority_however_it_is_written() {
     let gateway = start(tunnel_config());
     let endpoint = Endpoint::new();
     Service::new("a", &[endpoint.address]).authority(AUTHORITY).expose(&gateway);
-    let client = Client::new(&gateway);
+    let client = Client::plaintext(&gateway);
     for authority in
         [AUTHORITY, &AUTHORITY.to_uppercase(), "apiserver-external.cluster-a.svc.cluster.local.:443"]
     {
@@ -147,7 +97,7 @@ fn every_refusal_has_its_status_its_sentence_and_its_counter() {
         .authority("full.test:443")
         .policy(|policy| policy.budget.max_connections = Some(0))
         .expose(&gateway);
-    let client = Client::new(&gateway);
+    let client = Client::plaintext(&gateway);
     for (authority, status, refusal) in [
         ("unknown.test:443", 404, Refusal::Unknown),
         ("empty.test:443", 503, Refusal::NotReady),
@@ -176,14 +126,15 @@ fn every_refusal_has_its_status_its_sentence_and_its_counter() {
 #[test]
 fn an_identity_opens_its_own_cluster_and_no_other() {
     let pki = Pki::new();
-    let mut config = tunnel_config();
-    config.tunnel = Settings { tls: Some(pki.tls()), ..Settings::default() };
-    let gateway = start(config);
+    pki.issue("a", Certificate::cluster("a"));
+    pki.issue("b", Certificate::cluster("b"));
+    let files = TlsFiles { client_ca: Some(pki.file("ca.crt")), ..tls_files(&pki, &["127.0.0.1"]) };
+    let gateway = start(Config { tunnel: secured(files), ..tunnel_config() });
     let endpoint = Endpoint::new();
     for cluster in ["a", "b"] {
         Service::new(cluster, &[endpoint.address]).authority(&format!("{cluster}.test:443")).expose(&gateway);
     }
-    let ask = |certificate: &str, authority: &str| pki.curl(&gateway, certificate, authority);
+    let ask = |certificate: &str, authority: &str| curl(&pki, &gateway, certificate, authority);
     assert_eq!(ask("a", "b.test:443"), 403);
     assert_eq!(count(&gateway, Refusal::NotAuthorized), 1);
     assert_eq!(ask("b", "a.test:443"), 403);
@@ -233,7 +184,7 @@ fn a_drain_waits_for_streams_and_then_cuts_them() {
     let gateway = start(tunnel_config());
     let endpoint = Endpoint::new();
     Service::new("a", &[endpoint.address]).authority(AUTHORITY).expose(&gateway);
-    let client = Client::new(&gateway);
+    let client = Client::plaintext(&gateway);
     let (_, mut finishes, _recv) = client.connect(AUTHORITY);
     let mut finishing = endpoint.accept();
     let (_, _send, mut cut) = client.connect(AUTHORITY);
@@ -264,7 +215,7 @@ fn fifty_tunnels_do_not_notice_five_hundred_changes_to_other_clusters() {
     let gateway = start(tunnel_config());
     let endpoint = Endpoint::new();
     Service::new("a", &[endpoint.address]).authority(AUTHORITY).expose(&gateway);
-    let client = Client::new(&gateway);
+    let client = Client::plaintext(&gateway);
     let mut tunnels: Vec<_> = (0..50)
         .map(|_| {
             let (status, send, recv) = client.connect(AUTHORITY);
@@ -303,76 +254,35 @@ fn clients_that_never_ask_are_counted_by_what_they_did() {
 #[test]
 fn a_connection_that_rests_holds_no_handshake_place() {
     let gateway = start(tunnel_config());
-    let _client = Client::new(&gateway);
+    let _client = Client::plaintext(&gateway);
     eventually("the place is given back", || {
         let totals = gateway.shared().totals();
         totals.accepted == 1 && totals.handshakes == 0
     });
 }
 
-/// One CA for both sides, in files for the gateway and for curl.
-struct Pki {
-    folder: tempfile::TempDir,
-}
-
-impl Pki {
-    fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.distinguished_name.push(DnType::CommonName, "test CA");
-        let key = KeyPair::generate().unwrap();
-        fs::write(folder.path().join("ca.crt"), params.self_signed(&key).unwrap().pem()).unwrap();
-        let issuer = Issuer::new(params, key);
-        let pki = Self { folder };
-        for name in ["127.0.0.1", "a", "b"] {
-            let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-            params.distinguished_name.push(DnType::OrganizationName, format!("portico:cluster:{name}"));
-            let key = KeyPair::generate().unwrap();
-            let certificate = params.signed_by(&key, &issuer).unwrap();
-            fs::write(pki.file(name, "crt"), certificate.pem()).unwrap();
-            fs::write(pki.file(name, "key"), key.serialize_pem()).unwrap();
-        }
-        pki
-    }
-
-    fn file(&self, name: &str, extension: &str) -> std::path::PathBuf {
-        self.folder.path().join(format!("{name}.{extension}"))
-    }
-
-    fn tls(&self) -> Arc<Tls> {
-        let files = TlsFiles {
-            certificate: self.file("127.0.0.1", "crt"),
-            key: self.file("127.0.0.1", "key"),
-            client_ca: Some(self.file("ca", "crt")),
-            client_crl: None,
-        };
-        Arc::new(Tls::load(files).unwrap())
-    }
-
-    /// The status curl got for its CONNECT.
-    fn curl(&self, gateway: &Gateway, certificate: &str, authority: &str) -> u16 {
-        let mut curl = std::process::Command::new("curl");
-        curl.args([
-            "-s",
-            "--max-time",
-            "20",
-            "--noproxy",
-            "",
-            "--proxytunnel",
-            "-o",
-            "/dev/null",
-            "-w",
-            "%{http_connect}",
-        ])
-        .args(["--proxy", &format!("https://{}", tunnel_address(gateway)), "--proxy-cacert"])
-        .arg(self.file("ca", "crt"))
-        .arg("--proxy-cert")
-        .arg(self.file(certificate, "crt"))
-        .arg("--proxy-key")
-        .arg(self.file(certificate, "key"))
-        .arg(format!("http://{authority}/"));
-        let output = curl.output().expect("curl runs; apt-get install curl");
-        String::from_utf8(output.stdout).unwrap().parse().unwrap()
-    }
+/// The status curl got for its CONNECT.
+fn curl(pki: &Pki, gateway: &Gateway, certificate: &str, authority: &str) -> u16 {
+    let mut curl = std::process::Command::new("curl");
+    curl.args([
+        "-s",
+        "--max-time",
+        "20",
+        "--noproxy",
+        "",
+        "--proxytunnel",
+        "-o",
+        "/dev/null",
+        "-w",
+        "%{http_connect}",
+    ])
+    .args(["--proxy", &format!("https://{}", tunnel_address(gateway)), "--proxy-cacert"])
+    .arg(pki.file("ca.crt"))
+    .arg("--proxy-cert")
+    .arg(pki.file(&format!("{certificate}.crt")))
+    .arg("--proxy-key")
+    .arg(pki.file(&format!("{certificate}.key")))
+    .arg(format!("http://{authority}/"));
+    let output = curl.output().expect("curl runs; apt-get install curl");
+    String::from_utf8(output.stdout).unwrap().parse().unwrap()
 }

@@ -335,51 +335,33 @@ fn shown(text: &str) -> Box<str> {
 
 #[cfg(test)]
 mod tests {
-    use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
+    use portico_lab::pki::{Certificate, Pki};
 
     use super::*;
     use crate::TlsFiles;
 
     /// The first second of a year.
     fn year(year: i32) -> UnixTime {
-        let seconds = u64::try_from(date_time_ymd(year, 1, 1).unix_timestamp()).unwrap();
+        let seconds = u64::try_from(rcgen::date_time_ymd(year, 1, 1).unix_timestamp()).unwrap();
         UnixTime::since_unix_epoch(Duration::from_secs(seconds))
     }
 
     #[test]
     fn an_intermediate_that_expires_first_ends_the_verdict() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = |name: &str| folder.path().join(name);
-        let ca = |name: &str, until: i32| {
-            let mut params = CertificateParams::default();
-            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-            params.distinguished_name.push(DnType::CommonName, name);
-            params.not_after = date_time_ymd(until, 1, 1);
-            params
-        };
-        let (root_key, key) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
-        let root = ca("root", 3000);
-        let root_certificate = root.self_signed(&root_key).unwrap();
-        let root = Issuer::new(root, root_key);
-        let between = ca("between", 2500);
-        let between_certificate = between.signed_by(&key, &root).unwrap();
-        let between = Issuer::new(between, key);
-        let mut leaf = CertificateParams::new(vec!["gateway.test".to_owned()]).unwrap();
-        leaf.distinguished_name.push(DnType::OrganizationName, "portico:cluster:a");
-        leaf.not_after = date_time_ymd(2600, 1, 1);
-        let key = KeyPair::generate().unwrap();
-        let leaf = leaf.signed_by(&key, &between).unwrap();
-        std::fs::write(file("ca.crt"), root_certificate.pem()).unwrap();
-        std::fs::write(file("tls.crt"), leaf.pem()).unwrap();
-        std::fs::write(file("tls.key"), key.serialize_pem()).unwrap();
+        let pki = Pki::new();
+        pki.issue("tls", Certificate::server(&["gateway.test"]));
+        let between = Certificate::authority("between").not_after(2500, 1, 1);
+        let between = pki.authority().intermediate(between).unwrap();
+        let leaf = between.issue(Certificate::cluster("a").not_after(2600, 1, 1)).unwrap();
         let files = TlsFiles {
-            certificate: file("tls.crt"),
-            key: file("tls.key"),
-            client_ca: Some(file("ca.crt")),
+            certificate: pki.file("tls.crt"),
+            key: pki.file("tls.key"),
+            client_ca: Some(pki.file("ca.crt")),
             client_crl: None,
         };
         let tls = Arc::new(Tls::load(files).unwrap());
-        let presented = Presented::new(&tls, &[leaf.der().clone(), between_certificate.der().clone()]);
+        let chain = [leaf, between.identity()].map(|identity| identity.certificate().unwrap());
+        let presented = Presented::new(&tls, &chain);
         assert_eq!(presented.identity_at(year(2400)).unwrap().cluster(), "a");
         assert_eq!(presented.identity_at(year(2550)), Err(CertificateProblem::ChainNotValid));
         assert_eq!(presented.still_identifies("a"), Ok(()));

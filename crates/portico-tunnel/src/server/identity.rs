@@ -77,17 +77,16 @@ fn cluster_of_uri(uri: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use rcgen::{CertificateParams, DnType, KeyPair, SanType};
+    use portico_lab::pki::{Authority, Certificate};
+    use rustls::pki_types::CertificateDer;
 
     use super::*;
 
-    fn certificate(organisation: Option<&str>, uris: &[&str]) -> Vec<u8> {
-        let mut params = CertificateParams::default();
-        if let Some(organisation) = organisation {
-            params.distinguished_name.push(DnType::OrganizationName, organisation);
-        }
-        params.subject_alt_names = uris.iter().map(|uri| SanType::URI((*uri).try_into().unwrap())).collect();
-        params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().to_vec()
+    fn certificate(organisation: Option<&str>, uris: &[&str]) -> CertificateDer<'static> {
+        let client = Certificate::client("agent");
+        let client = organisation.into_iter().fold(client, Certificate::organisation);
+        let client = uris.iter().fold(client, |client, uri| client.uri(uri));
+        Authority::new("CA").unwrap().issue(client).unwrap().certificate().unwrap()
     }
 
     fn cluster(organisation: Option<&str>, uris: &[&str]) -> Option<String> {

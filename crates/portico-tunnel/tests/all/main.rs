@@ -9,6 +9,4 @@ mod http1;
 mod http2;
 mod leaks;
 mod memory;
-#[path = "../pki/mod.rs"]
-mod pki;
 mod tls;

@@ -1,18 +1,13 @@
 //! CONNECT under TLS: which clients are accepted, for which cluster, and which promises of TCP hold there.
 
-use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 
 use crate::common::*;
 use http::StatusCode;
+use portico_lab::pki::{Authority, Certificate, Pki};
 use portico_tunnel::{End, Failure, Request, Settings, Side, Tls, TlsFiles};
-use rcgen::{
-    BasicConstraints, CertificateParams, CertificateRevocationListParams, CrlDistributionPoint,
-    CrlIssuingDistributionPoint, CrlScope, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod,
-    KeyPair, KeyUsagePurpose, RevokedCertParams,
-};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
+use rcgen::{CrlDistributionPoint, CrlIssuingDistributionPoint, CrlScope};
+use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -22,128 +17,54 @@ use tokio_rustls::client::TlsStream;
 /// Of every client certificate.
 const SERIAL: &[u8] = &[10, 11, 12];
 
-/// One CA for both sides, and the files of the server.
-struct Pki {
-    folder: tempfile::TempDir,
-    issuer: Issuer<'static, KeyPair>,
-    ca: CertificateDer<'static>,
+/// A CA for both sides, and the certificate of the server.
+fn pki() -> Pki {
+    let pki = Pki::new();
+    renew_server(&pki);
+    pki
 }
 
-impl Pki {
-    fn new() -> Self {
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        // OpenSSL takes a certificate whose issuer has its own name for self-signed.
-        params.distinguished_name.push(DnType::CommonName, "test CA");
-        let key = KeyPair::generate().unwrap();
-        let certificate = params.self_signed(&key).unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join("ca.crt"), certificate.pem()).unwrap();
-        let pki = Self { folder, ca: certificate.der().clone(), issuer: Issuer::new(params, key) };
-        pki.renew_server();
-        pki
-    }
+fn renew_server(pki: &Pki) {
+    pki.issue("tls", Certificate::server(&["gateway.test", "127.0.0.1"]));
+}
 
-    fn file(&self, name: &str) -> std::path::PathBuf {
-        Path::new(self.folder.path()).join(name)
+fn files(pki: &Pki) -> TlsFiles {
+    TlsFiles {
+        certificate: pki.file("tls.crt"),
+        key: pki.file("tls.key"),
+        client_ca: Some(pki.file("ca.crt")),
+        client_crl: None,
     }
+}
 
-    fn renew_server(&self) {
-        let mut params = CertificateParams::new(vec!["gateway.test".into(), "127.0.0.1".into()]).unwrap();
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        let key = KeyPair::generate().unwrap();
-        let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        fs::write(self.file("tls.crt"), certificate.pem()).unwrap();
-        fs::write(self.file("tls.key"), key.serialize_pem()).unwrap();
-    }
+/// Together with `crl.pem`.
+fn files_with_list(pki: &Pki) -> TlsFiles {
+    TlsFiles { client_crl: Some(pki.file("crl.pem")), ..files(pki) }
+}
 
-    fn tls(&self, with_ca: bool) -> Arc<Tls> {
-        let client_ca = with_ca.then(|| self.file("ca.crt"));
-        let files = TlsFiles {
-            certificate: self.file("tls.crt"),
-            key: self.file("tls.key"),
-            client_ca,
-            client_crl: None,
-        };
-        Arc::new(Tls::load(files).unwrap())
-    }
+fn settings(pki: &Pki) -> Settings {
+    Settings { tls: Some(Arc::new(Tls::load(files(pki)).unwrap())), ..Settings::default() }
+}
 
-    /// What the CA has revoked, in PEM.
-    fn revocations(&self, serials: &[&[u8]]) -> String {
-        self.revocations_of(serials, None)
-    }
+/// Those of a server that asks for no certificate.
+fn settings_without_ca(pki: &Pki) -> Settings {
+    let files = TlsFiles { client_ca: None, ..files(pki) };
+    Settings { tls: Some(Arc::new(Tls::load(files).unwrap())), ..Settings::default() }
+}
 
-    fn revocations_of(&self, serials: &[&[u8]], of: Option<CrlIssuingDistributionPoint>) -> String {
-        let (then, later) = (rcgen::date_time_ymd(2020, 1, 1), rcgen::date_time_ymd(4000, 1, 1));
-        let revoked = serials.iter().map(|serial| RevokedCertParams {
-            serial_number: serial.to_vec().into(),
-            revocation_time: then,
-            reason_code: None,
-            invalidity_date: None,
-        });
-        let list = CertificateRevocationListParams {
-            this_update: then,
-            next_update: later,
-            crl_number: vec![1].into(),
-            issuing_distribution_point: of,
-            revoked_certs: revoked.collect(),
-            key_identifier_method: KeyIdMethod::Sha256,
-        };
-        list.signed_by(&self.issuer).unwrap().pem().unwrap()
-    }
+/// A client without a certificate.
+fn stranger(pki: &Pki, alpn: &[&[u8]]) -> TlsConnector {
+    TlsConnector::from(Arc::new(pki.client_config(None, alpn)))
+}
 
-    fn settings(&self, with_ca: bool) -> Settings {
-        Settings { tls: Some(self.tls(with_ca)), ..Settings::default() }
-    }
+/// A client of cluster a.
+fn client(pki: &Pki, alpn: &[&[u8]]) -> TlsConnector {
+    client_with(pki, Certificate::cluster("a"), alpn)
+}
 
-    fn client(&self, organisation: Option<&str>, alpn: &[&[u8]]) -> TlsConnector {
-        self.client_with(organisation, alpn, |_| ())
-    }
-
-    /// A client whose certificate is not as it should be.
-    fn client_with(
-        &self,
-        organisation: Option<&str>,
-        alpn: &[&[u8]],
-        change: impl FnOnce(&mut CertificateParams),
-    ) -> TlsConnector {
-        let mut roots = RootCertStore::empty();
-        roots.add(self.ca.clone()).unwrap();
-        let builder =
-            ClientConfig::builder_with_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
-                .with_safe_default_protocol_versions()
-                .unwrap()
-                .with_root_certificates(roots);
-        let mut config = match organisation {
-            None => builder.with_no_client_auth(),
-            Some(organisation) => {
-                let (certificate, key) = self.client_certificate_with(organisation, change);
-                let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
-                builder.with_client_auth_cert(vec![certificate.der().clone()], key).unwrap()
-            }
-        };
-        config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
-        TlsConnector::from(Arc::new(config))
-    }
-
-    fn client_certificate(&self, organisation: &str) -> (rcgen::Certificate, KeyPair) {
-        self.client_certificate_with(organisation, |_| ())
-    }
-
-    fn client_certificate_with(
-        &self,
-        organisation: &str,
-        change: impl FnOnce(&mut CertificateParams),
-    ) -> (rcgen::Certificate, KeyPair) {
-        let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::OrganizationName, organisation);
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        params.serial_number = Some(SERIAL.to_vec().into());
-        change(&mut params);
-        let key = KeyPair::generate().unwrap();
-        (params.signed_by(&key, &self.issuer).unwrap(), key)
-    }
+fn client_with(pki: &Pki, certificate: Certificate, alpn: &[&[u8]]) -> TlsConnector {
+    pki.issue("client", certificate.serial(SERIAL));
+    TlsConnector::from(Arc::new(pki.client_config(Some("client"), alpn)))
 }
 
 async fn connect(server: &Server, connector: &TlsConnector) -> std::io::Result<TlsStream<TcpStream>> {
@@ -159,7 +80,7 @@ async fn status(server: &Server, connector: &TlsConnector) -> StatusCode {
 
 /// Opens an HTTP/1.1 tunnel under TLS.
 async fn http1_tunnel(server: &Server, pki: &Pki, alpn: &[&[u8]]) -> (TlsStream<TcpStream>, TcpStream) {
-    let mut stream = connect(server, &pki.client(Some("portico:cluster:a"), alpn)).await.unwrap();
+    let mut stream = connect(server, &client(pki, alpn)).await.unwrap();
     stream.write_all(format!("CONNECT {UPSTREAM} HTTP/1.1\r\n\r\nearly").as_bytes()).await.unwrap();
     let mut upstream = server.upstream().await;
     let mut early = [0; 5];
@@ -173,9 +94,9 @@ async fn http1_tunnel(server: &Server, pki: &Pki, alpn: &[&[u8]]) -> (TlsStream<
 
 #[tokio::test]
 async fn a_certificate_names_the_cluster_to_the_handler() {
-    let pki = Pki::new();
-    let server = Server::start(pki.settings(true)).await;
-    assert_eq!(status(&server, &pki.client(Some("portico:cluster:a"), &[b"h2"])).await, StatusCode::OK);
+    let pki = pki();
+    let server = Server::start(settings(&pki)).await;
+    assert_eq!(status(&server, &client(&pki, &[b"h2"])).await, StatusCode::OK);
     let requests = server.routes.requests.lock().unwrap();
     assert_eq!(proof(&requests[0]), Ok("a".to_owned()));
     assert!(requests[0].tls);
@@ -192,32 +113,31 @@ fn proof(request: &Request) -> Result<String, String> {
 
 #[tokio::test]
 async fn what_a_certificate_lacks_is_a_sentence_and_no_alert() {
-    let pki = Pki::new();
-    let server = Server::start(pki.settings(true)).await;
-    let mut stranger = Pki::new();
-    stranger.ca = pki.ca.clone();
-    let a = Some("portico:cluster:a");
-    let old = |params: &mut CertificateParams| params.not_after = rcgen::date_time_ymd(2001, 2, 3);
-    let young = |params: &mut CertificateParams| params.not_before = rcgen::date_time_ymd(4000, 2, 3);
-    let other = |params: &mut CertificateParams| {
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-    };
+    let pki = pki();
+    let server = Server::start(settings(&pki)).await;
+    let a = Certificate::cluster("a");
+    let foreign = Authority::new("test CA").unwrap().issue(a.clone()).unwrap();
+    let foreign = pki.authority().client_config(Some(&foreign), &[b"h2"]).unwrap();
+    let server_only = Certificate::server(&["a.test"]).organisation("portico:cluster:a");
     for (client, sentence) in [
-        (pki.client_with(a, &[b"h2"], old), "the client certificate expired on 2001-02-03T00:00:00Z"),
         (
-            pki.client_with(a, &[b"h2"], young),
+            client_with(&pki, a.clone().not_after(2001, 2, 3), &[b"h2"]),
+            "the client certificate expired on 2001-02-03T00:00:00Z",
+        ),
+        (
+            client_with(&pki, a.not_before(4000, 2, 3), &[b"h2"]),
             "the client certificate is not valid before 4000-02-03T00:00:00Z",
         ),
         (
-            stranger.client(a, &[b"h2"]),
+            TlsConnector::from(Arc::new(foreign)),
             "the client certificate was issued by CN=test CA, which is none of this gateway's client CAs",
         ),
         (
-            pki.client_with(a, &[b"h2"], other),
+            client_with(&pki, server_only, &[b"h2"]),
             "the client certificate is not meant for TLS clients; it needs the extended key usage clientAuth",
         ),
         (
-            pki.client(Some("system:masters"), &[b"h2"]),
+            client_with(&pki, Certificate::client("admin").organisation("system:masters"), &[b"h2"]),
             "the client certificate names no cluster; it needs organisation portico:cluster:NAME or URI \
              spiffe://DOMAIN/cluster/NAME",
         ),
@@ -231,24 +151,22 @@ async fn what_a_certificate_lacks_is_a_sentence_and_no_alert() {
 
 #[tokio::test]
 async fn a_client_without_a_certificate_gets_as_far_as_its_request() {
-    let pki = Pki::new();
-    let server = Server::start(pki.settings(true)).await;
-    assert_eq!(status(&server, &pki.client(None, &[b"h2"])).await, StatusCode::OK);
+    let pki = pki();
+    let server = Server::start(settings(&pki)).await;
+    assert_eq!(status(&server, &stranger(&pki, &[b"h2"])).await, StatusCode::OK);
     assert!(server.routes.requests.lock().unwrap()[0].certificate.is_none());
 }
 
 #[tokio::test]
 async fn a_certificate_without_its_key_is_turned_away_by_tls() {
-    let pki = Pki::new();
-    let mut server = Server::start(pki.settings(true)).await;
-    let (certificate, _) = pki.client_certificate("portico:cluster:a");
-    let (_, other_key) = pki.client_certificate("portico:cluster:a");
+    let pki = pki();
+    let mut server = Server::start(settings(&pki)).await;
+    let [own, other] = ["own", "other"].map(|name| pki.issue(name, Certificate::cluster("a")));
     let mut roots = RootCertStore::empty();
-    roots.add(pki.ca.clone()).unwrap();
+    roots.add(pki.authority().identity().certificate().unwrap()).unwrap();
     let provider = rustls::crypto::aws_lc_rs::default_provider();
-    let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(other_key.serialize_der()));
-    let signer = provider.key_provider.load_private_key(key).unwrap();
-    let pair = rustls::sign::CertifiedKey::new(vec![certificate.der().clone()], signer);
+    let signer = provider.key_provider.load_private_key(other.private_key().unwrap()).unwrap();
+    let pair = rustls::sign::CertifiedKey::new(vec![own.certificate().unwrap()], signer);
     let config = ClientConfig::builder_with_provider(Arc::new(provider))
         .with_safe_default_protocol_versions()
         .unwrap()
@@ -261,19 +179,13 @@ async fn a_certificate_without_its_key_is_turned_away_by_tls() {
 
 #[tokio::test]
 async fn a_revocation_reaches_a_connection_that_is_open_and_expiry_does_not() {
-    let pki = Pki::new();
-    fs::write(pki.file("crl.pem"), pki.revocations(&[])).unwrap();
-    let files = TlsFiles {
-        certificate: pki.file("tls.crt"),
-        key: pki.file("tls.key"),
-        client_ca: Some(pki.file("ca.crt")),
-        client_crl: Some(pki.file("crl.pem")),
-    };
-    let tls = Arc::new(Tls::load(files).unwrap());
+    let pki = pki();
+    let list = |serials: &[&[u8]]| pki.authority().revocations(serials).unwrap();
+    pki.write("crl.pem", &list(&[]));
+    let tls = Arc::new(Tls::load(files_with_list(&pki)).unwrap());
     let server = Server::start(Settings { tls: Some(Arc::clone(&tls)), ..Settings::default() }).await;
-    let a = Some("portico:cluster:a");
-    let soon = rcgen::date_time_ymd(2001, 2, 3);
-    for client in [pki.client(a, &[b"h2"]), pki.client_with(a, &[b"h2"], |params| params.not_after = soon)] {
+    let expired = Certificate::cluster("a").not_after(2001, 2, 3);
+    for client in [client(&pki, &[b"h2"]), client_with(&pki, expired, &[b"h2"])] {
         assert_eq!(status(&server, &client).await, StatusCode::OK);
     }
     let requests = std::mem::take(&mut *server.routes.requests.lock().unwrap());
@@ -286,21 +198,19 @@ async fn a_revocation_reaches_a_connection_that_is_open_and_expiry_does_not() {
     assert_eq!(standing(), [Ok(()), Ok(())], "one of them has expired, which cuts nothing");
     assert!(!tls.reload_trust().unwrap(), "nothing changed yet");
 
-    fs::write(pki.file("crl.pem"), "").unwrap();
+    pki.write("crl.pem", "");
     assert!(tls.reload_trust().is_err(), "an empty file pardons nobody: it is an error");
-    fs::write(pki.file("crl.pem"), pki.revocations(&[SERIAL])).unwrap();
+    pki.write("crl.pem", &list(&[SERIAL]));
     assert!(tls.reload_trust().unwrap());
     let told = "the client certificate with serial 0a:0b:0c of CN=test CA was revoked";
     let revoked = Err(told.to_owned());
     assert_eq!(standing(), [revoked.clone(), revoked.clone()]);
     assert_eq!(proof(&requests[0]), Err(told.to_owned()));
 
-    fs::write(pki.file("crl.pem"), pki.revocations(&[])).unwrap();
+    pki.write("crl.pem", &list(&[]));
     assert!(tls.reload_trust().unwrap());
     assert_eq!(standing(), [Ok(()), Ok(())]);
-    let mut next = Pki::new();
-    next.ca = pki.ca.clone();
-    fs::copy(next.file("ca.crt"), pki.file("ca.crt")).unwrap();
+    pki.write("ca.crt", &Authority::new("test CA").unwrap().cert());
     assert!(tls.reload_trust().unwrap());
     for standing in standing() {
         assert!(standing.unwrap_err().contains("issued by CN=test CA, which is none of"));
@@ -309,66 +219,58 @@ async fn a_revocation_reaches_a_connection_that_is_open_and_expiry_does_not() {
 
 #[test]
 fn a_list_of_some_certificates_only_is_an_error() {
-    let pki = Pki::new();
+    let pki = pki();
     let of_users = CrlIssuingDistributionPoint {
         distribution_point: CrlDistributionPoint { uris: vec!["http://ca.example.com/users.crl".into()] },
         scope: Some(CrlScope::UserCertsOnly),
     };
-    fs::write(pki.file("crl.pem"), pki.revocations_of(&[SERIAL], Some(of_users))).unwrap();
-    let files = TlsFiles {
-        certificate: pki.file("tls.crt"),
-        key: pki.file("tls.key"),
-        client_ca: Some(pki.file("ca.crt")),
-        client_crl: Some(pki.file("crl.pem")),
-    };
-    let error = Tls::load(files).unwrap_err().to_string();
+    let list = pki.authority().revocations_with(&[SERIAL], |list| {
+        list.issuing_distribution_point = Some(of_users);
+    });
+    pki.write("crl.pem", &list.unwrap());
+    let error = Tls::load(files_with_list(&pki)).unwrap_err().to_string();
     assert!(error.contains("the list of CN=test CA is not complete"), "{error}");
 }
 
 #[test]
 fn a_list_of_a_ca_that_signs_no_clients_is_an_error_and_keeps_the_last_good_one() {
-    let (pki, other) = (Pki::new(), Pki::new());
-    let files = TlsFiles {
-        certificate: pki.file("tls.crt"),
-        key: pki.file("tls.key"),
-        client_ca: Some(pki.file("ca.crt")),
-        client_crl: Some(pki.file("crl.pem")),
-    };
     // A CA of the same name with another key is another CA.
-    let (good, foreign) = (pki.revocations(&[SERIAL]), other.revocations(&[]));
-    fs::write(pki.file("crl.pem"), &foreign).unwrap();
+    let (pki, other) = (pki(), Authority::new("test CA").unwrap());
+    let files = files_with_list(&pki);
+    let good = pki.authority().revocations(&[SERIAL]).unwrap();
+    let foreign = other.revocations(&[]).unwrap();
+    pki.write("crl.pem", &foreign);
     let told = Tls::load(files.clone()).unwrap_err().to_string();
     assert!(told.contains("the list of CN=test CA is signed by none of the client CAs"), "{told}");
     assert!(told.contains("--tunnel-client-ca"), "{told}");
 
-    fs::write(pki.file("crl.pem"), &good).unwrap();
+    pki.write("crl.pem", &good);
     let tls = Tls::load(files).unwrap();
-    fs::write(pki.file("crl.pem"), &foreign).unwrap();
+    pki.write("crl.pem", &foreign);
     assert!(tls.reload_trust().is_err());
     assert!(tls.reload_trust().is_err(), "as long as it lasts");
-    let more = pki.revocations(&[SERIAL, &[4, 5, 6]]);
-    fs::write(pki.file("crl.pem"), [foreign.clone(), more].concat()).unwrap();
+    let more = pki.authority().revocations(&[SERIAL, &[4, 5, 6]]).unwrap();
+    pki.write("crl.pem", &[foreign.clone(), more].concat());
     assert!(tls.reload_trust().unwrap(), "what is good is taken");
     assert!(tls.reload_trust().is_err(), "and the other complained about");
     assert!(tls.reload_trust().is_err(), "as long as it lasts");
-    let both = [pki.file("ca.crt"), other.file("ca.crt")].map(|file| fs::read_to_string(file).unwrap());
-    fs::write(pki.file("ca.crt"), both.concat()).unwrap();
+    let both = [pki.authority().cert(), other.cert()];
+    pki.write("ca.crt", &both.concat());
     assert!(tls.reload_trust().unwrap(), "now it is one of theirs");
 
-    fs::write(pki.file("ca.crt"), &both[0]).unwrap();
+    pki.write("ca.crt", &both[0]);
     assert!(tls.reload_trust().unwrap(), "a CA that was taken out is gone, whatever lists are left");
     assert!(tls.reload_trust().is_err(), "its list is complained about");
-    fs::write(pki.file("crl.pem"), &good).unwrap();
+    pki.write("crl.pem", &good);
     assert!(tls.reload_trust().unwrap());
     assert!(!tls.reload_trust().unwrap());
 }
 
 #[tokio::test]
 async fn a_refresh_answers_no_content_and_opens_nothing() {
-    let pki = Pki::new();
-    let server = Server::start(pki.settings(true)).await;
-    let stream =
-        connect(&server, &pki.client(Some("portico:cluster:a"), &[portico_tunnel::ALPN])).await.unwrap();
+    let pki = pki();
+    let server = Server::start(settings(&pki)).await;
+    let stream = connect(&server, &client(&pki, &[portico_tunnel::ALPN])).await.unwrap();
     assert_eq!(stream.get_ref().1.alpn_protocol(), Some(portico_tunnel::ALPN));
     let mut client = Client::over(stream).await;
     let answer = client.refresh(UPSTREAM, Some("Bearer secret")).await;
@@ -384,13 +286,9 @@ async fn a_refresh_answers_no_content_and_opens_nothing() {
 
 #[tokio::test]
 async fn the_names_of_the_certificate_are_known() {
-    let pki = Pki::new();
-    let mut params = CertificateParams::new(vec!["Gateway.test".into(), "*.tunnel.test".into()]).unwrap();
-    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-    let key = KeyPair::generate().unwrap();
-    fs::write(pki.file("tls.crt"), params.signed_by(&key, &pki.issuer).unwrap().pem()).unwrap();
-    fs::write(pki.file("tls.key"), key.serialize_pem()).unwrap();
-    let tls = pki.tls(false);
+    let pki = pki();
+    pki.issue("tls", Certificate::server(&["Gateway.test", "*.tunnel.test"]));
+    let tls = Tls::load(TlsFiles { client_ca: None, ..files(&pki) }).unwrap();
     for own in ["gateway.test", "a.tunnel.test", "b.tunnel.test"] {
         assert!(tls.is_named(own), "{own}");
     }
@@ -401,28 +299,28 @@ async fn the_names_of_the_certificate_are_known() {
 
 #[tokio::test]
 async fn without_a_ca_nobody_is_asked() {
-    let pki = Pki::new();
-    let server = Server::start(pki.settings(false)).await;
-    assert_eq!(status(&server, &pki.client(None, &[b"h2"])).await, StatusCode::OK);
+    let pki = pki();
+    let server = Server::start(settings_without_ca(&pki)).await;
+    assert_eq!(status(&server, &stranger(&pki, &[b"h2"])).await, StatusCode::OK);
     assert!(server.routes.requests.lock().unwrap()[0].certificate.is_none());
 }
 
 #[tokio::test]
 async fn without_alpn_the_first_bytes_inside_tell_the_protocol() {
-    let pki = Pki::new();
-    let server = Server::start(pki.settings(true)).await;
-    assert_eq!(status(&server, &pki.client(Some("portico:cluster:a"), &[])).await, StatusCode::OK);
+    let pki = pki();
+    let server = Server::start(settings(&pki)).await;
+    assert_eq!(status(&server, &client(&pki, &[])).await, StatusCode::OK);
     drop(server.upstream().await);
     http1_tunnel(&server, &pki, &[]).await;
 }
 
 #[tokio::test]
 async fn a_renewed_certificate_is_used_without_cutting_a_stream() {
-    let pki = Pki::new();
-    let settings = pki.settings(true);
+    let pki = pki();
+    let settings = settings(&pki);
     let tls = settings.tls.clone().unwrap();
     let server = Server::start(settings).await;
-    let connector = pki.client(Some("portico:cluster:a"), &[b"h2"]);
+    let connector = client(&pki, &[b"h2"]);
     let served = |stream: &TlsStream<TcpStream>| stream.get_ref().1.peer_certificates().unwrap()[0].clone();
 
     let stream = connect(&server, &connector).await.unwrap();
@@ -431,14 +329,14 @@ async fn a_renewed_certificate_is_used_without_cutting_a_stream() {
     let (mut ends, mut upstream) = server.tunnel_of(&mut client).await;
     assert!(!tls.reload_certificate().unwrap(), "nothing changed yet");
 
-    let key = fs::read(pki.file("tls.key")).unwrap();
-    pki.renew_server();
-    let new_key = fs::read(pki.file("tls.key")).unwrap();
-    fs::write(pki.file("tls.key"), key).unwrap();
+    let key = pki.read("tls.key");
+    renew_server(&pki);
+    let new_key = pki.read("tls.key");
+    pki.write("tls.key", &key);
     assert!(tls.reload_certificate().is_err(), "a certificate without its key is not used");
     assert_eq!(served(&connect(&server, &connector).await.unwrap()), before);
 
-    fs::write(pki.file("tls.key"), new_key).unwrap();
+    pki.write("tls.key", &new_key);
     assert!(tls.reload_certificate().unwrap());
     assert_ne!(served(&connect(&server, &connector).await.unwrap()), before);
     upstream.write_all(b"still here").await.unwrap();
@@ -447,14 +345,14 @@ async fn a_renewed_certificate_is_used_without_cutting_a_stream() {
 
 #[tokio::test]
 async fn files_that_make_no_configuration_are_named() {
-    let pki = Pki::new();
+    let pki = pki();
     let files = |certificate: &str, key: &str, ca: &str| TlsFiles {
         certificate: pki.file(certificate),
         key: pki.file(key),
         client_ca: Some(pki.file(ca)),
         client_crl: None,
     };
-    fs::write(pki.file("empty"), "").unwrap();
+    pki.write("empty", "");
     for (files, culprit) in [
         (files("missing", "tls.key", "ca.crt"), "missing"),
         (files("empty", "tls.key", "ca.crt"), "empty"),
@@ -469,8 +367,8 @@ async fn files_that_make_no_configuration_are_named() {
 
 #[tokio::test]
 async fn http1_under_tls_half_closes_in_both_orders() {
-    let pki = Pki::new();
-    let mut server = Server::start(pki.settings(true)).await;
+    let pki = pki();
+    let mut server = Server::start(settings(&pki)).await;
     for client_first in [true, false] {
         let (mut stream, mut upstream) = http1_tunnel(&server, &pki, &[b"http/1.1"]).await;
         let mut answer = Vec::new();
@@ -497,8 +395,8 @@ async fn http1_under_tls_half_closes_in_both_orders() {
 
 #[tokio::test]
 async fn http1_under_tls_passes_resets_on() {
-    let pki = Pki::new();
-    let mut server = Server::start(pki.settings(true)).await;
+    let pki = pki();
+    let mut server = Server::start(settings(&pki)).await;
     let (mut stream, mut upstream) = http1_tunnel(&server, &pki, &[b"http/1.1"]).await;
     stream.write_all(b"last words").await.unwrap();
     stream.flush().await.unwrap();
@@ -521,8 +419,8 @@ async fn http1_under_tls_passes_resets_on() {
 
 #[tokio::test]
 async fn http1_under_tls_sees_resets_while_the_other_side_is_blocked() {
-    let pki = Pki::new();
-    let mut server = Server::start(pki.settings(true)).await;
+    let pki = pki();
+    let mut server = Server::start(settings(&pki)).await;
     let bytes = pattern(64 * 1024);
 
     let (mut stream, _upstream) = http1_tunnel(&server, &pki, &[b"http/1.1"]).await;
@@ -548,8 +446,8 @@ async fn http1_under_tls_sees_resets_while_the_other_side_is_blocked() {
 
 #[tokio::test]
 async fn twenty_megabytes_arrive_unharmed_each_way_under_tls() {
-    let pki = Pki::new();
-    let server = Server::start(pki.settings(true)).await;
+    let pki = pki();
+    let server = Server::start(settings(&pki)).await;
     let (stream, mut upstream) = http1_tunnel(&server, &pki, &[b"http/1.1"]).await;
     let bytes = pattern(20_000_000);
     let (mut from_server, mut to_server) = tokio::io::split(stream);
@@ -570,11 +468,9 @@ async fn twenty_megabytes_arrive_unharmed_each_way_under_tls() {
 
 #[tokio::test]
 async fn curl_comes_in_with_its_certificate() {
-    let pki = Pki::new();
-    let server = Server::start(pki.settings(true)).await;
-    let (certificate, key) = pki.client_certificate("portico:cluster:a");
-    fs::write(pki.file("client.crt"), certificate.pem()).unwrap();
-    fs::write(pki.file("client.key"), key.serialize_pem()).unwrap();
+    let pki = pki();
+    let server = Server::start(settings(&pki)).await;
+    pki.issue("client", Certificate::cluster("a"));
     let mut curl = tokio::process::Command::new("curl");
     curl.args(["-sS", "--max-time", "20", "--noproxy", "", "--proxytunnel"])
         .args(["--proxy", &format!("https://{}", server.address), "--proxy-cacert"])

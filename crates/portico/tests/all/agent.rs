@@ -3,23 +3,13 @@
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
 
-use crate::common::{PATIENCE, Process, get, run, stderr, stdout};
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
-
-/// Certificates and manifests of two clusters.
-struct Site {
-    folder: tempfile::TempDir,
-    issuer: Issuer<'static, KeyPair>,
-}
-
-struct Gateway {
-    process: Process,
-    admin: u16,
-}
+use crate::common::{PATIENCE, Process, free_port, get, metric, port_of, run, stderr, stdout, wait_until};
+use crate::proof::authority;
+use crate::secure::{SecureGateway, SecureSite};
+use portico_lab::pki::Certificate;
 
 struct Agent {
     process: Process,
@@ -28,68 +18,14 @@ struct Agent {
     port: u16,
 }
 
-impl Site {
-    /// Clusters a and b, whose API servers send back what they get.
-    fn new() -> Self {
-        let site = Self::without_clusters();
-        for cluster in ["a", "b"] {
-            site.put(cluster, echo());
-        }
-        site
-    }
-
-    fn without_clusters() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-        params.distinguished_name.push(DnType::CommonName, "test CA");
-        let key = KeyPair::generate().unwrap();
-        let ca = params.self_signed(&key).unwrap().pem();
-        let site = Self { folder, issuer: Issuer::new(params, key) };
-        fs::write(site.file("ca.crt"), ca).unwrap();
-        site.issue("gateway");
-        site.issue("a");
-        site.issue("b");
-        fs::create_dir(site.file("manifests")).unwrap();
-        site
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.file(name).display().to_string()
-    }
-
-    /// Where the cluster's API server is.
-    fn put(&self, cluster: &str, upstream: u16) {
-        fs::write(self.file(&format!("manifests/{cluster}.yaml")), service(cluster, upstream)).unwrap();
-    }
-
-    fn issue(&self, name: &str) {
-        let mut params = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
-        params.distinguished_name.push(DnType::OrganizationName, format!("portico:cluster:{name}"));
-        let key = KeyPair::generate().unwrap();
-        let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        fs::write(self.file(&format!("{name}.crt")), certificate.pem()).unwrap();
-        fs::write(self.file(&format!("{name}.key")), key.serialize_pem()).unwrap();
-    }
-
+impl SecureSite {
     /// A gateway that asks for certificates, ready, with its tunnel at `tunnel`.
-    fn gateway(&self, tunnel: u16, more: &[&str]) -> Gateway {
-        let [manifests, cert, key, ca] =
-            ["manifests", "gateway.crt", "gateway.key", "ca.crt"].map(|name| self.path(name));
+    fn gateway_at(&self, tunnel: u16, more: &[&str]) -> SecureGateway {
         // Gateways of one site draw no NodePorts; what they would remember is each one's own.
-        let (state, tunnel) = (self.path(&format!("state-{tunnel}")), format!("127.0.0.1:{tunnel}"));
-        let arguments = ["gateway", "--manifests", &manifests, "--state-dir", &state, "--sni-listen", "off"];
-        let listen = ["--tunnel-listen", &tunnel, "--admin-listen", "127.0.0.1:0", "--workers", "1"];
-        let tls = ["--tunnel-tls-cert", &cert, "--tunnel-tls-key", &key, "--tunnel-client-ca", &ca];
-        let mut process = Process::start(&[&arguments[..], &listen, &tls, more].concat());
-        let admin = port_of(&process.wait_for("listener=admin"));
-        process.wait_for("listener=tunnel");
-        Gateway { process, admin }
+        let [state, ca] = [&format!("state-{tunnel}"), "ca.crt"].map(|name| self.pki.path(name));
+        let tunnel = format!("127.0.0.1:{tunnel}");
+        let flags = ["--state-dir", &state, "--tunnel-client-ca", &ca];
+        self.gateway(&["--sni-listen", "off", "--tunnel-listen", &tunnel], &[&flags[..], more].concat())
     }
 
     /// An agent of cluster a for gateways at these ports, listening. `identity` is its flags of identity.
@@ -102,7 +38,7 @@ impl Site {
 
     fn agent_at(&self, port: u16, gateways: &[u16], identity: &[&str], more: &[&str]) -> Agent {
         let gateways: Vec<String> = gateways.iter().map(|port| format!("127.0.0.1:{port}")).collect();
-        let (gateways, ca) = (gateways.join(","), self.path("ca.crt"));
+        let (gateways, ca) = (gateways.join(","), self.pki.path("ca.crt"));
         let forward = format!("127.0.0.1:{port}={}", authority("a"));
         let arguments =
             ["agent", "--gateway", &gateways, "--tls-ca", &ca, "--proxy", "off", "--address", "off"];
@@ -114,7 +50,7 @@ impl Site {
 
     /// Flags that show the certificate of `name`.
     fn certificate(&self, name: &str) -> [String; 4] {
-        let [cert, key] = ["crt", "key"].map(|end| self.path(&format!("{name}.{end}")));
+        let [cert, key] = ["crt", "key"].map(|end| self.pki.path(&format!("{name}.{end}")));
         ["--tls-cert".into(), cert, "--tls-key".into(), key]
     }
 }
@@ -141,82 +77,17 @@ fn strs<const N: usize>(strings: &[String; N]) -> [&str; N] {
     strings.each_ref().map(String::as_str)
 }
 
-fn port_of(line: &str) -> u16 {
-    line.rsplit(':').next().and_then(|port| port.trim().parse().ok()).expect("the log names the port")
-}
-
-fn metric(admin: u16, name: &str) -> u64 {
-    let (_, page) = get(admin, "/metrics");
-    let line = page.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')));
-    line.and_then(|line| line.rsplit(' ').next()?.parse().ok())
-        .unwrap_or_else(|| panic!("no {name} in {page}"))
-}
-
-fn authority(cluster: &str) -> String {
-    format!("apiserver-external.cluster-{cluster}.svc.cluster.local:443")
-}
-
-fn service(cluster: &str, upstream: u16) -> String {
-    format!(
-        "\
-apiVersion: v1
-kind: Service
-metadata:
-  name: apiserver-external
-  namespace: cluster-{cluster}
-  annotations: {{nodeport-proxy.k8s.io/expose: Tunneling}}
-spec:
-  ports: [{{name: secure, port: 443}}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata:
-  name: api-1
-  namespace: cluster-{cluster}
-  labels: {{kubernetes.io/service-name: apiserver-external}}
-addressType: IPv4
-endpoints:
-- addresses: [127.0.0.1]
-  conditions: {{ready: true}}
-ports: [{{name: secure, port: {upstream}}}]
-"
-    )
-}
-
 /// Serves each connection with `serve` on a thread of its own, for as long as the test runs.
-fn server(serve: impl Fn(TcpStream) + Clone + Send + 'static) -> u16 {
+fn server(serve: impl Fn(TcpStream) + Clone + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
+    let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let serve = serve.clone();
             std::thread::spawn(move || serve(stream));
         }
     });
-    port
-}
-
-/// A server that sends back what it gets.
-fn echo() -> u16 {
-    server(|stream| {
-        let mut reader = stream.try_clone().unwrap();
-        let mut writer = stream;
-        let _ = std::io::copy(&mut reader, &mut writer);
-        let _ = writer.shutdown(Shutdown::Write);
-    })
-}
-
-/// A port of loopback that was free a moment ago, outside the range that outgoing connections take theirs
-/// from.
-fn free_port() -> u16 {
-    use std::sync::atomic::{AtomicU16, Ordering};
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    loop {
-        let port = 13_000 + (std::process::id() % 5_000) as u16 + NEXT.fetch_add(1, Ordering::Relaxed);
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
+    address
 }
 
 fn connect(port: u16) -> TcpStream {
@@ -240,21 +111,11 @@ fn is_reset(stream: &mut TcpStream) -> bool {
     read.is_err_and(|error| matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe))
 }
 
-/// Polls until it is so. There is no event to wait for in another process.
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !is_so() {
-        assert!(start.elapsed() < PATIENCE, "waited in vain until {what}");
-        // Between two questions, so that the answer has a core to be found on.
-        std::thread::park_timeout(Duration::from_millis(20));
-    }
-}
-
 #[test]
 fn bytes_go_both_ways_and_each_direction_ends_by_itself() {
-    let site = Site::new();
+    let site = SecureSite::new();
     let tunnel = free_port();
-    let _gateway = site.gateway(tunnel, &[]);
+    let _gateway = site.gateway_at(tunnel, &[]);
     let mut agent = site.agent(&[tunnel], &strs(&site.certificate("a")), &["--access-log", "text"]);
     let mut pod = agent.connect();
     ping(&mut pod);
@@ -280,7 +141,7 @@ fn bytes_go_both_ways_and_each_direction_ends_by_itself() {
 
 #[test]
 fn a_reset_of_the_api_server_reaches_the_pod() {
-    let site = Site::without_clusters();
+    let site = SecureSite::without_clusters();
     site.put(
         "a",
         server(|mut stream| {
@@ -290,7 +151,7 @@ fn a_reset_of_the_api_server_reaches_the_pod() {
         }),
     );
     let tunnel = free_port();
-    let _gateway = site.gateway(tunnel, &[]);
+    let _gateway = site.gateway_at(tunnel, &[]);
     let mut agent = site.agent(&[tunnel], &strs(&site.certificate("a")), &["--access-log", "json"]);
     assert!(is_reset(&mut agent.connect()));
     let line = agent.process.wait_for("\"connection\"");
@@ -300,9 +161,9 @@ fn a_reset_of_the_api_server_reaches_the_pod() {
 
 #[test]
 fn a_refused_identity_is_reported_before_a_pod_needs_it() {
-    let site = Site::new();
+    let site = SecureSite::new();
     let tunnel = free_port();
-    let _gateway = site.gateway(tunnel, &[]);
+    let _gateway = site.gateway_at(tunnel, &[]);
     let mut agent = site.agent(&[tunnel], &strs(&site.certificate("b")), &[]);
     let line = agent.process.wait_for("does not accept our identity");
     assert!(line.contains("403"), "{line}");
@@ -317,9 +178,9 @@ fn a_refused_identity_is_reported_before_a_pod_needs_it() {
 
 #[test]
 fn gateways_that_freeze_or_die_are_left_and_those_that_return_are_used() {
-    let site = Site::new();
+    let site = SecureSite::new();
     let ports = [free_port(), free_port()];
-    let [first, second] = ports.map(|port| site.gateway(port, &[]));
+    let [first, second] = ports.map(|port| site.gateway_at(port, &[]));
     let agent = site.agent(&ports, &strs(&site.certificate("a")), &["--open-timeout", "50s"]);
     wait_until("there is a tunnel to each", || agent.metric("portico_agent_tunnels_opened_total") >= 2);
     let mut streams = [agent.connect(), agent.connect()];
@@ -339,19 +200,19 @@ fn gateways_that_freeze_or_die_are_left_and_those_that_return_are_used() {
     assert!(get(agent.admin, "/readyz").1.contains("[-] tunnels: none is up"));
     let mut waits = agent.connect();
     wait_until("a pod waits", || agent.metric("portico_agent_waiting_connections") == 1);
-    let _again = site.gateway(ports[1], &[]);
+    let _again = site.gateway_at(ports[1], &[]);
     ping(&mut waits);
     agent.wait_ready();
 }
 
 #[test]
 fn tokens_and_certificates_are_renewed_under_open_streams() {
-    let site = Site::new();
-    let [tokens, token] = ["tokens", "token"].map(|name| site.path(name));
+    let site = SecureSite::new();
+    let [tokens, token] = ["tokens", "token"].map(|name| site.pki.path(name));
     fs::write(&tokens, "first,a\n").unwrap();
     fs::write(&token, "first").unwrap();
     let tunnel = free_port();
-    let mut gateway = site.gateway(tunnel, &["--tunnel-tokens", &tokens]);
+    let mut gateway = site.gateway_at(tunnel, &["--tunnel-tokens", &tokens]);
     let mut agent = site.agent(&[tunnel], &["--token-file", &token], &[]);
     agent.wait_ready();
     let mut pod = agent.connect();
@@ -383,7 +244,7 @@ fn tokens_and_certificates_are_renewed_under_open_streams() {
     let mut pod = agent.connect();
     ping(&mut pod);
     wait_until("two are up", || agent.metric("portico_agent_tunnels_opened_total") == 2);
-    site.issue("a");
+    site.pki.issue("a", Certificate::cluster("a"));
     agent.process.wait_for("replaced; the new one is in force");
     wait_until("two have taken their place", || agent.metric("portico_agent_tunnels_opened_total") == 4);
     ping(&mut pod);
@@ -392,9 +253,9 @@ fn tokens_and_certificates_are_renewed_under_open_streams() {
 
 #[test]
 fn over_its_bounds_an_agent_refuses_at_once() {
-    let site = Site::new();
+    let site = SecureSite::new();
     let tunnel = free_port();
-    let _gateway = site.gateway(tunnel, &[]);
+    let _gateway = site.gateway_at(tunnel, &[]);
     let who = site.certificate("a");
     let agent = site.agent(&[tunnel], &strs(&who), &["--max-connections", "2"]);
     let mut pods = [agent.connect(), agent.connect()];
@@ -413,7 +274,7 @@ fn over_its_bounds_an_agent_refuses_at_once() {
 
 #[test]
 fn a_pod_that_resets_while_it_waits_gives_its_permit_back_at_once() {
-    let site = Site::new();
+    let site = SecureSite::new();
     // Nothing listens at that port.
     let more = ["--max-waiting", "1", "--open-timeout", "1h"];
     let agent = site.agent(&[free_port()], &strs(&site.certificate("a")), &more);
@@ -428,9 +289,9 @@ fn a_pod_that_resets_while_it_waits_gives_its_permit_back_at_once() {
 
 #[test]
 fn sigterm_lets_open_connections_finish_and_takes_no_new_ones() {
-    let site = Site::new();
+    let site = SecureSite::new();
     let tunnel = free_port();
-    let _gateway = site.gateway(tunnel, &[]);
+    let _gateway = site.gateway_at(tunnel, &[]);
     let mut agent = site.agent(&[tunnel], &strs(&site.certificate("a")), &[]);
     let mut pod = agent.connect();
     ping(&mut pod);
@@ -444,10 +305,10 @@ fn sigterm_lets_open_connections_finish_and_takes_no_new_ones() {
 
 #[test]
 fn a_successor_takes_over_under_load_and_no_connect_fails() {
-    let site = Site::new();
+    let site = SecureSite::new();
     let tunnel = free_port();
-    let _gateway = site.gateway(tunnel, &[]);
-    let (who, socket) = (site.certificate("a"), site.path("take-over.sock"));
+    let _gateway = site.gateway_at(tunnel, &[]);
+    let (who, socket) = (site.certificate("a"), site.pki.path("take-over.sock"));
     let flags = |name| ["--take-over", &socket, "--drain-timeout", "50s", "--linger", "--instance", name];
     let mut old = site.agent(&[tunnel], &strs(&who), &flags("old"));
     old.wait_ready();
@@ -484,10 +345,10 @@ fn a_successor_takes_over_under_load_and_no_connect_fails() {
 
 #[test]
 fn a_successor_that_no_gateway_accepts_replaces_nothing_until_the_old_one_is_gone() {
-    let site = Site::new();
+    let site = SecureSite::new();
     let tunnel = free_port();
-    let _gateway = site.gateway(tunnel, &[]);
-    let socket = site.path("take-over.sock");
+    let _gateway = site.gateway_at(tunnel, &[]);
+    let socket = site.pki.path("take-over.sock");
     let flags = ["--take-over", &socket];
     let old = site.agent(&[tunnel], &strs(&site.certificate("a")), &flags);
     let mut new = site.agent_at(old.port, &[tunnel], &strs(&site.certificate("b")), &flags);
@@ -504,9 +365,9 @@ fn a_successor_that_no_gateway_accepts_replaces_nothing_until_the_old_one_is_gon
 
 #[test]
 fn an_agent_has_two_threads_and_says_what_plaintext_means() {
-    let site = Site::new();
+    let site = SecureSite::new();
     let tunnel = free_port();
-    let _gateway = site.gateway(tunnel, &["--tunnel-plaintext"]);
+    let _gateway = site.gateway_at(tunnel, &["--tunnel-plaintext"]);
     let (gateway, port) = (format!("h2c://127.0.0.1:{tunnel}"), free_port());
     let forward = format!("127.0.0.1:{port}={}", authority("b"));
     let arguments =
@@ -535,7 +396,7 @@ fn a_port_that_is_taken_is_named_with_its_flag() {
 
 #[test]
 fn every_metric_and_every_reason_is_in_the_manual() {
-    let site = Site::new();
+    let site = SecureSite::new();
     let agent = site.agent(&[free_port()], &strs(&site.certificate("a")), &[]);
     let (_, metrics) = get(agent.admin, "/metrics");
     let manual = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/agent.md"));

@@ -2,9 +2,10 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -134,6 +135,42 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Asks again until the answer is yes. There is no event to wait for in another process.
+pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PATIENCE, "waited in vain until {what}");
+        // Between two questions, so that the answer has a core to be found on.
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+}
+
+/// A port of loopback that was free a moment ago, outside the range that outgoing connections take theirs
+/// from.
+pub(crate) fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    loop {
+        // Test binaries run one after the other; tests of this one share the counter.
+        let port = 20_000 + (std::process::id() % 5_000) as u16 + NEXT.fetch_add(1, Ordering::Relaxed);
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+/// The port at the end of a line that names a listener.
+pub(crate) fn port_of(line: &str) -> u16 {
+    line.rsplit(':').next().and_then(|port| port.trim().parse().ok()).expect("the log names the port")
+}
+
+/// One number of `/metrics`, which must be there.
+pub(crate) fn metric(admin: u16, name: &str) -> u64 {
+    let (_, page) = get(admin, "/metrics");
+    let line = page.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')));
+    line.and_then(|line| line.rsplit(' ').next()?.parse().ok())
+        .unwrap_or_else(|| panic!("no {name} in {page}"))
 }
 
 /// `GET path` from 127.0.0.1:`port`: status and body.

@@ -5,40 +5,10 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::time::{Duration, Instant};
 
-use crate::common::{PATIENCE, Process, directory, get};
+use crate::common::{PATIENCE, Process, directory, free_port, get, port_of, wait_until};
+use crate::proof::{LOOPBACK, echo};
 use tempfile::TempDir;
-
-/// A server that sends back what it gets, for as long as the test runs.
-fn echo() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    std::thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            std::thread::spawn(move || {
-                let mut reader = stream.try_clone().unwrap();
-                let mut writer = stream;
-                let _ = std::io::copy(&mut reader, &mut writer);
-            });
-        }
-    });
-    port
-}
-
-/// A port of loopback that was free a moment ago, outside the range that outgoing connections take theirs
-/// from.
-fn free_port() -> u16 {
-    use std::sync::atomic::{AtomicU16, Ordering};
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    loop {
-        // Test binaries run one after the other; tests of this one share the counter.
-        let port = 20_000 + (std::process::id() % 5_000) as u16 + NEXT.fetch_add(1, Ordering::Relaxed);
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
-}
 
 fn service(node_port: u16, upstream: u16) -> String {
     format!(
@@ -62,21 +32,9 @@ fn gateway(folder: &Path, more: &[&str]) -> Gateway {
     let arguments = ["gateway", "--manifests", manifests, "--sni-listen", "off", "--tunnel-listen", "off"];
     let loopback = ["--node-port-address", "127.0.0.1", "--admin-listen", "127.0.0.1:0", "--workers", "1"];
     let mut process = Process::start(&[&arguments[..], &loopback, more].concat());
-    let line = process.wait_for("listener=admin");
-    let admin =
-        line.rsplit(':').next().and_then(|port| port.trim().parse().ok()).expect("the log names the port");
+    let admin = port_of(&process.wait_for("listener=admin"));
     wait_until("it is ready", || get(admin, "/readyz").0 == 200);
     Gateway { process, admin }
-}
-
-/// Asks again until the answer is yes. There is no event to wait for in another process.
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !is_so() {
-        assert!(start.elapsed() < PATIENCE, "waited in vain until {what}");
-        // Between two questions, so that the answer has a core to be found on.
-        std::thread::park_timeout(Duration::from_millis(5));
-    }
 }
 
 /// One round trip on a connection.
@@ -95,7 +53,7 @@ fn connect(port: u16) -> TcpStream {
 
 fn site() -> (TempDir, u16) {
     let port = free_port();
-    (directory(&[("a.yaml", &service(port, echo()))]), port)
+    (directory(&[("a.yaml", &service(port, echo(LOOPBACK).port()))]), port)
 }
 
 #[test]
@@ -105,7 +63,7 @@ fn listeners_come_and_go_with_the_files() {
     let mut stream = connect(port);
     ping(&mut stream);
     let other = free_port();
-    let text = service(other, echo()).replace("cluster-a", "cluster-b");
+    let text = service(other, echo(LOOPBACK).port()).replace("cluster-a", "cluster-b");
     fs::write(folder.path().join("b.yaml"), text).unwrap();
     wait_until("the new port is served", || TcpStream::connect(("127.0.0.1", other)).is_ok());
     ping(&mut connect(other));
@@ -194,7 +152,7 @@ fn a_broken_manifest_is_shown_and_takes_nothing_down() {
 fn a_port_that_cannot_be_bound_is_reported_on_its_service_everywhere() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
-    let folder = directory(&[("a.yaml", &service(port, echo()))]);
+    let folder = directory(&[("a.yaml", &service(port, echo(LOOPBACK).port()))]);
     let mut gateway = gateway(folder.path(), &[]);
     assert_eq!(get(gateway.admin, "/readyz").0, 200, "everybody else is served");
     let (_, verbose) = get(gateway.admin, "/readyz?verbose");

@@ -1,7 +1,7 @@
 //! The `portico` binary from outside: real processes, real sockets.
 //!
 //! [`common`] starts the binary, [`proof`] has what the heavy proofs share: many connections, a cluster's
-//! stand-in, usage.
+//! stand-in, usage. [`secure`] has what tests of the tunnel under TLS share.
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
 mod agent;
@@ -16,5 +16,6 @@ mod isolation;
 mod proof;
 mod routes;
 mod scale;
+mod secure;
 mod slow_loris;
 mod tunnel_identity;

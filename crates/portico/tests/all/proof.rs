@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::{Command, id};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustls::pki_types::ServerName;
@@ -19,6 +19,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+pub(crate) use crate::common::wait_until;
 use crate::common::{PATIENCE, Process, get_from, portico};
 
 /// A directory of manifests.
@@ -233,16 +234,6 @@ impl Usage {
         let text = fs::read_to_string(format!("/proc/{}/{file}", self.0)).expect("the process runs");
         let value = text.lines().find_map(|line| line.strip_prefix(key));
         value.and_then(|value| value.trim().strip_suffix(" kB")?.parse().ok()).expect("a size in kB")
-    }
-}
-
-/// Asks again until the answer is yes. There is no event to wait for in another process.
-pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !is_so() {
-        assert!(start.elapsed() < PATIENCE, "waited in vain until {what}");
-        // Between two questions, so that the answer has a core to be found on.
-        std::thread::park_timeout(Duration::from_millis(5));
     }
 }
 

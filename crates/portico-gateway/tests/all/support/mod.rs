@@ -2,6 +2,8 @@
 //! sockets on loopback.
 #![allow(unreachable_pub, reason = "a toolbox of this one binary")]
 
+mod client;
+
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -14,6 +16,8 @@ use portico_api::policy::ClusterPolicy;
 use portico_gateway::{AccessFormat, AccessLog, Config, End, Gateway, Listener, Shared};
 use portico_routes::route::{Backend, BackendId, Route, RouteKey};
 use portico_routes::table::{RouteChange, Update};
+
+pub use client::{Client, gateway_name, secured, tls_files, tunnel_address};
 
 /// How long anything may take before a test gives up; nothing waits this long when all is well.
 pub const PATIENCE: Duration = Duration::from_secs(20);

@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use super::clock::Clock;
 use super::harness::settings;
 use super::scripted::{Answer, Scripted};
 use crate::common::UPSTREAM;
 use h2::Reason;
+use portico_lab::clock::Clock;
 use portico_tunnel::StatusCode;
 use portico_tunnel::client::{Client, ClientSettings, IdentityState, OpenError, TunnelState};
 use tokio::time::Instant;

@@ -1,6 +1,5 @@
 //! The client half of a tunnel, from outside: against the server half, and against scripted gateways.
 
-mod clock;
 mod harness;
 mod identity;
 mod names;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-use super::clock::Clock;
 use super::harness::{Line, Wire, settings};
 use super::names::{NameServer, Says};
 use crate::common::{Server, UPSTREAM, plaintext};
-use crate::pki::{Authority, Folder};
 use portico_dial::{ClientTls, ClientTlsFiles, Dialer, ProxyFiles, ProxySetting};
+use portico_lab::clock::Clock;
+use portico_lab::pki::{Authority, Certificate, Pki};
 use portico_tunnel::client::{
     Client, ClientSettings, GatewayAddress, IdentityState, OpenError, Security, TunnelState, TunnelStatus,
 };
@@ -151,22 +151,22 @@ async fn a_silent_name_server_delays_no_tunnel() {
     assert!(back.elapsed() < Duration::from_secs(3), "{:?}", back.elapsed());
 }
 
-/// A gateway that speaks TLS, and the CA that signs its certificate.
-async fn with_tls(folder: &Folder) -> (Server, Authority) {
-    let ours = Authority::new("ours");
-    let leaf = ours.server(&["127.0.0.1"]);
-    let tls = Tls::load(TlsFiles {
-        certificate: folder.write("tls.crt", &leaf.certificate.pem()),
-        key: folder.write("tls.key", &leaf.key.serialize_pem()),
-        client_ca: None,
-        client_crl: None,
-    });
-    (Server::start(Settings { tls: Some(Arc::new(tls.unwrap())), ..plaintext() }).await, ours)
+/// A gateway that speaks TLS.
+async fn with_tls(pki: &Pki) -> Server {
+    pki.issue("tls", Certificate::server(&["127.0.0.1"]));
+    let (certificate, key) = (pki.file("tls.crt"), pki.file("tls.key"));
+    let tls = Tls::load(TlsFiles { certificate, key, client_ca: None, client_crl: None });
+    Server::start(Settings { tls: Some(Arc::new(tls.unwrap())), ..plaintext() }).await
 }
 
-/// A client of that gateway that trusts what the folder's `ca.crt` says.
-fn trusting(folder: &Folder, gateway: SocketAddr) -> (ClientSettings, Arc<ClientTls>) {
-    let ca = Some(folder.path("ca.crt"));
+/// The certificate of a CA that signs nothing here.
+fn other_ca() -> String {
+    Authority::new("others").unwrap().cert()
+}
+
+/// A client of that gateway that trusts what `ca.crt` says.
+fn trusting(pki: &Pki, gateway: SocketAddr) -> (ClientSettings, Arc<ClientTls>) {
+    let ca = Some(pki.file("ca.crt"));
     let tls = Arc::new(ClientTls::load(ClientTlsFiles { ca, ..ClientTlsFiles::default() }).unwrap());
     let mut settings = without_ping(settings(&[gateway]));
     settings.gateways[0].security = Security::Tls;
@@ -176,15 +176,15 @@ fn trusting(folder: &Folder, gateway: SocketAddr) -> (ClientSettings, Arc<Client
 #[tokio::test]
 async fn a_ca_that_is_set_right_is_tried_at_once() {
     let clock = Clock::new();
-    let folder = Folder::new();
-    let (server, ours) = with_tls(&folder).await;
-    folder.write("ca.crt", &Authority::new("others").pem());
-    let (settings, tls) = trusting(&folder, server.address);
+    let pki = Pki::new();
+    let server = with_tls(&pki).await;
+    pki.write("ca.crt", &other_ca());
+    let (settings, tls) = trusting(&pki, server.address);
     let client = Client::start(settings);
     // Long enough for the waits to have grown.
     clock.pass(Duration::from_secs(120)).await;
     assert!(live(&client).is_empty());
-    folder.write("ca.crt", &ours.pem());
+    pki.write("ca.crt", &pki.authority().cert());
     assert!(tls.reload().unwrap());
     client.certificate_changed();
     let right = Instant::now();
@@ -195,13 +195,12 @@ async fn a_ca_that_is_set_right_is_tried_at_once() {
 #[tokio::test]
 async fn a_balancer_with_no_gateway_behind_it_is_tried_often_while_a_stream_waits() {
     let clock = Clock::new();
-    let folder = Folder::new();
-    let (server, ours) = with_tls(&folder).await;
-    folder.write("ca.crt", &ours.pem());
+    let pki = Pki::new();
+    let server = with_tls(&pki).await;
     // It accepts, and closes at once.
     let balancer = Line::to(server.address).await;
     balancer.wire.send_replace(Wire::Cut);
-    let (settings, _) = trusting(&folder, balancer.address);
+    let (settings, _) = trusting(&pki, balancer.address);
     let client = Client::start(ClientSettings { open_timeout: Duration::from_secs(600), ..settings });
     let waiting = tokio::spawn({
         let client = client.clone();
@@ -332,13 +331,12 @@ async fn a_successor_that_does_not_come_up_is_news_once() {
     let warnings = Arc::new(AtomicU32::new(0));
     let _counted = tracing::subscriber::set_default(Warnings(Arc::clone(&warnings)));
     let clock = Clock::new();
-    let folder = Folder::new();
-    let (server, ours) = with_tls(&folder).await;
-    folder.write("ca.crt", &ours.pem());
-    let (settings, tls) = trusting(&folder, server.address);
+    let pki = Pki::new();
+    let server = with_tls(&pki).await;
+    let (settings, tls) = trusting(&pki, server.address);
     let client = Client::start(settings);
     clock.until("up", || live(&client).len() == 2).await;
-    folder.write("ca.crt", &Authority::new("others").pem());
+    pki.write("ca.crt", &other_ca());
     assert!(tls.reload().unwrap());
     client.certificate_changed();
     clock.until("tried again and again", || client.totals().tunnel_failures >= 5).await;
