@@ -74,12 +74,15 @@ impl Drop for Listening {
 
 fn bind(address: SocketAddr) -> io::Result<OwnedFd> {
     let socket = unbound(address)?;
-    // All three are inherited by accepted connections.
+    // All are inherited by accepted connections.
     socket.set_nonblocking(true)?;
     socket.set_tcp_nodelay(true)?;
     set_keepalive(&SockRef::from(&socket), Keepalive::default())?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
+    // The acknowledgement of the first bytes may travel with those of the answer: one segment less. listen(2)
+    // resets this.
+    rustix::net::sockopt::set_tcp_quickack(&socket, false)?;
     Ok(socket.into())
 }
 

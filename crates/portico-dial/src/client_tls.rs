@@ -14,7 +14,6 @@ use arc_swap::ArcSwap;
 use portico_net::ReadAhead;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, WebPkiServerVerifier};
-use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::VerifierBuilderError;
@@ -24,6 +23,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use crate::provider::provider;
 use crate::socket::{Route, Socket};
 
 mod error;
@@ -305,7 +305,7 @@ impl Files {
 }
 
 fn configure(files: &Files, contents: &Contents, peer: Peer) -> Result<Current, ClientTlsError> {
-    let provider = Arc::new(aws_lc_rs::default_provider());
+    let provider = provider();
     let roots = match (&files.ca, &contents.ca) {
         (Some(path), Some(pem)) => roots_of(path, pem)?,
         _ => system_roots()?,

@@ -8,8 +8,8 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Bytes of one read: four TLS records.
-const READ: usize = 64 * 1024;
+/// Bytes of one read: eight TLS records.
+const READ: usize = 128 * 1024;
 
 thread_local! {
     /// One buffer a thread, between two reads of any of its connections.

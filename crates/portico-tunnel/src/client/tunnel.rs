@@ -14,6 +14,7 @@ use thiserror::Error;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
 
+use super::backoff::random;
 use super::endpoints::Endpoint;
 use super::event::Signals;
 use super::settings::ClientSettings;
@@ -97,6 +98,9 @@ pub(super) struct TunnelOrigin {
 pub(super) struct Tunnel {
     pub(super) origin: TunnelOrigin,
     pub(super) since: Instant,
+    /// Of two tunnels with room in their group, the one with the lower rank gets a stream. Drawn at random:
+    /// by age, a gateway that came back would get none from any client.
+    pub(super) rank: u64,
     pub(super) activity: Arc<Activity>,
     state: watch::Sender<TunnelState>,
     /// Whether no answer is to be expected. A draining tunnel may be unresponsive, too.
@@ -134,6 +138,7 @@ impl Tunnel {
         Self {
             origin,
             since: Instant::now(),
+            rank: random().to_bits(),
             state: watch::Sender::new(TunnelState::Live),
             silent: watch::Sender::new(false),
             max_streams: AtomicU32::new(max_streams(settings, &sender)),

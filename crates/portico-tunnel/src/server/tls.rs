@@ -15,7 +15,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use rustls::RootCertStore;
 use rustls::ServerConfig;
-use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 use rustls::server::{NoServerSessionStorage, VerifierBuilderError};
@@ -398,7 +397,7 @@ fn is_partial(list: &[u8]) -> bool {
 }
 
 fn server(files: &TlsFiles, contents: &Pair) -> Result<Server, TlsError> {
-    let provider = Arc::new(aws_lc_rs::default_provider());
+    let provider = portico_dial::provider();
     let pair =
         |source| TlsError::Pair { certificate: files.certificate.clone(), key: files.key.clone(), source };
     let chain = certificates(&files.certificate, &contents.certificate)?;

@@ -145,8 +145,8 @@ async fn a_gateway_that_cannot_review_our_token_leaves_the_stream_to_another() {
     let client = client_of_all([&cannot_review, &opens]);
     clock.until("both asked", || cannot_review.options() == 1 && opens.options() == 1).await;
     let mut streams = Vec::new();
-    for _ in 0..5 {
-        // From the second on the other one has fewer.
+    for _ in 0..40 {
+        // Once this one has a group of 32, the other one has fewer groups.
         let stream = clock.by(client.open(UPSTREAM)).await.unwrap();
         assert_eq!(stream.endpoint().address, opens.address);
         streams.push(stream);
