@@ -2,8 +2,6 @@
 //!
 //! Needs what the lab needs (`cargo run -p portico-lab -- install`), and root.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
-
 use std::collections::BTreeSet;
 use std::time::Duration;
 

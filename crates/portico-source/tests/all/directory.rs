@@ -1,7 +1,5 @@
 //! The directory source over real files, written in the odd ways in which editors and volumes write them.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
-
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
