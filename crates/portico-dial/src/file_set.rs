@@ -27,7 +27,7 @@ const SOMETIMES: Duration = Duration::from_secs(60);
 
 /// From a change to the look: files that belong together are written one after the other, and a busy folder
 /// costs five looks a second at most.
-const BURST: Duration = Duration::from_millis(200);
+const BURST: Duration = Duration::from_millis(500);
 
 /// What changes the file behind a name in a folder, the folder behind its own name, or the content of a file.
 const CHANGES: WatchFlags = WatchFlags::ATTRIB
@@ -58,11 +58,11 @@ struct Stamp {
 }
 
 impl FileSet {
-    /// `what` names the files in logs. Their content now counts as read.
+    /// `what` names the files in logs. The first look reads them: they may have changed since they were
+    /// loaded.
     #[must_use]
     pub fn new(what: &'static str, paths: Vec<PathBuf>) -> Self {
-        let stamps = paths.iter().map(stamp).collect();
-        Self { what, paths, stamps, problem: None }
+        Self { what, paths, stamps: Vec::new(), problem: None }
     }
 
     /// Calls `reload` if the files may have changed, or could not be used before. Returns true if it says
@@ -133,7 +133,7 @@ impl FolderWatch {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK);
         let watch = Self { files: files.into_iter().map(Into::into).collect(), inotify: inotify.ok() };
         if let Err(error) = watch.watch() {
-            tracing::info!(%error, "folders cannot be watched; looking at their files every second");
+            tracing::info!(%error, "files cannot be watched; looking at them every second until they can be");
         }
         watch
     }

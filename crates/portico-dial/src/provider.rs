@@ -1,4 +1,4 @@
-//! The cryptography of every TLS connection that Portico ends itself.
+//! The cryptography of the tunnel, both ends, and of TLS to a corporate proxy.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use rustls::crypto::{CryptoProvider, aws_lc_rs};
 /// Returns the provider for clients and servers.
 ///
 /// It prefers AES-128-GCM in TLS 1.3, as Go and BoringSSL do: the library's own order begins with AES-256,
-/// which costs two fifths more a byte. A peer with another preference still gets every suite.
+/// which has four rounds more. A peer with another preference still gets every suite.
 #[must_use]
 pub fn provider() -> Arc<CryptoProvider> {
     let mut provider = aws_lc_rs::default_provider();

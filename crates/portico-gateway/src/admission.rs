@@ -5,6 +5,8 @@
 //! fails is a [`Refusal`], counted and written by [`Learned::refuse`].
 
 use std::borrow::Cow;
+use std::collections::HashMap;
+use std::hash::Hash;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -107,44 +109,37 @@ impl Learned {
 
     /// Looks up the route of a server name. Upper case and a trailing dot make no difference.
     pub(crate) fn look_up_host(&mut self, shared: &Shared, name: &str) -> Result<(), Refusal> {
-        let Ok(host) = HostName::parse(name) else {
-            self.name = Some(printable(name).into());
-            return Err(Refusal::Unknown);
-        };
-        let routes = shared.live.routes();
-        let known =
-            routes.hosts.get_key_value(&host).map(|(name, upstream)| (name.clone(), Arc::clone(upstream)));
-        self.found(host, known);
+        let host = HostName::parse(name).map_err(|_| self.unreadable(name, Refusal::Unknown))?;
+        self.look_up(&shared.live.routes().hosts, host);
         Ok(())
     }
 
     /// Looks up the route of a CONNECT authority.
     pub(crate) fn look_up_authority(&mut self, shared: &Shared, name: &str) -> Result<(), Refusal> {
-        let Ok(authority) = Authority::parse(name) else {
-            self.name = Some(printable(name).into());
-            return Err(Refusal::Malformed);
-        };
-        let routes = shared.live.routes();
-        let known = routes
-            .authorities
-            .get_key_value(&authority)
-            .map(|(name, upstream)| (name.clone(), Arc::clone(upstream)));
-        self.found(authority, known);
+        let authority = Authority::parse(name).map_err(|_| self.unreadable(name, Refusal::Malformed))?;
+        self.look_up(&shared.live.routes().authorities, authority);
         Ok(())
     }
 
-    /// Looks up the route of a port.
-    pub(crate) fn look_up_port(&mut self, shared: &Shared, port: u16) {
-        self.upstream = shared.live.routes().ports.get(&port).cloned();
+    fn unreadable(&mut self, name: &str, refusal: Refusal) -> Refusal {
+        self.name = Some(printable(name).into());
+        refusal
     }
 
     /// A known name is the table's own, so that ten thousand connections to one name share it.
-    fn found<N: Into<Arc<str>>>(&mut self, asked: N, known: Option<(N, Arc<Upstream>)>) {
-        let (name, upstream) = match known {
-            Some((name, upstream)) => (name, Some(upstream)),
+    fn look_up<N>(&mut self, routes: &HashMap<N, Arc<Upstream>>, asked: N)
+    where
+        N: Clone + Eq + Hash + Into<Arc<str>>,
+    {
+        let (name, upstream) = match routes.get_key_value(&asked) {
+            Some((name, upstream)) => (name.clone(), Some(Arc::clone(upstream))),
             None => (asked, None),
         };
         (self.name, self.upstream) = (Some(name.into()), upstream);
+    }
+    /// Looks up the route of a port.
+    pub(crate) fn look_up_port(&mut self, shared: &Shared, port: u16) {
+        self.upstream = shared.live.routes().ports.get(&port).cloned();
     }
 
     /// Whether the client may have a connection to the upstream found, and takes it out of the cluster's

@@ -259,7 +259,7 @@ impl Gateway {
                 |record: &Record| removed.iter().any(|endpoint| Arc::ptr_eq(endpoint, record.endpoint()));
             for record in workers.iter().flat_map(|worker| worker.connections()) {
                 if left(&record) {
-                    record.cancel(End::Departed);
+                    record.cancel(End::EndpointRemoved);
                 }
             }
         });

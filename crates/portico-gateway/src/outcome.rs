@@ -177,7 +177,7 @@ pub enum End {
     /// No byte moved for the idle timeout.
     Idle,
     /// Its endpoint left the Service, and `--departed-timeout` was over.
-    Departed,
+    EndpointRemoved,
     /// The credential it was opened with was revoked.
     Revoked,
     /// It held bytes that its receiver did not take while the memory budget of tunnels was used up.
@@ -203,7 +203,7 @@ impl End {
         Self::Reset(Side::Downstream),
         Self::Reset(Side::Upstream),
         Self::Idle,
-        Self::Departed,
+        Self::EndpointRemoved,
         Self::Drained,
         Self::Cancelled,
         Self::Revoked,
@@ -219,7 +219,7 @@ impl End {
             Self::Reset(Side::Upstream) => ("reset", Side::Upstream, Some(CONNECT_ERROR)),
             Self::Reset(side) => ("reset", side, None),
             Self::Idle => ("idle_timeout", Side::Gateway, Some(CANCEL)),
-            Self::Departed => ("endpoint_departed", Side::Gateway, Some(CANCEL)),
+            Self::EndpointRemoved => ("endpoint_departed", Side::Gateway, Some(CANCEL)),
             Self::Revoked => ("revoked", Side::Gateway, Some(CANCEL)),
             Self::Memory => ("memory", Side::Gateway, Some(ENHANCE_YOUR_CALM)),
             Self::Drained => ("drain_timeout", Side::Gateway, Some(CANCEL)),

@@ -79,6 +79,7 @@ pub struct Record {
 pub(crate) struct State {
     up: AtomicU64,
     down: AtomicU64,
+    /// 0, or one more than the index of an [`End`].
     cancel: AtomicU8,
     lasts: AtomicBool,
     /// Of the task that moves the bytes.
@@ -111,23 +112,14 @@ impl Record {
 
     /// Has the task that moves the bytes stop, for `reason`.
     pub(crate) fn cancel(&self, reason: End) {
-        let reason = match reason {
-            End::Departed => 1,
-            End::Revoked => 3,
-            _ => 2,
-        };
-        self.state.cancel.store(reason, Relaxed);
+        self.state.cancel.store(1 + reason.index() as u8, Relaxed);
         self.state.waker.wake();
     }
 
     /// Why the connection is to end, if it is.
     pub(crate) fn cancelled(&self) -> Option<End> {
-        match self.state.cancel.load(Relaxed) {
-            0 => None,
-            1 => Some(End::Departed),
-            3 => Some(End::Revoked),
-            _ => Some(End::Drained),
-        }
+        let index = self.state.cancel.load(Relaxed).checked_sub(1)?;
+        End::ALL.get(usize::from(index)).copied()
     }
 
     /// Notes that the connection has outlived its first second, and wakes its task.

@@ -1,18 +1,16 @@
 //! Hosts, firewalls and real Kubernetes on one machine, for tests and contributors.
 //!
-//! A [`Lab`] is a small network of its own: [`Host`]s are network namespaces on one switch, each
-//! with an address, a `hosts` file and [`firewall`] rules that a test puts up and takes down. On
-//! hosts run [`Process`]es, and out of processes come real Kubernetes parts: [`Etcd`],
-//! [`ControlPlane`], [`Node`]. [`Seed`] puts them together as a one-node cluster, in which a
-//! [`UserCluster`] runs as pods. [`wait`] holds the only way a test waits here: for a condition,
-//! with a deadline, and with the last error when it did not come true.
+//! A [`Lab`] is a small network of its own: [`Host`]s are network namespaces on one switch, each with an
+//! address, a `hosts` file and [`firewall`] rules that a test puts up and takes down. On hosts run
+//! [`Process`]es, and out of processes come real Kubernetes parts: [`Etcd`], [`ControlPlane`], [`Node`].
+//! [`Seed`] puts them together as a one-node cluster, in which a [`UserCluster`] runs as pods. [`wait`] waits
+//! for a condition, with a deadline, and with the last error when it did not come true.
 //!
 //! Labs run side by side: [`Lab`] takes a free number and everything it makes carries that number.
 //! All of it is taken down with the last handle, also by a panic, or later by `portico-lab down`.
 //!
-//! Blocking code throughout: a test reads as a story. Errors end a test, so they are `anyhow`.
-//!
-//! Tests that need no host take [`pki`], which makes every certificate, and `clock` (feature `clock`).
+//! Blocking code throughout: a test reads as a story. Errors end a test, so they are `anyhow`. Tests that
+//! need no host take [`pki`], which makes every certificate, and `clock` (feature `clock`).
 //!
 //! Start with `tests/stories/kubernetes.rs`, then [`Seed`]. `docs/lab.md` has the layout on disk.
 

@@ -1,8 +1,8 @@
 //! A connected stream socket, and the calls on it that neither wait nor waste a system call.
 //!
 //! [`Stream`] is TCP or Unix; [`Socket`] is what the engines ask of either. [`receive`], [`send_some`] and
-//! [`attempt`] are the calls of a loop that knows from the result of one call that the next would fail. TLS
-//! and HTTP/2 read and write a [`Stream`] by `AsyncRead` and `AsyncWrite`.
+//! [`attempt`] are the calls of a loop that knows from the result of one call that the next would fail. For
+//! TLS and HTTP/2 a [`Stream`] has `AsyncRead` and `AsyncWrite`.
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use bytes::BufMut;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{RecvFlags, SendFlags};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
@@ -36,6 +37,12 @@ pub trait Socket: AsFd + Send + Sync {
     /// back.
     fn try_io<R>(&self, interest: Interest, call: impl FnOnce() -> io::Result<R>) -> io::Result<R>;
 
+    /// Reads into `buffer` what the socket has, without waiting.
+    fn try_read_buf<B: BufMut>(&self, buffer: &mut B) -> io::Result<usize>;
+
+    /// Writes what the socket takes, without waiting.
+    fn try_write_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize>;
+
     /// Resolves once the socket has failed: a reset, or a time-out. Needs no read interest.
     fn failed(&self) -> impl Future<Output = ()> + Send;
 }
@@ -51,6 +58,14 @@ impl Socket for TcpStream {
 
     fn try_io<R>(&self, interest: Interest, call: impl FnOnce() -> io::Result<R>) -> io::Result<R> {
         self.try_io(interest, call)
+    }
+
+    fn try_read_buf<B: BufMut>(&self, buffer: &mut B) -> io::Result<usize> {
+        self.try_read_buf(buffer)
+    }
+
+    fn try_write_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.try_write_vectored(slices)
     }
 
     async fn failed(&self) {
@@ -78,6 +93,20 @@ impl Socket for Stream {
         match self {
             Self::Tcp(stream) => stream.try_io(interest, call),
             Self::Unix(stream) => stream.try_io(interest, call),
+        }
+    }
+
+    fn try_read_buf<B: BufMut>(&self, buffer: &mut B) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.try_read_buf(buffer),
+            Self::Unix(stream) => stream.try_read_buf(buffer),
+        }
+    }
+
+    fn try_write_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.try_write_vectored(slices),
+            Self::Unix(stream) => stream.try_write_vectored(slices),
         }
     }
 

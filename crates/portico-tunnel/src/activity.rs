@@ -11,7 +11,7 @@ use portico_net::MemoryBudget;
 use portico_net::memory::Holder;
 use tokio::sync::Notify;
 
-use crate::chunk::{self, CHUNK, COPIED};
+use crate::chunk::{self, CHUNK};
 
 /// Most bytes that wait for the TCP socket of one connection: four streams with a full window each, a few
 /// milliseconds of a fast network. More would not be faster, for the socket is the bottleneck then.
@@ -20,6 +20,9 @@ const ROOM: usize = 1 << 20;
 /// Most bytes that one connection holds in both directions: a fourth of what a gateway holds in all by
 /// default.
 const CONNECTION_MEMORY: usize = 32 << 20;
+
+/// A chunk while the process is short of memory.
+const SMALL: usize = 8 * 1024;
 
 /// A peer that takes within this time all that waits for it is at work: 1 MiB at 8 Mbit/s.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -34,7 +37,7 @@ pub(crate) struct Activity {
     /// There is room for more of them: for one stream at a time.
     freed: Notify,
     /// Bytes came since this was last asked.
-    heard: AtomicBool,
+    received: AtomicBool,
     /// Streams have queued bytes since the connection was last polled.
     queued: AtomicBool,
     /// How often the connection had nothing left to write.
@@ -54,7 +57,7 @@ impl Activity {
             connection,
             to_peer,
             freed: Notify::new(),
-            heard: AtomicBool::default(),
+            received: AtomicBool::default(),
             queued: AtomicBool::default(),
             flushes: AtomicU64::default(),
             flushed: Notify::new(),
@@ -63,18 +66,18 @@ impl Activity {
     }
 
     /// Bytes came.
-    pub(crate) fn hear(&self) {
-        self.heard.store(true, Relaxed);
+    pub(crate) fn note_received(&self) {
+        self.received.store(true, Relaxed);
     }
 
-    /// Whether bytes came since [`take_heard`](Self::take_heard) was called.
-    pub(crate) fn heard(&self) -> bool {
-        self.heard.load(Relaxed)
+    /// Whether bytes came since [`take_received`](Self::take_received) was called.
+    pub(crate) fn has_received(&self) -> bool {
+        self.received.load(Relaxed)
     }
 
     /// Whether bytes came since the last call.
-    pub(crate) fn take_heard(&self) -> bool {
-        self.heard.swap(false, Relaxed)
+    pub(crate) fn take_received(&self) -> bool {
+        self.received.swap(false, Relaxed)
     }
 
     /// All that was queued is written.
@@ -127,7 +130,7 @@ impl Activity {
     /// short of memory, a connection holds one small chunk at a time.
     pub(crate) fn room(&self) -> usize {
         match (self.process.room() < CHUNK, self.to_peer.held()) {
-            (true, 0) => COPIED,
+            (true, 0) => SMALL,
             (true, _) => 0,
             (false, held) if held + CHUNK > ROOM => 0,
             (false, _) => CHUNK,
@@ -222,7 +225,7 @@ mod tests {
         let held: Vec<_> = std::iter::from_fn(|| chunk(&other, CHUNK)).collect();
         assert_eq!(held.len(), 4);
         let small = chunk(&activity, CHUNK).unwrap();
-        assert_eq!(small.len(), COPIED);
+        assert_eq!(small.len(), SMALL);
         assert!(chunk(&activity, 1).is_none());
         drop(small);
         assert!(chunk(&activity, 1).is_some());

@@ -15,7 +15,7 @@
 //! [`LINGER`].
 
 use std::future::poll_fn;
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::Shutdown;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -25,10 +25,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream};
 use portico_net::linger::{self, LINGER};
-use portico_net::{ErrorWatch, Idle};
+use portico_net::{ErrorWatch, Idle, Socket};
 use socket2::SockRef;
 use tokio::io::Interest;
-use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::activity::Activity;
@@ -37,12 +36,12 @@ use crate::handler::{End, Meter, Side};
 use crate::settings::SEND_BUFFER;
 use crate::waiting::Waiting;
 
-pub(crate) struct Bridge<M> {
+pub(crate) struct Bridge<S, M> {
     /// Which side the peer is.
     peer: Side,
     from_peer: RecvStream,
     to_peer: SendStream<Bytes>,
-    socket: Arc<TcpStream>,
+    socket: Arc<S>,
     meter: M,
     activity: Arc<Activity>,
     /// When bytes were last queued for the peer, for [`Activity::flushed_since`].
@@ -103,12 +102,12 @@ enum ToPeer {
     Done,
 }
 
-impl<M: Meter> Bridge<M> {
+impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
     /// `early` is what the peer sent before the socket was connected.
     pub(crate) fn new(
         peer: Side,
         (to_peer, from_peer): (SendStream<Bytes>, RecvStream),
-        socket: TcpStream,
+        socket: S,
         meter: M,
         activity: Arc<Activity>,
         mut early: Option<Box<Waiting>>,
@@ -153,7 +152,7 @@ impl<M: Meter> Bridge<M> {
         }
         if !matches!(outcome, Outcome::Closed { .. }) {
             // Nothing to be done if it fails: the socket is closed either way.
-            let _ = self.socket.set_zero_linger();
+            linger::abort(&*self.socket);
         }
         let end = match outcome {
             Outcome::Closed { first } => End::Closed { first: self.side(first) },
@@ -247,7 +246,7 @@ impl<M: Meter> Bridge<M> {
             return self.release(frame.len());
         }
         if self.waiting.is_none() {
-            match self.socket.try_write(&frame) {
+            match self.socket.try_write_vectored(&[IoSlice::new(&frame)]) {
                 Ok(written) if written == frame.len() => return self.wrote(written),
                 Ok(written) => {
                     self.wrote(written);
@@ -270,7 +269,7 @@ impl<M: Meter> Bridge<M> {
     /// task.
     fn write_waiting(&mut self, cx: &mut Context<'_>) {
         while let Some(waiting) = &mut self.waiting {
-            match waiting.write_to(&self.socket) {
+            match waiting.write_to(&*self.socket) {
                 Ok(written) => {
                     if waiting.is_empty() {
                         self.waiting = None;
@@ -339,7 +338,7 @@ impl<M: Meter> Bridge<M> {
             };
             let Poll::Ready(room) = self.poll_room(cx) else { return Ok(false) };
             let limit = window.min(room);
-            let chunk = match chunk::read(&self.socket, limit) {
+            let chunk = match chunk::read(&*self.socket, limit) {
                 Ok(chunk) => chunk,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
                 Err(_) => return Err(Party::Socket),

@@ -1,35 +1,35 @@
 //! Reads an upstream into memory that can be sent without copying it again, and that costs nothing while
 //! nobody reads.
 //!
-//! One buffer a thread. A large read leaves with the buffer itself; a small one is copied out of it: copying
-//! 8 KiB costs less than an allocation of 64 KiB, and a small chunk that waits for a slow client must not pin
-//! a large buffer.
+//! One buffer a thread. A large read leaves with the buffer itself; others are copied out of it: copying them
+//! costs less than another buffer of 120 KiB, and a chunk that waits for a slow client must not pin one.
 
 use std::cell::RefCell;
 use std::io;
 
 use bytes::{BufMut, Bytes, BytesMut};
-use tokio::net::TcpStream;
+use portico_net::Socket;
 
 use crate::settings::FRAME_SIZE;
 
 /// Most bytes of one read: one frame.
 pub(crate) const CHUNK: usize = FRAME_SIZE as usize;
 
-/// Reads up to this are copied out of the buffer.
-pub(crate) const COPIED: usize = 8 * 1024;
+/// Reads up to this are copied out of the buffer. A larger chunk is counted with the buffer that it pins, a
+/// factor of four at most.
+const COPIED: usize = 32 * 1024;
 
 thread_local! {
     static BUFFER: RefCell<BytesMut> = RefCell::new(BytesMut::new());
 }
 
 /// Reads at most `limit` bytes of what is there; empty at the end of the stream.
-pub(crate) fn read(stream: &TcpStream, limit: usize) -> io::Result<Bytes> {
+pub(crate) fn read(socket: &impl Socket, limit: usize) -> io::Result<Bytes> {
     BUFFER.with_borrow_mut(|buffer| {
         if buffer.capacity() < CHUNK {
             *buffer = BytesMut::with_capacity(CHUNK);
         }
-        let read = stream.try_read_buf(&mut (&mut *buffer).limit(limit.min(CHUNK)))?;
+        let read = socket.try_read_buf(&mut (&mut *buffer).limit(limit.min(CHUNK)))?;
         if read <= COPIED {
             let chunk = Bytes::copy_from_slice(buffer);
             buffer.clear();

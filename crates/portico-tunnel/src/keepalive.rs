@@ -40,11 +40,11 @@ impl KeepAlive {
         loop {
             ready!(self.timer.as_mut().poll(cx));
             // The response to a PING counts like any other bytes.
-            let heard = activity.take_heard();
-            if self.asked && !heard {
+            let received = activity.take_received();
+            if self.asked && !received {
                 return Poll::Ready(());
             }
-            self.asked = !heard;
+            self.asked = !received;
             if let (true, Some(pings)) = (self.asked, &mut self.pings) {
                 // h2 sends the next PING only after the response to the last one was taken.
                 let _ = pings.poll_pong(cx);
@@ -71,12 +71,12 @@ mod tests {
         let activity = Activity::new(&settings.memory);
         let mut keep_alive = KeepAlive::new(None, settings.ping_interval, settings.ping_timeout);
         // The last byte came just before a look, or just after one.
-        for heard in [Duration::from_millis(1), settings.ping_interval - Duration::from_millis(1)] {
+        for received in [Duration::from_millis(1), settings.ping_interval - Duration::from_millis(1)] {
             keep_alive.restart();
             let begun = Instant::now();
-            tokio::time::sleep(heard).await;
-            activity.take_heard();
-            activity.hear();
+            tokio::time::sleep(received).await;
+            activity.take_received();
+            activity.note_received();
             let last = Instant::now();
             keep_alive.silent(&activity).await;
             assert!(last.elapsed() > TCP_TRIES_AGAIN, "given up after {:?}", last.elapsed());

@@ -17,10 +17,12 @@ use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::activity::Activity;
-use crate::chunk::COPIED;
 
 /// Most bytes that are copied together: one TLS record.
 const BATCH: usize = 16 * 1024;
+
+/// Writes up to this are copied into the batch; a larger one costs less as a slice of its own.
+const COPIED: usize = 8 * 1024;
 
 /// Slices of one write: the batch, then a frame's header and its payload.
 const SLICES: usize = 4;
@@ -177,7 +179,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Batched<S> {
         let mut inner = lock(&self.0);
         let read = Pin::new(&mut inner.stream).poll_read(cx, buf);
         if read.is_ready() {
-            inner.activity.hear();
+            inner.activity.note_received();
         }
         inner.result(cx, read)
     }

@@ -8,9 +8,8 @@ use std::io::{self, IoSlice};
 use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes, BytesMut};
-use portico_net::MemoryBudget;
 use portico_net::memory::Holder;
-use tokio::net::TcpStream;
+use portico_net::{MemoryBudget, Socket};
 
 use crate::activity::Activity;
 use crate::settings::FRAME_SIZE;
@@ -54,8 +53,8 @@ impl Waiting {
     }
 
     /// Writes what the socket takes in one call. Returns how much that was.
-    pub(crate) fn write_to(&mut self, stream: &TcpStream) -> io::Result<usize> {
-        let written = self.queue.write_to(stream)?;
+    pub(crate) fn write_to(&mut self, socket: &impl Socket) -> io::Result<usize> {
+        let written = self.queue.write_to(socket)?;
         self.holder.release(written);
         Ok(written)
     }
@@ -89,7 +88,7 @@ impl Queue {
         self.whole.push_back(frame);
     }
 
-    fn write_to(&mut self, stream: &TcpStream) -> io::Result<usize> {
+    fn write_to(&mut self, socket: &impl Socket) -> io::Result<usize> {
         let mut slices = [IoSlice::new(&[]); SLICES];
         let parts = self.whole.iter().map(|frame| &frame[..]).chain(std::iter::once(&self.small[..]));
         let mut count = 0;
@@ -97,7 +96,7 @@ impl Queue {
             *slice = IoSlice::new(part);
             count += 1;
         }
-        let written = stream.try_write_vectored(&slices[..count])?;
+        let written = socket.try_write_vectored(&slices[..count])?;
         self.advance(written);
         Ok(written)
     }

@@ -1,6 +1,6 @@
 //! What the C library's allocator keeps, and what it gives back.
 //!
-//! Bulk transfers take and free buffers of 64 KiB all the time. By default every free of them at the end of
+//! Bulk transfers take and free buffers of 120 KiB all the time. By default every free of them at the end of
 //! the heap returns the pages to the system, and the next allocation takes a page fault for each: a quarter
 //! of what a gigabyte through a tunnel costs. So some are kept; and once, when the start is done, everything
 //! is returned, for the start needs more than what follows.

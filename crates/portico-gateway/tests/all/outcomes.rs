@@ -57,7 +57,7 @@ const ENDS: [(End, fn()); 10] = [
     (End::Reset(Side::Downstream), reset_by_the_client),
     (End::Reset(Side::Upstream), reset_by_the_endpoint),
     (End::Idle, idle),
-    (End::Departed, departed),
+    (End::EndpointRemoved, departed),
     (End::Drained, drained),
     (End::Cancelled, cancelled),
     (End::Revoked, revoked),
@@ -274,7 +274,7 @@ fn idle() {
 fn departed() {
     let tunnel = Tunnel::open(|config| config.departed_timeout = Some(SHORT));
     expose(&tunnel.secure.gateway, &[dead_endpoint()]);
-    tunnel.assert_cut(End::Departed);
+    tunnel.assert_cut(End::EndpointRemoved);
 }
 
 fn drained() {

@@ -60,13 +60,13 @@ pub(super) async fn authenticate(view: Arc<View>, tunnel: Arc<Tunnel>) {
                 }
             }
         }
-        let is_settled = answered && logged.is_none();
+        let is_final = answered && logged.is_none();
         let soonest = Instant::now() + ASK_AGAIN.mul_f64(0.5 + random());
         tokio::select! {
             () = tunnel.closed() => return,
             () = tunnel.token_renewed.notified() => {}
             () = async {
-                if is_settled {
+                if is_final {
                     tunnel.identity_doubted.notified().await;
                 }
                 sleep_until(soonest).await;

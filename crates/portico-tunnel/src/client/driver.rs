@@ -143,7 +143,7 @@ async fn drive<S: AsyncRead + AsyncWrite + Unpin>(
         if let Poll::Ready(result) = turn.poll(cx, |cx| connection.as_mut().poll(cx)) {
             return Poll::Ready(Driven::Over(result));
         }
-        if !tunnel.activity.heard() {
+        if !tunnel.activity.has_received() {
             return Poll::Pending;
         }
         tunnel.poll_goaway(cx);

@@ -55,7 +55,7 @@ pub enum OpenError {
     },
     /// Every tunnel that is up is full, and no stream ended in time.
     #[error(
-        "no place for a stream within {waited:?}: {tunnels} tunnels are up with {streams} streams, \
+        "no room for a stream within {waited:?}: {tunnels} tunnels are up with {streams} streams, \
          as many as the gateways allow{}",
         why_no_more(last.as_deref())
     )]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use h2::{RecvStream, SendStream};
-use tokio::net::TcpStream;
+use portico_net::Socket;
 
 use super::endpoints::Endpoint;
 use super::tunnel::StreamGuard;
@@ -43,7 +43,7 @@ impl Stream {
     /// Carries bytes between `socket` and the control plane until both have ended or one of them fails, with
     /// half-close and reset in both directions. `meter` counts the bytes and is told how it ended; the socket
     /// is downstream.
-    pub fn carry<M: Meter>(self, socket: TcpStream, meter: M) -> impl Future<Output = ()> + Send {
+    pub fn carry(self, socket: impl Socket + 'static, meter: impl Meter) -> impl Future<Output = ()> + Send {
         let Self { to_gateway, from_gateway, activity, guard, idle } = self;
         let stream = (to_gateway, from_gateway);
         let bridge = Bridge::new(Side::Upstream, stream, socket, meter, activity, None, idle);

@@ -20,7 +20,7 @@ use portico_gateway::StartError;
 use tokio::sync::oneshot;
 
 use self::guide::guide;
-use self::ports::Ports;
+use self::ports::{Ports, WantedPorts};
 use self::site::Site;
 use super::{agent, gateway};
 use crate::daemon::{self, Daemon, Hangup};
@@ -32,24 +32,8 @@ const MOST_ATTEMPTS: usize = 5;
 /// `portico demo`.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
-    /// First port to try for clients by server name
-    #[arg(long, value_name = "PORT", default_value_t = 6443)]
-    sni_port: u16,
-    /// First port to try for CONNECT
-    #[arg(long, value_name = "PORT", default_value_t = 8088)]
-    tunnel_port: u16,
-    /// First port to try for /routes, /connections, /metrics
-    #[arg(long, value_name = "PORT", default_value_t = 8002)]
-    admin_port: u16,
-    /// First NodePort to try
-    #[arg(long, value_name = "PORT", default_value_t = 31000)]
-    node_port: u16,
-    /// First port to try for the node agent, which on a node would listen on an address of its own
-    #[arg(long, value_name = "PORT", default_value_t = 16443)]
-    agent_port: u16,
-    /// First port to try for the agent's /tunnels, /connections, /metrics
-    #[arg(long, value_name = "PORT", default_value_t = 8004)]
-    agent_admin_port: u16,
+    #[command(flatten)]
+    ports: WantedPorts,
 }
 
 /// The flags of `portico gateway`, as typed on a command line.
@@ -73,7 +57,7 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
 
 async fn demo(flags: &Flags) -> anyhow::Result<()> {
     for attempt in 1.. {
-        let ports = Ports::find(flags)?;
+        let ports = Ports::find(&flags.ports)?;
         let site = Site::build(&ports).await?;
         match serve(&site, &ports).await {
             Err(error) if attempt < MOST_ATTEMPTS && is_taken(&error) => {

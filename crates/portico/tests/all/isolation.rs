@@ -107,7 +107,7 @@ async fn attempt(gateway: SocketAddr, hello: &[u8]) -> io::Result<Vec<u8>> {
     Ok(told)
 }
 
-/// Thousands of clients of the silent cluster. Answers how many attempts were not answered with the alert,
+/// Thousands of clients of the silent cluster. Returns how many attempts were not answered with the alert,
 /// and how.
 async fn storm(gateway: SocketAddr) -> Vec<String> {
     let hello: Arc<[u8]> = hello(SILENT).into();

@@ -281,7 +281,6 @@ async fn follow(files: &mut IdentityFiles, agent: &Agent, status: &Status) -> In
         return pending().await;
     }
     loop {
-        files.due().await;
         let renewed = files.look();
         status.set_file_problems(files.problems());
         if renewed.certificate {
@@ -290,6 +289,7 @@ async fn follow(files: &mut IdentityFiles, agent: &Agent, status: &Status) -> In
         if renewed.token {
             agent.token_changed();
         }
+        files.due().await;
     }
 }
 

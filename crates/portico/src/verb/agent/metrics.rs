@@ -79,7 +79,7 @@ fn write_tunnels(agent: &Agent, out: &mut Families<'_>) -> fmt::Result {
         .map(|((gateway, identity), count)| ([("gateway", gateway), ("identity", identity)], count));
     out.gauge(
         "agent_identities",
-        "What gateways think of us: connections by their answer.",
+        "Whether gateways accept our identity: connections by their answer.",
         None,
         identities,
     )?;

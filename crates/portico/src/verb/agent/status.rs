@@ -216,9 +216,9 @@ fn identity_check(tunnels: &[TunnelStatus]) -> Check {
     } else if accepted {
         "accepted".to_owned()
     } else if silent {
-        "no gateway says what it thinks of us".to_owned()
+        "no gateway says whether it accepts our identity".to_owned()
     } else {
-        "no gateway has said yet what it thinks of us".to_owned()
+        "no gateway has said yet whether it accepts our identity".to_owned()
     };
     Check { name: "identity", passed: accepted || silent, detail }
 }

@@ -93,15 +93,15 @@ fn tls(identity: &Identity) -> anyhow::Result<ServerConfig> {
 }
 
 async fn accept(listener: TcpListener, acceptor: TlsAcceptor, site: Arc<Site>) {
-    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let slots = Arc::new(Semaphore::new(MOST_CONNECTIONS));
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, _)) => {
                 let (acceptor, site) = (acceptor.clone(), Arc::clone(&site));
                 tokio::spawn(async move {
                     serve(stream, acceptor, site).await;
-                    drop(place);
+                    drop(slot);
                 });
             }
             Err(error) => {

@@ -4,14 +4,37 @@
 use std::net::{Ipv4Addr, TcpListener};
 
 use anyhow::bail;
+use clap::Args;
 
-use super::Flags;
 use crate::outcome::print;
 
 /// NodePorts the demo needs: API server and Konnectivity server of the two clusters that are reached by port.
 const NODE_PORTS: u16 = 4;
 /// Ports tried for one purpose before giving up.
 const MOST_TRIED: u16 = 500;
+
+/// The ports that the demo looks at first.
+#[derive(Debug, Args)]
+pub(super) struct WantedPorts {
+    /// First port to try for clients by server name
+    #[arg(long, value_name = "PORT", default_value_t = 6443)]
+    sni_port: u16,
+    /// First port to try for CONNECT
+    #[arg(long, value_name = "PORT", default_value_t = 8088)]
+    tunnel_port: u16,
+    /// First port to try for /routes, /connections, /metrics
+    #[arg(long, value_name = "PORT", default_value_t = 8002)]
+    admin_port: u16,
+    /// First NodePort to try
+    #[arg(long, value_name = "PORT", default_value_t = 31000)]
+    node_port: u16,
+    /// First port to try for the node agent, which on a node would listen on an address of its own
+    #[arg(long, value_name = "PORT", default_value_t = 16443)]
+    agent_port: u16,
+    /// First port to try for the agent's /tunnels, /connections, /metrics
+    #[arg(long, value_name = "PORT", default_value_t = 8004)]
+    agent_admin_port: u16,
+}
 
 /// Where the demo's gateway and its agent listen.
 #[derive(Debug)]
@@ -27,15 +50,15 @@ pub(super) struct Ports {
 }
 
 impl Ports {
-    /// Looks for free ports, beginning with those in `flags`.
-    pub(super) fn find(flags: &Flags) -> anyhow::Result<Self> {
+    /// Looks for free ports, beginning with those in `wanted`.
+    pub(super) fn find(wanted: &WantedPorts) -> anyhow::Result<Self> {
         let wishes = [
-            (flags.sni_port, 1, "connections by server name"),
-            (flags.tunnel_port, 1, "CONNECT"),
-            (flags.admin_port, 1, "the admin listener"),
-            (flags.agent_port, 1, "the node agent"),
-            (flags.agent_admin_port, 1, "the node agent's admin listener"),
-            (flags.node_port, NODE_PORTS, "NodePorts"),
+            (wanted.sni_port, 1, "connections by server name"),
+            (wanted.tunnel_port, 1, "CONNECT"),
+            (wanted.admin_port, 1, "the admin listener"),
+            (wanted.agent_port, 1, "the node agent"),
+            (wanted.agent_admin_port, 1, "the node agent's admin listener"),
+            (wanted.node_port, NODE_PORTS, "NodePorts"),
         ];
         let mut found = [0; 6];
         let mut chosen = Vec::new();
@@ -106,7 +129,7 @@ mod tests {
     fn no_port_is_chosen_for_two_purposes() {
         let (_holder, taken) = take();
         // The next one is asked for by CONNECT, and the admin listener asks for what the first has taken.
-        let flags = Flags {
+        let wanted = WantedPorts {
             sni_port: taken,
             tunnel_port: taken + 1,
             admin_port: taken,
@@ -114,7 +137,7 @@ mod tests {
             agent_port: taken + 1,
             agent_admin_port: taken,
         };
-        let ports = Ports::find(&flags).unwrap();
+        let ports = Ports::find(&wanted).unwrap();
         let mut all = vec![ports.sni, ports.tunnel, ports.admin, ports.agent, ports.agent_admin];
         all.extend(ports.first_node_port..ports.first_node_port + NODE_PORTS);
         all.sort_unstable();
