@@ -41,6 +41,9 @@ pub trait Socket: AsFd + Send + Sync {
     fn try_read_buf<B: BufMut>(&self, buffer: &mut B) -> io::Result<usize>;
 
     /// Writes what the socket takes, without waiting.
+    fn try_write(&self, bytes: &[u8]) -> io::Result<usize>;
+
+    /// The same from several slices.
     fn try_write_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize>;
 
     /// Resolves once the socket has failed: a reset, or a time-out. Needs no read interest.
@@ -62,6 +65,10 @@ impl Socket for TcpStream {
 
     fn try_read_buf<B: BufMut>(&self, buffer: &mut B) -> io::Result<usize> {
         self.try_read_buf(buffer)
+    }
+
+    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.try_write(bytes)
     }
 
     fn try_write_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
@@ -100,6 +107,13 @@ impl Socket for Stream {
         match self {
             Self::Tcp(stream) => stream.try_read_buf(buffer),
             Self::Unix(stream) => stream.try_read_buf(buffer),
+        }
+    }
+
+    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.try_write(bytes),
+            Self::Unix(stream) => stream.try_write(bytes),
         }
     }
 

@@ -97,6 +97,11 @@ impl Activity {
         self.queued.swap(false, Relaxed)
     }
 
+    /// Bytes that wait for the peer, with the buffers that they pin.
+    pub(crate) fn queued_bytes(&self) -> usize {
+        self.to_peer.held()
+    }
+
     /// Waits until all that was queued before `mark` was taken has been handed to the socket. Queueing has
     /// woken the connection's task.
     pub(crate) async fn flushed_since(&self, mark: u64) {

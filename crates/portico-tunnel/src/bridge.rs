@@ -15,7 +15,7 @@
 //! [`LINGER`].
 
 use std::future::poll_fn;
-use std::io::{self, IoSlice};
+use std::io;
 use std::net::Shutdown;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -246,7 +246,7 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
             return self.release(frame.len());
         }
         if self.waiting.is_none() {
-            match self.socket.try_write_vectored(&[IoSlice::new(&frame)]) {
+            match self.socket.try_write(&frame) {
                 Ok(written) if written == frame.len() => return self.wrote(written),
                 Ok(written) => {
                     self.wrote(written);

@@ -24,6 +24,10 @@ const BATCH: usize = 16 * 1024;
 /// Writes up to this are copied into the batch; a larger one costs less as a slice of its own.
 const COPIED: usize = 8 * 1024;
 
+/// How often a flush of small messages waits for the tasks that are ready, as long as each time brings more:
+/// a few microseconds, in which the answers to the first messages of a batch come back.
+const MOST_WAITS: u8 = 2;
+
 /// Slices of one write: the batch, then a frame's header and its payload.
 const SLICES: usize = 4;
 
@@ -36,8 +40,8 @@ pub(crate) struct Batched<S>(Arc<Mutex<Inner<S>>>);
 pub(crate) struct Turn<S> {
     inner: Arc<Mutex<Inner<S>>>,
     activity: Arc<Activity>,
-    /// All tasks that were ready have run.
-    is_last: bool,
+    /// How often the tasks that were ready have run since the last flush.
+    waits: u8,
 }
 
 #[derive(Debug)]
@@ -63,7 +67,7 @@ pub(crate) fn batched<S>(stream: S, activity: &Arc<Activity>) -> (Batched<S>, Tu
         failed: None,
     };
     let inner = Arc::new(Mutex::new(inner));
-    (Batched(Arc::clone(&inner)), Turn { inner, activity: Arc::clone(activity), is_last: false })
+    (Batched(Arc::clone(&inner)), Turn { inner, activity: Arc::clone(activity), waits: 0 })
 }
 
 impl<S: AsyncWrite + Unpin> Turn<S> {
@@ -76,8 +80,9 @@ impl<S: AsyncWrite + Unpin> Turn<S> {
     ) -> Poll<T> {
         // Without bytes of streams there is nothing to wait for: what came is read at once.
         let has_queued = self.activity.take_queued();
-        if has_queued && !self.is_last {
-            self.is_last = true;
+        let is_small = self.activity.queued_bytes() < BATCH;
+        if has_queued && is_small && self.waits < MOST_WAITS {
+            self.waits += 1;
             // Wakes this task behind those that are ready, and behind those that the sockets make ready
             // meanwhile.
             let _ = pin!(tokio::task::yield_now()).poll(cx);
@@ -86,7 +91,7 @@ impl<S: AsyncWrite + Unpin> Turn<S> {
         lock(&self.inner).has_turn = true;
         let polled = poll(cx);
         if polled.is_pending() {
-            self.is_last = false;
+            self.waits = 0;
             self.flush(cx);
         }
         polled
