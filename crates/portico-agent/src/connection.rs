@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use portico_net::linger;
 use portico_tunnel::client::{Client, OpenError, Stream};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
@@ -96,8 +97,7 @@ async fn stopped(shared: &Shared) {
 
 /// Resets the pod's connection. Closed in order it would look like an API server that has nothing to say.
 fn refuse(session: Session, socket: TcpStream, refusal: Refusal, why: &dyn Display) {
-    // Fails only for a socket that is gone.
-    let _ = socket.set_zero_linger();
+    linger::abort(&socket);
     if let Some(suppressed) = session.shared().may_log(Some(refusal)) {
         let record = session.record();
         let forward = record.forward();

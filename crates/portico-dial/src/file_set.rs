@@ -26,7 +26,7 @@ const SOON: Duration = Duration::from_secs(1);
 const SOMETIMES: Duration = Duration::from_secs(60);
 
 /// From a change to the look: files that belong together are written one after the other, and a busy folder
-/// costs five looks a second at most.
+/// costs two looks a second at most.
 const BURST: Duration = Duration::from_millis(500);
 
 /// What changes the file behind a name in a folder, the folder behind its own name, or the content of a file.

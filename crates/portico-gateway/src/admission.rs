@@ -137,6 +137,7 @@ impl Learned {
         };
         (self.name, self.upstream) = (Some(name.into()), upstream);
     }
+
     /// Looks up the route of a port.
     pub(crate) fn look_up_port(&mut self, shared: &Shared, port: u16) {
         self.upstream = shared.live.routes().ports.get(&port).cloned();

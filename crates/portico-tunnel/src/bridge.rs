@@ -151,7 +151,6 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
             Outcome::Memory => self.to_peer.send_reset(Reason::ENHANCE_YOUR_CALM),
         }
         if !matches!(outcome, Outcome::Closed { .. }) {
-            // Nothing to be done if it fails: the socket is closed either way.
             linger::abort(&*self.socket);
         }
         let end = match outcome {

@@ -71,8 +71,8 @@ pub(crate) fn batched<S>(stream: S, activity: &Arc<Activity>) -> (Batched<S>, Tu
 }
 
 impl<S: AsyncWrite + Unpin> Turn<S> {
-    /// Polls the connection by `poll`, then writes what it has queued. If streams have queued bytes, the
-    /// tasks that are ready run first.
+    /// Polls the connection by `poll`, then writes what it has queued. If streams have queued a few bytes,
+    /// the tasks that are ready run first.
     pub(crate) fn poll<T>(
         &mut self,
         cx: &mut Context<'_>,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::StatusCode;
+use portico_net::linger;
 use portico_wire::Parse;
 use portico_wire::connect;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -62,8 +63,8 @@ where
             }
             Some(Ok(upstream)) => {
                 if let Err(error) = answer(stream, ESTABLISHED).await {
-                    // A reset tells the upstream that nothing will come. It is closed either way.
-                    let _ = upstream.stream.set_zero_linger();
+                    // A reset tells the upstream that nothing will come.
+                    linger::abort(&upstream.stream);
                     return Err(Failure::Http1(error));
                 }
                 return Ok(Some(Opened { early: bytes.freeze(), upstream }));

@@ -21,6 +21,7 @@ use http::header::{
     ALLOW, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, PROXY_AUTHORIZATION, WWW_AUTHENTICATE,
 };
 use http::{Method, Response, StatusCode};
+use portico_net::linger;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, Sleep, sleep, timeout, timeout_at};
 
@@ -245,7 +246,7 @@ async fn open<H: Handler>(
         Some(Some(Ok(upstream))) => match respond.send_response(Response::new(()), false) {
             Ok(to_client) => return Some(Opened { stream: (to_client, from_client), early, upstream }),
             // The client left in this moment; the reset tells the upstream that nothing will come.
-            Err(_) => drop(upstream.stream.set_zero_linger()),
+            Err(_) => linger::abort(&upstream.stream),
         },
     }
     None

@@ -100,9 +100,8 @@ where
         linger::sent(if by == Side::Downstream { &upstream } else { &socket }, deadline).await;
     }
     if !matches!(end, End::Closed { .. }) {
-        // Fails only for sockets that are gone, which is what is wanted.
-        let _ = upstream.set_zero_linger();
-        let _ = socket.set_zero_linger();
+        linger::abort(&*upstream);
+        linger::abort(&*socket);
     }
     meter.ended(end);
 }
