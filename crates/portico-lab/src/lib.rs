@@ -9,8 +9,8 @@
 //! Labs run side by side: [`Lab`] takes a free number and everything it makes carries that number.
 //! All of it is taken down with the last handle, also by a panic, or later by `portico-lab down`.
 //!
-//! Blocking code throughout: a test reads as a story. Errors end a test, so they are `anyhow`. Tests that
-//! need no host take [`pki`], which makes every certificate, and `clock` (feature `clock`).
+//! Blocking code throughout: a test reads as a story. Errors end a test, so they are `anyhow`. Tests without
+//! a host take [`pki`], which makes every certificate, [`frames`] for hostile clients, and `clock` (feature).
 //!
 //! Start with `tests/stories/kubernetes.rs`, then [`Seed`]. `docs/lab.md` has the layout on disk.
 
@@ -21,6 +21,7 @@ pub mod control_plane;
 mod ended;
 pub mod etcd;
 pub mod firewall;
+pub mod frames;
 pub mod host;
 pub mod image;
 pub mod kubectl;
