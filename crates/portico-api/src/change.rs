@@ -8,7 +8,7 @@ use crate::cluster::Cluster;
 use crate::configuration::KubermaticConfiguration;
 use crate::endpoint_slice::EndpointSlice;
 use crate::meta::ObjectKey;
-use crate::names::ClusterName;
+use crate::names::{ClusterName, Tenant};
 use crate::policy::ClusterPolicy;
 use crate::seed::Seed;
 use crate::service::Service;
@@ -64,10 +64,10 @@ impl Keyed for Cluster {
 }
 
 impl Keyed for ClusterPolicy {
-    type Key = ClusterName;
+    type Key = Tenant;
 
-    fn key(&self) -> ClusterName {
-        self.cluster.clone()
+    fn key(&self) -> Tenant {
+        self.tenant.clone()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Identities that must never be mixed up: the user cluster, the host name, the tunnel authority.
+//! Identities that must never be mixed up: the user cluster, the tenant, the host name, the tunnel authority.
 //!
 //! Each is normalised once, at construction, so that both sides of every comparison are in the same form.
 
@@ -14,8 +14,8 @@ pub const MAX_HOST_NAME: usize = 253;
 /// Namespace of a user cluster's control plane on the seed: this prefix and the Cluster's name.
 pub const CLUSTER_NAMESPACE_PREFIX: &str = "cluster-";
 
-/// Name of a user cluster: the name of its `Cluster` object or, for Services without one, their namespace
-/// without the prefix `cluster-`.
+/// Name of a user cluster: the name of its `Cluster` object, which is its namespace without the prefix
+/// `cluster-`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClusterName(Arc<str>);
 
@@ -25,9 +25,10 @@ impl ClusterName {
         Self(name.into())
     }
 
-    /// The user cluster whose control plane is in `namespace`.
-    pub fn of_namespace(namespace: &str) -> Self {
-        Self::new(namespace.strip_prefix(CLUSTER_NAMESPACE_PREFIX).unwrap_or(namespace))
+    /// The user cluster whose control plane is in `namespace`; `None` if the namespace is of no cluster.
+    pub fn of_namespace(namespace: &str) -> Option<Self> {
+        let name = namespace.strip_prefix(CLUSTER_NAMESPACE_PREFIX)?;
+        (!name.is_empty()).then(|| Self::new(name))
     }
 
     /// The namespace of this cluster's control plane on the seed.
@@ -38,6 +39,54 @@ impl ClusterName {
     /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+/// The party that a Service belongs to. Budget, allow list, tunnel identity, metrics and listings are by
+/// tenant, and none of them is shared between two.
+///
+/// As text a user cluster is its name alone, and a namespace that is of no cluster is `namespace:NAME`.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tenant {
+    text: Arc<str>,
+    /// Part of the identity: a Cluster whose name is not valid must not pass for a namespace.
+    is_cluster: bool,
+}
+
+/// What the text of a namespace begins with. No name of a Cluster holds a `:`.
+const NAMESPACE_TENANT: &str = "namespace:";
+
+impl Tenant {
+    /// The tenant whose Services are in `namespace`.
+    pub fn of_namespace(namespace: &str) -> Self {
+        ClusterName::of_namespace(namespace).map_or_else(
+            || Self { text: format!("{NAMESPACE_TENANT}{namespace}").into(), is_cluster: false },
+            Self::from,
+        )
+    }
+
+    /// The tenant that reads as `text`. Any text names one, whether or not it exists.
+    pub fn of_text(text: &str) -> Self {
+        Self { text: text.into(), is_cluster: !text.starts_with(NAMESPACE_TENANT) }
+    }
+
+    /// The namespace that its Services are in.
+    pub fn namespace(&self) -> String {
+        if self.is_cluster {
+            return format!("{CLUSTER_NAMESPACE_PREFIX}{}", self.text);
+        }
+        self.text.strip_prefix(NAMESPACE_TENANT).unwrap_or_default().to_owned()
+    }
+
+    /// The tenant as text.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+}
+
+impl From<ClusterName> for Tenant {
+    fn from(name: ClusterName) -> Self {
+        Self { text: name.0, is_cluster: true }
     }
 }
 
@@ -141,25 +190,25 @@ macro_rules! shown_as_text {
     ($($name:ident),+) => {$(
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(&self.0)
+                f.write_str(self.as_str())
             }
         }
 
         impl fmt::Debug for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(&self.0)
+                f.write_str(self.as_str())
             }
         }
 
         impl Serialize for $name {
             fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.serialize_str(&self.0)
+                serializer.serialize_str(self.as_str())
             }
         }
     )+};
 }
 
-shown_as_text!(ClusterName, HostName, Authority);
+shown_as_text!(ClusterName, Tenant, HostName, Authority);
 
 impl From<HostName> for Arc<str> {
     fn from(name: HostName) -> Self {
@@ -204,8 +253,22 @@ mod tests {
 
     #[test]
     fn a_cluster_is_named_by_its_namespace_less_the_prefix() {
-        assert_eq!(ClusterName::of_namespace("cluster-abc").as_str(), "abc");
-        assert_eq!(ClusterName::of_namespace("monitoring").as_str(), "monitoring");
+        assert_eq!(ClusterName::of_namespace("cluster-abc"), Some(ClusterName::new("abc")));
         assert_eq!(ClusterName::new("abc").namespace(), "cluster-abc");
+        for namespace in ["monitoring", "cluster-", "Cluster-abc", "my-cluster-abc"] {
+            assert_eq!(ClusterName::of_namespace(namespace), None, "{namespace}");
+        }
+    }
+
+    #[test]
+    fn a_namespace_and_the_cluster_of_the_same_name_are_two_tenants() {
+        let (cluster, namespace) = (Tenant::of_namespace("cluster-x"), Tenant::of_namespace("x"));
+        assert_ne!(cluster, namespace);
+        assert_eq!((cluster.as_str(), namespace.as_str()), ("x", "namespace:x"));
+        assert_ne!(Tenant::from(ClusterName::new("namespace:x")), namespace);
+        for tenant in [cluster, namespace] {
+            assert_eq!(Tenant::of_text(tenant.as_str()), tenant);
+            assert_eq!(Tenant::of_namespace(&tenant.namespace()), tenant);
+        }
     }
 }

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use serde::Serialize;
 
 use crate::api_server_ca::ApiServerCa;
-use crate::names::ClusterName;
+use crate::names::Tenant;
 
 /// Client addresses that may reach a cluster. An empty list admits every client.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -62,12 +62,13 @@ impl Budget {
     }
 }
 
-/// What the gateway enforces for a user cluster on each of its routes.
+/// What the gateway enforces for a tenant on each of its routes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterPolicy {
-    /// The user cluster.
-    pub cluster: ClusterName,
+    /// Whose policy this is.
+    #[serde(rename = "cluster")]
+    pub tenant: Tenant,
     /// Clients that may connect, on every strategy and path.
     pub allow: AllowList,
     /// Its limits.
@@ -80,10 +81,10 @@ pub struct ClusterPolicy {
 }
 
 impl ClusterPolicy {
-    /// The policy of a cluster without settings: every client may connect, the gateway's own limits apply.
-    pub fn open(cluster: ClusterName) -> Self {
+    /// The policy of a tenant without settings: every client may connect, the gateway's own limits apply.
+    pub fn open(tenant: impl Into<Tenant>) -> Self {
         Self {
-            cluster,
+            tenant: tenant.into(),
             allow: AllowList::default(),
             budget: Budget::default(),
             node_port_listeners: true,
@@ -91,9 +92,9 @@ impl ClusterPolicy {
         }
     }
 
-    /// [`Self::open`] for the cluster whose control plane is in `namespace`.
+    /// [`Self::open`] for the tenant whose Services are in `namespace`.
     pub fn open_for_namespace(namespace: &str) -> Arc<Self> {
-        Arc::new(Self::open(ClusterName::of_namespace(namespace)))
+        Arc::new(Self::open(Tenant::of_namespace(namespace)))
     }
 }
 

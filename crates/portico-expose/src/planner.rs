@@ -25,7 +25,7 @@ use std::sync::Arc;
 use portico_api::change::Change;
 use portico_api::cluster::Cluster;
 use portico_api::meta::{Kind, ObjectKey, ObjectRef};
-use portico_api::names::{CLUSTER_NAMESPACE_PREFIX, ClusterName};
+use portico_api::names::ClusterName;
 use portico_api::policy::ClusterPolicy;
 use portico_api::problem::Problem;
 use portico_api::seed::{Seed, Timeouts};
@@ -168,7 +168,9 @@ impl Planner {
         }
         let freed = self.persisted.node_ports.freed();
         let (clusters, explicit) = (&self.clusters, &self.explicit);
-        let exists = |key: &PortKey| clusters.contains_key(&ClusterName::of_namespace(key.namespace()));
+        let exists = |key: &PortKey| {
+            ClusterName::of_namespace(key.namespace()).is_some_and(|name| clusters.contains_key(&name))
+        };
         self.persisted.node_ports.retain(|key, port| exists(key) || explicit.holds(key, port));
         let before = self.persisted.strategies.len();
         self.persisted.strategies.retain(|name, _| clusters.contains_key(name));
@@ -261,7 +263,7 @@ impl Planner {
         work.outputs.extend(served.filter_map(|served| served.withdrawal(&namespace)));
         self.release_all_but(&namespace, &[]);
         self.report(ObjectRef::new(Kind::Cluster, &slot.wanted.metadata), Vec::new(), work);
-        work.outputs.push(Output::Policy(Change::Delete(name.clone())));
+        work.outputs.push(Output::Policy(Change::Delete(name.clone().into())));
     }
 
     // === Reconciliation ===
@@ -492,8 +494,7 @@ impl Planner {
 
     /// The Cluster whose Services are in `namespace`, if there is one.
     fn cluster_in(&self, namespace: &str) -> Option<ClusterName> {
-        let name = ClusterName::new(namespace.strip_prefix(CLUSTER_NAMESPACE_PREFIX)?);
-        self.clusters.contains_key(&name).then_some(name)
+        ClusterName::of_namespace(namespace).filter(|name| self.clusters.contains_key(name))
     }
 
     /// Whether a Service of this name is served, written or planned.

@@ -29,7 +29,7 @@ pub fn policy(
     let networks = own.iter().chain(defaults).chain(strategy.seed_networks(seed));
     let annotation = |key| cluster.metadata.annotation(key).and_then(bound);
     ClusterPolicy {
-        cluster: cluster.name(),
+        tenant: cluster.name().into(),
         allow: AllowList::new(networks.filter_map(|network| network.get().copied())),
         budget: Budget {
             max_connections: annotation(MAX_CONNECTIONS),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use portico_api::api_server_ca::ApiServerCa;
-use portico_api::names::{Authority, ClusterName};
+use portico_api::names::{Authority, Tenant};
 use tokio::io::AsyncWriteExt;
 
 use crate::auth::{self, Answer, Hash, TokenReviewer, hash};
@@ -97,7 +97,7 @@ impl ApiServer {
 }
 
 impl TokenReviewer for ApiServer {
-    fn cluster(&self) -> &ClusterName {
+    fn cluster(&self) -> &Tenant {
         &self.upstream.cluster.name
     }
 

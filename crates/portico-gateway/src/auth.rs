@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use portico_api::names::ClusterName;
+use portico_api::names::Tenant;
 use portico_tunnel::{Presented, Request, Tls, Token};
 
 pub use review::{REVIEW_BUCKETS, ReviewTotals};
@@ -132,7 +132,7 @@ impl From<Refusal> for Denied {
 /// What a request asks for.
 pub(crate) struct Wanted<'a> {
     /// The cluster behind the authority; `None` if nothing is exposed under it.
-    pub(crate) cluster: Option<&'a ClusterName>,
+    pub(crate) cluster: Option<&'a Tenant>,
     /// Whether the allow list of the cluster admits the client.
     pub(crate) client_admitted: bool,
     /// Finds the API server that reviews tokens for the authority; `None` if no CA of it is known.

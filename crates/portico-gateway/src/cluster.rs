@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use portico_api::names::ClusterName;
+use portico_api::names::Tenant;
 use portico_api::policy::Budget;
 use portico_net::MemoryBudget;
 
@@ -22,7 +22,7 @@ const MEMORY_SHARE: usize = 2;
 #[derive(Debug)]
 pub struct Cluster {
     /// Its name.
-    pub name: ClusterName,
+    pub name: Tenant,
     open: AtomicU32,
     connecting: AtomicU32,
     rate: Rate,
@@ -47,7 +47,7 @@ struct Counters {
 }
 
 impl Cluster {
-    pub(crate) fn new(name: ClusterName) -> Self {
+    pub(crate) fn new(name: Tenant) -> Self {
         Self {
             name,
             open: AtomicU32::default(),
@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     fn cluster() -> Arc<Cluster> {
-        Arc::new(Cluster::new(ClusterName::new("a")))
+        Arc::new(Cluster::new(Tenant::of_text("a")))
     }
 
     #[test]

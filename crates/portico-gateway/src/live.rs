@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use portico_api::change::Change;
-use portico_api::names::ClusterName;
+use portico_api::names::Tenant;
 use portico_routes::route::{Backend, BackendId, RouteKey};
 use portico_routes::table::{RouteChange, RouteTable, Update};
 
@@ -31,7 +31,7 @@ pub struct Live {
 #[derive(Debug, Default)]
 struct Targets {
     upstreams: HashMap<Arc<BackendId>, Arc<Upstream>>,
-    clusters: HashMap<ClusterName, Member>,
+    clusters: HashMap<Tenant, Member>,
 }
 
 /// A cluster with at least one upstream.
@@ -115,11 +115,11 @@ impl Targets {
     fn put(&mut self, backend: &Arc<Backend>, routes: &mut Arc<Routes>) -> Vec<Arc<Endpoint>> {
         let old = self.upstreams.get(&backend.id).cloned();
         if let Some(upstream) = &old
-            && upstream.cluster.name == backend.policy.cluster
+            && upstream.cluster.name == backend.policy.tenant
         {
             return upstream.update(Arc::clone(backend));
         }
-        let cluster = self.join(&backend.policy.cluster);
+        let cluster = self.join(&backend.policy.tenant);
         let new = Arc::new(Upstream::new(Arc::clone(backend), cluster));
         // The Service belongs to another cluster now: rare enough to look at every route.
         let removed = old.map(|old| {
@@ -140,7 +140,7 @@ impl Targets {
         upstream.endpoints()
     }
 
-    fn join(&mut self, name: &ClusterName) -> Arc<Cluster> {
+    fn join(&mut self, name: &Tenant) -> Arc<Cluster> {
         let member = self
             .clusters
             .entry(name.clone())
@@ -149,7 +149,7 @@ impl Targets {
         Arc::clone(&member.cluster)
     }
 
-    fn leave(&mut self, name: &ClusterName) {
+    fn leave(&mut self, name: &Tenant) {
         let Some(member) = self.clusters.get_mut(name) else { return };
         member.upstreams -= 1;
         if member.upstreams == 0 {
@@ -177,7 +177,7 @@ mod tests {
                 port: 443,
             }),
             endpoints: endpoints.iter().map(|text| text.parse::<SocketAddr>().unwrap()).collect(),
-            policy: Arc::new(ClusterPolicy::open(ClusterName::new(cluster))),
+            policy: Arc::new(ClusterPolicy::open(Tenant::of_text(cluster))),
             send_proxy: false,
             api_server_ca: None,
         })

@@ -15,7 +15,7 @@ use portico_api::api_server_ca::ApiServerCa;
 use portico_api::change::Keyed;
 use portico_api::intern::Interner;
 use portico_api::meta::{Kind, ObjectKey, ObjectRef};
-use portico_api::names::{Authority, ClusterName, HostName};
+use portico_api::names::{Authority, HostName, Tenant};
 use portico_api::policy::{AllowList, Budget, ClusterPolicy};
 use portico_api::service::{Protocol, Service, ServicePort, ServiceType};
 
@@ -191,7 +191,7 @@ fn own_policy(service: &Service, findings: &mut Findings) -> Option<Arc<ClusterP
         max_connections_per_second: bound(MAX_CONNECTIONS_PER_SECOND),
     };
     let allow = annotation(ALLOW).map(|value| allow_list(value, findings)).unwrap_or_default();
-    let open = ClusterPolicy::open(ClusterName::of_namespace(&service.metadata.namespace));
+    let open = ClusterPolicy::open(Tenant::of_namespace(&service.metadata.namespace));
     Some(Arc::new(ClusterPolicy { allow, budget, ..open }))
 }
 

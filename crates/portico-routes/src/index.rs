@@ -16,7 +16,7 @@ use portico_api::change::{Change, Keyed};
 use portico_api::endpoint_slice::EndpointSlice;
 use portico_api::intern::Interner;
 use portico_api::meta::ObjectKey;
-use portico_api::names::ClusterName;
+use portico_api::names::Tenant;
 use portico_api::policy::ClusterPolicy;
 use portico_api::service::Service;
 
@@ -126,7 +126,7 @@ impl RouteIndex {
             ObjectChange::EndpointSlice(Change::Apply(slice)) => self.apply_slice(&slice),
             ObjectChange::EndpointSlice(Change::Delete(key)) => self.delete_slice(&key),
             ObjectChange::Policy(Change::Apply(policy)) => self.set_policy(&policy.key(), Some(policy)),
-            ObjectChange::Policy(Change::Delete(cluster)) => self.set_policy(&cluster, None),
+            ObjectChange::Policy(Change::Delete(tenant)) => self.set_policy(&tenant, None),
         }
     }
 
@@ -248,8 +248,8 @@ impl RouteIndex {
 
     // === Policies ===
 
-    fn set_policy(&mut self, cluster: &ClusterName, policy: Option<Arc<ClusterPolicy>>) {
-        let namespace = self.names.get(&cluster.namespace());
+    fn set_policy(&mut self, tenant: &Tenant, policy: Option<Arc<ClusterPolicy>>) {
+        let namespace = self.names.get(&tenant.namespace());
         if !self.is_in_scope(&namespace) || self.policies.get(&namespace) == policy.as_ref() {
             return;
         }

@@ -92,12 +92,10 @@ fn by_age(key: &RouteKey, owner: &ObjectRef, winner: &Age, loser: &Age) -> Strin
 
 /// The object that a user knows: the Service, or the Cluster that a planned Service is for.
 fn named(service: &ServiceFacts) -> ObjectRef {
-    match service.origin {
-        Origin::Planned => {
-            let cluster = ClusterName::of_namespace(&service.key.namespace);
-            ObjectRef { kind: Kind::Cluster, key: ObjectKey::new("", cluster.as_str()) }
-        }
-        Origin::Written => ObjectRef { kind: Kind::Service, key: service.key.clone() },
+    let cluster = ClusterName::of_namespace(&service.key.namespace);
+    match cluster.filter(|_| service.origin == Origin::Planned) {
+        Some(cluster) => ObjectRef { kind: Kind::Cluster, key: ObjectKey::new("", cluster.as_str()) },
+        None => ObjectRef { kind: Kind::Service, key: service.key.clone() },
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use portico_api::annotations::ExposeTypes;
-use portico_api::names::ClusterName;
+use portico_api::names::Tenant;
 use portico_api::policy::ClusterPolicy;
 use serde::Serialize;
 
@@ -21,8 +21,9 @@ pub struct RouteRow {
     pub key: RouteKey,
     /// The Service port that claims it.
     pub backend: BackendId,
-    /// The user cluster it belongs to.
-    pub cluster: ClusterName,
+    /// The tenant it belongs to.
+    #[serde(rename = "cluster")]
+    pub tenant: Tenant,
     /// How the Service asks to be exposed; `key` is one part of that.
     pub expose: ExposeTypes,
     /// Whether a connection would get through, and if not, why.
@@ -99,7 +100,7 @@ impl RouteIndex {
                 state: self.state(&key, &claim, &policy, !endpoints.is_empty()),
                 key,
                 backend: backend.clone(),
-                cluster: policy.cluster.clone(),
+                tenant: policy.tenant.clone(),
                 expose,
                 endpoints: endpoints.clone(),
                 endpoints_total,

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use portico_api::meta::{Kind, ObjectRef};
-use portico_api::names::ClusterName;
+use portico_api::names::{ClusterName, Tenant};
 use portico_api::problem::{Problem, Severity};
 use portico_source::{Location, ManifestProblem};
 use serde::Serialize;
@@ -104,13 +104,11 @@ impl Finding {
         }
     }
 
-    /// Whether it concerns the cluster named `name` and no other.
-    pub(crate) fn is_of(&self, name: &str) -> bool {
+    /// Whether it concerns `tenant` and no other.
+    pub(crate) fn is_of(&self, tenant: &Tenant) -> bool {
         self.object.as_ref().is_some_and(|object| match object.kind {
-            Kind::Cluster => *object.key.name == *name,
-            Kind::Service | Kind::EndpointSlice => {
-                ClusterName::of_namespace(&object.key.namespace).as_str() == name
-            }
+            Kind::Cluster => Tenant::from(ClusterName::new(&object.key.name)) == *tenant,
+            Kind::Service | Kind::EndpointSlice => Tenant::of_namespace(&object.key.namespace) == *tenant,
             Kind::Seed | Kind::KubermaticConfiguration => false,
         })
     }

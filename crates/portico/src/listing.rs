@@ -9,7 +9,7 @@ use std::time::Duration;
 use portico_admin::listing::OutputFormat;
 use portico_admin::table;
 use portico_api::cluster::Address;
-use portico_api::names::ClusterName;
+use portico_api::names::{ClusterName, Tenant};
 use portico_api::strategy::ExposeStrategy;
 use portico_expose::plan::Plan;
 use portico_expose::resolve::DecidedBy;
@@ -124,11 +124,12 @@ impl Listing {
         }
     }
 
-    /// Leaves only what belongs to the cluster named `name`.
+    /// Leaves only what belongs to the tenant that reads as `name`.
     pub(crate) fn keep_only(&mut self, name: &str) {
+        let tenant = Tenant::of_text(name);
         self.clusters.retain(|row| row.cluster.as_str() == name);
-        self.routes.retain(|row| row.route.cluster.as_str() == name);
-        self.problems.retain(|problem| problem.is_of(name));
+        self.routes.retain(|row| row.route.tenant == tenant);
+        self.problems.retain(|problem| problem.is_of(&tenant));
     }
 
     /// Whether nothing is listed.
@@ -229,7 +230,7 @@ fn row(Row { route: row, failing }: &Row) -> [String; 7] {
         RouteKey::Authority(authority) => ("authority", authority.to_string()),
     };
     [
-        row.cluster.to_string(),
+        row.tenant.to_string(),
         by.to_owned(),
         key,
         row.backend.to_string(),

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use portico_api::configuration::KubermaticConfiguration;
+use portico_api::names::Tenant;
 use portico_api::port_range::PortRange;
 use proptest::prelude::*;
 
@@ -82,7 +83,7 @@ fn shown(outputs: &[Output]) -> Vec<String> {
         }
         Output::Policy(Change::Apply(policy)) => {
             let closed = if policy.node_port_listeners { "" } else { " no-node-ports" };
-            format!("policy {} {}{closed}", policy.cluster, policy.allow)
+            format!("policy {} {}{closed}", policy.tenant, policy.allow)
         }
         Output::Policy(Change::Delete(name)) => format!("no policy {name}"),
         Output::Problems(object, problems) => {
@@ -683,7 +684,7 @@ proptest! {
         let mut planner = planner(Mode::Plan);
         planner.apply([set_configuration(FEW_PORTS), set_seed("{}")]);
         let mut services: BTreeMap<ObjectKey, Arc<Service>> = BTreeMap::new();
-        let mut policies: BTreeMap<ClusterName, Arc<ClusterPolicy>> = BTreeMap::new();
+        let mut policies: BTreeMap<Tenant, Arc<ClusterPolicy>> = BTreeMap::new();
         let mut problems: BTreeMap<ObjectRef, Vec<Problem>> = BTreeMap::new();
         let mut written = BTreeSet::new();
         for step in &steps {
@@ -704,7 +705,7 @@ proptest! {
                         prop_assert!(services.remove(&key).is_some(), "{key} was not there");
                     }
                     Output::Policy(Change::Apply(policy)) => {
-                        policies.insert(policy.cluster.clone(), policy);
+                        policies.insert(policy.tenant.clone(), policy);
                     }
                     Output::Policy(Change::Delete(name)) => prop_assert!(policies.remove(&name).is_some()),
                     Output::Problems(object, found) if found.is_empty() => { problems.remove(&object); }
@@ -720,7 +721,7 @@ proptest! {
                         expected.insert(service.metadata.key(), service);
                     }
                 }
-                prop_assert_eq!(&**policies.get(&plan.cluster).unwrap(), &plan.policy);
+                prop_assert_eq!(&**policies.get(&Tenant::from(plan.cluster)).unwrap(), &plan.policy);
             }
             let served: BTreeMap<_, _> = services.iter().filter(|(key, _)| !written.contains(key))
                 .map(|(key, service)| (key.clone(), (**service).clone())).collect();

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use portico_api::names::ClusterName;
+use portico_api::names::Tenant;
 use portico_tunnel::Presented;
 use slab::Slab;
 use smallvec::SmallVec;
@@ -19,7 +19,7 @@ use super::tokens::StaticTokens;
 /// Permission of one connection to open the authorities of one cluster. Once revoked, it stays revoked.
 #[derive(Debug)]
 pub(crate) struct Credential {
-    cluster: ClusterName,
+    cluster: Tenant,
     /// The latest that was accepted: with a new token, streams opened with an older one live on.
     evidence: Mutex<Evidence>,
     revoked: AtomicBool,
@@ -44,7 +44,7 @@ impl Credential {
         self.revoked.load(SeqCst)
     }
 
-    pub(super) fn cluster(&self) -> &ClusterName {
+    pub(super) fn cluster(&self) -> &Tenant {
         &self.cluster
     }
 
@@ -90,7 +90,7 @@ impl Credentials {
     pub(super) fn accept(
         &self,
         registry: &Arc<Registry>,
-        cluster: &ClusterName,
+        cluster: &Tenant,
         evidence: &Evidence,
     ) -> Arc<Credential> {
         let mut held = lock(&self.0);
@@ -110,7 +110,7 @@ impl Credentials {
 pub(super) struct Registry(Mutex<Slab<Weak<Credential>>>);
 
 impl Registry {
-    fn register(self: &Arc<Self>, cluster: ClusterName, evidence: Evidence) -> Arc<Credential> {
+    fn register(self: &Arc<Self>, cluster: Tenant, evidence: Evidence) -> Arc<Credential> {
         let mut all = lock(&self.0);
         let entry = all.vacant_entry();
         let credential = Arc::new(Credential {

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use moka::sync::Cache;
-use portico_api::names::ClusterName;
+use portico_api::names::Tenant;
 use portico_tunnel::Token;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, sleep, timeout};
@@ -62,7 +62,7 @@ pub const REVIEW_BUCKETS: [f64; 6] = [0.005, 0.01, 0.05, 0.25, 1.0, 3.0];
 /// The API server of one cluster.
 pub(crate) trait TokenReviewer: fmt::Debug + Send + Sync {
     /// The cluster whose tokens it reviews.
-    fn cluster(&self) -> &ClusterName;
+    fn cluster(&self) -> &Tenant;
 
     /// Differs from the ids of all other API servers, also of one of the same name that another CA signed
     /// for.
@@ -255,7 +255,7 @@ fn key(token: &Token, reviewer: &dyn TokenReviewer) -> Hash {
 struct Permits {
     all: Semaphore,
     /// Of the clusters with reviews under way or waiting.
-    clusters: Mutex<HashMap<ClusterName, Weak<Semaphore>>>,
+    clusters: Mutex<HashMap<Tenant, Weak<Semaphore>>>,
 }
 
 impl Default for Permits {
@@ -273,13 +273,13 @@ struct Permit<'a> {
 
 impl Permits {
     /// Waits for a permit of the cluster first: what waits for it takes none of the others' permits.
-    async fn acquire(&self, cluster: &ClusterName) -> Permit<'_> {
+    async fn acquire(&self, cluster: &Tenant) -> Permit<'_> {
         // No semaphore is ever closed.
         let of_cluster = self.of_cluster(cluster).acquire_owned().await.ok();
         Permit { _cluster: of_cluster, _all: self.all.acquire().await.ok() }
     }
 
-    fn of_cluster(&self, cluster: &ClusterName) -> Arc<Semaphore> {
+    fn of_cluster(&self, cluster: &Tenant) -> Arc<Semaphore> {
         let mut clusters = self.clusters.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = clusters.get(cluster).and_then(Weak::upgrade) {
             return known;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::ready;
 use futures_util::stream::FuturesUnordered;
-use portico_api::names::ClusterName;
+use portico_api::names::Tenant;
 use tokio::time::MissedTickBehavior;
 
 use super::Identities;
@@ -78,8 +78,8 @@ impl Identities {
     }
 
     /// Returns the tokens in use that are due, by cluster.
-    fn due(&self) -> HashMap<ClusterName, Vec<ReviewedToken>> {
-        let mut due = HashMap::<ClusterName, Vec<ReviewedToken>>::new();
+    fn due(&self) -> HashMap<Tenant, Vec<ReviewedToken>> {
+        let mut due = HashMap::<Tenant, Vec<ReviewedToken>>::new();
         for credential in self.registry.all() {
             if let Some(token) = credential.due_token() {
                 due.entry(credential.cluster().clone()).or_default().push(token);
@@ -91,7 +91,7 @@ impl Identities {
 
 /// Reviews tokens of one cluster again. The first is reviewed alone, and the round ends if that fails: an
 /// API server that hangs takes one permit.
-async fn round(reviews: &Reviews, cluster: ClusterName, mut tokens: Vec<ReviewedToken>) -> ClusterName {
+async fn round(reviews: &Reviews, cluster: Tenant, mut tokens: Vec<ReviewedToken>) -> Tenant {
     tokens.sort_by_key(|token| token.state.urgency());
     let mut tokens = tokens.into_iter();
     if let Some(first) = tokens.next()

@@ -20,7 +20,7 @@ const REVIEW: Duration = Duration::from_millis(5);
 /// The API server of one cluster.
 #[derive(Debug)]
 struct ApiServer {
-    cluster: ClusterName,
+    cluster: Tenant,
     id: Hash,
     refused: Mutex<HashSet<String>>,
     seen: Mutex<HashSet<String>>,
@@ -43,7 +43,7 @@ impl Drop for UnderWay<'_> {
 impl ApiServer {
     fn new(cluster: &str) -> Arc<Self> {
         Arc::new(Self {
-            cluster: ClusterName::new(cluster),
+            cluster: Tenant::of_text(cluster),
             id: hash(&[cluster.as_bytes()]),
             refused: Mutex::default(),
             seen: Mutex::default(),
@@ -69,7 +69,7 @@ impl ApiServer {
 }
 
 impl TokenReviewer for ApiServer {
-    fn cluster(&self) -> &ClusterName {
+    fn cluster(&self) -> &Tenant {
         &self.cluster
     }
 

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
-use portico_api::names::ClusterName;
+use portico_api::names::Tenant;
 use portico_tunnel::Identity;
 use thiserror::Error;
 
@@ -28,7 +28,7 @@ const MAX_FILE: u64 = 16 * 1024 * 1024;
 #[derive(Debug)]
 pub struct StaticTokens {
     path: PathBuf,
-    table: ArcSwap<HashMap<Hash, ClusterName>>,
+    table: ArcSwap<HashMap<Hash, Tenant>>,
     /// Hash of the file that `table` was made of.
     read: Mutex<Hash>,
 }
@@ -109,7 +109,7 @@ impl StaticTokens {
     }
 
     /// The cluster that a token, by its hash, is for.
-    pub(super) fn owner(&self, hash: &Hash) -> Option<ClusterName> {
+    pub(super) fn owner(&self, hash: &Hash) -> Option<Tenant> {
         self.table.load().get(hash).cloned()
     }
 }
@@ -122,8 +122,8 @@ fn read(path: &Path) -> Result<String, TokensError> {
     if text.len() as u64 > MAX_FILE { Err(TokensError::TooLarge { path: path.to_owned() }) } else { Ok(text) }
 }
 
-fn parse(path: &Path, text: &str) -> Result<HashMap<Hash, ClusterName>, TokensError> {
-    let mut lines: HashMap<Hash, (usize, ClusterName)> = HashMap::new();
+fn parse(path: &Path, text: &str) -> Result<HashMap<Hash, Tenant>, TokensError> {
+    let mut lines: HashMap<Hash, (usize, Tenant)> = HashMap::new();
     for (index, line) in text.lines().enumerate() {
         let line = line.trim();
         if line.is_empty() || line.starts_with('#') {
@@ -143,7 +143,7 @@ fn parse(path: &Path, text: &str) -> Result<HashMap<Hash, ClusterName>, TokensEr
         if let Some((first, _)) = lines.get(&hash) {
             return Err(TokensError::Twice { path: path.to_owned(), first: *first, second: number });
         }
-        lines.insert(hash, (number, ClusterName::new(cluster)));
+        lines.insert(hash, (number, Tenant::of_text(cluster)));
     }
     Ok(lines.into_iter().map(|(hash, (_, cluster))| (hash, cluster)).collect())
 }

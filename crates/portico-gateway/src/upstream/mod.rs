@@ -186,7 +186,7 @@ impl Upstream {
 #[cfg(test)]
 mod tests {
     use portico_api::meta::ObjectKey;
-    use portico_api::names::ClusterName;
+    use portico_api::names::Tenant;
     use portico_api::policy::ClusterPolicy;
 
     use super::endpoint::FAILURES_UNTIL_SKIPPED;
@@ -204,7 +204,7 @@ mod tests {
                 api_server_ca: None,
             })
         };
-        let cluster = Arc::new(Cluster::new(ClusterName::new("a")));
+        let cluster = Arc::new(Cluster::new(Tenant::of_text("a")));
         (Upstream::new(backend(ports), cluster), backend)
     }
 

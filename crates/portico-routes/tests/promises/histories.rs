@@ -8,7 +8,7 @@ use portico_api::annotations::{ALLOW, EXPOSE, SEND_PROXY};
 use portico_api::change::Change;
 use portico_api::endpoint_slice::EndpointSlice;
 use portico_api::meta::ObjectKey;
-use portico_api::names::ClusterName;
+use portico_api::names::Tenant;
 use portico_api::policy::ClusterPolicy;
 use portico_api::service::Service;
 use portico_routes::index::{ObjectChange, Settings};
@@ -24,7 +24,7 @@ use crate::objects::*;
 struct World {
     services: BTreeMap<ObjectKey, ObjectChange>,
     slices: BTreeMap<ObjectKey, Box<EndpointSlice>>,
-    policies: BTreeMap<ClusterName, Arc<ClusterPolicy>>,
+    policies: BTreeMap<Tenant, Arc<ClusterPolicy>>,
 }
 
 impl World {
@@ -119,7 +119,7 @@ fn any_slice() -> impl Strategy<Value = EndpointSlice> {
 fn any_change() -> impl Strategy<Value = ObjectChange> {
     let cluster = || select(&["a", "b"][..]);
     let any_policy = (cluster(), any::<bool>()).prop_map(|(cluster, node_port_listeners)| {
-        let open = ClusterPolicy::open(ClusterName::new(cluster));
+        let open = ClusterPolicy::open(Tenant::of_text(cluster));
         policy(ClusterPolicy { node_port_listeners, ..open })
     });
     prop_oneof![

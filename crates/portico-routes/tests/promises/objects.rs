@@ -8,7 +8,7 @@ use portico_api::endpoint_slice::{
     Endpoint, EndpointConditions, EndpointPort, EndpointSlice, SERVICE_NAME_LABEL,
 };
 use portico_api::meta::{ObjectKey, ObjectMeta};
-use portico_api::names::{Authority, ClusterName, HostName};
+use portico_api::names::{Authority, HostName, Tenant};
 use portico_api::policy::ClusterPolicy;
 use portico_api::service::{Service, ServicePort, ServiceSpec, ServiceType};
 use portico_routes::index::ObjectChange;
@@ -135,5 +135,5 @@ pub(crate) fn policy(policy: ClusterPolicy) -> ObjectChange {
 }
 
 pub(crate) fn no_policy(cluster: &str) -> ObjectChange {
-    ObjectChange::Policy(Change::Delete(ClusterName::new(cluster)))
+    ObjectChange::Policy(Change::Delete(Tenant::of_text(cluster)))
 }

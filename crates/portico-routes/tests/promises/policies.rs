@@ -5,7 +5,7 @@ use std::sync::Arc;
 use portico_api::annotations::{
     ALLOW, API_SERVER_CA, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, SEND_PROXY,
 };
-use portico_api::names::ClusterName;
+use portico_api::names::Tenant;
 use portico_api::policy::{AllowList, ClusterPolicy};
 use portico_routes::index::ObjectChange;
 use portico_routes::route::RouteKey;
@@ -16,7 +16,7 @@ use crate::objects::*;
 
 /// The policy of the cluster whose Services the tests expose.
 fn cluster(edit: impl FnOnce(&mut ClusterPolicy)) -> ObjectChange {
-    let mut policy_of_a = ClusterPolicy::open(ClusterName::new("a"));
+    let mut policy_of_a = ClusterPolicy::open(Tenant::of_text("a"));
     edit(&mut policy_of_a);
     policy(policy_of_a)
 }
@@ -36,7 +36,22 @@ fn admits(index: &Follower, client: &str) -> bool {
 #[test]
 fn without_a_policy_the_cluster_is_named_by_the_namespace_and_open() {
     let index = index([written(sni("cluster-a/api", "a.example.com"))]);
-    assert_eq!(*in_force(&index), ClusterPolicy::open(ClusterName::new("a")));
+    assert_eq!(*in_force(&index), ClusterPolicy::open(Tenant::of_text("a")));
+}
+
+#[test]
+fn a_namespace_shares_nothing_with_the_cluster_of_the_same_name() {
+    let mut index = index([
+        written(sni("cluster-a/api", "a.example.com")),
+        written(sni("a/api", "b.example.com")),
+        cluster(|policy| policy.budget.max_connections = Some(3)),
+    ]);
+    let other = || host("b.example.com");
+    assert_eq!(*index.lead(&other()).unwrap().policy, ClusterPolicy::open(Tenant::of_namespace("a")));
+    let tenants: Vec<String> = index.rows().map(|row| row.tenant.to_string()).collect();
+    assert_eq!(tenants, ["namespace:a", "a"]);
+    index.apply([no_policy("namespace:a")]);
+    assert_eq!(in_force(&index).budget.max_connections, Some(3));
 }
 
 #[test]

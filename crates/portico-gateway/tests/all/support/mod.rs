@@ -49,7 +49,7 @@ impl Service {
     pub fn new(name: &str, endpoints: &[SocketAddr]) -> Self {
         let policy = ClusterPolicy::open(ClusterName::new(name));
         let id = Arc::new(BackendId {
-            service: ObjectKey::new(&policy.cluster.namespace(), "apiserver-external"),
+            service: ObjectKey::new(&policy.tenant.namespace(), "apiserver-external"),
             port_name: "secure".into(),
             port: 443,
         });

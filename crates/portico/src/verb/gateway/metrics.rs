@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use portico_admin::exposition::{Exposition, Families};
 use portico_admin::process::Process;
-use portico_api::names::ClusterName;
+use portico_api::names::Tenant;
 use portico_gateway::{
     Cluster, ClusterSnapshot, End, Gateway, HANDSHAKE_BUCKETS, Method, OUTCOMES, REVIEW_BUCKETS, Refusal,
 };
@@ -38,7 +38,7 @@ struct GatewayMetrics {
     status: Arc<Status>,
     /// The most that was ever reported. Open connections are added to those that ended, and one that ends
     /// meanwhile may be seen in neither or in both; a counter that falls would look like a restart.
-    bytes: Mutex<HashMap<ClusterName, Bytes>>,
+    bytes: Mutex<HashMap<Tenant, Bytes>>,
 }
 
 impl Collector for GatewayMetrics {
@@ -203,7 +203,7 @@ impl GatewayMetrics {
 
     /// The counters of every cluster, by name, with the bytes of open connections.
     fn snapshots(&self, gateway: &Gateway) -> Vec<(Arc<Cluster>, ClusterSnapshot)> {
-        let mut open: HashMap<ClusterName, Bytes> = HashMap::new();
+        let mut open: HashMap<Tenant, Bytes> = HashMap::new();
         for record in gateway.connections() {
             let bytes = open.entry(record.upstream.cluster.name.clone()).or_default();
             bytes.up += record.bytes_up();
