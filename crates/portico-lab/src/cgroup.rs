@@ -11,6 +11,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -53,6 +54,41 @@ impl Cgroup {
             }
         }
         Ok(())
+    }
+
+    /// Bounds the memory of all processes in the group, swap included. To be called before the first joins.
+    pub fn limit_memory(&self, bytes: u64) -> Result<()> {
+        let dir = self.memory_dir();
+        let write = |file: &str, value: u64| {
+            let file = dir.join(file);
+            fs::write(&file, value.to_string()).with_context(|| format!("writing {}", file.display()))
+        };
+        if is_version_2() {
+            write("memory.max", bytes)?;
+            // Absent on a kernel without accounting of swap.
+            if dir.join("memory.swap.max").exists() { write("memory.swap.max", 0) } else { Ok(()) }
+        } else {
+            write("memory.limit_in_bytes", bytes)?;
+            let both = dir.join("memory.memsw.limit_in_bytes").exists();
+            if both { write("memory.memsw.limit_in_bytes", bytes) } else { Ok(()) }
+        }
+    }
+
+    /// The most memory that its processes had at one time, what the kernel holds for them included. `None`
+    /// on version 2 before Linux 5.19.
+    pub fn peak_memory(&self) -> Option<u64> {
+        let file = if is_version_2() { "memory.peak" } else { "memory.max_usage_in_bytes" };
+        fs::read_to_string(self.memory_dir().join(file)).ok()?.trim().parse().ok()
+    }
+
+    /// A command that starts `program` inside the group: on version 1 under its memory limit and its
+    /// accounting of processes.
+    pub fn command(&self, program: &str) -> Result<Command> {
+        let mut command = Command::new("sh");
+        let join = "echo $$ >\"$0\" && echo $$ >\"$1\" && shift && exec \"$@\"";
+        command.args(["-c", join]).arg(self.procs()?).arg(self.memory_dir().join("cgroup.procs"));
+        command.arg(program);
+        Ok(command)
     }
 
     /// Its path below every controller, such as `/portico-lab-7/seed`.
@@ -131,6 +167,11 @@ impl Cgroup {
             // Gone already is as good as killed.
             let _ = pidfd_send_signal(&pinned, Signal::KILL);
         }
+    }
+
+    fn memory_dir(&self) -> PathBuf {
+        let root = if is_version_2() { PathBuf::from(MOUNT) } else { Path::new(MOUNT).join("memory") };
+        root.join(self.path.trim_start_matches('/'))
     }
 
     fn tracking_dir(&self) -> Result<PathBuf> {

@@ -1,0 +1,187 @@
+//! What attacks share: a gateway under a memory limit, clients of it, and a bystander.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use portico_lab::cgroup::Cgroup;
+use portico_lab::frames::{self, RawClient, kind};
+use rustls::ClientConfig;
+
+use crate::common::{PATIENCE, Process, get, metric, port_of, wait_until};
+use crate::proof::authority;
+use crate::secure::{SecureGateway, SecureSite};
+
+/// The memory of a small pod.
+pub(crate) const SMALL: u64 = 256 << 20;
+
+/// `portico gateway` with TLS on its tunnel, alone in a control group with a memory limit. What it takes
+/// beyond that ends it, as it would in a pod.
+pub(crate) struct Limited {
+    pub(crate) gateway: SecureGateway,
+    group: Cgroup,
+}
+
+impl Limited {
+    /// Starts it, as root: a control group is made by no one else. `bytes` are most often [`SMALL`].
+    pub(crate) fn start(site: &SecureSite, bytes: u64, more: &[&str]) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Relaxed);
+        let group = Cgroup::at(format!("/portico-hostile-{}-{number}", std::process::id()));
+        group.make().expect("a control group can be made; run the tests as root");
+        group.limit_memory(bytes).expect("a control group has a memory limit");
+        let [cert, key] = ["gateway.crt", "gateway.key"].map(|name| site.pki.path(name));
+        let manifests = site.manifests.manifests();
+        let flags = ["gateway", "--manifests", &manifests, "--workers", "1", "--sni-listen", "off"];
+        let listen = ["--tunnel-listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
+        let tls = ["--tunnel-tls-cert", &cert, "--tunnel-tls-key", &key];
+        let mut command = group.command(env!("CARGO_BIN_EXE_portico")).expect("a command joins its group");
+        let mut process = Process::of(command.args([&flags[..], &listen, &tls, more].concat()));
+        let admin = port_of(&process.wait_for("listener=admin"));
+        let tunnel = port_of(&process.wait_for("listener=tunnel"));
+        Self { gateway: SecureGateway { process, admin, tunnel }, group }
+    }
+
+    /// Whether it is still the process that was started.
+    pub(crate) fn lives(&self) -> bool {
+        self.group.pids().is_ok_and(|pids| pids.contains(&self.gateway.process.id().cast_signed()))
+    }
+
+    /// The most memory that it had, as the limit counts it.
+    pub(crate) fn peak(&self) -> u64 {
+        self.group.peak_memory().unwrap_or(0)
+    }
+}
+
+impl Drop for Limited {
+    fn drop(&mut self) {
+        // What stays behind is a folder of the kernel without a process.
+        let _ = self.group.kill().and_then(|()| self.group.remove());
+    }
+}
+
+impl SecureGateway {
+    /// Where its tunnel listener is.
+    pub(crate) fn tunnel_address(&self) -> std::net::SocketAddr {
+        ([127, 0, 0, 1], self.tunnel).into()
+    }
+
+    /// A client that speaks bytes, after its TLS handshake.
+    pub(crate) fn raw(&self, config: &Arc<ClientConfig>) -> RawClient {
+        RawClient::connect(self.tunnel_address(), config, PATIENCE).expect("the gateway accepts")
+    }
+
+    /// One number of `/metrics`, which must be there.
+    pub(crate) fn metric(&self, name: &str) -> u64 {
+        metric(self.admin, name)
+    }
+
+    /// The gateway answers its probes.
+    pub(crate) fn is_ready(&self) -> bool {
+        get(self.admin, "/readyz").0 == 200
+    }
+}
+
+/// TLS of an agent: with the certificate of this name, or with none.
+pub(crate) fn agent_tls(site: &SecureSite, name: Option<&str>) -> Arc<ClientConfig> {
+    Arc::new(site.pki.client_config(name, &[b"h2"]))
+}
+
+/// An agent of a cluster with a certificate, which opens a stream to its API server (an echo server), sends a
+/// few bytes and waits for them, again and again: half on one connection that stays, half on new ones.
+pub(crate) struct Bystander {
+    stop: Arc<AtomicBool>,
+    requests: Arc<AtomicU32>,
+    thread: JoinHandle<Vec<Duration>>,
+}
+
+/// What a bystander saw.
+pub(crate) struct Seen {
+    /// The time of each request, in order of size.
+    times: Vec<Duration>,
+}
+
+impl Seen {
+    pub(crate) fn requests(&self) -> usize {
+        self.times.len()
+    }
+
+    /// The time that 99 of 100 requests stayed below. For people: the machine's mood is in it.
+    pub(crate) fn p99(&self) -> Duration {
+        self.times[self.times.len() * 99 / 100]
+    }
+}
+
+impl Bystander {
+    /// Starts one of `cluster`, whose certificate is `cluster`.
+    pub(crate) fn start(site: &SecureSite, gateway: &SecureGateway, cluster: &'static str) -> Self {
+        let (stop, requests) = (Arc::new(AtomicBool::default()), Arc::new(AtomicU32::default()));
+        let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&requests));
+        let (tls, address) = (agent_tls(site, Some(cluster)), gateway.tunnel_address());
+        let connect = move || {
+            let mut client = RawClient::connect(address, &tls, PATIENCE).expect("a bystander connects");
+            client.send(&frames::opening(&[])).expect("a bystander says what it speaks");
+            client
+        };
+        let thread = std::thread::spawn(move || {
+            let mut stays = connect();
+            let (mut next, mut times) = (1, Vec::new());
+            while !stopped.load(Relaxed) || times.is_empty() {
+                let begun = Instant::now();
+                if times.len() % 2 == 0 {
+                    exchange(&mut stays, cluster, next);
+                    next += 2;
+                } else {
+                    exchange(&mut connect(), cluster, 1);
+                }
+                times.push(begun.elapsed());
+                counted.fetch_add(1, Relaxed);
+            }
+            times.sort_unstable();
+            times
+        });
+        Self { stop, requests, thread }
+    }
+
+    /// Waits until it has made so many requests more: while it does, the attack goes on.
+    pub(crate) fn make(&self, requests: u32) {
+        let until = self.requests.load(Relaxed) + requests;
+        wait_until("the bystander has made its requests", || {
+            self.thread.is_finished() || self.requests.load(Relaxed) >= until
+        });
+        assert!(!self.thread.is_finished(), "a request of the bystander failed");
+    }
+
+    /// Fails if one of its requests did.
+    pub(crate) fn stop(self) -> Seen {
+        self.stop.store(true, Relaxed);
+        let Ok(times) = self.thread.join() else { panic!("a request of the bystander failed") };
+        Seen { times }
+    }
+}
+
+/// One stream: opened, used and ended.
+fn exchange(client: &mut RawClient, cluster: &str, stream: u32) {
+    client.send(&frames::connect(stream, &authority(cluster), None)).expect("a request is taken");
+    let answer = next_of(client, stream);
+    // Status 200 is the eighth entry of the static table (RFC 7541 appendix A).
+    assert_eq!((answer.kind, answer.payload.first()), (kind::HEADERS, Some(&0x88)), "{answer:?}");
+    client.send(&frames::frame(kind::DATA, 0, stream, b"ping")).expect("bytes are taken");
+    let answer = next_of(client, stream);
+    assert_eq!((answer.kind, &answer.payload[..]), (kind::DATA, &b"ping"[..]));
+    client.send(&frames::frame(kind::DATA, frames::END_STREAM, stream, b"")).expect("an end is taken");
+}
+
+/// The next frame of this stream. Settings are acknowledged, the rest is passed over.
+pub(crate) fn next_of(client: &mut RawClient, stream: u32) -> frames::Received {
+    loop {
+        let received = client.receive().expect("an answer comes in time").expect("the connection stays");
+        if received.stream == stream && received.kind != kind::WINDOW_UPDATE {
+            return received;
+        }
+        if received.kind == kind::SETTINGS && received.flags & frames::ACK == 0 {
+            client.send(&frames::frame(kind::SETTINGS, frames::ACK, 0, b"")).expect("it is taken");
+        }
+    }
+}
