@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use portico_net::access::AccessLog;
+use portico_net::takeover::Inherited;
 use portico_tunnel::client::{Client, ClientSettings};
 use thiserror::Error;
 use tokio::runtime::Handle;
@@ -15,7 +16,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::forward::Forward;
-use crate::listen::{Inherited, Listening};
+use crate::listen::Listening;
 use crate::shared::Shared;
 
 /// How long connections that were cut may take to end, after the limit of a drain.

@@ -24,7 +24,7 @@ mod shared;
 
 pub use agent::{Agent, Settings, StartError};
 pub use files::{IdentityFiles, Renewed};
-pub use listen::Inherited;
+pub use portico_net::takeover::Inherited;
 pub use record::{ConnectionId, Record, Upstream};
 pub use refusal::{ENDS, Refusal};
 pub use shared::{OPEN_BUCKETS, Shared, Totals};

@@ -1,6 +1,5 @@
 //! Listening sockets: bound or taken over, accepted on, closed or handed to a successor.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use portico_net::socket::{BACKLOG, Keepalive, is_out_of_descriptors, set_keepalive, unbound};
+use portico_net::takeover::Inherited;
 use portico_tunnel::client::Client;
 use socket2::SockRef;
 use tokio::net::TcpListener;
@@ -20,9 +20,6 @@ use crate::shared::Shared;
 
 /// The pause after an accept(2) that failed for want of descriptors: another try at once would burn the core.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// The sockets that a predecessor hands over, by the address they listen on.
-pub type Inherited = HashMap<SocketAddr, Vec<OwnedFd>>;
 
 /// One forward that is accepted on.
 #[derive(Debug)]
@@ -41,9 +38,9 @@ impl Listening {
         handle: &Handle,
         inherited: &mut Inherited,
     ) -> io::Result<Self> {
-        let socket = match inherited.remove(&forward.listen).and_then(|mut sockets| sockets.pop()) {
+        let socket = match inherited.take(forward.listen).pop() {
             Some(socket) => socket,
-            None => bind(forward.listen)?,
+            None => bind(forward.listen, inherited.share_port(forward.listen)?)?,
         };
         // A socket belongs to the runtime that is entered when it is registered.
         let _entered = handle.enter();
@@ -72,8 +69,10 @@ impl Drop for Listening {
     }
 }
 
-fn bind(address: SocketAddr) -> io::Result<OwnedFd> {
+/// Binds a socket; with `shared`, while a predecessor has the port at another address.
+fn bind(address: SocketAddr, shared: bool) -> io::Result<OwnedFd> {
     let socket = unbound(address)?;
+    socket.set_reuse_port(shared)?;
     // All are inherited by accepted connections.
     socket.set_nonblocking(true)?;
     socket.set_tcp_nodelay(true)?;

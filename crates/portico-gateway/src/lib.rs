@@ -117,10 +117,10 @@ pub enum StartError {
 
 impl Gateway {
     /// Starts the workers, then the SNI and tunnel listeners, then those of NodePorts: on sockets of the
-    /// `predecessor` where it had them. The `first` routes are in force before anything is accepted: a client
-    /// that waits in a socket of the predecessor must not be refused as if its cluster were unknown. But
-    /// their NodePorts come last: a Service that asks for a port of the gateway itself must not keep it from
-    /// starting.
+    /// `predecessor` where it had some for the same address. The `first` routes are in force before anything
+    /// is accepted: a client that waits in a socket of the predecessor must not be refused as if its cluster
+    /// were unknown. But their NodePorts come last: a Service that asks for a port of the gateway itself must
+    /// not keep it from starting.
     pub fn start(
         config: Config,
         access: AccessLog,
@@ -139,7 +139,7 @@ impl Gateway {
             handles.push((worker, handle));
             threads.push(thread);
         }
-        let inherited = predecessor.map(Predecessor::sockets).transpose()?.unwrap_or_default();
+        let inherited = predecessor.map(Predecessor::sockets::<Listener>).transpose()?.unwrap_or_default();
         let listeners = Listeners::new(handles, shared.config.downstream_keepalive, inherited);
         let gateway = Self {
             shared,

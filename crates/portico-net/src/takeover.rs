@@ -2,19 +2,19 @@
 //! replaces another.
 //!
 //! The running process offers its sockets on a Unix socket. A successor connects, receives them
-//! (`SCM_RIGHTS`), begins to accept on them, and says so; only then does the old process stop accepting and
-//! drain. At no moment is a socket closed that a connection waits in. Whichever side fails on the way, the
-//! other goes on: the old process as if nothing had been asked, a successor, which learns it from
-//! [`Predecessor::gone`], with the sockets it has.
+//! (`SCM_RIGHTS`), begins to accept on those whose address it is told to listen on, and says so; only then
+//! does the old process stop accepting and drain. At no moment is a socket closed that a connection waits in,
+//! unless its address is given up. Whichever side fails on the way, the other goes on: the old process as if
+//! nothing had been asked, a successor, which learns it from [`Predecessor::gone`], with the sockets it has.
 //!
 //! The protocol, over `SOCK_SEQPACKET` so that messages keep their bounds: the old process sends any number
 //! of messages, each a JSON list of listener names with as many descriptors, then an empty list; the
 //! successor sends `ready`. The names have a meaning only between processes of one kind.
 
 use std::collections::HashMap;
-use std::hash::Hash;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -25,8 +25,9 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, recv,
-    recvmsg, send, sendmsg, socket_with, sockopt,
+    recvmsg, send, sendmsg, socket_with,
 };
+use socket2::SockRef;
 use thiserror::Error;
 use tokio::io::Interest;
 use tokio::net::{UnixListener, UnixStream};
@@ -45,8 +46,11 @@ const READY: &[u8] = b"ready";
 /// Rest after a failed accept(2), for want of descriptors nearly always.
 const ACCEPT_REST: Duration = Duration::from_millis(500);
 
-/// How long either side may take for one message that the other waits for.
-const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long either side may take to send, or to receive, all sockets.
+const HAND_OVER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Between two attempts to connect while others wait to be accepted: the kernel holds only a few.
+const CONNECT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Why sockets could not be taken over or offered.
 #[derive(Debug, Error)]
@@ -64,6 +68,19 @@ pub enum TakeOverError {
         /// What the system said.
         source: io::Error,
     },
+    /// The other process is there, and does not hand its sockets over in time.
+    #[error(
+        "the process at {path}{} was asked for its listening sockets and has not sent them within \
+         {HAND_OVER_TIMEOUT:?}: it hangs, or serves another successor; end it if it hangs, then start this \
+         one again",
+        pid.map(|pid| format!(" (PID {pid})")).unwrap_or_default()
+    )]
+    Hangs {
+        /// The Unix socket.
+        path: PathBuf,
+        /// The other process; `None` in another PID namespace.
+        pid: Option<i32>,
+    },
     /// The other process does not speak this protocol.
     #[error(
         "the process at {path} sent something else than listening sockets: {problem}; is it the same verb of \
@@ -80,29 +97,93 @@ pub enum TakeOverError {
 /// A running process whose sockets were received, and which waits to hear that they are in use.
 #[derive(Debug)]
 pub struct Predecessor {
-    connection: OwnedFd,
+    connection: UnixStream,
     path: PathBuf,
     sockets: Vec<(String, OwnedFd)>,
 }
 
-/// Asks the process that offers its sockets at `path` for them. `None` if no process is there: the first
-/// start. Blocks until they are here, for some seconds at most.
-pub fn take_over(path: &Path) -> Result<Option<Predecessor>, TakeOverError> {
-    let failed = |what, error: Errno| TakeOverError::Socket { what, path: path.into(), source: error.into() };
-    let connection =
-        unix_socket(SocketFlags::CLOEXEC).map_err(|error| failed("opening a Unix socket for", error))?;
-    let address = SocketAddrUnix::new(path).map_err(|error| failed("using the path", error))?;
-    match connect(&connection, &address) {
-        Ok(()) => {}
-        Err(Errno::NOENT | Errno::CONNREFUSED) => return Ok(None),
-        Err(error) => return Err(failed("connecting to", error)),
+/// The sockets of a predecessor, by the address they listen on.
+#[derive(Debug, Default)]
+pub struct Inherited(HashMap<SocketAddr, Vec<OwnedFd>>);
+
+impl Inherited {
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
-    sockopt::set_socket_timeout(&connection, sockopt::Timeout::Recv, Some(MESSAGE_TIMEOUT))
-        .map_err(|error| failed("setting up", error))?;
+
+    /// The number of sockets.
+    pub fn len(&self) -> usize {
+        self.0.values().map(Vec::len).sum()
+    }
+
+    /// The sockets that listen on exactly `address`.
+    pub fn take(&mut self, address: SocketAddr) -> Vec<OwnedFd> {
+        self.0.remove(&address).unwrap_or_default()
+    }
+
+    /// Whether the port of `address` is a predecessor's at another address, such as 0.0.0.0. If so, it is
+    /// made shareable: a socket with `SO_REUSEPORT` can be bound to `address` before the predecessor lets go.
+    pub fn share_port(&self, address: SocketAddr) -> io::Result<bool> {
+        let same_port = self.0.iter().filter(|(other, _)| other.port() == address.port());
+        let mut shared = false;
+        for socket in same_port.flat_map(|(_, sockets)| sockets) {
+            SockRef::from(socket).set_reuse_port(true)?;
+            shared = true;
+        }
+        Ok(shared)
+    }
+}
+
+impl FromIterator<(SocketAddr, OwnedFd)> for Inherited {
+    fn from_iter<I: IntoIterator<Item = (SocketAddr, OwnedFd)>>(sockets: I) -> Self {
+        let mut inherited = Self::default();
+        for (address, socket) in sockets {
+            inherited.0.entry(address).or_default().push(socket);
+        }
+        inherited
+    }
+}
+
+/// Asks the process that offers its sockets at `path` for them. `None` if no process is there: the first
+/// start. On a tokio runtime; a process that does not answer is an error after [`HAND_OVER_TIMEOUT`].
+pub async fn take_over(path: &Path) -> Result<Option<Predecessor>, TakeOverError> {
+    let mut pid = None;
+    let asked = timeout(HAND_OVER_TIMEOUT, async {
+        let Some(connection) = connect_to(path).await? else { return Ok(None) };
+        pid = connection.peer_cred().ok().and_then(|peer| peer.pid()).filter(|pid| *pid != 0);
+        let sockets = receive_all(&connection, path).await?;
+        Ok(Some(Predecessor { connection, path: path.into(), sockets }))
+    });
+    let outcome = asked.await;
+    outcome.unwrap_or_else(|_| Err(TakeOverError::Hangs { path: path.into(), pid }))
+}
+
+async fn connect_to(path: &Path) -> Result<Option<UnixStream>, TakeOverError> {
+    let failed = |what, source| TakeOverError::Socket { what, path: path.into(), source };
+    let address = SocketAddrUnix::new(path).map_err(|error| failed("using the path", error.into()))?;
+    let socket = unix_socket().map_err(|error| failed("opening a Unix socket for", error.into()))?;
+    loop {
+        match connect(&socket, &address) {
+            Ok(()) => break,
+            Err(Errno::NOENT | Errno::CONNREFUSED) => return Ok(None),
+            Err(Errno::AGAIN) => sleep(CONNECT_PAUSE).await,
+            Err(error) => return Err(failed("connecting to", error.into())),
+        }
+    }
+    let connection = UnixStream::from_std(socket.into());
+    connection.map(Some).map_err(|error| failed("waiting on", error))
+}
+
+async fn receive_all(connection: &UnixStream, path: &Path) -> Result<Vec<(String, OwnedFd)>, TakeOverError> {
     let mut sockets = Vec::new();
     loop {
-        let (names, fds) =
-            receive_batch(&connection).map_err(|error| failed("receiving sockets from", error))?;
+        let batch = connection.async_io(Interest::READABLE, || Ok(receive_batch(connection)?)).await;
+        let (names, fds) = batch.map_err(|source| TakeOverError::Socket {
+            what: "receiving sockets from",
+            path: path.into(),
+            source,
+        })?;
         let protocol = |problem: String| TakeOverError::Protocol { path: path.into(), problem };
         let names: Vec<String> =
             serde_json::from_slice(&names).map_err(|error| protocol(error.to_string()))?;
@@ -110,29 +191,32 @@ pub fn take_over(path: &Path) -> Result<Option<Predecessor>, TakeOverError> {
             return Err(protocol(format!("{} names with {} descriptors", names.len(), fds.len())));
         }
         if names.is_empty() {
-            return Ok(Some(Predecessor { connection, path: path.into(), sockets }));
+            return Ok(sockets);
         }
         sockets.extend(names.into_iter().zip(fds));
     }
 }
 
 impl Predecessor {
-    /// The sockets it had, by what their names mean. Once; the next time there are none.
-    pub fn sockets<K: FromStr + Hash + Eq>(&mut self) -> Result<HashMap<K, Vec<OwnedFd>>, TakeOverError> {
-        let mut sockets: HashMap<K, Vec<OwnedFd>> = HashMap::new();
+    /// The sockets it had. Each must have a name that means a `K`: others are those of another verb. Once;
+    /// the next time there are none.
+    pub fn sockets<K: FromStr>(&mut self) -> Result<Inherited, TakeOverError> {
+        let mut sockets = Vec::new();
         for (name, socket) in std::mem::take(&mut self.sockets) {
-            let listener = name.parse().map_err(|_| TakeOverError::Protocol {
-                path: self.path.clone(),
-                problem: format!("unknown listener {name:?}"),
-            })?;
-            sockets.entry(listener).or_default().push(socket);
+            let known = name.parse::<K>().is_ok();
+            let address = SockRef::from(&socket).local_addr().ok().and_then(|address| address.as_socket());
+            let Some(address) = address.filter(|_| known) else {
+                let problem = format!("unknown listener {name:?}");
+                return Err(TakeOverError::Protocol { path: self.path.clone(), problem });
+            };
+            sockets.push((address, socket));
         }
-        Ok(sockets)
+        Ok(sockets.into_iter().collect())
     }
 
     /// Tells the predecessor that its sockets are accepted on: from now on it drains.
     pub fn ready(self) -> Result<(), TakeOverError> {
-        match send(&self.connection, READY, SendFlags::NOSIGNAL) {
+        match send(&self.connection, READY, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
             Ok(_) => Ok(()),
             Err(error) => {
                 Err(TakeOverError::Socket { what: "answering", path: self.path, source: error.into() })
@@ -142,10 +226,9 @@ impl Predecessor {
 
     /// Returns when the predecessor has ended, or does not wait for us any more.
     pub async fn gone(&self) -> io::Result<()> {
-        let connection = stream(self.connection.try_clone()?)?;
         // It has nothing more to say: what can be read is its end.
-        let end = || Ok(recv(&connection, &mut [0; 16], RecvFlags::DONTWAIT).map(drop)?);
-        match connection.async_io(Interest::READABLE, end).await {
+        let end = || Ok(recv(&self.connection, &mut [0; 16], RecvFlags::DONTWAIT).map(drop)?);
+        match self.connection.async_io(Interest::READABLE, end).await {
             Err(error) if error.kind() != io::ErrorKind::ConnectionReset => Err(error),
             _ => Ok(()),
         }
@@ -165,8 +248,7 @@ impl Offer {
     /// left. On a tokio runtime.
     pub fn new(path: &Path) -> Result<Self, TakeOverError> {
         let failed = |what, source: io::Error| TakeOverError::Socket { what, path: path.into(), source };
-        let listening = unix_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
-            .map_err(|error| failed("opening a Unix socket for", error.into()))?;
+        let listening = unix_socket().map_err(|error| failed("opening a Unix socket for", error.into()))?;
         // Bound beside and renamed over: there is no moment without a socket at the path.
         let beside = path.with_extension(format!("{}.new", std::process::id()));
         let beside_address =
@@ -250,7 +332,7 @@ async fn hand_over(
         }
         send_batch(&connection, &[]).await
     };
-    timeout(MESSAGE_TIMEOUT, send_all).await??;
+    timeout(HAND_OVER_TIMEOUT, send_all).await??;
     let answer = connection.async_io(Interest::READABLE, || {
         let mut answer = [0; 16];
         let (_, length) = recv(&connection, &mut answer, RecvFlags::empty())?;
@@ -278,7 +360,7 @@ async fn send_batch(connection: &UnixStream, batch: &[(String, OwnedFd)]) -> io:
     sent.await.map(drop)
 }
 
-fn receive_batch(connection: &OwnedFd) -> rustix::io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+fn receive_batch(connection: &UnixStream) -> rustix::io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut bytes = vec![0; MESSAGE];
     let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(BATCH))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -298,89 +380,84 @@ fn receive_batch(connection: &OwnedFd) -> rustix::io::Result<(Vec<u8>, Vec<Owned
     Ok((bytes, fds))
 }
 
-fn unix_socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
+fn unix_socket() -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-}
-
-/// The connection as tokio waits on it. Waiting does not depend on the bounds of its messages.
-fn stream(connection: OwnedFd) -> io::Result<UnixStream> {
-    let connection = std::os::unix::net::UnixStream::from(connection);
-    connection.set_nonblocking(true)?;
-    UnixStream::from_std(connection)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
-    use std::thread::JoinHandle;
+    use std::net::{Ipv4Addr, TcpListener};
 
     use super::*;
 
-    #[test]
-    fn no_process_at_the_path_means_a_first_start() {
+    #[tokio::test]
+    async fn no_process_at_the_path_means_a_first_start() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(take_over(&dir.path().join("gone.sock")).unwrap().is_none());
+        assert!(take_over(&dir.path().join("gone.sock")).await.unwrap().is_none());
     }
 
-    /// Offers `listeners` at `path` on a thread of its own, by their ports.
-    fn offer(path: &Path, listeners: Vec<TcpListener>) -> JoinHandle<()> {
-        let path = path.to_owned();
-        let (offered, waits) = std::sync::mpsc::channel();
-        let served = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(async {
-                let offer = Offer::new(&path).unwrap();
-                offered.send(()).unwrap();
-                let sockets = || {
-                    let each = listeners.iter().map(|listener| {
-                        let port = listener.local_addr()?.port();
-                        Ok((port.to_string(), OwnedFd::from(listener.try_clone()?)))
-                    });
-                    each.collect()
-                };
-                offer.serve(None, sockets).await;
-            });
-        });
-        waits.recv().unwrap();
-        served
+    fn bound() -> (SocketAddr, OwnedFd) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        (listener.local_addr().unwrap(), listener.into())
     }
 
-    #[test]
-    fn more_sockets_than_fit_one_message_arrive_under_their_names() {
+    /// Offers `listeners`, by their ports, and takes them over with `succeed`. Returns what that returns once
+    /// the offer is served.
+    async fn offered<T>(listeners: &[(SocketAddr, OwnedFd)], succeed: impl AsyncFnOnce(&Path) -> T) -> T {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("portico.sock");
-        let listeners: Vec<TcpListener> =
-            (0..BATCH + 7).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-        let ports: Vec<u16> =
-            listeners.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
-        let server = offer(&path, listeners);
-        let mut predecessor = take_over(&path).unwrap().expect("an offer is open");
-        let sockets: HashMap<u16, Vec<OwnedFd>> = predecessor.sockets().unwrap();
-        for port in ports {
-            let address = socket2::SockRef::from(&sockets[&port][0]).local_addr().unwrap();
-            assert_eq!(address.as_socket().unwrap().port(), port);
+        let offer = Offer::new(&path).unwrap();
+        let sockets = || {
+            let each = listeners
+                .iter()
+                .map(|(address, listener)| Ok((address.port().to_string(), listener.try_clone()?)));
+            each.collect()
+        };
+        let ((), outcome) = tokio::join!(offer.serve(None, sockets), succeed(&path));
+        outcome
+    }
+
+    async fn predecessor(path: &Path) -> Predecessor {
+        take_over(path).await.unwrap().expect("an offer is open")
+    }
+
+    #[tokio::test]
+    async fn more_sockets_than_fit_one_message_arrive_under_their_addresses() {
+        let listeners: Vec<_> = (0..BATCH + 7).map(|_| bound()).collect();
+        let mut sockets = offered(&listeners, async |path| {
+            let mut predecessor = predecessor(path).await;
+            let sockets = predecessor.sockets::<u16>().unwrap();
+            predecessor.ready().unwrap();
+            sockets
+        })
+        .await;
+        assert_eq!(sockets.len(), listeners.len());
+        for (address, _) in listeners {
+            let sockets = sockets.take(address);
+            let bound = SockRef::from(&sockets[0]).local_addr().unwrap();
+            assert_eq!((sockets.len(), bound.as_socket()), (1, Some(address)));
         }
-        predecessor.ready().unwrap();
-        server.join().unwrap();
     }
 
-    #[test]
-    fn a_successor_that_gives_up_leaves_the_offer_open_for_the_next() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("portico.sock");
-        let server = offer(&path, Vec::new());
-        drop(take_over(&path).unwrap().expect("an offer is open"));
-        take_over(&path).unwrap().expect("the offer is still open").ready().unwrap();
-        server.join().unwrap();
+    #[tokio::test]
+    async fn a_successor_that_gives_up_leaves_the_offer_open_for_the_next() {
+        offered(&[], async |path| {
+            drop(predecessor(path).await);
+            predecessor(path).await.ready().unwrap();
+        })
+        .await;
     }
 
-    #[test]
-    fn an_unknown_name_is_an_error() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("portico.sock");
-        let _server = offer(&path, vec![TcpListener::bind("127.0.0.1:0").unwrap()]);
-        let mut predecessor = take_over(&path).unwrap().expect("an offer is open");
-        let error = predecessor.sockets::<std::net::Ipv6Addr>().unwrap_err().to_string();
+    #[tokio::test]
+    async fn an_unknown_name_is_an_error() {
+        let listeners = [bound()];
+        let error = offered(&listeners, async |path| {
+            let error = predecessor(path).await.sockets::<std::net::Ipv6Addr>().unwrap_err();
+            predecessor(path).await.ready().unwrap();
+            error.to_string()
+        })
+        .await;
         assert!(error.contains("unknown listener"), "{error}");
     }
 
@@ -389,16 +466,55 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("portico.sock");
         let offer = Offer::new(&path).unwrap();
-        let asking = std::thread::spawn(move || take_over(&path).unwrap().expect("an offer is open"));
-        let serving = offer.serve(None, || Ok(Vec::new()));
-        let asked = async {
-            while !asking.is_finished() {
-                tokio::task::yield_now().await;
-            }
+        let predecessor = tokio::select! {
+            () = offer.serve(None, || Ok(Vec::new())) => panic!("nobody was ready"),
+            predecessor = predecessor(&path) => predecessor,
         };
-        tokio::select! { () = serving => {}, () = asked => {} }
-        let predecessor = asking.join().unwrap();
         drop(offer);
         predecessor.gone().await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_predecessor_that_hangs_is_an_error_that_names_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("portico.sock");
+        let _hangs = Offer::new(&path).unwrap();
+        let error = take_over(&path).await.unwrap_err().to_string();
+        let pid = format!("PID {}", std::process::id());
+        assert!(error.contains("hangs") && error.contains(&pid), "{error}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_predecessor_that_hangs_since_many_successors_is_an_error_as_well() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("portico.sock");
+        let _hangs = Offer::new(&path).unwrap();
+        let mut waiting = Vec::new();
+        let address = SocketAddrUnix::new(&path).unwrap();
+        loop {
+            let socket = unix_socket().unwrap();
+            if connect(&socket, &address).is_err() {
+                break;
+            }
+            waiting.push(socket);
+        }
+        let error = take_over(&path).await.unwrap_err();
+        assert!(matches!(error, TakeOverError::Hangs { pid: None, .. }), "{error}");
+    }
+
+    #[test]
+    fn a_port_of_the_predecessor_can_be_bound_at_another_address_before_it_lets_go() {
+        let socket = crate::socket::unbound((Ipv4Addr::UNSPECIFIED, 0).into()).unwrap();
+        socket.set_reuse_address(false).unwrap();
+        socket.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)).into()).unwrap();
+        let old = socket.local_addr().unwrap().as_socket().unwrap();
+        let inherited = Inherited::from_iter([(old, socket.into())]);
+        let new = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), old.port());
+        let socket = crate::socket::unbound(new).unwrap();
+        socket.set_reuse_port(true).unwrap();
+        assert!(socket.bind(&new.into()).is_err());
+        assert!(inherited.share_port(new).unwrap());
+        socket.bind(&new.into()).unwrap();
+        socket.listen(1).unwrap();
     }
 }

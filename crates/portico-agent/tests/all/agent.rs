@@ -23,7 +23,7 @@ async fn an_agent_connects_to_its_gateway_before_a_pod_needs_it_and_listens_when
     let live = || agent.client().status().iter().any(|tunnel| tunnel.state == Some(TunnelState::Live));
     clock.until("a tunnel is up", live).await;
     assert!(TcpStream::connect(address).await.is_err());
-    agent.listen(Inherited::new()).unwrap();
+    agent.listen(Inherited::default()).unwrap();
     assert!(TcpStream::connect(address).await.is_ok());
 }
 
@@ -85,7 +85,7 @@ async fn an_agent_on_a_thread_of_its_own_carries_connections_and_ends_them_when_
     let mut gateway = Gateway::start(Answer::Open).await;
     let (address, socket) = socket();
     let agent = Agent::start(settings(gateway.address, address), no_access_log()).unwrap();
-    agent.listen(Inherited::from([(address, vec![socket])])).unwrap();
+    agent.listen(Inherited::from_iter([(address, socket)])).unwrap();
     let mut pod = TcpStream::connect(address).await.unwrap();
     let mut upstream = gateway.upstream().await;
     pod.write_all(b"question").await.unwrap();

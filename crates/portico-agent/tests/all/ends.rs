@@ -122,7 +122,7 @@ async fn cancelled_with_the_thread_of_the_agent() {
     let mut gateway = Gateway::start(Answer::Open).await;
     let (address, socket) = socket();
     let agent = Agent::start(settings(gateway.address, address), no_access_log()).unwrap();
-    agent.listen(Inherited::from([(address, vec![socket])])).unwrap();
+    agent.listen(Inherited::from_iter([(address, socket)])).unwrap();
     let _pod = TcpStream::connect(address).await.unwrap();
     let _upstream = gateway.upstream().await;
     let shared = Arc::clone(agent.shared());

@@ -17,7 +17,7 @@ async fn a_socket_that_is_bound_gives_its_options_to_connections() {
     let gateway = Gateway::start(Answer::Open).await;
     let settings = settings(gateway.address, "127.0.0.1:0".parse().unwrap());
     let agent = Agent::start_on(Handle::current(), settings, no_access_log());
-    agent.listen(Inherited::new()).unwrap();
+    agent.listen(Inherited::default()).unwrap();
     let (name, socket) = agent.sockets().unwrap().remove(0);
     assert_eq!(name, "127.0.0.1:0");
     let socket = SockRef::from(&socket);
@@ -29,7 +29,7 @@ async fn an_inherited_socket_that_no_forward_asks_for_is_closed() {
     let gateway = Gateway::start(Answer::Open).await;
     let ((wanted, first), (surplus, second)) = (socket(), socket());
     let agent = Agent::start_on(Handle::current(), settings(gateway.address, wanted), no_access_log());
-    agent.listen(Inherited::from([(wanted, vec![first]), (surplus, vec![second])])).unwrap();
+    agent.listen(Inherited::from_iter([(wanted, first), (surplus, second)])).unwrap();
     assert!(TcpStream::connect(wanted).await.is_ok());
     assert!(TcpStream::connect(surplus).await.is_err());
 }
@@ -42,7 +42,7 @@ async fn connections_that_wait_in_a_socket_are_served_by_the_agent_that_inherits
     // Connected before anything accepts.
     let _pod = TcpStream::connect(address).await.unwrap();
     let agent = Agent::start_on(Handle::current(), settings(gateway.address, address), no_access_log());
-    agent.listen(Inherited::from([(address, vec![socket])])).unwrap();
+    agent.listen(Inherited::from_iter([(address, socket)])).unwrap();
     let _upstream = clock.by(gateway.upstream()).await;
     assert_eq!(agent.shared().forwards[0].accepted(), 1);
 }
@@ -54,7 +54,7 @@ async fn a_socket_given_to_a_successor_stays_open_when_its_first_owner_drains() 
     let old = Node::start(gateway.address);
     let sockets: Vec<(String, OwnedFd)> = old.agent.sockets().unwrap();
     let new = Agent::start_on(Handle::current(), settings(gateway.address, old.address), no_access_log());
-    let inherited = sockets.into_iter().map(|(name, socket)| (name.parse().unwrap(), vec![socket]));
+    let inherited = sockets.into_iter().map(|(name, socket)| (name.parse().unwrap(), socket));
     new.listen(inherited.collect()).unwrap();
     assert_eq!(clock.by(old.agent.drain(std::time::Duration::from_secs(1))).await, 0);
     let _pod = TcpStream::connect(old.address).await.unwrap();
@@ -68,6 +68,6 @@ async fn a_port_that_is_taken_is_named_with_its_flag() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let listen = taken.local_addr().unwrap();
     let agent = Agent::start_on(Handle::current(), settings(gateway.address, listen), no_access_log());
-    let error = agent.listen(Inherited::new()).unwrap_err().to_string();
+    let error = agent.listen(Inherited::default()).unwrap_err().to_string();
     assert!(error.contains(&format!("--forward {listen}=")) && error.contains("--take-over"), "{error}");
 }

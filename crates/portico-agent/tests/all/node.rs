@@ -62,7 +62,7 @@ impl Node {
         let mut settings = settings(gateway, address);
         change(&mut settings);
         let agent = Agent::start_on(Handle::current(), settings, no_access_log());
-        agent.listen(Inherited::from([(address, vec![socket])])).unwrap();
+        agent.listen(Inherited::from_iter([(address, socket)])).unwrap();
         Self { agent, address }
     }
 

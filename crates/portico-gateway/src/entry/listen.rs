@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use portico_net::socket::{BACKLOG, is_out_of_descriptors, set_keepalive, unbound};
+use portico_net::takeover::Inherited;
 use socket2::{SockRef, Socket};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
@@ -33,7 +34,7 @@ pub(crate) struct Listeners {
     keepalive: Keepalive,
     open: HashMap<Listener, OpenListener>,
     /// Sockets a predecessor handed over that no listener has been opened on yet.
-    inherited: HashMap<Listener, Vec<OwnedFd>>,
+    inherited: Inherited,
 }
 
 #[derive(Debug)]
@@ -47,21 +48,22 @@ impl Listeners {
     pub(crate) fn new(
         workers: Vec<(Arc<Worker>, Handle)>,
         keepalive: Keepalive,
-        inherited: HashMap<Listener, Vec<OwnedFd>>,
+        inherited: Inherited,
     ) -> Self {
         Self { workers, keepalive, open: HashMap::new(), inherited }
     }
 
-    /// Listens on `address` with every worker. Returns the address bound, which
-    /// has the port where port 0 was asked for.
+    /// Listens on `address` with every worker, on sockets of the predecessor if it listened exactly there.
+    /// Returns the address bound, which has the port where port 0 was asked for.
     pub(crate) fn open(&mut self, listener: Listener, address: SocketAddr) -> io::Result<SocketAddr> {
         if let Some(open) = self.open.get(&listener) {
             return Ok(open.address);
         }
-        let mut bound = self.inherited.remove(&listener).unwrap_or_default();
-        let address = match bound.first() {
-            Some(socket) => local_address(&SockRef::from(socket))?,
-            None => probe(address)?,
+        let mut bound = self.inherited.take(address);
+        // A port that the predecessor still has at another address cannot be probed.
+        let address = match bound.is_empty() && !self.inherited.share_port(address)? {
+            true => probe(address)?,
+            false => address,
         };
         while bound.len() < self.workers.len() {
             match bind(address) {
@@ -94,7 +96,7 @@ impl Listeners {
     /// Stops listening everywhere. Once the loops returned have ended, every connection that was accepted is
     /// known; until then one may be between accept(2) and its task.
     pub(crate) fn close_all(&mut self) -> Vec<JoinHandle<()>> {
-        self.inherited.clear();
+        self.drop_inherited();
         let loops: Vec<_> = self.open.drain().flat_map(|(_, open)| open.loops).collect();
         loops.iter().for_each(JoinHandle::abort);
         loops
@@ -102,7 +104,7 @@ impl Listeners {
 
     /// Closes what a predecessor handed over and the first complete table did not ask for.
     pub(crate) fn drop_inherited(&mut self) {
-        self.inherited.clear();
+        self.inherited = Inherited::default();
     }
 
     /// A worker, for a task that concerns them all.

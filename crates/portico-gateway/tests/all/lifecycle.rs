@@ -185,10 +185,10 @@ fn a_successor_takes_the_listeners_over_and_no_client_under_load_notices() {
             })
         });
         let mut predecessor = None;
-        eventually("the offer is open", || take_over(&path).unwrap().is_some());
+        eventually("the offer is open", || block_on(take_over(&path)).unwrap().is_some());
         eventually("the offer is open again", || path.exists());
         while predecessor.is_none() {
-            predecessor = take_over(&path).unwrap();
+            predecessor = block_on(take_over(&path)).unwrap();
         }
         let mut predecessor = predecessor.expect("an offer is open");
         let access = AccessLog::start(AccessFormat::Off).unwrap();

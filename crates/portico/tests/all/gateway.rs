@@ -28,12 +28,18 @@ struct Gateway {
 
 /// A gateway on `folder`, ready.
 fn gateway(folder: &Path, more: &[&str]) -> Gateway {
+    let gateway = starting(folder, &[&["--node-port-address", "127.0.0.1"], more].concat());
+    wait_until("it is ready", || get(gateway.admin, "/readyz").0 == 200);
+    gateway
+}
+
+/// A gateway on `folder`, of which only the admin listener is known to be open.
+fn starting(folder: &Path, more: &[&str]) -> Gateway {
     let manifests = folder.to_str().unwrap();
     let arguments = ["gateway", "--manifests", manifests, "--sni-listen", "off", "--tunnel-listen", "off"];
-    let loopback = ["--node-port-address", "127.0.0.1", "--admin-listen", "127.0.0.1:0", "--workers", "1"];
-    let mut process = Process::start(&[&arguments[..], &loopback, more].concat());
+    let admin = ["--admin-listen", "127.0.0.1:0", "--workers", "1"];
+    let mut process = Process::start(&[&arguments[..], &admin, more].concat());
     let admin = port_of(&process.wait_for("listener=admin"));
-    wait_until("it is ready", || get(admin, "/readyz").0 == 200);
     Gateway { process, admin }
 }
 
@@ -333,4 +339,44 @@ fn a_successor_takes_the_listeners_over_and_no_connect_fails() {
     stop.send(()).unwrap();
     assert!(load.join().expect("every connection is served") > 0);
     drop(new);
+}
+
+#[test]
+fn a_successor_told_another_address_listens_there_and_nowhere_else() {
+    let (folder, port) = site();
+    let sockets = tempfile::tempdir().unwrap();
+    let socket = sockets.path().join("take-over.sock");
+    let flags = ["--take-over", socket.to_str().unwrap(), "--drain-timeout", "50s"];
+    let mut old = gateway(folder.path(), &flags);
+    wait_until("the listeners are offered", || socket.exists());
+    let new = starting(folder.path(), &[&flags[..], &["--node-port-address", "127.0.0.2"]].concat());
+    assert!(old.process.wait().success(), "{}", old.process.said());
+    wait_until("it is ready", || get(new.admin, "/readyz").0 == 200);
+    let mut stream = TcpStream::connect(("127.0.0.2", port)).unwrap();
+    ping(&mut stream);
+    assert!(TcpStream::connect(("127.0.0.1", port)).is_err(), "the address it was told before");
+}
+
+#[test]
+fn a_predecessor_that_hangs_stops_neither_the_admin_listener_nor_sigterm() {
+    let (folder, port) = site();
+    let sockets = tempfile::tempdir().unwrap();
+    let socket = sockets.path().join("take-over.sock");
+    let flags = ["--take-over", socket.to_str().unwrap()];
+    let old = gateway(folder.path(), &flags);
+    wait_until("the listeners are offered", || socket.exists());
+    old.process.signal("STOP");
+    let mut new = starting(folder.path(), &[&flags[..], &["--node-port-address", "127.0.0.1"]].concat());
+    let error = format!("the process at {} (PID {}) was asked", socket.display(), old.process.id());
+    assert_eq!(get(new.admin, "/healthz").0, 200);
+    assert_eq!(get(new.admin, "/readyz").0, 503);
+    new.process.signal("TERM");
+    new.process.wait_for("told to stop before anything was served");
+    assert!(new.process.wait().success());
+    // One that nobody stops gives up by itself, and says what hangs.
+    let mut next = starting(folder.path(), &[&flags[..], &["--node-port-address", "127.0.0.1"]].concat());
+    next.process.wait_for(&error);
+    assert_eq!(next.process.wait().code(), Some(2));
+    old.process.signal("CONT");
+    ping(&mut connect(port));
 }

@@ -12,6 +12,7 @@
 
 use std::convert::Infallible;
 use std::future::pending;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -202,14 +203,14 @@ fn max_connections(asked: u32) -> u32 {
 /// Listens, in place of the predecessor if there is one; then offers the same to a successor.
 async fn listen(agent: &Agent, status: &Status, path: Option<&Path>) -> anyhow::Result<Option<Offer>> {
     let Some(path) = path else {
-        agent.listen(Inherited::new())?;
+        agent.listen(Inherited::default())?;
         return Ok(None);
     };
-    let mut predecessor = take_over(path)?;
+    let mut predecessor = take_over(path).await?;
     let inherited = match &mut predecessor {
-        None => Inherited::new(),
+        None => Inherited::default(),
         Some(predecessor) => {
-            let inherited = predecessor.sockets()?;
+            let inherited = predecessor.sockets::<SocketAddr>()?;
             // A predecessor that stops has no sockets: then nothing serves until this agent listens.
             if !inherited.is_empty() {
                 wait_until_able(status, predecessor).await?;

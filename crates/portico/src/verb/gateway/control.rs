@@ -106,7 +106,7 @@ async fn start(flags: &Flags, source: &mut Source, status: &Arc<Status>) -> anyh
     let config = flags.config(&timeouts)?;
     let access = AccessLog::start(flags.records.access_log.into()).context("cannot start the access log")?;
     let mut predecessor = match &flags.lifecycle.take_over {
-        Some(path) => take_over(path)?,
+        Some(path) => take_over(path).await?,
         None => None,
     };
     let first = status.pipeline().commit();
