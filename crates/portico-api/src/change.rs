@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::cluster::Cluster;
 use crate::configuration::KubermaticConfiguration;
 use crate::endpoint_slice::EndpointSlice;
+use crate::exposed_cluster::ExposedCluster;
 use crate::meta::ObjectKey;
 use crate::names::{ClusterName, Tenant};
 use crate::policy::ClusterPolicy;
@@ -60,6 +61,14 @@ impl Keyed for Cluster {
 
     fn key(&self) -> ClusterName {
         ClusterName::new(&self.metadata.name)
+    }
+}
+
+impl Keyed for ExposedCluster {
+    type Key = ClusterName;
+
+    fn key(&self) -> ClusterName {
+        self.name()
     }
 }
 

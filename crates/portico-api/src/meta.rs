@@ -122,6 +122,9 @@ pub enum Kind {
     Seed,
     /// `kubermatic.k8c.io/v1`, cluster-scoped.
     Cluster,
+    /// `portico.k8c.io/v1alpha1`, cluster-scoped: what a gateway must know of a Cluster. Not read from
+    /// directories, where Clusters are.
+    ExposedCluster,
 }
 
 impl Kind {
@@ -145,6 +148,7 @@ impl Kind {
             Self::KubermaticConfiguration => "KubermaticConfiguration",
             Self::Seed => "Seed",
             Self::Cluster => "Cluster",
+            Self::ExposedCluster => "ExposedCluster",
         }
     }
 }

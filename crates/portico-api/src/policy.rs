@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::api_server_ca::ApiServerCa;
 use crate::names::Tenant;
@@ -41,8 +41,8 @@ impl AllowList {
 }
 
 /// Limits of one user cluster on one gateway. `None` means the gateway's own default.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub struct Budget {
     /// Connections and tunnel streams open at once.
     pub max_connections: Option<u32>,

@@ -3,7 +3,8 @@
 //! For one cluster: [`resolve`] finds its seed and strategy, [`validate`] what is wrong with it, and [`plan`]
 //! what should exist. [`strategy`] holds one file for each strategy. For all clusters: the [`planner`] holds
 //! the objects, applies each [`change`] and returns what follows. [`node_ports`] allocates NodePort numbers.
-//! For the one load balancer in front of a seed: [`front`].
+//! For the one load balancer in front of a seed: [`front`]. For gateways that must not read Clusters:
+//! [`projection`].
 //!
 //! Everything here is a plain function or a plain value: no I/O, no async, no clock. Random numbers follow
 //! from a seed ([`random`]).
@@ -21,6 +22,7 @@ pub mod persisted;
 pub mod plan;
 pub mod planner;
 pub mod policy;
+pub mod projection;
 pub mod random;
 pub mod resolve;
 pub mod services;

@@ -269,7 +269,7 @@ impl Worker {
                 Kind::Cluster => self.watch::<Cluster>(),
                 Kind::Seed => self.watch::<Seed>(),
                 Kind::KubermaticConfiguration => self.watch::<KubermaticConfiguration>(),
-                Kind::Service | Kind::EndpointSlice => {}
+                Kind::Service | Kind::EndpointSlice | Kind::ExposedCluster => {}
             }
         }
         let missing: BTreeSet<Kind> = self

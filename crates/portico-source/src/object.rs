@@ -6,6 +6,7 @@ use portico_api::change::Keyed;
 use portico_api::cluster::Cluster;
 use portico_api::configuration::KubermaticConfiguration;
 use portico_api::endpoint_slice::EndpointSlice;
+use portico_api::exposed_cluster::ExposedCluster;
 use portico_api::meta::{Kind, ObjectMeta, ObjectRef};
 use portico_api::seed::Seed;
 use portico_api::service::Service;
@@ -74,14 +75,14 @@ macro_rules! objects {
     };
 }
 
-objects!(Service, EndpointSlice, KubermaticConfiguration, Seed, Cluster);
+objects!(Service, EndpointSlice, KubermaticConfiguration, Seed, Cluster, ExposedCluster);
 
 impl Object {
     /// Reads `value` as an object of `kind`. Sets the default namespace and checks the name.
     pub(crate) fn from_value(kind: Kind, value: Value) -> Result<Self, InvalidObject> {
         let mut object = Self::of_kind(kind, value)?;
         let meta = object.metadata_mut();
-        if kind == Kind::Cluster {
+        if matches!(kind, Kind::Cluster | Kind::ExposedCluster) {
             meta.namespace = Arc::default();
         } else if meta.namespace.is_empty() {
             meta.namespace = DEFAULT_NAMESPACE.into();

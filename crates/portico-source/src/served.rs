@@ -13,6 +13,7 @@ use kube::api::{DynamicObject, ObjectMeta};
 use portico_api::cluster::Cluster;
 use portico_api::configuration::KubermaticConfiguration;
 use portico_api::endpoint_slice::EndpointSlice;
+use portico_api::exposed_cluster::ExposedCluster;
 use portico_api::meta::{Kind, ObjectKey, ObjectRef};
 use portico_api::seed::Seed;
 use portico_api::service::Service;
@@ -30,26 +31,30 @@ pub trait ServedKind: Send + Sync + 'static {
     const KIND: Kind;
     /// The API group; empty for the core group.
     const GROUP: &'static str;
+    /// The version of the group.
+    const VERSION: &'static str;
     /// The name in URLs and in discovery.
     const PLURAL: &'static str;
 }
 
 macro_rules! served {
-    ($($kind:ident, $group:literal, $plural:literal;)+) => {
+    ($($kind:ident, $group:literal, $version:literal, $plural:literal;)+) => {
         $(impl ServedKind for $kind {
             const KIND: Kind = Kind::$kind;
             const GROUP: &'static str = $group;
+            const VERSION: &'static str = $version;
             const PLURAL: &'static str = $plural;
         })+
     };
 }
 
 served! {
-    Service, "", "services";
-    EndpointSlice, "discovery.k8s.io", "endpointslices";
-    KubermaticConfiguration, "kubermatic.k8c.io", "kubermaticconfigurations";
-    Seed, "kubermatic.k8c.io", "seeds";
-    Cluster, "kubermatic.k8c.io", "clusters";
+    Service, "", "v1", "services";
+    EndpointSlice, "discovery.k8s.io", "v1", "endpointslices";
+    KubermaticConfiguration, "kubermatic.k8c.io", "v1", "kubermaticconfigurations";
+    Seed, "kubermatic.k8c.io", "v1", "seeds";
+    Cluster, "kubermatic.k8c.io", "v1", "clusters";
+    ExposedCluster, "portico.k8c.io", "v1alpha1", "exposedclusters";
 }
 
 /// An object of kind `K` from an API server.
@@ -112,7 +117,7 @@ impl<K: ServedKind> Resource for Served<K> {
     }
 
     fn version((): &()) -> Cow<'_, str> {
-        "v1".into()
+        K::VERSION.into()
     }
 
     fn plural((): &()) -> Cow<'_, str> {
@@ -130,9 +135,16 @@ impl<K: ServedKind> Resource for Served<K> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use std::collections::BTreeSet;
+
+    use portico_api::cluster::Address;
+    use portico_api::exposed_cluster::{ExposedClusterSpec, Tunnel};
+    use portico_api::policy::Budget;
+    use portico_api::strategy::ExposeStrategy;
+    use serde_json::{Map, json};
 
     use super::*;
+    use crate::yaml::Documents;
 
     #[test]
     fn an_object_that_does_not_fit_its_kind_fails_alone() {
@@ -161,5 +173,68 @@ mod tests {
             "/apis/discovery.k8s.io/v1/namespaces/n/endpointslices"
         );
         assert_eq!(Served::<Cluster>::url_path(&(), None), "/apis/kubermatic.k8c.io/v1/clusters");
+        assert_eq!(
+            Served::<ExposedCluster>::url_path(&(), None),
+            "/apis/portico.k8c.io/v1alpha1/exposedclusters"
+        );
+    }
+
+    /// Every field that is written has a place in the schema, and every place can be written.
+    #[test]
+    fn the_schema_of_an_exposed_cluster_is_that_of_its_type() {
+        let crd = include_str!("../../../deploy/crds.yaml");
+        let crd = Documents::new(crd).next().unwrap().unwrap().to_value();
+        assert_eq!(crd["spec"]["group"], ExposedCluster::GROUP);
+        assert_eq!(crd["spec"]["names"]["plural"], ExposedCluster::PLURAL);
+        let version = &crd["spec"]["versions"][0];
+        assert_eq!(version["name"], ExposedCluster::VERSION);
+        let schema = &version["schema"]["openAPIV3Schema"]["properties"]["spec"];
+        let whole = ExposedClusterSpec {
+            expose_strategy: ExposeStrategy::Tunneling,
+            seed: "north".into(),
+            datacenter: "lab-1".into(),
+            paused: true,
+            allowed_ip_ranges: Some(["192.0.2.0/24".parse().unwrap()].into()),
+            load_balancer_source_ranges: ["2001:db8::/32".parse().unwrap()].into(),
+            node_port_listeners_disabled: true,
+            budget: Budget { max_connections: Some(5), max_connections_per_second: Some(6) },
+            api_server_ca: "PEM".into(),
+            address: Address {
+                url: "u".into(),
+                port: Some(6443),
+                external_name: "e".into(),
+                internal_url: "i".into(),
+                ip: Some([192, 0, 2, 1].into()),
+                api_server_external_address: "a".into(),
+            },
+            tunnel: Some(Tunnel { agent_ip: [192, 0, 2, 1].into() }),
+        };
+        fits(&serde_json::to_value(&whole).unwrap(), schema, "spec");
+        for strategy in ExposeStrategy::ALL {
+            let strategies = schema["properties"]["exposeStrategy"]["enum"].as_array().unwrap();
+            assert!(strategies.contains(&json!(strategy.name())));
+        }
+    }
+
+    fn fits(value: &Value, schema: &Value, path: &str) {
+        let expected = match value {
+            Value::Object(_) => "object",
+            Value::Array(_) => "array",
+            Value::String(_) => "string",
+            Value::Bool(_) => "boolean",
+            _ => "integer",
+        };
+        assert_eq!(schema["type"], expected, "{path}");
+        if let Value::Object(fields) = value {
+            let places = schema["properties"].as_object().unwrap();
+            let keys = |fields: &Map<String, Value>| fields.keys().cloned().collect::<BTreeSet<_>>();
+            assert_eq!(keys(fields), keys(places), "{path}");
+            for (key, value) in fields {
+                fits(value, &places[key], &format!("{path}.{key}"));
+            }
+        }
+        for item in value.as_array().into_iter().flatten() {
+            fits(item, &schema["items"], path);
+        }
     }
 }

@@ -4,9 +4,11 @@
 //! Seed and Cluster. The route index (`portico-routes`) computes which routes follow from Services and
 //! EndpointSlices. No I/O, no clock.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use portico_api::change::Change;
+use portico_api::exposed_cluster::ExposedCluster;
 use portico_api::meta::Kind;
 use portico_api::names::ClusterName;
 use portico_api::problem::Problem;
@@ -26,6 +28,7 @@ pub struct Pipeline {
     planner: Planner,
     index: RouteIndex,
     timeouts: Timeouts,
+    exposed: BTreeMap<ClusterName, Box<ExposedCluster>>,
     /// The only namespace in use, if there is one.
     namespace: Option<Box<str>>,
     /// Grows whenever the problems of the planner change.
@@ -42,6 +45,7 @@ impl Pipeline {
             planner: Planner::new(planner, persisted, seed),
             index: RouteIndex::new(index),
             timeouts: Timeouts::default(),
+            exposed: BTreeMap::new(),
             planner_problems: 0,
         }
     }
@@ -57,11 +61,29 @@ impl Pipeline {
                 Change::Delete(object) if object.kind == Kind::EndpointSlice => {
                     self.index.apply(ObjectChange::EndpointSlice(Change::Delete(object.key)));
                 }
+                Change::Apply(Object::ExposedCluster(cluster)) => self.set_exposed(*cluster),
+                Change::Delete(object) if object.kind == Kind::ExposedCluster => {
+                    self.remove_exposed(&ClusterName::new(&object.key.name));
+                }
                 change => planned.extend(planner_change(change)),
             }
         }
         let outputs = if complete { self.planner.apply(planned) } else { self.planner.note(planned) };
         self.take(outputs);
+    }
+
+    fn set_exposed(&mut self, mut cluster: ExposedCluster) {
+        let policy = Arc::new(cluster.policy());
+        // Parsed above; kept as text it would be the largest part of each object.
+        cluster.spec.api_server_ca = Box::default();
+        self.exposed.insert(cluster.name(), Box::new(cluster));
+        self.index.apply(ObjectChange::Policy(Change::Apply(policy)));
+    }
+
+    fn remove_exposed(&mut self, cluster: &ClusterName) {
+        if self.exposed.remove(cluster).is_some() {
+            self.index.apply(ObjectChange::Policy(Change::Delete(cluster.clone().into())));
+        }
     }
 
     /// The initial sync is complete: what is remembered of objects that do not exist is forgotten. Not if
@@ -100,6 +122,11 @@ impl Pipeline {
         self.planner.plans().filter(in_use)
     }
 
+    /// The ExposedClusters, by name: a gateway that reads them plans nothing.
+    pub fn exposed(&self) -> impl Iterator<Item = &ExposedCluster> {
+        self.exposed.values().map(|cluster| &**cluster)
+    }
+
     /// All problems of objects, errors first.
     pub fn problems(&self) -> BTreeSet<Problem> {
         let planned = self.planner.problems().cloned();
@@ -135,13 +162,13 @@ fn planner_change(change: Change<Object>) -> Option<PlannerChange> {
         }
         Change::Apply(Object::Seed(seed)) => PlannerChange::Seed(Change::Apply(seed)),
         Change::Apply(Object::Cluster(cluster)) => PlannerChange::Cluster(Change::Apply(cluster)),
-        Change::Apply(Object::EndpointSlice(_)) => return None,
+        Change::Apply(Object::EndpointSlice(_) | Object::ExposedCluster(_)) => return None,
         Change::Delete(object) => match object.kind {
             Kind::Service => PlannerChange::Service(Change::Delete(object.key)),
             Kind::KubermaticConfiguration => PlannerChange::Configuration(Change::Delete(object.key)),
             Kind::Seed => PlannerChange::Seed(Change::Delete(object.key)),
             Kind::Cluster => PlannerChange::Cluster(Change::Delete(ClusterName::new(&object.key.name))),
-            Kind::EndpointSlice => return None,
+            Kind::EndpointSlice | Kind::ExposedCluster => return None,
         },
     })
 }

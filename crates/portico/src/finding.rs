@@ -107,7 +107,9 @@ impl Finding {
     /// Whether it concerns `tenant` and no other.
     pub(crate) fn is_of(&self, tenant: &Tenant) -> bool {
         self.object.as_ref().is_some_and(|object| match object.kind {
-            Kind::Cluster => Tenant::from(ClusterName::new(&object.key.name)) == *tenant,
+            Kind::Cluster | Kind::ExposedCluster => {
+                Tenant::from(ClusterName::new(&object.key.name)) == *tenant
+            }
             Kind::Service | Kind::EndpointSlice => Tenant::of_namespace(&object.key.namespace) == *tenant,
             Kind::Seed | Kind::KubermaticConfiguration => false,
         })

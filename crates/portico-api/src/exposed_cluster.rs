@@ -1,0 +1,167 @@
+//! `ExposedCluster` (portico.k8c.io/v1alpha1): what a gateway must know of a Cluster, without its secrets.
+//!
+//! A Cluster holds an admin token in `status.address.adminToken`, so the right to read Clusters is the right
+//! to rule them. `portico front` writes one ExposedCluster for each Cluster; gateways read nothing else.
+//! Everything is resolved: defaults of the Seed and of the KubermaticConfiguration are in it already.
+//!
+//! Reading is strict, unlike that of other kinds: the object decides about access, and one that does not fit
+//! must not be used in part. The schema is `deploy/crds.yaml`; a test compares the two.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+use crate::api_server_ca::ApiServerCa;
+use crate::cluster::Address;
+use crate::meta::ObjectMeta;
+use crate::names::ClusterName;
+use crate::policy::{AllowList, Budget, ClusterPolicy};
+use crate::strategy::ExposeStrategy;
+
+/// Group and version.
+pub const API_VERSION: &str = "portico.k8c.io/v1alpha1";
+
+/// What a gateway must know of one Cluster. Cluster-scoped, named as the Cluster, owned by it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExposedCluster {
+    /// Name, and labels of the Cluster by which people select.
+    pub metadata: ObjectMeta,
+    /// What is exposed, and to which clients.
+    pub spec: ExposedClusterSpec,
+}
+
+/// `ExposedCluster.spec`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExposedClusterSpec {
+    /// Its strategy.
+    pub expose_strategy: ExposeStrategy,
+    /// The Seed that hosts it.
+    pub seed: Box<str>,
+    /// Its datacenter, if it names one.
+    #[serde(default, skip_serializing_if = "str_is_empty")]
+    pub datacenter: Box<str>,
+    /// Controllers leave it as it is; the gateway serves it all the same.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub paused: bool,
+    /// Client networks that may connect. Absent: every client may. An empty list admits nobody.
+    #[serde(rename = "allowedIPRanges", default, skip_serializing_if = "Option::is_none")]
+    pub allowed_ip_ranges: Option<Box<[IpNet]>>,
+    /// Client networks that the load balancer in front admits. Absent: every client.
+    #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
+    pub load_balancer_source_ranges: Box<[IpNet]>,
+    /// The Seed's nodeport-proxy is disabled: no NodePort listener is opened.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub node_port_listeners_disabled: bool,
+    /// Limits of the cluster on each gateway. Absent: the gateway's own.
+    #[serde(default, skip_serializing_if = "is_default", serialize_with = "without_nulls")]
+    pub budget: Budget,
+    /// CA certificates of its API server in PEM. Absent, or no CA: no token of the cluster can be reviewed.
+    #[serde(rename = "apiServerCA", default, skip_serializing_if = "str_is_empty")]
+    pub api_server_ca: Box<str>,
+    /// Where users and nodes reach it, as far as known.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub address: Address,
+    /// With strategy Tunneling: what its node agents need.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tunnel: Option<Tunnel>,
+}
+
+/// `ExposedCluster.spec.tunnel`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tunnel {
+    /// Address on which the agent on each worker node listens.
+    #[serde(rename = "agentIP")]
+    pub agent_ip: IpAddr,
+}
+
+impl ExposedCluster {
+    /// The Cluster's name as an identity.
+    pub fn name(&self) -> ClusterName {
+        ClusterName::new(&self.metadata.name)
+    }
+
+    /// What the gateway enforces for the cluster.
+    pub fn policy(&self) -> ClusterPolicy {
+        let spec = &self.spec;
+        ClusterPolicy {
+            tenant: self.name().into(),
+            allow: match spec.allowed_ip_ranges.as_deref() {
+                None => AllowList::default(),
+                Some([]) => AllowList::nobody(),
+                Some(networks) => AllowList::new(networks.iter().copied()),
+            },
+            budget: spec.budget,
+            node_port_listeners: !spec.node_port_listeners_disabled,
+            api_server_ca: ApiServerCa::parse(&spec.api_server_ca).ok(),
+        }
+    }
+}
+
+fn str_is_empty(text: &str) -> bool {
+    text.is_empty()
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// Leaves absent fields out: the schema of a CustomResourceDefinition knows no `null`.
+fn without_nulls<S: serde::Serializer>(value: &Budget, serializer: S) -> Result<S::Ok, S::Error> {
+    let fields = serde_json::to_value(value).map_err(serde::ser::Error::custom)?;
+    let present = fields.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
+    serializer.collect_map(present)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(spec: &str) -> Result<ExposedCluster, serde_json::Error> {
+        serde_json::from_str(&format!(r#"{{"metadata": {{"name": "a"}}, "spec": {spec}}}"#))
+    }
+
+    fn allow(ranges: &str) -> AllowList {
+        let spec = format!(r#"{{"exposeStrategy": "NodePort", "seed": "north"{ranges}}}"#);
+        read(&spec).unwrap().policy().allow
+    }
+
+    #[test]
+    fn without_a_list_every_client_is_admitted_and_with_an_empty_one_nobody() {
+        let client = "203.0.113.9".parse().unwrap();
+        assert!(allow("").admits(client));
+        assert!(!allow(r#", "allowedIPRanges": []"#).admits(client));
+        assert!(!allow(r#", "allowedIPRanges": ["198.51.100.0/24"]"#).admits(client));
+        assert!(allow(r#", "allowedIPRanges": ["203.0.113.0/24"]"#).admits(client));
+    }
+
+    #[test]
+    fn an_object_that_does_not_fit_is_not_used_in_part() {
+        for wrong in [
+            r#""allowedIPRanges": "203.0.113.0/24""#,
+            r#""allowedIPRanges": ["203.0.113.0/24", "203.0.113"]"#,
+            r#""nodePortListenersDisabled": "yes""#,
+            r#""budget": {"maxConnections": -1}"#,
+        ] {
+            assert!(read(&format!(r#"{{"exposeStrategy": "NodePort", "seed": "n", {wrong}}}"#)).is_err());
+        }
+        assert!(read(r#"{"exposeStrategy": "Tunnelling", "seed": "n"}"#).is_err());
+        assert!(read(r#"{"seed": "n"}"#).is_err());
+    }
+
+    #[test]
+    fn what_is_written_is_read_as_it_was() {
+        let written = r#"{"metadata":{"name":"a"},"spec":{"exposeStrategy":"Tunneling","seed":"north",
+            "datacenter":"lab-1","allowedIPRanges":["198.51.100.0/24"],
+            "budget":{"maxConnections":5},"address":{"port":6443},"tunnel":{"agentIP":"100.64.30.10"}}}"#;
+        let object: ExposedCluster = serde_json::from_str(written).unwrap();
+        let expected: serde_json::Value = serde_json::from_str(written).unwrap();
+        assert_eq!(serde_json::to_value(&object).unwrap(), expected);
+    }
+}

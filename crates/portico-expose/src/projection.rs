@@ -1,0 +1,145 @@
+//! Cluster → [`ExposedCluster`]: the resolved form that a gateway reads instead of Clusters.
+
+use portico_api::annotations::API_SERVER_CA;
+use portico_api::cluster::Cluster;
+use portico_api::configuration::KubermaticConfiguration;
+use portico_api::exposed_cluster::{ExposedCluster, ExposedClusterSpec, Tunnel};
+use portico_api::meta::ObjectMeta;
+use portico_api::problem::Problem;
+use portico_api::seed::Seed;
+
+use crate::inputs::{LoadBalancers, Scope};
+use crate::networks;
+use crate::policy::policy;
+use crate::resolve::{self, seed_of};
+use crate::strategy;
+use crate::validate;
+
+/// The label of a Cluster by which people select its ExposedCluster too: the project.
+pub const PROJECT_LABEL: &str = "project-id";
+
+/// Returns the ExposedCluster of `cluster` as KKP runs it, on the one of `seeds` that hosts it. `cluster` is
+/// the whole object, not [`Cluster::trimmed`]. Neither owner nor resourceVersion is set.
+///
+/// # Errors
+/// Everything wrong with the Cluster or its Seed, if one of them must not be used as written. The
+/// ExposedCluster written earlier must stay then: it is the last usable version, and it outlives restarts.
+/// While there is none, gateways admit nobody to the cluster.
+pub fn exposed_cluster<S: AsRef<Seed>>(
+    cluster: &Cluster,
+    seeds: &[S],
+    configuration: Option<&KubermaticConfiguration>,
+) -> Result<ExposedCluster, Vec<Problem>> {
+    let seed = seed_of(cluster, seeds).map_err(|problem| vec![*problem])?.as_ref();
+    let above = [Some(validate::seed(seed)), configuration.map(validate::configuration)];
+    if let Some(verdict) = above.into_iter().flatten().find(|verdict| verdict.refused) {
+        return Err(verdict.problems);
+    }
+    let scope =
+        Scope { cluster, decision: resolve::strategy(cluster, seed, configuration), seed, configuration };
+    let verdict = validate::cluster(&scope, None);
+    if verdict.refused {
+        return Err(verdict.problems);
+    }
+    Ok(ExposedCluster { metadata: metadata(cluster), spec: spec(&scope) })
+}
+
+fn metadata(cluster: &Cluster) -> ObjectMeta {
+    let mut labels = cluster.metadata.labels.clone();
+    labels.retain(|key, _| **key == *PROJECT_LABEL);
+    ObjectMeta { name: cluster.metadata.name.clone(), labels, ..ObjectMeta::default() }
+}
+
+fn spec(scope: &Scope<'_>) -> ExposedClusterSpec {
+    let Scope { cluster, decision, seed, .. } = *scope;
+    let policy = policy(cluster, decision.strategy, seed, LoadBalancers::Cloud);
+    let source_ranges = &seed.spec.nodeport_proxy.envoy.load_balancer_service.source_ranges;
+    let allowed = policy.allow.networks();
+    ExposedClusterSpec {
+        expose_strategy: decision.strategy,
+        seed: (*seed.metadata.name).into(),
+        datacenter: cluster.spec.cloud.dc.clone(),
+        paused: cluster.spec.pause,
+        allowed_ip_ranges: (!allowed.is_empty()).then(|| allowed.into()),
+        load_balancer_source_ranges: source_ranges.iter().filter_map(|range| range.get().copied()).collect(),
+        node_port_listeners_disabled: !policy.node_port_listeners,
+        budget: policy.budget,
+        api_server_ca: match policy.api_server_ca {
+            Some(_) => cluster.metadata.annotation(API_SERVER_CA).unwrap_or_default().into(),
+            None => "".into(),
+        },
+        address: cluster.status.address.clone(),
+        tunnel: strategy::of(decision.strategy)
+            .has_agent()
+            .then(|| Tunnel { agent_ip: networks::agent_ip(cluster) }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use portico_api::strategy::ExposeStrategy;
+
+    use super::*;
+    use crate::policy::policy;
+    use crate::testing::{cluster, configuration, read, seed};
+
+    const SEED: &str = r#"{"datacenters": {"lab-1": {}},
+        "defaultAPIServerAllowedIPRanges": ["198.51.100.0/24"],
+        "nodeportProxy": {"envoy": {"loadBalancerService": {"sourceRanges": ["203.0.113.0/24"]}}}}"#;
+
+    fn whole() -> Cluster {
+        let ca = include_str!("../../portico-api/src/testdata/ca.pem").replace('\n', "\\n");
+        read(&format!(
+            r#"{{"metadata": {{"name": "a", "uid": "7", "labels": {{"project-id": "p", "worker-name": "w"}},
+                    "annotations": {{"portico.k8c.io/max-connections": "500", "secret": "s3cret",
+                        "portico.k8c.io/api-server-ca": "{ca}"}}}},
+                "spec": {{"exposeStrategy": "Tunneling", "cloud": {{"dc": "lab-1"}}, "pause": true,
+                    "apiServerAllowedIPRanges": {{"cidrBlocks": ["192.0.2.0/24"]}}}},
+                "status": {{"address": {{"adminToken": "s3cret", "url": "https://a.example.com:6443",
+                    "externalName": "a.example.com", "ip": "203.0.113.9", "port": 6443,
+                    "internalURL": "apiserver-external.cluster-a.svc.cluster.local."}}}}}}"#
+        ))
+    }
+
+    fn project(cluster: &Cluster, seed: Seed) -> Result<ExposedCluster, Vec<Problem>> {
+        let configuration = configuration(r#"{"ingress": {"domain": "example.com"}}"#);
+        exposed_cluster(cluster, &[Box::new(seed)], Some(&configuration))
+    }
+
+    #[test]
+    fn a_gateway_enforces_from_the_projection_what_it_would_from_the_cluster() {
+        let same = |strategy: ExposeStrategy, seed: Seed| {
+            let mut cluster = whole();
+            cluster.spec.expose_strategy = read(&format!("\"{strategy}\""));
+            let expected = policy(&cluster, strategy, &seed, LoadBalancers::Cloud);
+            let projected = project(&cluster, seed).unwrap();
+            assert_eq!(projected.policy(), expected, "{strategy}");
+        };
+        for strategy in ExposeStrategy::ALL {
+            same(strategy, seed("north", SEED));
+        }
+        same(ExposeStrategy::NodePort, seed("north", r#"{"nodeportProxy": {"disable": true}}"#));
+    }
+
+    #[test]
+    fn nothing_secret_is_in_the_projection() {
+        let projected = project(&whole(), seed("north", SEED)).unwrap();
+        let written = serde_json::to_value(&projected).unwrap();
+        assert!(!written.to_string().contains("s3cret"), "{written}");
+        assert_eq!(written["metadata"], serde_json::json!({"name": "a", "labels": {"project-id": "p"}}));
+        assert_eq!(written["spec"]["address"]["ip"], "203.0.113.9");
+        assert_eq!(written["spec"]["tunnel"]["agentIP"], "100.64.30.10");
+        assert_eq!(written["spec"]["loadBalancerSourceRanges"][0], "203.0.113.0/24");
+    }
+
+    #[test]
+    fn what_must_not_be_used_as_written_has_no_projection() {
+        let (good, north) = (cluster("a", "{}"), seed("north", "{}"));
+        assert!(project(&good, north.clone()).is_ok());
+        let bad = cluster("a", r#"{"apiServerAllowedIPRanges": {"cidrBlocks": ["192.0.2.0/33"]}}"#);
+        assert_eq!(project(&bad, north).unwrap_err().len(), 1);
+        assert!(exposed_cluster::<Box<Seed>>(&good, &[], None).is_err());
+        let bad_seed = seed("north", r#"{"defaultAPIServerAllowedIPRanges": ["192.0.2.0/33"]}"#);
+        assert!(project(&good, bad_seed).is_err());
+    }
+}
