@@ -24,6 +24,7 @@ use crate::outcome::Refusal;
 use crate::proxy_header::proxy_header;
 use crate::record::{ConnectionId, Listener};
 use crate::shared::Shared;
+use crate::slots::{Slot, Source};
 use crate::upstream::{Connected, Upstream};
 
 /// An accepted connection, before anything is known of it.
@@ -69,6 +70,7 @@ impl Arrival {
         &mut self,
         shared: &Shared,
         stream: &TcpStream,
+        slot: &Slot,
         mode: ProxyMode,
         bytes: &mut Vec<u8>,
     ) -> Result<(), Refusal> {
@@ -85,6 +87,7 @@ impl Arrival {
             match if bytes.is_empty() { Parse::NeedMore } else { proxy::parse(bytes) } {
                 Parse::Complete(proxy::Header::Proxied { source, len, .. }) => {
                     *client = source;
+                    slot.set_source(Source::of(source.ip()));
                     bytes.drain(..len);
                     return Ok(());
                 }
@@ -96,7 +99,7 @@ impl Arrival {
                 Parse::Malformed(_) => return Err(Refusal::ProxyHeader),
                 Parse::NeedMore => {}
             }
-            read_more(stream, bytes, proxy::MAX_V2 + hello::MAX_HELLO).await?;
+            read_more(stream, slot, bytes, proxy::MAX_V2 + hello::MAX_HELLO).await?;
         }
     }
 }

@@ -17,11 +17,11 @@ mod supervise;
 mod tests;
 mod token_review;
 mod tokens;
-mod unauthenticated;
 mod verdict;
 
 use std::borrow::Cow;
 use std::fmt::Write;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -37,13 +37,12 @@ pub(crate) use hash::{Hash, hash};
 pub(crate) use log_limit::LogLimit;
 pub(crate) use review::TokenReviewer;
 pub(crate) use token_review::{Answer, review};
-pub(crate) use unauthenticated::{Eviction, Slot};
 
 use crate::outcome::Refusal;
+use crate::slots::{Slot, Slots, Source};
 use changes::Changes;
 use credential::{Evidence, Registry};
 use review::Reviews;
-use unauthenticated::Unauthenticated;
 use verdict::Verdict;
 
 /// Longest token taken: what most HTTP servers take for a whole header, and more than any service account's.
@@ -97,7 +96,7 @@ pub struct Identities {
     tokens: Option<Arc<StaticTokens>>,
     reviews: Option<Reviews>,
     registry: Arc<Registry>,
-    unauthenticated: Arc<Unauthenticated>,
+    unauthenticated: Arc<Slots>,
     changes: Arc<Changes>,
     outcomes: [[AtomicU64; OUTCOMES.len()]; Method::ALL.len()],
     log: LogLimit,
@@ -181,7 +180,10 @@ impl Identities {
             tokens: tokens.file.clone(),
             reviews: tokens.review.map(|interval| Reviews::new(interval, Arc::clone(&changes))),
             registry: Arc::default(),
-            unauthenticated: Arc::new(Unauthenticated::new(max_unauthenticated)),
+            unauthenticated: Slots::new(
+                max_unauthenticated,
+                "tunnel connections that have shown no accepted identity",
+            ),
             changes,
             outcomes: Default::default(),
             log: LogLimit::new(),
@@ -211,15 +213,15 @@ impl Identities {
     }
 
     /// Connections that must authenticate, and have not.
-    pub fn unauthenticated(&self) -> usize {
+    pub fn unauthenticated(&self) -> u32 {
         self.unauthenticated.count()
     }
 
     /// Returns the slot that a connection under TLS with this certificate, or none, needs until it has
     /// authenticated; `None` if it needs none.
-    pub(crate) fn enter(&self, certificate: Option<&Presented>) -> Option<(Slot, Eviction)> {
+    pub(crate) fn enter(&self, certificate: Option<&Presented>, client: IpAddr) -> Option<Slot> {
         let is_valid = certificate.is_some_and(|certificate| certificate.identity().is_ok());
-        (self.asks() && !is_valid).then(|| self.unauthenticated.enter())
+        (self.asks() && !is_valid).then(|| self.unauthenticated.enter(Some(Source::of(client))))
     }
 
     pub(crate) fn log(&self) -> &LogLimit {

@@ -50,7 +50,8 @@ pub struct Config {
     pub departed_timeout: Option<Duration>,
     /// Bounds of a cluster that sets none itself; `None` fields are unbounded.
     pub budget: Budget,
-    /// Connections, over all clusters, that have not yet said where they want to go.
+    /// Connections, over all clusters, that have not yet said where they want to go; and as many tunnel
+    /// connections that have shown no accepted identity. The oldest of more is closed.
     pub max_handshakes: u32,
     /// Connections of one cluster that wait for an endpoint to accept: a black hole must not take all
     /// descriptors.

@@ -25,6 +25,7 @@ mod proxy_header;
 mod record;
 mod session;
 mod shared;
+mod slots;
 mod upstream;
 mod worker;
 

@@ -117,7 +117,7 @@ refusals! {
     /// The cluster gets more new connections a second than its budget admits.
     ConnectionRate: "connection_rate", Gateway, Some(Description::InternalError), 429,
         "the cluster has reached its maximum of new connections per second";
-    /// Too many connections of all clusters have not yet said where they want to go.
+    /// It had not yet said where it wants to go when its slot was needed for the next connection.
     MaxHandshakes: "max_handshakes", Gateway, None, 429,
         "too many connections are still saying where they want to go";
     /// An unauthenticated connection whose slot was needed for the next one.

@@ -1,8 +1,9 @@
 //! What all workers share: settings, routes, counters, and the clock.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{
-    AtomicU32, AtomicU64,
+    AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
 use std::time::Duration;
@@ -13,11 +14,12 @@ use tokio::time::Instant;
 
 use crate::access::{Line, Refused};
 use crate::auth::Identities;
-use crate::config::Config;
+use crate::config::{Config, ProxyMode};
 use crate::descriptors::Descriptors;
 use crate::live::Live;
 use crate::outcome::{End, Refusal};
 use crate::record::ConnectionId;
+use crate::slots::{Slot, Slots, Source};
 
 /// What all workers share.
 #[derive(Debug)]
@@ -33,7 +35,7 @@ pub struct Shared {
     started: Instant,
     /// Random at start, so that ids of two processes do not meet in one log.
     ids: AtomicU64,
-    handshakes: AtomicU32,
+    handshakes: Arc<Slots>,
     pub(crate) descriptors: Arc<Descriptors>,
     accepted: AtomicU64,
     accept_errors: AtomicU64,
@@ -68,12 +70,15 @@ impl Shared {
     pub(crate) fn new(config: Config, access: AccessLog) -> Self {
         Self {
             identities: Identities::new(config.tunnel.tls.clone(), &config.tokens, config.max_handshakes),
+            handshakes: Slots::new(
+                config.max_handshakes,
+                "connections that have not said where they want to go",
+            ),
             config,
             live: Live::default(),
             access,
             started: Instant::now(),
             ids: AtomicU64::new(first_id()),
-            handshakes: AtomicU32::default(),
             descriptors: Arc::default(),
             accepted: AtomicU64::default(),
             accept_errors: AtomicU64::default(),
@@ -97,7 +102,7 @@ impl Shared {
             accept_errors: self.accept_errors.load(Relaxed),
             accept_rests_now: self.descriptors.are_short(),
             accept_rests: self.descriptors.rests(),
-            handshakes: self.handshakes.load(Relaxed),
+            handshakes: self.handshakes.count(),
             refusals: std::array::from_fn(|index| self.refusals[index].load(Relaxed)),
             ends: std::array::from_fn(|index| self.ends[index].load(Relaxed)),
         }
@@ -168,10 +173,9 @@ impl Shared {
     }
 
     /// Takes a slot of those for connections that have not yet said where they want to go.
-    pub(crate) fn start_handshake(self: &Arc<Self>) -> Result<HandshakeGuard, Refusal> {
-        let before = self.handshakes.fetch_add(1, Relaxed);
-        let guard = HandshakeGuard(Arc::clone(self));
-        if before >= self.config.max_handshakes { Err(Refusal::MaxHandshakes) } else { Ok(guard) }
+    pub(crate) fn start_handshake(&self, peer: IpAddr, mode: ProxyMode) -> Slot {
+        let is_hop = mode != ProxyMode::Off && self.config.proxy_protocol.trusts(peer);
+        self.handshakes.enter((!is_hop).then(|| Source::of(peer)))
     }
 }
 
@@ -180,16 +184,6 @@ fn first_id() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     // The upper half is random, the lower one counts.
     RandomState::new().hash_one("connection ids") & 0xffff_ffff_0000_0000
-}
-
-/// A slot among the handshakes in progress, given back on drop.
-#[derive(Debug)]
-pub(crate) struct HandshakeGuard(Arc<Shared>);
-
-impl Drop for HandshakeGuard {
-    fn drop(&mut self) {
-        self.0.handshakes.fetch_sub(1, Relaxed);
-    }
 }
 
 /// An accepted connection that has not ended.

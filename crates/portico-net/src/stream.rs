@@ -207,11 +207,13 @@ impl AsyncWrite for Stream {
 /// the socket, and tokio learns so.
 pub fn receive(from: &impl Socket, buffer: &mut [u8]) -> Result<usize, Errno> {
     let room = buffer.len();
-    let call = || {
-        retry_on_intr(|| rustix::net::recv(from.as_fd(), &mut *buffer, RecvFlags::empty()))
-            .map(|(read, _)| read)
-    };
+    let call = || receive_now(from, buffer);
     attempt(from, Interest::READABLE, call, |read| read > 0 && read < room)
+}
+
+/// The same without a look at whether tokio holds the socket for ready, and without telling it.
+pub fn receive_now(from: &impl Socket, buffer: &mut [u8]) -> Result<usize, Errno> {
+    retry_on_intr(|| rustix::net::recv(from.as_fd(), &mut *buffer, RecvFlags::empty())).map(|(read, _)| read)
 }
 
 /// Writes `bytes` as far as the socket takes them, and has tokio wait for more room if that was not all.

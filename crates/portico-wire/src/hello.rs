@@ -18,11 +18,10 @@ use std::borrow::Cow;
 use crate::reader::Reader;
 use crate::{Malformed, Parse};
 
-/// Most bytes of a ClientHello, record headers included, that are read before giving up: 64 KiB. A hello with
-/// a post-quantum key share is 1.5 to 2 KiB, one with a large session ticket or several such key shares a few
-/// KiB more; OpenSSL accepts up to 128 KiB, but no client is known to come near. Every waiting client may
-/// hold this much.
-pub const MAX_HELLO: usize = 64 * 1024;
+/// Most bytes of a ClientHello, record headers included, that are read before giving up: 16 KiB, as in Envoy.
+/// A hello with a post-quantum key share is 1.5 to 2 KiB, one with a large session ticket or several such key
+/// shares a few KiB more. Every waiting client may hold this much.
+pub const MAX_HELLO: usize = 16 * 1024;
 
 /// Bytes of a record header: content type, version, length.
 const RECORD_HEADER: usize = 5;
@@ -166,7 +165,7 @@ impl Progress {
     }
 }
 
-const TOO_LONG: Malformed = Malformed::because("the ClientHello is longer than 64 KiB");
+const TOO_LONG: Malformed = Malformed::because("the ClientHello is longer than 16 KiB");
 /// The caller of [`Progress::parse`] came back with other bytes than before.
 const SHRUNK: Malformed = Malformed::because("bytes of the ClientHello that were here before are gone");
 

@@ -4,8 +4,11 @@
 //! streams, each with its own access line, its own slot in the cluster's budget and its own end. Only what
 //! fails before there is a request is a refusal of the connection as a whole.
 
+use std::future::{pending, poll_fn};
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 
 use portico_net::socket::set_keepalive;
 use portico_net::{Meter, copy};
@@ -13,17 +16,18 @@ use portico_tunnel::{Failure, Handler, Presented, Request, Served, Settings};
 use socket2::SockRef;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
+use tokio::task::yield_now;
 use tokio::time::timeout;
 
 use super::open;
 use crate::admission::{Arrival, Learned};
 use crate::api_server::reviewer_of;
-use crate::auth::{Credential, Credentials, Denied, Eviction, Slot, Wanted};
+use crate::auth::{Credential, Credentials, Denied, Wanted};
 use crate::descriptors::Promise;
 use crate::outcome::{End, Refusal};
 use crate::record::Listener;
 use crate::session::Session;
-use crate::shared::HandshakeGuard;
+use crate::slots::Slot;
 use crate::worker::Worker;
 
 /// The response to an authority that cannot be parsed.
@@ -34,7 +38,7 @@ const AUTHORITY_FORM: &str =
 pub(crate) struct Welcomed {
     pub(crate) arrival: Arrival,
     /// Its slot among those that have not said what they want.
-    pub(crate) handshake: HandshakeGuard,
+    pub(crate) slot: Slot,
     /// What was read of it already.
     pub(crate) first: Vec<u8>,
 }
@@ -43,7 +47,7 @@ pub(crate) struct Welcomed {
 pub(crate) async fn serve(worker: Arc<Worker>, stream: TcpStream, mut arrival: Arrival) {
     let mut first = Vec::new();
     match learn_client(&worker, &stream, &mut arrival, &mut first).await {
-        Ok(handshake) => serve_welcomed(worker, stream, Welcomed { arrival, handshake, first }).await,
+        Ok(slot) => serve_welcomed(worker, stream, Welcomed { arrival, slot, first }).await,
         Err(refusal) => arrival.learned.refuse(&worker.shared, refusal),
     }
 }
@@ -54,12 +58,13 @@ async fn learn_client(
     stream: &TcpStream,
     arrival: &mut Arrival,
     first: &mut Vec<u8>,
-) -> Result<HandshakeGuard, Refusal> {
+) -> Result<Slot, Refusal> {
     let shared = &worker.shared;
-    let handshake = shared.start_handshake()?;
-    let learn = arrival.read_proxy_header(shared, stream, shared.config.proxy_protocol.tunnel, first);
+    let mode = shared.config.proxy_protocol.tunnel;
+    let slot = shared.start_handshake(arrival.learned.client.ip(), mode);
+    let learn = arrival.read_proxy_header(shared, stream, &slot, mode, first);
     timeout(shared.config.hello_timeout, learn).await.unwrap_or(Err(Refusal::TooSlow))?;
-    Ok(handshake)
+    Ok(slot)
 }
 
 /// Serves a connection that is for the tunnel, however that was found out.
@@ -70,7 +75,7 @@ pub(crate) async fn serve_welcomed(worker: Arc<Worker>, stream: TcpStream, welco
         stream_idle: config.idle.tunnel_stream,
         ..config.tunnel.clone()
     };
-    let Welcomed { arrival: Arrival { mut learned, promise }, handshake, first } = welcomed;
+    let Welcomed { arrival: Arrival { mut learned, promise }, slot, first } = welcomed;
     learned.listener = Listener::Tunnel;
     let client = learned.client;
     let handler = Arc::new(Connection {
@@ -78,14 +83,15 @@ pub(crate) async fn serve_welcomed(worker: Arc<Worker>, stream: TcpStream, welco
         client,
         // Fails only for a client that is gone, and then no one reads the header.
         local: stream.local_addr().unwrap_or(client),
-        pending: Mutex::new(Pending { handshake: Some((handshake, promise)), ..Pending::default() }),
+        pending: Mutex::new(Pending { handshake: Some((slot, promise)), ..Pending::default() }),
         credentials: Credentials::default(),
     });
     let mut draining = worker.shared.draining().subscribe();
     // An error says that the gateway was dropped, and with it soon this task.
     let drain = async move { drop(draining.wait_for(|draining| *draining).await) };
     // Boxed: HTTP/1.1 tunnels need none of it while they rest.
-    let served = Box::pin(portico_tunnel::serve(stream, first.into(), &settings, drain, &handler)).await;
+    let serving = Box::pin(portico_tunnel::serve(stream, first.into(), &settings, drain, &handler));
+    let served = unless_evicted(&handler, serving).await;
     match served {
         Ok(Served::Finished(_)) => {}
         Ok(Served::Carry { downstream, early, upstream }) => {
@@ -104,6 +110,39 @@ pub(crate) async fn serve_welcomed(worker: Arc<Worker>, stream: TcpStream, welco
     }
 }
 
+/// Serves, unless others need the slot before the client has said what it speaks.
+async fn unless_evicted<M>(
+    connection: &Connection,
+    mut serving: Pin<Box<impl Future<Output = Result<Served<M>, Failure>>>>,
+) -> Result<Served<M>, Failure> {
+    let mut established = false;
+    let served = poll_fn(|cx| {
+        if let Poll::Ready(served) = serving.as_mut().poll(cx) {
+            return Poll::Ready(Some(served));
+        }
+        if established {
+            return Poll::Pending;
+        }
+        match &connection.pending().handshake {
+            Some((slot, _)) => slot.poll_evicted(cx).map(|()| None),
+            None => {
+                established = true;
+                Poll::Pending
+            }
+        }
+    });
+    if let Some(served) = served.await {
+        return served;
+    }
+    // The event that says there is something to read may not have reached tokio yet.
+    yield_now().await;
+    match poll_fn(|cx| Poll::Ready(serving.as_mut().poll(cx))).await {
+        Poll::Ready(served) => served,
+        Poll::Pending if connection.pending().handshake.is_some() => Err(Failure::Evicted),
+        Poll::Pending => serving.await,
+    }
+}
+
 /// One connection to the tunnel port: what its requests have in common.
 struct Connection {
     worker: Arc<Worker>,
@@ -119,11 +158,9 @@ struct Connection {
 #[derive(Default)]
 struct Pending {
     /// Until the client has said what it speaks.
-    handshake: Option<(HandshakeGuard, Promise)>,
+    handshake: Option<(Slot, Promise)>,
     /// From then on until it has authenticated.
     unauthenticated: Option<Slot>,
-    /// Until it is waited for.
-    eviction: Option<Eviction>,
 }
 
 impl Handler for Connection {
@@ -155,21 +192,19 @@ impl Handler for Connection {
     }
 
     fn established(&self, tls: bool, certificate: Option<&Presented>) {
-        let slot = if tls { self.worker.shared.identities.enter(certificate) } else { None };
-        let mut pending = self.pending();
-        (pending.unauthenticated, pending.eviction) = slot.unzip();
-        pending.handshake = None;
+        let identities = &self.worker.shared.identities;
+        let slot = if tls { identities.enter(certificate, self.client.ip()) } else { None };
+        *self.pending() = Pending { handshake: None, unauthenticated: slot };
     }
 
     async fn evicted(&self) {
-        let eviction = self.pending().eviction.take();
-        let is_evicted = match eviction {
-            Some(eviction) => eviction.await.is_ok(),
-            None => false,
-        };
-        if !is_evicted {
+        let is_evicted = poll_fn(|cx| match &self.pending().unauthenticated {
+            Some(slot) => slot.poll_evicted(cx).map(|()| true),
+            None => Poll::Ready(false),
+        });
+        if !is_evicted.await {
             // It has authenticated, or need not.
-            std::future::pending().await
+            pending().await
         }
     }
 
@@ -193,8 +228,9 @@ impl Connection {
     fn refusal_of(&self, failure: &Failure) -> Option<Refusal> {
         let established = self.pending().handshake.is_none();
         Some(match failure {
-            Failure::Evicted => Refusal::MaxUnauthenticated,
+            Failure::Evicted if established => Refusal::MaxUnauthenticated,
             _ if established => return None,
+            Failure::Evicted => Refusal::MaxHandshakes,
             Failure::ClosedEarly => Refusal::ClosedEarly,
             Failure::TooSlow => Refusal::TooSlow,
             Failure::PlaintextNotServed | Failure::Untrusted(_) => Refusal::NotAuthorized,

@@ -63,7 +63,7 @@ async fn learn_client(
     if mode == ProxyMode::Off {
         return Ok(());
     }
-    let _handshake = worker.shared.start_handshake()?;
-    let learn = arrival.read_proxy_header(&worker.shared, stream, mode, bytes);
+    let slot = worker.shared.start_handshake(arrival.learned.client.ip(), mode);
+    let learn = arrival.read_proxy_header(&worker.shared, stream, &slot, mode, bytes);
     timeout(config.hello_timeout, learn).await.unwrap_or(Err(Refusal::TooSlow))
 }

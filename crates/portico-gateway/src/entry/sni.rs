@@ -14,10 +14,12 @@ use tokio::time::timeout;
 use super::connect::{self, Welcomed};
 use super::{Established, carry, open};
 use crate::admission::Arrival;
+use crate::config::ProxyMode;
 use crate::first_bytes::{discard_rest, read_more};
 use crate::outcome::Refusal;
 use crate::session::Session;
-use crate::shared::{Alive, HandshakeGuard};
+use crate::shared::Alive;
+use crate::slots::Slot;
 use crate::worker::Worker;
 
 /// How long a refused client may take to fetch the alert. Closing before it has would reset the connection,
@@ -37,7 +39,7 @@ enum Next {
     /// The bytes are carried to this endpoint.
     Carry(Session, TcpStream),
     /// The client asks the tunnel, which has the slot until it knows for what.
-    Tunnel(HandshakeGuard),
+    Tunnel(Slot),
 }
 
 /// Serves a connection to the SNI listener until it ends.
@@ -56,13 +58,14 @@ async fn establish(worker: Arc<Worker>, stream: TcpStream, mut arrival: Arrival)
     // For the alert; of the hello once there is one.
     let mut tls_version = 0x0303;
     let opened = async {
-        let handshake = worker.shared.start_handshake()?;
-        let learn = learn_hello(&worker, &stream, &mut arrival, &mut bytes, &mut tls_version);
-        let learnt = timeout(worker.shared.config.hello_timeout, learn).await;
+        let config = &worker.shared.config;
+        let slot = worker.shared.start_handshake(arrival.learned.client.ip(), config.proxy_protocol.sni);
+        let learn = learn_hello(&worker, &stream, &slot, &mut arrival, &mut bytes, &mut tls_version);
+        let learnt = timeout(config.hello_timeout, learn).await;
         if let Way::Tunnel = learnt.unwrap_or(Err(Refusal::TooSlow))? {
-            return Ok(Next::Tunnel(handshake));
+            return Ok(Next::Tunnel(slot));
         }
-        drop(handshake);
+        drop(slot);
         // Fails only for a client that is gone, and then no one reads the header.
         let local = || stream.local_addr().unwrap_or(arrival.learned.client);
         let (session, upstream) = open(&worker, &arrival.learned, local, true, &mut bytes, None).await?;
@@ -74,19 +77,21 @@ async fn establish(worker: Arc<Worker>, stream: TcpStream, mut arrival: Arrival)
             let (downstream, upstream) = (stream.into(), upstream.into());
             return Some(Established { session, downstream, upstream, first: bytes });
         }
-        Ok(Next::Tunnel(handshake)) => {
+        Ok(Next::Tunnel(slot)) => {
             // Boxed by itself: connections that are passed through must not carry its room.
-            let welcomed = Welcomed { arrival, handshake, first: bytes };
+            let welcomed = Welcomed { arrival, slot, first: bytes };
             Box::pin(connect::serve_welcomed(worker, stream, welcomed)).await;
             return None;
         }
         Err(refusal) => refusal,
     };
+    let client = arrival.learned.client.ip();
     arrival.learned.refuse(&worker.shared, refusal);
     drop(arrival);
     if let Some(description) = refusal.alert() {
         let alert = alert::fatal(description, tls_version);
-        let _elapsed = timeout(ALERT_GRACE, send_alert(&stream, &alert)).await;
+        let slot = worker.shared.start_handshake(client, ProxyMode::Off);
+        let _elapsed = timeout(ALERT_GRACE, send_alert(&stream, &slot, &alert)).await;
     }
     None
 }
@@ -96,13 +101,14 @@ async fn establish(worker: Arc<Worker>, stream: TcpStream, mut arrival: Arrival)
 async fn learn_hello(
     worker: &Worker,
     stream: &TcpStream,
+    slot: &Slot,
     arrival: &mut Arrival,
     bytes: &mut Vec<u8>,
     tls_version: &mut u16,
 ) -> Result<Way, Refusal> {
     let shared = &worker.shared;
     let config = &shared.config;
-    arrival.read_proxy_header(shared, stream, config.proxy_protocol.sni, bytes).await?;
+    arrival.read_proxy_header(shared, stream, slot, config.proxy_protocol.sni, bytes).await?;
     let mut progress = hello::Progress::default();
     loop {
         if !bytes.is_empty() {
@@ -124,7 +130,7 @@ async fn learn_hello(
                 Parse::NeedMore => {}
             }
         }
-        read_more(stream, bytes, hello::MAX_HELLO).await?;
+        read_more(stream, slot, bytes, hello::MAX_HELLO).await?;
     }
 }
 
@@ -152,13 +158,13 @@ fn is_tls(bytes: &[u8]) -> bool {
 }
 
 /// Sends `alert`, closes our direction and reads what the client still sends, so that closing does not become
-/// a reset.
-async fn send_alert(stream: &TcpStream, alert: &[u8]) {
+/// a reset. A client that does not fetch it holds a slot meanwhile, as one that says nothing does.
+async fn send_alert(stream: &TcpStream, slot: &Slot, alert: &[u8]) {
     if stream.writable().await.is_err()
         || send_some(stream, alert).is_err()
         || rustix::net::shutdown(stream, Shutdown::Write).is_err()
     {
         return;
     }
-    discard_rest(stream).await;
+    discard_rest(stream, slot).await;
 }

@@ -726,7 +726,8 @@ fn gave_way(gateway: &Gateway) -> u64 {
 fn the_oldest_unauthenticated_connection_gives_way_and_an_authenticated_one_stays() {
     let pki = pki();
     let gateway =
-        start(Config { max_handshakes: 3, ..tunnel_config(&pki, true, tokens(&pki, "secret-of-b,b")) });
+        // One address has half of the slots.
+        start(Config { max_handshakes: 6, ..tunnel_config(&pki, true, tokens(&pki, "secret-of-b,b")) });
     let endpoint = Endpoint::new();
     expose(&gateway, &["a", "b"], &endpoint);
     let silent = || {

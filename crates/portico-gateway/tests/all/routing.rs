@@ -272,17 +272,22 @@ fn a_cluster_over_its_budget_is_refused_and_its_neighbour_is_not() {
 }
 
 #[test]
-fn handshakes_beyond_the_bound_are_ended_at_once() {
-    let gateway = start(Config { max_handshakes: 3, ..config() });
-    let _slow: Vec<_> = (0..3)
-        .map(|count| {
-            let client = connect(sni_address(&gateway));
-            eventually("it is counted", || gateway.shared().totals().handshakes == count + 1);
-            client
-        })
-        .collect();
-    assert_eq!(read_to_end(&mut connect(sni_address(&gateway))), b"");
+fn the_oldest_silent_connection_makes_room_for_the_next() {
+    let gateway = start(Config { max_handshakes: 6, ..config() });
+    let endpoint = Endpoint::new();
+    Service::new("a", &[endpoint.address]).host("a.example.com").expose(&gateway);
+    let silent = |count| {
+        let client = connect(sni_address(&gateway));
+        eventually("it is counted", || gateway.shared().totals().handshakes == count);
+        client
+    };
+    // One address has half of the slots.
+    let mut oldest = silent(1);
+    let _others = [silent(2), silent(3)];
+    let _served = pair(&gateway, &endpoint, "a.example.com");
+    assert_eq!(read_to_end(&mut oldest), b"");
     assert_eq!(refused(&gateway, Refusal::MaxHandshakes), 1);
+    assert_eq!(gateway.shared().totals().handshakes, 2);
 }
 
 fn behind_a_load_balancer(mode: ProxyMode, trusted: &str) -> Config {

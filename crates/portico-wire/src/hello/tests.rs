@@ -200,7 +200,7 @@ fn what_is_no_hello_is_refused_at_the_first_byte_that_shows_it() {
         (b"\x16\x03\x01\0\0", "a handshake record is empty"),
         (b"\x16\x03\x01\x40\x01", "a record is longer than TLS allows"),
         (b"\x16\x03\x01\x01\0\x02", "the first handshake message is not a ClientHello"),
-        (b"\x16\x03\x01\x01\0\x01\x01\0\0", "the ClientHello is longer than 64 KiB"),
+        (b"\x16\x03\x01\x01\0\x01\x01\0\0", "the ClientHello is longer than 16 KiB"),
         (b"\x16\x03\x01\0\x05\x01\0\0\0", "more bytes follow the ClientHello in its last record"),
         (b"\x16\x03\x01\0\x01\x01\x17", "a record of another type is inside the ClientHello"),
     ] {
@@ -293,20 +293,20 @@ fn a_name_that_is_not_printable_ascii_is_refused() {
 #[test]
 fn the_largest_hello_is_read_and_a_larger_one_refused_without_waiting() {
     let hello_of = |padding: usize| Made::with(vec![(21, vec![0; padding])]).message();
-    let overhead = hello_of(0).len() + 5 * 4; // 64 KiB need four records
-    let largest = records(&hello_of(MAX_HELLO - overhead), MAX_RECORD - 5);
+    let overhead = hello_of(0).len() + 5; // of the one record
+    let largest = records(&hello_of(MAX_HELLO - overhead), MAX_RECORD);
     assert_eq!(largest.len(), MAX_HELLO);
     assert_eq!(complete(&largest).len, MAX_HELLO);
     assert!(parse(&largest[..MAX_HELLO - 1]).needs_more());
 
-    let larger = records(&hello_of(MAX_HELLO - overhead + 1), MAX_RECORD - 5);
+    let larger = records(&hello_of(MAX_HELLO - overhead + 1), MAX_RECORD);
     assert_eq!(refused(&larger), TOO_LONG.reason());
     assert_eq!(
         refused(&larger[..MAX_HELLO]),
         TOO_LONG.reason(),
         "at the latest when the caller's buffer is full"
     );
-    let tiny_records = records(&hello_of(30_000), 1);
+    let tiny_records = records(&hello_of(10_000), 1);
     assert_eq!(refused(&tiny_records[..MAX_HELLO]), TOO_LONG.reason());
 }
 

@@ -148,7 +148,7 @@ pub(crate) struct BudgetFlags {
     #[arg(long, value_name = "N")]
     pub(crate) max_connection_rate_per_cluster: Option<u32>,
     /// Connections, of all clusters, that have not yet said where they want to go; and tunnel connections
-    /// that have shown no accepted identity
+    /// that have shown no accepted identity. The oldest of more is closed; one address may have half
     #[arg(long, value_name = "N", default_value_t = Config::default().max_handshakes)]
     #[arg(value_parser = at_least_one())]
     pub(crate) max_handshakes: u32,

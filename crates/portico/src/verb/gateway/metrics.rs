@@ -86,7 +86,7 @@ impl GatewayMetrics {
         out.one_gauge("tunnel_held_bytes", help, None, config.tunnel.memory.held() as u64)?;
         let help = "Tunnel connections that are asked for an identity and have shown none that is accepted; \
                     --max-handshakes is the most.";
-        out.one_gauge("tunnel_unproven_connections", help, None, identities.unauthenticated() as u64)?;
+        out.one_gauge("tunnel_unproven_connections", help, None, u64::from(identities.unauthenticated()))?;
         let failed = self.status.tunnel_files();
         let files =
             TunnelFile::ALL.map(|file| ([("file", file.word())], u64::from(failed.contains_key(&file))));
