@@ -70,6 +70,18 @@ impl Tenant {
         Self { text: text.into(), is_cluster: !text.starts_with(NAMESPACE_TENANT) }
     }
 
+    /// The tenant that reads as `text`, which comes from outside. `None` if no cluster and no namespace can
+    /// have such a name: names are DNS labels.
+    pub fn parse(text: &str) -> Option<Self> {
+        let name = text.strip_prefix(NAMESPACE_TENANT).unwrap_or(text);
+        let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        let is_label = (1..=63).contains(&name.len())
+            && name.bytes().all(inner)
+            && !name.starts_with('-')
+            && !name.ends_with('-');
+        is_label.then(|| Self::of_text(text))
+    }
+
     /// The namespace that its Services are in.
     pub fn namespace(&self) -> String {
         if self.is_cluster {

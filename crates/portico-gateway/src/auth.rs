@@ -287,7 +287,7 @@ impl Identities {
         if let Some(certificate) = &request.certificate {
             method = Method::Certificate;
             match certificate.identity() {
-                Ok(identity) if wanted.cluster.is_some_and(|name| name.as_str() == identity.cluster()) => {
+                Ok(tenant) if wanted.cluster == Some(&tenant) => {
                     return Ok((method, Evidence::Certificate(Arc::clone(certificate))));
                 }
                 Ok(_) => findings.other_cluster = true,

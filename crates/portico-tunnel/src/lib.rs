@@ -1,7 +1,7 @@
 //! Tunnels: CONNECT over HTTP/2 and HTTP/1.1, the server half and the client half.
 //!
 //! [`serve()`] (folder `server`) serves an accepted connection: it learns the protocol, takes the client's
-//! certificate ([`Tls`], [`Identity`]) and asks the [`Handler`] for an [`Upstream`] for each request.
+//! certificate ([`Tls`], [`Presented`]) and asks the [`Handler`] for an [`Upstream`] for each request.
 //! [`client`] keeps HTTP/2 connections to gateways and opens streams on them. In both, `bridge` joins each
 //! stream with a TCP connection and reports to a [`Meter`], `turn` writes each connection once a turn, and
 //! `activity` counts what waits for receivers in memory budgets.
@@ -24,7 +24,8 @@ mod waiting;
 
 pub use handler::{End, Handler, Meter, Protocol, Refusal, Request, Side, StatusCode, Upstream};
 pub use server::{
-    ALPN, CertificateProblem, Failure, Finished, Identity, Presented, Served, Tls, TlsError, TlsFiles, serve,
+    ALPN, CertificateProblem, ClientCaError, ClientCaFile, ClientCaFileError, Failure, Finished, Presented,
+    RevocationList, Served, TenantPattern, Tls, TlsError, TlsFiles, serve,
 };
 pub use settings::Settings;
 pub use token::Token;

@@ -53,7 +53,7 @@ impl Credential {
         let evidence = lock(&self.evidence).clone();
         let why = match evidence {
             Evidence::Certificate(certificate) => {
-                certificate.still_identifies(self.cluster.as_str()).err()?.to_string()
+                certificate.still_identifies(&self.cluster).err()?.to_string()
             }
             Evidence::StaticToken(hash) => {
                 if tokens.and_then(|tokens| tokens.owner(&hash)).is_some_and(|owner| owner == self.cluster) {

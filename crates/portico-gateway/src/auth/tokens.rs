@@ -16,7 +16,6 @@ use std::sync::{Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use portico_api::names::Tenant;
-use portico_tunnel::Identity;
 use thiserror::Error;
 
 use super::hash::{Hash, hash};
@@ -136,14 +135,13 @@ fn parse(path: &Path, text: &str) -> Result<HashMap<Hash, Tenant>, TokensError> 
         if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(wrong("the token is empty, or has characters that no header carries"));
         }
-        if !Identity::is_name(cluster) {
-            return Err(wrong("behind the last comma stands no name of a cluster"));
-        }
+        let tenant = Tenant::parse(cluster)
+            .ok_or_else(|| wrong("behind the last comma stands no name of a cluster"))?;
         let hash = hash(&[token.as_bytes()]);
         if let Some((first, _)) = lines.get(&hash) {
             return Err(TokensError::Twice { path: path.to_owned(), first: *first, second: number });
         }
-        lines.insert(hash, (number, Tenant::of_text(cluster)));
+        lines.insert(hash, (number, tenant));
     }
     Ok(lines.into_iter().map(|(hash, (_, cluster))| (hash, cluster)).collect())
 }

@@ -36,7 +36,7 @@ fn pki() -> Pki {
 /// A gateway that asks for certificates of this CA, or for none, and for tokens.
 fn tunnel_config(pki: &Pki, with_ca: bool, tokens: TokenSettings) -> Config {
     let files = TlsFiles {
-        client_ca: with_ca.then(|| pki.file("ca.crt")),
+        client_ca: with_ca.then(|| pki.file("ca.crt").into()).into_iter().collect(),
         client_crl: with_ca.then(|| pki.file("crl.pem")),
         ..tls_files(pki, &["gateway.test"])
     };

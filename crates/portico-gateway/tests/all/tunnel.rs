@@ -128,7 +128,7 @@ fn an_identity_opens_its_own_cluster_and_no_other() {
     let pki = Pki::new();
     pki.issue("a", Certificate::cluster("a"));
     pki.issue("b", Certificate::cluster("b"));
-    let files = TlsFiles { client_ca: Some(pki.file("ca.crt")), ..tls_files(&pki, &["127.0.0.1"]) };
+    let files = TlsFiles { client_ca: vec![pki.file("ca.crt").into()], ..tls_files(&pki, &["127.0.0.1"]) };
     let gateway = start(Config { tunnel: secured(files), ..tunnel_config() });
     let endpoint = Endpoint::new();
     for cluster in ["a", "b"] {

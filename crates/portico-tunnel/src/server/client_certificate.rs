@@ -1,24 +1,27 @@
-//! Which cluster a client certificate stands for, by the CA and the revocation lists that are in force.
+//! Which tenant a client certificate stands for, by the CAs and the revocation lists that are in force.
 //!
 //! TLS accepts any certificate whose key the client holds ([`AnyCertificate`]): a TLS alert tells a client
 //! next to nothing, and under TLS 1.3 only after its handshake is done. The chain is verified for the first
 //! request, and what is wrong with it becomes a sentence in the response. [`Presented::still_identifies`]
 //! verifies it again when the files change, which is how a revocation reaches open connections.
 
+use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use portico_api::names::Tenant;
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::{WebPkiSupportedAlgorithms, aws_lc_rs, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, UnixTime};
+use rustls::pki_types::{CertificateDer, TrustAnchor, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
-use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, RootCertStore, SignatureScheme};
+use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, SignatureScheme};
 use thiserror::Error;
-use x509_parser::prelude::{CertificateRevocationList, FromDer, X509Certificate};
+use webpki::{Cert, EndEntityCert, KeyUsage, VerifiedPath};
+use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::identity::Identity;
+use super::client_ca::{Authorities, Ca, List, TenantPattern, verifies};
+use super::identity::tenant_of;
 use super::tls::Tls;
 
 /// Longest chain of a client, in bytes: ten large certificates. It is kept as long as the connection, for
@@ -28,7 +31,7 @@ const LONGEST_CHAIN: usize = 16 * 1024;
 /// Most characters shown of a name or a number that a certificate carries.
 const SHOWN: usize = 120;
 
-/// Why a certificate identifies no cluster: one sentence, for the client and for the log.
+/// Why a certificate identifies no tenant: one sentence, for the client and for the log.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CertificateProblem {
     /// It has expired.
@@ -65,63 +68,130 @@ pub enum CertificateProblem {
         "the client certificate is not meant for TLS clients; it needs the extended key usage clientAuth"
     )]
     Purpose,
-    /// It is valid, and names no cluster.
+    /// Its CA is bound to tenants, and it names another one.
+    #[error("the client certificate was issued by {issuer}, which may not name this cluster here")]
+    Bound {
+        /// The issuer's name, as the certificate has it.
+        issuer: Box<str>,
+    },
+    /// It is valid, and names no tenant.
     #[error(
         "the client certificate names no cluster; it needs organisation portico:cluster:NAME \
          or URI spiffe://DOMAIN/cluster/NAME"
     )]
-    NoCluster,
+    NoTenant,
     /// Something else, seen only with broken certificates.
     #[error("the client certificate cannot be verified: {0}")]
     Other(Box<str>),
 }
 
-/// The CA of the clients with its revocation lists.
+/// What certificates are judged by: CAs, the tenants these may name, and what they have revoked.
 #[derive(Debug)]
 pub(crate) struct Trust {
-    /// `None` where no CA is left.
-    verifier: Option<Arc<dyn ClientCertVerifier>>,
+    anchors: Box<[TrustAnchor<'static>]>,
+    /// The tenants that a CA may name, by its key; none for a CA that may name any.
+    bound: Box<[(Box<[u8]>, TenantPattern)]>,
+    lists: Box<[Arc<List>]>,
 }
 
 impl Trust {
-    pub(crate) fn new(
-        roots: RootCertStore,
-        lists: Vec<CertificateRevocationListDer<'static>>,
-    ) -> Result<Self, VerifierBuilderError> {
-        let provider = Arc::new(aws_lc_rs::default_provider());
-        let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
-        // A CA without a list has revoked nothing. A list whose time is over still says what was revoked.
-        let verifier = builder.with_crls(lists).allow_unknown_revocation_status().build()?;
-        Ok(Self { verifier: Some(verifier) })
-    }
-
-    /// Trusts no CA.
-    pub(crate) fn nobody() -> Self {
-        Self { verifier: None }
-    }
-
-    /// Which cluster the chain names at `now`, and until when.
-    fn verify(&self, chain: &[CertificateDer<'_>], now: UnixTime) -> Result<Valid, CertificateProblem> {
-        let (leaf, between) = chain.split_first().ok_or(CertificateProblem::NoCluster)?;
-        let verified = match &self.verifier {
-            Some(verifier) => verifier.verify_client_cert(leaf, between, now),
-            None => Err(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)),
-        };
-        if let Err(error) = verified {
-            return Err(problem(leaf, now, &error));
+    pub(crate) fn new(authorities: &Authorities) -> Self {
+        let Authorities { cas, lists } = authorities;
+        let trusted = cas.iter().filter(|ca| !is_revoked_ca(ca, authorities));
+        // Anchors were made of all of them before.
+        let anchors = trusted.filter_map(|ca| webpki::anchor_from_trusted_cert(&ca.certificate).ok());
+        Self {
+            anchors: anchors.map(|anchor| anchor.to_owned()).collect(),
+            bound: cas.iter().filter_map(|ca| Some((ca.key.clone(), ca.tenants.clone()?))).collect(),
+            lists: lists.iter().cloned().collect(),
         }
-        let identity = Identity::from_certificate(leaf).ok_or(CertificateProblem::NoCluster)?;
-        // Expired ones were not needed.
-        let ends = chain.iter().map(|certificate| end_of(certificate)).filter(|end| *end >= now.as_secs());
-        Ok(Valid { identity, until: ends.min().unwrap_or_default() })
     }
+
+    /// Which tenant the chain names at `now`, and for how long.
+    fn verify(&self, chain: &[CertificateDer<'_>], now: UnixTime) -> Result<Valid, CertificateProblem> {
+        let (leaf, between) = chain.split_first().ok_or(CertificateProblem::NoTenant)?;
+        let tenant = tenant_of(leaf);
+        let unusable = |error| problem(leaf, now, &error);
+        let certificate = EndEntityCert::try_from(leaf).map_err(unusable)?;
+        // Another path may be fine; if none is, this is why.
+        let refused = RefCell::new(None);
+        let examine = |path: &VerifiedPath<'_>| {
+            self.examine(path, tenant.as_ref()).map_err(|problem| {
+                refused.replace(Some(problem));
+                webpki::Error::CertRevoked
+            })
+        };
+        let verified = certificate.verify_for_usage(
+            aws_lc_rs::default_provider().signature_verification_algorithms.all,
+            &self.anchors,
+            between,
+            now,
+            KeyUsage::client_auth(),
+            None,
+            Some(&examine),
+        );
+        let path = match verified {
+            Ok(path) => path,
+            Err(error) => return Err(refused.take().unwrap_or_else(|| unusable(error))),
+        };
+        let tenant = tenant.ok_or(CertificateProblem::NoTenant)?;
+        let used = path.intermediate_certificates().map(|certificate| validity_of(&certificate.der()));
+        let valid = used.fold(validity_of(leaf), |all, next| (all.0.max(next.0), all.1.min(next.1)));
+        Ok(Valid { tenant, from: valid.0, until: valid.1 })
+    }
+
+    /// Whether nothing on this path to a CA was revoked, and its CAs may name the tenant.
+    fn examine(&self, path: &VerifiedPath<'_>, tenant: Option<&Tenant>) -> Result<(), CertificateProblem> {
+        let mut certificate: &Cert<'_> = path.end_entity();
+        for issuer in path.intermediate_certificates() {
+            self.examine_one(certificate, content(&issuer.subject_public_key_info()), tenant)?;
+            certificate = issuer;
+        }
+        self.examine_one(certificate, &path.anchor().subject_public_key_info, tenant)
+    }
+
+    /// The same for one certificate of the path, and the key that signed it.
+    fn examine_one(
+        &self,
+        certificate: &Cert<'_>,
+        issuer: &[u8],
+        tenant: Option<&Tenant>,
+    ) -> Result<(), CertificateProblem> {
+        let mut lists = self.lists.iter().filter(|list| *list.key == *issuer);
+        if lists.any(|list| list.revokes(certificate.serial())) {
+            let der = certificate.der();
+            let serial = X509Certificate::from_der(&der).map(|(_, read)| read.raw_serial_as_string());
+            let serial = shown(&serial.unwrap_or_default());
+            return Err(CertificateProblem::Revoked { serial, issuer: issuer_of(&der) });
+        }
+        let mut bound = self.bound.iter().filter(|(key, _)| **key == *issuer).peekable();
+        let is_named = |tenant| bound.peek().is_none() || bound.any(|(_, tenants)| tenants.matches(tenant));
+        if tenant.is_none_or(is_named) {
+            return Ok(());
+        }
+        Err(CertificateProblem::Bound { issuer: issuer_of(&certificate.der()) })
+    }
+}
+
+/// Whether another CA of the files has issued this one and revoked it: where an intermediate stands there
+/// beside its root, the list of the root counts.
+fn is_revoked_ca(ca: &Ca, authorities: &Authorities) -> bool {
+    let Ok((_, certificate)) = X509Certificate::from_der(&ca.certificate) else { return false };
+    authorities.lists.iter().filter(|list| list.revokes(certificate.raw_serial())).any(|list| {
+        let issuers = authorities.cas.iter().filter(|issuer| issuer.key == list.key);
+        let mut issuers = issuers.filter_map(|issuer| X509Certificate::from_der(&issuer.certificate).ok());
+        let (message, signature) = (certificate.tbs_certificate.as_ref(), &certificate.signature_value.data);
+        issuers.any(|(_, issuer)| verifies(message, signature, &issuer))
+    })
 }
 
 /// What a chain stands for.
 #[derive(Debug, Clone)]
 struct Valid {
-    identity: Identity,
-    /// The last second for which that holds: when the first certificate of the chain expires.
+    tenant: Tenant,
+    /// The first second for which that holds: when the last certificate of the path became valid.
+    from: u64,
+    /// The last one: when the first of them expires.
     until: u64,
 }
 
@@ -137,7 +207,21 @@ pub struct Presented {
 #[derive(Debug)]
 struct Found {
     by: Arc<Trust>,
+    /// The second of the clock in which it was found.
+    at: u64,
     result: Result<Valid, CertificateProblem>,
+}
+
+impl Found {
+    /// Whether it still is the verdict. A yes holds while the certificates are valid. A no holds for its
+    /// second: the clock may have been wrong, whatever the reason was.
+    fn holds(&self, trust: &Arc<Trust>, now: u64) -> bool {
+        Arc::ptr_eq(&self.by, trust)
+            && match &self.result {
+                Ok(valid) => (valid.from..=valid.until).contains(&now),
+                Err(_) => self.at == now,
+            }
+    }
 }
 
 impl Presented {
@@ -146,45 +230,49 @@ impl Presented {
         Self { tls: Arc::clone(tls), chain, found: Mutex::new(None) }
     }
 
-    /// The cluster they stand for now.
-    pub fn identity(&self) -> Result<Identity, CertificateProblem> {
+    /// The tenant they stand for now.
+    pub fn identity(&self) -> Result<Tenant, CertificateProblem> {
         self.identity_at(UnixTime::now())
     }
 
-    fn identity_at(&self, now: UnixTime) -> Result<Identity, CertificateProblem> {
-        let Some(trust) = self.tls.trust() else { return Err(CertificateProblem::NoCluster) };
+    fn identity_at(&self, now: UnixTime) -> Result<Tenant, CertificateProblem> {
+        let Some(trust) = self.tls.trust() else { return Err(CertificateProblem::NoTenant) };
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-        let result = match &*found {
-            Some(Found { by, result }) if Arc::ptr_eq(by, &trust) => match result {
-                Ok(valid) if now.as_secs() > valid.until => self.verify(&trust, now),
-                // It may be valid by now.
-                Err(CertificateProblem::NotYetValid { .. }) => self.verify(&trust, now),
-                known => known.clone(),
-            },
-            _ => self.verify(&trust, now),
-        };
-        let answer = result.as_ref().map(|valid| valid.identity.clone()).map_err(CertificateProblem::clone);
-        *found = Some(Found { by: trust, result });
+        let known = found.take().filter(|found| found.holds(&trust, now.as_secs()));
+        let known = known.unwrap_or_else(|| {
+            let result = trust.verify(&self.chain, now);
+            Found { by: trust, at: now.as_secs(), result }
+        });
+        let answer =
+            known.result.as_ref().map(|valid| valid.tenant.clone()).map_err(CertificateProblem::clone);
+        *found = Some(known);
         answer
     }
 
-    /// Whether they still stand for `cluster`. Expiry does not cut what is open; everything else does: the CA
-    /// is gone from the file, or one of them was revoked.
-    pub fn still_identifies(&self, cluster: &str) -> Result<(), CertificateProblem> {
-        let Some(trust) = self.tls.trust() else { return Err(CertificateProblem::NoCluster) };
-        let valid = match self.verify(&trust, UnixTime::now()) {
-            // Judged as of the last moment at which all of them were valid.
-            Err(CertificateProblem::Expired { .. } | CertificateProblem::ChainNotValid) => {
-                let last = self.chain.iter().map(|certificate| end_of(certificate)).min().unwrap_or_default();
-                self.verify(&trust, UnixTime::since_unix_epoch(Duration::from_secs(last)))?
+    /// Whether they still stand for `tenant`. Expiry does not cut what is open, nor does a clock that is
+    /// wrong; everything else does: the CA is gone from the file, or one of them was revoked.
+    pub fn still_identifies(&self, tenant: &Tenant) -> Result<(), CertificateProblem> {
+        self.still_identifies_at(tenant, UnixTime::now())
+    }
+
+    fn still_identifies_at(&self, tenant: &Tenant, now: UnixTime) -> Result<(), CertificateProblem> {
+        let Some(trust) = self.tls.trust() else { return Err(CertificateProblem::NoTenant) };
+        let valid = match trust.verify(&self.chain, now) {
+            // Judged as of the nearest moment at which all of them were valid.
+            Err(
+                CertificateProblem::Expired { .. }
+                | CertificateProblem::NotYetValid { .. }
+                | CertificateProblem::ChainNotValid,
+            ) => {
+                let validities = self.chain.iter().map(|certificate| validity_of(certificate));
+                let (from, until) =
+                    validities.fold((0, u64::MAX), |all, next| (all.0.max(next.0), all.1.min(next.1)));
+                let moment = Duration::from_secs(now.as_secs().max(from).min(until));
+                trust.verify(&self.chain, UnixTime::since_unix_epoch(moment))?
             }
             judged => judged?,
         };
-        if valid.identity.cluster() == cluster { Ok(()) } else { Err(CertificateProblem::NoCluster) }
-    }
-
-    fn verify(&self, trust: &Trust, now: UnixTime) -> Result<Valid, CertificateProblem> {
-        trust.verify(&self.chain, now)
+        if valid.tenant == *tenant { Ok(()) } else { Err(CertificateProblem::NoTenant) }
     }
 }
 
@@ -253,75 +341,53 @@ impl ClientCertVerifier for AnyCertificate {
     }
 }
 
-/// Whether one of `cas` signed the list. A CA of the same name with another key is another CA.
-pub(crate) fn signed_by_one_of(list: &CertificateRevocationListDer<'_>, cas: &[CertificateDer<'_>]) -> bool {
-    let Ok((_, list)) = CertificateRevocationList::from_der(list) else { return false };
-    let algorithms = aws_lc_rs::default_provider().signature_verification_algorithms.all;
-    let (message, signature) = (list.tbs_cert_list.as_ref(), &list.signature_value.data);
-    cas.iter().any(|ca| {
-        let Ok((_, ca)) = X509Certificate::from_der(ca) else { return false };
-        let key = &ca.public_key().subject_public_key.data;
-        // The signature itself tells the algorithm: no other verifies it.
-        ca.subject().as_raw() == list.issuer().as_raw()
-            && algorithms.iter().any(|algorithm| algorithm.verify_signature(key, message, signature).is_ok())
-    })
-}
-
-/// The name of the CA that signed the list, as the list says.
-pub(crate) fn issuer_of(list: &CertificateRevocationListDer<'_>) -> Box<str> {
-    match CertificateRevocationList::from_der(list) {
-        Ok((_, list)) => shown(&list.issuer().to_string()),
-        Err(_) => "an unreadable issuer".into(),
-    }
-}
-
-fn problem(leaf: &CertificateDer<'_>, now: UnixTime, error: &rustls::Error) -> CertificateProblem {
-    let Ok((_, certificate)) = X509Certificate::from_der(leaf) else {
-        return CertificateProblem::Other("it is no X.509 certificate".into());
-    };
-    let rustls::Error::InvalidCertificate(error) = error else {
-        return CertificateProblem::Other(shown(&error.to_string()));
-    };
-    let issuer = || shown(&certificate.issuer().to_string());
-    let seconds = |time: i64| u64::try_from(time).unwrap_or_default();
-    let from = seconds(certificate.validity().not_before.timestamp());
-    let until = seconds(certificate.validity().not_after.timestamp());
+fn problem(leaf: &CertificateDer<'_>, now: UnixTime, error: &webpki::Error) -> CertificateProblem {
+    use webpki::Error as E;
+    let (from, until) = validity_of(leaf);
     match error {
-        CertificateError::Expired | CertificateError::ExpiredContext { .. } if now.as_secs() > until => {
+        E::CertExpired { .. } | E::InvalidCertValidity if now.as_secs() > until => {
             CertificateProblem::Expired { since: at(until) }
         }
-        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. }
-            if now.as_secs() < from =>
-        {
+        E::CertNotValidYet { .. } if now.as_secs() < from => {
             CertificateProblem::NotYetValid { from: at(from) }
         }
-        CertificateError::Expired
-        | CertificateError::ExpiredContext { .. }
-        | CertificateError::NotValidYet
-        | CertificateError::NotValidYetContext { .. } => CertificateProblem::ChainNotValid,
+        E::CertExpired { .. } | E::CertNotValidYet { .. } | E::InvalidCertValidity => {
+            CertificateProblem::ChainNotValid
+        }
         // A CA of the same name with another key is another CA.
-        CertificateError::UnknownIssuer | CertificateError::BadSignature => {
-            CertificateProblem::UnknownIssuer { issuer: issuer() }
+        E::UnknownIssuer | E::InvalidSignatureForPublicKey => {
+            CertificateProblem::UnknownIssuer { issuer: issuer_of(leaf) }
         }
-        CertificateError::Revoked => CertificateProblem::Revoked {
-            serial: shown(&certificate.raw_serial_as_string()),
-            issuer: issuer(),
-        },
-        CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
-            CertificateProblem::Purpose
-        }
+        E::RequiredEkuNotFoundContext(_) => CertificateProblem::Purpose,
         other => CertificateProblem::Other(shown(&other.to_string())),
     }
 }
 
-/// The last second of a certificate's validity; 0 if it cannot be read.
-fn end_of(certificate: &[u8]) -> u64 {
-    let end =
-        X509Certificate::from_der(certificate).ok().map(|(_, read)| read.validity().not_after.timestamp());
-    end.and_then(|end| u64::try_from(end).ok()).unwrap_or_default()
+/// The name of a certificate's issuer, as the certificate has it.
+fn issuer_of(certificate: &[u8]) -> Box<str> {
+    let name = X509Certificate::from_der(certificate).map(|(_, read)| read.issuer().to_string());
+    shown(&name.unwrap_or_default())
 }
 
-fn at(seconds: u64) -> Timestamp {
+/// The first and the last second of a certificate's validity; no second at all if it cannot be read.
+fn validity_of(certificate: &[u8]) -> (u64, u64) {
+    let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return (u64::MAX, 0) };
+    let seconds = |time: i64| u64::try_from(time).unwrap_or_default();
+    let validity = certificate.validity();
+    (seconds(validity.not_before.timestamp()), seconds(validity.not_after.timestamp()))
+}
+
+/// What is inside of a DER sequence.
+fn content(sequence: &[u8]) -> &[u8] {
+    let header = match sequence.get(1) {
+        // The long form of a length says how many bytes it has.
+        Some(length) if length & 0x80 != 0 => 2 + usize::from(length & 0x7f),
+        _ => 2,
+    };
+    sequence.get(header..).unwrap_or_default()
+}
+
+pub(crate) fn at(seconds: u64) -> Timestamp {
     i64::try_from(seconds)
         .ok()
         .and_then(|seconds| Timestamp::from_second(seconds).ok())
@@ -329,7 +395,7 @@ fn at(seconds: u64) -> Timestamp {
 }
 
 /// Text of a certificate, which is untrusted input, made fit for a log line.
-fn shown(text: &str) -> Box<str> {
+pub(crate) fn shown(text: &str) -> Box<str> {
     text.chars().flat_map(char::escape_debug).take(SHOWN).collect::<String>().into()
 }
 
@@ -340,6 +406,18 @@ mod tests {
     use super::*;
     use crate::TlsFiles;
 
+    /// Files of a gateway whose clients are issued by the CA of `pki`.
+    fn tls(pki: &Pki) -> Arc<Tls> {
+        pki.issue("tls", Certificate::server(&["gateway.test"]));
+        let files = TlsFiles {
+            certificate: pki.file("tls.crt"),
+            key: pki.file("tls.key"),
+            client_ca: vec![pki.file("ca.crt").into()],
+            client_crl: None,
+        };
+        Arc::new(Tls::load(files).unwrap())
+    }
+
     /// The first second of a year.
     fn year(year: i32) -> UnixTime {
         let seconds = u64::try_from(rcgen::date_time_ymd(year, 1, 1).unix_timestamp()).unwrap();
@@ -349,21 +427,33 @@ mod tests {
     #[test]
     fn an_intermediate_that_expires_first_ends_the_verdict() {
         let pki = Pki::new();
-        pki.issue("tls", Certificate::server(&["gateway.test"]));
+        let tls = tls(&pki);
         let between = Certificate::authority("between").not_after(2500, 1, 1);
         let between = pki.authority().intermediate(between).unwrap();
         let leaf = between.issue(Certificate::cluster("a").not_after(2600, 1, 1)).unwrap();
-        let files = TlsFiles {
-            certificate: pki.file("tls.crt"),
-            key: pki.file("tls.key"),
-            client_ca: Some(pki.file("ca.crt")),
-            client_crl: None,
-        };
-        let tls = Arc::new(Tls::load(files).unwrap());
         let chain = [leaf, between.identity()].map(|identity| identity.certificate().unwrap());
         let presented = Presented::new(&tls, &chain);
-        assert_eq!(presented.identity_at(year(2400)).unwrap().cluster(), "a");
+        let a = Tenant::of_text("a");
+        assert_eq!(presented.identity_at(year(2400)), Ok(a.clone()));
         assert_eq!(presented.identity_at(year(2550)), Err(CertificateProblem::ChainNotValid));
-        assert_eq!(presented.still_identifies("a"), Ok(()));
+        assert_eq!(presented.still_identifies_at(&a, year(2550)), Ok(()));
+    }
+
+    #[test]
+    fn a_clock_that_jumps_and_comes_back_leaves_no_verdict_behind() {
+        let pki = Pki::new();
+        let leaf = Certificate::cluster("a").not_before(2020, 1, 1).not_after(2100, 1, 1);
+        let leaf = pki.authority().issue(leaf).unwrap().certificate().unwrap();
+        let presented = Presented::new(&tls(&pki), &[leaf]);
+        let a = Tenant::of_text("a");
+        for _ in 0..2 {
+            assert!(matches!(presented.identity_at(year(2200)), Err(CertificateProblem::Expired { .. })));
+            assert_eq!(presented.identity_at(year(2050)), Ok(a.clone()));
+            assert!(matches!(presented.identity_at(year(2000)), Err(CertificateProblem::NotYetValid { .. })));
+            assert_eq!(presented.identity_at(year(2050)), Ok(a.clone()));
+        }
+        for wrong in [2000, 2200] {
+            assert_eq!(presented.still_identifies_at(&a, year(wrong)), Ok(()), "a clock is no revocation");
+        }
     }
 }

@@ -2,11 +2,12 @@
 //! client, and serves its CONNECT requests.
 //!
 //! [`serve()`] reads the first bytes. Under TLS ([`tls`]) the certificate of the client is kept for later
-//! requests ([`client_certificate`], [`identity`], [`caller`]). [`http2`] makes a task of each stream;
-//! [`http1`] makes a tunnel of the connection, which [`tls_tunnel`] copies under TLS and the caller copies
-//! without. Called by the gateway for every connection that its tunnel listener accepts.
+//! requests ([`client_certificate`], [`client_ca`], [`identity`], [`caller`]). [`http2`] makes a task of each
+//! stream; [`http1`] makes a tunnel of the connection, which [`tls_tunnel`] copies under TLS and the caller
+//! copies without. Called by the gateway for every connection that its tunnel listener accepts.
 
 mod caller;
+pub(crate) mod client_ca;
 pub(crate) mod client_certificate;
 mod failure;
 mod http1;
@@ -32,9 +33,9 @@ use self::http1::Opened;
 use crate::handler::{Handler, Upstream};
 use crate::settings::Settings;
 
+pub use client_ca::{ClientCaError, ClientCaFile, ClientCaFileError, RevocationList, TenantPattern};
 pub use client_certificate::{CertificateProblem, Presented};
 pub use failure::{Failure, Finished};
-pub use identity::Identity;
 pub use tls::{ALPN, Tls, TlsError, TlsFiles};
 
 /// What the caller of [`serve()`] has to do next.

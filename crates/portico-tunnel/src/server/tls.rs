@@ -1,29 +1,27 @@
-//! The certificate of the tunnel listener, the CA of its clients and that CA's revocation lists, from files
-//! that may change.
+//! The certificate of the tunnel listener, from files that may change.
 //!
 //! A connection takes the certificate that is current when it begins, and keeps it: renewing one cuts
 //! nothing. The certificate of a client is judged in [`client_certificate`](super::client_certificate) by the
-//! CA that is current then. Certificate and CA are read apart: a certificate that is half written must not
-//! delay a revocation. Sessions are never resumed: an agent connects rarely, and a full handshake proves that
-//! it still has its key.
+//! [`client_ca`](super::client_ca) that is current then. The two are read apart: a certificate that is half
+//! written must not delay a revocation. Sessions are never resumed: an agent connects rarely, and a full
+//! handshake proves that it still has its key.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use arc_swap::{ArcSwap, ArcSwapOption};
-use rustls::RootCertStore;
+use arc_swap::ArcSwap;
 use rustls::ServerConfig;
 use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
-use rustls::server::{NoServerSessionStorage, VerifierBuilderError};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::NoServerSessionStorage;
 use thiserror::Error;
 use x509_parser::extensions::GeneralName;
-use x509_parser::oid_registry::{OID_X509_EXT_DELTA_CRL_INDICATOR, OID_X509_EXT_ISSUER_DISTRIBUTION_POINT};
-use x509_parser::prelude::{CertificateRevocationList, FromDer, X509Certificate};
+use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::client_certificate::{AnyCertificate, Trust, issuer_of, signed_by_one_of};
+use super::client_ca::{ClientCaError, ClientCaFile, ClientCas, RevocationList};
+use super::client_certificate::{AnyCertificate, Trust};
 
 /// ALPN of Portico's agents: HTTP/2, by a name that no API server accepts, so that one port can serve both.
 pub const ALPN: &[u8] = b"portico-tunnel";
@@ -35,9 +33,9 @@ pub struct TlsFiles {
     pub certificate: PathBuf,
     /// The leaf's private key.
     pub key: PathBuf,
-    /// The CA certificates that client certificates must lead to. With it, clients are asked for a
+    /// The CA certificates that client certificates must lead to. With any, clients are asked for a
     /// certificate.
-    pub client_ca: Option<PathBuf>,
+    pub client_ca: Vec<ClientCaFile>,
     /// The complete revocation lists of these CAs.
     pub client_crl: Option<PathBuf>,
 }
@@ -47,18 +45,10 @@ pub struct TlsFiles {
 pub struct Tls {
     files: TlsFiles,
     server: ArcSwap<Server>,
-    trust: ArcSwapOption<Trust>,
-    /// Compared with what the files say: cheaper than trusting time stamps, and right for symlink swaps.
-    read: Mutex<Read>,
-}
-
-/// What was read of the files.
-#[derive(Debug)]
-struct Read {
-    pair: Pair,
-    /// `None` while the files cannot be used as they are.
-    anchors: Option<Anchors>,
-    in_force: Authorities,
+    /// What was read last: comparing is cheaper than trusting time stamps, and right for symlink swaps.
+    read: Mutex<Pair>,
+    /// `None` where clients are not asked for a certificate.
+    client_cas: Option<ClientCas>,
 }
 
 /// What a connection begins with.
@@ -104,63 +94,9 @@ pub enum TlsError {
         /// What rustls said.
         source: rustls::Error,
     },
-    /// The client CA holds a certificate that cannot be a trust anchor.
-    #[error(
-        "client CA {}: {source}; give the certificates of the CA that signs the agents' certificates",
-        path.display()
-    )]
-    ClientCa {
-        /// The CA file.
-        path: PathBuf,
-        /// What rustls said.
-        source: rustls::Error,
-    },
-    /// No verifier can be made of the client CA.
-    #[error("client CA {}: {source}; the file must hold at least one CA certificate", path.display())]
-    Verifier {
-        /// The CA file.
-        path: PathBuf,
-        /// What rustls said.
-        source: VerifierBuilderError,
-    },
-    /// A revocation list of a CA that signs no clients: it would revoke nothing.
-    #[error(
-        "revocation list {}: the list of {issuer} is signed by none of the client CAs in {}; \
-         give the lists of those CAs, or give that CA in --tunnel-client-ca too",
-        path.display(),
-        ca.display()
-    )]
-    ForeignList {
-        /// The file of lists.
-        path: PathBuf,
-        /// The issuer that it names.
-        issuer: Box<str>,
-        /// The CA file.
-        ca: PathBuf,
-    },
-    /// A delta list, or a list of some certificates only: what it lacks would count as not revoked.
-    #[error(
-        "revocation list {}: the list of {issuer} is not complete; \
-         give the list of all certificates that this CA revoked",
-        path.display()
-    )]
-    PartialList {
-        /// The file of lists.
-        path: PathBuf,
-        /// The CA.
-        issuer: Box<str>,
-    },
-    /// A revocation list that cannot be used.
-    #[error(
-        "revocation list {}: {source}; give the lists of the client CA in PEM (X509 CRL)",
-        path.display()
-    )]
-    Revocations {
-        /// The file of lists.
-        path: PathBuf,
-        /// What rustls said.
-        source: VerifierBuilderError,
-    },
+    /// The CAs of the clients, or their revocation lists.
+    #[error(transparent)]
+    ClientCa(#[from] ClientCaError),
 }
 
 /// Contents of certificate and key.
@@ -168,20 +104,6 @@ pub enum TlsError {
 struct Pair {
     certificate: Vec<u8>,
     key: Vec<u8>,
-}
-
-/// Contents of the CA and of its revocation lists.
-#[derive(Debug, PartialEq, Eq)]
-struct Anchors {
-    ca: Option<Vec<u8>>,
-    lists: Option<Vec<u8>>,
-}
-
-/// The CAs of the clients, with their revocation lists.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Authorities {
-    certificates: Vec<CertificateDer<'static>>,
-    lists: Vec<CertificateRevocationListDer<'static>>,
 }
 
 impl std::fmt::Debug for Pair {
@@ -195,17 +117,11 @@ impl Tls {
     /// Reads the files and makes a configuration of them.
     pub fn load(files: TlsFiles) -> Result<Self, TlsError> {
         let pair = Pair::read(&files)?;
-        let anchors = Anchors::read(&files)?;
         let server = server(&files, &pair)?;
-        let (in_force, checked) = anchors.authorities(&files)?;
-        checked?;
-        let trust = in_force.trust(&files)?;
-        Ok(Self {
-            files,
-            server: ArcSwap::from_pointee(server),
-            trust: ArcSwapOption::from(trust.map(Arc::new)),
-            read: Mutex::new(Read { pair, anchors: Some(anchors), in_force }),
-        })
+        let TlsFiles { client_ca, client_crl, .. } = &files;
+        let asks = !client_ca.is_empty();
+        let client_cas = asks.then(|| ClientCas::load(client_ca.clone(), client_crl.clone())).transpose()?;
+        Ok(Self { files, server: ArcSwap::from_pointee(server), read: Mutex::new(pair), client_cas })
     }
 
     /// Reads certificate and key again. Returns true if they changed and the new ones are in force for
@@ -217,58 +133,42 @@ impl Tls {
     pub fn reload_certificate(&self) -> Result<bool, TlsError> {
         let pair = Pair::read(&self.files)?;
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-        if read.pair == pair {
+        if *read == pair {
             return Ok(false);
         }
         self.server.store(Arc::new(server(&self.files, &pair)?));
-        read.pair = pair;
+        *read = pair;
         Ok(true)
     }
 
-    /// Reads the client CA and its revocation lists again. Returns true if they changed. From then on every
-    /// certificate is judged by the new ones, those of open connections too, which the caller has to look at.
+    /// Reads the client CAs and their revocation lists again. Returns true if they changed. From then on
+    /// every certificate is judged by the new ones, those of open connections too, which the caller has to
+    /// look at.
     ///
     /// On an error the old ones stay, but for what takes trust away: a CA that is gone from the file is not
     /// trusted any more, and a good list is in force although another is not. The error then comes with the
     /// next call.
     pub fn reload_trust(&self) -> Result<bool, TlsError> {
-        let anchors = Anchors::read(&self.files)?;
-        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-        if read.anchors.as_ref() == Some(&anchors) {
-            return Ok(false);
-        }
-        read.anchors = None;
-        let (new, checked) = anchors.authorities(&self.files)?;
-        let next = match &checked {
-            Ok(()) => new,
-            Err(_) => read.in_force.less_trusting(new),
-        };
-        let changed = next != read.in_force;
-        if changed {
-            self.trust.store(next.trust(&self.files)?.map(Arc::new));
-            read.in_force = next;
-        }
-        match checked {
-            Ok(()) => read.anchors = Some(anchors),
-            Err(error) if !changed => return Err(error),
-            Err(_) => {}
-        }
-        Ok(changed)
+        Ok(self.client_cas.as_ref().map_or(Ok(false), ClientCas::reload)?)
+    }
+
+    /// The revocation lists in force.
+    #[must_use]
+    pub fn revocation_lists(&self) -> Vec<RevocationList> {
+        self.client_cas.as_ref().map(ClientCas::revocation_lists).unwrap_or_default()
     }
 
     /// Returns the paths of the files.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
-        let TlsFiles { certificate, key, client_ca, client_crl } = &self.files;
-        [Some(certificate), Some(key), client_ca.as_ref(), client_crl.as_ref()]
-            .into_iter()
-            .flatten()
-            .map(PathBuf::as_path)
+        let TlsFiles { certificate, key, .. } = &self.files;
+        let of_clients = self.client_cas.iter().flat_map(ClientCas::paths);
+        [certificate, key].into_iter().map(PathBuf::as_path).chain(of_clients)
     }
 
     /// Whether clients are asked for a certificate.
     #[must_use]
     pub fn asks_for_certificate(&self) -> bool {
-        self.files.client_ca.is_some()
+        self.client_cas.is_some()
     }
 
     /// Whether the certificate of the listener is for this server name, in lower case and without a dot at
@@ -289,7 +189,7 @@ impl Tls {
 
     /// What client certificates are judged by now; `None` where clients are not asked for one.
     pub(crate) fn trust(&self) -> Option<Arc<Trust>> {
-        self.trust.load_full()
+        self.client_cas.as_ref().map(ClientCas::trust)
     }
 }
 
@@ -301,99 +201,6 @@ impl Pair {
     fn read(files: &TlsFiles) -> Result<Self, TlsError> {
         Ok(Self { certificate: read_file(&files.certificate)?, key: read_file(&files.key)? })
     }
-}
-
-impl Anchors {
-    fn read(files: &TlsFiles) -> Result<Self, TlsError> {
-        let read = |path: &Option<PathBuf>| path.as_deref().map(read_file).transpose();
-        Ok(Self { ca: read(&files.client_ca)?, lists: read(&files.client_crl)? })
-    }
-
-    /// The CAs with their lists, and what is wrong with the first list that cannot be used.
-    fn authorities(&self, files: &TlsFiles) -> Result<(Authorities, Result<(), TlsError>), TlsError> {
-        let mut authorities = Authorities::default();
-        let (Some(path), Some(ca)) = (&files.client_ca, &self.ca) else { return Ok((authorities, Ok(()))) };
-        authorities.certificates = certificates(path, ca)?;
-        let (Some(crl), Some(pem)) = (&files.client_crl, &self.lists) else {
-            return Ok((authorities, Ok(())));
-        };
-        let mut checked = Ok(());
-        let malformed = |source| TlsError::Pem { path: crl.clone(), expected: "X509 CRL", source };
-        for list in CertificateRevocationListDer::pem_slice_iter(pem) {
-            let usable = list.map_err(malformed).and_then(|list| {
-                authorities.check(&list, crl, path)?;
-                Ok(list)
-            });
-            match usable {
-                Ok(list) => authorities.lists.push(list),
-                Err(error) => checked = checked.and(Err(error)),
-            }
-        }
-        // A file that was cut to nothing revokes nothing: it must not replace one that does.
-        if authorities.lists.is_empty() {
-            checked = checked.and(Err(malformed(pem::Error::NoItemsFound)));
-        }
-        Ok((authorities, checked))
-    }
-}
-
-impl Authorities {
-    /// Whether the list is the complete one of one of these CAs.
-    fn check(
-        &self,
-        list: &CertificateRevocationListDer<'static>,
-        path: &Path,
-        ca: &Path,
-    ) -> Result<(), TlsError> {
-        let (path, issuer) = (path.to_owned(), || issuer_of(list));
-        if !signed_by_one_of(list, &self.certificates) {
-            return Err(TlsError::ForeignList { path, issuer: issuer(), ca: ca.to_owned() });
-        }
-        if is_partial(list) {
-            return Err(TlsError::PartialList { path, issuer: issuer() });
-        }
-        // rustls has the last word on a list: it must accept the list before that is in force.
-        let unusable = |source| TlsError::Revocations { path: path.clone(), source };
-        Trust::new(self.roots(ca)?, vec![list.clone()]).map(drop).map_err(unusable)
-    }
-
-    /// These, less the CAs that `new` lacks, with its lists before their own.
-    fn less_trusting(&self, new: Self) -> Self {
-        let mut next = self.clone();
-        next.certificates.retain(|certificate| new.certificates.contains(certificate));
-        // The first list of a CA counts.
-        next.lists.retain(|list| !new.lists.contains(list));
-        next.lists = new.lists.into_iter().chain(next.lists).collect();
-        next.lists.retain(|list| signed_by_one_of(list, &next.certificates));
-        next
-    }
-
-    /// What certificates are judged by; `None` where clients are not asked for one.
-    fn trust(&self, files: &TlsFiles) -> Result<Option<Trust>, TlsError> {
-        let Some(path) = &files.client_ca else { return Ok(None) };
-        if self.certificates.is_empty() {
-            return Ok(Some(Trust::nobody()));
-        }
-        let trust = Trust::new(self.roots(path)?, self.lists.clone());
-        trust.map(Some).map_err(|source| TlsError::Verifier { path: path.clone(), source })
-    }
-
-    fn roots(&self, path: &Path) -> Result<RootCertStore, TlsError> {
-        let mut roots = RootCertStore::empty();
-        for certificate in &self.certificates {
-            let wrong = |source| TlsError::ClientCa { path: path.to_owned(), source };
-            roots.add(certificate.clone()).map_err(wrong)?;
-        }
-        Ok(roots)
-    }
-}
-
-/// Whether the list is a delta (RFC 5280 section 5.2.4), or one for certain certificates only (section
-/// 5.2.5).
-fn is_partial(list: &[u8]) -> bool {
-    let Ok((_, list)) = CertificateRevocationList::from_der(list) else { return true };
-    let partial = [OID_X509_EXT_DELTA_CRL_INDICATOR, OID_X509_EXT_ISSUER_DISTRIBUTION_POINT];
-    list.extensions().iter().any(|extension| partial.contains(&extension.oid))
 }
 
 fn server(files: &TlsFiles, contents: &Pair) -> Result<Server, TlsError> {
@@ -409,9 +216,10 @@ fn server(files: &TlsFiles, contents: &Pair) -> Result<Server, TlsError> {
     })?;
     let builder =
         ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().map_err(pair)?;
-    let builder = match files.client_ca {
-        Some(_) => builder.with_client_cert_verifier(Arc::new(AnyCertificate::new())),
-        None => builder.with_no_client_auth(),
+    let builder = if files.client_ca.is_empty() {
+        builder.with_no_client_auth()
+    } else {
+        builder.with_client_cert_verifier(Arc::new(AnyCertificate::new()))
     };
     let mut config = builder.with_single_cert(chain, key).map_err(pair)?;
     config.alpn_protocols = vec![ALPN.to_vec(), b"h2".to_vec(), b"http/1.1".to_vec()];

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use crate::common::*;
 use http::StatusCode;
-use portico_lab::pki::{Authority, Certificate, Pki};
-use portico_tunnel::{End, Failure, Request, Settings, Side, Tls, TlsFiles};
+use portico_api::names::Tenant;
+use portico_lab::pki::{Authority, Certificate, Identity, Pki};
+use portico_tunnel::{ClientCaFile, End, Failure, Request, Settings, Side, Tls, TlsFiles};
 use rcgen::{CrlDistributionPoint, CrlIssuingDistributionPoint, CrlScope};
-use rustls::pki_types::ServerName;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -32,7 +34,7 @@ fn files(pki: &Pki) -> TlsFiles {
     TlsFiles {
         certificate: pki.file("tls.crt"),
         key: pki.file("tls.key"),
-        client_ca: Some(pki.file("ca.crt")),
+        client_ca: vec![pki.file("ca.crt").into()],
         client_crl: None,
     }
 }
@@ -48,7 +50,7 @@ fn settings(pki: &Pki) -> Settings {
 
 /// Those of a server that asks for no certificate.
 fn settings_without_ca(pki: &Pki) -> Settings {
-    let files = TlsFiles { client_ca: None, ..files(pki) };
+    let files = TlsFiles { client_ca: Vec::new(), ..files(pki) };
     Settings { tls: Some(Arc::new(Tls::load(files).unwrap())), ..Settings::default() }
 }
 
@@ -105,10 +107,7 @@ async fn a_certificate_names_the_cluster_to_the_handler() {
 /// What the certificate of a request proves at this moment.
 fn proof(request: &Request) -> Result<String, String> {
     let certificate = request.certificate.as_ref().expect("a certificate came");
-    certificate
-        .identity()
-        .map(|identity| identity.cluster().to_owned())
-        .map_err(|invalid| invalid.to_string())
+    certificate.identity().map(|tenant| tenant.to_string()).map_err(|invalid| invalid.to_string())
 }
 
 #[tokio::test]
@@ -192,7 +191,9 @@ async fn a_revocation_reaches_a_connection_that_is_open_and_expiry_does_not() {
     let standing = || {
         let certificates = requests.iter().map(|request| request.certificate.as_ref().unwrap());
         certificates
-            .map(|certificate| certificate.still_identifies("a").map_err(|why| why.to_string()))
+            .map(|certificate| {
+                certificate.still_identifies(&Tenant::of_text("a")).map_err(|why| why.to_string())
+            })
             .collect::<Vec<_>>()
     };
     assert_eq!(standing(), [Ok(()), Ok(())], "one of them has expired, which cuts nothing");
@@ -266,6 +267,154 @@ fn a_list_of_a_ca_that_signs_no_clients_is_an_error_and_keeps_the_last_good_one(
     assert!(!tls.reload_trust().unwrap());
 }
 
+/// A gateway with these CAs and lists, without a server: what it makes of a certificate.
+struct Judge {
+    tls: Arc<Tls>,
+}
+
+impl Judge {
+    fn new(pki: &Pki, client_ca: Vec<ClientCaFile>) -> Self {
+        Self { tls: Arc::new(Tls::load(TlsFiles { client_ca, ..files_with_list(pki) }).unwrap()) }
+    }
+
+    /// The tenant of this certificate, with what follows it in its PEM, or why there is none.
+    async fn verdict(&self, pki: &Pki, identity: &Identity) -> Result<String, String> {
+        let settings = Settings { tls: Some(Arc::clone(&self.tls)), ..Settings::default() };
+        let server = Server::start(settings).await;
+        let mut roots = RootCertStore::empty();
+        roots.add(pki.authority().identity().certificate().unwrap()).unwrap();
+        let provider = rustls::crypto::aws_lc_rs::default_provider();
+        let builder = ClientConfig::builder_with_provider(Arc::new(provider));
+        let builder = builder.with_safe_default_protocol_versions().unwrap().with_root_certificates(roots);
+        let chain = CertificateDer::pem_slice_iter(identity.cert.as_bytes()).collect::<Result<_, _>>();
+        let key = identity.private_key().unwrap();
+        let mut client = builder.with_client_auth_cert(chain.unwrap(), key).unwrap();
+        client.alpn_protocols = vec![b"h2".to_vec()];
+        assert_eq!(status(&server, &TlsConnector::from(Arc::new(client))).await, StatusCode::OK);
+        proof(&server.routes.requests.lock().unwrap()[0])
+    }
+}
+
+/// The list of a CA with this number, which has revoked these.
+fn numbered(ca: &Authority, number: u8, serials: &[&[u8]]) -> String {
+    ca.revocations_with(serials, |list| list.crl_number = vec![number].into()).unwrap()
+}
+
+#[tokio::test]
+async fn the_newest_list_of_a_ca_counts_wherever_it_stands_in_the_file() {
+    let pki = pki();
+    let revoked = pki.authority().issue(Certificate::cluster("a").serial(SERIAL)).unwrap();
+    let [pardons, revokes] = [(1, &[][..]), (2, &[SERIAL])].map(|(n, s)| numbered(pki.authority(), n, s));
+    for lists in [[&*pardons, &revokes], [&revokes, &pardons]] {
+        pki.write("crl.pem", &lists.concat());
+        let verdict = Judge::new(&pki, files(&pki).client_ca).verdict(&pki, &revoked).await;
+        assert!(verdict.unwrap_err().contains("was revoked"));
+    }
+}
+
+#[tokio::test]
+async fn a_list_in_force_is_replaced_by_none_that_is_older_and_by_no_gap() {
+    let (pki, other) = (pki(), Authority::new("other CA").unwrap());
+    pki.write("other.crt", &other.cert());
+    let revoked = pki.authority().issue(Certificate::cluster("a").serial(SERIAL)).unwrap();
+    let of_other = numbered(&other, 1, &[]);
+    pki.write("crl.pem", &[numbered(pki.authority(), 7, &[SERIAL]), of_other.clone()].concat());
+    let judge = Judge::new(&pki, vec![pki.file("ca.crt").into(), pki.file("other.crt").into()]);
+    let half_written = of_other.clone();
+    let older = [numbered(pki.authority(), 6, &[]), of_other.clone()].concat();
+    for (lists, why) in [
+        (half_written, "the list of CN=test CA is gone"),
+        (older, "the list of CN=test CA is older than the one in force"),
+    ] {
+        pki.write("crl.pem", &lists);
+        for _ in 0..2 {
+            let error = judge.tls.reload_trust().unwrap_err().to_string();
+            assert!(error.contains(why) && error.contains("crl.pem"), "{error}");
+        }
+        assert!(judge.verdict(&pki, &revoked).await.unwrap_err().contains("was revoked"));
+    }
+    pki.write("crl.pem", &[numbered(pki.authority(), 8, &[]), of_other].concat());
+    assert!(judge.tls.reload_trust().unwrap());
+    assert_eq!(judge.verdict(&pki, &revoked).await.as_deref(), Ok("a"), "a newer list may pardon");
+}
+
+#[tokio::test]
+async fn a_list_of_the_root_revokes_an_intermediate_that_is_trusted_beside_it() {
+    let pki = pki();
+    let between = Certificate::authority("between").serial(SERIAL);
+    let between = pki.authority().intermediate(between).unwrap();
+    pki.write("between.crt", &between.cert());
+    let leaf = between.issue(Certificate::cluster("a")).unwrap();
+    let with_chain = Identity { cert: [leaf.cert.clone(), between.cert()].concat(), ..leaf.clone() };
+    let cas = || vec![pki.file("ca.crt").into(), pki.file("between.crt").into()];
+    pki.write("crl.pem", &numbered(pki.authority(), 1, &[]));
+    assert_eq!(Judge::new(&pki, cas()).verdict(&pki, &leaf).await.as_deref(), Ok("a"));
+    pki.write("crl.pem", &numbered(pki.authority(), 2, &[SERIAL]));
+    let judge = Judge::new(&pki, cas());
+    assert!(judge.verdict(&pki, &leaf).await.unwrap_err().contains("which is none of"));
+    let revoked = "the client certificate with serial 0a:0b:0c of CN=test CA was revoked";
+    assert_eq!(judge.verdict(&pki, &with_chain).await.unwrap_err(), revoked);
+}
+
+#[test]
+fn a_list_with_a_critical_extension_that_is_not_known_is_an_error() {
+    let pki = pki();
+    pki.write("ca.key", &pki.authority().identity().key);
+    pki.write("index", "");
+    pki.write(
+        "openssl.cnf",
+        "[ca]\ndefault_ca = d\n[d]\ndatabase = index\ndefault_md = sha256\ndefault_crl_days = 30\n\
+         crl_extensions = x\n[x]\n1.2.3.4 = critical, ASN1:UTF8String:read me\n",
+    );
+    let output = std::process::Command::new("openssl")
+        .args("ca -gencrl -config openssl.cnf -cert ca.crt -keyfile ca.key -out crl.pem".split(' '))
+        .current_dir(pki.file("index").parent().unwrap())
+        .output()
+        .expect("openssl is installed (Debian package openssl)");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let error = Tls::load(files_with_list(&pki)).unwrap_err().to_string();
+    assert!(error.contains("the list of CN=test CA cannot be used: UnsupportedCriticalExtension"), "{error}");
+}
+
+#[tokio::test]
+async fn a_ca_that_is_bound_names_its_own_tenants_only() {
+    let (pki, bound) = (pki(), Authority::new("CA of a").unwrap());
+    pki.write("crl.pem", &numbered(pki.authority(), 1, &[]));
+    pki.write("bound.crt", &bound.cert());
+    let bind = |tenant: &str| format!("{tenant}={}", pki.path("bound.crt")).parse().unwrap();
+    let judge = Judge::new(&pki, vec![pki.file("ca.crt").into(), bind("a"), bind("dev-*")]);
+    let issue = |ca: &Authority, tenant: &str| ca.issue(Certificate::cluster(tenant)).unwrap();
+    for tenant in ["a", "dev-1", "b"] {
+        let identity = issue(pki.authority(), tenant);
+        assert_eq!(judge.verdict(&pki, &identity).await.as_deref(), Ok(tenant));
+    }
+    for tenant in ["a", "dev-1"] {
+        assert_eq!(judge.verdict(&pki, &issue(&bound, tenant)).await.as_deref(), Ok(tenant));
+    }
+    let of_another = "the client certificate was issued by CN=CA of a, which may not name this cluster here";
+    for tenant in ["b", "a-dev"] {
+        assert_eq!(judge.verdict(&pki, &issue(&bound, tenant)).await.unwrap_err(), of_another, "{tenant}");
+    }
+    let of_namespace = bound.issue(Certificate::client("x").organisation("portico:namespace:a")).unwrap();
+    assert_eq!(judge.verdict(&pki, &of_namespace).await.unwrap_err(), of_another);
+    // A CA below it is bound as it is.
+    let between = bound.intermediate(Certificate::authority("between")).unwrap();
+    let below = issue(&between, "b");
+    let below = Identity { cert: [below.cert, between.cert()].concat(), key: below.key };
+    assert!(judge.verdict(&pki, &below).await.unwrap_err().contains("may not name this cluster"));
+}
+
+#[test]
+fn a_ca_that_is_bound_in_one_file_and_not_in_another_is_an_error() {
+    let pki = pki();
+    pki.write("crl.pem", &numbered(pki.authority(), 1, &[]));
+    pki.write("copy.crt", &pki.authority().cert());
+    let bound = format!("a={}", pki.path("copy.crt")).parse().unwrap();
+    let client_ca = vec![pki.file("ca.crt").into(), bound];
+    let error = Tls::load(TlsFiles { client_ca, ..files_with_list(&pki) }).unwrap_err().to_string();
+    assert!(error.contains("ca.crt") && error.contains("copy.crt, which is bound to a"), "{error}");
+}
+
 #[tokio::test]
 async fn a_refresh_answers_no_content_and_opens_nothing() {
     let pki = pki();
@@ -288,7 +437,7 @@ async fn a_refresh_answers_no_content_and_opens_nothing() {
 async fn the_names_of_the_certificate_are_known() {
     let pki = pki();
     pki.issue("tls", Certificate::server(&["Gateway.test", "*.tunnel.test"]));
-    let tls = Tls::load(TlsFiles { client_ca: None, ..files(&pki) }).unwrap();
+    let tls = Tls::load(TlsFiles { client_ca: Vec::new(), ..files(&pki) }).unwrap();
     for own in ["gateway.test", "a.tunnel.test", "b.tunnel.test"] {
         assert!(tls.is_named(own), "{own}");
     }
@@ -349,7 +498,7 @@ async fn files_that_make_no_configuration_are_named() {
     let files = |certificate: &str, key: &str, ca: &str| TlsFiles {
         certificate: pki.file(certificate),
         key: pki.file(key),
-        client_ca: Some(pki.file(ca)),
+        client_ca: vec![pki.file(ca).into()],
         client_crl: None,
     };
     pki.write("empty", "");

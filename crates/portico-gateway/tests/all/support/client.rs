@@ -32,7 +32,7 @@ pub fn gateway_name() -> ServerName<'static> {
 pub fn tls_files(pki: &Pki, names: &[&str]) -> TlsFiles {
     pki.issue("gateway", Certificate::server(names));
     let (certificate, key) = (pki.file("gateway.crt"), pki.file("gateway.key"));
-    TlsFiles { certificate, key, client_ca: None, client_crl: None }
+    TlsFiles { certificate, key, client_ca: Vec::new(), client_crl: None }
 }
 
 /// A tunnel under TLS.

@@ -155,7 +155,7 @@ async fn a_silent_name_server_delays_no_tunnel() {
 async fn with_tls(pki: &Pki) -> Server {
     pki.issue("tls", Certificate::server(&["127.0.0.1"]));
     let (certificate, key) = (pki.file("tls.crt"), pki.file("tls.key"));
-    let tls = Tls::load(TlsFiles { certificate, key, client_ca: None, client_crl: None });
+    let tls = Tls::load(TlsFiles { certificate, key, client_ca: Vec::new(), client_crl: None });
     Server::start(Settings { tls: Some(Arc::new(tls.unwrap())), ..plaintext() }).await
 }
 

@@ -20,7 +20,7 @@ use portico_gateway::{
 };
 use portico_net::MemoryBudget;
 use portico_sync::SourceSettings;
-use portico_tunnel::{Settings as TunnelSettings, Tls, TlsError, TlsFiles};
+use portico_tunnel::{ClientCaFile, Settings as TunnelSettings, Tls, TlsError, TlsFiles};
 use thiserror::Error;
 
 use crate::args::{
@@ -104,11 +104,12 @@ pub(crate) struct TunnelFlags {
     /// Private key of that certificate, PEM
     #[arg(long, value_name = "FILE", requires = "tunnel_tls_cert")]
     pub(crate) tunnel_tls_key: Option<PathBuf>,
-    /// CA of client certificates, PEM; each opens the authorities of the one cluster it names. Like all that
+    /// CA of client certificates, PEM; each certificate opens the authorities of the one cluster it names.
+    /// CLUSTER=FILE binds the CA to clusters (abc, prod-*, namespace:mail); may be repeated. Like all that
     /// asks for an identity it binds only clients that come by TLS
-    #[arg(long, value_name = "FILE", requires = "tunnel_tls_cert")]
-    pub(crate) tunnel_client_ca: Option<PathBuf>,
-    /// What that CA has revoked: its revocation lists (CRL), PEM; takes effect on open tunnels at once
+    #[arg(long, value_name = "[CLUSTER=]FILE", requires = "tunnel_tls_cert")]
+    pub(crate) tunnel_client_ca: Vec<ClientCaFile>,
+    /// What these CAs have revoked: their revocation lists (CRL), PEM; takes effect on open tunnels at once
     #[arg(long, value_name = "FILE", requires = "tunnel_client_ca")]
     pub(crate) tunnel_client_crl: Option<PathBuf>,
     /// Bearer tokens of clients, a line TOKEN,CLUSTER each; read again when it changes
@@ -433,7 +434,7 @@ impl Flags {
 
 impl TunnelFlags {
     fn asks_for_identity(&self) -> bool {
-        self.tunnel_client_ca.is_some() || self.tunnel_tokens.is_some() || self.tunnel_token_review
+        !self.tunnel_client_ca.is_empty() || self.tunnel_tokens.is_some() || self.tunnel_token_review
     }
 
     fn tokens(&self) -> Result<TokenSettings, TokensError> {

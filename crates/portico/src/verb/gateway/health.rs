@@ -4,9 +4,11 @@
 //! Not ready means: send me no new connections. A broken manifest, or a NodePort that cannot be bound, is
 //! shown and does not make the gateway unready: every other cluster is served, and a restart would not help.
 
+use jiff::Timestamp;
 use portico_admin::readiness::Readiness;
 use portico_gateway::Listener;
 use portico_source::kubernetes::KubernetesStatus;
+use portico_tunnel::RevocationList;
 
 use super::status::Status;
 
@@ -50,6 +52,19 @@ fn details(readiness: &mut Readiness, status: &Status) {
             if !matches!(listener, Listener::NodePort(_)) {
                 readiness.fine(format_args!("listener {listener}: {address}"));
             }
+        }
+    }
+    let now = Timestamp::now();
+    let tls = status.gateway().and_then(|gateway| gateway.shared().config.tunnel.tls.clone());
+    for list in tls.map(|tls| tls.revocation_lists()).unwrap_or_default() {
+        let RevocationList { issuer, next_update } = list;
+        if next_update < now {
+            readiness.warn(format_args!(
+                "revocation list of {issuer}: past its next update, {next_update}; what the CA revoked since \
+                 is not known; give its newest list"
+            ));
+        } else {
+            readiness.fine(format_args!("revocation list of {issuer}: in force, next update {next_update}"));
         }
     }
     for (file, error) in status.tunnel_files() {

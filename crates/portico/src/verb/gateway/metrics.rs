@@ -93,6 +93,11 @@ impl GatewayMetrics {
         let help = "1 while a file of the tunnel listener cannot be used as it is; what was read before \
                     stays in force.";
         out.gauge("tunnel_files_failed", help, None, files)?;
+        let lists = config.tunnel.tls.as_ref().map(|tls| tls.revocation_lists()).unwrap_or_default();
+        let lists = lists.iter().map(|list| ([("issuer", &*list.issuer)], list.next_update.as_second()));
+        let help = "When the CA of a revocation list in force promised the next one, in seconds since 1970. \
+                    A list that is past it still counts, and lacks what was revoked since.";
+        out.gauge("tunnel_revocation_list_next_update_seconds", help, None, lists)?;
         let outcomes = identities.outcomes();
         let authentications = Method::ALL.into_iter().zip(outcomes).flat_map(|(method, counts)| {
             let label = ("method", method.word());
