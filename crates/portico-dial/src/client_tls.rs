@@ -18,6 +18,7 @@ use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::VerifierBuilderError;
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls_native_certs::CertificateResult;
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
@@ -39,7 +40,8 @@ const PROXY: [&[u8]; 1] = [b"http/1.1"];
 /// The PEM files of a client.
 #[derive(Debug, Clone, Default)]
 pub struct ClientTlsFiles {
-    /// The CA certificates that the server's certificate must lead to. Without it, the system's roots.
+    /// The CA certificates that the server's certificate must lead to. Without it, the system's roots, or
+    /// those of Mozilla where the system has none.
     pub ca: Option<PathBuf>,
     /// Our certificate chain, leaf first.
     pub certificate: Option<PathBuf>,
@@ -127,12 +129,12 @@ pub enum ClientTlsError {
         /// The error of rustls.
         source: rustls::Error,
     },
-    /// No CA file was given, and the system has none.
+    /// No CA file was given, and the environment names one that has none.
     #[error(
-        "this system has no CA certificates ({detail}); install the package ca-certificates, or give a CA \
-         file"
+        "SSL_CERT_FILE or SSL_CERT_DIR is set, and leads to no CA certificate ({detail}); correct or unset \
+         it, or give a CA file"
     )]
-    NoSystemRoots {
+    NoRoots {
         /// What was found instead.
         detail: String,
     },
@@ -236,7 +238,7 @@ impl ClientTls {
         };
         match &self.files.ca {
             Some(path) => format!("{flag} {}", path.display()),
-            None => format!("the system's CA certificates ({flag} is not set)"),
+            None => format!("public CA certificates, the system's or Mozilla's ({flag} is not set)"),
         }
     }
 }
@@ -349,14 +351,25 @@ fn roots_of(path: &Path, pem: &[u8]) -> Result<RootCertStore, ClientTlsError> {
     Ok(roots)
 }
 
-/// Returns the system's roots. Single certificates that cannot be used are left out, as other programs do.
+/// Returns the system's roots.
 fn system_roots() -> Result<RootCertStore, ClientTlsError> {
-    let found = rustls_native_certs::load_native_certs();
+    let is_configured = ["SSL_CERT_FILE", "SSL_CERT_DIR"].iter().any(|name| std::env::var_os(name).is_some());
+    roots_among(rustls_native_certs::load_native_certs(), is_configured)
+}
+
+/// Returns the roots that were `found`. Single certificates that cannot be used are left out, as other
+/// programs do. A system without any, such as an image of one file, has those of Mozilla, unless
+/// `is_configured` says that an operator has chosen others.
+fn roots_among(found: CertificateResult, is_configured: bool) -> Result<RootCertStore, ClientTlsError> {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(found.certs);
-    if roots.is_empty() {
+    if roots.is_empty() && is_configured {
         let detail = found.errors.first().map_or_else(|| "none were found".to_owned(), ToString::to_string);
-        return Err(ClientTlsError::NoSystemRoots { detail });
+        return Err(ClientTlsError::NoRoots { detail });
+    }
+    if roots.is_empty() {
+        tracing::info!("this system has no CA certificates: trusting those of Mozilla, as of this build");
+        roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
     }
     Ok(roots)
 }
@@ -365,4 +378,21 @@ fn system_roots() -> Result<RootCertStore, ClientTlsError> {
 fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, ClientTlsError> {
     let wrong = |source| ClientTlsError::Pem { path: path.to_owned(), expected: "certificate", source };
     crate::pem::certificates(pem).map_err(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_system_without_ca_certificates_trusts_those_of_mozilla() {
+        let roots = roots_among(CertificateResult::default(), false).unwrap();
+        assert_eq!(roots.len(), webpki_roots::TLS_SERVER_ROOTS.len());
+    }
+
+    #[test]
+    fn ca_certificates_that_were_chosen_and_are_not_there_have_no_substitute() {
+        let error = roots_among(CertificateResult::default(), true).unwrap_err().to_string();
+        assert!(error.contains("SSL_CERT_FILE") && error.contains("none were found"), "{error}");
+    }
 }

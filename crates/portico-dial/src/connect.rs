@@ -18,7 +18,8 @@ use crate::proxy::Proxy;
 use crate::socket::{Route, Socket, Transport};
 use crate::target::Target;
 
-/// The largest head of an answer. Those of proxies have some hundred bytes, with cookies a few thousand.
+/// The largest head of an answer, with the interim ones (1xx) before it. Those of proxies have some hundred
+/// bytes, with cookies a few thousand.
 const LARGEST_HEAD: usize = 16 * 1024;
 
 /// The most header fields of an answer.
@@ -70,14 +71,19 @@ pub(crate) async fn ask(
     transport.write_all(request(target, secret.as_ref()).as_bytes()).await.map_err(gone)?;
     transport.flush().await.map_err(gone)?;
     let mut bytes = BytesMut::new();
+    let mut interim = 0;
     let too_long = |limit| DialError::HeadTooLong { proxy: Arc::clone(proxy), target: target.clone(), limit };
     loop {
         match parse(&bytes) {
             Parsed::Complete(head, len) => {
                 bytes.advance(len);
-                // 1xx come before the answer (RFC 9110 section 15.2).
+                // 1xx come before the answer (RFC 9110 section 15.2), which does not bound their number.
                 if !(100..200).contains(&head.status) {
                     return Ok(Answer { transport, head, early: bytes, sent });
+                }
+                interim += len;
+                if interim >= LARGEST_HEAD {
+                    return Err(too_long(HeadLimit::Interim(LARGEST_HEAD)));
                 }
                 continue;
             }

@@ -11,7 +11,7 @@ use thiserror::Error;
 use crate::secret_file::{SecretFileError, read_secret};
 
 /// The environment variable with `USER:PASSWORD`.
-const VARIABLE: &str = "PORTICO_PROXY_AUTH";
+pub const CREDENTIALS_VARIABLE: &str = "PORTICO_PROXY_AUTH";
 
 /// The value of a `Proxy-Authorization` header.
 #[derive(Clone, PartialEq, Eq)]
@@ -87,8 +87,10 @@ impl Credentials {
         if let Some(secret) = url {
             return Ok(Some(Self::Fixed(secret.clone(), CredentialsSource::Url)));
         }
-        let Some(pair) = environment(VARIABLE).filter(|pair| !pair.is_empty()) else { return Ok(None) };
-        let source = CredentialsSource::Environment(VARIABLE);
+        let Some(pair) = environment(CREDENTIALS_VARIABLE).filter(|pair| !pair.is_empty()) else {
+            return Ok(None);
+        };
+        let source = CredentialsSource::Environment(CREDENTIALS_VARIABLE);
         match Secret::of_pair(&pair) {
             None => Err(CredentialsError::NoPair(source)),
             Some(secret) => Ok(Some(Self::Fixed(secret, source))),
@@ -136,7 +138,7 @@ mod tests {
         url: &str,
         variable: &str,
     ) -> Result<Option<Credentials>, CredentialsError> {
-        let environment = |name: &str| (name == VARIABLE).then(|| variable.to_owned());
+        let environment = |name: &str| (name == CREDENTIALS_VARIABLE).then(|| variable.to_owned());
         Credentials::choose(file, Proxy::parse(url).unwrap().credentials(), &environment)
     }
 

@@ -81,7 +81,7 @@ pub enum DialError {
         said: String,
     },
     /// The head of the answer is too large.
-    #[error("proxy {proxy} answers CONNECT {target} with a head of more than {limit}")]
+    #[error("proxy {proxy} answers CONNECT {target} with a head of more than {limit}; is it an HTTP proxy?")]
     HeadTooLong {
         /// The proxy.
         proxy: Arc<Proxy>,
@@ -147,6 +147,8 @@ pub enum ConnectAnyError {
 pub enum HeadLimit {
     /// Its length in bytes.
     Bytes(usize),
+    /// The bytes of interim answers (1xx) before it.
+    Interim(usize),
     /// The number of its header fields.
     Fields(usize),
 }
@@ -225,6 +227,7 @@ impl fmt::Display for HeadLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Bytes(limit) => write!(f, "{limit} bytes"),
+            Self::Interim(limit) => write!(f, "{limit} bytes of interim answers (1xx)"),
             Self::Fields(limit) => write!(f, "{limit} fields"),
         }
     }

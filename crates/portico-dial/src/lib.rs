@@ -27,7 +27,7 @@ mod tcp;
 mod token_file;
 
 pub use client_tls::{ClientTls, ClientTlsError, ClientTlsFiles, HandshakeError, HandshakeProblem};
-pub use credentials::{CredentialsError, CredentialsSource};
+pub use credentials::{CREDENTIALS_VARIABLE, CredentialsError, CredentialsSource};
 pub use dialer::{DialTimeouts, Dialer, ProxyFiles};
 pub use error::{ConnectAnyError, DialError, HeadLimit, Refused, Schemes, Sent};
 pub use file_set::{FileSet, FolderWatch};
@@ -35,7 +35,7 @@ pub use provider::provider;
 pub use proxy::{Proxy, UrlProblem};
 pub use resolve::{ResolveError, Resolved};
 pub use secret_file::SecretFileError;
-pub use setting::{ProxyError, ProxySetting};
+pub use setting::{ProxyError, ProxySetting, without_credentials};
 pub use socket::{Route, Socket};
 pub use target::{Target, TargetError};
 pub use token_file::{TokenFile, TokenFileError};

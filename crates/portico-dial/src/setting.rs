@@ -1,10 +1,12 @@
 //! The setting `--proxy URL|env|off`.
 //!
 //! A URL may hold user and password. [`Proxy`] prints without them, and errors repeat nothing before the `@`.
+//! Where they would be seen, [`without_credentials`] takes them out.
 
 use std::fmt;
 use std::str::FromStr;
 
+use percent_encoding::percent_decode_str;
 use thiserror::Error;
 
 use crate::client_tls::ClientTlsError;
@@ -42,6 +44,19 @@ pub enum ProxyError {
     /// The CA for an `https://` proxy cannot be used.
     #[error("TLS to the proxy: {0}")]
     Tls(#[from] ClientTlsError),
+}
+
+/// Splits the URL of a proxy that holds user and password into a URL without them, and `USER:PASSWORD` as
+/// [`CREDENTIALS_VARIABLE`] has it. `None` if it holds none, or if they cannot be written so.
+pub fn without_credentials(url: &str) -> Option<(String, String)> {
+    let (before, host) = url.rsplit_once('@')?;
+    let (scheme, pair) = before.split_once("://").unwrap_or(("http", before));
+    let (user, password) = pair.split_once(':')?;
+    let decode = |text| percent_decode_str(text).decode_utf8().ok();
+    let (user, password) = (decode(user)?, decode(password)?);
+    // A user name has no colon there (RFC 7617 section 2), and a variable no NUL.
+    let fits = !user.contains([':', '\0']) && !password.contains('\0');
+    fits.then(|| (format!("{scheme}://{host}"), format!("{user}:{password}")))
 }
 
 /// Parses the URL of a proxy. `origin` says where it comes from.
@@ -108,6 +123,24 @@ mod tests {
         assert_eq!(proxy.credentials(), Some(&Secret::new(b"us@er", b"pa:ss@wo/rd")));
         assert_eq!(proxy.to_string(), "http://proxy:3128");
         assert!(!format!("{proxy:?}").contains("pa"), "{proxy:?}");
+    }
+
+    #[test]
+    fn user_and_password_leave_a_url_as_they_are_meant() {
+        for (url, without, pair) in [
+            ("http://us%40er:pa%3Ass@wo%2Frd@proxy:3128", "http://proxy:3128", "us@er:pa:ss@wo/rd"),
+            ("user:@proxy:3128", "http://proxy:3128", "user:"),
+            ("https://a:b@[2001:db8::1]:443/", "https://[2001:db8::1]:443/", "a:b"),
+        ] {
+            let (found, secret) = without_credentials(url).unwrap();
+            assert_eq!((&*found, &*secret), (without, pair));
+            assert!(found.parse::<ProxySetting>().is_ok(), "{found}");
+        }
+        for url in
+            ["http://proxy:3128", "http://user@proxy:1", "http://a%3Ab:c@p:1", "http://a:%FF@p:1", "env"]
+        {
+            assert_eq!(without_credentials(url), None, "{url}");
+        }
     }
 
     #[test]

@@ -150,7 +150,10 @@ async fn a_head_with_too_many_fields_is_said_to_be_one() {
     .await;
     assert_eq!(
         proxy.error().await,
-        format!("proxy http://PROXY answers CONNECT {GATEWAY} with a head of more than 64 fields")
+        format!(
+            "proxy http://PROXY answers CONNECT {GATEWAY} with a head of more than 64 fields; is it an HTTP \
+             proxy?"
+        )
     );
 }
 
@@ -166,9 +169,23 @@ async fn an_endless_head_is_given_up() {
     .await;
     assert_eq!(
         proxy.error().await,
-        format!("proxy http://PROXY answers CONNECT {GATEWAY} with a head of more than 16384 bytes")
+        format!(
+            "proxy http://PROXY answers CONNECT {GATEWAY} with a head of more than 16384 bytes; is it an \
+             HTTP proxy?"
+        )
     );
     proxy.script.await.unwrap();
+}
+
+#[tokio::test]
+async fn endless_interim_answers_are_given_up() {
+    let proxy = Proxy::start(|mut stream| async move {
+        // Until the client hangs up.
+        while stream.write_all(b"HTTP/1.1 102 Processing\r\n\r\n").await.is_ok() {}
+    })
+    .await;
+    let error = proxy.error().await;
+    assert!(error.contains("more than 16384 bytes of interim answers (1xx)"), "{error}");
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@
 //! `portico-tunnel`.
 
 mod check;
+mod conceal;
 pub(super) mod control;
 pub(super) mod flags;
 mod metrics;
@@ -58,8 +59,11 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<Outcome> {
     match &command.verb {
         Some(Verb::Check(flags)) => check::run(flags),
         Some(Verb::Ready(flags)) => ready::run(flags),
-        None => daemon::run(async {
-            control::run(&command.flags, Daemon::start(Hangup::of_terminal())?, |_| ()).await
-        }),
+        None => {
+            conceal::conceal();
+            daemon::run(async {
+                control::run(&command.flags, Daemon::start(Hangup::of_terminal())?, |_| ()).await
+            })
+        }
     }
 }

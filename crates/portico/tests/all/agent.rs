@@ -384,6 +384,21 @@ fn an_agent_has_two_threads_and_says_what_plaintext_means() {
 }
 
 #[test]
+fn user_and_password_of_a_proxy_do_not_stay_among_the_arguments() {
+    let forward = format!("127.0.0.1:{}=api:443", free_port());
+    let arguments = ["agent", "--gateway", "h2c://127.0.0.1:1", "--address", "off", "--forward", &forward];
+    let proxy = ["--proxy", "http://user:se%63ret@127.0.0.1:1", "--admin-listen", "off"];
+    let mut process = Process::start(&[&arguments[..], &proxy].concat());
+    process.wait_for("--proxy-credentials");
+    process.wait_for("listening forward=");
+    let of_it = |file: &str| fs::read_to_string(format!("/proc/{}/{file}", process.id())).unwrap();
+    let arguments = of_it("cmdline");
+    assert!(arguments.contains("http://127.0.0.1:1") && !arguments.contains("user"), "{arguments}");
+    assert!(of_it("environ").contains("PORTICO_PROXY_AUTH=user:secret\0"));
+    assert!(!process.said().contains("secret") && !process.said().contains("se%63ret"), "{}", process.said());
+}
+
+#[test]
 fn a_port_that_is_taken_is_named_with_its_flag() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let forward = format!("{}=api:443", taken.local_addr().unwrap());

@@ -61,7 +61,8 @@ pub(crate) struct GatewayFlags {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Identity")]
 pub(crate) struct IdentityFlags {
-    /// CA that gateways' certificates must come from, PEM [default: those of the system]
+    /// CA that gateways' certificates must come from, PEM [default: those of the system, or Mozilla's if it
+    /// has none]
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_ca: Option<PathBuf>,
     /// Client certificate chain, PEM, leaf first; read again when it changes
@@ -79,13 +80,15 @@ pub(crate) struct IdentityFlags {
 #[command(next_help_heading = "Corporate proxy")]
 pub(crate) struct ProxyFlags {
     /// HTTP proxy on the way to gateways: http://... or https://..., off, or env for what HTTPS_PROXY,
-    /// ALL_PROXY and NO_PROXY say
+    /// ALL_PROXY and NO_PROXY say; user and password belong into --proxy-credentials, because every user of
+    /// the machine can read arguments
     #[arg(long, value_name = "URL|env|off", default_value = "env")]
     pub(crate) proxy: ProxySetting,
-    /// CA of an https:// proxy, PEM [default: those of the system]
+    /// CA of an https:// proxy, PEM [default: those of the system, or Mozilla's if it has none]
     #[arg(long, value_name = "FILE")]
     pub(crate) proxy_ca: Option<PathBuf>,
-    /// File with USER:PASSWORD for the proxy; the environment has PORTICO_PROXY_AUTH for the same
+    /// File with USER:PASSWORD for the proxy, read at each attempt; the environment has PORTICO_PROXY_AUTH
+    /// for the same
     #[arg(long, value_name = "FILE")]
     pub(crate) proxy_credentials: Option<PathBuf>,
 }
