@@ -90,6 +90,11 @@ impl Tenant {
         self.text.strip_prefix(NAMESPACE_TENANT).unwrap_or_default().to_owned()
     }
 
+    /// Whether it is a user cluster.
+    pub fn is_cluster(&self) -> bool {
+        self.is_cluster
+    }
+
     /// The tenant as text.
     pub fn as_str(&self) -> &str {
         &self.text

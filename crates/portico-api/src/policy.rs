@@ -34,6 +34,23 @@ impl AllowList {
         self.0.is_empty() || self.0.iter().any(|network| network.contains(&client))
     }
 
+    /// What both lists admit.
+    #[must_use]
+    pub fn intersection(&self, other: &Self) -> Self {
+        match (&*self.0, &*other.0) {
+            ([], _) => other.clone(),
+            (_, []) => self.clone(),
+            (ours, theirs) => {
+                let inner = |a: &IpNet, b: &IpNet| {
+                    if a.contains(b) { Some(*b) } else { b.contains(a).then_some(*a) }
+                };
+                let both = ours.iter().flat_map(|a| theirs.iter().filter_map(move |b| inner(a, b)));
+                let both = Self::new(both);
+                if both.0.is_empty() { Self::nobody() } else { both }
+            }
+        }
+    }
+
     /// The networks, sorted.
     pub fn networks(&self) -> &[IpNet] {
         &self.0
@@ -136,6 +153,20 @@ mod tests {
         assert!(list.admits("198.51.100.7".parse().unwrap()));
         assert!(list.admits("2001:db8::7".parse().unwrap()));
         assert!(!list.admits("198.51.101.7".parse().unwrap()));
+    }
+
+    #[test]
+    fn two_lists_admit_together_what_each_of_them_admits() {
+        let everybody = AllowList::default();
+        let (wide, narrow) =
+            (list(&["10.0.0.0/8", "192.0.2.0/24"]), list(&["10.1.0.0/16", "198.51.100.0/24"]));
+        assert_eq!(wide.intersection(&narrow).to_string(), "10.1.0.0/16");
+        assert_eq!(narrow.intersection(&wide), wide.intersection(&narrow));
+        assert_eq!(
+            (everybody.intersection(&narrow), narrow.intersection(&everybody)),
+            (narrow.clone(), narrow)
+        );
+        assert_eq!(wide.intersection(&list(&["203.0.113.0/24"])), AllowList::nobody());
     }
 
     #[test]

@@ -190,9 +190,8 @@ impl Admitted {
         client_first: bool,
         first: &[u8],
     ) -> Result<Connected, Refusal> {
-        let config = &shared.config;
-        let _connecting = self.upstream.cluster.start_connecting(config.max_connecting)?;
-        self.upstream.connect_and_send(config.connect_timeout, || shared.now(), client_first, first).await
+        let _connecting = self.upstream.cluster.start_connecting(shared.config.max_connecting)?;
+        self.upstream.connect_and_send(shared, client_first, first).await
     }
 }
 

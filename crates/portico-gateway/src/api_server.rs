@@ -72,11 +72,10 @@ impl ApiServer {
         let Some(ca) = ca_of(&upstream) else {
             return Answer::Failed("the annotation portico.k8c.io/api-server-ca is gone".into());
         };
-        let (mut stream, _in_use) =
-            match upstream.connect(shared.config.connect_timeout, || shared.now(), true).await {
-                Ok(connected) => connected,
-                Err(refusal) => return Answer::Failed(refusal.message().into()),
-            };
+        let (mut stream, _in_use) = match upstream.connect(shared, true).await {
+            Ok(connected) => connected,
+            Err(refusal) => return Answer::Failed(refusal.message().into()),
+        };
         // An API server that expects a PROXY header gets one from this gateway as the client.
         if upstream.backend().send_proxy {
             let addresses = stream.local_addr().and_then(|local| Ok((local, stream.peer_addr()?)));

@@ -29,9 +29,9 @@ pub struct Config {
     pub shared_port: bool,
     /// The address NodePort listeners bind.
     pub node_port_address: IpAddr,
-    /// Other ports of this process, each with its flag. A Service that asks for one as NodePort gets an error
-    /// that names the flag.
-    pub other_ports: Vec<(u16, &'static str)>,
+    /// Other listeners of this process, each with its flag. A Service that asks for the port of one as
+    /// NodePort gets an error that names the flag, and no endpoint leads there.
+    pub other_listeners: Vec<(SocketAddr, &'static str)>,
     /// PROXY protocol on each kind of listener.
     pub proxy_protocol: ProxyProtocol,
     /// How long a client may take to say where it wants to go (PROXY header and ClientHello, or request
@@ -68,7 +68,7 @@ impl Default for Config {
             tokens: TokenSettings::default(),
             shared_port: false,
             node_port_address: Ipv4Addr::UNSPECIFIED.into(),
-            other_ports: Vec::new(),
+            other_listeners: Vec::new(),
             proxy_protocol: ProxyProtocol::default(),
             hello_timeout: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(1),

@@ -165,7 +165,8 @@ impl Gateway {
         for (listener, address, what, flag) in own {
             if let Some(address) = address {
                 let opened = gateway.listeners().open(listener, address);
-                opened.map_err(|source| StartError::Listen { address, what, flag, source })?;
+                let bound = opened.map_err(|source| StartError::Listen { address, what, flag, source })?;
+                gateway.shared.own.add(bound);
             }
         }
         for port in first.map(|applied| applied.opened_ports).unwrap_or_default() {
@@ -182,6 +183,7 @@ impl Gateway {
         let applied = self.shared.live.apply(update);
         for port in applied.closed_ports {
             self.listeners().close(Listener::NodePort(port));
+            self.shared.own.closed(port);
             self.failed_ports().remove(&port);
         }
         for port in applied.opened_ports {
@@ -212,6 +214,7 @@ impl Gateway {
         let mut failed = self.failed_ports();
         match opened {
             Ok(_) => {
+                self.shared.own.opened(port);
                 if failed.remove(&port).is_some() {
                     tracing::info!(port, "NodePort listener opened at last");
                 }
@@ -243,7 +246,8 @@ impl Gateway {
             Listener::Tunnel => Some((address.port(), "--tunnel-listen")),
             Listener::NodePort(_) => None,
         });
-        let mut all = own.chain(self.shared.config.other_ports.iter().copied());
+        let others = self.shared.config.other_listeners.iter().map(|(address, flag)| (address.port(), *flag));
+        let mut all = own.chain(others);
         all.find_map(|(taken, flag)| (taken == port).then_some(flag))
     }
 

@@ -132,6 +132,9 @@ refusals! {
     /// No endpoint answered in time.
     ConnectTimedOut: "connect_timed_out", Upstream, Some(Description::InternalError), 504,
         "no endpoint answered in time";
+    /// The endpoint is a listener of this gateway: the connection would come back in.
+    OwnListener: "own_listener", Gateway, Some(Description::InternalError), 508,
+        "the endpoint is a listener of this gateway";
     /// This process has no descriptor left for the upstream connection.
     OutOfDescriptors: "out_of_descriptors", Gateway, Some(Description::InternalError), 503,
         "the gateway is out of file descriptors";

@@ -20,6 +20,7 @@ use crate::live::Live;
 use crate::outcome::{End, Refusal};
 use crate::record::ConnectionId;
 use crate::slots::{Slot, Slots, Source};
+use crate::upstream::OwnListeners;
 
 /// What all workers share.
 #[derive(Debug)]
@@ -32,6 +33,8 @@ pub struct Shared {
     pub access: AccessLog,
     /// Authentication of tunnel clients.
     pub identities: Identities,
+    /// Where no upstream connection may lead.
+    pub(crate) own: OwnListeners,
     started: Instant,
     /// Random at start, so that ids of two processes do not meet in one log.
     ids: AtomicU64,
@@ -74,6 +77,7 @@ impl Shared {
                 config.max_handshakes,
                 "connections that have not said where they want to go",
             ),
+            own: OwnListeners::new(&config),
             config,
             live: Live::default(),
             access,

@@ -32,6 +32,7 @@ struct Difference {
 
 /// See [`RouteIndex::commit`].
 pub(crate) fn commit(index: &mut RouteIndex) -> Option<Update> {
+    index.follow_guards();
     let mut difference = Difference::default();
     for service in mem::take(&mut index.changed) {
         publish(index, &service, &mut difference);
@@ -93,10 +94,11 @@ fn backend(
     let slices = index.services.get(&service.key).map(|entry| &*entry.slices).unwrap_or_default();
     let id = port.backend_id(&service.key);
     let old = before.get(&id).copied();
+    let endpoints = endpoints::ready(slices, &port.name);
     let new = Backend {
         id: old.map_or_else(|| Arc::new(id), |old| Arc::clone(&old.id)),
-        endpoints: endpoints::ready(slices, &port.name),
-        policy: Arc::clone(policy),
+        policy: index.guarded(policy, &service.key, &endpoints),
+        endpoints,
         send_proxy: service.send_proxy,
         api_server_ca: service.api_server_ca.clone(),
     };

@@ -13,6 +13,7 @@ use portico_api::meta::{Kind, ObjectRef};
 use portico_api::service::Protocol;
 use smallvec::SmallVec;
 
+use crate::endpoint_rules::EndpointRules;
 use crate::facts::SliceFacts;
 use crate::findings::{Findings, shown};
 use crate::route::Endpoints;
@@ -26,13 +27,24 @@ pub(crate) fn service_name(slice: &EndpointSlice) -> Option<&str> {
 }
 
 /// Reads what routes need from `slice`.
-pub(crate) fn read(slice: &EndpointSlice, names: &mut Interner) -> SliceFacts {
+pub(crate) fn read(slice: &EndpointSlice, rules: &EndpointRules, names: &mut Interner) -> SliceFacts {
     let mut findings = Findings::of(ObjectRef::new(Kind::EndpointSlice, &slice.metadata));
     let mut ready = SmallVec::new();
-    let mut not_ready = 0;
+    let (mut not_ready, mut refused) = (0, 0);
     for (index, endpoint) in slice.endpoints.iter().enumerate() {
         let Some(text) = endpoint.addresses.first() else { continue };
-        match text.parse::<IpAddr>() {
+        let address = text.parse::<IpAddr>();
+        if let Some(why) = address.as_ref().ok().and_then(|&address| rules.refusal(address)) {
+            refused += 1;
+            findings.error(
+                "endpoint-refused",
+                format!("endpoints[{index}].addresses[0]"),
+                format!("{} is {why}; no connection goes there", shown(text)),
+                "write the address of the control plane, or remove the endpoint",
+            );
+            continue;
+        }
+        match address {
             Ok(address) if endpoint.conditions.ready == Some(true) => ready.push(address.to_canonical()),
             Ok(_) => not_ready += 1,
             Err(_) => findings.error(
@@ -51,6 +63,7 @@ pub(crate) fn read(slice: &EndpointSlice, names: &mut Interner) -> SliceFacts {
     SliceFacts {
         name: Arc::clone(&slice.metadata.name),
         not_ready,
+        refused,
         ready,
         ports: ports.collect(),
         problems: findings.into_problems(),

@@ -115,6 +115,8 @@ pub(crate) struct SliceFacts {
     pub(crate) name: Arc<str>,
     /// Number of addresses that are not ready.
     pub(crate) not_ready: u32,
+    /// Number of addresses that may not be endpoints, ready or not.
+    pub(crate) refused: u32,
     /// Ready addresses, as written.
     pub(crate) ready: SmallVec<[IpAddr; 1]>,
     /// TCP ports: name (empty if none) and number.

@@ -21,7 +21,9 @@ use portico_api::policy::ClusterPolicy;
 use portico_api::service::Service;
 
 use crate::claims::{Claim, Claims};
+use crate::endpoint_rules::EndpointRules;
 use crate::facts::{Origin, ServiceFacts, SliceFacts};
+use crate::guards::Guards;
 use crate::route::{Backend, RouteKey};
 use crate::table::Update;
 use crate::{annotations, endpoints};
@@ -34,11 +36,17 @@ pub struct Settings {
     pub expose_annotation: Box<str>,
     /// The one namespace to watch; `None` for all of them.
     pub namespace: Option<Box<str>>,
+    /// Which addresses may be endpoints.
+    pub endpoints: EndpointRules,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { expose_annotation: portico_api::annotations::EXPOSE.into(), namespace: None }
+        Self {
+            expose_annotation: portico_api::annotations::EXPOSE.into(),
+            namespace: None,
+            endpoints: EndpointRules::default(),
+        }
     }
 }
 
@@ -67,9 +75,10 @@ pub struct RouteIndex {
     /// The policies of user clusters, by namespace.
     pub(crate) policies: HashMap<Arc<str>, Arc<ClusterPolicy>>,
     pub(crate) claims: Claims,
+    pub(crate) guards: Guards,
     /// The Services to recompute in the next commit.
     pub(crate) changed: BTreeSet<ObjectKey>,
-    problems_version: u64,
+    pub(crate) problems_version: u64,
 }
 
 /// A Service and its EndpointSlices. Either may exist without the other.
@@ -107,6 +116,7 @@ impl RouteIndex {
             slice_services: BTreeMap::new(),
             policies: HashMap::new(),
             claims: Claims::default(),
+            guards: Guards::default(),
             changed: BTreeSet::new(),
             problems_version: 0,
         }
@@ -142,6 +152,7 @@ impl RouteIndex {
             && self.slice_services.is_empty()
             && self.policies.is_empty()
             && self.claims.is_empty()
+            && self.guards.is_empty()
             && self.changed.is_empty()
     }
 
@@ -212,7 +223,7 @@ impl RouteIndex {
         if self.slice_services.get(&key).is_some_and(|before| *before != service.name) {
             self.delete_slice(&key);
         }
-        let facts = endpoints::read(slice, &mut self.names);
+        let facts = endpoints::read(slice, &self.settings.endpoints, &mut self.names);
         let slices = &mut self.entry(&service).slices;
         let before = slices.iter_mut().find(|other| other.name == facts.name);
         if before.as_deref() == Some(&facts) {

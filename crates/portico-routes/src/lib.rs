@@ -1,8 +1,10 @@
 //! Which bytes go where: from Services, EndpointSlices and policies to the routes of a gateway.
 //!
 //! [`index`] takes every object that is applied or deleted. `annotations` (with `port_mapping` for server
-//! names) reads Services and `endpoints` reads EndpointSlices; the index keeps what they say as `facts`.
-//! `claims` decides which Service owns a key when several claim it. `commit` computes what changed since the
+//! names) reads Services and `endpoints` reads EndpointSlices, as far as [`endpoint_rules`] allow; the index
+//! keeps what they say as `facts`.
+//! `claims` decides which Service owns a key when several claim it, `guards` whose allow list holds for an
+//! endpoint that several tenants have. `commit` computes what changed since the
 //! last commit, and a [`table`] follows that. [`route`] holds the values of a table; [`rows`] and `problems`
 //! say what became of each object.
 //!
@@ -12,9 +14,11 @@
 mod annotations;
 mod claims;
 mod commit;
+pub mod endpoint_rules;
 mod endpoints;
 mod facts;
 mod findings;
+mod guards;
 pub mod index;
 mod port_mapping;
 mod problems;

@@ -30,7 +30,9 @@ impl RouteIndex {
             service.own_policy.is_some() && self.policies.contains_key(&service.key.namespace)
         });
         let overridden = overridden.map(overridden_annotations);
-        services.chain(slices).map(Cow::Borrowed).chain(conflicts.chain(overridden).map(Cow::Owned))
+        let shared = self.shared_endpoints();
+        let computed = conflicts.chain(overridden).chain(shared);
+        services.chain(slices).map(Cow::Borrowed).chain(computed.map(Cow::Owned))
     }
 }
 

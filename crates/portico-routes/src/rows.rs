@@ -52,6 +52,8 @@ pub enum NoEndpoints {
     },
     /// The slices that fit are empty.
     Empty,
+    /// No endpoint of the slices that fit may be one: the problems say why.
+    Refused,
 }
 
 /// What became of a claimed key.
@@ -88,13 +90,14 @@ impl RouteIndex {
 
     fn rows_of(&self, entry: &ServiceEntry, service: &Arc<ServiceFacts>) -> Vec<RouteRow> {
         let Some(expose) = service.types else { return Vec::new() };
-        let policy = self.policy_of(service);
+        let own_policy = self.policy_of(service);
         let mut rows = Vec::new();
         for claim in Claim::of_each_port(service) {
             let port = claim.port();
             let endpoints = endpoints::ready(&entry.slices, &port.name);
             let endpoints_total = endpoints.len() + endpoints::not_ready(&entry.slices, &port.name);
             let no_endpoints = (endpoints_total == 0).then(|| no_endpoints(&entry.slices, &port.name));
+            let policy = self.guarded(&own_policy, &service.key, &endpoints);
             let backend = port.backend_id(&service.key);
             rows.extend(port.keys(true).map(|key| RouteRow {
                 state: self.state(&key, &claim, &policy, !endpoints.is_empty()),
@@ -131,7 +134,8 @@ fn no_endpoints(slices: &[SliceFacts], port_name: &str) -> NoEndpoints {
     if slices.is_empty() {
         NoEndpoints::NoSlice
     } else if found.iter().any(|name| port_name.is_empty() || **name == *port_name) {
-        NoEndpoints::Empty
+        let refused = slices.iter().any(|slice| slice.refused > 0);
+        if refused { NoEndpoints::Refused } else { NoEndpoints::Empty }
     } else {
         NoEndpoints::NoPort { found }
     }

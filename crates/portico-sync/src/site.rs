@@ -9,6 +9,7 @@ use portico_api::change::Change;
 use portico_api::problem::Severity;
 use portico_expose::node_ports::PortKey;
 use portico_expose::planner::{Mode, Settings as PlannerSettings};
+use portico_routes::endpoint_rules::EndpointRules;
 use portico_routes::index::Settings as IndexSettings;
 use portico_source::directory::DirectoryError;
 use portico_source::{Loaded, Object, read_directory};
@@ -45,6 +46,8 @@ pub struct SiteSettings {
     pub namespace: Option<String>,
     /// The annotation that exposes a Service.
     pub expose_annotation: String,
+    /// Which addresses may be endpoints.
+    pub endpoints: EndpointRules,
     /// External addresses of the seed's nodes.
     pub node_addresses: Vec<IpAddr>,
 }
@@ -71,6 +74,7 @@ impl Site {
         let index = IndexSettings {
             expose_annotation: settings.expose_annotation.as_str().into(),
             namespace: settings.namespace.as_deref().map(Into::into),
+            endpoints: settings.endpoints.clone(),
         };
         let planner = PlannerSettings {
             node_ips: settings.node_addresses.clone(),

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use portico_expose::persisted::PersistedState;
 use portico_expose::planner::{Mode, Settings as PlannerSettings};
 use portico_kube::{ClientError, client};
+use portico_routes::endpoint_rules::EndpointRules;
 use portico_routes::index::Settings as IndexSettings;
 use portico_source::directory::DirectoryError;
 use portico_source::kubernetes::{KubernetesSettings, KubernetesSource, KubernetesStatus};
@@ -43,6 +44,8 @@ pub struct SourceSettings {
     pub namespace: Option<String>,
     /// The annotation that exposes a Service.
     pub expose_annotation: String,
+    /// Which addresses may be endpoints.
+    pub endpoints: EndpointRules,
     /// External addresses of the seed's nodes.
     pub node_addresses: Vec<IpAddr>,
     /// Ports of the gateway itself, which no Service can have as NodePort.
@@ -71,6 +74,7 @@ impl Source {
         let index = IndexSettings {
             expose_annotation: settings.expose_annotation.as_str().into(),
             namespace: settings.namespace.as_deref().map(Into::into),
+            endpoints: settings.endpoints.clone(),
         };
         let Some(directory) = &settings.manifests else {
             let watched = KubernetesSettings {

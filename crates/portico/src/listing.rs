@@ -274,6 +274,7 @@ fn no_endpoints(why: &NoEndpoints, port: &str) -> String {
             format!("no EndpointSlice has TCP port {port:?}, only {}", found.join(", "))
         }
         NoEndpoints::Empty => "its EndpointSlices are empty".to_owned(),
+        NoEndpoints::Refused => "no address in its EndpointSlices may be an endpoint".to_owned(),
     }
 }
 

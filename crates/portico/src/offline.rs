@@ -4,9 +4,11 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use ipnet::IpNet;
 use portico_admin::listing::OutputFormat;
 use portico_api::annotations::EXPOSE;
 use portico_api::problem::Severity;
+use portico_routes::endpoint_rules::EndpointRules;
 use portico_sync::{Site, SiteSettings};
 
 use crate::args::annotation_key;
@@ -34,6 +36,9 @@ pub(crate) struct Flags {
     /// may be repeated
     #[arg(long, value_name = "IP", value_delimiter = ',')]
     node_address: Vec<IpAddr>,
+    /// Networks that endpoints of Services must be in
+    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
+    endpoint_networks: Vec<IpNet>,
 }
 
 /// A directory, and what is to be reported of it. Nothing is written.
@@ -52,6 +57,7 @@ impl Flags {
             state_dir: self.state_dir.clone(),
             namespace: self.namespace.clone(),
             expose_annotation: self.expose_annotation.clone(),
+            endpoints: EndpointRules { loopback: true, networks: self.endpoint_networks.clone().into() },
             node_addresses: self.node_address.clone(),
         })?;
         let questionable = self.questionable(&site);

@@ -1,16 +1,16 @@
 //! The endpoints of one backend, and connections to them.
 //!
 //! [`endpoint`] knows the health of each, [`pick`] chooses the one for the next connection,
-//! [`connect`](mod@connect) makes it.
+//! [`connect`](mod@connect) makes it, unless [`own`] knows that it would come back to this gateway.
 
 mod connect;
 mod endpoint;
+mod own;
 mod pick;
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use portico_net::socket::is_out_of_descriptors;
@@ -21,12 +21,14 @@ use tokio::time::timeout;
 
 pub use self::endpoint::Endpoint;
 pub(crate) use self::endpoint::EndpointUse;
+pub(crate) use self::own::OwnListeners;
 
 use self::connect::{begin, send_once_connected};
 use self::endpoint::Failure;
 use self::pick::{Choice, pick};
 use crate::cluster::Cluster;
 use crate::outcome::Refusal;
+use crate::shared::Shared;
 
 /// Endpoints tried for one client.
 const MOST_ATTEMPTS: usize = 3;
@@ -121,11 +123,10 @@ impl Upstream {
     /// [`Self::connect_and_send`] where there is nothing to send yet.
     pub(crate) async fn connect(
         &self,
-        connect_timeout: Duration,
-        clock: impl Fn() -> Duration,
+        shared: &Shared,
         client_first: bool,
     ) -> Result<(TcpStream, EndpointUse), Refusal> {
-        let connected = self.connect_and_send(connect_timeout, clock, client_first, &[]).await?;
+        let connected = self.connect_and_send(shared, client_first, &[]).await?;
         Ok((connected.stream, connected.endpoint))
     }
 
@@ -135,8 +136,7 @@ impl Upstream {
     /// by 40 ms.
     pub(crate) async fn connect_and_send(
         &self,
-        connect_timeout: Duration,
-        clock: impl Fn() -> Duration,
+        shared: &Shared,
         client_first: bool,
         first: &[u8],
     ) -> Result<Connected, Refusal> {
@@ -144,16 +144,23 @@ impl Upstream {
         let mut tried: [Option<SocketAddr>; MOST_ATTEMPTS] = [None; MOST_ATTEMPTS];
         let mut refusal = if state.endpoints.is_empty() { Refusal::NotReady } else { Refusal::MaxConnecting };
         for attempt in 0..MOST_ATTEMPTS {
-            let (endpoint, last_resort) = match pick(&state.endpoints, &tried[..attempt], clock()) {
+            let (endpoint, last_resort) = match pick(&state.endpoints, &tried[..attempt], shared.now()) {
                 Some(Choice::Regular(endpoint)) => (endpoint, None),
                 Some(Choice::LastResort(resort)) => (Arc::clone(&resort.0), Some(resort)),
                 Some(Choice::Full) | None => break,
             };
             tried[attempt] = Some(endpoint.address);
             let in_use = EndpointUse::new(endpoint);
-            let outcome = match begin(in_use.endpoint().address, client_first) {
+            let address = in_use.endpoint().address;
+            let outcome = match begin(address, client_first) {
+                Ok(stream) if shared.own.is_reached_by(&stream, address) => {
+                    refusal = Refusal::OwnListener;
+                    in_use.endpoint().failed(Failure::Refused, shared.now());
+                    continue;
+                }
                 Ok(stream) => {
-                    let sent = timeout(connect_timeout, send_once_connected(&stream, first)).await;
+                    let sent =
+                        timeout(shared.config.connect_timeout, send_once_connected(&stream, first)).await;
                     sent.map(|sent| sent.map(|sent| (stream, sent)))
                 }
                 Err(error) => Ok(Err(error)),
@@ -172,7 +179,7 @@ impl Upstream {
             self.cluster.count_connect_failure();
             // What it is known for is no news.
             if last_resort.is_none() {
-                in_use.endpoint().failed(failure, clock());
+                in_use.endpoint().failed(failure, shared.now());
             }
             refusal = match failure {
                 Failure::Refused => Refusal::ConnectFailed,
@@ -185,6 +192,8 @@ impl Upstream {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use portico_api::meta::ObjectKey;
     use portico_api::names::Tenant;
     use portico_api::policy::ClusterPolicy;

@@ -27,7 +27,7 @@ const SHORT: Duration = Duration::from_millis(50);
 
 /// A row, and what provokes it. Each asserts what the client gets.
 #[rustfmt::skip]
-const REFUSALS: [(Refusal, fn()); 20] = [
+const REFUSALS: [(Refusal, fn()); 21] = [
     (Refusal::ClosedEarly, closed_early),
     (Refusal::TooSlow, too_slow),
     (Refusal::Malformed, malformed),
@@ -46,6 +46,7 @@ const REFUSALS: [(Refusal, fn()); 20] = [
     (Refusal::MaxConnecting, max_connecting),
     (Refusal::ConnectFailed, connect_failed),
     (Refusal::ConnectTimedOut, connect_timed_out),
+    (Refusal::OwnListener, own_listener),
     (Refusal::OutOfDescriptors, || alone("outcomes::every_refusal_is_provoked", out_of_descriptors)),
     (Refusal::Method, method),
 ];
@@ -164,6 +165,11 @@ fn connect_timed_out() {
     let gateway = start(Config { connect_timeout: SHORT, ..both() });
     let address = listener.local_addr().unwrap();
     assert_told(&gateway, Refusal::ConnectTimedOut, |service| service, Some(&[address]));
+}
+
+fn own_listener() {
+    let gateway = start(both());
+    assert_told(&gateway, Refusal::OwnListener, |service| service, Some(&[sni_address(&gateway)]));
 }
 
 fn max_handshakes() {

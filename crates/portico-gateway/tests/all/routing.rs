@@ -1,7 +1,7 @@
 //! Which client gets where, which is refused, and with what.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -162,7 +162,11 @@ fn a_service_that_asks_for_a_port_of_the_gateway_itself_is_told_so_and_keeps_nob
     let sni_listen = Some(SocketAddr::new(LOOPBACK.ip(), port));
     let admin = TcpListener::bind(LOOPBACK).unwrap().local_addr().unwrap().port();
     let access = portico_gateway::AccessLog::start(portico_gateway::AccessFormat::Off).unwrap();
-    let config = Config { sni_listen, other_ports: vec![(admin, "--admin-listen")], ..config() };
+    let config = Config {
+        sni_listen,
+        other_listeners: vec![(SocketAddr::new(LOOPBACK.ip(), admin), "--admin-listen")],
+        ..config()
+    };
     let gateway = Gateway::start(config, access, Some(&service.update()), None).unwrap();
     Service::new("b", &[other.address]).host("b.example.com").expose(&gateway);
     let (_client, _server) = pair(&gateway, &other, "b.example.com");
@@ -172,6 +176,34 @@ fn a_service_that_asks_for_a_port_of_the_gateway_itself_is_told_so_and_keeps_nob
     let _admin = TcpListener::bind((LOOPBACK.ip(), admin)).unwrap();
     Service::new("a", &[endpoint.address]).port(admin).expose(&gateway);
     assert!(error(&gateway).contains("by --admin-listen"), "{}", error(&gateway));
+}
+
+#[test]
+fn no_endpoint_leads_to_a_listener_of_the_gateway_itself() {
+    let endpoint = Endpoint::new();
+    let admin = TcpListener::bind("0.0.0.0:0").unwrap();
+    let anywhere = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
+    let gateway = start(Config {
+        sni_listen: Some(anywhere),
+        node_port_address: anywhere.ip(),
+        other_listeners: vec![(admin.local_addr().unwrap(), "--admin-listen")],
+        ..config()
+    });
+    let node_port = free_port();
+    Service::new("a", &[endpoint.address]).port(node_port).expose(&gateway);
+    let sni = sni_address(&gateway).port();
+    for own in [sni, node_port, admin.local_addr().unwrap().port()] {
+        for machine in ["127.0.0.1", "127.9.9.9", "::ffff:127.0.0.1"] {
+            let stolen = SocketAddr::new(machine.parse().unwrap(), own);
+            Service::new("thief", &[stolen]).host("thief.example.com").expose(&gateway);
+            let mut client = connect(SocketAddr::new(LOOPBACK.ip(), sni));
+            client.write_all(&hello("thief.example.com")).unwrap();
+            let answer = read_to_end(&mut client);
+            assert_eq!(answer.first(), Some(&21), "{stolen}: an alert, and nothing of what listens there");
+        }
+    }
+    assert_eq!(refused(&gateway, Refusal::OwnListener), 9);
+    Service::new("a", &[endpoint.address]).withdraw(&gateway);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use portico_api::change::Change;
 use portico_api::endpoint_slice::EndpointSlice;
 use portico_api::meta::ObjectKey;
 use portico_api::names::Tenant;
-use portico_api::policy::ClusterPolicy;
+use portico_api::policy::{AllowList, ClusterPolicy};
 use portico_api::service::Service;
 use portico_routes::index::{ObjectChange, Settings};
 use portico_routes::rows::{RouteRow, RouteState};
@@ -118,10 +118,13 @@ fn any_slice() -> impl Strategy<Value = EndpointSlice> {
 
 fn any_change() -> impl Strategy<Value = ObjectChange> {
     let cluster = || select(&["a", "b"][..]);
-    let any_policy = (cluster(), any::<bool>()).prop_map(|(cluster, node_port_listeners)| {
-        let open = ClusterPolicy::open(Tenant::of_text(cluster));
-        policy(ClusterPolicy { node_port_listeners, ..open })
-    });
+    let networks = prop::option::of(select(&["10.0.0.0/8", "192.0.2.0/24"][..]));
+    let any_policy =
+        (cluster(), any::<bool>(), networks).prop_map(|(cluster, node_port_listeners, network)| {
+            let open = ClusterPolicy::open(Tenant::of_text(cluster));
+            let allow = AllowList::new(network.map(|network| network.parse().unwrap()));
+            policy(ClusterPolicy { node_port_listeners, allow, ..open })
+        });
     prop_oneof![
         5 => any_service().prop_map(written),
         1 => any_service().prop_map(planned),

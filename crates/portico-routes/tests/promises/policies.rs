@@ -96,6 +96,55 @@ fn the_policy_of_a_cluster_overrides_annotations_and_says_so() {
     assert!(!admits(&index, "198.51.100.1"));
 }
 
+/// A Service in `namespace` with one endpoint, and the key that leads there.
+fn with_endpoint(namespace: &str, address: &str) -> (RouteKey, [ObjectChange; 2]) {
+    let name = format!("{namespace}.example.com");
+    let objects = [
+        written(sni(&format!("{namespace}/api"), &name)),
+        sliced(slice(&format!("{namespace}/s"), "api", &[address])),
+    ];
+    (host(&name), objects)
+}
+
+#[test]
+fn an_endpoint_named_by_another_tenant_is_still_behind_the_allow_list_of_its_cluster() {
+    for thief in ["cluster-thief", "thief"] {
+        let (of_a, a) = with_endpoint("cluster-a", "10.0.0.1");
+        let (stolen, slices) = with_endpoint(thief, "10.0.0.1");
+        let (elsewhere, other) = with_endpoint("cluster-c", "10.0.0.2");
+        let closed = cluster(|policy| policy.allow = AllowList::new(["192.0.2.0/24".parse().unwrap()]));
+        let admits = |index: &Follower, key: &RouteKey, client: &str| {
+            index.lead(key).unwrap().policy.allow.admits(client.parse().unwrap())
+        };
+        for thief_is_first in [true, false] {
+            let mut steps = vec![a.clone().into(), vec![closed.clone()]];
+            steps.insert(if thief_is_first { 0 } else { 2 }, slices.clone().into());
+            let mut index = index(other.clone());
+            steps.into_iter().for_each(|step| drop(index.apply(step)));
+            assert!(admits(&index, &stolen, "192.0.2.7") && !admits(&index, &stolen, "198.51.100.1"));
+            assert!(admits(&index, &of_a, "192.0.2.7") && !admits(&index, &of_a, "198.51.100.1"));
+            assert!(admits(&index, &elsewhere, "198.51.100.1"), "no endpoint is shared");
+            assert_eq!(index.reasons(), ["shared-endpoint"]);
+            assert!(!index.rows().find(|row| row.key == stolen).unwrap().policy.allow.networks().is_empty());
+            index.apply([sliced(slice("cluster-a/s", "api", &["10.0.0.3"]))]);
+            assert!(admits(&index, &stolen, "198.51.100.1"), "the endpoint is no longer of the cluster");
+            assert!(index.reasons().is_empty());
+            index.apply([sliced(slice("cluster-a/s", "api", &["10.0.0.1"])), no_policy("a")]);
+            assert!(admits(&index, &stolen, "198.51.100.1"), "the cluster has no list any more");
+        }
+    }
+}
+
+#[test]
+fn a_namespace_cannot_close_a_cluster_by_naming_its_endpoint() {
+    let (of_a, a) = with_endpoint("cluster-a", "10.0.0.1");
+    let (_, [_, thief]) = with_endpoint("thief", "10.0.0.1");
+    let mut index = index(a);
+    index.apply([thief, written(sni("thief/api", "thief.example.com").annotated(ALLOW, "192.0.2.0/24"))]);
+    assert!(index.lead(&of_a).unwrap().policy.allow.admits("198.51.100.1".parse().unwrap()));
+    assert!(index.reasons().is_empty());
+}
+
 #[test]
 fn a_bad_entry_of_an_allow_list_admits_nobody() {
     let index = index([annotated(ALLOW, "192.0.2.0/33,198.51.100.0/24")]);

@@ -121,6 +121,17 @@ fn a_service_that_is_applied_again_finds_its_slices() {
 }
 
 #[test]
+fn an_address_that_may_be_no_endpoint_is_reported_and_costs_that_endpoint() {
+    let mut index = with([slice("a/s", "api", &["169.254.169.254", "10.0.0.1", "127.0.0.1"])]);
+    assert_eq!(endpoints(&index), ["10.0.0.1:6443"]);
+    assert_eq!(index.reasons(), ["endpoint-refused", "endpoint-refused"]);
+    index.apply([sliced(slice("a/s", "api", &["127.0.0.1"]))]);
+    assert_eq!(index.rows().next().unwrap().no_endpoints, Some(NoEndpoints::Refused));
+    index.apply([sliced(slice("a/s", "api", &["10.0.0.1"]))]);
+    assert!(index.reasons().is_empty());
+}
+
+#[test]
 fn an_address_that_is_none_is_reported_and_costs_that_endpoint() {
     let index = with([slice("a/s", "api", &["10.0.0.1", "10.0.0.256"])]);
     assert_eq!(endpoints(&index), ["10.0.0.1:6443"]);

@@ -19,6 +19,7 @@ use portico_gateway::{
     TokensError,
 };
 use portico_net::MemoryBudget;
+use portico_routes::endpoint_rules::EndpointRules;
 use portico_sync::SourceSettings;
 use portico_tunnel::{ClientCaFile, Settings as TunnelSettings, Tls, TlsError, TlsFiles};
 use thiserror::Error;
@@ -72,6 +73,10 @@ pub(crate) struct SourceFlags {
     /// may be repeated
     #[arg(long, value_name = "IP", value_delimiter = ',')]
     pub(crate) node_address: Vec<IpAddr>,
+    /// Networks that endpoints of Services must be in, such as the seed's pod network; without it, any but
+    /// those that no endpoint has (link-local, multicast, loopback unless from --manifests)
+    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
+    pub(crate) endpoint_networks: Vec<IpNet>,
 }
 
 #[derive(Debug, Args)]
@@ -300,6 +305,10 @@ impl Flags {
             kubeconfig: from.kubeconfig.clone(),
             namespace: from.namespace.clone(),
             expose_annotation: from.expose_annotation.clone(),
+            endpoints: EndpointRules {
+                loopback: from.manifests.is_some(),
+                networks: from.endpoint_networks.clone().into(),
+            },
             node_addresses: from.node_address.clone(),
             reserved_ports: own.iter().filter_map(|listen| listen.0.as_ref().map(SocketAddr::port)).collect(),
             // Port 0 is chosen by the system, too late to be part of an address.
@@ -323,7 +332,7 @@ impl Flags {
             shared_port: tunnel.is_some() && self.shared_address().is_some(),
             tunnel: tunnel.unwrap_or_default(),
             node_port_address: self.listeners.node_port_address,
-            other_ports: admin.map(|address| (address.port(), "--admin-listen")).into_iter().collect(),
+            other_listeners: admin.map(|address| (address, "--admin-listen")).into_iter().collect(),
             proxy_protocol: self.client.proxy_protocol(self.shared_address().filter(|_| tunnel_is_on))?,
             hello_timeout: flags.hello_timeout,
             connect_timeout: flags.connect_timeout,

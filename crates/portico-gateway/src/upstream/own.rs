@@ -1,0 +1,79 @@
+//! The listeners of this gateway, as addresses that no upstream connection may lead to.
+//!
+//! Whoever writes an EndpointSlice could otherwise reach the admin listener through the gateway, or have a
+//! connection go round in it until every descriptor is taken. Only the kernel knows every address that is
+//! this machine, so it is asked: a connection to an address of the machine itself comes from that address.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use arc_swap::ArcSwap;
+use tokio::net::TcpStream;
+
+use crate::config::Config;
+
+/// Where this process listens.
+#[derive(Debug)]
+pub(crate) struct OwnListeners {
+    /// All but those of NodePorts: three or four.
+    fixed: ArcSwap<Vec<SocketAddr>>,
+    /// The address of NodePort listeners.
+    node_port_address: IpAddr,
+    /// Those that are open: one bit for each number.
+    node_ports: Box<[AtomicU64]>,
+}
+
+impl OwnListeners {
+    pub(crate) fn new(config: &Config) -> Self {
+        let own = [config.sni_listen, config.tunnel_listen].into_iter().flatten();
+        let others = config.other_listeners.iter().map(|(address, _)| *address);
+        Self {
+            fixed: ArcSwap::from_pointee(own.chain(others).collect()),
+            node_port_address: config.node_port_address,
+            node_ports: std::iter::repeat_with(AtomicU64::default).take(1 << 10).collect(),
+        }
+    }
+
+    /// Adds where a listener is bound: it may have been asked for with port 0.
+    pub(crate) fn add(&self, bound: SocketAddr) {
+        let mut fixed = Vec::clone(&self.fixed.load());
+        fixed.push(bound);
+        self.fixed.store(fixed.into());
+    }
+
+    /// Notes that the NodePort listener `port` is open.
+    pub(crate) fn opened(&self, port: u16) {
+        let (word, bit) = self.node_port(port);
+        word.fetch_or(bit, Relaxed);
+    }
+
+    /// Notes that the NodePort listener `port` is closed.
+    pub(crate) fn closed(&self, port: u16) {
+        let (word, bit) = self.node_port(port);
+        word.fetch_and(!bit, Relaxed);
+    }
+
+    fn node_port(&self, port: u16) -> (&AtomicU64, u64) {
+        (&self.node_ports[usize::from(port / 64)], 1 << (port % 64))
+    }
+
+    /// Whether `stream`, on its way to `address`, leads back into this process. Costs a system call only
+    /// where a listener on all addresses has that port.
+    pub(super) fn is_reached_by(&self, stream: &TcpStream, address: SocketAddr) -> bool {
+        let (word, bit) = self.node_port(address.port());
+        let node_port = (word.load(Relaxed) & bit != 0).then_some(self.node_port_address);
+        let fixed = self.fixed.load();
+        let same_port = fixed.iter().filter(|own| own.port() == address.port());
+        let mut listeners = same_port.map(SocketAddr::ip).chain(node_port);
+        let ip = address.ip().to_canonical();
+        listeners.any(|own| {
+            // A listener on 0.0.0.0 takes no IPv6; one on [::] takes both.
+            let on_all = own.is_unspecified() && (own.is_ipv6() || ip.is_ipv4());
+            own == ip || (on_all && is_this_machine(stream, ip))
+        })
+    }
+}
+
+fn is_this_machine(stream: &TcpStream, ip: IpAddr) -> bool {
+    ip.is_loopback() || stream.local_addr().is_ok_and(|local| local.ip().to_canonical() == ip)
+}
