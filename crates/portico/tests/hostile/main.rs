@@ -17,5 +17,6 @@ mod proof;
 #[allow(dead_code, reason = "shared with the other test binary, which uses the rest")]
 #[path = "../all/secure.rs"]
 mod secure;
+mod slices;
 mod support;
 mod unauthenticated;

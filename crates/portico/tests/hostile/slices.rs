@@ -1,0 +1,109 @@
+//! What an author of Services and EndpointSlices can make the gateway connect to.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use tempfile::TempDir;
+
+use crate::common::{PATIENCE, Process, directory, free_port, get, metric, port_of, wait_until};
+use crate::proof::{LOOPBACK, echo};
+
+/// A Service exposed by port, and its EndpointSlice.
+fn manifest(namespace: &str, node_port: u16, annotation: &str, (address, port): (&str, u16)) -> String {
+    let family = if address.contains(':') { "IPv6" } else { "IPv4" };
+    format!(
+        "{{apiVersion: v1, kind: Service, metadata: {{name: api, namespace: {namespace}, annotations: \
+         {{nodeport-proxy.k8s.io/expose: NodePort{annotation}}}}}, spec: {{type: NodePort, ports: [{{name: \
+         secure, port: 443, nodePort: {node_port}}}]}}}}\n---\n{{apiVersion: discovery.k8s.io/v1, kind: \
+         EndpointSlice, metadata: {{name: api-1, namespace: {namespace}, labels: \
+         {{kubernetes.io/service-name: api}}}}, addressType: {family}, endpoints: [{{addresses: \
+         [\"{address}\"], conditions: {{ready: true}}}}], ports: [{{name: secure, port: {port}}}]}}\n"
+    )
+}
+
+/// A gateway with an honest cluster, and a port on which a thief is exposed.
+struct Scene {
+    folder: TempDir,
+    admin: u16,
+    honest: u16,
+    thief: u16,
+    upstream: u16,
+    _gateway: Process,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let [honest, thief, admin] = [(); 3].map(|()| free_port());
+        let upstream = echo(LOOPBACK).port();
+        let folder =
+            directory(&[("honest.yaml", &manifest("cluster-a", honest, "", ("127.0.0.1", upstream)))]);
+        let (path, listen) = (folder.path().to_str().unwrap(), format!("127.0.0.1:{admin}"));
+        let from = ["gateway", "--manifests", path, "--admin-listen", &listen, "--workers", "1"];
+        let mut gateway =
+            Process::start(&[&from[..], &["--sni-listen", "off", "--tunnel-listen", "off"]].concat());
+        assert_eq!(port_of(&gateway.wait_for("listener=admin")), admin);
+        wait_until("it is ready", || get(admin, "/readyz").0 == 200);
+        Self { folder, admin, honest, thief, upstream, _gateway: gateway }
+    }
+
+    /// Has the thief's EndpointSlice name `endpoint`, and waits until that is known.
+    fn steal(&self, namespace: &str, endpoint: (&str, u16)) {
+        fs::remove_file(self.folder.path().join("thief.yaml")).unwrap_or_default();
+        wait_until("the last one is gone", || !get(self.admin, "/routes").1.contains("thief"));
+        let manifest = manifest(namespace, self.thief, "", endpoint);
+        fs::write(self.folder.path().join("thief.yaml"), manifest).unwrap();
+        wait_until("it is known", || get(self.admin, "/routes").1.contains(namespace));
+    }
+
+    /// What a client of `port` gets for a request, to the end or the first four bytes.
+    fn answer(port: u16) -> Vec<u8> {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        // It may be refused before it has said anything.
+        let _ = stream.write_all(b"GET / HTTP/1.0\r\n\r\n");
+        let mut answer = vec![0; 4];
+        match stream.read(&mut answer) {
+            Ok(read) => answer.truncate(read),
+            Err(_reset) => answer.clear(),
+        }
+        answer
+    }
+
+    fn honest_is_served(&self) {
+        assert_eq!(Self::answer(self.honest), b"GET ");
+    }
+}
+
+#[test]
+fn no_slice_leads_to_a_listener_of_the_gateway() {
+    let scene = Scene::new();
+    for own in [scene.admin, scene.honest, scene.thief] {
+        for machine in ["127.0.0.1", "0.0.0.0", "::ffff:127.0.0.1", "::ffff:0.0.0.0", "::"] {
+            scene.steal("thief", (machine, own));
+            assert_eq!(Scene::answer(scene.thief), b"", "{machine} port {own}");
+            scene.honest_is_served();
+        }
+    }
+    let open = || metric(scene.admin, "portico_cluster_open_connections{cluster=\"a\"}");
+    wait_until("nothing goes round in the gateway", || open() == 0);
+}
+
+#[test]
+fn no_slice_leads_past_the_allow_list_of_another_tenant() {
+    let scene = Scene::new();
+    let closed = ", portico.k8c.io/allow: 192.0.2.0/24";
+    let open = ("127.0.0.1", scene.upstream);
+    let stolen = ("127.0.0.1", echo(LOOPBACK).port());
+    let manifest = manifest("cluster-b", free_port(), closed, stolen);
+    fs::write(scene.folder.path().join("b.yaml"), manifest).unwrap();
+    wait_until("it is known", || get(scene.admin, "/routes").1.contains("cluster-b"));
+    for thief in ["thief", "cluster-thief"] {
+        scene.steal(thief, stolen);
+        wait_until("the list follows the endpoint", || Scene::answer(scene.thief).is_empty());
+        assert!(get(scene.admin, "/routes").1.contains("shared-endpoint"));
+        scene.honest_is_served();
+        scene.steal(thief, open);
+        assert_eq!(Scene::answer(scene.thief), b"GET ", "what nobody guards is open");
+    }
+}
