@@ -38,7 +38,7 @@ use report::Row;
 use rows::pair::Tunnel;
 use rows::rounds::Rounds;
 use rows::steady::CLUSTERS;
-use rows::{Bench, agent, change, fleet, footprint, isolation, pair, steady, tunnels};
+use rows::{Bench, agent, change, fleet, footprint, hostile, isolation, pair, steady, tunnels};
 
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -75,6 +75,8 @@ enum Measure {
     TunnelCut,
     /// How long requests take, and memory, beside 5,000 clients of a cluster whose endpoint is a black hole.
     Isolation,
+    /// How long requests take, and memory, beside clients without an identity that mean harm.
+    Hostile,
 }
 
 /// The programs that can take part.
@@ -240,6 +242,9 @@ fn measure(bench: &Bench, arguments: &Arguments) -> Result<Vec<Row>> {
     if asked(Measure::Isolation) {
         rows.extend(isolation::rows(bench)?);
     }
+    if asked(Measure::Hostile) {
+        rows.extend(hostile::rows(bench)?);
+    }
     if asked(Measure::Scale) {
         rows.extend(steady::scale(bench, &arguments.scales)?);
     }
@@ -264,7 +269,12 @@ fn proxies(arguments: &Arguments) -> Result<Vec<Box<dyn Proxy>>> {
             }
             Peer::Envoy => {
                 let program = envoy_program(&arguments.cache)?;
-                Box::new(proxy::envoy::Envoy { program, access_log: arguments.envoy_access_log, tls: None })
+                Box::new(proxy::envoy::Envoy {
+                    program,
+                    access_log: arguments.envoy_access_log,
+                    tls: None,
+                    open_to_strangers: false,
+                })
             }
             Peer::Portico => {
                 require(
@@ -276,6 +286,7 @@ fn proxies(arguments: &Arguments) -> Result<Vec<Box<dyn Proxy>>> {
                     program,
                     arguments: arguments.portico_argument.clone(),
                     tls: None,
+                    reviews: false,
                 })
             }
         });

@@ -3,9 +3,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use portico_lab::pki::{Authority, Certificate};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, RootCertStore};
 
 /// Name of the gateway's files.
 const GATEWAY: &str = "gateway";
@@ -52,6 +56,18 @@ impl Pki {
     /// The CA of all.
     pub(crate) fn ca(&self) -> PathBuf {
         self.dir.join("ca.crt")
+    }
+
+    /// TLS of a client that knows the CA, has no certificate, and speaks HTTP/2.
+    pub(crate) fn stranger(&self) -> Result<ClientConfig> {
+        let ca = CertificateDer::from_pem_file(self.ca()).context("cannot read the CA")?;
+        let mut roots = RootCertStore::empty();
+        roots.add(ca)?;
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+        let mut config = builder.with_root_certificates(roots).with_no_client_auth();
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        Ok(config)
     }
 
     /// The gateway's.

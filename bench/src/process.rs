@@ -70,6 +70,19 @@ pub(crate) fn memory_bytes(root: u32) -> Result<u64> {
     Ok(total)
 }
 
+/// The most memory that has been resident in one process since [`forget_peak`], in bytes (`VmHWM`).
+pub(crate) fn peak(pid: u32) -> Result<u64> {
+    let path = format!("/proc/{pid}/status");
+    let status = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    Ok(number(&status, "VmHWM:")? * 1024)
+}
+
+/// The peak begins anew with what is resident now (proc_pid_clear_refs(5)).
+pub(crate) fn forget_peak(pid: u32) -> Result<()> {
+    let path = format!("/proc/{pid}/clear_refs");
+    fs::write(&path, "5").with_context(|| format!("cannot write {path}"))
+}
+
 /// What the kernel says of one process, without its children.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Resting {

@@ -1,7 +1,8 @@
 //! The load: TCP clients that behave the same towards every proxy.
 //!
 //! [`churn`] opens and ends connections, [`pingpong`] exchanges small messages, [`bulk`] moves many bytes,
-//! [`idle`] holds connections that rest, [`beside`] measures how long requests take while others crowd in.
+//! [`idle`] holds connections that rest, [`beside`] measures how long requests take while others crowd in,
+//! [`attack`] is clients that mean harm.
 //! All are single epoll loops with plain non-blocking sockets: on one core beside the backend, the load must
 //! cost less than the cheapest proxy. [`tunnel`] speaks HTTP/2 CONNECT itself and is dearer, and [`fleet`] is
 //! thousands of agents in processes of their own; of both only the effect on the gateway is measured.
@@ -20,6 +21,7 @@ use rustix::net::{self, AddressFamily, SendFlags, SocketFlags, SocketType};
 use crate::backend::receive;
 use crate::hello::{ANSWER_BYTES, read_order};
 
+pub(crate) mod attack;
 pub(crate) mod beside;
 pub(crate) mod bulk;
 pub(crate) mod churn;
@@ -62,13 +64,20 @@ impl Work {
 #[derive(Default)]
 pub(crate) struct Dialer {
     next: u8,
+    only: Option<Ipv4Addr>,
 }
 
 impl Dialer {
+    /// All come from this address.
+    pub(crate) fn from_one(source: Ipv4Addr) -> Self {
+        Self { next: 0, only: Some(source) }
+    }
+
     /// A non-blocking socket on its way to `proxy`. On loopback the handshake is done when this returns.
     pub(crate) fn dial(&mut self, proxy: SocketAddrV4) -> rustix::io::Result<OwnedFd> {
         self.next = self.next % SOURCES + 1;
-        let source = SocketAddrV4::new(Ipv4Addr::new(127, 9, 0, self.next), 0);
+        let source = self.only.unwrap_or(Ipv4Addr::new(127, 9, 0, self.next));
+        let source = SocketAddrV4::new(source, 0);
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = net::socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?;
         net::bind(&socket, &SocketAddr::V4(source))?;

@@ -30,7 +30,12 @@ pub(crate) struct Envoy {
     pub(crate) access_log: bool,
     /// Certificates of the tunnel; without, it is plaintext, as KKP has it.
     pub(crate) tls: Option<Pki>,
+    /// Whether a client needs no certificate, and the overload manager keeps the heap within [`HEAP`].
+    pub(crate) open_to_strangers: bool,
 }
+
+/// What the overload manager lets the heap grow to, in bytes.
+const HEAP: u64 = 256 << 20;
 
 impl Proxy for Envoy {
     fn name(&self) -> &'static str {
@@ -43,12 +48,17 @@ impl Proxy for Envoy {
 
     fn with_tls(&self, pki: &Pki) -> Option<Box<dyn Proxy>> {
         let (program, access_log) = (self.program.clone(), self.access_log);
-        Some(Box::new(Self { program, access_log, tls: Some(pki.clone()) }))
+        Some(Box::new(Self { program, access_log, tls: Some(pki.clone()), open_to_strangers: false }))
+    }
+
+    fn open_to_strangers(&self, pki: &Pki) -> Option<Box<dyn Proxy>> {
+        let (program, access_log) = (self.program.clone(), self.access_log);
+        Some(Box::new(Self { program, access_log, tls: Some(pki.clone()), open_to_strangers: true }))
     }
 
     fn configure(&self, site: &Site) -> Result<()> {
         self.resources(site)?.into_iter().try_for_each(Staged::publish)?;
-        let bootstrap = json!({
+        let mut bootstrap = json!({
             "node": {"id": "kube", "cluster": "kube"},
             "admin": {"address": address(site.admin)},
             "dynamic_resources": {
@@ -56,6 +66,9 @@ impl Proxy for Envoy {
                 "lds_config": from_file(site, "lds.json"),
             },
         });
+        if self.open_to_strangers {
+            bootstrap["overload_manager"] = overload_manager();
+        }
         stage(site.dir.join("envoy.json"), bootstrap.to_string())?.publish()
     }
 
@@ -138,6 +151,16 @@ impl Envoy {
             "typed_config": {"@type": "type.googleapis.com/envoy.extensions.access_loggers.stream.v3.StdoutAccessLog"},
         }]);
         if self.access_log { standard_output } else { json!([]) }
+    }
+
+    fn http2_options(&self) -> Value {
+        let mut options = json!({"allow_connect": true});
+        if self.open_to_strangers {
+            options["max_concurrent_streams"] = json!(100);
+            options["initial_stream_window_size"] = json!(65_536);
+            options["initial_connection_window_size"] = json!(1_048_576);
+        }
+        options
     }
 
     fn sni_listener(&self, site: &Site) -> Value {
@@ -238,7 +261,7 @@ impl Envoy {
                                   http_connection_manager.v3.HttpConnectionManager",
                         "stat_prefix": "ingress_http",
                         "codec_type": "AUTO",
-                        "http2_protocol_options": {"allow_connect": true},
+                        "http2_protocol_options": self.http2_options(),
                         "upgrade_configs": [{"upgrade_type": "CONNECT"}],
                         "access_log": self.access_log(),
                         "route_config": {"name": "tunnels", "virtual_hosts": hosts},
@@ -258,12 +281,38 @@ impl Envoy {
                 "typed_config": {
                     "@type": "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
                     "common_tls_context": common_tls(pki, &pki.gateway()),
-                    "require_client_certificate": true,
+                        "require_client_certificate": !self.open_to_strangers,
                 },
             });
         }
         listener
     }
+}
+
+/// As Envoy's page "Configuring Envoy as an edge proxy" has it.
+fn overload_manager() -> Value {
+    let action = |name: &str, value: f64| {
+        json!({
+            "name": name,
+            "triggers": [{"name": "envoy.resource_monitors.fixed_heap", "threshold": {"value": value}}],
+        })
+    };
+    json!({
+        "refresh_interval": "0.25s",
+        "resource_monitors": [{
+            "name": "envoy.resource_monitors.fixed_heap",
+            "typed_config": {
+                "@type": "type.googleapis.com/envoy.extensions.resource_monitors.fixed_heap.v3.FixedHeapConfig",
+                "max_heap_size_bytes": HEAP,
+            },
+        }],
+        "actions": [
+            action("envoy.overload_actions.shrink_heap", 0.90),
+            action("envoy.overload_actions.reset_high_memory_stream", 0.92),
+            action("envoy.overload_actions.stop_accepting_requests", 0.98),
+        ],
+        "buffer_factory_config": {"minimum_account_to_track_power_of_two": 20},
+    })
 }
 
 /// Shows one certificate and verifies the other by the CA; TLS 1.3 and HTTP/2, as Portico's tunnel.

@@ -45,6 +45,12 @@ pub(crate) trait Proxy {
         None
     }
 
+    /// The same as a door on the internet: TLS on the tunnel, no certificate required of a client, and what
+    /// the proxy has against overload. `None` if it has no tunnel.
+    fn open_to_strangers(&self, _pki: &Pki) -> Option<Box<dyn Proxy>> {
+        None
+    }
+
     /// Writes the whole configuration for `site` into its directory.
     fn configure(&self, site: &Site) -> Result<()>;
 

@@ -21,6 +21,8 @@ pub(crate) struct Portico {
     pub(crate) arguments: Vec<String>,
     /// Certificates of the tunnel; without, it is plaintext, as Envoy's is.
     pub(crate) tls: Option<Pki>,
+    /// Whether the gateway also admits agents by tokens, which their API servers review.
+    pub(crate) reviews: bool,
 }
 
 impl Proxy for Portico {
@@ -34,13 +36,18 @@ impl Proxy for Portico {
 
     fn with_tls(&self, pki: &Pki) -> Option<Box<dyn Proxy>> {
         let (program, arguments) = (self.program.clone(), self.arguments.clone());
-        Some(Box::new(Self { program, arguments, tls: Some(pki.clone()) }))
+        Some(Box::new(Self { program, arguments, tls: Some(pki.clone()), reviews: false }))
+    }
+
+    fn open_to_strangers(&self, pki: &Pki) -> Option<Box<dyn Proxy>> {
+        let (program, arguments) = (self.program.clone(), self.arguments.clone());
+        Some(Box::new(Self { program, arguments, tls: Some(pki.clone()), reviews: true }))
     }
 
     fn configure(&self, site: &Site) -> Result<()> {
         let manifests = site.dir.join("manifests");
         fs::create_dir_all(&manifests).with_context(|| format!("cannot create {}", manifests.display()))?;
-        site.clusters.iter().try_for_each(|cluster| staged_manifest(site, cluster)?.publish())
+        site.clusters.iter().try_for_each(|cluster| self.staged_manifest(site, cluster)?.publish())
     }
 
     fn command(&self, site: &Site) -> Command {
@@ -58,6 +65,9 @@ impl Proxy for Portico {
                 .arg("--tunnel-client-ca")
                 .arg(pki.ca()),
         };
+        if self.reviews {
+            command.arg("--tunnel-token-review");
+        }
         command.args(["--admin-listen", &site.admin.to_string()]);
         command.args(["--node-port-address", "127.0.0.1", "--workers", "1"]);
         command.args(["--connect-timeout", "1s"]);
@@ -68,7 +78,7 @@ impl Proxy for Portico {
 
     fn publish(&self, site: &Site, _running: &mut Running) -> Result<Instant> {
         let cluster = site.clusters.last().context("the site has no cluster to add")?;
-        let staged = staged_manifest(site, cluster)?;
+        let staged = self.staged_manifest(site, cluster)?;
         let start = Instant::now();
         staged.publish()?;
         Ok(start)
@@ -111,20 +121,27 @@ impl Agent for Portico {
     }
 }
 
-fn staged_manifest(site: &Site, cluster: &Cluster) -> Result<Staged> {
-    let path = site.dir.join("manifests").join(format!("{}.yaml", cluster.id));
-    stage(path, manifest(cluster))
+impl Portico {
+    fn staged_manifest(&self, site: &Site, cluster: &Cluster) -> Result<Staged> {
+        let path = site.dir.join("manifests").join(format!("{}.yaml", cluster.id));
+        // Any CA will do: the API servers of a run do not get as far as a handshake.
+        let api_server_ca = match &self.tls {
+            Some(pki) if self.reviews => Some(fs::read_to_string(pki.ca()).context("cannot read the CA")?),
+            _ => None,
+        };
+        stage(path, manifest(cluster, api_server_ca.as_deref()))
+    }
 }
 
 /// The Services and EndpointSlices of a cluster under strategy `Tunneling`.
-fn manifest(cluster: &Cluster) -> String {
+fn manifest(cluster: &Cluster, api_server_ca: Option<&str>) -> String {
     let services = [
         ("apiserver-external", "SNI,Tunneling", 6443, &cluster.host),
         ("konnectivity-server", "SNI", 8132, &cluster.konnectivity_host),
     ];
     let namespace = format!("cluster-{}", cluster.id);
     let documents = services.iter().flat_map(|&(name, expose, target, host)| {
-        let service = json!({
+        let mut service = json!({
             "apiVersion": "v1",
             "kind": "Service",
             "metadata": {
@@ -141,6 +158,9 @@ fn manifest(cluster: &Cluster) -> String {
                 "ports": [{"name": "secure", "port": 443, "targetPort": target, "protocol": "TCP"}],
             },
         });
+        if let Some(ca) = api_server_ca {
+            service["metadata"]["annotations"]["portico.k8c.io/api-server-ca"] = json!(ca);
+        }
         let endpoints = json!({
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSlice",

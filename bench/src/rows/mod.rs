@@ -2,9 +2,9 @@
 //!
 //! [`rounds`] holds the method for everything that is measured as CPU per unit of work; [`steady`] applies it
 //! to connections, messages and bytes, [`footprint`] reads memory, [`change`] adds clusters, [`isolation`] is
-//! about clusters beside one that has fallen silent. [`pair`] measures gateway and agent together, [`agent`]
-//! the agent at rest, [`tunnels`] what becomes of streams when a cluster is added, [`fleet`] ten thousand
-//! agents and a gateway that restarts.
+//! about clusters beside one that has fallen silent, [`hostile`] about clients that mean harm. [`pair`]
+//! measures gateway and agent together, [`agent`] the agent at rest, [`tunnels`] what becomes of streams when
+//! a cluster is added, [`fleet`] ten thousand agents and a gateway that restarts.
 
 use std::path::PathBuf;
 
@@ -19,6 +19,7 @@ pub(crate) mod agent;
 pub(crate) mod change;
 pub(crate) mod fleet;
 pub(crate) mod footprint;
+pub(crate) mod hostile;
 pub(crate) mod isolation;
 pub(crate) mod pair;
 pub(crate) mod rounds;

@@ -1,0 +1,200 @@
+//! Clients without an identity that mean harm: what each does, as fast as one thread of the load's core can.
+//!
+//! An [`Attack`] runs beside the measured requests until it is dropped. Connections are held for as long as
+//! the proxy holds them, up to [`HELD`]; then the oldest makes room for the next. The proxy's answers are
+//! read only where the attack would otherwise stand still.
+
+use std::collections::VecDeque;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use portico_lab::frames::{self, INITIAL_WINDOW_SIZE, RawClient, kind};
+use rustls::ClientConfig;
+
+use super::Dialer;
+
+/// Connections held at a time, at most.
+const HELD: usize = 4_000;
+/// A proxy that takes no bytes for so long gets another connection.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// The attacker's address: all come from one.
+const SOURCE: Ipv4Addr = Ipv4Addr::new(127, 9, 1, 1);
+/// Streams of a connection: as many as a proxy commonly admits.
+const STREAMS: u32 = 1_000;
+/// The largest frame that every HTTP/2 server must take (RFC 9113 section 6.5.2).
+const FRAME: u32 = 16 * 1024;
+
+/// What a client without an identity does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Connects to the SNI listener and says nothing, 1,640 times a second.
+    SilentBySni,
+    /// Connects to the tunnel listener and says nothing, as often.
+    SilentByTunnel,
+    /// Asks with made-up tokens for a cluster whose API server is silent.
+    WaitingReviews,
+    /// Asks for what is refused, and gives no window for the answers.
+    UntakenRefusals,
+    /// The same, and opens and closes the window over all streams.
+    WindowStorm,
+    /// Announces frames and holds back their last byte.
+    HalfFrames,
+}
+
+impl Kind {
+    /// All, in the order of the table.
+    pub(crate) const ALL: [Self; 6] = [
+        Self::SilentBySni,
+        Self::SilentByTunnel,
+        Self::WaitingReviews,
+        Self::UntakenRefusals,
+        Self::WindowStorm,
+        Self::HalfFrames,
+    ];
+
+    /// For the table.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::SilentBySni => "silent connections (SNI)",
+            Self::SilentByTunnel => "silent connections (tunnel)",
+            Self::WaitingReviews => "made-up tokens",
+            Self::UntakenRefusals => "refusals nobody takes",
+            Self::WindowStorm => "windows opened and closed",
+            Self::HalfFrames => "frames that never end",
+        }
+    }
+
+    /// Between two connections.
+    fn pace(self) -> Duration {
+        match self {
+            Self::SilentBySni | Self::SilentByTunnel => Duration::from_micros(610),
+            Self::WaitingReviews => Duration::from_millis(20),
+            Self::UntakenRefusals | Self::HalfFrames => Duration::from_millis(5),
+            // Three connections, each busy for as long as it lives.
+            Self::WindowStorm => Duration::ZERO,
+        }
+    }
+}
+
+/// Where an attack goes.
+#[derive(Clone)]
+pub(crate) struct Target {
+    /// The listener.
+    pub(crate) address: SocketAddrV4,
+    /// What the requests ask for.
+    pub(crate) authority: String,
+    /// TLS without a certificate of the client's own.
+    pub(crate) tls: Arc<ClientConfig>,
+}
+
+/// An attack under way. Ends when dropped.
+pub(crate) struct Attack {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Attack {
+    /// Begins.
+    pub(crate) fn start(kind: Kind, target: Target) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::default());
+        let attacker = Attacker { kind, target, stop: Arc::clone(&stop), dialer: Dialer::from_one(SOURCE) };
+        let thread = std::thread::Builder::new()
+            .name("attack".into())
+            .spawn(move || attacker.run())
+            .context("cannot start the attacker's thread")?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Attack {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Attacker {
+    kind: Kind,
+    target: Target,
+    stop: Arc<AtomicBool>,
+    dialer: Dialer,
+}
+
+impl Attacker {
+    fn run(mut self) {
+        let mut held = VecDeque::new();
+        let mut next = Instant::now();
+        while !self.stop.load(Relaxed) {
+            // A proxy that refuses the connection has defended itself; the next one is due all the same.
+            if let Ok(connection) = self.connect() {
+                held.push_back(connection);
+            }
+            if held.len() > HELD {
+                held.pop_front();
+            }
+            next += self.kind.pace();
+            match next.checked_duration_since(Instant::now()) {
+                Some(pause) => std::thread::sleep(pause),
+                None => next = Instant::now(),
+            }
+        }
+    }
+
+    /// Does its work on one connection, which lasts for as long as what is returned.
+    fn connect(&mut self) -> Result<Box<dyn Send>> {
+        let socket = TcpStream::from(self.dialer.dial(self.target.address)?);
+        if matches!(self.kind, Kind::SilentBySni | Kind::SilentByTunnel) {
+            return Ok(Box::new(socket));
+        }
+        socket.set_nonblocking(false)?;
+        let gateway = SocketAddr::from(self.target.address).ip();
+        let mut client = RawClient::over(socket, gateway, &self.target.tls, PATIENCE)?;
+        match self.kind {
+            Kind::WaitingReviews => {
+                client.send(&frames::opening(&[]))?;
+                client.send(&self.requests(Some("made-up")))?;
+            }
+            Kind::UntakenRefusals => {
+                client.send(&frames::opening(&[(INITIAL_WINDOW_SIZE, 0)]))?;
+                client.send(&self.requests(None))?;
+            }
+            Kind::HalfFrames => {
+                client.send(&frames::opening(&[]))?;
+                client.send(&frames::header(FRAME, kind::HEADERS, frames::END_HEADERS, 1))?;
+                client.send(&vec![0; FRAME as usize - 1])?;
+            }
+            Kind::WindowStorm => self.storm(&mut client)?,
+            Kind::SilentBySni | Kind::SilentByTunnel => {}
+        }
+        Ok(Box::new(client))
+    }
+
+    /// As many requests as there may be streams.
+    fn requests(&self, token: Option<&str>) -> Vec<u8> {
+        (0..STREAMS)
+            .flat_map(|number| frames::connect(2 * number + 1, &self.target.authority, token))
+            .collect()
+    }
+
+    /// Opens and closes the window until the proxy ends the connection, or the attack ends.
+    fn storm(&self, client: &mut RawClient) -> Result<()> {
+        client.send(&frames::opening(&[(INITIAL_WINDOW_SIZE, 0)]))?;
+        client.send(&self.requests(None))?;
+        let burst: Vec<u8> =
+            (0..1_000).flat_map(|turn| frames::settings(&[(INITIAL_WINDOW_SIZE, turn % 2)])).collect();
+        client.socket().set_read_timeout(Some(Duration::from_millis(1)))?;
+        while !self.stop.load(Relaxed) {
+            client.send(&burst)?;
+            // Acknowledgements that nobody reads would end the storm. An error says that no more are there.
+            while client.receive().is_ok_and(|frame| frame.is_some()) {}
+        }
+        Ok(())
+    }
+}
