@@ -21,8 +21,9 @@ use super::{Dialer, Greeted, Greeting, Watch, Work};
 use crate::backend::receive;
 use crate::hello::ANSWER_BYTES;
 
-/// Connections under way at once: enough to keep a core busy, few enough that no backlog overflows.
-const AT_ONCE: usize = 32;
+/// Connections under way at once, unless the row says otherwise: enough to keep a core busy, few enough that
+/// no backlog overflows.
+pub(crate) const AT_ONCE: usize = 32;
 
 /// How the client ends a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,9 +41,15 @@ struct Client {
     closing: bool,
 }
 
-/// Opens and ends connections with the given hellos in turn until `length` is over, and waits for the last to
-/// end.
-pub(crate) fn run(proxy: SocketAddrV4, hellos: &[Vec<u8>], ending: Ending, length: Duration) -> Result<Work> {
+/// Opens and ends connections with the given hellos in turn, `at_once` at a time, until `length` is over, and
+/// waits for the last to end.
+pub(crate) fn run(
+    proxy: SocketAddrV4,
+    hellos: &[Vec<u8>],
+    ending: Ending,
+    at_once: usize,
+    length: Duration,
+) -> Result<Work> {
     let mut dialer = Dialer::default();
     let mut watch = Watch::new()?;
     let mut hellos = hellos.iter().cycle();
@@ -55,14 +62,14 @@ pub(crate) fn run(proxy: SocketAddrV4, hellos: &[Vec<u8>], ending: Ending, lengt
     };
 
     let end = Instant::now() + length;
-    let mut clients = Vec::with_capacity(AT_ONCE);
-    for token in 0..AT_ONCE {
+    let mut clients = Vec::with_capacity(at_once);
+    for token in 0..at_once {
         clients.push(Some(open(token, &watch)?));
     }
     let mut under_way = clients.len();
     let mut work = Work::default();
     let mut scratch = [0; ANSWER_BYTES];
-    let mut ready = Vec::with_capacity(AT_ONCE);
+    let mut ready = Vec::with_capacity(at_once);
     while under_way > 0 {
         watch.wait()?;
         let over = Instant::now() >= end;

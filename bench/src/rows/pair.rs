@@ -27,6 +27,8 @@ const WARM_UP: usize = 50;
 /// Fresh pairs the memory is taken from.
 const REPEATS: usize = 3;
 
+/// Connections under way at a time: how many a turn finds decides what each of them costs.
+const AT_ONCE: [usize; 3] = [1, 8, churn::AT_ONCE];
 /// Connections that exchange messages through a pair at the same time: one figure hides what another shows.
 const CONVERSATIONS: [usize; 3] = [4, 16, 64];
 /// A message of the tunnel's round trips: a small request of the Kubernetes API with its header fields.
@@ -70,11 +72,13 @@ pub(crate) fn steady(bench: &Bench, clusters: usize, tunnel: Tunnel) -> Result<V
     let mut rows = Vec::new();
 
     let hellos = pairs.iter().map(|one| hello(&one.running, Order::Answer)).collect::<Vec<_>>();
-    let mut connection = row("new connection", "CPU µs", 0.45);
-    measure(bench, &mut connection, &pairs, 1e6, |number, pair, slice| {
-        churn::run(pair.way.listen, &hellos[number..=number], Ending::Orderly, slice)
-    })?;
-    rows.push(connection);
+    for at_once in AT_ONCE {
+        let mut connection = row(&format!("new connection, {at_once} at a time"), "CPU µs", 0.45);
+        measure(bench, &mut connection, &pairs, 1e6, |number, pair, slice| {
+            churn::run(pair.way.listen, &hellos[number..=number], Ending::Orderly, at_once, slice)
+        })?;
+        rows.push(connection);
+    }
 
     for count in CONVERSATIONS {
         let mut established = pairs

@@ -35,7 +35,7 @@ fn churn_row(bench: &Bench, participants: &[Participant], mut row: Row, ending: 
     let order = if ending == Ending::Close { Order::AnswerOneByte } else { Order::Answer };
     let hellos: Vec<_> = participants.iter().map(|one| hellos(&one.running.site, order, NAMES)).collect();
     measure(bench, &mut row, participants, MICROSECONDS, |number, one, slice| {
-        churn::run(one.site.sni, &hellos[number], ending, slice)
+        churn::run(one.site.sni, &hellos[number], ending, churn::AT_ONCE, slice)
     })?;
     Ok(row)
 }
