@@ -115,12 +115,10 @@ impl Subject {
             process::forget_peak(gateway)?;
             let before = process::peak(gateway)?;
             let attack = Attack::start(kind, self.target(bench, kind, stranger))?;
-            match slice(Some(attack)) {
-                Ok(beside) => table.add(self.name, &rest, &beside)?,
-                Err(error) => {
-                    table.broken(self.name, &error);
-                    return Ok(());
-                }
+            let beside = slice(Some(attack)).and_then(|beside| table.add(self.name, &rest, &beside));
+            if let Err(error) = beside {
+                table.broken(self.name, &error);
+                return Ok(());
             }
             let grown = process::peak(gateway)?.saturating_sub(before);
             table.memory.add(self.name, grown as f64 / 1e6);
@@ -183,5 +181,5 @@ impl Table {
 
 fn p99(times: &[Duration]) -> Result<f64> {
     let seconds: Vec<_> = times.iter().map(Duration::as_secs_f64).collect();
-    quantile(&seconds, 0.99).context("a slice is long enough for a request")
+    quantile(&seconds, 0.99).context("no request of a slice was answered")
 }
