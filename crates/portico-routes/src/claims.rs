@@ -1,11 +1,16 @@
-//! Which Service owns a key when several claim it: one planned for a Cluster first, then the oldest.
+//! Which Service owns a key when several claim it: one planned for a Cluster first, then one in the namespace
+//! of a known Cluster, then the oldest.
 //!
 //! A Service in any namespace may claim any host name. The order of arrival must not decide: otherwise a
 //! restart of the gateway could give the name of one cluster to another. The other claims wait, the oldest
-//! first; when the owner withdraws, the next claim owns the key at once.
+//! first; when the owner gives the key up, the next claim owns it at once.
+//!
+//! A host name stays with its namespace while its Service is made anew: one that waits must not get the
+//! clients of the other for that moment, nor for ever because it is the older by then. Such a name is *kept*
+//! until the Cluster goes or, without a Cluster, until another Service asks for it anew.
 
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use portico_api::meta::ObjectKey;
@@ -14,26 +19,80 @@ use smallvec::SmallVec;
 use crate::facts::{Age, ExposedPort, Origin, ServiceFacts};
 use crate::route::RouteKey;
 
+/// Most host names kept for one namespace: those of KKP have three. The name kept first goes first.
+const MAX_KEPT: usize = 16;
+
 /// A port of a Service, as the claimant of a key. The smaller of two claims owns the key.
 #[derive(Debug, Clone)]
 pub(crate) struct Claim {
     pub(crate) service: Arc<ServiceFacts>,
+    pub(crate) standing: Standing,
     /// Index into the Service's exposed ports.
     port: u16,
+}
+
+/// By what a Service claims. The smaller comes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Standing {
+    /// It is planned for a Cluster.
+    Planned,
+    /// Its namespace is that of a known Cluster.
+    OfCluster,
+    /// By nothing but its age.
+    Other,
 }
 
 /// Every claimed key.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
-    /// The claims to each key in their order, never none: the first owns the key. Nearly every key has one.
+    /// The claims to each key in their order, never none: the first owns the key, unless it is kept. Nearly
+    /// every key has one.
     by_key: BTreeMap<RouteKey, SmallVec<[Claim; 1]>>,
+    /// For which namespace a key is kept.
+    kept: HashMap<RouteKey, Keeper>,
+    /// The keys of `kept` by namespace, the one kept first at the front.
+    kept_by: HashMap<Arc<str>, SmallVec<[RouteKey; 1]>>,
+}
+
+/// The namespace a key is kept for.
+#[derive(Debug)]
+struct Keeper {
+    namespace: Arc<str>,
+    standing: Standing,
+}
+
+/// What became of a claim that does not own its key.
+#[derive(Debug)]
+pub(crate) struct Waiting<'a> {
+    pub(crate) key: &'a RouteKey,
+    pub(crate) claim: &'a Claim,
+    pub(crate) because: Because<'a>,
+}
+
+/// Why a claim does not own its key.
+#[derive(Debug)]
+pub(crate) enum Because<'a> {
+    /// Another comes first.
+    Owned(&'a Claim),
+    /// Another comes first, since its namespace had the key before.
+    Returned(&'a Claim),
+    /// It is kept for this namespace, which has no claim now.
+    Kept(&'a str),
 }
 
 impl Claim {
     /// A claimant for each exposed port of `service`.
-    pub(crate) fn of_each_port(service: &Arc<ServiceFacts>) -> impl Iterator<Item = Self> {
+    pub(crate) fn of_each_port(
+        service: &Arc<ServiceFacts>,
+        cluster_is_known: bool,
+    ) -> impl Iterator<Item = Self> {
+        let standing = match service.origin {
+            Origin::Planned => Standing::Planned,
+            Origin::Written if cluster_is_known => Standing::OfCluster,
+            Origin::Written => Standing::Other,
+        };
         let ports = 0u16..u16::try_from(service.ports.len()).unwrap_or(u16::MAX);
-        ports.map(|port| Self { service: Arc::clone(service), port })
+        ports.map(move |port| Self { service: Arc::clone(service), standing, port })
     }
 
     /// The port that claims.
@@ -41,49 +100,167 @@ impl Claim {
         &self.service.ports[usize::from(self.port)]
     }
 
-    /// What decides between two claims: the origin of their Services, their age, their names, the order of
+    /// What decides between two claims: the standing of their Services, their age, their names, the order of
     /// ports.
-    fn rank(&self) -> (Origin, &Age, &ObjectKey, u16) {
-        (self.service.origin, &self.service.age, &self.service.key, self.port)
+    fn rank(&self) -> (Standing, &Age, &ObjectKey, u16) {
+        (self.standing, &self.service.age, &self.service.key, self.port)
     }
 }
 
 impl Claims {
-    /// Adds a claim to `key`. Returns the claim that owned the key before, if any.
-    pub(crate) fn add(&mut self, key: RouteKey, claim: Claim) -> Option<Claim> {
-        let claims = self.by_key.entry(key).or_default();
-        let owner = claims.first().cloned();
+    /// Adds a claim to `key`. If the owner changes by that, returns the one before and the one now.
+    pub(crate) fn add(&mut self, key: RouteKey, claim: Claim) -> [Option<Claim>; 2] {
+        let before = self.owner(&key).cloned();
+        let namespace = Arc::clone(&claim.service.key.namespace);
+        let claims = self.by_key.entry(key.clone()).or_default();
         let position = claims.partition_point(|other| *other < claim);
         claims.insert(position, claim);
-        owner
+        if let Some(keeper) = self.kept.get(&key) {
+            let is_back = self.claims_from(&key, &keeper.namespace).next().is_some();
+            let is_asked_for_anew = keeper.standing == Standing::Other && keeper.namespace != namespace;
+            if (is_back && !self.has_rivals(&key)) || (!is_back && is_asked_for_anew) {
+                self.let_go(&key);
+            }
+        }
+        self.if_changed(before, &key)
     }
 
-    /// Removes a claim to `key`. Returns the claim that owns the key now, if any.
-    pub(crate) fn withdraw(&mut self, key: &RouteKey, claim: &Claim) -> Option<&Claim> {
-        let claims = self.by_key.get_mut(key)?;
+    /// Removes a claim to `key`, which is kept for its namespace if `keep` says so. If the owner changes
+    /// by that, returns the one before and the one now.
+    pub(crate) fn withdraw(&mut self, key: &RouteKey, claim: &Claim, keep: bool) -> [Option<Claim>; 2] {
+        let before = self.owner(key).cloned();
+        let Some(claims) = self.by_key.get_mut(key) else { return [None, None] };
         claims.retain(|other| other != claim);
         if claims.is_empty() {
             self.by_key.remove(key);
-            return None;
         }
-        self.owner(key)
+        if keep && before.as_ref() == Some(claim) && matches!(key, RouteKey::Host(_)) {
+            self.keep(key, claim);
+        }
+        // Nobody waits for a key that nothing speaks for but that it was once claimed.
+        let is_of_no_use = self.kept.get(key).is_some_and(|keeper| {
+            let from_keeper = self.claims_from(key, &keeper.namespace).next().is_some();
+            !self.has_rivals(key) && (from_keeper || keeper.standing == Standing::Other)
+        });
+        if is_of_no_use {
+            self.let_go(key);
+        }
+        self.if_changed(before, key)
     }
 
     /// The claim that owns `key`.
     pub(crate) fn owner(&self, key: &RouteKey) -> Option<&Claim> {
-        self.by_key.get(key)?.first()
+        let first = self.by_key.get(key)?.first()?;
+        let Some(keeper) = self.kept.get(key) else { return Some(first) };
+        match self.claims_from(key, &keeper.namespace).next() {
+            Some(returned) if returned.standing == first.standing => Some(returned),
+            None if keeper.standing <= first.standing => None,
+            _ => Some(first),
+        }
     }
 
-    /// Whether no key is claimed.
+    /// Whether one of `services` claims `key`.
+    pub(crate) fn is_claimed_by(&self, key: &RouteKey, services: &BTreeSet<ObjectKey>) -> bool {
+        let mut claims = self.by_key.get(key).into_iter().flatten();
+        claims.any(|claim| services.contains(&claim.service.key))
+    }
+
+    /// The namespace that `key` is kept for.
+    pub(crate) fn keeper(&self, key: &RouteKey) -> Option<&str> {
+        Some(&*self.kept.get(key)?.namespace)
+    }
+
+    /// The Cluster of `namespace` has come or gone. What was kept for one that has gone is free. Returns the
+    /// claims that own a key now.
+    pub(crate) fn set_known(&mut self, namespace: &str, is_known: bool) -> Vec<Claim> {
+        let keys = self.kept_by.get(namespace).cloned().unwrap_or_default();
+        let mut owners = Vec::new();
+        for key in keys {
+            if is_known {
+                if let Some(keeper) = self.kept.get_mut(&key) {
+                    keeper.standing = Standing::OfCluster;
+                }
+            } else {
+                self.let_go(&key);
+            }
+            owners.extend(self.owner(&key).cloned());
+        }
+        owners
+    }
+
+    /// Whether no key is claimed or kept.
     pub(crate) fn is_empty(&self) -> bool {
-        self.by_key.is_empty()
+        self.by_key.is_empty() && self.kept.is_empty() && self.kept_by.is_empty()
     }
 
-    /// Every claim that waits: the key, the claim that owns it, the claim that waits.
-    pub(crate) fn waiting(&self) -> impl Iterator<Item = (&RouteKey, &Claim, &Claim)> {
-        self.by_key
-            .iter()
-            .flat_map(|(key, claims)| claims.iter().skip(1).map(move |waiting| (key, &claims[0], waiting)))
+    /// Whether anyone else claims `key`.
+    pub(crate) fn is_contested(&self, key: &RouteKey) -> bool {
+        self.by_key.get(key).is_some_and(|claims| claims.len() > 1)
+    }
+
+    /// Every claim that waits.
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = Waiting<'_>> {
+        let contested =
+            self.by_key.iter().filter(|(key, claims)| claims.len() > 1 || self.kept.contains_key(*key));
+        contested.flat_map(move |(key, claims)| {
+            let (owner, first) = (self.owner(key), claims.first());
+            let waiting = claims.iter().filter(move |claim| owner != Some(*claim));
+            waiting.filter_map(move |claim| {
+                let because = match owner {
+                    Some(owner) if first == Some(owner) => Because::Owned(owner),
+                    Some(owner) => Because::Returned(owner),
+                    None => Because::Kept(self.keeper(key)?),
+                };
+                Some(Waiting { key, claim, because })
+            })
+        })
+    }
+
+    fn keep(&mut self, key: &RouteKey, claim: &Claim) {
+        let namespace = Arc::clone(&claim.service.key.namespace);
+        if self.kept.get(key).is_some_and(|keeper| keeper.namespace == namespace) {
+            return;
+        }
+        self.let_go(key);
+        let keys = self.kept_by.entry(Arc::clone(&namespace)).or_default();
+        let first = (keys.len() == MAX_KEPT).then(|| keys.remove(0));
+        keys.push(key.clone());
+        if let Some(first) = first {
+            self.kept.remove(&first);
+        }
+        // What is planned for a Cluster stays with the Cluster: without one it is like any other.
+        let standing = match claim.standing {
+            Standing::OfCluster => Standing::OfCluster,
+            Standing::Planned | Standing::Other => Standing::Other,
+        };
+        self.kept.insert(key.clone(), Keeper { namespace, standing });
+    }
+
+    fn let_go(&mut self, key: &RouteKey) {
+        let Some(keeper) = self.kept.remove(key) else { return };
+        if let Some(keys) = self.kept_by.get_mut(&keeper.namespace) {
+            keys.retain(|other| other != key);
+            if keys.is_empty() {
+                self.kept_by.remove(&keeper.namespace);
+            }
+        }
+    }
+
+    fn claims_from<'a>(&'a self, key: &RouteKey, namespace: &'a str) -> impl Iterator<Item = &'a Claim> {
+        let claims = self.by_key.get(key).into_iter().flatten();
+        claims.filter(move |claim| *claim.service.key.namespace == *namespace)
+    }
+
+    /// Whether another namespace claims `key` than the one it is kept for.
+    fn has_rivals(&self, key: &RouteKey) -> bool {
+        let Some(keeper) = self.kept.get(key) else { return false };
+        let mut claims = self.by_key.get(key).into_iter().flatten();
+        claims.any(|claim| claim.service.key.namespace != keeper.namespace)
+    }
+
+    fn if_changed(&self, before: Option<Claim>, key: &RouteKey) -> [Option<Claim>; 2] {
+        let after = self.owner(key);
+        if before.as_ref() == after { [None, None] } else { [before, after.cloned()] }
     }
 }
 
@@ -129,7 +306,7 @@ mod tests {
             api_server_ca: None,
             problems: Box::default(),
         };
-        Claim { service: Arc::new(service), port: 0 }
+        Claim { service: Arc::new(service), standing: Standing::Other, port: 0 }
     }
 
     fn claims(seconds: &[i64]) -> Claims {
@@ -149,9 +326,10 @@ mod tests {
     #[test]
     fn when_the_oldest_withdraws_the_next_in_age_owns_the_key() {
         let mut claims = claims(&[3, 1, 2]);
-        assert_eq!(claims.withdraw(&KEY, &claim(1)), Some(&claim(2)));
-        assert_eq!(claims.withdraw(&KEY, &claim(3)), Some(&claim(2)));
-        assert_eq!(claims.withdraw(&KEY, &claim(2)), None);
+        let mut withdraw = |second| claims.withdraw(&KEY, &claim(second), true);
+        assert_eq!(withdraw(1), [Some(claim(1)), Some(claim(2))]);
+        assert_eq!(withdraw(3), [None, None]);
+        assert_eq!(withdraw(2), [Some(claim(2)), None]);
         assert_eq!(claims.owner(&KEY), None);
         assert!(claims.is_empty());
     }
@@ -159,7 +337,7 @@ mod tests {
     #[test]
     fn all_but_the_oldest_wait() {
         let claims = claims(&[3, 1, 2]);
-        let waiting: Vec<_> = claims.waiting().map(|(_, owner, waiting)| (owner, waiting)).collect();
-        assert_eq!(waiting, [(&claim(1), &claim(2)), (&claim(1), &claim(3))]);
+        let waiting: Vec<_> = claims.waiting().map(|waiting| waiting.claim).collect();
+        assert_eq!(waiting, [&claim(2), &claim(3)]);
     }
 }

@@ -32,6 +32,7 @@ struct Difference {
 
 /// See [`RouteIndex::commit`].
 pub(crate) fn commit(index: &mut RouteIndex) -> Option<Update> {
+    index.claimants.clear();
     index.follow_guards();
     let mut difference = Difference::default();
     for service in mem::take(&mut index.changed) {

@@ -76,6 +76,9 @@ pub struct RouteIndex {
     pub(crate) policies: HashMap<Arc<str>, Arc<ClusterPolicy>>,
     pub(crate) claims: Claims,
     pub(crate) guards: Guards,
+    /// The Services that claimed something since the last commit: they ask anew, also for what another gives
+    /// up in the same burst.
+    pub(crate) claimants: BTreeSet<ObjectKey>,
     /// The Services to recompute in the next commit.
     pub(crate) changed: BTreeSet<ObjectKey>,
     pub(crate) problems_version: u64,
@@ -117,6 +120,7 @@ impl RouteIndex {
             policies: HashMap::new(),
             claims: Claims::default(),
             guards: Guards::default(),
+            claimants: BTreeSet::new(),
             changed: BTreeSet::new(),
             problems_version: 0,
         }
@@ -129,10 +133,9 @@ impl RouteIndex {
             ObjectChange::PlannedService(Change::Apply(service)) => {
                 self.apply_service(&service, Origin::Planned);
             }
-            ObjectChange::Service(Change::Delete(key))
-            | ObjectChange::PlannedService(Change::Delete(key)) => {
-                self.delete_service(&key);
-            }
+            ObjectChange::Service(Change::Delete(key)) => self.delete_service(&key, true),
+            // Nobody deletes a planned Service by mistake: it is not wanted any more.
+            ObjectChange::PlannedService(Change::Delete(key)) => self.delete_service(&key, false),
             ObjectChange::EndpointSlice(Change::Apply(slice)) => self.apply_slice(&slice),
             ObjectChange::EndpointSlice(Change::Delete(key)) => self.delete_slice(&key),
             ObjectChange::Policy(Change::Apply(policy)) => self.set_policy(&policy.key(), Some(policy)),
@@ -174,18 +177,20 @@ impl RouteIndex {
             return;
         }
         match annotations::read(service, origin, &self.settings.expose_annotation, &mut self.names) {
-            Some(facts) => self.set_service(&key, Some(facts)),
-            None => self.delete_service(&key),
+            Some(facts) => self.set_service(&key, Some(facts), true),
+            None => self.delete_service(&key, false),
         }
     }
 
-    fn delete_service(&mut self, key: &ObjectKey) {
+    fn delete_service(&mut self, key: &ObjectKey, keep_names: bool) {
         if self.services.contains_key(key) {
-            self.set_service(key, None);
+            self.set_service(key, None, keep_names);
         }
     }
 
-    fn set_service(&mut self, key: &ObjectKey, facts: Option<ServiceFacts>) {
+    /// `keep_names` says whether the names of a Service that goes are kept for its namespace, since it may be
+    /// made anew.
+    fn set_service(&mut self, key: &ObjectKey, facts: Option<ServiceFacts>, keep_names: bool) {
         let before = self.entry(key).service.clone();
         if before.as_deref() == facts.as_ref() {
             return;
@@ -195,9 +200,13 @@ impl RouteIndex {
             self.problems_version += 1;
         }
         if let Some(before) = &before {
-            self.withdraw_claims(before);
+            // A change of age says that it was deleted and made anew between two looks.
+            self.claimants.remove(&before.key);
+            let is_another = facts.as_ref().is_none_or(|facts| facts.age != before.age);
+            self.withdraw_claims(before, keep_names && is_another);
         }
         if let Some(facts) = &facts {
+            self.claimants.insert(facts.key.clone());
             self.add_claims(facts);
         }
         self.entry(key).service = facts;
@@ -242,7 +251,7 @@ impl RouteIndex {
                 self.slice_services.insert(key, Arc::clone(&service.name));
             }
         }
-        self.problems_version += u64::from(has_problems || had_problems);
+        self.problems_version += u64::from(has_problems || had_problems || self.is_waited_for(&service));
         self.changed.insert(service);
     }
 
@@ -254,6 +263,7 @@ impl RouteIndex {
             let deleted = slices.swap_remove(position);
             self.problems_version += u64::from(!deleted.problems.is_empty());
         }
+        self.problems_version += u64::from(self.is_waited_for(&service));
         self.changed.insert(service);
     }
 
@@ -267,14 +277,19 @@ impl RouteIndex {
         let first = ObjectKey { namespace: Arc::clone(&namespace), name: "".into() };
         let in_namespace = self.services.range(first..).take_while(|(key, _)| key.namespace == namespace);
         let services: Vec<_> = in_namespace.filter_map(|(_, entry)| entry.service.clone()).collect();
-        // Claims depend on the policy: a NodePort number is claimed only where listeners are allowed.
+        // Claims depend on the policy: a NodePort number is claimed only where listeners are allowed, and a
+        // Cluster comes before others.
         for service in &services {
-            self.withdraw_claims(service);
+            self.withdraw_claims(service, false);
         }
+        let is_known = policy.is_some();
         match policy {
-            Some(policy) => self.policies.insert(namespace, policy),
+            Some(policy) => self.policies.insert(Arc::clone(&namespace), policy),
             None => self.policies.remove(&namespace),
         };
+        for owner in self.claims.set_known(&namespace, is_known) {
+            self.changed.insert(owner.service.key.clone());
+        }
         for service in &services {
             self.add_claims(service);
             self.changed.insert(service.key.clone());
@@ -298,7 +313,7 @@ impl RouteIndex {
         let policy = self.policies.get(&service.key.namespace);
         let listeners = policy.is_none_or(|policy| policy.node_port_listeners);
         let mut claims = Vec::new();
-        for claim in Claim::of_each_port(service) {
+        for claim in Claim::of_each_port(service, policy.is_some()) {
             claims.extend(claim.port().keys(listeners).map(|key| (key, claim.clone())));
         }
         claims
@@ -306,19 +321,29 @@ impl RouteIndex {
 
     fn add_claims(&mut self, service: &Arc<ServiceFacts>) {
         for (key, claim) in self.claims_of(service) {
-            if let Some(owner) = self.claims.add(key, claim) {
-                self.changed.insert(owner.service.key.clone());
-                self.problems_version += 1;
-            }
+            let owners = self.claims.add(key.clone(), claim);
+            self.follow_claim(&key, owners);
         }
     }
 
-    fn withdraw_claims(&mut self, service: &Arc<ServiceFacts>) {
+    fn withdraw_claims(&mut self, service: &Arc<ServiceFacts>, keep: bool) {
         for (key, claim) in self.claims_of(service) {
-            if let Some(owner) = self.claims.withdraw(&key, &claim) {
-                self.changed.insert(owner.service.key.clone());
-                self.problems_version += 1;
-            }
+            self.problems_version += u64::from(self.claims.is_contested(&key));
+            let is_known = self.policies.contains_key(&service.key.namespace);
+            let keep = keep && (is_known || !self.claims.is_claimed_by(&key, &self.claimants));
+            let owners = self.claims.withdraw(&key, &claim, keep);
+            self.follow_claim(&key, owners);
         }
+    }
+
+    fn follow_claim(&mut self, key: &RouteKey, owners: [Option<Claim>; 2]) {
+        self.problems_version += u64::from(self.claims.is_contested(key));
+        self.changed.extend(owners.into_iter().flatten().map(|owner| owner.service.key.clone()));
+    }
+
+    /// Whether another Service waits for a key of this one: then its readiness is part of a problem.
+    fn is_waited_for(&self, service: &ObjectKey) -> bool {
+        let facts = self.services.get(service).and_then(|entry| entry.service.as_ref());
+        facts.is_some_and(|facts| self.claims_of(facts).iter().any(|(key, _)| self.claims.is_contested(key)))
     }
 }

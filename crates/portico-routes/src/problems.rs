@@ -11,7 +11,8 @@ use portico_api::meta::{Kind, ObjectKey, ObjectRef};
 use portico_api::names::ClusterName;
 use portico_api::problem::{Problem, Severity};
 
-use crate::claims::Claim;
+use crate::claims::{Because, Claim, Standing, Waiting};
+use crate::endpoints;
 use crate::facts::{Age, Origin, ServiceFacts};
 use crate::findings::annotation_field;
 use crate::index::RouteIndex;
@@ -25,7 +26,7 @@ impl RouteIndex {
         let services = exposed().flat_map(|service| &service.problems);
         let slices = self.services.values().flat_map(|entry| &entry.slices);
         let slices = slices.flat_map(|slice| &slice.problems);
-        let conflicts = self.claims.waiting().map(|(key, owner, waiting)| conflict(key, owner, waiting));
+        let conflicts = self.claims.waiting().map(|waiting| self.conflict(&waiting));
         let overridden = exposed().filter(|service| {
             service.own_policy.is_some() && self.policies.contains_key(&service.key.namespace)
         });
@@ -36,46 +37,83 @@ impl RouteIndex {
     }
 }
 
-/// The problem of the claim `loser`, which waits for `key` while `winner` owns it.
-fn conflict(key: &RouteKey, winner: &Claim, loser: &Claim) -> Problem {
-    let (reason, field, remedy) = match key {
-        RouteKey::Host(_) => ("host-conflict", annotation_field(PORT_MAPPING), "choose another host name"),
-        RouteKey::Port(_) => ("node-port-conflict", "spec.ports".to_owned(), "choose another nodePort"),
-        RouteKey::Authority(_) => {
-            ("authority-conflict", "spec.ports".to_owned(), "choose another port or name")
-        }
-    };
-    let (message, remedy) = if winner.service.key == loser.service.key {
-        let (first, second) = (winner.port(), loser.port());
-        let ports =
-            format!("port {} ({:?}) and port {} ({:?})", first.port, first.name, second.port, second.name);
-        (format!("{key} is claimed by {ports}; the first has it"), remedy.to_owned())
-    } else {
-        reason_and_remedy(key, remedy, &winner.service, &loser.service)
-    };
-    let object = named(&loser.service);
-    // The field is one of the Service. A planned Service has no manifest with that field.
-    let field = if loser.service.origin == Origin::Planned { String::new() } else { field };
-    Problem { severity: Severity::Error, reason, object, field, message, remedy }
+impl RouteIndex {
+    /// The problem of a claim that waits.
+    fn conflict(&self, Waiting { key, claim, because }: &Waiting<'_>) -> Problem {
+        let loser = &*claim.service;
+        let (reason, field, remedy) = match key {
+            RouteKey::Host(_) => {
+                ("host-conflict", annotation_field(PORT_MAPPING), "choose another host name")
+            }
+            RouteKey::Port(_) => ("node-port-conflict", "spec.ports".to_owned(), "choose another nodePort"),
+            RouteKey::Authority(_) => {
+                ("authority-conflict", "spec.ports".to_owned(), "choose another port or name")
+            }
+        };
+        let object = named(loser);
+        let (message, remedy) = match because {
+            Because::Owned(winner) if winner.service.key == loser.key => {
+                (same_service(key, winner, claim), remedy.to_owned())
+            }
+            Because::Owned(winner) => reason_and_remedy(key, remedy, winner, claim),
+            Because::Returned(winner) => (
+                format!("{key} belongs to {}, whose namespace had it before", named(&winner.service)),
+                remedy.to_owned(),
+            ),
+            Because::Kept(namespace) => (
+                format!("{key} is kept for the namespace {namespace}, whose Service may be made anew"),
+                format!(
+                    "{remedy}; or, if that namespace is not to have it again, remove {object} and add it anew"
+                ),
+            ),
+        };
+        let message = match because {
+            Because::Owned(winner) | Because::Returned(winner) if self.only_loser_is_ready(winner, claim) => {
+                format!(
+                    "{message}, though it has no ready endpoint and this one has: KKP would serve this one"
+                )
+            }
+            _ => message,
+        };
+        // The field is one of the Service. A planned Service has no manifest with that field.
+        let field = if loser.origin == Origin::Planned { String::new() } else { field };
+        Problem { severity: Severity::Error, reason, object, field, message, remedy }
+    }
+
+    fn only_loser_is_ready(&self, winner: &Claim, loser: &Claim) -> bool {
+        let is_ready = |claim: &Claim| {
+            let entry = self.services.get(&claim.service.key);
+            entry.is_some_and(|entry| !endpoints::ready(&entry.slices, &claim.port().name).is_empty())
+        };
+        !is_ready(winner) && is_ready(loser)
+    }
+}
+
+/// Of two ports of one Service.
+fn same_service(key: &RouteKey, winner: &Claim, loser: &Claim) -> String {
+    let (first, second) = (winner.port(), loser.port());
+    let ports =
+        format!("port {} ({:?}) and port {} ({:?})", first.port, first.name, second.port, second.name);
+    format!("{key} is claimed by {ports}; the first has it")
 }
 
 /// Why `winner` owns `key` and `loser` does not, and what can be done about that.
-fn reason_and_remedy(
-    key: &RouteKey,
-    remedy: &str,
-    winner: &ServiceFacts,
-    loser: &ServiceFacts,
-) -> (String, String) {
-    let owner = named(winner);
-    if winner.origin == loser.origin {
-        let message = by_age(key, &owner, &winner.age, &loser.age);
-        return (message, format!("{remedy}, or remove {owner}: this one then has it at once"));
-    }
-    let message = format!("{key} belongs to {owner}: what a Cluster asks for comes before any Service");
+fn reason_and_remedy(key: &RouteKey, remedy: &str, winner: &Claim, loser: &Claim) -> (String, String) {
+    let owner = named(&winner.service);
+    let message = match winner.standing {
+        standing if standing == loser.standing => {
+            let message = by_age(key, &owner, &winner.service.age, &loser.service.age);
+            return (message, format!("{remedy}, or remove {owner}"));
+        }
+        Standing::Planned => {
+            format!("{key} belongs to {owner}: what a Cluster asks for comes before any Service")
+        }
+        _ => format!("{key} belongs to {owner}: the namespace of a Cluster comes before any other"),
+    };
     (message, remedy.to_owned())
 }
 
-/// What decided between two of one origin.
+/// What decided between two of one standing.
 fn by_age(key: &RouteKey, owner: &ObjectRef, winner: &Age, loser: &Age) -> String {
     match (winner.created(), loser.created()) {
         (Some(first), Some(second)) if first == second => format!(

@@ -69,6 +69,11 @@ pub enum RouteState {
         /// The Service port that has it.
         winner: BackendId,
     },
+    /// It is kept for another namespace, whose Service is gone and may be made anew.
+    Kept {
+        /// The tenant that has it.
+        tenant: Tenant,
+    },
     /// A NodePort whose listener may not be opened: the seed's nodeport-proxy is disabled.
     ListenersOff,
     /// A NodePort whose listener cannot be opened. Set by the gateway: an index knows no listeners.
@@ -92,7 +97,7 @@ impl RouteIndex {
         let Some(expose) = service.types else { return Vec::new() };
         let own_policy = self.policy_of(service);
         let mut rows = Vec::new();
-        for claim in Claim::of_each_port(service) {
+        for claim in Claim::of_each_port(service, self.policies.contains_key(&service.key.namespace)) {
             let port = claim.port();
             let endpoints = endpoints::ready(&entry.slices, &port.name);
             let endpoints_total = endpoints.len() + endpoints::not_ready(&entry.slices, &port.name);
@@ -115,11 +120,13 @@ impl RouteIndex {
     }
 
     fn state(&self, key: &RouteKey, claim: &Claim, policy: &ClusterPolicy, ready: bool) -> RouteState {
+        let keeper = || self.claims.keeper(key).map(Tenant::of_namespace);
         match (key, self.claims.owner(key)) {
             (RouteKey::Port(_), _) if !policy.node_port_listeners => RouteState::ListenersOff,
             (_, Some(owner)) if owner != claim => {
                 RouteState::Conflict { winner: owner.port().backend_id(&owner.service.key) }
             }
+            (_, None) if let Some(tenant) = keeper() => RouteState::Kept { tenant },
             _ if ready => RouteState::Ready,
             _ => RouteState::NotReady,
         }

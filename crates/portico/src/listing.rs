@@ -258,6 +258,7 @@ fn state(row: &RouteRow) -> String {
         RouteState::Ready => "ready".to_owned(),
         RouteState::NotReady => "not ready".to_owned(),
         RouteState::Conflict { winner } => format!("conflict: {winner} has it"),
+        RouteState::Kept { tenant } => format!("kept for {tenant}, which had it"),
         RouteState::ListenersOff => "off: nodeport-proxy is disabled".to_owned(),
         RouteState::ListenerFailed { error } => format!("cannot be opened: {error}"),
     }

@@ -1,10 +1,12 @@
 //! When several Services claim one key, the oldest has it. The others lose that key and nothing else.
 
+use portico_api::names::Tenant;
+use portico_api::policy::ClusterPolicy;
 use portico_routes::index::ObjectChange;
 use portico_routes::route::RouteKey;
 use portico_routes::rows::RouteState;
 
-use crate::follower::index;
+use crate::follower::{Follower, index};
 use crate::objects::*;
 
 /// Claims `shared.example.com` and a host of its own.
@@ -54,7 +56,7 @@ fn a_conflict_is_a_problem_of_the_younger_and_names_the_older() {
         index.problem_lines(),
         ["Service a/younger: metadata.annotations[nodeport-proxy.k8s.io/port-mapping]: \
              host shared.example.com belongs to the elder Service a/older, created 1970-01-01T00:00:01Z; \
-             choose another host name, or remove Service a/older: this one then has it at once"]
+             choose another host name, or remove Service a/older"]
     );
     let waiting = index.rows().find(|row| row.backend.service == key("a/younger")).unwrap();
     let RouteState::Conflict { winner } = waiting.state else { panic!("{:?}", waiting.state) };
@@ -135,10 +137,102 @@ fn an_older_that_is_recreated_is_the_younger() {
 }
 
 #[test]
-fn an_older_without_ready_endpoints_keeps_its_host() {
+fn an_older_without_ready_endpoints_keeps_its_host_and_the_younger_is_told() {
     let mut index = index([claimant("a/older", 1, ""), claimant("b/younger", 2, "")]);
+    let says_so = |index: &Follower| index.problem_lines()[0].contains("KKP would serve this one");
+    assert!(!says_so(&index));
+    let before = index.problems_version();
     index.apply([sliced(slice("b/s", "younger", &["10.0.0.1"]))]);
     assert_eq!(index.owner(&shared()).as_deref(), Some("a/older"));
+    assert!(says_so(&index) && index.problems_version() > before);
+    index.apply([sliced(slice("a/s", "older", &["10.0.0.2"]))]);
+    assert!(!says_so(&index));
+}
+
+/// A Cluster is known, as which `tenant` reads.
+fn known(tenant: &str) -> ObjectChange {
+    policy(ClusterPolicy::open(Tenant::of_text(tenant)))
+}
+
+fn kept_for(index: &Follower, waiting: &str) -> Option<String> {
+    match index.rows().find(|row| row.backend.service == key(waiting) && row.key == shared())?.state {
+        RouteState::Kept { tenant } => Some(tenant.to_string()),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_host_stays_with_its_namespace_while_its_service_is_made_anew() {
+    for cluster in [None, Some(known("a"))] {
+        let mut index = index(
+            cluster.into_iter().chain([claimant("cluster-a/api", 1, "u"), claimant("thief/x", 2, "v")]),
+        );
+        index.apply([no_service("cluster-a/api")]);
+        assert_eq!(index.owner(&shared()), None, "the one that waits does not inherit it");
+        assert_eq!(kept_for(&index, "thief/x").as_deref(), Some("a"));
+        assert_eq!(index.reasons(), ["host-conflict"]);
+        index.apply([claimant("cluster-a/api", 3, "w")]);
+        assert_eq!(index.owner(&shared()).as_deref(), Some("cluster-a/api"), "though it is the younger now");
+        index.apply([claimant("cluster-a/api", 4, "x")]);
+        assert_eq!(index.owner(&shared()).as_deref(), Some("cluster-a/api"), "made anew between two looks");
+        index.apply([claimant("later/x", 5, "y"), no_service("later/x")]);
+        assert_eq!(index.owner(&shared()).as_deref(), Some("cluster-a/api"));
+    }
+}
+
+#[test]
+fn a_known_cluster_keeps_its_host_until_it_is_deleted() {
+    let mut index = index([known("a"), claimant("cluster-a/api", 5, "")]);
+    index.apply([no_service("cluster-a/api")]);
+    index.apply([claimant("thief/x", 1, "")]);
+    assert_eq!(kept_for(&index, "thief/x").as_deref(), Some("a"));
+    index.apply([no_policy("a")]);
+    assert_eq!(index.owner(&shared()).as_deref(), Some("thief/x"));
+    assert!(index.reasons().is_empty());
+}
+
+#[test]
+fn a_namespace_without_a_cluster_keeps_its_host_until_another_asks_for_it_anew() {
+    let mut index = index([claimant("a/api", 1, ""), claimant("b/api", 2, "")]);
+    index.apply([no_service("a/api")]);
+    assert_eq!(index.owner(&shared()), None);
+    index.apply([no_service("b/api")]);
+    index.apply([claimant("b/api", 3, "")]);
+    assert_eq!(index.owner(&shared()).as_deref(), Some("b/api"));
+}
+
+#[test]
+fn a_service_in_the_namespace_of_a_known_cluster_comes_before_every_other() {
+    let thief = claimant("thief/x", 1, "");
+    let service = claimant("cluster-a/api", 2, "");
+    for order in [
+        [known("a"), service.clone(), thief.clone()],
+        [thief.clone(), service.clone(), known("a")],
+        [service, known("a"), thief],
+    ] {
+        let mut index = index([]);
+        order.into_iter().for_each(|change| drop(index.apply([change])));
+        assert_eq!(index.owner(&shared()).as_deref(), Some("cluster-a/api"));
+        assert!(index.problem_lines()[0].contains("the namespace of a Cluster comes before any other"));
+    }
+}
+
+#[test]
+fn few_names_are_kept_for_one_namespace() {
+    let name = |number| format!("s{number}.example.com");
+    let mut index = index([known("a")]);
+    for number in 0..40 {
+        let service = format!("cluster-a/s{number}");
+        index.apply([written(sni(&service, &name(number)))]);
+        index.apply([no_service(&service)]);
+    }
+    index.apply((0..40).map(|number| written(sni(&format!("b/s{number}"), &name(number)))));
+    let kept = index.rows().filter(|row| matches!(row.state, RouteState::Kept { .. })).count();
+    assert_eq!(kept, 16, "the last ones");
+    assert_eq!(index.owner(&host("s23.example.com")).as_deref(), Some("b/s23"));
+    index.apply([no_policy("a")]);
+    index.apply((0..40).map(|number| no_service(&format!("b/s{number}"))));
+    assert!(index.is_empty());
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use portico_api::annotations::{ALLOW, EXPOSE, SEND_PROXY};
-use portico_api::change::Change;
+use portico_api::change::{Change, Keyed};
 use portico_api::endpoint_slice::EndpointSlice;
 use portico_api::meta::ObjectKey;
 use portico_api::names::Tenant;
@@ -141,6 +141,22 @@ fn any_history() -> impl Strategy<Value = Vec<Vec<ObjectChange>>> {
     prop::collection::vec(prop::collection::vec(any_change(), 0..6), 0..16)
 }
 
+/// `history` without Services that are deleted or made anew: the age of each follows from its name.
+fn without_new_services(mut history: Vec<Vec<ObjectChange>>) -> Vec<Vec<ObjectChange>> {
+    for change in history.iter_mut().flatten() {
+        if let ObjectChange::Service(Change::Apply(service))
+        | ObjectChange::PlannedService(Change::Apply(service)) = change
+        {
+            let second = SERVICES.iter().rev().position(|name| key(name) == service.key()).unwrap() / 2;
+            *service = Arc::new(Service::clone(service).created(i64::try_from(second).unwrap()).uid("u"));
+        }
+    }
+    for burst in &mut history {
+        burst.retain(|change| !matches!(change, ObjectChange::Service(Change::Delete(_))));
+    }
+    history
+}
+
 /// An index that has gone through `history`.
 fn after(history: Vec<Vec<ObjectChange>>) -> Follower {
     let mut follower = Follower::new(Settings::default());
@@ -186,9 +202,10 @@ proptest! {
         }
     }
 
+    // But for one thing: a name is kept while its Service is made anew, so nothing is here.
     #[test]
     fn the_routes_depend_on_the_objects_and_not_on_their_history(
-        (history, objects) in any_history().prop_flat_map(|history| {
+        (history, objects) in any_history().prop_map(without_new_services).prop_flat_map(|history| {
             let mut world = World::default();
             history.iter().flatten().for_each(|change| world.follow(change.clone()));
             (Just(history), Just(world.objects()).prop_shuffle())

@@ -90,6 +90,30 @@ fn no_slice_leads_to_a_listener_of_the_gateway() {
 }
 
 #[test]
+fn who_waits_for_the_name_of_another_does_not_get_it_while_that_one_is_made_anew() {
+    let scene = Scene::new();
+    let named = |namespace: &str| {
+        format!(
+            "{{apiVersion: v1, kind: Service, metadata: {{name: api, namespace: {namespace}, annotations: \
+             {{nodeport-proxy.k8s.io/expose: SNI, nodeport-proxy.k8s.io/port-mapping: \
+             '{{\"secure\":\"b.example.com\"}}'}}}}, spec: {{ports: [{{name: secure, port: 443}}]}}}}\n"
+        )
+    };
+    let [own, thief] = ["own.yaml", "thief.yaml"].map(|name| scene.folder.path().join(name));
+    let says = |text: &str| get(scene.admin, "/routes?o=table").1.contains(text);
+    fs::write(&own, named("cluster-b")).unwrap();
+    wait_until("it is known", || says("cluster-b/api"));
+    fs::write(thief, named("thief")).unwrap();
+    let returned = || says("conflict: cluster-b/api-secure has it");
+    wait_until("it waits", returned);
+    fs::remove_file(&own).unwrap();
+    wait_until("it is gone", || !says("cluster-b/api"));
+    assert!(says("kept for b, which had it"));
+    fs::write(own, named("cluster-b")).unwrap();
+    wait_until("it has it again", returned);
+}
+
+#[test]
 fn no_slice_leads_past_the_allow_list_of_another_tenant() {
     let scene = Scene::new();
     let closed = ", portico.k8c.io/allow: 192.0.2.0/24";
