@@ -2,7 +2,7 @@
 //! holds.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -21,6 +21,10 @@ const ROOM: usize = 1 << 20;
 /// default.
 const CONNECTION_MEMORY: usize = 32 << 20;
 
+/// What a connection takes that has not authenticated, beyond its bytes: TLS, the state of HTTP/2 with a few
+/// requests, and their answers.
+const UNAUTHENTICATED: usize = 24 * 1024;
+
 /// A chunk while the process is short of memory.
 const SMALL: usize = 8 * 1024;
 
@@ -34,6 +38,15 @@ pub(crate) struct Activity {
     connection: MemoryBudget,
     /// Bytes that wait for the peer. Evicted, the connection ends.
     to_peer: Holder,
+    /// What waits for the peer to go on: an unfinished frame, requests without an answer, and until it has
+    /// authenticated the connection itself. Evicted, the connection ends.
+    from_peer: Holder,
+    authenticated: AtomicBool,
+    /// Of `from_peer`, what an unfinished frame takes; the number of that frame, 0 for none.
+    frame_bytes: AtomicUsize,
+    frame: AtomicU64,
+    /// Requests under way that came before the client had authenticated.
+    requests: AtomicU32,
     /// There is room for more of them: for one stream at a time.
     freed: Notify,
     /// Bytes came since this was last asked.
@@ -51,11 +64,16 @@ impl Activity {
     /// Of a connection that holds bytes within the budget of the process.
     pub(crate) fn new(process: &MemoryBudget) -> Self {
         let connection = MemoryBudget::new(CONNECTION_MEMORY);
-        let to_peer = Holder::new(vec![connection.clone(), process.clone()], PATIENCE);
+        let budgets = vec![connection.clone(), process.clone()];
         Self {
             process: process.clone(),
             connection,
-            to_peer,
+            to_peer: Holder::new(budgets.clone(), PATIENCE),
+            from_peer: Holder::new(budgets, Duration::ZERO),
+            authenticated: AtomicBool::new(true),
+            frame_bytes: AtomicUsize::default(),
+            frame: AtomicU64::default(),
+            requests: AtomicU32::default(),
             freed: Notify::new(),
             received: AtomicBool::default(),
             queued: AtomicBool::default(),
@@ -63,6 +81,51 @@ impl Activity {
             flushed: Notify::new(),
             cancelled: AtomicU32::default(),
         }
+    }
+
+    /// The same of a client that has not authenticated: the connection counts as a whole, and the oldest goes
+    /// first.
+    pub(crate) fn unauthenticated(process: &MemoryBudget) -> Self {
+        let activity = Self::new(process);
+        activity.from_peer.hold(UNAUTHENTICATED);
+        activity.authenticated.store(false, Relaxed);
+        activity
+    }
+
+    /// The client has authenticated.
+    pub(crate) fn authenticate(&self) {
+        if !self.authenticated.swap(true, Relaxed) {
+            self.from_peer.release(UNAUTHENTICATED);
+        }
+    }
+
+    pub(crate) fn is_authenticated(&self) -> bool {
+        self.authenticated.load(Relaxed)
+    }
+
+    /// The peer has sent part of a frame, for which h2 holds so many bytes.
+    pub(crate) fn unfinished(&self, bytes: usize, frame: Option<u64>) {
+        self.frame.store(frame.unwrap_or(0), Relaxed);
+        let before = self.frame_bytes.swap(bytes, Relaxed);
+        if before != bytes {
+            // In this order, or each frame of a transfer would look like the one before, still waiting.
+            self.from_peer.release(before);
+            self.from_peer.hold(bytes);
+        }
+    }
+
+    /// The number of the frame that the peer has begun and not finished.
+    pub(crate) fn unfinished_frame(&self) -> Option<u64> {
+        Some(self.frame.load(Relaxed)).filter(|&frame| frame > 0)
+    }
+
+    /// Counts a request of a client that has not authenticated, and the bytes that it takes, until the result
+    /// is dropped. `None` if `most` are under way.
+    pub(crate) fn request(self: &Arc<Self>, bytes: usize, most: u32) -> Option<Unanswered> {
+        let up = |requests| (requests < most).then_some(requests + 1);
+        self.requests.fetch_update(Relaxed, Relaxed, up).ok()?;
+        self.from_peer.hold(bytes);
+        Some(Unanswered { bytes, activity: Arc::clone(self) })
     }
 
     /// Bytes came.
@@ -114,14 +177,21 @@ impl Activity {
         }
     }
 
-    /// Ready when the connection has to end: its peer does not read, and others need the memory.
-    pub(crate) fn poll_evicted(&self, cx: &mut Context<'_>) -> Poll<()> {
-        self.to_peer.poll_evicted(cx)
+    /// Ready when the connection has to end, because others need the memory: with the reason.
+    pub(crate) fn poll_evicted(&self, cx: &mut Context<'_>) -> Poll<&'static str> {
+        if self.from_peer.poll_evicted(cx).is_ready() {
+            return Poll::Ready(
+                "the peer does not finish what it began, or does not authenticate, and the memory for that is \
+                 used up",
+            );
+        }
+        let reason = "the peer does not read what it asked for, and the memory for that is used up";
+        self.to_peer.poll_evicted(cx).map(|()| reason)
     }
 
     /// Whether the connection has to end.
     pub(crate) fn is_evicted(&self) -> bool {
-        self.to_peer.is_evicted()
+        self.to_peer.is_evicted() || self.from_peer.is_evicted()
     }
 
     /// For a stream whose socket takes bytes more slowly than they come. They count in the budget of its
@@ -160,6 +230,20 @@ impl Activity {
         let cost = chunk::cost(bytes.len());
         self.to_peer.hold(cost);
         Bytes::from_owner(Counted { bytes, cost, activity: Arc::clone(self) })
+    }
+}
+
+/// A request under way of a client that has not authenticated.
+#[derive(Debug)]
+pub(crate) struct Unanswered {
+    bytes: usize,
+    activity: Arc<Activity>,
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        self.activity.requests.fetch_sub(1, Relaxed);
+        self.activity.from_peer.release(self.bytes);
     }
 }
 

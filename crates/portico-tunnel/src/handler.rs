@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 pub use http::StatusCode;
+use http::{HeaderName, HeaderValue};
 pub use portico_net::{End, Meter, Side};
 use tokio::net::TcpStream;
 
@@ -34,6 +35,13 @@ pub trait Handler: Send + Sync + 'static {
     /// The HTTP/2 handshake is done, or the HTTP/1.1 head is read; under TLS or not, with this certificate or
     /// none. The connection no longer counts as one that has not said what it wants.
     fn established(&self, _tls: bool, _certificate: Option<&Presented>) {}
+
+    /// Whether the client has authenticated: by its certificate, by the token of a first request, or because
+    /// it is not asked to. From then on the limits are those of [`Settings`](crate::Settings); before, those
+    /// of an agent that has just connected. Asked after [`established`](Self::established), until it is true.
+    fn is_authenticated(&self) -> bool {
+        true
+    }
 
     /// Ready when others need this connection's slot: the client gets GOAWAY, or 429 as its response, and the
     /// connection closes. Called once, after [`established`](Self::established). By default it is never
@@ -79,12 +87,15 @@ pub struct Upstream<M> {
     pub meter: M,
 }
 
+/// The header of a refusal that says why, in one sentence.
+pub const REASON: HeaderName = HeaderName::from_static("x-portico-reason");
+
 /// Why a request is not served, as the client gets it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// The status of the response.
     pub status: StatusCode,
-    /// One sentence, the body of the response.
+    /// One sentence: the header [`REASON`] of the response.
     pub reason: Cow<'static, str>,
 }
 
@@ -95,6 +106,17 @@ impl Refusal {
         Self { status, reason: Cow::Borrowed(reason) }
     }
 
+    /// The reason as a header: what a header may not have becomes `?`.
+    pub(crate) fn header(&self) -> HeaderValue {
+        let fits = |character: char| character.is_ascii_graphic() || character == ' ';
+        let text: String = self.reason.chars().map(|c| if fits(c) { c } else { '?' }).collect();
+        HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static("?"))
+    }
+
+    pub(crate) const FIRST_REQUESTS: Self = Self::new(
+        StatusCode::TOO_MANY_REQUESTS,
+        "too many requests wait on a connection that has shown no identity that is accepted; wait for an answer",
+    );
     pub(crate) const METHOD: Self = Self::new(StatusCode::METHOD_NOT_ALLOWED, "only CONNECT is served here");
     pub(crate) const EVICTED: Self = Self::new(
         StatusCode::TOO_MANY_REQUESTS,

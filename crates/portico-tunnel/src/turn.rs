@@ -6,7 +6,8 @@
 //!
 //! [`Batched`] is the stream that h2 writes to. It copies small writes together and passes large ones on with
 //! them. [`Turn`] belongs to the task that drives the connection: it lets all ready tasks run first, then
-//! polls h2, then flushes.
+//! polls h2, then flushes. Nor does a turn read without end: after so many bytes other tasks have theirs.
+//! What is read goes through [`Inbound`].
 
 use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
@@ -17,6 +18,14 @@ use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::activity::Activity;
+use crate::inbound::{Flood, Inbound};
+use crate::settings::STREAM_WINDOW;
+
+/// Bytes that are read in one turn, give or take one read: a stream's window.
+const READ: usize = STREAM_WINDOW as usize;
+
+/// The same of a client that has not authenticated: one frame.
+const READ_UNAUTHENTICATED: usize = 16 * 1024;
 
 /// Most bytes that are copied together: one TLS record.
 const BATCH: usize = 16 * 1024;
@@ -54,12 +63,27 @@ struct Inner<S> {
     batch: BytesMut,
     /// Why the last flush failed: for h2, which did not see it.
     failed: Option<io::Error>,
+    inbound: Inbound,
+    /// Bytes that may still be read in this turn.
+    to_read: usize,
+    /// Why nothing more is read.
+    flood: Option<Flood>,
+    /// The peer did not take all that was written. A client that has not authenticated is then not read, or
+    /// its requests would pile up answers.
+    is_full: bool,
+    /// It was not read for that.
+    is_unread: bool,
 }
 
-/// A stream for h2 and the turn that belongs to it. Until the turn is first polled, writes are passed on
-/// directly.
-pub(crate) fn batched<S>(stream: S, activity: &Arc<Activity>) -> (Batched<S>, Turn<S>) {
+/// A stream for h2, read as `inbound` allows, and the turn that belongs to it. Until the turn is first polled,
+/// writes are passed on directly.
+pub(crate) fn batched<S>(stream: S, inbound: Inbound, activity: &Arc<Activity>) -> (Batched<S>, Turn<S>) {
     let inner = Inner {
+        inbound,
+        to_read: READ_UNAUTHENTICATED,
+        flood: None,
+        is_full: false,
+        is_unread: false,
         stream,
         activity: Arc::clone(activity),
         has_turn: false,
@@ -92,14 +116,33 @@ impl<S: AsyncWrite + Unpin> Turn<S> {
         let polled = poll(cx);
         if polled.is_pending() {
             self.waits = 0;
-            self.flush(cx);
+            self.end(cx);
         }
         polled
     }
 
-    fn flush(&self, cx: &mut Context<'_>) {
+    /// Why the connection has to end, if it does.
+    pub(crate) fn flood(&self) -> Option<Flood> {
+        lock(&self.inner).flood
+    }
+
+    /// The client has authenticated.
+    pub(crate) fn authenticate(&self) {
+        lock(&self.inner).inbound.authenticate();
+        self.activity.authenticate();
+    }
+
+    /// Ends a turn: writes what was queued.
+    fn end(&self, cx: &mut Context<'_>) {
         let mut inner = lock(&self.inner);
-        match inner.poll_flush(cx) {
+        inner.to_read = if self.activity.is_authenticated() { READ } else { READ_UNAUTHENTICATED };
+        self.activity.unfinished(inner.inbound.unfinished(), inner.inbound.unfinished_frame());
+        let flushed = inner.poll_flush(cx);
+        inner.is_full = flushed.is_pending();
+        if !inner.is_full && std::mem::take(&mut inner.is_unread) {
+            cx.waker().wake_by_ref();
+        }
+        match flushed {
             Poll::Pending => {}
             Poll::Ready(Ok(())) => self.activity.flushed(),
             Poll::Ready(Err(error)) => {
@@ -125,18 +168,44 @@ impl<S> Inner<S> {
         if let Some(error) = self.failed.take() {
             return Poll::Ready(Err(error));
         }
-        if self.activity.poll_evicted(cx).is_ready() {
-            return Poll::Ready(Err(io::Error::other(
-                "the peer does not read what it asked for, and the memory for that is used up",
-            )));
+        if let Poll::Ready(reason) = self.activity.poll_evicted(cx) {
+            return Poll::Ready(Err(io::Error::other(reason)));
         }
         result
+    }
+}
+
+impl<S: AsyncRead + Unpin> Inner<S> {
+    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.flood.is_some() {
+            return Poll::Pending;
+        }
+        if self.is_full && !self.activity.is_authenticated() {
+            self.is_unread = true;
+            return Poll::Pending;
+        }
+        if self.to_read == 0 {
+            // Behind the tasks that are ready.
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let polled = self.inbound.poll_read(&mut self.stream, cx, buf);
+        let read = self.inbound.take_read();
+        if read > 0 {
+            self.to_read = self.to_read.saturating_sub(read);
+            self.activity.note_received();
+        }
+        polled.unwrap_or_else(|flood| {
+            self.flood = Some(flood);
+            Poll::Pending
+        })
     }
 }
 
 impl<S: AsyncWrite + Unpin> Inner<S> {
     fn poll_write(&mut self, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         let length: usize = bufs.iter().map(|buf| buf.len()).sum();
+        self.inbound.note_sent(length);
         if self.has_turn && length <= COPIED && self.batch.len() + length <= BATCH {
             self.batch.reserve(BATCH - self.batch.len());
             bufs.iter().for_each(|buf| self.batch.extend_from_slice(buf));
@@ -182,10 +251,7 @@ impl<S: AsyncWrite + Unpin> Inner<S> {
 impl<S: AsyncRead + Unpin> AsyncRead for Batched<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let mut inner = lock(&self.0);
-        let read = Pin::new(&mut inner.stream).poll_read(cx, buf);
-        if read.is_ready() {
-            inner.activity.note_received();
-        }
+        let read = inner.poll_read(cx, buf);
         inner.result(cx, read)
     }
 }
@@ -280,7 +346,8 @@ mod tests {
     }
 
     fn connection() -> (Batched<Writes>, Turn<Writes>) {
-        batched(Writes::default(), &Arc::new(Activity::new(&MemoryBudget::new(1 << 20))))
+        let activity = Arc::new(Activity::new(&MemoryBudget::new(1 << 20)));
+        batched(Writes::default(), Inbound::trusted(), &activity)
     }
 
     fn written(stream: &Batched<Writes>) -> Vec<Vec<u8>> {

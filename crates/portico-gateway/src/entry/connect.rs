@@ -197,6 +197,10 @@ impl Handler for Connection {
         *self.pending() = Pending { handshake: None, unauthenticated: slot };
     }
 
+    fn is_authenticated(&self) -> bool {
+        self.pending().unauthenticated.is_none()
+    }
+
     async fn evicted(&self) {
         let is_evicted = poll_fn(|cx| match &self.pending().unauthenticated {
             Some(slot) => slot.poll_evicted(cx).map(|()| true),

@@ -16,6 +16,7 @@ use super::event::{Connection as Opened, Ended, Signals};
 use super::settings::ClientSettings;
 use super::tunnel::{Tunnel, TunnelOrigin};
 use crate::activity::Activity;
+use crate::inbound::Inbound;
 use crate::keepalive::KeepAlive;
 use crate::settings::{FRAME_SIZE, HEADER_LIST, SEND_BUFFER};
 use crate::turn::{Batched, Turn, batched};
@@ -40,7 +41,7 @@ pub(super) async fn open<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     deadline: Instant,
 ) -> Result<Opened, Ended> {
     let activity = Arc::new(Activity::new(&settings.memory));
-    let (stream, turn) = batched(stream, &activity);
+    let (stream, turn) = batched(stream, Inbound::trusted(), &activity);
     let silent = || Ended::Silent(settings.handshake_timeout);
     let handshake = builder(settings).handshake::<_, Bytes>(stream);
     let (sender, mut connection) = timeout_at(deadline, handshake).await.map_err(|_| silent())??;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use h2::client::SendRequest;
 use h2::{RecvStream, SendStream};
 use http::header::AUTHORIZATION;
@@ -19,8 +19,9 @@ use super::endpoints::Endpoint;
 use super::event::Signals;
 use super::settings::ClientSettings;
 use crate::activity::Activity;
+use crate::handler;
 
-/// The most bytes that are read of the reason for a refusal.
+/// The most characters that are kept of the reason for a refusal.
 const REASON: usize = 1024;
 
 /// How long the reason may take.
@@ -288,9 +289,8 @@ impl Tunnel {
         let is_own = uri.authority().is_some_and(|authority| *authority == *settings.authority);
         let (answer, to_gateway, guard) = self.send(Method::CONNECT, uri, token, deadline, settings).await?;
         let status = answer.status();
-        let from_gateway = answer.into_body();
         if status != StatusCode::OK {
-            let reason = reason(from_gateway).await;
+            let reason = reason(answer).await;
             if is_refusal(status) {
                 if is_own {
                     *self.refusal() = Some(IdentityState::Refused { status, reason: reason.clone() });
@@ -302,7 +302,7 @@ impl Tunnel {
         if is_own && self.refusal().take().is_some() {
             self.identity_doubted.notify_one();
         }
-        Ok((to_gateway, from_gateway, guard))
+        Ok((to_gateway, answer.into_body(), guard))
     }
 
     /// Asks the gateway about our identity with `OPTIONS *`, and keeps its answer.
@@ -320,9 +320,7 @@ impl Tunnel {
         let deadline = Instant::now() + settings.open_timeout;
         let (answer, _, _guard) = self.send(Method::OPTIONS, uri, token, deadline, settings).await?;
         let identity = match answer.status() {
-            status if is_refusal(status) => {
-                IdentityState::Refused { status, reason: reason(answer.into_body()).await }
-            }
+            status if is_refusal(status) => IdentityState::Refused { status, reason: reason(answer).await },
             StatusCode::NO_CONTENT => {
                 // A refusal was about the name that was asked for.
                 *self.refusal() = None;
@@ -369,9 +367,22 @@ fn is_refusal(status: StatusCode) -> bool {
     matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
 }
 
-/// Reads the reason of a refusal: the first line of its body, without control characters.
-async fn reason(mut body: RecvStream) -> Box<str> {
-    let mut text = BytesMut::new();
+/// The reason of a refusal: a header, or of other gateways the first line of the body, without control
+/// characters.
+async fn reason(answer: http::Response<RecvStream>) -> Box<str> {
+    let text = match answer.headers().get(handler::REASON) {
+        Some(reason) => reason.as_bytes().to_vec(),
+        None => body(answer.into_body()).await,
+    };
+    let text = String::from_utf8_lossy(&text);
+    let line = text.lines().next().unwrap_or_default().trim();
+    let shown: String = line.chars().filter(|character| !character.is_control()).take(REASON).collect();
+    if shown.is_empty() { "the gateway gave no reason".into() } else { shown.into() }
+}
+
+/// What comes of a body in time, up to a bound.
+async fn body(mut body: RecvStream) -> Vec<u8> {
+    let mut text = Vec::new();
     let read = async {
         while let Some(Ok(part)) = body.data().await {
             // Fails only for a stream that has ended, which the next read reports.
@@ -385,10 +396,7 @@ async fn reason(mut body: RecvStream) -> Box<str> {
     };
     // What came until then will do.
     let _ = timeout(REASON_TIMEOUT, read).await;
-    let text = String::from_utf8_lossy(&text);
-    let line = text.lines().next().unwrap_or_default().trim();
-    let shown: String = line.chars().filter(|character| !character.is_control()).collect();
-    if shown.is_empty() { "the gateway gave no reason".into() } else { shown.into() }
+    text
 }
 
 /// A stream counted on its tunnel, for as long as this is held.

@@ -4,6 +4,8 @@ use std::io;
 
 use thiserror::Error;
 
+use crate::inbound::Flood;
+
 /// How a connection ended orderly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finished {
@@ -56,6 +58,15 @@ pub enum Failure {
     /// [`Handler::evicted`](crate::Handler::evicted) was ready. The client got GOAWAY or 429.
     #[error("the client had shown no identity that is accepted, and its slot was needed")]
     Evicted,
+    /// The client sent more than it may. It got GOAWAY.
+    #[error("{0}")]
+    Flood(#[source] Flood),
+    /// The client did not authenticate in time. It got GOAWAY.
+    #[error("the client showed no identity that is accepted, for two minutes")]
+    Unauthenticated,
+    /// The client began a frame and did not finish it. It got GOAWAY.
+    #[error("the client began a frame and did not finish it")]
+    Unfinished,
     /// The HTTP/2 client answered no PING in time.
     #[error("the client gave no sign of life")]
     Silent,

@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::caller::{Caller, read_more};
 use super::failure::Failure;
-use crate::handler::{Handler, Protocol, Refusal, Request, Upstream};
+use crate::handler::{Handler, Protocol, REASON, Refusal, Request, Upstream};
 use crate::token::Token;
 
 const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
@@ -141,13 +141,15 @@ async fn answer<S: AsyncWrite + Unpin>(stream: &mut S, bytes: &[u8]) -> io::Resu
 /// Responds with a status and a sentence, then closes. What fails here fails because the client is gone.
 async fn refuse<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, refusal: &Refusal) {
     let Refusal { status, reason } = refusal;
+    let header = refusal.header();
+    let header = header.to_str().unwrap_or_default();
     let more = match *status {
         StatusCode::METHOD_NOT_ALLOWED => "Allow: CONNECT\r\n",
         StatusCode::UNAUTHORIZED => "WWW-Authenticate: Bearer\r\n",
         _ => "",
     };
     let head = format!(
-        "HTTP/1.1 {status}\r\n{more}Content-Type: text/plain; charset=utf-8\r\n\
+        "HTTP/1.1 {status}\r\n{more}{REASON}: {header}\r\nContent-Type: text/plain; charset=utf-8\r\n\
          Content-Length: {length}\r\nConnection: close\r\n\r\n{reason}\n",
         length = reason.len() + 1,
     );

@@ -4,22 +4,23 @@
 //! connection's task also sends PING to a silent peer ([`KeepAlive`]), sends GOAWAY when the gateway drains,
 //! and then lets the streams finish.
 //!
-//! [`Settings`] bound what a peer can make the gateway hold. h2's own caps (resets before accept, resets for
-//! errors, small frames, header lists) and [`RapidReset`] bound how fast it can make it work for nothing.
+//! [`Settings`] bound what an authenticated client can make the gateway hold. Until it has authenticated, it
+//! has [`FIRST_REQUESTS`] under way at a time, the window of 64 KiB that the protocol gives to every
+//! connection, and [`UNAUTHENTICATED`] of time.
+//! [`Inbound`], h2's own caps (resets before accept, resets for errors, small frames, header lists) and
+//! [`RapidReset`] bound how fast any client can make the gateway work for nothing.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::task::Poll;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use h2::server::{Builder, Connection, SendResponse};
 use h2::{Reason, RecvStream, SendStream};
-use http::header::{
-    ALLOW, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, PROXY_AUTHORIZATION, WWW_AUTHENTICATE,
-};
+use http::header::{ALLOW, AUTHORIZATION, CONTENT_LENGTH, PROXY_AUTHORIZATION, WWW_AUTHENTICATE};
 use http::{Method, Response, StatusCode};
 use portico_net::linger;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -28,14 +29,32 @@ use tokio::time::{Instant, Sleep, sleep, timeout, timeout_at};
 use super::caller::Caller;
 use super::failure::{Failure, Finished};
 use super::http1::GOODBYE;
-use crate::activity::Activity;
+use crate::activity::{Activity, Unanswered};
 use crate::bridge::Bridge;
-use crate::handler::{Handler, Protocol, Refusal, Request, Side, Upstream};
+use crate::handler::{Handler, Protocol, REASON, Refusal, Request, Side, Upstream};
+use crate::inbound::Inbound;
 use crate::keepalive::KeepAlive;
 use crate::settings::{FRAME_SIZE, HEADER_LIST, SEND_BUFFER, Settings};
 use crate::token::Token;
-use crate::turn::{Batched, Turn, batched};
+use crate::turn::{Batched, batched};
 use crate::waiting::Waiting;
+
+/// Requests of a client that has not authenticated: more are refused with 429 until one of them is answered.
+/// Our own client sends no more.
+pub(crate) const FIRST_REQUESTS: u32 = 16;
+
+/// What a request takes beside its authority and its token, while it waits.
+const REQUEST: usize = 1024;
+
+/// How long a client may stay unauthenticated. An agent with a wrong credential asks again a dozen times
+/// before it has to connect anew.
+const UNAUTHENTICATED: Duration = Duration::from_secs(120);
+
+/// How long a frame may take from an authenticated client, at most twice: 120 KiB at 32 kbit/s.
+const FRAME: Duration = Duration::from_secs(30);
+
+/// How many requests are started before the tasks that are ready run.
+const STARTS: u32 = 32;
 
 /// Serves a connection until it ends. `drain` is ready when no new streams are wanted.
 pub(crate) async fn serve<S, H>(
@@ -50,8 +69,8 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
     H: Handler,
 {
-    let activity = Arc::new(Activity::new(&settings.memory));
-    let (stream, mut turn) = batched(stream, &activity);
+    let activity = Arc::new(Activity::unauthenticated(&settings.memory));
+    let (stream, mut turn) = batched(stream, Inbound::unauthenticated(), &activity);
     let handshake = builder(settings).handshake(stream);
     let mut connection = timeout_at(deadline, handshake).await.map_err(|_| Failure::TooSlow)??;
     caller.established(&**handler);
@@ -59,10 +78,26 @@ where
     let mut keep_alive =
         KeepAlive::new(connection.ping_pong(), settings.ping_interval, settings.ping_timeout);
     let mut unused = Unused::new(settings.connection_idle);
+    let mut patience = Patience::new();
     let mut rapid_reset = RapidReset { since: Instant::now() };
     let mut drain = pin!(drain);
     let mut draining = false;
+    let mut starts = 0;
     loop {
+        let step = async {
+            poll_fn(|cx| {
+                if !activity.is_authenticated() && handler.is_authenticated() {
+                    turn.authenticate();
+                    connection.set_target_window_size(settings.connection_window());
+                }
+                let accepted = turn.poll(cx, |cx| connection.poll_accept(cx));
+                match turn.flood() {
+                    Some(flood) => Poll::Ready(Err(flood)),
+                    None => accepted.map(Ok),
+                }
+            })
+            .await
+        };
         tokio::select! {
             biased;
             // Before requests, or a client that sends them without a pause would stay.
@@ -70,18 +105,30 @@ where
                 dismiss(connection).await;
                 return Err(Failure::Evicted);
             }
-            accepted = accept(&mut connection, &mut turn) => match accepted {
-                None => return Ok(if draining { Finished::Drained } else { Finished::Closed }),
-                Some(Err(error)) => return Err(error.into()),
-                Some(Ok((request, respond))) => {
+            accepted = step => match accepted {
+                Err(flood) => {
+                    dismiss(connection).await;
+                    return Err(Failure::Flood(flood));
+                }
+                Ok(None) => return Ok(if draining { Finished::Drained } else { Finished::Closed }),
+                Ok(Some(Err(error))) => return Err(error.into()),
+                Ok(Some(Ok((request, respond)))) => {
                     if rapid_reset.seen(&activity, settings.max_streams) {
                         connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
                         continue;
                     }
                     let tunnel = Tunnel { activity: Arc::clone(&activity), idle: settings.stream_idle };
                     start(request, respond, caller, handler, tunnel);
+                    starts += 1;
+                    if starts % STARTS == 0 {
+                        tokio::task::yield_now().await;
+                    }
                 }
             },
+            impatient = patience.ended(&activity) => {
+                dismiss(connection).await;
+                return Err(impatient);
+            }
             () = &mut drain, if !draining => {
                 draining = true;
                 connection.graceful_shutdown();
@@ -108,7 +155,6 @@ fn builder(settings: &Settings) -> Builder {
     let mut builder = Builder::new();
     builder
         .initial_window_size(settings.stream_window)
-        .initial_connection_window_size(settings.connection_window())
         // And one more, on which a client with a full tunnel sends a new token.
         .max_concurrent_streams(settings.max_streams.saturating_add(1))
         // Requests cancelled before they were accepted. A client that waited for a gateway that stood still
@@ -119,16 +165,6 @@ fn builder(settings: &Settings) -> Builder {
         .max_header_list_size(HEADER_LIST)
         .max_send_buffer_size(SEND_BUFFER);
     builder
-}
-
-type Accepted = Option<Result<(http::Request<RecvStream>, SendResponse<Bytes>), h2::Error>>;
-
-/// Drives the connection to the next request.
-async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
-    connection: &mut Connection<Batched<S>, Bytes>,
-    turn: &mut Turn<S>,
-) -> Accepted {
-    poll_fn(|cx| turn.poll(cx, |cx| connection.poll_accept(cx))).await
 }
 
 /// What a stream needs of its connection.
@@ -157,13 +193,18 @@ fn start<H: Handler>(
         Refusal::METHOD
     } else if let Some(authority) = head.uri.authority() {
         let request = caller.request(authority.as_str(), token(), Protocol::Http2);
-        let handler = Arc::clone(handler);
-        if is_refresh {
-            tokio::spawn(verify(handler, request, respond, tunnel.activity));
-        } else {
-            tokio::spawn(carry(handler, request, respond, from_client, tunnel));
+        match Waits::new(&request, &tunnel.activity) {
+            Err(refusal) => refusal,
+            Ok(waits) => {
+                let handler = Arc::clone(handler);
+                if is_refresh {
+                    tokio::spawn(verify(handler, request, waits, respond, tunnel.activity));
+                } else {
+                    tokio::spawn(carry(handler, request, waits, respond, from_client, tunnel));
+                }
+                return;
+            }
         }
-        return;
     } else {
         Refusal::NO_AUTHORITY
     };
@@ -171,14 +212,33 @@ fn start<H: Handler>(
     refuse(respond, &refusal);
 }
 
+/// A request that has no answer yet. It counts while the client has not authenticated.
+struct Waits {
+    _counted: Option<Unanswered>,
+}
+
+impl Waits {
+    fn new(request: &Request, activity: &Arc<Activity>) -> Result<Self, Refusal> {
+        if activity.is_authenticated() {
+            return Ok(Self { _counted: None });
+        }
+        let token = request.token.as_ref().map_or(0, |token| token.secret().len());
+        let counted = activity.request(REQUEST + request.authority.len() + token, FIRST_REQUESTS);
+        Ok(Self { _counted: Some(counted.ok_or(Refusal::FIRST_REQUESTS)?) })
+    }
+}
+
 /// The task of one identity refresh.
 async fn verify<H: Handler>(
     handler: Arc<H>,
     request: Request,
+    waits: Waits,
     mut respond: SendResponse<Bytes>,
     activity: Arc<Activity>,
 ) {
-    match unless_reset(&mut respond, handler.verify(&request)).await {
+    let verified = unless_reset(&mut respond, handler.verify(&request)).await;
+    drop(waits);
+    match verified {
         None => drop(activity.cancelled.fetch_add(1, Relaxed)),
         Some(Err(refusal)) => refuse(respond, &refusal),
         Some(Ok(())) => {
@@ -206,12 +266,13 @@ async fn unless_reset<T>(respond: &mut SendResponse<Bytes>, future: impl Future<
 async fn carry<H: Handler>(
     handler: Arc<H>,
     request: Request,
+    waits: Waits,
     respond: SendResponse<Bytes>,
     from_client: RecvStream,
     tunnel: Tunnel,
 ) {
     // Boxed: a tunnel at rest does not keep the memory that connecting needs.
-    let opened = Box::pin(open(handler, request, respond, from_client, Arc::clone(&tunnel.activity))).await;
+    let opened = Box::pin(open(handler, request, waits, respond, from_client, &tunnel.activity)).await;
     if let Some(Opened { stream, early, upstream }) = opened {
         let Upstream { stream: socket, meter } = upstream;
         Bridge::new(Side::Downstream, stream, socket, meter, tunnel.activity, early, tunnel.idle).run().await;
@@ -230,15 +291,17 @@ struct Opened<M> {
 async fn open<H: Handler>(
     handler: Arc<H>,
     request: Request,
+    waits: Waits,
     mut respond: SendResponse<Bytes>,
     mut from_client: RecvStream,
-    activity: Arc<Activity>,
+    activity: &Activity,
 ) -> Option<Opened<H::Meter>> {
     let mut early = None;
     let connected = {
         let connect = unless_reset(&mut respond, handler.connect(&request));
-        unless_too_much(&mut from_client, &mut early, &activity, connect).await
+        unless_too_much(&mut from_client, &mut early, activity, connect).await
     };
+    drop(waits);
     match connected {
         None => respond.send_reset(Reason::ENHANCE_YOUR_CALM),
         Some(None) => drop(activity.cancelled.fetch_add(1, Relaxed)),
@@ -273,23 +336,21 @@ async fn unless_too_much<T>(
     .await
 }
 
-/// Responds with a status and a sentence. Fails only if the client is gone, so silently.
+/// Responds with a status and a reason. Without a body: one waits for a window that the client may never give.
+/// Fails only if the client is gone, so silently.
 fn refuse(mut respond: SendResponse<Bytes>, refusal: &Refusal) {
-    let body = Bytes::from(format!("{}\n", refusal.reason));
     let mut answer = Response::new(());
     *answer.status_mut() = refusal.status;
     let headers = answer.headers_mut();
-    headers.insert(CONTENT_TYPE, http::HeaderValue::from_static("text/plain; charset=utf-8"));
-    headers.insert(CONTENT_LENGTH, body.len().into());
+    headers.insert(REASON, refusal.header());
+    headers.insert(CONTENT_LENGTH, 0.into());
     if refusal.status == StatusCode::METHOD_NOT_ALLOWED {
         headers.insert(ALLOW, http::HeaderValue::from_static("CONNECT"));
     }
     if refusal.status == StatusCode::UNAUTHORIZED {
         headers.insert(WWW_AUTHENTICATE, http::HeaderValue::from_static("Bearer"));
     }
-    if let Ok(mut to_client) = respond.send_response(answer, false) {
-        let _ = to_client.send_data(body, true);
-    }
+    let _ = respond.send_response(answer, true);
 }
 
 /// Closes a connection that has had no stream for one to two intervals: it looks once an interval.
@@ -308,6 +369,48 @@ impl Unused {
             Some((timer, limit)) => {
                 timer.as_mut().await;
                 timer.as_mut().reset(Instant::now() + *limit);
+            }
+        }
+    }
+}
+
+/// Ends a connection that stays unauthenticated for too long, or one of whose frames stays unfinished.
+struct Patience {
+    /// What it runs for: the client to authenticate, or this frame to be finished.
+    frame: Option<u64>,
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl Patience {
+    fn new() -> Self {
+        Self { frame: None, timer: Some(Box::pin(sleep(UNAUTHENTICATED))) }
+    }
+
+    async fn ended(&mut self, activity: &Activity) -> Failure {
+        poll_fn(|cx| self.poll(cx, activity)).await
+    }
+
+    /// While frames keep coming there is a look every [`FRAME`], and none at rest.
+    fn poll(&mut self, cx: &mut Context<'_>, activity: &Activity) -> Poll<Failure> {
+        loop {
+            let Some(timer) = &mut self.timer else {
+                self.frame = activity.unfinished_frame();
+                if self.frame.is_none() {
+                    return Poll::Pending;
+                }
+                self.timer = Some(Box::pin(sleep(FRAME)));
+                continue;
+            };
+            if self.frame.is_none() && activity.is_authenticated() {
+                self.timer = None;
+                continue;
+            }
+            ready!(timer.as_mut().poll(cx));
+            self.timer = None;
+            match self.frame {
+                None => return Poll::Ready(Failure::Unauthenticated),
+                frame if frame == activity.unfinished_frame() => return Poll::Ready(Failure::Unfinished),
+                Some(_) => {}
             }
         }
     }

@@ -10,3 +10,4 @@ mod http2;
 mod leaks;
 mod memory;
 mod tls;
+mod unauthenticated;

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -46,6 +47,8 @@ pub struct Routes {
     pub gate: watch::Sender<bool>,
     /// Connections are asked to leave once it is true.
     pub full: watch::Sender<bool>,
+    /// Whether clients count as authenticated.
+    pub is_authenticated: AtomicBool,
 }
 
 pub struct Count {
@@ -105,6 +108,10 @@ impl Handler for Routes {
         Err(Refusal::new(StatusCode::UNAUTHORIZED, "as the test wants it"))
     }
 
+    fn is_authenticated(&self) -> bool {
+        self.is_authenticated.load(Relaxed)
+    }
+
     async fn evicted(&self) {
         let _ = self.full.subscribe().wait_for(|full| *full).await;
     }
@@ -158,6 +165,7 @@ impl Server {
             reports: to_reports,
             gate: watch::Sender::new(true),
             full: watch::Sender::new(false),
+            is_authenticated: AtomicBool::new(true),
         });
         let task = tokio::spawn(accept(listener, settings, Arc::clone(&routes), drain.clone(), to_results));
         Self { address, upstreams, routes, reports, results, drain, task }

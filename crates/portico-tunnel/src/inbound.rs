@@ -1,0 +1,338 @@
+//! What a peer sends on an HTTP/2 connection, frame by frame, before h2 reads it (RFC 9113 section 4.1).
+//!
+//! h2 takes its limits once, at the handshake, for what an authenticated client needs. Here are the limits of
+//! a client that has not authenticated, those for frames that cost work and carry nothing, and what an
+//! unfinished frame makes h2 hold. h2 also ends a connection after a hundred empty DATA frames over its life,
+//! which honest peers send: they stop here.
+//!
+//! [`Inbound`] sees each byte once, in the buffer that h2 reads into. It is part of `turn`, which bounds the
+//! bytes of one turn.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use thiserror::Error;
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::time::Instant;
+
+use crate::settings::FRAME_SIZE;
+
+/// Bytes before each frame's payload.
+const HEADER: usize = 9;
+
+/// Bytes that a client sends before its first frame (RFC 9113 section 3.4).
+const PREFACE: u32 = 24;
+
+/// Bytes carried in either direction that pay for one frame without payload. Libraries give window back at
+/// least every 4 KiB, twice: for the stream and the connection.
+const BYTES_A_FRAME: u64 = 256;
+
+/// What a SETTINGS frame costs in frames: it may change the window of every stream. A peer sends one.
+const SETTINGS: u32 = 32;
+
+/// What a peer may send.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    /// Largest frame.
+    frame: u32,
+    /// Frames that carry nothing: so many at once, and
+    burst: u32,
+    /// so many a second.
+    per_second: u32,
+    /// What a request costs of these.
+    request: u32,
+    /// Whether bytes carried and requests pay for more of them.
+    is_paid: bool,
+}
+
+/// An agent sends its SETTINGS, a PING, and some requests of which the first authenticates it.
+const UNAUTHENTICATED: Limits =
+    Limits { frame: 16 * 1024, burst: 256, per_second: 64, request: 4, is_paid: false };
+
+/// Every stream of a full connection may be cancelled at once, and its window given back.
+const AUTHENTICATED: Limits =
+    Limits { frame: FRAME_SIZE, burst: 4096, per_second: 1024, request: 0, is_paid: true };
+
+/// Why the connection has to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum Flood {
+    /// A frame over 16 KiB before an identity was accepted.
+    #[error("a frame over 16 KiB came before an identity was accepted")]
+    Frame,
+    /// More frames that cost work and carry nothing than any client needs.
+    #[error("frames that carry nothing came faster than any client needs them")]
+    Rate,
+}
+
+/// Kinds of frames (RFC 9113 section 6).
+mod kind {
+    pub(super) const DATA: u8 = 0;
+    pub(super) const HEADERS: u8 = 1;
+    pub(super) const SETTINGS: u8 = 4;
+    pub(super) const CONTINUATION: u8 = 9;
+}
+
+/// On DATA; on SETTINGS it is ACK.
+const END_STREAM: u8 = 0x1;
+const END_HEADERS: u8 = 0x4;
+
+#[derive(Debug, Clone, Copy)]
+struct Header {
+    length: u32,
+    kind: u8,
+    flags: u8,
+}
+
+impl Header {
+    fn parse(bytes: [u8; HEADER]) -> Self {
+        let [high, middle, low, kind, flags, ..] = bytes;
+        Self { length: u32::from_be_bytes([0, high, middle, low]), kind, flags }
+    }
+
+    fn has(self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// A DATA frame that says nothing.
+    fn is_empty_data(self) -> bool {
+        self.kind == kind::DATA && self.length == 0 && !self.has(END_STREAM)
+    }
+}
+
+/// The frames of one connection.
+#[derive(Debug)]
+pub(crate) struct Inbound {
+    /// `None` for a peer that is trusted.
+    limits: Option<Limits>,
+    /// Frames without payload that may still come, and when that was last counted.
+    left: u32,
+    counted: Instant,
+    /// Bytes carried since then.
+    carried: u64,
+    /// The header of the next frame, as far as it came.
+    header: [u8; HEADER],
+    known: u8,
+    /// How much of a complete header h2 has not been given yet.
+    pending: u8,
+    /// The frame that is being read: its size, and how much of its payload has to come.
+    frame: u32,
+    missing: u32,
+    /// Bytes of earlier frames of the header block that is being read, and whether that frame is its last.
+    block: u32,
+    ends_block: bool,
+    /// Bytes read since this was last asked.
+    read: usize,
+    /// Frames begun: tells one unfinished frame from the next.
+    begun: u64,
+}
+
+impl Inbound {
+    /// Of a client that has not authenticated. It sends the preface first.
+    pub(crate) fn unauthenticated() -> Self {
+        Self { missing: PREFACE, ..Self::new(Some(UNAUTHENTICATED)) }
+    }
+
+    /// Of a peer that is trusted: nothing is bounded.
+    pub(crate) fn trusted() -> Self {
+        Self::new(None)
+    }
+
+    fn new(limits: Option<Limits>) -> Self {
+        Self {
+            limits,
+            left: limits.map_or(0, |limits| limits.burst),
+            counted: Instant::now(),
+            carried: 0,
+            header: [0; HEADER],
+            known: 0,
+            pending: 0,
+            frame: 0,
+            missing: 0,
+            block: 0,
+            ends_block: false,
+            read: 0,
+            begun: 0,
+        }
+    }
+
+    /// The client has authenticated.
+    pub(crate) fn authenticate(&mut self) {
+        self.limits = Some(AUTHENTICATED);
+        self.left = AUTHENTICATED.burst;
+    }
+
+    /// Bytes went to the peer.
+    pub(crate) fn note_sent(&mut self, bytes: usize) {
+        self.carried += bytes as u64;
+    }
+
+    /// Bytes read since the last call.
+    pub(crate) fn take_read(&mut self) -> usize {
+        std::mem::take(&mut self.read)
+    }
+
+    /// What h2 may hold for the frame or header block that is being read: it makes room for all of a frame
+    /// once it knows its header.
+    pub(crate) fn unfinished(&self) -> usize {
+        let frame = if self.missing > 0 { self.frame } else { 0 };
+        (frame + self.block) as usize
+    }
+
+    /// The number of that frame; `None` between two frames, and within neither a header nor a header block.
+    pub(crate) fn unfinished_frame(&self) -> Option<u64> {
+        (self.missing > 0 || self.known > 0 || self.block > 0).then_some(self.begun)
+    }
+
+    /// Reads from `stream` what h2 may see. The outer error says that the connection has to end.
+    pub(crate) fn poll_read<S: AsyncRead + Unpin>(
+        &mut self,
+        stream: &mut S,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Result<Poll<std::io::Result<()>>, Flood> {
+        loop {
+            if self.pending > 0 {
+                let rest = &self.header[HEADER - usize::from(self.pending)..];
+                let given = rest.len().min(buf.remaining());
+                buf.put_slice(&rest[..given]);
+                self.pending -= u8::try_from(given).unwrap_or(self.pending);
+                return Ok(Poll::Ready(Ok(())));
+            }
+            let into_header = self.known > 0;
+            let polled = if into_header {
+                // A header that was cut by the end of a read: its rest alone.
+                let mut rest = ReadBuf::new(&mut self.header[usize::from(self.known)..]);
+                Pin::new(&mut *stream).poll_read(cx, &mut rest).map_ok(|()| rest.filled().len())
+            } else {
+                let before = buf.filled().len();
+                Pin::new(&mut *stream).poll_read(cx, buf).map_ok(|()| buf.filled().len() - before)
+            };
+            let count = match polled {
+                Poll::Ready(Ok(count)) => count,
+                other => return Ok(other.map_ok(drop)),
+            };
+            self.read += count;
+            if count == 0 {
+                return Ok(Poll::Ready(Ok(())));
+            }
+            if into_header {
+                self.known += u8::try_from(count).unwrap_or(0);
+                if usize::from(self.known) < HEADER {
+                    continue;
+                }
+                self.known = 0;
+                if self.begin(Header::parse(self.header))? {
+                    self.pending = HEADER as u8;
+                }
+                continue;
+            }
+            let start = buf.filled().len() - count;
+            let scanned = self.scan(&mut buf.filled_mut()[start..]);
+            buf.set_filled(start + scanned.unwrap_or(0));
+            let kept = scanned?;
+            if kept > 0 {
+                return Ok(Poll::Ready(Ok(())));
+            }
+        }
+    }
+
+    /// Looks at bytes that came. Takes out empty DATA frames and a header that is cut at the end. Returns how
+    /// many bytes stay.
+    fn scan(&mut self, bytes: &mut [u8]) -> Result<usize, Flood> {
+        let (mut at, mut kept) = (0, 0);
+        while at < bytes.len() {
+            let rest = bytes.len() - at;
+            let taken = if self.missing > 0 {
+                let taken = rest.min(self.missing as usize);
+                self.pass(taken);
+                taken
+            } else if let Some(header) = bytes[at..].first_chunk::<HEADER>() {
+                if !self.begin(Header::parse(*header))? {
+                    at += HEADER;
+                    continue;
+                }
+                HEADER
+            } else {
+                self.header[..rest].copy_from_slice(&bytes[at..]);
+                self.known = rest as u8;
+                break;
+            };
+            if kept != at {
+                bytes.copy_within(at..at + taken, kept);
+            }
+            at += taken;
+            kept += taken;
+        }
+        Ok(kept)
+    }
+
+    /// Bytes of a payload came.
+    fn pass(&mut self, bytes: usize) {
+        self.missing -= u32::try_from(bytes).unwrap_or(self.missing);
+        if self.missing == 0 && std::mem::take(&mut self.ends_block) {
+            self.block = 0;
+        }
+    }
+
+    /// A frame begins. Returns whether h2 is to see it.
+    fn begin(&mut self, header: Header) -> Result<bool, Flood> {
+        self.begun += 1;
+        if let Some(limits) = self.limits {
+            if header.length > limits.frame && !limits.is_paid {
+                return Err(Flood::Frame);
+            }
+            self.charge(header, limits)?;
+        }
+        if header.is_empty_data() {
+            return Ok(false);
+        }
+        (self.frame, self.missing) = (header.length, header.length);
+        if matches!(header.kind, kind::HEADERS | kind::CONTINUATION) {
+            self.ends_block = header.has(END_HEADERS);
+            if !self.ends_block {
+                self.block = self.block.saturating_add(header.length);
+                // Counted with the block.
+                self.frame = 0;
+            }
+            self.pass(0);
+        }
+        Ok(true)
+    }
+
+    fn charge(&mut self, header: Header, limits: Limits) -> Result<(), Flood> {
+        let cost = match header.kind {
+            kind::DATA if header.length > 0 || header.has(END_STREAM) => {
+                self.carried += u64::from(header.length);
+                return Ok(());
+            }
+            kind::HEADERS if limits.is_paid => {
+                // It will be cancelled, perhaps.
+                self.left = (self.left + 1).min(limits.burst);
+                return Ok(());
+            }
+            kind::HEADERS => limits.request,
+            // END_STREAM is ACK here.
+            kind::SETTINGS if !header.has(END_STREAM) => SETTINGS,
+            _ => 1,
+        };
+        if self.left < cost {
+            self.refill(limits);
+        }
+        self.left = self.left.checked_sub(cost).ok_or(Flood::Rate)?;
+        Ok(())
+    }
+
+    /// Only when nothing is left: a clock costs more than a frame.
+    fn refill(&mut self, limits: Limits) {
+        let now = Instant::now();
+        let millis = u64::try_from(now.duration_since(self.counted).as_millis()).unwrap_or(u64::MAX);
+        let by_time = millis.saturating_mul(u64::from(limits.per_second)) / 1000;
+        let by_bytes = if limits.is_paid { self.carried / BYTES_A_FRAME } else { 0 };
+        if by_time + by_bytes == 0 {
+            return;
+        }
+        (self.counted, self.carried) = (now, 0);
+        let more = u32::try_from(by_time.saturating_add(by_bytes)).unwrap_or(u32::MAX);
+        self.left = self.left.saturating_add(more).min(limits.burst);
+    }
+}
