@@ -123,6 +123,9 @@ refusals! {
     /// An unauthenticated connection whose slot was needed for the next one.
     MaxUnauthenticated: "unproven", Gateway, None, 429,
         "too many connections have not shown an identity that is accepted";
+    /// A tunnel connection that sent frames which cost work and carry nothing, or one it did not finish.
+    Flood: "flood", Downstream, None, 429,
+        "the connection sent more than any client needs, or did not finish what it began";
     /// Too many connections of the cluster wait for an endpoint to accept.
     MaxConnecting: "max_connecting", Gateway, Some(Description::InternalError), 503,
         "too many connections of this cluster wait for an endpoint to accept";

@@ -181,8 +181,8 @@ impl Activity {
     pub(crate) fn poll_evicted(&self, cx: &mut Context<'_>) -> Poll<&'static str> {
         if self.from_peer.poll_evicted(cx).is_ready() {
             return Poll::Ready(
-                "the peer does not finish what it began, or does not authenticate, and the memory for that is \
-                 used up",
+                "the peer does not finish what it began, or does not authenticate, and the memory for that \
+                 is used up",
             );
         }
         let reason = "the peer does not read what it asked for, and the memory for that is used up";

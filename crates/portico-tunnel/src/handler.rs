@@ -115,7 +115,7 @@ impl Refusal {
 
     pub(crate) const FIRST_REQUESTS: Self = Self::new(
         StatusCode::TOO_MANY_REQUESTS,
-        "too many requests wait on a connection that has shown no identity that is accepted; wait for an answer",
+        "too many requests wait on a connection that has shown no accepted identity; wait for an answer",
     );
     pub(crate) const METHOD: Self = Self::new(StatusCode::METHOD_NOT_ALLOWED, "only CONNECT is served here");
     pub(crate) const EVICTED: Self = Self::new(

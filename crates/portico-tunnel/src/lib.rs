@@ -3,8 +3,8 @@
 //! [`serve()`] (folder `server`) serves an accepted connection: it learns the protocol, takes the client's
 //! certificate ([`Tls`], [`Presented`]) and asks the [`Handler`] for an [`Upstream`] for each request.
 //! [`client`] keeps HTTP/2 connections to gateways and opens streams on them. In both, `bridge` joins each
-//! stream with a TCP connection and reports to a [`Meter`], `turn` writes each connection once a turn, `inbound`
-//! looks at the frames that come, and `activity` counts what waits for receivers in memory budgets.
+//! stream with a TCP connection and reports to a [`Meter`], `turn` writes each connection once a turn,
+//! `inbound` looks at the frames that come, and `activity` counts what waits in memory budgets.
 //!
 //! Elsewhere: parsers of HTTP/1.1 heads (`portico-wire`); routes, allow lists, credentials and counters
 //! (`portico-gateway`, which implements [`Handler`]); copying plain TCP ([`Served::Carry`]); names, proxies

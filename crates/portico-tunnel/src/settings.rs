@@ -35,6 +35,10 @@ pub(crate) const STREAM_WINDOW: u32 = 2 * FRAME_SIZE;
 /// Largest header list of a request, as RFC 9113 section 6.5.2 counts it. A CONNECT request needs two fields.
 pub(crate) const HEADER_LIST: u32 = 16 * 1024;
 
+/// Requests of a client that has not authenticated: more are refused with 429 until one of them is answered.
+/// Our own client sends no more.
+pub(crate) const FIRST_REQUESTS: u32 = 16;
+
 /// Most bytes that all tunnels of a gateway hold for receivers that do not take them: a fourth of its memory
 /// limit in `deploy/gateway.yaml`. 10,000 clusters with their agents take most of the rest.
 const MEMORY: usize = 128 << 20;

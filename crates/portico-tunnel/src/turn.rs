@@ -75,8 +75,8 @@ struct Inner<S> {
     is_unread: bool,
 }
 
-/// A stream for h2, read as `inbound` allows, and the turn that belongs to it. Until the turn is first polled,
-/// writes are passed on directly.
+/// A stream for h2, read as `inbound` allows, and the turn that belongs to it. Until the turn is first
+/// polled, writes are passed on directly.
 pub(crate) fn batched<S>(stream: S, inbound: Inbound, activity: &Arc<Activity>) -> (Batched<S>, Turn<S>) {
     let inner = Inner {
         inbound,

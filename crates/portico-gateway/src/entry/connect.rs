@@ -102,7 +102,13 @@ pub(crate) async fn serve_welcomed(worker: Arc<Worker>, stream: TcpStream, welco
             session.ended(end);
         }
         Err(failure) => {
-            tracing::debug!(client = %handler.client, %failure, "tunnel connection failed");
+            let client = handler.client;
+            tracing::debug!(%client, %failure, "tunnel connection failed");
+            if matches!(failure, Failure::Flood(_) | Failure::Unfinished)
+                && let Some(kept_back) = worker.shared.identities.log().admit()
+            {
+                tracing::warn!(%client, %failure, kept_back, "a tunnel connection was ended");
+            }
             if let Some(refusal) = handler.refusal_of(&failure) {
                 learned.refuse(&worker.shared, refusal);
             }
@@ -216,6 +222,7 @@ impl Handler for Connection {
         let refusal = match refusal.status.as_u16() {
             405 => Refusal::Method,
             408 => Refusal::TooSlow,
+            429 => Refusal::MaxUnauthenticated,
             _ => Refusal::Malformed,
         };
         Attempt::new(self).refuse(refusal);
@@ -233,6 +240,7 @@ impl Connection {
         let established = self.pending().handshake.is_none();
         Some(match failure {
             Failure::Evicted if established => Refusal::MaxUnauthenticated,
+            Failure::Flood(_) | Failure::Unfinished => Refusal::Flood,
             _ if established => return None,
             Failure::Evicted => Refusal::MaxHandshakes,
             Failure::ClosedEarly => Refusal::ClosedEarly,

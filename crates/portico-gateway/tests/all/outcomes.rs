@@ -14,6 +14,7 @@ use portico_api::policy::{AllowList, Budget};
 use portico_gateway::{
     Config, End, Gateway, ProxyMode, ProxyProtocol, Refusal, Side, StaticTokens, TokenSettings,
 };
+use portico_lab::frames::{self, RawClient};
 use portico_lab::pki::Pki;
 use portico_net::MemoryBudget;
 use portico_tunnel::Settings;
@@ -43,6 +44,7 @@ const REFUSALS: [(Refusal, fn()); 21] = [
     (Refusal::ConnectionRate, connection_rate),
     (Refusal::MaxHandshakes, max_handshakes),
     (Refusal::MaxUnauthenticated, max_unauthenticated),
+    (Refusal::Flood, flood),
     (Refusal::MaxConnecting, max_connecting),
     (Refusal::ConnectFailed, connect_failed),
     (Refusal::ConnectTimedOut, connect_timed_out),
@@ -241,6 +243,17 @@ fn max_unauthenticated() {
     assert_counted(&secure.gateway, Refusal::MaxUnauthenticated);
 }
 
+fn flood() {
+    let secure = Secure::start("secret,a", |_| {});
+    let address = tunnel_address(&secure.gateway);
+    let tls = Arc::new(secure.pki.client_config(None, &[b"h2"]));
+    let mut client = RawClient::connect(address, &tls, Duration::from_secs(30)).unwrap();
+    client.send(&frames::opening(&[])).unwrap();
+    client.send(&frames::settings(&[]).repeat(64)).unwrap();
+    while client.receive().unwrap().is_some() {}
+    assert_counted(&secure.gateway, Refusal::Flood);
+}
+
 // === Ends ===
 
 fn closed_by_the_client() {
@@ -424,7 +437,7 @@ struct Secure {
 impl Secure {
     fn start(tokens: &str, change: impl FnOnce(&mut Config)) -> Self {
         let pki = Pki::new();
-        let tunnel = secured(tls_files(&pki, &["gateway.test"]));
+        let tunnel = secured(tls_files(&pki, &["gateway.test", "127.0.0.1"]));
         let tokens = Arc::new(StaticTokens::load(pki.write("tokens", tokens)).unwrap());
         let settings = TokenSettings { file: Some(Arc::clone(&tokens)), review: None };
         let mut config =

@@ -31,6 +31,10 @@ const REPLACE_WITHIN: Duration = Duration::from_secs(2);
 /// The same while a stream waits.
 const REPLACE_WITHIN_WANTED: Duration = Duration::from_millis(200);
 
+/// How long a tunnel on which our identity is refused stays at first, give or take a half. What is wrong may
+/// pass: an API server that was away, a token that comes late.
+const REPLACE_REFUSED: Duration = Duration::from_secs(10);
+
 /// Between two attempts to better the same, give or take a half.
 const REBALANCE_AGAIN: Duration = Duration::from_secs(30);
 
@@ -59,6 +63,8 @@ pub(super) struct TunnelFacts {
     pub(super) state: TunnelState,
     pub(super) streams: u32,
     pub(super) max_streams: u32,
+    /// Its gateway answers 401.
+    pub(super) is_unauthorized: bool,
     pub(super) since: Instant,
 }
 
@@ -100,13 +106,16 @@ enum Reason {
     Renew,
     /// It goes to an address that no name leads to any more.
     Follow,
+    /// The gateway refuses our identity on it. Another gateway, or the same one on another connection, may
+    /// know better.
+    Refused,
     /// It shares an address with another tunnel while an address has none.
     Spread,
     /// There are more tunnels than wanted.
     Shrink,
 }
 
-const REASONS: [Reason; 4] = [Reason::Renew, Reason::Follow, Reason::Spread, Reason::Shrink];
+const REASONS: [Reason; 5] = [Reason::Renew, Reason::Follow, Reason::Refused, Reason::Spread, Reason::Shrink];
 
 impl Reason {
     /// Whether a failure to replace a tunnel for it is news. An address without a tunnel is usually one that
@@ -368,7 +377,7 @@ impl State {
             let is_called_for = match reason {
                 // Whether the others have room changes with every stream: it is looked at when it is due.
                 Reason::Shrink => tunnels.iter().filter(|tunnel| tunnel.is_live()).count() > self.wanted,
-                Reason::Renew | Reason::Follow | Reason::Spread => candidate.is_some(),
+                Reason::Renew | Reason::Follow | Reason::Refused | Reason::Spread => candidate.is_some(),
             };
             if !is_called_for {
                 self.timers[reason as usize] = None;
@@ -408,6 +417,7 @@ impl State {
             Reason::Renew => live.find(|tunnel| tunnel.origin.renewals < self.renewals),
             Reason::Follow if endpoints.is_empty() => None,
             Reason::Follow => live.find(|tunnel| !endpoints.is_known(tunnel.origin.endpoint.address)),
+            Reason::Refused => live.filter(|tunnel| tunnel.is_unauthorized).min_by_key(|tunnel| tunnel.since),
             Reason::Spread if !endpoints.has_unused(&used) => None,
             Reason::Spread => live
                 .filter(|tunnel| count(&used, tunnel.origin.endpoint.address) > 1)
@@ -443,6 +453,7 @@ impl State {
     fn rebalance_first(&self, reason: Reason) -> Duration {
         match reason {
             Reason::Renew | Reason::Follow => REPLACE_WITHIN.mul_f64((self.random)()),
+            Reason::Refused => REPLACE_REFUSED.mul_f64(0.5 + (self.random)()),
             // A gateway that just came up has missing tunnels to serve first, and a surplus may be needed in
             // a moment.
             Reason::Spread | Reason::Shrink => self.rebalance_again(),

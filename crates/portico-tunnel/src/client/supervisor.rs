@@ -204,6 +204,7 @@ fn facts(tunnel: &Tunnel) -> TunnelFacts {
         state: tunnel.state(),
         streams: tunnel.streams(),
         max_streams: tunnel.max_streams(),
+        is_unauthorized: tunnel.is_unauthorized(),
         since: tunnel.since,
     }
 }

@@ -1,6 +1,6 @@
 //! One HTTP/2 connection to a gateway.
 
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -20,6 +20,10 @@ use super::event::Signals;
 use super::settings::ClientSettings;
 use crate::activity::Activity;
 use crate::handler;
+use crate::settings::FIRST_REQUESTS;
+
+/// Streams, beside the question about our identity, that a gateway takes before it has accepted it.
+const FIRST_STREAMS: u32 = FIRST_REQUESTS - 1;
 
 /// The most characters that are kept of the reason for a refusal.
 const REASON: usize = 1024;
@@ -111,7 +115,12 @@ pub(super) struct Tunnel {
     sender: Mutex<Option<SendRequest<Bytes>>>,
     streams: AtomicU32,
     max_streams: AtomicU32,
+    /// Whether the gateway has answered a request otherwise than by refusing our identity. Until then it
+    /// takes few at a time.
+    accepted: AtomicBool,
     identity: Mutex<IdentityState>,
+    /// Whether the last answer to `OPTIONS *` was 401.
+    unauthorized: AtomicBool,
     /// What the gateway said of our identity when it refused a stream, until it opens one.
     refusal: Mutex<Option<IdentityState>>,
     /// There is a new token to show.
@@ -145,7 +154,9 @@ impl Tunnel {
             max_streams: AtomicU32::new(max_streams(settings, &sender)),
             sender: Mutex::new(Some(sender)),
             streams: AtomicU32::new(0),
+            accepted: AtomicBool::new(false),
             identity: Mutex::new(IdentityState::Unknown),
+            unauthorized: AtomicBool::new(false),
             refusal: Mutex::new(None),
             token_renewed: Notify::new(),
             identity_doubted: Notify::new(),
@@ -172,13 +183,23 @@ impl Tunnel {
         self.streams.load(Relaxed)
     }
 
-    /// The most streams: what the gateway and our settings allow.
+    /// The most streams: what the gateway and our settings allow, once our identity is accepted.
     pub(super) fn max_streams(&self) -> u32 {
         self.max_streams.load(Relaxed)
     }
 
+    /// Whether it takes no stream more for now.
     pub(super) fn is_full(&self) -> bool {
-        self.streams() >= self.max_streams()
+        let most = if self.accepted.load(Relaxed) { u32::MAX } else { FIRST_STREAMS };
+        self.streams() >= self.max_streams().min(most)
+    }
+
+    /// The gateway has answered. Those who waited for it may come.
+    fn note_answer(&self, status: StatusCode) {
+        let refuses = is_refusal(status) || status == StatusCode::TOO_MANY_REQUESTS;
+        if !refuses && !self.accepted.swap(true, Relaxed) {
+            self.signals.available.notify_waiters();
+        }
     }
 
     pub(super) fn identity(&self) -> IdentityState {
@@ -189,6 +210,11 @@ impl Tunnel {
     pub(super) fn is_refused(&self) -> bool {
         let identity = self.identity.lock().unwrap_or_else(PoisonError::into_inner);
         matches!(*identity, IdentityState::Refused { .. })
+    }
+
+    /// Whether it answered 401 when it was last asked about it: on another connection it may not.
+    pub(super) fn is_unauthorized(&self) -> bool {
+        self.unauthorized.load(Relaxed)
     }
 
     fn set_identity(&self, identity: IdentityState) {
@@ -319,6 +345,10 @@ impl Tunnel {
         let uri = Uri::from_parts(parts).map_err(http::Error::from)?;
         let deadline = Instant::now() + settings.open_timeout;
         let (answer, _, _guard) = self.send(Method::OPTIONS, uri, token, deadline, settings).await?;
+        let unauthorized = answer.status() == StatusCode::UNAUTHORIZED;
+        if self.unauthorized.swap(unauthorized, Relaxed) != unauthorized {
+            self.signals.changed();
+        }
         let identity = match answer.status() {
             status if is_refusal(status) => IdentityState::Refused { status, reason: reason(answer).await },
             StatusCode::NO_CONTENT => {
@@ -355,7 +385,11 @@ impl Tunnel {
         let mut silent = self.silent.subscribe();
         tokio::select! {
             biased;
-            answer = answer => Ok((answer.map_err(RequestError::Broken)?, body, guard)),
+            answer = answer => {
+                let answer = answer.map_err(RequestError::Broken)?;
+                self.note_answer(answer.status());
+                Ok((answer, body, guard))
+            }
             _ = silent.wait_for(|silent| *silent) => Err(RequestError::Silent),
             () = tokio::time::sleep_until(deadline) => Err(RequestError::Silent),
         }

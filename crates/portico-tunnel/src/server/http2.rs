@@ -34,14 +34,10 @@ use crate::bridge::Bridge;
 use crate::handler::{Handler, Protocol, REASON, Refusal, Request, Side, Upstream};
 use crate::inbound::Inbound;
 use crate::keepalive::KeepAlive;
-use crate::settings::{FRAME_SIZE, HEADER_LIST, SEND_BUFFER, Settings};
+use crate::settings::{FIRST_REQUESTS, FRAME_SIZE, HEADER_LIST, SEND_BUFFER, Settings};
 use crate::token::Token;
 use crate::turn::{Batched, batched};
 use crate::waiting::Waiting;
-
-/// Requests of a client that has not authenticated: more are refused with 429 until one of them is answered.
-/// Our own client sends no more.
-pub(crate) const FIRST_REQUESTS: u32 = 16;
 
 /// What a request takes beside its authority and its token, while it waits.
 const REQUEST: usize = 1024;
@@ -336,8 +332,8 @@ async fn unless_too_much<T>(
     .await
 }
 
-/// Responds with a status and a reason. Without a body: one waits for a window that the client may never give.
-/// Fails only if the client is gone, so silently.
+/// Responds with a status and a reason. Without a body, which would wait for a window that the client may
+/// never give. Fails only if the client is gone, so silently.
 fn refuse(mut respond: SendResponse<Bytes>, refusal: &Refusal) {
     let mut answer = Response::new(());
     *answer.status_mut() = refusal.status;

@@ -45,6 +45,8 @@ pub struct Routes {
     reports: mpsc::UnboundedSender<Report>,
     /// Requests wait here until it is true.
     pub gate: watch::Sender<bool>,
+    /// The same for questions about an identity.
+    pub verifies: watch::Sender<bool>,
     /// Connections are asked to leave once it is true.
     pub full: watch::Sender<bool>,
     /// Whether clients count as authenticated.
@@ -102,6 +104,7 @@ impl Handler for Routes {
 
     async fn verify(&self, request: &Request) -> Result<(), Refusal> {
         self.verified.lock().unwrap().push(request.clone());
+        self.verifies.subscribe().wait_for(|open| *open).await.unwrap();
         if &*request.authority == UPSTREAM {
             return Ok(());
         }
@@ -164,6 +167,7 @@ impl Server {
             refusals: Mutex::default(),
             reports: to_reports,
             gate: watch::Sender::new(true),
+            verifies: watch::Sender::new(true),
             full: watch::Sender::new(false),
             is_authenticated: AtomicBool::new(true),
         });

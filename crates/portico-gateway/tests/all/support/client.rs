@@ -1,7 +1,7 @@
 //! A client of the tunnel that speaks HTTP/2, and the certificates of its gateway.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use h2::{RecvStream, SendStream};
@@ -45,6 +45,8 @@ pub struct Client {
     pub runtime: tokio::runtime::Handle,
     pub requests: h2::client::SendRequest<Bytes>,
     token: Option<String>,
+    /// The reason of the last answer that was a refusal.
+    reason: Mutex<String>,
     _stop: tokio::sync::oneshot::Sender<()>,
 }
 
@@ -75,7 +77,7 @@ impl Client {
         let handle = runtime.handle().clone();
         let (stop, stopped) = tokio::sync::oneshot::channel();
         std::thread::spawn(move || drop(runtime.block_on(stopped)));
-        Self { runtime: handle, requests, token: None, _stop: stop }
+        Self { runtime: handle, requests, token: None, reason: Mutex::default(), _stop: stop }
     }
 
     /// From now on, this token comes with each request.
@@ -97,8 +99,16 @@ impl Client {
             if answer.status() == 401 {
                 assert_eq!(answer.headers()["www-authenticate"], "Bearer");
             }
+            let reason = answer.headers().get(portico_tunnel::REASON);
+            *self.reason.lock().unwrap() =
+                reason.map(|reason| reason.to_str().unwrap().to_owned()).unwrap_or_default();
             (answer.status().as_u16(), send, answer.into_body())
         })
+    }
+
+    /// Why the last request was refused; empty if it was not.
+    pub fn reason(&self) -> String {
+        self.reason.lock().unwrap().clone()
     }
 
     /// The status of a CONNECT, and both directions of its stream.

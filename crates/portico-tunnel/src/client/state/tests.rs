@@ -119,6 +119,7 @@ impl World {
             state: TunnelState::Live,
             streams: 0,
             max_streams: 10,
+            is_unauthorized: false,
             since: self.now,
         });
         self.next += 1;
@@ -243,6 +244,28 @@ fn a_full_tunnel_gets_company_up_to_the_limit() {
     world.seconds(120);
     assert_eq!(world.live().len(), 2);
     assert_eq!(world.tunnels.len(), 4, "the streams of those that were retired go on");
+}
+
+#[test]
+fn a_tunnel_that_refuses_our_identity_is_replaced_by_one_elsewhere_within_a_bound() {
+    let mut world = World::new(2, 4, 3);
+    world.seconds(1);
+    let refuses = world.tunnels[0].origin;
+    world.tunnels[0].is_unauthorized = true;
+    world.reconcile();
+    world.seconds(16);
+    assert!(!world.tunnels.iter().any(|tunnel| tunnel.origin.id == refuses.id));
+    assert_eq!(world.live().len(), 2);
+    // Everywhere, for an hour.
+    let before = world.connects;
+    for _ in 0..3600 {
+        world.tunnels.iter_mut().for_each(|tunnel| tunnel.is_unauthorized = true);
+        world.reconcile();
+        world.seconds(1);
+        assert_eq!(world.live().len(), 2);
+    }
+    let made = world.connects - before;
+    assert!((60..=240).contains(&made), "{made} connections in an hour");
 }
 
 #[test]

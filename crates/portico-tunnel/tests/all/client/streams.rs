@@ -2,6 +2,7 @@
 //! break.
 
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::harness::{Line, Pod, Wire, beat, connected, settings, wait_for};
@@ -404,4 +405,39 @@ async fn a_request_on_a_draining_tunnel_that_freezes_is_asked_again_elsewhere() 
     line.wire.send_replace(Wire::Frozen);
     patiently(opening).await.unwrap().unwrap();
     assert_eq!(client.totals().streams_retried, 1);
+}
+
+#[tokio::test]
+async fn few_streams_are_asked_for_until_the_gateway_has_accepted_one_and_then_all_that_waited() {
+    const STREAMS: usize = 60;
+    let server = Server::start(plaintext()).await;
+    server.routes.is_authenticated.store(false, Relaxed);
+    server.routes.verifies.send_replace(false);
+    server.routes.gate.send_replace(false);
+    let client = Client::start(ClientSettings { tunnels: 1, max_tunnels: 4, ..settings(&[server.address]) });
+    wait_for(&client, TunnelState::Live, 1).await;
+    let mut streams = JoinSet::new();
+    for _ in 0..STREAMS {
+        let client = client.clone();
+        streams.spawn(async move { client.open(UPSTREAM).await });
+    }
+    patiently(async {
+        while server.routes.requests.lock().unwrap().len() < 14 {
+            tokio::task::yield_now().await;
+        }
+        // Whatever would come, has come.
+        for _ in 0..1000 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert!(server.routes.requests.lock().unwrap().len() <= 15);
+    server.routes.is_authenticated.store(true, Relaxed);
+    server.routes.verifies.send_replace(true);
+    server.routes.gate.send_replace(true);
+    while let Some(stream) = patiently(streams.join_next()).await {
+        stream.unwrap().unwrap();
+    }
+    assert!(server.routes.refusals.lock().unwrap().is_empty());
+    assert_eq!((client.totals().streams_refused, client.totals().tunnels_opened), (0, 1));
 }
