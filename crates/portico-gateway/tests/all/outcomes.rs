@@ -28,7 +28,7 @@ const SHORT: Duration = Duration::from_millis(50);
 
 /// A row, and what provokes it. Each asserts what the client gets.
 #[rustfmt::skip]
-const REFUSALS: [(Refusal, fn()); 21] = [
+const REFUSALS: [(Refusal, fn()); 22] = [
     (Refusal::ClosedEarly, closed_early),
     (Refusal::TooSlow, too_slow),
     (Refusal::Malformed, malformed),
