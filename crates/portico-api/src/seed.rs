@@ -103,7 +103,7 @@ impl<'de> Deserialize<'de> for Present {
 
 /// `spec.nodeportProxy`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 pub struct NodeportProxy {
     /// No seed-wide proxy: clusters are reached at the nodes of the seed.
     #[serde(deserialize_with = "or_default")]
@@ -111,6 +111,12 @@ pub struct NodeportProxy {
     /// Deprecated: replaces the annotations of load balancer Services.
     #[serde(deserialize_with = "or_default")]
     pub annotations: Strings,
+    /// `ipFamilyPolicy` of the load balancer Service; empty leaves it to the API server.
+    #[serde(deserialize_with = "or_default")]
+    pub ip_family_policy: Box<str>,
+    /// `ipFamilies` of the load balancer Service; empty leaves them to the API server.
+    #[serde(deserialize_with = "or_default")]
+    pub ip_families: Vec<Box<str>>,
     /// Settings of the proxy itself.
     #[serde(deserialize_with = "or_default")]
     pub envoy: ProxySettings,

@@ -1,15 +1,16 @@
-//! The ports that the front LoadBalancer Service of a seed publishes, so that NodePort clusters are reachable
-//! through it.
+//! The ports that a front LoadBalancer Service publishes, so that clusters are reachable through it by
+//! NodePort: the one of the seed, or the one of a cluster with the strategy LoadBalancer.
 //!
 //! It follows KKP's updater, with these differences. A comma list that holds `NodePort` counts. A
 //! name that is too long is shortened. The admin port is never published. At a cloud's listener limit, new
-//! Services wait.
+//! Services wait. A Service that would be left without ports keeps those it has.
 //!
 //! - The shared listeners come first, then the ports that are published already, then the others by age.
 //! - A NodePort that is published for another Service, or is the SNI, tunnel or admin port, waits.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
+use std::sync::Arc;
 
 use portico_api::annotations::ExposeTypes;
 use portico_api::meta::ObjectKey;
@@ -35,14 +36,19 @@ pub struct FrontSettings {
     pub listener_limit: Option<usize>,
     /// The annotation that exposes a Service.
     pub expose_annotation: String,
+    /// Publish the Services of this namespace only: the load balancer belongs to one cluster.
+    pub namespace: Option<Arc<str>>,
 }
 
 /// The ports as they should be.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FrontPlan {
-    /// All ports, sorted by name.
+    /// All ports, sorted by name. Those of now, if there is nothing to publish.
     pub ports: Vec<ServicePort>,
+    /// No port is wanted. The API server takes no Service without ports, and clients that are connected lose
+    /// nothing by ports that stay.
+    pub nothing_to_publish: bool,
     /// Ports that are not published, oldest first.
     pub waiting: Vec<Waiting>,
     /// How many listeners are in use.
@@ -113,10 +119,23 @@ pub fn plan_front_ports<'a>(
             }
         }
     }
+    let nothing_to_publish = by_number.is_empty();
+    let used = by_number.len();
+    let limit = settings.listener_limit;
+    if nothing_to_publish {
+        return FrontPlan {
+            ports: current.to_vec(),
+            nothing_to_publish,
+            waiting,
+            used,
+            limit,
+            changed: false,
+        };
+    }
     let mut ports: Vec<ServicePort> = by_number.into_values().collect();
     ports.sort_by(|a, b| a.name.cmp(&b.name));
     keep_node_ports(&mut ports, current);
-    FrontPlan { changed: ports != current, used: ports.len(), limit: settings.listener_limit, ports, waiting }
+    FrontPlan { changed: ports != current, ports, nothing_to_publish, waiting, used, limit }
 }
 
 fn front_port(name: Box<str>, number: u16) -> ServicePort {
@@ -160,6 +179,9 @@ fn age(service: &Service) -> impl Ord + '_ {
 /// Whether a Service is exposed by NodePort and has an address of its own. A Service without a ClusterIP is
 /// headless, or not admitted yet.
 fn is_published(service: &Service, settings: &FrontSettings) -> bool {
+    if settings.namespace.as_ref().is_some_and(|namespace| *namespace != service.metadata.namespace) {
+        return false;
+    }
     let ServiceSpec { cluster_ip, .. } = &service.spec;
     let exposed = service.metadata.annotation(&settings.expose_annotation).map(ExposeTypes::parse);
     let has_address = cluster_ip.as_deref().is_some_and(|ip| !ip.is_empty() && ip != "None");
@@ -221,6 +243,7 @@ mod tests {
             tunnel_port: Some(8_088),
             listener_limit,
             expose_annotation: "nodeport-proxy.k8s.io/expose".into(),
+            namespace: None,
         }
     }
 
@@ -284,6 +307,32 @@ mod tests {
         let settings = FrontSettings { sni_port: Some(ADMIN_PORT), ..settings(None) };
         let plan = plan_front_ports(&[health], &[service], &settings);
         assert_eq!(names(&plan), ["tunneling-listener"]);
+        assert!(plan.changed);
+    }
+
+    #[test]
+    fn with_nothing_to_publish_the_ports_of_now_stay() {
+        let none = FrontSettings { sni_port: None, tunnel_port: None, ..settings(None) };
+        let placeholder = ServicePort { node_port: Some(31_999), ..front_port("secure".into(), 443) };
+        let plan = plan_front_ports(std::slice::from_ref(&placeholder), [], &none);
+        assert!(plan.nothing_to_publish && !plan.changed);
+        assert_eq!((plan.ports, plan.used), (vec![placeholder], 0));
+    }
+
+    #[test]
+    fn the_load_balancer_of_a_cluster_publishes_that_cluster_alone() {
+        let own = service("cluster-a", "apiserver-external", 2_001, "true", 30_001);
+        let other = service("cluster-b", "apiserver-external", 2_001, "true", 30_002);
+        let settings = FrontSettings {
+            front: ObjectKey::new("cluster-a", "front-loadbalancer"),
+            sni_port: None,
+            tunnel_port: None,
+            namespace: Some("cluster-a".into()),
+            ..settings(None)
+        };
+        let health = front_port("healthz".into(), ADMIN_PORT);
+        let plan = plan_front_ports(&[health], [&own, &other], &settings);
+        assert_eq!(names(&plan), ["cluster-a-apiserver-external-30001"]);
         assert!(plan.changed);
     }
 

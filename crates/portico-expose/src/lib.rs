@@ -3,8 +3,8 @@
 //! For one cluster: [`resolve`] finds its seed and strategy, [`validate`] what is wrong with it, and [`plan`]
 //! what should exist. [`strategy`] holds one file for each strategy. For all clusters: the [`planner`] holds
 //! the objects, applies each [`change`] and returns what follows. [`node_ports`] allocates NodePort numbers.
-//! For the one load balancer in front of a seed: [`front`]. For gateways that must not read Clusters:
-//! [`projection`].
+//! For the load balancers in front of a seed: their ports ([`front`]) and settings ([`load_balancer`]). For
+//! gateways that must not read Clusters: [`projection`].
 //!
 //! Everything here is a plain function or a plain value: no I/O, no async, no clock. Random numbers follow
 //! from a seed ([`random`]).
@@ -16,6 +16,7 @@ mod findings;
 pub mod front;
 pub mod hosts;
 pub mod inputs;
+pub mod load_balancer;
 pub mod networks;
 pub mod node_ports;
 pub mod persisted;

@@ -1,34 +1,43 @@
-//! The front Service controller: the ports of one LoadBalancer Service follow the Services exposed by
-//! NodePort.
+//! The front Service controller: the ports of LoadBalancer Services follow the Services that they publish.
+//!
+//! The one of the seed has the NodePorts of all clusters, and the settings of the Seed ([`carry`]). The one
+//! of a cluster with the strategy LoadBalancer (`front-loadbalancer`, which KKP makes) has those of its
+//! cluster.
 //!
 //! Every replica watches and plans, so that a new leader knows everything at once and all replicas report the
-//! same numbers; only the leader writes, and only if the ports differ. Bursts of changes become one write
-//! ([`Debounce`]), because cloud load balancers are slow. What waits, and why, is in the [`FrontStatus`] and
-//! in Events on the Service. Which ports there should be is decided by [`portico_expose::front`].
-//!
-//! The write is a JSON merge patch of `spec.ports` and not a server-side apply: apply removes only what the
-//! same manager applied, and ports written by kubectl, or by KKP's updater before, must go too. The patch has
-//! the resourceVersion that was planned from, so that a write of another client in between is noticed and not
-//! overwritten.
+//! same numbers; only the leader writes, and only if something differs. Bursts of changes become one write
+//! ([`Debounce`]), because cloud load balancers are slow. What keeps a Service from being as wanted is in the
+//! [`FrontStatus`], in Events and in a condition. Which ports there should be is decided by
+//! [`portico_expose::front`]. Other writers are yielded to ([`contention`]).
 
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::ready;
 use futures_util::{FutureExt, Stream, StreamExt, stream};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
 use kube::api::{Patch, PatchParams};
-use kube::runtime::controller::{Action, Controller, Error as ControllerError};
+use kube::runtime::controller::{self, Action};
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
-use portico_api::service::{Service, ServicePort};
-use portico_expose::front::{FrontSettings, plan_front_ports};
+use portico_api::annotations::EXPOSE_NAMESPACED;
+use portico_api::meta::ObjectKey;
+use portico_api::names::ClusterName;
+use portico_api::seed::Seed;
+use portico_api::service::{Service, ServiceType};
+use portico_expose::front::{FrontPlan, FrontSettings, plan_front_ports};
+use portico_expose::load_balancer::{self, LoadBalancerSettings, SettingsError};
+use portico_kube::FIELD_MANAGER;
+use portico_kube::conditions::{self, Observed};
 use portico_kube::debounce::{DEFAULT_MAX_WAIT, DEFAULT_QUIET, Debounce};
 use portico_kube::error::describe;
 use portico_kube::events::{Events, Note};
 use portico_kube::leader::{self, LeaseSettings};
-use portico_kube::{FIELD_MANAGER, watch};
 use portico_source::Object;
 use portico_source::served::Served;
 use serde_json::json;
@@ -37,20 +46,33 @@ use tokio::sync::watch as channel;
 use tokio::time::{Instant, timeout};
 use tracing::{error, info, warn};
 
+use crate::follow::follow;
+
 mod announce;
+mod carry;
+mod contention;
 mod status;
 
-use announce::Announced;
-pub use status::{FrontStatus, StatusHandle};
+use announce::{Announced, Trouble, Troubles, foreign_writer, troubles_of};
+use carry::{Left, other_writer, ports_of, ports_patch, published, settings_patch};
+use contention::Contention;
+pub use status::{FrontStatus, ServiceStatus, StatusHandle, WatchStatus};
 
 /// The name of the controller on Events.
 const CONTROLLER: &str = "portico-front";
 
-/// Time limit of a write. The API server may have done it all the same; the watch will tell.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// The condition of a front Service that says whether everything is published.
+const CONDITION: &str = "portico.k8c.io/Published";
+
+/// Time limit of a request. The API server may have done it all the same; the next pass will tell.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Time limit of releasing the Lease at the end.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Services that are reconciled at the same time. One that an admission webhook keeps waiting must not hold
+/// the others up.
+const CONCURRENCY: u16 = 8;
 
 /// Why the controller ended by itself.
 #[derive(Debug, Error)]
@@ -60,22 +82,33 @@ pub enum FrontError {
     Ended(&'static str),
 }
 
-/// Why the front Service was not written. Retried with back-off.
+/// Why a request about a front Service failed.
 #[derive(Debug, Error)]
-enum WriteError {
-    /// The API server refused the write, or was not reached.
+enum RequestError {
+    /// The API server refused it, or was not reached. Retried with back-off.
     #[error("{}", describe(.0))]
     Refused(#[from] kube::Error),
-    /// The API server did not answer in time.
-    #[error("no answer within {WRITE_TIMEOUT:?}")]
+    /// The API server did not answer in time. Retried with back-off.
+    #[error("no answer within {REQUEST_TIMEOUT:?}")]
     NoAnswer,
+}
+
+impl RequestError {
+    /// The Service was written by another client between reading and writing: no failure, plan anew.
+    fn is_conflict(&self) -> bool {
+        matches!(self, Self::Refused(kube::Error::Api(status)) if status.is_conflict())
+    }
 }
 
 /// What the controller is to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Which Service, and which ports it gets.
+    /// The Service of the seed, and which ports it gets.
     pub plan: FrontSettings,
+    /// Name of the load balancer Service in the namespace of each cluster; `None` leaves them alone.
+    pub cluster_service: Option<String>,
+    /// The Seed of this load balancer, where there are several.
+    pub seed: Option<String>,
     /// Name of this replica, that of its pod. Must differ from all others.
     pub identity: String,
     /// A pause of this length ends a burst of changes.
@@ -85,9 +118,16 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Settings with the default times.
+    /// Settings with the default times, for the Service of the seed alone.
     pub fn new(plan: FrontSettings, identity: &str) -> Self {
-        Self { plan, identity: identity.to_owned(), quiet: DEFAULT_QUIET, max_wait: DEFAULT_MAX_WAIT }
+        Self {
+            plan,
+            cluster_service: None,
+            seed: None,
+            identity: identity.to_owned(),
+            quiet: DEFAULT_QUIET,
+            max_wait: DEFAULT_MAX_WAIT,
+        }
     }
 
     /// The Lease by which the replicas for this Service elect a leader: in its namespace, and named after it.
@@ -98,9 +138,43 @@ impl Settings {
             identity: self.identity.clone(),
         }
     }
+
+    /// The load balancer Service of the namespace, if the namespace is that of a cluster.
+    fn front_of(&self, namespace: &str) -> Option<ObjectKey> {
+        let name = self.cluster_service.as_ref()?;
+        ClusterName::of_namespace(namespace).map(|_| ObjectKey::new(namespace, name))
+    }
+
+    /// The ports of the front Service `front`.
+    fn plan_of(&self, front: &ObjectKey) -> FrontSettings {
+        if *front == self.plan.front {
+            return self.plan.clone();
+        }
+        FrontSettings {
+            front: front.clone(),
+            sni_port: None,
+            tunnel_port: None,
+            listener_limit: self.plan.listener_limit,
+            expose_annotation: EXPOSE_NAMESPACED.to_owned(),
+            namespace: Some(Arc::clone(&front.namespace)),
+        }
+    }
+
+    /// Whether a front Service has, or publishes, this one.
+    fn concerns(&self, service: &Service) -> bool {
+        let has = |annotation| service.metadata.annotation(annotation).is_some();
+        self.is_front(service) || has(&self.plan.expose_annotation) || has(EXPOSE_NAMESPACED)
+    }
+
+    fn is_front(&self, service: &Service) -> bool {
+        let key = service.metadata.key();
+        key == self.plan.front
+            || (service.spec.service_type == ServiceType::LoadBalancer
+                && self.front_of(&key.namespace) == Some(key))
+    }
 }
 
-/// The controller of one front Service.
+/// The controller of front Services.
 pub struct Front {
     client: Client,
     settings: Settings,
@@ -140,79 +214,89 @@ impl Front {
 
 /// Watches, plans and writes.
 async fn run(client: Client, settings: Settings, status: StatusHandle, leads: channel::Receiver<bool>) {
-    let front = &settings.plan.front;
-    let services: Api<core::Service> = Api::namespaced(client.clone(), &front.namespace);
-    let this_one = watch::config().fields(&format!("metadata.name={}", front.name));
-    let (exposed, writer) = reflector::store();
+    let (services, services_writer) = reflector::store();
+    let (seeds, seeds_writer) = reflector::store();
+    status.service(&settings.plan.front, |service| service.found = false);
     let context = Arc::new(Context {
         events: Events::new(client.clone(), CONTROLLER, &settings.identity),
+        client: client.clone(),
         services: services.clone(),
-        exposed,
+        seeds,
+        seeds_known: AtomicBool::new(false),
+        seeds_asked: AtomicBool::new(false),
         leads: leads.clone(),
-        state: Mutex::new(State::new(Debounce::new(settings.quiet, settings.max_wait))),
+        fronts: Mutex::default(),
         settings,
         status,
     });
     let triggers = stream::select(
-        follow_services(client, writer, Arc::clone(&context)),
-        follow_leadership(leads, Arc::clone(&context)),
+        follow_services(client.clone(), services_writer, Arc::clone(&context)).boxed(),
+        stream::select(
+            follow_seeds(client, seeds_writer, Arc::clone(&context)).boxed(),
+            follow_leadership(leads, Arc::clone(&context)).boxed(),
+        ),
     );
-    Controller::new(services, this_one)
-        .reconcile_all_on(triggers)
-        .run(reconcile, |_, _, context| context.state().next(Instant::now()), context)
-        .for_each(|result| {
-            match result {
-                // A write that failed is in the log already; a front Service that is missing, too.
-                Ok(_) | Err(ControllerError::ReconcilerFailed(..) | ControllerError::ObjectNotFound(_)) => {}
-                Err(ControllerError::QueueError(watch)) => {
-                    warn!(error = describe(&watch), "the watch of the front Service failed; trying again");
-                }
-                Err(ControllerError::RunnerError(ended)) => {
-                    error!(error = describe(&ended), "no longer reconciling")
-                }
-            }
-            ready(())
-        })
-        .await;
+    let queue = triggers.flat_map(stream::iter).map(Ok::<_, Infallible>);
+    let config = controller::Config::default().concurrency(CONCURRENCY);
+    let never = |_, never: &Infallible, _| match *never {};
+    controller::applier(
+        |front, context| reconcile(front, context).boxed(),
+        never,
+        context,
+        services,
+        queue,
+        config,
+    )
+    .for_each(|result| {
+        // A front Service that is missing is in the log already.
+        if let Err(controller::Error::RunnerError(ended)) = &result {
+            error!(error = describe(ended), "no longer reconciling");
+        }
+        ready(())
+    })
+    .await;
 }
 
 /// Everything that a reconciliation needs.
 struct Context {
     settings: Settings,
-    /// The Services of the namespace of the front Service.
-    services: Api<core::Service>,
-    /// The exposed Services of the seed.
-    exposed: Store<Served<Service>>,
+    client: Client,
+    /// The front Services, and the Services that they publish.
+    services: Store<Served<Service>>,
+    seeds: Store<Served<Seed>>,
+    /// Whether all Seeds are known.
+    seeds_known: AtomicBool,
+    /// Whether it is known that there are Seeds or none, or that they cannot be read.
+    seeds_asked: AtomicBool,
     events: Events,
     leads: channel::Receiver<bool>,
     status: StatusHandle,
-    state: Mutex<State>,
+    fronts: Mutex<BTreeMap<ObjectKey, State>>,
 }
 
-/// What one reconciliation leaves for the next.
+/// What one reconciliation of a front Service leaves for the next.
 #[derive(Debug)]
 struct State {
     debounce: Debounce,
-    /// The resourceVersion of the front Service that was reconciled last.
-    seen: Option<String>,
-    /// The resourceVersion that the last write replaced: until the watch has a newer one, its ports are out
-    /// of date.
-    replaced: Option<String>,
+    /// What the last write left, while this replica leads.
+    left: Option<Left>,
+    contention: Contention,
     announced: Announced,
 }
 
 impl State {
-    fn new(debounce: Debounce) -> Self {
-        Self { debounce, seen: None, replaced: None, announced: Announced::default() }
+    fn new(settings: &Settings) -> Self {
+        Self {
+            debounce: Debounce::new(settings.quiet, settings.max_wait),
+            left: None,
+            contention: Contention::default(),
+            announced: Announced::default(),
+        }
     }
 
-    /// Starts to reconcile the front Service of this version: `None`. Or returns what to wait for.
-    fn start(&mut self, version: Option<String>, now: Instant) -> Option<Action> {
-        if version.is_some() && version == self.replaced {
-            return Some(Action::await_change());
-        }
-        if self.seen != version {
-            self.seen = version;
+    /// Starts to reconcile: `None`. Or returns what to wait for.
+    fn start(&mut self, now: Instant) -> Option<Action> {
+        if self.contention.due().is_some_and(|due| due <= now) {
             self.debounce.changed(now);
         }
         (!self.debounce.start(now)).then(|| self.next(now))
@@ -220,35 +304,244 @@ impl State {
 
     /// When to reconcile again: once the changes that wait are due. Without any, a change triggers it.
     fn next(&self, now: Instant) -> Action {
-        let due = self.debounce.due();
+        let due = self.debounce.due().or_else(|| self.contention.due());
         due.map_or_else(Action::await_change, |due| Action::requeue(due.saturating_duration_since(now)))
     }
 }
 
-/// Compares the ports of the front Service with what they should be and, as leader, makes them so.
-async fn reconcile(front: Arc<core::Service>, context: Arc<Context>) -> Result<Action, WriteError> {
-    // Ports of Services that are not listed yet must not be removed; the end of the initial sync triggers
-    // again.
-    if !context.status.get().complete {
-        return Ok(Action::await_change());
-    }
-    if let Some(wait) = context.state().start(front.resource_version(), Instant::now()) {
+/// Compares one front Service with what it should be and, as leader, makes it so.
+async fn reconcile(front: Arc<Served<Service>>, context: Arc<Context>) -> Result<Action, Infallible> {
+    let key = front.reference.key.clone();
+    if let Some(wait) = context.state(&key, |state| state.start(Instant::now())) {
         return Ok(wait);
     }
-    let exposed = context.exposed.state();
-    let services = exposed.iter().filter_map(|served| service_of(served));
-    let plan = plan_front_ports(&ports_of(&front), services, &context.settings.plan);
-    context.status.update(|status| {
-        (status.used, status.limit) = (plan.used, plan.limit);
-        status.waiting.clone_from(&plan.waiting);
-    });
-    if *context.leads.borrow() {
-        if plan.changed {
-            context.write(&front, &plan.ports).await?;
-            let waiting = plan.waiting.len();
-            info!(used = plan.used, limit = plan.limit, waiting, "front Service updated");
+    let outcome = context.pass(&key).await;
+    let now = Instant::now();
+    Ok(context.state(&key, |state| {
+        match outcome {
+            Pass::Done => state.debounce.succeeded(),
+            Pass::Again => state.debounce.changed(now),
+            Pass::Failed => state.debounce.failed(now),
         }
-        let announcements = context.state().announced.update(&plan);
+        state.next(now)
+    }))
+}
+
+/// How a pass over one front Service ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    /// The Service is as it should be, or nothing can be done about it now.
+    Done,
+    /// Another client wrote it meanwhile.
+    Again,
+    /// A request failed.
+    Failed,
+}
+
+impl Context {
+    /// Reads one front Service, plans, writes, and says what is in the way.
+    async fn pass(&self, key: &ObjectKey) -> Pass {
+        // A load balancer is restricted before it has ports.
+        if !self.seeds_asked.load(Ordering::Acquire) {
+            return Pass::Done;
+        }
+        let api: Api<core::Service> = Api::namespaced(self.client.clone(), &key.namespace);
+        // From the API server and not from the watch: a write of our own a moment ago must be in it.
+        let mut front = match request(api.get_opt(&key.name)).await {
+            Ok(Some(front)) => front,
+            // The watch will tell.
+            Ok(None) => return Pass::Done,
+            Err(error) => return self.failed(key, "read it", &error),
+        };
+        let plan = self.plan(key, &front);
+        let mut troubles = troubles_of(&plan);
+        let wanted = self.wanted_settings(key).unwrap_or_else(|error| {
+            troubles.insert(Trouble::SettingsNotCarried, error.to_string());
+            None
+        });
+        let mut outcome = Pass::Done;
+        if *self.leads.borrow() && self.may_write(key, &front) {
+            outcome = self.write(&api, key, &mut front, &plan, wanted.as_ref(), &mut troubles).await;
+        }
+        let yielded_to = self.state(key, |state| state.contention.yielded_to().map(str::to_owned));
+        if let Some(writer) = &yielded_to {
+            troubles.insert(Trouble::ForeignWriter, foreign_writer(writer));
+        }
+        let has = published(&front, &plan.ports);
+        let error = troubles.get(&Trouble::WriteRefused).cloned();
+        self.status.service(key, |status| {
+            status.found = true;
+            (status.used, status.limit) = (plan.used, plan.limit);
+            status.published = if plan.nothing_to_publish { 0 } else { has };
+            status.waiting = plan.waiting;
+            status.error = error;
+            status.yielded_to = yielded_to;
+            status.troubles =
+                troubles.iter().map(|(trouble, text)| (trouble.reason(), text.clone())).collect();
+        });
+        if *self.leads.borrow() {
+            if !self.set_condition(&api, key, &front, &troubles).await {
+                outcome = Pass::Failed;
+            }
+            self.announce(key, &front, &troubles).await;
+        }
+        outcome
+    }
+
+    fn plan(&self, key: &ObjectKey, front: &core::Service) -> FrontPlan {
+        let served = self.services.state();
+        let services = served.iter().filter_map(|served| service_of(served));
+        plan_front_ports(&ports_of(front), services, &self.settings.plan_of(key))
+    }
+
+    /// The settings that the Service of the seed should have; `None` leaves it as it is. Those of clusters
+    /// have theirs from the controller that makes them.
+    fn wanted_settings(&self, key: &ObjectKey) -> Result<Option<LoadBalancerSettings>, SettingsError> {
+        if *key != self.settings.plan.front || !self.seeds_known.load(Ordering::Acquire) {
+            return Ok(None);
+        }
+        let served = self.seeds.state();
+        let seeds = served.iter().filter_map(|served| match &served.object {
+            Ok(Object::Seed(seed)) => Some(&**seed),
+            _ => None,
+        });
+        load_balancer::settings(seeds, self.settings.seed.as_deref())
+    }
+
+    /// Looks whether the last write still stands. Returns whether another one is allowed.
+    fn may_write(&self, key: &ObjectKey, front: &core::Service) -> bool {
+        let now = Instant::now();
+        let reverted = self.state(key, |state| {
+            let reverted = state.left.as_ref().is_some_and(|left| !left.is_in(front));
+            if reverted {
+                state.left = None;
+                state.contention.reverted(other_writer(front), now);
+            }
+            reverted
+        });
+        if reverted {
+            self.status.service(key, |status| status.reverts += 1);
+        }
+        self.state(key, |state| state.contention.may_write(now))
+    }
+
+    /// Makes the settings, then the ports as planned. `front` is then as written.
+    async fn write(
+        &self,
+        api: &Api<core::Service>,
+        key: &ObjectKey,
+        front: &mut core::Service,
+        plan: &FrontPlan,
+        wanted: Option<&LoadBalancerSettings>,
+        troubles: &mut Troubles,
+    ) -> Pass {
+        let mut outcome = Pass::Done;
+        let mut wrote = false;
+        let mut patches = Vec::new();
+        if let Some(wanted) = wanted {
+            let carried = settings_patch(front, wanted);
+            if let Some(problem) = carried.problem {
+                troubles.insert(Trouble::SettingsNotCarried, problem);
+            }
+            patches.extend(carried.patch.map(|patch| ("settings", patch)));
+        }
+        if plan.changed {
+            patches.push(("ports", ports_patch(front, &plan.ports)));
+        }
+        for (what, mut patch) in patches {
+            patch["metadata"]["resourceVersion"] = json!(front.resource_version());
+            let parameters =
+                PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
+            match request(api.patch(&key.name, &parameters, &Patch::Merge(&patch))).await {
+                Ok(written) => {
+                    *front = written;
+                    wrote = true;
+                    self.status.service(key, |status| status.writes += 1);
+                    info!(service = %key, what, ports = plan.ports.len(), "front Service updated");
+                }
+                Err(error) if error.is_conflict() => return Pass::Again,
+                Err(error) => {
+                    outcome = Pass::Failed;
+                    self.status.service(key, |status| status.failed_writes += 1);
+                    troubles.insert(Trouble::WriteRefused, format!("Cannot write the {what}: {error}"));
+                }
+            }
+        }
+        if wrote {
+            let no_settings = LoadBalancerSettings::default();
+            let carried = wanted.unwrap_or(&no_settings).annotations.keys();
+            let left = Left::of(front, carried);
+            // What comes back otherwise was changed on the way: to write it again would never end.
+            let altered = outcome == Pass::Done
+                && (self.plan(key, front).changed
+                    || wanted.is_some_and(|wanted| settings_patch(front, wanted).patch.is_some()));
+            self.state(key, |state| {
+                state.left = Some(left);
+                if altered {
+                    let writer = "an admission webhook or the API server itself".to_owned();
+                    state.contention.reverted(writer, Instant::now());
+                }
+            });
+            if altered {
+                self.status.service(key, |status| status.reverts += 1);
+                return Pass::Again;
+            }
+        }
+        outcome
+    }
+
+    /// Records that a request failed which is no write of ports or settings.
+    fn failed(&self, key: &ObjectKey, what: &str, error: &RequestError) -> Pass {
+        let text = format!("Cannot {what}: {error}");
+        let news = self.status.service(key, |status| {
+            status.failed_writes += 1;
+            status.error.replace(text.clone()).is_none_or(|before| before != text)
+        });
+        if news {
+            warn!(service = %key, "{text}; trying again");
+        }
+        Pass::Failed
+    }
+
+    /// Puts the worst trouble into the condition of the Service. Returns whether that worked.
+    async fn set_condition(
+        &self,
+        api: &Api<core::Service>,
+        key: &ObjectKey,
+        front: &core::Service,
+        troubles: &Troubles,
+    ) -> bool {
+        let status = front.status.as_ref();
+        let mut conditions = status.and_then(|status| status.conditions.clone()).unwrap_or_default();
+        let worst = troubles.iter().next();
+        let observed = Observed {
+            kind: CONDITION,
+            holds: Some(worst.is_none()),
+            reason: worst.map_or("AsWanted", |(trouble, _)| trouble.reason()),
+            message: worst.map_or_else(|| "Everything is published".to_owned(), |(_, text)| text.clone()),
+            generation: None,
+        };
+        if !conditions::set(&mut conditions, observed, Timestamp::now()) {
+            return true;
+        }
+        conditions.retain(|condition| condition.type_ == CONDITION);
+        let applied = json!({
+            "apiVersion": "v1", "kind": "Service", "metadata": { "name": &*key.name },
+            "status": { "conditions": conditions },
+        });
+        let parameters = PatchParams::apply(FIELD_MANAGER).force();
+        match request(api.patch_status(&key.name, &parameters, &Patch::Apply(&applied))).await {
+            Ok(_) => true,
+            Err(error) => {
+                self.failed(key, "write its condition", &error);
+                false
+            }
+        }
+    }
+
+    /// Puts what began and what ended on the Service as Events.
+    async fn announce(&self, key: &ObjectKey, front: &core::Service, troubles: &Troubles) {
+        let announcements = self.state(key, |state| state.announced.update(key, troubles));
         for announcement in announcements {
             let note = Note {
                 severity: announcement.severity,
@@ -256,59 +549,73 @@ async fn reconcile(front: Arc<core::Service>, context: Arc<Context>) -> Result<A
                 action: "PublishPorts",
                 text: &announcement.text,
             };
-            context.events.publish(&front.object_ref(&()), note).await;
+            self.events.publish(&front.object_ref(&()), note).await;
         }
     }
-    let mut state = context.state();
-    state.debounce.succeeded();
-    Ok(state.next(Instant::now()))
-}
 
-impl Context {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Calls `change` with the state of a front Service.
+    fn state<T>(&self, key: &ObjectKey, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut fronts = self.fronts();
+        change(fronts.entry(key.clone()).or_insert_with(|| State::new(&self.settings)))
     }
 
-    fn changed(&self) {
-        self.state().debounce.changed(Instant::now());
+    fn fronts(&self) -> MutexGuard<'_, BTreeMap<ObjectKey, State>> {
+        self.fronts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn write(&self, front: &core::Service, ports: &[ServicePort]) -> Result<(), WriteError> {
-        let version = front.resource_version();
-        let patch = json!({ "metadata": { "resourceVersion": version }, "spec": { "ports": ports } });
-        let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
-        let patch = Patch::Merge(&patch);
-        let name = &self.settings.plan.front.name;
-        let error = match timeout(WRITE_TIMEOUT, self.services.patch(name, &parameters, &patch)).await {
-            Ok(Ok(written)) => {
-                // A patch that changes nothing keeps the version.
-                self.state().replaced =
-                    version.filter(|_| written.resource_version() != front.resource_version());
-                self.status.update(|status| {
-                    status.writes += 1;
-                    status.error = None;
-                });
-                return Ok(());
-            }
-            Ok(Err(error)) => WriteError::Refused(error),
-            Err(_) => WriteError::NoAnswer,
+    /// The front Services that exist.
+    fn existing(&self) -> Vec<ObjectKey> {
+        let is_front = |served: &&Arc<Served<Service>>| {
+            service_of(served).is_some_and(|service| self.settings.is_front(service))
         };
-        warn!(service = %self.settings.plan.front, %error, "cannot update the front Service; trying again");
-        self.status.update(|status| {
-            status.failed_writes += 1;
-            status.error = Some(error.to_string());
-        });
-        self.state().debounce.failed(Instant::now());
-        Err(error)
+        self.services.state().iter().filter(is_front).map(|served| served.reference.key.clone()).collect()
     }
 
-    /// Returns an event of the seed's Services as an event of its exposed Services; `None` if it does not
-    /// concern them.
-    fn exposed_only(
+    /// Something that these front Services follow from has changed. Returns what to reconcile.
+    fn changed(&self, fronts: Vec<ObjectKey>) -> Vec<ObjectRef<Served<Service>>> {
+        let now = Instant::now();
+        for key in &fronts {
+            self.state(key, |state| state.debounce.changed(now));
+        }
+        fronts.iter().map(|key| ObjectRef::new(&key.name).within(&key.namespace)).collect()
+    }
+
+    /// Drops what is kept about front Services that are gone, and says so about the one of the seed.
+    fn forget_all_but(&self, existing: &[ObjectKey]) {
+        self.fronts().retain(|key, _| existing.contains(key));
+        let seed = &self.settings.plan.front;
+        let lost = self.status.update(|status| {
+            status.services.retain(|key, _| key == seed || existing.contains(key));
+            let status = status.services.entry(seed.clone()).or_default();
+            let lost = status.found && !existing.contains(seed);
+            if lost {
+                let counted = (status.writes, status.failed_writes, status.reverts);
+                *status = ServiceStatus::default();
+                (status.writes, status.failed_writes, status.reverts) = counted;
+            }
+            status.found = existing.contains(seed);
+            lost
+        });
+        if lost {
+            self.warn_missing();
+        }
+    }
+
+    fn warn_missing(&self) {
+        let service = &self.settings.plan.front;
+        warn!(%service, "the front Service does not exist; create it, as in deploy/gateway.yaml");
+    }
+
+    /// Returns an event of the seed's Services as an event of the ones that concern front Services; `None`
+    /// for others.
+    fn only_concerned(
         &self,
         event: watcher::Event<Served<Service>>,
     ) -> Option<watcher::Event<Served<Service>>> {
         use watcher::Event::{Apply, Delete, Init, InitApply, InitDone};
+        let concerns = |served: &Served<Service>| {
+            service_of(served).is_some_and(|service| self.settings.concerns(service))
+        };
         match event {
             Init | InitDone => Some(event),
             InitApply(ref served) | Apply(ref served) if served.object.is_err() => {
@@ -318,99 +625,113 @@ impl Context {
                 }
                 None
             }
-            InitApply(served) => self.is_exposed(&served).then_some(InitApply(served)),
-            Apply(served) if self.is_exposed(&served) => Some(Apply(served)),
-            // No longer exposed, or never: most of the Services of a seed.
+            InitApply(served) => concerns(&served).then_some(InitApply(served)),
+            Apply(served) if concerns(&served) => Some(Apply(served)),
+            // No longer, or never: most of the Services of a seed.
             Apply(served) | Delete(served) => {
-                self.exposed.get(&ObjectRef::from_obj(&served)).map(|_| Delete(served))
+                self.services.get(&ObjectRef::from_obj(&served)).map(|_| Delete(served))
             }
         }
     }
 
-    fn is_exposed(&self, served: &Served<Service>) -> bool {
-        let annotation = &self.settings.plan.expose_annotation;
-        service_of(served).is_some_and(|service| service.metadata.annotation(annotation).is_some())
-    }
-
-    /// Follows whether the front Service exists. `listed` says whether the present listing had it.
-    fn follow_front(&self, event: &watcher::Event<Served<Service>>, listed: &mut bool) {
+    /// The front Services to look at after an event.
+    fn concerned_by(&self, event: &watcher::Event<Served<Service>>) -> Vec<ObjectKey> {
         use watcher::Event::{Apply, Delete, Init, InitApply, InitDone};
-        let front = &self.settings.plan.front;
-        let found = match event {
-            Init => {
-                *listed = false;
-                return;
+        let existing = self.existing();
+        match event {
+            Init | InitApply(_) => Vec::new(),
+            InitDone => {
+                self.forget_all_but(&existing);
+                if self.status.update(|status| !std::mem::replace(&mut status.complete, true))
+                    && !existing.contains(&self.settings.plan.front)
+                {
+                    self.warn_missing();
+                }
+                existing
             }
-            InitApply(served) => {
-                *listed |= served.reference.key == *front;
-                return;
+            Apply(served) | Delete(served) => {
+                if matches!(event, Delete(_)) {
+                    self.forget_all_but(&existing);
+                }
+                let key = &served.reference.key;
+                let mut concerned = vec![self.settings.plan.front.clone()];
+                concerned.extend(self.settings.front_of(&key.namespace));
+                concerned.retain(|front| existing.contains(front));
+                concerned
             }
-            InitDone => *listed,
-            Apply(served) if served.reference.key == *front => true,
-            Delete(served) if served.reference.key == *front => false,
-            Apply(_) | Delete(_) => return,
-        };
-        if !found {
-            warn!(service = %front, "the front Service does not exist; create it, as in deploy/gateway.yaml");
         }
-        self.status.update(|status| status.found = found);
     }
 }
 
-/// Watches the Services of the seed. Keeps those that are exposed in the store of `writer`, and yields when
-/// they change.
+/// A request with a time limit.
+async fn request<T>(work: impl Future<Output = kube::Result<T>>) -> Result<T, RequestError> {
+    Ok(timeout(REQUEST_TIMEOUT, work).await.map_err(|_| RequestError::NoAnswer)??)
+}
+
+/// Watches the Services of the seed. Keeps those that concern front Services in the store of `writer`, and
+/// yields the front Services to reconcile.
 ///
-/// Not [`Controller::watches`]: it does not yield when a relist shows that a Service vanished.
+/// Not `Controller::watches`: it does not yield when a relist shows that a Service vanished.
 fn follow_services(
     client: Client,
     writer: reflector::store::Writer<Served<Service>>,
     context: Arc<Context>,
-) -> impl Stream<Item = ()> + Send + 'static {
+) -> impl Stream<Item = Vec<ObjectRef<Served<Service>>>> + Send + 'static {
     let after = Arc::clone(&context);
-    let mut listed = false;
-    watcher(Api::<Served<Service>>::all_with(client, &()), watch::config())
-        .default_backoff()
+    follow::<Service>(client, context.status.clone())
         .filter_map(move |event| {
             ready(match event {
-                Ok(event) => {
-                    context.follow_front(&event, &mut listed);
-                    context.exposed_only(event).map(Ok)
-                }
+                Ok(event) => context.only_concerned(event).map(Ok),
                 Err(error) => Some(Err(error)),
             })
         })
         .reflect(writer)
         .filter_map(move |event| {
-            ready(match event {
-                Ok(watcher::Event::Init) => None,
-                Ok(event) => {
-                    if matches!(event, watcher::Event::InitDone) {
-                        after.status.update(|status| status.complete = true);
-                    }
-                    after.changed();
-                    Some(())
-                }
-                Err(error) => {
-                    warn!(error = describe(&error), "the watch of Services failed; trying again");
-                    None
-                }
-            })
+            // Errors are on record.
+            ready(event.ok().map(|event| after.changed(after.concerned_by(&event))))
         })
 }
 
-/// Yields when this replica becomes or stops being the leader.
+/// Watches the Seeds in the store of `writer`, and yields the front Services to reconcile.
+fn follow_seeds(
+    client: Client,
+    writer: reflector::store::Writer<Served<Seed>>,
+    context: Arc<Context>,
+) -> impl Stream<Item = Vec<ObjectRef<Served<Service>>>> + Send + 'static {
+    follow::<Seed>(client, context.status.clone()).reflect(writer).filter_map(move |event| {
+        ready(match event {
+            Ok(watcher::Event::Init | watcher::Event::InitApply(_)) => None,
+            // What was known before an error stays.
+            Err(_) if context.seeds_asked.swap(true, Ordering::AcqRel) => None,
+            event => {
+                context.seeds_asked.store(true, Ordering::Release);
+                if matches!(event, Ok(watcher::Event::InitDone)) {
+                    context.seeds_known.store(true, Ordering::Release);
+                }
+                let fronts = context.existing();
+                Some(context.changed(fronts))
+            }
+        })
+    })
+}
+
+/// Yields the front Services when this replica becomes or stops being the leader.
 fn follow_leadership(
     leads: channel::Receiver<bool>,
     context: Arc<Context>,
-) -> impl Stream<Item = ()> + Send + 'static {
+) -> impl Stream<Item = Vec<ObjectRef<Served<Service>>>> + Send + 'static {
     stream::unfold(leads, move |mut leads| {
         let context = Arc::clone(&context);
         async move {
             leads.changed().await.ok()?;
             let leader = *leads.borrow_and_update();
             context.status.update(|status| status.leader = leader);
-            context.changed();
-            Some(((), leads))
+            // What another leader writes meanwhile is no revert.
+            for state in context.fronts().values_mut() {
+                (state.left, state.contention) = (None, Contention::default());
+            }
+            let fronts = context.existing();
+            Some((context.changed(fronts), leads))
         }
         .boxed()
     })
@@ -421,14 +742,6 @@ fn service_of(served: &Served<Service>) -> Option<&Service> {
         Ok(Object::Service(service)) => Some(service),
         _ => None,
     }
-}
-
-/// The ports of the Service as Portico reads them. A port that it cannot read counts as absent, and so is
-/// replaced.
-fn ports_of(service: &core::Service) -> Vec<ServicePort> {
-    let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_deref()).unwrap_or_default();
-    let read = |port| serde_json::to_value(port).and_then(serde_json::from_value).ok();
-    ports.iter().filter_map(read).collect()
 }
 
 #[cfg(test)]

@@ -1,13 +1,15 @@
 //! The controllers of a seed, one a file, on [`kube::runtime::Controller`].
 //!
-//! [`front`] publishes the ports of NodePort clusters on the one LoadBalancer Service of the seed.
+//! [`front`] publishes the ports of clusters on the LoadBalancer Services in front of them: that of the seed,
+//! and those of clusters with the strategy LoadBalancer. `follow` watches what controllers work from.
 //!
 //! What should exist is computed by pure code in `portico-expose`; what every controller needs is in
 //! `portico-kube`. Only this crate writes to Kubernetes; bytes pass through the gateway, in another process
 //! with fewer rights.
 
+mod follow;
 pub mod front;
 #[cfg(test)]
 mod testing;
 
-pub use front::{Front, FrontStatus, Settings, StatusHandle};
+pub use front::{Front, FrontStatus, ServiceStatus, Settings, StatusHandle, WatchStatus};

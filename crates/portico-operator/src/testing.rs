@@ -1,7 +1,7 @@
 //! An API server in memory, for tests of controllers on a paused clock.
 //!
-//! It lists, watches and merge-patches Services, keeps one Lease and collects Events. Tests beside a real API
-//! server are in `tests/`.
+//! It lists, watches and merge-patches Services and Seeds, keeps one Lease and collects Events. Tests beside
+//! a real API server are in `tests/`.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -29,19 +29,24 @@ pub(crate) struct FakeApi(Arc<Mutex<State>>);
 #[derive(Default)]
 struct State {
     version: u64,
-    /// By `namespace/name`.
-    services: BTreeMap<String, Value>,
+    /// By `PLURAL/namespace/name`.
+    objects: BTreeMap<String, Value>,
+    /// Seeds are served.
+    kkp: bool,
     lease: Option<Value>,
     events: Vec<Value>,
     watches: Vec<Watch>,
     writes: usize,
     /// Requests for Services get this status instead of an answer.
     refusal: Option<StatusCode>,
+    /// The same for patches of their `spec`.
+    write_refusal: Option<StatusCode>,
+    /// Changes each Service as it is written, as an admission webhook does.
+    webhook: Option<fn(&mut Value)>,
 }
 
 struct Watch {
-    /// The `namespace/name` of a watch of one object.
-    only: Option<String>,
+    plural: String,
     lines: UnboundedSender<Bytes>,
 }
 
@@ -51,26 +56,28 @@ impl FakeApi {
     }
 
     /// Creates or replaces a Service.
-    pub(crate) fn put(&self, mut service: Value) {
+    pub(crate) fn put(&self, service: Value) {
+        self.state().put("services", service);
+    }
+
+    /// Creates or replaces a Seed. From now on the kinds of KKP are served.
+    pub(crate) fn put_seed(&self, seed: Value) {
         let mut state = self.state();
-        state.version += 1;
-        service["metadata"]["resourceVersion"] = state.version.to_string().into();
-        let kind = if state.services.contains_key(&key(&service)) { "MODIFIED" } else { "ADDED" };
-        state.services.insert(key(&service), service.clone());
-        state.tell(kind, &service);
+        state.kkp = true;
+        state.put("seeds", seed);
     }
 
     /// Deletes the Service `namespace/name`.
     pub(crate) fn delete(&self, name: &str) {
         let mut state = self.state();
-        let service = state.services.remove(name).unwrap();
-        state.tell("DELETED", &service);
+        let service = state.objects.remove(&format!("services/{name}")).unwrap();
+        state.tell("DELETED", "services", &service);
     }
 
     /// Deletes the Service `namespace/name` while all watches are broken, so that only a new list shows it.
     pub(crate) fn delete_unseen(&self, name: &str) {
         let mut state = self.state();
-        state.services.remove(name).unwrap();
+        state.objects.remove(&format!("services/{name}")).unwrap();
         let expired = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 410,
             "reason": "Expired", "message": "too old resource version"});
         for watch in state.watches.drain(..) {
@@ -83,9 +90,26 @@ impl FakeApi {
         self.state().refusal = status;
     }
 
+    /// From now on writes of Services are refused, or accepted again; their status can be written.
+    pub(crate) fn refuse_writes(&self, status: Option<StatusCode>) {
+        self.state().write_refusal = status;
+    }
+
+    /// From now on each Service is changed as it is written.
+    pub(crate) fn alter(&self, webhook: fn(&mut Value)) {
+        self.state().webhook = Some(webhook);
+    }
+
     /// The Service `namespace/name`.
     pub(crate) fn service(&self, name: &str) -> Value {
-        self.state().services[name].clone()
+        self.state().objects[&format!("services/{name}")].clone()
+    }
+
+    /// Status and reason of the condition of the Service `namespace/name`.
+    pub(crate) fn condition(&self, name: &str) -> (String, String) {
+        let condition = &self.service(name)["status"]["conditions"][0];
+        let field = |field: &str| condition[field].as_str().unwrap_or_default().to_owned();
+        (field("status"), field("reason"))
     }
 
     /// How many writes of Services were accepted.
@@ -131,26 +155,36 @@ impl FakeApi {
         {
             return failure(status);
         }
-        let only = query.contains("fieldSelector=metadata.name").then(|| "portico/portico".to_owned());
+        let plural = ["services", "seeds"].into_iter().find(|plural| path.ends_with(plural));
         match (method.as_str(), path, body) {
-            ("GET", path, _) if path.ends_with("/services") && query.contains("watch=true") => {
+            ("GET", _, _) if plural == Some("seeds") && !state.kkp => failure(StatusCode::NOT_FOUND),
+            ("GET", _, _) if plural.is_some() && query.contains("watch=true") => {
                 let (lines, received) = unbounded_channel();
-                state.watches.push(Watch { only, lines });
+                state.watches.push(Watch { plural: plural.unwrap().to_owned(), lines });
                 let frames = futures_util::stream::unfold(received, |mut received| async {
                     let line = received.recv().await?;
                     Some((Ok(Frame::data(line)), received))
                 });
                 response(StatusCode::OK, frames.boxed())
             }
-            ("GET", path, _) if path.ends_with("/services") => {
-                let items =
-                    state.services.iter().filter(|(name, _)| only.as_ref().is_none_or(|only| only == *name));
-                let items: Vec<_> = items.map(|(_, service)| service.clone()).collect();
-                success(&json!({"apiVersion": "v1", "kind": "ServiceList",
+            ("GET", _, _) if plural.is_some() => {
+                let start = format!("{}/", plural.unwrap());
+                let items = state.objects.iter().filter(|(name, _)| name.starts_with(&start));
+                let items: Vec<_> = items.map(|(_, object)| object.clone()).collect();
+                success(&json!({"apiVersion": "v1", "kind": "List",
                     "metadata": {"resourceVersion": state.version.to_string()}, "items": items}))
             }
+            ("GET", path, _) if path.contains("/services/") => match state.objects.get(&named(path)) {
+                Some(service) => success(service),
+                None => failure(StatusCode::NOT_FOUND),
+            },
             ("PATCH", path, Some(patch)) if path.contains("/services/") => {
-                state.patch("portico/portico", &patch)
+                if let Some(status) = state.write_refusal
+                    && !path.ends_with("/status")
+                {
+                    return failure(status);
+                }
+                state.patch(&named(path), &patch)
             }
             ("GET", path, _) if path.contains("/leases/") => match &state.lease {
                 Some(lease) => success(lease),
@@ -172,29 +206,56 @@ impl FakeApi {
 }
 
 impl State {
-    fn patch(&mut self, name: &str, patch: &Value) -> Response<ResponseBody> {
-        let Some(mut service) = self.services.get(name).cloned() else {
-            return failure(StatusCode::NOT_FOUND);
-        };
-        if service["metadata"]["resourceVersion"] != patch["metadata"]["resourceVersion"] {
-            return failure(StatusCode::CONFLICT);
-        }
+    fn put(&mut self, plural: &str, mut object: Value) {
         self.version += 1;
-        self.writes += 1;
-        service["metadata"]["resourceVersion"] = self.version.to_string().into();
-        service["spec"]["ports"] = patch["spec"]["ports"].clone();
-        self.services.insert(name.to_owned(), service.clone());
-        self.tell("MODIFIED", &service);
-        success(&service)
+        object["metadata"]["resourceVersion"] = self.version.to_string().into();
+        let key = format!("{plural}/{}", key(&object));
+        let kind = if self.objects.contains_key(&key) { "MODIFIED" } else { "ADDED" };
+        self.objects.insert(key, object.clone());
+        self.tell(kind, plural, &object);
     }
 
-    fn tell(&mut self, kind: &str, service: &Value) {
-        let key = key(service);
-        let line = line(&json!({"type": kind, "object": service}));
-        self.watches.retain(|watch| {
-            let concerned = watch.only.as_ref().is_none_or(|only| *only == key);
-            !concerned || watch.lines.send(line.clone()).is_ok()
-        });
+    fn patch(&mut self, name: &str, patch: &Value) -> Response<ResponseBody> {
+        let Some(mut service) = self.objects.get(name).cloned() else {
+            return failure(StatusCode::NOT_FOUND);
+        };
+        let is_status = patch.get("status").is_some();
+        let version = &patch["metadata"]["resourceVersion"];
+        if !is_status && service["metadata"]["resourceVersion"] != *version {
+            return failure(StatusCode::CONFLICT);
+        }
+        merge(&mut service, patch);
+        if !is_status {
+            self.writes += 1;
+            if let Some(webhook) = self.webhook {
+                webhook(&mut service);
+            }
+        }
+        self.put("services", service);
+        success(&self.objects[name])
+    }
+
+    fn tell(&mut self, kind: &str, plural: &str, object: &Value) {
+        let line = line(&json!({"type": kind, "object": object}));
+        self.watches.retain(|watch| watch.plural != plural || watch.lines.send(line.clone()).is_ok());
+    }
+}
+
+/// A JSON merge patch (RFC 7396).
+fn merge(object: &mut Value, patch: &Value) {
+    let Some(patch) = patch.as_object() else {
+        *object = patch.clone();
+        return;
+    };
+    if !object.is_object() {
+        *object = json!({});
+    }
+    for (key, value) in patch {
+        if value.is_null() {
+            object.as_object_mut().unwrap().remove(key);
+        } else {
+            merge(&mut object[key], value);
+        }
     }
 }
 
@@ -216,6 +277,12 @@ impl Service<Request<Body>> for FakeApi {
             Ok(api.answer(&head.method, head.uri.path(), head.uri.query().unwrap_or_default(), body))
         })
     }
+}
+
+/// `services/namespace/name` of a path.
+fn named(path: &str) -> String {
+    let parts: Vec<_> = path.trim_end_matches("/status").rsplit('/').collect();
+    format!("services/{}/{}", parts[2], parts[0])
 }
 
 fn key(service: &Value) -> String {

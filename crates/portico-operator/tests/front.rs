@@ -14,7 +14,7 @@ use portico_expose::front::FrontSettings;
 use portico_kube::client;
 use portico_lab::control_plane::Options;
 use portico_lab::{ControlPlane, Etcd, Kubectl, Lab, wait};
-use portico_operator::{Front, Settings, StatusHandle};
+use portico_operator::{Front, ServiceStatus, Settings, StatusHandle};
 use serde_json::json;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -37,6 +37,7 @@ impl Replica {
             tunnel_port: None,
             listener_limit: Some(4),
             expose_annotation: portico_api::annotations::EXPOSE.into(),
+            namespace: None,
         };
         let front = Front::new(client.clone(), Settings::new(plan, identity));
         let (stop, stopped) = oneshot::channel();
@@ -46,6 +47,12 @@ impl Replica {
             front.run(stopped).await.unwrap();
         });
         Self { status, stop, task }
+    }
+
+    /// The status of the front Service of the seed.
+    fn front(&self) -> ServiceStatus {
+        let front = ObjectKey::new("portico", "portico");
+        self.status.get().services.get(&front).cloned().unwrap_or_default()
     }
 }
 
@@ -111,7 +118,7 @@ async fn the_front_service_follows_the_exposed_services_whoever_leads() {
         ensure!(published(&kubectl).len() == 2, "{:?}", first.status.get());
         Ok(())
     });
-    let writes = first.status.get().writes;
+    let writes = first.front().writes;
     assert!(
         writes <= 3,
         "the placeholder ports go in one write, two clusters come in one or two, and not {writes}"
@@ -127,10 +134,10 @@ async fn the_front_service_follows_the_exposed_services_whoever_leads() {
     });
     expose(&kubectl, &["d"]);
     until("one cluster to wait", || {
-        ensure!(first.status.get().waiting.len() == 1 && published(&kubectl).len() == 3);
+        ensure!(first.front().waiting.len() == 1 && published(&kubectl).len() == 3);
         Ok(())
     });
-    assert_eq!(first.status.get().waiting[0].service.to_string(), "default/d");
+    assert_eq!(first.front().waiting[0].service.to_string(), "default/d");
     assert!(before.iter().all(|port| published(&kubectl).contains(port)), "old ports keep their numbers");
     until("the Event", || {
         let events = kubectl.get(&["events", "-n", "portico"])?;
@@ -145,29 +152,25 @@ async fn the_front_service_follows_the_exposed_services_whoever_leads() {
 
     // The second replica knows as much and has written nothing; when the first ends, it goes on at once.
     let waiting = second.status.get();
-    assert!(waiting.complete && !waiting.leader && waiting.writes == 0, "{waiting:?}");
+    assert!(waiting.complete && !waiting.leader && second.front().writes == 0, "{waiting:?}");
     first.stop.send(()).unwrap();
     first.task.await.unwrap();
     kubectl.run(&["delete", "service", "a"]).unwrap();
     until("the second replica to go on", || {
-        ensure!(
-            second.status.get().writes == 1 && published(&kubectl).len() == 3,
-            "{:?}",
-            second.status.get()
-        );
+        ensure!(second.front().writes == 1 && published(&kubectl).len() == 3, "{:?}", second.status.get());
         Ok(())
     });
-    assert!(second.status.get().waiting.is_empty());
+    assert!(second.front().waiting.is_empty());
 
     // Nothing changed, so nothing is written.
     kubectl.run(&["label", "service", "b", "touched=yes"]).unwrap();
     expose(&kubectl, &["e"]);
     until("the newest to wait", || {
-        ensure!(second.status.get().waiting.len() == 1, "{:?}", second.status.get());
+        ensure!(second.front().waiting.len() == 1, "{:?}", second.status.get());
         Ok(())
     });
-    assert_eq!(second.status.get().writes, 1);
-    assert_eq!(second.status.get().failed_writes, 0);
+    assert_eq!(second.front().writes, 1);
+    assert_eq!(second.front().failed_writes, 0);
     second.stop.send(()).unwrap();
     second.task.await.unwrap();
 }

@@ -26,15 +26,12 @@ use super::rules::{Endpoint, NoAddress, Strategy};
 use crate::certificate::SubjectNames;
 use crate::findings::Findings;
 use crate::inputs::{Inputs, Known, LoadBalancers, Scope};
+use crate::load_balancer::{self, AWS_IDLE, AWS_TYPE};
 use crate::services::{Exposed, metadata, strings};
 
 /// The cluster's own load balancer.
 const FRONT: &str = "front-loadbalancer";
 
-const AWS_TYPE: (&str, &str) = ("service.beta.kubernetes.io/aws-load-balancer-type", "nlb");
-/// Watches are silent for hours. AWS cuts after a minute by default, and an hour is the most it accepts.
-const AWS_IDLE: (&str, &str) =
-    ("service.beta.kubernetes.io/aws-load-balancer-connection-idle-timeout", "3600");
 const AWS_CROSS_ZONE: (&str, &str) =
     ("service.beta.kubernetes.io/aws-load-balancer-cross-zone-load-balancing-enabled", "true");
 
@@ -126,12 +123,7 @@ fn front(scope: &Scope<'_>, ranges: &[String]) -> Service {
 }
 
 fn front_annotations(scope: &Scope<'_>) -> Strings {
-    let proxy = &scope.seed.spec.nodeport_proxy;
-    let mut annotations = proxy.annotations.clone();
-    match &proxy.envoy.load_balancer_service.annotations {
-        Some(written) => annotations.extend(written.clone()),
-        None => annotations.extend(strings([AWS_TYPE, AWS_IDLE])),
-    }
+    let mut annotations = load_balancer::annotations(scope.seed);
     if scope.is_on("aws") {
         annotations.extend(strings([AWS_TYPE, AWS_IDLE, AWS_CROSS_ZONE]));
     }

@@ -1,5 +1,9 @@
-//! What waits at the front Service, in the log and as Events, when it begins and when it ends.
+//! What keeps a front Service from being as wanted: in the log and as Events when it begins and when it ends,
+//! and as a condition in between.
 
+use std::collections::BTreeMap;
+
+use portico_api::meta::ObjectKey;
 use portico_expose::front::{FrontPlan, WhyWaiting};
 use portico_kube::events::Severity;
 use tracing::{info, warn};
@@ -7,12 +11,55 @@ use tracing::{info, warn};
 /// Most waiting ports named in one text; `/status` has all of them.
 const MAX_NAMED: usize = 5;
 
-/// What was said last.
-#[derive(Debug, Default)]
-pub(super) struct Announced {
-    limit_reached: bool,
-    numbers_taken: bool,
+/// Something that keeps the Service from being as wanted. The worst comes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Trouble {
+    /// The API server refused a write, or was not reached.
+    WriteRefused,
+    /// Another client writes the same fields.
+    ForeignWriter,
+    /// No port is wanted, and the old ones stay.
+    NothingToPublish,
+    /// The load balancer has no listener left.
+    ListenerLimit,
+    /// A port number is used twice.
+    NumberTaken,
+    /// Settings of the Seed cannot be put on the Service.
+    SettingsNotCarried,
 }
+
+impl Trouble {
+    /// The reason of the Event when it begins, and of the condition.
+    pub(super) fn reason(self) -> &'static str {
+        match self {
+            Self::WriteRefused => "WriteRefused",
+            Self::ForeignWriter => "ForeignWriter",
+            Self::NothingToPublish => "NothingToPublish",
+            Self::ListenerLimit => "ListenerLimitReached",
+            Self::NumberTaken => "PortNumberTaken",
+            Self::SettingsNotCarried => "SettingsNotCarried",
+        }
+    }
+
+    /// Reason and text of the Event when it ends.
+    fn end(self) -> (&'static str, &'static str) {
+        match self {
+            Self::WriteRefused => ("WriteAccepted", "The Service can be written again"),
+            Self::ForeignWriter => ("ForeignWriterGone", "No other client reverts the Service any more"),
+            Self::NothingToPublish => ("PortsToPublish", "There are ports to publish again"),
+            Self::ListenerLimit => ("ListenerLimitLeft", "No port waits for a listener any more"),
+            Self::NumberTaken => ("PortNumberFree", "No port waits for its number any more"),
+            Self::SettingsNotCarried => ("SettingsCarried", "The settings of the Seed are on the Service"),
+        }
+    }
+}
+
+/// The troubles of one Service, each with a text for people.
+pub(super) type Troubles = BTreeMap<Trouble, String>;
+
+/// The troubles that were announced and have not ended.
+#[derive(Debug, Default)]
+pub(super) struct Announced(Vec<Trouble>);
 
 /// One thing to say.
 #[derive(Debug, PartialEq, Eq)]
@@ -26,53 +73,70 @@ pub(super) struct Announcement {
 }
 
 impl Announced {
-    /// Returns what is new since the last plan, after writing it to the log.
-    pub(super) fn update(&mut self, plan: &FrontPlan) -> Vec<Announcement> {
-        let mut news = Vec::new();
-        let waiting = waiting(plan, WhyWaiting::ListenerLimit);
-        let limit = plan.limit.unwrap_or_default();
-        if changes(&mut self.limit_reached, !waiting.is_empty()) {
-            news.push(if self.limit_reached {
-                let text = format!(
-                    "All {limit} listeners are in use; {} ports wait for one: {}. Raise --listener-limit if \
-                     the load balancer allows it, or expose clusters by SNI",
-                    waiting.len(),
-                    named(&waiting)
-                );
-                Announcement { severity: Severity::Warning, reason: "ListenerLimitReached", text }
-            } else {
-                let used = plan.used;
-                let text = format!("{used} of {limit} listeners are in use and no port waits any more");
-                Announcement { severity: Severity::Normal, reason: "ListenerLimitLeft", text }
-            });
+    /// Returns what began or ended since the last time, after writing it to the log.
+    pub(super) fn update(&mut self, service: &ObjectKey, troubles: &Troubles) -> Vec<Announcement> {
+        let began = troubles.iter().filter(|(trouble, _)| !self.0.contains(trouble));
+        let mut news: Vec<_> = began
+            .map(|(trouble, text)| Announcement {
+                severity: Severity::Warning,
+                reason: trouble.reason(),
+                text: text.clone(),
+            })
+            .collect();
+        for ended in self.0.iter().filter(|trouble| !troubles.contains_key(trouble)) {
+            let (reason, text) = ended.end();
+            news.push(Announcement { severity: Severity::Normal, reason, text: text.to_owned() });
         }
-        let waiting = self::waiting(plan, WhyWaiting::NumberTaken);
-        if changes(&mut self.numbers_taken, !waiting.is_empty()) {
-            news.push(if self.numbers_taken {
-                let text = format!(
-                    "{} ports cannot be published, because another Service or the gateway has their number: \
-                     {}. Give them another nodePort",
-                    waiting.len(),
-                    named(&waiting)
-                );
-                Announcement { severity: Severity::Warning, reason: "PortNumberTaken", text }
-            } else {
-                let text = "No port waits for its number any more".to_owned();
-                Announcement { severity: Severity::Normal, reason: "PortNumberFree", text }
-            });
-        }
-        for Announcement { severity, text, .. } in &news {
+        self.0 = troubles.keys().copied().collect();
+        for Announcement { severity, reason, text } in &news {
             match severity {
-                Severity::Warning => warn!(used = plan.used, waiting = plan.waiting.len(), "{text}"),
-                Severity::Normal => info!(used = plan.used, waiting = plan.waiting.len(), "{text}"),
+                Severity::Warning => warn!(%service, reason, "{text}"),
+                Severity::Normal => info!(%service, reason, "{text}"),
             }
         }
         news
     }
 }
 
-fn changes(said: &mut bool, now: bool) -> bool {
-    std::mem::replace(said, now) != now
+/// The troubles that the plan itself has.
+pub(super) fn troubles_of(plan: &FrontPlan) -> Troubles {
+    let mut troubles = Troubles::new();
+    if plan.nothing_to_publish {
+        let text = "No Service is exposed here, and the API server takes no Service without ports: the ports \
+                    stay as they are. Expose a Service, or delete this one";
+        troubles.insert(Trouble::NothingToPublish, text.to_owned());
+    }
+    let waiting = waiting(plan, WhyWaiting::ListenerLimit);
+    if !waiting.is_empty() {
+        let text = format!(
+            "All {} listeners are in use; {} ports wait for one: {}. Raise --listener-limit if the load \
+             balancer allows it, or expose clusters by SNI",
+            plan.limit.unwrap_or_default(),
+            waiting.len(),
+            named(&waiting)
+        );
+        troubles.insert(Trouble::ListenerLimit, text);
+    }
+    let waiting = self::waiting(plan, WhyWaiting::NumberTaken);
+    if !waiting.is_empty() {
+        let text = format!(
+            "{} ports cannot be published, because another Service or the gateway has their number: {}. Give \
+             them another nodePort",
+            waiting.len(),
+            named(&waiting)
+        );
+        troubles.insert(Trouble::NumberTaken, text);
+    }
+    troubles
+}
+
+/// The text of [`Trouble::ForeignWriter`].
+pub(super) fn foreign_writer(writer: &str) -> String {
+    format!(
+        "{writer} keeps reverting what Portico writes to this Service, so Portico has stopped and tries \
+         again every ten minutes. Stop the other writer (KKP's is the Deployment nodeport-proxy-updater, in \
+         the namespace of a cluster nodeport-proxy-lb-updater), or portico front"
+    )
 }
 
 fn waiting(plan: &FrontPlan, why: WhyWaiting) -> Vec<String> {
@@ -87,7 +151,6 @@ fn named(waiting: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use portico_api::meta::ObjectKey;
     use portico_expose::front::Waiting;
 
     use super::*;
@@ -97,7 +160,18 @@ mod tests {
             .iter()
             .map(|&(name, why)| Waiting { service: ObjectKey::new("default", name), node_port: 30_001, why })
             .collect();
-        FrontPlan { ports: Vec::new(), waiting, used: 4, limit: Some(4), changed: false }
+        FrontPlan {
+            ports: Vec::new(),
+            nothing_to_publish: false,
+            waiting,
+            used: 4,
+            limit: Some(4),
+            changed: false,
+        }
+    }
+
+    fn update(announced: &mut Announced, plan: &FrontPlan) -> Vec<Announcement> {
+        announced.update(&ObjectKey::new("portico", "portico"), &troubles_of(plan))
     }
 
     fn reasons(news: &[Announcement]) -> Vec<&str> {
@@ -107,30 +181,30 @@ mod tests {
     #[test]
     fn waiting_is_announced_when_it_begins_and_when_it_ends() {
         let mut announced = Announced::default();
-        assert_eq!(reasons(&announced.update(&plan(&[]))), [""; 0]);
+        assert_eq!(reasons(&update(&mut announced, &plan(&[]))), [""; 0]);
         let one = plan(&[("a", WhyWaiting::ListenerLimit)]);
-        let news = announced.update(&one);
+        let news = update(&mut announced, &one);
         assert_eq!(reasons(&news), ["ListenerLimitReached"]);
         assert!(news[0].text.contains("default/a (30001)"), "{}", news[0].text);
-        assert_eq!(reasons(&announced.update(&one)), [""; 0]);
-        assert_eq!(reasons(&announced.update(&plan(&[]))), ["ListenerLimitLeft"]);
+        assert_eq!(reasons(&update(&mut announced, &one)), [""; 0]);
+        assert_eq!(reasons(&update(&mut announced, &plan(&[]))), ["ListenerLimitLeft"]);
     }
 
     #[test]
-    fn each_reason_to_wait_is_announced_by_itself() {
+    fn each_trouble_is_announced_by_itself() {
         let mut announced = Announced::default();
         let taken = plan(&[("b", WhyWaiting::NumberTaken)]);
-        assert_eq!(reasons(&announced.update(&taken)), ["PortNumberTaken"]);
+        assert_eq!(reasons(&update(&mut announced, &taken)), ["PortNumberTaken"]);
         let both = plan(&[("a", WhyWaiting::ListenerLimit), ("b", WhyWaiting::NumberTaken)]);
-        assert_eq!(reasons(&announced.update(&both)), ["ListenerLimitReached"]);
-        assert_eq!(reasons(&announced.update(&plan(&[]))), ["ListenerLimitLeft", "PortNumberFree"]);
+        assert_eq!(reasons(&update(&mut announced, &both)), ["ListenerLimitReached"]);
+        assert_eq!(reasons(&update(&mut announced, &plan(&[]))), ["ListenerLimitLeft", "PortNumberFree"]);
     }
 
     #[test]
     fn a_thousand_waiting_ports_are_not_all_named() {
         let names: Vec<String> = (0..1_000).map(|index| format!("s{index}")).collect();
         let waiting: Vec<_> = names.iter().map(|name| (name.as_str(), WhyWaiting::ListenerLimit)).collect();
-        let news = Announced::default().update(&plan(&waiting));
+        let news = update(&mut Announced::default(), &plan(&waiting));
         assert!(news[0].text.len() < 400, "{}", news[0].text);
     }
 }

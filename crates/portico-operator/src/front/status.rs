@@ -1,34 +1,105 @@
-//! The status of the controller, for metrics, health and `/status`.
+//! The status of the controllers, for metrics, health and `/status`.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
+use portico_api::meta::ObjectKey;
 use portico_expose::front::Waiting;
 use serde::Serialize;
+use tokio::time::Instant;
 
-/// The status of the controller.
+/// A failing watch tries again at least this often, so a watch without an error for longer has recovered.
+const RECOVERED_AFTER: Duration = Duration::from_secs(90);
+
+/// The status of the controllers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FrontStatus {
-    /// Whether all Services are known. This is what ready means: a replica that waits to lead is ready too.
+    /// Whether all Services are known. A replica that waits to lead is complete too.
     pub complete: bool,
     /// Whether this replica is the leader, which writes.
     pub leader: bool,
-    /// Whether the front Service exists.
+    /// The watches, by kind.
+    pub watches: BTreeMap<&'static str, WatchStatus>,
+    /// The front Services, by namespace and name: the one of the seed, and those of clusters.
+    pub services: BTreeMap<ObjectKey, ServiceStatus>,
+}
+
+/// The status of one front Service.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServiceStatus {
+    /// Whether the Service exists.
     pub found: bool,
-    /// Ports of the front Service, those of the gateway itself included.
+    /// Ports that are wanted, those of the gateway itself included, and not held back.
     pub used: usize,
+    /// Of these, how many the Service has.
+    pub published: usize,
     /// Most ports that it may have.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,
-    /// Ports that are not published, oldest first.
+    /// Ports that are held back, oldest first.
     pub waiting: Vec<Waiting>,
-    /// Updates of the front Service since this process started.
+    /// Updates of the Service since this process started.
     pub writes: u64,
     /// Updates that the API server refused, or did not answer in time.
     pub failed_writes: u64,
+    /// Writes of this process that another client has reverted.
+    pub reverts: u64,
     /// Why the last update failed, until the next one succeeds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// Another client writes the same fields, and this one has stopped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub yielded_to: Option<String>,
+    /// What keeps the Service from being as wanted, by reason.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub troubles: BTreeMap<&'static str, String>,
+}
+
+impl ServiceStatus {
+    /// Ports that clients need and the load balancer does not have: those that are held back, and those that
+    /// are not written.
+    pub fn unpublished(&self) -> usize {
+        self.waiting.len() + self.used.saturating_sub(self.published)
+    }
+}
+
+/// The state of the watch of one kind.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WatchStatus {
+    /// Whether the kind has been listed once.
+    pub listed: bool,
+    /// The API server has no such kind: its definition is not installed. Not an error.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub not_served: bool,
+    /// The last error, if it is recent. What is known stays.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// Errors since this process started.
+    pub failures: u64,
+    #[serde(skip)]
+    failed_at: Option<Instant>,
+}
+
+impl WatchStatus {
+    /// Records an error. Returns whether it is news, for the log.
+    pub(crate) fn failed(&mut self, error: String, now: Instant) -> bool {
+        let recent = self.failed_at.is_some_and(|at| now.duration_since(at) < RECOVERED_AFTER);
+        let news = !recent || self.error.as_ref() != Some(&error);
+        self.failures += 1;
+        (self.error, self.failed_at) = (Some(error), Some(now));
+        news
+    }
+
+    /// Records an event. Returns whether the watch had failed.
+    pub(crate) fn worked(&mut self) -> bool {
+        self.not_served = false;
+        self.error = None;
+        self.failed_at.take().is_some()
+    }
 }
 
 /// The [`FrontStatus`] for other tasks.
@@ -38,10 +109,38 @@ pub struct StatusHandle(Arc<Mutex<FrontStatus>>);
 impl StatusHandle {
     /// Returns the present status.
     pub fn get(&self) -> FrontStatus {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let mut status = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for watch in status.watches.values_mut() {
+            if watch.failed_at.is_some_and(|at| at.elapsed() > RECOVERED_AFTER) {
+                watch.error = None;
+            }
+        }
+        status
     }
 
-    pub(crate) fn update(&self, change: impl FnOnce(&mut FrontStatus)) {
-        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    pub(crate) fn update<T>(&self, change: impl FnOnce(&mut FrontStatus) -> T) -> T {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Changes the status of one Service.
+    pub(crate) fn service<T>(&self, service: &ObjectKey, change: impl FnOnce(&mut ServiceStatus) -> T) -> T {
+        self.update(|status| change(status.services.entry(service.clone()).or_default()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_a_watch_is_news_when_it_begins_and_when_it_changes() {
+        let (mut watch, now) = (WatchStatus::default(), Instant::now());
+        assert!(watch.failed("away".into(), now));
+        assert!(!watch.failed("away".into(), now + Duration::from_secs(30)));
+        assert!(watch.failed("forbidden".into(), now + Duration::from_secs(31)));
+        assert!(watch.worked());
+        assert!(!watch.worked());
+        assert!(watch.failed("forbidden".into(), now + Duration::from_secs(32)));
+        assert_eq!(watch.failures, 4);
     }
 }

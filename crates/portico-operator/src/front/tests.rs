@@ -8,41 +8,6 @@ use tokio::time::sleep;
 use super::*;
 use crate::testing::FakeApi;
 
-fn state() -> (State, Instant) {
-    (State::new(Debounce::new(DEFAULT_QUIET, DEFAULT_MAX_WAIT)), Instant::now())
-}
-
-fn version(version: &str) -> Option<String> {
-    Some(version.to_owned())
-}
-
-#[test]
-fn a_change_of_the_front_service_is_reconciled_after_a_pause_and_once() {
-    let (mut state, start) = state();
-    assert_eq!(state.start(version("1"), start), Some(Action::requeue(DEFAULT_QUIET)));
-    let later = start + DEFAULT_QUIET / 2;
-    assert_eq!(state.start(version("1"), later), Some(Action::requeue(DEFAULT_QUIET / 2)));
-    assert_eq!(state.start(version("1"), start + DEFAULT_QUIET), None);
-    assert_eq!(state.start(version("1"), start + DEFAULT_QUIET), Some(Action::await_change()));
-}
-
-#[test]
-fn a_version_that_was_written_over_is_not_planned_from_again() {
-    let (mut state, start) = state();
-    state.start(version("1"), start);
-    state.replaced = version("1");
-    state.debounce.changed(start);
-    assert_eq!(state.start(version("1"), start + DEFAULT_MAX_WAIT), Some(Action::await_change()));
-    assert_eq!(state.start(version("2"), start + DEFAULT_MAX_WAIT), None);
-}
-
-#[test]
-fn a_burst_that_becomes_due_meanwhile_is_reconciled_at_once() {
-    let (mut state, start) = state();
-    state.debounce.changed(start);
-    assert_eq!(state.next(start + DEFAULT_MAX_WAIT), Action::requeue(Duration::ZERO));
-}
-
 /// Far beyond anything that happens when all is well; passes in no time on a paused clock.
 const NEVER: Duration = Duration::from_secs(300);
 
@@ -63,8 +28,15 @@ impl World {
             tunnel_port: None,
             listener_limit: Some(3),
             expose_annotation: portico_api::annotations::EXPOSE.into(),
+            namespace: None,
         };
-        let front = Front::new(api.client(), Settings::new(plan, "this"));
+        let settings =
+            Settings { cluster_service: Some("front-loadbalancer".into()), ..Settings::new(plan, "this") };
+        Self::with(api, settings)
+    }
+
+    fn with(api: &FakeApi, settings: Settings) -> Self {
+        let front = Front::new(api.client(), settings);
         let (stop, stopped) = oneshot::channel();
         let status = front.status();
         let task = tokio::spawn(front.run(async move { drop(stopped.await) }));
@@ -73,9 +45,19 @@ impl World {
 
     /// Names of the ports of the front Service.
     fn ports(&self) -> Vec<String> {
-        let front = self.api.service("portico/portico");
+        self.ports_of("portico/portico")
+    }
+
+    fn ports_of(&self, name: &str) -> Vec<String> {
+        let front = self.api.service(name);
         let ports = front["spec"]["ports"].as_array().unwrap();
         ports.iter().map(|port| port["name"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// The status of the front Service of the seed.
+    fn front(&self) -> ServiceStatus {
+        let front = ObjectKey::new("portico", "portico");
+        self.status.get().services.get(&front).cloned().unwrap_or_default()
     }
 
     /// Waits until `holds`.
@@ -103,6 +85,38 @@ fn exposed(name: &str, node_port: u16) -> Value {
             "ports": [{"name": "https", "port": 443, "protocol": "TCP", "nodePort": node_port}]}})
 }
 
+/// The front Service after KKP's updater has written it.
+fn foreign_front() -> Value {
+    let mut foreign = front();
+    foreign["metadata"]["managedFields"] = json!([{"manager": "lb-updater", "operation": "Update",
+        "time": "2026-01-01T00:00:00Z", "fieldsV1": {"f:spec": {"f:ports": {}}}}]);
+    foreign["spec"]["ports"] = json!([{"name": "sni-listener", "port": 6_443, "protocol": "TCP"}]);
+    foreign
+}
+
+/// The load balancer of a cluster, as KKP makes it.
+fn cluster_front(cluster: &str) -> Value {
+    let mut service = front();
+    service["metadata"] =
+        json!({"namespace": format!("cluster-{cluster}"), "name": "front-loadbalancer", "uid": cluster});
+    service
+}
+
+/// A Service of a cluster with the strategy LoadBalancer.
+fn namespaced(cluster: &str, name: &str, node_port: u16) -> Value {
+    let mut service = exposed(name, node_port);
+    service["metadata"]["namespace"] = format!("cluster-{cluster}").into();
+    service["metadata"]["annotations"] = json!({"nodeport-proxy.k8s.io/expose-namespaced": "true"});
+    service
+}
+
+fn seed(name: &str, ranges: Value) -> Value {
+    json!({"apiVersion": "kubermatic.k8c.io/v1", "kind": "Seed",
+        "metadata": {"namespace": "kubermatic", "name": name},
+        "spec": {"nodeportProxy": {"ipFamilyPolicy": "PreferDualStack",
+            "envoy": {"loadBalancerService": {"annotations": {"of/seed": "1"}, "sourceRanges": ranges}}}}})
+}
+
 fn api(services: impl IntoIterator<Item = Value>) -> FakeApi {
     let api = FakeApi::default();
     services.into_iter().for_each(|service| api.put(service));
@@ -122,7 +136,7 @@ async fn a_burst_of_services_is_one_write_and_rest_is_none() {
     assert_eq!(world.api.writes(), 2);
     world.api.put(exposed("b", 30_006));
     sleep(NEVER).await;
-    assert_eq!((world.api.writes(), world.status.get().failed_writes), (2, 0));
+    assert_eq!((world.api.writes(), world.front().failed_writes), (2, 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -146,7 +160,7 @@ async fn nothing_is_written_before_every_service_is_known() {
     assert_eq!((world.api.writes(), world.status.get().complete), (0, false));
     world.api.refuse(None);
     world.until("the first write", |world| world.ports() == ["c-a-30001", "sni-listener"]).await;
-    assert!(world.status.get().complete && world.status.get().found);
+    assert!(world.status.get().complete && world.front().found);
 }
 
 #[tokio::test(start_paused = true)]
@@ -154,7 +168,7 @@ async fn a_replica_that_does_not_lead_plans_and_writes_nothing_until_the_leader_
     let api = api([front(), exposed("a", 30_001)]);
     api.hold_lease("other");
     let world = World::start(&api);
-    world.until("a plan", |world| world.status.get().used == 2).await;
+    world.until("a plan", |world| world.front().used == 2).await;
     assert!(world.status.get().complete && !world.status.get().leader);
     assert_eq!(world.api.writes(), 0);
     world.until("the first write", |world| world.api.writes() == 1).await;
@@ -188,12 +202,12 @@ async fn a_service_that_loses_the_annotation_is_unpublished_and_others_do_not_co
 async fn a_front_service_that_goes_and_comes_back_is_noticed() {
     let world = World::start(&api([exposed("a", 30_001)]));
     world.until("the initial sync", |world| world.status.get().complete).await;
-    assert!(!world.status.get().found);
+    assert!(!world.front().found);
     world.api.put(front());
     world.until("the first write", |world| world.ports().len() == 2).await;
-    assert!(world.status.get().found);
+    assert!(world.front().found);
     world.api.delete("portico/portico");
-    world.until("its absence", |world| !world.status.get().found).await;
+    world.until("its absence", |world| !world.front().found).await;
     world.api.put(front());
     world.until("the second write", |world| world.ports().len() == 2).await;
 }
@@ -204,7 +218,157 @@ async fn ports_written_by_another_client_are_put_back() {
     world.until("the first write", |world| world.ports().len() == 2).await;
     world.api.put(front());
     world.until("the second write", |world| world.ports().len() == 2).await;
-    assert_eq!(world.status.get().failed_writes, 0);
+    assert_eq!(world.front().failed_writes, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_writer_that_keeps_reverting_is_yielded_to_and_a_try_that_stands_ends_that() {
+    let world = World::start(&api([front(), exposed("a", 30_001)]));
+    world.until("the first write", |world| world.ports().len() == 2).await;
+    // The other client writes its own ports as soon as it sees others, as KKP's updater does.
+    let fought = Instant::now();
+    while fought.elapsed() < Duration::from_secs(120) {
+        if world.ports().len() == 2 {
+            world.api.put(foreign_front());
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(world.api.writes(), 3, "one write, and two that put back what was reverted");
+    let status = world.front();
+    assert_eq!(status.yielded_to.as_deref(), Some("\"lb-updater\""));
+    assert_eq!((status.used, status.published, status.unpublished()), (2, 1, 1));
+    assert_eq!(world.api.reasons(), ["ForeignWriter"]);
+    assert_eq!(world.api.condition("portico/portico"), ("False".into(), "ForeignWriter".into()));
+
+    sleep(Duration::from_secs(450)).await;
+    // Still there: one more write, and it is yielded to again.
+    world.until("the next try", |world| world.api.writes() == 4).await;
+    world.api.put(foreign_front());
+    sleep(Duration::from_secs(120)).await;
+    assert_eq!((world.api.writes(), world.ports().len()), (4, 1));
+
+    sleep(Duration::from_secs(450)).await;
+    // Gone: the next write stands, and that is the end of it.
+    world.until("the last try", |world| world.api.writes() == 5).await;
+    sleep(Duration::from_secs(450)).await;
+    world.until("the Event", |world| world.api.reasons() == ["ForeignWriter", "ForeignWriterGone"]).await;
+    assert_eq!(world.front().yielded_to, None);
+    assert_eq!(world.api.condition("portico/portico").0, "True");
+    assert_eq!((world.api.writes(), world.ports().len()), (5, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn ports_that_a_webhook_changes_are_not_written_for_ever() {
+    let api = api([front(), exposed("a", 30_001)]);
+    api.alter(|service| {
+        let ports = service["spec"]["ports"].as_array_mut().unwrap();
+        ports.retain(|port| port["port"] != 30_001);
+    });
+    let world = World::start(&api);
+    world.until("yielding", |world| world.front().yielded_to.is_some()).await;
+    sleep(NEVER).await;
+    assert_eq!(world.api.writes(), 3);
+    assert_eq!(world.front().unpublished(), 1);
+    assert!(world.front().yielded_to.unwrap().contains("webhook"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_nothing_to_publish_the_ports_stay_and_that_is_said() {
+    let world = World::start(&api([front(), cluster_front("a"), namespaced("a", "api", 30_001)]));
+    let name = "cluster-a/front-loadbalancer";
+    world.until("the first write", |world| world.ports_of(name) == ["cluster-a-api-30001"]).await;
+    let writes = world.api.writes();
+    world.api.delete("cluster-a/api");
+    world.until("the Event", |world| world.api.reasons() == ["NothingToPublish"]).await;
+    assert_eq!(world.ports_of(name), ["cluster-a-api-30001"]);
+    assert_eq!(world.api.condition(name), ("False".into(), "NothingToPublish".into()));
+    world.api.put(namespaced("a", "api", 30_002));
+    world.until("the next write", |world| world.ports_of(name) == ["cluster-a-api-30002"]).await;
+    world.until("the Event", |world| world.api.reasons().last().unwrap() == "PortsToPublish").await;
+    assert_eq!(world.api.writes(), writes + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_load_balancer_of_a_cluster_has_the_ports_of_that_cluster() {
+    let objects = [
+        front(),
+        cluster_front("a"),
+        cluster_front("b"),
+        namespaced("a", "api", 30_001),
+        namespaced("b", "api", 30_002),
+        exposed("c", 30_003),
+    ];
+    let world = World::start(&api(objects));
+    let a = |world: &World| world.ports_of("cluster-a/front-loadbalancer");
+    let b = |world: &World| world.ports_of("cluster-b/front-loadbalancer");
+    world.until("a's", |world| a(world) == ["cluster-a-api-30001"]).await;
+    world.until("b's", |world| b(world) == ["cluster-b-api-30002"]).await;
+    world.until("the seed's", |world| world.ports() == ["c-c-30003", "sni-listener"]).await;
+    let writes = world.api.writes();
+    world.api.put(namespaced("a", "konnectivity", 30_004));
+    world.until("a's", |world| a(world).len() == 2).await;
+    world.api.delete("cluster-b/front-loadbalancer");
+    world.until("b's end", |world| world.status.get().services.len() == 2).await;
+    sleep(NEVER).await;
+    assert_eq!(world.api.writes(), writes + 1);
+
+    // The same name in a namespace that is no cluster's is not Portico's, nor one of another type.
+    let mut stranger = cluster_front("x");
+    stranger["metadata"]["namespace"] = "x".into();
+    world.api.put(stranger);
+    let mut plain = cluster_front("b");
+    plain["spec"]["type"] = "ClusterIP".into();
+    world.api.put(plain);
+    sleep(NEVER).await;
+    assert_eq!((world.api.writes(), world.status.get().services.len()), (writes + 1, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_settings_of_the_seed_are_on_the_front_service_before_its_ports() {
+    let api = api([front()]);
+    api.put_seed(seed("north", json!(["203.0.113.0/24"])));
+    let world = World::start(&api);
+    world.until("the ports", |world| world.ports() == ["sni-listener"]).await;
+    let spec = |world: &World| world.api.service("portico/portico")["spec"].clone();
+    assert_eq!(spec(&world)["loadBalancerSourceRanges"], json!(["203.0.113.0/24"]));
+    assert_eq!(spec(&world)["ipFamilyPolicy"], "PreferDualStack");
+    assert_eq!(world.api.service("portico/portico")["metadata"]["annotations"], json!({"of/seed": "1"}));
+    let writes = world.api.writes();
+    sleep(NEVER).await;
+    assert_eq!(world.api.writes(), writes);
+
+    world.api.put_seed(seed("north", json!(["198.51.100.0/24"])));
+    let ranges = |world: &World| spec(world)["loadBalancerSourceRanges"].clone();
+    world.until("the new range", |world| ranges(world) == json!(["198.51.100.0/24"])).await;
+
+    // A range that cannot be read, and a second Seed: everything stays, and that is said.
+    world.api.put_seed(seed("north", json!(["nonsense"])));
+    world.until("the Event", |world| world.api.reasons() == ["SettingsNotCarried"]).await;
+    world.api.put_seed(seed("south", json!([])));
+    world.api.put_seed(seed("north", json!([])));
+    sleep(NEVER).await;
+    assert!(world.front().troubles["SettingsNotCarried"].contains("--seed"));
+    assert_eq!(ranges(&world), json!(["198.51.100.0/24"]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_write_shows_as_not_published() {
+    let world = World::start(&api([front()]));
+    world.until("the first write", |world| world.ports().len() == 1).await;
+    world.until("the condition", |world| world.api.condition("portico/portico").0 == "True").await;
+    world.api.refuse_writes(Some(StatusCode::FORBIDDEN));
+    world.api.put(exposed("a", 30_001));
+    world.until("the Event", |world| world.api.reasons() == ["WriteRefused"]).await;
+    assert_eq!(world.api.condition("portico/portico"), ("False".into(), "WriteRefused".into()));
+    let status = world.front();
+    assert_eq!((status.used, status.published, status.unpublished()), (2, 1, 1));
+    assert!(status.error.unwrap().contains("403"));
+    sleep(NEVER).await;
+    assert_eq!(world.api.reasons(), ["WriteRefused"], "said once");
+    assert!(world.front().failed_writes < 15, "{:?}", world.front());
+    world.api.refuse_writes(None);
+    world.until("the Event", |world| world.api.reasons() == ["WriteRefused", "WriteAccepted"]).await;
+    assert_eq!(world.front().unpublished(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -215,12 +379,12 @@ async fn a_write_that_is_refused_is_tried_again_and_says_why() {
     // After the watch has the change, and before it is written.
     sleep(DEFAULT_QUIET / 2).await;
     world.api.refuse(Some(StatusCode::FORBIDDEN));
-    world.until("a refusal", |world| world.status.get().error.is_some()).await;
-    let error = world.status.get().error.unwrap();
+    world.until("a refusal", |world| world.front().error.is_some()).await;
+    let error = world.front().error.unwrap();
     assert!(error.contains("403") && error.contains("grant it"), "{error}");
     world.api.refuse(None);
     world.until("the second write", |world| world.ports().len() == 2).await;
-    assert!(world.status.get().error.is_none() && world.status.get().failed_writes > 0);
+    assert!(world.front().error.is_none() && world.front().failed_writes > 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -229,10 +393,10 @@ async fn what_waits_is_in_the_status_and_on_the_front_service() {
     world.until("two ports", |world| world.ports().len() == 3).await;
     world.api.put(exposed("c", 30_003));
     world.until("the Event", |world| world.api.reasons() == ["ListenerLimitReached"]).await;
-    assert_eq!(world.status.get().waiting[0].service.to_string(), "c/c");
+    assert_eq!(world.front().waiting[0].service.to_string(), "c/c");
     world.api.delete("c/a");
     world.until("the Event", |world| world.api.reasons().last().unwrap() == "ListenerLimitLeft").await;
-    assert!(world.status.get().waiting.is_empty());
+    assert!(world.front().waiting.is_empty());
 }
 
 #[tokio::test(start_paused = true)]

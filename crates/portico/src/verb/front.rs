@@ -1,10 +1,9 @@
-//! `portico front`: the ports of the one LoadBalancer Service of a seed follow the Services exposed by
-//! NodePort.
+//! `portico front`: the ports of the LoadBalancer Services in front of clusters follow the Services that they
+//! publish.
 //!
 //! A process of its own, because it may write and the gateway may not. The controller is in
 //! `portico-operator`; here are its flags and its admin listener.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -12,19 +11,23 @@ use clap::Args;
 use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
 use portico_admin::body::stream;
-use portico_admin::exposition::{Exposition, Families};
+use portico_admin::exposition::Exposition;
+use portico_admin::listing::Query;
+use portico_admin::readiness::Readiness;
 use portico_admin::server::{Answer, Pages, text, typed};
 use portico_api::annotations::EXPOSE;
 use portico_api::meta::ObjectKey;
 use portico_expose::front::FrontSettings;
 use portico_kube::client;
 use portico_operator::{Front, FrontStatus, Settings, StatusHandle};
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::DescriptorEncoder;
 
 use crate::args::{Listen, Port, annotation_key, object_key};
 use crate::daemon::{self, Admin, Daemon, Hangup};
 use crate::outcome::Outcome;
+
+mod metrics;
+
+use metrics::front_metrics;
 
 /// `portico front`.
 #[derive(Debug, Args)]
@@ -32,6 +35,13 @@ pub(crate) struct Flags {
     /// The LoadBalancer Service whose ports are kept in line
     #[arg(long, value_name = "NS/NAME", value_parser = object_key)]
     service: ObjectKey,
+    /// Also keep the ports of the LoadBalancer Service of this name in the namespace of each cluster
+    /// (front-loadbalancer, where KKP makes it for the strategy LoadBalancer); not beside KKP's updater
+    #[arg(long, value_name = "NAME")]
+    cluster_service: Option<String>,
+    /// The Seed whose settings --service gets, where there are several
+    #[arg(long, value_name = "NAME")]
+    seed: Option<String>,
     /// How to reach the Kubernetes API, also by its proxy-url or HTTPS_PROXY; without it, as a pod of that
     /// cluster
     #[arg(long, value_name = "FILE")]
@@ -81,8 +91,14 @@ impl Flags {
             tunnel_port: self.tunnel_port.0,
             listener_limit: self.listener_limit,
             expose_annotation: self.expose_annotation.clone(),
+            namespace: None,
         };
-        Settings::new(plan, &self.identity.clone().unwrap_or_else(own_name))
+        let identity = self.identity.clone().unwrap_or_else(own_name);
+        Settings {
+            cluster_service: self.cluster_service.clone(),
+            seed: self.seed.clone(),
+            ..Settings::new(plan, &identity)
+        }
     }
 }
 
@@ -101,7 +117,7 @@ struct FrontPages {
 
 impl FrontPages {
     fn new(status: StatusHandle) -> Self {
-        Self { metrics: Arc::new(Exposition::of(FrontMetrics(status.clone()))), status }
+        Self { metrics: Arc::new(front_metrics(status.clone())), status }
     }
 }
 
@@ -109,10 +125,7 @@ impl Pages for FrontPages {
     fn answer(&self, request: &Request<Incoming>) -> Answer {
         match request.uri().path() {
             "/healthz" | "/livez" => text(StatusCode::OK, "ok\n".into()),
-            "/readyz" if self.status.get().complete => text(StatusCode::OK, "ready\n".into()),
-            "/readyz" => {
-                text(StatusCode::SERVICE_UNAVAILABLE, "not ready: waiting for the list of Services\n".into())
-            }
+            "/readyz" => readiness(&self.status.get(), Query::of(request.uri()).has("verbose")).answer(),
             "/metrics" => Arc::clone(&self.metrics).page(),
             "/status" => {
                 let status = self.status.get();
@@ -126,27 +139,62 @@ impl Pages for FrontPages {
     }
 }
 
-/// The metrics of the controller.
-#[derive(Debug)]
-struct FrontMetrics(StatusHandle);
-
-impl Collector for FrontMetrics {
-    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let FrontStatus { complete, leader, found, used, limit, waiting, writes, failed_writes, .. } =
-            self.0.get();
-        let mut out = Families(encoder);
-        out.info("build", "What is running.", [("version", env!("PORTICO_VERSION"))])?;
-        out.one_gauge("front_ready", "1 once all Services are known.", None, complete.into())?;
-        out.one_gauge("front_leader", "1 if this replica is the one that writes.", None, leader.into())?;
-        out.one_gauge("front_service_found", "1 if the front Service exists.", None, found.into())?;
-        out.one_gauge("front_listeners", "Ports of the front Service.", None, used as u64)?;
-        if let Some(limit) = limit {
-            out.one_gauge("front_listener_limit", "Most ports it may have.", None, limit as u64)?;
+/// Ready means: everything is known, watches work, and no write is refused. A replica that waits to lead is
+/// ready too. What another client or a limit keeps from being published is shown, and does not decide.
+fn readiness(status: &FrontStatus, verbose: bool) -> Readiness {
+    let mut readiness = Readiness::new(verbose);
+    let read = if status.complete { "every Service is known" } else { "waiting for the list of Services" };
+    readiness.check("source", status.complete, read);
+    for (kind, watch) in &status.watches {
+        let detail = watch.error.as_deref().unwrap_or(if watch.not_served { "not served" } else { "works" });
+        readiness.check(&format!("watch {kind}"), watch.error.is_none(), detail);
+    }
+    for (service, state) in &status.services {
+        let (name, published) = (format!("front Service {service}"), state.published);
+        match &state.error {
+            Some(error) => readiness.check(&name, false, error),
+            None if !state.found => readiness.warn(format_args!("{name}: it does not exist")),
+            None => readiness.fine(format_args!("{name}: {published} of {} ports published", state.used)),
         }
-        let help =
-            "NodePorts that are not published, because of the limit or for another reason /status names.";
-        out.one_gauge("front_waiting", help, None, waiting.len() as u64)?;
-        out.one_counter("front_writes", "Updates of the front Service.", writes)?;
-        out.one_counter("front_failed_writes", "Updates that were refused or not answered.", failed_writes)
+        for (reason, text) in state.troubles.iter().filter(|_| state.error.is_none()) {
+            readiness.warn(format_args!("{name}: {reason}: {text}"));
+        }
+    }
+    readiness
+}
+
+#[cfg(test)]
+mod tests {
+    use portico_operator::{ServiceStatus, WatchStatus};
+
+    use super::*;
+
+    fn ready(status: &FrontStatus) -> bool {
+        readiness(status, false).into_text() == "ready\n"
+    }
+
+    #[test]
+    fn a_refused_write_and_a_failing_watch_are_not_ready_and_other_troubles_are_shown() {
+        let mut status = FrontStatus::default();
+        assert!(!ready(&status));
+        status.complete = true;
+        let key = ObjectKey::new("portico", "portico");
+        let mut front = ServiceStatus { found: true, ..ServiceStatus::default() };
+        front.troubles.insert("ForeignWriter", "somebody".into());
+        status.services.insert(key.clone(), front.clone());
+        assert!(ready(&status));
+        let shown = readiness(&status, true).into_text();
+        assert!(shown.contains("[!] front Service portico/portico: ForeignWriter: somebody"), "{shown}");
+        front.error = Some("403".into());
+        status.services.insert(key, front);
+        assert!(!ready(&status));
+        status.services.clear();
+        let mut watch = WatchStatus::default();
+        watch.not_served = true;
+        status.watches.insert("Seed", watch.clone());
+        assert!(ready(&status));
+        watch.error = Some("away".into());
+        status.watches.insert("Seed", watch);
+        assert!(!ready(&status));
     }
 }
