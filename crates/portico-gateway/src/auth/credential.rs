@@ -1,10 +1,11 @@
 //! Credentials that were accepted: what the streams of a connection to one cluster rest on, and lose
 //! together.
 //!
-//! A stream holds one [`Credential`]. A connection holds one for each cluster it opened, in [`Credentials`].
-//! The [`Registry`] lists those of all connections, so that a revocation finds them.
+//! A stream holds one [`Credential`]. A connection holds one for each cluster it opened and each party that
+//! vouched for it there, in [`Credentials`]: a stream ends when that party takes its word back, whatever
+//! another says. The [`Registry`] lists those of all connections, so that a revocation finds them.
 
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use portico_api::names::Tenant;
@@ -16,10 +17,12 @@ use super::hash::Hash;
 use super::review::ReviewedToken;
 use super::tokens::StaticTokens;
 
-/// Permission of one connection to open the authorities of one cluster. Once revoked, it stays revoked.
+/// Permission of one connection to open authorities of one cluster, by the word of one party. Once revoked,
+/// it stays revoked.
 #[derive(Debug)]
 pub(crate) struct Credential {
     cluster: Tenant,
+    voucher: Voucher,
     /// The latest that was accepted: with a new token, streams opened with an older one live on.
     evidence: Mutex<Evidence>,
     revoked: AtomicBool,
@@ -36,6 +39,27 @@ pub(super) enum Evidence {
     StaticToken(Hash),
     /// A token that the API server of the cluster accepted.
     ReviewedToken(ReviewedToken),
+}
+
+/// The party whose word evidence rests on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Voucher {
+    /// A CA of the files.
+    ClientCa,
+    /// The file of tokens.
+    TokenFile,
+    /// The API server of this id. A cluster may have Services with different ones.
+    ApiServer(Hash),
+}
+
+impl Evidence {
+    fn voucher(&self) -> Voucher {
+        match self {
+            Self::Certificate(_) => Voucher::ClientCa,
+            Self::StaticToken(_) => Voucher::TokenFile,
+            Self::ReviewedToken(reviewed) => Voucher::ApiServer(*reviewed.reviewer.id()),
+        }
+    }
 }
 
 impl Credential {
@@ -81,9 +105,13 @@ impl Drop for Credential {
     }
 }
 
-/// The credentials of one connection, by cluster. Nearly always one.
+/// The credentials of one connection, by cluster and voucher. Nearly always one.
 #[derive(Debug, Default)]
-pub(crate) struct Credentials(Mutex<SmallVec<[Arc<Credential>; 1]>>);
+pub(crate) struct Credentials {
+    held: Mutex<SmallVec<[Arc<Credential>; 1]>>,
+    /// Requests that wait for a token review.
+    pub(super) waiting: AtomicU32,
+}
 
 impl Credentials {
     /// Notes that the connection may open `cluster`, because of `evidence`.
@@ -93,13 +121,15 @@ impl Credentials {
         cluster: &Tenant,
         evidence: &Evidence,
     ) -> Arc<Credential> {
-        let mut held = lock(&self.0);
+        let mut held = lock(&self.held);
         held.retain(|credential| !credential.is_revoked());
-        if let Some(credential) = held.iter().find(|credential| credential.cluster == *cluster) {
+        let voucher = evidence.voucher();
+        let same = |held: &&Arc<Credential>| held.cluster == *cluster && held.voucher == voucher;
+        if let Some(credential) = held.iter().find(same) {
             *lock(&credential.evidence) = evidence.clone();
             return Arc::clone(credential);
         }
-        let credential = registry.register(cluster.clone(), evidence.clone());
+        let credential = registry.register(cluster.clone(), voucher, evidence.clone());
         held.push(Arc::clone(&credential));
         credential
     }
@@ -110,11 +140,12 @@ impl Credentials {
 pub(super) struct Registry(Mutex<Slab<Weak<Credential>>>);
 
 impl Registry {
-    fn register(self: &Arc<Self>, cluster: Tenant, evidence: Evidence) -> Arc<Credential> {
+    fn register(self: &Arc<Self>, cluster: Tenant, voucher: Voucher, evidence: Evidence) -> Arc<Credential> {
         let mut all = lock(&self.0);
         let entry = all.vacant_entry();
         let credential = Arc::new(Credential {
             cluster,
+            voucher,
             evidence: Mutex::new(evidence),
             revoked: AtomicBool::default(),
             registry: Arc::clone(self),

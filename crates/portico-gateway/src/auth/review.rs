@@ -1,15 +1,15 @@
 //! Reviews of tokens by the API servers of their clusters, remembered in a cache and bounded.
 //!
 //! A verdict comes from the cache while it holds, else from the API server: once for all requests that show
-//! the token meanwhile. Reviews under way are bounded, for each cluster and in all. Permits are given in the
-//! order of requests, and a request waits for [`PATIENCE`] at most. So a flood of made-up tokens delays the
-//! review of a token in use, which waits longer, by [`PATIENCE`] and [`REVIEW_TIMEOUT`] for each of the two
-//! bounds.
+//! the token meanwhile. Reviews under way are bounded, for each cluster and in all, and so are the requests
+//! that wait ([`Waiters`]). Permits are given in the order of requests, and a request waits for [`PATIENCE`]
+//! at most. So a flood of made-up tokens delays the review of a token in use, which waits longer, by
+//! [`PATIENCE`] and [`REVIEW_TIMEOUT`] for each of the two bounds.
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -41,6 +41,17 @@ pub(super) const MAX_PER_CLUSTER: usize = 8;
 /// Reviews at a time in all: each holds a socket and a TLS session. 32 clusters whose API servers hang fill
 /// it.
 const MAX_REVIEWS: usize = 256;
+
+/// Requests of one connection that wait for a verdict. An agent whose API server hangs waits with no more:
+/// the others could not be connected either.
+pub(super) const MAX_WAITING_PER_CONNECTION: u32 = 64;
+
+/// Requests of one cluster that wait, for tokens that were accepted before; half of it for others. A thousand
+/// nodes may come back at once.
+pub(super) const MAX_WAITING_PER_CLUSTER: u32 = 2_048;
+
+/// Requests that wait in all, likewise: some 16 MiB. Eight clusters that are flooded fill it.
+const MAX_WAITING: u32 = 16_384;
 
 /// After a no to a token that was accepted, the API server is asked once more: one that has just started
 /// answers before it knows its own service accounts and roles.
@@ -88,6 +99,7 @@ pub(super) struct Reviews {
     accepted: Cache<Hash, Arc<TokenState>>,
     unverified: Cache<Hash, Arc<TokenState>>,
     permits: Permits,
+    waiters: Waiters,
     counters: Counters,
     changes: Arc<Changes>,
     log: LogLimit,
@@ -117,6 +129,8 @@ pub struct ReviewTotals {
     pub buckets: [u64; REVIEW_BUCKETS.len() + 1],
     /// Tokens cached now.
     pub remembered: u64,
+    /// Requests that wait for a verdict now.
+    pub waiting: u32,
 }
 
 impl Reviews {
@@ -128,6 +142,7 @@ impl Reviews {
             accepted: Cache::builder().max_capacity(MAX_ACCEPTED).time_to_live(holds.grace).build(),
             unverified: Cache::builder().max_capacity(MAX_UNVERIFIED).time_to_live(UNVERIFIED_CACHED).build(),
             permits: Permits::default(),
+            waiters: Waiters::default(),
             counters: Counters::default(),
             changes,
             log: LogLimit::new(),
@@ -145,6 +160,7 @@ impl Reviews {
             failed: counters.failed.load(Relaxed),
             seconds: Duration::from_nanos(counters.nanos.load(Relaxed)).as_secs_f64(),
             buckets: std::array::from_fn(|bucket| counters.buckets[bucket].load(Relaxed)),
+            waiting: self.waiters.all.load(Relaxed),
             remembered: self.accepted.entry_count() + self.unverified.entry_count(),
         }
     }
@@ -157,11 +173,18 @@ impl Reviews {
         ReviewedToken { token: token.clone(), state, reviewer }
     }
 
-    /// Returns what `token` is worth now, from the cache or by a review.
-    pub(super) async fn verdict(&self, token: &ReviewedToken) -> Verdict {
+    /// Returns what `token` is worth now, from the cache or by a review. `connection` counts the requests of
+    /// its connection that wait. `None` if too many wait.
+    pub(super) async fn verdict(&self, token: &ReviewedToken, connection: &AtomicU32) -> Option<Verdict> {
         if let Some(known) = token.state.known() {
-            return known;
+            return Some(known);
         }
+        let _waiter = self.waiters.enter(token, connection)?;
+        // Boxed: what waits for long holds what it needs for that, and no more.
+        Some(Box::pin(self.wait(token)).await)
+    }
+
+    pub(super) async fn wait(&self, token: &ReviewedToken) -> Verdict {
         let begun = Instant::now();
         let Ok(_turn) = timeout(PATIENCE, token.state.turn.lock()).await else {
             return self.learn(token, Answer::Failed(TOO_MANY.into()));
@@ -248,6 +271,60 @@ const TOO_MANY: &str = "too many reviews wait";
 /// The caches know a token by its hash.
 fn key(token: &Token, reviewer: &dyn TokenReviewer) -> Hash {
     hash(&[token.secret().as_bytes(), reviewer.id()])
+}
+
+/// Counts the requests that wait for a verdict, each of which holds memory for seconds.
+#[derive(Debug, Default)]
+struct Waiters {
+    all: AtomicU32,
+    clusters: Mutex<HashMap<Tenant, u32>>,
+}
+
+/// One of them.
+struct Waiter<'a> {
+    of: &'a Waiters,
+    connection: &'a AtomicU32,
+    cluster: &'a Tenant,
+}
+
+impl Waiters {
+    /// `None` if too many wait.
+    fn enter<'a>(&'a self, token: &'a ReviewedToken, connection: &'a AtomicU32) -> Option<Waiter<'a>> {
+        // What made-up tokens leave is for those that were accepted.
+        let share = if token.state.was_accepted() { 1 } else { 2 };
+        let cluster = token.reviewer.cluster();
+        let mut clusters = self.clusters();
+        let of_cluster = clusters.entry(cluster.clone()).or_default();
+        let is_full = connection.load(Relaxed) >= MAX_WAITING_PER_CONNECTION
+            || *of_cluster >= MAX_WAITING_PER_CLUSTER / share
+            || self.all.load(Relaxed) >= MAX_WAITING / share;
+        *of_cluster += 1;
+        connection.fetch_add(1, Relaxed);
+        self.all.fetch_add(1, Relaxed);
+        drop(clusters);
+        // Dropped at once where it is one too many.
+        let waiter = Waiter { of: self, connection, cluster };
+        (!is_full).then_some(waiter)
+    }
+
+    fn clusters(&self) -> MutexGuard<'_, HashMap<Tenant, u32>> {
+        // Nothing in here can be left half done by a panic elsewhere.
+        self.clusters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        self.connection.fetch_sub(1, Relaxed);
+        self.of.all.fetch_sub(1, Relaxed);
+        let mut clusters = self.of.clusters();
+        if let Some(count) = clusters.get_mut(self.cluster) {
+            *count -= 1;
+            if *count == 0 {
+                clusters.remove(self.cluster);
+            }
+        }
+    }
 }
 
 /// Bounds reviews under way.

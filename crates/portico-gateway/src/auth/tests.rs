@@ -9,7 +9,9 @@ use futures_util::future::BoxFuture;
 use portico_tunnel::Protocol;
 use tokio::time::{Instant, advance, sleep};
 
-use super::review::{MAX_PER_CLUSTER, PATIENCE, REVIEW_TIMEOUT};
+use super::review::{
+    MAX_PER_CLUSTER, MAX_WAITING_PER_CLUSTER, MAX_WAITING_PER_CONNECTION, PATIENCE, REVIEW_TIMEOUT,
+};
 use super::*;
 
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -97,6 +99,16 @@ impl TokenReviewer for ApiServer {
     }
 }
 
+fn request(token: &str) -> Request {
+    Request {
+        authority: "a.test:443".into(),
+        certificate: None,
+        token: Token::from_header(&format!("Bearer {token}")),
+        protocol: Protocol::Http2,
+        tls: true,
+    }
+}
+
 /// A gateway that reviews tokens, and revokes while this is held.
 struct Gateway {
     identities: Arc<Identities>,
@@ -122,22 +134,24 @@ impl Gateway {
         Self { identities, cuts, supervisor }
     }
 
+    /// On a connection that ends with the credential.
     async fn authenticate(&self, api: &Arc<ApiServer>, token: &str) -> Result<Arc<Credential>, Refusal> {
-        let request = Request {
-            authority: "a.test:443".into(),
-            certificate: None,
-            token: Token::from_header(&format!("Bearer {token}")),
-            protocol: Protocol::Http2,
-            tls: true,
-        };
+        self.authenticate_on(&Credentials::default(), api, token).await
+    }
+
+    async fn authenticate_on(
+        &self,
+        connection: &Credentials,
+        api: &Arc<ApiServer>,
+        token: &str,
+    ) -> Result<Arc<Credential>, Refusal> {
+        let request = request(token);
         let wanted = Wanted {
             cluster: Some(&api.cluster),
             client_admitted: true,
             reviewer: &|| Some(Arc::clone(api) as Arc<dyn TokenReviewer>),
         };
-        // Of a connection that ends with the credential.
-        let connection = Credentials::default();
-        let outcome = self.identities.authenticate(&connection, &request, &wanted).await;
+        let outcome = self.identities.authenticate(connection, &request, &wanted).await;
         outcome.map(|credential| credential.expect("tokens are asked for")).map_err(|denied| denied.refusal)
     }
 
@@ -160,6 +174,55 @@ impl Drop for Gateway {
     fn drop(&mut self) {
         self.supervisor.abort();
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_wait_are_few_on_a_connection_and_bounded_for_a_cluster() {
+    let (gateway, api, other) = (Arc::new(Gateway::start()), ApiServer::new("a"), ApiServer::new("b"));
+    gateway.authenticate(&api, "hanged-later").await.unwrap();
+    advance(INTERVAL).await;
+    let connection = Arc::<Credentials>::default();
+    let mut tasks = Vec::new();
+    let mut wait = |connection: &Arc<Credentials>, token: String| {
+        let (gateway, api, connection) = (Arc::clone(&gateway), Arc::clone(&api), Arc::clone(connection));
+        tasks.push(tokio::spawn(async move { gateway.authenticate_on(&connection, &api, &token).await }));
+    };
+    for number in 0..MAX_WAITING_PER_CONNECTION {
+        wait(&connection, format!("hangs-{number}"));
+    }
+    sleep(REVIEW).await;
+    let refused = gateway.authenticate_on(&connection, &api, "hangs-last").await;
+    assert_eq!(refused.unwrap_err(), Refusal::MaxReviewsWaiting);
+    for number in MAX_WAITING_PER_CONNECTION..MAX_WAITING_PER_CLUSTER / 2 {
+        wait(&Arc::default(), format!("hangs-{number}"));
+    }
+    sleep(REVIEW).await;
+    assert_eq!(gateway.identities.reviews().unwrap().waiting, MAX_WAITING_PER_CLUSTER / 2);
+    assert_eq!(gateway.authenticate(&api, "token").await.unwrap_err(), Refusal::MaxReviewsWaiting);
+    gateway.authenticate(&other, "token").await.unwrap();
+    let known = gateway.authenticate(&api, "hanged-later").await;
+    assert_ne!(known.err(), Some(Refusal::MaxReviewsWaiting), "one that was accepted may wait");
+    for task in tasks {
+        assert!(task.await.unwrap().is_err());
+    }
+    assert_eq!(gateway.identities.reviews().unwrap().waiting, 0, "every place is given back");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_is_small() {
+    let (gateway, api) = (Gateway::start(), ApiServer::new("a"));
+    let connection = Credentials::default();
+    let request = request("token");
+    let wanted = Wanted {
+        cluster: Some(&api.cluster),
+        client_admitted: true,
+        reviewer: &|| Some(Arc::clone(&api) as Arc<dyn TokenReviewer>),
+    };
+    let request_itself = size_of_val(&gateway.identities.authenticate(&connection, &request, &wanted));
+    let reviews = gateway.identities.reviews.as_ref().unwrap();
+    let token = reviews.token(request.token.as_ref().unwrap(), Arc::clone(&api) as Arc<dyn TokenReviewer>);
+    let wait = size_of_val(&reviews.wait(&token));
+    assert!(request_itself + wait <= 1_024, "{request_itself} + {wait} bytes");
 }
 
 #[tokio::test(start_paused = true)]
@@ -280,6 +343,22 @@ async fn a_token_is_reviewed_anew_where_another_ca_signed_for_the_api_server() {
     let anew = Arc::new(anew);
     anew.refuse("token");
     assert_eq!(gateway.authenticate(&anew, "token").await.unwrap_err(), Refusal::Unauthenticated);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_ends_with_the_word_of_the_api_server_that_vouched_for_it() {
+    let (gateway, first) = (Gateway::start(), ApiServer::new("a"));
+    let mut second = Arc::into_inner(ApiServer::new("a")).unwrap();
+    second.id = hash(&[b"another"]);
+    let (second, connection) = (Arc::new(second), Credentials::default());
+    let by_first = gateway.authenticate_on(&connection, &first, "token").await.unwrap();
+    let by_second = gateway.authenticate_on(&connection, &second, "token").await.unwrap();
+    first.refuse("token");
+    sleep(INTERVAL + Duration::from_secs(3)).await;
+    assert!(by_first.is_revoked(), "whatever another API server of the cluster says");
+    assert!(!by_second.is_revoked());
+    let renewed = gateway.authenticate_on(&connection, &second, "next").await.unwrap();
+    assert!(Arc::ptr_eq(&by_second, &renewed), "streams rest on the new token of the same API server");
 }
 
 #[tokio::test(start_paused = true)]

@@ -293,6 +293,14 @@ impl<'a> Attempt<'a> {
 
     async fn connect(&mut self, request: &Request) -> Result<portico_tunnel::Upstream<Session>, Denied> {
         let credential = self.learn(request).await?;
+        // Boxed: a request that waits for a token review does not keep the memory that connecting needs.
+        Box::pin(self.establish(credential)).await
+    }
+
+    async fn establish(
+        &self,
+        credential: Option<Arc<Credential>>,
+    ) -> Result<portico_tunnel::Upstream<Session>, Denied> {
         let Connection { worker, local, .. } = self.connection;
         let mut header = Vec::new();
         // The upstream may speak first: what the client sends early is not known to be there.
@@ -316,8 +324,13 @@ impl<'a> Attempt<'a> {
         self.refuse(refusal);
         let shared = &self.connection.worker.shared;
         let Learned { client, name, upstream, .. } = &self.learned;
-        let of_identity =
-            matches!(shown, Refusal::Unauthenticated | Refusal::NotAuthorized | Refusal::ReviewFailed);
+        let of_identity = matches!(
+            shown,
+            Refusal::Unauthenticated
+                | Refusal::NotAuthorized
+                | Refusal::ReviewFailed
+                | Refusal::MaxReviewsWaiting
+        );
         if of_identity && let Some(kept_back) = shared.identities.log().admit() {
             let cluster = upstream.as_ref().map(|upstream| upstream.cluster.name.as_str());
             let (name, refused) = (name.as_deref(), refusal.reason());

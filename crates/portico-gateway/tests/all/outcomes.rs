@@ -28,7 +28,7 @@ const SHORT: Duration = Duration::from_millis(50);
 
 /// A row, and what provokes it. Each asserts what the client gets.
 #[rustfmt::skip]
-const REFUSALS: [(Refusal, fn()); 22] = [
+const REFUSALS: [(Refusal, fn()); Refusal::ALL.len()] = [
     (Refusal::ClosedEarly, closed_early),
     (Refusal::TooSlow, too_slow),
     (Refusal::Malformed, malformed),
@@ -40,6 +40,7 @@ const REFUSALS: [(Refusal, fn()); 22] = [
     (Refusal::NotAuthorized, not_authorized),
     (Refusal::Unauthenticated, unauthenticated),
     (Refusal::ReviewFailed, review_failed),
+    (Refusal::MaxReviewsWaiting, max_reviews_waiting),
     (Refusal::MaxConnections, max_connections),
     (Refusal::ConnectionRate, connection_rate),
     (Refusal::MaxHandshakes, max_handshakes),
@@ -232,6 +233,37 @@ fn review_failed() {
     let (status, ..) = secure.connect(Some("never accepted")).connect(AUTHORITY);
     assert_eq!(status, Refusal::Unauthenticated.status(), "a client without a credential is not told why");
     assert_counted(&secure.gateway, Refusal::ReviewFailed);
+}
+
+fn max_reviews_waiting() {
+    let secure = Secure::start("secret,a\n", |config| config.tokens.review = Some(Duration::from_secs(60)));
+    let ca = ApiServerCa::parse(&secure.pki.authority().cert()).unwrap();
+    // An API server that says nothing.
+    let silent = Endpoint::new();
+    Service::new("a", &[silent.address])
+        .authority(AUTHORITY)
+        .policy(|policy| policy.api_server_ca = Some(ca))
+        .expose(&secure.gateway);
+    let client = secure.connect(None);
+    let uri = http::Uri::builder().authority(AUTHORITY).build().unwrap();
+    let request = |token: &str| {
+        let request = http::Request::builder().method("CONNECT").uri(uri.clone());
+        request.header("authorization", format!("Bearer {token}"))
+    };
+    let (status, _send, _recv) = client.send(request("secret"), false);
+    assert_eq!(status, 200, "the connection has authenticated");
+    let last = client.runtime.block_on(async {
+        let mut waiting = Vec::new();
+        for number in 0..65 {
+            let mut requests = client.requests.clone().ready().await.unwrap();
+            let request = request(&format!("made-up-{number}")).body(()).unwrap();
+            waiting.push(requests.send_request(request, true).unwrap().0);
+        }
+        let last = waiting.pop().unwrap();
+        tokio::time::timeout(PATIENCE, last).await.unwrap().unwrap()
+    });
+    assert_eq!(last.status().as_u16(), Refusal::MaxReviewsWaiting.status());
+    assert_counted(&secure.gateway, Refusal::MaxReviewsWaiting);
 }
 
 fn max_unauthenticated() {

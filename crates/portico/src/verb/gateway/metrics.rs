@@ -118,6 +118,8 @@ impl GatewayMetrics {
             None,
             results.map(|(result, count)| ([("result", result)], count)),
         )?;
+        let help = "Requests that wait for a token review.";
+        out.one_gauge("tunnel_reviews_waiting", help, None, u64::from(reviews.waiting))?;
         let help = "Tokens remembered with what was found out about them.";
         out.one_gauge("tunnel_tokens_remembered", help, None, reviews.remembered)?;
         let bounds = REVIEW_BUCKETS.into_iter().chain([f64::INFINITY]);
