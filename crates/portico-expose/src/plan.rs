@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::address::address;
 use crate::certificate::SubjectNames;
-use crate::inputs::{Inputs, Scope};
+use crate::inputs::{Inputs, LoadBalancers, Scope};
 use crate::networks;
 use crate::policy::policy;
 use crate::resolve::Decision;
@@ -77,7 +77,11 @@ pub fn plan(inputs: &Inputs<'_>) -> Plan {
     services.extend(strategy.load_balancer(inputs, &policy.allow));
 
     let endpoint = strategy.endpoint(inputs, node_port);
-    let address = address(inputs, &endpoint);
+    let address = match inputs.load_balancers {
+        // KKP is at work, and has given this to users.
+        LoadBalancers::Cloud if !cluster.status.address.url.is_empty() => cluster.status.address.clone(),
+        _ => address(inputs, &endpoint),
+    };
     let node_ips = match endpoint.answered_by {
         AnsweredBy::SeedNodes => inputs.known.node_ips.clone(),
         _ => Vec::new(),

@@ -244,7 +244,13 @@ impl Planner {
         // Clusters have no namespace, but a manifest may name one.
         cluster.metadata.namespace = "".into();
         let name = cluster.name();
-        let wanted = Arc::new(cluster.trimmed());
+        let address = cluster.status.address.clone();
+        let mut cluster = cluster.trimmed();
+        if self.settings.mode == Mode::Observe {
+            // What users were given; here it is not planned.
+            cluster.status.address = address;
+        }
+        let wanted = Arc::new(cluster);
         match self.clusters.get_mut(&name) {
             Some(slot) => slot.wanted = wanted,
             None => {

@@ -1,8 +1,8 @@
 //! Where objects come from: a directory of manifests, or a Kubernetes API.
 //!
 //! Both deliver [`step::Step`]s of changed [`object::Object`]s. [`directory`] watches a directory and
-//! [`load`] reads one once; [`kubernetes`] watches an API server; [`state`] is a file for what must outlive a
-//! restart beside a directory.
+//! [`load`] reads one once; [`kubernetes`] watches an API server and [`list`] lists it once; [`state`] is a
+//! file for what must outlive a restart beside a directory.
 //!
 //! Text passes through `yaml` (trees with lines, within bounds) and `manifest` (the objects of a file) to
 //! `index` (which file holds which object, and what changed). `walk`, `watch` and `debounce` say which files
@@ -14,6 +14,8 @@
 pub mod directory;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
+#[cfg(feature = "kubernetes")]
+pub mod list;
 pub mod load;
 pub mod object;
 #[cfg(feature = "kubernetes")]
@@ -33,6 +35,8 @@ mod yaml;
 pub use directory::DirectorySource;
 #[cfg(feature = "kubernetes")]
 pub use kubernetes::{KubernetesSettings, KubernetesSource};
+#[cfg(feature = "kubernetes")]
+pub use list::{ListError, list_objects};
 pub use load::{Loaded, Location, read_directory};
 pub use object::Object;
 pub use step::{ManifestProblem, Step};

@@ -205,7 +205,8 @@ fn reference(kind: Kind, name: &str) -> ObjectRef {
     ObjectRef { kind, key: ObjectKey::new(namespace, name) }
 }
 
-fn invalid(object: ObjectRef, error: &InvalidObject) -> ManifestProblem {
+/// The problem of an object that does not fit its kind.
+pub(crate) fn invalid(object: ObjectRef, error: &InvalidObject) -> ManifestProblem {
     let field = &error.field;
     ManifestProblem {
         file: None,

@@ -1,13 +1,18 @@
-//! A directory of manifests read once, as a gateway would read it: for verbs that only report. Nothing is
-//! written.
+//! Objects read once, as a gateway would read them: for verbs that only report. Nothing is written.
+//!
+//! A directory may be what a gateway on a directory serves, for which Portico plans Services and NodePorts;
+//! or a copy of a seed (`kubectl get -o yaml`), where KKP's controllers have done so. The second is read as a
+//! gateway in that seed reads it, and compared with what KKP serves ([`crate::today`]).
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use ipnet::IpNet;
 use portico_api::change::Change;
-use portico_api::problem::Severity;
+use portico_api::problem::{Problem, Severity};
 use portico_expose::node_ports::PortKey;
+use portico_expose::persisted::PersistedState;
 use portico_expose::planner::{Mode, Settings as PlannerSettings};
 use portico_routes::endpoint_rules::EndpointRules;
 use portico_routes::index::Settings as IndexSettings;
@@ -17,6 +22,7 @@ use thiserror::Error;
 
 use crate::persisted::{PersistedFile, PersistedFileError};
 use crate::pipeline::Pipeline;
+use crate::today::Today;
 
 /// Seed of the allocation of NodePorts: the same directory gives the same ports twice.
 const SEED: u64 = 0;
@@ -35,24 +41,31 @@ pub enum SiteError {
     Persisted(#[from] PersistedFileError),
 }
 
-/// Which directory, and how to read it.
+/// What the objects of a directory are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadAs {
+    /// What a gateway with this directory serves.
+    Directory,
+    /// A copy of the objects of a seed where KKP's controllers run.
+    Seed,
+}
+
+/// How to read objects.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SiteSettings {
-    /// The directory of manifests.
-    pub directory: PathBuf,
     /// The folder of a gateway's persisted state; `None` for the default.
     pub state_dir: Option<PathBuf>,
     /// The only namespace in use, if there is one.
     pub namespace: Option<String>,
     /// The annotation that exposes a Service.
     pub expose_annotation: String,
-    /// Which addresses may be endpoints.
-    pub endpoints: EndpointRules,
     /// External addresses of the seed's nodes.
     pub node_addresses: Vec<IpAddr>,
+    /// Networks that endpoints must be in; empty for no such bound.
+    pub endpoint_networks: Vec<IpNet>,
 }
 
-/// The objects of a directory and what follows from them.
+/// Objects, and what follows from them.
 #[derive(Debug)]
 pub struct Site {
     /// What could not be read, and the location of everything that could. Its objects are in the pipeline.
@@ -65,31 +78,61 @@ pub struct Site {
     pub pipeline: Pipeline,
     /// NodePorts that no gateway has remembered: one may allocate others.
     pub allocated: Vec<u16>,
+    /// What they were read as.
+    pub read_as: ReadAs,
+    /// Where a gateway in the seed would differ from KKP's proxy; none for a directory.
+    pub differences: Vec<Problem>,
 }
 
 impl Site {
-    /// Reads the directory. Blocks.
-    pub fn read(settings: &SiteSettings) -> Result<Self, SiteError> {
-        let mut loaded = read_directory(&settings.directory)?;
+    /// Reads a directory, by default as what its objects look like. Blocks.
+    pub fn read(
+        directory: &Path,
+        read_as: Option<ReadAs>,
+        settings: &SiteSettings,
+    ) -> Result<Self, SiteError> {
+        let loaded = read_directory(directory)?;
+        match read_as.unwrap_or_else(|| looks_like(&loaded.objects)) {
+            ReadAs::Seed => Ok(Self::of_seed(loaded, settings)),
+            ReadAs::Directory => {
+                // NodePorts and strategies that a gateway remembers are reported as they are; other numbers
+                // are allocated here, and may differ there.
+                let persisted = PersistedFile::new(directory, settings.state_dir.as_deref()).load()?;
+                Ok(Self::of(loaded, ReadAs::Directory, persisted, settings))
+            }
+        }
+    }
+
+    /// What a gateway in the seed makes of the objects there.
+    pub fn of_seed(loaded: Loaded, settings: &SiteSettings) -> Self {
+        Self::of(loaded, ReadAs::Seed, PersistedState::default(), settings)
+    }
+
+    fn of(mut loaded: Loaded, read_as: ReadAs, persisted: PersistedState, settings: &SiteSettings) -> Self {
         let index = IndexSettings {
             expose_annotation: settings.expose_annotation.as_str().into(),
             namespace: settings.namespace.as_deref().map(Into::into),
-            endpoints: settings.endpoints.clone(),
+            endpoints: EndpointRules {
+                loopback: read_as == ReadAs::Directory,
+                networks: settings.endpoint_networks.clone().into(),
+            },
+        };
+        let (mode, reserved_ports) = match read_as {
+            ReadAs::Directory => (Mode::Plan, GATEWAY_PORTS.into()),
+            ReadAs::Seed => (Mode::Observe, Vec::new()),
         };
         let planner = PlannerSettings {
             node_ips: settings.node_addresses.clone(),
-            reserved_ports: GATEWAY_PORTS.into(),
-            ..PlannerSettings::new(Mode::Plan)
+            reserved_ports,
+            ..PlannerSettings::new(mode)
         };
-        // NodePorts and strategies that a gateway remembers are reported as they are; other numbers are
-        // allocated here, and may differ there.
-        let persisted = PersistedFile::new(&settings.directory, settings.state_dir.as_deref()).load()?;
         let remembered: BTreeSet<PortKey> = persisted.node_ports.all().map(|(key, _)| key.clone()).collect();
         let objects = std::mem::take(&mut loaded.objects);
         let count = objects.len();
         let namespace = settings.namespace.as_deref();
         let has_namespace =
             namespace.is_none_or(|name| objects.iter().any(|object| belongs_to(object, name)));
+        let today = (read_as == ReadAs::Seed).then(|| Today::of(&objects, &settings.expose_annotation));
         let mut pipeline = Pipeline::new(index, planner, persisted, SEED);
         pipeline.apply(objects.into_iter().map(Change::Apply), true);
         let all_readable = loaded.problems.iter().all(|problem| problem.severity != Severity::Error);
@@ -98,8 +141,28 @@ impl Site {
         let _update = pipeline.commit();
         let ports = pipeline.planner().persisted().node_ports.all();
         let allocated = ports.filter(|(key, _)| !remembered.contains(key)).map(|(_, port)| port).collect();
-        Ok(Self { loaded, objects: count, has_namespace, pipeline, allocated })
+        let differences = today.map(|today| today.differences(pipeline.rows())).unwrap_or_default();
+        Self { loaded, objects: count, has_namespace, pipeline, allocated, read_as, differences }
     }
+}
+
+/// KKP's controllers make Services in the namespaces of Clusters. One that an API server has admitted has a
+/// UID, which nobody writes into a manifest.
+fn looks_like(objects: &[Object]) -> ReadAs {
+    let clusters: BTreeSet<String> = objects
+        .iter()
+        .filter_map(|object| match object {
+            Object::Cluster(cluster) => Some(cluster.name().namespace()),
+            _ => None,
+        })
+        .collect();
+    let is_made = |object: &Object| match object {
+        Object::Service(service) => {
+            !service.metadata.uid.is_empty() && clusters.contains(&*service.metadata.namespace)
+        }
+        _ => false,
+    };
+    if objects.iter().any(is_made) { ReadAs::Seed } else { ReadAs::Directory }
 }
 
 fn belongs_to(object: &Object, namespace: &str) -> bool {

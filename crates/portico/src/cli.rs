@@ -82,15 +82,21 @@ Examples:
   From elsewhere, for a load balancer with at most 50 listeners:
     portico front --service portico/portico --kubeconfig seed.kubeconfig --listener-limit 50")]
     Front(verb::front::Flags),
-    /// Find every problem in a directory of manifests
+    /// Find every problem in a directory of manifests, or in a live seed
     ///
-    /// Prints each with file, line, object and remedy. Exit code 1 if one of them is an error.
+    /// Prints each with file, line, object and remedy. Exit code 1 if one of them is an error. Of a live seed
+    /// (--kubeconfig), or a copy of its objects, a dry run: what each cluster would get from Portico, where
+    /// that differs from what KKP's nodeport-proxy does today, and what is to be done. An error is then
+    /// something that would break. Nothing is written.
     #[command(after_help = "\
 Examples:
   portico check manifests/
+  portico check --kubeconfig seed.kubeconfig
+  kubectl get -o yaml -A services,endpointslices,clusters,seeds,kubermaticconfigurations > copy/seed.yaml
+    portico check copy/
   portico check manifests/ -o json | jq -r '.[] | select(.severity == \"error\") | .message'")]
     Check(offline::Flags),
-    /// List what a directory of manifests would expose
+    /// List what a directory of manifests, or a live seed, would expose
     ///
     /// One line for each port, server name and authority: where it leads, by which object, whether it is
     /// ready.

@@ -1,25 +1,37 @@
-//! A directory of manifests read once, as a gateway would read it: for the verbs that only report.
+//! Objects read once, as a gateway would read them: for the verbs that only report.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 use portico_admin::listing::OutputFormat;
 use portico_api::annotations::EXPOSE;
 use portico_api::problem::Severity;
-use portico_routes::endpoint_rules::EndpointRules;
-use portico_sync::{Site, SiteSettings};
+use portico_source::list_objects;
+use portico_sync::{ReadAs, Site, SiteSettings};
 
-use crate::args::annotation_key;
+use crate::args::{annotation_key, duration};
+use crate::daemon;
 use crate::finding::Finding;
 
 /// The flags of `portico check` and `portico routes`.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
-    /// Directory of manifests
-    #[arg(value_name = "DIR")]
-    directory: PathBuf,
+    /// Directory of manifests, or of a copy of a seed's objects (kubectl get -o yaml)
+    #[arg(value_name = "DIR", required_unless_present = "kubeconfig")]
+    directory: Option<PathBuf>,
+    /// Read the objects of a live seed instead, by this kubeconfig; nothing is written
+    #[arg(long, value_name = "FILE", conflicts_with = "directory")]
+    kubeconfig: Option<PathBuf>,
+    /// How long reading a live seed may take, all together
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = duration, requires = "kubeconfig")]
+    timeout: Duration,
+    /// What DIR is: for a gateway with --manifests, or a copy of a seed where KKP's controllers run [default:
+    /// a copy, if a Cluster's namespace has Services with a UID]
+    #[arg(long, value_name = "WHAT", conflicts_with = "kubeconfig")]
+    read_as: Option<ReadAsFlag>,
     /// How the answer is printed
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     pub(crate) output: OutputFormat,
@@ -41,38 +53,66 @@ pub(crate) struct Flags {
     endpoint_networks: Vec<IpNet>,
 }
 
-/// A directory, and what is to be reported of it. Nothing is written.
+/// What a directory may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ReadAsFlag {
+    /// What a gateway with --manifests serves: Portico plans Services and NodePorts
+    Directory,
+    /// A copy of the objects of a seed, where KKP's controllers have done so
+    Seed,
+}
+
+/// Objects, and what is to be reported of them. Nothing is written.
 #[derive(Debug)]
 pub(crate) struct Report {
     pub(crate) site: Site,
+    /// Whether they are those of a live seed.
+    pub(crate) is_live: bool,
     /// What is wrong with the flags.
     questionable: Vec<Finding>,
 }
 
 impl Flags {
-    /// Reads the directory.
+    /// Reads the directory, or the live seed.
     pub(crate) fn load(&self) -> anyhow::Result<Report> {
-        let site = Site::read(&SiteSettings {
-            directory: self.directory.clone(),
+        let settings = SiteSettings {
             state_dir: self.state_dir.clone(),
             namespace: self.namespace.clone(),
             expose_annotation: self.expose_annotation.clone(),
-            endpoints: EndpointRules { loopback: true, networks: self.endpoint_networks.clone().into() },
+            endpoint_networks: self.endpoint_networks.clone(),
             node_addresses: self.node_address.clone(),
+        };
+        let Some(directory) = &self.directory else {
+            let site = self.load_live(&settings)?;
+            let questionable = self.questionable(&site, None);
+            return Ok(Report { site, is_live: true, questionable });
+        };
+        let read_as = self.read_as.map(|what| match what {
+            ReadAsFlag::Directory => ReadAs::Directory,
+            ReadAsFlag::Seed => ReadAs::Seed,
+        });
+        let site = Site::read(directory, read_as, &settings)?;
+        let questionable = self.questionable(&site, Some(directory));
+        Ok(Report { site, is_live: false, questionable })
+    }
+
+    fn load_live(&self, settings: &SiteSettings) -> anyhow::Result<Site> {
+        let listed = daemon::runtime()?.block_on(async {
+            let client = portico_kube::client(self.kubeconfig.as_deref()).await?;
+            anyhow::Ok(list_objects(&client, self.namespace.as_deref(), self.timeout).await?)
         })?;
-        let questionable = self.questionable(&site);
-        Ok(Report { site, questionable })
+        Ok(Site::of_seed(listed, settings))
     }
 
     /// For no object at all, every check succeeds: an error, because the flags are likely to be wrong.
-    fn questionable(&self, site: &Site) -> Vec<Finding> {
+    fn questionable(&self, site: &Site, directory: Option<&Path>) -> Vec<Finding> {
         let mut found = Vec::new();
-        if site.loaded.files == 0 {
+        if directory.is_some() && site.loaded.files == 0 {
             let message =
                 "no manifest is there: no file ends in .yaml, .yml or .json (hidden ones do not count)";
             let remedy = "name the directory that holds the manifests";
-            let file: Option<&Path> = Some(&self.directory);
-            found.push(Finding::of_question(Severity::Error, "no-manifest", file, message.into(), remedy));
+            let message = message.to_owned();
+            found.push(Finding::of_question(Severity::Error, "no-manifest", directory, message, remedy));
         } else if let Some(namespace) = self.namespace.as_ref().filter(|_| !site.has_namespace) {
             let message = format!("no Service and no Cluster belongs to the namespace {namespace:?}");
             let remedy = "correct --namespace, or leave it out; that of a Cluster is cluster-NAME";
@@ -83,6 +123,17 @@ impl Flags {
 }
 
 impl Report {
+    /// All problems, and where a gateway in the seed would differ from KKP's proxy.
+    pub(crate) fn findings_and_differences(&self) -> Vec<Finding> {
+        let loaded = &self.site.loaded;
+        let differences = self.site.differences.iter();
+        let differences = differences
+            .map(|problem| Finding::of_object(problem, loaded.line_of(&problem.object, &problem.field)));
+        let mut findings: Vec<Finding> = self.findings().into_iter().chain(differences).collect();
+        findings.sort();
+        findings
+    }
+
     /// All problems, in the order of the list.
     pub(crate) fn findings(&self) -> Vec<Finding> {
         let loaded = &self.site.loaded;

@@ -1,28 +1,44 @@
-//! `portico check`: every problem in a directory of manifests, with file, line and object.
+//! `portico check`: every problem of a directory of manifests, with file, line and object; of a live seed, or
+//! a copy of one, also what would be different from KKP's proxy, and what is to be done.
 
+use portico_admin::listing::OutputFormat;
 use portico_api::problem::Severity;
+use portico_sync::ReadAs;
 
 use crate::finding::Finding;
-use crate::offline::Flags;
-use portico_admin::listing::OutputFormat;
-
+use crate::listing::Listing;
+use crate::offline::{Flags, Report};
 use crate::outcome::{Outcome, print};
 
 /// Prints every problem. The answer is "no" if one of them is an error.
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     let report = flags.load()?;
-    let findings = report.findings();
+    let findings = report.findings_and_differences();
     let errors = findings.iter().filter(|finding| finding.severity == Severity::Error).count();
-    match flags.output {
-        OutputFormat::Json => print(&format!("{}\n", serde_json::to_string_pretty(&findings)?))?,
-        OutputFormat::Table => {
-            let mut text: String = findings.iter().map(Finding::to_line).collect();
-            let warnings = findings.len() - errors;
+    let warnings = findings.len() - errors;
+    match (flags.output, report.is_live) {
+        (OutputFormat::Json, false) => print(&format!("{}\n", serde_json::to_string_pretty(&findings)?))?,
+        (OutputFormat::Json, true) => print(&listing(&report, findings, OutputFormat::Json)?)?,
+        (OutputFormat::Table, is_live) => {
+            let mut text = match is_live {
+                true => listing(&report, findings, OutputFormat::Table)? + "\n",
+                false => findings.iter().map(Finding::to_line).collect(),
+            };
+            if !is_live && report.site.read_as == ReadAs::Seed {
+                text.push_str("read as a copy of a seed's objects; --read-as directory plans them instead\n");
+            }
             text.push_str(&summary(report.site.objects, errors, warnings));
             print(&text)?;
         }
     }
     Ok(if errors == 0 { Outcome::Done } else { Outcome::No })
+}
+
+/// What each cluster would get, then the findings.
+fn listing(report: &Report, findings: Vec<Finding>, format: OutputFormat) -> anyhow::Result<String> {
+    let mut text = Vec::new();
+    Listing::of(&report.site.pipeline, findings).write(format, &mut text)?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 fn summary(objects: usize, errors: usize, warnings: usize) -> String {

@@ -154,3 +154,86 @@ fn a_program_reads_the_same_as_json() {
     assert_eq!(finding["field"], "spec.exposeStrategy");
     assert_eq!(finding["line"], 6);
 }
+
+/// What `kubectl get -o yaml` prints of a seed, with an address that KKP gave and Portico would not.
+const COPY: &str = "\
+apiVersion: v1
+kind: List
+items:
+- apiVersion: kubermatic.k8c.io/v1
+  kind: Seed
+  metadata: {name: north, namespace: kubermatic}
+- apiVersion: kubermatic.k8c.io/v1
+  kind: Cluster
+  metadata: {name: a}
+  spec: {exposeStrategy: NodePort}
+  status: {address: {url: 'https://a.given.example.com:31234'}}
+- apiVersion: v1
+  kind: Service
+  metadata:
+    name: apiserver-external
+    namespace: cluster-a
+    uid: 5d5c6f5e-0000-4000-8000-000000000001
+    creationTimestamp: '2026-01-01T00:00:00Z'
+    annotations: {nodeport-proxy.k8s.io/expose: NodePort}
+  spec: {type: NodePort, clusterIP: 10.0.0.1, ports: [{name: secure, port: 443, nodePort: 31234}]}
+- apiVersion: discovery.k8s.io/v1
+  kind: EndpointSlice
+  metadata:
+    name: apiserver-external-x
+    namespace: cluster-a
+    labels: {kubernetes.io/service-name: apiserver-external}
+  addressType: IPv4
+  endpoints: [{addresses: [192.0.2.7], conditions: {ready: true}}]
+  ports: [{name: secure, port: 31234}]
+";
+
+#[test]
+fn a_copy_of_a_seed_is_read_as_a_gateway_there_reads_it() {
+    let folder = directory(&[("seed.yaml", COPY)]);
+    let path = folder.path().to_str().unwrap();
+    let output = run(&["check", path]);
+    assert_eq!(
+        stdout(&output),
+        "read as a copy of a seed's objects; --read-as directory plans them instead\n4 objects: 0 errors, 0 \
+         warnings\n"
+    );
+    assert_eq!(output.status.code(), Some(0));
+    let routes = stdout(&run(&["routes", path]));
+    assert!(routes.contains("https://a.given.example.com:31234"), "{routes}");
+    // Nothing else is planned, such as a Service for Konnectivity.
+    assert!(!routes.contains("konnectivity-server"), "{routes}");
+    let planned = stdout(&run(&["routes", path, "--read-as", "directory"]));
+    assert!(planned.contains("konnectivity-server"), "{planned}");
+}
+
+#[test]
+fn what_would_break_is_an_error() {
+    let copy = COPY.replace("192.0.2.7", "169.254.1.7");
+    let folder = directory(&[("seed.yaml", &copy)]);
+    let output = run(&["check", folder.path().to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = stdout(&output);
+    assert!(said.contains("port 31234 is served today, and would not be"), "{said}");
+}
+
+#[test]
+fn an_api_server_that_never_answers_is_given_up() {
+    let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let kubeconfig = format!(
+        "apiVersion: v1
+kind: Config
+current-context: c
+contexts: [{{name: c, context: {{cluster: c, user: u}}}}]
+clusters: [{{name: c, cluster: {{server: 'http://{}'}}}}]
+users: [{{name: u}}]
+",
+        mute.local_addr().unwrap()
+    );
+    let folder = directory(&[("kubeconfig", &kubeconfig)]);
+    let file = folder.path().join("kubeconfig");
+    let output = run(&["check", "--kubeconfig", file.to_str().unwrap(), "--timeout", "1s"]);
+    assert_eq!(output.status.code(), Some(2));
+    let said = crate::common::stderr(&output);
+    assert!(said.contains("listing KubermaticConfigurations: no answer within 1s"), "{said}");
+}
