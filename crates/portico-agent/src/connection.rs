@@ -65,10 +65,10 @@ async fn open(client: Client, session: Session, socket: TcpStream) -> Option<Ope
     };
     let opened = tokio::select! {
         biased;
-        // The socket is not read meanwhile. The kernel reports a reset all the same.
+        // At most its first bytes are read meanwhile. The kernel reports a reset all the same.
         _ = socket.ready(Interest::ERROR) => None,
         () = stopped(session.shared()) => Some(Err(OpenError::Stopping)),
-        opened = client.open(&session.record().forward().authority) => Some(opened),
+        opened = client.open_for(&session.record().forward().authority, &socket) => Some(opened),
     };
     drop(waiting);
     // The pod has reset the connection itself: nothing to tell it, and nothing to log.

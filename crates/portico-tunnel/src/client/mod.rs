@@ -5,7 +5,7 @@
 //! chooses, `connect` does it, `backoff` says when), retire a tunnel. `driver` runs a connection and keeps
 //! the state of its `tunnel` current; `authenticate` shows the gateway our identity on it. Events reach the
 //! supervisor over one bounded channel (`event`). `view` is what it shares with the rest: `select` picks the
-//! tunnel for a new `stream`, `status` reports.
+//! tunnel for a new `stream`, `first_bytes` are sent along with its request, `status` reports.
 //!
 //! A tunnel is *live*, *unresponsive* (no answer to a PING) or *draining* (GOAWAY, or replaced). Only live
 //! tunnels get new streams; streams on the others go on.
@@ -20,6 +20,7 @@ mod connect;
 mod driver;
 mod endpoints;
 mod event;
+mod first_bytes;
 mod resolve;
 mod select;
 mod settings;
@@ -40,7 +41,9 @@ pub use status::{Totals, TunnelStatus};
 pub use stream::Stream;
 pub use tunnel::{IdentityState, TunnelState};
 
+use portico_net::Socket;
 use supervisor::Supervisor;
+use tokio::net::TcpStream;
 use view::View;
 
 /// Tunnels to gateways. Clones are handles to the same tunnels.
@@ -59,7 +62,14 @@ impl Client {
     /// Opens a stream to `authority`: on a live tunnel with few, on another if that one breaks before it
     /// answers, on the first that comes up if there is none.
     pub async fn open(&self, authority: &str) -> Result<Stream, OpenError> {
-        self.view.open(authority).await
+        self.view.open(authority, None::<&TcpStream>).await
+    }
+
+    /// The same for a client of which nothing was read. A TLS handshake that it begins meanwhile is sent
+    /// along with the request, and again if the tunnel breaks before it answers: a connection comes up one
+    /// round trip sooner. [`Stream::carry`] takes the same socket.
+    pub async fn open_for(&self, authority: &str, client: &impl Socket) -> Result<Stream, OpenError> {
+        self.view.open(authority, Some(client)).await
     }
 
     /// Returns every tunnel, and every attempt to connect one.

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{StatusCode, uri};
+use portico_net::Socket;
 use thiserror::Error;
 use tokio::time::{Instant, timeout_at};
 
+use super::first_bytes::FirstBytes;
 use super::stream::Stream;
 use super::tunnel::{RequestError, Tunnel};
 use super::view::View;
@@ -78,8 +80,12 @@ pub enum OpenError {
 }
 
 impl View {
-    /// Opens a stream to `authority`, within the time of the settings.
-    pub(super) async fn open(&self, authority: &str) -> Result<Stream, OpenError> {
+    /// Opens a stream to `authority` within the time of the settings, for a client of which nothing was read.
+    pub(super) async fn open(
+        &self,
+        authority: &str,
+        client: Option<&impl Socket>,
+    ) -> Result<Stream, OpenError> {
         let unsendable = |error: &dyn fmt::Display| OpenError::Unsendable(format!("{authority}: {error}"));
         let parsed = uri::Authority::try_from(authority).map_err(|error| unsendable(&error))?;
         let token = self.token().map_err(|error| unsendable(&error))?;
@@ -90,6 +96,7 @@ impl View {
         let mut failed: Option<(String, RequestError)> = None;
         let mut refused = None;
         let mut requests = 0;
+        let mut first = FirstBytes::new(client);
         loop {
             if self.is_stopping() {
                 return Err(OpenError::Stopping);
@@ -122,11 +129,12 @@ impl View {
             if requests > 1 {
                 self.totals().streams_retried += 1;
             }
-            match tunnel.connect(parsed.clone(), token.as_ref(), deadline, &self.settings).await {
+            match tunnel.connect(parsed.clone(), token.as_ref(), &mut first, deadline, &self.settings).await {
                 Ok((to_gateway, from_gateway, guard)) => {
                     self.totals().streams_opened += 1;
                     let (activity, idle) = (Arc::clone(&tunnel.activity), self.settings.stream_idle);
-                    return Ok(Stream::new(to_gateway, from_gateway, activity, guard, idle));
+                    let sent = first.bytes().len();
+                    return Ok(Stream::new(to_gateway, from_gateway, activity, guard, idle, sent));
                 }
                 Err(RequestError::Refused { status, reason }) => {
                     self.totals().streams_refused += 1;

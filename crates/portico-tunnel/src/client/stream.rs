@@ -21,6 +21,8 @@ pub struct Stream {
     activity: Arc<Activity>,
     guard: StreamGuard,
     idle: Option<Duration>,
+    /// Bytes of the client that were sent already.
+    sent: usize,
 }
 
 impl Stream {
@@ -30,8 +32,9 @@ impl Stream {
         activity: Arc<Activity>,
         guard: StreamGuard,
         idle: Option<Duration>,
+        sent: usize,
     ) -> Self {
-        Self { to_gateway, from_gateway, activity, guard, idle }
+        Self { to_gateway, from_gateway, activity, guard, idle, sent }
     }
 
     /// Returns the gateway that it goes through.
@@ -43,8 +46,15 @@ impl Stream {
     /// Carries bytes between `socket` and the control plane until both have ended or one of them fails, with
     /// half-close and reset in both directions. `meter` counts the bytes and is told how it ended; the socket
     /// is downstream.
-    pub fn carry(self, socket: impl Socket + 'static, meter: impl Meter) -> impl Future<Output = ()> + Send {
-        let Self { to_gateway, from_gateway, activity, guard, idle } = self;
+    pub fn carry(
+        self,
+        socket: impl Socket + 'static,
+        mut meter: impl Meter,
+    ) -> impl Future<Output = ()> + Send {
+        let Self { to_gateway, from_gateway, activity, guard, idle, sent } = self;
+        if sent > 0 {
+            meter.carried(sent, 0);
+        }
         let stream = (to_gateway, from_gateway);
         let bridge = Bridge::new(Side::Upstream, stream, socket, meter, activity, None, idle);
         async move {

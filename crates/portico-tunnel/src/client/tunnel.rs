@@ -1,15 +1,18 @@
 //! One HTTP/2 connection to a gateway.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use h2::client::SendRequest;
+use h2::client::{ResponseFuture, SendRequest};
 use h2::{RecvStream, SendStream};
 use http::header::AUTHORIZATION;
 use http::{HeaderValue, Method, Request, StatusCode, Uri, uri};
+use portico_net::Socket;
 use thiserror::Error;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
@@ -17,6 +20,7 @@ use tokio::time::{Instant, timeout};
 use super::backoff::random;
 use super::endpoints::Endpoint;
 use super::event::Signals;
+use super::first_bytes::FirstBytes;
 use super::settings::ClientSettings;
 use crate::activity::Activity;
 use crate::handler;
@@ -303,17 +307,34 @@ impl Tunnel {
         self.sender.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens a stream to `authority`. Fails at `deadline`, and once the tunnel is unresponsive.
-    pub(super) async fn connect(
+    /// Opens a stream to `authority` and sends the client's first bytes, if there are any by then. Fails at
+    /// `deadline`, and once the tunnel is unresponsive.
+    pub(super) async fn connect<S: Socket>(
         self: &Arc<Self>,
         authority: uri::Authority,
         token: Option<&HeaderValue>,
+        first: &mut FirstBytes<'_, S>,
         deadline: Instant,
         settings: &ClientSettings,
     ) -> Result<(SendStream<Bytes>, RecvStream, StreamGuard), RequestError> {
         let uri = Uri::from(authority);
         let is_own = uri.authority().is_some_and(|authority| *authority == *settings.authority);
-        let (answer, to_gateway, guard) = self.send(Method::CONNECT, uri, token, deadline, settings).await?;
+        let (answer, mut to_gateway, guard) = self.send(Method::CONNECT, uri, token, settings)?;
+        // Fails only for a stream that was reset, which the answer reports.
+        let mut send = |bytes| drop(to_gateway.send_data(self.activity.counted(bytes), false));
+        let mut early = first.early();
+        let mut is_sent = early.is_some();
+        let mut answer = pin!(self.answered(answer, deadline));
+        let answer = poll_fn(|cx| {
+            if let Some(bytes) = early.take() {
+                send(bytes);
+            } else if let Poll::Ready(bytes) = first.poll_early(cx) {
+                is_sent = true;
+                send(bytes);
+            }
+            answer.as_mut().poll(cx)
+        })
+        .await?;
         let status = answer.status();
         if status != StatusCode::OK {
             let reason = reason(answer).await;
@@ -327,6 +348,9 @@ impl Tunnel {
         }
         if is_own && self.refusal().take().is_some() {
             self.identity_doubted.notify_one();
+        }
+        if !is_sent && !first.is_empty() {
+            send(first.bytes());
         }
         Ok((to_gateway, answer.into_body(), guard))
     }
@@ -344,7 +368,8 @@ impl Tunnel {
         parts.path_and_query = Some(uri::PathAndQuery::from_static("*"));
         let uri = Uri::from_parts(parts).map_err(http::Error::from)?;
         let deadline = Instant::now() + settings.open_timeout;
-        let (answer, _, _guard) = self.send(Method::OPTIONS, uri, token, deadline, settings).await?;
+        let (answer, _, _guard) = self.send(Method::OPTIONS, uri, token, settings)?;
+        let answer = self.answered(answer, deadline).await?;
         let unauthorized = answer.status() == StatusCode::UNAUTHORIZED;
         if self.unauthorized.swap(unauthorized, Relaxed) != unauthorized {
             self.signals.changed();
@@ -364,14 +389,13 @@ impl Tunnel {
     }
 
     /// Sends a request, which counts as a stream while the guard is held. Only CONNECT has a body.
-    async fn send(
+    fn send(
         self: &Arc<Self>,
         method: Method,
         uri: Uri,
         token: Option<&HeaderValue>,
-        deadline: Instant,
         settings: &ClientSettings,
-    ) -> Result<(http::Response<RecvStream>, SendStream<Bytes>, StreamGuard), RequestError> {
+    ) -> Result<(ResponseFuture, SendStream<Bytes>, StreamGuard), RequestError> {
         let is_whole = method != Method::CONNECT;
         let mut request = Request::builder().method(method).uri(uri);
         if let Some(token) = token {
@@ -381,14 +405,22 @@ impl Tunnel {
         let guard = StreamGuard::take(self, settings);
         let mut sender = self.sender().clone().ok_or(RequestError::Silent)?;
         let (answer, body) = sender.send_request(request, is_whole).map_err(RequestError::Broken)?;
-        drop(sender);
+        Ok((answer, body, guard))
+    }
+
+    /// Waits for an answer. Fails at `deadline`, and once the tunnel is unresponsive.
+    async fn answered(
+        &self,
+        answer: ResponseFuture,
+        deadline: Instant,
+    ) -> Result<http::Response<RecvStream>, RequestError> {
         let mut silent = self.silent.subscribe();
         tokio::select! {
             biased;
             answer = answer => {
                 let answer = answer.map_err(RequestError::Broken)?;
                 self.note_answer(answer.status());
-                Ok((answer, body, guard))
+                Ok(answer)
             }
             _ = silent.wait_for(|silent| *silent) => Err(RequestError::Silent),
             () = tokio::time::sleep_until(deadline) => Err(RequestError::Silent),

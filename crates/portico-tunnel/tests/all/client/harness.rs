@@ -140,6 +140,11 @@ impl Pod {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (agent, _) = listener.accept().await.unwrap();
+        Self::between(stream, socket, agent)
+    }
+
+    /// With both ends of its connection.
+    pub(super) fn between(stream: Stream, socket: TcpStream, agent: TcpStream) -> Self {
         let (sender, reports) = mpsc::unbounded_channel();
         let meter = Count(Report { up: 0, down: 0, end: None }, sender);
         tokio::spawn(stream.carry(agent, meter));
