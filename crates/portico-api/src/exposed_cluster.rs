@@ -17,7 +17,7 @@ use crate::cluster::Address;
 use crate::meta::ObjectMeta;
 use crate::names::ClusterName;
 use crate::policy::{AllowList, Budget, ClusterPolicy};
-use crate::strategy::ExposeStrategy;
+use crate::strategy::{AnsweredBy, ExposeStrategy};
 
 /// Group and version.
 pub const API_VERSION: &str = "portico.k8c.io/v1alpha1";
@@ -80,6 +80,15 @@ impl ExposedCluster {
     /// The Cluster's name as an identity.
     pub fn name(&self) -> ClusterName {
         ClusterName::new(&self.metadata.name)
+    }
+
+    /// What accepts connections at its address.
+    pub fn answered_by(&self) -> AnsweredBy {
+        match self.spec.expose_strategy {
+            ExposeStrategy::LoadBalancer => AnsweredBy::LoadBalancer,
+            _ if self.spec.node_port_listeners_disabled => AnsweredBy::SeedNodes,
+            _ => AnsweredBy::Gateway,
+        }
     }
 
     /// What the gateway enforces for the cluster.

@@ -109,6 +109,11 @@ impl ClusterPolicy {
         }
     }
 
+    /// The policy of a tenant of which nothing is known, though it should be: no client may connect.
+    pub fn nobody(tenant: impl Into<Tenant>) -> Self {
+        Self { allow: AllowList::nobody(), ..Self::open(tenant) }
+    }
+
     /// [`Self::open`] for the tenant whose Services are in `namespace`.
     pub fn open_for_namespace(namespace: &str) -> Arc<Self> {
         Arc::new(Self::open(Tenant::of_namespace(namespace)))

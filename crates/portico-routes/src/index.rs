@@ -16,7 +16,7 @@ use portico_api::change::{Change, Keyed};
 use portico_api::endpoint_slice::EndpointSlice;
 use portico_api::intern::Interner;
 use portico_api::meta::ObjectKey;
-use portico_api::names::Tenant;
+use portico_api::names::{ClusterName, Tenant};
 use portico_api::policy::ClusterPolicy;
 use portico_api::service::Service;
 
@@ -62,6 +62,8 @@ pub enum ObjectChange {
     EndpointSlice(Change<Box<EndpointSlice>>),
     /// The policy of a user cluster. Without one, the annotations of the Services in its namespace count.
     Policy(Change<Arc<ClusterPolicy>>),
+    /// From now on, every cluster has a policy: a Service in the namespace of one without admits nobody.
+    PoliciesRequired,
 }
 
 /// Every object that routes are made of, as far as routes depend on it.
@@ -74,6 +76,8 @@ pub struct RouteIndex {
     slice_services: BTreeMap<ObjectKey, Arc<str>>,
     /// The policies of user clusters, by namespace.
     pub(crate) policies: HashMap<Arc<str>, Arc<ClusterPolicy>>,
+    /// Whether a cluster without a policy admits nobody.
+    pub(crate) policies_required: bool,
     pub(crate) claims: Claims,
     pub(crate) guards: Guards,
     /// The Services that claimed something since the last commit: they ask anew, also for what another gives
@@ -118,6 +122,7 @@ impl RouteIndex {
             services: BTreeMap::new(),
             slice_services: BTreeMap::new(),
             policies: HashMap::new(),
+            policies_required: false,
             claims: Claims::default(),
             guards: Guards::default(),
             claimants: BTreeSet::new(),
@@ -140,6 +145,7 @@ impl RouteIndex {
             ObjectChange::EndpointSlice(Change::Delete(key)) => self.delete_slice(&key),
             ObjectChange::Policy(Change::Apply(policy)) => self.set_policy(&policy.key(), Some(policy)),
             ObjectChange::Policy(Change::Delete(tenant)) => self.set_policy(&tenant, None),
+            ObjectChange::PoliciesRequired => self.require_policies(),
         }
     }
 
@@ -196,7 +202,10 @@ impl RouteIndex {
             return;
         }
         let facts = facts.map(Arc::new);
-        if before.iter().chain(&facts).any(|facts| !facts.problems.is_empty() || facts.own_policy.is_some()) {
+        let concerned = |facts: &Arc<ServiceFacts>| {
+            !facts.problems.is_empty() || facts.own_policy.is_some() || self.lacks_policy(facts)
+        };
+        if before.iter().chain(&facts).any(concerned) {
             self.problems_version += 1;
         }
         if let Some(before) = &before {
@@ -297,9 +306,31 @@ impl RouteIndex {
         self.problems_version += 1;
     }
 
+    fn require_policies(&mut self) {
+        if std::mem::replace(&mut self.policies_required, true) {
+            return;
+        }
+        let services = self.services.values().filter_map(|entry| entry.service.as_deref());
+        let lacking = services.filter(|service| self.lacks_policy(service));
+        let lacking: Vec<ObjectKey> = lacking.map(|service| service.key.clone()).collect();
+        self.changed.extend(lacking);
+        self.problems_version += 1;
+    }
+
+    /// Whether `service` belongs to a cluster that must have a policy and has none.
+    pub(crate) fn lacks_policy(&self, service: &ServiceFacts) -> bool {
+        let namespace = &service.key.namespace;
+        self.policies_required
+            && !self.policies.contains_key(namespace)
+            && ClusterName::of_namespace(namespace).is_some()
+    }
+
     /// The policy that holds for `service`.
     pub(crate) fn policy_of(&self, service: &ServiceFacts) -> Arc<ClusterPolicy> {
         let namespace = &service.key.namespace;
+        if self.lacks_policy(service) {
+            return Arc::new(ClusterPolicy::nobody(Tenant::of_namespace(namespace)));
+        }
         match self.policies.get(namespace).or(service.own_policy.as_ref()) {
             Some(policy) => Arc::clone(policy),
             None => ClusterPolicy::open_for_namespace(namespace),

@@ -32,7 +32,8 @@ impl RouteIndex {
         });
         let overridden = overridden.map(overridden_annotations);
         let shared = self.shared_endpoints();
-        let computed = conflicts.chain(overridden).chain(shared);
+        let lacking = exposed().filter(|service| self.lacks_policy(service)).map(lacks_policy);
+        let computed = conflicts.chain(overridden).chain(shared).chain(lacking);
         services.chain(slices).map(Cow::Borrowed).chain(computed.map(Cow::Owned))
     }
 }
@@ -136,6 +137,22 @@ fn named(service: &ServiceFacts) -> ObjectRef {
     match cluster.filter(|_| service.origin == Origin::Planned) {
         Some(cluster) => ObjectRef { kind: Kind::Cluster, key: ObjectKey::new("", cluster.as_str()) },
         None => ObjectRef { kind: Kind::Service, key: service.key.clone() },
+    }
+}
+
+fn lacks_policy(service: &ServiceFacts) -> Problem {
+    let namespace = &service.key.namespace;
+    let name = ClusterName::of_namespace(namespace).map(|name| name.to_string()).unwrap_or_default();
+    Problem {
+        severity: Severity::Error,
+        reason: "unknown-cluster",
+        object: ObjectRef { kind: Kind::Service, key: service.key.clone() },
+        field: "metadata.namespace".into(),
+        message: format!("what the cluster {name:?} allows is not known, so nobody is admitted"),
+        remedy: format!(
+            "see whether the Cluster {name} exists and portico front runs and writes its ExposedCluster; \
+             where there are no Clusters, start the gateway with --clusters-from services"
+        ),
     }
 }
 

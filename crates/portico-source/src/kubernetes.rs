@@ -1,47 +1,56 @@
 //! Objects from a Kubernetes API, watched.
 //!
-//! Services and EndpointSlices always; `Cluster`, `Seed` and `KubermaticConfiguration` while the API server
-//! serves them, which is checked again and again, for installations where KKP comes later. Listing in pages,
-//! watching with bookmarks and backing off are `kube`'s ([`mod@kube::runtime::watcher`]); `reflector` turns
-//! watch events into changes.
+//! Services and EndpointSlices always. What clusters allow comes from ExposedClusters where the API server
+//! serves them, else from KKP's own kinds, else from the Services alone ([`ClustersFrom`]). [`signs`] lists
+//! and watches with deadlines and back-off; `reflector` turns watch events into changes.
 //!
-//! What is promised: no step is complete before everything has been listed once; while the API server is away
-//! everything stays as it was; an object that was deleted meanwhile is gone after the next listing.
+//! What is promised: no step is complete before everything has been listed once. An answer that a kind is not
+//! served is believed only at the start, and only when repeated: an API server that is just starting, or
+//! failing, must not open allow lists. While the API server is away, or refuses, everything stays as it was;
+//! an object that was deleted meanwhile is gone after the next listing.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures_util::stream::{self, AbortHandle, BoxStream, SelectAll};
+use futures_util::stream::{self, BoxStream, SelectAll};
 use futures_util::{FutureExt, Stream, StreamExt};
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::runtime::watcher::Event;
 use kube::{Api, Client};
 use portico_api::cluster::Cluster;
 use portico_api::configuration::KubermaticConfiguration;
 use portico_api::endpoint_slice::EndpointSlice;
+use portico_api::exposed_cluster::ExposedCluster;
 use portico_api::meta::Kind;
+use portico_api::names::ClusterName;
 use portico_api::seed::Seed;
 use portico_api::service::Service;
 use portico_kube::error::describe;
-use portico_kube::watch;
+use portico_kube::watch::{Sign, signs};
 use serde::Serialize;
+use thiserror::Error;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
-use tracing::{info, warn};
+use tokio::time::{Instant, timeout};
+use tracing::{debug, info, warn};
 
 use crate::reflector::{Received, Reflector};
-use crate::served::{KKP_GROUP_VERSION, Served, ServedKind};
+use crate::served::{Served, ServedKind};
 use crate::step::{MAX_CHANGES_PER_STEP, ManifestProblem, Step};
-
-/// A failing watch tries again at least this often, so a watch without an error for longer has recovered.
-const RECOVERED_AFTER: Duration = Duration::from_secs(90);
 
 /// Pause between two discoveries of the kinds of KKP.
 const DISCOVERY_PERIOD: Duration = Duration::from_secs(30);
 
-/// The same after a discovery that failed; doubled with each further failure, up to [`DISCOVERY_PERIOD`].
+/// The same until it is known what clusters allow.
 const DISCOVERY_RETRY: Duration = Duration::from_secs(2);
+
+/// Time limit of a discovery.
+const DISCOVERY_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Discoveries in a row that must say that no kind tells of clusters: for a moment after its start, an API
+/// server does not know the kinds that others define.
+const ABSENCES: u32 = 3;
 
 /// HTTP status of a path that is not served.
 const NOT_FOUND: u16 = 404;
@@ -49,49 +58,164 @@ const NOT_FOUND: u16 = 404;
 /// Length of the queue of steps. One is applied, one waits; more would only hold memory.
 const STEPS_AHEAD: usize = 2;
 
+/// The same error of a watch is logged again after this time.
+const LOG_AGAIN: Duration = Duration::from_secs(600);
+
+/// Where it comes from what a cluster allows and may use.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ClustersFrom {
+    /// From the first of the others that the API server serves.
+    #[default]
+    Auto,
+    /// From ExposedClusters, which hold no secrets.
+    ExposedClusters,
+    /// From KKP's Clusters, Seeds and KubermaticConfiguration.
+    Clusters,
+    /// From annotations of the Services: there are no clusters.
+    Services,
+}
+
+/// The text names no [`ClustersFrom`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("give auto, exposed-clusters, clusters or services")]
+pub struct UnknownClustersFrom;
+
+impl ClustersFrom {
+    /// The word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::ExposedClusters => "exposed-clusters",
+            Self::Clusters => "clusters",
+            Self::Services => "services",
+        }
+    }
+}
+
+impl FromStr for ClustersFrom {
+    type Err = UnknownClustersFrom;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let all = [Self::Auto, Self::ExposedClusters, Self::Clusters, Self::Services];
+        all.into_iter().find(|from| from.word() == text).ok_or(UnknownClustersFrom)
+    }
+}
+
 /// What to watch.
 #[derive(Debug, Clone)]
 pub struct KubernetesSettings {
-    /// Watch only Services and EndpointSlices of this namespace: rights for one namespace include no
-    /// cluster-wide kind.
+    /// Watch only Services and EndpointSlices of this namespace and, if it is a cluster's, that cluster.
     pub namespace: Option<String>,
     /// Ignore Services without this annotation. A seed has some fifteen Services per cluster, of which two or
     /// three are exposed.
     pub annotation: Option<String>,
-    /// Pause between two discoveries of kinds that are not served yet.
+    /// Where it comes from what a cluster allows.
+    pub clusters: ClustersFrom,
+    /// Longest pause between two discoveries of kinds that are not served yet.
     pub discovery_period: Duration,
 }
 
 impl Default for KubernetesSettings {
     fn default() -> Self {
-        Self { namespace: None, annotation: None, discovery_period: DISCOVERY_PERIOD }
+        Self {
+            namespace: None,
+            annotation: None,
+            clusters: ClustersFrom::Auto,
+            discovery_period: DISCOVERY_PERIOD,
+        }
     }
 }
 
 /// The state of all watches.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KubernetesStatus {
     /// Whether everything has been listed once.
     pub complete: bool,
-    /// By kind. A kind that is not served is not here.
+    /// Where it comes from what a cluster allows; [`ClustersFrom::Auto`] while that is not known.
+    pub clusters_from: ClustersFrom,
+    /// By kind. A kind that is not watched is not here.
     pub watches: BTreeMap<Kind, WatchStatus>,
-    /// Why the last discovery of the kinds of KKP failed.
+    /// Why the last discovery failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub discovery_error: Option<String>,
+    /// There are Services of clusters and not one ExposedCluster: nobody has written them yet.
+    pub lacks_exposed_clusters: bool,
 }
 
 /// The state of the watch of one kind.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WatchStatus {
-    /// Whether the kind has been listed once.
-    pub listed: bool,
-    /// The last error, if it is recent. Objects stay as they were last seen.
+    /// What it is doing.
+    pub state: WatchState,
+    /// The last error. Objects stay as they were last seen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// Errors so far.
+    pub errors: u64,
+    /// When the API server last sent anything, or when the watch was begun.
     #[serde(skip)]
-    failed_at: Option<Instant>,
+    pub heard: Instant,
+    #[serde(skip)]
+    logged: Option<(String, Instant)>,
+}
+
+/// What the watch of a kind is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WatchState {
+    /// The kind has not been listed yet.
+    Listing,
+    /// Listed, and watched.
+    Watching,
+    /// The last request failed, and another is tried. What was listed before stays.
+    Failing,
+}
+
+impl WatchState {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Listing, Self::Watching, Self::Failing];
+
+    /// The state in one word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Listing => "listing",
+            Self::Watching => "watching",
+            Self::Failing => "failing",
+        }
+    }
+}
+
+impl WatchStatus {
+    fn new() -> Self {
+        Self { state: WatchState::Listing, error: None, errors: 0, heard: Instant::now(), logged: None }
+    }
+
+    /// Time since the API server last sent anything. Below 70 s while all is well.
+    pub fn age(&self) -> Duration {
+        self.heard.elapsed()
+    }
+
+    fn alive(&mut self, listed: bool) {
+        self.heard = Instant::now();
+        self.error = None;
+        self.state = if listed { WatchState::Watching } else { WatchState::Listing };
+    }
+
+    /// Returns true if the error is to be logged.
+    fn failed(&mut self, error: &str) -> bool {
+        self.state = WatchState::Failing;
+        self.error = Some(error.to_owned());
+        self.errors += 1;
+        let known = |(text, at): &(String, Instant)| text == error && at.elapsed() < LOG_AGAIN;
+        let new = !self.logged.as_ref().is_some_and(known);
+        if new {
+            self.logged = Some((error.to_owned(), Instant::now()));
+        }
+        new
+    }
 }
 
 /// A watched Kubernetes API.
@@ -106,15 +230,20 @@ impl KubernetesSource {
     /// Starts to list and watch. Must be called in a tokio runtime.
     pub fn start(client: Client, settings: KubernetesSettings) -> Self {
         let (sender, steps) = mpsc::channel(STEPS_AHEAD);
-        let status = Arc::<Mutex<KubernetesStatus>>::default();
+        let status = Arc::new(Mutex::new(KubernetesStatus {
+            complete: false,
+            clusters_from: ClustersFrom::Auto,
+            watches: BTreeMap::new(),
+            discovery_error: None,
+            lacks_exposed_clusters: false,
+        }));
         let worker = Worker {
             client,
             reflector: Reflector::new(settings.annotation.clone().map(Into::into)),
+            clusters: ClustersFrom::Auto,
+            absences: 0,
             settings,
-            discovered: false,
             messages: SelectAll::new(),
-            watches: BTreeMap::new(),
-            missing: BTreeSet::new(),
             status: status.clone(),
             problems: Arc::default(),
             unfinished: true,
@@ -133,15 +262,7 @@ impl KubernetesSource {
     /// Returns a function that tells the state of the watches at the time of its call.
     pub fn status(&self) -> impl Fn() -> KubernetesStatus + Send + Sync + use<> {
         let status = self.status.clone();
-        move || {
-            let mut status = status.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            for watch in status.watches.values_mut() {
-                if watch.failed_at.is_some_and(|at| at.elapsed() > RECOVERED_AFTER) {
-                    watch.error = None;
-                }
-            }
-            status
-        }
+        move || status.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -154,10 +275,12 @@ impl Drop for KubernetesSource {
 /// What arrives from the watches and from discovery.
 enum Message {
     /// The watch of a kind has an event.
-    Watch(Kind, watcher::Event<Received>),
-    /// The watch of a kind failed, and is retried by `kube`.
+    Watch(Kind, Event<Received>),
+    /// The watch of a kind is alive, and nothing changed.
+    Alive(Kind),
+    /// The watch of a kind failed, and is retried.
     WatchFailed(Kind, String),
-    /// The kinds of KKP that the API server serves, or why they are not known.
+    /// The kinds that tell of clusters and are served, or why they are not known.
     Discovered(Result<Vec<Kind>, String>),
 }
 
@@ -165,12 +288,12 @@ struct Worker {
     client: Client,
     settings: KubernetesSettings,
     reflector: Reflector,
-    /// Whether it is known which kinds are served.
-    discovered: bool,
+    /// Where it comes from what a cluster allows; `Auto` until that is known. Never changes back: what was
+    /// once restricted is not opened because a kind seems to be gone.
+    clusters: ClustersFrom,
+    /// Discoveries in a row that found no kind that tells of clusters.
+    absences: u32,
     messages: SelectAll<BoxStream<'static, Message>>,
-    watches: BTreeMap<Kind, AbortHandle>,
-    /// Watched kinds that the last discovery did not have.
-    missing: BTreeSet<Kind>,
     status: Arc<Mutex<KubernetesStatus>>,
     problems: Arc<[ManifestProblem]>,
     /// Whether the last step was not complete, so that a complete one must follow even if it is empty.
@@ -181,12 +304,21 @@ struct Worker {
 
 impl Worker {
     async fn run(mut self, sender: mpsc::Sender<Step>) {
-        self.watch::<Service>();
-        self.watch::<EndpointSlice>();
-        if self.settings.namespace.is_some() {
-            self.discovered = true;
-        } else {
-            self.messages.push(discover(self.client.clone(), self.settings.discovery_period).boxed());
+        let namespace = self.settings.namespace.clone();
+        self.watch::<Service>(namespace.as_deref(), None);
+        self.watch::<EndpointSlice>(namespace.as_deref(), None);
+        let of_no_cluster = |namespace: &String| ClusterName::of_namespace(namespace).is_none();
+        match self.settings.clusters {
+            _ if namespace.as_ref().is_some_and(of_no_cluster) => self.take_from(ClustersFrom::Services),
+            ClustersFrom::Auto => {
+                let period = self.settings.discovery_period;
+                self.messages.push(discover(self.client.clone(), period).boxed());
+            }
+            ClustersFrom::Clusters => {
+                self.take_from(ClustersFrom::Clusters);
+                KKP_KINDS.into_iter().for_each(|kind| self.watch_kkp(kind));
+            }
+            named => self.take_from(named),
         }
         while let Some(message) = self.messages.next().await {
             self.receive(message);
@@ -215,85 +347,117 @@ impl Worker {
         true
     }
 
-    fn watch<K: ServedKind>(&mut self) {
+    /// Watches a kind in one namespace or in all, and of it one object or all.
+    fn watch<K: ServedKind>(&mut self, namespace: Option<&str>, only: Option<&str>) {
+        if self.reflector.watches(K::KIND) {
+            return;
+        }
         self.reflector.watch(K::KIND);
-        let (messages, abort) =
-            stream::abortable(watch_kind::<K>(self.client.clone(), self.settings.namespace.as_deref()));
-        self.watches.insert(K::KIND, abort);
-        self.messages.push(messages.boxed());
-        self.with_status(|status| status.watches.insert(K::KIND, WatchStatus::default()));
+        self.messages.push(watch_kind::<K>(self.client.clone(), namespace, only).boxed());
+        self.with_status(|status| status.watches.insert(K::KIND, WatchStatus::new()));
+    }
+
+    /// From now on clusters are known by `source`.
+    fn take_from(&mut self, source: ClustersFrom) {
+        self.clusters = source;
+        self.with_status(|status| status.clusters_from = source);
+        match source {
+            ClustersFrom::ExposedClusters => {
+                let name = self.cluster();
+                self.watch::<ExposedCluster>(None, name.as_ref().map(ClusterName::as_str));
+                info!("what clusters allow is read from ExposedClusters");
+            }
+            ClustersFrom::Clusters => warn!(
+                "what clusters allow is read from Clusters, which hold admin tokens: apply deploy/crds.yaml, \
+                 run portico front, and take this right from the gateway"
+            ),
+            ClustersFrom::Services => info!("there are no clusters: the Services say what they allow"),
+            ClustersFrom::Auto => {}
+        }
+    }
+
+    /// The one cluster in use, if there is one.
+    fn cluster(&self) -> Option<ClusterName> {
+        ClusterName::of_namespace(self.settings.namespace.as_deref()?)
+    }
+
+    fn watch_kkp(&mut self, kind: Kind) {
+        let name = self.cluster();
+        match kind {
+            Kind::Cluster => self.watch::<Cluster>(None, name.as_ref().map(ClusterName::as_str)),
+            Kind::Seed => self.watch::<Seed>(None, None),
+            Kind::KubermaticConfiguration => self.watch::<KubermaticConfiguration>(None, None),
+            Kind::Service | Kind::EndpointSlice | Kind::ExposedCluster => {}
+        }
     }
 
     fn receive(&mut self, message: Message) {
         match message {
             Message::Watch(kind, event) => {
-                let listed = matches!(event, watcher::Event::InitDone);
+                // The beginning of a listing is no sign of the API server.
+                let heard = !matches!(event, Event::Init);
                 self.reflector.apply(kind, event);
-                self.with_status(|status| {
-                    if let Some(watch) = status.watches.get_mut(&kind) {
-                        watch.listed |= listed;
-                        (watch.error, watch.failed_at) = (None, None);
-                    }
-                });
+                if heard {
+                    self.alive(kind);
+                }
             }
+            Message::Alive(kind) => self.alive(kind),
             Message::WatchFailed(kind, error) => {
-                warn!(%kind, error, "watch failed; what is known stays, and it is tried again");
-                self.with_status(|status| {
-                    if let Some(watch) = status.watches.get_mut(&kind) {
-                        (watch.error, watch.failed_at) = (Some(error), Some(Instant::now()));
-                    }
-                });
+                let new = self.with_watch(kind, |watch| watch.failed(&error));
+                if new == Some(true) {
+                    warn!(%kind, error, "watch failed; what is known stays, and it is tried again");
+                } else {
+                    debug!(%kind, error, "watch failed again");
+                }
             }
             Message::Discovered(Err(error)) => {
-                warn!(error, "cannot ask which kinds of KKP are served; asking again");
+                self.absences = 0;
+                warn!(error, "cannot ask which kinds are served; asking again");
                 self.with_status(|status| status.discovery_error = Some(error));
             }
             Message::Discovered(Ok(kinds)) => {
-                self.discovered = true;
                 self.with_status(|status| status.discovery_error = None);
-                self.watch_served(&kinds);
+                self.discovered(&kinds);
             }
         }
     }
 
-    /// Watches the kinds that are served now. A kind that is missing from two discoveries in a row is
-    /// unwatched. One is not enough: an API server that is just starting must not make Portico forget what a
-    /// Cluster allows.
-    fn watch_served(&mut self, kinds: &[Kind]) {
-        for &kind in kinds {
-            if self.watches.contains_key(&kind) {
-                continue;
-            }
-            info!(%kind, "served; watching it");
-            match kind {
-                Kind::Cluster => self.watch::<Cluster>(),
-                Kind::Seed => self.watch::<Seed>(),
-                Kind::KubermaticConfiguration => self.watch::<KubermaticConfiguration>(),
-                Kind::Service | Kind::EndpointSlice | Kind::ExposedCluster => {}
+    /// Decides by which kinds clusters are known, and watches those that came since.
+    fn discovered(&mut self, kinds: &[Kind]) {
+        let undecided = matches!(self.clusters, ClustersFrom::Auto | ClustersFrom::Services);
+        if undecided && kinds.contains(&Kind::ExposedCluster) {
+            self.take_from(ClustersFrom::ExposedClusters);
+        } else if undecided && !kinds.is_empty() {
+            self.take_from(ClustersFrom::Clusters);
+        } else if self.clusters == ClustersFrom::Auto {
+            self.absences += 1;
+            if self.absences >= ABSENCES {
+                self.take_from(ClustersFrom::Services);
             }
         }
-        let missing: BTreeSet<Kind> = self
-            .watches
-            .keys()
-            .copied()
-            .filter(|kind| !matches!(kind, Kind::Service | Kind::EndpointSlice) && !kinds.contains(kind))
-            .collect();
-        for &kind in missing.intersection(&self.missing) {
-            info!(%kind, "no longer served");
-            self.reflector.unwatch(kind);
-            if let Some(abort) = self.watches.remove(&kind) {
-                abort.abort();
-            }
-            self.with_status(|status| status.watches.remove(&kind));
+        if self.clusters == ClustersFrom::Clusters {
+            kinds.iter().for_each(|&kind| self.watch_kkp(kind));
         }
-        self.missing = missing;
+    }
+
+    fn alive(&mut self, kind: Kind) {
+        let listed = self.reflector.has_listed(kind);
+        let recovered = self.with_watch(kind, |watch| {
+            let recovered = watch.error.is_some();
+            watch.alive(listed);
+            recovered
+        });
+        if recovered == Some(true) {
+            debug!(%kind, "the watch goes on");
+        }
     }
 
     /// The next step, if there is something to say. `more` changes of the same burst are to come.
     fn step(&mut self, more: bool) -> Option<Step> {
         // Until it is known which kinds are served, it cannot be known that all of them were listed.
+        let ready = self.complete || (self.clusters != ClustersFrom::Auto && !self.lacks_exposed_clusters());
         let (changes, listed) =
-            if self.discovered { self.reflector.take() } else { (self.reflector.take_part(), false) };
+            if ready { self.reflector.take() } else { (self.reflector.take_part(), false) };
         let complete = listed && !more;
         let problems_changed = self.reflector.problems_changed();
         if problems_changed {
@@ -311,11 +475,34 @@ impl Worker {
             info!("everything is listed");
             self.with_status(|status| status.complete = true);
         }
-        Some(Step { changes, complete, problems: self.problems.clone() })
+        let policies_required = match self.clusters {
+            ClustersFrom::ExposedClusters => self.reflector.has_listed(Kind::ExposedCluster),
+            ClustersFrom::Clusters => self.reflector.has_listed(Kind::Cluster),
+            ClustersFrom::Auto | ClustersFrom::Services => false,
+        };
+        Some(Step { changes, complete, policies_required, problems: self.problems.clone() })
     }
 
-    fn with_status<T>(&self, change: impl FnOnce(&mut KubernetesStatus) -> T) {
-        change(&mut self.status.lock().unwrap_or_else(PoisonError::into_inner));
+    /// Whether there are Services of clusters and not one ExposedCluster: `portico front` has not run yet. A
+    /// gateway that has just started must not replace one that serves them.
+    fn lacks_exposed_clusters(&mut self) -> bool {
+        let lacks = self.clusters == ClustersFrom::ExposedClusters
+            && self.reflector.has_listed(Kind::ExposedCluster)
+            && self.reflector.lacks_exposed_clusters();
+        let changed =
+            self.with_status(|status| std::mem::replace(&mut status.lacks_exposed_clusters, lacks) != lacks);
+        if changed && lacks {
+            warn!("there are Services of clusters, and no ExposedCluster; waiting for portico front");
+        }
+        lacks
+    }
+
+    fn with_watch<T>(&self, kind: Kind, change: impl FnOnce(&mut WatchStatus) -> T) -> Option<T> {
+        self.with_status(|status| status.watches.get_mut(&kind).map(change))
+    }
+
+    fn with_status<T>(&self, change: impl FnOnce(&mut KubernetesStatus) -> T) -> T {
+        change(&mut self.status.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -323,49 +510,72 @@ impl Worker {
 fn watch_kind<K: ServedKind>(
     client: Client,
     namespace: Option<&str>,
-) -> impl Stream<Item = Message> + Send + 'static {
+    only: Option<&str>,
+) -> impl Stream<Item = Message> + Send + use<K> {
     let api: Api<Served<K>> = match namespace {
         Some(namespace) => Api::namespaced_with(client, namespace, &()),
         None => Api::all_with(client, &()),
     };
-    watcher(api, watch::config()).default_backoff().map(|event| {
-        let event = match event {
-            Ok(watcher::Event::Init) => watcher::Event::Init,
-            Ok(watcher::Event::InitApply(served)) => watcher::Event::InitApply(served.into()),
-            Ok(watcher::Event::InitDone) => watcher::Event::InitDone,
-            Ok(watcher::Event::Apply(served)) => watcher::Event::Apply(served.into()),
-            Ok(watcher::Event::Delete(served)) => watcher::Event::Delete(served.into()),
+    signs(api, only).map(|sign| {
+        let event = match sign {
+            Ok(Sign::Alive) => return Message::Alive(K::KIND),
+            Ok(Sign::Event(event)) => event,
             Err(error) => return Message::WatchFailed(K::KIND, describe(&error)),
+        };
+        let event = match event {
+            Event::Init => Event::Init,
+            Event::InitApply(served) => Event::InitApply(served.into()),
+            Event::InitDone => Event::InitDone,
+            Event::Apply(served) => Event::Apply(served.into()),
+            Event::Delete(served) => Event::Delete(served.into()),
         };
         Message::Watch(K::KIND, event)
     })
 }
 
-/// Asks again and again which kinds of KKP are served. Every authenticated user may ask that.
+/// Asks again and again which of the kinds that tell of clusters are served. Every authenticated user may ask
+/// that.
 fn discover(client: Client, period: Duration) -> impl Stream<Item = Message> + Send + 'static {
-    stream::unfold((Duration::ZERO, DISCOVERY_RETRY), move |(pause, retry)| {
+    stream::unfold(Duration::ZERO, move |pause| {
         let client = client.clone();
         async move {
             tokio::time::sleep(pause).await;
-            let served = match client.list_api_group_resources(KKP_GROUP_VERSION).await {
-                Ok(list) => {
-                    Ok(list.resources.iter().filter_map(|resource| kkp_kind(&resource.name)).collect())
-                }
-                // For a group that is not served, the HTTP server returns plain text and no reason.
-                Err(kube::Error::Api(status)) if status.code == NOT_FOUND => Ok(Vec::new()),
-                Err(error) => Err(describe(&error)),
+            let served = match timeout(DISCOVERY_DEADLINE, served_kinds(&client)).await {
+                Ok(served) => served.map_err(|error| describe(&error)),
+                Err(_) => Err(format!("no answer within {DISCOVERY_DEADLINE:?}")),
             };
-            let next = match served {
-                Ok(_) => (period, DISCOVERY_RETRY),
-                Err(_) => (retry, DISCOVERY_PERIOD.min(retry * 2)),
-            };
+            let settled = matches!(&served, Ok(kinds) if !kinds.is_empty());
+            let next = if settled { period } else { period.min(DISCOVERY_RETRY) };
             Some((Message::Discovered(served), next))
         }
     })
 }
 
-fn kkp_kind(plural: &str) -> Option<Kind> {
+async fn served_kinds(client: &Client) -> kube::Result<Vec<Kind>> {
+    let mut kinds = Vec::new();
+    for group_version in [EXPOSED_GROUP_VERSION, KKP_GROUP_VERSION] {
+        match client.list_api_group_resources(group_version).await {
+            Ok(list) => kinds.extend(list.resources.iter().filter_map(|found| of_clusters(&found.name))),
+            // For a group that is not served, the HTTP server returns plain text and no reason.
+            Err(kube::Error::Api(status)) if status.code == NOT_FOUND => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(kinds)
+}
+
+/// Group and version of ExposedClusters, in the spelling of discovery.
+const EXPOSED_GROUP_VERSION: &str = portico_api::exposed_cluster::API_VERSION;
+
+/// Group and version of the KKP kinds.
+const KKP_GROUP_VERSION: &str = "kubermatic.k8c.io/v1";
+
+/// The kinds of KKP that tell of clusters.
+const KKP_KINDS: [Kind; 3] = [Kind::Cluster, Kind::Seed, Kind::KubermaticConfiguration];
+
+fn of_clusters(plural: &str) -> Option<Kind> {
     [
+        (ExposedCluster::PLURAL, Kind::ExposedCluster),
         (Cluster::PLURAL, Kind::Cluster),
         (Seed::PLURAL, Kind::Seed),
         (KubermaticConfiguration::PLURAL, Kind::KubermaticConfiguration),

@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, HashMap};
 use kube::runtime::watcher;
 use portico_api::change::Change;
 use portico_api::meta::{Kind, ObjectKey, ObjectRef};
+use portico_api::names::CLUSTER_NAMESPACE_PREFIX;
 use portico_api::problem::Severity;
 
 use crate::object::{InvalidObject, Object};
@@ -68,14 +69,21 @@ impl Reflector {
         self.kinds.entry(kind).or_default();
     }
 
-    /// The API server no longer serves `kind`: its objects are gone.
-    pub(crate) fn unwatch(&mut self, kind: Kind) {
-        let Some(watched) = self.kinds.remove(&kind) else { return };
-        for name in watched.objects.into_keys() {
-            let object = reference(kind, &name);
-            self.forget_problem(&object);
-            self.changes.push(Change::Delete(object));
-        }
+    /// Whether `kind` is watched.
+    pub(crate) fn watches(&self, kind: Kind) -> bool {
+        self.kinds.contains_key(&kind)
+    }
+
+    /// Whether `kind` has been listed once.
+    pub(crate) fn has_listed(&self, kind: Kind) -> bool {
+        self.kinds.get(&kind).is_some_and(|watched| watched.listed)
+    }
+
+    /// Whether there are Services in the namespace of a cluster, and not one ExposedCluster.
+    pub(crate) fn lacks_exposed_clusters(&self) -> bool {
+        let names = |kind| self.kinds.get(&kind).into_iter().flat_map(|watched| watched.objects.keys());
+        names(Kind::ExposedCluster).next().is_none()
+            && names(Kind::Service).any(|name| name.starts_with(CLUSTER_NAMESPACE_PREFIX))
     }
 
     /// Whether every watched kind has been listed.

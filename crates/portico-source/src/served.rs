@@ -22,9 +22,6 @@ use serde_json::Value;
 
 use crate::object::{InvalidObject, Object};
 
-/// Group and version of the KKP kinds, in the spelling of discovery.
-pub(crate) const KKP_GROUP_VERSION: &str = "kubermatic.k8c.io/v1";
-
 /// A kind as an API server names it.
 pub trait ServedKind: Send + Sync + 'static {
     /// The kind.

@@ -28,6 +28,9 @@ pub struct Step {
     /// step ends the initial sync: no step is complete before the source has delivered every object, because
     /// routes from half of them would refuse clients.
     pub complete: bool,
+    /// Whether an object tells of each cluster what it allows: a Service in the namespace of a cluster
+    /// without one admits nobody. Once true, it stays true.
+    pub policies_required: bool,
     /// Everything that the source cannot read at present, old and new.
     pub problems: Arc<[ManifestProblem]>,
 }

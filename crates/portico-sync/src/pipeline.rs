@@ -86,6 +86,11 @@ impl Pipeline {
         }
     }
 
+    /// From now on, an object tells of each cluster what it allows: a Service of one without admits nobody.
+    pub fn require_policies(&mut self) {
+        self.index.apply(ObjectChange::PoliciesRequired);
+    }
+
     /// The initial sync is complete: what is remembered of objects that do not exist is forgotten. Not if
     /// some objects could not be read (`all_readable` is false): they may exist.
     pub fn initial_sync_complete(&mut self, all_readable: bool) {

@@ -10,7 +10,7 @@ use portico_kube::{ClientError, client};
 use portico_routes::endpoint_rules::EndpointRules;
 use portico_routes::index::Settings as IndexSettings;
 use portico_source::directory::DirectoryError;
-use portico_source::kubernetes::{KubernetesSettings, KubernetesSource, KubernetesStatus};
+use portico_source::kubernetes::{ClustersFrom, KubernetesSettings, KubernetesSource, KubernetesStatus};
 use portico_source::{DirectorySource, Step};
 use thiserror::Error;
 
@@ -42,6 +42,8 @@ pub struct SourceSettings {
     pub kubeconfig: Option<PathBuf>,
     /// The only namespace in use, if there is one.
     pub namespace: Option<String>,
+    /// Of a Kubernetes API: where it comes from what a cluster allows.
+    pub clusters_from: ClustersFrom,
     /// The annotation that exposes a Service.
     pub expose_annotation: String,
     /// Which addresses may be endpoints.
@@ -80,6 +82,7 @@ impl Source {
             let watched = KubernetesSettings {
                 namespace: settings.namespace.clone(),
                 annotation: Some(settings.expose_annotation.clone()),
+                clusters: settings.clusters_from,
                 ..KubernetesSettings::default()
             };
             let source = KubernetesSource::start(client(settings.kubeconfig.as_deref()).await?, watched);

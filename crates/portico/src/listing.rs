@@ -9,6 +9,7 @@ use std::time::Duration;
 use portico_admin::listing::OutputFormat;
 use portico_admin::table;
 use portico_api::cluster::Address;
+use portico_api::exposed_cluster::ExposedCluster;
 use portico_api::names::{ClusterName, Tenant};
 use portico_api::strategy::ExposeStrategy;
 use portico_expose::plan::Plan;
@@ -69,7 +70,9 @@ struct Failing {
 struct ClusterRow {
     cluster: ClusterName,
     strategy: ExposeStrategy,
-    decided_by: DecidedBy,
+    /// Absent where an ExposedCluster says it, which is resolved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    decided_by: Option<DecidedBy>,
     seed: Box<str>,
     /// Empty while it is not known.
     url: Box<str>,
@@ -85,7 +88,11 @@ impl Listing {
     /// Everything there is.
     pub(crate) fn of(pipeline: &Pipeline, problems: Vec<Finding>) -> Self {
         Self {
-            clusters: pipeline.plans().map(ClusterRow::of).collect(),
+            clusters: pipeline
+                .plans()
+                .map(ClusterRow::of)
+                .chain(pipeline.exposed().map(ClusterRow::of_exposed))
+                .collect(),
             routes: pipeline.rows().map(Row::of).collect(),
             problems,
             drawn: Vec::new(),
@@ -191,7 +198,7 @@ impl ClusterRow {
         Self {
             cluster: plan.cluster,
             strategy: plan.decision.strategy,
-            decided_by: plan.decision.decided_by,
+            decided_by: Some(plan.decision.decided_by),
             seed: plan.seed,
             url: plan.address.url.clone(),
             address: plan.address,
@@ -200,12 +207,26 @@ impl ClusterRow {
         }
     }
 
+    fn of_exposed(cluster: &ExposedCluster) -> Self {
+        let spec = &cluster.spec;
+        Self {
+            cluster: cluster.name(),
+            strategy: spec.expose_strategy,
+            decided_by: None,
+            seed: spec.seed.clone(),
+            url: spec.address.url.clone(),
+            address: spec.address.clone(),
+            answered_by: cluster.answered_by(),
+            node_ips: Vec::new(),
+        }
+    }
+
     fn cells(&self) -> [String; 6] {
         let address = if self.url.is_empty() { "not known yet" } else { &self.url };
         [
             self.cluster.to_string(),
             self.strategy.to_string(),
-            self.decided_by.to_string(),
+            self.decided_by.map_or_else(|| "ExposedCluster".to_owned(), |level| level.to_string()),
             self.seed.to_string(),
             address.to_owned(),
             self.reached_on(),

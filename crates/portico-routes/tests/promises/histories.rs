@@ -25,6 +25,7 @@ struct World {
     services: BTreeMap<ObjectKey, ObjectChange>,
     slices: BTreeMap<ObjectKey, Box<EndpointSlice>>,
     policies: BTreeMap<Tenant, Arc<ClusterPolicy>>,
+    policies_required: bool,
 }
 
 impl World {
@@ -42,6 +43,7 @@ impl World {
                 Change::Apply(policy) => drop(self.policies.insert(of.key(), Arc::clone(policy))),
                 Change::Delete(cluster) => drop(self.policies.remove(cluster)),
             },
+            ObjectChange::PoliciesRequired => self.policies_required = true,
         }
     }
 
@@ -49,7 +51,8 @@ impl World {
         let services = self.services.into_values();
         let slices = self.slices.into_values().map(|slice| ObjectChange::EndpointSlice(Change::Apply(slice)));
         let policies = self.policies.into_values().map(|policy| ObjectChange::Policy(Change::Apply(policy)));
-        services.chain(slices).chain(policies).collect()
+        let required = self.policies_required.then_some(ObjectChange::PoliciesRequired);
+        services.chain(slices).chain(policies).chain(required).collect()
     }
 
     fn deletions(self) -> Vec<ObjectChange> {
@@ -133,6 +136,7 @@ fn any_change() -> impl Strategy<Value = ObjectChange> {
         1 => select(&SLICES[..]).prop_map(no_slice),
         1 => any_policy,
         1 => cluster().prop_map(no_policy),
+        1 => Just(ObjectChange::PoliciesRequired),
     ]
 }
 

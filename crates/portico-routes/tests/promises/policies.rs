@@ -73,6 +73,26 @@ fn a_policy_that_is_deleted_leaves_the_cluster_open() {
 }
 
 #[test]
+fn where_every_cluster_has_a_policy_one_without_admits_nobody() {
+    let service = || written(sni("cluster-a/api", "a.example.com").annotated(ALLOW, "192.0.2.0/24"));
+    let open = || cluster(|_| ());
+    let other = written(sni("monitoring/api", "m.example.com"));
+    for order in [[ObjectChange::PoliciesRequired, service()], [service(), ObjectChange::PoliciesRequired]] {
+        let mut index = index(order);
+        let version = index.problems_version();
+        assert!(!admits(&index, "192.0.2.1"), "its own annotation does not count");
+        assert_eq!(index.problems().map(|problem| problem.reason).collect::<Vec<_>>(), ["unknown-cluster"]);
+        index.apply([open()]);
+        assert!(admits(&index, "198.51.100.1"));
+        assert!(index.problems_version() > version);
+        index.apply([no_policy("a"), other.clone()]);
+        assert!(!admits(&index, "198.51.100.1"), "its policy was deleted");
+        let other = &index.lead(&host("m.example.com")).unwrap().policy;
+        assert!(other.allow.admits("198.51.100.1".parse().unwrap()), "a namespace that is of no cluster");
+    }
+}
+
+#[test]
 fn annotations_of_a_service_without_a_cluster_count() {
     let all = sni("cluster-a/api", "a.example.com")
         .annotated(ALLOW, "192.0.2.0/24, 2001:db8::1")

@@ -13,6 +13,7 @@ use portico_api::change::Change;
 use portico_kube::client;
 use portico_lab::control_plane::{ADMINS, Options};
 use portico_lab::{ControlPlane, Etcd, Host, Kubectl, Lab};
+use portico_source::kubernetes::WatchState;
 use portico_source::{KubernetesSettings, KubernetesSource, Step};
 
 /// Far beyond anything that happens when all is well, a silently lost connection included.
@@ -156,7 +157,8 @@ async fn a_source_keeps_up_with_its_api_server_through_absence_and_new_kinds() {
     observer.until("Service default/d", true).await;
     assert_eq!(observer.deleted, ["Service default/b"]);
 
-    // KKP is installed later, and removed again.
+    // KKP is installed later. That its kind vanishes takes nothing away: only a complete list does.
+    assert!(!observer.last.policies_required);
     assert!(!observer.source.status()().watches.contains_key(&portico_api::meta::Kind::Cluster));
     world.kubectl.apply(CRD).unwrap();
     world.kubectl.run(&["wait", "--for=condition=Established", "crd/clusters.kubermatic.k8c.io"]).unwrap();
@@ -168,7 +170,14 @@ async fn a_source_keeps_up_with_its_api_server_through_absence_and_new_kinds() {
         )
         .unwrap();
     observer.until("Cluster late", true).await;
+    assert!(observer.last.policies_required);
     world.kubectl.run(&["delete", "crd", "clusters.kubermatic.k8c.io"]).unwrap();
+    let status = observer.source.status();
+    while status().watches[&portico_api::meta::Kind::Cluster].state != WatchState::Failing {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(observer.objects.contains("Cluster late") && status().watches.len() == 3);
+    world.kubectl.apply(CRD).unwrap();
     observer.until("Cluster late", false).await;
     assert_eq!(observer.deleted, ["Service default/b", "Cluster late"]);
     assert!(observer.last.problems.is_empty());

@@ -155,6 +155,9 @@ async fn next(source: &mut Source) -> anyhow::Result<Step> {
 /// Applies one step. Returns true once the initial sync is complete.
 fn note(source: &mut Source, status: &Status, step: Step) -> bool {
     let mut pipeline = status.pipeline();
+    if step.policies_required {
+        pipeline.require_policies();
+    }
     pipeline.apply(step.changes, step.complete);
     status.set_manifest_problems(step.problems);
     if step.complete {

@@ -20,6 +20,7 @@ use portico_gateway::{
 };
 use portico_net::MemoryBudget;
 use portico_routes::endpoint_rules::EndpointRules;
+use portico_source::kubernetes::ClustersFrom;
 use portico_sync::SourceSettings;
 use portico_tunnel::{ClientCaFile, Settings as TunnelSettings, Tls, TlsError, TlsFiles};
 use thiserror::Error;
@@ -66,6 +67,10 @@ pub(crate) struct SourceFlags {
     /// Serve only the Services of this namespace
     #[arg(long, value_name = "NS")]
     pub(crate) namespace: Option<String>,
+    /// Where it comes from what a cluster allows: exposed-clusters (written by portico front), clusters
+    /// (KKP's own, with their secrets), services (there are no clusters); auto for the first that is served
+    #[arg(long, value_name = "SOURCE", default_value = "auto", conflicts_with = "manifests")]
+    pub(crate) clusters_from: ClustersFrom,
     /// The annotation by which a Service asks to be exposed
     #[arg(long, value_name = "KEY", default_value = EXPOSE, value_parser = annotation_key)]
     pub(crate) expose_annotation: String,
@@ -304,6 +309,7 @@ impl Flags {
             state_dir: from.state_dir.clone(),
             kubeconfig: from.kubeconfig.clone(),
             namespace: from.namespace.clone(),
+            clusters_from: from.clusters_from,
             expose_annotation: from.expose_annotation.clone(),
             endpoints: EndpointRules {
                 loopback: from.manifests.is_some(),

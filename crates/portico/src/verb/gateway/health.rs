@@ -7,7 +7,7 @@
 use jiff::Timestamp;
 use portico_admin::readiness::Readiness;
 use portico_gateway::Listener;
-use portico_source::kubernetes::KubernetesStatus;
+use portico_source::kubernetes::{KubernetesStatus, WatchState};
 use portico_tunnel::RevocationList;
 
 use super::status::Status;
@@ -88,11 +88,24 @@ fn details(readiness: &mut Readiness, status: &Status) {
 /// While a watch fails, objects stay as they were last seen.
 fn watches(readiness: &mut Readiness, source: &KubernetesStatus) {
     for (kind, watch) in &source.watches {
-        match (&watch.error, watch.listed) {
-            (Some(error), _) => readiness.warn(format_args!("watch of {kind}: {error}; trying again")),
-            (None, true) => readiness.fine(format_args!("watch of {kind}: listed, and watched")),
-            (None, false) => readiness.missing(format_args!("watch of {kind}: not listed yet")),
+        let heard = watch.age().as_secs();
+        match (&watch.error, watch.state) {
+            (Some(error), _) => readiness.warn(format_args!(
+                "watch of {kind}: {error}; last heard of {heard} s ago; what was known stays; trying again"
+            )),
+            (None, WatchState::Listing) => {
+                readiness.missing(format_args!("watch of {kind}: not listed yet, for {heard} s"));
+            }
+            (None, _) => {
+                readiness.fine(format_args!("watch of {kind}: listed, and watched; heard of {heard} s ago"));
+            }
         }
+    }
+    readiness.fine(format_args!("what clusters allow comes from: {}", source.clusters_from.word()));
+    if source.lacks_exposed_clusters {
+        readiness.missing(
+            "there are Services of clusters, and no ExposedCluster: start portico front, which writes them",
+        );
     }
     if let Some(error) = &source.discovery_error {
         readiness.warn(format_args!("discovery: cannot ask which kinds are served: {error}; trying again"));

@@ -14,6 +14,7 @@ use portico_api::names::Tenant;
 use portico_gateway::{
     Cluster, ClusterSnapshot, End, Gateway, HANDSHAKE_BUCKETS, Method, OUTCOMES, REVIEW_BUCKETS, Refusal,
 };
+use portico_source::kubernetes::WatchState;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Unit;
@@ -45,6 +46,7 @@ impl Collector for GatewayMetrics {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut out = Families(encoder);
         self.write_process(&mut out)?;
+        self.write_source(&mut out)?;
         let Some(gateway) = self.status.gateway() else { return Ok(()) };
         write_totals(gateway, &mut out)?;
         self.write_tunnel(gateway, &mut out)?;
@@ -64,6 +66,31 @@ impl GatewayMetrics {
         )?;
         out.one_gauge("stopping", "1 from SIGTERM on.", None, u64::from(self.status.is_stopping()))?;
         Process::now().write(out)
+    }
+
+    /// How the watches of a Kubernetes API are.
+    fn write_source(&self, out: &mut Families<'_>) -> fmt::Result {
+        let Some(source) = self.status.watches() else { return Ok(()) };
+        let watches = || source.watches.iter().map(|(kind, watch)| (kind.name(), watch));
+        out.gauge(
+            "source_watch_age",
+            "Time since the API server last sent anything of this kind; below 70 while all is well.",
+            Some(&Unit::Seconds),
+            watches().map(|(kind, watch)| ([("kind", kind)], watch.age().as_secs())),
+        )?;
+        let states = watches().flat_map(|(kind, watch)| {
+            let of_kind = WatchState::ALL.into_iter();
+            of_kind.map(move |state| {
+                ([("kind", kind), ("state", state.word())], u64::from(watch.state == state))
+            })
+        });
+        out.gauge("source_watch_state", "1 for the state of the watch of this kind.", None, states)?;
+        out.counter(
+            "source_watch_errors",
+            "Requests to list or watch this kind that failed.",
+            None,
+            watches().map(|(kind, watch)| ([("kind", kind)], watch.errors)),
+        )
     }
 
     /// How the tunnel is open, and the results of authentication.
