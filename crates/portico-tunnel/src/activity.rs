@@ -23,7 +23,7 @@ const CONNECTION_MEMORY: usize = 32 << 20;
 
 /// What a connection takes that has not authenticated, beyond its bytes: TLS, the state of HTTP/2 with a few
 /// requests, and their answers.
-const UNAUTHENTICATED: usize = 24 * 1024;
+const UNAUTHENTICATED: usize = 32 * 1024;
 
 /// A chunk while the process is short of memory.
 const SMALL: usize = 8 * 1024;

@@ -46,9 +46,9 @@ struct Limits {
 }
 
 /// An agent sends its SETTINGS, a PING, and some requests of which the first authenticates it. Where its
-/// credential is not accepted, the pods of its node keep asking: 256 times a second, 64 at once.
+/// credential is not accepted, the pods of its node keep asking: 128 times a second, 28 at once.
 const UNAUTHENTICATED: Limits =
-    Limits { frame: 16 * 1024, burst: 256, per_second: 1024, request: 4, is_paid: false };
+    Limits { frame: 16 * 1024, burst: 256, per_second: 1024, request: 8, is_paid: false };
 
 /// Every stream of a full connection may be cancelled at once, and its window given back.
 const AUTHENTICATED: Limits =

@@ -8,6 +8,7 @@
 //! [`Bystander`]: support::Bystander
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
+mod authenticated;
 #[allow(dead_code, reason = "shared with the other test binary, which uses the rest")]
 #[path = "../all/common.rs"]
 mod common;

@@ -10,7 +10,7 @@ use portico_lab::frames::{self, RawClient, kind};
 use rustls::ClientConfig;
 
 use crate::common::{PATIENCE, Process, get, metric, port_of, wait_until};
-use crate::proof::authority;
+use crate::proof::{authority, need_descriptors, report};
 use crate::secure::{SecureGateway, SecureSite};
 
 /// The memory of a small pod.
@@ -158,6 +158,48 @@ impl Bystander {
         self.stop.store(true, Relaxed);
         let Ok(times) = self.thread.join() else { panic!("a request of the bystander failed") };
         Seen { times }
+    }
+}
+
+/// A gateway that asks for certificates in a small pod, a bystander of cluster a, and an attack beside it.
+/// The gateway lives, and every request of the bystander succeeds.
+pub(crate) fn beside(attack: impl FnOnce(&SecureSite, &Limited)) -> Limited {
+    need_descriptors(20_000);
+    let site = SecureSite::new();
+    let limited = Limited::start(&site, SMALL, &["--tunnel-client-ca", &site.pki.path("ca.crt")]);
+    let bystander = Bystander::start(&site, &limited.gateway, "a");
+    bystander.make(20);
+    attack(&site, &limited);
+    bystander.make(20);
+    let seen = bystander.stop();
+    let (requests, p99, peak) = (seen.requests(), seen.p99(), limited.peak() >> 20);
+    report(format_args!("{requests} requests, p99 {p99:?}, at most {peak} MiB"));
+    assert!(limited.lives() && limited.gateway.is_ready());
+    limited
+}
+
+impl Limited {
+    /// A client that has said what it speaks.
+    pub(crate) fn opened(&self, tls: &Arc<ClientConfig>, values: &[(u16, u32)]) -> RawClient {
+        let mut client = self.gateway.raw(tls);
+        client.send(&frames::opening(values)).expect("the gateway takes it");
+        client
+    }
+
+    /// Connections that were ended for what they sent.
+    pub(crate) fn floods(&self) -> u64 {
+        self.gateway.metric("portico_refusals_total{reason=\"flood\",side=\"downstream\"}")
+    }
+}
+
+/// Reads up to the GOAWAY that ends a connection, or to its end.
+pub(crate) fn is_sent_away(client: &mut RawClient) -> bool {
+    loop {
+        match client.receive() {
+            Ok(Some(frame)) if frame.kind != kind::GOAWAY => {}
+            Ok(_) => return true,
+            Err(_) => return false,
+        }
     }
 }
 
