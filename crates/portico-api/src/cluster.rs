@@ -10,6 +10,7 @@ use crate::annotations::{API_SERVER_CA, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SEC
 use crate::api_server_ca::{ApiServerCa, BadCa};
 use crate::meta::ObjectMeta;
 use crate::names::ClusterName;
+use crate::network::Network;
 use crate::port_range::PortRange;
 use crate::seed::Present;
 use crate::setting::{Setting, or_default};
@@ -98,9 +99,9 @@ pub struct ClusterSpec {
     /// Networks of its worker nodes, if an IPAM assigns them.
     #[serde(deserialize_with = "or_default")]
     pub machine_networks: Box<[MachineNetwork]>,
-    /// Client networks that may reach its control plane.
-    #[serde(rename = "apiServerAllowedIPRanges", deserialize_with = "or_default")]
-    pub api_server_allowed_ip_ranges: NetworkRanges,
+    /// Client networks that may reach its control plane. Even without any, those that the Seed adds hold.
+    #[serde(rename = "apiServerAllowedIPRanges")]
+    pub api_server_allowed_ip_ranges: Option<ClientRanges>,
     /// Settings of single control plane components.
     #[serde(deserialize_with = "or_default")]
     pub components_override: ComponentsOverride,
@@ -158,6 +159,15 @@ pub struct NetworkRanges {
     /// In CIDR notation.
     #[serde(deserialize_with = "or_default")]
     pub cidr_blocks: Box<[Setting<IpNet>]>,
+}
+
+/// A list of networks of clients.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ClientRanges {
+    /// In CIDR notation, or single addresses.
+    #[serde(deserialize_with = "or_default")]
+    pub cidr_blocks: Box<[Setting<Network>]>,
 }
 
 /// One of `spec.machineNetworks`.

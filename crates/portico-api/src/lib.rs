@@ -3,7 +3,7 @@
 //! - [`configuration`], [`seed`], [`cluster`]: the KKP kinds that decide exposure. [`service`],
 //!   [`endpoint_slice`]: the Kubernetes kinds that routes are made of. Each holds only the fields that
 //!   concern exposure. [`exposed_cluster`]: Portico's own, what follows from the first three for a gateway.
-//! - [`annotations`], [`strategy`], [`policy`], [`api_server_ca`]: how a cluster is exposed and its limits.
+//! - [`annotations`], [`strategy`], [`policy`], [`network`], [`api_server_ca`]: exposure and its limits.
 //! - [`meta`], [`names`]: what every object carries, and identities that must never be mixed up.
 //! - [`change`]: one change to one object. [`problem`]: what is wrong with an object. [`intern`]: one copy of
 //!   each name.
@@ -25,6 +25,7 @@ pub mod exposed_cluster;
 pub mod intern;
 pub mod meta;
 pub mod names;
+pub mod network;
 pub mod policy;
 pub mod port_range;
 pub mod problem;

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use ipnet::IpNet;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use crate::duration::GoDuration;
 use crate::meta::{ObjectMeta, Strings};
+use crate::network::Network;
 use crate::service::ServiceType;
 use crate::setting::{Setting, or_default};
 use crate::strategy::ExposeStrategy;
@@ -53,9 +53,9 @@ pub struct SeedSpec {
     /// Locations of worker nodes, by name; names are unique over all seeds.
     #[serde(deserialize_with = "or_default")]
     pub datacenters: BTreeMap<Box<str>, Option<Datacenter>>,
-    /// Networks that are added to every cluster's own allow list.
+    /// Networks that are added to the allow list of each cluster that sets one, even an empty one.
     #[serde(rename = "defaultAPIServerAllowedIPRanges", deserialize_with = "or_default")]
-    pub default_api_server_allowed_ip_ranges: Vec<Setting<IpNet>>,
+    pub default_api_server_allowed_ip_ranges: Vec<Setting<Network>>,
     /// Monitoring, logging and alerting.
     #[serde(deserialize_with = "or_default")]
     pub mla: SeedMla,
@@ -142,7 +142,7 @@ pub struct LoadBalancerService {
     pub annotations: Option<Strings>,
     /// Client networks that every load balancer of the seed admits.
     #[serde(deserialize_with = "or_default")]
-    pub source_ranges: Vec<Setting<IpNet>>,
+    pub source_ranges: Vec<Setting<Network>>,
 }
 
 /// `spec.nodeportProxy.envoy.connectionSettings`, as written.

@@ -41,7 +41,7 @@ fn the_shortest_documents_are_enough() {
 fn every_part_may_be_null_or_unknown() {
     let cluster: Cluster = read(
         r#"{"metadata": {"name": "a", "labels": null}, "status": null, "spec": {"exposeStrategy": null,
-            "clusterNetwork": null, "apiServerAllowedIPRanges": {"cidrBlocks": null}, "pause": null,
+            "clusterNetwork": {"pods": {"cidrBlocks": null}}, "apiServerAllowedIPRanges": null, "pause": null,
             "componentsOverride": {"apiserver": null, "etcd": {"clusterSize": 3}}, "cloud": {"aws": null},
             "kubernetesDashboard": {"enabled": true}}}"#,
     );

@@ -85,7 +85,7 @@ fn of(seed: &Seed) -> Result<LoadBalancerSettings, SettingsError> {
     let mut source_ranges = Vec::new();
     for range in &proxy.envoy.load_balancer_service.source_ranges {
         match range {
-            Setting::Good(network) => source_ranges.push(network.trunc()),
+            Setting::Good(network) => source_ranges.push(IpNet::from(*network).trunc()),
             Setting::Unset => {}
             Setting::Bad(bad) => {
                 let (seed, value, why) = (&*seed.metadata.name, bad.value.clone(), bad.why.clone());

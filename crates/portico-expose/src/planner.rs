@@ -89,8 +89,8 @@ impl Planner {
         }
         Self {
             explicit: ExplicitServices::new(&settings.reserved_ports),
+            levels: Levels::new(settings.seed.clone()),
             settings,
-            levels: Levels::default(),
             clusters: HashMap::new(),
             persisted,
             strategies_revision: 0,
@@ -284,7 +284,7 @@ impl Planner {
         if self.levels.node_port_range() != range {
             self.report_fixed_ports(work);
         }
-        let timeouts = self.levels.timeouts();
+        let timeouts = self.levels.timeouts().unwrap_or_default();
         if timeouts != self.timeouts {
             self.timeouts = timeouts;
             work.outputs.push(Output::Timeouts(timeouts));

@@ -1,9 +1,12 @@
 //! What a cluster allows and may use, from its own spec and its seed's.
 
+use ipnet::IpNet;
 use portico_api::annotations::{MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND};
 use portico_api::cluster::Cluster;
+use portico_api::network::Network;
 use portico_api::policy::{AllowList, Budget, ClusterPolicy};
 use portico_api::seed::Seed;
+use portico_api::setting::Setting;
 use portico_api::strategy::ExposeStrategy;
 
 use crate::inputs::LoadBalancers;
@@ -11,9 +14,9 @@ use crate::strategy;
 
 /// The policy of `cluster`.
 ///
-/// The allow list joins the cluster's own networks with the seed's defaults, on every strategy. A strategy
-/// may add networks of the seed: a cluster with a load balancer of its own admits what every load balancer of
-/// the seed admits.
+/// The allow list is the cluster's own, on every strategy. The seed's defaults are joined to one that is set,
+/// even empty, and restrict no cluster by themselves, as in KKP. A strategy may add networks of the seed: a
+/// cluster with a load balancer of its own admits what every load balancer of the seed admits.
 ///
 /// With the seed's nodeport-proxy disabled no NodePort listeners are opened, except by a proxy of the
 /// cluster's own.
@@ -24,13 +27,11 @@ pub fn policy(
     load_balancers: LoadBalancers,
 ) -> ClusterPolicy {
     let strategy = strategy::of(strategy);
-    let own = &cluster.spec.api_server_allowed_ip_ranges.cidr_blocks;
-    let defaults = &seed.spec.default_api_server_allowed_ip_ranges;
-    let networks = own.iter().chain(defaults).chain(strategy.seed_networks(seed));
+    let networks = own_ranges(cluster, seed).chain(strategy.seed_networks(seed));
     let annotation = |key| cluster.metadata.annotation(key).and_then(bound);
     ClusterPolicy {
         tenant: cluster.name().into(),
-        allow: AllowList::new(networks.filter_map(|network| network.get().copied())),
+        allow: AllowList::new(networks.filter_map(|network| network.get().copied().map(IpNet::from))),
         budget: Budget {
             max_connections: annotation(MAX_CONNECTIONS),
             max_connections_per_second: annotation(MAX_CONNECTIONS_PER_SECOND),
@@ -38,6 +39,15 @@ pub fn policy(
         node_port_listeners: strategy.opens_node_ports(seed, load_balancers),
         api_server_ca: cluster.api_server_ca().and_then(Result::ok),
     }
+}
+
+/// The client networks of a cluster, with the defaults of its seed; none if the cluster sets none.
+pub(crate) fn own_ranges<'a>(
+    cluster: &'a Cluster,
+    seed: &'a Seed,
+) -> impl Iterator<Item = &'a Setting<Network>> {
+    let own = cluster.spec.api_server_allowed_ip_ranges.iter();
+    own.flat_map(|own| own.cidr_blocks.iter().chain(&seed.spec.default_api_server_allowed_ip_ranges))
 }
 
 /// The value of a budget annotation: a whole number, at least 1. With 0 the cluster would be unreachable.
@@ -59,12 +69,15 @@ mod tests {
         "nodeportProxy": {"envoy": {"loadBalancerService": {"sourceRanges": ["203.0.113.0/24"]}}}}"#;
 
     #[test]
-    fn the_defaults_of_the_seed_are_always_joined() {
+    fn the_defaults_of_the_seed_are_joined_to_a_list_that_is_set_and_restrict_nobody_by_themselves() {
         let seed = seed("north", SEED);
         for strategy in [ExposeStrategy::NodePort, ExposeStrategy::Tunneling] {
             let allow = |spec| policy(&cluster("a", spec), strategy, &seed).allow.to_string();
             assert_eq!(allow(OWN), "192.0.2.0/24,198.51.100.0/24");
-            assert_eq!(allow("{}"), "198.51.100.0/24");
+            assert_eq!(allow(r#"{"apiServerAllowedIPRanges": {}}"#), "198.51.100.0/24");
+            assert_eq!(allow(r#"{"apiServerAllowedIPRanges": {"cidrBlocks": []}}"#), "198.51.100.0/24");
+            assert_eq!(allow(r#"{"apiServerAllowedIPRanges": null}"#), "any");
+            assert_eq!(allow("{}"), "any");
         }
     }
 

@@ -1,5 +1,6 @@
 //! Cluster → [`ExposedCluster`]: the resolved form that a gateway reads instead of Clusters.
 
+use ipnet::IpNet;
 use portico_api::annotations::API_SERVER_CA;
 use portico_api::cluster::Cluster;
 use portico_api::configuration::KubermaticConfiguration;
@@ -61,7 +62,10 @@ fn spec(scope: &Scope<'_>) -> ExposedClusterSpec {
         datacenter: cluster.spec.cloud.dc.clone(),
         paused: cluster.spec.pause,
         allowed_ip_ranges: (!allowed.is_empty()).then(|| allowed.into()),
-        load_balancer_source_ranges: source_ranges.iter().filter_map(|range| range.get().copied()).collect(),
+        load_balancer_source_ranges: source_ranges
+            .iter()
+            .filter_map(|range| range.get().copied().map(IpNet::from))
+            .collect(),
         node_port_listeners_disabled: !policy.node_port_listeners,
         budget: policy.budget,
         api_server_ca: match policy.api_server_ca {

@@ -3,7 +3,6 @@
 //! Values are those of KKP: an existing installation works as it is. One bad item voids the whole expose
 //! annotation, as in KKP. Every other mistake costs only the part it concerns, and is reported.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::{IpNet, Ipv4Net};
@@ -16,6 +15,7 @@ use portico_api::change::Keyed;
 use portico_api::intern::Interner;
 use portico_api::meta::{Kind, ObjectKey, ObjectRef};
 use portico_api::names::{Authority, HostName, Tenant};
+use portico_api::network::Network;
 use portico_api::policy::{AllowList, Budget, ClusterPolicy};
 use portico_api::service::{Protocol, Service, ServicePort, ServiceType};
 
@@ -214,8 +214,8 @@ fn positive(key: &str, value: &str, findings: &mut Findings) -> Option<u32> {
 fn allow_list(value: &str, findings: &mut Findings) -> AllowList {
     let mut networks = Vec::new();
     for item in value.split(',').map(str::trim) {
-        match item.parse::<IpNet>().or_else(|_| item.parse::<IpAddr>().map(IpNet::from)) {
-            Ok(network) => networks.push(network),
+        match item.parse::<Network>() {
+            Ok(network) => networks.push(network.into()),
             Err(_) => findings.error(
                 "bad-allow-list",
                 annotation_field(ALLOW),

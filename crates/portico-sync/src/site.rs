@@ -59,6 +59,8 @@ pub struct SiteSettings {
     pub namespace: Option<String>,
     /// The annotation that exposes a Service.
     pub expose_annotation: String,
+    /// The one Seed that counts; `None` for all of them.
+    pub seed: Option<String>,
     /// External addresses of the seed's nodes.
     pub node_addresses: Vec<IpAddr>,
     /// Networks that endpoints must be in; empty for no such bound.
@@ -124,6 +126,7 @@ impl Site {
         let planner = PlannerSettings {
             node_ips: settings.node_addresses.clone(),
             reserved_ports,
+            seed: settings.seed.as_deref().map(Into::into),
             ..PlannerSettings::new(mode)
         };
         let remembered: BTreeSet<PortKey> = persisted.node_ports.all().map(|(key, _)| key.clone()).collect();

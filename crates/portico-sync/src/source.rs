@@ -48,6 +48,8 @@ pub struct SourceSettings {
     pub expose_annotation: String,
     /// Which addresses may be endpoints.
     pub endpoints: EndpointRules,
+    /// The one Seed that counts; `None` for all of them.
+    pub seed: Option<String>,
     /// External addresses of the seed's nodes.
     pub node_addresses: Vec<IpAddr>,
     /// Ports of the gateway itself, which no Service can have as NodePort.
@@ -134,6 +136,7 @@ impl SourceSettings {
         PlannerSettings {
             node_ips: self.node_addresses.clone(),
             reserved_ports: self.reserved_ports.clone(),
+            seed: self.seed.as_deref().map(Into::into),
             sni_port,
             ..default
         }

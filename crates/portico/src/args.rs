@@ -6,7 +6,9 @@ use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use portico_api::meta::ObjectKey;
+use portico_api::network::Network;
 use portico_gateway::ProxyMode;
 
 /// The word that turns a listener or a limit off.
@@ -65,6 +67,11 @@ pub(crate) fn object_key(text: &str) -> Result<ObjectKey, String> {
         [namespace, name] if !namespace.is_empty() && !name.is_empty() => Ok(ObjectKey::new(namespace, name)),
         _ => Err("give NAMESPACE/NAME, such as portico/portico".to_owned()),
     }
+}
+
+/// A network, or an address.
+pub(crate) fn network(text: &str) -> Result<IpNet, String> {
+    text.parse::<Network>().map(IpNet::from).map_err(|error| format!("{error}; write 10.0.0.0/8 or 10.0.0.1"))
 }
 
 /// The key of an annotation: `prefix/name` or `name`, as Kubernetes has them.

@@ -12,7 +12,7 @@ use portico_api::problem::Severity;
 use portico_source::list_objects;
 use portico_sync::{ReadAs, Site, SiteSettings};
 
-use crate::args::{annotation_key, duration};
+use crate::args::{annotation_key, duration, network};
 use crate::daemon;
 use crate::finding::Finding;
 
@@ -48,8 +48,12 @@ pub(crate) struct Flags {
     /// may be repeated
     #[arg(long, value_name = "IP", value_delimiter = ',')]
     node_address: Vec<IpAddr>,
+    /// The Seed that counts, where there are several; without it, each Cluster belongs to the one that lists
+    /// its datacenter
+    #[arg(long, value_name = "NAME")]
+    seed: Option<String>,
     /// Networks that endpoints of Services must be in
-    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
+    #[arg(long, value_name = "CIDR", value_delimiter = ',', value_parser = network)]
     endpoint_networks: Vec<IpNet>,
 }
 
@@ -80,6 +84,7 @@ impl Flags {
             namespace: self.namespace.clone(),
             expose_annotation: self.expose_annotation.clone(),
             endpoint_networks: self.endpoint_networks.clone(),
+            seed: self.seed.clone(),
             node_addresses: self.node_address.clone(),
         };
         let Some(directory) = &self.directory else {

@@ -19,7 +19,7 @@ use super::settings::{Mode, Settings};
 use super::slot::InForce;
 use crate::inputs::{Known, LoadBalancers, Scope};
 use crate::persisted::PersistedState;
-use crate::policy::policy;
+use crate::policy::{own_ranges, policy};
 use crate::resolve::{self, DecidedBy, Decision, seed_of};
 use crate::strategy;
 use crate::validate::{self, Before};
@@ -137,18 +137,18 @@ pub(super) fn unapproved_policy(
     levels: &Levels,
     load_balancers: LoadBalancers,
 ) -> ClusterPolicy {
-    let own = &cluster.spec.api_server_allowed_ip_ranges.cidr_blocks;
-    let readable = |seed: &Seed| {
-        let defaults = &seed.spec.default_api_server_allowed_ip_ranges;
-        own.iter().chain(defaults).all(|network| network.get().is_some())
-    };
+    let readable = |seed: &Seed| own_ranges(cluster, seed).all(|network| network.get().is_some());
     let (seed, known) = match seed_of(cluster, levels.seeds.active()) {
         Ok(active) => (active.object.clone(), readable(&active.object)),
         Err(_) => {
             let no_defaults =
                 |active: &Active<Seed>| active.object.spec.default_api_server_allowed_ip_ranges.is_empty();
             let none = Arc::<Seed>::default();
-            let known = readable(&none) && (!own.is_empty() || levels.seeds.active().iter().all(no_defaults));
+            let own = cluster.spec.api_server_allowed_ip_ranges.as_ref();
+            let is_whole = own.is_none_or(|own| {
+                !own.cidr_blocks.is_empty() || levels.seeds.active().iter().all(no_defaults)
+            });
+            let known = readable(&none) && is_whole;
             (none, known)
         }
     };

@@ -1,7 +1,7 @@
 //! The two levels above a Cluster: Seeds and the KubermaticConfiguration, each with its last usable version.
 //!
 //! An object is *active* if it counts: of several with the same name, or with the same datacenter, the older
-//! one.
+//! one. Of Seeds only the one that the operator names, if they name one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,13 +19,26 @@ use crate::validate::{self, Verdict};
 pub(super) struct Levels {
     pub(super) configurations: Level<KubermaticConfiguration>,
     pub(super) seeds: Level<Seed>,
+    /// The one Seed that counts; `None` for all of them.
+    only_seed: Option<Box<str>>,
 }
 
 impl Levels {
+    pub(super) fn new(only_seed: Option<Box<str>>) -> Self {
+        Self { only_seed, ..Self::default() }
+    }
+
     /// Computes anew which objects are active, and returns all problems of each object.
     pub(super) fn reconcile(&mut self) -> Vec<(ObjectRef, Vec<Problem>)> {
-        let mut problems = self.configurations.reconcile();
-        problems.extend(self.seeds.reconcile());
+        let mut problems = self.configurations.reconcile(|_| true);
+        let only = self.only_seed.as_deref();
+        let mut of_seeds = self.seeds.reconcile(|seed| only.is_none_or(|name| *seed.metadata.name == *name));
+        if self.timeouts().is_none() {
+            for (seed, problems) in &mut of_seeds {
+                problems.push(different_timeouts(seed));
+            }
+        }
+        problems.extend(of_seeds);
         problems
     }
 
@@ -41,14 +54,25 @@ impl Levels {
         range.copied().unwrap_or(PortRange::NODE_PORTS)
     }
 
-    /// The connection settings of the oldest seed.
-    pub(super) fn timeouts(&self) -> Timeouts {
-        match self.seeds.active().first() {
-            Some(seed) if !seed.refused => {
-                seed.object.spec.nodeport_proxy.envoy.connection_settings.effective()
-            }
-            _ => Timeouts::default(),
-        }
+    /// The connection settings of the Seed; `None` if there are several that differ. Listeners are shared by
+    /// the clusters of all of them, so one cannot be chosen for the others.
+    pub(super) fn timeouts(&self) -> Option<Timeouts> {
+        let usable = self.seeds.active().iter().filter(|seed| !seed.refused);
+        let mut all =
+            usable.map(|seed| seed.object.spec.nodeport_proxy.envoy.connection_settings.effective());
+        let first = all.next().unwrap_or_default();
+        all.all(|other| other == first).then_some(first)
+    }
+}
+
+fn different_timeouts(seed: &ObjectRef) -> Problem {
+    Problem {
+        severity: Severity::Warning,
+        reason: "several-seeds",
+        object: seed.clone(),
+        field: "spec.nodeportProxy.envoy.connectionSettings".into(),
+        message: "another Seed has other settings, so those of none are used".into(),
+        remedy: "name the Seed that this gateway is of with --seed, or give the settings as flags".into(),
     }
 }
 
@@ -116,8 +140,8 @@ impl<T: LevelObject> Level<T> {
         self.objects.remove(key);
     }
 
-    /// Computes anew which objects are active, and returns all problems of each object.
-    fn reconcile(&mut self) -> Vec<(ObjectRef, Vec<Problem>)> {
+    /// Computes anew which objects are active of those that `count`, and returns all problems of each object.
+    fn reconcile(&mut self, count: impl Fn(&T) -> bool) -> Vec<(ObjectRef, Vec<Problem>)> {
         let mut by_age: Vec<&Versions<T>> = self.objects.values().collect();
         // Stable: objects without an age stay in the order of their names.
         by_age.sort_by_key(|versions| {
@@ -128,6 +152,10 @@ impl<T: LevelObject> Level<T> {
         let mut all = Vec::new();
         for versions in by_age {
             let object = versions.usable.as_ref().unwrap_or(&versions.wanted).clone();
+            if !count(&object) {
+                all.push((ObjectRef::new(T::KIND, versions.wanted.meta()), Vec::new()));
+                continue;
+            }
             let (beside, counts) = object.beside(&self.active);
             let problems = versions.problems.iter().cloned().chain(beside).collect();
             all.push((ObjectRef::new(T::KIND, versions.wanted.meta()), problems));

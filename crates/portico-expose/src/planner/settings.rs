@@ -25,6 +25,8 @@ pub struct Settings {
     pub node_ips: Vec<IpAddr>,
     /// Ports the gateway itself listens on: they are never allocated as NodePorts.
     pub reserved_ports: Vec<u16>,
+    /// The one Seed that counts; `None` for all of them.
+    pub seed: Option<Box<str>>,
     /// Port at which clients find the listener that routes by server name.
     pub sni_port: u16,
 }
@@ -32,7 +34,7 @@ pub struct Settings {
 impl Settings {
     /// Settings for `mode` where nothing is known of nodes and listeners.
     pub fn new(mode: Mode) -> Self {
-        Self { mode, node_ips: Vec::new(), reserved_ports: Vec::new(), sni_port: APISERVER_PORT }
+        Self { mode, node_ips: Vec::new(), reserved_ports: Vec::new(), seed: None, sni_port: APISERVER_PORT }
     }
 
     /// What serves as the load balancer of a cluster.

@@ -211,7 +211,7 @@ fn a_changed_seed_plans_its_own_clusters_anew() {
         set_seed(r#"{"datacenters": {"north-1": {}}}"#),
         other(r#"{"datacenters": {"south-1": {}}}"#),
         set_cluster("a", r#"{"cloud": {"dc": "north-1"}}"#),
-        set_cluster("b", r#"{"cloud": {"dc": "south-1"}}"#),
+        set_cluster("b", r#"{"cloud": {"dc": "south-1"}, "apiServerAllowedIPRanges": {}}"#),
     ]);
     let outputs = planner.apply([other(
         r#"{"datacenters": {"south-1": {}}, "defaultAPIServerAllowedIPRanges": ["10.0.0.0/8"]}"#,
@@ -220,17 +220,63 @@ fn a_changed_seed_plans_its_own_clusters_anew() {
 }
 
 #[test]
+fn of_several_seeds_none_decides_for_the_clusters_of_another() {
+    let first = || {
+        seed(
+            "aaa",
+            r#"{"datacenters": {"one": {}}, "seedDNSOverwrite": "first", "exposeStrategy":
+        "Tunneling", "nodeportProxy": {"envoy": {"connectionSettings": {"sniListenerIdleTimeout": "1h"}}}}"#,
+        )
+    };
+    let second = || seed("bbb", r#"{"datacenters": {"two": {}}}"#);
+    let objects = || {
+        [
+            set_configuration(DOMAIN),
+            apply_seed(first()),
+            apply_seed(second()),
+            set_cluster("a", r#"{"cloud": {"dc": "one"}}"#),
+            set_cluster("b", r#"{"cloud": {"dc": "two"}}"#),
+        ]
+    };
+    let mut both = planner(Mode::Plan);
+    both.apply(objects());
+    let named = |planner: &Planner| {
+        planner.plans().map(|plan| format!("{} {}", plan.seed, plan.decision.strategy)).collect::<Vec<_>>()
+    };
+    assert_eq!(named(&both), ["aaa Tunneling", "bbb NodePort"]);
+    assert_eq!(both.timeouts, Timeouts::default());
+    let reasons: Vec<_> = both.problems().map(|problem| problem.reason).collect();
+    assert_eq!(reasons, ["several-seeds", "several-seeds"]);
+    for (only, expected) in [("aaa", ["aaa Tunneling"; 2]), ("bbb", ["bbb NodePort"; 2])] {
+        let settings = Settings { seed: Some(only.into()), ..Settings::new(Mode::Plan) };
+        let mut one = Planner::new(settings, PersistedState::default(), 42);
+        one.apply(objects());
+        assert_eq!(named(&one), expected);
+        assert_eq!(one.timeouts.sni_idle.is_some(), only == "aaa");
+        assert_eq!(one.problems().count(), 0);
+    }
+    let same = seed(
+        "bbb",
+        r#"{"datacenters": {"two": {}},
+        "nodeportProxy": {"envoy": {"connectionSettings": {"sniListenerIdleTimeout": "60m"}}}}"#,
+    );
+    both.apply([apply_seed(same)]);
+    assert!(both.timeouts.sni_idle.is_some() && both.problems().count() == 0);
+}
+
+#[test]
 fn what_worked_stays_in_force_when_a_cluster_becomes_invalid() {
     let mut planner = with_seed("{}");
-    planner.apply([set_cluster("a", "{}")]);
+    planner.apply([set_cluster("a", r#"{"apiServerAllowedIPRanges": {}}"#)]);
     let port = node_port(&planner, "a");
-    let outputs = planner.apply([set_cluster("a", r#"{"exposeStrategy": "tunneling"}"#)]);
+    let outputs = planner
+        .apply([set_cluster("a", r#"{"exposeStrategy": "tunneling", "apiServerAllowedIPRanges": {}}"#)]);
     assert_eq!(shown(&outputs), ["problems Cluster a [unknown-strategy]"]);
     assert_eq!(node_port(&planner, "a"), port);
     // A later change of the seed counts for what is in force.
     let outputs = planner.apply([set_seed(r#"{"defaultAPIServerAllowedIPRanges": ["10.0.0.0/8"]}"#)]);
     assert_eq!(shown(&outputs), ["policy a 10.0.0.0/8"]);
-    let outputs = planner.apply([set_cluster("a", "{}")]);
+    let outputs = planner.apply([set_cluster("a", r#"{"apiServerAllowedIPRanges": {}}"#)]);
     assert_eq!(shown(&outputs), ["problems Cluster a []"]);
 }
 
@@ -238,7 +284,7 @@ fn what_worked_stays_in_force_when_a_cluster_becomes_invalid() {
 fn a_cluster_that_never_was_usable_admits_no_client_if_its_list_cannot_be_read() {
     let mut planner = with_seed("{}");
     let outputs = planner.apply([
-        set_cluster("a", r#"{"apiServerAllowedIPRanges": {"cidrBlocks": ["10.0.0.0/8", "10.0.0.0"]}}"#),
+        set_cluster("a", r#"{"apiServerAllowedIPRanges": {"cidrBlocks": ["10.0.0.0/8", "10.0.0"]}}"#),
         set_cluster(
             "b",
             r#"{"exposeStrategy": "?", "apiServerAllowedIPRanges": {"cidrBlocks": ["10.0.0.0/8"]}}"#,
@@ -552,10 +598,10 @@ fn duplicates_are_reported_and_the_older_object_counts() {
 #[test]
 fn a_seed_that_becomes_invalid_stays_as_it_was() {
     let mut planner = with_seed(r#"{"defaultAPIServerAllowedIPRanges": ["10.0.0.0/8"]}"#);
-    planner.apply([set_cluster("a", "{}")]);
-    let outputs = planner.apply([set_seed(r#"{"defaultAPIServerAllowedIPRanges": ["10.0.0.0"]}"#)]);
+    planner.apply([set_cluster("a", r#"{"apiServerAllowedIPRanges": {}}"#)]);
+    let outputs = planner.apply([set_seed(r#"{"defaultAPIServerAllowedIPRanges": ["10.0.0"]}"#)]);
     assert_eq!(shown(&outputs), ["problems Seed kubermatic/kubermatic [not-a-network]"]);
-    let outputs = planner.apply([set_cluster("b", "{}")]);
+    let outputs = planner.apply([set_cluster("b", r#"{"apiServerAllowedIPRanges": {}}"#)]);
     assert_eq!(shown(&outputs)[0], "policy b 10.0.0.0/8");
 }
 
@@ -563,7 +609,7 @@ fn a_seed_that_becomes_invalid_stays_as_it_was() {
 fn clusters_wait_for_a_seed_that_never_was_usable() {
     let mut planner =
         with_seed(r#"{"exposeStrategy": "Other", "defaultAPIServerAllowedIPRanges": ["10.0.0.0/8"]}"#);
-    let outputs = planner.apply([set_cluster("a", "{}")]);
+    let outputs = planner.apply([set_cluster("a", r#"{"apiServerAllowedIPRanges": {}}"#)]);
     assert_eq!(shown(&outputs), ["policy a 10.0.0.0/8", "problems Cluster a [waits-for-another]"]);
     assert_eq!(
         planner.problems().next_back_of_clusters(),

@@ -11,10 +11,10 @@
 
 use std::net::IpAddr;
 
-use ipnet::IpNet;
 use portico_api::annotations::{EXPOSE, EXPOSE_NAMESPACED, LOAD_BALANCER_SOURCE_RANGES};
 use portico_api::cluster::Address;
 use portico_api::meta::Strings;
+use portico_api::network::Network;
 use portico_api::policy::AllowList;
 use portico_api::seed::Seed;
 use portico_api::service::{Protocol, Service, ServicePort, ServiceSpec, ServiceType, TargetPort};
@@ -79,7 +79,7 @@ impl Strategy for LoadBalancer {
         names
     }
 
-    fn seed_networks<'a>(&self, seed: &'a Seed) -> &'a [Setting<IpNet>] {
+    fn seed_networks<'a>(&self, seed: &'a Seed) -> &'a [Setting<Network>] {
         &seed.spec.nodeport_proxy.envoy.load_balancer_service.source_ranges
     }
 

@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use ipnet::IpNet;
 use portico_api::cluster::Address;
+use portico_api::network::Network;
 use portico_api::policy::AllowList;
 use portico_api::seed::Seed;
 use portico_api::service::{Service, ServiceType};
@@ -44,7 +44,7 @@ pub(crate) trait Strategy: Sync {
     }
 
     /// Networks of the seed that may connect besides its defaults and the cluster's own.
-    fn seed_networks<'a>(&self, _seed: &'a Seed) -> &'a [Setting<IpNet>] {
+    fn seed_networks<'a>(&self, _seed: &'a Seed) -> &'a [Setting<Network>] {
         &[]
     }
 

@@ -98,10 +98,9 @@ impl Findings {
         for (index, machines) in spec.machine_networks.iter().enumerate() {
             self.network(&format!("spec.machineNetworks[{index}].cidr"), &machines.cidr);
         }
-        self.networks(
-            "spec.apiServerAllowedIPRanges.cidrBlocks",
-            &spec.api_server_allowed_ip_ranges.cidr_blocks,
-        );
+        if let Some(ranges) = &spec.api_server_allowed_ip_ranges {
+            self.networks("spec.apiServerAllowedIPRanges.cidrBlocks", &ranges.cidr_blocks);
+        }
     }
 
     /// Refuses the address of an agent where the strategy has none.

@@ -2,7 +2,6 @@
 
 use std::net::IpAddr;
 
-use ipnet::IpNet;
 use portico_api::setting::Setting;
 use portico_api::strategy::ExposeStrategy;
 
@@ -21,14 +20,14 @@ impl Findings {
 
     /// A list of networks. A bad entry is refused, never skipped: a shorter allow list may admit every
     /// client.
-    pub(super) fn networks(&mut self, field: &str, networks: &[Setting<IpNet>]) {
+    pub(super) fn networks<T>(&mut self, field: &str, networks: &[Setting<T>]) {
         for (index, network) in networks.iter().enumerate() {
             self.network(&format!("{field}[{index}]"), network);
         }
     }
 
     /// A network in CIDR notation.
-    pub(super) fn network(&mut self, field: &str, network: &Setting<IpNet>) {
+    pub(super) fn network<T>(&mut self, field: &str, network: &Setting<T>) {
         let remedy = "write address and prefix length, as in 198.51.100.0/24 or 198.51.100.7/32";
         match network {
             Setting::Good(_) => {}
@@ -50,16 +49,18 @@ fn why_no_network(text: &str) -> Option<String> {
     };
     let longest = if address.is_ipv4() { 32 } else { 128 };
     match prefix {
-        None => Some("it has no prefix length".to_owned()),
         Some(prefix) if !prefix.parse::<u8>().is_ok_and(|length| length <= longest) => {
             Some(format!("{prefix:?} is no prefix length from 0 to {longest}"))
         }
+        None => Some("it has no prefix length".to_owned()),
         Some(_) => None,
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use ipnet::IpNet;
+
     use super::*;
 
     #[test]

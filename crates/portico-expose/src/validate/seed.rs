@@ -79,12 +79,13 @@ impl Findings {
     fn probes(&mut self, name: &str, setting: &Setting<i32>) {
         let message = match setting {
             Setting::Unset => return,
-            Setting::Good(1..) => return,
-            Setting::Good(count) => format!("{count} is less than 1"),
+            // KKP writes 0 for unset in its example of a Seed.
+            Setting::Good(0..) => return,
+            Setting::Good(count) => format!("{count} is negative"),
             Setting::Bad(bad) => format!("{:?} is no number of probes: {}", bad.value, bad.why),
         };
         let field = format!("spec.nodeportProxy.envoy.connectionSettings.{name}");
-        self.void("connection-setting", &field, message, "write 1 or more, or leave the field out");
+        self.void("connection-setting", &field, message, "write 1 or more, or 0 for the default");
     }
 }
 
@@ -106,7 +107,7 @@ mod tests {
                     "defaultAPIServerAllowedIPRanges": ["198.51.100.0/24", "2001:db8::/32"],
                     "nodeportProxy": {"envoy": {"replicas": 3,
                         "connectionSettings": {"downstreamTCPKeepaliveTime": "60s",
-                            "sniListenerIdleTimeout": 0,
+                            "sniListenerIdleTimeout": 0, "upstreamTCPKeepaliveProbes": 0,
                             "downstreamTCPKeepaliveInterval": "10s", "downstreamTCPKeepaliveProbes": 3},
                         "loadBalancerService": {"sourceRanges": ["203.0.113.0/24"]}}},
                     "datacenters": {"lab-1": {"country": "DE", "spec": {"bringyourown": {}}}}}"#
@@ -119,7 +120,7 @@ mod tests {
     fn a_bad_network_or_strategy_refuses_the_seed() {
         assert_eq!(
             problems(
-                r#"{"exposeStrategy": "None", "defaultAPIServerAllowedIPRanges": ["10.0.0.0/8", "10.0.0.1"],
+                r#"{"exposeStrategy": "None", "defaultAPIServerAllowedIPRanges": ["10.0.0.1", "10.0.0"],
                     "nodeportProxy": {"envoy": {"loadBalancerService": {
                         "sourceRanges": ["", "10.0.0.0/33"]}}}}"#
             ),
@@ -127,9 +128,9 @@ mod tests {
              Seed kubermatic/north: spec.exposeStrategy: \"None\" is no strategy: it is none of NodePort, \
              LoadBalancer, Tunneling (upper and lower case matter); write NodePort, LoadBalancer or \
              Tunneling, or leave the field out to follow the KubermaticConfiguration\n\
-             Seed kubermatic/north: spec.defaultAPIServerAllowedIPRanges[1]: \"10.0.0.1\" is no network in \
-             CIDR notation: it has no prefix length; write address and prefix length, as in 198.51.100.0/24 \
-             or 198.51.100.7/32\n\
+             Seed kubermatic/north: spec.defaultAPIServerAllowedIPRanges[1]: \"10.0.0\" is no network in \
+             CIDR notation: \"10.0.0\" is no IP address; write address and prefix length, as in \
+             198.51.100.0/24 or 198.51.100.7/32\n\
              Seed kubermatic/north: spec.nodeportProxy.envoy.loadBalancerService.sourceRanges[0]: it is \
              empty; write address and prefix length, as in 198.51.100.0/24 or 198.51.100.7/32\n\
              Seed kubermatic/north: \
@@ -145,7 +146,7 @@ mod tests {
             problems(
                 r#"{"nodeportProxy": {"envoy": {"connectionSettings": {
                     "sniListenerIdleTimeout": "500ms", "tunnelingConnectionIdleTimeout": "-1s",
-                    "tunnelingStreamIdleTimeout": 60, "downstreamTCPKeepaliveProbes": 0,
+                    "tunnelingStreamIdleTimeout": 60, "downstreamTCPKeepaliveProbes": -1,
                     "upstreamTCPKeepaliveProbes": "three"}}}}"#
             ),
             "refused: false\n\
@@ -158,11 +159,11 @@ mod tests {
              spec.nodeportProxy.envoy.connectionSettings.tunnelingStreamIdleTimeout: \"60\" is no duration: \
              a unit is missing or unknown, as in 90s or 1m30s; write 0 for the default, or 1s or more\n\
              Seed kubermatic/north: \
-             spec.nodeportProxy.envoy.connectionSettings.downstreamTCPKeepaliveProbes: 0 is less than 1; \
-             write 1 or more, or leave the field out\n\
+             spec.nodeportProxy.envoy.connectionSettings.downstreamTCPKeepaliveProbes: -1 is negative; \
+             write 1 or more, or 0 for the default\n\
              Seed kubermatic/north: \
              spec.nodeportProxy.envoy.connectionSettings.upstreamTCPKeepaliveProbes: \"three\" is no number \
-             of probes: invalid digit found in string; write 1 or more, or leave the field out"
+             of probes: invalid digit found in string; write 1 or more, or 0 for the default"
         );
     }
 

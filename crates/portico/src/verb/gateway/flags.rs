@@ -26,7 +26,7 @@ use portico_tunnel::{ClientCaFile, Settings as TunnelSettings, Tls, TlsError, Tl
 use thiserror::Error;
 
 use crate::args::{
-    Limit, Listen, ListenerKind, ProxySetting, annotation_key, duration, positive_duration, size,
+    Limit, Listen, ListenerKind, ProxySetting, annotation_key, duration, network, positive_duration, size,
 };
 
 /// `portico gateway`.
@@ -78,9 +78,13 @@ pub(crate) struct SourceFlags {
     /// may be repeated
     #[arg(long, value_name = "IP", value_delimiter = ',')]
     pub(crate) node_address: Vec<IpAddr>,
+    /// The Seed that counts, where there are several; without it, each Cluster belongs to the one that lists
+    /// its datacenter
+    #[arg(long, value_name = "NAME")]
+    pub(crate) seed: Option<String>,
     /// Networks that endpoints of Services must be in, such as the seed's pod network; without it, any but
     /// those that no endpoint has (link-local, multicast, loopback unless from --manifests)
-    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
+    #[arg(long, value_name = "CIDR", value_delimiter = ',', value_parser = network)]
     pub(crate) endpoint_networks: Vec<IpNet>,
 }
 
@@ -315,6 +319,7 @@ impl Flags {
                 loopback: from.manifests.is_some(),
                 networks: from.endpoint_networks.clone().into(),
             },
+            seed: from.seed.clone(),
             node_addresses: from.node_address.clone(),
             reserved_ports: own.iter().filter_map(|listen| listen.0.as_ref().map(SocketAddr::port)).collect(),
             // Port 0 is chosen by the system, too late to be part of an address.
