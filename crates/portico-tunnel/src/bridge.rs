@@ -33,8 +33,12 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use crate::activity::Activity;
 use crate::chunk;
 use crate::handler::{End, Meter, Side};
-use crate::settings::SEND_BUFFER;
+use crate::settings::{SEND_BUFFER, STREAM_WINDOW};
 use crate::waiting::Waiting;
+
+/// Bytes that the kernel takes for a receiver beyond those it could send: as many as wait here. By itself it
+/// takes four megabytes for one that does not read, outside all budgets. What is under way is not bounded.
+const UNSENT: u32 = STREAM_WINDOW;
 
 pub(crate) struct Bridge<S, M> {
     /// Which side the peer is.
@@ -113,6 +117,8 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
         mut early: Option<Box<Waiting>>,
         idle: Option<Duration>,
     ) -> Self {
+        // Fails for sockets that are not TCP, whose buffers do not grow.
+        let _ = SockRef::from(&socket).set_tcp_notsent_lowat(UNSENT);
         if let (Some(early), Some(cluster)) = (&mut early, meter.budget()) {
             early.count_in(&activity, cluster);
         }

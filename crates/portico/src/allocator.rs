@@ -2,14 +2,25 @@
 //!
 //! Bulk transfers take and free buffers of 120 KiB all the time. By default every free of them at the end of
 //! the heap returns the pages to the system, and the next allocation takes a page fault for each: a quarter
-//! of what a gigabyte through a tunnel costs. So some are kept; and once, when the start is done, everything
-//! is returned, for the start needs more than what follows.
+//! of what a gigabyte through a tunnel costs. So some are kept; and when the start is done, everything is
+//! returned, for the start needs more than what follows. What a burst leaves, such as a thousand connections
+//! or a hundred receivers that did not read, is returned some seconds after it.
 #![allow(unsafe_code)]
 
+use std::convert::Infallible;
 use std::ffi::c_int;
+use std::time::Duration;
+
+use tokio::time::sleep;
 
 /// Free bytes at the end of a heap that are kept: the windows of a few transfers at a time.
 const KEPT: c_int = 2 * 1024 * 1024;
+
+/// Between two looks at what is free.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// What became free, and is at two looks in a row, is not needed soon.
+const SURPLUS: usize = 8 * 1024 * 1024;
 
 /// Keeps buffers from being given back and fetched again. To be called first, while there is one thread.
 pub(crate) fn keep_buffers() {
@@ -22,4 +33,28 @@ pub(crate) fn keep_buffers() {
 pub(crate) fn give_back() {
     // SAFETY: malloc_trim(3) may be called at any time from any thread; it only returns free pages.
     let _returned = unsafe { libc::malloc_trim(0) };
+}
+
+/// Returns, for as long as the process runs, what becomes free and stays free.
+pub(crate) async fn give_back_after_bursts() -> Infallible {
+    // Of what was free since the last time, the system has the pages already.
+    let mut returned = free();
+    let mut had_surplus = false;
+    loop {
+        sleep(LOOK).await;
+        let free = free();
+        returned = returned.min(free);
+        let has_surplus = free - returned >= SURPLUS;
+        if has_surplus && had_surplus {
+            give_back();
+            returned = free;
+        }
+        had_surplus = has_surplus && !had_surplus;
+    }
+}
+
+/// Bytes that the allocator has and nobody uses.
+fn free() -> usize {
+    // SAFETY: mallinfo2(3) may be called at any time from any thread; it only reads counters.
+    unsafe { libc::mallinfo2() }.fordblks
 }

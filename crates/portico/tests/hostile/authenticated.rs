@@ -3,7 +3,7 @@
 use portico_lab::frames::{self, INITIAL_WINDOW_SIZE, RawClient, kind};
 
 use crate::common::wait_until;
-use crate::proof::authority;
+use crate::proof::{Usage, authority};
 use crate::support::{agent_tls, beside, is_sent_away, next_of};
 
 /// Opens so many streams to the API server of cluster b.
@@ -37,7 +37,7 @@ fn a_tenant_that_opens_and_closes_the_windows_of_its_streams_delays_nobody() {
 #[test]
 fn frames_that_a_tenant_never_completes_cost_its_own_connections() {
     const CLIENTS: usize = 1_500;
-    beside(|site, limited| {
+    let limited = beside(|site, limited| {
         let tls = &agent_tls(site, Some("b"));
         let mut clients = Vec::new();
         for _ in 0..CLIENTS {
@@ -52,4 +52,6 @@ fn frames_that_a_tenant_never_completes_cost_its_own_connections() {
         // The first make room for the last.
         assert!(is_sent_away(&mut clients[0]));
     });
+    let usage = Usage(limited.gateway.process.id());
+    wait_until("what the attack took is given back", || usage.data_kb() < 24 << 10);
 }

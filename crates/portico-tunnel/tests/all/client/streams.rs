@@ -2,7 +2,8 @@
 //! break.
 
 use std::net::SocketAddr;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use super::harness::{Line, Pod, Wire, beat, connected, settings, wait_for};
@@ -405,6 +406,34 @@ async fn a_request_on_a_draining_tunnel_that_freezes_is_asked_again_elsewhere() 
     line.wire.send_replace(Wire::Frozen);
     patiently(opening).await.unwrap().unwrap();
     assert_eq!(client.totals().streams_retried, 1);
+}
+
+#[tokio::test]
+async fn a_pod_that_does_not_read_makes_the_kernel_hold_little_for_it() {
+    let server = Server::start(plaintext()).await;
+    let client = Client::start(settings(&[server.address]));
+    let (pod, mut upstream) = connected(&client, &server).await;
+    let taken = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&taken);
+    let sender = tokio::spawn(async move {
+        let piece = pattern(64 * 1024);
+        while let Ok(bytes) = upstream.write(&piece).await {
+            count.fetch_add(bytes, Relaxed);
+        }
+    });
+    // Until everything on the way is full.
+    let mut before = usize::MAX;
+    while before != taken.load(Relaxed) {
+        before = taken.load(Relaxed);
+        for _ in 0..20_000 {
+            tokio::task::yield_now().await;
+        }
+    }
+    let Pod { socket, mut reports } = pod;
+    drop(socket);
+    let down = patiently(reports.recv()).await.unwrap().down;
+    sender.abort();
+    assert!(down < 1 << 20, "{down} bytes went to the pod's socket");
 }
 
 #[tokio::test]

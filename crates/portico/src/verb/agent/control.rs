@@ -108,7 +108,7 @@ pub(crate) async fn run(
     }
     started(&status);
     let ending = tokio::select! {
-        never = give_back_after_start(&status) => match never {},
+        never = give_memory_back(&status) => match never {},
         never = follow(&mut files, &agent, &status) => match never {},
         signal = daemon.asked_to_stop() => Ending::Stop(signal),
         () = hand_over(offer.as_ref(), Some(&agent)) => Ending::HandedOver,
@@ -264,16 +264,16 @@ async fn succeed(offer: Option<&Offer>, succeeded: &mut bool, admin: &Admin) -> 
     pending().await
 }
 
-/// Gives memory that only the start needed back to the system: now, and once more when the first tunnels are
-/// up.
-async fn give_back_after_start(status: &Status) -> Infallible {
+/// Gives memory back to the system: what only the start needed, now and once more when the first tunnels are
+/// up, and then what bursts leave.
+async fn give_memory_back(status: &Status) -> Infallible {
     allocator::give_back();
     while !status.can_carry() {
         sleep(START_POLL).await;
     }
     sleep(START_POLL).await;
     allocator::give_back();
-    pending().await
+    allocator::give_back_after_bursts().await
 }
 
 /// Shows gateways the certificate and the token that are in the files now.

@@ -56,6 +56,7 @@ pub(crate) async fn run(
     let why = tokio::select! {
         never = follow(&mut source, &status) => match never? {},
         never = retry_ports(&gateway) => match never {},
+        never = allocator::give_back_after_bursts() => match never {},
         never = tunnel_files::follow(&gateway, &status) => match never {},
         signal = daemon.asked_to_stop() => Ending::Stop(signal),
         outcome = successor(&gateway, take_over) => { outcome?; Ending::HandedOver }
