@@ -1,8 +1,8 @@
 //! Objects of a Kubernetes API, listed once: for verbs that only report.
 //!
-//! Reads only. KKP's kinds may be missing; a kind that may not be read is an error, because what follows from
-//! it would be left out of the report unseen. Everything together has one time limit, so that an API server
-//! that accepts requests and answers none is an error, too.
+//! Reads only. Kinds of KKP and of Portico may be missing; a kind that may not be read is an error, because
+//! what follows from it would be left out of the report unseen. Everything together has one time limit, so
+//! that an API server that accepts requests and answers none is an error, too.
 
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use kube::{Api, Client};
 use portico_api::cluster::Cluster;
 use portico_api::configuration::KubermaticConfiguration;
 use portico_api::endpoint_slice::EndpointSlice;
+use portico_api::exposed_cluster::ExposedCluster;
 use portico_api::meta::Kind;
 use portico_api::seed::Seed;
 use portico_api::service::Service;
@@ -63,6 +64,7 @@ pub async fn list_objects(
     listing.kind::<KubermaticConfiguration>(None).await?;
     listing.kind::<Seed>(None).await?;
     listing.kind::<Cluster>(None).await?;
+    listing.kind::<ExposedCluster>(None).await?;
     listing.kind::<Service>(namespace).await?;
     listing.kind::<EndpointSlice>(namespace).await?;
     Ok(listing.loaded)

@@ -22,7 +22,7 @@ use thiserror::Error;
 
 use crate::persisted::{PersistedFile, PersistedFileError};
 use crate::pipeline::Pipeline;
-use crate::today::Today;
+use crate::today::{Today, unprojected};
 
 /// Seed of the allocation of NodePorts: the same directory gives the same ports twice.
 const SEED: u64 = 0;
@@ -95,7 +95,8 @@ impl Site {
     ) -> Result<Self, SiteError> {
         let loaded = read_directory(directory)?;
         match read_as.unwrap_or_else(|| looks_like(&loaded.objects)) {
-            ReadAs::Seed => Ok(Self::of_seed(loaded, settings)),
+            // ExposedClusters are not read from files, so nothing is said about them.
+            ReadAs::Seed => Ok(Self::of(loaded, ReadAs::Seed, PersistedState::default(), settings)),
             ReadAs::Directory => {
                 // NodePorts and strategies that a gateway remembers are reported as they are; other numbers
                 // are allocated here, and may differ there.
@@ -107,7 +108,10 @@ impl Site {
 
     /// What a gateway in the seed makes of the objects there.
     pub fn of_seed(loaded: Loaded, settings: &SiteSettings) -> Self {
-        Self::of(loaded, ReadAs::Seed, PersistedState::default(), settings)
+        let unprojected = unprojected(&loaded.objects);
+        let mut site = Self::of(loaded, ReadAs::Seed, PersistedState::default(), settings);
+        site.differences.extend(unprojected);
+        site
     }
 
     fn of(mut loaded: Loaded, read_as: ReadAs, persisted: PersistedState, settings: &SiteSettings) -> Self {
@@ -130,13 +134,20 @@ impl Site {
             ..PlannerSettings::new(mode)
         };
         let remembered: BTreeSet<PortKey> = persisted.node_ports.all().map(|(key, _)| key.clone()).collect();
-        let objects = std::mem::take(&mut loaded.objects);
+        let mut objects = std::mem::take(&mut loaded.objects);
         let count = objects.len();
         let namespace = settings.namespace.as_deref();
         let has_namespace =
             namespace.is_none_or(|name| objects.iter().any(|object| belongs_to(object, name)));
         let today = (read_as == ReadAs::Seed).then(|| Today::of(&objects, &settings.expose_annotation));
         let mut pipeline = Pipeline::new(index, planner, persisted, SEED);
+        if read_as == ReadAs::Seed {
+            if objects.iter().any(|object| matches!(object, Object::Seed(_) | Object::Cluster(_))) {
+                pipeline.require_policies();
+            }
+            // What follows from the Clusters is what `portico front` writes into these.
+            objects.retain(|object| !matches!(object, Object::ExposedCluster(_)));
+        }
         pipeline.apply(objects.into_iter().map(Change::Apply), true);
         let all_readable = loaded.problems.iter().all(|problem| problem.severity != Severity::Error);
         pipeline.initial_sync_complete(all_readable);

@@ -11,12 +11,14 @@ use std::net::{IpAddr, SocketAddr};
 use portico_api::annotations::{API_SERVER_CA, EXPOSE, EXPOSE_NAMESPACED, ExposeTypes, PORT_MAPPING};
 use portico_api::cluster::Cluster;
 use portico_api::endpoint_slice::EndpointSlice;
+use portico_api::exposed_cluster::ExposedCluster;
 use portico_api::meta::{Kind, ObjectKey, ObjectRef};
 use portico_api::names::ClusterName;
 use portico_api::problem::{Problem, Severity};
 use portico_api::seed::Seed;
 use portico_api::service::{Protocol, Service, ServicePort, ServiceType};
 use portico_expose::front::{ADMIN_PORT, FrontSettings, plan_front_ports};
+use portico_expose::projection::exposed_cluster;
 use portico_routes::rows::{RouteRow, RouteState};
 use portico_source::Object;
 
@@ -26,6 +28,9 @@ const FRONT: &str = "nodeport-proxy";
 /// Ports of KKP's listeners, published by its front Service.
 const SNI_PORT: u16 = 6_443;
 const TUNNEL_PORT: u16 = 8_088;
+
+/// Clusters named in one message.
+const MOST_NAMES: usize = 8;
 
 /// A key of a route in words: `host a.example.com`, as [`portico_routes::route::RouteKey`] prints it.
 type Key = String;
@@ -288,6 +293,64 @@ impl Today {
         }
         found
     }
+}
+
+/// Clusters that a gateway would not know as they are now, because the objects that it reads in their place
+/// are missing or differ.
+pub fn unprojected(objects: &[Object]) -> Vec<Problem> {
+    let seeds: Vec<Box<Seed>> = objects
+        .iter()
+        .filter_map(|object| match object {
+            Object::Seed(seed) => Some(seed.clone()),
+            _ => None,
+        })
+        .collect();
+    let configuration = objects.iter().find_map(|object| match object {
+        Object::KubermaticConfiguration(configuration) => Some(&**configuration),
+        _ => None,
+    });
+    let exposed: BTreeMap<ClusterName, &ExposedCluster> = objects
+        .iter()
+        .filter_map(|object| match object {
+            Object::ExposedCluster(exposed) => Some((exposed.name(), &**exposed)),
+            _ => None,
+        })
+        .collect();
+    let mut found = Vec::new();
+    let mut missing: Vec<&Cluster> = Vec::new();
+    for object in objects {
+        let Object::Cluster(cluster) = object else { continue };
+        let wanted = exposed_cluster(cluster, &seeds, configuration);
+        match (exposed.get(&cluster.name()), wanted) {
+            (None, _) => missing.push(cluster),
+            (Some(exposed), Ok(wanted)) if exposed.spec != wanted.spec => found.push(warning(
+                "projection-differs",
+                ObjectRef::new(Kind::Cluster, &cluster.metadata),
+                "its ExposedCluster, which gateways read, is not what follows from it now".into(),
+                "see why `portico front` does not write it: its log, and portico_front_* metrics".into(),
+            )),
+            _ => {}
+        }
+    }
+    if let Some(first) = missing.first() {
+        let names: Vec<&str> =
+            missing.iter().take(MOST_NAMES).map(|cluster| &*cluster.metadata.name).collect();
+        let more = match missing.len() - names.len() {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        found.push(warning(
+            "no-projection",
+            ObjectRef::new(Kind::Cluster, &first.metadata),
+            format!(
+                "gateways read ExposedClusters and admit nobody without: {}{more} have none",
+                names.join(", ")
+            ),
+            "apply deploy/crds.yaml and deploy/front.yaml before the gateway: `portico front` writes them"
+                .into(),
+        ));
+    }
+    found
 }
 
 fn compare(key: &str, row: &RouteRow, upstream: &Upstream, found: &mut Vec<Problem>) {

@@ -144,6 +144,7 @@ fn a_dry_run_says_what_each_cluster_would_get_and_what_is_to_be_done() {
         "apiserver-external.cluster-t.svc.cluster.local:443",
         "Cluster t: the agents on its nodes are KKP's",
         "Service kubermatic/nodeport-proxy: port 8002",
+        "gateways read ExposedClusters and admit nobody without: a, t have none",
         "0 errors",
     ] {
         assert!(said.contains(expected), "no {expected} in:\n{said}");

@@ -114,7 +114,11 @@ fn a_cluster_by_node_port_needs_nothing_and_the_others_what_is_listed() {
     let reasons: Vec<&str> = found.iter().map(|line| line.split(':').next().unwrap()).collect();
     assert_eq!(
         reasons,
-        ["warning agents-without-identity Cluster t", "warning own-proxy Cluster l"],
+        [
+            "warning agents-without-identity Cluster t",
+            "warning no-projection Cluster n",
+            "warning own-proxy Cluster l"
+        ],
         "{found:#?}"
     );
 }
@@ -210,6 +214,35 @@ fn the_front_service_keeps_its_ports_but_for_the_admin_port() {
     for (line, start) in found.iter().zip(starts) {
         assert!(line.starts_with(&start), "{line}");
     }
+}
+
+#[test]
+fn clusters_that_gateways_cannot_know_are_named_once() {
+    let text = CONFIGURATION.to_owned() + &cluster("a", "NodePort") + &cluster("b", "Tunneling");
+    let mut objects = read_text_as(Path::new("seed.yaml"), &text).objects;
+    let found = unprojected(&objects);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].message.ends_with("a, b have none"), "{found:?}");
+    let clusters: Vec<Box<Cluster>> = objects
+        .iter()
+        .filter_map(|object| match object {
+            Object::Cluster(cluster) => Some(cluster.clone()),
+            _ => None,
+        })
+        .collect();
+    let (Object::KubermaticConfiguration(configuration), Object::Seed(seed)) =
+        (objects[0].clone(), objects[1].clone())
+    else {
+        panic!("they come first");
+    };
+    let project = |cluster: &Cluster| {
+        exposed_cluster(cluster, std::slice::from_ref(&seed), Some(&configuration)).unwrap()
+    };
+    let mut behind = project(&clusters[1]);
+    behind.spec.paused = true;
+    objects.extend([project(&clusters[0]).into(), behind.into()]);
+    let found = unprojected(&objects);
+    assert_eq!((found.len(), found[0].reason), (1, "projection-differs"), "{found:?}");
 }
 
 #[test]
