@@ -2,6 +2,7 @@
 //!
 //! Each is normalised once, at construction, so that both sides of every comparison are in the same form.
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -154,6 +155,27 @@ impl HostName {
         Ok(Self(text.to_ascii_lowercase().into()))
     }
 
+    /// [`Self::parse`], or a wildcard: `*.` and a name, which stands for every name below that one.
+    ///
+    /// # Errors
+    /// Why the text is neither.
+    pub fn parse_pattern(text: &str) -> Result<Self, HostNameError> {
+        match text.strip_prefix("*.") {
+            Some(parent) => Ok(Self(format!("*.{}", Self::parse(parent)?).into())),
+            None => Self::parse(text),
+        }
+    }
+
+    /// The name below which a wildcard stands for every name; `None` if it is no wildcard.
+    pub fn parent_of_wildcard(&self) -> Option<Self> {
+        Some(Self(self.0.strip_prefix("*.")?.into()))
+    }
+
+    /// The names above this one, the longest first: those of its wildcards.
+    pub fn parents(&self) -> impl Iterator<Item = &str> {
+        self.0.match_indices('.').map(|(dot, _)| &self.0[dot + 1..])
+    }
+
     /// The name as text, lower case, without a trailing dot.
     pub fn as_str(&self) -> &str {
         &self.0
@@ -227,6 +249,13 @@ macro_rules! shown_as_text {
 
 shown_as_text!(ClusterName, Tenant, HostName, Authority);
 
+impl Borrow<str> for HostName {
+    /// Hash and order are those of the text.
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
 impl From<HostName> for Arc<str> {
     fn from(name: HostName) -> Self {
         name.0
@@ -257,6 +286,19 @@ mod tests {
         }
         assert!(HostName::parse(&format!("{}.de", "a".repeat(64))).is_err());
         assert!(HostName::parse(&["a"; 128].join(".")).is_err());
+    }
+
+    #[test]
+    fn a_wildcard_is_one_label_and_a_name() {
+        let wildcard = HostName::parse_pattern("*.KKP.example.com.").unwrap();
+        assert_eq!(wildcard.as_str(), "*.kkp.example.com");
+        assert_eq!(wildcard.parent_of_wildcard(), Some(HostName::parse("kkp.example.com").unwrap()));
+        assert_eq!(HostName::parse_pattern("a.b").unwrap().parent_of_wildcard(), None);
+        for text in ["*", "*.", "*.*.a", "a.*.b", "*a.b", "**.a"] {
+            assert!(HostName::parse_pattern(text).is_err(), "{text:?}");
+        }
+        let name = HostName::parse("a.b.example.com").unwrap();
+        assert_eq!(name.parents().collect::<Vec<_>>(), ["b.example.com", "example.com", "com"]);
     }
 
     #[test]

@@ -113,7 +113,14 @@ impl Learned {
     /// Looks up the route of a server name. Upper case and a trailing dot make no difference.
     pub(crate) fn look_up_host(&mut self, shared: &Shared, name: &str) -> Result<(), Refusal> {
         let host = HostName::parse(name).map_err(|_| self.unreadable(name, Refusal::Unknown))?;
-        self.look_up(&shared.live.routes().hosts, host);
+        let routes = shared.live.routes();
+        // A name that a wildcard stands for is the client's own.
+        (self.name, self.upstream) = match routes.host(&host) {
+            Some((name, upstream)) if *name == host => {
+                (Some(name.clone().into()), Some(Arc::clone(upstream)))
+            }
+            found => (Some(host.into()), found.map(|(_, upstream)| Arc::clone(upstream))),
+        };
         Ok(())
     }
 

@@ -92,6 +92,8 @@ impl Live {
                         applied.opened_ports.push(*port);
                     }
                 }
+                RouteChange::Kept(name, true) => drop(Arc::make_mut(&mut routes).kept.insert(name.clone())),
+                RouteChange::Kept(name, false) => drop(Arc::make_mut(&mut routes).kept.remove(name)),
                 RouteChange::Route(Change::Delete(key)) => {
                     Arc::make_mut(&mut routes).remove(key);
                     if let RouteKey::Port(port) = key {

@@ -52,6 +52,8 @@ pub(crate) struct Claims {
     kept: HashMap<RouteKey, Keeper>,
     /// The keys of `kept` by namespace, the one kept first at the front.
     kept_by: HashMap<Arc<str>, SmallVec<[RouteKey; 1]>>,
+    /// The keys kept or let go since the last commit.
+    kept_changes: BTreeSet<RouteKey>,
 }
 
 /// The namespace a key is kept for.
@@ -59,6 +61,8 @@ pub(crate) struct Claims {
 struct Keeper {
     namespace: Arc<str>,
     standing: Standing,
+    /// The table knows.
+    is_published: bool,
 }
 
 /// What became of a claim that does not own its key.
@@ -188,6 +192,20 @@ impl Claims {
         owners
     }
 
+    /// The keys that are kept, or no longer, since the last call.
+    pub(crate) fn take_kept_changes(&mut self) -> Vec<(RouteKey, bool)> {
+        let changed = std::mem::take(&mut self.kept_changes);
+        let told = changed.into_iter().map(|key| {
+            let keeper = self.kept.get_mut(&key);
+            let is_kept = keeper.is_some();
+            if let Some(keeper) = keeper {
+                keeper.is_published = true;
+            }
+            (key, is_kept)
+        });
+        told.collect()
+    }
+
     /// Whether no key is claimed or kept.
     pub(crate) fn is_empty(&self) -> bool {
         self.by_key.is_empty() && self.kept.is_empty() && self.kept_by.is_empty()
@@ -226,24 +244,36 @@ impl Claims {
         let first = (keys.len() == MAX_KEPT).then(|| keys.remove(0));
         keys.push(key.clone());
         if let Some(first) = first {
-            self.kept.remove(&first);
+            self.forget(&first);
         }
         // What is planned for a Cluster stays with the Cluster: without one it is like any other.
         let standing = match claim.standing {
             Standing::OfCluster => Standing::OfCluster,
             Standing::Planned | Standing::Other => Standing::Other,
         };
-        self.kept.insert(key.clone(), Keeper { namespace, standing });
+        // A change that is still to be told is that the table knows of an earlier keeper.
+        let is_published = !self.kept_changes.insert(key.clone());
+        self.kept.insert(key.clone(), Keeper { namespace, standing, is_published });
     }
 
     fn let_go(&mut self, key: &RouteKey) {
-        let Some(keeper) = self.kept.remove(key) else { return };
+        let Some(keeper) = self.forget(key) else { return };
         if let Some(keys) = self.kept_by.get_mut(&keeper.namespace) {
             keys.retain(|other| other != key);
             if keys.is_empty() {
                 self.kept_by.remove(&keeper.namespace);
             }
         }
+    }
+
+    fn forget(&mut self, key: &RouteKey) -> Option<Keeper> {
+        let keeper = self.kept.remove(key)?;
+        if keeper.is_published {
+            self.kept_changes.insert(key.clone());
+        } else {
+            self.kept_changes.remove(key);
+        }
+        Some(keeper)
     }
 
     fn claims_from<'a>(&'a self, key: &RouteKey, namespace: &'a str) -> impl Iterator<Item = &'a Claim> {

@@ -41,7 +41,13 @@ pub(crate) fn commit(index: &mut RouteIndex) -> Option<Update> {
             index.services.remove(&service);
         }
     }
-    let changes = difference.in_order();
+    let mut changes = difference.in_order();
+    // An owner is found before a wildcard: only what has none needs a word.
+    let kept = index.claims.take_kept_changes().into_iter().filter_map(|(key, is_kept)| match key {
+        RouteKey::Host(host) => Some(RouteChange::Kept(host, is_kept)),
+        RouteKey::Port(_) | RouteKey::Authority(_) => None,
+    });
+    changes.extend(kept);
     (!changes.is_empty()).then_some(Update { changes })
 }
 

@@ -63,12 +63,12 @@ fn entry(name: &str, host: &Value, ports: &mut [ExposedPort], findings: &mut Fin
         let remedy = "use a full DNS name; by its address a Service is reached by NodePort only";
         return findings.error("bad-host", field(), message, remedy);
     }
-    match HostName::parse(text) {
+    match HostName::parse_pattern(text) {
         Ok(host) => port.host = Some(host),
         Err(error) => {
             let message =
                 format!("port {} is mapped to {}, which is no host name: {error}", shown(name), shown(text));
-            findings.error("bad-host", field(), message, "use a full DNS name; wildcards are not supported");
+            findings.error("bad-host", field(), message, "use a full DNS name, or *. and one");
         }
     }
 }

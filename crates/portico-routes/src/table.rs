@@ -3,7 +3,7 @@
 //! A gateway keeps one [`RouteTable`] and replaces it as a whole: a clone with the changes of one [`Update`].
 //! `cargo bench -p portico-routes` measures what that costs.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use portico_api::change::Change;
@@ -21,16 +21,35 @@ pub struct RouteTable<T> {
     pub ports: HashMap<u16, T>,
     /// By server name.
     pub hosts: HashMap<HostName, T>,
+    /// By the name below which a wildcard stands for every server name.
+    pub wildcards: HashMap<HostName, T>,
+    /// Server names that no wildcard stands for: they are kept while their Service is made anew.
+    pub kept: HashSet<HostName>,
     /// By CONNECT authority.
     pub authorities: HashMap<Authority, T>,
 }
 
 impl<T> RouteTable<T> {
+    /// Where a server name leads, and the name that says so: itself, or else the parent of the longest
+    /// wildcard, as in Envoy.
+    pub fn host(&self, name: &HostName) -> Option<(&HostName, &T)> {
+        if let Some(exact) = self.hosts.get_key_value(name) {
+            return Some(exact);
+        }
+        if self.wildcards.is_empty() || self.kept.contains(name) {
+            return None;
+        }
+        name.parents().find_map(|parent| self.wildcards.get_key_value(parent))
+    }
+
     /// Makes `key` lead to `target`. Returns where it led before.
     pub fn insert(&mut self, key: RouteKey, target: T) -> Option<T> {
         match key {
             RouteKey::Port(port) => self.ports.insert(port, target),
-            RouteKey::Host(host) => self.hosts.insert(host, target),
+            RouteKey::Host(host) => match host.parent_of_wildcard() {
+                Some(parent) => self.wildcards.insert(parent, target),
+                None => self.hosts.insert(host, target),
+            },
             RouteKey::Authority(authority) => self.authorities.insert(authority, target),
         }
     }
@@ -39,20 +58,30 @@ impl<T> RouteTable<T> {
     pub fn remove(&mut self, key: &RouteKey) -> Option<T> {
         match key {
             RouteKey::Port(port) => self.ports.remove(port),
-            RouteKey::Host(host) => self.hosts.remove(host),
+            RouteKey::Host(host) => match host.parent_of_wildcard() {
+                Some(parent) => self.wildcards.remove(&parent),
+                None => self.hosts.remove(host),
+            },
             RouteKey::Authority(authority) => self.authorities.remove(authority),
         }
     }
 
     /// The targets of all keys, in no order.
     pub fn targets_mut(&mut self) -> impl Iterator<Item = &mut T> {
-        self.ports.values_mut().chain(self.hosts.values_mut()).chain(self.authorities.values_mut())
+        let hosts = self.hosts.values_mut().chain(self.wildcards.values_mut());
+        self.ports.values_mut().chain(hosts).chain(self.authorities.values_mut())
     }
 }
 
 impl<T> Default for RouteTable<T> {
     fn default() -> Self {
-        Self { ports: HashMap::new(), hosts: HashMap::new(), authorities: HashMap::new() }
+        Self {
+            ports: HashMap::new(),
+            hosts: HashMap::new(),
+            wildcards: HashMap::new(),
+            kept: HashSet::new(),
+            authorities: HashMap::new(),
+        }
     }
 }
 
@@ -71,4 +100,6 @@ pub enum RouteChange {
     Backend(Change<Arc<Backend>>),
     /// A key that leads elsewhere than before, or nowhere any more.
     Route(Change<Route>),
+    /// Whether a server name is kept for a Service that may be made anew: then no wildcard stands for it.
+    Kept(HostName, bool),
 }

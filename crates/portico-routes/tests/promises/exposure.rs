@@ -17,6 +17,37 @@ fn tunneling() -> ObjectChange {
 const AUTHORITY: &str = "apiserver-external.cluster-a.svc.cluster.local:443";
 
 #[test]
+fn a_server_name_leads_where_it_says_itself_then_where_its_longest_wildcard_says() {
+    let mut index = index([
+        written(sni("cluster-a/exact", "a.kkp.example.com")),
+        written(sni("w/short", "*.example.com")),
+        written(sni("w/long", "*.KKP.example.com.")),
+    ]);
+    for (name, owner) in [
+        ("a.kkp.example.com", Some("cluster-a/exact")),
+        ("b.kkp.example.com", Some("w/long")),
+        ("deep.b.kkp.example.com", Some("w/long")),
+        ("other.example.com", Some("w/short")),
+        ("kkp.example.com", Some("w/short")),
+        ("example.com", None),
+        ("com", None),
+        ("a.example.org", None),
+    ] {
+        assert_eq!(index.owner(&host(name)).as_deref(), owner, "{name}");
+    }
+    assert!(index.reasons().is_empty());
+    let known = policy(portico_api::policy::ClusterPolicy::open(portico_api::names::Tenant::of_text("a")));
+    index.apply([known, no_service("cluster-a/exact")]);
+    assert_eq!(index.owner(&host("a.kkp.example.com")), None, "kept for the cluster, no wildcard has it");
+    index.apply([written(sni("cluster-a/exact", "a.kkp.example.com"))]);
+    assert_eq!(index.owner(&host("a.kkp.example.com")).as_deref(), Some("cluster-a/exact"));
+    index.apply([no_service("cluster-a/exact"), no_policy("a")]);
+    assert_eq!(index.owner(&host("a.kkp.example.com")).as_deref(), Some("w/long"));
+    index.apply([no_service("w/long")]);
+    assert_eq!(index.owner(&host("a.kkp.example.com")).as_deref(), Some("w/short"));
+}
+
+#[test]
 fn an_ip_address_is_no_server_name() {
     for address in ["10.0.0.1", "10.0.0.1.", "2001:db8::1"] {
         let index = index([written(sni("a/api", address))]);
@@ -121,7 +152,7 @@ fn a_bad_mapping_entry_costs_that_entry() {
     let bad = [
         (r#""nosuch":"b.example.com""#, "bad-mapping"),
         (r#""other":5"#, "bad-mapping"),
-        (r#""other":"*.example.com""#, "bad-host"),
+        (r#""other":"*example.com""#, "bad-host"),
         (r#""other":"A.example.com""#, "host-conflict"),
     ];
     for (entry, reason) in bad {

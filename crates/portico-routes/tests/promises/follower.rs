@@ -5,6 +5,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use portico_api::change::Change;
+use portico_api::names::HostName;
 use portico_routes::index::{ObjectChange, RouteIndex, Settings};
 use portico_routes::route::{Backend, BackendId, Route, RouteKey};
 use portico_routes::table::{RouteChange, RouteTable};
@@ -46,6 +47,8 @@ impl Follower {
                     assert!(backends.insert(change.key()), "{} twice", change.key());
                     self.follow_backend(change);
                 }
+                RouteChange::Kept(name, true) => drop(self.table.kept.insert(name.clone())),
+                RouteChange::Kept(name, false) => assert!(self.table.kept.remove(name)),
                 RouteChange::Route(change) => {
                     assert!(keys.insert(change.key()), "{} twice", change.key());
                     self.follow_route(change);
@@ -85,7 +88,9 @@ impl Follower {
         let ports = table.ports.into_iter().map(|(port, to)| (RouteKey::Port(port), to));
         let hosts = table.hosts.into_iter().map(|(host, to)| (RouteKey::Host(host), to));
         let authorities = table.authorities.into_iter().map(|(name, to)| (RouteKey::Authority(name), to));
-        let all = ports.chain(hosts).chain(authorities);
+        let wildcard = |parent| RouteKey::Host(HostName::parse_pattern(&format!("*.{parent}")).unwrap());
+        let wildcards = table.wildcards.into_iter().map(|(parent, to)| (wildcard(parent), to));
+        let all = ports.chain(hosts).chain(wildcards).chain(authorities);
         all.map(|(key, to)| (key, BackendId::clone(&to))).collect()
     }
 
@@ -93,7 +98,7 @@ impl Follower {
     pub(crate) fn lead(&self, key: &RouteKey) -> Option<&Arc<Backend>> {
         let to = match key {
             RouteKey::Port(port) => self.table.ports.get(port),
-            RouteKey::Host(host) => self.table.hosts.get(host),
+            RouteKey::Host(host) => self.table.host(host).map(|(_, to)| to),
             RouteKey::Authority(authority) => self.table.authorities.get(authority),
         };
         to.map(|to| &self.backends[to])

@@ -25,6 +25,7 @@ fn changes(index: &mut Follower, changes: impl IntoIterator<Item = ObjectChange>
 
 fn describe(change: &RouteChange) -> String {
     match change {
+        RouteChange::Kept(name, kept) => format!("{name} kept: {kept}"),
         RouteChange::Backend(Change::Apply(backend)) => format!("{} has {:?}", backend.id, backend.endpoints),
         RouteChange::Backend(Change::Delete(id)) => format!("{id} is gone"),
         RouteChange::Route(Change::Apply(route)) => format!("{} leads to {}", route.key, route.to),

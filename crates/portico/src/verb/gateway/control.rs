@@ -123,7 +123,8 @@ async fn start(flags: &Flags, source: &mut Source, status: &Arc<Status>) -> anyh
     }
     let live = &gateway.shared().live;
     let (clusters, routes) = (live.clusters().len(), live.routes());
-    let (ports, hosts, authorities) = (routes.ports.len(), routes.hosts.len(), routes.authorities.len());
+    let (ports, hosts, authorities) =
+        (routes.ports.len(), routes.hosts.len() + routes.wildcards.len(), routes.authorities.len());
     tracing::info!(clusters, ports, hosts, authorities, "routes in force");
     Ok(gateway)
 }

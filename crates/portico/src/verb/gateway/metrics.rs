@@ -164,7 +164,7 @@ impl GatewayMetrics {
         let routes = gateway.shared().live.routes();
         let sizes = [
             ([("by", "port")], routes.ports.len() as u64),
-            ([("by", "host")], routes.hosts.len() as u64),
+            ([("by", "host")], (routes.hosts.len() + routes.wildcards.len()) as u64),
             ([("by", "authority")], routes.authorities.len() as u64),
         ];
         drop(routes);
