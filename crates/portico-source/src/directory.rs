@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use portico_api::change::Change;
 use portico_api::problem::Severity;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use thiserror::Error;
@@ -31,7 +32,7 @@ use crate::debounce::Debounce;
 use crate::index::{ManifestIndex, Signature};
 use crate::object::Object;
 use crate::step::{MAX_CHANGES_PER_STEP, ManifestProblem, Step};
-use crate::walk::{is_manifest, signature, walk};
+use crate::walk::{Limits, is_manifest, no_file, signature, walk};
 use crate::watch::Watcher;
 
 /// Longest file that is read, in bytes: room for ten thousand clusters with their Services and
@@ -98,6 +99,7 @@ impl DirectorySource {
             trouble: BTreeMap::new(),
             trouble_changed: false,
             blind: false,
+            links: false,
             outbox: Outbox {
                 sender,
                 changes: Vec::new(),
@@ -129,6 +131,8 @@ struct Worker {
     trouble_changed: bool,
     /// Whether inotify cannot see everything.
     blind: bool,
+    /// Whether there are links to folders, so that a folder cannot be compared by itself.
+    links: bool,
     outbox: Outbox,
 }
 
@@ -241,7 +245,8 @@ impl Worker {
     fn read_path(&mut self, path: &Path, unfinished: bool) {
         match std::fs::metadata(path) {
             Ok(metadata) if metadata.is_dir() => self.read_folder(path),
-            Ok(metadata) if metadata.is_file() && path.file_name().is_some_and(is_manifest) => {
+            Ok(metadata) if path.file_name().is_some_and(is_manifest) => {
+                self.clear_trouble(path);
                 self.read(&path.into(), signature(&metadata), unfinished);
             }
             Ok(_) => self.gone(path),
@@ -252,14 +257,26 @@ impl Worker {
 
     /// Compares a folder, and all below it, with the index.
     fn read_folder(&mut self, folder: &Path) {
+        if self.links && folder != self.root {
+            return self.rescan();
+        }
         let mut refused = None;
         let watcher = &mut self.watcher;
-        let found = walk(folder, &mut |folder| {
+        let found = walk(folder, Limits::USUAL, &mut |folder| {
             if let Err(error) = watcher.add(folder) {
                 refused = Some((folder.to_owned(), error));
             }
         });
+        if found.links && !self.links && folder != self.root {
+            // Which names count is known only from the whole.
+            self.links = true;
+            return self.rescan();
+        }
+        self.links = found.links;
         self.clear_trouble(folder);
+        for path in &found.repeated {
+            self.report(path, repeated(path));
+        }
         if let Some((folder, error)) = refused {
             self.blind = true;
             self.report(&folder, unwatched(&folder, error));
@@ -375,8 +392,18 @@ enum Woken {
 /// Reads a file that is UTF-8 and not too long.
 pub(crate) fn read_text(path: &Path) -> io::Result<String> {
     let mut bytes = Vec::new();
-    File::open(path)?.take(MAX_FILE + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > MAX_FILE {
+    // A pipe without a writer must not keep the caller here.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Err(no_file());
+    }
+    let too_long = metadata.len() > MAX_FILE;
+    if !too_long {
+        file.take(MAX_FILE + 1).read_to_end(&mut bytes)?;
+    }
+    if too_long || bytes.len() as u64 > MAX_FILE {
         let message = format!("it is longer than {} MiB; split it", MAX_FILE >> 20);
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
     }
@@ -403,6 +430,13 @@ fn trouble(path: &Path, reason: &'static str, message: String, remedy: &str) -> 
 pub(crate) fn unreadable(path: &Path, error: &io::Error) -> ManifestProblem {
     let remedy = "what was read of it before stays in force";
     trouble(path, "unreadable", format!("cannot be read: {error}"), remedy)
+}
+
+/// A link to a folder that is read under another name.
+pub(crate) fn repeated(path: &Path) -> ManifestProblem {
+    let message = "this link leads to a folder that is read under another name".to_owned();
+    let problem = trouble(path, "repeated-folder", message, "it is not followed; remove it");
+    ManifestProblem { severity: Severity::Warning, ..problem }
 }
 
 fn missing_directory(path: &Path, error: &io::Error) -> ManifestProblem {

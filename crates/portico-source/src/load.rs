@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use portico_api::meta::ObjectRef;
 
-use crate::directory::{DirectoryError, read_text, unreadable};
+use crate::directory::{DirectoryError, read_text, repeated, unreadable};
 use crate::index::duplicate;
 use crate::manifest;
 use crate::object::Object;
 use crate::step::ManifestProblem;
-use crate::walk::walk;
+use crate::walk::{Limits, walk};
 use crate::yaml::Node;
 
 /// Everything that a directory holds.
@@ -56,10 +56,11 @@ impl Loaded {
 pub fn read_directory(directory: &Path) -> Result<Loaded, DirectoryError> {
     std::fs::read_dir(directory)
         .map_err(|source| DirectoryError::Unreadable { path: directory.to_owned(), source })?;
-    let mut found = walk(directory, &mut |_| {});
+    let mut found = walk(directory, Limits::USUAL, &mut |_| {});
     found.files.sort_by(|a, b| a.0.cmp(&b.0));
     let mut loaded = Loaded::default();
     loaded.problems.extend(found.failed.iter().map(|(path, error)| unreadable(path, error)));
+    loaded.problems.extend(found.repeated.iter().map(|path| repeated(path)));
     loaded.files = found.files.len();
     for (path, _) in &found.files {
         let file: Arc<Path> = path.as_path().into();

@@ -1,9 +1,13 @@
 //! Which files and folders a manifest directory holds.
 //!
 //! Hidden names are ignored: `.git`, `.portico`, an editor's `.a.yaml.swp`, and the `..2026_01_02` and
-//! `..data` of a ConfigMap volume, whose files are seen once, under the names that link to them. Symbolic
-//! links to files and to folders are followed, but never into a folder that contains them.
+//! `..data` of a ConfigMap volume, whose files are seen once, under the names that link to them.
+//!
+//! Symbolic links to files and to folders are followed. Every folder is entered once, by device and inode,
+//! first under the name that is no link: links that fork or lead back up end there. What a link leads to is
+//! taken as a whole or, beyond [`Limits`], not at all: it may be `/`. Whatever is not read is told.
 
+use std::collections::{HashSet, VecDeque};
 use std::ffi::OsStr;
 use std::fs::{self, Metadata};
 use std::io;
@@ -11,10 +15,26 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use crate::directory::MAX_FILE;
 use crate::index::Signature;
 
-/// Deepest nesting of folders; more is a mistake, such as a link that leads out into the whole file system.
-const MAX_DEPTH: usize = 32;
+/// Most of anything in one tree: the manifest directory without its links, and what one link leads to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// Nesting of folders.
+    depth: usize,
+    /// Names, manifests or not: each may cost a system call.
+    names: usize,
+    /// Folders: each costs a watch.
+    folders: usize,
+    /// Bytes of manifests.
+    bytes: u64,
+}
+
+impl Limits {
+    /// Ten thousand clusters in a file each are 60 MB.
+    pub(crate) const USUAL: Self = Self { depth: 32, names: 100_000, folders: 10_000, bytes: 1 << 30 };
+}
 
 /// What a walk found.
 #[derive(Debug, Default)]
@@ -23,74 +43,191 @@ pub(crate) struct Walk {
     pub(crate) files: Vec<(PathBuf, Signature)>,
     /// Folders, the first one included.
     pub(crate) folders: Vec<PathBuf>,
-    /// Files and folders that could not be read.
+    /// Files and folders that could not be read, or must not.
     pub(crate) failed: Vec<(PathBuf, io::Error)>,
+    /// Links to folders that are read under another name.
+    pub(crate) repeated: Vec<PathBuf>,
+    /// Whether there are links to folders, so that what is below one folder depends on what is elsewhere.
+    pub(crate) links: bool,
 }
 
 /// Walks `folder`. Calls `enter` with every folder before it is listed, so that a watch set there misses
 /// nothing.
-pub(crate) fn walk(folder: &Path, enter: &mut dyn FnMut(&Path)) -> Walk {
-    let mut found = Walk::default();
+pub(crate) fn walk(folder: &Path, limits: Limits, enter: &mut dyn FnMut(&Path)) -> Walk {
+    let mut walker =
+        Walker { limits, entered: HashSet::new(), links: VecDeque::new(), found: Walk::default() };
     match fs::metadata(folder) {
         Ok(metadata) if metadata.is_dir() => {
-            visit(folder, &metadata, &mut Vec::new(), enter, &mut found);
+            let root = Folder { path: folder.to_owned(), identity: identity(&metadata), depth: 0 };
+            let whole = walker.tree(root, enter);
+            if let Err(error) = whole {
+                walker.found.failed.push((folder.to_owned(), error));
+            }
+            while let Some(link) = walker.links.pop_front() {
+                walker.follow(link, enter);
+            }
         }
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => found.failed.push((folder.to_owned(), error)),
+        Err(error) => walker.found.failed.push((folder.to_owned(), error)),
     }
-    found
+    walker.found
 }
 
-fn visit(
-    folder: &Path,
-    metadata: &Metadata,
-    above: &mut Vec<(u64, u64)>,
-    enter: &mut dyn FnMut(&Path),
-    found: &mut Walk,
-) {
-    let identity = (metadata.dev(), metadata.ino());
-    if above.len() >= MAX_DEPTH || above.contains(&identity) {
-        return;
+/// Device and inode.
+type Identity = (u64, u64);
+
+struct Folder {
+    path: PathBuf,
+    identity: Identity,
+    depth: usize,
+}
+
+/// What one tree has held so far.
+#[derive(Default)]
+struct Seen {
+    names: usize,
+    folders: usize,
+    bytes: u64,
+}
+
+impl Seen {
+    fn check(&self, limits: &Limits) -> io::Result<()> {
+        let Limits { names, folders, bytes, .. } = *limits;
+        if self.names <= names && self.folders <= folders && self.bytes <= bytes {
+            return Ok(());
+        }
+        let mebibytes = bytes >> 20;
+        Err(too_much(&format!(
+            "there are more than {names} names, {folders} folders or {mebibytes} MiB of it"
+        )))
     }
-    enter(folder);
-    found.folders.push(folder.to_owned());
-    let entries = match fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(error) => return found.failed.push((folder.to_owned(), error)),
-    };
-    above.push(identity);
-    for entry in entries {
-        let entry = match entry {
-            Ok(entry) => entry,
-            Err(error) => {
-                found.failed.push((folder.to_owned(), error));
-                break;
+}
+
+struct Walker {
+    limits: Limits,
+    entered: HashSet<Identity>,
+    /// Links to folders that are still to be followed.
+    links: VecDeque<Folder>,
+    found: Walk,
+}
+
+impl Walker {
+    /// Walks what a link leads to; if that is too much, nothing of it is found.
+    fn follow(&mut self, link: Folder, enter: &mut dyn FnMut(&Path)) {
+        if self.entered.contains(&link.identity) {
+            return self.found.repeated.push(link.path);
+        }
+        let path = link.path.clone();
+        let found = &self.found;
+        let (files, folders, failed) = (found.files.len(), found.folders.len(), found.failed.len());
+        let links = self.links.len();
+        if let Err(error) = self.tree(link, enter) {
+            self.found.files.truncate(files);
+            self.found.folders.truncate(folders);
+            self.found.failed.truncate(failed);
+            self.found.failed.push((path, error));
+            self.links.truncate(links);
+        }
+    }
+
+    /// Walks a folder and all below it but links to folders, which are put aside.
+    ///
+    /// # Errors
+    /// There is more of it than is read.
+    fn tree(&mut self, root: Folder, enter: &mut dyn FnMut(&Path)) -> io::Result<()> {
+        let mut seen = Seen::default();
+        let mut ahead = VecDeque::from([root]);
+        while let Some(folder) = ahead.pop_front() {
+            if !self.entered.insert(folder.identity) {
+                continue;
             }
-        };
+            seen.folders += 1;
+            seen.check(&self.limits)?;
+            if folder.depth >= self.limits.depth {
+                let error = too_much(&format!("it is {} folders deep", folder.depth));
+                self.found.failed.push((folder.path, error));
+                continue;
+            }
+            enter(&folder.path);
+            self.found.folders.push(folder.path.clone());
+            let entries = match fs::read_dir(&folder.path) {
+                Ok(entries) => entries,
+                Err(error) => {
+                    self.found.failed.push((folder.path, error));
+                    continue;
+                }
+            };
+            for entry in entries {
+                let entry = match entry {
+                    Ok(entry) => entry,
+                    Err(error) => {
+                        self.found.failed.push((folder.path.clone(), error));
+                        break;
+                    }
+                };
+                seen.names += 1;
+                seen.bytes += self.entry(&folder, &entry, &mut ahead);
+                seen.check(&self.limits)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks at one name. Returns the bytes of a manifest.
+    fn entry(&mut self, folder: &Folder, entry: &fs::DirEntry, ahead: &mut VecDeque<Folder>) -> u64 {
         let name = entry.file_name();
-        if is_hidden(&name) {
-            continue;
+        let is_manifest = is_manifest(&name);
+        let kind = entry.file_type();
+        // Avoids a stat(2) of every file that is no manifest.
+        if is_hidden(&name) || (!is_manifest && kind.as_ref().is_ok_and(fs::FileType::is_file)) {
+            return 0;
         }
         let path = entry.path();
-        // Avoids a stat(2) of every file that is no manifest.
-        let may_be_folder = entry.file_type().is_ok_and(|kind| !kind.is_file());
-        if !may_be_folder && !is_manifest(&name) {
-            continue;
-        }
         match fs::metadata(&path) {
-            Ok(metadata) if metadata.is_dir() => visit(&path, &metadata, above, enter, found),
-            Ok(metadata) if metadata.is_file() && is_manifest(&name) => {
-                found.files.push((path, signature(&metadata)));
+            Ok(metadata) if metadata.is_dir() => {
+                let below = Folder { path, identity: identity(&metadata), depth: folder.depth + 1 };
+                if kind.is_ok_and(|kind| kind.is_symlink()) {
+                    self.found.links = true;
+                    self.links.push_back(below);
+                } else {
+                    ahead.push_back(below);
+                }
+                0
             }
-            // A socket, a pipe, or something that is no manifest.
-            Ok(_) => {}
+            Ok(metadata) if metadata.is_file() && is_manifest => {
+                self.found.files.push((path, signature(&metadata)));
+                // A longer one is told when it is to be read.
+                Some(metadata.size()).filter(|&size| size <= MAX_FILE).unwrap_or_default()
+            }
+            Ok(_) if is_manifest => {
+                self.found.failed.push((path, no_file()));
+                0
+            }
+            Ok(_) => 0,
             // Gone again, or a link that leads nowhere.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => found.failed.push((path, error)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+            // A link to something else than a manifest is nobody's loss.
+            Err(_) if !is_manifest && kind.is_ok_and(|kind| kind.is_symlink()) => 0,
+            Err(error) => {
+                self.found.failed.push((path, error));
+                0
+            }
         }
     }
-    above.pop();
+}
+
+fn identity(metadata: &Metadata) -> Identity {
+    (metadata.dev(), metadata.ino())
+}
+
+fn too_much(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::FileTooLarge, format!("{what}; name a smaller folder, or remove the link"))
+}
+
+/// Why a pipe, a socket or a device is not read: that might never end.
+pub(crate) fn no_file() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "it is a pipe, a socket or a device, and no regular file")
 }
 
 /// Identifies this version of a file.
@@ -120,7 +257,7 @@ mod tests {
     use super::*;
 
     fn names(folder: &Path) -> Vec<String> {
-        let mut names: Vec<String> = walk(folder, &mut |_| {})
+        let mut names: Vec<String> = walk(folder, Limits::USUAL, &mut |_| {})
             .files
             .iter()
             .map(|(path, _)| path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned())
@@ -157,6 +294,58 @@ mod tests {
         symlink(folder.path(), folder.path().join("self")).unwrap();
         symlink("nowhere.yaml", folder.path().join("dangling.yaml")).unwrap();
         assert_eq!(names(folder.path()), ["x.yaml"]);
+        let found = walk(folder.path(), Limits::USUAL, &mut |_| {});
+        assert_eq!(found.repeated, [folder.path().join("self")]);
+    }
+
+    #[test]
+    fn links_that_fork_are_walked_once_each_and_told() {
+        let folder = tempfile::tempdir().unwrap();
+        // Two links in each of forty folders: 2^40 paths.
+        for depth in 0..40 {
+            let level = folder.path().join(format!("level-{depth}"));
+            fs::create_dir(&level).unwrap();
+            fs::write(level.join("x.yaml"), "").unwrap();
+            for link in ["left", "right"] {
+                symlink(format!("../level-{}", depth + 1), level.join(link)).unwrap();
+            }
+        }
+        let mut entered = 0;
+        let found = walk(folder.path(), Limits::USUAL, &mut |_| entered += 1);
+        assert_eq!((found.files.len(), entered), (40, 41));
+        assert_eq!(found.repeated.len(), 78);
+        assert!(found.files.iter().all(|(path, _)| !path.to_str().unwrap().contains("left")));
+    }
+
+    #[test]
+    fn a_link_to_too_much_is_left_out_as_a_whole_and_told() {
+        let (folder, large) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::write(folder.path().join("x.yaml"), "").unwrap();
+        for number in 0..50 {
+            fs::write(large.path().join(format!("{number}.yaml")), "abc").unwrap();
+            fs::create_dir(large.path().join(format!("{number}"))).unwrap();
+        }
+        symlink(large.path(), folder.path().join("all")).unwrap();
+        let usual = Limits::USUAL;
+        for limits in
+            [Limits { names: 30, ..usual }, Limits { folders: 20, ..usual }, Limits { bytes: 60, ..usual }]
+        {
+            let found = walk(folder.path(), limits, &mut |_| {});
+            assert_eq!((found.files.len(), found.folders.len()), (1, 1), "{limits:?}");
+            assert_eq!(found.failed[0].0, folder.path().join("all"));
+        }
+        assert_eq!(walk(folder.path(), usual, &mut |_| {}).files.len(), 51);
+    }
+
+    #[test]
+    fn a_pipe_that_is_called_a_manifest_is_told_and_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe.yaml");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        symlink("/dev/zero", folder.path().join("zero.json")).unwrap();
+        let found = walk(folder.path(), Limits::USUAL, &mut |_| {});
+        assert!(found.files.is_empty());
+        assert_eq!(found.failed.len(), 2);
     }
 
     #[test]

@@ -337,6 +337,42 @@ async fn a_file_that_is_no_text_or_too_long_is_reported_and_its_objects_stay() {
     world.until(&["a"]).await;
 }
 
+/// Links that fork and that lead to `/`, a pipe without a writer, an endless device, gigabytes.
+#[tokio::test]
+async fn what_must_not_be_read_is_told_and_stops_nothing() {
+    let mut world = World::open(|folder| {
+        fs::write(folder.join("a.yaml"), service("a")).unwrap();
+        for level in ["one", "two", "three"] {
+            fs::create_dir(folder.join(level)).unwrap();
+            for (link, to) in [("left", "../one"), ("right", "../two"), ("up", "..")] {
+                symlink(to, folder.join(level).join(link)).unwrap();
+            }
+        }
+        symlink("/", folder.join("everything")).unwrap();
+        symlink("/dev/zero", folder.join("endless.yaml")).unwrap();
+        let mkfifo = |path: &Path| std::process::Command::new("mkfifo").arg(path).status().unwrap();
+        assert!(mkfifo(&folder.join("pipe.yaml")).success());
+        File::create(folder.join("huge.yaml")).unwrap().set_len(5 << 30).unwrap();
+        File::create(folder.join("large.yaml")).unwrap().set_len(65 << 20).unwrap();
+    })
+    .await;
+    world.until(&["a"]).await;
+    let told = |world: &World, name: &str| {
+        let path = world.path(name);
+        world.last.problems.iter().any(|problem| problem.file.as_deref() == Some(&*path))
+    };
+    for name in ["pipe.yaml", "endless.yaml", "huge.yaml", "large.yaml", "everything", "three/up"] {
+        assert!(told(&world, name), "{name}: {:?}", world.last.problems);
+    }
+    world.put("three/b.yaml", &service("b"));
+    world.until(&["a", "b"]).await;
+    // A manifest may become a pipe, and the other way round.
+    fs::remove_file(world.path("pipe.yaml")).unwrap();
+    world.put("pipe.yaml", &service("c"));
+    world.until(&["a", "b", "c"]).await;
+    assert!(!told(&world, "pipe.yaml"));
+}
+
 #[tokio::test]
 async fn portico_does_not_read_its_own_state() {
     let mut world = World::open(|_| {}).await;
