@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use serde::Serialize;
 use thiserror::Error;
 
 /// A duration in Go's text form. It is signed so that a negative one can be reported.
@@ -108,6 +109,12 @@ fn fraction_of(digits: &str, unit: i64) -> i64 {
         }
     }
     sum
+}
+
+impl Serialize for GoDuration {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
 }
 
 impl fmt::Display for GoDuration {

@@ -17,6 +17,7 @@ use crate::cluster::Address;
 use crate::meta::ObjectMeta;
 use crate::names::ClusterName;
 use crate::policy::{AllowList, Budget, ClusterPolicy};
+use crate::seed::ConnectionSettings;
 use crate::strategy::{AnsweredBy, ExposeStrategy};
 
 /// Group and version.
@@ -57,6 +58,9 @@ pub struct ExposedClusterSpec {
     /// Limits of the cluster on each gateway. Absent: the gateway's own.
     #[serde(default, skip_serializing_if = "is_default", serialize_with = "without_nulls")]
     pub budget: Budget,
+    /// The Seed's settings for connections, which hold for all clusters of a gateway.
+    #[serde(default, skip_serializing_if = "is_default", serialize_with = "without_nulls")]
+    pub connection_settings: ConnectionSettings,
     /// CA certificates of its API server in PEM. Absent, or no CA: no token of the cluster can be reviewed.
     #[serde(rename = "apiServerCA", default, skip_serializing_if = "str_is_empty")]
     pub api_server_ca: Box<str>,
@@ -122,7 +126,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 }
 
 /// Leaves absent fields out: the schema of a CustomResourceDefinition knows no `null`.
-fn without_nulls<S: serde::Serializer>(value: &Budget, serializer: S) -> Result<S::Ok, S::Error> {
+fn without_nulls<S: serde::Serializer>(value: &impl Serialize, serializer: S) -> Result<S::Ok, S::Error> {
     let fields = serde_json::to_value(value).map_err(serde::ser::Error::custom)?;
     let present = fields.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
     serializer.collect_map(present)

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
 
 use crate::duration::GoDuration;
 use crate::meta::{ObjectMeta, Strings};
@@ -146,7 +146,7 @@ pub struct LoadBalancerService {
 }
 
 /// `spec.nodeportProxy.envoy.connectionSettings`, as written.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ConnectionSettings {
     /// Idle timeout of a connection of the SNI listener.

@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use std::str::FromStr;
 
 use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// The content of a field: nothing, a value, or a text that is no such value.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
@@ -83,6 +83,13 @@ where
 {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(AnyScalar(PhantomData))
+    }
+}
+
+/// A valid value; anything else is `null`.
+impl<T: Serialize> Serialize for Setting<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.get().serialize(serializer)
     }
 }
 

@@ -68,6 +68,7 @@ fn spec(scope: &Scope<'_>) -> ExposedClusterSpec {
             .collect(),
         node_port_listeners_disabled: !policy.node_port_listeners,
         budget: policy.budget,
+        connection_settings: seed.spec.nodeport_proxy.envoy.connection_settings.clone(),
         api_server_ca: match policy.api_server_ca {
             Some(_) => cluster.metadata.annotation(API_SERVER_CA).unwrap_or_default().into(),
             None => "".into(),

@@ -195,6 +195,14 @@ mod tests {
             load_balancer_source_ranges: ["2001:db8::/32".parse().unwrap()].into(),
             node_port_listeners_disabled: true,
             budget: Budget { max_connections: Some(5), max_connections_per_second: Some(6) },
+            connection_settings: serde_json::from_value(json!({
+                "sniListenerIdleTimeout": "1h", "tunnelingConnectionIdleTimeout": "1h",
+                "tunnelingStreamIdleTimeout": "90s", "downstreamTCPKeepaliveTime": "60s",
+                "downstreamTCPKeepaliveInterval": "10s", "downstreamTCPKeepaliveProbes": 3,
+                "upstreamTCPKeepaliveTime": "60s", "upstreamTCPKeepaliveInterval": "10s",
+                "upstreamTCPKeepaliveProbes": 3,
+            }))
+            .unwrap(),
             api_server_ca: "PEM".into(),
             address: Address {
                 url: "u".into(),

@@ -29,6 +29,8 @@ pub struct Pipeline {
     index: RouteIndex,
     timeouts: Timeouts,
     exposed: BTreeMap<ClusterName, Box<ExposedCluster>>,
+    /// The one Seed that counts; `None` for all of them.
+    seed: Option<Box<str>>,
     /// The only namespace in use, if there is one.
     namespace: Option<Box<str>>,
     /// Grows whenever the problems of the planner change.
@@ -42,6 +44,7 @@ impl Pipeline {
         let namespace = index.namespace.clone();
         Self {
             namespace,
+            seed: planner.seed.clone(),
             planner: Planner::new(planner, persisted, seed),
             index: RouteIndex::new(index),
             timeouts: Timeouts::default(),
@@ -108,9 +111,23 @@ impl Pipeline {
         &self.planner
     }
 
-    /// The connection settings of the seed.
-    pub fn timeouts(&self) -> &Timeouts {
-        &self.timeouts
+    /// The connection settings of the seed. Where ExposedClusters tell of several seeds that differ, those of
+    /// none: listeners are shared by the clusters of all of them.
+    pub fn timeouts(&self) -> Timeouts {
+        let of_gateway =
+            |cluster: &&ExposedCluster| self.seed.as_ref().is_none_or(|only| *only == cluster.spec.seed);
+        let mut all = self.exposed().filter(of_gateway);
+        let Some(first) = all.next() else { return self.timeouts };
+        let settings = &first.spec.connection_settings;
+        if let Some(other) = all.find(|other| other.spec.connection_settings != *settings) {
+            tracing::warn!(
+                seeds = ?[&first.spec.seed, &other.spec.seed],
+                "connection settings of seeds differ, so those of none are used; name one with --seed, or \
+                 give the settings as flags"
+            );
+            return Timeouts::default();
+        }
+        settings.effective()
     }
 
     /// All routes, in force or not.
@@ -176,4 +193,38 @@ fn planner_change(change: Change<Object>) -> Option<PlannerChange> {
             Kind::EndpointSlice | Kind::ExposedCluster => return None,
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use portico_expose::planner::Mode;
+
+    use super::*;
+
+    fn pipeline(seed: Option<&str>) -> Pipeline {
+        let planner = PlannerSettings { seed: seed.map(Into::into), ..PlannerSettings::new(Mode::Observe) };
+        Pipeline::new(IndexSettings::default(), planner, PersistedState::default(), 0)
+    }
+
+    fn exposed(name: &str, seed: &str, idle: &str) -> Change<Object> {
+        let text = format!(
+            r#"{{"metadata": {{"name": "{name}"}}, "spec": {{"exposeStrategy": "NodePort", "seed": "{seed}",
+                "connectionSettings": {{"sniListenerIdleTimeout": "{idle}"}}}}}}"#
+        );
+        Change::Apply(Object::ExposedCluster(serde_json::from_str(&text).unwrap()))
+    }
+
+    #[test]
+    fn connection_settings_are_those_that_the_seed_gave_its_exposed_clusters() {
+        let idle = |seed, clusters: &[Change<Object>]| {
+            let mut pipeline = pipeline(seed);
+            pipeline.apply(clusters.to_vec(), true);
+            pipeline.timeouts().sni_idle.map(|idle| idle.as_secs())
+        };
+        let clusters = [exposed("a", "north", "60s"), exposed("b", "north", "60s")];
+        assert_eq!(idle(None, &clusters), Some(60));
+        let two = [exposed("a", "north", "60s"), exposed("b", "south", "90s")];
+        assert_eq!(idle(None, &two), None, "of two seeds that differ, neither");
+        assert_eq!(idle(Some("south"), &two), Some(90));
+    }
 }

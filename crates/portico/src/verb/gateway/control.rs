@@ -103,7 +103,7 @@ async fn start(flags: &Flags, source: &mut Source, status: &Arc<Status>) -> anyh
     };
     status.pipeline().initial_sync_complete(all_readable);
     source.persist(&status.pipeline());
-    let timeouts = *status.pipeline().timeouts();
+    let timeouts = status.pipeline().timeouts();
     let config = flags.config(&timeouts)?;
     let access = AccessLog::start(flags.records.access_log.into()).context("cannot start the access log")?;
     let mut predecessor = match &flags.lifecycle.take_over {
