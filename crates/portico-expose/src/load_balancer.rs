@@ -35,8 +35,8 @@ pub struct LoadBalancerSettings {
 pub enum SettingsError {
     /// A range that is left out would shut clients out, or, if it is the only one, let everybody in.
     #[error(
-        "Seed {seed}: spec.nodeportProxy.envoy.loadBalancerService.sourceRanges: {value:?}: {why}; until it is \
-         corrected, the front Service keeps the settings it has"
+        "Seed {seed}: spec.nodeportProxy.envoy.loadBalancerService.sourceRanges: {value:?}: {why}; until it \
+         is corrected, the front Service keeps the settings it has"
     )]
     SourceRange {
         /// The Seed.

@@ -98,6 +98,8 @@ fn contains(current: &Value, wanted: &Value) -> bool {
         (Value::Object(current), Value::Object(wanted)) => wanted.iter().all(|(key, wanted)| {
             // The types do not serialise these two, which cannot differ.
             matches!(key.as_str(), "apiVersion" | "kind") && !current.contains_key(key)
+                // The API server drops empty maps of metadata.
+                || wanted.as_object().is_some_and(Map::is_empty) && !current.contains_key(key)
                 || current.get(key).is_some_and(|current| contains(current, wanted))
         }),
         (Value::Array(current), Value::Array(wanted)) => {
@@ -184,6 +186,13 @@ mod tests {
     #[test]
     fn an_object_as_wanted_is_not_written_again() {
         assert!(is_applied(&wanted(), &current(), &managers(owned())));
+    }
+
+    #[test]
+    fn an_empty_map_that_the_api_server_drops_is_not_written_again() {
+        let mut wanted = wanted();
+        wanted["metadata"]["annotations"] = json!({});
+        assert!(is_applied(&wanted, &current(), &managers(owned())));
     }
 
     #[test]

@@ -7,16 +7,15 @@
 //! Every replica watches and plans, so that a new leader knows everything at once and all replicas report the
 //! same numbers; only the leader writes, and only if something differs. Bursts of changes become one write
 //! ([`Debounce`]), because cloud load balancers are slow. What keeps a Service from being as wanted is in the
-//! [`FrontStatus`], in Events and in a condition. Which ports there should be is decided by
+//! status, in Events and in a condition. Which ports there should be is decided by
 //! [`portico_expose::front`]. Other writers are yielded to ([`contention`]).
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::ready;
+use futures_util::future::{self, ready};
 use futures_util::{FutureExt, Stream, StreamExt, stream};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
@@ -26,18 +25,18 @@ use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
 use portico_api::annotations::EXPOSE_NAMESPACED;
-use portico_api::meta::ObjectKey;
+use portico_api::meta::{Kind, ObjectKey};
 use portico_api::names::ClusterName;
 use portico_api::seed::Seed;
 use portico_api::service::{Service, ServiceType};
 use portico_expose::front::{FrontPlan, FrontSettings, plan_front_ports};
 use portico_expose::load_balancer::{self, LoadBalancerSettings, SettingsError};
-use portico_kube::FIELD_MANAGER;
 use portico_kube::conditions::{self, Observed};
 use portico_kube::debounce::{DEFAULT_MAX_WAIT, DEFAULT_QUIET, Debounce};
 use portico_kube::error::describe;
 use portico_kube::events::{Events, Note};
 use portico_kube::leader::{self, LeaseSettings};
+use portico_kube::{FIELD_MANAGER, watch};
 use portico_source::Object;
 use portico_source::served::Served;
 use serde_json::json;
@@ -46,17 +45,18 @@ use tokio::sync::watch as channel;
 use tokio::time::{Instant, timeout};
 use tracing::{error, info, warn};
 
+use crate::above::{Above, Kept};
+use crate::exposed;
 use crate::follow::follow;
+use crate::status::{ServiceStatus, StatusHandle};
 
 mod announce;
 mod carry;
 mod contention;
-mod status;
 
 use announce::{Announced, Trouble, Troubles, foreign_writer, troubles_of};
 use carry::{Left, other_writer, ports_of, ports_patch, published, settings_patch};
 use contention::Contention;
-pub use status::{FrontStatus, ServiceStatus, StatusHandle, WatchStatus};
 
 /// The name of the controller on Events.
 const CONTROLLER: &str = "portico-front";
@@ -109,6 +109,8 @@ pub struct Settings {
     pub cluster_service: Option<String>,
     /// The Seed of this load balancer, where there are several.
     pub seed: Option<String>,
+    /// Whether to write an ExposedCluster for each Cluster.
+    pub exposed_clusters: bool,
     /// Name of this replica, that of its pod. Must differ from all others.
     pub identity: String,
     /// A pause of this length ends a burst of changes.
@@ -124,6 +126,7 @@ impl Settings {
             plan,
             cluster_service: None,
             seed: None,
+            exposed_clusters: false,
             identity: identity.to_owned(),
             quiet: DEFAULT_QUIET,
             max_wait: DEFAULT_MAX_WAIT,
@@ -197,9 +200,24 @@ impl Front {
         let (leading, leads) = channel::channel(false);
         let mut election = tokio::spawn(leader::elect(self.client.clone(), self.settings.lease(), leading));
         let ended = {
-            let mut controller = std::pin::pin!(run(self.client, self.settings, self.status, leads));
+            let Self { client, settings, status } = self;
+            let (above, kept) = Above::new(&client, &status, settings.exposed_clusters);
+            let (seeds, changes) = (Arc::clone(&above.seeds), above.changes());
+            let events = Events::new(client.clone(), CONTROLLER, &settings.identity);
+            let exposed = settings
+                .exposed_clusters
+                .then(|| exposed::run(client.clone(), above, events, status.clone(), leads.clone()));
+            let exposed = async move {
+                match exposed {
+                    Some(exposed) => exposed.await,
+                    None => future::pending().await,
+                }
+            };
+            let fronts = run(client, settings, seeds, changes, status, leads);
             tokio::select! {
-                () = &mut controller => Err(FrontError::Ended("the controller")),
+                () = fronts => Err(FrontError::Ended("the controller of front Services")),
+                () = exposed => Err(FrontError::Ended("the controller of ExposedClusters")),
+                () = kept => Err(FrontError::Ended("the watch of Seeds")),
                 _ = &mut election => Err(FrontError::Ended("the leader election")),
                 () = stop => Ok(()),
             }
@@ -213,26 +231,30 @@ impl Front {
 }
 
 /// Watches, plans and writes.
-async fn run(client: Client, settings: Settings, status: StatusHandle, leads: channel::Receiver<bool>) {
+async fn run(
+    client: Client,
+    settings: Settings,
+    seeds: Arc<Kept<Seed>>,
+    changes: channel::Receiver<()>,
+    status: StatusHandle,
+    leads: channel::Receiver<bool>,
+) {
     let (services, services_writer) = reflector::store();
-    let (seeds, seeds_writer) = reflector::store();
     status.service(&settings.plan.front, |service| service.found = false);
     let context = Arc::new(Context {
         events: Events::new(client.clone(), CONTROLLER, &settings.identity),
         client: client.clone(),
         services: services.clone(),
         seeds,
-        seeds_known: AtomicBool::new(false),
-        seeds_asked: AtomicBool::new(false),
         leads: leads.clone(),
         fronts: Mutex::default(),
         settings,
         status,
     });
     let triggers = stream::select(
-        follow_services(client.clone(), services_writer, Arc::clone(&context)).boxed(),
+        follow_services(client, services_writer, Arc::clone(&context)).boxed(),
         stream::select(
-            follow_seeds(client, seeds_writer, Arc::clone(&context)).boxed(),
+            follow_seeds(changes, Arc::clone(&context)).boxed(),
             follow_leadership(leads, Arc::clone(&context)).boxed(),
         ),
     );
@@ -263,11 +285,7 @@ struct Context {
     client: Client,
     /// The front Services, and the Services that they publish.
     services: Store<Served<Service>>,
-    seeds: Store<Served<Seed>>,
-    /// Whether all Seeds are known.
-    seeds_known: AtomicBool,
-    /// Whether it is known that there are Seeds or none, or that they cannot be read.
-    seeds_asked: AtomicBool,
+    seeds: Arc<Kept<Seed>>,
     events: Events,
     leads: channel::Receiver<bool>,
     status: StatusHandle,
@@ -342,7 +360,7 @@ impl Context {
     /// Reads one front Service, plans, writes, and says what is in the way.
     async fn pass(&self, key: &ObjectKey) -> Pass {
         // A load balancer is restricted before it has ports.
-        if !self.seeds_asked.load(Ordering::Acquire) {
+        if !self.seeds.is_asked() {
             return Pass::Done;
         }
         let api: Api<core::Service> = Api::namespaced(self.client.clone(), &key.namespace);
@@ -397,15 +415,11 @@ impl Context {
     /// The settings that the Service of the seed should have; `None` leaves it as it is. Those of clusters
     /// have theirs from the controller that makes them.
     fn wanted_settings(&self, key: &ObjectKey) -> Result<Option<LoadBalancerSettings>, SettingsError> {
-        if *key != self.settings.plan.front || !self.seeds_known.load(Ordering::Acquire) {
+        if *key != self.settings.plan.front || !self.seeds.is_known() {
             return Ok(None);
         }
-        let served = self.seeds.state();
-        let seeds = served.iter().filter_map(|served| match &served.object {
-            Ok(Object::Seed(seed)) => Some(&**seed),
-            _ => None,
-        });
-        load_balancer::settings(seeds, self.settings.seed.as_deref())
+        let seeds = self.seeds.seeds();
+        load_balancer::settings(seeds.iter().map(|seed| &**seed), self.settings.seed.as_deref())
     }
 
     /// Looks whether the last write still stands. Returns whether another one is allowed.
@@ -678,7 +692,8 @@ fn follow_services(
     context: Arc<Context>,
 ) -> impl Stream<Item = Vec<ObjectRef<Served<Service>>>> + Send + 'static {
     let after = Arc::clone(&context);
-    follow::<Service>(client, context.status.clone())
+    let api = Api::<Served<Service>>::all_with(client, &());
+    follow(api, watch::config(), Kind::Service.name(), context.status.clone())
         .filter_map(move |event| {
             ready(match event {
                 Ok(event) => context.only_concerned(event).map(Ok),
@@ -692,26 +707,19 @@ fn follow_services(
         })
 }
 
-/// Watches the Seeds in the store of `writer`, and yields the front Services to reconcile.
+/// Yields the front Services when a Seed changes.
 fn follow_seeds(
-    client: Client,
-    writer: reflector::store::Writer<Served<Seed>>,
+    changes: channel::Receiver<()>,
     context: Arc<Context>,
 ) -> impl Stream<Item = Vec<ObjectRef<Served<Service>>>> + Send + 'static {
-    follow::<Seed>(client, context.status.clone()).reflect(writer).filter_map(move |event| {
-        ready(match event {
-            Ok(watcher::Event::Init | watcher::Event::InitApply(_)) => None,
-            // What was known before an error stays.
-            Err(_) if context.seeds_asked.swap(true, Ordering::AcqRel) => None,
-            event => {
-                context.seeds_asked.store(true, Ordering::Release);
-                if matches!(event, Ok(watcher::Event::InitDone)) {
-                    context.seeds_known.store(true, Ordering::Release);
-                }
-                let fronts = context.existing();
-                Some(context.changed(fronts))
-            }
-        })
+    stream::unfold(changes, move |mut changes| {
+        let context = Arc::clone(&context);
+        async move {
+            changes.changed().await.ok()?;
+            let fronts = context.existing();
+            Some((context.changed(fronts), changes))
+        }
+        .boxed()
     })
 }
 

@@ -1,9 +1,9 @@
 //! An API server in memory, for tests of controllers on a paused clock.
 //!
-//! It lists, watches and merge-patches Services and Seeds, keeps one Lease and collects Events. Tests beside
-//! a real API server are in `tests/`.
+//! It lists and watches Services, ExposedClusters and the kinds of KKP, merge-patches the first, applies the
+//! second, keeps one Lease and collects Events. Tests beside a real API server are in `tests/`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
@@ -20,6 +20,9 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tower::Service;
 
+/// The kinds that are listed and watched.
+const PLURALS: [&str; 5] = ["services", "seeds", "clusters", "kubermaticconfigurations", "exposedclusters"];
+
 type ResponseBody = StreamBody<BoxStream<'static, Result<Frame<Bytes>, Infallible>>>;
 
 /// The API server. Clones share one state.
@@ -31,8 +34,8 @@ struct State {
     version: u64,
     /// By `PLURAL/namespace/name`.
     objects: BTreeMap<String, Value>,
-    /// Seeds are served.
-    kkp: bool,
+    /// Kinds that are not Kubernetes' own and are served all the same.
+    installed: BTreeSet<String>,
     lease: Option<Value>,
     events: Vec<Value>,
     watches: Vec<Watch>,
@@ -41,6 +44,8 @@ struct State {
     refusal: Option<StatusCode>,
     /// The same for patches of their `spec`.
     write_refusal: Option<StatusCode>,
+    /// How many writes are accepted before they are refused.
+    writes_left: Option<usize>,
     /// Changes each Service as it is written, as an admission webhook does.
     webhook: Option<fn(&mut Value)>,
 }
@@ -60,18 +65,45 @@ impl FakeApi {
         self.state().put("services", service);
     }
 
-    /// Creates or replaces a Seed. From now on the kinds of KKP are served.
+    /// From now on objects of this kind are served.
+    pub(crate) fn install(&self, plural: &str) {
+        self.state().installed.insert(plural.to_owned());
+    }
+
+    /// Creates or replaces a Seed, which is served from now on.
     pub(crate) fn put_seed(&self, seed: Value) {
+        self.put_of("seeds", seed);
+    }
+
+    /// Creates or replaces an object of this kind, which is served from now on.
+    pub(crate) fn put_of(&self, plural: &str, object: Value) {
+        self.install(plural);
+        self.state().put(plural, object);
+    }
+
+    /// Deletes `PLURAL/namespace/name`.
+    pub(crate) fn delete_of(&self, plural: &str, name: &str) {
         let mut state = self.state();
-        state.kkp = true;
-        state.put("seeds", seed);
+        let object = state.objects.remove(&format!("{plural}/{name}")).unwrap();
+        state.tell("DELETED", plural, &object);
+    }
+
+    /// The objects of this kind.
+    pub(crate) fn all_of(&self, plural: &str) -> Vec<Value> {
+        let start = format!("{plural}/");
+        let state = self.state();
+        let found = state.objects.iter().filter(|(name, _)| name.starts_with(&start));
+        found.map(|(_, object)| object.clone()).collect()
+    }
+
+    /// Accepts this many further writes, and then refuses them.
+    pub(crate) fn refuse_writes_after(&self, writes: usize) {
+        self.state().writes_left = Some(writes);
     }
 
     /// Deletes the Service `namespace/name`.
     pub(crate) fn delete(&self, name: &str) {
-        let mut state = self.state();
-        let service = state.objects.remove(&format!("services/{name}")).unwrap();
-        state.tell("DELETED", "services", &service);
+        self.delete_of("services", name);
     }
 
     /// Deletes the Service `namespace/name` while all watches are broken, so that only a new list shows it.
@@ -112,7 +144,7 @@ impl FakeApi {
         (field("status"), field("reason"))
     }
 
-    /// How many writes of Services were accepted.
+    /// How many writes of Services and ExposedClusters were accepted.
     pub(crate) fn writes(&self) -> usize {
         self.state().writes
     }
@@ -155,9 +187,12 @@ impl FakeApi {
         {
             return failure(status);
         }
-        let plural = ["services", "seeds"].into_iter().find(|plural| path.ends_with(plural));
+        let plural = PLURALS.into_iter().find(|plural| path.ends_with(&format!("/{plural}")));
+        let is_served = |plural| plural == "services" || state.installed.contains(plural);
         match (method.as_str(), path, body) {
-            ("GET", _, _) if plural == Some("seeds") && !state.kkp => failure(StatusCode::NOT_FOUND),
+            ("GET", _, _) if plural.is_some_and(|plural| !is_served(plural)) => {
+                failure(StatusCode::NOT_FOUND)
+            }
             ("GET", _, _) if plural.is_some() && query.contains("watch=true") => {
                 let (lines, received) = unbounded_channel();
                 state.watches.push(Watch { plural: plural.unwrap().to_owned(), lines });
@@ -185,6 +220,14 @@ impl FakeApi {
                     return failure(status);
                 }
                 state.patch(&named(path), &patch)
+            }
+            ("PATCH", path, Some(patch)) if path.contains("/exposedclusters/") => {
+                match &mut state.writes_left {
+                    Some(0) => return failure(StatusCode::FORBIDDEN),
+                    Some(left) => *left -= 1,
+                    None => {}
+                }
+                state.apply("exposedclusters", patch)
             }
             ("GET", path, _) if path.contains("/leases/") => match &state.lease {
                 Some(lease) => success(lease),
@@ -235,6 +278,18 @@ impl State {
         success(&self.objects[name])
     }
 
+    /// A server-side apply by the only manager there is.
+    fn apply(&mut self, plural: &str, mut object: Value) -> Response<ResponseBody> {
+        self.writes += 1;
+        let fields = json!({"f:metadata": {"f:labels": fields(&object["metadata"]["labels"]),
+            "f:ownerReferences": {}}, "f:spec": fields(&object["spec"])});
+        object["metadata"]["managedFields"] =
+            json!([{"manager": "portico", "operation": "Apply", "fieldsV1": fields}]);
+        let key = format!("{plural}/{}", key(&object));
+        self.put(plural, object);
+        success(&self.objects[&key])
+    }
+
     fn tell(&mut self, kind: &str, plural: &str, object: &Value) {
         let line = line(&json!({"type": kind, "object": object}));
         self.watches.retain(|watch| watch.plural != plural || watch.lines.send(line.clone()).is_ok());
@@ -279,15 +334,25 @@ impl Service<Request<Body>> for FakeApi {
     }
 }
 
+/// The fields of a map as `FieldsV1` has them; lists are atomic.
+fn fields(value: &Value) -> Value {
+    let map = value.as_object().into_iter().flatten();
+    Value::Object(map.map(|(key, value)| (format!("f:{key}"), fields(value))).collect())
+}
+
 /// `services/namespace/name` of a path.
 fn named(path: &str) -> String {
     let parts: Vec<_> = path.trim_end_matches("/status").rsplit('/').collect();
     format!("services/{}/{}", parts[2], parts[0])
 }
 
-fn key(service: &Value) -> String {
-    let field = |name| service["metadata"][name].as_str().unwrap();
-    format!("{}/{}", field("namespace"), field("name"))
+/// `namespace/name`, or `name`.
+fn key(object: &Value) -> String {
+    let name = object["metadata"]["name"].as_str().unwrap();
+    match object["metadata"]["namespace"].as_str() {
+        Some(namespace) => format!("{namespace}/{name}"),
+        None => name.to_owned(),
+    }
 }
 
 fn line(value: &Value) -> Bytes {

@@ -1,5 +1,5 @@
-//! The controller beside a real API server: two replicas, a burst, the listener limit, and the end of the
-//! leader.
+//! The controllers beside a real API server: two replicas, a burst, the listener limit, the end of the
+//! leader; settings of a Seed, a right that is missing, another writer, and a kill between two writes.
 //!
 //! Needs what the lab needs (`cargo run -p portico-lab -- install`), and root.
 
@@ -31,6 +31,10 @@ struct Replica {
 
 impl Replica {
     fn start(client: &Client, identity: &str) -> Self {
+        Self::with(client, Self::settings(identity))
+    }
+
+    fn settings(identity: &str) -> Settings {
         let plan = FrontSettings {
             front: ObjectKey::new("portico", "portico"),
             sni_port: Some(6_443),
@@ -39,7 +43,17 @@ impl Replica {
             expose_annotation: portico_api::annotations::EXPOSE.into(),
             namespace: None,
         };
-        let front = Front::new(client.clone(), Settings::new(plan, identity));
+        Settings::new(plan, identity)
+    }
+
+    /// One that writes ExposedClusters too.
+    fn writing(client: &Client, identity: &str) -> Self {
+        let settings = Settings { exposed_clusters: true, ..Self::settings(identity) };
+        Self::with(client, settings)
+    }
+
+    fn with(client: &Client, settings: Settings) -> Self {
+        let front = Front::new(client.clone(), settings);
         let (stop, stopped) = oneshot::channel();
         let status = front.status();
         let task = tokio::spawn(async move {
@@ -54,6 +68,11 @@ impl Replica {
         let front = ObjectKey::new("portico", "portico");
         self.status.get().services.get(&front).cloned().unwrap_or_default()
     }
+}
+
+/// A file of deploy/.
+fn manifest(file: &str) -> String {
+    std::fs::read_to_string(format!("{}/../../deploy/{file}", env!("CARGO_MANIFEST_DIR"))).unwrap()
 }
 
 fn expose(kubectl: &Kubectl, clusters: &[&str]) {
@@ -98,8 +117,7 @@ async fn the_front_service_follows_the_exposed_services_whoever_leads() {
     let kubectl = control_plane.access().kubectl(&host).unwrap();
     // Replicas have the rights of deploy/front.yaml and no others.
     for file in ["gateway.yaml", "front.yaml"] {
-        let path = format!("{}/../../deploy/{file}", env!("CARGO_MANIFEST_DIR"));
-        kubectl.apply(&std::fs::read_to_string(path).unwrap()).unwrap();
+        kubectl.apply(&manifest(file)).unwrap();
     }
     let user =
         control_plane.access().kubeconfig("system:serviceaccount:portico:portico-front", None).unwrap();
@@ -173,4 +191,210 @@ async fn the_front_service_follows_the_exposed_services_whoever_leads() {
     assert_eq!(second.front().failed_writes, 0);
     second.stop.send(()).unwrap();
     second.task.await.unwrap();
+}
+
+/// The kinds of KKP, with any content.
+fn kinds_of_kkp() -> serde_json::Value {
+    let kinds = [
+        ("Seed", "seeds", "Namespaced"),
+        ("KubermaticConfiguration", "kubermaticconfigurations", "Namespaced"),
+        ("Cluster", "clusters", "Cluster"),
+    ];
+    let items: Vec<_> = kinds
+        .iter()
+        .map(|(kind, plural, scope)| {
+            json!({
+                "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+                "metadata": {"name": format!("{plural}.kubermatic.k8c.io")},
+                "spec": {
+                    "group": "kubermatic.k8c.io", "scope": scope,
+                    "names": {"plural": plural, "kind": kind},
+                    "versions": [{
+                        "name": "v1", "served": true, "storage": true,
+                        "schema": {"openAPIV3Schema":
+                            {"type": "object", "x-kubernetes-preserve-unknown-fields": true}},
+                    }],
+                },
+            })
+        })
+        .collect();
+    json!({"apiVersion": "v1", "kind": "List", "items": items})
+}
+
+fn seed(ranges: &[&str]) -> serde_json::Value {
+    json!({
+        "apiVersion": "kubermatic.k8c.io/v1", "kind": "Seed",
+        "metadata": {"name": "north", "namespace": "portico"},
+        "spec": {
+            "datacenters": {"lab-1": {}},
+            "nodeportProxy": {"ipFamilyPolicy": "PreferDualStack", "envoy": {"loadBalancerService":
+                {"annotations": {"example.com/of-seed": "1"}, "sourceRanges": ranges}}},
+        },
+    })
+}
+
+fn condition_of(kubectl: &Kubectl) -> String {
+    let front = kubectl.get(&["service", "portico", "-n", "portico"]).unwrap();
+    let conditions = front["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    let ours = conditions.iter().find(|condition| condition["type"] == "portico.k8c.io/Published");
+    ours.map(|condition| condition["reason"].as_str().unwrap().to_owned()).unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settings_refusals_other_writers_and_exposed_clusters_at_a_real_api_server() {
+    let lab = Lab::start("front-life").unwrap();
+    let host = lab.host("seed").unwrap();
+    let etcd = Etcd::start(&host).unwrap();
+    let options = Options { controllers: false, ..Options::new("seed") };
+    let control_plane = ControlPlane::start(&host, &etcd, &options).unwrap();
+    let kubectl = control_plane.access().kubectl(&host).unwrap();
+    for file in ["gateway.yaml", "front.yaml", "crds.yaml"] {
+        kubectl.apply(&manifest(file)).unwrap();
+    }
+    kubectl.apply_json(&kinds_of_kkp()).unwrap();
+    let user =
+        control_plane.access().kubeconfig("system:serviceaccount:portico:portico-front", None).unwrap();
+    let client = client(Some(&user)).await.unwrap();
+
+    a_seed_restricts_the_load_balancer(&kubectl, &client).await;
+    a_write_that_lacks_the_right_shows_as_not_published(&kubectl, &client).await;
+    a_writer_that_keeps_reverting_is_yielded_to(&kubectl, &client).await;
+    exposed_clusters_are_complete_after_a_kill(&kubectl, &client).await;
+}
+
+async fn a_seed_restricts_the_load_balancer(kubectl: &Kubectl, client: &Client) {
+    until("the kinds of KKP", || {
+        kubectl.apply_json(&seed(&["203.0.113.0/24"]))?;
+        Ok(())
+    });
+    let front = || kubectl.get(&["service", "portico", "-n", "portico"]).unwrap();
+    let replica = Replica::start(client, "settings");
+    until("the settings", || {
+        let front = front();
+        ensure!(front["spec"]["loadBalancerSourceRanges"] == json!(["203.0.113.0/24"]), "{front}");
+        ensure!(front["metadata"]["annotations"]["example.com/of-seed"] == "1");
+        ensure!(front["spec"]["ipFamilyPolicy"] == "PreferDualStack");
+        Ok(())
+    });
+    // What a person wrote stays when the Seed takes back what it asked for.
+    kubectl.run(&["annotate", "service", "portico", "-n", "portico", "example.com/of-person=1"]).unwrap();
+    let mut less = seed(&[]);
+    less["spec"]["nodeportProxy"]["envoy"]["loadBalancerService"]["annotations"] = json!({});
+    kubectl.apply_json(&less).unwrap();
+    until("the settings to go", || {
+        let front = front();
+        ensure!(front["spec"].get("loadBalancerSourceRanges").is_none(), "{front}");
+        ensure!(front["metadata"]["annotations"].get("example.com/of-seed").is_none());
+        Ok(())
+    });
+    assert_eq!(front()["metadata"]["annotations"]["example.com/of-person"], "1");
+    replica.stop.send(()).unwrap();
+    replica.task.await.unwrap();
+}
+
+async fn a_write_that_lacks_the_right_shows_as_not_published(kubectl: &Kubectl, client: &Client) {
+    let replica = Replica::start(client, "refused");
+    until("everything to be published", || {
+        ensure!(condition_of(kubectl) == "AsWanted", "{:?}", replica.status.get());
+        Ok(())
+    });
+    // Conditions may still be written.
+    let right = "resources: [services, services/status]\n  resourceNames: [portico]";
+    let rights = manifest("front.yaml");
+    assert_eq!(rights.matches(right).count(), 1, "the rights in deploy/front.yaml are others now");
+    let less = right.replace("services, ", "");
+    kubectl.apply(&rights.replace(right, &less)).unwrap();
+    expose(kubectl, &["a"]);
+    until("the refusal to show", || {
+        let front = replica.front();
+        ensure!(front.unpublished() == 1 && front.error.is_some(), "{front:?}");
+        ensure!(condition_of(kubectl) == "WriteRefused");
+        Ok(())
+    });
+    assert!(replica.front().error.unwrap().contains("403"));
+    kubectl.apply(&rights).unwrap();
+    until("the write to be accepted", || {
+        ensure!(replica.front().unpublished() == 0 && condition_of(kubectl) == "AsWanted");
+        Ok(())
+    });
+    assert_eq!(published(kubectl).len(), 1);
+    replica.stop.send(()).unwrap();
+    replica.task.await.unwrap();
+}
+
+async fn a_writer_that_keeps_reverting_is_yielded_to(kubectl: &Kubectl, client: &Client) {
+    let replica = Replica::start(client, "fought");
+    expose(kubectl, &["b"]);
+    until("yielding", || {
+        let theirs = r#"{"spec": {"ports": [{"name": "healthz", "port": 8002, "protocol": "TCP"}]}}"#;
+        let patch = ["patch", "service", "portico", "-n", "portico", "--type=merge", "-p", theirs];
+        kubectl.run(&[&patch[..], &["--field-manager=lb-updater"]].concat())?;
+        let front = replica.front();
+        ensure!(front.yielded_to.as_deref() == Some("\"lb-updater\""), "{front:?}");
+        Ok(())
+    });
+    let front = replica.front();
+    assert!(front.writes <= 3 && front.unpublished() == 3, "{front:?}");
+    until("the condition", || {
+        ensure!(condition_of(kubectl) == "ForeignWriter");
+        Ok(())
+    });
+    replica.stop.send(()).unwrap();
+    replica.task.await.unwrap();
+}
+
+async fn exposed_clusters_are_complete_after_a_kill(kubectl: &Kubectl, client: &Client) {
+    const CLUSTERS: usize = 100;
+    let objects = |allowed: &str| {
+        let clusters = (0..CLUSTERS).map(|index| {
+            json!({
+                "apiVersion": "kubermatic.k8c.io/v1", "kind": "Cluster",
+                "metadata": {"name": format!("c{index}")},
+                "spec": {"exposeStrategy": "LoadBalancer", "cloud": {"dc": "lab-1"},
+                    "apiServerAllowedIPRanges": {"cidrBlocks": [allowed]}},
+                "status": {"address": {"adminToken": "s3cret"}},
+            })
+        });
+        let configuration = json!({
+            "apiVersion": "kubermatic.k8c.io/v1", "kind": "KubermaticConfiguration",
+            "metadata": {"name": "kkp", "namespace": "portico"},
+            "spec": {"ingress": {"domain": "example.com"}},
+        });
+        let items: Vec<_> = clusters.chain([configuration]).collect();
+        json!({"apiVersion": "v1", "kind": "List", "items": items})
+    };
+    kubectl.apply_json(&objects("203.0.113.0/24")).unwrap();
+    let written = |replica: &Replica| replica.status.get().exposed_clusters.written;
+    let killed = Replica::writing(client, "killed");
+    until("a first ExposedCluster", || {
+        ensure!(written(&killed) > 0, "{:?}", killed.status.get());
+        Ok(())
+    });
+    killed.task.abort();
+    let next = Replica::writing(client, "next");
+    until("all ExposedClusters", || {
+        let report = next.status.get().exposed_clusters;
+        ensure!(report.written == CLUSTERS && report.failed_writes == 0, "{:?}", next.status.get());
+        Ok(())
+    });
+    let versions = || {
+        let all = kubectl.get(&["exposedclusters"]).unwrap();
+        assert!(!all.to_string().contains("s3cret"));
+        let items = all["items"].as_array().unwrap();
+        items.iter().map(|item| item["metadata"]["resourceVersion"].to_string()).collect::<Vec<_>>()
+    };
+    let before = versions();
+    assert_eq!(before.len(), CLUSTERS);
+    let report = next.status.get().exposed_clusters;
+    kubectl.run(&["label", "cluster", "c0", "touched=yes"]).unwrap();
+    kubectl.run(&["delete", "exposedcluster", "c1"]).unwrap();
+    until("the one that was deleted", || {
+        ensure!(next.status.get().exposed_clusters.writes > report.writes);
+        Ok(())
+    });
+    let after = versions();
+    let same = before.iter().filter(|version| after.contains(version)).count();
+    assert_eq!((same, after.len()), (CLUSTERS - 1, CLUSTERS), "nothing is written at rest");
+    next.stop.send(()).unwrap();
+    next.task.await.unwrap();
 }

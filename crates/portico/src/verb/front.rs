@@ -42,6 +42,9 @@ pub(crate) struct Flags {
     /// The Seed whose settings --service gets, where there are several
     #[arg(long, value_name = "NAME")]
     seed: Option<String>,
+    /// Do not write an ExposedCluster for each Cluster; gateways then need the right to read Clusters
+    #[arg(long)]
+    without_exposed_clusters: bool,
     /// How to reach the Kubernetes API, also by its proxy-url or HTTPS_PROXY; without it, as a pod of that
     /// cluster
     #[arg(long, value_name = "FILE")]
@@ -97,6 +100,7 @@ impl Flags {
         Settings {
             cluster_service: self.cluster_service.clone(),
             seed: self.seed.clone(),
+            exposed_clusters: !self.without_exposed_clusters,
             ..Settings::new(plan, &identity)
         }
     }
@@ -160,6 +164,17 @@ fn readiness(status: &FrontStatus, verbose: bool) -> Readiness {
             readiness.warn(format_args!("{name}: {reason}: {text}"));
         }
     }
+    let clusters = &status.exposed_clusters;
+    let some = clusters.troubles.iter().next();
+    let trouble = some.map(|(name, text)| format!("; {name}: {text}")).unwrap_or_default();
+    let written = format!("{} written, {} failed{trouble}", clusters.written, clusters.failed);
+    readiness.check("ExposedClusters", clusters.failed == 0, written);
+    if clusters.refused > 0 {
+        readiness.warn(format_args!(
+            "ExposedClusters: {} Clusters cannot be used as written; /status names them",
+            clusters.refused
+        ));
+    }
     readiness
 }
 
@@ -195,6 +210,11 @@ mod tests {
         assert!(ready(&status));
         watch.error = Some("away".into());
         status.watches.insert("Seed", watch);
+        assert!(!ready(&status));
+        status.watches.clear();
+        status.exposed_clusters.refused = 1;
+        assert!(ready(&status));
+        status.exposed_clusters.failed = 1;
         assert!(!ready(&status));
     }
 }

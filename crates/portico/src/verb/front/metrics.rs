@@ -25,7 +25,8 @@ impl Collector for FrontMetrics {
         let leader = status.leader.into();
         out.one_gauge("front_leader", "1 if this replica is the one that writes.", None, leader)?;
         write_watches(&status, &mut out)?;
-        write_services(&status, &mut out)
+        write_services(&status, &mut out)?;
+        write_exposed_clusters(&status, &mut out)
     }
 }
 
@@ -69,6 +70,17 @@ fn write_services(status: &FrontStatus, out: &mut Families<'_>) -> fmt::Result {
     out.counter("front_failed_writes", help, None, of(|service| service.failed_writes))?;
     let help = "Updates that another client has reverted.";
     out.counter("front_reverts", help, None, of(|service| service.reverts))
+}
+
+fn write_exposed_clusters(status: &FrontStatus, out: &mut Families<'_>) -> fmt::Result {
+    let report = &status.exposed_clusters;
+    let states = [("written", report.written), ("refused", report.refused), ("failed", report.failed)];
+    let states = states.map(|(state, clusters)| ([("state", state)], clusters as u64));
+    out.gauge("front_exposed_clusters", "Clusters by the state of their ExposedCluster.", None, states)?;
+    let help = "Writes of ExposedClusters.";
+    out.one_counter("front_exposed_cluster_writes", help, report.writes)?;
+    let help = "Writes of ExposedClusters that were refused or not answered.";
+    out.one_counter("front_failed_exposed_cluster_writes", help, report.failed_writes)
 }
 
 #[cfg(test)]

@@ -24,6 +24,27 @@ pub struct FrontStatus {
     pub watches: BTreeMap<&'static str, WatchStatus>,
     /// The front Services, by namespace and name: the one of the seed, and those of clusters.
     pub services: BTreeMap<ObjectKey, ServiceStatus>,
+    /// The ExposedClusters; on the leader alone.
+    pub exposed_clusters: ExposedClustersStatus,
+}
+
+/// The status of the ExposedClusters.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExposedClustersStatus {
+    /// Clusters whose ExposedCluster is as it should be.
+    pub written: usize,
+    /// Clusters that must not be used as written; an ExposedCluster that was written before stays.
+    pub refused: usize,
+    /// Clusters whose ExposedCluster cannot be written.
+    pub failed: usize,
+    /// What is wrong, by Cluster.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub troubles: BTreeMap<String, String>,
+    /// Writes since this process started.
+    pub writes: u64,
+    /// Writes that the API server refused, or did not answer in time.
+    pub failed_writes: u64,
 }
 
 /// The status of one front Service.

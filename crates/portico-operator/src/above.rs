@@ -1,0 +1,187 @@
+//! What stands above every Cluster: the Seeds and the KubermaticConfiguration, as they were last readable.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures_util::{StreamExt, future};
+use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client};
+use portico_api::configuration::KubermaticConfiguration;
+use portico_api::meta::ObjectKey;
+use portico_api::seed::Seed;
+use portico_kube::watch;
+use portico_source::Object;
+use portico_source::served::{Served, ServedKind};
+use tokio::sync::watch as channel;
+use tracing::warn;
+
+use crate::follow::follow;
+use crate::status::StatusHandle;
+
+/// All objects of one kind.
+pub(crate) struct Kept<K: ServedKind> {
+    store: Store<Served<K>>,
+    /// They have been asked for: they are known, not served, or cannot be read now.
+    asked: AtomicBool,
+    /// All of them have been listed.
+    listed: AtomicBool,
+    /// Objects without any readable version.
+    unreadable: Mutex<BTreeSet<ObjectKey>>,
+    changed: channel::Sender<()>,
+}
+
+/// Both levels.
+pub(crate) struct Above {
+    pub(crate) seeds: Arc<Kept<Seed>>,
+    pub(crate) configurations: Arc<Kept<KubermaticConfiguration>>,
+    changes: channel::Receiver<()>,
+}
+
+impl Above {
+    /// Returns what is known, and the work that keeps it so. Configurations are only watched if `both`.
+    pub(crate) fn new(
+        client: &Client,
+        status: &StatusHandle,
+        both: bool,
+    ) -> (Self, impl Future<Output = ()> + Send + 'static) {
+        let (changed, changes) = channel::channel(());
+        let (seeds, seeds_work) = Kept::new(client, status, changed.clone());
+        let (configurations, configurations_work) = Kept::new(client, status, changed);
+        let work = async move {
+            // Neither ends.
+            future::select(
+                Box::pin(seeds_work),
+                Box::pin(async move {
+                    if both {
+                        configurations_work.await;
+                    }
+                    future::pending::<()>().await;
+                }),
+            )
+            .await;
+        };
+        (Self { seeds, configurations, changes }, work)
+    }
+
+    /// Tells of every change.
+    pub(crate) fn changes(&self) -> channel::Receiver<()> {
+        self.changes.clone()
+    }
+}
+
+impl<K: ServedKind> Kept<K> {
+    fn new(
+        client: &Client,
+        status: &StatusHandle,
+        changed: channel::Sender<()>,
+    ) -> (Arc<Self>, impl Future<Output = ()> + Send + 'static) {
+        let (store, writer) = reflector::store();
+        let kept = Arc::new(Self {
+            store,
+            asked: AtomicBool::new(false),
+            listed: AtomicBool::new(false),
+            unreadable: Mutex::default(),
+            changed,
+        });
+        let (this, client, status) = (Arc::clone(&kept), client.clone(), status.clone());
+        let work = async move {
+            let api = Api::<Served<K>>::all_with(client, &());
+            let before = Arc::clone(&this);
+            follow(api, watch::config(), K::KIND.name(), status)
+                .filter_map(move |event| future::ready(before.readable(event)))
+                .reflect(writer)
+                .for_each(|event| {
+                    this.applied(event.as_ref());
+                    future::ready(())
+                })
+                .await;
+        };
+        (kept, work)
+    }
+
+    /// Leaves out objects that cannot be read: their last readable version stays.
+    fn readable(
+        &self,
+        event: watcher::Result<watcher::Event<Served<K>>>,
+    ) -> Option<watcher::Result<watcher::Event<Served<K>>>> {
+        let mut unreadable = self.unreadable.lock().unwrap_or_else(PoisonError::into_inner);
+        match &event {
+            Ok(watcher::Event::Init) => unreadable.clear(),
+            Ok(watcher::Event::Delete(served)) => _ = unreadable.remove(&served.reference.key),
+            Ok(watcher::Event::Apply(served) | watcher::Event::InitApply(served)) => match &served.object {
+                Ok(_) => _ = unreadable.remove(&served.reference.key),
+                Err(error) => {
+                    warn!(object = %served.reference, %error, "cannot read it; its last readable version stays");
+                    if self.store.get(&ObjectRef::from_obj(served)).is_none() {
+                        unreadable.insert(served.reference.key.clone());
+                    }
+                    return None;
+                }
+            },
+            Ok(watcher::Event::InitDone) | Err(_) => {}
+        }
+        Some(event)
+    }
+
+    fn applied(&self, event: Result<&watcher::Event<Served<K>>, &watcher::Error>) {
+        match event {
+            Ok(watcher::Event::Init | watcher::Event::InitApply(_)) => return,
+            Ok(watcher::Event::InitDone) => self.listed.store(true, Ordering::Release),
+            Ok(watcher::Event::Apply(_) | watcher::Event::Delete(_)) => {}
+            // What was known before stays.
+            Err(_) if self.asked.load(Ordering::Acquire) => return,
+            Err(_) => {}
+        }
+        self.asked.store(true, Ordering::Release);
+        self.changed.send_replace(());
+    }
+
+    /// Whether there was an answer to the question which ones there are, if only an error.
+    pub(crate) fn is_asked(&self) -> bool {
+        self.asked.load(Ordering::Acquire)
+    }
+
+    /// Whether all of them are known.
+    pub(crate) fn is_known(&self) -> bool {
+        self.listed.load(Ordering::Acquire)
+            && self.unreadable.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    /// Their present state, in no order.
+    pub(crate) fn objects(&self) -> Vec<Arc<Served<K>>> {
+        self.store.state()
+    }
+}
+
+impl Kept<Seed> {
+    /// The Seeds, in an order that does not depend on that of a list.
+    pub(crate) fn seeds(&self) -> Vec<Arc<Seed>> {
+        let mut seeds: Vec<Arc<Seed>> = self
+            .objects()
+            .iter()
+            .filter_map(|served| match &served.object {
+                Ok(Object::Seed(seed)) => Some(Arc::new((**seed).clone())),
+                _ => None,
+            })
+            .collect();
+        seeds.sort_by_key(|seed| seed.metadata.key());
+        seeds
+    }
+}
+
+impl Kept<KubermaticConfiguration> {
+    /// The configurations: one, where KKP is installed as it should be.
+    pub(crate) fn configurations(&self) -> Vec<Arc<KubermaticConfiguration>> {
+        self.objects()
+            .iter()
+            .filter_map(|served| match &served.object {
+                Ok(Object::KubermaticConfiguration(configuration)) => {
+                    Some(Arc::new((**configuration).clone()))
+                }
+                _ => None,
+            })
+            .collect()
+    }
+}

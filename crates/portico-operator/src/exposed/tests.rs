@@ -1,0 +1,215 @@
+use portico_api::meta::ObjectKey;
+use portico_expose::front::FrontSettings;
+use serde_json::json;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
+use super::*;
+use crate::front::FrontError;
+use crate::testing::FakeApi;
+use crate::{ExposedClustersStatus, Front, Settings};
+
+/// Far beyond anything that happens when all is well; passes in no time on a paused clock.
+const NEVER: Duration = Duration::from_secs(300);
+
+/// The controllers beside an API server in memory.
+struct World {
+    api: FakeApi,
+    status: StatusHandle,
+    task: JoinHandle<Result<(), FrontError>>,
+}
+
+impl World {
+    fn start(api: &FakeApi) -> Self {
+        let plan = FrontSettings {
+            front: ObjectKey::new("portico", "portico"),
+            sni_port: Some(6_443),
+            tunnel_port: None,
+            listener_limit: None,
+            expose_annotation: portico_api::annotations::EXPOSE.into(),
+            namespace: None,
+        };
+        let settings = Settings { exposed_clusters: true, ..Settings::new(plan, "this") };
+        let front = Front::new(api.client(), settings);
+        let status = front.status();
+        let task = tokio::spawn(front.run(std::future::pending()));
+        Self { api: api.clone(), status, task }
+    }
+
+    fn report(&self) -> ExposedClustersStatus {
+        self.status.get().exposed_clusters
+    }
+
+    fn spec(&self, name: &str) -> Value {
+        let all = self.api.all_of("exposedclusters");
+        let found = all.into_iter().find(|object| object["metadata"]["name"] == name);
+        found.map(|object| object["spec"].clone()).unwrap_or_default()
+    }
+
+    /// Waits until `holds`.
+    async fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
+        let give_up = Instant::now() + NEVER;
+        while !holds(self) {
+            assert!(Instant::now() < give_up, "{what}: {:?}", self.status.get());
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+fn cluster(name: &str, spec: Value) -> Value {
+    json!({"apiVersion": "kubermatic.k8c.io/v1", "kind": "Cluster",
+        "metadata": {"name": name, "uid": format!("uid-of-{name}"), "labels": {"project-id": "p"}},
+        "spec": spec,
+        "status": {"address": {"adminToken": "s3cret", "port": 30_001}}})
+}
+
+fn allowing(range: &str) -> Value {
+    json!({"exposeStrategy": "LoadBalancer", "cloud": {"dc": "lab-1"},
+        "apiServerAllowedIPRanges": {"cidrBlocks": [range]}})
+}
+
+fn seed(name: &str, datacenter: &str) -> Value {
+    json!({"metadata": {"namespace": "kubermatic", "name": name},
+        "spec": {"datacenters": {datacenter: {}}}})
+}
+
+/// A seed with these Clusters.
+fn api(clusters: &[&str]) -> FakeApi {
+    let api = FakeApi::default();
+    api.put_seed(seed("north", "lab-1"));
+    api.put_of(
+        "kubermaticconfigurations",
+        json!({"metadata": {"namespace": "kubermatic", "name": "kkp"},
+            "spec": {"ingress": {"domain": "example.com"}}}),
+    );
+    api.install("exposedclusters");
+    api.install("clusters");
+    for name in clusters {
+        api.put_of("clusters", cluster(name, allowing("203.0.113.0/24")));
+    }
+    api
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_cluster_has_an_exposed_cluster_of_its_own_without_secrets() {
+    let world = World::start(&api(&["a", "b"]));
+    world.until("two", |world| world.report().written == 2).await;
+    assert_eq!(world.spec("a")["allowedIPRanges"], json!(["203.0.113.0/24"]));
+    assert_eq!(world.spec("a")["address"]["port"], 30_001);
+    for object in world.api.all_of("exposedclusters") {
+        assert!(!object.to_string().contains("s3cret"), "{object}");
+        let (owner, name) = (&object["metadata"]["ownerReferences"][0], &object["metadata"]["name"]);
+        assert_eq!((&owner["kind"], &owner["name"]), (&json!("Cluster"), name));
+        assert_eq!(owner["uid"], format!("uid-of-{}", name.as_str().unwrap()));
+        assert_eq!(object["metadata"]["labels"], json!({"project-id": "p"}));
+    }
+    let writes = world.api.writes();
+    sleep(NEVER).await;
+    assert_eq!((world.api.writes(), world.report().writes), (writes, 2), "nothing is written at rest");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_of_the_cluster_is_written_and_what_somebody_deleted_comes_back() {
+    let world = World::start(&api(&["a"]));
+    world.until("the first", |world| world.report().written == 1).await;
+    world.api.put_of("clusters", cluster("a", allowing("198.51.100.0/24")));
+    let ranges = |world: &World| world.spec("a")["allowedIPRanges"].clone();
+    world.until("the new list", |world| ranges(world) == json!(["198.51.100.0/24"])).await;
+    let mut open = allowing("");
+    open.as_object_mut().unwrap().remove("apiServerAllowedIPRanges");
+    world.api.put_of("clusters", cluster("a", open));
+    world.until("no list", |world| ranges(world).is_null()).await;
+    world.api.delete_of("exposedclusters", "a");
+    world.until("a new one", |world| !world.spec("a").is_null()).await;
+    // A Cluster made anew under the same name owns it.
+    let mut anew = cluster("a", allowing("198.51.100.0/24"));
+    anew["metadata"]["uid"] = "another".into();
+    world.api.put_of("clusters", anew);
+    world
+        .until("the new owner", |world| {
+            let object = &world.api.all_of("exposedclusters")[0];
+            object["metadata"]["ownerReferences"][0]["uid"] == "another"
+        })
+        .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_is_killed_between_two_writes_leaves_the_rest_to_the_next() {
+    let api = api(&["a", "b", "c", "d", "e"]);
+    api.refuse_writes_after(2);
+    let first = World::start(&api);
+    first.until("two of five", |world| world.report().written == 2 && world.report().failed == 3).await;
+    first.task.abort();
+    assert!(first.task.await.is_err_and(|ended| ended.is_cancelled()));
+    api.refuse_writes_after(100);
+    let before = api.writes();
+    let second = World::start(&api);
+    second.until("all five", |world| world.report().written == 5).await;
+    assert_eq!(api.writes() - before, 3, "what was written is not written again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_write_is_told_and_tried_again_until_it_is_accepted() {
+    let api = api(&["a"]);
+    api.refuse_writes_after(0);
+    let world = World::start(&api);
+    world.until("the Event", |world| world.api.reasons() == ["WriteRefused"]).await;
+    sleep(NEVER).await;
+    let report = world.report();
+    assert!(report.failed == 1 && report.troubles["a"].contains("403"), "{report:?}");
+    assert!(report.failed_writes < 15, "{report:?}");
+    assert_eq!(world.api.reasons(), ["WriteRefused"], "said once");
+    world.api.refuse_writes_after(100);
+    world.until("the write", |world| world.report().written == 1).await;
+    assert_eq!(world.api.reasons(), ["WriteRefused", "ExposedClusterWritten"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cluster_that_must_not_be_used_keeps_what_was_written_before() {
+    let world = World::start(&api(&["a"]));
+    world.until("the first", |world| world.report().written == 1).await;
+    world.api.put_of("clusters", cluster("a", allowing("nonsense")));
+    world.until("the Event", |world| world.api.reasons() == ["ClusterNotUsable"]).await;
+    assert_eq!(world.spec("a")["allowedIPRanges"], json!(["203.0.113.0/24"]));
+    assert_eq!((world.report().refused, world.report().written), (1, 0));
+    world.api.put_of("clusters", cluster("a", allowing("198.51.100.0/24")));
+    world.until("the next", |world| world.report().written == 1).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_written_while_a_seed_or_the_configuration_is_not_known() {
+    let api = FakeApi::default();
+    api.install("exposedclusters");
+    api.put_of("clusters", cluster("a", allowing("203.0.113.0/24")));
+    api.put_seed(seed("north", "lab-2"));
+    let mut unreadable = seed("south", "lab-1");
+    unreadable["spec"]["datacenters"] = "nonsense".into();
+    api.put_seed(unreadable);
+    let world = World::start(&api);
+    sleep(NEVER).await;
+    assert_eq!(world.api.writes(), 0, "the configuration is not known");
+    world.api.put_of("kubermaticconfigurations", json!({"metadata": {"namespace": "k", "name": "kkp"}}));
+    sleep(NEVER).await;
+    assert_eq!(world.api.writes(), 0, "the Seed of the Cluster cannot be read, and the other one is not its");
+    world.api.put_seed(seed("south", "lab-1"));
+    world.until("the first", |world| world.report().written == 1).await;
+    assert_eq!(world.spec("a")["seed"], "south");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kind_that_is_installed_later_is_written_then() {
+    let api = FakeApi::default();
+    let world = World::start(&api);
+    world.until("leadership", |world| world.status.get().leader).await;
+    sleep(NEVER).await;
+    assert!(world.status.get().watches.values().all(|watch| watch.error.is_none()));
+    for (plural, object) in [
+        ("seeds", seed("north", "lab-1")),
+        ("kubermaticconfigurations", json!({"metadata": {"namespace": "k", "name": "kkp"}})),
+        ("clusters", cluster("a", allowing("203.0.113.0/24"))),
+    ] {
+        world.api.put_of(plural, object);
+    }
+    world.api.install("exposedclusters");
+    world.until("the first", |world| world.report().written == 1).await;
+}
