@@ -15,7 +15,7 @@ use std::time::Duration;
 use futures_util::stream::{self, BoxStream, Stream, StreamExt};
 use kube::api::{ListParams, WatchEvent, WatchParams};
 use kube::core::Status;
-use kube::runtime::watcher::{self, Error, Event};
+use kube::runtime::watcher::{Error, Event};
 use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use thiserror::Error as ThisError;
@@ -54,11 +54,6 @@ const DOUBTFUL_LOSS: usize = 8;
 
 /// HTTP status of a resourceVersion, or of a page, that the API server no longer has.
 const GONE: u16 = 410;
-
-/// The same lengths for `kube`'s own watcher, where a controller cannot do without it.
-pub fn config() -> watcher::Config {
-    watcher::Config::default().page_size(PAGE).timeout(WATCH_SECONDS)
-}
 
 /// What a watch has to say.
 #[derive(Debug)]

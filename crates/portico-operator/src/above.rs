@@ -11,7 +11,6 @@ use kube::{Api, Client};
 use portico_api::configuration::KubermaticConfiguration;
 use portico_api::meta::ObjectKey;
 use portico_api::seed::Seed;
-use portico_kube::watch;
 use portico_source::Object;
 use portico_source::served::{Served, ServedKind};
 use tokio::sync::watch as channel;
@@ -89,7 +88,7 @@ impl<K: ServedKind> Kept<K> {
         let work = async move {
             let api = Api::<Served<K>>::all_with(client, &());
             let before = Arc::clone(&this);
-            follow(api, watch::config(), K::KIND.name(), status)
+            follow(api, K::KIND.name(), status)
                 .filter_map(move |event| future::ready(before.readable(event)))
                 .reflect(writer)
                 .for_each(|event| {
@@ -113,7 +112,8 @@ impl<K: ServedKind> Kept<K> {
             Ok(watcher::Event::Apply(served) | watcher::Event::InitApply(served)) => match &served.object {
                 Ok(_) => _ = unreadable.remove(&served.reference.key),
                 Err(error) => {
-                    warn!(object = %served.reference, %error, "cannot read it; its last readable version stays");
+                    let object = &served.reference;
+                    warn!(%object, %error, "cannot be read; its last readable version stays");
                     if self.store.get(&ObjectRef::from_obj(served)).is_none() {
                         unreadable.insert(served.reference.key.clone());
                     }

@@ -2,8 +2,8 @@
 //! Clusters, which hold admin tokens.
 //!
 //! What an ExposedCluster says is decided by [`portico_expose::projection`]. It is written by server-side
-//! apply, only if something differs, and only by the leader. It is owned by its Cluster, whose end is its own:
-//! the garbage collector of the seed deletes it. A Cluster that must not be used as written keeps the
+//! apply, only if something differs, and only by the leader. It is owned by its Cluster and goes with it: the
+//! garbage collector of the seed deletes it. A Cluster that must not be used as written keeps the
 //! ExposedCluster it has. Every object is written by itself, so that a process that is killed between two
 //! writes leaves the rest to the next one.
 
@@ -28,7 +28,6 @@ use portico_expose::projection::exposed_cluster;
 use portico_kube::apply::{Applied, ApplyError, apply};
 use portico_kube::error::describe;
 use portico_kube::events::{Events, Note, Severity};
-use portico_kube::watch;
 use portico_source::Object;
 use portico_source::served::{Served, ServedKind};
 use serde::{Deserialize, Serialize};
@@ -354,7 +353,7 @@ fn follow_clusters(
 ) -> impl Stream<Item = Work> + Send + 'static {
     let context = Arc::clone(context);
     let api = Api::<Served<Cluster>>::all_with(client.clone(), &());
-    follow(api, watch::config(), Kind::Cluster.name(), context.status.clone())
+    follow(api, Kind::Cluster.name(), context.status.clone())
         // Of one that cannot be read the last readable version stays.
         .filter(|event| {
             use watcher::Event::{Apply, InitApply};
@@ -386,9 +385,8 @@ fn follow_written(
 ) -> impl Stream<Item = Work> + Send + 'static {
     let context = Arc::clone(context);
     let api = Api::<Written>::all(client.clone());
-    follow(api, watch::config(), Kind::ExposedCluster.name(), context.status.clone())
-        .reflect(writer)
-        .filter_map(move |event| {
+    follow(api, Kind::ExposedCluster.name(), context.status.clone()).reflect(writer).filter_map(
+        move |event| {
             ready(match event.ok() {
                 None | Some(watcher::Event::Init | watcher::Event::InitApply(_)) => None,
                 Some(watcher::Event::InitDone) => {
@@ -399,7 +397,8 @@ fn follow_written(
                     Some(vec![ObjectRef::new(&object.name_any())])
                 }
             })
-        })
+        },
+    )
 }
 
 /// Yields all Clusters at each change of `receiver`, after calling `first`.

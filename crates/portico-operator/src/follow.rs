@@ -5,15 +5,17 @@
 
 use std::fmt::Debug;
 
+use futures_util::future::ready;
 use futures_util::{Stream, StreamExt};
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::runtime::watcher;
 use kube::{Api, Resource};
 use portico_kube::error::describe;
+use portico_kube::watch::{Sign, signs};
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use crate::status::StatusHandle;
+use crate::status::{StatusHandle, WatchStatus};
 
 /// HTTP status of a kind that is not served: no KKP, or one that is installed later.
 const NOT_FOUND: u16 = 404;
@@ -21,45 +23,42 @@ const NOT_FOUND: u16 = 404;
 /// Lists and watches the objects of `api`, of this kind, for ever.
 pub(crate) fn follow<T>(
     api: Api<T>,
-    config: watcher::Config,
     kind: &'static str,
     status: StatusHandle,
 ) -> impl Stream<Item = watcher::Result<watcher::Event<T>>> + Send + 'static
 where
-    T: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+    T: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     status.update(|status| _ = status.watches.entry(kind).or_default());
-    watcher(api, config).default_backoff().inspect(move |event| match event {
-        Ok(event) => {
-            let listed = matches!(event, watcher::Event::InitDone);
-            let recovered = status.update(|status| {
-                let watch = status.watches.entry(kind).or_default();
-                watch.listed |= listed;
-                watch.worked()
-            });
-            if recovered {
-                info!(kind, "the watch works again");
+    signs(api, None).filter_map(move |sign| {
+        let record = |change: &dyn Fn(&mut WatchStatus) -> bool| {
+            status.update(|status| change(status.watches.entry(kind).or_default()))
+        };
+        ready(match sign {
+            Ok(sign) => {
+                let listed = matches!(sign, Sign::Event(watcher::Event::InitDone));
+                if record(&|watch| watch.worked(listed, Instant::now())) {
+                    info!(kind, "the watch works again");
+                }
+                match sign {
+                    Sign::Event(event) => Some(Ok(event)),
+                    Sign::Alive => None,
+                }
             }
-        }
-        Err(error) if is_not_served(error) => {
-            let news = status.update(|status| {
-                let watch = status.watches.entry(kind).or_default();
-                !std::mem::replace(&mut watch.not_served, true)
-            });
-            if news {
-                info!(kind, "the API server does not serve this kind; asking again");
+            Err(error) => {
+                if is_not_served(&error) {
+                    if record(&|watch| !std::mem::replace(&mut watch.not_served, true)) {
+                        info!(kind, "the API server does not serve this kind; asking again");
+                    }
+                } else {
+                    let text = describe(&error);
+                    if record(&|watch| watch.failed(&text)) {
+                        warn!(kind, error = text, "watch failed; what is known stays, and it is tried again");
+                    }
+                }
+                Some(Err(error))
             }
-        }
-        Err(error) => {
-            let text = describe(error);
-            let news = status.update(|status| {
-                let watch = status.watches.entry(kind).or_default();
-                watch.failed(text.clone(), Instant::now())
-            });
-            if news {
-                warn!(kind, error = text, "watch failed; what is known stays, and it is tried again");
-            }
-        }
+        })
     })
 }
 

@@ -31,12 +31,12 @@ use portico_api::seed::Seed;
 use portico_api::service::{Service, ServiceType};
 use portico_expose::front::{FrontPlan, FrontSettings, plan_front_ports};
 use portico_expose::load_balancer::{self, LoadBalancerSettings, SettingsError};
+use portico_kube::FIELD_MANAGER;
 use portico_kube::conditions::{self, Observed};
 use portico_kube::debounce::{DEFAULT_MAX_WAIT, DEFAULT_QUIET, Debounce};
 use portico_kube::error::describe;
 use portico_kube::events::{Events, Note};
 use portico_kube::leader::{self, LeaseSettings};
-use portico_kube::{FIELD_MANAGER, watch};
 use portico_source::Object;
 use portico_source::served::Served;
 use serde_json::json;
@@ -693,7 +693,7 @@ fn follow_services(
 ) -> impl Stream<Item = Vec<ObjectRef<Served<Service>>>> + Send + 'static {
     let after = Arc::clone(&context);
     let api = Api::<Served<Service>>::all_with(client, &());
-    follow(api, watch::config(), Kind::Service.name(), context.status.clone())
+    follow(api, Kind::Service.name(), context.status.clone())
         .filter_map(move |event| {
             ready(match event {
                 Ok(event) => context.only_concerned(event).map(Ok),

@@ -9,9 +9,6 @@ use portico_expose::front::Waiting;
 use serde::Serialize;
 use tokio::time::Instant;
 
-/// A failing watch tries again at least this often, so a watch without an error for longer has recovered.
-const RECOVERED_AFTER: Duration = Duration::from_secs(90);
-
 /// The status of the controllers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -96,30 +93,34 @@ pub struct WatchStatus {
     /// The API server has no such kind: its definition is not installed. Not an error.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub not_served: bool,
-    /// The last error, if it is recent. What is known stays.
+    /// The last error, until the API server answers again. What is known stays.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// Errors since this process started.
     pub failures: u64,
+    /// When the API server answered last.
     #[serde(skip)]
-    failed_at: Option<Instant>,
+    answered: Option<Instant>,
 }
 
 impl WatchStatus {
-    /// Records an error. Returns whether it is news, for the log.
-    pub(crate) fn failed(&mut self, error: String, now: Instant) -> bool {
-        let recent = self.failed_at.is_some_and(|at| now.duration_since(at) < RECOVERED_AFTER);
-        let news = !recent || self.error.as_ref() != Some(&error);
-        self.failures += 1;
-        (self.error, self.failed_at) = (Some(error), Some(now));
-        news
+    /// Time since the API server answered last; `None` before its first answer.
+    pub fn age(&self) -> Option<Duration> {
+        self.answered.map(|at| at.elapsed())
     }
 
-    /// Records an event. Returns whether the watch had failed.
-    pub(crate) fn worked(&mut self) -> bool {
+    /// Records an error. Returns whether it is news, for the log.
+    pub(crate) fn failed(&mut self, error: &str) -> bool {
+        self.failures += 1;
+        self.error.replace(error.to_owned()).is_none_or(|before| before != error)
+    }
+
+    /// Records a sign of life, which may end a listing. Returns whether the watch had failed.
+    pub(crate) fn worked(&mut self, listed: bool, now: Instant) -> bool {
+        self.listed |= listed;
         self.not_served = false;
-        self.error = None;
-        self.failed_at.take().is_some()
+        self.answered = Some(now);
+        self.error.take().is_some()
     }
 }
 
@@ -130,13 +131,7 @@ pub struct StatusHandle(Arc<Mutex<FrontStatus>>);
 impl StatusHandle {
     /// Returns the present status.
     pub fn get(&self) -> FrontStatus {
-        let mut status = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        for watch in status.watches.values_mut() {
-            if watch.failed_at.is_some_and(|at| at.elapsed() > RECOVERED_AFTER) {
-                watch.error = None;
-            }
-        }
-        status
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(crate) fn update<T>(&self, change: impl FnOnce(&mut FrontStatus) -> T) -> T {
@@ -156,12 +151,12 @@ mod tests {
     #[test]
     fn an_error_of_a_watch_is_news_when_it_begins_and_when_it_changes() {
         let (mut watch, now) = (WatchStatus::default(), Instant::now());
-        assert!(watch.failed("away".into(), now));
-        assert!(!watch.failed("away".into(), now + Duration::from_secs(30)));
-        assert!(watch.failed("forbidden".into(), now + Duration::from_secs(31)));
-        assert!(watch.worked());
-        assert!(!watch.worked());
-        assert!(watch.failed("forbidden".into(), now + Duration::from_secs(32)));
-        assert_eq!(watch.failures, 4);
+        assert!(watch.failed("away"));
+        assert!(!watch.failed("away"));
+        assert!(watch.failed("forbidden"));
+        assert!(watch.worked(true, now));
+        assert!(!watch.worked(false, now));
+        assert!(watch.failed("forbidden"));
+        assert_eq!((watch.failures, watch.listed), (4, true));
     }
 }

@@ -6,6 +6,7 @@ use portico_admin::exposition::{Exposition, Families};
 use portico_operator::{FrontStatus, ServiceStatus, StatusHandle};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::registry::Unit;
 
 /// The metrics of the controllers.
 pub(super) fn front_metrics(status: StatusHandle) -> Exposition {
@@ -34,6 +35,9 @@ fn write_watches(status: &FrontStatus, out: &mut Families<'_>) -> fmt::Result {
     let kinds = || status.watches.iter().map(|(kind, watch)| ([("kind", *kind)], watch));
     let failing = kinds().map(|(kind, watch)| (kind, u64::from(watch.error.is_some())));
     out.gauge("front_watch_failing", "1 while the watch of a kind fails.", None, failing)?;
+    let ages = kinds().filter_map(|(kind, watch)| Some((kind, watch.age()?.as_secs_f64())));
+    let help = "Time since the API server last said anything about a kind.";
+    out.gauge("front_watch_age", help, Some(&Unit::Seconds), ages)?;
     let failures = kinds().map(|(kind, watch)| (kind, watch.failures));
     out.counter("front_watch_failures", "Errors of the watch of a kind.", None, failures)
 }
