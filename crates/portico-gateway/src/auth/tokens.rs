@@ -7,29 +7,46 @@
 //!
 //! For manifests from a directory, where no API server can be asked. Tokens are kept and looked up by hash:
 //! the time that a look-up takes tells nothing about any token.
+//!
+//! A file may be read while it is written. So its last line must end, or the name of a cluster could be half
+//! of another's; and a token that is gone stays in force until it has been missing for [`SETTLED`].
 
 use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use portico_api::names::Tenant;
 use thiserror::Error;
+use tokio::time::Instant;
 
 use super::hash::{Hash, hash};
 
 /// Largest file read: a hundred thousand tokens.
 const MAX_FILE: u64 = 16 * 1024 * 1024;
 
+/// How long a token must have been missing from the file before its streams are cut: longer than a file takes
+/// to be written.
+const SETTLED: Duration = Duration::from_secs(1);
+
 /// The tokens of a file, and the clusters they are for.
 #[derive(Debug)]
 pub struct StaticTokens {
     path: PathBuf,
+    /// Those of the file, and those in `missing`.
     table: ArcSwap<HashMap<Hash, Tenant>>,
-    /// Hash of the file that `table` was made of.
-    read: Mutex<Hash>,
+    read: Mutex<Seen>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    /// Of the file as it was read last.
+    content: Hash,
+    /// Since when tokens in force have been missing from it.
+    missing: HashMap<Hash, Instant>,
 }
 
 /// Why a file of tokens cannot be used. The tokens in force, if there are any, stay.
@@ -59,6 +76,15 @@ pub enum TokensError {
         /// What is wrong with it. Never the token.
         problem: &'static str,
     },
+    /// The last line does not end.
+    #[error(
+        "{}: its last line has no end, as if it were half written; end each line with a newline",
+        path.display()
+    )]
+    Cut {
+        /// The file.
+        path: PathBuf,
+    },
     /// One token is there twice.
     #[error(
         "{}:{second}: the token of line {first} again; each token belongs to one cluster, once",
@@ -79,21 +105,45 @@ impl StaticTokens {
     pub fn load(path: PathBuf) -> Result<Self, TokensError> {
         let text = read(&path)?;
         let table = parse(&path, &text)?;
-        Ok(Self { path, table: ArcSwap::from_pointee(table), read: Mutex::new(hash(&[text.as_bytes()])) })
+        let read = Seen { content: hash(&[text.as_bytes()]), missing: HashMap::new() };
+        Ok(Self { path, table: ArcSwap::from_pointee(table), read: Mutex::new(read) })
     }
 
-    /// Reads the file again. Returns true if it changed and its tokens are in force. On an error the old ones
-    /// stay.
+    /// Reads the file again. Returns true if other tokens are in force. New ones are at once, and one that is
+    /// gone is not any more if it was missing for [`SETTLED`]: until then [`is_settled`](Self::is_settled) is
+    /// false, and the file is to be read again. On an error the old ones stay.
     pub fn reload(&self) -> Result<bool, TokensError> {
         let text = read(&self.path)?;
-        let now = hash(&[text.as_bytes()]);
-        let mut before = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-        if *before == now {
+        let content = hash(&[text.as_bytes()]);
+        let mut read = self.read();
+        if read.content == content && read.missing.is_empty() {
             return Ok(false);
         }
-        self.table.store(parse(&self.path, &text)?.into());
-        *before = now;
+        let mut table = parse(&self.path, &text)?;
+        let (before, now) = (self.table.load(), Instant::now());
+        let missing = before.iter().filter(|(hash, _)| !table.contains_key(*hash)).filter_map(|(hash, _)| {
+            let since = read.missing.get(hash).copied().unwrap_or(now);
+            (now.duration_since(since) < SETTLED).then_some((*hash, since))
+        });
+        let missing: HashMap<_, _> = missing.collect();
+        let kept = missing.keys().filter_map(|hash| Some((*hash, before.get(hash)?.clone())));
+        table.extend(kept.collect::<Vec<_>>());
+        *read = Seen { content, missing };
+        if table == **before {
+            return Ok(false);
+        }
+        self.table.store(table.into());
         Ok(true)
+    }
+
+    /// Whether every token that is gone from the file is out of force.
+    pub fn is_settled(&self) -> bool {
+        self.read().missing.is_empty()
+    }
+
+    fn read(&self) -> MutexGuard<'_, Seen> {
+        // Nothing in here can be left half done by a panic elsewhere.
+        self.read.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether every user of this machine may read the secrets.
@@ -122,6 +172,9 @@ fn read(path: &Path) -> Result<String, TokensError> {
 }
 
 fn parse(path: &Path, text: &str) -> Result<HashMap<Hash, Tenant>, TokensError> {
+    if !text.is_empty() && !text.ends_with('\n') {
+        return Err(TokensError::Cut { path: path.to_owned() });
+    }
     let mut lines: HashMap<Hash, (usize, Tenant)> = HashMap::new();
     for (index, line) in text.lines().enumerate() {
         let line = line.trim();
@@ -148,6 +201,8 @@ fn parse(path: &Path, text: &str) -> Result<HashMap<Hash, Tenant>, TokensError> 
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::advance;
+
     use super::*;
 
     fn owners(text: &str, token: &str) -> Result<Option<String>, String> {
@@ -167,19 +222,26 @@ mod tests {
     #[test]
     fn a_bad_line_is_named_without_its_token() {
         for (text, problem) in [
-            ("secret", "tokens:1: there is no comma; write TOKEN,CLUSTER"),
+            ("secret\n", "tokens:1: there is no comma; write TOKEN,CLUSTER"),
             (
-                "\n,a",
+                "\n,a\n",
                 "tokens:2: the token is empty, or has characters that no header carries; write TOKEN,CLUSTER",
             ),
             (
-                "sec ret,a",
+                "sec ret,a\n",
                 "tokens:1: the token is empty, or has characters that no header carries; write TOKEN,CLUSTER",
             ),
-            ("secret,A", "tokens:1: behind the last comma stands no name of a cluster; write TOKEN,CLUSTER"),
             (
-                "secret,a\n#\nsecret,b",
+                "secret,A\n",
+                "tokens:1: behind the last comma stands no name of a cluster; write TOKEN,CLUSTER",
+            ),
+            (
+                "secret,a\n#\nsecret,b\n",
                 "tokens:3: the token of line 1 again; each token belongs to one cluster, once",
+            ),
+            (
+                "secret,ab\nother,a",
+                "tokens: its last line has no end, as if it were half written; end each line with a newline",
             ),
         ] {
             assert_eq!(owners(text, "secret"), Err(problem.to_owned()));
@@ -188,18 +250,77 @@ mod tests {
 
     #[test]
     fn a_broken_file_leaves_the_tokens_in_force() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("tokens");
-        fs::write(&path, "secret,a").unwrap();
-        let tokens = StaticTokens::load(path.clone()).unwrap();
-        assert!(!tokens.reload().unwrap());
-        for broken in ["secret", "x,b\nx,b"] {
-            fs::write(&path, broken).unwrap();
-            assert!(tokens.reload().is_err());
-            assert!(tokens.owner(&hash(&[b"secret"])).is_some());
+        let file = File::new("secret,a\n");
+        assert!(!file.tokens.reload().unwrap());
+        for broken in ["secret\n", "x,b\nx,b\n", "x,b"] {
+            file.write(broken);
+            assert!(file.tokens.reload().is_err());
+            assert!(file.opens("secret"));
         }
-        fs::write(&path, "other,a").unwrap();
-        assert!(tokens.reload().unwrap());
-        assert!(tokens.owner(&hash(&[b"secret"])).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_token_that_is_gone_counts_when_a_second_look_misses_it() {
+        let file = File::new("secret,a\nstays,b\n");
+        file.write("stays,b\nnew,a\n");
+        assert!(file.tokens.reload().unwrap() && file.opens("new"), "a new one counts at once");
+        assert!(file.opens("secret") && !file.tokens.is_settled());
+        advance(SETTLED / 2).await;
+        assert!(!file.tokens.reload().unwrap() && file.opens("secret"));
+        advance(SETTLED / 2).await;
+        assert!(file.tokens.reload().unwrap() && !file.opens("secret") && file.tokens.is_settled());
+        assert!(file.opens("stays"));
+        assert!(!file.tokens.reload().unwrap());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_that_is_read_at_every_byte_of_its_writing_revokes_nothing() {
+        let text = "# tokens\nsecret,a\nother,ab\n";
+        let file = File::new(text);
+        for _ in 0..3 {
+            for end in 0..=text.len() {
+                file.write(&text[..end]);
+                let _half_written = file.tokens.reload();
+                assert!(file.opens("secret") && file.opens("other"), "cut at {end}");
+                assert_eq!(file.owner("other").as_deref(), Some("ab"), "cut at {end}");
+            }
+            assert!(file.tokens.is_settled());
+            advance(SETTLED).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_token_that_is_given_to_another_cluster_is_so_at_once() {
+        let file = File::new("secret,a\n");
+        file.write("secret,b\n");
+        assert!(file.tokens.reload().unwrap());
+        assert_eq!(file.owner("secret").as_deref(), Some("b"));
+    }
+
+    /// A file of tokens, and what was read of it.
+    struct File {
+        _folder: tempfile::TempDir,
+        tokens: StaticTokens,
+    }
+
+    impl File {
+        fn new(text: &str) -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("tokens");
+            fs::write(&path, text).unwrap();
+            Self { _folder: folder, tokens: StaticTokens::load(path).unwrap() }
+        }
+
+        fn write(&self, text: &str) {
+            fs::write(self.tokens.path(), text).unwrap();
+        }
+
+        fn owner(&self, token: &str) -> Option<String> {
+            self.tokens.owner(&hash(&[token.as_bytes()])).map(|tenant| tenant.to_string())
+        }
+
+        fn opens(&self, token: &str) -> bool {
+            self.owner(token).is_some()
+        }
     }
 }

@@ -165,7 +165,7 @@ fn a_missing_or_wrong_identity_is_401_or_403_with_the_reason() {
     pki.issue("nobody", Certificate::client("nobody").organisation("system:nodes"));
     pki.issue("gone", Certificate::cluster("a"));
     pki.revoke(&["gone"]);
-    let gateway = start(tunnel_config(&pki, true, tokens(&pki, "secret-of-a,a\nsecret-of-b,b")));
+    let gateway = start(tunnel_config(&pki, true, tokens(&pki, "secret-of-a,a\nsecret-of-b,b\n")));
     let endpoint = Endpoint::new();
     expose(&gateway, &["a", "b"], &endpoint);
     let nobody = "the client certificate names no cluster; it needs organisation portico:cluster:NAME or URI \
@@ -220,7 +220,7 @@ fn a_name_nobody_exposes_looks_like_a_name_of_others() {
 #[test]
 fn a_certificate_or_a_token_opens_its_cluster_and_a_refresh_says_so() {
     let pki = pki();
-    let gateway = start(tunnel_config(&pki, true, tokens(&pki, "secret-of-a,a")));
+    let gateway = start(tunnel_config(&pki, true, tokens(&pki, "secret-of-a,a\n")));
     let endpoint = Endpoint::new();
     expose(&gateway, &["a"], &endpoint);
     for client in [
@@ -302,7 +302,7 @@ fn a_ca_that_is_gone_from_the_file_cuts_what_it_signed() {
 #[test]
 fn a_token_that_is_gone_from_the_file_cuts_its_tunnels_and_the_latest_one_counts() {
     let pki = pki();
-    let settings = tokens(&pki, "first,a\nother,a\nof-b,b");
+    let settings = tokens(&pki, "first,a\nother,a\nof-b,b\n");
     let file = settings.file.clone().unwrap();
     let gateway = start(tunnel_config(&pki, false, settings));
     let endpoint = Endpoint::new();
@@ -317,8 +317,8 @@ fn a_token_that_is_gone_from_the_file_cuts_its_tunnels_and_the_latest_one_counts
 
     let renewed = renewed.with_token("other");
     assert_eq!(renewed.refresh(&authority("a")).0, 204);
-    pki.write("tokens", "other,a\nof-b,b");
-    assert!(file.reload().unwrap());
+    pki.write("tokens", "other,a\nof-b,b\n");
+    eventually("a second look misses the token, too", || file.reload().unwrap());
     gateway.shared().identities.changed();
     cut.assert_cut();
     assert_eq!(
@@ -328,7 +328,7 @@ fn a_token_that_is_gone_from_the_file_cuts_its_tunnels_and_the_latest_one_counts
     survives.assert_alive();
     untouched.assert_alive();
 
-    pki.write("tokens", "other,b\nof-b,b");
+    pki.write("tokens", "other,b\nof-b,b\n");
     assert!(file.reload().unwrap());
     gateway.shared().identities.changed();
     survives.assert_cut();
@@ -526,7 +526,7 @@ fn an_api_server_decides_and_a_client_without_a_credential_is_not_told_why() {
 fn a_client_without_a_credential_cannot_find_out_whether_a_cluster_exists() {
     let pki = pki();
     let (api, away) = (ApiServer::new(&pki), Endpoint::new().address);
-    let tokens = TokenSettings { review: Some(Duration::from_secs(60)), ..tokens(&pki, "secret-of-z,z") };
+    let tokens = TokenSettings { review: Some(Duration::from_secs(60)), ..tokens(&pki, "secret-of-z,z\n") };
     let gateway = start(tunnel_config(&pki, true, tokens));
     api.says(401, "");
     api.expose(&gateway, "refuses", &pki);
@@ -721,7 +721,7 @@ fn the_oldest_unauthenticated_connection_gives_way_and_an_authenticated_one_stay
     let pki = pki();
     let gateway =
         // One address has half of the slots.
-        start(Config { max_handshakes: 6, ..tunnel_config(&pki, true, tokens(&pki, "secret-of-b,b")) });
+        start(Config { max_handshakes: 6, ..tunnel_config(&pki, true, tokens(&pki, "secret-of-b,b\n")) });
     let endpoint = Endpoint::new();
     expose(&gateway, &["a", "b"], &endpoint);
     let silent = || {

@@ -232,7 +232,7 @@ async fn verify<H: Handler>(
     mut respond: SendResponse<Bytes>,
     activity: Arc<Activity>,
 ) {
-    let verified = unless_reset(&mut respond, handler.verify(&request)).await;
+    let verified = unless_reset(&mut respond, pin!(handler.verify(&request))).await;
     drop(waits);
     match verified {
         None => drop(activity.cancelled.fetch_add(1, Relaxed)),
@@ -246,9 +246,12 @@ async fn verify<H: Handler>(
     }
 }
 
-/// Waits for `future`, unless the client resets the stream.
-async fn unless_reset<T>(respond: &mut SendResponse<Bytes>, future: impl Future<Output = T>) -> Option<T> {
-    let mut future = pin!(future);
+/// Waits for `future`, unless the client resets the stream. By reference: an async function that takes a
+/// future has room for two of them.
+async fn unless_reset<T>(
+    respond: &mut SendResponse<Bytes>,
+    mut future: Pin<&mut impl Future<Output = T>>,
+) -> Option<T> {
     poll_fn(|cx| {
         if respond.poll_reset(cx).is_ready() {
             return Poll::Ready(None);
@@ -294,7 +297,8 @@ async fn open<H: Handler>(
 ) -> Option<Opened<H::Meter>> {
     let mut early = None;
     let connected = {
-        let connect = unless_reset(&mut respond, handler.connect(&request));
+        let connect = pin!(handler.connect(&request));
+        let connect = pin!(unless_reset(&mut respond, connect));
         unless_too_much(&mut from_client, &mut early, activity, connect).await
     };
     drop(waits);
@@ -317,9 +321,8 @@ async fn unless_too_much<T>(
     from_client: &mut RecvStream,
     early: &mut Option<Box<Waiting>>,
     activity: &Activity,
-    future: impl Future<Output = T>,
+    mut future: Pin<&mut impl Future<Output = T>>,
 ) -> Option<T> {
-    let mut future = pin!(future);
     poll_fn(|cx| {
         while let Poll::Ready(Some(Ok(bytes))) = from_client.poll_data(cx) {
             early.get_or_insert_with(|| Box::new(Waiting::new(activity, None))).push(bytes);

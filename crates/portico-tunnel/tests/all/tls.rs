@@ -313,6 +313,17 @@ async fn the_newest_list_of_a_ca_counts_wherever_it_stands_in_the_file() {
 }
 
 #[tokio::test]
+async fn a_serial_number_is_revoked_however_its_first_byte_is() {
+    let pki = pki();
+    for serial in [&[0x00, 5, 6][..], &[0x80, 5], &[0x00, 0x80, 5], &[0x7f, 5], &[0xff]] {
+        pki.write("crl.pem", &numbered(pki.authority(), 1, &[serial]));
+        let revoked = pki.authority().issue(Certificate::cluster("a").serial(serial)).unwrap();
+        let verdict = Judge::new(&pki, files(&pki).client_ca).verdict(&pki, &revoked).await;
+        assert!(verdict.is_err_and(|why| why.contains("was revoked")), "{serial:x?}");
+    }
+}
+
+#[tokio::test]
 async fn a_list_in_force_is_replaced_by_none_that_is_older_and_by_no_gap() {
     let (pki, other) = (pki(), Authority::new("other CA").unwrap());
     pki.write("other.crt", &other.cert());

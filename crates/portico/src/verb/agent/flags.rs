@@ -218,6 +218,13 @@ pub(crate) enum FlagError {
     /// The token.
     #[error("--token-file: {0}")]
     Token(#[from] TokenFileError),
+    /// One token, and forwards to several clusters.
+    #[error(
+        "--token-file: the token would be shown for {first} and for {second}, which are in two namespaces, \
+         so that the API server of one cluster would get a token of another; run an agent for each, with \
+         its own --token-file"
+    )]
+    SharedToken { first: Box<str>, second: Box<str> },
     /// The proxy.
     #[error("--proxy: {0}")]
     Proxy(#[from] ProxyError),
@@ -247,6 +254,24 @@ impl AddressFlags {
     }
 }
 
+/// A token belongs to one cluster, and each request shows it to the API server behind its authority.
+/// Authorities are `SERVICE.NAMESPACE.svc.cluster.local:PORT`, and a namespace is of one cluster.
+fn one_namespace(forwards: &[Forward]) -> Result<(), FlagError> {
+    fn domain(authority: &str) -> &str {
+        let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host).trim_end_matches('.');
+        host.split_once('.').map_or(host, |(_, domain)| domain)
+    }
+    let Some((first, others)) = forwards.split_first() else { return Ok(()) };
+    let other = |other: &&Forward| !domain(&other.authority).eq_ignore_ascii_case(domain(&first.authority));
+    match others.iter().find(other) {
+        None => Ok(()),
+        Some(second) => {
+            let (first, second) = (first.authority.clone(), second.authority.clone());
+            Err(FlagError::SharedToken { first, second })
+        }
+    }
+}
+
 impl Flags {
     /// Checks the flags against each other, and reads the files.
     pub(crate) fn plan(&self) -> Result<Plan, FlagError> {
@@ -260,6 +285,9 @@ impl Flags {
         let token = self.identity.token_file.clone();
         let token = token.map(|path| TokenFile::load(path.clone()).map(|token| (Arc::new(token), path)));
         let token = token.transpose()?;
+        if token.is_some() {
+            one_namespace(&forwards)?;
+        }
         let authority = forwards.first().map(|forward| forward.authority.clone()).unwrap_or_default();
         let mut client = ClientSettings::new(self.gateways.gateway.clone(), self.dialer()?, authority);
         client.tls = tls.as_ref().map(|(tls, _)| Arc::clone(tls));
@@ -370,6 +398,24 @@ mod tests {
         ] {
             let error = plan(&format!("{ENOUGH} {more}")).unwrap_err();
             assert!(error.contains(expected), "{more}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_shown_for_the_authorities_of_one_namespace_only() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "token").unwrap();
+        let with = |second: &str, token: &str| {
+            plan(&format!("--gateway h2c://gw:1 --forward 1=api.cluster-a.svc:443,2={second}:1 {token}"))
+        };
+        let token = format!("--token-file {}", file.path().display());
+        for same in ["api.cluster-a.svc", "konnectivity-server.Cluster-A.svc"] {
+            assert!(with(same, &token).is_ok(), "{same}");
+        }
+        for other in ["api.cluster-b.svc", "cluster-a.svc", "api"] {
+            let error = with(other, &token).unwrap_err();
+            assert!(error.contains("api.cluster-a.svc:443") && error.contains(other), "{error}");
+            assert!(with(other, "").is_ok(), "without a token there is nothing to show");
         }
     }
 
