@@ -47,7 +47,7 @@ pub enum ProxyError {
 }
 
 /// Splits the URL of a proxy that holds user and password into a URL without them, and `USER:PASSWORD` as
-/// [`CREDENTIALS_VARIABLE`] has it. `None` if it holds none, or if they cannot be written so.
+/// [`crate::CREDENTIALS_VARIABLE`] has it. `None` if it holds none, or if they cannot be written so.
 pub fn without_credentials(url: &str) -> Option<(String, String)> {
     let (before, host) = url.rsplit_once('@')?;
     let (scheme, pair) = before.split_once("://").unwrap_or(("http", before));

@@ -146,7 +146,7 @@ impl FromIterator<(SocketAddr, OwnedFd)> for Inherited {
 }
 
 /// Asks the process that offers its sockets at `path` for them. `None` if no process is there: the first
-/// start. On a tokio runtime; a process that does not answer is an error after [`HAND_OVER_TIMEOUT`].
+/// start. On a tokio runtime; a process that does not answer is an error after some seconds.
 pub async fn take_over(path: &Path) -> Result<Option<Predecessor>, TakeOverError> {
     let mut pid = None;
     let asked = timeout(HAND_OVER_TIMEOUT, async {

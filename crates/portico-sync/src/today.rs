@@ -14,6 +14,7 @@ use portico_api::endpoint_slice::EndpointSlice;
 use portico_api::exposed_cluster::ExposedCluster;
 use portico_api::meta::{Kind, ObjectKey, ObjectRef};
 use portico_api::names::ClusterName;
+use portico_api::policy::AllowList;
 use portico_api::problem::{Problem, Severity};
 use portico_api::seed::Seed;
 use portico_api::service::{Protocol, Service, ServicePort, ServiceType};
@@ -365,6 +366,10 @@ fn compare(key: &str, row: &RouteRow, upstream: &Upstream, found: &mut Vec<Probl
                 "take the name out of one of the two Services".into(),
             )
         });
+        return;
+    }
+    if row.policy.allow == AllowList::nobody() {
+        found.push(lost_route(key, upstream));
         return;
     }
     let ours: BTreeSet<SocketAddr> = row.endpoints.iter().copied().collect();

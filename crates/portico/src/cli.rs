@@ -92,8 +92,7 @@ Examples:
 Examples:
   portico check manifests/
   portico check --kubeconfig seed.kubeconfig
-  kubectl get -o yaml -A services,endpointslices,clusters,seeds,kubermaticconfigurations > copy/seed.yaml
-    portico check copy/
+  kubectl get -A -o yaml services,endpointslices,clusters,seeds > copy/1.yaml && portico check copy/
   portico check manifests/ -o json | jq -r '.[] | select(.severity == \"error\") | .message'")]
     Check(offline::Flags),
     /// List what a directory of manifests, or a live seed, would expose

@@ -172,6 +172,15 @@ fn an_allow_list_that_nothing_enforces_today_is_shown() {
 }
 
 #[test]
+fn a_service_in_the_namespace_of_a_cluster_that_is_not_there_would_break() {
+    let found = differences(&[service("cluster-x", "api", 1, NODE_PORT, "NodePort", true)]);
+    assert_eq!(
+        found,
+        ["error would-break Service cluster-x/api: port 31001 is served today, and would not be"]
+    );
+}
+
+#[test]
 fn an_endpoint_that_no_connection_may_go_to_is_missed() {
     let exposed = service("x", "api", 1, NODE_PORT, "NodePort", true).replace("192.0.2.1]", "169.254.0.1]");
     let found = differences(&[exposed]);
