@@ -38,17 +38,17 @@ spec:
 "#;
 
 /// An API server with etcd behind it, on a host of its own.
-struct World {
-    client: Client,
-    kubectl: Kubectl,
-    _control_plane: ControlPlane,
+pub(crate) struct World {
+    pub(crate) client: Client,
+    pub(crate) kubectl: Kubectl,
+    pub(crate) control_plane: ControlPlane,
     _etcd: Etcd,
     host: Host,
 }
 
 impl World {
-    async fn start() -> Self {
-        let lab = Lab::start("kubernetes-source").unwrap();
+    pub(crate) async fn start(name: &str) -> Self {
+        let lab = Lab::start(name).unwrap();
         let host = lab.host("seed").unwrap();
         let etcd = Etcd::start(&host).unwrap();
         let options = Options { controllers: false, ..Options::new("seed") };
@@ -56,10 +56,10 @@ impl World {
         let kubeconfig = control_plane.access().kubeconfig("admin", Some(ADMINS)).unwrap();
         let kubectl = control_plane.access().kubectl(&host).unwrap();
         let client = client(Some(&kubeconfig)).await.unwrap();
-        Self { client, kubectl, _control_plane: control_plane, _etcd: etcd, host }
+        Self { client, kubectl, control_plane, _etcd: etcd, host }
     }
 
-    fn services(&self, names: &[&str]) {
+    pub(crate) fn services(&self, names: &[&str]) {
         for name in names {
             let service = format!(
                 "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: default}}\n\
@@ -88,15 +88,19 @@ impl World {
 }
 
 /// A source and everything that it has delivered.
-struct Observer {
-    source: KubernetesSource,
-    objects: BTreeSet<String>,
-    deleted: Vec<String>,
-    last: Step,
+pub(crate) struct Observer {
+    pub(crate) source: KubernetesSource,
+    pub(crate) objects: BTreeSet<String>,
+    pub(crate) deleted: Vec<String>,
+    pub(crate) last: Step,
 }
 
 impl Observer {
-    async fn step(&mut self) {
+    pub(crate) fn of(source: KubernetesSource) -> Self {
+        Self { source, objects: BTreeSet::new(), deleted: Vec::new(), last: Step::default() }
+    }
+
+    pub(crate) async fn step(&mut self) {
         self.last = tokio::time::timeout(NEVER, self.source.next())
             .await
             .unwrap_or_else(|_| panic!("no further step; {:?}", self.source.status()()))
@@ -114,7 +118,7 @@ impl Observer {
         }
     }
 
-    async fn until(&mut self, object: &str, present: bool) {
+    pub(crate) async fn until(&mut self, object: &str, present: bool) {
         while !self.last.complete || self.objects.contains(object) != present {
             self.step().await;
         }
@@ -123,15 +127,14 @@ impl Observer {
 
 #[tokio::test]
 async fn a_source_keeps_up_with_its_api_server_through_absence_and_new_kinds() {
-    let world = World::start().await;
+    let world = World::start("kubernetes-source").await;
     world.services(&["a", "b"]);
     world.slices(SLICES).await;
 
     let settings =
         KubernetesSettings { discovery_period: Duration::from_millis(200), ..KubernetesSettings::default() };
     let source = KubernetesSource::start(world.client.clone(), settings);
-    let mut observer =
-        Observer { source, objects: BTreeSet::new(), deleted: Vec::new(), last: Step::default() };
+    let mut observer = Observer::of(source);
 
     // The first complete step ends the initial sync, which took three pages.
     while !observer.last.complete {

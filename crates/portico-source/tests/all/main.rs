@@ -4,4 +4,6 @@
 
 mod directory;
 #[cfg(feature = "kubernetes")]
+mod failing_api;
+#[cfg(feature = "kubernetes")]
 mod kubernetes;
