@@ -5,7 +5,7 @@
 //! again at once where a watch ends at once; and it goes on from a resourceVersion that the API server
 //! refuses, 410 Gone as a status or after etcd was restored, for ever.
 //!
-//! The events are those of [`kube::runtime::watcher`], so that its stores and controllers can use them.
+//! The events are those of [`mod@kube::runtime::watcher`], so that its stores and controllers can use them.
 //! Nothing is forgotten while requests fail: an object is gone once a watch, or a complete listing, says so.
 
 use std::fmt::Debug;

@@ -1,6 +1,6 @@
 //! The front Service controller: the ports of LoadBalancer Services follow the Services that they publish.
 //!
-//! The one of the seed has the NodePorts of all clusters, and the settings of the Seed ([`carry`]). The one
+//! The one of the seed has the NodePorts of all clusters, and the settings of the Seed (`carry`). The one
 //! of a cluster with the strategy LoadBalancer (`front-loadbalancer`, which KKP makes) has those of its
 //! cluster.
 //!
@@ -8,7 +8,7 @@
 //! same numbers; only the leader writes, and only if something differs. Bursts of changes become one write
 //! ([`Debounce`]), because cloud load balancers are slow. What keeps a Service from being as wanted is in the
 //! status, in Events and in a condition. Which ports there should be is decided by
-//! [`portico_expose::front`]. Other writers are yielded to ([`contention`]).
+//! [`portico_expose::front`]. Other writers are yielded to (`contention`).
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;

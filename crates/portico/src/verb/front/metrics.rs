@@ -113,4 +113,16 @@ mod tests {
             assert!(manual.contains(&format!("`{name}{suffix}`")), "{name}{suffix} is not in the manual");
         }
     }
+
+    #[test]
+    fn alerts_ask_for_metrics_that_are_in_the_manual() {
+        let manual = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operations.md"));
+        let alerts = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/alerts.yaml"));
+        let words = alerts.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        let metrics: Vec<_> = words.filter(|word| word.starts_with("portico_")).collect();
+        assert!(metrics.len() > 7, "{metrics:?}");
+        for metric in metrics {
+            assert!(manual.contains(&format!("`{metric}`")), "{metric} is not in the manual");
+        }
+    }
 }
