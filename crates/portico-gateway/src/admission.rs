@@ -19,6 +19,7 @@ use crate::access::Refused;
 use crate::cluster::OpenGuard;
 use crate::config::ProxyMode;
 use crate::descriptors::Promise;
+use crate::fair_share::Cost;
 use crate::first_bytes::read_more;
 use crate::outcome::Refusal;
 use crate::proxy_header::proxy_header;
@@ -48,6 +49,8 @@ pub(crate) struct Learned {
     pub(crate) name: Option<Arc<str>>,
     /// Where that leads.
     pub(crate) upstream: Option<Arc<Upstream>>,
+    /// What it takes of the gateway once it is open.
+    pub(crate) cost: Cost,
 }
 
 /// A client that may be connected, and its part of the cluster's budget.
@@ -107,7 +110,7 @@ impl Arrival {
 impl Learned {
     pub(crate) fn new(shared: &Shared, listener: Listener, client: SocketAddr) -> Self {
         let (id, accepted) = (shared.next_id(), shared.now());
-        Self { id, listener, client, accepted, name: None, upstream: None }
+        Self { id, listener, client, accepted, name: None, upstream: None, cost: Cost::CONNECTION }
     }
 
     /// Looks up the route of a server name. Upper case and a trailing dot make no difference.
@@ -165,7 +168,7 @@ impl Learned {
             return Err(Refusal::NotReady);
         }
         let budget = backend.policy.budget.or(shared.config.budget);
-        let open = upstream.cluster.admit(budget, shared.now())?;
+        let open = upstream.cluster.admit(budget, self.cost, shared.now())?;
         Ok(Admitted { upstream, open })
     }
 

@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use portico_api::names::Tenant;
-use portico_tunnel::{Presented, Request, Tls, Token};
+use portico_tunnel::{Request, Tls, Token};
 
 pub use review::{REVIEW_BUCKETS, ReviewTotals};
 pub use tokens::{StaticTokens, TokensError};
@@ -217,11 +217,9 @@ impl Identities {
         self.unauthenticated.count()
     }
 
-    /// Returns the slot that a connection under TLS with this certificate, or none, needs until it has
-    /// authenticated; `None` if it needs none.
-    pub(crate) fn enter(&self, certificate: Option<&Presented>, client: IpAddr) -> Option<Slot> {
-        let is_valid = certificate.is_some_and(|certificate| certificate.identity().is_ok());
-        (self.asks() && !is_valid).then(|| self.unauthenticated.enter(Some(Source::of(client))))
+    /// Takes the slot that a connection needs until it has authenticated.
+    pub(crate) fn enter(&self, client: IpAddr) -> Slot {
+        self.unauthenticated.enter(Some(Source::of(client)))
     }
 
     pub(crate) fn log(&self) -> &LogLimit {

@@ -8,6 +8,7 @@ use portico_api::names::Tenant;
 use portico_api::policy::Budget;
 use portico_net::MemoryBudget;
 
+use crate::fair_share::{Cost, FairShare, Taken};
 use crate::outcome::Refusal;
 
 /// Upper bounds, in seconds, of the handshake time histogram: a connect on the same network takes well below
@@ -25,6 +26,9 @@ pub struct Cluster {
     pub name: Tenant,
     open: AtomicU32,
     connecting: AtomicU32,
+    tunnels: AtomicU32,
+    taken: Taken,
+    fair_share: Arc<FairShare>,
     rate: Rate,
     /// Made when there is something to count: of ten thousand clusters many get no connection here, and these
     /// counters are four fifths of the size of one.
@@ -47,11 +51,14 @@ struct Counters {
 }
 
 impl Cluster {
-    pub(crate) fn new(name: Tenant) -> Self {
+    pub(crate) fn new(name: Tenant, fair_share: Arc<FairShare>) -> Self {
         Self {
             name,
             open: AtomicU32::default(),
             connecting: AtomicU32::default(),
+            tunnels: AtomicU32::default(),
+            taken: Taken::default(),
+            fair_share,
             rate: Rate::default(),
             counters: OnceLock::new(),
             memory: OnceLock::new(),
@@ -68,18 +75,34 @@ impl Cluster {
     }
 
     /// Takes one connection out of the budget, or says why not. `now` is the time since the gateway started.
-    pub(crate) fn admit(self: &Arc<Self>, budget: Budget, now: Duration) -> Result<OpenGuard, Refusal> {
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        budget: Budget,
+        cost: Cost,
+        now: Duration,
+    ) -> Result<OpenGuard, Refusal> {
         let most = budget.max_connections.unwrap_or(u32::MAX);
-        let open = OpenGuard::take(self, |cluster| &cluster.open, most).ok_or(Refusal::MaxConnections)?;
+        let open = OpenGuard::take(self, |cluster| &cluster.open, most, Refusal::MaxConnections, cost)?;
         if budget.max_connections_per_second.is_some_and(|rate| !self.rate.take(rate, now)) {
             return Err(Refusal::ConnectionRate);
         }
         Ok(open)
     }
 
+    /// Takes what a tunnel connection needs that has authenticated for this cluster. Its streams are admitted
+    /// one by one.
+    pub(crate) fn admit_tunnel(self: &Arc<Self>) -> Result<OpenGuard, Refusal> {
+        OpenGuard::take(self, |cluster| &cluster.tunnels, u32::MAX, Refusal::FairShare, Cost::TUNNEL)
+    }
+
     /// Takes a slot of those for connections that wait for an endpoint.
     pub(crate) fn start_connecting(self: &Arc<Self>, most: u32) -> Result<OpenGuard, Refusal> {
-        OpenGuard::take(self, |cluster| &cluster.connecting, most).ok_or(Refusal::MaxConnecting)
+        OpenGuard::take(self, |cluster| &cluster.connecting, most, Refusal::MaxConnecting, Cost::NOTHING)
+    }
+
+    /// Whether a connection of it is open.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.open.load(Relaxed) > 0 || self.tunnels.load(Relaxed) > 0
     }
 
     pub(crate) fn count_refusal(&self, refusal: Refusal) {
@@ -115,6 +138,7 @@ impl Cluster {
         ClusterSnapshot {
             open: self.open.load(Relaxed),
             connecting: self.connecting.load(Relaxed),
+            tunnels: self.tunnels.load(Relaxed),
             total: load(&counters.total),
             bytes_up: load(&counters.bytes_up),
             bytes_down: load(&counters.bytes_down),
@@ -133,6 +157,8 @@ pub struct ClusterSnapshot {
     pub open: u32,
     /// Of these, the ones that wait for an endpoint to accept.
     pub connecting: u32,
+    /// HTTP/2 connections of its node agents.
+    pub tunnels: u32,
     /// Connections and tunnel streams that reached an endpoint, ever.
     pub total: u64,
     /// Bytes from clients to endpoints, of ended connections.
@@ -155,21 +181,33 @@ pub struct ClusterSnapshot {
 pub(crate) struct OpenGuard {
     cluster: Arc<Cluster>,
     counter: fn(&Cluster) -> &AtomicU32,
+    cost: Cost,
 }
 
 impl OpenGuard {
     /// Counts never beyond `most`, not even for a moment: a refused connection must not be why another is
-    /// refused.
-    fn take(cluster: &Arc<Cluster>, counter: fn(&Cluster) -> &AtomicU32, most: u32) -> Option<Self> {
+    /// refused. Beyond it the refusal is `over`.
+    fn take(
+        cluster: &Arc<Cluster>,
+        counter: fn(&Cluster) -> &AtomicU32,
+        most: u32,
+        over: Refusal,
+        cost: Cost,
+    ) -> Result<Self, Refusal> {
         let up = |count| (count < most).then_some(count + 1);
-        counter(cluster).fetch_update(Relaxed, Relaxed, up).ok()?;
-        Some(Self { cluster: Arc::clone(cluster), counter })
+        counter(cluster).fetch_update(Relaxed, Relaxed, up).map_err(|_| over)?;
+        if !cluster.fair_share.take(&cluster.taken, cost) {
+            counter(cluster).fetch_sub(1, Relaxed);
+            return Err(Refusal::FairShare);
+        }
+        Ok(Self { cluster: Arc::clone(cluster), counter, cost })
     }
 }
 
 impl Drop for OpenGuard {
     fn drop(&mut self) {
         (self.counter)(&self.cluster).fetch_sub(1, Relaxed);
+        self.cluster.fair_share.give_back(&self.cluster.taken, self.cost);
     }
 }
 
@@ -203,7 +241,7 @@ mod tests {
     use super::*;
 
     fn cluster() -> Arc<Cluster> {
-        Arc::new(Cluster::new(Tenant::of_text("a")))
+        Arc::new(Cluster::new(Tenant::of_text("a"), Arc::new(FairShare::new(usize::MAX, u32::MAX))))
     }
 
     #[test]
@@ -216,12 +254,15 @@ mod tests {
     fn a_closed_connection_frees_its_slot() {
         let cluster = cluster();
         let budget = Budget { max_connections: Some(2), ..Budget::default() };
-        let first = cluster.admit(budget, Duration::ZERO).unwrap();
-        let _second = cluster.admit(budget, Duration::ZERO).unwrap();
-        assert_eq!(cluster.admit(budget, Duration::ZERO).unwrap_err(), Refusal::MaxConnections);
+        let first = cluster.admit(budget, Cost::CONNECTION, Duration::ZERO).unwrap();
+        let _second = cluster.admit(budget, Cost::CONNECTION, Duration::ZERO).unwrap();
+        assert_eq!(
+            cluster.admit(budget, Cost::CONNECTION, Duration::ZERO).unwrap_err(),
+            Refusal::MaxConnections
+        );
         assert_eq!(cluster.snapshot().open, 2, "a refused connection takes no slot");
         drop(first);
-        cluster.admit(budget, Duration::ZERO).unwrap();
+        cluster.admit(budget, Cost::CONNECTION, Duration::ZERO).unwrap();
     }
 
     #[test]

@@ -50,9 +50,17 @@ pub struct Config {
     pub departed_timeout: Option<Duration>,
     /// Bounds of a cluster that sets none itself; `None` fields are unbounded.
     pub budget: Budget,
-    /// Connections, over all clusters, that have not yet said where they want to go; and as many tunnel
-    /// connections that have shown no accepted identity. The oldest of more is closed.
+    /// Connections, over all clusters, that have not yet said where they want to go. The oldest of more is
+    /// closed.
     pub max_handshakes: u32,
+    /// Tunnel connections that have shown no accepted identity. The oldest of more is closed.
+    pub max_unauthenticated: u32,
+    /// Memory of the process, of which the bounds here are parts. For people: nothing is held against it.
+    pub memory_limit: usize,
+    /// Bytes, of the process and of the kernel, that connections of all clusters may take together.
+    pub connection_memory: usize,
+    /// Descriptors that they may take.
+    pub connection_descriptors: u32,
     /// Connections of one cluster that wait for an endpoint to accept: a black hole must not take all
     /// descriptors.
     pub max_connecting: u32,
@@ -78,6 +86,10 @@ impl Default for Config {
             departed_timeout: None,
             budget: Budget::default(),
             max_handshakes: 8_192,
+            max_unauthenticated: 8_192,
+            memory_limit: 16 << 30,
+            connection_memory: 4 << 30,
+            connection_descriptors: 1 << 20,
             max_connecting: 1_024,
         }
     }

@@ -18,6 +18,7 @@ mod cluster;
 mod config;
 mod descriptors;
 mod entry;
+mod fair_share;
 mod first_bytes;
 mod live;
 mod outcome;

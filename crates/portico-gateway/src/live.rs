@@ -5,7 +5,7 @@
 //! leads elsewhere.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use arc_swap::ArcSwap;
 use portico_api::change::Change;
@@ -14,15 +14,17 @@ use portico_routes::route::{Backend, BackendId, RouteKey};
 use portico_routes::table::{RouteChange, RouteTable, Update};
 
 use crate::cluster::Cluster;
+use crate::fair_share::FairShare;
 use crate::upstream::{Endpoint, Upstream};
 
 /// Where every key leads, at one moment.
 pub type Routes = RouteTable<Arc<Upstream>>;
 
 /// The current [`Routes`], and the upstreams and clusters behind them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Live {
     routes: ArcSwap<Routes>,
+    fair_share: Arc<FairShare>,
     /// Locked by updates and listings, never on the path of a connection.
     targets: Mutex<Targets>,
 }
@@ -32,6 +34,9 @@ pub struct Live {
 struct Targets {
     upstreams: HashMap<Arc<BackendId>, Arc<Upstream>>,
     clusters: HashMap<Tenant, Member>,
+    /// Clusters without an upstream that have connections open. A Service that is made anew finds them
+    /// counted.
+    departed: HashMap<Tenant, Weak<Cluster>>,
 }
 
 /// A cluster with at least one upstream.
@@ -52,14 +57,29 @@ pub(crate) struct Applied {
 }
 
 impl Live {
+    pub(crate) fn new(fair_share: FairShare) -> Self {
+        Self { routes: ArcSwap::default(), fair_share: Arc::new(fair_share), targets: Mutex::default() }
+    }
+
+    pub(crate) fn fair_share(&self) -> &FairShare {
+        &self.fair_share
+    }
+
     /// The routes of this moment. One atomic read: cheap enough for every connection.
     pub fn routes(&self) -> arc_swap::Guard<Arc<Routes>> {
         self.routes.load()
     }
 
-    /// Every cluster that has a route.
+    /// Every cluster that has a route, or had one and has connections still open.
     pub fn clusters(&self) -> Vec<Arc<Cluster>> {
-        self.lock().clusters.values().map(|member| Arc::clone(&member.cluster)).collect()
+        let targets = self.lock();
+        let departed = targets.departed.values().filter_map(Weak::upgrade);
+        targets.clusters.values().map(|member| Arc::clone(&member.cluster)).chain(departed).collect()
+    }
+
+    /// The cluster of this name, if it has a route.
+    pub(crate) fn cluster(&self, name: &Tenant) -> Option<Arc<Cluster>> {
+        self.lock().clusters.get(name).map(|member| Arc::clone(&member.cluster))
     }
 
     /// Every upstream that a route leads to.
@@ -75,7 +95,8 @@ impl Live {
         for change in &update.changes {
             match change {
                 RouteChange::Backend(Change::Apply(backend)) => {
-                    applied.removed_endpoints.extend(targets.put(backend, &mut routes));
+                    let removed = targets.put(backend, &mut routes, &self.fair_share);
+                    applied.removed_endpoints.extend(removed);
                 }
                 RouteChange::Backend(Change::Delete(id)) => {
                     applied.removed_endpoints.extend(targets.remove(id));
@@ -102,6 +123,7 @@ impl Live {
                 }
             }
         }
+        targets.departed.retain(|_, cluster| cluster.strong_count() > 0);
         self.routes.store(routes);
         applied
     }
@@ -114,14 +136,19 @@ impl Live {
 
 impl Targets {
     /// Adds or updates an upstream. Returns the endpoints it no longer has.
-    fn put(&mut self, backend: &Arc<Backend>, routes: &mut Arc<Routes>) -> Vec<Arc<Endpoint>> {
+    fn put(
+        &mut self,
+        backend: &Arc<Backend>,
+        routes: &mut Arc<Routes>,
+        fair_share: &Arc<FairShare>,
+    ) -> Vec<Arc<Endpoint>> {
         let old = self.upstreams.get(&backend.id).cloned();
         if let Some(upstream) = &old
             && upstream.cluster.name == backend.policy.tenant
         {
             return upstream.update(Arc::clone(backend));
         }
-        let cluster = self.join(&backend.policy.tenant);
+        let cluster = self.join(&backend.policy.tenant, fair_share);
         let new = Arc::new(Upstream::new(Arc::clone(backend), cluster));
         // The Service belongs to another cluster now: rare enough to look at every route.
         let removed = old.map(|old| {
@@ -142,11 +169,13 @@ impl Targets {
         upstream.endpoints()
     }
 
-    fn join(&mut self, name: &Tenant) -> Arc<Cluster> {
-        let member = self
-            .clusters
-            .entry(name.clone())
-            .or_insert_with(|| Member { cluster: Arc::new(Cluster::new(name.clone())), upstreams: 0 });
+    fn join(&mut self, name: &Tenant, fair_share: &Arc<FairShare>) -> Arc<Cluster> {
+        let departed = &mut self.departed;
+        let member = self.clusters.entry(name.clone()).or_insert_with(|| {
+            let known = departed.remove(name).and_then(|cluster| cluster.upgrade());
+            let new = || Arc::new(Cluster::new(name.clone(), Arc::clone(fair_share)));
+            Member { cluster: known.unwrap_or_else(new), upstreams: 0 }
+        });
         member.upstreams += 1;
         Arc::clone(&member.cluster)
     }
@@ -154,8 +183,11 @@ impl Targets {
     fn leave(&mut self, name: &Tenant) {
         let Some(member) = self.clusters.get_mut(name) else { return };
         member.upstreams -= 1;
-        if member.upstreams == 0 {
-            self.clusters.remove(name);
+        if member.upstreams == 0
+            && let Some((name, Member { cluster, .. })) = self.clusters.remove_entry(name)
+            && cluster.is_in_use()
+        {
+            self.departed.insert(name, Arc::downgrade(&cluster));
         }
     }
 }
@@ -170,6 +202,10 @@ mod tests {
     use portico_routes::route::Route;
 
     use super::*;
+
+    fn live() -> Live {
+        Live::new(FairShare::new(usize::MAX, u32::MAX))
+    }
 
     fn backend(cluster: &str, endpoints: &[&str]) -> Arc<Backend> {
         Arc::new(Backend {
@@ -213,7 +249,7 @@ mod tests {
 
     #[test]
     fn new_endpoints_reach_an_upstream_whose_identity_and_knowledge_stay() {
-        let live = Live::default();
+        let live = live();
         expose(&live);
         let before = Arc::clone(live.routes().hosts.get(&host("a.example.com")).unwrap());
         let kept = Arc::clone(&before.endpoints()[1]);
@@ -226,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_table_in_use_never_changes_and_new_endpoints_need_no_other() {
-        let live = Live::default();
+        let live = live();
         let empty = live.routes.load_full();
         expose(&live);
         assert!(empty.hosts.is_empty());
@@ -237,7 +273,7 @@ mod tests {
 
     #[test]
     fn a_deleted_service_leaves_no_route_no_upstream_and_no_cluster() {
-        let live = Live::default();
+        let live = live();
         let backend = expose(&live);
         let mut changes = Vec::from(keys().map(|key| RouteChange::Route(Change::Delete(key))));
         changes.push(RouteChange::Backend(Change::Delete(Arc::clone(&backend.id))));
@@ -249,7 +285,7 @@ mod tests {
 
     #[test]
     fn a_service_that_changes_its_cluster_takes_its_routes_along() {
-        let live = Live::default();
+        let live = live();
         expose(&live);
         apply(&live, vec![applied(&backend("b", &["192.0.2.1:6443"]))]);
         let routes = live.routes();

@@ -117,6 +117,9 @@ refusals! {
     /// The cluster has as many connections as its budget admits.
     MaxConnections: "max_connections", Gateway, Some(Description::InternalError), 429,
         "the cluster has reached its maximum of connections";
+    /// The connections of the cluster hold as much of the gateway's descriptors or memory as is left.
+    FairShare: "fair_share", Gateway, Some(Description::InternalError), 429,
+        "the cluster holds as much of what the gateway can carry as is left for all others";
     /// The cluster gets more new connections a second than its budget admits.
     ConnectionRate: "connection_rate", Gateway, Some(Description::InternalError), 429,
         "the cluster has reached its maximum of new connections per second";

@@ -16,6 +16,7 @@ use crate::access::{Line, Refused};
 use crate::auth::Identities;
 use crate::config::{Config, ProxyMode};
 use crate::descriptors::Descriptors;
+use crate::fair_share::FairShare;
 use crate::live::Live;
 use crate::outcome::{End, Refusal};
 use crate::record::ConnectionId;
@@ -63,6 +64,10 @@ pub struct Totals {
     pub accept_rests: u64,
     /// Connections that have not yet said where they want to go.
     pub handshakes: u32,
+    /// Bytes that the connections of all clusters take.
+    pub connection_memory: usize,
+    /// Descriptors that they take.
+    pub connection_descriptors: u32,
     /// Clients refused, in the order of [`Refusal::ALL`].
     pub refusals: [u64; Refusal::ALL.len()],
     /// Connections ended, in the order of [`End::ALL`].
@@ -72,14 +77,18 @@ pub struct Totals {
 impl Shared {
     pub(crate) fn new(config: Config, access: AccessLog) -> Self {
         Self {
-            identities: Identities::new(config.tunnel.tls.clone(), &config.tokens, config.max_handshakes),
+            identities: Identities::new(
+                config.tunnel.tls.clone(),
+                &config.tokens,
+                config.max_unauthenticated,
+            ),
             handshakes: Slots::new(
                 config.max_handshakes,
                 "connections that have not said where they want to go",
             ),
             own: OwnListeners::new(&config),
+            live: Live::new(FairShare::new(config.connection_memory, config.connection_descriptors)),
             config,
-            live: Live::default(),
             access,
             started: Instant::now(),
             ids: AtomicU64::new(first_id()),
@@ -101,7 +110,10 @@ impl Shared {
 
     /// The counters as they are now.
     pub fn totals(&self) -> Totals {
+        let (connection_memory, connection_descriptors) = self.live.fair_share().taken();
         Totals {
+            connection_memory,
+            connection_descriptors,
             accepted: self.accepted.load(Relaxed),
             accept_errors: self.accept_errors.load(Relaxed),
             accept_rests_now: self.descriptors.are_short(),

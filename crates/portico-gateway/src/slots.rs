@@ -4,8 +4,8 @@
 //! There are two kinds: connections that have not yet said where they want to go, on every listener, and
 //! tunnel connections that have shown no accepted identity. An honest client is through within a round trip
 //! or two. One that is not belongs to a misconfigured agent, which may stay while there is room, or to a
-//! flood, which evicts itself: one address holds at most half of the slots, and its next connection takes the
-//! slot of its oldest.
+//! flood, which evicts itself: once the slots are used up, an address that holds more than half of them loses
+//! its oldest first.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,7 +17,8 @@ use std::time::Duration;
 use slab::Slab;
 use tokio::time::Instant;
 
-/// The part of the slots that one source may hold. Not less: a whole site may come back by one address.
+/// The part of the slots that one source may hold once they are used up. Not less: a whole site may come back
+/// by one address. And so there is one such source at most.
 const SOURCE_SHARE: u32 = 2;
 
 /// Between two log lines about evictions.
@@ -63,6 +64,8 @@ struct State {
     all: Queue,
     /// Of those whose source is known. None is empty.
     sources: HashMap<Source, Queue>,
+    /// The last source that held more than its share.
+    heavy: Option<Source>,
     /// Evictions since the last line in the log.
     evicted: u64,
     warned: Option<Instant>,
@@ -103,8 +106,8 @@ impl Slots {
         Arc::new(Self { max, what, state: Mutex::default() })
     }
 
-    /// Takes a slot. If the slots, or those of this source, are used up, the oldest connection is evicted.
-    /// Without a source it counts for all only: a trusted hop brings the connections of many clients.
+    /// Takes a slot. If they are used up, a connection is evicted. Without a source it counts for all only: a
+    /// trusted hop brings the connections of many clients.
     pub(crate) fn enter(self: &Arc<Self>, source: Option<Source>) -> Slot {
         let mut state = self.lock();
         let key = state.insert();
@@ -120,8 +123,8 @@ impl Slots {
 
     /// Counts the entry for its source, and makes room for it.
     fn settle(&self, mut state: MutexGuard<'_, State>, key: usize, source: Option<Source>) {
-        state.set_source(key, source);
-        let Some(oldest) = state.surplus(key, self.max) else { return };
+        state.set_source(key, source, self.max.div_ceil(SOURCE_SHARE));
+        let Some(oldest) = state.surplus(self.max) else { return };
         let warning = state.note_eviction().map(|evicted| (evicted, state.entries[oldest].source));
         let waker = state.evict(oldest);
         drop(state);
@@ -180,11 +183,14 @@ impl State {
         key
     }
 
-    fn set_source(&mut self, key: usize, source: Option<Source>) {
+    fn set_source(&mut self, key: usize, source: Option<Source>, share: u32) {
         self.leave_source(key);
         self.entries[key].source = source;
-        if let Some(source) = source {
-            self.sources.entry(source).or_default().push(Order::Source, key, &mut self.entries);
+        let Some(source) = source else { return };
+        let queue = self.sources.entry(source).or_default();
+        queue.push(Order::Source, key, &mut self.entries);
+        if queue.len > share {
+            self.heavy = Some(source);
         }
     }
 
@@ -197,13 +203,15 @@ impl State {
         }
     }
 
-    /// The entry that must go for this one to stay, if one must.
-    fn surplus(&self, key: usize, max: u32) -> Option<usize> {
-        let of_source = self.entries[key].source.and_then(|source| self.sources.get(&source));
-        match of_source {
+    /// The entry that must go, if one must: the oldest, of the source that holds too much if there is one.
+    fn surplus(&self, max: u32) -> Option<usize> {
+        if self.all.len <= max {
+            return None;
+        }
+        let heavy = self.heavy.and_then(|source| self.sources.get(&source));
+        match heavy {
             Some(queue) if queue.len > max.div_ceil(SOURCE_SHARE) => queue.oldest,
-            _ if self.all.len > max => self.all.oldest,
-            _ => None,
+            _ => self.all.oldest,
         }
     }
 
@@ -311,14 +319,16 @@ mod tests {
     #[tokio::test]
     async fn a_flood_from_one_address_evicts_itself() {
         let slots = Slots::new(8, "");
-        let honest = [slots.enter(source("2001:db8:0:1::1")), slots.enter(source("198.51.100.7"))];
+        let mut honest = vec![slots.enter(source("2001:db8:0:1::1")), slots.enter(source("198.51.100.7"))];
         let flood: Vec<_> =
             (0..1_000).map(|host| slots.enter(source(&format!("2001:db8:0:2::{host:x}")))).collect();
-        assert!(evicted(&honest).await.is_empty());
+        assert_eq!(evicted(&flood).await, (0..994).collect::<Vec<_>>(), "it may have what no other needs");
+        honest.extend([slots.enter(source("198.51.100.8")), slots.enter(source("198.51.100.9"))]);
         assert_eq!(evicted(&flood).await, (0..996).collect::<Vec<_>>());
-        assert_eq!(slots.count(), 6);
+        assert!(evicted(&honest).await.is_empty());
+        assert_eq!(slots.count(), 8);
         drop(flood);
-        assert_eq!(slots.lock().sources.len(), 2);
+        assert_eq!(slots.lock().sources.len(), 4);
     }
 
     #[tokio::test]
@@ -329,9 +339,11 @@ mod tests {
         for client in &clients {
             client.set_source(Source::of("192.0.2.1".parse().unwrap()));
         }
+        let others = [slots.enter(source("192.0.2.2")), slots.enter(source("192.0.2.3"))];
         assert_eq!(evicted(&clients).await, [0, 1]);
-        clients[0].set_source(Source::of("192.0.2.2".parse().unwrap()));
-        assert_eq!(slots.count(), 2, "what is evicted counts no more");
+        clients[0].set_source(Source::of("192.0.2.4".parse().unwrap()));
+        assert_eq!(slots.count(), 4, "what is evicted counts no more");
+        assert!(evicted(&others).await.is_empty());
     }
 
     #[tokio::test]

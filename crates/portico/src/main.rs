@@ -13,6 +13,7 @@ mod daemon;
 mod finding;
 mod listing;
 mod logging;
+mod memory_limit;
 mod offline;
 mod outcome;
 mod verb;

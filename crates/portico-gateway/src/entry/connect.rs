@@ -12,7 +12,7 @@ use std::task::Poll;
 
 use portico_net::socket::set_keepalive;
 use portico_net::{Meter, copy};
-use portico_tunnel::{Failure, Handler, Presented, Request, Served, Settings};
+use portico_tunnel::{Failure, Handler, Presented, Protocol, Request, Served, Settings};
 use socket2::SockRef;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -23,7 +23,9 @@ use super::open;
 use crate::admission::{Arrival, Learned};
 use crate::api_server::reviewer_of;
 use crate::auth::{Credential, Credentials, Denied, Wanted};
+use crate::cluster::OpenGuard;
 use crate::descriptors::Promise;
+use crate::fair_share::Cost;
 use crate::outcome::{End, Refusal};
 use crate::record::Listener;
 use crate::session::Session;
@@ -160,13 +162,18 @@ struct Connection {
     credentials: Credentials,
 }
 
-/// What a connection holds until it has authenticated.
+/// What a connection holds that its streams do not.
 #[derive(Default)]
 struct Pending {
     /// Until the client has said what it speaks.
     handshake: Option<(Slot, Promise)>,
     /// From then on until it has authenticated.
     unauthenticated: Option<Slot>,
+    /// From then on: what the connection takes of the gateway. It counts for the cluster of its certificate,
+    /// without one for that of its first request.
+    tunnel: Option<OpenGuard>,
+    /// The cluster of its certificate takes as much as is left for all others.
+    is_refused: bool,
 }
 
 impl Handler for Connection {
@@ -198,9 +205,19 @@ impl Handler for Connection {
     }
 
     fn established(&self, tls: bool, certificate: Option<&Presented>) {
-        let identities = &self.worker.shared.identities;
-        let slot = if tls { identities.enter(certificate, self.client.ip()) } else { None };
-        *self.pending() = Pending { handshake: None, unauthenticated: slot };
+        let shared = &self.worker.shared;
+        let asks = tls && shared.identities.asks();
+        let tenant = certificate.filter(|_| asks).and_then(|certificate| certificate.identity().ok());
+        let mut now = Pending::default();
+        match tenant.and_then(|tenant| shared.live.cluster(&tenant)) {
+            Some(cluster) => match cluster.admit_tunnel() {
+                Ok(tunnel) => now.tunnel = Some(tunnel),
+                Err(_) => now.is_refused = true,
+            },
+            None if asks => now.unauthenticated = Some(shared.identities.enter(self.client.ip())),
+            None => {}
+        }
+        *self.pending() = now;
     }
 
     fn is_authenticated(&self) -> bool {
@@ -208,12 +225,12 @@ impl Handler for Connection {
     }
 
     async fn evicted(&self) {
-        let is_evicted = poll_fn(|cx| match &self.pending().unauthenticated {
-            Some(slot) => slot.poll_evicted(cx).map(|()| true),
-            None => Poll::Ready(false),
+        let is_evicted = poll_fn(|cx| match &*self.pending() {
+            Pending { unauthenticated: Some(slot), .. } => slot.poll_evicted(cx).map(|()| true),
+            Pending { is_refused, .. } => Poll::Ready(*is_refused),
         });
         if !is_evicted.await {
-            // It has authenticated, or need not.
+            // It has authenticated, and its cluster has room for it; or it need not.
             pending().await
         }
     }
@@ -237,8 +254,10 @@ impl Connection {
 
     /// What a connection that failed before it was served counts as; `None` for one that got further.
     fn refusal_of(&self, failure: &Failure) -> Option<Refusal> {
-        let established = self.pending().handshake.is_none();
+        let Pending { handshake, is_refused, .. } = &*self.pending();
+        let established = handshake.is_none();
         Some(match failure {
+            Failure::Evicted if *is_refused => Refusal::FairShare,
             Failure::Evicted if established => Refusal::MaxUnauthenticated,
             Failure::Flood(_) | Failure::Unfinished => Refusal::Flood,
             _ if established => return None,
@@ -268,6 +287,10 @@ impl<'a> Attempt<'a> {
     /// Looks up where the request leads, and authenticates the client for it.
     async fn learn(&mut self, request: &Request) -> Result<Option<Arc<Credential>>, Denied> {
         let shared = &self.connection.worker.shared;
+        self.learned.cost = match request.protocol {
+            Protocol::Http1 => Cost::HTTP1,
+            Protocol::Http2 => Cost::STREAM,
+        };
         if let Err(refusal) = self.learned.look_up_authority(shared, &request.authority) {
             return Err(match refusal {
                 // By now it is a request, and the rest of it was well formed.
@@ -285,10 +308,20 @@ impl<'a> Attempt<'a> {
         };
         let credential =
             shared.identities.authenticate(&self.connection.credentials, request, &wanted).await?;
-        if credential.is_some() {
-            self.connection.pending().unauthenticated = None;
+        let Some(upstream) = upstream else { return Err(Refusal::Unknown.into()) };
+        let mut pending = self.connection.pending();
+        match request.protocol {
+            // The stream counts for all of it.
+            Protocol::Http1 => pending.tunnel = None,
+            Protocol::Http2 if pending.tunnel.is_none() => {
+                pending.tunnel = Some(upstream.cluster.admit_tunnel()?);
+            }
+            Protocol::Http2 => {}
         }
-        if upstream.is_none() { Err(Refusal::Unknown.into()) } else { Ok(credential) }
+        if credential.is_some() {
+            pending.unauthenticated = None;
+        }
+        Ok(credential)
     }
 
     async fn connect(&mut self, request: &Request) -> Result<portico_tunnel::Upstream<Session>, Denied> {

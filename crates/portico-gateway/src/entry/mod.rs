@@ -11,6 +11,7 @@ pub(crate) mod sni;
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +23,7 @@ use tokio::net::TcpStream;
 
 use crate::admission::Learned;
 use crate::auth::Credential;
+use crate::fair_share::Cost;
 use crate::outcome::Refusal;
 use crate::record::{Record, State};
 use crate::session::Session;
@@ -58,6 +60,10 @@ async fn open(
         bytes.splice(..0, learned.proxy_header(local()));
     }
     let Connected { stream, endpoint, sent } = admitted.connect(&worker.shared, client_first, bytes).await?;
+    // For what was accepted this descriptor was promised; streams of one connection come without.
+    if learned.cost == Cost::STREAM && worker.shared.descriptors.run_short(stream.as_fd()) {
+        return Err(Refusal::OutOfDescriptors);
+    }
     let record = Record {
         id: learned.id,
         listener: learned.listener,

@@ -200,6 +200,7 @@ mod tests {
 
     use super::endpoint::FAILURES_UNTIL_SKIPPED;
     use super::*;
+    use crate::fair_share::FairShare;
 
     const NOW: Duration = Duration::from_secs(100);
 
@@ -213,7 +214,8 @@ mod tests {
                 api_server_ca: None,
             })
         };
-        let cluster = Arc::new(Cluster::new(Tenant::of_text("a")));
+        let cluster =
+            Arc::new(Cluster::new(Tenant::of_text("a"), Arc::new(FairShare::new(usize::MAX, u32::MAX))));
         (Upstream::new(backend(ports), cluster), backend)
     }
 

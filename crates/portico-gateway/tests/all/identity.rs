@@ -719,9 +719,10 @@ fn gave_way(gateway: &Gateway) -> u64 {
 #[test]
 fn the_oldest_unauthenticated_connection_gives_way_and_an_authenticated_one_stays() {
     let pki = pki();
-    let gateway =
-        // One address has half of the slots.
-        start(Config { max_handshakes: 6, ..tunnel_config(&pki, true, tokens(&pki, "secret-of-b,b\n")) });
+    let gateway = start(Config {
+        max_unauthenticated: 3,
+        ..tunnel_config(&pki, true, tokens(&pki, "secret-of-b,b\n"))
+    });
     let endpoint = Endpoint::new();
     expose(&gateway, &["a", "b"], &endpoint);
     let silent = || {
@@ -767,11 +768,37 @@ fn the_oldest_unauthenticated_connection_gives_way_and_an_authenticated_one_stay
 }
 
 #[test]
+fn connections_of_one_certificate_leave_as_much_to_others_without_a_single_stream() {
+    let pki = pki();
+    let config = tunnel_config(&pki, true, TokenSettings::default());
+    let gateway = start(Config { connection_descriptors: 8, ..config });
+    let endpoint = Endpoint::new();
+    expose(&gateway, &["a", "b"], &endpoint);
+    let connect = |name| Client::new(&gateway, client_tls(&pki, Some(name), b"h2"));
+    let taken = || gateway.shared().totals().connection_descriptors;
+    let held: Vec<_> = (1..=4)
+        .map(|count| {
+            let client = connect("a");
+            eventually("it is counted", || taken() == count);
+            client
+        })
+        .collect();
+    let error = connect("a").closed();
+    assert_eq!(error.reason(), Some(h2::Reason::ENHANCE_YOUR_CALM), "{error}");
+    let refused = || gateway.shared().totals().refusals[portico_gateway::Refusal::FairShare as usize];
+    eventually("it is counted", || refused() == 1);
+    let neighbour = connect("b").tunnel(&authority("b"), &endpoint);
+    assert_eq!(taken(), 6, "a connection and its stream");
+    drop((held, neighbour));
+    eventually("all is given back", || taken() == 0);
+}
+
+#[test]
 fn an_http1_request_that_waits_for_a_review_makes_room_for_the_next() {
     let pki = pki();
     let api = ApiServer::new(&pki);
     let tokens = TokenSettings { file: None, review: Some(Duration::from_secs(60)) };
-    let gateway = start(Config { max_handshakes: 1, ..tunnel_config(&pki, false, tokens) });
+    let gateway = start(Config { max_unauthenticated: 1, ..tunnel_config(&pki, false, tokens) });
     api.expose(&gateway, "a", &pki);
     let header = format!("Authorization: Bearer {HANGS}\r\n");
     let mut first = http1_stream(&gateway, client_tls(&pki, None, b"http/1.1"), &header);

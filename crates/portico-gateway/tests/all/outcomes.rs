@@ -42,6 +42,7 @@ const REFUSALS: [(Refusal, fn()); Refusal::ALL.len()] = [
     (Refusal::ReviewFailed, review_failed),
     (Refusal::MaxReviewsWaiting, max_reviews_waiting),
     (Refusal::MaxConnections, max_connections),
+    (Refusal::FairShare, fair_share),
     (Refusal::ConnectionRate, connection_rate),
     (Refusal::MaxHandshakes, max_handshakes),
     (Refusal::MaxUnauthenticated, max_unauthenticated),
@@ -142,6 +143,11 @@ fn max_connections() {
         service.policy(|policy| policy.budget = Budget { max_connections: Some(0), ..Budget::default() })
     };
     assert_told(&gateway, Refusal::MaxConnections, none, Some(&[dead_endpoint()]));
+}
+
+fn fair_share() {
+    let gateway = start(Config { connection_descriptors: 0, ..both() });
+    assert_told(&gateway, Refusal::FairShare, |service| service, Some(&[dead_endpoint()]));
 }
 
 fn connection_rate() {
@@ -267,7 +273,7 @@ fn max_reviews_waiting() {
 }
 
 fn max_unauthenticated() {
-    let secure = Secure::start("secret,a\n", |config| config.max_handshakes = 1);
+    let secure = Secure::start("secret,a\n", |config| config.max_unauthenticated = 1);
     let oldest = secure.connect(None);
     assert_eq!(oldest.connect(AUTHORITY).0, Refusal::Unauthenticated.status());
     let next = secure.connect(None);

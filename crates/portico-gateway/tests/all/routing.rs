@@ -305,7 +305,7 @@ fn a_cluster_over_its_budget_is_refused_and_its_neighbour_is_not() {
 
 #[test]
 fn the_oldest_silent_connection_makes_room_for_the_next() {
-    let gateway = start(Config { max_handshakes: 6, ..config() });
+    let gateway = start(Config { max_handshakes: 3, ..config() });
     let endpoint = Endpoint::new();
     Service::new("a", &[endpoint.address]).host("a.example.com").expose(&gateway);
     let silent = |count| {
@@ -313,13 +313,57 @@ fn the_oldest_silent_connection_makes_room_for_the_next() {
         eventually("it is counted", || gateway.shared().totals().handshakes == count);
         client
     };
-    // One address has half of the slots.
     let mut oldest = silent(1);
     let _others = [silent(2), silent(3)];
     let _served = pair(&gateway, &endpoint, "a.example.com");
     assert_eq!(read_to_end(&mut oldest), b"");
     assert_eq!(refused(&gateway, Refusal::MaxHandshakes), 1);
     assert_eq!(gateway.shared().totals().handshakes, 2);
+}
+
+#[test]
+fn a_cluster_whose_service_is_made_anew_keeps_its_budget_and_gauges() {
+    let gateway = start(config());
+    let endpoint = Endpoint::new();
+    let three = Budget { max_connections: Some(3), ..Budget::default() };
+    let service = Service::new("a", &[endpoint.address]).host("a.example.com");
+    let service = service.policy(|policy| policy.budget = three);
+    service.expose(&gateway);
+    let open = || {
+        let clusters = gateway.shared().live.clusters();
+        clusters.iter().map(|cluster| cluster.snapshot().open).collect::<Vec<_>>()
+    };
+    let mut connections = vec![pair(&gateway, &endpoint, "a.example.com")];
+    for anew in 0..3 {
+        service.withdraw(&gateway);
+        assert_eq!(open(), [1 + anew.min(2)], "what is open is shown without a Service, too");
+        service.expose(&gateway);
+        if anew < 2 {
+            connections.push(pair(&gateway, &endpoint, "a.example.com"));
+        }
+    }
+    assert_eq!(alert_for(&gateway, "a.example.com"), 80);
+    assert_eq!(refused(&gateway, Refusal::MaxConnections), 1);
+    service.withdraw(&gateway);
+    drop(connections);
+    eventually("nothing is left of it", || open().is_empty());
+}
+
+#[test]
+fn a_cluster_that_takes_all_it_can_leaves_as_much_to_others() {
+    // Eight connections.
+    let gateway = start(Config { connection_descriptors: 16, ..config() });
+    let [a, b] = [Endpoint::new(), Endpoint::new()];
+    let port = free_port();
+    Service::new("a", &[a.address]).host("a.example.com").port(port).expose(&gateway);
+    Service::new("b", &[b.address]).host("b.example.com").expose(&gateway);
+    let idle: Vec<_> = (0..8).map(|_| connect((LOOPBACK.ip(), port).into())).collect();
+    eventually("half of them are refused", || refused(&gateway, Refusal::FairShare) == 4);
+    assert_eq!(gateway.shared().totals().connection_descriptors, 8);
+    let _neighbour = [pair(&gateway, &b, "b.example.com"), pair(&gateway, &b, "b.example.com")];
+    drop((idle, (0..4).map(|_| a.accept()).collect::<Vec<_>>()));
+    eventually("what ended is given back", || gateway.shared().totals().connection_descriptors == 4);
+    let _again = pair(&gateway, &a, "a.example.com");
 }
 
 fn behind_a_load_balancer(mode: ProxyMode, trusted: &str) -> Config {

@@ -179,7 +179,7 @@ fn who_proves_nothing_on_a_shared_port_makes_room_for_the_next() {
     let file = portico_gateway::StaticTokens::load(tokens.path().to_owned()).unwrap();
     let shared = Shared::start(|config| {
         config.tokens.file = Some(Arc::new(file));
-        config.max_handshakes = 1;
+        config.max_unauthenticated = 1;
     });
     let silent = || {
         let mut client = shared.tls(Some("gateway.test"), &[b"h2"]);

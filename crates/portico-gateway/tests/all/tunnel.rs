@@ -36,6 +36,27 @@ fn count(gateway: &Gateway, refusal: Refusal) -> u64 {
 }
 
 #[test]
+fn tunnel_connections_and_streams_of_one_cluster_leave_as_much_to_others() {
+    // Four tunnels with a stream each; of two clusters each takes what the other leaves.
+    let gateway = start(Config { connection_descriptors: 8, ..tunnel_config() });
+    let [a, b] = [Endpoint::new(), Endpoint::new()];
+    Service::new("a", &[a.address]).authority(AUTHORITY).expose(&gateway);
+    let other = AUTHORITY.replace("cluster-a", "cluster-b");
+    Service::new("b", &[b.address]).authority(&other).expose(&gateway);
+    let first = Client::plaintext(&gateway);
+    let streams: Vec<_> = (0..6).map(|_| first.connect(AUTHORITY)).collect();
+    let statuses: Vec<_> = streams.iter().map(|(status, ..)| *status).collect();
+    assert_eq!(statuses, [200, 200, 200, 429, 429, 429]);
+    assert_eq!(Client::plaintext(&gateway).connect(AUTHORITY).0, 429, "nor by another connection");
+    let neighbour = Client::plaintext(&gateway);
+    assert_eq!(neighbour.connect(&other).0, 200);
+    assert_eq!(count(&gateway, Refusal::FairShare), 4);
+    drop(streams);
+    drop(first);
+    eventually("what ended is given back", || gateway.shared().totals().connection_descriptors <= 2);
+}
+
+#[test]
 fn a_stream_reaches_the_endpoint_of_its_authority_however_it_is_written() {
     let gateway = start(tunnel_config());
     let endpoint = Endpoint::new();

@@ -1,9 +1,11 @@
 //! `portico gateway`: serves what is exposed until it is told to stop.
 //!
-//! [`flags`] says what can be set, [`control`] wires source, pipeline and data plane, [`status`] is what the
-//! process knows of itself, shown by [`pages`], [`health`], [`metrics`] and [`connections`]. [`tunnel_files`]
-//! reads certificates, CAs and tokens again when they change.
+//! [`flags`] says what can be set, [`capacity`] divides memory and descriptors, [`control`] wires source,
+//! pipeline and data plane, [`status`] is what the process knows of itself, shown by [`pages`], [`health`],
+//! [`metrics`] and [`connections`]. [`tunnel_files`] reads certificates, CAs and tokens again when they
+//! change.
 
+mod capacity;
 mod connections;
 pub(crate) mod control;
 pub(crate) mod flags;

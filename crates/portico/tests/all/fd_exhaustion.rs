@@ -10,10 +10,14 @@ use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 const CLUSTER: &str = "a";
 const PORT: u16 = 30_443;
-/// The descriptors allowed: some forty connections, which take two each.
+/// The descriptors allowed.
 const ALLOWED: u64 = 100;
-/// More clients than that.
-const CLIENTS: usize = 80;
+/// Clusters with a listener each, which leaves some twenty connections.
+const LISTENERS: u16 = 30;
+/// Clusters that are used: one alone could not use the descriptors up, for it gets as many as are left.
+const USED: usize = 10;
+/// Clients of each, in all more than there are descriptors for.
+const CLIENTS: usize = 8;
 
 /// `portico` with few descriptors.
 fn with_few_descriptors() -> Command {
@@ -49,6 +53,10 @@ fn carries_a_megabyte(stream: &mut TcpStream) -> bool {
 fn out_of_descriptors_it_serves_on_what_is_open_says_so_and_lets_the_others_in_as_connections_end() {
     let site = Site::new();
     site.put(CLUSTER, &manifest(CLUSTER, Some(PORT), echo(LOOPBACK)));
+    for number in 0..LISTENERS {
+        let name = format!("listens-{number}");
+        site.put(&name, &manifest(&name, Some(PORT + 1 + number), echo(LOOPBACK)));
+    }
     let mut gateway = Gateway::start_with(with_few_descriptors(), &site, &[]);
     let mut open: Vec<TcpStream> =
         [by_name(&gateway, CLUSTER), by_authority(&gateway, CLUSTER), by_port(&gateway, PORT)]
@@ -57,8 +65,9 @@ fn out_of_descriptors_it_serves_on_what_is_open_says_so_and_lets_the_others_in_a
             .collect();
     assert_eq!(open.len(), 3);
 
-    let hello = hello(CLUSTER);
-    let mut clients: Vec<TcpStream> = (0..CLIENTS).map(|_| knock(&gateway, &hello)).collect();
+    let hellos: Vec<Vec<u8>> = (0..USED).map(|number| hello(&format!("listens-{number}"))).collect();
+    let clients = hellos.iter().cycle().take(USED * CLIENTS);
+    let mut clients: Vec<_> = clients.map(|hello| (knock(&gateway, hello), hello)).collect();
     gateway.process.wait_for("out of file descriptors");
     assert!(gateway.get("/readyz?verbose").contains("[!] accepting: rests until file descriptors are free"));
     assert_eq!(gateway.metric("portico_accepting"), 0);
@@ -66,9 +75,14 @@ fn out_of_descriptors_it_serves_on_what_is_open_says_so_and_lets_the_others_in_a
     assert!(open.iter_mut().all(carries_a_megabyte));
 
     // Each client that is let in ends, and makes room for another: none is turned away, late ones wait.
-    let served =
-        clients.drain(..).filter_map(|mut client| is_let_in(&mut client, &hello).then_some(())).count();
-    assert_eq!(served, CLIENTS);
+    let served = clients
+        .drain(..)
+        .filter_map(|(mut client, hello)| is_let_in(&mut client, hello).then_some(()))
+        .count();
+    let metrics = gateway.get("/metrics");
+    let refusals: Vec<_> =
+        metrics.lines().filter(|line| line.starts_with("portico_cluster_refusals")).collect();
+    assert_eq!(served, USED * CLIENTS, "{refusals:?}");
     assert!(open.iter_mut().all(|stream| comes_back(stream, b"ping")));
     for _ in 0..10 {
         assert!(by_name(&gateway, CLUSTER).is_some());

@@ -177,6 +177,8 @@ fn a_silent_control_plane_with_5000_retrying_clients_costs_others_nothing_and_th
         // Five thousand clients on a busy machine may be slow to speak; that is not what is tested here.
         "--hello-timeout",
         "60s",
+        "--max-handshakes",
+        "8192",
     ];
     let gateway = seed.spawn("portico", env!("CARGO_BIN_EXE_portico"), arguments).unwrap();
     gateway.wait_for_log("listener=sni", PATIENCE).unwrap();

@@ -188,7 +188,7 @@ pub(crate) fn metric(metrics: &str, name: &str) -> u64 {
 }
 
 /// An address of loopback that no other gateway of any test uses.
-fn own_address() -> Ipv4Addr {
+pub(crate) fn own_address() -> Ipv4Addr {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     // Sixteen for each process, far from 127.0.0.1.
     let offset = id().wrapping_mul(16).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % (1 << 22);

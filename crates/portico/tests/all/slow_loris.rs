@@ -131,7 +131,7 @@ fn whoever_says_too_little_is_sent_away_on_every_listener_and_leaves_nothing_beh
 fn others_are_served_while_slow_clients_sit_on_every_listener() {
     const EACH: usize = 30;
     // No client is refused in this test.
-    let (_site, gateway) = gateway(&["--hello-timeout", "1h", "--max-handshakes", "400"]);
+    let (_site, gateway) = gateway(&["--hello-timeout", "1h", "--max-handshakes", "200"]);
     let before = gateway.usage().descriptors();
     let mut early: Vec<TcpStream> = new_connections(&gateway).into_iter().flatten().collect();
     assert_eq!(early.len(), 3);

@@ -18,6 +18,8 @@ mod proof;
 #[allow(dead_code, reason = "shared with the other test binary, which uses the rest")]
 #[path = "../all/secure.rs"]
 mod secure;
+mod silent;
 mod slices;
 mod support;
+mod tenants;
 mod unauthenticated;

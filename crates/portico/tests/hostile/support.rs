@@ -1,5 +1,6 @@
 //! What attacks share: a gateway under a memory limit, clients of it, and a bystander.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::thread::JoinHandle;
@@ -10,7 +11,7 @@ use portico_lab::frames::{self, RawClient, kind};
 use rustls::ClientConfig;
 
 use crate::common::{PATIENCE, Process, get, metric, port_of, wait_until};
-use crate::proof::{authority, need_descriptors, report};
+use crate::proof::{authority, need_descriptors, own_address, report};
 use crate::secure::{SecureGateway, SecureSite};
 
 /// The memory of a small pod.
@@ -20,6 +21,8 @@ pub(crate) const SMALL: u64 = 256 << 20;
 /// beyond that ends it, as it would in a pod.
 pub(crate) struct Limited {
     pub(crate) gateway: SecureGateway,
+    /// Where clients are routed by name.
+    pub(crate) sni: SocketAddr,
     group: Cgroup,
 }
 
@@ -33,14 +36,17 @@ impl Limited {
         group.limit_memory(bytes).expect("a control group has a memory limit");
         let [cert, key] = ["gateway.crt", "gateway.key"].map(|name| site.pki.path(name));
         let manifests = site.manifests.manifests();
-        let flags = ["gateway", "--manifests", &manifests, "--workers", "1", "--sni-listen", "off"];
+        let flags = ["gateway", "--manifests", &manifests, "--workers", "1"];
+        let sni = SocketAddr::from((own_address(), 6443));
+        let sni_listen = ["--sni-listen".to_owned(), sni.to_string()];
         let listen = ["--tunnel-listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
         let tls = ["--tunnel-tls-cert", &cert, "--tunnel-tls-key", &key];
         let mut command = group.command(env!("CARGO_BIN_EXE_portico")).expect("a command joins its group");
-        let mut process = Process::of(command.args([&flags[..], &listen, &tls, more].concat()));
+        let mut process =
+            Process::of(command.args([&flags[..], &listen, &tls, more].concat()).args(sni_listen));
         let admin = port_of(&process.wait_for("listener=admin"));
         let tunnel = port_of(&process.wait_for("listener=tunnel"));
-        Self { gateway: SecureGateway { process, admin, tunnel }, group }
+        Self { gateway: SecureGateway { process, admin, tunnel }, sni, group }
     }
 
     /// Whether it is still the process that was started.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use portico_api::problem::Severity;
-use portico_gateway::{AccessLog, Gateway, take_over};
+use portico_gateway::{AccessLog, Config, Gateway, take_over};
 use portico_source::Step;
 use portico_sync::Source;
 use tokio::time::sleep;
@@ -24,6 +24,7 @@ use super::status::{Status, Watches};
 use super::tunnel_files;
 use crate::allocator;
 use crate::daemon::{Admin, Daemon};
+use crate::memory_limit::MemoryLimit;
 
 /// Between two attempts to bind a NodePort that something else holds: what holds it is usually about to go.
 const RETRY_PORTS: Duration = Duration::from_secs(2);
@@ -105,6 +106,7 @@ async fn start(flags: &Flags, source: &mut Source, status: &Arc<Status>) -> anyh
     source.persist(&status.pipeline());
     let timeouts = status.pipeline().timeouts();
     let config = flags.config(&timeouts)?;
+    log_bounds(flags, &config);
     let access = AccessLog::start(flags.records.access_log.into()).context("cannot start the access log")?;
     let mut predecessor = match &flags.lifecycle.take_over {
         Some(path) => take_over(path).await?,
@@ -127,6 +129,20 @@ async fn start(flags: &Flags, source: &mut Source, status: &Arc<Status>) -> anyh
         (routes.ports.len(), routes.hosts.len() + routes.wildcards.len(), routes.authorities.len());
     tracing::info!(clusters, ports, hosts, authorities, "routes in force");
     Ok(gateway)
+}
+
+/// Writes down what this process may hold, and where that comes from.
+fn log_bounds(flags: &Flags, config: &Config) {
+    tracing::info!(
+        memory_limit = config.memory_limit,
+        set_by = %MemoryLimit::find(flags.budgets.memory_limit).set_by,
+        max_handshakes = config.max_handshakes,
+        max_unproven = config.max_unauthenticated,
+        tunnel_held_bytes = config.tunnel.memory.limit(),
+        connection_memory = config.connection_memory,
+        connection_descriptors = config.connection_descriptors,
+        "what this gateway may hold"
+    );
 }
 
 /// Keeps the data plane in line with the objects.

@@ -23,11 +23,14 @@ use portico_routes::endpoint_rules::EndpointRules;
 use portico_source::kubernetes::ClustersFrom;
 use portico_sync::SourceSettings;
 use portico_tunnel::{ClientCaFile, Settings as TunnelSettings, Tls, TlsError, TlsFiles};
+use rustix::process::{Resource, getrlimit};
 use thiserror::Error;
 
+use super::capacity::Capacity;
 use crate::args::{
     Limit, Listen, ListenerKind, ProxySetting, annotation_key, duration, network, positive_duration, size,
 };
+use crate::memory_limit::MemoryLimit;
 
 /// `portico gateway`.
 #[derive(Debug, Args)]
@@ -162,19 +165,23 @@ pub(crate) struct BudgetFlags {
     /// New connections and tunnel streams a second, unless a cluster sets its own [default: no limit]
     #[arg(long, value_name = "N")]
     pub(crate) max_connection_rate_per_cluster: Option<u32>,
-    /// Connections, of all clusters, that have not yet said where they want to go; and tunnel connections
-    /// that have shown no accepted identity. The oldest of more is closed; one address may have half
-    #[arg(long, value_name = "N", default_value_t = Config::default().max_handshakes)]
-    #[arg(value_parser = at_least_one())]
-    pub(crate) max_handshakes: u32,
+    /// Memory of this process and of its sockets; whatever it holds for clients is bounded by parts of it
+    /// [default: the limit of its control group, else a fourth of the machine's memory]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) memory_limit: Option<usize>,
+    /// Connections, of all clusters, that have not yet said where they want to go; and as many tunnel
+    /// connections that have shown no accepted identity. The oldest of more is closed [default: as many as
+    /// --memory-limit and the limit of descriptors allow]
+    #[arg(long, value_name = "N", value_parser = at_least_one())]
+    pub(crate) max_handshakes: Option<u32>,
     /// Connections of one cluster that wait for an endpoint to accept
     #[arg(long, value_name = "N", default_value_t = Config::default().max_connecting)]
     #[arg(value_parser = at_least_one())]
     pub(crate) max_connecting_per_cluster: u32,
     /// Bytes that all tunnel streams hold for receivers that do not take them; over it streams are reset,
-    /// the longest stopped first
-    #[arg(long, value_name = "SIZE", default_value = "128Mi", value_parser = size)]
-    pub(crate) max_tunnel_held_bytes: usize,
+    /// the longest stopped first [default: a fourth of --memory-limit]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) max_tunnel_held_bytes: Option<usize>,
 }
 
 #[derive(Debug, Args)]
@@ -333,7 +340,10 @@ impl Flags {
         self.check_addresses()?;
         let flags = &self.timeouts;
         let admin = self.listeners.admin_listen.0;
-        let tunnel = self.tunnel_settings(seed)?;
+        let memory = MemoryLimit::find(self.budgets.memory_limit);
+        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let capacity = Capacity::of(memory.bytes, descriptors);
+        let tunnel = self.tunnel_settings(seed, capacity)?;
         let tunnel_is_on = tunnel.is_some();
         Ok(Config {
             workers: self.listeners.workers.map_or_else(cores, usize::from),
@@ -369,7 +379,11 @@ impl Flags {
                 max_connections: self.budgets.max_connections_per_cluster,
                 max_connections_per_second: self.budgets.max_connection_rate_per_cluster,
             },
-            max_handshakes: self.budgets.max_handshakes,
+            max_handshakes: self.budgets.max_handshakes.unwrap_or(capacity.handshakes),
+            max_unauthenticated: self.budgets.max_handshakes.unwrap_or(capacity.unauthenticated),
+            connection_memory: capacity.connection_memory,
+            connection_descriptors: capacity.connection_descriptors,
+            memory_limit: memory.bytes,
             max_connecting: self.budgets.max_connecting_per_cluster,
         })
     }
@@ -420,7 +434,11 @@ impl Flags {
     }
 
     /// `None` if the tunnel is off, by its flag or because no flag says how to serve it.
-    fn tunnel_settings(&self, seed: &Timeouts) -> Result<Option<TunnelSettings>, FlagError> {
+    fn tunnel_settings(
+        &self,
+        seed: &Timeouts,
+        capacity: Capacity,
+    ) -> Result<Option<TunnelSettings>, FlagError> {
         let flags = &self.tunnel;
         if self.listeners.tunnel_listen.0.is_none() {
             return match (flags.tunnel_tls_cert.is_some(), flags.tunnel_plaintext) {
@@ -446,7 +464,7 @@ impl Flags {
             tls,
             plaintext: flags.tunnel_plaintext,
             connection_idle: limit(self.timeouts.tunnel_connection_idle_timeout, seed.tunnel_connection_idle),
-            memory: MemoryBudget::new(self.budgets.max_tunnel_held_bytes),
+            memory: MemoryBudget::new(self.budgets.max_tunnel_held_bytes.unwrap_or(capacity.tunnel_held)),
             ..TunnelSettings::default()
         }))
     }
@@ -554,13 +572,24 @@ mod tests {
     fn defaults_of_the_flags_are_those_of_the_gateway() {
         let config = flags(&[]).config(&Timeouts::default()).unwrap();
         let default = Config::default();
-        assert_eq!(config.tunnel.memory.limit(), default.tunnel.memory.limit());
         assert_eq!(config.hello_timeout, default.hello_timeout);
         assert_eq!(config.connect_timeout, default.connect_timeout);
         assert_eq!(config.downstream_keepalive, default.downstream_keepalive);
         assert_eq!(config.upstream_keepalive, default.upstream_keepalive);
         assert_eq!(config.idle, default.idle);
         assert_eq!(config.sni_listen, Some("0.0.0.0:6443".parse().unwrap()));
+    }
+
+    #[test]
+    fn bounds_follow_from_the_memory_limit_where_they_are_not_given() {
+        let tunnel = ["--tunnel-plaintext", "--memory-limit", "256Mi"];
+        let config = flags(&tunnel).config(&Timeouts::default()).unwrap();
+        assert_eq!((config.memory_limit, config.tunnel.memory.limit()), (256 << 20, 64 << 20));
+        assert!(config.max_handshakes <= 1_365 && config.max_unauthenticated <= 256);
+        let given = ["--max-handshakes", "7", "--max-tunnel-held-bytes", "8Mi"];
+        let config = flags(&[&tunnel[..], &given].concat()).config(&Timeouts::default()).unwrap();
+        assert_eq!((config.max_handshakes, config.max_unauthenticated), (7, 7));
+        assert_eq!(config.tunnel.memory.limit(), 8 << 20);
     }
 
     #[test]

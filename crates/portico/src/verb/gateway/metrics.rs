@@ -108,11 +108,9 @@ impl GatewayMetrics {
             None,
             u64::from(open),
         )?;
-        let help = "Bytes that tunnel streams hold for receivers that have not taken them; \
-                    --max-tunnel-held-bytes is the most.";
+        let help = "Bytes that tunnel streams hold for receivers that have not taken them.";
         out.one_gauge("tunnel_held_bytes", help, None, config.tunnel.memory.held() as u64)?;
-        let help = "Tunnel connections that are asked for an identity and have shown none that is accepted; \
-                    --max-handshakes is the most.";
+        let help = "Tunnel connections that are asked for an identity and have shown none that is accepted.";
         out.one_gauge("tunnel_unproven_connections", help, None, u64::from(identities.unauthenticated()))?;
         let failed = self.status.tunnel_files();
         let files =
@@ -197,6 +195,12 @@ impl GatewayMetrics {
             "Of these, the ones that wait for an endpoint to accept.",
             None,
             each().map(|(labels, now)| (labels, u64::from(now.connecting))),
+        )?;
+        out.gauge(
+            "cluster_tunnels",
+            "HTTP/2 connections of its node agents.",
+            None,
+            each().map(|(labels, now)| (labels, u64::from(now.tunnels))),
         )?;
         out.counter(
             "cluster_connections",
@@ -288,6 +292,34 @@ fn write_totals(gateway: &Gateway, out: &mut Families<'_>) -> fmt::Result {
         "Connections that have not yet said where they want to go.",
         None,
         handshakes,
+    )?;
+    out.one_gauge(
+        "connection_memory_bytes",
+        "What the connections, streams and tunnels of all clusters are reckoned to take.",
+        None,
+        totals.connection_memory as u64,
+    )?;
+    out.one_gauge(
+        "connection_descriptors",
+        "Descriptors of the connections, streams and tunnels of all clusters.",
+        None,
+        u64::from(totals.connection_descriptors),
+    )?;
+    let config = &shared.config;
+    let limits = [
+        ("memory_bytes", config.memory_limit),
+        ("handshakes", config.max_handshakes as usize),
+        ("tunnel_unproven_connections", config.max_unauthenticated as usize),
+        ("tunnel_held_bytes", config.tunnel.memory.limit()),
+        ("connection_memory_bytes", config.connection_memory),
+        ("connection_descriptors", config.connection_descriptors as usize),
+    ];
+    let limits = limits.map(|(what, limit)| ([("of", what)], limit as u64));
+    out.gauge(
+        "limit",
+        "The most that the gauge of this name may be; memory_bytes is all of them.",
+        None,
+        limits,
     )?;
     let refusals = Refusal::ALL
         .iter()

@@ -1,0 +1,62 @@
+//! What one tenant can take from the others.
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::process::{Command, Stdio};
+
+use crate::common::wait_until;
+use crate::proof::*;
+
+/// The descriptors of the gateway.
+const DESCRIPTORS: u64 = 400;
+/// Connections of one tenant: more than there are descriptors for.
+const GREEDY: usize = 400;
+const PORT: u16 = 30_444;
+
+/// `portico gateway` with few descriptors, and two clusters, `greedy` and `honest`.
+fn gateway() -> (Site, Gateway) {
+    let site = Site::new();
+    for (index, name) in ["greedy", "honest"].into_iter().enumerate() {
+        let port = PORT + u16::try_from(index).unwrap();
+        site.put(name, &manifest(name, Some(port), echo(LOOPBACK)));
+    }
+    let mut command = Command::new("prlimit");
+    command.arg(format!("--nofile={DESCRIPTORS}:{DESCRIPTORS}")).arg(env!("CARGO_BIN_EXE_portico"));
+    command.env_remove("RUST_LOG").stdin(Stdio::null());
+    let gateway = Gateway::start_with(command, &site, &[]);
+    (site, gateway)
+}
+
+/// Whether others, and the admin listener, are served while `greedy` holds what it could get.
+fn others_are_served(gateway: &Gateway) {
+    for round in 0..20 {
+        assert!(by_name(gateway, "honest").is_some(), "round {round}");
+        assert!(by_authority(gateway, "honest").is_some(), "round {round}");
+        assert!(by_port(gateway, PORT + 1).is_some(), "round {round}");
+        assert_eq!(gateway.get("/readyz"), "ready\n");
+    }
+    let refused = "portico_refusals_total{reason=\"fair_share\",side=\"gateway\"}";
+    assert!(gateway.metric(refused) > 0);
+    assert_eq!(gateway.metric("portico_refusals_total{reason=\"out_of_descriptors\",side=\"gateway\"}"), 0);
+    // Clients that were refused are accepted first, and for a moment that may be too many at once.
+    wait_until("accepting goes on", || gateway.metric("portico_accepting") == 1);
+}
+
+#[test]
+fn idle_connections_to_one_node_port_leave_descriptors_to_all_others() {
+    let (_site, gateway) = gateway();
+    let _held: Vec<TcpStream> = (0..GREEDY).map(|_| connect(gateway.node_port(PORT))).collect();
+    others_are_served(&gateway);
+}
+
+#[test]
+fn streams_of_one_cluster_leave_descriptors_to_all_others() {
+    let (_site, gateway) = gateway();
+    let ask = |_| {
+        let mut stream = connect(gateway.tunnel);
+        stream.write_all(connect_request("greedy").as_bytes()).unwrap();
+        stream
+    };
+    let _held: Vec<TcpStream> = (0..GREEDY).map(ask).collect();
+    others_are_served(&gateway);
+}
