@@ -143,6 +143,13 @@ fn a_service_that_loses_one_name_today_loses_all_and_here_only_that_one() {
 }
 
 #[test]
+fn wildcards_are_names_like_others() {
+    let hosts = [("secure", "*.Example.com"), ("other", "a.example.com")];
+    let found = differences(&[service("x", "api", 1, &sni(&hosts), "ClusterIP", true)]);
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+#[test]
 fn a_name_that_only_the_younger_service_can_serve_today_would_break() {
     let found = differences(&[
         service("x", "older", 1, &sni(&[("secure", "a.example.com")]), "ClusterIP", false),
