@@ -126,7 +126,7 @@ refusals! {
     /// It had not yet said where it wants to go when its slot was needed for the next connection.
     MaxHandshakes: "max_handshakes", Gateway, None, 429,
         "too many connections are still saying where they want to go";
-    /// An unauthenticated connection whose slot was needed for the next one.
+    /// An unauthenticated connection whose slot was needed for the next one, or that stayed so for too long.
     MaxUnauthenticated: "unproven", Gateway, None, 429,
         "too many connections have not shown an identity that is accepted";
     /// A tunnel connection that sent frames which cost work and carry nothing, or one it did not finish.

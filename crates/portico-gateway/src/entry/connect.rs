@@ -259,6 +259,7 @@ impl Connection {
         Some(match failure {
             Failure::Evicted if *is_refused => Refusal::FairShare,
             Failure::Evicted if established => Refusal::MaxUnauthenticated,
+            Failure::Unauthenticated => Refusal::MaxUnauthenticated,
             Failure::Flood(_) | Failure::Unfinished => Refusal::Flood,
             _ if established => return None,
             Failure::Evicted => Refusal::MaxHandshakes,
