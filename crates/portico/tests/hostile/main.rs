@@ -12,6 +12,7 @@ mod authenticated;
 #[allow(dead_code, reason = "shared with the other test binary, which uses the rest")]
 #[path = "../all/common.rs"]
 mod common;
+mod identity;
 #[allow(dead_code, reason = "shared with the other test binary, which uses the rest")]
 #[path = "../all/proof.rs"]
 mod proof;
