@@ -5,8 +5,8 @@
 //! only if that changes something. [`events`] puts Events on objects, [`conditions`] keeps the conditions of
 //! a status, and [`error`] puts an error of the API into words.
 //!
-//! [`mod@watch`] configures `kube`'s watches ([`mod@kube::runtime`]). What a controller decides is in
-//! `portico-expose` and its like; the controllers themselves are in `portico-operator`.
+//! [`mod@watch`] lists and watches with deadlines, whatever the API server does. What a controller decides is
+//! in `portico-expose` and its like; the controllers themselves are in `portico-operator`.
 
 pub mod apply;
 pub mod client;

@@ -21,6 +21,7 @@ mod proof;
 mod secure;
 mod silent;
 mod slices;
+mod sources;
 mod support;
 mod tenants;
 mod unauthenticated;
