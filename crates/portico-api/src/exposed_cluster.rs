@@ -105,6 +105,7 @@ impl ExposedCluster {
                 Some([]) => AllowList::nobody(),
                 Some(networks) => AllowList::new(networks.iter().copied()),
             },
+            source_ranges: AllowList::new(spec.load_balancer_source_ranges.iter().copied()),
             budget: spec.budget,
             node_port_listeners: !spec.node_port_listeners_disabled,
             api_server_ca: ApiServerCa::parse(&spec.api_server_ca).ok(),

@@ -88,6 +88,9 @@ pub struct ClusterPolicy {
     pub tenant: Tenant,
     /// Clients that may connect, on every strategy and path.
     pub allow: AllowList,
+    /// Clients that the load balancer in front admits. Counts only where the client's own address is known: a
+    /// load balancer that masks it has judged it before.
+    pub source_ranges: AllowList,
     /// Its limits.
     pub budget: Budget,
     /// Whether NodePort listeners may be opened (`false` where the seed's nodeport-proxy is disabled).
@@ -103,6 +106,7 @@ impl ClusterPolicy {
         Self {
             tenant: tenant.into(),
             allow: AllowList::default(),
+            source_ranges: AllowList::default(),
             budget: Budget::default(),
             node_port_listeners: true,
             api_server_ca: None,
@@ -112,6 +116,11 @@ impl ClusterPolicy {
     /// The policy of a tenant of which nothing is known, though it should be: no client may connect.
     pub fn nobody(tenant: impl Into<Tenant>) -> Self {
         Self { allow: AllowList::nobody(), ..Self::open(tenant) }
+    }
+
+    /// Whether `client` may connect. `is_real` is whether that is the client's own address for certain.
+    pub fn admits(&self, client: IpAddr, is_real: bool) -> bool {
+        self.allow.admits(client) && (!is_real || self.source_ranges.admits(client))
     }
 
     /// [`Self::open`] for the tenant whose Services are in `namespace`.

@@ -74,7 +74,7 @@ pub fn plan(inputs: &Inputs<'_>) -> Plan {
     let split = |exposed: Exposed| (exposed.entry, exposed.service);
     let (entries, mut services): (Vec<Entry>, Vec<Service>) = exposed(inputs).into_iter().map(split).unzip();
     let node_port = services.first().and_then(|service| service.spec.ports.first()?.node_port);
-    services.extend(strategy.load_balancer(inputs, &policy.allow));
+    services.extend(strategy.load_balancer(inputs, &policy.source_ranges));
 
     let endpoint = strategy.endpoint(inputs, node_port);
     let address = match inputs.load_balancers {

@@ -15,8 +15,8 @@ use crate::strategy;
 /// The policy of `cluster`.
 ///
 /// The allow list is the cluster's own, on every strategy. The seed's defaults are joined to one that is set,
-/// even empty, and restrict no cluster by themselves, as in KKP. A strategy may add networks of the seed: a
-/// cluster with a load balancer of its own admits what every load balancer of the seed admits.
+/// even empty, and restrict no cluster by themselves, as in KKP. The load balancer in front admits the ranges
+/// of the seed; one of the cluster's own admits the cluster's list as well, and that list them.
 ///
 /// With the seed's nodeport-proxy disabled no NodePort listeners are opened, except by a proxy of the
 /// cluster's own.
@@ -27,11 +27,21 @@ pub fn policy(
     load_balancers: LoadBalancers,
 ) -> ClusterPolicy {
     let strategy = strategy::of(strategy);
-    let networks = own_ranges(cluster, seed).chain(strategy.seed_networks(seed));
+    let list = |ranges: &mut dyn Iterator<Item = &Setting<Network>>| {
+        AllowList::new(ranges.filter_map(|range| range.get().copied().map(IpNet::from)))
+    };
+    let of_seed = || seed.spec.nodeport_proxy.envoy.load_balancer_service.source_ranges.iter();
+    let own = || own_ranges(cluster, seed);
+    let joined = list(&mut own().chain(of_seed()));
+    let (allow, source_ranges) = match (strategy.has_load_balancer(), own().next().is_some()) {
+        (true, true) => (joined.clone(), joined),
+        _ => (list(&mut own()), list(&mut of_seed())),
+    };
     let annotation = |key| cluster.metadata.annotation(key).and_then(bound);
     ClusterPolicy {
         tenant: cluster.name().into(),
-        allow: AllowList::new(networks.filter_map(|network| network.get().copied().map(IpNet::from))),
+        allow,
+        source_ranges,
         budget: Budget {
             max_connections: annotation(MAX_CONNECTIONS),
             max_connections_per_second: annotation(MAX_CONNECTIONS_PER_SECOND),
@@ -85,6 +95,17 @@ mod tests {
     fn a_load_balancer_admits_what_all_load_balancers_of_the_seed_admit() {
         let policy = policy(&cluster("a", OWN), ExposeStrategy::LoadBalancer, &seed("north", SEED));
         assert_eq!(policy.allow.to_string(), "192.0.2.0/24,198.51.100.0/24,203.0.113.0/24");
+        assert_eq!(policy.source_ranges, policy.allow);
+    }
+
+    #[test]
+    fn the_source_ranges_of_the_seed_count_where_the_address_is_the_clients_own() {
+        let (inside, outside) = ("203.0.113.7".parse().unwrap(), "192.0.2.7".parse().unwrap());
+        for strategy in ExposeStrategy::ALL {
+            let policy = policy(&cluster("a", "{}"), strategy, &seed("north", SEED));
+            assert!(policy.admits(inside, true) && !policy.admits(outside, true), "{strategy}");
+            assert!(policy.admits(outside, false), "{strategy}: what is masked is no client");
+        }
     }
 
     #[test]

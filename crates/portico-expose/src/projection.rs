@@ -1,6 +1,5 @@
 //! Cluster → [`ExposedCluster`]: the resolved form that a gateway reads instead of Clusters.
 
-use ipnet::IpNet;
 use portico_api::annotations::API_SERVER_CA;
 use portico_api::cluster::Cluster;
 use portico_api::configuration::KubermaticConfiguration;
@@ -54,7 +53,6 @@ fn metadata(cluster: &Cluster) -> ObjectMeta {
 fn spec(scope: &Scope<'_>) -> ExposedClusterSpec {
     let Scope { cluster, decision, seed, .. } = *scope;
     let policy = policy(cluster, decision.strategy, seed, LoadBalancers::Cloud);
-    let source_ranges = &seed.spec.nodeport_proxy.envoy.load_balancer_service.source_ranges;
     let allowed = policy.allow.networks();
     ExposedClusterSpec {
         expose_strategy: decision.strategy,
@@ -62,10 +60,7 @@ fn spec(scope: &Scope<'_>) -> ExposedClusterSpec {
         datacenter: cluster.spec.cloud.dc.clone(),
         paused: cluster.spec.pause,
         allowed_ip_ranges: (!allowed.is_empty()).then(|| allowed.into()),
-        load_balancer_source_ranges: source_ranges
-            .iter()
-            .filter_map(|range| range.get().copied().map(IpNet::from))
-            .collect(),
+        load_balancer_source_ranges: policy.source_ranges.networks().into(),
         node_port_listeners_disabled: !policy.node_port_listeners,
         budget: policy.budget,
         connection_settings: seed.spec.nodeport_proxy.envoy.connection_settings.clone(),

@@ -43,6 +43,8 @@ pub(crate) struct Learned {
     pub(crate) listener: Listener,
     /// The peer; where that is a trusted hop that sent a PROXY header, the address in it.
     pub(crate) client: SocketAddr,
+    /// Whether that is the client's own address, and not that of something in front.
+    pub(crate) client_is_real: bool,
     /// When it was accepted, as time since the gateway started.
     pub(crate) accepted: Duration,
     /// The server name or authority it asks for.
@@ -77,7 +79,7 @@ impl Arrival {
         mode: ProxyMode,
         bytes: &mut Vec<u8>,
     ) -> Result<(), Refusal> {
-        let client = &mut self.learned.client;
+        let Learned { client, client_is_real, .. } = &mut self.learned;
         if mode == ProxyMode::Off {
             return Ok(());
         }
@@ -89,7 +91,7 @@ impl Arrival {
         loop {
             match if bytes.is_empty() { Parse::NeedMore } else { proxy::parse(bytes) } {
                 Parse::Complete(proxy::Header::Proxied { source, len, .. }) => {
-                    *client = source;
+                    (*client, *client_is_real) = (source, true);
                     slot.set_source(Source::of(source.ip()));
                     bytes.drain(..len);
                     return Ok(());
@@ -110,7 +112,9 @@ impl Arrival {
 impl Learned {
     pub(crate) fn new(shared: &Shared, listener: Listener, client: SocketAddr) -> Self {
         let (id, accepted) = (shared.next_id(), shared.now());
-        Self { id, listener, client, accepted, name: None, upstream: None, cost: Cost::CONNECTION }
+        let client_is_real = shared.config.proxy_protocol.direct;
+        let (name, upstream, cost) = (None, None, Cost::CONNECTION);
+        Self { id, listener, client, client_is_real, accepted, name, upstream, cost }
     }
 
     /// Looks up the route of a server name. Upper case and a trailing dot make no difference.
@@ -161,7 +165,7 @@ impl Learned {
     pub(crate) fn admit(&self, shared: &Shared) -> Result<Admitted, Refusal> {
         let upstream = self.upstream.clone().ok_or(Refusal::Unknown)?;
         let backend = upstream.backend();
-        if !backend.policy.allow.admits(self.client.ip()) {
+        if !backend.policy.admits(self.client.ip(), self.client_is_real) {
             return Err(Refusal::NotAllowed);
         }
         if backend.endpoints.is_empty() {

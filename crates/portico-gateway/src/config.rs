@@ -118,6 +118,9 @@ pub struct ProxyProtocol {
     /// Hops whose headers are believed. A header from any other address is refused, never ignored: a client
     /// that may choose its own address passes every allow list.
     pub trusted: Vec<IpNet>,
+    /// Whether connections without a header come from their clients themselves: whatever is in front keeps
+    /// their addresses.
+    pub direct: bool,
 }
 
 impl ProxyProtocol {

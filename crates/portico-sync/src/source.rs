@@ -50,6 +50,8 @@ pub struct SourceSettings {
     pub endpoints: EndpointRules,
     /// The one Seed that counts; `None` for all of them.
     pub seed: Option<String>,
+    /// Whether connections come without the addresses of their clients.
+    pub masked_clients: bool,
     /// External addresses of the seed's nodes.
     pub node_addresses: Vec<IpAddr>,
     /// Ports of the gateway itself, which no Service can have as NodePort.
@@ -137,6 +139,7 @@ impl SourceSettings {
             node_ips: self.node_addresses.clone(),
             reserved_ports: self.reserved_ports.clone(),
             seed: self.seed.as_deref().map(Into::into),
+            masked_clients: self.masked_clients,
             sni_port,
             ..default
         }

@@ -14,11 +14,9 @@ use std::net::IpAddr;
 use portico_api::annotations::{EXPOSE, EXPOSE_NAMESPACED, LOAD_BALANCER_SOURCE_RANGES};
 use portico_api::cluster::Address;
 use portico_api::meta::Strings;
-use portico_api::network::Network;
 use portico_api::policy::AllowList;
 use portico_api::seed::Seed;
 use portico_api::service::{Protocol, Service, ServicePort, ServiceSpec, ServiceType, TargetPort};
-use portico_api::setting::Setting;
 use portico_api::strategy::AnsweredBy;
 
 use super::by_port;
@@ -51,8 +49,8 @@ impl Strategy for LoadBalancer {
         by_port::services(inputs, expose)
     }
 
-    fn load_balancer(&self, inputs: &Inputs<'_>, allow: &AllowList) -> Option<Service> {
-        let ranges: Vec<String> = allow.networks().iter().map(ToString::to_string).collect();
+    fn load_balancer(&self, inputs: &Inputs<'_>, ranges: &AllowList) -> Option<Service> {
+        let ranges: Vec<String> = ranges.networks().iter().map(ToString::to_string).collect();
         Some(front(&inputs.scope, &ranges))
     }
 
@@ -79,8 +77,8 @@ impl Strategy for LoadBalancer {
         names
     }
 
-    fn seed_networks<'a>(&self, seed: &'a Seed) -> &'a [Setting<Network>] {
-        &seed.spec.nodeport_proxy.envoy.load_balancer_service.source_ranges
+    fn has_load_balancer(&self) -> bool {
+        true
     }
 
     fn opens_node_ports(&self, seed: &Seed, load_balancers: LoadBalancers) -> bool {

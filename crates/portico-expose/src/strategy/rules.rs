@@ -3,11 +3,9 @@
 use std::net::IpAddr;
 
 use portico_api::cluster::Address;
-use portico_api::network::Network;
 use portico_api::policy::AllowList;
 use portico_api::seed::Seed;
 use portico_api::service::{Service, ServiceType};
-use portico_api::setting::Setting;
 use portico_api::strategy::AnsweredBy;
 
 use crate::certificate::SubjectNames;
@@ -23,8 +21,8 @@ pub(crate) trait Strategy: Sync {
     /// The exposed Services, the API server first, and what each is reached by.
     fn services(&self, inputs: &Inputs<'_>) -> Vec<Exposed>;
 
-    /// The load balancer Service of the cluster itself, if it has one. It admits the networks `allow`.
-    fn load_balancer(&self, _inputs: &Inputs<'_>, _allow: &AllowList) -> Option<Service> {
+    /// The load balancer Service of the cluster itself, if it has one. It admits `ranges`.
+    fn load_balancer(&self, _inputs: &Inputs<'_>, _ranges: &AllowList) -> Option<Service> {
         None
     }
 
@@ -43,9 +41,9 @@ pub(crate) trait Strategy: Sync {
         names
     }
 
-    /// Networks of the seed that may connect besides its defaults and the cluster's own.
-    fn seed_networks<'a>(&self, _seed: &'a Seed) -> &'a [Setting<Network>] {
-        &[]
+    /// Whether each cluster has a load balancer of its own.
+    fn has_load_balancer(&self) -> bool {
+        false
     }
 
     /// Whether a proxy opens the NodePorts of the cluster.

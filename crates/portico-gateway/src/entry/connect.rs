@@ -83,6 +83,7 @@ pub(crate) async fn serve_welcomed(worker: Arc<Worker>, stream: TcpStream, welco
     let handler = Arc::new(Connection {
         worker: Arc::clone(&worker),
         client,
+        client_is_real: learned.client_is_real,
         // Fails only for a client that is gone, and then no one reads the header.
         local: stream.local_addr().unwrap_or(client),
         pending: Mutex::new(Pending { handshake: Some((slot, promise)), ..Pending::default() }),
@@ -156,6 +157,7 @@ struct Connection {
     worker: Arc<Worker>,
     /// Where a trusted hop sent a PROXY header, the address in it.
     client: SocketAddr,
+    client_is_real: bool,
     local: SocketAddr,
     pending: Mutex<Pending>,
     /// What was accepted of it, by cluster.
@@ -281,7 +283,8 @@ struct Attempt<'a> {
 impl<'a> Attempt<'a> {
     fn new(connection: &'a Connection) -> Self {
         let shared = &connection.worker.shared;
-        let learned = Learned::new(shared, Listener::Tunnel, connection.client);
+        let mut learned = Learned::new(shared, Listener::Tunnel, connection.client);
+        learned.client_is_real = connection.client_is_real;
         Self { connection, learned, open: true }
     }
 
@@ -299,12 +302,12 @@ impl<'a> Attempt<'a> {
                 refusal => refusal.into(),
             });
         }
-        let Learned { upstream, name, client, .. } = &self.learned;
+        let Learned { upstream, name, client, client_is_real, .. } = &self.learned;
         let wanted = Wanted {
             cluster: upstream.as_ref().map(|upstream| &upstream.cluster.name),
             client_admitted: upstream
                 .as_ref()
-                .is_some_and(|upstream| upstream.backend().policy.allow.admits(client.ip())),
+                .is_some_and(|upstream| upstream.backend().policy.admits(client.ip(), *client_is_real)),
             reviewer: &|| reviewer_of(shared, upstream.as_ref()?, name.as_deref()?),
         };
         let credential =

@@ -401,6 +401,32 @@ fn allow_lists_judge_the_client_a_trusted_hop_names() {
 }
 
 #[test]
+fn source_ranges_hold_for_clients_whose_own_address_is_known_and_for_no_others() {
+    let endpoint = Endpoint::new();
+    let office = AllowList::new(["198.51.100.0/24".parse().unwrap()]);
+    let service = Service::new("a", &[endpoint.address]).host(HOST);
+    let service = service.policy(|policy| policy.source_ranges = office);
+    let mut config = behind_a_load_balancer(ProxyMode::Optional, "127.0.0.0/8");
+    let gateway = start(config.clone());
+    service.expose(&gateway);
+    let connect_as = |header: &[u8]| {
+        let mut stream = connect(sni_address(&gateway));
+        stream.write_all(&[header, &hello(HOST)].concat()).unwrap();
+        stream
+    };
+    let _inside = connect_as(&header("198.51.100.7:4242"));
+    endpoint.accept();
+    assert_eq!(read_to_end(&mut connect_as(&header("192.0.2.7:4242")))[6], 49);
+    let _masked = connect_as(&[]);
+    endpoint.accept();
+    assert_eq!(refused(&gateway, Refusal::NotAllowed), 1);
+    config.proxy_protocol.direct = true;
+    let direct = start(config);
+    service.expose(&direct);
+    assert_eq!(alert_for(&direct, HOST), 49, "127.0.0.1 is the client's own address");
+}
+
+#[test]
 fn an_optional_header_may_be_missing() {
     let gateway = start(behind_a_load_balancer(ProxyMode::Optional, "127.0.0.0/8"));
     let endpoint = Endpoint::new();

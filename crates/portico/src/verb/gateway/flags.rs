@@ -154,6 +154,10 @@ pub(crate) struct ClientAddressFlags {
     /// Network whose PROXY headers are believed, such as that of the load balancer; may be repeated
     #[arg(long, value_name = "CIDR", requires = "proxy_protocol", value_delimiter = ',')]
     pub(crate) trusted_proxy: Vec<IpNet>,
+    /// The load balancer in front keeps the addresses of clients, as with externalTrafficPolicy: Local; then
+    /// the Seed's sourceRanges hold here too
+    #[arg(long)]
+    pub(crate) direct_clients: bool,
 }
 
 #[derive(Debug, Args)]
@@ -327,6 +331,7 @@ impl Flags {
                 networks: from.endpoint_networks.clone().into(),
             },
             seed: from.seed.clone(),
+            masked_clients: !self.client.direct_clients && self.client.trusted_proxy.is_empty(),
             node_addresses: from.node_address.clone(),
             reserved_ports: own.iter().filter_map(|listen| listen.0.as_ref().map(SocketAddr::port)).collect(),
             // Port 0 is chosen by the system, too late to be part of an address.
@@ -491,7 +496,11 @@ impl ClientAddressFlags {
             return Err(FlagError::EverybodyTrusted(everybody));
         }
         let mut seen: Vec<ListenerKind> = Vec::new();
-        let mut protocol = ProxyProtocol { trusted: self.trusted_proxy.clone(), ..ProxyProtocol::default() };
+        let mut protocol = ProxyProtocol {
+            trusted: self.trusted_proxy.clone(),
+            direct: self.direct_clients,
+            ..ProxyProtocol::default()
+        };
         for &ProxySetting { listener, mode } in &self.proxy_protocol {
             if seen.contains(&listener) {
                 return Err(FlagError::ProxyProtocolTwice(listener));
