@@ -32,6 +32,9 @@ pub(crate) struct Line<'a> {
     side: Side,
     reason: &'static str,
     connection: ConnectionId,
+    /// Lines of other refused clients of the same cluster that were left out since the last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    left_out: Option<u64>,
 }
 
 /// A client that was not connected.
@@ -61,10 +64,11 @@ impl<'a> Line<'a> {
             side: end.side(),
             reason: end.reason(),
             connection: record.id,
+            left_out: None,
         }
     }
 
-    pub(crate) fn refused(now: Duration, refused: &Refused<'a>) -> Self {
+    pub(crate) fn refused(now: Duration, refused: &Refused<'a>, left_out: u64) -> Self {
         Self {
             time: Timestamp::now(),
             listener: refused.listener,
@@ -79,6 +83,7 @@ impl<'a> Line<'a> {
             side: refused.refusal.side(),
             reason: refused.refusal.reason(),
             connection: refused.id,
+            left_out: (left_out > 0).then_some(left_out),
         }
     }
 }
@@ -108,6 +113,9 @@ impl access::Line for Line<'_> {
             " bytes_up={bytes_up} bytes_down={bytes_down} duration_ms={duration_ms} side={side} \
              reason={reason} connection={connection}"
         );
+        if let Some(left_out) = self.left_out {
+            let _ = write!(text, " left_out={left_out}");
+        }
         text
     }
 }
@@ -133,6 +141,7 @@ mod tests {
             side: Side::Downstream,
             reason: "unknown",
             connection: ConnectionId(u64::MAX),
+            left_out: None,
         }
     }
 
@@ -144,6 +153,12 @@ mod tests {
             "2026-01-02T03:04:05.678Z listener=sni client=198.51.100.7:1234 cluster=a name=\"a.example.com\" \
              bytes_up=0 bytes_down=0 duration_ms=3 side=downstream reason=unknown connection=ffffffffffffffff"
         );
+    }
+
+    #[test]
+    fn lines_that_were_left_out_are_counted_in_the_next() {
+        let line = Line { left_out: Some(980), ..line() };
+        assert!(line.to_text().ends_with(" left_out=980"));
     }
 
     #[test]

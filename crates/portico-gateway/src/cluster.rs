@@ -9,6 +9,7 @@ use portico_api::policy::Budget;
 use portico_net::MemoryBudget;
 
 use crate::fair_share::{Cost, FairShare, Taken};
+use crate::line_limit::LineLimit;
 use crate::outcome::Refusal;
 
 /// Upper bounds, in seconds, of the handshake time histogram: a connect on the same network takes well below
@@ -30,6 +31,8 @@ pub struct Cluster {
     taken: Taken,
     fair_share: Arc<FairShare>,
     rate: Rate,
+    /// Of its refused clients.
+    pub(crate) lines: LineLimit,
     /// Made when there is something to count: of ten thousand clusters many get no connection here, and these
     /// counters are four fifths of the size of one.
     counters: OnceLock<Box<Counters>>,
@@ -60,6 +63,7 @@ impl Cluster {
             taken: Taken::default(),
             fair_share,
             rate: Rate::default(),
+            lines: LineLimit::default(),
             counters: OnceLock::new(),
             memory: OnceLock::new(),
         }
@@ -214,14 +218,14 @@ impl Drop for OpenGuard {
 /// A rate limit without a lock: the generic cell rate algorithm. Holds the time at which the bucket will be
 /// full again.
 #[derive(Debug, Default)]
-struct Rate {
+pub(crate) struct Rate {
     full_at_nanos: AtomicU64,
 }
 
 impl Rate {
     /// Takes one event out of a bucket that refills `per_second` events a second and holds one second's
     /// worth.
-    fn take(&self, per_second: u32, now: Duration) -> bool {
+    pub(crate) fn take(&self, per_second: u32, now: Duration) -> bool {
         const SECOND: u64 = 1_000_000_000;
         if per_second == 0 {
             return false;

@@ -20,6 +20,7 @@ mod descriptors;
 mod entry;
 mod fair_share;
 mod first_bytes;
+mod line_limit;
 mod live;
 mod outcome;
 mod proxy_header;

@@ -17,6 +17,7 @@ use crate::auth::Identities;
 use crate::config::{Config, ProxyMode};
 use crate::descriptors::Descriptors;
 use crate::fair_share::FairShare;
+use crate::line_limit::LineLimit;
 use crate::live::Live;
 use crate::outcome::{End, Refusal};
 use crate::record::ConnectionId;
@@ -46,6 +47,9 @@ pub struct Shared {
     /// Clients refused, in the order of [`Refusal::ALL`].
     refusals: [AtomicU64; Refusal::ALL.len()],
     ends: [AtomicU64; End::ALL.len()],
+    /// Of refused clients whose cluster is not known.
+    lines: LineLimit,
+    lines_left_out: AtomicU64,
     draining: watch::Sender<bool>,
     alive: AtomicU64,
     all_ended: Notify,
@@ -68,6 +72,8 @@ pub struct Totals {
     pub connection_memory: usize,
     /// Descriptors that they take.
     pub connection_descriptors: u32,
+    /// Refused clients whose access line was left out.
+    pub lines_left_out: u64,
     /// Clients refused, in the order of [`Refusal::ALL`].
     pub refusals: [u64; Refusal::ALL.len()],
     /// Connections ended, in the order of [`End::ALL`].
@@ -97,6 +103,8 @@ impl Shared {
             accept_errors: AtomicU64::default(),
             refusals: Default::default(),
             ends: Default::default(),
+            lines: LineLimit::default(),
+            lines_left_out: AtomicU64::default(),
             draining: watch::Sender::new(false),
             alive: AtomicU64::default(),
             all_ended: Notify::new(),
@@ -119,6 +127,7 @@ impl Shared {
             accept_rests_now: self.descriptors.are_short(),
             accept_rests: self.descriptors.rests(),
             handshakes: self.handshakes.count(),
+            lines_left_out: self.lines_left_out.load(Relaxed),
             refusals: std::array::from_fn(|index| self.refusals[index].load(Relaxed)),
             ends: std::array::from_fn(|index| self.ends[index].load(Relaxed)),
         }
@@ -185,7 +194,12 @@ impl Shared {
         if refused.refusal == Refusal::OutOfDescriptors {
             self.warn_of_descriptors();
         }
-        self.access.write(|| Line::refused(self.now(), refused));
+        let now = self.now();
+        let limit = refused.upstream.map_or(&self.lines, |upstream| &upstream.cluster.lines);
+        match limit.admit(now) {
+            Some(left_out) => self.access.write(|| Line::refused(now, refused, left_out)),
+            None => drop(self.lines_left_out.fetch_add(1, Relaxed)),
+        }
     }
 
     /// Takes a slot of those for connections that have not yet said where they want to go.

@@ -243,7 +243,7 @@ impl Reviews {
             self.unverified.invalidate(&key);
         }
         if let Some(why) = failure
-            && let Some(kept_back) = self.log.admit()
+            && let Some(kept_back) = self.log.admit(Some(token.reviewer.cluster()))
         {
             let (cluster, accepted) = (token.reviewer.cluster(), verdict == Verdict::Accepted);
             tracing::warn!(%cluster, %why, accepted, kept_back, "cannot review a token");

@@ -41,7 +41,7 @@ impl Identities {
             }
             if let Some(why) = credential.revoke_if_invalid(self.tokens.as_deref()) {
                 revoked += 1;
-                if let Some(kept_back) = self.log.admit() {
+                if let Some(kept_back) = self.log.admit(Some(credential.cluster())) {
                     let cluster = credential.cluster();
                     tracing::warn!(%cluster, %why, kept_back, "a tunnel's identity was revoked");
                 }

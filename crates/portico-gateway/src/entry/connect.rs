@@ -108,7 +108,7 @@ pub(crate) async fn serve_welcomed(worker: Arc<Worker>, stream: TcpStream, welco
             let client = handler.client;
             tracing::debug!(%client, %failure, "tunnel connection failed");
             if matches!(failure, Failure::Flood(_) | Failure::Unfinished)
-                && let Some(kept_back) = worker.shared.identities.log().admit()
+                && let Some(kept_back) = worker.shared.identities.log().admit(None)
             {
                 tracing::warn!(%client, %failure, kept_back, "a tunnel connection was ended");
             }
@@ -368,8 +368,9 @@ impl<'a> Attempt<'a> {
                 | Refusal::ReviewFailed
                 | Refusal::MaxReviewsWaiting
         );
-        if of_identity && let Some(kept_back) = shared.identities.log().admit() {
-            let cluster = upstream.as_ref().map(|upstream| upstream.cluster.name.as_str());
+        let tenant = upstream.as_ref().map(|upstream| &upstream.cluster.name);
+        if of_identity && let Some(kept_back) = shared.identities.log().admit(tenant) {
+            let cluster = tenant.map(|tenant| tenant.as_str());
             let (name, refused) = (name.as_deref(), refusal.reason());
             tracing::warn!(
                 %client, name, cluster, refused, %reason, %detail, kept_back,

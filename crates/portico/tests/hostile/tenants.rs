@@ -1,6 +1,6 @@
 //! What one tenant can take from the others.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
 
@@ -59,4 +59,26 @@ fn streams_of_one_cluster_leave_descriptors_to_all_others() {
     };
     let _held: Vec<TcpStream> = (0..GREEDY).map(ask).collect();
     others_are_served(&gateway);
+}
+
+#[test]
+fn refusals_of_some_clients_do_not_silence_those_of_others() {
+    let (_site, mut gateway) = {
+        let site = Site::new();
+        let gone = std::net::SocketAddr::from(([127, 0, 0, 1], 9));
+        site.put("honest", &manifest("honest", None, gone));
+        let gateway = Gateway::start(&site, &["--access-log", "text"]);
+        (site, gateway)
+    };
+    let unknown = hello("unknown");
+    for _ in 0..400 {
+        let mut stream = connect(gateway.sni);
+        // Fails for one that is closed already.
+        let _ = stream.write_all(&unknown).and_then(|()| stream.read_exact(&mut [0]));
+    }
+    assert!(by_name(&gateway, "honest").is_none());
+    gateway.process.wait_for("cluster=honest");
+    let lines = gateway.process.said().matches("reason=unknown").count();
+    let left_out = gateway.metric("portico_access_lines_left_out_total");
+    assert!(left_out > 0 && lines as u64 + left_out == 400, "{lines} lines, {left_out} left out");
 }

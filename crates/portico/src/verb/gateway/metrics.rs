@@ -335,6 +335,11 @@ fn write_totals(gateway: &Gateway, out: &mut Families<'_>) -> fmt::Result {
         ends,
     )?;
     out.one_counter(
+        "access_lines_left_out",
+        "Access lines of refused clients beyond 20 a second of their cluster, or of none.",
+        totals.lines_left_out,
+    )?;
+    out.one_counter(
         "access_lines_dropped",
         "Access lines lost because standard output was not read.",
         shared.access.dropped(),
