@@ -16,6 +16,8 @@ mod findings;
 pub mod front;
 pub mod hosts;
 pub mod inputs;
+#[cfg(test)]
+mod kkp_rules;
 pub mod load_balancer;
 pub mod networks;
 pub mod node_ports;
