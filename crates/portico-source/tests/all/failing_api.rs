@@ -81,7 +81,8 @@ impl Proxy {
         let (status, body) = match answer {
             Answer::Status(code) => {
                 let body = format!(
-                    r#"{{"kind": "Status", "status": "Failure", "code": {code}, "reason": "X", "message": "no"}}"#
+                    r#"{{"kind": "Status", "status": "Failure", "code": {code},
+                        "reason": "X", "message": "no"}}"#
                 );
                 (*code, body)
             }

@@ -48,8 +48,9 @@ fn a_hostile_directory_stops_no_gateway_and_is_told() {
 fn kubeconfig(folder: &Path, server: &str) -> String {
     let path = folder.join("kubeconfig");
     let text = format!(
-        "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{{name: c, context: {{cluster: c, user: \
-         u}}}}]\nclusters: [{{name: c, cluster: {{server: \"{server}\"}}}}]\nusers: [{{name: u, user: {{}}}}]\n"
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+         contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\n\
+         clusters: [{{name: c, cluster: {{server: \"{server}\"}}}}]\nusers: [{{name: u, user: {{}}}}]\n"
     );
     fs::write(&path, text).unwrap();
     path.to_str().unwrap().to_owned()
