@@ -672,17 +672,19 @@ fn a_flood_of_made_up_tokens_is_bounded_and_others_are_still_reviewed() {
     let api = ApiServer::new(&pki);
     let gateway = reviewing(&pki, Duration::from_secs(60));
     api.expose(&gateway, "a", &pki);
-    let flood = Client::new(&gateway, client_tls(&pki, None, b"h2"));
+    // Of each no more requests than an agent may make that has not authenticated yet.
+    let flood: Vec<_> = (0..4).map(|_| Client::new(&gateway, client_tls(&pki, None, b"h2"))).collect();
     let uri = http::Uri::builder().authority(authority("a")).build().unwrap();
     let junk = |number: u32| {
         let request = http::Request::builder().method("CONNECT").uri(uri.clone());
         let request = request.header("authorization", format!("Bearer {HANGS}{number}")).body(()).unwrap();
-        flood.runtime.block_on(async {
-            let mut requests = flood.requests.clone().ready().await.unwrap();
+        let client = &flood[number as usize / 16];
+        client.runtime.block_on(async {
+            let mut requests = client.requests.clone().ready().await.unwrap();
             requests.send_request(request, false).unwrap()
         })
     };
-    let answers: Vec<_> = (0..50).map(junk).collect();
+    let answers: Vec<_> = (0..64).map(junk).collect();
     eventually("as many as may be are reviewed", || api.hanging.load(SeqCst) == 8);
     let honest = || Client::new(&gateway, client_tls(&pki, None, b"h2")).with_token("good");
     eventually("one of another connection is, too", || honest().refresh(&authority("a")).0 == 204);
