@@ -131,10 +131,8 @@ impl Gateway {
         let authorization = format!("Authorization: Bearer {token}");
         let words = ["curl", "-sS", "--http2", "--max-time", "20", "--noproxy", "*", "--cacert", &ca];
         let ask = ["-X", "OPTIONS", "--request-target", "*", "-H", &host, "-H", &authorization];
-        let tell = ["-w", "\n%{http_code}", &url];
-        let answer = client.run(&[&words[..], &ask, &tell].concat()).unwrap();
-        let (sentence, status) = answer.rsplit_once('\n').unwrap();
-        format!("{status} {}", sentence.trim_end())
+        let tell = ["-w", "%{http_code} %header{x-portico-reason}", &url];
+        client.run(&[&words[..], &ask, &tell].concat()).unwrap()
     }
 
     /// A watch through a tunnel that the token opens, on the ConfigMaps of cluster a. The API server knows it
