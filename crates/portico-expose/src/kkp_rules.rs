@@ -12,7 +12,7 @@ use crate::resolve;
 use crate::testing::{cluster, configuration, seed};
 use crate::validate;
 
-/// Whether a Cluster may be used, and the reasons of its problems, as of the strategy that is resolved for it.
+/// Whether a Cluster may be used, and the reasons of its problems, by the strategy that is resolved for it.
 fn validated(cluster: &Cluster) -> (bool, Vec<&'static str>) {
     let (seed, above) =
         (seed("kubermatic", "{}"), configuration(r#"{"ingress": {"domain": "example.com"}}"#));
@@ -52,7 +52,8 @@ fn tunneling_agent_ip_belongs_to_tunneling_and_strategies_are_spelled_exactly() 
         (r#"{"exposeStrategy": "NodePort", "clusterNetwork": {"tunnelingAgentIP": "100.64.30.10"}}"#, false),
         (r#"{"exposeStrategy": "NodePort", "clusterNetwork": {"tunnelingAgentIP": ""}}"#, true),
         (
-            r#"{"exposeStrategy": "LoadBalancer", "apiServerAllowedIPRanges": {"cidrBlocks": ["192.0.2.0/24"]}}"#,
+            r#"{"exposeStrategy": "LoadBalancer",
+                "apiServerAllowedIPRanges": {"cidrBlocks": ["192.0.2.0/24"]}}"#,
             true,
         ),
     ] {

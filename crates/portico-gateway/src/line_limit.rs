@@ -1,5 +1,6 @@
-//! Bounds the access lines of refused clients, which anyone on the network can cause: so many a second of each
-//! cluster, and as many of clients that ask for none that is known. The next line has the number left out.
+//! Bounds the access lines of refused clients, which anyone on the network can cause: so many a second of
+//! each cluster, and as many of clients that ask for none that is known. The next line has the number left
+//! out.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;

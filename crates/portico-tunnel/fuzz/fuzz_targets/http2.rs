@@ -1,6 +1,6 @@
 //! Whatever bytes a client sends after the preface, authenticated or not: no panic, the connection ends when
-//! its client does, and what it makes the server hold stays within a model of what may be held, and is nothing
-//! in the end.
+//! its client does, and what it makes the server hold stays within a model of what may be held, and is
+//! nothing in the end.
 //!
 //! The first byte says who the client is. The others come in pieces, cut where they have a value that the
 //! second byte says.
