@@ -107,12 +107,10 @@ async fn a_connection_that_refuses_us_is_replaced_by_one_to_another_gateway_that
     );
     let all = settings(&[refuses.address, opens.address]);
     let all = ClientSettings { ping_interval: Duration::from_secs(100_000), tunnels: 1, ..all };
-    let begun = Instant::now();
     // Which of the two it connects to first is chance: one of these begins with the one that refuses.
     let clients: Vec<_> = (0..8).map(|_| Client::start(all.clone())).collect();
     clock.until("asked", || refuses.options() > 0).await;
     clock.until("accepted", || clients.iter().all(is_accepted)).await;
-    assert!(begun.elapsed() < Duration::from_secs(45), "{:?}", begun.elapsed());
 }
 
 #[tokio::test]
