@@ -223,9 +223,7 @@ async fn a_right_that_is_missing_keeps_the_source_waiting(world: &World) {
         let watch = status().watches.get(&Kind::ExposedCluster).cloned();
         watch.and_then(|watch| watch.error).is_some_and(|error| error.contains("grant it"))
     };
-    while !refused() {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    gateway.until_it_is_so("the missing right is named", refused).await;
     assert!(!status().complete);
     proxy.rules(|rules| rules.answers.clear());
     gateway.until("ExposedCluster a", true).await;
@@ -244,9 +242,7 @@ async fn a_list_that_lies_once_takes_nothing_away(world: &World) {
         ];
     });
     let lied = || proxy.0.lock().unwrap().answers.iter().all(|(_, _, left)| *left == 0);
-    while !lied() {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    gateway.until_it_is_so("the list has lied", lied).await;
     world.services(&["after-the-lie"]);
     gateway.until("Service default/after-the-lie", true).await;
     assert!(gateway.deleted.is_empty(), "{:?}", gateway.deleted);
@@ -259,9 +255,8 @@ async fn after_silence_what_was_missed_arrives(world: &World) {
     proxy.rules(|rules| rules.mute = true);
     world.services(&["missed"]);
     let status = gateway.source.status();
-    while status().watches[&Kind::Service].state != WatchState::Failing {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let is_silent = || status().watches[&Kind::Service].state == WatchState::Failing;
+    gateway.until_it_is_so("the silence is noticed", is_silent).await;
     assert!(gateway.deleted.is_empty() && !gateway.objects.contains("Service default/missed"));
     proxy.rules(|rules| rules.mute = false);
     gateway.until("Service default/missed", true).await;

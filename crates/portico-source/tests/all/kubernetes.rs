@@ -101,10 +101,24 @@ impl Observer {
     }
 
     pub(crate) async fn step(&mut self) {
-        self.last = tokio::time::timeout(NEVER, self.source.next())
-            .await
-            .unwrap_or_else(|_| panic!("no further step; {:?}", self.source.status()()))
-            .unwrap();
+        let step = tokio::time::timeout(NEVER, self.source.next()).await;
+        self.take(step.unwrap_or_else(|_| panic!("no further step; {:?}", self.source.status()())).unwrap());
+    }
+
+    /// Takes steps until it is so. A source whose steps nobody takes waits, and does nothing else.
+    pub(crate) async fn until_it_is_so(&mut self, what: &str, is_so: impl Fn() -> bool) {
+        let deadline = tokio::time::Instant::now() + NEVER;
+        while !is_so() {
+            assert!(tokio::time::Instant::now() < deadline, "never: {what}; {:?}", self.source.status()());
+            let look = Duration::from_millis(20);
+            if let Ok(step) = tokio::time::timeout(look, self.source.next()).await {
+                self.take(step.unwrap());
+            }
+        }
+    }
+
+    fn take(&mut self, step: Step) {
+        self.last = step;
         for change in &self.last.changes {
             match change {
                 Change::Apply(object) => {
