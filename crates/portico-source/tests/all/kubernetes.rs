@@ -190,9 +190,8 @@ async fn a_source_keeps_up_with_its_api_server_through_absence_and_new_kinds() {
     assert!(observer.last.policies_required);
     world.kubectl.run(&["delete", "crd", "clusters.kubermatic.k8c.io"]).unwrap();
     let status = observer.source.status();
-    while status().watches[&portico_api::meta::Kind::Cluster].state != WatchState::Failing {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let is_gone = || status().watches[&portico_api::meta::Kind::Cluster].state == WatchState::Failing;
+    observer.until_it_is_so("the kind is gone", is_gone).await;
     assert!(observer.objects.contains("Cluster late") && status().watches.len() == 3);
     world.kubectl.apply(CRD).unwrap();
     observer.until("Cluster late", false).await;
