@@ -32,12 +32,8 @@ use crate::debounce::Debounce;
 use crate::index::{ManifestIndex, Signature};
 use crate::object::Object;
 use crate::step::{MAX_CHANGES_PER_STEP, ManifestProblem, Step};
-use crate::walk::{Limits, is_manifest, no_file, signature, walk};
+use crate::walk::{Limits, MAX_FILE, is_manifest, no_file, signature, walk};
 use crate::watch::Watcher;
-
-/// Longest file that is read, in bytes: room for ten thousand clusters with their Services and
-/// EndpointSlices, and a bound for a log file that is called `.json`.
-pub(crate) const MAX_FILE: u64 = 64 * 1024 * 1024;
 
 /// Pause between two rescans, for what inotify does not tell. A rescan costs some 2 µs a file.
 const RESCAN: Duration = Duration::from_secs(30);

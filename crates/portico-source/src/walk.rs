@@ -15,8 +15,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::directory::MAX_FILE;
 use crate::index::Signature;
+
+/// Longest file that is read, in bytes: room for ten thousand clusters with their Services and
+/// EndpointSlices, and a bound for a log file that is called `.json`.
+pub(crate) const MAX_FILE: u64 = 64 * 1024 * 1024;
 
 /// Most of anything in one tree: the manifest directory without its links, and what one link leads to.
 #[derive(Debug, Clone, Copy)]
