@@ -205,7 +205,8 @@ impl Admitted {
         first: &[u8],
     ) -> Result<Connected, Refusal> {
         let _connecting = self.upstream.cluster.start_connecting(shared.config.max_connecting)?;
-        self.upstream.connect_and_send(shared, client_first, first).await
+        let (own, connect_timeout) = (&shared.own, shared.config.connect_timeout);
+        self.upstream.connect_and_send(own, connect_timeout, || shared.now(), client_first, first).await
     }
 }
 

@@ -72,7 +72,8 @@ impl ApiServer {
         let Some(ca) = ca_of(&upstream) else {
             return Answer::Failed("the annotation portico.k8c.io/api-server-ca is gone".into());
         };
-        let (mut stream, _in_use) = match upstream.connect(shared, true).await {
+        let connect = upstream.connect(&shared.own, shared.config.connect_timeout, || shared.now(), true);
+        let (mut stream, _in_use) = match connect.await {
             Ok(connected) => connected,
             Err(refusal) => return Answer::Failed(refusal.message().into()),
         };

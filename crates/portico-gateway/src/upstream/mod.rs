@@ -11,6 +11,7 @@ mod pick;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use portico_net::socket::is_out_of_descriptors;
@@ -28,7 +29,6 @@ use self::endpoint::Failure;
 use self::pick::{Choice, pick};
 use crate::cluster::Cluster;
 use crate::outcome::Refusal;
-use crate::shared::Shared;
 
 /// Endpoints tried for one client.
 const MOST_ATTEMPTS: usize = 3;
@@ -123,10 +123,12 @@ impl Upstream {
     /// [`Self::connect_and_send`] where there is nothing to send yet.
     pub(crate) async fn connect(
         &self,
-        shared: &Shared,
+        own: &OwnListeners,
+        connect_timeout: Duration,
+        clock: impl Fn() -> Duration,
         client_first: bool,
     ) -> Result<(TcpStream, EndpointUse), Refusal> {
-        let connected = self.connect_and_send(shared, client_first, &[]).await?;
+        let connected = self.connect_and_send(own, connect_timeout, clock, client_first, &[]).await?;
         Ok((connected.stream, connected.endpoint))
     }
 
@@ -136,7 +138,9 @@ impl Upstream {
     /// by 40 ms.
     pub(crate) async fn connect_and_send(
         &self,
-        shared: &Shared,
+        own: &OwnListeners,
+        connect_timeout: Duration,
+        clock: impl Fn() -> Duration,
         client_first: bool,
         first: &[u8],
     ) -> Result<Connected, Refusal> {
@@ -144,7 +148,7 @@ impl Upstream {
         let mut tried: [Option<SocketAddr>; MOST_ATTEMPTS] = [None; MOST_ATTEMPTS];
         let mut refusal = if state.endpoints.is_empty() { Refusal::NotReady } else { Refusal::MaxConnecting };
         for attempt in 0..MOST_ATTEMPTS {
-            let (endpoint, last_resort) = match pick(&state.endpoints, &tried[..attempt], shared.now()) {
+            let (endpoint, last_resort) = match pick(&state.endpoints, &tried[..attempt], clock()) {
                 Some(Choice::Regular(endpoint)) => (endpoint, None),
                 Some(Choice::LastResort(resort)) => (Arc::clone(&resort.0), Some(resort)),
                 Some(Choice::Full) | None => break,
@@ -153,14 +157,13 @@ impl Upstream {
             let in_use = EndpointUse::new(endpoint);
             let address = in_use.endpoint().address;
             let outcome = match begin(address, client_first) {
-                Ok(stream) if shared.own.is_reached_by(&stream, address) => {
+                Ok(stream) if own.is_reached_by(&stream, address) => {
                     refusal = Refusal::OwnListener;
-                    in_use.endpoint().failed(Failure::Refused, shared.now());
+                    in_use.endpoint().failed(Failure::Refused, clock());
                     continue;
                 }
                 Ok(stream) => {
-                    let sent =
-                        timeout(shared.config.connect_timeout, send_once_connected(&stream, first)).await;
+                    let sent = timeout(connect_timeout, send_once_connected(&stream, first)).await;
                     sent.map(|sent| sent.map(|sent| (stream, sent)))
                 }
                 Err(error) => Ok(Err(error)),
@@ -179,7 +182,7 @@ impl Upstream {
             self.cluster.count_connect_failure();
             // What it is known for is no news.
             if last_resort.is_none() {
-                in_use.endpoint().failed(failure, shared.now());
+                in_use.endpoint().failed(failure, clock());
             }
             refusal = match failure {
                 Failure::Refused => Refusal::ConnectFailed,
