@@ -13,11 +13,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::ready;
-use futures_util::{FutureExt, Stream, StreamExt, stream};
+use futures_util::{Stream, StreamExt, stream};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::ObjectMeta;
-use kube::runtime::controller::{self, Action};
+use kube::runtime::controller::Action;
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
@@ -35,10 +35,10 @@ use serde_json::Value;
 use thiserror::Error;
 use tokio::sync::watch as channel;
 use tokio::time::timeout;
-use tracing::{debug, error, warn};
+use tracing::{debug, warn};
 
 use crate::above::Above;
-use crate::follow::follow;
+use crate::follow::{drive, follow, on_change};
 use crate::status::StatusHandle;
 
 /// Time limit of a write. The API server may have done it all the same; the watch will tell.
@@ -156,28 +156,16 @@ pub(crate) async fn run(
     let triggers = stream::select_all([
         follow_clusters(&client, clusters_writer, &context).boxed(),
         follow_written(&client, written_writer, &context).boxed(),
-        on_change(changes, &context, |_| {}).boxed(),
+        on_change(changes, &context, Context::all).boxed(),
         // Another replica writes from now on, or has written until now.
-        on_change(leads, &context, |context| context.forget_all()).boxed(),
+        on_change(leads, &context, |context| {
+            context.forget_all();
+            context.all()
+        })
+        .boxed(),
     ]);
-    let queue = triggers.flat_map(stream::iter).map(Ok::<_, std::convert::Infallible>);
-    let config = controller::Config::default().concurrency(CONCURRENCY);
-    controller::applier(
-        |cluster, context| reconcile(cluster, context).boxed(),
-        |cluster: Arc<Served<Cluster>>, _, context: Arc<Context>| context.retry(&cluster),
-        context,
-        clusters,
-        queue,
-        config,
-    )
-    .for_each(|result| {
-        // Failed writes are on record, and a Cluster that is gone needs nothing.
-        if let Err(controller::Error::RunnerError(ended)) = &result {
-            error!(error = describe(ended), "no longer reconciling");
-        }
-        ready(())
-    })
-    .await;
+    drive(reconcile, |cluster, _, context| context.retry(&cluster), context, clusters, triggers, CONCURRENCY)
+        .await;
 }
 
 /// Makes the ExposedCluster of one Cluster as it should be.
@@ -399,23 +387,6 @@ fn follow_written(
             })
         },
     )
-}
-
-/// Yields all Clusters at each change of `receiver`, after calling `first`.
-fn on_change<T: Send + Sync + 'static>(
-    receiver: channel::Receiver<T>,
-    context: &Arc<Context>,
-    first: fn(&Context),
-) -> impl Stream<Item = Work> + Send + 'static {
-    let context = Arc::clone(context);
-    stream::unfold(receiver, move |mut receiver| {
-        let context = Arc::clone(&context);
-        async move {
-            receiver.changed().await.ok()?;
-            first(&context);
-            Some((context.all(), receiver))
-        }
-    })
 }
 
 #[cfg(test)]

@@ -16,11 +16,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{self, ready};
-use futures_util::{FutureExt, Stream, StreamExt, stream};
+use futures_util::{Stream, StreamExt, stream};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
 use kube::api::{Patch, PatchParams};
-use kube::runtime::controller::{self, Action};
+use kube::runtime::controller::Action;
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
@@ -43,11 +43,11 @@ use serde_json::json;
 use thiserror::Error;
 use tokio::sync::watch as channel;
 use tokio::time::{Instant, timeout};
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 use crate::above::{Above, Kept};
 use crate::exposed;
-use crate::follow::follow;
+use crate::follow::{drive, follow, on_change};
 use crate::status::{ServiceStatus, StatusHandle};
 
 mod announce;
@@ -251,32 +251,14 @@ async fn run(
         settings,
         status,
     });
-    let triggers = stream::select(
+    let triggers = stream::select_all([
         follow_services(client, services_writer, Arc::clone(&context)).boxed(),
-        stream::select(
-            follow_seeds(changes, Arc::clone(&context)).boxed(),
-            follow_leadership(leads, Arc::clone(&context)).boxed(),
-        ),
-    );
-    let queue = triggers.flat_map(stream::iter).map(Ok::<_, Infallible>);
-    let config = controller::Config::default().concurrency(CONCURRENCY);
+        on_change(changes, &context, |context| context.changed(context.existing())).boxed(),
+        on_change(leads, &context, Context::leadership_changed).boxed(),
+    ]);
     let never = |_, never: &Infallible, _| match *never {};
-    controller::applier(
-        |front, context| reconcile(front, context).boxed(),
-        never,
-        context,
-        services,
-        queue,
-        config,
-    )
-    .for_each(|result| {
-        // A front Service that is missing is in the log already.
-        if let Err(controller::Error::RunnerError(ended)) = &result {
-            error!(error = describe(ended), "no longer reconciling");
-        }
-        ready(())
-    })
-    .await;
+    // A front Service that is missing is in the log already.
+    drive(reconcile, never, context, services, triggers, CONCURRENCY).await;
 }
 
 /// Everything that a reconciliation needs.
@@ -594,6 +576,17 @@ impl Context {
         fronts.iter().map(|key| ObjectRef::new(&key.name).within(&key.namespace)).collect()
     }
 
+    /// This replica has become the leader, or is it no longer. Returns what to reconcile.
+    fn leadership_changed(&self) -> Vec<ObjectRef<Served<Service>>> {
+        let leader = *self.leads.borrow();
+        self.status.update(|status| status.leader = leader);
+        // What another leader writes meanwhile is no revert.
+        for state in self.fronts().values_mut() {
+            (state.left, state.contention) = (None, Contention::default());
+        }
+        self.changed(self.existing())
+    }
+
     /// Drops what is kept about front Services that are gone, and says so about the one of the seed.
     fn forget_all_but(&self, existing: &[ObjectKey]) {
         self.fronts().retain(|key, _| existing.contains(key));
@@ -705,44 +698,6 @@ fn follow_services(
             // Errors are on record.
             ready(event.ok().map(|event| after.changed(after.concerned_by(&event))))
         })
-}
-
-/// Yields the front Services when a Seed changes.
-fn follow_seeds(
-    changes: channel::Receiver<()>,
-    context: Arc<Context>,
-) -> impl Stream<Item = Vec<ObjectRef<Served<Service>>>> + Send + 'static {
-    stream::unfold(changes, move |mut changes| {
-        let context = Arc::clone(&context);
-        async move {
-            changes.changed().await.ok()?;
-            let fronts = context.existing();
-            Some((context.changed(fronts), changes))
-        }
-        .boxed()
-    })
-}
-
-/// Yields the front Services when this replica becomes or stops being the leader.
-fn follow_leadership(
-    leads: channel::Receiver<bool>,
-    context: Arc<Context>,
-) -> impl Stream<Item = Vec<ObjectRef<Served<Service>>>> + Send + 'static {
-    stream::unfold(leads, move |mut leads| {
-        let context = Arc::clone(&context);
-        async move {
-            leads.changed().await.ok()?;
-            let leader = *leads.borrow_and_update();
-            context.status.update(|status| status.leader = leader);
-            // What another leader writes meanwhile is no revert.
-            for state in context.fronts().values_mut() {
-                (state.left, state.contention) = (None, Contention::default());
-            }
-            let fronts = context.existing();
-            Some((context.changed(fronts), leads))
-        }
-        .boxed()
-    })
 }
 
 fn service_of(served: &Served<Service>) -> Option<&Service> {

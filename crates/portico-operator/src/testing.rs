@@ -16,6 +16,8 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use kube::Client;
 use kube::client::Body;
+use portico_api::meta::ObjectKey;
+use portico_expose::front::FrontSettings;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tower::Service;
@@ -24,6 +26,18 @@ use tower::Service;
 const PLURALS: [&str; 5] = ["services", "seeds", "clusters", "kubermaticconfigurations", "exposedclusters"];
 
 type ResponseBody = StreamBody<BoxStream<'static, Result<Frame<Bytes>, Infallible>>>;
+
+/// The front Service `portico` in the namespace `portico`, with a port for SNI and none for the tunnel.
+pub(crate) fn plan() -> FrontSettings {
+    FrontSettings {
+        front: ObjectKey::new("portico", "portico"),
+        sni_port: Some(6_443),
+        tunnel_port: None,
+        listener_limit: None,
+        expose_annotation: portico_api::annotations::EXPOSE.into(),
+        namespace: None,
+    }
+}
 
 /// The API server. Clones share one state.
 #[derive(Clone, Default)]

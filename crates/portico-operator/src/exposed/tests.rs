@@ -1,12 +1,10 @@
-use portico_api::meta::ObjectKey;
-use portico_expose::front::FrontSettings;
 use serde_json::json;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use super::*;
 use crate::front::FrontError;
-use crate::testing::FakeApi;
+use crate::testing::{FakeApi, plan};
 use crate::{ExposedClustersStatus, Front, Settings};
 
 /// Far beyond anything that happens when all is well; passes in no time on a paused clock.
@@ -21,15 +19,7 @@ struct World {
 
 impl World {
     fn start(api: &FakeApi) -> Self {
-        let plan = FrontSettings {
-            front: ObjectKey::new("portico", "portico"),
-            sni_port: Some(6_443),
-            tunnel_port: None,
-            listener_limit: None,
-            expose_annotation: portico_api::annotations::EXPOSE.into(),
-            namespace: None,
-        };
-        let settings = Settings { exposed_clusters: true, ..Settings::new(plan, "this") };
+        let settings = Settings { exposed_clusters: true, ..Settings::new(plan(), "this") };
         let front = Front::new(api.client(), settings);
         let status = front.status();
         let task = tokio::spawn(front.run(std::future::pending()));

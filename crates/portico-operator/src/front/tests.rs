@@ -6,7 +6,7 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use super::*;
-use crate::testing::FakeApi;
+use crate::testing::{FakeApi, plan};
 
 /// Far beyond anything that happens when all is well; passes in no time on a paused clock.
 const NEVER: Duration = Duration::from_secs(300);
@@ -22,14 +22,7 @@ struct World {
 impl World {
     /// A controller that leads at once.
     fn start(api: &FakeApi) -> Self {
-        let plan = FrontSettings {
-            front: ObjectKey::new("portico", "portico"),
-            sni_port: Some(6_443),
-            tunnel_port: None,
-            listener_limit: Some(3),
-            expose_annotation: portico_api::annotations::EXPOSE.into(),
-            namespace: None,
-        };
+        let plan = FrontSettings { listener_limit: Some(3), ..plan() };
         let settings =
             Settings { cluster_service: Some("front-loadbalancer".into()), ..Settings::new(plan, "this") };
         Self::with(api, settings)
