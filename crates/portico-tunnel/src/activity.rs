@@ -33,7 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Shared by the task of a connection and those of its streams, all on one thread.
 #[derive(Debug)]
-pub(crate) struct Activity {
+pub struct Activity {
     process: MemoryBudget,
     connection: MemoryBudget,
     /// Bytes that wait for the peer. Evicted, the connection ends.
@@ -62,7 +62,7 @@ pub(crate) struct Activity {
 
 impl Activity {
     /// Of a connection that holds bytes within the budget of the process.
-    pub(crate) fn new(process: &MemoryBudget) -> Self {
+    pub fn new(process: &MemoryBudget) -> Self {
         let connection = MemoryBudget::new(CONNECTION_MEMORY);
         let budgets = vec![connection.clone(), process.clone()];
         Self {
@@ -85,7 +85,7 @@ impl Activity {
 
     /// The same of a client that has not authenticated: the connection counts as a whole, and the oldest goes
     /// first.
-    pub(crate) fn unauthenticated(process: &MemoryBudget) -> Self {
+    pub fn unauthenticated(process: &MemoryBudget) -> Self {
         let activity = Self::new(process);
         activity.from_peer.hold(UNAUTHENTICATED);
         activity.authenticated.store(false, Relaxed);
@@ -93,13 +93,14 @@ impl Activity {
     }
 
     /// The client has authenticated.
-    pub(crate) fn authenticate(&self) {
+    pub fn authenticate(&self) {
         if !self.authenticated.swap(true, Relaxed) {
             self.from_peer.release(UNAUTHENTICATED);
         }
     }
 
-    pub(crate) fn is_authenticated(&self) -> bool {
+    /// Whether it has. A server is, to its client.
+    pub fn is_authenticated(&self) -> bool {
         self.authenticated.load(Relaxed)
     }
 
@@ -134,12 +135,12 @@ impl Activity {
     }
 
     /// Whether bytes came since [`take_received`](Self::take_received) was called.
-    pub(crate) fn has_received(&self) -> bool {
+    pub fn has_received(&self) -> bool {
         self.received.load(Relaxed)
     }
 
     /// Whether bytes came since the last call.
-    pub(crate) fn take_received(&self) -> bool {
+    pub fn take_received(&self) -> bool {
         self.received.swap(false, Relaxed)
     }
 
@@ -149,8 +150,8 @@ impl Activity {
         self.flushed.notify_waiters();
     }
 
-    /// A stream has queued bytes. Returns a mark for [`flushed_since`](Self::flushed_since).
-    pub(crate) fn queue(&self) -> u64 {
+    /// A stream has queued bytes. Returns a mark for `flushed_since`.
+    pub fn queue(&self) -> u64 {
         self.queued.store(true, Relaxed);
         self.flushes.load(Relaxed)
     }
@@ -203,7 +204,7 @@ impl Activity {
 
     /// Most bytes of the next chunk towards the peer; 0 while there is no room for one. While the process is
     /// short of memory, a connection holds one small chunk at a time.
-    pub(crate) fn room(&self) -> usize {
+    pub fn room(&self) -> usize {
         match (self.process.room() < CHUNK, self.to_peer.held()) {
             (true, 0) => SMALL,
             (true, _) => 0,
@@ -214,19 +215,19 @@ impl Activity {
 
     /// Returns when there may be room again, to one stream at a time, in the order in which they came. It
     /// then has to call [`pass_on`](Self::pass_on).
-    pub(crate) async fn freed(&self) {
+    pub async fn freed(&self) {
         self.freed.notified().await;
     }
 
     /// Lets the next stream in line have what room is left.
-    pub(crate) fn pass_on(&self) {
+    pub fn pass_on(&self) {
         if self.room() > 0 {
             self.freed.notify_one();
         }
     }
 
     /// The same bytes, counted until h2 has written or dropped them.
-    pub(crate) fn counted(self: &Arc<Self>, bytes: Bytes) -> Bytes {
+    pub fn counted(self: &Arc<Self>, bytes: Bytes) -> Bytes {
         let cost = chunk::cost(bytes.len());
         self.to_peer.hold(cost);
         Bytes::from_owner(Counted { bytes, cost, activity: Arc::clone(self) })

@@ -40,7 +40,8 @@ use crate::waiting::Waiting;
 /// takes four megabytes for one that does not read, outside all budgets. What is under way is not bounded.
 const UNSENT: u32 = STREAM_WINDOW;
 
-pub(crate) struct Bridge<S, M> {
+/// One stream and one socket.
+pub struct Bridge<S, M> {
     /// Which side the peer is.
     peer: Side,
     from_peer: RecvStream,
@@ -108,7 +109,7 @@ enum ToPeer {
 
 impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
     /// `early` is what the peer sent before the socket was connected.
-    pub(crate) fn new(
+    pub fn new(
         peer: Side,
         (to_peer, from_peer): (SendStream<Bytes>, RecvStream),
         socket: S,
@@ -143,7 +144,7 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
     }
 
     /// Carries bytes until the tunnel is over, ends both sides accordingly and reports.
-    pub(crate) async fn run(mut self) {
+    pub async fn run(mut self) {
         let mut outcome = poll_fn(|cx| self.poll(cx)).await;
         if outcome == (Outcome::Reset { by: Party::Peer }) && self.activity.is_evicted() {
             outcome = Outcome::Memory;

@@ -13,7 +13,7 @@ use portico_net::Socket;
 use crate::settings::FRAME_SIZE;
 
 /// Most bytes of one read: one frame.
-pub(crate) const CHUNK: usize = FRAME_SIZE as usize;
+pub const CHUNK: usize = FRAME_SIZE as usize;
 
 /// Reads up to this are copied out of the buffer. A larger chunk is counted with the buffer that it pins, a
 /// factor of four at most.
@@ -24,7 +24,7 @@ thread_local! {
 }
 
 /// Reads at most `limit` bytes of what is there; empty at the end of the stream.
-pub(crate) fn read(socket: &impl Socket, limit: usize) -> io::Result<Bytes> {
+pub fn read(socket: &impl Socket, limit: usize) -> io::Result<Bytes> {
     BUFFER.with_borrow_mut(|buffer| {
         if buffer.capacity() < CHUNK {
             *buffer = BytesMut::with_capacity(CHUNK);

@@ -102,7 +102,7 @@ impl Header {
 
 /// The frames of one connection.
 #[derive(Debug)]
-pub(crate) struct Inbound {
+pub struct Inbound {
     /// `None` for a peer that is trusted.
     limits: Option<Limits>,
     /// Frames without payload that may still come, and when that was last counted.
@@ -129,12 +129,12 @@ pub(crate) struct Inbound {
 
 impl Inbound {
     /// Of a client that has not authenticated. It sends the preface first.
-    pub(crate) fn unauthenticated() -> Self {
+    pub fn unauthenticated() -> Self {
         Self { missing: PREFACE, ..Self::new(Some(UNAUTHENTICATED)) }
     }
 
     /// Of a peer that is trusted: nothing is bounded.
-    pub(crate) fn trusted() -> Self {
+    pub fn trusted() -> Self {
         Self::new(None)
     }
 

@@ -12,7 +12,7 @@ use crate::activity::Activity;
 
 /// Sends PING to a peer that has been silent. A peer that sends anything gets none, and a connection at rest
 /// wakes up once an interval.
-pub(crate) struct KeepAlive {
+pub struct KeepAlive {
     pings: Option<PingPong>,
     interval: Duration,
     timeout: Duration,
@@ -21,18 +21,19 @@ pub(crate) struct KeepAlive {
 }
 
 impl KeepAlive {
-    pub(crate) fn new(pings: Option<PingPong>, interval: Duration, timeout: Duration) -> Self {
+    /// Sends PING after `interval` of silence, and gives up `timeout` later.
+    pub fn new(pings: Option<PingPong>, interval: Duration, timeout: Duration) -> Self {
         Self { pings, interval, timeout, timer: Box::pin(sleep(interval)), asked: false }
     }
 
     /// The silent peer has sent something: begins again.
-    pub(crate) fn restart(&mut self) {
+    pub fn restart(&mut self) {
         self.asked = false;
         self.timer.as_mut().reset(Instant::now() + self.interval);
     }
 
     /// Ready when the peer did not answer in time.
-    pub(crate) async fn silent(&mut self, activity: &Activity) {
+    pub async fn silent(&mut self, activity: &Activity) {
         poll_fn(|cx| self.poll_silent(cx, activity)).await;
     }
 

@@ -6,6 +6,8 @@
 //! stream with a TCP connection and reports to a [`Meter`], `turn` writes each connection once a turn,
 //! `inbound` looks at the frames that come, and `activity` counts what waits in memory budgets.
 //!
+//! [`connection`] lends these parts to other protocols over HTTP/2.
+//!
 //! Elsewhere: parsers of HTTP/1.1 heads (`portico-wire`); routes, allow lists, credentials and counters
 //! (`portico-gateway`, which implements [`Handler`]); copying plain TCP ([`Served::Carry`]); names, proxies
 //! and client TLS (`portico-dial`).
@@ -14,6 +16,7 @@ mod activity;
 mod bridge;
 mod chunk;
 pub mod client;
+pub mod connection;
 mod handler;
 mod inbound;
 mod keepalive;

@@ -21,19 +21,19 @@ use crate::server::tls::Tls;
 /// Most bytes of one stream between its socket and the connection's: as many as the peer takes before it
 /// gives window again. Then a transfer comes in few large batches, and a peer that stops reading costs
 /// little.
-pub(crate) const SEND_BUFFER: usize = STREAM_WINDOW as usize;
+pub const SEND_BUFFER: usize = STREAM_WINDOW as usize;
 
 /// Largest DATA frame that is accepted, and sent to peers that accept it: with the protocol's default of 16
 /// KiB a gigabyte costs a third more. Below 128 KiB, from which on the C library maps and unmaps every
 /// buffer.
-pub(crate) const FRAME_SIZE: u32 = 120 * 1024;
+pub const FRAME_SIZE: u32 = 120 * 1024;
 
 /// Bytes of one stream that may be under way. Exactly two frames: a receiver gives window back by halves, so
 /// each update asks for a whole frame.
-pub(crate) const STREAM_WINDOW: u32 = 2 * FRAME_SIZE;
+pub const STREAM_WINDOW: u32 = 2 * FRAME_SIZE;
 
 /// Largest header list of a request, as RFC 9113 section 6.5.2 counts it. A CONNECT request needs two fields.
-pub(crate) const HEADER_LIST: u32 = 16 * 1024;
+pub const HEADER_LIST: u32 = 16 * 1024;
 
 /// Requests of a client that has not authenticated: more are refused with 429 until one of them is answered.
 /// Our own client sends no more.
@@ -101,7 +101,7 @@ impl Settings {
 }
 
 /// What all streams of a connection may hold at once, plus one stream window.
-pub(crate) fn connection_window(max_streams: u32, stream_window: u32) -> u32 {
+pub fn connection_window(max_streams: u32, stream_window: u32) -> u32 {
     max_streams.saturating_add(1).saturating_mul(stream_window).min(WINDOW_MAX)
 }
 

@@ -42,11 +42,11 @@ const SLICES: usize = 4;
 
 /// A stream for h2, which `turn` flushes.
 #[derive(Debug)]
-pub(crate) struct Batched<S>(Arc<Mutex<Inner<S>>>);
+pub struct Batched<S>(Arc<Mutex<Inner<S>>>);
 
 /// The turn of one connection, for the task that drives it.
 #[derive(Debug)]
-pub(crate) struct Turn<S> {
+pub struct Turn<S> {
     inner: Arc<Mutex<Inner<S>>>,
     activity: Arc<Activity>,
     /// How often the tasks that were ready have run since the last flush.
@@ -77,7 +77,7 @@ struct Inner<S> {
 
 /// A stream for h2, read as `inbound` allows, and the turn that belongs to it. Until the turn is first
 /// polled, writes are passed on directly.
-pub(crate) fn batched<S>(stream: S, inbound: Inbound, activity: &Arc<Activity>) -> (Batched<S>, Turn<S>) {
+pub fn batched<S>(stream: S, inbound: Inbound, activity: &Arc<Activity>) -> (Batched<S>, Turn<S>) {
     let inner = Inner {
         inbound,
         to_read: READ_UNAUTHENTICATED,
@@ -97,7 +97,7 @@ pub(crate) fn batched<S>(stream: S, inbound: Inbound, activity: &Arc<Activity>) 
 impl<S: AsyncWrite + Unpin> Turn<S> {
     /// Polls the connection by `poll`, then writes what it has queued. If streams have queued a few bytes,
     /// the tasks that are ready run first.
-    pub(crate) fn poll<T>(
+    pub fn poll<T>(
         &mut self,
         cx: &mut Context<'_>,
         poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
@@ -122,12 +122,12 @@ impl<S: AsyncWrite + Unpin> Turn<S> {
     }
 
     /// Why the connection has to end, if it does.
-    pub(crate) fn flood(&self) -> Option<Flood> {
+    pub fn flood(&self) -> Option<Flood> {
         lock(&self.inner).flood
     }
 
     /// The client has authenticated.
-    pub(crate) fn authenticate(&self) {
+    pub fn authenticate(&self) {
         lock(&self.inner).inbound.authenticate();
         self.activity.authenticate();
     }

@@ -23,13 +23,14 @@ const SLICES: usize = 8;
 
 /// What waits for one socket, counted.
 #[derive(Debug)]
-pub(crate) struct Waiting {
+pub struct Waiting {
     queue: Queue,
     holder: Holder,
 }
 
 impl Waiting {
-    pub(crate) fn new(activity: &Activity, cluster: Option<&MemoryBudget>) -> Self {
+    /// Nothing waits. What will counts in the budgets of the connection, and in that of a cluster.
+    pub fn new(activity: &Activity, cluster: Option<&MemoryBudget>) -> Self {
         Self { queue: Queue::default(), holder: activity.holder(cluster) }
     }
 

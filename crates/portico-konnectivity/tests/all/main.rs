@@ -1,0 +1,5 @@
+//! Server and agent from outside, against peers made of plain h2.
+
+#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
+
+mod grpc;
