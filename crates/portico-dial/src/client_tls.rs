@@ -1,4 +1,4 @@
-//! TLS as a client: to a gateway with the tunnel inside, and to an `https://` proxy.
+//! TLS as a client: to a gateway with the tunnel inside, to a Konnectivity server, to an `https://` proxy.
 //!
 //! Files are read again when they change. A connection takes the configuration that is current when it
 //! begins. When a certificate is not accepted, the error names its issuer, by which a corporate proxy that
@@ -60,10 +60,23 @@ pub struct ClientTls {
 }
 
 /// The kind of server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Peer {
     Gateway,
     Proxy,
+    /// With the protocols that are offered to it.
+    Konnectivity(Vec<Vec<u8>>),
+}
+
+impl Peer {
+    fn protocols(&self) -> Vec<Vec<u8>> {
+        let owned = |protocols: &[&[u8]]| protocols.iter().map(|name| name.to_vec()).collect();
+        match self {
+            Self::Gateway => owned(&TUNNEL),
+            Self::Proxy => owned(&PROXY),
+            Self::Konnectivity(protocols) => protocols.clone(),
+        }
+    }
 }
 
 /// [`ClientTlsFiles`] with certificate and key as a pair.
@@ -156,12 +169,27 @@ impl std::fmt::Debug for Contents {
 impl ClientTls {
     /// Reads the files for TLS to gateways.
     pub fn load(files: ClientTlsFiles) -> Result<Self, ClientTlsError> {
-        let pair = match (files.certificate, files.key) {
-            (None, None) => None,
-            (Some(certificate), Some(key)) => Some((certificate, key)),
-            _ => return Err(ClientTlsError::Half),
-        };
+        let pair = Self::pair(files.certificate, files.key)?;
         Self::of(Files { ca: files.ca, pair }, Peer::Gateway)
+    }
+
+    /// Reads the files for TLS to Konnectivity servers. `protocols` are offered by ALPN, in this order.
+    pub fn konnectivity(files: ClientTlsFiles, protocols: Vec<Vec<u8>>) -> Result<Self, ClientTlsError> {
+        Self::of(
+            Files { ca: files.ca, pair: Self::pair(files.certificate, files.key)? },
+            Peer::Konnectivity(protocols),
+        )
+    }
+
+    fn pair(
+        certificate: Option<PathBuf>,
+        key: Option<PathBuf>,
+    ) -> Result<Option<(PathBuf, PathBuf)>, ClientTlsError> {
+        match (certificate, key) {
+            (None, None) => Ok(None),
+            (Some(certificate), Some(key)) => Ok(Some((certificate, key))),
+            _ => Err(ClientTlsError::Half),
+        }
     }
 
     /// Reads the CA for TLS to a proxy.
@@ -171,7 +199,7 @@ impl ClientTls {
 
     fn of(files: Files, peer: Peer) -> Result<Self, ClientTlsError> {
         let contents = files.read()?;
-        let current = ArcSwap::from_pointee(configure(&files, &contents, peer)?);
+        let current = ArcSwap::from_pointee(configure(&files, &contents, &peer)?);
         Ok(Self { files, peer, current, contents: Mutex::new(contents) })
     }
 
@@ -186,7 +214,7 @@ impl ClientTls {
         if *known == contents {
             return Ok(false);
         }
-        self.current.store(Arc::new(configure(&self.files, &contents, self.peer)?));
+        self.current.store(Arc::new(configure(&self.files, &contents, &self.peer)?));
         *known = contents;
         Ok(true)
     }
@@ -224,17 +252,24 @@ impl ClientTls {
         config.dangerous().set_certificate_verifier(Arc::clone(&recorder) as Arc<dyn ServerCertVerifier>);
         let connecting = TlsConnector::from(Arc::new(config)).connect(name, stream);
         connecting.await.map_err(|error| {
-            let gateway = self.peer == Peer::Gateway;
-            let problem = error::problem(error, recorder.leaf.get(), self.trust(), gateway);
+            let hint = match self.peer {
+                Peer::Gateway => "if this gateway serves no TLS, write h2c://",
+                Peer::Proxy => "if it is an http:// proxy, write so",
+                Peer::Konnectivity(_) => {
+                    "it must be the agent port of a Konnectivity server, 8091 by default"
+                }
+            };
+            let problem = error::problem(error, recorder.leaf.get(), self.trust(), hint);
             HandshakeError { answered: recorder.answered.load(Relaxed), ..failed(problem) }
         })
     }
 
     /// Returns the configured CA for error messages.
     fn trust(&self) -> String {
-        let flag = match self.peer {
+        let flag = match &self.peer {
             Peer::Gateway => "--tls-ca",
             Peer::Proxy => "--proxy-ca",
+            Peer::Konnectivity(_) => "--ca-cert",
         };
         match &self.files.ca {
             Some(path) => format!("{flag} {}", path.display()),
@@ -306,7 +341,7 @@ impl Files {
     }
 }
 
-fn configure(files: &Files, contents: &Contents, peer: Peer) -> Result<Current, ClientTlsError> {
+fn configure(files: &Files, contents: &Contents, peer: &Peer) -> Result<Current, ClientTlsError> {
     let provider = provider();
     let roots = match (&files.ca, &contents.ca) {
         (Some(path), Some(pem)) => roots_of(path, pem)?,
@@ -334,11 +369,7 @@ fn configure(files: &Files, contents: &Contents, peer: Peer) -> Result<Current, 
         }
         _ => builder.with_no_client_auth(),
     };
-    let protocols: &[&[u8]] = match peer {
-        Peer::Gateway => &TUNNEL,
-        Peer::Proxy => &PROXY,
-    };
-    config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
+    config.alpn_protocols = peer.protocols();
     config.resumption = Resumption::disabled();
     Ok(Current { config, verifier })
 }

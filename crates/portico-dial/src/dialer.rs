@@ -25,7 +25,7 @@ use crate::resolve::{self, ResolveError, Resolved};
 use crate::setting::{ProxyError, ProxySetting};
 use crate::socket::{Route, Socket, Transport};
 use crate::target::Target;
-use crate::tcp;
+use crate::tcp::{self, TcpKeepAlive};
 
 /// The time limits of one attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +56,7 @@ pub struct ProxyFiles {
 pub struct Dialer {
     hop: Option<Hop>,
     timeouts: DialTimeouts,
+    keep_alive: TcpKeepAlive,
     /// Empty: those of `/etc/resolv.conf`.
     name_servers: Box<[SocketAddr]>,
 }
@@ -89,13 +90,20 @@ impl Dialer {
             ProxySetting::Env => environment::proxy(&environment)?,
         };
         let hop = proxy.map(|proxy| Hop::new(proxy, files, &environment)).transpose()?;
-        Ok(Self { hop, timeouts: DialTimeouts::default(), name_servers: Box::default() })
+        let (timeouts, keep_alive) = (DialTimeouts::default(), TcpKeepAlive::default());
+        Ok(Self { hop, timeouts, keep_alive, name_servers: Box::default() })
     }
 
     /// Sets other limits than [`DialTimeouts::default`].
     #[must_use]
     pub fn with_timeouts(self, timeouts: DialTimeouts) -> Self {
         Self { timeouts, ..self }
+    }
+
+    /// Sets another keep-alive than [`TcpKeepAlive::default`].
+    #[must_use]
+    pub fn with_keep_alive(self, keep_alive: TcpKeepAlive) -> Self {
+        Self { keep_alive, ..self }
     }
 
     /// Sets name servers in place of those of `/etc/resolv.conf`. The `hosts` file still goes first.
@@ -120,7 +128,8 @@ impl Dialer {
     pub async fn connect(&self, target: &Target, address: SocketAddr) -> Result<Socket, DialError> {
         let hop = self.hop_to(target);
         let proxy = hop.map(|hop| Arc::clone(&hop.proxy));
-        let stream = tcp::connect(address, self.timeouts.tcp).await.map_err(|source| DialError::Tcp {
+        let connected = tcp::connect(address, self.timeouts.tcp, self.keep_alive).await;
+        let stream = connected.map_err(|source| DialError::Tcp {
             address,
             target: target.clone(),
             proxy: proxy.clone(),

@@ -38,4 +38,5 @@ pub use secret_file::SecretFileError;
 pub use setting::{ProxyError, ProxySetting, without_credentials};
 pub use socket::{Route, Socket};
 pub use target::{Target, TargetError};
+pub use tcp::{TcpKeepAlive, connect_direct};
 pub use token_file::{TokenFile, TokenFileError};

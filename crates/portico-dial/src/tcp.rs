@@ -8,25 +8,56 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// How long bytes may stay unacknowledged before the kernel ends the connection, instead of its quarter of an
-/// hour. Longer than an unresponsive tunnel may take to come back (`ClientSettings::give_up_after`): a
-/// network that is gone for half a minute costs no stream. New streams do not wait for it, because HTTP/2's
-/// PING fails within seconds.
-const UNACKNOWLEDGED: Duration = Duration::from_secs(75);
+use crate::happy_eyeballs::connect_first;
 
-/// The interval of TCP keep-alive. It keeps the entries of firewalls and NAT, of which the shortest live
-/// about a minute.
-const KEEP_ALIVE: Duration = Duration::from_secs(30);
+/// When the kernel ends a connection whose peer does not answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TcpKeepAlive {
+    /// Of TCP keep-alive: the silence before the first probe, and between two.
+    pub interval: Duration,
+    /// How long bytes, or probes, may stay unacknowledged.
+    pub unacknowledged: Duration,
+}
+
+impl Default for TcpKeepAlive {
+    fn default() -> Self {
+        Self {
+            // It keeps the entries of firewalls and NAT, of which the shortest live about a minute.
+            interval: Duration::from_secs(30),
+            // Instead of the kernel's quarter of an hour. Longer than an unresponsive tunnel may take to come
+            // back (`ClientSettings::give_up_after`): a network that is gone for half a minute costs no
+            // stream. New streams do not wait for it, because HTTP/2's PING fails within seconds.
+            unacknowledged: Duration::from_secs(75),
+        }
+    }
+}
+
+/// Connects to any of these addresses by happy eyeballs (RFC 8305), without a proxy. `None`: there are none.
+/// An error is the last one, with its address.
+pub async fn connect_direct(
+    addresses: &[SocketAddr],
+    limit: Duration,
+) -> Option<Result<TcpStream, (SocketAddr, io::Error)>> {
+    let connect = |address| async move {
+        connect(address, limit, TcpKeepAlive::default()).await.map_err(|error| (address, error))
+    };
+    connect_first(addresses, connect).await
+}
 
 /// Connects within the limit.
-pub(crate) async fn connect(address: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
+pub(crate) async fn connect(
+    address: SocketAddr,
+    limit: Duration,
+    keep_alive: TcpKeepAlive,
+) -> io::Result<TcpStream> {
     let stream = timeout(limit, TcpStream::connect(address)).await.map_err(|_| {
         io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {} ms", limit.as_millis()))
     })??;
     stream.set_nodelay(true)?;
     let socket = SockRef::from(&stream);
-    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEP_ALIVE).with_interval(KEEP_ALIVE))?;
-    socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED))?;
+    let TcpKeepAlive { interval, unacknowledged } = keep_alive;
+    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(interval).with_interval(interval))?;
+    socket.set_tcp_user_timeout(Some(unacknowledged))?;
     Ok(stream)
 }
 
@@ -39,11 +70,14 @@ mod tests {
     #[tokio::test]
     async fn a_socket_sends_at_once_and_does_not_wait_for_the_dead() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let stream = connect(listener.local_addr().unwrap(), Duration::from_secs(30)).await.unwrap();
+        let keep_alive =
+            TcpKeepAlive { interval: Duration::from_secs(5), unacknowledged: Duration::from_secs(9) };
+        let stream =
+            connect(listener.local_addr().unwrap(), Duration::from_secs(30), keep_alive).await.unwrap();
         let socket = SockRef::from(&stream);
         assert!(stream.nodelay().unwrap());
         assert!(socket.keepalive().unwrap());
-        assert_eq!(socket.tcp_keepalive_time().unwrap(), KEEP_ALIVE);
-        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(UNACKNOWLEDGED));
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), keep_alive.interval);
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(keep_alive.unacknowledged));
     }
 }

@@ -74,8 +74,8 @@ pub enum HandshakeProblem {
     Alert(rustls::Error),
     /// The peer does not speak TLS.
     NotTls {
-        /// Whether the server should be a gateway, and not a proxy.
-        gateway: bool,
+        /// What may be wrong.
+        hint: &'static str,
     },
     /// The handshake failed otherwise.
     Tls(rustls::Error),
@@ -86,12 +86,12 @@ pub enum HandshakeProblem {
 }
 
 /// Classifies an error of the handshake. `leaf` is the certificate that was not accepted, `trust` the
-/// configured CA.
+/// configured CA, `hint` what may be wrong with a server that does not speak TLS.
 pub(super) fn problem(
     error: io::Error,
     leaf: Option<&CertificateDer<'_>>,
     trust: String,
-    gateway: bool,
+    hint: &'static str,
 ) -> HandshakeProblem {
     let Some(reason) = error.get_ref().and_then(|source| source.downcast_ref::<rustls::Error>()) else {
         return match error.kind() {
@@ -102,7 +102,7 @@ pub(super) fn problem(
     match reason {
         rustls::Error::InvalidCertificate(fault) => certificate(reason, fault, leaf, trust),
         rustls::Error::AlertReceived(_) => HandshakeProblem::Alert(reason.clone()),
-        rustls::Error::InvalidMessage(_) => HandshakeProblem::NotTls { gateway },
+        rustls::Error::InvalidMessage(_) => HandshakeProblem::NotTls { hint },
         _ => HandshakeProblem::Tls(reason.clone()),
     }
 }
@@ -212,12 +212,7 @@ impl fmt::Display for HandshakeProblem {
                 write!(f, "the certificate of {subject}, issued by {issuer}, cannot be used: {source}")
             }
             Self::Alert(source) => write!(f, "the other side ended the handshake: {source}"),
-            Self::NotTls { gateway: true } => {
-                f.write_str("what answers does not speak TLS; if this gateway serves no TLS, write h2c://")
-            }
-            Self::NotTls { gateway: false } => {
-                f.write_str("what answers does not speak TLS; if it is an http:// proxy, write so")
-            }
+            Self::NotTls { hint } => write!(f, "what answers does not speak TLS; {hint}"),
             Self::Tls(source) => source.fmt(f),
             Self::Closed => f.write_str("the connection was closed during the handshake"),
             Self::Io(source) => source.fmt(f),
