@@ -22,6 +22,7 @@ mod ended;
 pub mod etcd;
 pub mod firewall;
 pub mod frames;
+mod go;
 pub mod host;
 pub mod image;
 pub mod kubectl;

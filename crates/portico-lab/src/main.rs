@@ -34,7 +34,7 @@ enum Verb {
     Down,
     /// Install the Debian packages that labs need (as root), without starting their services
     Install,
-    /// Build what the stories run, where it is not there yet: the Kubernetes programs, and a static portico
+    /// Build what tests run, where it is not there yet: Kubernetes, upstream's Konnectivity, a static portico
     Build,
 }
 
@@ -51,6 +51,7 @@ async fn main() -> Result<()> {
         Verb::Build => {
             let dir = programs::kube()?;
             say(format_args!("the Kubernetes programs are in {}", dir.display()));
+            say(format_args!("upstream's Konnectivity is in {}", programs::konnectivity()?.display()));
             say(format_args!("a static portico is {}", programs::portico()?.display()));
             Ok(())
         }

@@ -1,17 +1,17 @@
 //! The programs a lab is made of: where they are, and what to do when they are not.
 //!
-//! Most come from Debian; the Kubernetes programs are one Go binary built from `lab/kube` and kept
-//! under `target/lab/` until that module changes. A lab never skips: what is missing is an error
-//! that says which command brings it.
+//! Most come from Debian; the Kubernetes programs are one Go binary built from `lab/kube`, those of
+//! Konnectivity come from `lab/konnectivity`, and both are kept under `target/lab/` until their module
+//! changes. A lab never skips: what is missing is an error that says which command brings it.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::go::Module;
 use crate::say;
 
 /// Debian packages a lab needs, as `portico-lab install` brings them.
@@ -60,9 +60,6 @@ pub const CNI_PLUGINS: &str = "/usr/lib/cni";
 /// The names under which the Kubernetes binary can be started.
 pub const KUBE_PROGRAMS: &[&str] =
     &["kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl"];
-
-/// Between two lines of progress while Go compiles.
-const PROGRESS: Duration = Duration::from_secs(10);
 
 /// The path of a Debian program, or what to install.
 pub fn find(program: &str) -> Result<PathBuf> {
@@ -168,34 +165,44 @@ pub fn cache_dir() -> PathBuf {
 }
 
 /// The directory with the Kubernetes programs, built first if `lab/kube` changed since the last time.
-///
-/// The directory's name is the digest of the module's sources, so a stale build is never taken for
-/// a fresh one. Several labs may ask at once: one builds, the others wait for it.
 pub fn kube() -> Result<PathBuf> {
-    let source = checkout().join("lab/kube");
-    let digest = digest_of(&["go.mod", "go.sum", "main.go"].map(|name| source.join(name)))?;
-    let cache = cache_dir();
-    let dir = cache.join(format!("kube-{}", &digest[..12]));
-    if dir.exists() {
-        return Ok(dir);
-    }
-    fs::create_dir_all(&cache).with_context(|| format!("making {}", cache.display()))?;
-    let lock = File::create(cache.join("build.lock")).context("opening the build lock")?;
-    lock.lock().context("waiting for another lab's build of the Kubernetes programs")?;
-    if !dir.exists() {
-        remove_stale(&cache)?;
-        let half_done = cache.join("kube-building");
-        if half_done.exists() {
-            fs::remove_dir_all(&half_done)?;
-        }
-        fs::create_dir(&half_done)?;
-        build_kube(&source, &half_done.join("kube"))?;
-        for name in KUBE_PROGRAMS {
-            std::os::unix::fs::symlink("kube", half_done.join(name))?;
-        }
-        fs::rename(&half_done, &dir).context("moving the built programs into place")?;
-    }
-    Ok(dir)
+    let version = pinned("kube", "k8s.io/kubernetes")?;
+    let module = Module {
+        name: "kube",
+        sources: &["main.go"],
+        title: format!("Kubernetes {version}"),
+        cost: "5 to 10 minutes on two cores, 4 GB of Go caches",
+    };
+    module.built(|dir| {
+        let flags = format!("-s -w -X k8s.io/component-base/version.gitVersion={version}");
+        let output = dir.join("kube").display().to_string();
+        module.go(&["build", "-v", "-trimpath", "-ldflags", &flags, "-o", &output, "."])?;
+        KUBE_PROGRAMS.iter().try_for_each(|name| std::os::unix::fs::symlink("kube", dir.join(name)))?;
+        Ok(())
+    })
+}
+
+/// The directory with upstream's Konnectivity, built first if `lab/konnectivity` changed since the last time:
+/// `server`, `agent`, `test-client` and `test-server` as released; `suite`, its own integration tests; and
+/// `frontend`, which opens connections through a server as kube-apiserver does, for clients that speak TCP.
+pub fn konnectivity() -> Result<PathBuf> {
+    const UPSTREAM: &str = "sigs.k8s.io/apiserver-network-proxy";
+    let module = Module {
+        name: "konnectivity",
+        sources: &["frontend/main.go"],
+        title: format!("Konnectivity {}", pinned("konnectivity", UPSTREAM)?),
+        cost: "2 to 4 minutes on two cores",
+    };
+    module.built(|dir| {
+        let programs = ["server", "agent", "test-client", "test-server"];
+        let programs = programs.map(|name| format!("{UPSTREAM}/cmd/{name}"));
+        let [folder, suite] = ["", "suite"].map(|name| dir.join(name).display().to_string());
+        let mut build = vec!["build", "-v", "-trimpath", "-ldflags", "-s -w", "-o", &folder, "./frontend"];
+        build.extend(programs.iter().map(String::as_str));
+        module.go(&build)?;
+        let tests = format!("{UPSTREAM}/tests");
+        module.go(&["test", "-c", "-trimpath", "-ldflags", "-s -w", "-o", &suite, &tests])
+    })
 }
 
 /// `portico` itself as it ships, but quickly built: one static binary, without optimisation and debug
@@ -240,67 +247,14 @@ pub fn portico() -> Result<PathBuf> {
     Ok(binary)
 }
 
-/// The Kubernetes release that `lab/kube` pins, such as `v1.34.4`.
-fn kube_version(source: &Path) -> Result<String> {
-    let manifest = fs::read_to_string(source.join("go.mod")).context("reading lab/kube/go.mod")?;
-    let line = manifest.lines().map(str::trim).find_map(|line| line.strip_prefix("k8s.io/kubernetes "));
-    Ok(line.context("lab/kube/go.mod does not require k8s.io/kubernetes")?.trim().to_owned())
-}
-
-fn build_kube(source: &Path, output: &Path) -> Result<()> {
-    let go = find("go").context(
-        "the Kubernetes programs are built from source, which takes Go 1.24 or newer: run scripts/setup \
-         test, then . scripts/env.sh",
-    )?;
-    let version = kube_version(source)?;
-    say(format_args!(
-        "building Kubernetes {version} once (from nothing: 5 to 10 minutes on two cores, 4 GB of Go caches)"
-    ));
-    let start = Instant::now();
-    let mut build = Command::new(go)
-        .current_dir(source)
-        .env("CGO_ENABLED", "0")
-        // A toolchain that Go fetches by itself would be one that is not pinned.
-        .env("GOTOOLCHAIN", "local")
-        .args(["build", "-v", "-trimpath", "-ldflags"])
-        .arg(format!("-s -w -X k8s.io/component-base/version.gitVersion={version}"))
-        .arg("-o")
-        .arg(output)
-        .arg(".")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .context("starting go build")?;
-    let stderr = build.stderr.take().context("go build has no stderr")?;
-    let (mut packages, mut told, mut last_lines) = (0, Instant::now(), Vec::new());
-    for line in BufReader::new(stderr).lines() {
-        packages += 1;
-        last_lines.push(line.context("reading the output of go build")?);
-        if last_lines.len() > 20 {
-            last_lines.remove(0);
-        }
-        if told.elapsed() >= PROGRESS {
-            told = Instant::now();
-            say(format_args!("  {packages} packages compiled or fetched, {} s", start.elapsed().as_secs()));
-        }
-    }
-    let status = build.wait().context("waiting for go build")?;
-    ensure!(status.success(), "go build in {} failed:\n{}", source.display(), last_lines.join("\n"));
-    say(format_args!("built Kubernetes {version} in {} s", start.elapsed().as_secs()));
-    Ok(())
-}
-
-/// Builds of sources that are no more would fill the disk, 135 MB each.
-fn remove_stale(cache: &Path) -> Result<()> {
-    for entry in fs::read_dir(cache)? {
-        let entry = entry?;
-        if entry.file_name().to_string_lossy().starts_with("kube-") {
-            fs::remove_dir_all(entry.path())
-                .with_context(|| format!("removing {}", entry.path().display()))?;
-        }
-    }
-    Ok(())
+/// The release of `dependency` that a module of the lab pins, such as `v1.34.4`.
+fn pinned(module: &str, dependency: &str) -> Result<String> {
+    let manifest = checkout().join("lab").join(module).join("go.mod");
+    let text = fs::read_to_string(&manifest).with_context(|| format!("reading {}", manifest.display()))?;
+    let mut requires =
+        text.lines().filter_map(|line| line.trim().strip_prefix(dependency)?.strip_prefix(' '));
+    let version = requires.find_map(|rest| rest.split(' ').next());
+    Ok(version.with_context(|| format!("{} does not require {dependency}", manifest.display()))?.to_owned())
 }
 
 /// The SHA-256 of the files one after the other, in hex.
@@ -333,8 +287,10 @@ mod tests {
     }
 
     #[test]
-    fn the_module_of_the_kubernetes_programs_pins_one_release() {
-        let version = kube_version(&checkout().join("lab/kube")).unwrap();
-        assert!(version.starts_with("v1."), "{version}");
+    fn the_modules_of_the_lab_pin_one_release_of_what_they_build() {
+        let kubernetes = pinned("kube", "k8s.io/kubernetes").unwrap();
+        assert!(kubernetes.starts_with("v1."), "{kubernetes}");
+        let konnectivity = pinned("konnectivity", "sigs.k8s.io/apiserver-network-proxy").unwrap();
+        assert!(konnectivity.starts_with("v0."), "{konnectivity}");
     }
 }
