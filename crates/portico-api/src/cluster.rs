@@ -73,6 +73,7 @@ impl Cluster {
         let kept = [MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, API_SERVER_CA];
         meta.annotations.retain(|key, _| kept.contains(&&**key));
         self.spec.features.clear();
+        self.spec.cni_plugin = CniPlugin::default();
         self.status.address = Address { ip: self.status.address.ip, ..Address::default() };
         if *self.status.namespace_name == *self.name().namespace() {
             self.status.namespace_name = "".into();
@@ -105,12 +106,24 @@ pub struct ClusterSpec {
     /// Settings of single control plane components.
     #[serde(deserialize_with = "or_default")]
     pub components_override: ComponentsOverride,
+    /// Its network plugin.
+    #[serde(deserialize_with = "or_default")]
+    pub cni_plugin: CniPlugin,
     /// Monitoring, logging and alerting.
     #[serde(deserialize_with = "or_default")]
     pub mla: ClusterMla,
     /// Feature switches.
     #[serde(deserialize_with = "or_default")]
     pub features: BTreeMap<Box<str>, bool>,
+}
+
+/// `spec.cniPlugin`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct CniPlugin {
+    /// `canal`, `cilium` or `none`; empty for KKP's default.
+    #[serde(rename = "type", deserialize_with = "or_default")]
+    pub kind: Box<str>,
 }
 
 /// `spec.cloud`.

@@ -31,7 +31,7 @@ impl PortRange {
     ///
     /// # Errors
     /// If `first` is 0 or greater than `last`.
-    pub fn new(first: u16, last: u16) -> Result<Self, PortRangeError> {
+    pub const fn new(first: u16, last: u16) -> Result<Self, PortRangeError> {
         match (first, last) {
             (0, _) => Err(PortRangeError::Syntax),
             (first, last) if first > last => Err(PortRangeError::Backwards),

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::duration::GoDuration;
 use crate::meta::{ObjectMeta, Strings};
@@ -80,15 +81,67 @@ pub struct Datacenter {
 }
 
 /// `datacenters.<name>.spec`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DatacenterSpec {
     /// Overrides the type, and only the type, of the Service `apiserver-external`.
     pub api_server_service_type: Setting<ServiceType>,
-    /// Its cloud is AWS.
-    pub aws: Present,
-    /// Its cloud is KubeVirt.
-    pub kubevirt: Present,
+    /// Its cloud, by the key of the provider; KKP allows one. `null` counts as absent.
+    pub clouds: BTreeMap<&'static str, CloudFields>,
+}
+
+/// The fields of a cloud that are text or a number: where its API is, and in which region.
+pub type CloudFields = BTreeMap<Box<str>, Box<str>>;
+
+/// The keys of cloud providers.
+pub const CLOUD_PROVIDERS: [&str; 16] = [
+    "alibaba",
+    "anexia",
+    "aws",
+    "azure",
+    "baremetal",
+    "bringyourown",
+    "digitalocean",
+    "edge",
+    "fake",
+    "gcp",
+    "hetzner",
+    "kubevirt",
+    "nutanix",
+    "openstack",
+    "vmwareclouddirector",
+    "vsphere",
+];
+
+impl DatacenterSpec {
+    /// Whether its cloud is `provider`.
+    pub fn is_on(&self, provider: &str) -> bool {
+        self.clouds.contains_key(provider)
+    }
+}
+
+impl<'de> Deserialize<'de> for DatacenterSpec {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut fields = BTreeMap::<Box<str>, Value>::deserialize(deserializer)?;
+        let service_type = fields.remove("apiServerServiceType").map(Setting::deserialize).transpose();
+        let mut clouds = BTreeMap::new();
+        for key in CLOUD_PROVIDERS {
+            if let Some(cloud) = fields.remove(key).filter(|cloud| !cloud.is_null()) {
+                clouds.insert(key, cloud_fields(&cloud));
+            }
+        }
+        let api_server_service_type = service_type.map_err(serde::de::Error::custom)?.unwrap_or_default();
+        Ok(Self { api_server_service_type, clouds })
+    }
+}
+
+fn cloud_fields(cloud: &Value) -> CloudFields {
+    let text = |value: &Value| match value {
+        Value::String(text) => Some(text.as_str().into()),
+        Value::Number(number) => Some(number.to_string().into()),
+        _ => None,
+    };
+    let fields = cloud.as_object().into_iter().flatten();
+    fields.filter_map(|(key, value)| Some((key.as_str().into(), text(value)?))).collect()
 }
 
 /// Whether a field is present, with any content; `null` counts as absent.

@@ -87,11 +87,7 @@ impl<'a> Scope<'a> {
 
     /// Whether the Cluster or its datacenter names the cloud provider `provider` (`aws`, `kubevirt`).
     pub(crate) fn is_on(&self, provider: &str) -> bool {
-        let by_datacenter = self.datacenter().is_some_and(|datacenter| match provider {
-            "aws" => datacenter.spec.aws.0,
-            "kubevirt" => datacenter.spec.kubevirt.0,
-            _ => false,
-        });
+        let by_datacenter = self.datacenter().is_some_and(|datacenter| datacenter.spec.is_on(provider));
         by_datacenter || self.cluster.is_on(provider)
     }
 

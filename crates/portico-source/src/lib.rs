@@ -4,10 +4,10 @@
 //! [`load`] reads one once; [`kubernetes`] watches an API server and [`list`] lists it once; [`state`] is a
 //! file for what must outlive a restart beside a directory.
 //!
-//! Text passes through `yaml` (trees with lines, within bounds) and `manifest` (the objects of a file) to
-//! `index` (which file holds which object, and what changed). `walk`, `watch` and `debounce` say which files
-//! to read, and when. For an API server, [`served`] is the form in which its objects are read, and
-//! `reflector` says what follows from a watch event.
+//! Text passes through [`portico_yaml`] (trees with lines, within bounds) and `manifest` (the objects of a
+//! file) to `index` (which file holds which object, and what changed). `walk`, `watch` and `debounce` say
+//! which files to read, and when. For an API server, [`served`] is the form in which its objects are read,
+//! and `reflector` says what follows from a watch event.
 //!
 //! What the objects mean is decided elsewhere: `portico-expose` plans, `portico-routes` routes.
 
@@ -30,7 +30,6 @@ mod manifest;
 mod reflector;
 mod walk;
 mod watch;
-mod yaml;
 
 pub use directory::DirectorySource;
 #[cfg(feature = "kubernetes")]

@@ -13,7 +13,7 @@ use crate::manifest;
 use crate::object::Object;
 use crate::step::ManifestProblem;
 use crate::walk::{Limits, walk};
-use crate::yaml::Node;
+use portico_yaml::Node;
 
 /// Everything that a directory holds.
 #[derive(Debug, Default)]

@@ -15,7 +15,7 @@ use portico_api::problem::Severity;
 
 use crate::object::Object;
 use crate::step::ManifestProblem;
-use crate::yaml::{Content, Documents, Node};
+use portico_yaml::{Content, Documents, Node};
 
 /// Most problems reported for one file. A file of another format would otherwise be reported line by line.
 const MAX_PROBLEMS_PER_FILE: usize = 100;

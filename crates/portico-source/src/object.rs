@@ -110,22 +110,8 @@ impl Keyed for Object {
 
 /// Reads `value`; an error names the field. `apiVersion`, `kind` and unknown fields are ignored.
 fn typed<T: DeserializeOwned>(value: Value) -> Result<T, InvalidObject> {
-    serde_path_to_error::deserialize(value).map_err(|error| {
-        let field = error.path().to_string();
-        InvalidObject {
-            field: if field == "." { String::new() } else { field },
-            message: readable(&error.into_inner().to_string()),
-        }
-    })
-}
-
-/// The message of serde, in the terms of a manifest.
-fn readable(message: &str) -> String {
-    let message = message.replace("expected u16", "expected a whole number from 0 to 65535");
-    match message.strip_prefix("unknown variant ").and_then(|text| text.split_once(", expected ")) {
-        Some((found, expected)) => format!("{found} is not known, expected {expected}"),
-        None => message,
-    }
+    portico_yaml::typed(value)
+        .map_err(|invalid| InvalidObject { field: invalid.field, message: invalid.message })
 }
 
 /// Accepts what Kubernetes accepts as a name: an RFC 1123 subdomain.

@@ -141,7 +141,7 @@ mod tests {
     use serde_json::{Map, json};
 
     use super::*;
-    use crate::yaml::Documents;
+    use portico_yaml::Documents;
 
     #[test]
     fn an_object_that_does_not_fit_its_kind_fails_alone() {

@@ -74,6 +74,8 @@ pub struct Site {
     pub loaded: Loaded,
     /// The number of objects.
     pub objects: usize,
+    /// The objects that say what the site is, as read: all but EndpointSlices.
+    pub originals: Vec<Object>,
     /// Whether an object belongs to the namespace in use; true without one.
     pub has_namespace: bool,
     /// The plans and routes.
@@ -139,6 +141,8 @@ impl Site {
         let namespace = settings.namespace.as_deref();
         let has_namespace =
             namespace.is_none_or(|name| objects.iter().any(|object| belongs_to(object, name)));
+        let is_slice = |object: &&Object| matches!(object, Object::EndpointSlice(_));
+        let originals = objects.iter().filter(|object| !is_slice(object)).cloned().collect();
         let today = (read_as == ReadAs::Seed).then(|| Today::of(&objects, &settings.expose_annotation));
         let mut pipeline = Pipeline::new(index, planner, persisted, SEED);
         if read_as == ReadAs::Seed {
@@ -156,7 +160,7 @@ impl Site {
         let ports = pipeline.planner().persisted().node_ports.all();
         let allocated = ports.filter(|(key, _)| !remembered.contains(key)).map(|(_, port)| port).collect();
         let differences = today.map(|today| today.differences(pipeline.rows())).unwrap_or_default();
-        Self { loaded, objects: count, has_namespace, pipeline, allocated, read_as, differences }
+        Self { loaded, objects: count, originals, has_namespace, pipeline, allocated, read_as, differences }
     }
 }
 

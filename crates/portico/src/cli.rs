@@ -104,6 +104,45 @@ Examples:
   portico routes manifests/
   portico routes manifests/ -o json | jq -r '.routes[] | select(.state != \"ready\") | .backend'")]
     Routes(offline::Flags),
+    /// List network requirements: who talks to whom, on which ports, under which condition
+    ///
+    /// Of KKP, Kublr and Portico, from one model. What is known of an installation narrows the list: its
+    /// strategy, its network plugin, other facts (--set). With --manifests or --kubeconfig, the requirements
+    /// of a running one, with its own ports, addresses and reasons.
+    #[command(after_help = "\
+Examples:
+  portico ports --product kkp --strategy Tunneling --role worker
+  portico ports --set air-gap=true -o json | jq -r '.[] | select(.protocol == \"UDP\") | .ports[]'
+  portico ports --manifests copy/
+
+  What to open and what to close for another strategy, another network plugin or another version:
+    portico ports diff NodePort Tunneling --product kkp
+    portico ports diff cni=Canal cni=Calico
+    portico ports diff before.json after.json")]
+    Ports(verb::ports::Command),
+    /// Say how many clusters still fit on a seed, and which limit is hit first
+    ///
+    /// Counts NodePorts, listeners of the front load balancer, load balancers and addresses, by strategy.
+    /// Figures and their origin are in the port model.
+    #[command(after_help = "\
+Examples:
+  portico capacity --manifests copy/ --lb aws-nlb
+  portico capacity --kubeconfig seed.kubeconfig --add 20 --strategy NodePort --lb aws-nlb
+  portico capacity --lb hetzner-lb31 --addresses 16 -o json")]
+    Capacity(verb::capacity::Flags),
+    /// Write firewall rules for one role, from the port model and an inventory of addresses
+    ///
+    /// Asks for what it would have to guess: no rule is ever opened to every address unless the inventory
+    /// says so (any). Allows only; --default-deny refuses the rest.
+    #[command(after_help = "\
+Examples:
+  portico firewall --for nftables --role worker --strategy Tunneling --inventory site.yaml | nft -f -
+  portico firewall --for ticket --role front --strategy NodePort --inventory site.yaml
+  portico firewall --for terraform-aws --role front --strategy Tunneling --inventory site.yaml
+
+  What is missing in rules that are in force, and what is open without need:
+    iptables-save | portico firewall diff - --role worker --strategy Tunneling --inventory site.yaml")]
+    Firewall(verb::firewall::Command),
     /// Try it: three user clusters, one per expose strategy, on this machine
     ///
     /// Starts a gateway, a node agent and three stand-in API servers on loopback, with certificates and
@@ -134,6 +173,9 @@ impl Verb {
             Self::Front(flags) => verb::front::run(flags),
             Self::Check(flags) => verb::check::run(flags),
             Self::Routes(flags) => verb::routes::run(flags),
+            Self::Capacity(flags) => verb::capacity::run(flags),
+            Self::Firewall(command) => verb::firewall::run(command),
+            Self::Ports(command) => verb::ports::run(command),
             Self::Demo(flags) => verb::demo::run(flags),
             Self::Help { verb } => help(verb.as_deref()),
         }
@@ -157,6 +199,83 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
+
+    /// Flags that look like listeners and are none: where a listener is of somebody else.
+    const NO_LISTENERS: [&str; 1] = ["konnectivity agent --proxy-server-port"];
+
+    /// Every flag that opens a port, as `VERB --FLAG`. The demo's are on loopback and for nobody else.
+    fn listeners(command: &clap::Command, path: &str, found: &mut Vec<String>) {
+        for flag in command.get_arguments().filter_map(clap::Arg::get_long) {
+            let named = ["listen", "port", "forward"].iter().any(|end| flag.ends_with(end));
+            if named || flag == "node-port-address" {
+                found.push(format!("{path} --{flag}"));
+            }
+        }
+        for verb in command.get_subcommands().filter(|verb| verb.get_name() != "demo") {
+            let path = format!("{path} {}", verb.get_name());
+            listeners(verb, path.trim_start(), found);
+        }
+    }
+
+    #[test]
+    fn every_listener_has_a_row_in_the_port_model_and_every_row_a_listener() {
+        let mut flags = Vec::new();
+        listeners(&Cli::command(), "", &mut flags);
+        flags.retain(|flag| !NO_LISTENERS.contains(&flag.as_str()));
+        let product = portico_ports::model::product("portico").unwrap();
+        let rows: Vec<&str> = product.rows.iter().flat_map(|row| row.listeners).copied().collect();
+        for flag in &flags {
+            assert!(
+                rows.contains(&flag.as_str()),
+                "`{flag}` opens a port: add a row to crates/portico-ports/model/portico.yaml"
+            );
+        }
+        for row in rows {
+            assert!(
+                flags.iter().any(|flag| flag == row),
+                "a row of portico.yaml names `{row}`, which is no flag"
+            );
+        }
+    }
+
+    /// Where sockets that accept are made. A new place needs a flag above, or a reason here.
+    const BINDING: [&str; 5] = [
+        // What `--admin-listen` of every verb opens.
+        "portico-admin/src/server.rs",
+        // `--forward`.
+        "portico-agent/src/listen.rs",
+        // `--sni-listen`, `--tunnel-listen` and NodePorts.
+        "portico-gateway/src/entry/listen.rs",
+        // The demo, on loopback.
+        "portico/src/verb/demo/api_server.rs",
+        "portico/src/verb/demo/ports.rs",
+    ];
+
+    #[test]
+    fn sockets_that_accept_are_made_only_where_a_row_is_known() {
+        let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let mut folders = vec![crates.to_owned()];
+        let mut found = Vec::new();
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                let name = path.strip_prefix(crates).unwrap().display().to_string();
+                let is_test = name.contains("tests") || name.contains("/examples") || name.contains("/fuzz");
+                if path.is_dir() {
+                    folders.extend((!is_test && !name.starts_with("portico-lab")).then_some(path));
+                } else if name.ends_with(".rs") && !is_test && name.contains("/src/") {
+                    let text = std::fs::read_to_string(&path).unwrap();
+                    let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+                    if code.contains("Listener::bind(") || code.contains("listen(") && code.contains(".bind(")
+                    {
+                        found.push(name);
+                    }
+                }
+            }
+        }
+        found.sort_unstable();
+        assert_eq!(found, BINDING, "these accept connections: name each in BINDING, with its flag");
+    }
 
     #[test]
     fn the_command_line_is_sound() {

@@ -1,7 +1,8 @@
 //! The front door of hosted Kubernetes control planes: the command line.
 //!
 //! [`cli`] says what can be asked for, [`verb`] does it, one file a verb. `check` and `routes` look at a
-//! directory once ([`offline`]). A verb that stays is run by [`daemon`]: runtime, signals, admin listener,
+//! directory once ([`offline`]); `ports`, `firewall` and `capacity` ask the port model ([`requirements`]). A
+//! verb that stays is run by [`daemon`]: runtime, signals, admin listener,
 //! drain.
 //!
 //! What objects mean and how bytes move is decided in the library crates; here is only what a user touches.
@@ -16,6 +17,7 @@ mod logging;
 mod memory_limit;
 mod offline;
 mod outcome;
+mod requirements;
 mod verb;
 
 use std::process::ExitCode;

@@ -4,12 +4,13 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use anyhow::ensure;
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 use portico_admin::listing::OutputFormat;
 use portico_api::annotations::EXPOSE;
 use portico_api::problem::Severity;
-use portico_source::list_objects;
+use portico_source::{Loaded, list_objects};
 use portico_sync::{ReadAs, Site, SiteSettings};
 
 use crate::args::{annotation_key, duration, network};
@@ -76,6 +77,60 @@ pub(crate) struct Report {
     questionable: Vec<Finding>,
 }
 
+/// Every object of a live seed, read once.
+fn list_live(
+    kubeconfig: Option<&Path>,
+    namespace: Option<&str>,
+    timeout: Duration,
+) -> anyhow::Result<Loaded> {
+    daemon::runtime()?.block_on(async {
+        let client = portico_kube::client(kubeconfig).await?;
+        anyhow::Ok(list_objects(&client, namespace, timeout).await?)
+    })
+}
+
+/// Where the objects of an installation are, for verbs that need nothing else of them.
+#[derive(Debug, Args)]
+pub(crate) struct Source {
+    /// Directory of manifests, or of a copy of a seed's objects (kubectl get -o yaml)
+    #[arg(long, value_name = "DIR", conflicts_with = "kubeconfig")]
+    pub(crate) manifests: Option<PathBuf>,
+    /// Read the objects of a live seed, by this kubeconfig; nothing is written
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// How long reading a live seed may take, all together
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = duration)]
+    timeout: Duration,
+}
+
+impl Source {
+    /// Reads the objects; `None` if no source was named. What cannot be read is told in the log.
+    pub(crate) fn load(&self) -> anyhow::Result<Option<Site>> {
+        let settings = SiteSettings { expose_annotation: EXPOSE.to_owned(), ..SiteSettings::default() };
+        let site = match (&self.manifests, &self.kubeconfig) {
+            (Some(directory), _) => {
+                let site = Site::read(directory, None, &settings)?;
+                ensure!(
+                    site.loaded.files > 0,
+                    "no manifest is in {}: no file ends in .yaml, .yml or .json; name the directory that \
+                     holds them",
+                    directory.display()
+                );
+                site
+            }
+            (None, Some(kubeconfig)) => {
+                Site::of_seed(list_live(Some(kubeconfig), None, self.timeout)?, &settings)
+            }
+            (None, None) => return Ok(None),
+        };
+        for problem in &site.loaded.problems {
+            let file = problem.file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
+            tracing::warn!(file, line = problem.line, "{}; {}", problem.message, problem.remedy);
+        }
+        Ok(Some(site))
+    }
+}
+
 impl Flags {
     /// Reads the directory, or the live seed.
     pub(crate) fn load(&self) -> anyhow::Result<Report> {
@@ -102,10 +157,7 @@ impl Flags {
     }
 
     fn load_live(&self, settings: &SiteSettings) -> anyhow::Result<Site> {
-        let listed = daemon::runtime()?.block_on(async {
-            let client = portico_kube::client(self.kubeconfig.as_deref()).await?;
-            anyhow::Ok(list_objects(&client, self.namespace.as_deref(), self.timeout).await?)
-        })?;
+        let listed = list_live(self.kubeconfig.as_deref(), self.namespace.as_deref(), self.timeout)?;
         Ok(Site::of_seed(listed, settings))
     }
 

@@ -1,8 +1,11 @@
 //! What `portico` can be asked to do: one file a verb.
 
 pub(crate) mod agent;
+pub(crate) mod capacity;
 pub(crate) mod check;
 pub(crate) mod demo;
+pub(crate) mod firewall;
 pub(crate) mod front;
 pub(crate) mod gateway;
+pub(crate) mod ports;
 pub(crate) mod routes;

@@ -6,8 +6,13 @@
 //! bounded. JSON is read the same way, being a subset of YAML 1.2.
 //!
 //! Scalars follow the core schema of YAML 1.2 (section 10.3.2). Merge keys (`<<`) work, as they do in
-//! Kubernetes' own reader. The parser underneath is the one that `kube` uses for kubeconfig files. Called by
-//! [`crate::manifest`].
+//! Kubernetes' own reader. The parser underneath is the one that `kube` uses for kubeconfig files.
+
+mod typed;
+mod write;
+
+pub use typed::{InvalidField, typed};
+pub use write::write;
 
 use std::collections::{HashMap, HashSet};
 
@@ -32,16 +37,16 @@ const TEXT_OF_A_VALUE: usize = 64;
 
 /// A value and the line it begins on.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Node {
+pub struct Node {
     /// Counted from 1.
-    pub(crate) line: u32,
+    pub line: u32,
     /// The value.
-    pub(crate) content: Content,
+    pub content: Content,
 }
 
 /// What a [`Node`] is.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Content {
+pub enum Content {
     /// Null, a boolean, a number or text; never a collection.
     Scalar(Value),
     /// A sequence.
@@ -52,35 +57,35 @@ pub(crate) enum Content {
 
 /// One key of a mapping and its value.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Entry {
+pub struct Entry {
     /// The key as text.
-    pub(crate) key: Box<str>,
+    pub key: Box<str>,
     /// Line of the key, where a reader looks for the field.
-    pub(crate) line: u32,
+    pub line: u32,
     /// Its value.
-    pub(crate) value: Node,
+    pub value: Node,
 }
 
 /// Why a document cannot be read. The rest of the file can.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{message}")]
-pub(crate) struct YamlError {
+pub struct YamlError {
     /// The line where it was noticed, counted from 1.
-    pub(crate) line: u32,
+    pub line: u32,
     /// What is wrong.
-    pub(crate) message: String,
+    pub message: String,
 }
 
 /// The documents of a text, one at a time, so that a file of ten thousand objects is never in memory as one
 /// tree.
-pub(crate) struct Documents<'text> {
+pub struct Documents<'text> {
     parser: Parser<'text, StrInput<'text>>,
     ended: bool,
 }
 
 impl<'text> Documents<'text> {
     /// The documents of `text`.
-    pub(crate) fn new(text: &'text str) -> Self {
+    pub fn new(text: &'text str) -> Self {
         let options = options! {
             emit_comments: false,
             flow_nesting_limit: MAX_DEPTH,
@@ -384,7 +389,7 @@ fn line_number(line: usize) -> u32 {
 
 impl Node {
     /// The value of `key`, if this is a mapping that has it.
-    pub(crate) fn get(&self, key: &str) -> Option<&Node> {
+    pub fn get(&self, key: &str) -> Option<&Node> {
         match &self.content {
             Content::Map(entries) => {
                 entries.iter().find(|entry| &*entry.key == key).map(|entry| &entry.value)
@@ -394,7 +399,7 @@ impl Node {
     }
 
     /// Its text, if it is text.
-    pub(crate) fn as_str(&self) -> Option<&str> {
+    pub fn as_str(&self) -> Option<&str> {
         match &self.content {
             Content::Scalar(Value::String(text)) => Some(text),
             _ => None,
@@ -414,7 +419,7 @@ impl Node {
     }
 
     /// The same value without lines.
-    pub(crate) fn to_value(&self) -> Value {
+    pub fn to_value(&self) -> Value {
         match &self.content {
             Content::Scalar(value) => value.clone(),
             Content::List(items) => Value::Array(items.iter().map(Self::to_value).collect()),
@@ -429,7 +434,7 @@ impl Node {
     ///
     /// Keys may hold dots (`metadata.annotations.nodeport-proxy.k8s.io/expose`): the longest key that fits
     /// wins.
-    pub(crate) fn line_of(&self, path: &str) -> u32 {
+    pub fn line_of(&self, path: &str) -> u32 {
         let mut node = self;
         let mut line = self.line;
         let mut rest = path;
@@ -477,5 +482,4 @@ fn after_index(path: &str) -> Option<(usize, &str)> {
 }
 
 #[cfg(test)]
-#[path = "yaml/tests.rs"]
 mod tests;

@@ -1,0 +1,69 @@
+//! Google Cloud: VPC firewall rules, as the Compute API takes them (`firewalls.insert`), one a rule.
+
+use serde_json::{Value, json};
+
+use super::{Direction, Rule, Ruleset, Writing, Written};
+use crate::model::Protocol;
+use crate::port_set::text;
+
+pub(super) fn write(rules: &Ruleset, writing: &Writing<'_>) -> Written {
+    let mut resources: Vec<Value> = rules.rules.iter().map(|rule| resource(rule, rules.role.key)).collect();
+    let mut notes = vec!["the rules hold for machines with the network tag of the role".to_owned()];
+    if writing.default_deny {
+        for (direction, ranges) in [("INGRESS", "sourceRanges"), ("EGRESS", "destinationRanges")] {
+            for (family, everything) in [(4, "0.0.0.0/0"), (6, "::/0")] {
+                let name =
+                    format!("portico-{}-{}-deny-ipv{family}", rules.role.key, direction.to_lowercase());
+                resources.push(json!({
+                    "name": name,
+                    "network": "global/networks/default",
+                    "direction": direction,
+                    "priority": 65000,
+                    "denied": [{"IPProtocol": "all"}],
+                    ranges: [everything],
+                    "targetTags": [tag(rules.role.key)],
+                }));
+            }
+        }
+    } else {
+        notes.push(
+            "egress is left open, as Google Cloud has it by default; --default-deny narrows it".to_owned(),
+        );
+    }
+    notes.push("the network is `default`: write the name of yours".to_owned());
+    Written { text: super::json(&Value::Array(resources)), notes }
+}
+
+fn resource(rule: &Rule, role: &str) -> Value {
+    let (direction, ranges) = match rule.direction {
+        Direction::Ingress => ("INGRESS", "sourceRanges"),
+        Direction::Egress => ("EGRESS", "destinationRanges"),
+    };
+    let peers: Vec<String> = rule.peers.iter().map(ToString::to_string).collect();
+    let mut allowed = json!({"IPProtocol": match rule.protocol {
+        Protocol::Tcp => "tcp",
+        Protocol::Udp => "udp",
+        Protocol::IpInIp => "4",
+    }});
+    if !rule.ports.is_empty() {
+        allowed["ports"] = rule.ports.ranges().iter().map(|&range| text(range)).collect();
+    }
+    let id = rule.rows.first().map_or("", |row| row.id).replace('.', "-");
+    let protocol =
+        if rule.protocol == Protocol::IpInIp { "ipip" } else { super::aws::protocol(rule.protocol) };
+    let family = if rule.is_ipv6() { 6 } else { 4 };
+    json!({
+        "name": format!("portico-{role}-{}-{id}-{protocol}-ipv{family}", direction.to_lowercase()),
+        "description": format!("{}: {}", rule.ids(), rule.purpose()),
+        "network": "global/networks/default",
+        "direction": direction,
+        "priority": 1000,
+        "allowed": [allowed],
+        ranges: peers,
+        "targetTags": [tag(role)],
+    })
+}
+
+fn tag(role: &str) -> String {
+    format!("portico-{role}")
+}

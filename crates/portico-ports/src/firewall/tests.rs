@@ -1,0 +1,164 @@
+use super::*;
+use crate::facts::Facts;
+use crate::inventory::Inventory;
+use crate::model;
+
+const INVENTORY: &str = "worker: [10.0.1.0/24, '2001:db8:1::/64']\nfront: [203.0.113.9, '2001:db8:9::9']\n\
+                         user: [any]\nmaster: [10.0.2.0/24]\nseed: [10.0.3.0/24]\nseed-api: [10.0.3.7]\n\
+                         dns: [10.0.0.53, '2001:db8::53']\nmaster-ingress: [203.0.113.10]\n\
+                         provider-api: [198.51.100.0/24]\n";
+
+fn ruleset(product: &str, role: &str, facts: &[&str], inventory: &str) -> Result<Ruleset, Vec<Missing>> {
+    let product = model::product(product).unwrap();
+    let mut known = Facts::default();
+    facts.iter().for_each(|fact| known.assign(fact).unwrap());
+    rules(product, product.role(role).unwrap(), &known, &Inventory::read(inventory, &known).unwrap())
+}
+
+fn write(target: Target, role: &str, facts: &[&str], default_deny: bool) -> Written {
+    let selector = [("app".to_owned(), "gateway".to_owned())];
+    let writing = Writing { default_deny, selector: &selector, namespace: "portico" };
+    target.write(&ruleset("kkp", role, facts, INVENTORY).unwrap(), &writing)
+}
+
+const TARGETS: [Target; 10] = [
+    Target::Nftables,
+    Target::Iptables,
+    Target::Aws,
+    Target::Azure,
+    Target::Gcp,
+    Target::Openstack,
+    Target::TerraformAws,
+    Target::NetworkPolicy,
+    Target::Cilium,
+    Target::Ticket,
+];
+
+#[test]
+fn a_worker_connects_to_the_front_and_other_workers_connect_to_it() {
+    let rules = ruleset("kkp", "worker", &["strategy=Tunneling"], INVENTORY).unwrap();
+    let text = |rule: &Rule| format!("{:?} {} {} {}", rule.direction, rule.ids(), rule.protocol, rule.ports);
+    let of_ipv4: Vec<String> = rules.rules.iter().filter(|rule| !rule.is_ipv6()).map(text).collect();
+    assert_eq!(
+        of_ipv4,
+        [
+            "Egress kkp-8 TCP 6443, 8088",
+            "Ingress kkp-kubelet TCP 10250",
+            "Egress kkp-kubelet TCP 10250",
+            "Egress kkp-dns TCP 53",
+            "Egress kkp-dns UDP 53",
+            "Ingress kkp-cilium-vxlan UDP 8472",
+            "Egress kkp-cilium-vxlan UDP 8472",
+            "Ingress kkp-cilium-health TCP 4240",
+            "Egress kkp-cilium-health TCP 4240",
+        ]
+    );
+    assert_eq!(rules.rules.len(), 2 * of_ipv4.len(), "both families have the same rules");
+}
+
+#[test]
+fn two_rows_that_allow_the_same_become_one_rule() {
+    let rules = ruleset("kkp", "seed-api", &["strategy=Tunneling"], INVENTORY).unwrap();
+    assert_eq!(rules.rules.iter().map(Rule::ids).collect::<Vec<_>>(), ["kkp-2 kkp-3"]);
+}
+
+#[test]
+fn what_is_missing_is_asked_for_and_nothing_is_opened_to_everybody() {
+    let missing = ruleset("kkp", "front", &[], "worker: [10.0.1.0/24]\n").unwrap_err();
+    let text = missing.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+    assert!(text.contains("say --strategy VALUE: NodePort, LoadBalancer, Tunneling"), "{text}");
+    let missing = ruleset("kkp", "front", &["strategy=Tunneling"], "worker: [10.0.1.0/24]\n").unwrap_err();
+    let text = missing.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+    assert!(text.contains("the role user has no address (kkp-11)"), "{text}");
+    let names = "worker: [10.0.1.0/24]\nfront: [front.example.com]\ndns: [10.0.0.53]\n";
+    let missing = ruleset("kkp", "worker", &["strategy=Tunneling"], names).unwrap_err();
+    assert!(missing[0].to_string().contains("host names only"), "{missing:?}");
+    let missing = ruleset("kkp", "seed", &["strategy=Tunneling"], INVENTORY).unwrap_err();
+    assert!(missing[0].to_string().contains("--set provider=VALUE"), "{missing:?}");
+    ruleset("kkp", "seed", &["strategy=Tunneling", "provider=aws"], INVENTORY).unwrap();
+}
+
+#[test]
+fn roles_of_two_families_are_told_apart() {
+    let mixed = "worker: ['2001:db8::/64']\nfront: [203.0.113.9]\ndns: ['2001:db8:1::53']\n";
+    let missing = ruleset("kkp", "worker", &["strategy=Tunneling"], mixed).unwrap_err();
+    assert_eq!(missing.len(), 1, "{missing:?}");
+    assert!(missing[0].to_string().contains("no common address family (kkp-8)"), "{missing:?}");
+}
+
+#[test]
+fn no_writer_opens_anything_to_everybody_unless_the_inventory_says_any() {
+    for target in TARGETS {
+        for default_deny in [false, true] {
+            let written = write(target, "worker", &["strategy=Tunneling"], default_deny).text;
+            let opens = written.lines().filter(|line| {
+                (line.contains("0.0.0.0/0") || line.contains("::/0")) && !line.contains("open")
+            });
+            // What Google Cloud denies, and what Terraform must not take away.
+            let allowed =
+                matches!((target, default_deny), (Target::Gcp, true) | (Target::TerraformAws, false));
+            assert!(allowed || opens.count() == 0, "{target:?}: {written}");
+        }
+        assert!(
+            write(target, "front", &["strategy=Tunneling"], false).text.contains("0.0.0.0/0"),
+            "{target:?}"
+        );
+    }
+}
+
+#[test]
+fn every_writer_names_every_row_port_and_network_that_it_can() {
+    for target in TARGETS {
+        let written = write(target, "worker", &["strategy=NodePort", "cni=Cilium"], true).text;
+        for wanted in
+            ["203.0.113.9", "2001:db8:9::9", "30000", "32767", "8472", "10250", "10.0.1.0/24", "kkp-9"]
+        {
+            assert!(written.contains(wanted), "{target:?} has no {wanted}: {written}");
+        }
+    }
+}
+
+#[test]
+fn ip_in_ip_is_written_where_it_can_be_and_told_where_it_cannot() {
+    let inventory = "master: [10.0.0.0/24]\nworker: [10.0.1.0/24]\ninternet: [any]\n";
+    let rules = ruleset("kublr", "worker", &["cni=Calico", "strategy=NodePort"], inventory).unwrap();
+    for target in TARGETS {
+        let writing = Writing { default_deny: true, selector: &[], namespace: "portico" };
+        let written = target.write(&rules, &writing);
+        let told = written.notes.iter().any(|note| note.contains("IP-in-IP"));
+        let cannot = [Target::Azure, Target::NetworkPolicy, Target::Cilium].contains(&target);
+        assert_eq!(told, cannot, "{target:?}: {:?}", written.notes);
+        assert_eq!(written.text.contains("kublr-1.4"), !cannot || target != Target::Azure, "{target:?}");
+    }
+}
+
+#[test]
+fn default_deny_is_opt_in() {
+    for (target, refuses) in [
+        (Target::Nftables, "policy drop"),
+        (Target::Iptables, "-j DROP"),
+        (Target::Aws, "SecurityGroupEgress"),
+        (Target::Azure, "Deny"),
+        (Target::Gcp, "denied"),
+        (Target::Openstack, "security group rule delete"),
+        (Target::Cilium, "ingress: true"),
+    ] {
+        let text = |default_deny| write(target, "worker", &["strategy=Tunneling"], default_deny).text;
+        assert!(!text(false).contains(refuses), "{target:?}");
+        assert!(text(true).contains(refuses), "{target:?}");
+    }
+}
+
+#[test]
+fn a_list_of_many_ports_is_cut_for_multiport() {
+    let mut rules = ruleset("kkp", "seed-api", &["strategy=Tunneling"], INVENTORY).unwrap();
+    rules.rules[0].ports = (0..20).filter_map(|port| (1_000 + 2 * port).to_string().parse().ok()).collect();
+    let writing = Writing { default_deny: false, selector: &[], namespace: "portico" };
+    let text = Target::Iptables.write(&rules, &writing).text;
+    let lists: Vec<usize> = text
+        .lines()
+        .filter_map(|line| line.split("--dports ").nth(1))
+        .map(|rest| rest.split(' ').next().unwrap_or_default().split(',').count())
+        .collect();
+    assert_eq!(lists, [15, 5]);
+}

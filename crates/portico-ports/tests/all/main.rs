@@ -1,0 +1,4 @@
+//! The model against the tables it comes from, and the documentation against the model.
+
+mod docs;
+mod tables;

@@ -1,0 +1,163 @@
+//! What the verbs that ask the port model have in common: which product, which facts, which installation.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+use portico_api::cluster::Cluster;
+use portico_api::names::ClusterName;
+use portico_api::service::{Service, ServiceType};
+use portico_expose::plan::Plan;
+use portico_ports::model::{self, Product};
+use portico_ports::site::{Site as Needs, SiteCluster, SiteDatacenter};
+use portico_ports::{Facts, Query};
+use portico_source::Object;
+use portico_sync::{ReadAs, Site};
+use portico_yaml::{Content, Documents, Node};
+
+/// What is known of an installation.
+#[derive(Debug, Args)]
+pub(crate) struct Known {
+    /// The expose strategy: NodePort, LoadBalancer or Tunneling
+    #[arg(long, value_name = "STRATEGY")]
+    strategy: Option<String>,
+    /// The network plugin: Canal, Calico, Cilium, Flannel or Weave
+    #[arg(long, value_name = "CNI")]
+    cni: Option<String>,
+    /// Another fact, such as air-gap=true or node-port-range=31000-31999; may be repeated. docs/ports.md
+    /// lists the keys
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+impl Known {
+    /// The facts.
+    pub(crate) fn facts(&self) -> anyhow::Result<Facts> {
+        let mut facts = Facts::default();
+        for (key, value) in [("strategy", &self.strategy), ("cni", &self.cni)] {
+            if let Some(value) = value {
+                facts.set(key, value)?;
+            }
+        }
+        self.set.iter().try_for_each(|assignment| facts.assign(assignment))?;
+        Ok(facts)
+    }
+}
+
+/// Which requirements are asked for.
+#[derive(Debug, Args)]
+pub(crate) struct Asked {
+    /// Only those of this product: kkp, kublr or portico; may be repeated
+    #[arg(long, value_name = "PRODUCT")]
+    product: Vec<String>,
+    /// Only those with this role at one end, by its word or its name in a table
+    #[arg(long, value_name = "ROLE")]
+    role: Option<String>,
+    #[command(flatten)]
+    known: Known,
+}
+
+impl Asked {
+    /// The question.
+    pub(crate) fn query(&self) -> anyhow::Result<Query> {
+        let products: Result<Vec<&Product>, _> =
+            self.product.iter().map(|word| model::product(word)).collect();
+        Ok(Query { products: products?, role: self.role.clone(), facts: self.known.facts()? })
+    }
+}
+
+/// What the objects of an installation tell the port model.
+pub(crate) fn needs(site: &Site, kubeconfig: Option<&Path>) -> anyhow::Result<Needs> {
+    let mut needs = Needs { seed_api: kubeconfig.map(server).transpose()?, ..Needs::default() };
+    let mut clusters: BTreeMap<ClusterName, &Cluster> = BTreeMap::new();
+    let mut services: Vec<&Service> = Vec::new();
+    for object in &site.originals {
+        match object {
+            Object::KubermaticConfiguration(configuration) => {
+                needs.domain = configuration.spec.ingress.domain.to_string();
+                needs.node_port_range = configuration.spec.user_cluster.node_port_range.get().copied();
+            }
+            Object::Seed(seed) => {
+                needs.datacenters.extend(seed.spec.datacenters.iter().flat_map(|(name, datacenter)| {
+                    let clouds = datacenter.iter().flat_map(|datacenter| &datacenter.spec.clouds);
+                    clouds.map(|(provider, fields)| SiteDatacenter {
+                        name: name.to_string(),
+                        provider,
+                        fields: fields
+                            .iter()
+                            .map(|(key, value)| (key.to_string(), value.to_string()))
+                            .collect(),
+                    })
+                }))
+            }
+            Object::Cluster(cluster) => drop(clusters.insert(cluster.name(), cluster)),
+            Object::Service(service) => services.push(service),
+            Object::EndpointSlice(_) | Object::ExposedCluster(_) => {}
+        }
+    }
+    let plans: Vec<Plan> = site.pipeline.plans().collect();
+    if site.read_as == ReadAs::Directory {
+        services.extend(plans.iter().flat_map(|plan| &plan.services));
+    }
+    for service in &services {
+        let in_seed = !service.metadata.namespace.starts_with("cluster-");
+        needs.has_front_service |= in_seed && service.spec.service_type == ServiceType::LoadBalancer;
+        for (port, name) in node_ports(service) {
+            needs.node_ports.insert(port, format!("{}/{name}", service.metadata.namespace));
+        }
+    }
+    needs.clusters = plans.iter().map(|plan| cluster(plan, clusters.get(&plan.cluster))).collect();
+    Ok(needs)
+}
+
+fn cluster(plan: &Plan, object: Option<&&Cluster>) -> SiteCluster {
+    let address = match (&*plan.address.external_name, plan.address.ip) {
+        ("", Some(ip)) => ip.to_string(),
+        (name, _) => name.to_owned(),
+    };
+    let by_port = plan.entries.iter().filter_map(|entry| Some((entry.node_port?, entry.service.to_owned())));
+    SiteCluster {
+        name: plan.cluster.to_string(),
+        strategy: plan.decision.strategy.name(),
+        cni: match object.map_or("", |cluster| &*cluster.spec.cni_plugin.kind) {
+            "" | "cilium" => Some("Cilium"),
+            "canal" => Some("Canal"),
+            _ => None,
+        },
+        address,
+        node_ports: by_port.collect(),
+    }
+}
+
+/// The NodePorts of a Service, and the Service's name.
+fn node_ports(service: &Service) -> impl Iterator<Item = (u16, String)> {
+    let ports = service.spec.ports.iter().filter_map(|port| port.node_port);
+    ports.map(|port| (port, service.metadata.name.to_string()))
+}
+
+/// Where a kubeconfig leads: host and port of its current context.
+fn server(kubeconfig: &Path) -> anyhow::Result<(String, u16)> {
+    let text = fs::read_to_string(kubeconfig).with_context(|| format!("reading {}", kubeconfig.display()))?;
+    let root = Documents::new(&text).next().and_then(Result::ok);
+    let server = root
+        .as_ref()
+        .and_then(current_server)
+        .with_context(|| format!("{} has no server for its current context", kubeconfig.display()))?;
+    let url: hyper::Uri = server.parse().map_err(|error| anyhow!("{server:?} is no URL: {error}"))?;
+    let host = url.host().with_context(|| format!("{server:?} has no host"))?;
+    let default = if url.scheme_str() == Some("http") { 80 } else { 443 };
+    Ok((host.trim_matches(['[', ']']).to_owned(), url.port_u16().unwrap_or(default)))
+}
+
+fn current_server(root: &Node) -> Option<&str> {
+    let named = |list: &str, name: &str| match &root.get(list)?.content {
+        Content::List(items) => {
+            items.iter().find(|item| item.get("name").and_then(Node::as_str) == Some(name))
+        }
+        _ => None,
+    };
+    let context = named("contexts", root.get("current-context")?.as_str()?)?.get("context")?;
+    named("clusters", context.get("cluster")?.as_str()?)?.get("cluster")?.get("server")?.as_str()
+}
