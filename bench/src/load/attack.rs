@@ -6,12 +6,13 @@
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use portico_lab::frames::{self, INITIAL_WINDOW_SIZE, RawClient, kind};
 use rustls::ClientConfig;
 
@@ -120,6 +121,16 @@ impl Drop for Attack {
     }
 }
 
+/// Lets every other thread go first: the measured clients share the attacker's core, and what they wait for
+/// is the proxy.
+fn give_way() -> Result<()> {
+    let thread = rustix::thread::gettid().as_raw_nonzero().to_string();
+    // Idle, not nice: the clients may have real-time priority, which this thread would have too.
+    let status = Command::new("chrt").args(["--idle", "--pid", "0", &thread]).status().context("no chrt")?;
+    ensure!(status.success(), "chrt --idle: {status}");
+    Ok(())
+}
+
 struct Attacker {
     kind: Kind,
     target: Target,
@@ -129,6 +140,9 @@ struct Attacker {
 
 impl Attacker {
     fn run(mut self) {
+        if let Err(error) = give_way() {
+            eprintln!("  the attacker takes time of the measured clients: {error:#}");
+        }
         let mut held = VecDeque::new();
         let mut next = Instant::now();
         while !self.stop.load(Relaxed) {
