@@ -13,5 +13,6 @@ portico_cache=${XDG_CACHE_HOME:-$HOME/.cache}/portico
 go_root=$portico_cache/go-$go_version
 cargo_deny_root=$portico_cache/cargo-deny-$cargo_deny_version
 envoy_root=$portico_cache/envoy-$envoy_version
+cloud_root=$portico_cache/cloud-schemas
 # rustup's cargo before Debian 12's, which is too old.
 export PATH=${CARGO_HOME:-$HOME/.cargo}/bin:$go_root/bin:$cargo_deny_root/bin:$PATH:/usr/local/go/bin

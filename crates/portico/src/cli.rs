@@ -200,8 +200,9 @@ mod tests {
 
     use super::*;
 
-    /// Flags that look like listeners and are none: where a listener is of somebody else.
-    const NO_LISTENERS: [&str; 1] = ["konnectivity agent --proxy-server-port"];
+    /// Flags that look like listeners and are none: ports of somebody else, or of a Service.
+    const NO_LISTENERS: [&str; 3] =
+        ["front --sni-port", "front --tunnel-port", "konnectivity agent --proxy-server-port"];
 
     /// Every flag that opens a port, as `VERB --FLAG`. The demo's are on loopback and for nobody else.
     fn listeners(command: &clap::Command, path: &str, found: &mut Vec<String>) {

@@ -13,6 +13,7 @@ mod demo;
 mod fd_exhaustion;
 mod gateway;
 mod isolation;
+mod ports;
 mod proof;
 mod routes;
 mod scale;
