@@ -109,9 +109,33 @@ pub fn signs<K>(api: Api<K>, only: Option<&str>) -> impl Stream<Item = Result<Si
 where
     K: Resource + DeserializeOwned + Clone + Debug + Send + 'static,
 {
+    followed(api, Selection { fields: only.map(|name| format!("metadata.name={name}")), labels: None })
+}
+
+/// Returns [`signs`] of the objects whose labels a selector fits.
+pub fn labelled<K>(api: Api<K>, selector: &str) -> impl Stream<Item = Result<Sign<K>, Error>> + Send + use<K>
+where
+    K: Resource + DeserializeOwned + Clone + Debug + Send + 'static,
+{
+    followed(api, Selection { fields: None, labels: Some(selector.to_owned()) })
+}
+
+/// What is asked for of all objects of a kind, as selectors.
+struct Selection {
+    fields: Option<String>,
+    labels: Option<String>,
+}
+
+fn followed<K>(
+    api: Api<K>,
+    selection: Selection,
+) -> impl Stream<Item = Result<Sign<K>, Error>> + Send + use<K>
+where
+    K: Resource + DeserializeOwned + Clone + Debug + Send + 'static,
+{
     let watch = Watch {
         api,
-        fields: only.map(|name| format!("metadata.name={name}")),
+        selection,
         state: State::Unlisted,
         known: Known::default(),
         doubted: false,
@@ -123,7 +147,7 @@ where
 
 struct Watch<K> {
     api: Api<K>,
-    fields: Option<String>,
+    selection: Selection,
     state: State<K>,
     known: Known,
     /// Whether the last listing was not believed; the next one is.
@@ -196,7 +220,8 @@ where
         let params = ListParams {
             limit: Some(PAGE),
             continue_token: token,
-            field_selector: self.fields.clone(),
+            field_selector: self.selection.fields.clone(),
+            label_selector: self.selection.labels.clone(),
             ..ListParams::default()
         };
         let page = match timeout(LIST_DEADLINE, self.api.list(&params)).await {
@@ -231,7 +256,8 @@ where
 
     async fn start(&mut self, version: String) -> Result<Sign<K>, Error> {
         let params = WatchParams {
-            field_selector: self.fields.clone(),
+            field_selector: self.selection.fields.clone(),
+            label_selector: self.selection.labels.clone(),
             timeout: Some(WATCH_SECONDS),
             ..WatchParams::default()
         };

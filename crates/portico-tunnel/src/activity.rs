@@ -1,9 +1,10 @@
 //! What is known of one HTTP/2 connection beyond what h2 tells: signs of life, what is written, the bytes it
 //! holds.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -204,7 +205,7 @@ impl Activity {
 
     /// Most bytes of the next chunk towards the peer; 0 while there is no room for one. While the process is
     /// short of memory, a connection holds one small chunk at a time.
-    pub fn room(&self) -> usize {
+    pub(crate) fn room(&self) -> usize {
         match (self.process.room() < CHUNK, self.to_peer.held()) {
             (true, 0) => SMALL,
             (true, _) => 0,
@@ -215,12 +216,12 @@ impl Activity {
 
     /// Returns when there may be room again, to one stream at a time, in the order in which they came. It
     /// then has to call [`pass_on`](Self::pass_on).
-    pub async fn freed(&self) {
+    async fn freed(&self) {
         self.freed.notified().await;
     }
 
     /// Lets the next stream in line have what room is left.
-    pub fn pass_on(&self) {
+    fn pass_on(&self) {
         if self.room() > 0 {
             self.freed.notify_one();
         }
@@ -245,6 +246,53 @@ impl Drop for Unanswered {
     fn drop(&mut self) {
         self.activity.requests.fetch_sub(1, Relaxed);
         self.activity.from_peer.release(self.bytes);
+    }
+}
+
+/// The place of one stream in the line for room on its connection.
+#[derive(Default)]
+pub struct RoomTurn {
+    /// Set only while there is none.
+    waits: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    /// Whether it is this stream's turn to have what was freed.
+    has_turn: bool,
+}
+
+impl RoomTurn {
+    /// Room for bytes that wait for the connection's socket, of which the stream takes what it likes.
+    pub fn poll(&mut self, activity: &Arc<Activity>, cx: &mut Context<'_>) -> Poll<usize> {
+        loop {
+            let room = activity.room();
+            if room > 0 {
+                self.waits = None;
+                return Poll::Ready(room);
+            }
+            let freed = self.waits.get_or_insert_with(|| {
+                let activity = Arc::clone(activity);
+                Box::pin(async move { activity.freed().await })
+            });
+            ready!(freed.as_mut().poll(cx));
+            self.waits = None;
+            self.has_turn = true;
+        }
+    }
+
+    /// The stream needs no room for now.
+    pub fn leave(&mut self) {
+        self.waits = None;
+    }
+
+    /// The stream has taken what it needs: the next one may have the rest.
+    pub fn pass_on(&mut self, activity: &Activity) {
+        if std::mem::take(&mut self.has_turn) {
+            activity.pass_on();
+        }
+    }
+}
+
+impl std::fmt::Debug for RoomTurn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RoomTurn").field("has_turn", &self.has_turn).finish_non_exhaustive()
     }
 }
 

@@ -17,9 +17,9 @@
 use std::future::poll_fn;
 use std::io;
 use std::net::Shutdown;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -30,7 +30,7 @@ use socket2::SockRef;
 use tokio::io::Interest;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use crate::activity::Activity;
+use crate::activity::{Activity, RoomTurn};
 use crate::chunk;
 use crate::handler::{End, Meter, Side};
 use crate::settings::{SEND_BUFFER, STREAM_WINDOW};
@@ -49,14 +49,12 @@ pub struct Bridge<S, M> {
     socket: Arc<S>,
     meter: M,
     activity: Arc<Activity>,
-    /// When bytes were last queued for the peer, for [`Activity::flushed_since`].
-    queued: u64,
+    /// When bytes were last queued for the peer, for [`Activity::flushed_since`]; `None` if it has them all.
+    queued: Option<u64>,
     /// Set only while the socket takes less than comes, so boxed.
     waiting: Option<Box<Waiting>>,
-    /// Set only while the connection has no room for what the socket sent.
-    room: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
-    /// Whether it is this stream's turn to have that room.
-    has_turn: bool,
+    /// For room on the connection for what the socket sent.
+    line: RoomTurn,
     /// Whether window is reserved on the connection for what the socket sent.
     reserved: bool,
     /// Set only while the socket is not read.
@@ -129,11 +127,10 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
             to_peer,
             socket: Arc::new(socket),
             meter,
-            queued: activity.queue(),
+            queued: Some(activity.queue()),
             activity,
             waiting: early,
-            room: None,
-            has_turn: false,
+            line: RoomTurn::default(),
             reserved: false,
             watch: ErrorWatch::default(),
             idle: Idle::new(idle),
@@ -141,6 +138,13 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
             outbound: ToPeer::Open,
             first: None,
         }
+    }
+
+    /// The peer has answered what was sent before: only what is queued from here on is waited for at the end.
+    #[must_use]
+    pub fn answered(mut self) -> Self {
+        self.queued = None;
+        self
     }
 
     /// Carries bytes until the tunnel is over, ends both sides accordingly and reports.
@@ -322,9 +326,7 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
     /// Returns true if the socket is empty, false if it is not to be read for now or ever.
     fn read_socket(&mut self, cx: &mut Context<'_>) -> Result<bool, Party> {
         let all_read = self.read_while_there_is_room(cx);
-        if std::mem::take(&mut self.has_turn) {
-            self.activity.pass_on();
-        }
+        self.line.pass_on(&self.activity);
         all_read
     }
 
@@ -332,17 +334,19 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
         loop {
             match self.socket.poll_read_ready(cx) {
                 Poll::Pending => {
-                    self.room = None;
+                    self.line.leave();
                     return Ok(true);
                 }
                 Poll::Ready(Ok(())) => {}
                 Poll::Ready(Err(_)) => return Err(Party::Socket),
             }
             let Some(window) = self.poll_window(cx)? else {
-                self.room = None;
+                self.line.leave();
                 return Ok(false);
             };
-            let Poll::Ready(room) = self.poll_room(cx) else { return Ok(false) };
+            // After the window, never before it: a stream that has room and waits for its reader would keep
+            // the room from others.
+            let Poll::Ready(room) = self.line.poll(&self.activity, cx) else { return Ok(false) };
             let limit = window.min(room);
             let chunk = match chunk::read(&*self.socket, limit) {
                 Ok(chunk) => chunk,
@@ -355,7 +359,7 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
                 return Ok(false);
             }
             self.to_peer.send_data(self.activity.counted(chunk), false).map_err(|_| Party::Peer)?;
-            self.queued = self.activity.queue();
+            self.queued = Some(self.activity.queue());
             self.carried(0, read);
             if read < limit {
                 // A short read emptied the socket. Saying so spares the read that would only learn it.
@@ -382,26 +386,6 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
         }
     }
 
-    /// Room for bytes that wait for the connection's socket. After the window, never before it: a stream that
-    /// has room and waits for its reader would keep the room from others.
-    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<usize> {
-        loop {
-            let room = self.activity.room();
-            if room > 0 {
-                self.room = None;
-                return Poll::Ready(room);
-            }
-            let activity = &self.activity;
-            let freed = self.room.get_or_insert_with(|| {
-                let activity = Arc::clone(activity);
-                Box::pin(async move { activity.freed().await })
-            });
-            ready!(freed.as_mut().poll(cx));
-            self.room = None;
-            self.has_turn = true;
-        }
-    }
-
     /// Returns window that is reserved and not used, which other streams of the connection would lack.
     fn unreserve(&mut self) {
         if std::mem::take(&mut self.reserved) {
@@ -415,7 +399,7 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
             return Err(Party::Socket);
         }
         self.to_peer.send_data(Bytes::new(), true).map_err(|_| Party::Peer)?;
-        self.queued = self.activity.queue();
+        self.queued = Some(self.activity.queue());
         self.outbound = ToPeer::Done;
         self.first.get_or_insert(Party::Socket);
         Ok(())
@@ -431,7 +415,7 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
 
     /// The peer is gone: what it sent goes to the socket before the reset.
     async fn deliver_to_socket(&mut self) {
-        self.room = None;
+        self.line.leave();
         let deadline = Instant::now() + LINGER;
         let mut timer = pin!(sleep_until(deadline));
         poll_fn(|cx| {
@@ -461,9 +445,11 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
             if more_may_come { Poll::Pending } else { Poll::Ready(()) }
         });
         // A peer that takes no more gets the reset without the rest.
-        if timeout_at(deadline, all_read).await.is_ok() {
+        if timeout_at(deadline, all_read).await.is_ok()
+            && let Some(queued) = self.queued
+        {
             let activity = Arc::clone(&self.activity);
-            let mut flushed = pin!(activity.flushed_since(self.queued));
+            let mut flushed = pin!(activity.flushed_since(queued));
             let all_sent = poll_fn(|cx| {
                 if self.poll_from_peer(cx).is_err() { Poll::Ready(()) } else { flushed.as_mut().poll(cx) }
             });

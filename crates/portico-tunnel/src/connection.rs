@@ -2,9 +2,10 @@
 //! streams hold gRPC messages or the bytes of a connection.
 //!
 //! The task of a connection owns a [`Turn`] and polls h2 through it. [`Activity`] is shared with the tasks of
-//! its streams. [`Bridge`] joins a stream with a socket; [`read_chunk`] reads a socket as it does.
+//! its streams, and [`RoomTurn`] bounds what waits for the peer. [`Bridge`] joins a stream with a socket;
+//! [`read_chunk`] reads a socket as it does.
 
-pub use crate::activity::Activity;
+pub use crate::activity::{Activity, RoomTurn};
 pub use crate::bridge::Bridge;
 pub use crate::chunk::{CHUNK, read as read_chunk};
 pub use crate::inbound::Inbound;

@@ -44,24 +44,26 @@ impl Waiting {
         self.holder.hold(held);
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 
-    pub(crate) fn push(&mut self, frame: Bytes) {
+    /// More bytes wait.
+    pub fn push(&mut self, frame: Bytes) {
         self.holder.hold(frame.len());
         self.queue.push(frame);
     }
 
     /// Writes what the socket takes in one call. Returns how much that was.
-    pub(crate) fn write_to(&mut self, socket: &impl Socket) -> io::Result<usize> {
+    pub fn write_to(&mut self, socket: &impl Socket) -> io::Result<usize> {
         let written = self.queue.write_to(socket)?;
         self.holder.release(written);
         Ok(written)
     }
 
     /// Ready when others need the memory, and the stream has to end.
-    pub(crate) fn poll_evicted(&self, cx: &mut Context<'_>) -> Poll<()> {
+    pub fn poll_evicted(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.holder.poll_evicted(cx)
     }
 }

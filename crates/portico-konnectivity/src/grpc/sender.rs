@@ -46,7 +46,7 @@ impl Sender {
                     if part.is_empty() {
                         self.rest.pop_front();
                     }
-                    self.stream.send_data(self.activity.counted(sent), false)?;
+                    self.stream.send_data(sent, false)?;
                     self.activity.queue();
                 }
             }
@@ -62,14 +62,28 @@ impl Sender {
     /// Sends a message, in two parts that follow each other: prefix and head, and a payload. Only when
     /// ready; [`poll_ready`](Self::poll_ready) must be polled for it to leave.
     pub fn send(&mut self, head: &[u8], payload: Bytes) {
+        let payload = self.push(head, payload);
+        if !payload.is_empty() {
+            self.rest.push_back(self.activity.counted(payload));
+        }
+    }
+
+    /// The same for a payload that [`Activity::counted`] has counted on this connection already.
+    pub fn send_counted(&mut self, head: &[u8], payload: Bytes) {
+        let payload = self.push(head, payload);
+        if !payload.is_empty() {
+            self.rest.push_back(payload);
+        }
+    }
+
+    /// Queues the head, with a small payload behind it. Returns the payload if it is not small.
+    fn push(&mut self, head: &[u8], payload: Bytes) -> Bytes {
         let copied = if payload.len() <= COPIED { payload.len() } else { 0 };
         let mut first = BytesMut::with_capacity(head.len() + copied);
         first.extend_from_slice(head);
         first.extend_from_slice(&payload[..copied]);
-        self.rest.push_back(first.freeze());
-        if copied == 0 && !payload.is_empty() {
-            self.rest.push_back(payload);
-        }
+        self.rest.push_back(self.activity.counted(first.freeze()));
+        if copied > 0 { Bytes::new() } else { payload }
     }
 
     /// A server ends the stream with a status, when ready.

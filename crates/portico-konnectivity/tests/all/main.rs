@@ -2,4 +2,5 @@
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
 
+mod agent;
 mod grpc;

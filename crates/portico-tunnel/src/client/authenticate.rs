@@ -14,9 +14,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::uri;
+use portico_net::random;
 use tokio::time::{Instant, sleep_until};
 
-use super::backoff::random;
 use super::tunnel::{IdentityState, RequestError, Tunnel};
 use super::view::View;
 

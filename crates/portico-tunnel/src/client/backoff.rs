@@ -7,7 +7,6 @@
 //! tried every few seconds, because each attempt costs it a signature. Without a stream that waits, waits
 //! grow in every case.
 
-use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 /// The first wait is twice this.
@@ -74,14 +73,6 @@ fn grown(failures: u32) -> Duration {
     FIRST.saturating_mul(1 << failures.min(10)).min(LAST)
 }
 
-/// Returns a number between 0 and 1. The standard library's hasher is seeded by the system, so nodes differ.
-pub(super) fn random() -> f64 {
-    let bits = RandomState::new().hash_one("portico");
-    #[allow(clippy::cast_precision_loss, reason = "53 of 64 bits are random enough")]
-    let fraction = (bits >> 11) as f64 / (1_u64 << 53) as f64;
-    fraction
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -123,7 +114,6 @@ mod tests {
     fn nodes_that_fail_together_do_not_return_together() {
         let wait = |random| Backoff::default().failed(Failed::Absent, random).idle;
         assert!(wait(0.0) < wait(0.5) && wait(0.5) < wait(1.0));
-        assert_ne!(random().to_bits(), random().to_bits());
     }
 
     #[test]

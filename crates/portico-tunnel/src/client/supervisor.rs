@@ -6,11 +6,11 @@
 
 use std::sync::Arc;
 
+use portico_net::random;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
 use super::authenticate::authenticate;
-use super::backoff::random;
 use super::connect::connect;
 use super::event::{Connection, Ended, Event, Signals};
 use super::settings::ClientSettings;

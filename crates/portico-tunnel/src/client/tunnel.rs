@@ -13,11 +13,11 @@ use h2::{RecvStream, SendStream};
 use http::header::AUTHORIZATION;
 use http::{HeaderValue, Method, Request, StatusCode, Uri, uri};
 use portico_net::Socket;
+use portico_net::random;
 use thiserror::Error;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
 
-use super::backoff::random;
 use super::endpoints::Endpoint;
 use super::event::Signals;
 use super::first_bytes::FirstBytes;

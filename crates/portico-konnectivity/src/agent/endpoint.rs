@@ -1,0 +1,372 @@
+//! One connection to an endpoint whose bytes share the Connect stream with all others, as with an upstream
+//! server.
+//!
+//! | From the server | On the socket | To the server |
+//! |---|---|---|
+//! | DATA | bytes | |
+//! | CLOSE_REQ | all that came before, FIN | CLOSE_RSP |
+//! | | bytes | DATA |
+//! | | FIN or reset | all that came before, CLOSE_RSP |
+//! | connection lost | all that came before, reset | |
+//!
+//! The protocol has no window for a connection and no half-close. Bytes that the endpoint does not take wait
+//! in an [`Inbox`] up to a bound. Beyond it, [`Blocked`] holds the Connect stream as long as the endpoint
+//! takes something: an upload goes as fast as the endpoint reads. One that takes nothing for [`STALLED`] is
+//! closed with the reason, and holds up nobody any more.
+
+use std::future::poll_fn;
+use std::io;
+use std::net::Shutdown;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::task::AtomicWaker;
+use portico_net::Socket;
+use portico_net::linger::{self, LINGER};
+use portico_tunnel::connection::{RoomTurn, Waiting, read_chunk};
+use portico_wire::konnectivity::ConnectId;
+use socket2::SockRef;
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
+
+use super::record::{EndpointEnd, Guard};
+use super::session::Session;
+
+/// Most bytes of one DATA packet: what other connections wait for at most.
+const CHUNK: usize = 32 * 1024;
+
+/// How long an endpoint with a full buffer may take nothing.
+const STALLED: Duration = Duration::from_millis(250);
+
+/// Shared by the task of the connection and that of the Connect stream.
+#[derive(Debug)]
+pub(super) struct Endpoint {
+    inbox: Mutex<Inbox>,
+    /// Whether a chunk waits for the Connect stream.
+    lane: AtomicBool,
+    task: AtomicWaker,
+    /// The task of the Connect stream, while it waits for room.
+    stream: AtomicWaker,
+}
+
+/// What came from the server.
+#[derive(Debug)]
+struct Inbox {
+    waiting: Waiting,
+    bytes: usize,
+    /// Bytes that the endpoint has taken so far.
+    taken: u64,
+    end: Option<Told>,
+}
+
+/// How the server's side ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Told {
+    /// CLOSE_REQ.
+    Close,
+    /// More waited than may wait.
+    Full,
+    /// The connection to the server is lost.
+    Lost,
+}
+
+/// Why the connection is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Over {
+    Told(Told),
+    /// The endpoint closed or reset it, and all it sent is on its way.
+    Endpoint,
+    /// What waited held memory that others needed.
+    Memory,
+}
+
+impl Endpoint {
+    pub(super) fn new(session: &Session) -> Arc<Self> {
+        let waiting = Waiting::new(session.activity(), None);
+        Arc::new(Self {
+            inbox: Mutex::new(Inbox { waiting, bytes: 0, taken: 0, end: None }),
+            lane: AtomicBool::new(false),
+            task: AtomicWaker::new(),
+            stream: AtomicWaker::new(),
+        })
+    }
+
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        // A panic elsewhere leaves nothing half done here.
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// DATA came. `None`: it waits, or is not wanted any more. Otherwise so much waits already that it has to
+    /// be given again.
+    fn push(&self, payload: Bytes, limit: usize) -> Option<Bytes> {
+        let mut inbox = self.inbox();
+        if inbox.end.is_some() || payload.is_empty() {
+            return None;
+        }
+        if inbox.bytes > 0 && inbox.bytes + payload.len() > limit {
+            return Some(payload);
+        }
+        inbox.bytes += payload.len();
+        inbox.waiting.push(payload);
+        drop(inbox);
+        self.task.wake();
+        None
+    }
+
+    /// CLOSE_REQ came.
+    pub(super) fn close(&self) {
+        self.end(Told::Close);
+    }
+
+    /// The connection to the server is lost.
+    pub(super) fn lost(&self) {
+        self.end(Told::Lost);
+    }
+
+    fn end(&self, told: Told) {
+        self.inbox().end.get_or_insert(told);
+        self.task.wake();
+        self.stream.wake();
+    }
+
+    pub(super) fn occupy_lane(&self) {
+        self.lane.store(true, Relaxed);
+    }
+
+    pub(super) fn free_lane(&self) {
+        self.lane.store(false, Relaxed);
+        self.task.wake();
+    }
+}
+
+/// DATA that an endpoint has no room for.
+pub(super) struct Blocked {
+    endpoint: Arc<Endpoint>,
+    payload: Option<Bytes>,
+    limit: usize,
+    /// What the endpoint had taken when the time began.
+    taken: u64,
+    time: Pin<Box<Sleep>>,
+}
+
+impl Blocked {
+    /// Gives the payload to the endpoint. Returns what the Connect stream has to wait for, if it has.
+    pub(super) fn push(endpoint: Arc<Endpoint>, payload: Bytes, limit: usize) -> Option<Self> {
+        let payload = endpoint.push(payload, limit)?;
+        let taken = endpoint.inbox().taken;
+        let time = Box::pin(sleep(STALLED));
+        Some(Self { endpoint, payload: Some(payload), limit, taken, time })
+    }
+
+    /// Ready once there was room, or the connection is to be closed for want of it.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.endpoint.stream.register(cx.waker());
+        self.payload = self.payload.take().and_then(|payload| self.endpoint.push(payload, self.limit));
+        if self.payload.is_none() {
+            return Poll::Ready(());
+        }
+        ready!(self.time.as_mut().poll(cx));
+        let taken = self.endpoint.inbox().taken;
+        if taken == self.taken {
+            self.endpoint.end(Told::Full);
+            return Poll::Ready(());
+        }
+        self.taken = taken;
+        self.time.as_mut().reset(Instant::now() + STALLED);
+        // The time has to be polled to wake.
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+/// The task of one connection.
+pub(super) struct Carrier {
+    endpoint: Arc<Endpoint>,
+    socket: TcpStream,
+    session: Arc<Session>,
+    connection: ConnectId,
+    record: Guard,
+    turn: RoomTurn,
+    /// The endpoint sends nothing more.
+    is_ended: bool,
+    /// It takes nothing more: what comes is dropped.
+    is_deaf: bool,
+}
+
+impl Carrier {
+    pub(super) fn new(
+        endpoint: Arc<Endpoint>,
+        socket: TcpStream,
+        session: Arc<Session>,
+        connection: ConnectId,
+        record: Guard,
+    ) -> Self {
+        let turn = RoomTurn::default();
+        Self { endpoint, socket, session, connection, record, turn, is_ended: false, is_deaf: false }
+    }
+
+    /// Carries bytes until the connection is over, and ends both sides accordingly.
+    pub(super) async fn run(mut self) {
+        let over = poll_fn(|cx| self.poll(cx)).await;
+        let deadline = Instant::now() + LINGER;
+        match over {
+            Over::Told(Told::Close) => {
+                self.deliver(deadline).await;
+                // Closed with unread bytes, the socket would reset what is on its way.
+                let _ = SockRef::from(&self.socket).shutdown(Shutdown::Write);
+                self.answer(String::new());
+                self.discard(deadline).await;
+                self.record.ended(EndpointEnd::ByServer);
+            }
+            Over::Endpoint => {
+                self.answer(String::new());
+                self.deliver(deadline).await;
+                self.record.ended(EndpointEnd::ByEndpoint);
+            }
+            Over::Told(Told::Full) => {
+                let limit = self.session.connection_buffer();
+                self.answer(format!(
+                    "the endpoint does not read: it took nothing for {STALLED:?} while {limit} bytes waited"
+                ));
+                linger::abort(&self.socket);
+                self.record.ended(EndpointEnd::Buffer);
+            }
+            Over::Memory => {
+                self.answer("the endpoint does not read, and the memory of the agent is used up".to_owned());
+                linger::abort(&self.socket);
+                self.record.ended(EndpointEnd::Memory);
+            }
+            Over::Told(Told::Lost) => {
+                self.deliver(deadline).await;
+                linger::sent(&self.socket, deadline).await;
+                linger::abort(&self.socket);
+                self.record.ended(EndpointEnd::ServerLost);
+            }
+        }
+    }
+
+    fn answer(&self, error: String) {
+        self.session.close_response(self.connection, error);
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
+        self.endpoint.task.register(cx.waker());
+        if self.poll_inbox(cx).is_err() {
+            return Poll::Ready(Over::Memory);
+        }
+        if let Some(told) = self.endpoint.inbox().end {
+            return Poll::Ready(Over::Told(told));
+        }
+        if !self.is_ended {
+            self.read(cx);
+            let activity = self.session.activity();
+            self.turn.pass_on(activity);
+        }
+        let all_sent = self.is_ended && !self.endpoint.lane.load(Relaxed);
+        if all_sent { Poll::Ready(Over::Endpoint) } else { Poll::Pending }
+    }
+
+    /// Writes what came, as far as the endpoint takes it. An error: others need that memory.
+    fn poll_inbox(&mut self, cx: &mut Context<'_>) -> Result<(), ()> {
+        let mut inbox = self.endpoint.inbox();
+        if inbox.waiting.poll_evicted(cx).is_ready() {
+            return Err(());
+        }
+        while !inbox.waiting.is_empty() && !self.is_deaf {
+            match inbox.waiting.write_to(&self.socket) {
+                Ok(written) => {
+                    inbox.bytes -= written;
+                    inbox.taken += written as u64;
+                    self.endpoint.stream.wake();
+                    self.record.carried_up(written);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if self.socket.poll_write_ready(cx).is_pending() {
+                        return Ok(());
+                    }
+                }
+                // What it sent before is still read.
+                Err(_) => self.is_deaf = true,
+            }
+        }
+        if self.is_deaf && inbox.bytes > 0 {
+            inbox.waiting = Waiting::new(self.session.activity(), None);
+            inbox.taken += inbox.bytes as u64;
+            inbox.bytes = 0;
+            self.endpoint.stream.wake();
+        }
+        Ok(())
+    }
+
+    /// Reads what the endpoint sent, while its lane is free and the connection to the server has room.
+    fn read(&mut self, cx: &mut Context<'_>) {
+        while !self.endpoint.lane.load(Relaxed) {
+            match self.socket.poll_read_ready(cx) {
+                Poll::Pending => return self.turn.leave(),
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(_)) => return self.is_ended = true,
+            }
+            let Poll::Ready(room) = self.turn.poll(self.session.activity(), cx) else { return };
+            let limit = room.min(CHUNK);
+            match read_chunk(&self.socket, limit) {
+                Ok(chunk) if chunk.is_empty() => return self.is_ended = true,
+                Ok(chunk) => self.send(chunk, limit),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => return self.is_ended = true,
+            }
+        }
+    }
+
+    fn send(&mut self, chunk: Bytes, limit: usize) {
+        self.record.carried_down(chunk.len());
+        if chunk.len() < limit {
+            // A short read emptied the socket. Saying so spares the read that would only learn it.
+            let empty = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
+            let _ = Socket::try_io(&self.socket, Interest::READABLE, empty);
+        }
+        let payload = self.session.activity().counted(chunk);
+        self.session.outbound().data(&self.endpoint, self.connection, payload);
+    }
+
+    /// Writes what still waits, until `deadline` at most.
+    async fn deliver(&mut self, deadline: Instant) {
+        let mut timer = pin!(sleep_until(deadline));
+        poll_fn(|cx| {
+            self.endpoint.task.register(cx.waker());
+            if self.poll_inbox(cx).is_err() || self.endpoint.inbox().waiting.is_empty() {
+                return Poll::Ready(());
+            }
+            timer.as_mut().poll(cx)
+        })
+        .await;
+    }
+
+    /// Reads and drops what the endpoint sends, until it ends or `deadline`.
+    async fn discard(&mut self, deadline: Instant) {
+        let mut timer = pin!(sleep_until(deadline));
+        poll_fn(|cx| {
+            loop {
+                match self.socket.poll_read_ready(cx) {
+                    Poll::Pending => return timer.as_mut().poll(cx),
+                    Poll::Ready(Err(_)) => return Poll::Ready(()),
+                    Poll::Ready(Ok(())) => {}
+                }
+                match read_chunk(&self.socket, CHUNK) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    Ok(chunk) if !chunk.is_empty() => {}
+                    _ => return Poll::Ready(()),
+                }
+                // An endpoint that never stops sending has its time, too.
+                if Instant::now() >= deadline {
+                    return Poll::Ready(());
+                }
+            }
+        })
+        .await;
+    }
+}

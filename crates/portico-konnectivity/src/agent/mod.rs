@@ -1,0 +1,121 @@
+//! The agent: dials in the user cluster what servers ask for.
+//!
+//! `supervisor` keeps a connection to each server, as `pool` and `leases` say; `server` makes one; `session`
+//! is its Connect stream. A dial (`dial`, within `policy`) becomes a connection with an HTTP/2 stream of its
+//! own (`native`), or one whose bytes share the Connect stream (`endpoint`, `outbound`). All of it is bounded
+//! by [`Settings`]; `shared` holds what is counted and listed.
+
+mod dial;
+mod endpoint;
+mod leases;
+mod native;
+mod outbound;
+mod policy;
+mod pool;
+mod record;
+mod server;
+mod session;
+mod settings;
+mod shared;
+mod supervisor;
+
+pub use dial::DialFailure;
+pub use policy::{Destination, DestinationError, Policy};
+pub use record::{EndpointEnd, Record};
+pub use session::Session;
+pub use settings::{CountSource, Leases, Settings};
+pub use shared::{CODES, Counters, DIAL_BUCKETS, PACKETS};
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use self::shared::Shared;
+
+/// A running agent. Dropped, it closes all connections.
+#[derive(Debug)]
+pub struct Agent {
+    shared: Arc<Shared>,
+    supervisor: JoinHandle<()>,
+}
+
+impl Agent {
+    /// Begins to connect to servers.
+    #[must_use]
+    pub fn start(settings: Settings) -> Self {
+        let shared = Arc::new(Shared::new(settings));
+        let supervisor = tokio::spawn(supervisor::supervise(Arc::clone(&shared)));
+        Self { shared, supervisor }
+    }
+
+    /// Asks all servers to prefer other agents, and connects to no more. What they ask for is dialled all the
+    /// same: all agents may be draining.
+    pub fn drain(&self) {
+        self.shared.drain();
+    }
+
+    /// Returns once there has been no connection to an endpoint for so long.
+    pub async fn idle(&self, limit: Duration) {
+        // Dials under way are looked at so often.
+        let limit = limit.max(Duration::from_millis(10));
+        let mut open = self.shared.open();
+        loop {
+            // The sender lives as long as the agent.
+            let _ = open.wait_for(|open| *open == 0).await;
+            if timeout(limit, open.wait_for(|open| *open > 0)).await.is_err() && self.shared.dialling() == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Servers that are connected.
+    #[must_use]
+    pub fn servers(&self) -> Vec<Arc<Session>> {
+        self.shared.sessions().clone()
+    }
+
+    /// How many servers there are, as far as is known.
+    #[must_use]
+    pub fn known_servers(&self) -> u32 {
+        self.shared.known_servers.load(Relaxed)
+    }
+
+    /// Connections to endpoints that are open.
+    #[must_use]
+    pub fn connections(&self) -> Vec<Arc<Record>> {
+        self.shared.connections()
+    }
+
+    /// Dials under way.
+    #[must_use]
+    pub fn dialling(&self) -> u32 {
+        self.shared.dialling()
+    }
+
+    /// Whether [`drain`](Self::drain) was called.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.shared.is_draining()
+    }
+
+    /// What was counted.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.shared.counters
+    }
+
+    /// What it was started with.
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.shared.settings
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.supervisor.abort();
+    }
+}

@@ -1,0 +1,75 @@
+//! A connection that has an HTTP/2 stream of its own, as with a server of ours: flow control, half-close and
+//! resets are those of HTTP/2, and `portico-tunnel` carries the bytes.
+//!
+//! The agent opens the stream once it has dialled; that is the answer to the DIAL_REQ.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::{RecvStream, SendStream};
+use http::uri::{Parts, PathAndQuery, Scheme};
+use http::{HeaderName, HeaderValue, Method, Request, StatusCode, Uri};
+use portico_net::Side;
+use portico_tunnel::connection::Bridge;
+use portico_wire::konnectivity::DialId;
+use thiserror::Error;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::record::Guard;
+use super::session::Session;
+use crate::streams::{DIAL, STREAM_PATH};
+
+/// How long the server may take to take the stream. It waits for nothing.
+const OPEN: Duration = Duration::from_secs(10);
+
+/// Why there is no stream. The server may have abandoned the dial.
+#[derive(Debug, Error)]
+pub(super) enum OpenError {
+    #[error(transparent)]
+    Http(#[from] h2::Error),
+    #[error("the request cannot be made: {0}")]
+    Request(#[from] http::Error),
+    #[error("the server answered {0}")]
+    Refused(StatusCode),
+    #[error("the server did not answer within {OPEN:?}")]
+    Slow,
+}
+
+/// Opens the stream of a dial.
+pub(super) async fn open(
+    session: &Session,
+    dial: DialId,
+) -> Result<(SendStream<Bytes>, RecvStream), OpenError> {
+    timeout(OPEN, request(session, dial)).await.map_err(|_| OpenError::Slow)?
+}
+
+async fn request(session: &Session, dial: DialId) -> Result<(SendStream<Bytes>, RecvStream), OpenError> {
+    let mut parts = Parts::default();
+    parts.scheme = Some(Scheme::HTTPS);
+    parts.authority = Some(session.authority.clone());
+    parts.path_and_query = Some(PathAndQuery::from_static(STREAM_PATH));
+    let mut request = Request::new(());
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = Uri::from_parts(parts).map_err(http::Error::from)?;
+    request.headers_mut().insert(HeaderName::from_static(DIAL), HeaderValue::from(dial.0));
+    let mut requests = session.requests.clone().ready().await?;
+    let (answer, to_server) = requests.send_request(request, false)?;
+    let answer = answer.await?;
+    match answer.status() {
+        StatusCode::OK => Ok((to_server, answer.into_body())),
+        status => Err(OpenError::Refused(status)),
+    }
+}
+
+/// Carries the bytes until the connection is over.
+pub(super) async fn carry(
+    session: &Session,
+    stream: (SendStream<Bytes>, RecvStream),
+    socket: TcpStream,
+    record: Guard,
+) {
+    let activity = session.activity().clone();
+    let bridge = Bridge::new(Side::Downstream, stream, socket, record, activity, None, None);
+    bridge.answered().run().await;
+}

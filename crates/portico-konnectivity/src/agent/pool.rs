@@ -1,0 +1,151 @@
+//! Which server to try next, and when: pure decisions of the supervisor.
+//!
+//! One address may lead to any of several servers, through a load balancer that tells nobody which. So the
+//! agent connects, looks at the server's id, and leaves again if it is connected already; as upstream, until
+//! it has as many servers as there are.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// What a growing wait is multiplied by. Upstream's.
+const GROWTH: f64 = 1.5;
+
+/// The most that is added to a wait at random, so that agents that fail together do not return together.
+const JITTER: f64 = 0.1;
+
+/// Attempts in a row, for each server that is wanted, that may lead to one that is connected already: a
+/// load balancer draws at random. After that the servers that lack are out of reach, and waits grow.
+const DRAWS: u32 = 10;
+
+/// The longest wait while no server is there at all: it costs next to nothing to ask, and nothing works until
+/// there is one.
+const ABSENT: Duration = Duration::from_secs(2);
+
+/// How an attempt went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Attempt {
+    /// A new server.
+    Joined,
+    /// One that is connected.
+    Duplicate,
+    /// There seems to be no server, and none is connected.
+    Absent,
+    /// Otherwise.
+    Failed,
+}
+
+/// The waits between attempts.
+#[derive(Debug)]
+pub(super) struct Pace {
+    interval: Duration,
+    cap: Duration,
+    wait: Duration,
+    duplicates: u32,
+}
+
+impl Pace {
+    pub(super) fn new(interval: Duration, cap: Duration) -> Self {
+        Self { interval, cap: cap.max(interval), wait: interval, duplicates: 0 }
+    }
+
+    /// The wait after an attempt. `random` is between 0 and 1.
+    pub(super) fn after(&mut self, attempt: Attempt, wanted: u32, random: f64) -> Duration {
+        let grown = self.wait.mul_f64(GROWTH).min(self.cap);
+        let wait = match attempt {
+            Attempt::Joined => {
+                self.duplicates = 0;
+                self.wait = self.interval;
+                self.wait
+            }
+            Attempt::Duplicate => {
+                self.duplicates = self.duplicates.saturating_add(1);
+                let is_drawing = self.duplicates <= DRAWS.saturating_mul(wanted);
+                self.wait = if is_drawing { self.interval } else { grown };
+                self.wait
+            }
+            Attempt::Absent => {
+                let wait = self.wait;
+                self.wait = grown.min(ABSENT.max(self.interval));
+                wait
+            }
+            Attempt::Failed => {
+                let wait = self.wait;
+                self.wait = grown;
+                wait
+            }
+        };
+        wait.mul_f64(1.0 + JITTER * random)
+    }
+
+    /// The wait while no attempt is wanted.
+    pub(super) fn rest(&self, random: f64) -> Duration {
+        self.interval.mul_f64(1.0 + JITTER * random)
+    }
+}
+
+/// The address for an attempt: one with the fewest connections, another one each time.
+pub(super) fn choose(
+    addresses: &[SocketAddr],
+    connected: &HashMap<SocketAddr, usize>,
+    attempt: usize,
+) -> Option<SocketAddr> {
+    let load = |address: &SocketAddr| connected.get(address).copied().unwrap_or(0);
+    let least = addresses.iter().map(load).min()?;
+    let fit: Vec<_> = addresses.iter().filter(|address| load(address) == least).collect();
+    fit.get(attempt % fit.len()).copied().copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn pace() -> Pace {
+        Pace::new(SECOND, 10 * SECOND)
+    }
+
+    #[test]
+    fn waits_after_failures_grow_to_the_cap_and_begin_anew_after_a_success() {
+        let mut pace = pace();
+        let waits: Vec<f64> = (0..8).map(|_| pace.after(Attempt::Failed, 1, 0.0).as_secs_f64()).collect();
+        assert_eq!(waits[..4], [1.0, 1.5, 2.25, 3.375]);
+        assert_eq!(waits[7], 10.0);
+        assert_eq!(pace.after(Attempt::Failed, 1, 1.0), 11 * SECOND);
+        assert_eq!(pace.after(Attempt::Joined, 1, 0.0), SECOND);
+        assert_eq!(pace.after(Attempt::Failed, 1, 0.0), SECOND);
+    }
+
+    #[test]
+    fn while_no_server_is_there_it_is_looked_for_every_two_seconds() {
+        let mut pace = pace();
+        let waits: Vec<_> = (0..8).map(|_| pace.after(Attempt::Absent, 1, 0.0)).collect();
+        assert!(waits.iter().all(|wait| *wait <= 2 * SECOND), "{waits:?}");
+        assert!(waits[0] < waits[7]);
+    }
+
+    #[test]
+    fn duplicates_are_drawn_again_soon_until_the_rest_must_be_out_of_reach() {
+        let mut pace = pace();
+        for draw in 0..30 {
+            assert_eq!(pace.after(Attempt::Duplicate, 3, 0.0), SECOND, "draw {draw}");
+        }
+        let waits: Vec<_> = (0..8).map(|_| pace.after(Attempt::Duplicate, 3, 0.0)).collect();
+        assert!(waits[0] > SECOND && waits[7] == 10 * SECOND, "{waits:?}");
+    }
+
+    #[test]
+    fn addresses_without_a_connection_go_first_and_take_turns() {
+        let [one, two, three] = [1, 2, 3].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+        let all = [one, two, three];
+        let chosen = |connected: &[SocketAddr]| -> Vec<SocketAddr> {
+            let connected = connected.iter().map(|address| (*address, 1)).collect();
+            (0..3).map(|attempt| choose(&all, &connected, attempt).unwrap()).collect()
+        };
+        assert_eq!(chosen(&[]), [one, two, three]);
+        assert_eq!(chosen(&[one]), [two, three, two]);
+        assert_eq!(chosen(&[one, two, three]), [one, two, three]);
+        assert_eq!(choose(&[], &HashMap::new(), 0), None);
+    }
+}

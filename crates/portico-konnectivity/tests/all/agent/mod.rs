@@ -1,0 +1,8 @@
+//! The agent, with a server of plain h2.
+
+mod leaks;
+mod packets;
+mod servers;
+mod silence;
+mod streams;
+mod support;

@@ -1,0 +1,140 @@
+//! Which servers an agent is connected to.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use portico_dial::TokenFile;
+use portico_konnectivity::agent::Agent;
+use portico_wire::konnectivity::{ConnectId, Packet};
+use tokio::net::TcpListener;
+
+use super::support::*;
+
+#[tokio::test]
+async fn an_agent_says_who_it_is_and_shows_the_token_as_it_is_now() {
+    let pki = pki();
+    let mut server = Server::start(&pki, &[Says::upstream("s")]).await;
+    let token = pki.write("token", "first\n");
+    let mut settings = settings(&pki, &[server.address]);
+    settings.token = Some(Arc::new(TokenFile::load(token.clone()).unwrap()));
+    let _agent = Agent::start(settings);
+    let mut connect = server.connect().await;
+    for (name, value) in [
+        ("agentid", "agent-1"),
+        ("agentidentifiers", "host=node-1"),
+        ("authorization", "Bearer first"),
+        ("user-agent", "portico/test"),
+    ] {
+        assert_eq!(connect.metadata.get_all(name).iter().collect::<Vec<_>>(), [value]);
+    }
+    fs::write(&token, "second").unwrap();
+    connect.to_agent.send_reset(h2::Reason::CANCEL);
+    assert_eq!(server.connect().await.metadata["authorization"], "Bearer second");
+}
+
+#[tokio::test]
+async fn an_agent_connects_to_as_many_servers_as_there_are_and_leaves_duplicates() {
+    let pki = pki();
+    let says = |id| Says { count: 3, ..Says::upstream(id) };
+    let says = [says("one"), says("one"), says("two"), says("one"), says("two"), says("three")];
+    let mut server = Server::start(&pki, &says).await;
+    let agent = Agent::start(settings(&pki, &[server.address]));
+    let mut connects = Vec::new();
+    for _ in 0..says.len() {
+        connects.push(server.connect().await);
+    }
+    until(|| agent.servers().len() == 3).await;
+    let mut known: Vec<_> = agent.servers().iter().map(|session| session.server().to_string()).collect();
+    known.sort_unstable();
+    assert_eq!(known, ["one", "three", "two"]);
+    assert_eq!(agent.known_servers(), 3);
+    assert_eq!(agent.counters().duplicates.load(Relaxed), 3);
+    // The first stream of a server is the one that stays.
+    let (echo, _task) = echo().await;
+    assert_eq!(connects[0].connected(echo, 1).await, ConnectId(1));
+    assert!(connects[1].next().await.is_none());
+}
+
+#[tokio::test]
+async fn several_addresses_are_all_connected_to() {
+    let pki = pki();
+    let mut servers = Vec::new();
+    for id in ["one", "two", "three"] {
+        servers.push(Server::start(&pki, &[Says::ours(id)]).await);
+    }
+    let addresses: Vec<_> = servers.iter().map(|server| server.address).collect();
+    let agent = Agent::start(settings(&pki, &addresses));
+    for server in &mut servers {
+        server.connect().await;
+    }
+    until(|| agent.servers().len() == 3).await;
+}
+
+#[tokio::test]
+async fn a_server_that_never_answers_does_not_hold_up_the_others() {
+    let pki = pki();
+    let mute = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut server = Server::start(&pki, &[Says::upstream("s")]).await;
+    let mut settings = settings(&pki, &[mute.local_addr().unwrap(), server.address]);
+    settings.hello_timeout = Duration::from_millis(50);
+    let agent = Agent::start(settings);
+    server.connect().await;
+    assert!(agent.counters().join_failures.load(Relaxed) > 0);
+}
+
+#[tokio::test]
+async fn with_sync_forever_servers_that_were_added_are_found() {
+    let pki = pki();
+    let says = [Says::ours("one"), Says::ours("one"), Says::ours("two")];
+    let mut server = Server::start(&pki, &says).await;
+    let mut settings = settings(&pki, &[server.address]);
+    settings.sync_forever = true;
+    let agent = Agent::start(settings);
+    let _first = server.connect().await;
+    until(|| agent.servers().len() == 2).await;
+}
+
+#[tokio::test]
+async fn a_drained_agent_tells_its_servers_serves_them_still_and_is_idle_once_nothing_is_open() {
+    let pki = pki();
+    let mut server = Server::start(&pki, &[Says::upstream("s")]).await;
+    let agent = Agent::start(settings(&pki, &[server.address]));
+    let mut connect = server.connect().await;
+    let (echo, _task) = echo().await;
+    connect.connected(echo, 1).await;
+    agent.drain();
+    assert_eq!(connect.packet().await, Packet::Drain);
+    let connection = connect.connected(echo, 2).await;
+    connect.data(connection, b"ping");
+    assert!(matches!(connect.packet().await, Packet::Data { .. }));
+    let idle = agent.idle(Duration::from_millis(1));
+    let mut idle = std::pin::pin!(idle);
+    let early = tokio::time::timeout(Duration::from_millis(20), &mut idle).await;
+    assert!(early.is_err(), "two connections are open");
+    for connection in 1..=2 {
+        connect.send(&Packet::CloseRequest(ConnectId(connection)));
+    }
+    patiently(idle).await;
+    // It connects to no server any more.
+    drop(connect);
+    until(|| agent.servers().is_empty()).await;
+    let again = tokio::time::timeout(Duration::from_millis(100), server.connects.recv()).await;
+    assert!(again.is_err(), "it connects again");
+}
+
+#[tokio::test]
+async fn a_server_that_sends_goaway_is_replaced_and_its_connections_go_on() {
+    let pki = pki();
+    let mut server = Server::start(&pki, &[Says::upstream("one"), Says::upstream("one")]).await;
+    let agent = Agent::start(settings(&pki, &[server.address]));
+    let mut connect = server.connect().await;
+    let (echo, _task) = echo().await;
+    let connection = connect.connected(echo, 1).await;
+    connect.goaway();
+    let _again = server.connect().await;
+    until(|| agent.servers().len() == 2).await;
+    connect.data(connection, b"ping");
+    assert!(matches!(connect.packet().await, Packet::Data { .. }));
+}
