@@ -5,6 +5,7 @@ mod conflicts;
 mod exposure;
 mod follower;
 mod histories;
+mod kkp_rules;
 mod objects;
 mod policies;
 mod readiness;
