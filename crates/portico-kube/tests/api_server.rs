@@ -14,8 +14,7 @@ use portico_kube::apply::{Applied, apply};
 use portico_kube::events::{Events, Note, Severity};
 use portico_kube::leader::{LeaseSettings, elect};
 use portico_kube::{FIELD_MANAGER, client};
-use portico_lab::control_plane::{ADMINS, Options};
-use portico_lab::{ControlPlane, Etcd, Lab};
+use portico_lab::ApiServer;
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -25,13 +24,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_controller_has_what_it_needs_from_a_real_api_server() {
-    let lab = Lab::start("controller-parts").unwrap();
-    let host = lab.host("seed").unwrap();
-    let etcd = Etcd::start(&host).unwrap();
-    let options = Options { controllers: false, ..Options::new("seed") };
-    let control_plane = ControlPlane::start(&host, &etcd, &options).unwrap();
-    let kubeconfig = control_plane.access().kubeconfig("admin", Some(ADMINS)).unwrap();
-    let client = client(Some(&kubeconfig)).await.unwrap();
+    let api = ApiServer::start("controller-parts").unwrap();
+    let client = client(Some(&api.admin().unwrap())).await.unwrap();
 
     an_object_is_written_once_and_again_only_if_it_differs(&client).await;
     a_service_with_defaults_and_fields_of_others_is_at_rest(&client).await;

@@ -54,6 +54,12 @@ impl Kubectl {
         self.apply(&object.to_string())
     }
 
+    /// Waits until a kind is served, by the name of its definition.
+    pub fn wait_served(&self, definition: &str) -> Result<()> {
+        let crd = format!("crd/{definition}");
+        self.run(&["wait", "--for=condition=Established", "--timeout=60s", &crd]).map(drop)
+    }
+
     /// `kubectl get ARGS -o json`.
     pub fn get(&self, args: &[&str]) -> Result<Value> {
         let mut words = vec!["get"];

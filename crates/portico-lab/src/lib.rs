@@ -14,17 +14,21 @@
 //!
 //! Start with `tests/stories/kubernetes.rs`, then [`Seed`]. `docs/lab.md` has the layout on disk.
 
+mod api_server;
 pub mod cgroup;
 #[cfg(feature = "clock")]
 pub mod clock;
 pub mod control_plane;
 mod ended;
 pub mod etcd;
+#[cfg(feature = "faulty-api")]
+pub mod faulty_api;
 pub mod firewall;
 pub mod frames;
 mod go;
 pub mod host;
 pub mod image;
+pub mod kkp;
 pub mod kubectl;
 pub mod lab;
 pub mod node;
@@ -35,6 +39,7 @@ pub mod seed;
 pub mod user_cluster;
 pub mod wait;
 
+pub use api_server::ApiServer;
 pub use control_plane::{Access, ControlPlane};
 pub use ended::Ended;
 pub use etcd::Etcd;

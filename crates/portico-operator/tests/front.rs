@@ -12,8 +12,8 @@ use kube::Client;
 use portico_api::meta::ObjectKey;
 use portico_expose::front::FrontSettings;
 use portico_kube::client;
-use portico_lab::control_plane::Options;
-use portico_lab::{ControlPlane, Etcd, Kubectl, Lab, wait};
+use portico_lab::faulty_api::{Answer, FaultyApi};
+use portico_lab::{ApiServer, Kubectl, kkp, wait};
 use portico_operator::{Front, ServiceStatus, Settings, StatusHandle};
 use serde_json::json;
 use tokio::sync::oneshot;
@@ -70,6 +70,12 @@ impl Replica {
     }
 }
 
+/// A client with the rights of deploy/front.yaml and no others.
+async fn client_of_front(api: &ApiServer) -> Client {
+    let user = api.access().kubeconfig("system:serviceaccount:portico:portico-front", None).unwrap();
+    client(Some(&user)).await.unwrap()
+}
+
 /// A file of deploy/.
 fn manifest(file: &str) -> String {
     std::fs::read_to_string(format!("{}/../../deploy/{file}", env!("CARGO_MANIFEST_DIR"))).unwrap()
@@ -109,19 +115,13 @@ fn until(what: &str, probe: impl FnMut() -> Result<()>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_front_service_follows_the_exposed_services_whoever_leads() {
-    let lab = Lab::start("front").unwrap();
-    let host = lab.host("seed").unwrap();
-    let etcd = Etcd::start(&host).unwrap();
-    let options = Options { controllers: false, ..Options::new("seed") };
-    let control_plane = ControlPlane::start(&host, &etcd, &options).unwrap();
-    let kubectl = control_plane.access().kubectl(&host).unwrap();
+    let api = ApiServer::start("front").unwrap();
+    let kubectl = api.kubectl();
     // Replicas have the rights of deploy/front.yaml and no others.
     for file in ["gateway.yaml", "front.yaml"] {
         kubectl.apply(&manifest(file)).unwrap();
     }
-    let user =
-        control_plane.access().kubeconfig("system:serviceaccount:portico:portico-front", None).unwrap();
-    let client = client(Some(&user)).await.unwrap();
+    let client = client_of_front(&api).await;
 
     let first = Replica::start(&client, "first");
     until("the first replica to lead", || {
@@ -131,9 +131,9 @@ async fn the_front_service_follows_the_exposed_services_whoever_leads() {
     let second = Replica::start(&client, "second");
 
     // Two clusters at once are one write.
-    expose(&kubectl, &["a", "b"]);
+    expose(kubectl, &["a", "b"]);
     until("two clusters to be published", || {
-        ensure!(published(&kubectl).len() == 2, "{:?}", first.status.get());
+        ensure!(published(kubectl).len() == 2, "{:?}", first.status.get());
         Ok(())
     });
     let writes = first.front().writes;
@@ -141,22 +141,22 @@ async fn the_front_service_follows_the_exposed_services_whoever_leads() {
         writes <= 3,
         "the placeholder ports go in one write, two clusters come in one or two, and not {writes}"
     );
-    let before = published(&kubectl);
+    let before = published(kubectl);
 
     // The limit holds the newest back, says so, and takes nothing from the old ones.
-    expose(&kubectl, &["c"]);
+    expose(kubectl, &["c"]);
     // One after the other: the age of an object has seconds, and two of the same second are equally new.
     until("the third cluster to be published", || {
-        ensure!(published(&kubectl).len() == 3, "{:?}", first.status.get());
+        ensure!(published(kubectl).len() == 3, "{:?}", first.status.get());
         Ok(())
     });
-    expose(&kubectl, &["d"]);
+    expose(kubectl, &["d"]);
     until("one cluster to wait", || {
-        ensure!(first.front().waiting.len() == 1 && published(&kubectl).len() == 3);
+        ensure!(first.front().waiting.len() == 1 && published(kubectl).len() == 3);
         Ok(())
     });
     assert_eq!(first.front().waiting[0].service.to_string(), "default/d");
-    assert!(before.iter().all(|port| published(&kubectl).contains(port)), "old ports keep their numbers");
+    assert!(before.iter().all(|port| published(kubectl).contains(port)), "old ports keep their numbers");
     until("the Event", || {
         let events = kubectl.get(&["events", "-n", "portico"])?;
         let found = events["items"].as_array().is_some_and(|events| {
@@ -175,14 +175,14 @@ async fn the_front_service_follows_the_exposed_services_whoever_leads() {
     first.task.await.unwrap();
     kubectl.run(&["delete", "service", "a"]).unwrap();
     until("the second replica to go on", || {
-        ensure!(second.front().writes == 1 && published(&kubectl).len() == 3, "{:?}", second.status.get());
+        ensure!(second.front().writes == 1 && published(kubectl).len() == 3, "{:?}", second.status.get());
         Ok(())
     });
     assert!(second.front().waiting.is_empty());
 
     // Nothing changed, so nothing is written.
     kubectl.run(&["label", "service", "b", "touched=yes"]).unwrap();
-    expose(&kubectl, &["e"]);
+    expose(kubectl, &["e"]);
     until("the newest to wait", || {
         ensure!(second.front().waiting.len() == 1, "{:?}", second.status.get());
         Ok(())
@@ -193,32 +193,62 @@ async fn the_front_service_follows_the_exposed_services_whoever_leads() {
     second.task.await.unwrap();
 }
 
-/// The kinds of KKP, with any content.
-fn kinds_of_kkp() -> serde_json::Value {
-    let kinds = [
-        ("Seed", "seeds", "Namespaced"),
-        ("KubermaticConfiguration", "kubermaticconfigurations", "Namespaced"),
-        ("Cluster", "clusters", "Cluster"),
-    ];
-    let items: Vec<_> = kinds
-        .iter()
-        .map(|(kind, plural, scope)| {
-            json!({
-                "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-                "metadata": {"name": format!("{plural}.kubermatic.k8c.io")},
-                "spec": {
-                    "group": "kubermatic.k8c.io", "scope": scope,
-                    "names": {"plural": plural, "kind": kind},
-                    "versions": [{
-                        "name": "v1", "served": true, "storage": true,
-                        "schema": {"openAPIV3Schema":
-                            {"type": "object", "x-kubernetes-preserve-unknown-fields": true}},
-                    }],
-                },
-            })
-        })
-        .collect();
-    json!({"apiVersion": "v1", "kind": "List", "items": items})
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_api_server_that_fails_or_lies_takes_nothing_from_the_front_service() {
+    // So many that losing them all at once is doubted.
+    const CLUSTERS: [&str; 10] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"];
+    let api = ApiServer::start("front-failing").unwrap();
+    let kubectl = api.kubectl();
+    for file in ["gateway.yaml", "front.yaml"] {
+        kubectl.apply(&manifest(file)).unwrap();
+    }
+    expose(kubectl, &CLUSTERS);
+    let proxy = FaultyApi::default();
+    // The kinds of KKP are not served here, and an answer that they are not is no reason to take away either.
+    let client = proxy.client(&client_of_front(&api).await);
+    let mut settings = Replica::settings("only");
+    settings.plan.listener_limit = None;
+    let replica = Replica::with(&client, settings);
+    until("all clusters to be published", || {
+        ensure!(published(kubectl).len() == CLUSTERS.len(), "{:?}", replica.status.get());
+        Ok(())
+    });
+    let before = published(kubectl);
+
+    // The watch of Services is gone, and the list after it says that there are none.
+    proxy.rules(|rules| {
+        rules.answers = vec![
+            ("/api/v1/services?&watch", Answer::Status(410), 1),
+            ("/api/v1/services?&limit", Answer::Empty, 1),
+        ];
+    });
+    until("the list to have lied", || {
+        ensure!(proxy.has_answered());
+        Ok(())
+    });
+    expose(kubectl, &["after-the-lie"]);
+    let with_another = |count: usize| {
+        let now = published(kubectl);
+        ensure!(now.len() == before.len() + count, "{:?}", replica.status.get());
+        ensure!(before.iter().all(|port| now.contains(port)), "{before:?} {now:?}");
+        Ok(())
+    };
+    until("the Service exposed since", || with_another(1));
+
+    // Mute: the Lease runs out unseen, and nothing is written until the API server is back.
+    proxy.rules(|rules| rules.mute = true);
+    expose(kubectl, &["missed"]);
+    until("the silence to show", || {
+        let status = replica.status.get();
+        let failing = status.watches.values().any(|watch| watch.error.is_some());
+        ensure!(failing && !status.leader, "{status:?}");
+        Ok(())
+    });
+    with_another(1).unwrap();
+    proxy.rules(|rules| rules.mute = false);
+    until("what was missed", || with_another(2));
+    replica.stop.send(()).unwrap();
+    replica.task.await.unwrap();
 }
 
 fn seed(ranges: &[&str]) -> serde_json::Value {
@@ -242,31 +272,22 @@ fn condition_of(kubectl: &Kubectl) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn settings_refusals_other_writers_and_exposed_clusters_at_a_real_api_server() {
-    let lab = Lab::start("front-life").unwrap();
-    let host = lab.host("seed").unwrap();
-    let etcd = Etcd::start(&host).unwrap();
-    let options = Options { controllers: false, ..Options::new("seed") };
-    let control_plane = ControlPlane::start(&host, &etcd, &options).unwrap();
-    let kubectl = control_plane.access().kubectl(&host).unwrap();
+    let api = ApiServer::start("front-life").unwrap();
+    let kubectl = api.kubectl();
     for file in ["gateway.yaml", "front.yaml", "crds.yaml"] {
         kubectl.apply(&manifest(file)).unwrap();
     }
-    kubectl.apply_json(&kinds_of_kkp()).unwrap();
-    let user =
-        control_plane.access().kubeconfig("system:serviceaccount:portico:portico-front", None).unwrap();
-    let client = client(Some(&user)).await.unwrap();
+    kkp::install(kubectl).unwrap();
+    let client = client_of_front(&api).await;
 
-    a_seed_restricts_the_load_balancer(&kubectl, &client).await;
-    a_write_that_lacks_the_right_shows_as_not_published(&kubectl, &client).await;
-    a_writer_that_keeps_reverting_is_yielded_to(&kubectl, &client).await;
-    exposed_clusters_are_complete_after_a_kill(&kubectl, &client).await;
+    a_seed_restricts_the_load_balancer(kubectl, &client).await;
+    a_write_that_lacks_the_right_shows_as_not_published(kubectl, &client).await;
+    a_writer_that_keeps_reverting_is_yielded_to(kubectl, &client).await;
+    exposed_clusters_are_complete_after_a_kill(kubectl, &client).await;
 }
 
 async fn a_seed_restricts_the_load_balancer(kubectl: &Kubectl, client: &Client) {
-    until("the kinds of KKP", || {
-        kubectl.apply_json(&seed(&["203.0.113.0/24"]))?;
-        Ok(())
-    });
+    kubectl.apply_json(&seed(&["203.0.113.0/24"])).unwrap();
     let front = || kubectl.get(&["service", "portico", "-n", "portico"]).unwrap();
     let replica = Replica::start(client, "settings");
     until("the settings", || {

@@ -5,9 +5,9 @@
 //! and watches with deadlines and back-off; `reflector` turns watch events into changes.
 //!
 //! What is promised: no step is complete before everything has been listed once. An answer that a kind is not
-//! served is believed only at the start, and only when repeated: an API server that is just starting, or
-//! failing, must not open allow lists. While the API server is away, or refuses, everything stays as it was;
-//! an object that was deleted meanwhile is gone after the next listing.
+//! served opens nothing: unless the operator says that there are no clusters, a Service in the namespace of
+//! one admits nobody. While the API server is away, or refuses, everything stays as it was; an object that
+//! was deleted meanwhile is gone after the next listing.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -48,8 +48,9 @@ const DISCOVERY_RETRY: Duration = Duration::from_secs(2);
 /// Time limit of a discovery.
 const DISCOVERY_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Discoveries in a row that must say that no kind tells of clusters: for a moment after its start, an API
-/// server does not know the kinds that others define.
+/// Discoveries in a row that must say that no kind tells of clusters before a seed without Services of
+/// clusters is served: for a moment after its start, an API server does not know the kinds that others
+/// define.
 const ABSENCES: u32 = 3;
 
 /// HTTP status of a path that is not served.
@@ -65,7 +66,8 @@ const LOG_AGAIN: Duration = Duration::from_secs(600);
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ClustersFrom {
-    /// From the first of the others that the API server serves.
+    /// From the first of the next two that the API server serves, as soon as it does. Until then only
+    /// Services outside the namespaces of clusters are served, and only where there are no others.
     #[default]
     Auto,
     /// From ExposedClusters, which hold no secrets.
@@ -140,8 +142,36 @@ pub struct KubernetesStatus {
     /// Why the last discovery failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub discovery_error: Option<String>,
-    /// There are Services of clusters and not one ExposedCluster: nobody has written them yet.
-    pub lacks_exposed_clusters: bool,
+    /// What keeps the Services of clusters, and the gateway with them, from being served.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lacks: Option<Lacking>,
+}
+
+/// What is missing though there are Services of clusters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Lacking {
+    /// There is not one ExposedCluster: nobody has written them yet.
+    ExposedClusters,
+    /// The API server serves no kind that tells what clusters allow.
+    Kind,
+}
+
+impl Lacking {
+    /// What is missing, and what to do about it.
+    pub fn remedy(self) -> &'static str {
+        match self {
+            Self::ExposedClusters => {
+                "there are Services of clusters, and no ExposedCluster: start portico front, which writes \
+                 them"
+            }
+            Self::Kind => {
+                "there are Services in namespaces cluster-NAME, and the API server serves neither \
+                 ExposedClusters nor Clusters: apply deploy/crds.yaml and start portico front; or, where \
+                 there are no Clusters, start the gateway with --clusters-from services"
+            }
+        }
+    }
 }
 
 /// The state of the watch of one kind.
@@ -235,7 +265,7 @@ impl KubernetesSource {
             clusters_from: ClustersFrom::Auto,
             watches: BTreeMap::new(),
             discovery_error: None,
-            lacks_exposed_clusters: false,
+            lacks: None,
         }));
         let worker = Worker {
             client,
@@ -371,7 +401,14 @@ impl Worker {
                 "what clusters allow is read from Clusters, which hold admin tokens: apply deploy/crds.yaml, \
                  run portico front, and take this right from the gateway"
             ),
-            ClustersFrom::Services => info!("there are no clusters: the Services say what they allow"),
+            ClustersFrom::Services if self.settings.clusters == ClustersFrom::Services => {
+                info!("there are no clusters: the Services say what they allow");
+            }
+            ClustersFrom::Services => warn!(
+                "the API server serves neither ExposedClusters nor Clusters, so the Services say what they \
+                 allow; one in a namespace cluster-NAME admits nobody until it does, and that is looked for; \
+                 name the source with --clusters-from"
+            ),
             ClustersFrom::Auto => {}
         }
     }
@@ -431,7 +468,10 @@ impl Worker {
             self.take_from(ClustersFrom::Clusters);
         } else if self.clusters == ClustersFrom::Auto {
             self.absences += 1;
-            if self.absences >= ABSENCES {
+            // What is not there cannot be served as if it were: Services of clusters wait for their kind.
+            let may_serve =
+                self.reflector.has_listed(Kind::Service) && !self.reflector.has_services_of_clusters();
+            if self.absences >= ABSENCES && may_serve {
                 self.take_from(ClustersFrom::Services);
             }
         }
@@ -455,7 +495,8 @@ impl Worker {
     /// The next step, if there is something to say. `more` changes of the same burst are to come.
     fn step(&mut self, more: bool) -> Option<Step> {
         // Until it is known which kinds are served, it cannot be known that all of them were listed.
-        let ready = self.complete || (self.clusters != ClustersFrom::Auto && !self.lacks_exposed_clusters());
+        let lacking = self.lacking();
+        let ready = self.complete || (self.clusters != ClustersFrom::Auto && lacking.is_none());
         let (changes, listed) =
             if ready { self.reflector.take() } else { (self.reflector.take_part(), false) };
         let complete = listed && !more;
@@ -478,23 +519,30 @@ impl Worker {
         let policies_required = match self.clusters {
             ClustersFrom::ExposedClusters => self.reflector.has_listed(Kind::ExposedCluster),
             ClustersFrom::Clusters => self.reflector.has_listed(Kind::Cluster),
-            ClustersFrom::Auto | ClustersFrom::Services => false,
+            // What the operator says is believed, what an API server says of a missing kind is not.
+            ClustersFrom::Services => self.settings.clusters != ClustersFrom::Services,
+            ClustersFrom::Auto => false,
         };
         Some(Step { changes, complete, policies_required, problems: self.problems.clone() })
     }
 
-    /// Whether there are Services of clusters and not one ExposedCluster: `portico front` has not run yet. A
-    /// gateway that has just started must not replace one that serves them.
-    fn lacks_exposed_clusters(&mut self) -> bool {
-        let lacks = self.clusters == ClustersFrom::ExposedClusters
-            && self.reflector.has_listed(Kind::ExposedCluster)
-            && self.reflector.lacks_exposed_clusters();
-        let changed =
-            self.with_status(|status| std::mem::replace(&mut status.lacks_exposed_clusters, lacks) != lacks);
-        if changed && lacks {
-            warn!("there are Services of clusters, and no ExposedCluster; waiting for portico front");
+    /// What is missing though there are Services of clusters. A gateway that has just started must not
+    /// replace one that serves them.
+    fn lacking(&mut self) -> Option<Lacking> {
+        let lacks_objects = || {
+            self.reflector.has_listed(Kind::ExposedCluster) && !self.reflector.has_any(Kind::ExposedCluster)
+        };
+        let lacking = match self.clusters {
+            ClustersFrom::Auto if self.absences >= ABSENCES => Some(Lacking::Kind),
+            ClustersFrom::ExposedClusters if lacks_objects() => Some(Lacking::ExposedClusters),
+            _ => None,
+        };
+        let lacking = lacking.filter(|_| self.reflector.has_services_of_clusters());
+        let before = self.with_status(|status| std::mem::replace(&mut status.lacks, lacking));
+        if let Some(lacking) = lacking.filter(|_| before != lacking) {
+            warn!("not ready: {}", lacking.remedy());
         }
-        lacks
+        lacking
     }
 
     fn with_watch<T>(&self, kind: Kind, change: impl FnOnce(&mut WatchStatus) -> T) -> Option<T> {

@@ -79,11 +79,15 @@ impl Reflector {
         self.kinds.get(&kind).is_some_and(|watched| watched.listed)
     }
 
-    /// Whether there are Services in the namespace of a cluster, and not one ExposedCluster.
-    pub(crate) fn lacks_exposed_clusters(&self) -> bool {
-        let names = |kind| self.kinds.get(&kind).into_iter().flat_map(|watched| watched.objects.keys());
-        names(Kind::ExposedCluster).next().is_none()
-            && names(Kind::Service).any(|name| name.starts_with(CLUSTER_NAMESPACE_PREFIX))
+    /// Whether there is an object of `kind`.
+    pub(crate) fn has_any(&self, kind: Kind) -> bool {
+        self.kinds.get(&kind).is_some_and(|watched| !watched.objects.is_empty())
+    }
+
+    /// Whether there are Services in the namespace of a cluster.
+    pub(crate) fn has_services_of_clusters(&self) -> bool {
+        let mut names = self.kinds.get(&Kind::Service).into_iter().flat_map(|watched| watched.objects.keys());
+        names.any(|name| name.starts_with(CLUSTER_NAMESPACE_PREFIX))
     }
 
     /// Whether every watched kind has been listed.

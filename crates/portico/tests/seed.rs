@@ -7,8 +7,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use portico_lab::control_plane::{ADMINS, Options};
-use portico_lab::{ControlPlane, Etcd, Lab};
+use portico_lab::{ApiServer, kkp};
 
 const KKP: &str = "
 apiVersion: kubermatic.k8c.io/v1
@@ -65,26 +64,6 @@ spec:
   - {name: cluster-a-apiserver-external-31234, port: 31234, targetPort: 31234}
 ";
 
-fn crd(kind: &str, scope: &str) -> String {
-    let (singular, plural) = (kind.to_lowercase(), format!("{}s", kind.to_lowercase()));
-    format!(
-        "---
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {{name: {plural}.kubermatic.k8c.io}}
-spec:
-  group: kubermatic.k8c.io
-  scope: {scope}
-  names: {{plural: {plural}, singular: {singular}, kind: {kind}, listKind: {kind}List}}
-  versions:
-  - name: v1
-    served: true
-    storage: true
-    schema: {{openAPIV3Schema: {{type: object, x-kubernetes-preserve-unknown-fields: true}}}}
-"
-    )
-}
-
 fn endpoint(namespace: &str, address: &str, port: u16) -> String {
     format!(
         "---
@@ -110,26 +89,16 @@ fn check(kubeconfig: &Path, more: &[&str]) -> (Output, String) {
 
 #[test]
 fn a_dry_run_says_what_each_cluster_would_get_and_what_is_to_be_done() {
-    let lab = Lab::start("seed-check").unwrap();
-    let host = lab.host("seed").unwrap();
-    let etcd = Etcd::start(&host).unwrap();
-    let options = Options { controllers: false, ..Options::new("seed") };
-    let control_plane = ControlPlane::start(&host, &etcd, &options).unwrap();
-    let kubeconfig = control_plane.access().kubeconfig("admin", Some(ADMINS)).unwrap();
-    let kubectl = control_plane.access().kubectl(&host).unwrap();
+    let api = ApiServer::start("seed-check").unwrap();
+    let (kubeconfig, kubectl) = (api.admin().unwrap(), api.kubectl());
 
     // A seed without KKP has nothing that KKP serves.
     let (output, said) = check(&kubeconfig, &[]);
     assert_eq!(output.status.code(), Some(0), "{said}{output:?}");
 
-    let crds = ["KubermaticConfiguration", "Seed"].map(|kind| crd(kind, "Namespaced")).concat();
-    kubectl.apply(&(crds + &crd("Cluster", "Cluster"))).unwrap();
+    kkp::install(kubectl).unwrap();
     for name in ["kubermatic", "cluster-a", "cluster-t"] {
         kubectl.apply(&format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: {name}}}\n")).unwrap();
-    }
-    for kind in ["kubermaticconfigurations", "seeds", "clusters"] {
-        let crd = format!("crd/{kind}.kubermatic.k8c.io");
-        kubectl.run(&["wait", "--for=condition=Established", "--timeout=60s", &crd]).unwrap();
     }
     kubectl.apply(KKP).unwrap();
     let slices = endpoint("cluster-a", "192.0.2.7", 31234) + &endpoint("cluster-t", "192.0.2.8", 6443);
@@ -160,7 +129,7 @@ fn a_dry_run_says_what_each_cluster_would_get_and_what_is_to_be_done() {
     assert_eq!(report["clusters"][0]["url"], "https://a.north.kkp.example.com:31234");
 
     // Without the right to read a kind, what follows from it is not left out unseen.
-    let nobody = control_plane.access().kubeconfig("nobody", None).unwrap();
+    let nobody = api.access().kubeconfig("nobody", None).unwrap();
     let (output, _) = check(&nobody, &[]);
     assert_eq!(output.status.code(), Some(2));
     let said = String::from_utf8_lossy(&output.stderr);

@@ -1,5 +1,6 @@
 //! Portico in a seed cluster, as its users deploy it: the image of the `Containerfile`, the objects of
-//! `deploy/`, three user clusters exposed by annotated Services, a worker that joined through the gateway.
+//! `deploy/`, three user clusters exposed by annotated Services, each with the Cluster that KKP has of it, a
+//! worker that joined through the gateway.
 //!
 //! Its steps are functions, named as what they promise.
 
@@ -13,7 +14,7 @@ use crate::support::{
 };
 use anyhow::ensure;
 use portico_lab::control_plane::Options;
-use portico_lab::{Image, Kubectl, Lab, Seed, UserCluster, programs, say, wait};
+use portico_lab::{Host, Image, Kubectl, Lab, Seed, UserCluster, kkp, programs, say, wait};
 use serde_json::{Value, json};
 
 /// Images imported, probes passed twice, seconds of `minReadySeconds`: half a minute on an idle machine.
@@ -45,6 +46,7 @@ pub(crate) fn clusters_of_every_strategy_are_reached_through_a_deployed_gateway(
     }
     say("deployed; looking at the gateway's pods");
     the_gateway_has_no_rights_it_does_not_need(seed);
+    what_clusters_allow_is_written_for_gateways(seed);
 
     let [node_port, load_balancer, tunneled] = &clusters;
     let authority = "https://apiserver-external.cluster-tunneled.svc.cluster.local:443";
@@ -65,6 +67,7 @@ pub(crate) fn clusters_of_every_strategy_are_reached_through_a_deployed_gateway(
         Way::new("connect", &client, &by_authority),
     ];
     ways.iter().for_each(Way::wait_open);
+    an_allow_list_reaches_the_gateway(seed, &ways[1], &client);
 
     let worker = tunneled.join_worker(seed, "worker-1", &by_name).unwrap();
     worker.import(&Image::busybox().unwrap()).unwrap();
@@ -150,12 +153,78 @@ fn create_user_clusters(seed: &Seed) -> [UserCluster; 3] {
         });
         seed.kubectl().apply_json(&service).unwrap();
     }
+    kkp::install(seed.kubectl()).unwrap();
+    let seed_of_kkp = json!({
+        "apiVersion": "kubermatic.k8c.io/v1",
+        "kind": "Seed",
+        "metadata": {"name": "north", "namespace": "default"},
+        "spec": {"datacenters": {"lab-1": {}}},
+    });
+    let configuration = json!({
+        "apiVersion": "kubermatic.k8c.io/v1",
+        "kind": "KubermaticConfiguration",
+        "metadata": {"name": "kkp", "namespace": "default"},
+        "spec": {"ingress": {"domain": DOMAIN}},
+    });
+    let objects = [("nodeport", "NodePort"), ("balanced", "LoadBalancer"), ("tunneled", "Tunneling")]
+        .map(|(name, strategy)| cluster_object(name, strategy, &json!(null)));
+    for object in [seed_of_kkp, configuration].iter().chain(&objects) {
+        seed.kubectl().apply_json(object).unwrap();
+    }
     clusters
+}
+
+/// The object that KKP has of a user cluster. `allowed` is its `apiServerAllowedIPRanges`.
+fn cluster_object(name: &str, strategy: &str, allowed: &Value) -> Value {
+    json!({
+        "apiVersion": "kubermatic.k8c.io/v1",
+        "kind": "Cluster",
+        "metadata": {"name": name},
+        "spec": {
+            "exposeStrategy": strategy,
+            "cloud": {"dc": "lab-1"},
+            "apiServerAllowedIPRanges": allowed,
+        },
+        "status": {"address": {"adminToken": "s3cret"}},
+    })
+}
+
+/// By `portico front`, and without what a gateway is not to know.
+fn what_clusters_allow_is_written_for_gateways(seed: &Seed) {
+    let kubectl = seed.kubectl();
+    let written = kubectl.get(&["exposedclusters"]).unwrap();
+    let items = written["items"].as_array().unwrap();
+    let names: Vec<&str> = items.iter().map(|item| item["metadata"]["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["balanced", "nodeport", "tunneled"]);
+    assert!(!written.to_string().contains("s3cret"));
+    let gateway = "--as=system:serviceaccount:portico:portico-gateway";
+    // kubectl ends with an error where the answer is no.
+    assert!(kubectl.run(&["auth", "can-i", "list", "clusters.kubermatic.k8c.io", gateway]).is_err());
+    kubectl.run(&["auth", "can-i", "list", "exposedclusters.portico.k8c.io", gateway]).unwrap();
+}
+
+/// From the Cluster by `portico front` to the gateway, which closes and opens.
+fn an_allow_list_reaches_the_gateway(seed: &Seed, way: &Way, client: &Host) {
+    let allow = |networks: &Value| {
+        let cluster = cluster_object("balanced", "LoadBalancer", networks);
+        seed.kubectl().apply_json(&cluster).unwrap();
+    };
+    allow(&json!({"cidrBlocks": ["192.0.2.0/24"]}));
+    wait::until("a client that is not on the list to be refused", SOON, || {
+        ensure!(way.ask().is_err(), "it is answered");
+        Ok(())
+    })
+    .unwrap();
+    allow(&json!({"cidrBlocks": ["192.0.2.0/24", format!("{}/32", client.address())]}));
+    way.wait_open();
+    allow(&json!(null));
+    way.wait_open();
 }
 
 /// The objects of `deploy/`, with the one choice they leave to their user: how the tunnel is served.
 fn deploy_portico(seed: &Seed) {
     let deploy = programs::checkout().join("deploy");
+    seed.kubectl().apply(&fs::read_to_string(deploy.join("crds.yaml")).unwrap()).unwrap();
     let gateway = fs::read_to_string(deploy.join("gateway.yaml")).unwrap();
     let last = "- --log-format=json\n";
     assert_eq!(gateway.matches(last).count(), 1, "the arguments of deploy/gateway.yaml end otherwise now");
@@ -177,6 +246,7 @@ fn deploy_gateway_of_balanced(seed: &Seed) {
     spec["template"]["spec"]["containers"][0]["args"] = json!([
         "gateway",
         format!("--namespace={namespace}"),
+        "--clusters-from=exposed-clusters",
         format!("--expose-annotation={EXPOSE_NAMESPACED}"),
         "--sni-listen=off",
         "--tunnel-listen=off",
@@ -194,6 +264,29 @@ fn deploy_gateway_of_balanced(seed: &Seed) {
                 "apiGroup": "rbac.authorization.k8s.io",
                 "kind": "ClusterRole",
                 "name": "portico-gateway",
+            },
+            "subjects": [{"kind": "ServiceAccount", "name": "portico-gateway", "namespace": namespace}],
+        }),
+        // Of the objects that belong to no namespace, the one of its own cluster.
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRole",
+            "metadata": {"name": namespace},
+            "rules": [{
+                "apiGroups": ["portico.k8c.io"],
+                "resources": ["exposedclusters"],
+                "resourceNames": ["balanced"],
+                "verbs": ["list", "watch"],
+            }],
+        }),
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": namespace},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io",
+                "kind": "ClusterRole",
+                "name": namespace,
             },
             "subjects": [{"kind": "ServiceAccount", "name": "portico-gateway", "namespace": namespace}],
         }),

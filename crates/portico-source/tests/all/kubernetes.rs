@@ -11,9 +11,8 @@ use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 use portico_api::change::Change;
 use portico_kube::client;
-use portico_lab::control_plane::{ADMINS, Options};
-use portico_lab::{ControlPlane, Etcd, Host, Kubectl, Lab};
-use portico_source::kubernetes::WatchState;
+use portico_lab::{ApiServer, Kubectl, kkp};
+use portico_source::kubernetes::{ClustersFrom, WatchState};
 use portico_source::{KubernetesSettings, KubernetesSource, Step};
 
 /// Far beyond anything that happens when all is well, a silently lost connection included.
@@ -22,41 +21,20 @@ const NEVER: Duration = Duration::from_secs(180);
 /// More than two pages of a listing.
 const SLICES: usize = 1_200;
 
-const CRD: &str = r#"
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: clusters.kubermatic.k8c.io}
-spec:
-  group: kubermatic.k8c.io
-  scope: Cluster
-  names: {plural: clusters, singular: cluster, kind: Cluster, listKind: ClusterList}
-  versions:
-  - name: v1
-    served: true
-    storage: true
-    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
-"#;
-
-/// An API server with etcd behind it, on a host of its own.
+/// An API server, and a client of it.
 pub(crate) struct World {
     pub(crate) client: Client,
-    pub(crate) kubectl: Kubectl,
-    pub(crate) control_plane: ControlPlane,
-    _etcd: Etcd,
-    host: Host,
+    pub(crate) api: ApiServer,
 }
 
 impl World {
     pub(crate) async fn start(name: &str) -> Self {
-        let lab = Lab::start(name).unwrap();
-        let host = lab.host("seed").unwrap();
-        let etcd = Etcd::start(&host).unwrap();
-        let options = Options { controllers: false, ..Options::new("seed") };
-        let control_plane = ControlPlane::start(&host, &etcd, &options).unwrap();
-        let kubeconfig = control_plane.access().kubeconfig("admin", Some(ADMINS)).unwrap();
-        let kubectl = control_plane.access().kubectl(&host).unwrap();
-        let client = client(Some(&kubeconfig)).await.unwrap();
-        Self { client, kubectl, control_plane, _etcd: etcd, host }
+        let api = ApiServer::start(name).unwrap();
+        Self { client: client(Some(&api.admin().unwrap())).await.unwrap(), api }
+    }
+
+    pub(crate) fn kubectl(&self) -> &Kubectl {
+        self.api.kubectl()
     }
 
     pub(crate) fn services(&self, names: &[&str]) {
@@ -65,7 +43,7 @@ impl World {
                 "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: default}}\n\
                  spec: {{ports: [{{port: 443}}]}}\n"
             );
-            self.kubectl.apply(&service).unwrap();
+            self.kubectl().apply(&service).unwrap();
         }
     }
 
@@ -164,23 +142,23 @@ async fn a_source_keeps_up_with_its_api_server_through_absence_and_new_kinds() {
     observer.until("Service default/c", true).await;
 
     // While the API server is away, everything stays; what was deleted meanwhile is gone afterwards.
-    world.host.unplug().unwrap();
-    world.kubectl.run(&["delete", "service", "b"]).unwrap();
+    world.api.host().unplug().unwrap();
+    world.kubectl().run(&["delete", "service", "b"]).unwrap();
     world.services(&["d"]);
     assert!(observer.source.next().now_or_never().is_none(), "nothing arrives through an unplugged link");
     assert!(observer.deleted.is_empty());
-    world.host.plug().unwrap();
+    world.api.host().plug().unwrap();
     observer.until("Service default/b", false).await;
     observer.until("Service default/d", true).await;
     assert_eq!(observer.deleted, ["Service default/b"]);
 
     // KKP is installed later. That its kind vanishes takes nothing away: only a complete list does.
-    assert!(!observer.last.policies_required);
+    assert_eq!(observer.source.status()().clusters_from, ClustersFrom::Services);
     assert!(!observer.source.status()().watches.contains_key(&portico_api::meta::Kind::Cluster));
-    world.kubectl.apply(CRD).unwrap();
-    world.kubectl.run(&["wait", "--for=condition=Established", "crd/clusters.kubermatic.k8c.io"]).unwrap();
+    world.kubectl().apply_json(&kkp::clusters()).unwrap();
+    world.kubectl().wait_served("clusters.kubermatic.k8c.io").unwrap();
     world
-        .kubectl
+        .kubectl()
         .apply(
             "apiVersion: kubermatic.k8c.io/v1\nkind: Cluster\nmetadata: {name: late}\n\
              spec: {exposeStrategy: Tunneling}\n",
@@ -188,12 +166,12 @@ async fn a_source_keeps_up_with_its_api_server_through_absence_and_new_kinds() {
         .unwrap();
     observer.until("Cluster late", true).await;
     assert!(observer.last.policies_required);
-    world.kubectl.run(&["delete", "crd", "clusters.kubermatic.k8c.io"]).unwrap();
+    world.kubectl().run(&["delete", "crd", "clusters.kubermatic.k8c.io"]).unwrap();
     let status = observer.source.status();
     let is_gone = || status().watches[&portico_api::meta::Kind::Cluster].state == WatchState::Failing;
     observer.until_it_is_so("the kind is gone", is_gone).await;
     assert!(observer.objects.contains("Cluster late") && status().watches.len() == 3);
-    world.kubectl.apply(CRD).unwrap();
+    world.kubectl().apply_json(&kkp::clusters()).unwrap();
     observer.until("Cluster late", false).await;
     assert_eq!(observer.deleted, ["Service default/b", "Cluster late"]);
     assert!(observer.last.problems.is_empty());

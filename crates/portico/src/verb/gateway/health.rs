@@ -7,7 +7,7 @@
 use jiff::Timestamp;
 use portico_admin::readiness::Readiness;
 use portico_gateway::Listener;
-use portico_source::kubernetes::{KubernetesStatus, WatchState};
+use portico_source::kubernetes::{ClustersFrom, KubernetesStatus, WatchState};
 use portico_tunnel::RevocationList;
 
 use super::status::Status;
@@ -101,11 +101,13 @@ fn watches(readiness: &mut Readiness, source: &KubernetesStatus) {
             }
         }
     }
-    readiness.fine(format_args!("what clusters allow comes from: {}", source.clusters_from.word()));
-    if source.lacks_exposed_clusters {
-        readiness.missing(
-            "there are Services of clusters, and no ExposedCluster: start portico front, which writes them",
-        );
+    let from = source.clusters_from;
+    match from {
+        ClustersFrom::Auto => readiness.missing("what clusters allow comes from: not known yet"),
+        _ => readiness.fine(format_args!("what clusters allow comes from: {}", from.word())),
+    }
+    if let Some(lacking) = source.lacks {
+        readiness.missing(lacking.remedy());
     }
     if let Some(error) = &source.discovery_error {
         readiness.warn(format_args!("discovery: cannot ask which kinds are served: {error}; trying again"));

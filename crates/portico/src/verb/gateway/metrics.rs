@@ -90,6 +90,12 @@ impl GatewayMetrics {
             "Requests to list or watch this kind that failed.",
             None,
             watches().map(|(kind, watch)| ([("kind", kind)], watch.errors)),
+        )?;
+        out.gauge(
+            "source_clusters_from",
+            "1 for where it comes from what a cluster allows; auto while that is not known.",
+            None,
+            [([("source", source.clusters_from.word())], 1u64)],
         )
     }
 
