@@ -1,5 +1,6 @@
 //! `Service` (v1), with the fields that concern exposure.
 
+use std::net::IpAddr;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -29,12 +30,47 @@ pub struct ServiceSpec {
     /// The ClusterIP; empty while none is assigned, `None` for a headless Service.
     #[serde(rename = "clusterIP", skip_serializing_if = "Option::is_none")]
     pub cluster_ip: Option<Box<str>>,
+    /// The ClusterIPs, of which `cluster_ip` is the first: one a family.
+    #[serde(rename = "clusterIPs", skip_serializing_if = "Vec::is_empty")]
+    pub cluster_ips: Vec<Box<str>>,
+    /// Which nodes lead clients from outside to its pods.
+    #[serde(skip_serializing_if = "ExternalTrafficPolicy::is_cluster")]
+    pub external_traffic_policy: ExternalTrafficPolicy,
     /// Labels of the pods behind it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selector: Option<Strings>,
     /// Networks a cloud load balancer admits.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub load_balancer_source_ranges: Vec<Box<str>>,
+}
+
+impl Service {
+    /// The addresses by which it is reached inside its cluster; none for a headless Service.
+    pub fn cluster_ips(&self) -> impl Iterator<Item = IpAddr> {
+        let spec = &self.spec;
+        spec.cluster_ip.iter().chain(&spec.cluster_ips).filter_map(|ip| ip.parse().ok())
+    }
+
+    /// The numbers by which every node leads to it.
+    pub fn node_ports(&self) -> impl Iterator<Item = u16> {
+        self.spec.ports.iter().filter_map(|port| port.node_port).filter(|&number| number != 0)
+    }
+}
+
+/// `Service.spec.externalTrafficPolicy`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum ExternalTrafficPolicy {
+    /// Every node; its own address takes the place of the client's.
+    #[default]
+    Cluster,
+    /// Nodes with a pod; pods see the addresses of clients.
+    Local,
+}
+
+impl ExternalTrafficPolicy {
+    fn is_cluster(&self) -> bool {
+        *self == Self::Cluster
+    }
 }
 
 /// `Service.spec.type`.

@@ -89,7 +89,7 @@ impl Planner {
         }
         Self {
             explicit: ExplicitServices::new(&settings.reserved_ports),
-            levels: Levels::new(settings.seed.clone(), settings.masked_clients),
+            levels: Levels::new(settings.seed.clone()),
             settings,
             clusters: HashMap::new(),
             persisted,

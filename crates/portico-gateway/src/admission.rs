@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use portico_api::names::{Authority, HostName};
@@ -112,7 +113,8 @@ impl Arrival {
 impl Learned {
     pub(crate) fn new(shared: &Shared, listener: Listener, client: SocketAddr) -> Self {
         let (id, accepted) = (shared.next_id(), shared.now());
-        let client_is_real = shared.config.proxy_protocol.direct;
+        let client_is_real =
+            shared.config.proxy_protocol.direct || shared.front_keeps_addresses.load(Relaxed);
         let (name, upstream, cost) = (None, None, Cost::CONNECTION);
         Self { id, listener, client, client_is_real, accepted, name, upstream, cost }
     }

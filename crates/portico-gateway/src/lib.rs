@@ -157,7 +157,7 @@ impl Gateway {
         {
             handle.spawn(supervise_credentials(Arc::clone(&gateway.shared), gateway.workers.clone()));
         }
-        let first = first.map(|first| gateway.shared.live.apply(first));
+        let first = first.map(|first| gateway.shared.apply(first));
         let config = &gateway.shared.config;
         let tunnel = config.tunnel_listen.filter(|_| !config.shared_port);
         let own = [
@@ -182,7 +182,7 @@ impl Gateway {
     /// Takes over a new route table: opens and closes NodePort listeners, leaves everything alone that did
     /// not change.
     pub fn apply(&self, update: &Update) {
-        let applied = self.shared.live.apply(update);
+        let applied = self.shared.apply(update);
         for port in applied.closed_ports {
             self.listeners().close(Listener::NodePort(port));
             self.shared.own.closed(port);

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use arc_swap::ArcSwap;
 use portico_api::change::Change;
 use portico_api::names::Tenant;
+use portico_routes::front::Front;
 use portico_routes::route::{Backend, BackendId, RouteKey};
 use portico_routes::table::{RouteChange, RouteTable, Update};
 
@@ -54,6 +55,8 @@ pub(crate) struct Applied {
     pub(crate) closed_ports: Vec<u16>,
     /// Endpoints that are no longer ready endpoints of their Service.
     pub(crate) removed_endpoints: Vec<Arc<Endpoint>>,
+    /// How clients reach the gateway, if that changed.
+    pub(crate) front: Option<Option<Front>>,
 }
 
 impl Live {
@@ -115,6 +118,7 @@ impl Live {
                 }
                 RouteChange::Kept(name, true) => drop(Arc::make_mut(&mut routes).kept.insert(name.clone())),
                 RouteChange::Kept(name, false) => drop(Arc::make_mut(&mut routes).kept.remove(name)),
+                RouteChange::Front(front) => applied.front = Some(front.clone()),
                 RouteChange::Route(Change::Delete(key)) => {
                     Arc::make_mut(&mut routes).remove(key);
                     if let RouteKey::Port(port) = key {

@@ -3,12 +3,14 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{
-    AtomicU64,
+    AtomicBool, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
 use std::time::Duration;
 
 use portico_net::access::AccessLog;
+use portico_routes::front::Front;
+use portico_routes::table::Update;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
@@ -18,7 +20,7 @@ use crate::config::{Config, ProxyMode};
 use crate::descriptors::Descriptors;
 use crate::fair_share::FairShare;
 use crate::line_limit::LineLimit;
-use crate::live::Live;
+use crate::live::{Applied, Live};
 use crate::outcome::{End, Refusal};
 use crate::record::ConnectionId;
 use crate::slots::{Slot, Slots, Source};
@@ -37,6 +39,8 @@ pub struct Shared {
     pub identities: Identities,
     /// Where no upstream connection may lead.
     pub(crate) own: OwnListeners,
+    /// Whether the Service in front keeps the addresses of clients.
+    pub(crate) front_keeps_addresses: AtomicBool,
     started: Instant,
     /// Random at start, so that ids of two processes do not meet in one log.
     ids: AtomicU64,
@@ -93,6 +97,7 @@ impl Shared {
                 "connections that have not said where they want to go",
             ),
             own: OwnListeners::new(&config),
+            front_keeps_addresses: AtomicBool::default(),
             live: Live::new(FairShare::new(config.connection_memory, config.connection_descriptors)),
             config,
             access,
@@ -109,6 +114,20 @@ impl Shared {
             alive: AtomicU64::default(),
             all_ended: Notify::new(),
         }
+    }
+
+    /// Applies what changed about the routes, and about the way to the gateway itself.
+    pub(crate) fn apply(&self, update: &Update) -> Applied {
+        let mut applied = self.live.apply(update);
+        if let Some(front) = applied.front.take() {
+            self.set_front(front);
+        }
+        applied
+    }
+
+    fn set_front(&self, front: Option<Front>) {
+        self.front_keeps_addresses.store(front.as_ref().is_some_and(|front| front.keeps_addresses), Relaxed);
+        self.own.set_replicas(front.map(|front| front.replicas).unwrap_or_default());
     }
 
     /// Time since the gateway started: the clock of everything that is not shown to people.

@@ -71,7 +71,7 @@ impl Site {
         changes.into_iter().for_each(|change| self.index.apply(change));
         for change in self.index.commit().into_iter().flat_map(|update| update.changes) {
             match change {
-                RouteChange::Kept(..) => {}
+                RouteChange::Kept(..) | RouteChange::Front(_) => {}
                 RouteChange::Backend(Change::Apply(backend)) => {
                     drop(self.backends.insert(backend.id.clone(), backend));
                 }

@@ -13,7 +13,6 @@ use portico_api::meta::ObjectKey;
 use portico_api::policy::ClusterPolicy;
 
 use crate::claims::Claim;
-use crate::endpoints;
 use crate::index::{PublishedRoute, RouteIndex};
 use crate::route::{Backend, BackendId, Route, RouteKey};
 use crate::table::{RouteChange, Update};
@@ -33,6 +32,7 @@ struct Difference {
 /// See [`RouteIndex::commit`].
 pub(crate) fn commit(index: &mut RouteIndex) -> Option<Update> {
     index.claimants.clear();
+    index.follow_cluster_ips();
     index.follow_guards();
     let mut difference = Difference::default();
     for service in mem::take(&mut index.changed) {
@@ -48,6 +48,12 @@ pub(crate) fn commit(index: &mut RouteIndex) -> Option<Update> {
         RouteKey::Port(_) | RouteKey::Authority(_) => None,
     });
     changes.extend(kept);
+    let front = index.find_front();
+    if front != index.front {
+        index.front.clone_from(&front);
+        index.problems_version += 1;
+        changes.push(RouteChange::Front(front));
+    }
     (!changes.is_empty()).then_some(Update { changes })
 }
 
@@ -72,7 +78,7 @@ fn routes(
     let Some(facts) = index.services.get(service).and_then(|entry| entry.service.as_ref()) else {
         return Box::default();
     };
-    let policy = index.policy_of(facts);
+    let policy = index.policy_of(service);
     let policy = match last_policy {
         Some(last) if *last == policy => last,
         last => last.insert(policy),
@@ -101,7 +107,7 @@ fn backend(
     let slices = index.services.get(&service.key).map(|entry| &*entry.slices).unwrap_or_default();
     let id = port.backend_id(&service.key);
     let old = before.get(&id).copied();
-    let endpoints = endpoints::ready(slices, &port.name);
+    let endpoints = index.ready(slices, &port.name);
     let new = Backend {
         id: old.map_or_else(|| Arc::new(id), |old| Arc::clone(&old.id)),
         policy: index.guarded(policy, &service.key, &endpoints),

@@ -29,8 +29,8 @@ pub(crate) fn service_name(slice: &EndpointSlice) -> Option<&str> {
 /// Reads what routes need from `slice`.
 pub(crate) fn read(slice: &EndpointSlice, rules: &EndpointRules, names: &mut Interner) -> SliceFacts {
     let mut findings = Findings::of(ObjectRef::new(Kind::EndpointSlice, &slice.metadata));
-    let mut ready = SmallVec::new();
-    let (mut not_ready, mut refused) = (0, 0);
+    let (mut ready, mut not_ready) = (SmallVec::new(), Vec::new());
+    let mut refused = 0;
     for (index, endpoint) in slice.endpoints.iter().enumerate() {
         let Some(text) = endpoint.addresses.first() else { continue };
         let address = text.parse::<IpAddr>();
@@ -46,7 +46,7 @@ pub(crate) fn read(slice: &EndpointSlice, rules: &EndpointRules, names: &mut Int
         }
         match address {
             Ok(address) if endpoint.conditions.ready == Some(true) => ready.push(address.to_canonical()),
-            Ok(_) => not_ready += 1,
+            Ok(address) => not_ready.push(address.to_canonical()),
             Err(_) => findings.error(
                 "bad-address",
                 format!("endpoints[{index}].addresses[0]"),
@@ -62,7 +62,7 @@ pub(crate) fn read(slice: &EndpointSlice, rules: &EndpointRules, names: &mut Int
     });
     SliceFacts {
         name: Arc::clone(&slice.metadata.name),
-        not_ready,
+        not_ready: not_ready.into(),
         refused,
         ready,
         ports: ports.collect(),
@@ -70,13 +70,18 @@ pub(crate) fn read(slice: &EndpointSlice, rules: &EndpointRules, names: &mut Int
     }
 }
 
-/// The ready endpoints of the Service port named `port_name`: sorted, without repetition. An unnamed Service
-/// port takes any port of its slices: it is the only one.
-pub(crate) fn ready(slices: &[SliceFacts], port_name: &str) -> Endpoints {
+/// The ready endpoints of the Service port named `port_name`, but for addresses that are refused: sorted,
+/// without repetition. An unnamed Service port takes any port of its slices: it is the only one.
+pub(crate) fn ready(
+    slices: &[SliceFacts],
+    port_name: &str,
+    is_refused: impl Fn(IpAddr) -> bool,
+) -> Endpoints {
     let mut endpoints = Endpoints::new();
     for slice in slices {
         for (_, port) in slice.ports.iter().filter(|(name, _)| port_name.is_empty() || **name == *port_name) {
-            endpoints.extend(slice.ready.iter().map(|&address| SocketAddr::new(address, *port)));
+            let admitted = slice.ready.iter().filter(|&&address| !is_refused(address));
+            endpoints.extend(admitted.map(|&address| SocketAddr::new(address, *port)));
         }
     }
     endpoints.sort_unstable();
@@ -90,5 +95,16 @@ pub(crate) fn not_ready(slices: &[SliceFacts], port_name: &str) -> usize {
     let serves = |slice: &&SliceFacts| {
         slice.ports.iter().any(|(name, _)| port_name.is_empty() || **name == *port_name)
     };
-    slices.iter().filter(serves).map(|slice| slice.not_ready as usize).sum()
+    slices.iter().filter(serves).map(|slice| slice.not_ready.len()).sum()
+}
+
+/// Every endpoint of every port, ready or not.
+pub(crate) fn all(slices: &[SliceFacts]) -> impl Iterator<Item = SocketAddr> {
+    slices.iter().flat_map(|slice| {
+        let ports = slice.ports.iter().map(|(_, port)| *port);
+        ports.flat_map(|port| {
+            let addresses = slice.ready.iter().chain(&slice.not_ready);
+            addresses.map(move |&address| SocketAddr::new(address, port))
+        })
+    })
 }

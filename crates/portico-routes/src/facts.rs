@@ -13,6 +13,7 @@ use portico_api::meta::ObjectKey;
 use portico_api::names::{Authority, HostName};
 use portico_api::policy::ClusterPolicy;
 use portico_api::problem::Problem;
+use portico_api::service::{ExternalTrafficPolicy, Service, ServiceType};
 use smallvec::SmallVec;
 
 use crate::route::{BackendId, RouteKey};
@@ -107,14 +108,36 @@ impl Age {
     }
 }
 
+/// How a Service of type NodePort or LoadBalancer is reached from outside, exposed here or not.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Reach {
+    /// The numbers by which every node leads to it.
+    pub(crate) node_ports: Box<[u16]>,
+    /// Whether its pods see the addresses of clients.
+    pub(crate) keeps_addresses: bool,
+}
+
+impl Reach {
+    /// `None` for a Service that nodes do not lead to.
+    pub(crate) fn of(service: &Service) -> Option<Box<Self>> {
+        match service.spec.service_type {
+            ServiceType::NodePort | ServiceType::LoadBalancer => Some(Box::new(Self {
+                node_ports: service.node_ports().collect(),
+                keeps_addresses: service.spec.external_traffic_policy == ExternalTrafficPolicy::Local,
+            })),
+            ServiceType::ClusterIP | ServiceType::ExternalName => None,
+        }
+    }
+}
+
 /// One EndpointSlice. Nearly all have one port and many have one endpoint, which need no allocation of their
 /// own.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct SliceFacts {
     /// Its own name, not that of the Service.
     pub(crate) name: Arc<str>,
-    /// Number of addresses that are not ready.
-    pub(crate) not_ready: u32,
+    /// Addresses that are not ready, as written.
+    pub(crate) not_ready: Box<[IpAddr]>,
     /// Number of addresses that may not be endpoints, ready or not.
     pub(crate) refused: u32,
     /// Ready addresses, as written.

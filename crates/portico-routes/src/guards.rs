@@ -2,8 +2,10 @@
 //!
 //! Whoever may write an EndpointSlice can name the API server of another tenant as an endpoint of a Service
 //! of their own. So an allow list follows the endpoint: a Service whose endpoint is also one of another
-//! tenant's Services admits only clients that both lists admit. The list of a cluster holds for everybody,
-//! that of a namespace only for other namespaces: a namespace must not close a cluster.
+//! tenant's Services, exposed or not, ready or not, admits only clients that both lists admit. So does one
+//! whose endpoint has the NodePort of another tenant's Service, on whatever address: every node leads there.
+//! The list of a cluster holds for everybody, that of a namespace only for other namespaces: a namespace must
+//! not close a cluster.
 //!
 //! An endpoint is an address with its port: several control planes may share a machine.
 
@@ -21,11 +23,32 @@ use crate::endpoints;
 use crate::facts::ServiceFacts;
 use crate::index::{RouteIndex, ServiceEntry};
 
-/// The endpoints of every Service with an allow list, as of the last commit. Few have one.
+/// By what a Service behind an allow list is reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Place {
+    Endpoint(SocketAddr),
+    /// On every node.
+    NodePort(u16),
+}
+
+/// Every place of every Service with an allow list, as of the last commit. Few have one.
 #[derive(Debug, Default)]
 pub(crate) struct Guards {
-    by_endpoint: HashMap<SocketAddr, SmallVec<[ObjectKey; 1]>>,
-    by_service: HashMap<ObjectKey, BTreeSet<SocketAddr>>,
+    by_place: HashMap<Place, SmallVec<[ObjectKey; 1]>>,
+    by_service: HashMap<ObjectKey, BTreeSet<Place>>,
+}
+
+impl Place {
+    /// The places that a connection to `endpoint` may lead to.
+    fn of(endpoint: SocketAddr) -> [Self; 2] {
+        [Self::Endpoint(endpoint), Self::NodePort(endpoint.port())]
+    }
+
+    /// Every place of a Service.
+    fn all(entry: &ServiceEntry) -> BTreeSet<Self> {
+        let node_ports = entry.reach.iter().flat_map(|reach| &*reach.node_ports).copied();
+        endpoints::all(&entry.slices).map(Self::Endpoint).chain(node_ports.map(Self::NodePort)).collect()
+    }
 }
 
 impl Guards {
@@ -33,19 +56,19 @@ impl Guards {
         self.by_service.is_empty()
     }
 
-    /// Replaces the guarded endpoints of `service`. Returns those it had before.
-    fn set(&mut self, service: &ObjectKey, now: BTreeSet<SocketAddr>) -> BTreeSet<SocketAddr> {
+    /// Replaces the guarded places of `service`. Returns those it had before.
+    fn set(&mut self, service: &ObjectKey, now: BTreeSet<Place>) -> BTreeSet<Place> {
         let before = self.by_service.remove(service).unwrap_or_default();
-        for endpoint in &before {
-            if let Some(services) = self.by_endpoint.get_mut(endpoint) {
+        for place in &before {
+            if let Some(services) = self.by_place.get_mut(place) {
                 services.retain(|other| other != service);
                 if services.is_empty() {
-                    self.by_endpoint.remove(endpoint);
+                    self.by_place.remove(place);
                 }
             }
         }
-        for endpoint in &now {
-            self.by_endpoint.entry(*endpoint).or_default().push(service.clone());
+        for place in &now {
+            self.by_place.entry(*place).or_default().push(service.clone());
         }
         if !now.is_empty() {
             self.by_service.insert(service.clone(), now);
@@ -55,19 +78,15 @@ impl Guards {
 }
 
 impl RouteIndex {
-    /// Takes over the allow lists and endpoints of the Services that changed, and marks the other Services
-    /// with one of these endpoints.
+    /// Takes over the allow lists and places of the Services that changed, and marks the other Services with
+    /// an endpoint at one of these places.
     pub(crate) fn follow_guards(&mut self) {
         let mut concerned = BTreeSet::new();
         for key in &self.changed {
-            let entry = self.services.get(key);
-            let guarded = entry.and_then(|entry| {
-                let service = entry.service.as_deref()?;
-                let has_list = !self.policy_of(service).allow.networks().is_empty();
-                has_list.then(|| endpoints_of(entry, service).collect())
-            });
+            let has_list = || !self.policy_of(key).allow.networks().is_empty();
+            let guarded = self.services.get(key).filter(|_| has_list()).map(Place::all);
             if guarded.is_some() || self.guards.by_service.contains_key(key) {
-                let guarded: BTreeSet<SocketAddr> = guarded.unwrap_or_default();
+                let guarded = guarded.unwrap_or_default();
                 concerned.extend(&guarded);
                 concerned.append(&mut self.guards.set(key, guarded));
             }
@@ -78,7 +97,8 @@ impl RouteIndex {
         let shares = |(_, entry): &(&ObjectKey, &ServiceEntry)| {
             let service = entry.service.as_deref();
             service.is_some_and(|service| {
-                endpoints_of(entry, service).any(|endpoint| concerned.contains(&endpoint))
+                let mut places = self.endpoints_of(entry, service).flat_map(Place::of);
+                places.any(|place| concerned.contains(&place))
             })
         };
         let others: Vec<ObjectKey> =
@@ -95,7 +115,7 @@ impl RouteIndex {
         endpoints: &[SocketAddr],
     ) -> Arc<ClusterPolicy> {
         let mut guarded = Arc::clone(policy);
-        for (_, guard) in self.guards_of(service, endpoints) {
+        for (_, _, guard) in self.guards_of(service, endpoints) {
             let allow = guarded.allow.intersection(&self.policy_of(guard).allow);
             Arc::make_mut(&mut guarded).allow = allow;
         }
@@ -106,9 +126,9 @@ impl RouteIndex {
     pub(crate) fn shared_endpoints(&self) -> impl Iterator<Item = Problem> {
         let entries = self.services.iter().filter(|_| !self.guards.is_empty());
         entries.filter_map(|(key, entry)| {
-            let endpoints: Vec<SocketAddr> = endpoints_of(entry, entry.service.as_deref()?).collect();
-            let (endpoint, guard) = self.guards_of(key, &endpoints).next()?;
-            Some(shared_endpoint(key, endpoint, &guard.key))
+            let endpoints: Vec<SocketAddr> = self.endpoints_of(entry, entry.service.as_deref()?).collect();
+            let (endpoint, place, guard) = self.guards_of(key, &endpoints).next()?;
+            Some(shared_endpoint(key, endpoint, place, guard))
         })
     }
 
@@ -117,38 +137,40 @@ impl RouteIndex {
         &'a self,
         service: &'a ObjectKey,
         endpoints: &'a [SocketAddr],
-    ) -> impl Iterator<Item = (SocketAddr, &'a ServiceFacts)> {
+    ) -> impl Iterator<Item = (SocketAddr, Place, &'a ObjectKey)> {
         let tenant = (!self.guards.is_empty()).then(|| Tenant::of_namespace(&service.namespace));
         tenant.into_iter().flat_map(move |tenant| {
-            let guards = endpoints.iter().flat_map(|endpoint| {
-                let services = self.guards.by_endpoint.get(endpoint).into_iter().flatten();
-                services.map(move |guard| (*endpoint, guard))
+            let places =
+                endpoints.iter().flat_map(|&endpoint| Place::of(endpoint).map(|place| (endpoint, place)));
+            let guards = places.flat_map(|(endpoint, place)| {
+                let services = self.guards.by_place.get(&place).into_iter().flatten();
+                services.map(move |guard| (endpoint, place, guard))
             });
-            guards.filter_map(move |(endpoint, guard)| {
-                let binds = guard.namespace != service.namespace
-                    && (Tenant::of_namespace(&guard.namespace).is_cluster() || !tenant.is_cluster());
-                let facts = self.services.get(guard).filter(|_| binds)?.service.as_deref()?;
-                Some((endpoint, facts))
+            guards.filter(move |(_, _, guard)| {
+                guard.namespace != service.namespace
+                    && (Tenant::of_namespace(&guard.namespace).is_cluster() || !tenant.is_cluster())
             })
         })
     }
+
+    /// The ready endpoints of every exposed port.
+    fn endpoints_of(&self, entry: &ServiceEntry, service: &ServiceFacts) -> impl Iterator<Item = SocketAddr> {
+        service.ports.iter().flat_map(|port| self.ready(&entry.slices, &port.name))
+    }
 }
 
-/// The ready endpoints of every exposed port.
-fn endpoints_of(entry: &ServiceEntry, service: &ServiceFacts) -> impl Iterator<Item = SocketAddr> {
-    service.ports.iter().flat_map(|port| endpoints::ready(&entry.slices, &port.name))
-}
-
-fn shared_endpoint(service: &ObjectKey, endpoint: SocketAddr, guard: &ObjectKey) -> Problem {
+fn shared_endpoint(service: &ObjectKey, endpoint: SocketAddr, place: Place, guard: &ObjectKey) -> Problem {
     let guard = ObjectRef { kind: Kind::Service, key: guard.clone() };
+    let whose = match place {
+        Place::Endpoint(_) => format!("is one of {guard} too"),
+        Place::NodePort(_) => format!("has the NodePort of {guard}"),
+    };
     Problem {
         severity: Severity::Warning,
         reason: "shared-endpoint",
         object: ObjectRef { kind: Kind::Service, key: service.clone() },
         field: String::new(),
-        message: format!(
-            "its endpoint {endpoint} is one of {guard} too, whose allow list holds here as well"
-        ),
+        message: format!("its endpoint {endpoint} {whose}, whose allow list holds here as well"),
         remedy: "remove the endpoint from the EndpointSlice where it does not belong".into(),
     }
 }

@@ -9,20 +9,21 @@
 //! The routes depend on the objects alone, not on the order of their arrival. An unchanged object that is
 //! applied again changes nothing.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use portico_api::change::{Change, Keyed};
 use portico_api::endpoint_slice::EndpointSlice;
 use portico_api::intern::Interner;
 use portico_api::meta::ObjectKey;
-use portico_api::names::{ClusterName, Tenant};
 use portico_api::policy::ClusterPolicy;
 use portico_api::service::Service;
 
 use crate::claims::{Claim, Claims};
 use crate::endpoint_rules::EndpointRules;
-use crate::facts::{Origin, ServiceFacts, SliceFacts};
+use crate::facts::{Origin, Reach, ServiceFacts, SliceFacts};
+use crate::front::{Front, OwnAddresses};
 use crate::guards::Guards;
 use crate::route::{Backend, RouteKey};
 use crate::table::Update;
@@ -38,6 +39,10 @@ pub struct Settings {
     pub namespace: Option<Box<str>>,
     /// Which addresses may be endpoints.
     pub endpoints: EndpointRules,
+    /// Whether every node leads to Services by ClusterIP and NodePort: in a Kubernetes cluster.
+    pub in_kubernetes: bool,
+    /// Addresses of the gateway itself, and ports of its listeners that are not NodePorts.
+    pub own: OwnAddresses,
 }
 
 impl Default for Settings {
@@ -46,6 +51,8 @@ impl Default for Settings {
             expose_annotation: portico_api::annotations::EXPOSE.into(),
             namespace: None,
             endpoints: EndpointRules::default(),
+            in_kubernetes: false,
+            own: OwnAddresses::default(),
         }
     }
 }
@@ -64,13 +71,20 @@ pub enum ObjectChange {
     Policy(Change<Arc<ClusterPolicy>>),
     /// From now on, every cluster has a policy: a Service in the namespace of one without admits nobody.
     PoliciesRequired,
+    /// The address is a ClusterIP of some Service, exposed or not, or no longer.
+    ClusterIp {
+        /// The address.
+        address: IpAddr,
+        /// Whether a Service has it.
+        exists: bool,
+    },
 }
 
 /// Every object that routes are made of, as far as routes depend on it.
 #[derive(Debug)]
 pub struct RouteIndex {
     settings: Settings,
-    names: Interner,
+    pub(crate) names: Interner,
     pub(crate) services: BTreeMap<ObjectKey, ServiceEntry>,
     /// The name of the Service of each EndpointSlice, by the key of the slice.
     slice_services: BTreeMap<ObjectKey, Arc<str>>,
@@ -80,6 +94,14 @@ pub struct RouteIndex {
     pub(crate) policies_required: bool,
     pub(crate) claims: Claims,
     pub(crate) guards: Guards,
+    /// The ClusterIPs of all Services: whoever connects there passes the allow list of that cluster by.
+    pub(crate) cluster_ips: HashSet<IpAddr>,
+    /// Those that came or went since the last commit.
+    pub(crate) changed_cluster_ips: HashSet<IpAddr>,
+    /// Services that nodes lead to and that are not exposed here: one of them leads to the gateway.
+    pub(crate) fronts: BTreeSet<ObjectKey>,
+    /// What follows from them, as of the last commit.
+    pub(crate) front: Option<Front>,
     /// The Services that claimed something since the last commit: they ask anew, also for what another gives
     /// up in the same burst.
     pub(crate) claimants: BTreeSet<ObjectKey>,
@@ -93,6 +115,8 @@ pub struct RouteIndex {
 pub(crate) struct ServiceEntry {
     /// The Service, if it exists and carries the annotation.
     pub(crate) service: Option<Arc<ServiceFacts>>,
+    /// How nodes lead to it, exposed or not.
+    pub(crate) reach: Option<Box<Reach>>,
     /// Its EndpointSlices, in no particular order.
     pub(crate) slices: Vec<SliceFacts>,
     /// Its routes as of the last commit, in the order of its ports.
@@ -109,7 +133,7 @@ pub(crate) struct PublishedRoute {
 
 impl ServiceEntry {
     pub(crate) fn is_empty(&self) -> bool {
-        self.service.is_none() && self.slices.is_empty() && self.published.is_empty()
+        self.service.is_none() && self.reach.is_none() && self.slices.is_empty() && self.published.is_empty()
     }
 }
 
@@ -125,6 +149,10 @@ impl RouteIndex {
             policies_required: false,
             claims: Claims::default(),
             guards: Guards::default(),
+            cluster_ips: HashSet::new(),
+            changed_cluster_ips: HashSet::new(),
+            fronts: BTreeSet::new(),
+            front: None,
             claimants: BTreeSet::new(),
             changed: BTreeSet::new(),
             problems_version: 0,
@@ -138,14 +166,21 @@ impl RouteIndex {
             ObjectChange::PlannedService(Change::Apply(service)) => {
                 self.apply_service(&service, Origin::Planned);
             }
-            ObjectChange::Service(Change::Delete(key)) => self.delete_service(&key, true),
+            ObjectChange::Service(Change::Delete(key)) => {
+                self.set_reach(&key, None, false);
+                self.delete_service(&key, true);
+            }
             // Nobody deletes a planned Service by mistake: it is not wanted any more.
-            ObjectChange::PlannedService(Change::Delete(key)) => self.delete_service(&key, false),
+            ObjectChange::PlannedService(Change::Delete(key)) => {
+                self.set_reach(&key, None, false);
+                self.delete_service(&key, false);
+            }
             ObjectChange::EndpointSlice(Change::Apply(slice)) => self.apply_slice(&slice),
             ObjectChange::EndpointSlice(Change::Delete(key)) => self.delete_slice(&key),
             ObjectChange::Policy(Change::Apply(policy)) => self.set_policy(&policy.key(), Some(policy)),
             ObjectChange::Policy(Change::Delete(tenant)) => self.set_policy(&tenant, None),
             ObjectChange::PoliciesRequired => self.require_policies(),
+            ObjectChange::ClusterIp { address, exists } => self.set_cluster_ip(address, exists),
         }
     }
 
@@ -162,6 +197,8 @@ impl RouteIndex {
             && self.policies.is_empty()
             && self.claims.is_empty()
             && self.guards.is_empty()
+            && self.cluster_ips.is_empty()
+            && self.fronts.is_empty()
             && self.changed.is_empty()
     }
 
@@ -171,7 +208,11 @@ impl RouteIndex {
         self.problems_version
     }
 
-    fn is_in_scope(&self, namespace: &str) -> bool {
+    pub(crate) fn own(&self) -> &OwnAddresses {
+        &self.settings.own
+    }
+
+    pub(crate) fn is_in_scope(&self, namespace: &str) -> bool {
         self.settings.namespace.as_ref().is_none_or(|only| **only == *namespace)
     }
 
@@ -182,9 +223,26 @@ impl RouteIndex {
         if !self.is_in_scope(&key.namespace) {
             return;
         }
-        match annotations::read(service, origin, &self.settings.expose_annotation, &mut self.names) {
+        let facts = annotations::read(service, origin, &self.settings.expose_annotation, &mut self.names);
+        let reach = Some(service).filter(|_| self.settings.in_kubernetes).and_then(Reach::of);
+        self.set_reach(&key, reach, facts.is_none());
+        match facts {
             Some(facts) => self.set_service(&key, Some(facts), true),
             None => self.delete_service(&key, false),
+        }
+    }
+
+    /// `is_front` says whether it may be a Service that leads to the gateway.
+    fn set_reach(&mut self, key: &ObjectKey, reach: Option<Box<Reach>>, is_front: bool) {
+        if reach.is_some() && is_front {
+            self.fronts.insert(key.clone());
+        } else {
+            self.fronts.remove(key);
+        }
+        let before = self.services.get(key).and_then(|entry| entry.reach.as_ref());
+        if before != reach.as_ref() {
+            self.entry(key).reach = reach;
+            self.changed.insert(key.clone());
         }
     }
 
@@ -203,7 +261,9 @@ impl RouteIndex {
         }
         let facts = facts.map(Arc::new);
         let concerned = |facts: &Arc<ServiceFacts>| {
-            !facts.problems.is_empty() || facts.own_policy.is_some() || self.lacks_policy(facts)
+            !facts.problems.is_empty()
+                || facts.own_policy.is_some()
+                || self.lacks_policy(&facts.key.namespace)
         };
         if before.iter().chain(&facts).any(concerned) {
             self.problems_version += 1;
@@ -276,67 +336,6 @@ impl RouteIndex {
         self.changed.insert(service);
     }
 
-    // === Policies ===
-
-    fn set_policy(&mut self, tenant: &Tenant, policy: Option<Arc<ClusterPolicy>>) {
-        let namespace = self.names.get(&tenant.namespace());
-        if !self.is_in_scope(&namespace) || self.policies.get(&namespace) == policy.as_ref() {
-            return;
-        }
-        let first = ObjectKey { namespace: Arc::clone(&namespace), name: "".into() };
-        let in_namespace = self.services.range(first..).take_while(|(key, _)| key.namespace == namespace);
-        let services: Vec<_> = in_namespace.filter_map(|(_, entry)| entry.service.clone()).collect();
-        // Claims depend on the policy: a NodePort number is claimed only where listeners are allowed, and a
-        // Cluster comes before others.
-        for service in &services {
-            self.withdraw_claims(service, false);
-        }
-        let is_known = policy.is_some();
-        match policy {
-            Some(policy) => self.policies.insert(Arc::clone(&namespace), policy),
-            None => self.policies.remove(&namespace),
-        };
-        for owner in self.claims.set_known(&namespace, is_known) {
-            self.changed.insert(owner.service.key.clone());
-        }
-        for service in &services {
-            self.add_claims(service);
-            self.changed.insert(service.key.clone());
-        }
-        self.problems_version += 1;
-    }
-
-    fn require_policies(&mut self) {
-        if std::mem::replace(&mut self.policies_required, true) {
-            return;
-        }
-        let services = self.services.values().filter_map(|entry| entry.service.as_deref());
-        let lacking = services.filter(|service| self.lacks_policy(service));
-        let lacking: Vec<ObjectKey> = lacking.map(|service| service.key.clone()).collect();
-        self.changed.extend(lacking);
-        self.problems_version += 1;
-    }
-
-    /// Whether `service` belongs to a cluster that must have a policy and has none.
-    pub(crate) fn lacks_policy(&self, service: &ServiceFacts) -> bool {
-        let namespace = &service.key.namespace;
-        self.policies_required
-            && !self.policies.contains_key(namespace)
-            && ClusterName::of_namespace(namespace).is_some()
-    }
-
-    /// The policy that holds for `service`.
-    pub(crate) fn policy_of(&self, service: &ServiceFacts) -> Arc<ClusterPolicy> {
-        let namespace = &service.key.namespace;
-        if self.lacks_policy(service) {
-            return Arc::new(ClusterPolicy::nobody(Tenant::of_namespace(namespace)));
-        }
-        match self.policies.get(namespace).or(service.own_policy.as_ref()) {
-            Some(policy) => Arc::clone(policy),
-            None => ClusterPolicy::open_for_namespace(namespace),
-        }
-    }
-
     // === Claims ===
 
     /// The keys that `service` claims, each with the port that claims it.
@@ -350,14 +349,14 @@ impl RouteIndex {
         claims
     }
 
-    fn add_claims(&mut self, service: &Arc<ServiceFacts>) {
+    pub(crate) fn add_claims(&mut self, service: &Arc<ServiceFacts>) {
         for (key, claim) in self.claims_of(service) {
             let owners = self.claims.add(key.clone(), claim);
             self.follow_claim(&key, owners);
         }
     }
 
-    fn withdraw_claims(&mut self, service: &Arc<ServiceFacts>, keep: bool) {
+    pub(crate) fn withdraw_claims(&mut self, service: &Arc<ServiceFacts>, keep: bool) {
         for (key, claim) in self.claims_of(service) {
             self.problems_version += u64::from(self.claims.is_contested(&key));
             let is_known = self.policies.contains_key(&service.key.namespace);

@@ -5,6 +5,7 @@
 //! (conflicts, a policy that overrides annotations) changes with them: it is computed here, on demand.
 
 use std::borrow::Cow;
+use std::net::IpAddr;
 
 use portico_api::annotations::{ALLOW, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, PORT_MAPPING};
 use portico_api::meta::{Kind, ObjectKey, ObjectRef};
@@ -12,7 +13,6 @@ use portico_api::names::ClusterName;
 use portico_api::problem::{Problem, Severity};
 
 use crate::claims::{Because, Claim, Standing, Waiting};
-use crate::endpoints;
 use crate::facts::{Age, Origin, ServiceFacts};
 use crate::findings::annotation_field;
 use crate::index::RouteIndex;
@@ -32,8 +32,9 @@ impl RouteIndex {
         });
         let overridden = overridden.map(overridden_annotations);
         let shared = self.shared_endpoints();
-        let lacking = exposed().filter(|service| self.lacks_policy(service)).map(lacks_policy);
-        let computed = conflicts.chain(overridden).chain(shared).chain(lacking);
+        let lacking = exposed().filter(|service| self.lacks_policy(&service.key.namespace)).map(lacks_policy);
+        let computed =
+            conflicts.chain(overridden).chain(shared).chain(lacking).chain(self.cluster_ip_endpoints());
         services.chain(slices).map(Cow::Borrowed).chain(computed.map(Cow::Owned))
     }
 }
@@ -81,10 +82,20 @@ impl RouteIndex {
         Problem { severity: Severity::Error, reason, object, field, message, remedy }
     }
 
+    /// Every EndpointSlice of an exposed Service with a ClusterIP among its endpoints.
+    fn cluster_ip_endpoints(&self) -> impl Iterator<Item = Problem> {
+        let exposed = self.services.iter().filter(|(_, entry)| entry.service.is_some());
+        let slices = exposed.flat_map(|(key, entry)| entry.slices.iter().map(move |slice| (key, slice)));
+        slices.filter_map(|(key, slice)| {
+            let address = slice.ready.iter().find(|address| self.cluster_ips.contains(*address))?;
+            Some(cluster_ip_endpoint(&key.namespace, &slice.name, *address))
+        })
+    }
+
     fn only_loser_is_ready(&self, winner: &Claim, loser: &Claim) -> bool {
         let is_ready = |claim: &Claim| {
             let entry = self.services.get(&claim.service.key);
-            entry.is_some_and(|entry| !endpoints::ready(&entry.slices, &claim.port().name).is_empty())
+            entry.is_some_and(|entry| !self.ready(&entry.slices, &claim.port().name).is_empty())
         };
         !is_ready(winner) && is_ready(loser)
     }
@@ -137,6 +148,20 @@ fn named(service: &ServiceFacts) -> ObjectRef {
     match cluster.filter(|_| service.origin == Origin::Planned) {
         Some(cluster) => ObjectRef { kind: Kind::Cluster, key: ObjectKey::new("", cluster.as_str()) },
         None => ObjectRef { kind: Kind::Service, key: service.key.clone() },
+    }
+}
+
+fn cluster_ip_endpoint(namespace: &str, slice: &str, address: IpAddr) -> Problem {
+    Problem {
+        severity: Severity::Error,
+        reason: "endpoint-refused",
+        object: ObjectRef { kind: Kind::EndpointSlice, key: ObjectKey::new(namespace, slice) },
+        field: "endpoints".into(),
+        message: format!(
+            "{address} is the ClusterIP of a Service, behind which nobody knows whose allow list holds; no \
+             connection goes there"
+        ),
+        remedy: "write the addresses of the pods, or remove the endpoint".into(),
     }
 }
 

@@ -95,13 +95,13 @@ impl RouteIndex {
 
     fn rows_of(&self, entry: &ServiceEntry, service: &Arc<ServiceFacts>) -> Vec<RouteRow> {
         let Some(expose) = service.types else { return Vec::new() };
-        let own_policy = self.policy_of(service);
+        let own_policy = self.policy_of(&service.key);
         let mut rows = Vec::new();
         for claim in Claim::of_each_port(service, self.policies.contains_key(&service.key.namespace)) {
             let port = claim.port();
-            let endpoints = endpoints::ready(&entry.slices, &port.name);
+            let endpoints = self.ready(&entry.slices, &port.name);
             let endpoints_total = endpoints.len() + endpoints::not_ready(&entry.slices, &port.name);
-            let no_endpoints = (endpoints_total == 0).then(|| no_endpoints(&entry.slices, &port.name));
+            let no_endpoints = (endpoints_total == 0).then(|| self.no_endpoints(&entry.slices, &port.name));
             let policy = self.guarded(&own_policy, &service.key, &endpoints);
             let backend = port.backend_id(&service.key);
             rows.extend(port.keys(true).map(|key| RouteRow {
@@ -131,19 +131,22 @@ impl RouteIndex {
             _ => RouteState::NotReady,
         }
     }
-}
 
-fn no_endpoints(slices: &[SliceFacts], port_name: &str) -> NoEndpoints {
-    let ports = slices.iter().flat_map(|slice| &slice.ports);
-    let mut found: Vec<Arc<str>> = ports.map(|(name, _)| Arc::clone(name)).collect();
-    found.sort_unstable();
-    found.dedup();
-    if slices.is_empty() {
-        NoEndpoints::NoSlice
-    } else if found.iter().any(|name| port_name.is_empty() || **name == *port_name) {
-        let refused = slices.iter().any(|slice| slice.refused > 0);
-        if refused { NoEndpoints::Refused } else { NoEndpoints::Empty }
-    } else {
-        NoEndpoints::NoPort { found }
+    fn no_endpoints(&self, slices: &[SliceFacts], port_name: &str) -> NoEndpoints {
+        let ports = slices.iter().flat_map(|slice| &slice.ports);
+        let mut found: Vec<Arc<str>> = ports.map(|(name, _)| Arc::clone(name)).collect();
+        found.sort_unstable();
+        found.dedup();
+        if slices.is_empty() {
+            NoEndpoints::NoSlice
+        } else if found.iter().any(|name| port_name.is_empty() || **name == *port_name) {
+            let is_refused = |slice: &SliceFacts| {
+                slice.refused > 0 || slice.ready.iter().any(|address| self.cluster_ips.contains(address))
+            };
+            let refused = slices.iter().any(is_refused);
+            if refused { NoEndpoints::Refused } else { NoEndpoints::Empty }
+        } else {
+            NoEndpoints::NoPort { found }
+        }
     }
 }

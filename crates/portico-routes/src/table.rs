@@ -9,6 +9,7 @@ use std::sync::Arc;
 use portico_api::change::Change;
 use portico_api::names::{Authority, HostName};
 
+use crate::front::Front;
 use crate::route::{Backend, Route, RouteKey};
 
 /// Where every key leads at one moment. A look-up goes to the map of its kind of key.
@@ -102,4 +103,6 @@ pub enum RouteChange {
     Route(Change<Route>),
     /// Whether a server name is kept for a Service that may be made anew: then no wildcard stands for it.
     Kept(HostName, bool),
+    /// How clients from outside reach the gateway, as far as Services say.
+    Front(Option<Front>),
 }

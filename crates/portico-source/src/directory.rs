@@ -153,7 +153,7 @@ impl Outbox {
     fn send(&mut self, complete: bool) {
         let changes = std::mem::take(&mut self.changes);
         self.sent = complete;
-        let step = Step { changes, complete, policies_required: false, problems: self.problems.clone() };
+        let step = Step { changes, complete, problems: self.problems.clone(), ..Step::default() };
         self.closed |= self.sender.blocking_send(step).is_err();
     }
 }

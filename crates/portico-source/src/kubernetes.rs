@@ -9,6 +9,8 @@
 //! one admits nobody. While the API server is away, or refuses, everything stays as it was; an object that
 //! was deleted meanwhile is gone after the next listing.
 
+mod status;
+
 use std::collections::BTreeMap;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,9 +34,10 @@ use serde::Serialize;
 use thiserror::Error;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
+pub use self::status::{KubernetesStatus, Lacking, WatchState, WatchStatus};
 use crate::reflector::{Received, Reflector};
 use crate::served::{Served, ServedKind};
 use crate::step::{MAX_CHANGES_PER_STEP, ManifestProblem, Step};
@@ -58,9 +61,6 @@ const NOT_FOUND: u16 = 404;
 
 /// Length of the queue of steps. One is applied, one waits; more would only hold memory.
 const STEPS_AHEAD: usize = 2;
-
-/// The same error of a watch is logged again after this time.
-const LOG_AGAIN: Duration = Duration::from_secs(600);
 
 /// Where it comes from what a cluster allows and may use.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -109,8 +109,9 @@ impl FromStr for ClustersFrom {
 pub struct KubernetesSettings {
     /// Watch only Services and EndpointSlices of this namespace and, if it is a cluster's, that cluster.
     pub namespace: Option<String>,
-    /// Ignore Services without this annotation. A seed has some fifteen Services per cluster, of which two or
-    /// three are exposed.
+    /// Ignore Services without this annotation, but for their ClusterIPs, unless every node leads to them
+    /// (NodePort, LoadBalancer). A seed has some fifteen Services per cluster, of which two or three are
+    /// exposed.
     pub annotation: Option<String>,
     /// Where it comes from what a cluster allows.
     pub clusters: ClustersFrom,
@@ -126,125 +127,6 @@ impl Default for KubernetesSettings {
             clusters: ClustersFrom::Auto,
             discovery_period: DISCOVERY_PERIOD,
         }
-    }
-}
-
-/// The state of all watches.
-#[derive(Debug, Clone, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct KubernetesStatus {
-    /// Whether everything has been listed once.
-    pub complete: bool,
-    /// Where it comes from what a cluster allows; [`ClustersFrom::Auto`] while that is not known.
-    pub clusters_from: ClustersFrom,
-    /// By kind. A kind that is not watched is not here.
-    pub watches: BTreeMap<Kind, WatchStatus>,
-    /// Why the last discovery failed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub discovery_error: Option<String>,
-    /// What keeps the Services of clusters, and the gateway with them, from being served.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub lacks: Option<Lacking>,
-}
-
-/// What is missing though there are Services of clusters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Lacking {
-    /// There is not one ExposedCluster: nobody has written them yet.
-    ExposedClusters,
-    /// The API server serves no kind that tells what clusters allow.
-    Kind,
-}
-
-impl Lacking {
-    /// What is missing, and what to do about it.
-    pub fn remedy(self) -> &'static str {
-        match self {
-            Self::ExposedClusters => {
-                "there are Services of clusters, and no ExposedCluster: start portico front, which writes \
-                 them"
-            }
-            Self::Kind => {
-                "there are Services in namespaces cluster-NAME, and the API server serves neither \
-                 ExposedClusters nor Clusters: apply deploy/crds.yaml and start portico front; or, where \
-                 there are no Clusters, start the gateway with --clusters-from services"
-            }
-        }
-    }
-}
-
-/// The state of the watch of one kind.
-#[derive(Debug, Clone, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct WatchStatus {
-    /// What it is doing.
-    pub state: WatchState,
-    /// The last error. Objects stay as they were last seen.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub error: Option<String>,
-    /// Errors so far.
-    pub errors: u64,
-    /// When the API server last sent anything, or when the watch was begun.
-    #[serde(skip)]
-    pub heard: Instant,
-    #[serde(skip)]
-    logged: Option<(String, Instant)>,
-}
-
-/// What the watch of a kind is doing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum WatchState {
-    /// The kind has not been listed yet.
-    Listing,
-    /// Listed, and watched.
-    Watching,
-    /// The last request failed, and another is tried. What was listed before stays.
-    Failing,
-}
-
-impl WatchState {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Listing, Self::Watching, Self::Failing];
-
-    /// The state in one word.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Listing => "listing",
-            Self::Watching => "watching",
-            Self::Failing => "failing",
-        }
-    }
-}
-
-impl WatchStatus {
-    fn new() -> Self {
-        Self { state: WatchState::Listing, error: None, errors: 0, heard: Instant::now(), logged: None }
-    }
-
-    /// Time since the API server last sent anything. Below 70 s while all is well.
-    pub fn age(&self) -> Duration {
-        self.heard.elapsed()
-    }
-
-    fn alive(&mut self, listed: bool) {
-        self.heard = Instant::now();
-        self.error = None;
-        self.state = if listed { WatchState::Watching } else { WatchState::Listing };
-    }
-
-    /// Returns true if the error is to be logged.
-    fn failed(&mut self, error: &str) -> bool {
-        self.state = WatchState::Failing;
-        self.error = Some(error.to_owned());
-        self.errors += 1;
-        let known = |(text, at): &(String, Instant)| text == error && at.elapsed() < LOG_AGAIN;
-        let new = !self.logged.as_ref().is_some_and(known);
-        if new {
-            self.logged = Some((error.to_owned(), Instant::now()));
-        }
-        new
     }
 }
 
@@ -507,7 +389,9 @@ impl Worker {
                 warn!(reason = problem.reason, "{problem}");
             }
         }
-        if changes.is_empty() && !problems_changed && !(complete && self.unfinished) {
+        let cluster_ips = self.reflector.take_cluster_ips();
+        let nothing_new = changes.is_empty() && cluster_ips.is_empty() && !problems_changed;
+        if nothing_new && !(complete && self.unfinished) {
             return None;
         }
         self.unfinished = !complete;
@@ -523,7 +407,7 @@ impl Worker {
             ClustersFrom::Services => self.settings.clusters != ClustersFrom::Services,
             ClustersFrom::Auto => false,
         };
-        Some(Step { changes, complete, policies_required, problems: self.problems.clone() })
+        Some(Step { changes, complete, policies_required, problems: self.problems.clone(), cluster_ips })
     }
 
     /// What is missing though there are Services of clusters. A gateway that has just started must not

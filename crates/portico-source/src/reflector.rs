@@ -8,12 +8,14 @@
 //! arrives all at once; silence and errors delete nothing.
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
 
 use kube::runtime::watcher;
 use portico_api::change::Change;
 use portico_api::meta::{Kind, ObjectKey, ObjectRef};
 use portico_api::names::CLUSTER_NAMESPACE_PREFIX;
 use portico_api::problem::Severity;
+use portico_api::service::{Service, ServiceType};
 
 use crate::object::{InvalidObject, Object};
 use crate::served::Served;
@@ -38,8 +40,12 @@ impl<K> From<Served<K>> for Received {
 #[derive(Debug, Default)]
 pub(crate) struct Reflector {
     kinds: BTreeMap<Kind, Watched>,
-    /// Services without this annotation are ignored.
+    /// Services without this annotation are ignored, unless nodes lead to them.
     annotation: Option<Box<str>>,
+    /// The ClusterIPs of all Services, with the number, modulo 256, of the last listing that had each.
+    cluster_ips: HashMap<IpAddr, u8>,
+    /// ClusterIPs that came (true) or went, and were not taken yet.
+    cluster_ip_changes: Vec<(IpAddr, bool)>,
     problems: BTreeMap<ObjectRef, ManifestProblem>,
     /// Whether every kind watched from the start has been listed.
     synced: bool,
@@ -59,7 +65,7 @@ struct Watched {
 }
 
 impl Reflector {
-    /// Knows no object. Ignores Services without `annotation`, if there is one.
+    /// Knows no object. Ignores Services without `annotation`, if there is one, unless nodes lead to them.
     pub(crate) fn new(annotation: Option<Box<str>>) -> Self {
         Self { annotation, ..Self::default() }
     }
@@ -110,6 +116,10 @@ impl Reflector {
                 self.present(kind, received);
             }
             watcher::Event::Delete(received) => {
+                if let Ok(Object::Service(service)) = &received.object {
+                    let gone = service.cluster_ips().filter(|ip| self.cluster_ips.remove(ip).is_some());
+                    self.cluster_ip_changes.extend(gone.map(|ip| (ip, false)));
+                }
                 self.forget_problem(&received.reference);
                 self.gone(kind, received.reference);
             }
@@ -120,6 +130,10 @@ impl Reflector {
                 watched.listed = true;
                 let held = std::mem::take(&mut watched.held);
                 self.changes.extend(held);
+                if kind == Kind::Service {
+                    let gone = self.cluster_ips.extract_if(|_, seen| *seen != listing);
+                    self.cluster_ip_changes.extend(gone.map(|(ip, _)| (ip, false)));
+                }
                 for name in vanished {
                     let object = reference(kind, &name);
                     self.forget_problem(&object);
@@ -132,8 +146,11 @@ impl Reflector {
     fn present(&mut self, kind: Kind, Received { reference, object }: Received) {
         match object {
             Ok(object) => {
-                let ignored = match (&object, &self.annotation) {
-                    (Object::Service(service), Some(key)) => service.metadata.annotation(key).is_none(),
+                let ignored = match &object {
+                    Object::Service(service) => {
+                        self.note_cluster_ips(service);
+                        self.ignores(service)
+                    }
                     _ => false,
                 };
                 self.forget_problem(&reference);
@@ -154,6 +171,25 @@ impl Reflector {
         }
     }
 
+    fn ignores(&self, service: &Service) -> bool {
+        let by_nodes = matches!(service.spec.service_type, ServiceType::NodePort | ServiceType::LoadBalancer);
+        !by_nodes && self.annotation.as_ref().is_some_and(|key| service.metadata.annotation(key).is_none())
+    }
+
+    fn note_cluster_ips(&mut self, service: &Service) {
+        let listing = self.kinds.get(&Kind::Service).map_or(0, |watched| watched.listing);
+        for ip in service.cluster_ips() {
+            if self.cluster_ips.insert(ip, listing).is_none() {
+                self.cluster_ip_changes.push((ip, true));
+            }
+        }
+    }
+
+    /// Takes the ClusterIPs that came or went.
+    pub(crate) fn take_cluster_ips(&mut self) -> Vec<(IpAddr, bool)> {
+        std::mem::take(&mut self.cluster_ip_changes)
+    }
+
     /// Takes the changes so far, and whether they complete the initial sync.
     pub(crate) fn take(&mut self) -> (Vec<Change<Object>>, bool) {
         self.synced |= self.is_listed();
@@ -167,7 +203,7 @@ impl Reflector {
 
     /// How many changes wait to be taken.
     pub(crate) fn waiting(&self) -> usize {
-        self.changes.len()
+        self.changes.len() + self.cluster_ip_changes.len()
     }
 
     /// Whether [`Self::problems`] may have changed since the last call.

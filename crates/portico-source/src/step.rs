@@ -1,6 +1,7 @@
 //! What a source delivers, whatever it reads from: changed objects in steps, and what it could not read.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -33,6 +34,9 @@ pub struct Step {
     pub policies_required: bool,
     /// Everything that the source cannot read at present, old and new.
     pub problems: Arc<[ManifestProblem]>,
+    /// ClusterIPs of Services that came (true) or went, of all Services of a Kubernetes API: most of them are
+    /// not among the objects.
+    pub cluster_ips: Vec<(IpAddr, bool)>,
 }
 
 /// A reason why a manifest, or an object of the Kubernetes API, cannot be read.

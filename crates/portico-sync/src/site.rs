@@ -15,6 +15,7 @@ use portico_expose::node_ports::PortKey;
 use portico_expose::persisted::PersistedState;
 use portico_expose::planner::{Mode, Settings as PlannerSettings};
 use portico_routes::endpoint_rules::EndpointRules;
+use portico_routes::front::OwnAddresses;
 use portico_routes::index::Settings as IndexSettings;
 use portico_source::directory::DirectoryError;
 use portico_source::{Loaded, Object, read_directory};
@@ -124,6 +125,8 @@ impl Site {
                 loopback: read_as == ReadAs::Directory,
                 networks: settings.endpoint_networks.clone().into(),
             },
+            in_kubernetes: read_as == ReadAs::Seed,
+            own: OwnAddresses::default(),
         };
         let (mode, reserved_ports) = match read_as {
             ReadAs::Directory => (Mode::Plan, GATEWAY_PORTS.into()),
@@ -152,6 +155,11 @@ impl Site {
             // What follows from the Clusters is what `portico front` writes into these.
             objects.retain(|object| !matches!(object, Object::ExposedCluster(_)));
         }
+        let services = objects.iter().filter_map(|object| match object {
+            Object::Service(service) if read_as == ReadAs::Seed => Some(service),
+            _ => None,
+        });
+        pipeline.apply_cluster_ips(services.flat_map(|service| service.cluster_ips()).map(|ip| (ip, true)));
         pipeline.apply(objects.into_iter().map(Change::Apply), true);
         let all_readable = loaded.problems.iter().all(|problem| problem.severity != Severity::Error);
         pipeline.initial_sync_complete(all_readable);

@@ -8,6 +8,7 @@ use portico_expose::persisted::PersistedState;
 use portico_expose::planner::{Mode, Settings as PlannerSettings};
 use portico_kube::{ClientError, client};
 use portico_routes::endpoint_rules::EndpointRules;
+use portico_routes::front::OwnAddresses;
 use portico_routes::index::Settings as IndexSettings;
 use portico_source::directory::DirectoryError;
 use portico_source::kubernetes::{ClustersFrom, KubernetesSettings, KubernetesSource, KubernetesStatus};
@@ -50,8 +51,11 @@ pub struct SourceSettings {
     pub endpoints: EndpointRules,
     /// The one Seed that counts; `None` for all of them.
     pub seed: Option<String>,
-    /// Whether connections come without the addresses of their clients.
+    /// Whether, for all that the gateway is told, connections may come without the addresses of their
+    /// clients; a Service in front may say better.
     pub masked_clients: bool,
+    /// Addresses of the gateway itself.
+    pub own_addresses: Vec<IpAddr>,
     /// External addresses of the seed's nodes.
     pub node_addresses: Vec<IpAddr>,
     /// Ports of the gateway itself, which no Service can have as NodePort.
@@ -81,6 +85,11 @@ impl Source {
             expose_annotation: settings.expose_annotation.as_str().into(),
             namespace: settings.namespace.as_deref().map(Into::into),
             endpoints: settings.endpoints.clone(),
+            in_kubernetes: settings.manifests.is_none(),
+            own: OwnAddresses {
+                addresses: settings.own_addresses.clone().into(),
+                ports: settings.reserved_ports.clone().into(),
+            },
         };
         let Some(directory) = &settings.manifests else {
             let watched = KubernetesSettings {
@@ -91,14 +100,13 @@ impl Source {
             };
             let source = KubernetesSource::start(client(settings.kubeconfig.as_deref()).await?, watched);
             let planner = settings.planner(Mode::Observe);
-            return Ok((
-                Self::Kubernetes(source),
-                Pipeline::new(index, planner, PersistedState::default(), random_seed()),
-            ));
+            let pipeline = Pipeline::new(index, planner, PersistedState::default(), random_seed());
+            return Ok((Self::Kubernetes(source), pipeline.with_masked_clients(settings.masked_clients)));
         };
         let persisted = PersistedFile::new(directory, settings.state_dir.as_deref());
         let pipeline = Pipeline::new(index, settings.planner(Mode::Plan), persisted.load()?, random_seed());
-        Ok((Self::Directory { source: DirectorySource::open(directory)?, persisted }, pipeline))
+        let source = Self::Directory { source: DirectorySource::open(directory)?, persisted };
+        Ok((source, pipeline.with_masked_clients(settings.masked_clients)))
     }
 
     /// Returns a function that tells the state of the watches; `None` for a directory.
@@ -139,7 +147,6 @@ impl SourceSettings {
             node_ips: self.node_addresses.clone(),
             reserved_ports: self.reserved_ports.clone(),
             seed: self.seed.as_deref().map(Into::into),
-            masked_clients: self.masked_clients,
             sni_port,
             ..default
         }

@@ -21,12 +21,11 @@ pub(super) struct Levels {
     pub(super) seeds: Level<Seed>,
     /// The one Seed that counts; `None` for all of them.
     only_seed: Option<Box<str>>,
-    masked_clients: bool,
 }
 
 impl Levels {
-    pub(super) fn new(only_seed: Option<Box<str>>, masked_clients: bool) -> Self {
-        Self { only_seed, masked_clients, ..Self::default() }
+    pub(super) fn new(only_seed: Option<Box<str>>) -> Self {
+        Self { only_seed, ..Self::default() }
     }
 
     /// Computes anew which objects are active, and returns all problems of each object.
@@ -38,15 +37,6 @@ impl Levels {
             for (seed, problems) in &mut of_seeds {
                 problems.push(different_timeouts(seed));
             }
-        }
-        let masked = self.seeds.active().iter().filter(|seed| {
-            let ranges = &seed.object.spec.nodeport_proxy.envoy.load_balancer_service.source_ranges;
-            self.masked_clients && !ranges.is_empty()
-        });
-        for seed in masked {
-            let object = ObjectRef::new(Kind::Seed, &seed.object.metadata);
-            let found = of_seeds.iter_mut().find(|(of, _)| *of == object);
-            found.into_iter().for_each(|(of, problems)| problems.push(masked_clients(of)));
         }
         problems.extend(of_seeds);
         problems
@@ -72,21 +62,6 @@ impl Levels {
             usable.map(|seed| seed.object.spec.nodeport_proxy.envoy.connection_settings.effective());
         let first = all.next().unwrap_or_default();
         all.all(|other| other == first).then_some(first)
-    }
-}
-
-fn masked_clients(seed: &ObjectRef) -> Problem {
-    Problem {
-        severity: Severity::Warning,
-        reason: "masked-clients",
-        object: seed.clone(),
-        field: "spec.nodeportProxy.envoy.loadBalancerService.sourceRanges".into(),
-        message: "connections come without the addresses of their clients, so this gateway cannot hold them \
-                  against these ranges: only the load balancer in front does"
-            .into(),
-        remedy: "have it send PROXY headers (--proxy-protocol), or keep the addresses \
-                 (externalTrafficPolicy: Local) and give --direct-clients"
-            .into(),
     }
 }
 

@@ -27,8 +27,6 @@ pub struct Settings {
     pub reserved_ports: Vec<u16>,
     /// The one Seed that counts; `None` for all of them.
     pub seed: Option<Box<str>>,
-    /// Whether connections come without the addresses of their clients: source ranges cannot hold then.
-    pub masked_clients: bool,
     /// Port at which clients find the listener that routes by server name.
     pub sni_port: u16,
 }
@@ -36,14 +34,7 @@ pub struct Settings {
 impl Settings {
     /// Settings for `mode` where nothing is known of nodes and listeners.
     pub fn new(mode: Mode) -> Self {
-        Self {
-            mode,
-            node_ips: Vec::new(),
-            reserved_ports: Vec::new(),
-            seed: None,
-            masked_clients: false,
-            sni_port: APISERVER_PORT,
-        }
+        Self { mode, node_ips: Vec::new(), reserved_ports: Vec::new(), seed: None, sni_port: APISERVER_PORT }
     }
 
     /// What serves as the load balancer of a cluster.

@@ -265,24 +265,6 @@ fn of_several_seeds_none_decides_for_the_clusters_of_another() {
 }
 
 #[test]
-fn source_ranges_that_a_gateway_cannot_hold_clients_against_are_reported_and_refuse_nobody() {
-    const RANGES: &str =
-        r#"{"nodeportProxy": {"envoy": {"loadBalancerService": {"sourceRanges": ["203.0.113.0/24"]}}}}"#;
-    for masked_clients in [true, false] {
-        let settings = Settings { masked_clients, ..Settings::new(Mode::Observe) };
-        let mut planner = Planner::new(settings, PersistedState::default(), 42);
-        planner.apply([set_configuration(DOMAIN), set_seed(RANGES), set_cluster("a", "{}")]);
-        let policy = &planner.plan(&ClusterName::new("a")).unwrap().policy;
-        assert_eq!(
-            (policy.allow.to_string(), policy.source_ranges.to_string()),
-            ("any".into(), "203.0.113.0/24".into())
-        );
-        let reasons: Vec<_> = planner.problems().map(|problem| problem.reason).collect();
-        assert_eq!(reasons, if masked_clients { &["masked-clients"][..] } else { &[] });
-    }
-}
-
-#[test]
 fn what_worked_stays_in_force_when_a_cluster_becomes_invalid() {
     let mut planner = with_seed("{}");
     planner.apply([set_cluster("a", r#"{"apiServerAllowedIPRanges": {}}"#)]);

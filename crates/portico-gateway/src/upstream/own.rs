@@ -1,9 +1,10 @@
-//! The listeners of this gateway, as addresses that no upstream connection may lead to.
+//! The listeners of this gateway and of its replicas, as addresses that no upstream connection may lead to.
 //!
 //! Whoever writes an EndpointSlice could otherwise reach the admin listener through the gateway, or have a
 //! connection go round in it until every descriptor is taken. Only the kernel knows every address that is
 //! this machine, so it is asked: a connection to an address of the machine itself comes from that address.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -21,6 +22,8 @@ pub(crate) struct OwnListeners {
     node_port_address: IpAddr,
     /// Those that are open: one bit for each number.
     node_ports: Box<[AtomicU64]>,
+    /// The addresses of replicas, whose listeners have the ports of these.
+    replicas: ArcSwap<BTreeSet<IpAddr>>,
 }
 
 impl OwnListeners {
@@ -31,6 +34,14 @@ impl OwnListeners {
             fixed: ArcSwap::from_pointee(own.chain(others).collect()),
             node_port_address: config.node_port_address,
             node_ports: std::iter::repeat_with(AtomicU64::default).take(1 << 10).collect(),
+            replicas: ArcSwap::default(),
+        }
+    }
+
+    /// Replaces the addresses of replicas.
+    pub(crate) fn set_replicas(&self, replicas: BTreeSet<IpAddr>) {
+        if **self.replicas.load() != replicas {
+            self.replicas.store(replicas.into());
         }
     }
 
@@ -57,8 +68,8 @@ impl OwnListeners {
         (&self.node_ports[usize::from(port / 64)], 1 << (port % 64))
     }
 
-    /// Whether `stream`, on its way to `address`, leads back into this process. Costs a system call only
-    /// where a listener on all addresses has that port.
+    /// Whether `stream`, on its way to `address`, leads back into this process, or into a replica. Costs a
+    /// system call only where a listener on all addresses has that port.
     pub(super) fn is_reached_by(&self, stream: &TcpStream, address: SocketAddr) -> bool {
         let (word, bit) = self.node_port(address.port());
         let node_port = (word.load(Relaxed) & bit != 0).then_some(self.node_port_address);
@@ -67,9 +78,10 @@ impl OwnListeners {
         let mut listeners = same_port.map(SocketAddr::ip).chain(node_port);
         let ip = address.ip().to_canonical();
         listeners.any(|own| {
+            let is_replica = || self.replicas.load().contains(&ip);
             // A listener on 0.0.0.0 takes no IPv6; one on [::] takes both.
             let on_all = own.is_unspecified() && (own.is_ipv6() || ip.is_ipv4());
-            own == ip || (on_all && is_this_machine(stream, ip))
+            own == ip || is_replica() || (on_all && is_this_machine(stream, ip))
         })
     }
 }

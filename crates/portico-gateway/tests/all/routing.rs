@@ -6,8 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::*;
+use portico_api::meta::ObjectKey;
 use portico_api::policy::{AllowList, Budget};
 use portico_gateway::{Config, Gateway, ProxyMode, ProxyProtocol, Refusal};
+use portico_routes::front::Front;
+use portico_routes::table::{RouteChange, Update};
 use portico_wire::proxy::{Tlvs, encode_v2};
 use socket2::{Domain, Socket, Type};
 
@@ -204,6 +207,54 @@ fn no_endpoint_leads_to_a_listener_of_the_gateway_itself() {
     }
     assert_eq!(refused(&gateway, Refusal::OwnListener), 9);
     Service::new("a", &[endpoint.address]).withdraw(&gateway);
+}
+
+/// What the index says of the Service in front.
+fn front(keeps_addresses: bool, replicas: &[&str]) -> Update {
+    let front = Front {
+        service: ObjectKey::new("portico", "portico"),
+        keeps_addresses,
+        replicas: replicas.iter().map(|ip| ip.parse().unwrap()).collect(),
+    };
+    Update { changes: vec![RouteChange::Front(Some(front))] }
+}
+
+#[test]
+fn no_endpoint_leads_to_a_listener_of_a_replica() {
+    let gateway = start(config());
+    let replica = TcpListener::bind(("127.0.0.2", sni_address(&gateway).port())).unwrap();
+    let replica = Endpoint { address: replica.local_addr().unwrap(), listener: replica };
+    Service::new("thief", &[replica.address]).host(HOST).expose(&gateway);
+    // Not known as one, it is an endpoint like any other.
+    drop(pair(&gateway, &replica, HOST));
+    gateway.apply(&front(true, &["127.0.0.1", "127.0.0.2"]));
+    assert_ne!(alert_for(&gateway, HOST), 0);
+    assert_eq!(refused(&gateway, Refusal::OwnListener), 1);
+    // Another port of that machine may be an API server's.
+    let other = TcpListener::bind("127.0.0.2:0").unwrap();
+    let other = Endpoint { address: other.local_addr().unwrap(), listener: other };
+    Service::new("thief", &[other.address]).host(HOST).expose(&gateway);
+    drop(pair(&gateway, &other, HOST));
+}
+
+#[test]
+fn source_ranges_hold_while_the_service_in_front_keeps_the_addresses_of_clients() {
+    let gateway = start(config());
+    let endpoint = Endpoint::new();
+    let ranges = AllowList::new(["192.0.2.0/24".parse().unwrap()]);
+    Service::new("a", &[endpoint.address])
+        .host(HOST)
+        .policy(|policy| policy.source_ranges = ranges)
+        .expose(&gateway);
+    drop(pair(&gateway, &endpoint, HOST));
+    gateway.apply(&front(true, &[]));
+    assert_ne!(alert_for(&gateway, HOST), 0);
+    gateway.apply(&front(false, &[]));
+    drop(pair(&gateway, &endpoint, HOST));
+    gateway.apply(&front(true, &[]));
+    assert_ne!(alert_for(&gateway, HOST), 0);
+    gateway.apply(&Update { changes: vec![RouteChange::Front(None)] });
+    drop(pair(&gateway, &endpoint, HOST));
 }
 
 #[test]

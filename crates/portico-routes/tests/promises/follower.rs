@@ -47,6 +47,7 @@ impl Follower {
                     assert!(backends.insert(change.key()), "{} twice", change.key());
                     self.follow_backend(change);
                 }
+                RouteChange::Front(front) => assert_eq!(front.as_ref(), self.index.front()),
                 RouteChange::Kept(name, true) => drop(self.table.kept.insert(name.clone())),
                 RouteChange::Kept(name, false) => assert!(self.table.kept.remove(name)),
                 RouteChange::Route(change) => {

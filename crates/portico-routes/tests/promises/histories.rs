@@ -1,7 +1,8 @@
 //! Properties over random histories: what a commit says is complete, and only the objects matter, not the way
 //! there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use portico_api::annotations::{ALLOW, EXPOSE, SEND_PROXY};
@@ -11,12 +12,13 @@ use portico_api::meta::ObjectKey;
 use portico_api::names::Tenant;
 use portico_api::policy::{AllowList, ClusterPolicy};
 use portico_api::service::Service;
+use portico_routes::front::OwnAddresses;
 use portico_routes::index::{ObjectChange, Settings};
 use portico_routes::rows::{RouteRow, RouteState};
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use crate::follower::{Follower, index};
+use crate::follower::Follower;
 use crate::objects::*;
 
 /// Every object there is, after some history: the last change to each.
@@ -26,6 +28,7 @@ struct World {
     slices: BTreeMap<ObjectKey, Box<EndpointSlice>>,
     policies: BTreeMap<Tenant, Arc<ClusterPolicy>>,
     policies_required: bool,
+    cluster_ips: BTreeSet<IpAddr>,
 }
 
 impl World {
@@ -44,6 +47,8 @@ impl World {
                 Change::Delete(cluster) => drop(self.policies.remove(cluster)),
             },
             ObjectChange::PoliciesRequired => self.policies_required = true,
+            ObjectChange::ClusterIp { address, exists: true } => drop(self.cluster_ips.insert(*address)),
+            ObjectChange::ClusterIp { address, exists: false } => drop(self.cluster_ips.remove(address)),
         }
     }
 
@@ -52,15 +57,27 @@ impl World {
         let slices = self.slices.into_values().map(|slice| ObjectChange::EndpointSlice(Change::Apply(slice)));
         let policies = self.policies.into_values().map(|policy| ObjectChange::Policy(Change::Apply(policy)));
         let required = self.policies_required.then_some(ObjectChange::PoliciesRequired);
-        services.chain(slices).chain(policies).chain(required).collect()
+        let addresses = self.cluster_ips.into_iter().map(|address| cluster_ip(address, true));
+        services.chain(slices).chain(policies).chain(required).chain(addresses).collect()
     }
 
     fn deletions(self) -> Vec<ObjectChange> {
         let services = self.services.into_keys().map(|key| ObjectChange::Service(Change::Delete(key)));
         let slices = self.slices.into_keys().map(|key| ObjectChange::EndpointSlice(Change::Delete(key)));
         let policies = self.policies.into_keys().map(|cluster| ObjectChange::Policy(Change::Delete(cluster)));
-        services.chain(slices).chain(policies).collect()
+        let addresses = self.cluster_ips.into_iter().map(|address| cluster_ip(address, false));
+        services.chain(slices).chain(policies).chain(addresses).collect()
     }
+}
+
+fn cluster_ip(address: IpAddr, exists: bool) -> ObjectChange {
+    ObjectChange::ClusterIp { address, exists }
+}
+
+/// In Kubernetes, as a gateway at the first of the addresses.
+fn settings() -> Settings {
+    let own = OwnAddresses { addresses: ["10.0.0.1".parse().unwrap()].into(), ports: [6_443].into() };
+    Settings { in_kubernetes: true, own, ..Settings::default() }
 }
 
 // So few names that histories are full of conflicts, returns and changes of owner.
@@ -137,6 +154,8 @@ fn any_change() -> impl Strategy<Value = ObjectChange> {
         1 => any_policy,
         1 => cluster().prop_map(no_policy),
         1 => Just(ObjectChange::PoliciesRequired),
+        1 => (select(&ADDRESSES[1..3]), any::<bool>())
+            .prop_map(|(address, exists)| cluster_ip(address.parse().unwrap(), exists)),
     ]
 }
 
@@ -163,7 +182,7 @@ fn without_new_services(mut history: Vec<Vec<ObjectChange>>) -> Vec<Vec<ObjectCh
 
 /// An index that has gone through `history`.
 fn after(history: Vec<Vec<ObjectChange>>) -> Follower {
-    let mut follower = Follower::new(Settings::default());
+    let mut follower = Follower::new(settings());
     for burst in history {
         follower.apply(burst);
     }
@@ -199,7 +218,7 @@ fn check_listing(follower: &Follower) -> Result<(), TestCaseError> {
 proptest! {
     #[test]
     fn following_the_changes_gives_exactly_the_routes_that_are_listed(history in any_history()) {
-        let mut follower = Follower::new(Settings::default());
+        let mut follower = Follower::new(settings());
         for burst in history {
             follower.apply(burst);
             check_listing(&follower)?;
@@ -216,7 +235,8 @@ proptest! {
         })
     ) {
         let lived = after(history);
-        let fresh = index(objects);
+        let fresh = after(vec![objects]);
+        prop_assert_eq!(lived.front(), fresh.front());
         prop_assert_eq!(&lived.table, &fresh.table);
         prop_assert_eq!(&lived.backends, &fresh.backends);
         prop_assert_eq!(lived.problem_lines(), fresh.problem_lines());

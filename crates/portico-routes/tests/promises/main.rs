@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "the words of the test language fail the test")]
 
 mod conflicts;
+mod deputies;
 mod exposure;
 mod follower;
 mod histories;

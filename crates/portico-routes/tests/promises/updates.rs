@@ -25,6 +25,7 @@ fn changes(index: &mut Follower, changes: impl IntoIterator<Item = ObjectChange>
 
 fn describe(change: &RouteChange) -> String {
     match change {
+        RouteChange::Front(front) => format!("clients come by {front:?}"),
         RouteChange::Kept(name, kept) => format!("{name} kept: {kept}"),
         RouteChange::Backend(Change::Apply(backend)) => format!("{} has {:?}", backend.id, backend.endpoints),
         RouteChange::Backend(Change::Delete(id)) => format!("{id} is gone"),

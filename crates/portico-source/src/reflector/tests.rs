@@ -129,3 +129,43 @@ fn a_service_that_loses_the_annotation_is_gone() {
     reflector.apply(KIND, plain("b"));
     assert_eq!(taken(&mut reflector).0, ["+a", "-a"]);
 }
+
+/// A Service as an API server has it.
+fn service(name: &str, kind: &str, ip: &str) -> Event<Received> {
+    let value = json!({
+        "metadata": {"name": name, "namespace": "n"},
+        "spec": {"type": kind, "clusterIP": ip, "clusterIPs": [ip]},
+    });
+    received(KIND, name, Object::from_value(KIND, value))
+}
+
+#[test]
+fn of_a_service_that_is_not_exposed_the_cluster_ip_is_known_and_what_nodes_lead_to_is_an_object() {
+    let mut reflector = Reflector::new(Some("expose".into()));
+    reflector.watch(KIND);
+    reflector.apply(KIND, Event::Init);
+    for (name, kind, ip) in [
+        ("plain", "ClusterIP", "10.0.0.1"),
+        ("front", "LoadBalancer", "10.0.0.2"),
+        ("port", "NodePort", "fd00::3"),
+        ("headless", "ClusterIP", "None"),
+    ] {
+        reflector.apply(KIND, service(name, kind, ip));
+    }
+    reflector.apply(KIND, Event::InitDone);
+    let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+    assert_eq!(
+        reflector.take_cluster_ips(),
+        [(ip("10.0.0.1"), true), (ip("10.0.0.2"), true), (ip("fd00::3"), true)]
+    );
+    assert_eq!(taken(&mut reflector).0, ["+front", "+port"]);
+    // An event of one, and a listing without another.
+    let Event::Apply(plain) = service("plain", "ClusterIP", "10.0.0.1") else { panic!("it is one") };
+    reflector.apply(KIND, Event::Delete(plain));
+    assert_eq!(reflector.take_cluster_ips(), [(ip("10.0.0.1"), false)]);
+    reflector.apply(KIND, Event::Init);
+    reflector.apply(KIND, service("port", "NodePort", "fd00::3"));
+    reflector.apply(KIND, Event::InitDone);
+    assert_eq!(reflector.take_cluster_ips(), [(ip("10.0.0.2"), false)]);
+    assert_eq!(taken(&mut reflector).0, ["+port", "-front"]);
+}

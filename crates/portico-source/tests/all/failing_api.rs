@@ -37,10 +37,7 @@ fn deployed(file: &str) -> String {
 async fn an_api_server_that_fails_or_lies_opens_nothing_and_loses_nothing() {
     let world = World::start("failing-api").await;
     world.kubectl().apply(&deployed("crds.yaml")).unwrap();
-    world
-        .kubectl()
-        .run(&["wait", "--for=condition=Established", "crd/exposedclusters.portico.k8c.io"])
-        .unwrap();
+    world.kubectl().wait_served("exposedclusters.portico.k8c.io").unwrap();
     world.kubectl().run(&["create", "namespace", "cluster-a"]).unwrap();
     world.services(&SERVICES);
     for name in ["a", "b"] {

@@ -176,6 +176,7 @@ fn note(source: &mut Source, status: &Status, step: Step) -> bool {
     if step.policies_required {
         pipeline.require_policies();
     }
+    pipeline.apply_cluster_ips(step.cluster_ips);
     pipeline.apply(step.changes, step.complete);
     status.set_manifest_problems(step.problems);
     if step.complete {

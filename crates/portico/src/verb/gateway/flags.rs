@@ -3,7 +3,8 @@
 //! Each group stands under a heading of its own in `--help`. Clap checks each flag alone; [`Flags::config`]
 //! checks them against each other, because most mistakes are two flags that do not go together.
 
-use std::net::{IpAddr, SocketAddr};
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -154,8 +155,8 @@ pub(crate) struct ClientAddressFlags {
     /// Network whose PROXY headers are believed, such as that of the load balancer; may be repeated
     #[arg(long, value_name = "CIDR", requires = "proxy_protocol", value_delimiter = ',')]
     pub(crate) trusted_proxy: Vec<IpNet>,
-    /// The load balancer in front keeps the addresses of clients, as with externalTrafficPolicy: Local; then
-    /// the Seed's sourceRanges hold here too
+    /// What is in front keeps the addresses of clients, so the Seed's sourceRanges hold here too; not needed
+    /// behind a Service with externalTrafficPolicy: Local
     #[arg(long)]
     pub(crate) direct_clients: bool,
 }
@@ -332,6 +333,7 @@ impl Flags {
             },
             seed: from.seed.clone(),
             masked_clients: !self.client.direct_clients && self.client.trusted_proxy.is_empty(),
+            own_addresses: own_addresses(own.iter().filter_map(|listen| listen.0)),
             node_addresses: from.node_address.clone(),
             reserved_ports: own.iter().filter_map(|listen| listen.0.as_ref().map(SocketAddr::port)).collect(),
             // Port 0 is chosen by the system, too late to be part of an address.
@@ -473,6 +475,24 @@ impl Flags {
             ..TunnelSettings::default()
         }))
     }
+}
+
+/// The addresses of this machine by which others reach it: those that it would use itself, and those it is
+/// told to listen on.
+fn own_addresses(listeners: impl Iterator<Item = SocketAddr>) -> Vec<IpAddr> {
+    let any: [(IpAddr, IpAddr); 2] = [
+        (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 1).into()),
+        (Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into()),
+    ];
+    // Connecting a UDP socket sends nothing: it chooses a route, and with it an address.
+    let routed = any.into_iter().filter_map(|(from, to)| {
+        let socket = UdpSocket::bind((from, 0)).ok()?;
+        socket.connect((to, 9)).ok()?;
+        Some(socket.local_addr().ok()?.ip())
+    });
+    let named = listeners.map(|listener| listener.ip()).filter(|ip| !ip.is_unspecified());
+    let all: BTreeSet<IpAddr> = routed.chain(named).map(|ip| ip.to_canonical()).collect();
+    all.into_iter().collect()
 }
 
 impl TunnelFlags {

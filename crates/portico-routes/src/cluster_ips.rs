@@ -1,0 +1,41 @@
+//! ClusterIPs are no endpoints: whoever connects to one is led on by the node, to pods of which nobody here
+//! knows whose they are.
+
+use std::net::IpAddr;
+
+use portico_api::meta::ObjectKey;
+
+use crate::endpoints;
+use crate::facts::SliceFacts;
+use crate::index::{RouteIndex, ServiceEntry};
+use crate::route::Endpoints;
+
+impl RouteIndex {
+    pub(crate) fn set_cluster_ip(&mut self, address: IpAddr, exists: bool) {
+        let changed =
+            if exists { self.cluster_ips.insert(address) } else { self.cluster_ips.remove(&address) };
+        if changed && !self.changed_cluster_ips.insert(address) {
+            self.changed_cluster_ips.remove(&address);
+        }
+    }
+
+    /// Marks the Services with an endpoint that is a ClusterIP now, or is one no longer.
+    pub(crate) fn follow_cluster_ips(&mut self) {
+        let changed = std::mem::take(&mut self.changed_cluster_ips);
+        if changed.is_empty() {
+            return;
+        }
+        let has_one = |(_, entry): &(&ObjectKey, &ServiceEntry)| {
+            entry.slices.iter().any(|slice| slice.ready.iter().any(|address| changed.contains(address)))
+        };
+        let concerned: Vec<ObjectKey> =
+            self.services.iter().filter(has_one).map(|(key, _)| key.clone()).collect();
+        self.problems_version += u64::from(!concerned.is_empty());
+        self.changed.extend(concerned);
+    }
+
+    /// The ready endpoints of the Service port named `port_name`, but for ClusterIPs.
+    pub(crate) fn ready(&self, slices: &[SliceFacts], port_name: &str) -> Endpoints {
+        endpoints::ready(slices, port_name, |address| self.cluster_ips.contains(&address))
+    }
+}
