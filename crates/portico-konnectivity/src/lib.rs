@@ -5,8 +5,8 @@
 //! either half works with an upstream peer. Between our own halves each connection is an HTTP/2 stream of its
 //! own.
 //!
-//! [`agent`] dials. [`grpc`] carries messages over h2; [`authority`] lets h2 serve kube-apiserver on a Unix
-//! socket; [`streams`] is what our own halves agree on.
+//! [`server`] asks, [`agent`] dials. [`grpc`] carries messages over h2; [`authority`] lets h2 serve
+//! kube-apiserver on a Unix socket; [`streams`] is what our own halves agree on.
 //!
 //! Elsewhere: packets and messages as bytes (`portico-wire`), the way to a server (`portico-dial`), HTTP/2
 //! connections and the bridge between stream and socket (`portico-tunnel`).
@@ -14,4 +14,5 @@
 pub mod agent;
 pub mod authority;
 pub mod grpc;
+pub mod server;
 pub mod streams;

@@ -32,6 +32,12 @@ impl KeepAlive {
         self.timer.as_mut().reset(Instant::now() + self.interval);
     }
 
+    /// Waits so long from now on. The peer counts as heard.
+    pub fn set(&mut self, interval: Duration, timeout: Duration) {
+        (self.interval, self.timeout) = (interval, timeout);
+        self.restart();
+    }
+
     /// Ready when the peer did not answer in time.
     pub async fn silent(&mut self, activity: &Activity) {
         poll_fn(|cx| self.poll_silent(cx, activity)).await;

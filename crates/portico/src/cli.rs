@@ -240,13 +240,15 @@ mod tests {
     }
 
     /// Where sockets that accept are made. A new place needs a flag above, or a reason here.
-    const BINDING: [&str; 5] = [
+    const BINDING: [&str; 6] = [
         // What `--admin-listen` of every verb opens.
         "portico-admin/src/server.rs",
         // `--forward`.
         "portico-agent/src/listen.rs",
         // `--sni-listen`, `--tunnel-listen` and NodePorts.
         "portico-gateway/src/entry/listen.rs",
+        // `--uds-name`, `--server-port` and `--agent-port` of `konnectivity server`.
+        "portico-konnectivity/src/server/listen.rs",
         // The demo, on loopback.
         "portico/src/verb/demo/api_server.rs",
         "portico/src/verb/demo/ports.rs",

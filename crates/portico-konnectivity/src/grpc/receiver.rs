@@ -12,6 +12,9 @@ use portico_wire::konnectivity::frame::{MAX_MESSAGE, PREFIX, prefix};
 
 use super::error::{Error, Status};
 
+/// Most window that an unfinished message keeps: half of the smallest that anybody gives a stream.
+const WITHHELD: usize = 32 * 1024;
+
 /// How the peer ends the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ends {
@@ -26,8 +29,8 @@ pub(super) enum Ends {
 pub struct Message {
     /// What is in it.
     pub bytes: Bytes,
-    /// Window that the peer gets back by [`Receiver::release`] once the message is passed on. A message that
-    /// came in pieces has less, or none: its window was needed for the rest of it.
+    /// Window that the peer gets back by [`Receiver::release`] once the message is passed on. A large message
+    /// has less: some was needed for the rest of it.
     pub window: usize,
 }
 
@@ -40,6 +43,8 @@ pub struct Receiver {
     chunk: Bytes,
     /// The beginning of a message that came in pieces, with its prefix.
     partial: BytesMut,
+    /// Window of `partial` that was not given back.
+    withheld: usize,
     /// Counts `partial`.
     holder: Holder,
     is_over: bool,
@@ -48,7 +53,15 @@ pub struct Receiver {
 impl Receiver {
     pub(super) fn new(stream: RecvStream, ends: Ends, memory: &[MemoryBudget]) -> Self {
         let holder = Holder::new(memory.to_vec(), std::time::Duration::ZERO);
-        Self { stream, ends, chunk: Bytes::new(), partial: BytesMut::new(), holder, is_over: false }
+        Self {
+            stream,
+            ends,
+            chunk: Bytes::new(),
+            partial: BytesMut::new(),
+            withheld: 0,
+            holder,
+            is_over: false,
+        }
     }
 
     /// The next message; `None` once the peer has ended the stream as it should.
@@ -106,17 +119,21 @@ impl Receiver {
         self.holder.release(len);
         let mut bytes = std::mem::take(&mut self.partial).freeze();
         bytes.advance(PREFIX);
-        Ok(Some(Message { bytes, window: 0 }))
+        Ok(Some(Message { bytes, window: std::mem::take(&mut self.withheld) }))
     }
 
-    /// Moves bytes of the chunk into the partial message until that has `len`. Their window goes back: the
-    /// rest of the message may need it, and the limit for messages bounds them.
+    /// Moves bytes of the chunk into the partial message until that has `len`. If they are many their window
+    /// goes back: the rest of the message may need it, and the limit for messages bounds them.
     fn keep(&mut self, len: usize) -> Option<Message> {
         let moved = self.chunk.len().min(len - self.partial.len());
         if moved > 0 {
             self.partial.extend_from_slice(&self.chunk.split_to(moved));
             self.holder.hold(moved);
-            self.release(moved);
+            self.withheld += moved;
+            if self.withheld > WITHHELD {
+                let window = std::mem::take(&mut self.withheld);
+                self.release(window);
+            }
         }
         None
     }

@@ -151,7 +151,8 @@ async fn a_message_larger_than_the_window_comes_whole() {
     let payload = vec![7; 4 << 20];
     let sent = tokio::spawn(async move { send_all(&mut send, message(&payload)).await });
     let got = next(&mut receiver).await.unwrap();
-    assert_eq!((got.bytes.len(), got.window), (4 << 20, 0));
+    assert_eq!(got.bytes.len(), 4 << 20);
+    assert!(got.window <= 64 * 1024, "most was needed for the rest of it");
     sent.await.unwrap();
 }
 

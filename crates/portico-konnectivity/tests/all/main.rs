@@ -4,3 +4,4 @@
 
 mod agent;
 mod grpc;
+mod server;

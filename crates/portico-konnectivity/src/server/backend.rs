@@ -1,0 +1,460 @@
+//! One Connect stream: an agent, the dials that it has been asked for, and the connections that it has.
+//!
+//! [`serve`] reads what the agent sends and never waits for a connection; `write` sends it control packets
+//! before the bytes of connections, and one message of each connection in turn. [`Backend::dial`] asks for a
+//! connection. Everything an agent was told is taken back when the one that asked is gone: by DIAL_CLS, or by
+//! CLOSE_REQ once it has answered. Dials have numbers of our own towards agents, so that frontends cannot
+//! clash.
+
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use h2::FlowControl;
+use portico_wire::konnectivity::{ConnectId, DataHead, DialId, Identifiers, Packet};
+use thiserror::Error;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use super::counters::{Counters, Segment};
+use super::inbox::{Ended, Inbox};
+use super::native::NativeStream;
+use super::registry::Candidate;
+use super::shared::Shared;
+use crate::grpc::{self, Receiver, Sender};
+
+/// Dials of one agent that wait for its answer. kube-apiserver has fewer under way with all agents together.
+const MAX_DIALS: usize = 4_096;
+
+/// Control packets that wait to be sent: some for each connection an agent may have. An agent that does not
+/// read them is given up.
+const MAX_CONTROL: usize = 32 * 1024;
+
+/// Connections that are closed here and not yet by the agent.
+const MAX_CLOSING: usize = 64 * 1024;
+
+/// Messages with bytes of connections that wait to be sent. More only costs memory: each connection waits
+/// for its turn.
+const QUEUED_DATA: usize = 2;
+
+/// Why an agent's stream ended otherwise than by the agent's wish.
+#[derive(Debug, Error)]
+pub(crate) enum BackendError {
+    /// The stream broke.
+    #[error(transparent)]
+    Grpc(#[from] grpc::Error),
+    /// A packet is no packet.
+    #[error("the agent sent what is no packet: {0}")]
+    Malformed(#[from] portico_wire::Malformed),
+    /// A connection number was used twice.
+    #[error("the agent answered two dials with connection {}", .0.0)]
+    Twice(ConnectId),
+    /// Data for more connections than there can be.
+    #[error("the agent sends data of {MAX_CLOSING} connections that are closed, and does not close them")]
+    TooManyClosing,
+    /// It does not read.
+    #[error("the agent does not read its control packets: {MAX_CONTROL} wait")]
+    NotReading,
+}
+
+/// Why a dial did not reach the agent's answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub(crate) enum DialLost {
+    /// The stream ended first.
+    #[error("the agent was lost")]
+    Agent,
+    /// Too many wait already.
+    #[error("{MAX_DIALS} dials wait for the agent already")]
+    TooMany,
+}
+
+/// A connection that the agent has opened.
+#[derive(Debug)]
+pub(crate) enum Opened {
+    /// By packets on the shared stream.
+    Packets(PacketConnection),
+    /// By a stream of its own.
+    Native(NativeStream),
+}
+
+/// The agent's answer: a connection, or why there is none.
+pub(crate) type Answer = Result<Opened, String>;
+
+/// An agent's stream.
+#[derive(Debug)]
+pub(crate) struct Backend {
+    pub(crate) agent: Box<str>,
+    pub(crate) identifiers: Identifiers,
+    pub(crate) peer: SocketAddr,
+    pub(crate) version: Box<str>,
+    pub(crate) is_native: bool,
+    pub(crate) since: Instant,
+    /// When the agent last sent something, in milliseconds after `since`.
+    seen: AtomicU64,
+    draining: AtomicBool,
+    state: Mutex<State>,
+    control: mpsc::Sender<Packet>,
+    data: mpsc::Sender<(ConnectId, Item)>,
+    window: FlowControl,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    is_gone: bool,
+    dials: HashMap<DialId, oneshot::Sender<Answer>>,
+    connections: HashMap<ConnectId, Arc<Inbox>>,
+    /// Closed here; the agent has not said so yet.
+    closing: HashSet<ConnectId>,
+}
+
+/// What an agent says of itself when it connects.
+#[derive(Debug)]
+pub(crate) struct Introduction {
+    pub(crate) agent: Box<str>,
+    pub(crate) identifiers: Identifiers,
+    pub(crate) peer: SocketAddr,
+    pub(crate) version: Box<str>,
+    pub(crate) is_native: bool,
+}
+
+/// What waits for its turn among the bytes of other connections.
+#[derive(Debug)]
+enum Item {
+    Bytes(Bytes),
+    /// CLOSE_REQ behind all bytes of its connection.
+    Close,
+}
+
+/// The queues of a stream, for its writer.
+pub(crate) struct Outgoing {
+    control: mpsc::Receiver<Packet>,
+    data: mpsc::Receiver<(ConnectId, Item)>,
+}
+
+impl Backend {
+    pub(crate) fn new(
+        introduction: Introduction,
+        receiver: &mut Receiver,
+        shared: &Arc<Shared>,
+    ) -> (Arc<Self>, Outgoing) {
+        let Introduction { agent, identifiers, peer, version, is_native } = introduction;
+        let (control, control_out) = mpsc::channel(MAX_CONTROL);
+        let (data, data_out) = mpsc::channel(QUEUED_DATA);
+        let backend = Self {
+            agent,
+            identifiers,
+            peer,
+            version,
+            is_native,
+            since: Instant::now(),
+            seen: AtomicU64::default(),
+            draining: AtomicBool::default(),
+            state: Mutex::default(),
+            control,
+            data,
+            window: receiver.flow_control(),
+            shared: Arc::clone(shared),
+        };
+        (Arc::new(backend), Outgoing { control: control_out, data: data_out })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A panic elsewhere leaves nothing half done here.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks the agent for a connection to `address`. Dropped before it answers, the agent is told.
+    pub(crate) async fn dial(self: &Arc<Self>, address: &str) -> Result<Answer, DialLost> {
+        let (answer, answered) = oneshot::channel();
+        let dial = self.shared.next_dial();
+        {
+            let mut state = self.state();
+            if state.is_gone {
+                return Err(DialLost::Agent);
+            }
+            if state.dials.len() >= MAX_DIALS {
+                return Err(DialLost::TooMany);
+            }
+            state.dials.insert(dial, answer);
+        }
+        let _pending = Pending { backend: self, dial };
+        self.send(Packet::DialRequest { protocol: "tcp".into(), address: address.into(), dial });
+        answered.await.map_err(|_| DialLost::Agent)
+    }
+
+    /// A stream of its own for a dial. `None` if nothing waits for that dial.
+    pub(crate) fn take_dial(&self, dial: DialId) -> Option<oneshot::Sender<Answer>> {
+        self.state().dials.remove(&dial)
+    }
+
+    /// Sends a control packet. A stream whose queue is full ends by the next packet that comes.
+    fn send(&self, packet: Packet) {
+        // A writer that is gone has taken the stream with it.
+        let _ = self.control.try_send(packet);
+    }
+
+    fn is_overrun(&self) -> bool {
+        self.control.capacity() == 0
+    }
+
+    /// How long ago the agent last sent something.
+    pub(crate) fn last_seen(&self) -> std::time::Duration {
+        let seen = std::time::Duration::from_millis(self.seen.load(Relaxed));
+        self.since.elapsed().saturating_sub(seen)
+    }
+
+    /// Dials that wait for the agent.
+    pub(crate) fn dials(&self) -> usize {
+        self.state().dials.len()
+    }
+
+    fn note_seen(&self) {
+        self.seen.store(u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX), Relaxed);
+    }
+
+    /// Ends what rests on the stream: dials are lost, and frontends told.
+    pub(crate) fn end(&self) {
+        let (dials, connections) = {
+            let mut state = self.state();
+            state.is_gone = true;
+            state.closing = HashSet::new();
+            (std::mem::take(&mut state.dials), std::mem::take(&mut state.connections))
+        };
+        drop(dials);
+        connections.values().for_each(|inbox| inbox.end(Ended::AgentLost));
+    }
+
+    /// Handles one packet. Window that is given back now is returned.
+    fn take(self: &Arc<Self>, packet: Packet, window: usize) -> Result<usize, BackendError> {
+        match packet {
+            Packet::Data { connection, payload } => return self.take_data(connection, payload, window),
+            Packet::DialResponse { dial, result } => self.take_answer(dial, result)?,
+            Packet::CloseResponse { connection, .. } | Packet::CloseRequest(connection) => {
+                let mut state = self.state();
+                state.closing.remove(&connection);
+                if let Some(inbox) = state.connections.remove(&connection) {
+                    inbox.end(Ended::Closed);
+                }
+            }
+            Packet::CloseDial(dial) => drop(self.take_dial(dial)),
+            Packet::Drain => {
+                tracing::info!(agent = %self.agent, peer = %self.peer, "agent drains");
+                self.draining.store(true, Relaxed);
+            }
+            Packet::DialRequest { .. } | Packet::Unknown => {}
+        }
+        Ok(window)
+    }
+
+    fn take_data(&self, connection: ConnectId, payload: Bytes, window: usize) -> Result<usize, BackendError> {
+        let mut state = self.state();
+        if let Some(inbox) = state.connections.get(&connection) {
+            let inbox = Arc::clone(inbox);
+            drop(state);
+            return Ok(if payload.is_empty() { window } else { inbox.push(payload, window) });
+        }
+        if connection.0 != 0 && !state.closing.contains(&connection) {
+            if state.closing.len() >= MAX_CLOSING {
+                return Err(BackendError::TooManyClosing);
+            }
+            state.closing.insert(connection);
+            drop(state);
+            self.send(Packet::CloseRequest(connection));
+        }
+        Ok(window)
+    }
+
+    fn take_answer(
+        self: &Arc<Self>,
+        dial: DialId,
+        result: Result<ConnectId, String>,
+    ) -> Result<(), BackendError> {
+        let answer = match result {
+            Err(error) => Err(error),
+            Ok(ConnectId(0)) => {
+                self.shared.counters.dial_failed("unrecognized_response");
+                Err("the agent answered without a connection".to_owned())
+            }
+            Ok(id) => {
+                let mut state = self.state();
+                if state.connections.contains_key(&id) {
+                    return Err(BackendError::Twice(id));
+                }
+                let inbox = Arc::new(Inbox::new(self.shared.settings.connection_buffer, &self.shared.memory));
+                state.connections.insert(id, Arc::clone(&inbox));
+                let backend = Arc::clone(self);
+                let (window, close_sent) = (self.window.clone(), Arc::default());
+                Ok(Opened::Packets(PacketConnection { backend, id, inbox, window, close_sent }))
+            }
+        };
+        match self.take_dial(dial) {
+            // One that is dropped, because nobody waits for it any more, closes the connection.
+            Some(waits) => drop(waits.send(answer)),
+            None => drop(answer),
+        }
+        Ok(())
+    }
+}
+
+impl Candidate for Backend {
+    fn agent(&self) -> &str {
+        &self.agent
+    }
+
+    fn identifiers(&self) -> &Identifiers {
+        &self.identifiers
+    }
+
+    fn is_draining(&self) -> bool {
+        self.draining.load(Relaxed)
+    }
+}
+
+/// A dial that waits. Dropped before the answer, it is taken back.
+struct Pending<'a> {
+    backend: &'a Backend,
+    dial: DialId,
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        if self.backend.take_dial(self.dial).is_some() {
+            self.backend.send(Packet::CloseDial(self.dial));
+        }
+    }
+}
+
+/// A connection of an agent whose bytes come in packets. Dropped, it is closed.
+#[derive(Debug)]
+pub(crate) struct PacketConnection {
+    backend: Arc<Backend>,
+    id: ConnectId,
+    pub(crate) inbox: Arc<Inbox>,
+    window: FlowControl,
+    close_sent: Arc<AtomicBool>,
+}
+
+impl PacketConnection {
+    /// The next bytes, or why there are none.
+    pub(crate) async fn read(&mut self) -> Result<Bytes, Ended> {
+        let (bytes, owed) = std::future::poll_fn(|cx| self.inbox.poll_take(cx)).await?;
+        // Fails only once the stream is closed.
+        let _ = self.window.release_capacity(owed);
+        Ok(bytes)
+    }
+
+    /// A handle for the direction to the agent.
+    pub(crate) fn writer(&self) -> PacketWriter {
+        let (backend, close_sent) = (Arc::clone(&self.backend), Arc::clone(&self.close_sent));
+        PacketWriter { id: self.id, backend, close_sent }
+    }
+}
+
+impl Drop for PacketConnection {
+    fn drop(&mut self) {
+        let mut state = self.backend.state();
+        let was_open = state.connections.remove(&self.id).is_some();
+        if was_open {
+            state.closing.insert(self.id);
+        }
+        drop(state);
+        // Fails only once the stream is closed.
+        let _ = self.window.release_capacity(self.inbox.take_owed());
+        if was_open && !self.close_sent.load(Relaxed) {
+            self.backend.send(Packet::CloseRequest(self.id));
+        }
+    }
+}
+
+/// The direction to the agent.
+#[derive(Debug)]
+pub(crate) struct PacketWriter {
+    id: ConnectId,
+    backend: Arc<Backend>,
+    close_sent: Arc<AtomicBool>,
+}
+
+impl PacketWriter {
+    /// Queues bytes, in turn with other connections. An error: the agent is gone.
+    pub(crate) async fn write(&mut self, payload: Bytes) -> Result<(), Ended> {
+        let sent = self.backend.data.send((self.id, Item::Bytes(payload))).await;
+        sent.map_err(|_| Ended::AgentLost)
+    }
+
+    /// Closes the connection, behind all that was written. What the endpoint has sent still comes.
+    pub(crate) async fn close(&mut self) -> Result<(), Ended> {
+        self.backend.data.send((self.id, Item::Close)).await.map_err(|_| Ended::AgentLost)?;
+        self.close_sent.store(true, Relaxed);
+        Ok(())
+    }
+}
+
+/// Serves an agent's stream until it ends.
+pub(crate) async fn serve(
+    backend: &Arc<Backend>,
+    outgoing: Outgoing,
+    sender: Sender,
+    receiver: &mut Receiver,
+) -> Result<(), BackendError> {
+    let counters = &backend.shared.counters;
+    tokio::select! {
+        ended = read(backend, receiver) => ended,
+        ended = write(outgoing, sender, counters) => ended.map_err(Into::into),
+    }
+}
+
+async fn read(backend: &Arc<Backend>, receiver: &mut Receiver) -> Result<(), BackendError> {
+    let counters = &backend.shared.counters;
+    while let Some(message) = receiver.message().await? {
+        let packet = Packet::decode(&message.bytes)?;
+        counters.packet(Segment::FromAgent, &packet);
+        backend.note_seen();
+        let window = backend.take(packet, message.window)?;
+        receiver.release(window);
+        if backend.is_overrun() {
+            return Err(BackendError::NotReading);
+        }
+    }
+    Ok(())
+}
+
+async fn write(mut outgoing: Outgoing, mut sender: Sender, counters: &Counters) -> Result<(), grpc::Error> {
+    loop {
+        sender.ready().await?;
+        // Control packets first, always.
+        let packet = tokio::select! {
+            biased;
+            Some(packet) = outgoing.control.recv() => packet,
+            Some((connection, item)) = outgoing.data.recv() => match item {
+                Item::Close => Packet::CloseRequest(connection),
+                Item::Bytes(payload) => {
+                    counters.data_packet(Segment::ToAgent);
+                    sender.send(DataHead::new(connection, payload.len()).as_bytes(), payload);
+                    continue;
+                }
+            },
+            else => return Ok(()),
+        };
+        counters.packet(Segment::ToAgent, &packet);
+        sender.send(&packet.encoded(), Bytes::new());
+    }
+}
+
+/// Numbers of dials.
+#[derive(Debug)]
+pub(crate) struct DialIds(AtomicI64);
+
+impl Default for DialIds {
+    fn default() -> Self {
+        Self(AtomicI64::new(1))
+    }
+}
+
+impl DialIds {
+    pub(crate) fn next(&self) -> DialId {
+        DialId(self.0.fetch_add(1, Relaxed))
+    }
+}

@@ -1,0 +1,305 @@
+//! HTTP CONNECT: one connection of the frontend becomes one connection to an endpoint.
+//!
+//! The head of the response leaves alone, and bytes of the endpoint follow once the frontend has read it:
+//! kube-apiserver gives a connection up whose first read has more than the head. While a dial is under way
+//! the frontend is read, so that one that is gone is noticed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Buf, Bytes, BytesMut};
+use portico_net::linger;
+use portico_net::{Side, Socket, Stream};
+use portico_tunnel::connection::Bridge;
+use portico_wire::Parse;
+use portico_wire::connect::{MAX_HEAD, parse};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, split};
+use tokio::time::{Instant, timeout};
+
+use crate::server::backend::{Backend, Opened};
+use crate::server::connections::Established;
+use crate::server::counters::Counted;
+use crate::server::native::NativeStream;
+use crate::server::relay::{FrontendLost, Sink, Source, relay};
+use crate::server::settings::REQUEST;
+use crate::server::shared::{DialError, Shared};
+
+/// Most bytes that are read behind the head before the endpoint is connected.
+const MAX_EARLY: usize = 64 * 1024;
+
+/// Most bytes of one read.
+const READ: usize = 16 * 1024;
+
+/// How long a frontend may take to read the head of the response.
+const HEAD_READ: Duration = Duration::from_secs(1);
+
+/// How long a refused frontend may take to read why.
+const GOODBYE: Duration = Duration::from_secs(2);
+
+const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection Established\r\n\r\n";
+
+/// Serves one connection on a socket that has no TLS.
+pub(crate) async fn serve_plain(shared: Arc<Shared>, mut stream: Stream) {
+    let counted = Counted::new(&shared.counters.http_connections);
+    // Boxed: a connection at rest does not keep the memory that opening needs.
+    let opened = Box::pin(open(&shared, &mut stream)).await;
+    let Some(Ready { opened, mut early, established }) = opened else { return };
+    // The frontend that speaks first has read the head.
+    let speaks = std::future::poll_fn(|cx| stream.poll_read_ready(cx));
+    tokio::select! {
+        _ = speaks => {}
+        () = linger::sent(&stream, Instant::now() + HEAD_READ) => {}
+    }
+    match opened {
+        Opened::Native(mut native) => {
+            while early.has_remaining() {
+                let Ok(sent) = send_early(&mut native, &mut early).await else { return };
+                established.moved(sent, 0);
+            }
+            let NativeStream { to_agent, from_agent, activity } = native;
+            let stream_of_agent = (to_agent, from_agent);
+            let carry =
+                Bridge::new(Side::Upstream, stream_of_agent, stream, established, activity, None, None).run();
+            tokio::select! {
+                () = carry => {}
+                () = shared.stopped() => {}
+            }
+        }
+        Opened::Packets(_) => {
+            let (reader, writer) = split(stream);
+            let (mut reader, mut writer) = (Reader(reader), Writer(writer));
+            tokio::select! {
+                _ = relay(opened, &mut reader, &mut writer, early, established) => {}
+                () = shared.stopped() => {}
+            }
+        }
+    }
+    drop(counted);
+}
+
+/// Sends what the frontend sent behind its head, as far as the agent gives window.
+async fn send_early(native: &mut NativeStream, early: &mut Bytes) -> Result<usize, h2::Error> {
+    native.to_agent.reserve_capacity(early.len());
+    while native.to_agent.capacity() == 0 {
+        match std::future::poll_fn(|cx| native.to_agent.poll_capacity(cx)).await {
+            Some(given) => drop(given?),
+            None => return Err(h2::Reason::CANCEL.into()),
+        }
+    }
+    let part = early.split_to(native.to_agent.capacity().min(early.len()));
+    let sent = part.len();
+    native.to_agent.send_data(native.activity.counted(part), false)?;
+    native.activity.queue();
+    Ok(sent)
+}
+
+/// Serves one connection under TLS.
+pub(crate) async fn serve_tls<S>(shared: Arc<Shared>, mut stream: S)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+{
+    let counted = Counted::new(&shared.counters.http_connections);
+    let opened = Box::pin(open(&shared, &mut stream)).await;
+    if let Some(Ready { opened, early, established }) = opened {
+        let (reader, writer) = split(stream);
+        let (mut reader, mut writer) = (Reader(reader), Writer(writer));
+        tokio::select! {
+            _ = relay(opened, &mut reader, &mut writer, early, established) => {}
+            () = shared.stopped() => {}
+        }
+    }
+    drop(counted);
+}
+
+/// A frontend that has got its 200.
+struct Ready {
+    opened: Opened,
+    early: Bytes,
+    established: Established,
+}
+
+/// Reads the request, has an agent connect, and responds. `None` if there is no connection.
+async fn open<S: AsyncRead + AsyncWrite + Unpin>(shared: &Arc<Shared>, stream: &mut S) -> Option<Ready> {
+    let mut bytes = BytesMut::new();
+    let address = match timeout(REQUEST, read_head(stream, &mut bytes)).await.ok()? {
+        Ok(address) => address,
+        Err(refusal) => {
+            refuse(stream, refusal.as_bytes()).await;
+            return None;
+        }
+    };
+    let dialled = tokio::select! {
+        dialled = shared.dial(&address) => dialled,
+        () = gone(stream, &mut bytes) => return None,
+        () = shared.stopped() => Err(DialError::Draining),
+    };
+    match dialled {
+        Ok((opened, backend)) => respond(shared, stream, &address, opened, backend, bytes).await,
+        Err(error) => {
+            refuse(stream, response(&error).as_bytes()).await;
+            None
+        }
+    }
+}
+
+async fn respond<S: AsyncWrite + Unpin>(
+    shared: &Arc<Shared>,
+    stream: &mut S,
+    address: &str,
+    opened: Opened,
+    backend: Arc<Backend>,
+    early: BytesMut,
+) -> Option<Ready> {
+    let established = Established::new(shared, address, backend);
+    let written = async {
+        stream.write_all(ESTABLISHED).await?;
+        stream.flush().await
+    };
+    if !matches!(timeout(GOODBYE, written).await, Ok(Ok(()))) {
+        shared.counters.dial_failed("send_rsp");
+        return None;
+    }
+    Some(Ready { opened, early: early.freeze(), established })
+}
+
+/// Reads until the head is whole. Leaves what follows it in `bytes`. An error is the response.
+async fn read_head<S: AsyncRead + Unpin>(stream: &mut S, bytes: &mut BytesMut) -> Result<String, String> {
+    loop {
+        match parse(bytes) {
+            Parse::Complete(head) if !head.is_connect() => return Err(method_not_allowed()),
+            Parse::Complete(head) => {
+                let target = if head.target.is_empty() { head.host.unwrap_or_default() } else { head.target };
+                let (address, len) = (target.to_owned(), head.len);
+                bytes.advance(len);
+                return Ok(address);
+            }
+            Parse::Malformed(malformed) => {
+                return Err(plain("400 Bad Request", &format!("{malformed}\n")));
+            }
+            Parse::NeedMore => {}
+        }
+        bytes.reserve(READ.min(MAX_HEAD));
+        match stream.read_buf(bytes).await {
+            Ok(0) | Err(_) => return Err(String::new()),
+            Ok(_) => {}
+        }
+    }
+}
+
+/// Reads what comes behind the head; ready when the frontend is gone.
+async fn gone<S: AsyncRead + Unpin>(stream: &mut S, bytes: &mut BytesMut) {
+    while bytes.len() < MAX_EARLY {
+        bytes.reserve(1024);
+        if !matches!(stream.read_buf(bytes).await, Ok(1..)) {
+            return;
+        }
+    }
+    std::future::pending().await
+}
+
+/// Sends a response that is the last on its connection.
+async fn refuse<S: AsyncWrite + Unpin>(stream: &mut S, response: &[u8]) {
+    let sent = async {
+        stream.write_all(response).await?;
+        stream.shutdown().await
+    };
+    // A frontend that does not read it is gone, or will not miss it.
+    let _ = timeout(GOODBYE, sent).await;
+}
+
+fn method_not_allowed() -> String {
+    let body = "this proxy only supports CONNECT passthrough\n";
+    format!(
+        "HTTP/1.1 405 Method Not Allowed\r\nContent-Type: text/plain; charset=utf-8\r\n\
+         X-Content-Type-Options: nosniff\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+fn plain(status: &str, body: &str) -> String {
+    format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Type: text/plain; charset=utf-8\r\n\r\n{body}")
+}
+
+/// The response to a dial that failed, as upstream's server words it.
+fn response(error: &DialError) -> String {
+    match error {
+        DialError::NoAgent => {
+            plain("500 Internal Server Error", "currently no tunnels available: No agent available")
+        }
+        DialError::Draining => plain("503 Service Unavailable", &format!("{error}\n")),
+        DialError::Address => plain("400 Bad Request", &format!("{error}\n")),
+        DialError::Lost(_) => plain("502 Bad Gateway", &format!("Backend context error: {error}\r\n")),
+        DialError::Timeout => plain("504 Gateway Timeout", &format!("Backend dial timeout: {error}\r\n")),
+        DialError::Refused(text) => plain(status_of(text), text),
+    }
+}
+
+/// The status for an agent's error, as upstream's server finds it in the text.
+fn status_of(text: &str) -> &'static str {
+    let text = text.to_ascii_lowercase();
+    if text.contains("timeout") || text.contains("deadline exceeded") {
+        "504 Gateway Timeout"
+    } else if text.contains("too many open files") {
+        "503 Service Unavailable"
+    } else {
+        "502 Bad Gateway"
+    }
+}
+
+// === The socket as a frontend ===
+
+struct Reader<S>(ReadHalf<S>);
+
+impl<S: AsyncRead + Send> Source for Reader<S> {
+    async fn read(&mut self) -> Result<Option<Bytes>, FrontendLost> {
+        let mut buffer = BytesMut::new();
+        // A connection at rest holds no buffer: the bytes are on the stack until there are some.
+        let read = std::future::poll_fn(|cx| {
+            let mut bytes = [std::mem::MaybeUninit::uninit(); READ];
+            let mut bytes = tokio::io::ReadBuf::uninit(&mut bytes);
+            let polled = std::pin::Pin::new(&mut self.0).poll_read(cx, &mut bytes);
+            buffer.extend_from_slice(bytes.filled());
+            polled
+        });
+        read.await.map_err(|_| FrontendLost)?;
+        Ok((!buffer.is_empty()).then(|| buffer.freeze()))
+    }
+
+    fn closes_both(&self) -> bool {
+        false
+    }
+}
+
+struct Writer<S>(WriteHalf<S>);
+
+impl<S: AsyncWrite + Send> Sink for Writer<S> {
+    async fn write(&mut self, bytes: Bytes) -> Result<(), FrontendLost> {
+        let written = async {
+            self.0.write_all(&bytes).await?;
+            self.0.flush().await
+        };
+        written.await.map_err(|_| FrontendLost)
+    }
+
+    async fn end(&mut self) -> Result<(), FrontendLost> {
+        self.0.shutdown().await.map_err(|_| FrontendLost)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_status_follows_the_agents_text_as_upstreams_does() {
+        for (text, status) in [
+            ("dial tcp 127.0.0.1:9: connect: connection refused", "502 Bad Gateway"),
+            ("dial tcp 1.2.3.4:80: i/o timeout", "504 Gateway Timeout"),
+            ("context Deadline Exceeded", "504 Gateway Timeout"),
+            ("socket: too many open files", "503 Service Unavailable"),
+            ("dial tcp: lookup x on 10.0.0.10:53: no such host", "502 Bad Gateway"),
+        ] {
+            assert_eq!(status_of(text), status, "{text}");
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! gRPC: one Proxy stream of a frontend carries one connection.
+//!
+//! A stream goes through three states: it waits for DIAL_REQ, it dials, it carries. Connections have numbers
+//! of the server's own towards frontends. The frontend's number of the dial is what it gets back. Every
+//! CLOSE_REQ is answered by CLOSE_RSP, for which kube-apiserver waits ten seconds.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use bytes::Bytes;
+use h2::RecvStream;
+use h2::server::SendResponse;
+use http::{HeaderMap, Request};
+use portico_tunnel::connection::Activity;
+use portico_wire::konnectivity::{Code, ConnectId, DataHead, DialId, PROXY_PATH, Packet};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::{Instant, timeout};
+
+use crate::grpc::{Call, Receiver, Sender, Status};
+use crate::server::backend::Opened;
+use crate::server::connections::Established;
+use crate::server::counters::{Counted, Segment};
+use crate::server::http2::{self, Limits, Peer};
+use crate::server::relay::{FrontendLost, Sink, Source, relay};
+use crate::server::settings::{CLOSING, PING_TIMEOUT, REQUEST};
+use crate::server::shared::Shared;
+
+/// Largest window of a Proxy stream, and so what a frontend may send before its endpoint takes it.
+const WINDOW: u32 = 256 * 1024;
+
+/// Serves an HTTP/2 connection of a frontend.
+pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(shared: Arc<Shared>, stream: S) {
+    let activity = Arc::new(Activity::new(&shared.memory));
+    let peer = Peer::default();
+    let limits = Limits {
+        stream_window: WINDOW,
+        ping: (shared.settings.frontend_keepalive, PING_TIMEOUT),
+        deadline: Instant::now() + REQUEST,
+    };
+    let start = |request: Request<RecvStream>, respond: SendResponse<Bytes>| {
+        let Some(call) = Call::accept(request, respond) else { return };
+        if call.path() != PROXY_PATH {
+            return call.refuse(&Status::new(Code::UNIMPLEMENTED, "only ProxyService/Proxy is served here"));
+        }
+        peer.is_known.store(true, Relaxed);
+        tokio::spawn(stream_of(Arc::clone(&shared), call, Arc::clone(&activity)));
+    };
+    if let Err(error) = http2::serve(stream, limits, &activity, &peer, start, shared.stopped()).await {
+        tracing::debug!(%error, "a frontend's connection ended");
+    }
+}
+
+/// The task of one Proxy stream.
+async fn stream_of(shared: Arc<Shared>, call: Call, activity: Arc<Activity>) {
+    let _counted = Counted::new(&shared.counters.proxy_streams);
+    let memory = [shared.memory.clone()];
+    let Ok((sender, receiver)) = call.start(HeaderMap::new(), &activity, &memory) else { return };
+    let mut frontend = Frontend { shared: &shared, sender, receiver };
+    // Boxed: a connection at rest does not keep the memory that opening needs.
+    let Some(dial) = Box::pin(frontend.asked()).await else { return frontend.finish().await };
+    let Some((opened, established)) = Box::pin(frontend.dial(&dial)).await else {
+        return frontend.finish().await;
+    };
+    let connection = shared.next_connection();
+    let answer = Packet::DialResponse { dial: dial.random, result: Ok(connection) };
+    if frontend.send(&answer).await.is_err() {
+        return shared.counters.dial_failed("send_rsp");
+    }
+    let Frontend { sender, receiver, .. } = frontend;
+    let mut source = Packets { shared: &shared, connection, receiver, unreleased: 0, is_over: false };
+    let mut sink = Answers { shared: &shared, connection, sender };
+    let told = tokio::select! {
+        told = relay(opened, &mut source, &mut sink, Bytes::new(), established) => told,
+        () = shared.stopped() => false,
+    };
+    if told {
+        finish(sink.sender).await;
+    }
+}
+
+/// What a frontend asks for.
+struct Dial {
+    address: String,
+    random: DialId,
+}
+
+/// A stream that carries nothing yet.
+struct Frontend<'a> {
+    shared: &'a Arc<Shared>,
+    sender: Sender,
+    receiver: Receiver,
+}
+
+impl Frontend<'_> {
+    /// Waits for DIAL_REQ. `None`: the stream is over.
+    async fn asked(&mut self) -> Option<Dial> {
+        loop {
+            match timeout(REQUEST, self.packet()).await.ok()?? {
+                Packet::DialRequest { protocol, address, dial } if protocol == "tcp" => {
+                    return Some(Dial { address, random: dial });
+                }
+                Packet::DialRequest { protocol, dial, .. } => {
+                    let error = format!("dial: unknown network {protocol}");
+                    return self.end_with(Packet::DialResponse { dial, result: Err(error) }).await;
+                }
+                Packet::Data { connection, .. } => {
+                    let error = "backend not initialized".to_owned();
+                    return self.end_with(Packet::CloseResponse { connection, error }).await;
+                }
+                Packet::CloseRequest(connection) => {
+                    let error = "backend uninitialized".to_owned();
+                    return self.end_with(Packet::CloseResponse { connection, error }).await;
+                }
+                Packet::CloseDial(_) => return None,
+                _ => {}
+            }
+        }
+    }
+
+    /// Has an agent connect. `None`: the frontend was told why not, or is gone.
+    async fn dial(&mut self, dial: &Dial) -> Option<(Opened, Established)> {
+        let shared = Arc::clone(self.shared);
+        let dialled = tokio::select! {
+            dialled = shared.dial(&dial.address) => dialled,
+            () = self.cancelled(dial.random) => return None,
+            () = shared.stopped() => return None,
+        };
+        match dialled {
+            Ok((opened, backend)) => Some((opened, Established::new(&shared, &dial.address, backend))),
+            Err(error) => {
+                let result = Err(error.to_string());
+                self.end_with(Packet::DialResponse { dial: dial.random, result }).await
+            }
+        }
+    }
+
+    /// Ready when the frontend does not wait for the dial any more.
+    async fn cancelled(&mut self, random: DialId) {
+        while let Some(packet) = self.packet().await {
+            match packet {
+                Packet::CloseDial(dial) if dial == random => return,
+                Packet::CloseRequest(_) => return,
+                _ => {}
+            }
+        }
+    }
+
+    /// The next packet; `None` if there will be none.
+    async fn packet(&mut self) -> Option<Packet> {
+        let message = self.receiver.message().await.ok()??;
+        self.receiver.release(message.window);
+        let packet = Packet::decode(&message.bytes).ok()?;
+        self.shared.counters.packet(Segment::FromClient, &packet);
+        Some(packet)
+    }
+
+    async fn send(&mut self, packet: &Packet) -> Result<(), FrontendLost> {
+        self.shared.counters.packet(Segment::ToClient, packet);
+        send(&mut self.sender, packet).await
+    }
+
+    /// Sends the last packet, and reads what still comes until the frontend ends the stream.
+    async fn end_with<T>(&mut self, packet: Packet) -> Option<T> {
+        if self.send(&packet).await.is_ok() {
+            // A frontend that does not end it within this time gets the status all the same.
+            let _ = timeout(CLOSING, async { while self.packet().await.is_some() {} }).await;
+        }
+        None
+    }
+
+    async fn finish(self) {
+        finish(self.sender).await;
+    }
+}
+
+async fn send(sender: &mut Sender, packet: &Packet) -> Result<(), FrontendLost> {
+    sender.ready().await.map_err(|_| FrontendLost)?;
+    sender.send(&packet.encoded(), Bytes::new());
+    sender.ready().await.map_err(|_| FrontendLost)
+}
+
+async fn finish(mut sender: Sender) {
+    // Fails only if the frontend is gone.
+    if matches!(timeout(CLOSING, sender.ready()).await, Ok(Ok(()))) {
+        let _ = sender.finish(&Status::ok());
+    }
+}
+
+/// What the frontend sends on an established connection.
+struct Packets<'a> {
+    shared: &'a Arc<Shared>,
+    connection: ConnectId,
+    receiver: Receiver,
+    /// Window of what was read last and is passed on once more is asked for.
+    unreleased: usize,
+    is_over: bool,
+}
+
+impl Source for Packets<'_> {
+    async fn read(&mut self) -> Result<Option<Bytes>, FrontendLost> {
+        self.receiver.release(std::mem::take(&mut self.unreleased));
+        while !self.is_over {
+            let message = self.receiver.message().await.map_err(|_| FrontendLost)?.ok_or(FrontendLost)?;
+            let packet = Packet::decode(&message.bytes).map_err(|_| FrontendLost)?;
+            self.shared.counters.packet(Segment::FromClient, &packet);
+            match packet {
+                Packet::Data { connection, payload }
+                    if connection == self.connection && !payload.is_empty() =>
+                {
+                    self.unreleased = message.window;
+                    return Ok(Some(payload));
+                }
+                // A stream has one connection: one that names another is confused, and ends.
+                Packet::Data { connection, .. } if connection != self.connection && connection.0 != 0 => {
+                    self.is_over = true;
+                }
+                Packet::CloseRequest(_) | Packet::CloseDial(_) => self.is_over = true,
+                _ => {}
+            }
+            self.receiver.release(message.window);
+        }
+        Ok(None)
+    }
+
+    fn closes_both(&self) -> bool {
+        true
+    }
+}
+
+/// What the frontend gets on an established connection.
+struct Answers<'a> {
+    shared: &'a Arc<Shared>,
+    connection: ConnectId,
+    sender: Sender,
+}
+
+impl Sink for Answers<'_> {
+    async fn write(&mut self, bytes: Bytes) -> Result<(), FrontendLost> {
+        self.sender.ready().await.map_err(|_| FrontendLost)?;
+        self.shared.counters.data_packet(Segment::ToClient);
+        self.sender.send(DataHead::new(self.connection, bytes.len()).as_bytes(), bytes);
+        self.sender.ready().await.map_err(|_| FrontendLost)
+    }
+
+    async fn end(&mut self) -> Result<(), FrontendLost> {
+        let packet = Packet::CloseResponse { connection: self.connection, error: String::new() };
+        self.shared.counters.packet(Segment::ToClient, &packet);
+        send(&mut self.sender, &packet).await
+    }
+}

@@ -1,0 +1,129 @@
+//! Drives one HTTP/2 connection, of an agent or of a frontend: h2, PING for silent peers, and the end.
+//!
+//! The server never sends GOAWAY of itself: an upstream agent drops all its connections when it comes.
+//! Requests go to a closure, which gives each a task of its own.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::RecvStream;
+use h2::server::{Builder, SendResponse};
+use http::Request;
+use portico_tunnel::connection::{
+    Activity, FRAME_SIZE, HEADER_LIST, Inbound, KeepAlive, SEND_BUFFER, batched, connection_window,
+};
+use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use super::settings::{MAX_STREAMS, NATIVE_PING};
+
+/// Why a connection ended otherwise than by its peer's wish.
+#[derive(Debug, Error)]
+pub(crate) enum ConnectionError {
+    /// It broke.
+    #[error(transparent)]
+    Http(#[from] h2::Error),
+    /// PING has no answer.
+    #[error("the peer is silent and does not answer PING")]
+    Silent,
+    /// Nothing asked for in time.
+    #[error("the peer did not say what it wants in time")]
+    TooSlow,
+}
+
+/// What one connection may.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// Window of a stream.
+    pub(crate) stream_window: u32,
+    /// Silence before PING, and the wait for its answer.
+    pub(crate) ping: (Duration, Duration),
+    /// When the handshake, and the first request that is accepted, must have come.
+    pub(crate) deadline: Instant,
+}
+
+/// What is learnt of a peer while it is served.
+#[derive(Debug, Default)]
+pub(crate) struct Peer {
+    /// A request was accepted, without which the connection ends at its deadline.
+    pub(crate) is_known: AtomicBool,
+    /// It is an agent of ours, and gets PING soon.
+    pub(crate) is_native: AtomicBool,
+}
+
+impl Peer {
+    /// Polled whenever the connection's task runs, which the answer to an agent of ours wakes.
+    async fn becomes_native(&self) {
+        poll_fn(|_| if self.is_native.load(Relaxed) { Poll::Ready(()) } else { Poll::Pending }).await;
+    }
+}
+
+/// Serves `stream` until it ends.
+pub(crate) async fn serve<S>(
+    stream: S,
+    limits: Limits,
+    activity: &Arc<Activity>,
+    peer: &Peer,
+    mut start: impl FnMut(Request<RecvStream>, SendResponse<Bytes>),
+    stop: impl Future<Output = ()>,
+) -> Result<(), ConnectionError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let (stream, mut turn) = batched(stream, Inbound::trusted_client(), activity);
+    let handshake = builder(limits.stream_window).handshake(stream);
+    let mut connection =
+        timeout_at(limits.deadline, handshake).await.map_err(|_| ConnectionError::TooSlow)??;
+    let (interval, wait) = limits.ping;
+    let mut keep_alive = KeepAlive::new(connection.ping_pong(), interval, wait);
+    let mut stop = pin!(stop);
+    let mut impatience = pin!(sleep_until(limits.deadline));
+    let (mut patient, mut pings_soon) = (false, false);
+    loop {
+        let accepted = poll_fn(|cx| turn.poll(cx, |cx| connection.poll_accept(cx)));
+        tokio::select! {
+            biased;
+            () = &mut stop => return Ok(()),
+            () = peer.becomes_native(), if !pings_soon => {
+                pings_soon = true;
+                keep_alive.set(NATIVE_PING, NATIVE_PING);
+            }
+            accepted = accepted => match accepted {
+                None => return Ok(()),
+                Some(Err(error)) => return Err(error.into()),
+                Some(Ok((request, respond))) => start(request, respond),
+            },
+            () = keep_alive.silent(activity) => return Err(ConnectionError::Silent),
+            () = &mut impatience, if !patient => {
+                if !peer.is_known.load(Relaxed) {
+                    return Err(ConnectionError::TooSlow);
+                }
+                patient = true;
+            }
+        }
+    }
+}
+
+fn builder(stream_window: u32) -> Builder {
+    let mut builder = Builder::new();
+    builder
+        .initial_window_size(stream_window)
+        .initial_connection_window_size(connection_window(MAX_STREAMS, stream_window))
+        .max_concurrent_streams(MAX_STREAMS)
+        // A frontend that restarts cancels all it asked for at once.
+        .max_pending_accept_reset_streams(1_024)
+        // Frontends that leave reset the streams of their connections, and what is under way there is no
+        // fault of the agent's.
+        .max_concurrent_reset_streams(1_024)
+        .max_local_error_reset_streams(None)
+        .max_frame_size(FRAME_SIZE)
+        .max_header_list_size(HEADER_LIST)
+        .max_send_buffer_size(SEND_BUFFER);
+    builder
+}

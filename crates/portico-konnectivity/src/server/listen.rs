@@ -1,0 +1,221 @@
+//! Listening sockets, and the tasks that begin with a connection.
+
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use portico_net::socket::{BACKLOG, Keepalive, is_out_of_descriptors, set_keepalive, unbound};
+use portico_net::{ReadAhead, Stream};
+use rustix::fs::Mode as Permissions;
+use rustix::process::umask;
+use socket2::SockRef;
+use thiserror::Error;
+use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use super::agents;
+use super::authentication::Authentication;
+use super::frontend::{Mode, connect, proxy};
+use super::settings::{HELLO, MAX_UNKNOWN_AGENTS, PING_TIMEOUT};
+use super::shared::Shared;
+use super::tls::ServerTls;
+use crate::authority::Authority;
+
+/// Between two attempts to accept while the process has no descriptor left.
+const ACCEPT_REST: Duration = Duration::from_millis(100);
+
+/// What others may do with a Unix socket: nothing. As upstream: 0770.
+const SOCKET_MASK: Permissions = Permissions::from_raw_mode(0o007);
+
+/// A listener could not be opened.
+#[derive(Debug, Error)]
+pub enum ListenError {
+    /// Over TCP.
+    #[error("cannot listen on {address} for {what}: {source}; is another server running there?")]
+    Tcp {
+        /// For whom.
+        what: &'static str,
+        /// Where.
+        address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// On a Unix socket.
+    #[error(
+        "cannot listen on the Unix socket {}: {source}; check that its folder exists and is writable, and \
+         that no other server has it", path.display()
+    )]
+    Unix {
+        /// Where.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// Where frontends connect.
+#[derive(Debug)]
+pub enum FrontendListen {
+    /// To a Unix socket, without TLS.
+    Unix {
+        /// Its path.
+        path: PathBuf,
+        /// Whether a socket that is there already is removed first.
+        replace: bool,
+    },
+    /// Over TCP with mutual TLS.
+    Tcp {
+        /// Where.
+        address: SocketAddr,
+        /// The certificates.
+        tls: Arc<ServerTls>,
+    },
+}
+
+/// An open socket for frontends.
+pub(crate) enum FrontendListener {
+    Unix(UnixListener, PathBuf),
+    Tcp(TcpListener, Arc<ServerTls>),
+}
+
+impl FrontendListen {
+    pub(crate) fn open(self) -> Result<FrontendListener, ListenError> {
+        match self {
+            Self::Unix { path, replace } => match unix(&path, replace) {
+                Ok(listener) => Ok(FrontendListener::Unix(listener, path)),
+                Err(source) => Err(ListenError::Unix { path, source }),
+            },
+            Self::Tcp { address, tls } => Ok(FrontendListener::Tcp(tcp("frontends", address)?, tls)),
+        }
+    }
+}
+
+fn unix(path: &Path, replace: bool) -> io::Result<UnixListener> {
+    let is_socket = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
+    if replace && is_socket {
+        fs::remove_file(path)?;
+    }
+    // Before the socket exists, or others could connect in between.
+    let before = umask(SOCKET_MASK);
+    let listener = UnixListener::bind(path);
+    umask(before);
+    listener
+}
+
+pub(crate) fn tcp(what: &'static str, address: SocketAddr) -> Result<TcpListener, ListenError> {
+    let open = || {
+        let socket = unbound(address)?;
+        socket.set_nonblocking(true)?;
+        socket.bind(&address.into())?;
+        socket.listen(BACKLOG)?;
+        // Inherited by what is accepted.
+        socket.set_tcp_nodelay(true)?;
+        set_keepalive(&SockRef::from(&socket), Keepalive::default())?;
+        SockRef::from(&socket).set_tcp_user_timeout(Some(PING_TIMEOUT))?;
+        TcpListener::from_std(socket.into())
+    };
+    open().map_err(|source| ListenError::Tcp { what, address, source })
+}
+
+/// Accepts frontends until it is dropped.
+pub(crate) async fn frontends(shared: Arc<Shared>, listener: FrontendListener, mode: Mode) {
+    match listener {
+        FrontendListener::Unix(listener, _) => loop {
+            let accepted = listener.accept().await.map(|(stream, _)| stream);
+            let Some(stream) = check(&shared, accepted).await else { continue };
+            let shared = Arc::clone(&shared);
+            match mode {
+                Mode::Grpc => tokio::spawn(proxy::serve(shared, Authority::new(stream))),
+                Mode::HttpConnect => tokio::spawn(connect::serve_plain(shared, Stream::Unix(stream))),
+            };
+        },
+        FrontendListener::Tcp(listener, tls) => loop {
+            let Some((stream, peer)) = check(&shared, listener.accept().await).await else { continue };
+            tokio::spawn(frontend_over_tls(Arc::clone(&shared), stream, peer, Arc::clone(&tls), mode));
+        },
+    }
+}
+
+async fn frontend_over_tls(
+    shared: Arc<Shared>,
+    stream: TcpStream,
+    peer: SocketAddr,
+    tls: Arc<ServerTls>,
+    mode: Mode,
+) {
+    let Some(stream) = handshake(stream, peer, &tls, "frontend").await else { return };
+    match mode {
+        Mode::Grpc => proxy::serve(shared, stream).await,
+        Mode::HttpConnect => connect::serve_tls(shared, stream).await,
+    }
+}
+
+/// Accepts agents until it is dropped.
+pub(crate) async fn agents(
+    shared: Arc<Shared>,
+    listener: TcpListener,
+    tls: Arc<ServerTls>,
+    authentication: Arc<Authentication>,
+) {
+    let unknown = Arc::new(Semaphore::new(MAX_UNKNOWN_AGENTS));
+    loop {
+        let Some((stream, peer)) = check(&shared, listener.accept().await).await else { continue };
+        let Ok(permit) = Arc::clone(&unknown).try_acquire_owned() else {
+            shared.counters.agents_refused.fetch_add(1, Relaxed);
+            continue;
+        };
+        let (shared, tls, authentication) =
+            (Arc::clone(&shared), Arc::clone(&tls), Arc::clone(&authentication));
+        tokio::spawn(async move {
+            let Some(stream) = handshake(stream, peer, &tls, "agent").await else {
+                shared.counters.agents_refused.fetch_add(1, Relaxed);
+                return;
+            };
+            agents::serve(shared, authentication, stream, peer, permit).await;
+        });
+    }
+}
+
+/// TLS within its time.
+async fn handshake(
+    stream: TcpStream,
+    peer: SocketAddr,
+    tls: &ServerTls,
+    who: &'static str,
+) -> Option<TlsStream<ReadAhead<TcpStream>>> {
+    let accept = TlsAcceptor::from(tls.current()).accept(ReadAhead::new(stream));
+    match timeout(HELLO, accept).await {
+        Ok(Ok(stream)) => Some(stream),
+        Ok(Err(error)) => {
+            tracing::info!(%peer, who, %error, "TLS failed");
+            None
+        }
+        Err(_) => {
+            tracing::info!(%peer, who, "no TLS in time");
+            None
+        }
+    }
+}
+
+/// What was accepted. After an error it rests, or would burn the core while descriptors are out.
+async fn check<T>(shared: &Shared, accepted: io::Result<T>) -> Option<T> {
+    match accepted {
+        Ok(accepted) => Some(accepted),
+        Err(error) => {
+            shared.counters.accept_errors.fetch_add(1, Relaxed);
+            if is_out_of_descriptors(&error) {
+                tracing::warn!(%error, "cannot accept a connection; raise the limit of file descriptors");
+                sleep(ACCEPT_REST).await;
+            }
+            None
+        }
+    }
+}

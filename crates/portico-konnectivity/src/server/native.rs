@@ -1,0 +1,101 @@
+//! A connection that has an HTTP/2 stream of its own, which an agent of ours has opened.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+
+use bytes::Bytes;
+use h2::{Reason, RecvStream, SendStream};
+use portico_tunnel::connection::Activity;
+
+use super::inbox::Ended;
+
+/// Both directions. Dropped before it is split, it is reset.
+#[derive(Debug)]
+pub(crate) struct NativeStream {
+    pub(crate) to_agent: SendStream<Bytes>,
+    pub(crate) from_agent: RecvStream,
+    pub(crate) activity: Arc<Activity>,
+}
+
+/// The direction from the agent.
+#[derive(Debug)]
+pub(crate) struct NativeReader {
+    stream: RecvStream,
+    /// Read last, and passed on once the next is asked for.
+    unreleased: usize,
+}
+
+/// The direction to the agent.
+#[derive(Debug)]
+pub(crate) struct NativeWriter {
+    stream: SendStream<Bytes>,
+    activity: Arc<Activity>,
+}
+
+impl NativeStream {
+    pub(crate) fn split(self) -> (NativeReader, NativeWriter) {
+        (
+            NativeReader { stream: self.from_agent, unreleased: 0 },
+            NativeWriter { stream: self.to_agent, activity: self.activity },
+        )
+    }
+}
+
+impl NativeReader {
+    /// The next bytes, or why there are none. What was read before counts as passed on.
+    pub(crate) async fn read(&mut self) -> Result<Bytes, Ended> {
+        // Fails only after a reset.
+        let _ = self.stream.flow_control().release_capacity(std::mem::take(&mut self.unreleased));
+        loop {
+            match self.stream.data().await {
+                None => return Err(Ended::Closed),
+                Some(Err(_)) => return Err(Ended::AgentLost),
+                Some(Ok(bytes)) if bytes.is_empty() => {}
+                Some(Ok(bytes)) => {
+                    self.unreleased = bytes.len();
+                    return Ok(bytes);
+                }
+            }
+        }
+    }
+}
+
+impl NativeWriter {
+    /// Sends bytes as far and as fast as the agent gives window.
+    pub(crate) async fn write(&mut self, mut bytes: Bytes) -> Result<(), Ended> {
+        while !bytes.is_empty() {
+            self.stream.reserve_capacity(bytes.len());
+            let window = poll_fn(|cx| match self.stream.capacity() {
+                0 => match self.stream.poll_capacity(cx) {
+                    Poll::Ready(Some(Ok(_))) => {
+                        // Looked at again: what was given may have been taken back.
+                        cx.waker().wake_by_ref();
+                        Poll::Pending
+                    }
+                    Poll::Ready(_) => Poll::Ready(Err(Ended::AgentLost)),
+                    Poll::Pending => Poll::Pending,
+                },
+                window => Poll::Ready(Ok(window)),
+            })
+            .await?;
+            let part = bytes.split_to(window.min(bytes.len()));
+            let sent = self.stream.send_data(self.activity.counted(part), false);
+            self.activity.queue();
+            sent.map_err(|_| Ended::AgentLost)?;
+        }
+        Ok(())
+    }
+
+    /// Nothing more comes from the frontend.
+    pub(crate) fn end(&mut self) -> Result<(), Ended> {
+        let ended = self.stream.send_data(Bytes::new(), true);
+        self.activity.queue();
+        ended.map_err(|_| Ended::AgentLost)
+    }
+
+    /// Aborts the connection.
+    pub(crate) fn reset(&mut self) {
+        self.stream.send_reset(Reason::CANCEL);
+    }
+}

@@ -1,0 +1,246 @@
+//! Carries the bytes of one connection between a frontend and an agent, where `portico-tunnel`'s bridge
+//! cannot: the frontend speaks gRPC or TLS, or the agent sends packets.
+//!
+//! | The frontend | towards an endpoint with a stream of its own | towards one by packets |
+//! |---|---|---|
+//! | ends its direction (HTTP CONNECT) | END_STREAM: a real half-close | CLOSE_REQ, then what still comes |
+//! | sends CLOSE_REQ (gRPC) | END_STREAM, CLOSE_RSP at once; soon RST_STREAM | CLOSE_REQ, CLOSE_RSP |
+//! | is lost | RST_STREAM | CLOSE_REQ |
+//!
+//! Neither direction waits for the other, and a side that is lost ends both.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+
+use bytes::Bytes;
+use portico_net::linger::LINGER;
+use tokio::time::timeout;
+
+use super::backend::{Opened, PacketConnection, PacketWriter};
+use super::connections::Established;
+use super::inbox::Ended;
+use super::native::{NativeReader, NativeWriter};
+use super::settings::CLOSING;
+
+/// Most bytes of one packet to an agent: others have their turn after it.
+const PACKET: usize = 64 * 1024;
+
+/// The frontend is lost.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FrontendLost;
+
+/// What comes from a frontend.
+pub(crate) trait Source: Send {
+    /// The next bytes; `None` at the end. What was returned before has been passed on.
+    fn read(&mut self) -> impl Future<Output = Result<Option<Bytes>, FrontendLost>> + Send;
+
+    /// Whether the frontend wants no more answers once it has ended.
+    fn closes_both(&self) -> bool;
+}
+
+/// What goes to a frontend.
+pub(crate) trait Sink: Send {
+    /// Sends bytes, which are some.
+    fn write(&mut self, bytes: Bytes) -> impl Future<Output = Result<(), FrontendLost>> + Send;
+
+    /// Nothing more comes from the endpoint.
+    fn end(&mut self) -> impl Future<Output = Result<(), FrontendLost>> + Send;
+}
+
+enum AgentReader {
+    Packets(PacketConnection),
+    Native(NativeReader),
+}
+
+enum AgentWriter {
+    Packets(PacketWriter),
+    Native(NativeWriter),
+}
+
+impl AgentReader {
+    async fn read(&mut self) -> Result<Bytes, Ended> {
+        match self {
+            Self::Packets(connection) => connection.read().await,
+            Self::Native(stream) => stream.read().await,
+        }
+    }
+}
+
+impl AgentWriter {
+    async fn write(&mut self, mut bytes: Bytes) -> Result<(), Ended> {
+        match self {
+            Self::Native(stream) => stream.write(bytes).await,
+            Self::Packets(connection) => {
+                while !bytes.is_empty() {
+                    connection.write(bytes.split_to(bytes.len().min(PACKET))).await?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl AgentWriter {
+    /// Nothing more comes from the frontend.
+    async fn end(&mut self) -> Result<(), Ended> {
+        match self {
+            Self::Native(stream) => stream.end(),
+            Self::Packets(connection) => connection.close().await,
+        }
+    }
+}
+
+/// Carries until the connection is over. `early` goes to the endpoint first. Returns whether the frontend
+/// was told in order; otherwise it is to be cut off.
+pub(crate) async fn relay(
+    opened: Opened,
+    source: &mut impl Source,
+    sink: &mut impl Sink,
+    early: Bytes,
+    mut established: Established,
+) -> bool {
+    let (mut reader, mut writer, inbox) = match opened {
+        Opened::Packets(connection) => {
+            let (writer, inbox) = (connection.writer(), Some(connection.inbox.clone()));
+            (AgentReader::Packets(connection), AgentWriter::Packets(writer), inbox)
+        }
+        Opened::Native(stream) => {
+            let (reader, writer) = stream.split();
+            (AgentReader::Native(reader), AgentWriter::Native(writer), None)
+        }
+    };
+    let is_native = inbox.is_none();
+    let unread = async {
+        match &inbox {
+            Some(inbox) => tokio::select! {
+                () = inbox.is_stuck() => "not_read",
+                () = poll_fn(|cx| inbox.poll_evicted(cx)) => "memory",
+            },
+            None => std::future::pending().await,
+        }
+    };
+    let half_closes = is_native && !source.closes_both();
+    let end = {
+        let up = up(source, &mut writer, early, &established);
+        let down = down(&mut reader, sink, half_closes, &established);
+        tokio::select! {
+            end = directions(up, down, is_native, half_closes) => end,
+            reason = unread => reason,
+        }
+    };
+    established.ends(end);
+    if let AgentReader::Packets(_) = reader {
+        // Before the frontend is told, which may take its time: others wait for the window.
+        drop(reader);
+        drop(established);
+        return tell(sink, end).await;
+    }
+    let told = tell(sink, end).await;
+    if let (true, "frontend_closed", AgentReader::Native(stream)) = (told, end, &mut reader) {
+        // An endpoint that stays has a moment to end as well.
+        let _ = timeout(LINGER, async { while stream.read().await.is_ok() {} }).await;
+    }
+    if let AgentWriter::Native(stream) = &mut writer {
+        stream.reset();
+    }
+    told
+}
+
+/// Tells a frontend that reads that its connection is over. Returns whether it was told.
+async fn tell(sink: &mut impl Sink, end: &'static str) -> bool {
+    match end {
+        "not_read" | "memory" | "frontend_lost" => false,
+        _ => matches!(timeout(CLOSING, sink.end()).await, Ok(Ok(()))),
+    }
+}
+
+/// How the direction to the endpoint ended.
+enum Up {
+    /// What comes back is still wanted.
+    HalfClosed,
+    /// The frontend wants no answer any more.
+    Closed,
+    Failed(&'static str),
+}
+
+async fn up(
+    source: &mut impl Source,
+    writer: &mut AgentWriter,
+    early: Bytes,
+    established: &Established,
+) -> Up {
+    let mut next = Ok(Some(early));
+    loop {
+        match next {
+            Err(FrontendLost) => return Up::Failed("frontend_lost"),
+            Ok(None) => break,
+            Ok(Some(bytes)) => {
+                let len = bytes.len();
+                if writer.write(bytes).await.is_err() {
+                    return Up::Failed("agent_lost");
+                }
+                established.moved(len, 0);
+            }
+        }
+        next = source.read().await;
+    }
+    match writer.end().await {
+        Err(_) => Up::Failed("agent_lost"),
+        Ok(()) if source.closes_both() => Up::Closed,
+        Ok(()) => Up::HalfClosed,
+    }
+}
+
+async fn down(
+    reader: &mut AgentReader,
+    sink: &mut impl Sink,
+    half_closes: bool,
+    established: &Established,
+) -> &'static str {
+    loop {
+        let bytes = match reader.read().await {
+            Ok(bytes) => bytes,
+            Err(Ended::Closed) if half_closes && sink.end().await.is_err() => return "frontend_lost",
+            Err(Ended::Closed) => return "endpoint_closed",
+            Err(Ended::AgentLost) => return "agent_lost",
+        };
+        let len = bytes.len();
+        if sink.write(bytes).await.is_err() {
+            return "frontend_lost";
+        }
+        established.moved(0, len);
+    }
+}
+
+/// Waits for both directions, or for the one that ends the connection. Returns why it ended.
+async fn directions(
+    up: impl Future<Output = Up>,
+    down: impl Future<Output = &'static str>,
+    is_native: bool,
+    half_closes: bool,
+) -> &'static str {
+    let (mut up, mut down) = (pin!(up), pin!(down));
+    let up_ended = tokio::select! {
+        end = &mut down => match end {
+            "endpoint_closed" if half_closes => return match up.await {
+                Up::Failed(reason) => reason,
+                Up::HalfClosed | Up::Closed => "endpoint_closed",
+            },
+            end => return end,
+        },
+        ended = &mut up => ended,
+    };
+    match up_ended {
+        Up::Closed => "frontend_closed",
+        Up::Failed(reason) => reason,
+        // An agent answers CLOSE_REQ soon; over a stream, the endpoint may take its time.
+        Up::HalfClosed if !is_native => match timeout(CLOSING, down).await {
+            Ok("endpoint_closed") | Err(_) => "frontend_closed",
+            Ok(end) => end,
+        },
+        Up::HalfClosed => match down.await {
+            "endpoint_closed" => "frontend_closed",
+            end => end,
+        },
+    }
+}

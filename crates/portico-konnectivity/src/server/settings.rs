@@ -1,0 +1,70 @@
+//! What an operator may set, and the bounds that nobody has to.
+
+use std::time::Duration;
+
+use super::registry::Strategy;
+
+/// How long a client may take for TLS and the HTTP/2 preface, and an agent for its Connect after that.
+pub(crate) const HELLO: Duration = Duration::from_secs(10);
+
+/// How long a frontend may take to say where it wants to. As upstream's server.
+pub(crate) const REQUEST: Duration = Duration::from_secs(60);
+
+/// How long the other side of a connection may take to end once one has.
+pub(crate) const CLOSING: Duration = Duration::from_secs(10);
+
+/// PING after so much silence of an agent of ours, and as long again for its answer: a half-open one is found
+/// within ten seconds.
+pub(crate) const NATIVE_PING: Duration = Duration::from_secs(5);
+
+/// What an upstream agent gets at most: a server with the default of one hour keeps vanished agents for as
+/// long.
+pub(crate) const MAX_PING: Duration = Duration::from_secs(30);
+
+/// How long an upstream peer may take to answer a PING. As upstream's server.
+pub(crate) const PING_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Streams on one connection at once: connections of an agent of ours.
+pub(crate) const MAX_STREAMS: u32 = 65_536;
+
+/// Connections to the agent port that have not been accepted as agents yet. More are closed at once.
+pub(crate) const MAX_UNKNOWN_AGENTS: usize = 1_024;
+
+/// Settings of a server.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// What it calls itself towards agents. Differs from all other servers of the cluster.
+    pub id: String,
+    /// How many servers there are, as agents are told.
+    pub count: u32,
+    /// How agents are chosen.
+    pub strategies: Vec<Strategy>,
+    /// Whether `cidr=` identifiers route.
+    pub route_cidr: bool,
+    /// How long an agent may take to answer a dial.
+    pub dial_timeout: Duration,
+    /// Bytes of one connection that wait for a frontend that does not read.
+    pub connection_buffer: usize,
+    /// The same of all connections together.
+    pub memory: usize,
+    /// Silence of an agent before it gets a PING.
+    pub keepalive: Duration,
+    /// The same of a frontend over TCP.
+    pub frontend_keepalive: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            id: "portico".to_owned(),
+            count: 1,
+            strategies: vec![Strategy::Default],
+            route_cidr: false,
+            dial_timeout: Duration::from_secs(30),
+            connection_buffer: 1 << 20,
+            memory: 64 << 20,
+            keepalive: Duration::from_secs(3_600),
+            frontend_keepalive: Duration::from_secs(3_600),
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! What all connections of a server share, and how a dial finds its agent.
+
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use portico_net::MemoryBudget;
+use portico_wire::konnectivity::{ConnectId, DialId, address};
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+
+use super::backend::{Backend, DialIds, DialLost, Opened};
+use super::connections::Connections;
+use super::counters::{Counted, Counters};
+use super::registry::Registry;
+use super::settings::Settings;
+
+/// Agents that are asked for one connection, one after the other, if they are lost meanwhile.
+const MAX_AGENTS: usize = 3;
+
+/// What all connections share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) settings: Settings,
+    pub(crate) counters: Counters,
+    pub(crate) memory: MemoryBudget,
+    pub(crate) connections: Connections,
+    registry: Mutex<Registry<Backend>>,
+    dials: DialIds,
+    frontend_ids: AtomicI64,
+    draining: AtomicBool,
+    pub(crate) stop: watch::Sender<Stop>,
+}
+
+/// What has to end. Agents first, so that frontends are told that their connections are over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Stop {
+    NotYet,
+    Agents,
+    Everything,
+}
+
+/// Why there is no connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum DialError {
+    /// No strategy names an agent.
+    NoAgent,
+    /// The server is about to stop.
+    Draining,
+    /// The address cannot be one.
+    Address,
+    /// Agents were lost, or have too many dials waiting.
+    Lost(DialLost),
+    /// The agent says why.
+    Refused(String),
+    /// No answer in time.
+    Timeout,
+}
+
+impl DialError {
+    /// The reason in `dial_failure_count`.
+    pub(crate) fn reason(&self) -> &'static str {
+        match self {
+            Self::NoAgent | Self::Draining | Self::Address => "no_agent",
+            Self::Lost(_) => "backend_close",
+            Self::Refused(_) => "error_response",
+            Self::Timeout => "backend_dial_timeout",
+        }
+    }
+}
+
+impl fmt::Display for DialError {
+    /// In the words of upstream's server, where it has some.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoAgent => f.write_str("No agent available"),
+            Self::Draining => f.write_str("the server is about to stop; ask another one"),
+            Self::Address => write!(f, "the address is longer than {} bytes", address::MAX),
+            Self::Lost(lost) => lost.fmt(f),
+            Self::Refused(text) => f.write_str(text),
+            Self::Timeout => f.write_str("timed out waiting for backend dial"),
+        }
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(settings: Settings) -> Arc<Self> {
+        let registry = Registry::new(settings.strategies.clone(), settings.route_cidr);
+        Arc::new(Self {
+            memory: MemoryBudget::new(settings.memory),
+            settings,
+            counters: Counters::default(),
+            connections: Connections::default(),
+            registry: Mutex::new(registry),
+            dials: DialIds::default(),
+            frontend_ids: AtomicI64::new(1),
+            draining: AtomicBool::default(),
+            stop: watch::Sender::new(Stop::NotYet),
+        })
+    }
+
+    pub(crate) fn registry(&self) -> MutexGuard<'_, Registry<Backend>> {
+        // A panic elsewhere leaves nothing half done here.
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn next_dial(&self) -> DialId {
+        self.dials.next()
+    }
+
+    /// A number that no other connection of a frontend has.
+    pub(crate) fn next_connection(&self) -> ConnectId {
+        ConnectId(self.frontend_ids.fetch_add(1, Relaxed))
+    }
+
+    /// No more dials from now on.
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Relaxed);
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Relaxed)
+    }
+
+    /// Ready once frontends have to end.
+    pub(crate) async fn stopped(&self) {
+        self.stops(Stop::Everything).await;
+    }
+
+    /// Ready once agents have to end.
+    pub(crate) async fn agents_stopped(&self) {
+        self.stops(Stop::Agents).await;
+    }
+
+    async fn stops(&self, what: Stop) {
+        // The sender is in here.
+        let _ = self.stop.subscribe().wait_for(|stop| *stop >= what).await;
+    }
+
+    /// Has an agent connect to `address`. An agent that is lost meanwhile is replaced by the next fit one.
+    /// Dropped before its end, the agent is told.
+    pub(crate) async fn dial(&self, address: &str) -> Result<(Opened, Arc<Backend>), DialError> {
+        let _pending = Counted::new(&self.counters.pending);
+        let mut abandoned = Abandoned(Some(&self.counters));
+        let begun = Instant::now();
+        let dialled = self.dial_agents(address, begun).await;
+        abandoned.0 = None;
+        match &dialled {
+            Ok(_) => self.counters.dialled(begun.elapsed()),
+            Err(error) => self.counters.dial_failed(error.reason()),
+        }
+        dialled
+    }
+
+    async fn dial_agents(&self, address: &str, begun: Instant) -> Result<(Opened, Arc<Backend>), DialError> {
+        if self.is_draining() {
+            return Err(DialError::Draining);
+        }
+        if address.len() > address::MAX {
+            return Err(DialError::Address);
+        }
+        let deadline = begun + self.settings.dial_timeout;
+        let host = address::host(address);
+        let mut tried: Vec<Arc<Backend>> = Vec::new();
+        let mut error = DialError::NoAgent;
+        while tried.len() < MAX_AGENTS {
+            let picked = self.registry().pick(host, random(), &tried);
+            let Some(backend) = picked else { break };
+            match timeout_at(deadline, backend.dial(address)).await {
+                Err(_) => return Err(DialError::Timeout),
+                Ok(Ok(Ok(opened))) => return Ok((opened, backend)),
+                Ok(Ok(Err(text))) => return Err(DialError::Refused(text)),
+                Ok(Err(lost)) => error = DialError::Lost(lost),
+            }
+            tried.push(backend);
+        }
+        Err(error)
+    }
+}
+
+/// The standard library's hasher is seeded by the system, anew each time.
+fn random() -> usize {
+    usize::try_from(RandomState::new().hash_one("agent") >> 32).unwrap_or_default()
+}
+
+/// Counts a dial that nobody waits for any more.
+struct Abandoned<'a>(Option<&'a Counters>);
+
+impl Drop for Abandoned<'_> {
+    fn drop(&mut self) {
+        if let Some(counters) = self.0 {
+            counters.dial_failed("frontend_close");
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Who is an agent, and which one gets a dial.
+
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderValue};
+use portico_konnectivity::grpc::Error;
+use portico_konnectivity::server::{Mode, Strategy};
+use portico_wire::konnectivity::{Code, Packet};
+
+use super::support::*;
+
+#[tokio::test]
+async fn the_servers_name_and_number_come_at_once() {
+    let rig = Rig::with(Mode::Grpc, |settings| settings.count = 3).await;
+    let agent = rig.agent("a").await;
+    assert_eq!(
+        (&agent.answer["serverid"], &agent.answer["servercount"]),
+        (&"server-1".parse().unwrap(), &"3".parse().unwrap())
+    );
+    assert!(!agent.answer.contains_key("portico-streams"));
+    assert!(rig.status.is_ready());
+}
+
+#[tokio::test]
+async fn an_agent_that_does_not_say_what_it_is_gets_unknown() {
+    let rig = Rig::start(Mode::Grpc).await;
+    let cases: [&[(&'static str, &'static str)]; 4] = [
+        &[],
+        &[("agentid", "a"), ("agentid", "b")],
+        &[("agentid", "a"), ("agentidentifiers", "host=x;y")],
+        &[("agentid", "a"), ("agentidentifiers", ""), ("agentidentifiers", "")],
+    ];
+    for headers in cases {
+        let mut metadata = HeaderMap::new();
+        for (name, value) in headers {
+            metadata.append(*name, HeaderValue::from_static(value));
+        }
+        let Err(Error::Status(status)) = rig.connect(metadata).await else { panic!("{headers:?}") };
+        assert_eq!(status.code, Code::UNKNOWN);
+    }
+    assert!(rig.status.agents().is_empty() && !rig.status.is_ready());
+}
+
+#[tokio::test]
+async fn dials_go_to_the_agent_that_claims_the_host() {
+    let rig = Rig::with(Mode::HttpConnect, |settings| {
+        settings.strategies = vec![Strategy::DestHost, Strategy::Default];
+        settings.route_cidr = true;
+    })
+    .await;
+    let mut host = rig.agent_with("host", "host=node-1&ipv4=10.0.0.1", false).await;
+    let mut network = rig.agent_with("network", "cidr=10.0.0.0/8", false).await;
+    let _frontends = [rig.http("node-1:1").await, rig.http("10.0.0.1:2").await];
+    host.asked("node-1:1").await;
+    host.asked("10.0.0.1:2").await;
+    let _frontend = rig.http("10.9.9.9:3").await;
+    network.asked("10.9.9.9:3").await;
+}
+
+#[tokio::test]
+async fn an_agent_that_drains_gets_no_more_dials_and_keeps_what_it_has() {
+    let rig = Rig::start(Mode::HttpConnect).await;
+    let mut draining = rig.agent("a").await;
+    let mut frontend = rig.http("node:1").await;
+    let connection = draining.accepts("node:1", 1).await;
+    head(&mut frontend).await;
+    draining.stream.send(Packet::Drain).await;
+    until(|| rig.status.agents()[0].draining).await;
+    let mut other = rig.agent("b").await;
+    for _ in 0..8 {
+        let _frontend = rig.http("node:2").await;
+        other.asked("node:2").await;
+    }
+    draining.stream.data(connection, b"goes on").await;
+    assert_eq!(read(&mut frontend, 7).await, b"goes on");
+    drop(other);
+    until(|| rig.status.agents().len() == 1).await;
+    let _frontend = rig.http("node:3").await;
+    draining.asked("node:3").await;
+}
+
+#[tokio::test]
+async fn a_second_stream_of_an_agent_takes_nothing_from_the_first() {
+    let rig = Rig::start(Mode::HttpConnect).await;
+    let mut first = rig.agent("a").await;
+    let second = rig.agent("a").await;
+    let mut frontend = rig.http("node:1").await;
+    let connection = first.accepts("node:1", 1).await;
+    head(&mut frontend).await;
+    drop(second);
+    until(|| rig.status.agents().len() == 1).await;
+    first.stream.data(connection, b"still here").await;
+    assert_eq!(read(&mut frontend, 10).await, b"still here");
+}
+
+#[tokio::test]
+async fn a_server_that_drains_keeps_agents_and_connections_and_takes_no_dial() {
+    let mut rig = Rig::start(Mode::HttpConnect).await;
+    let mut agent = rig.agent("a").await;
+    let mut frontend = rig.http("node:1").await;
+    let connection = agent.accepts("node:1", 1).await;
+    head(&mut frontend).await;
+    let left = rig.server.drain(Duration::from_millis(50)).await;
+    assert_eq!(left, 1);
+    assert!(!rig.status.is_ready() && !rig.socket.exists());
+    agent.stream.data(connection, b"goes on").await;
+    assert_eq!(read(&mut frontend, 7).await, b"goes on");
+    rig.server.stop().await;
+    assert_eq!(rest(&mut frontend).await, "");
+    assert_eq!(agent.stream.next().await, None, "the agent learns it last");
+}
+
+#[tokio::test]
+async fn a_client_of_another_ca_is_no_agent() {
+    let (rig, stranger) = (Rig::start(Mode::Grpc).await, Rig::start(Mode::Grpc).await);
+    assert!(stranger.tls_to(rig.server.agent_address()).await.is_err());
+    until(|| rig.status.counters().agents_refused.load(std::sync::atomic::Ordering::Relaxed) == 1).await;
+}
+
+#[tokio::test]
+async fn a_certificate_that_is_replaced_is_in_force_for_the_next_agent() {
+    let rig = Rig::start(Mode::Grpc).await;
+    let first = rig.agent("a").await;
+    assert!(!rig.tls.reload().unwrap(), "nothing has changed");
+    let before = rig.certificate().await;
+    std::fs::write(rig.folder.path().join("server.crt"), "nothing").unwrap();
+    assert!(rig.tls.reload().is_err());
+    assert_eq!(rig.certificate().await, before, "what was in force stays");
+    rig.issue();
+    assert!(rig.tls.reload().unwrap());
+    assert_ne!(rig.certificate().await, before);
+    assert_eq!(rig.status.agents().len(), 1, "who was there stays");
+    drop(first);
+}

@@ -1,0 +1,124 @@
+//! Frontends by HTTP CONNECT, agents by packets.
+
+use std::time::Duration;
+
+use portico_konnectivity::server::Mode;
+use portico_wire::konnectivity::{ConnectId, Packet};
+use tokio::io::AsyncWriteExt;
+use tokio::net::UnixStream;
+
+use super::support::*;
+
+const ESTABLISHED: &str = "HTTP/1.1 200 Connection Established\r\n\r\n";
+
+async fn rig() -> (Rig, Agent) {
+    let rig = Rig::start(Mode::HttpConnect).await;
+    let agent = rig.agent("a").await;
+    (rig, agent)
+}
+
+#[tokio::test]
+async fn a_connection_is_established_before_the_200_and_carries_both_ways() {
+    let (rig, mut agent) = rig().await;
+    let mut frontend = rig.http("node:10250").await;
+    let connection = agent.accepts("node:10250", 1).await;
+    assert_eq!(head(&mut frontend).await, ESTABLISHED);
+    frontend.write_all(b"request").await.unwrap();
+    assert_eq!(agent.stream.packet().await, Packet::Data { connection, payload: "request".into() });
+    agent.stream.data(connection, b"response").await;
+    assert_eq!(read(&mut frontend, 8).await, b"response");
+    agent.stream.send(Packet::CloseResponse { connection, error: String::new() }).await;
+    assert_eq!(rest(&mut frontend).await, "");
+    until(|| rig.status.established() == 0).await;
+}
+
+#[tokio::test]
+async fn bytes_of_an_endpoint_that_speaks_first_never_come_with_the_head() {
+    let (rig, mut agent) = rig().await;
+    for number in 1..=50 {
+        let mut frontend = rig.http("node:22").await;
+        let dial = agent.asked("node:22").await;
+        let connection = ConnectId(number);
+        agent.stream.send(Packet::DialResponse { dial, result: Ok(connection) }).await;
+        agent.stream.data(connection, b"SSH-2.0").await;
+        // As kube-apiserver: one read must have the head and nothing else.
+        let mut first = [0; 4096];
+        patiently(frontend.readable()).await.unwrap();
+        let read_first = frontend.try_read(&mut first).unwrap();
+        assert_eq!(std::str::from_utf8(&first[..read_first]).unwrap(), ESTABLISHED);
+        assert_eq!(read(&mut frontend, 7).await, b"SSH-2.0");
+    }
+}
+
+#[tokio::test]
+async fn what_follows_the_request_is_kept_for_the_endpoint() {
+    let (rig, mut agent) = rig().await;
+    let mut frontend = UnixStream::connect(&rig.socket).await.unwrap();
+    frontend.write_all(b"CONNECT node:1 HTTP/1.0\r\n\r\nearly").await.unwrap();
+    let connection = agent.accepts("node:1", 1).await;
+    assert_eq!(head(&mut frontend).await, ESTABLISHED);
+    assert_eq!(agent.stream.packet().await, Packet::Data { connection, payload: "early".into() });
+}
+
+#[tokio::test]
+async fn failures_are_answered_as_upstream_does() {
+    let (rig, mut agent) = rig().await;
+    for (error, status) in [
+        ("dial tcp 127.0.0.1:9: connect: connection refused", "502 Bad Gateway"),
+        ("dial tcp 1.2.3.4:80: i/o timeout", "504 Gateway Timeout"),
+        ("socket: too many open files", "503 Service Unavailable"),
+    ] {
+        let mut frontend = rig.http("node:9").await;
+        let dial = agent.asked("node:9").await;
+        agent.stream.send(Packet::DialResponse { dial, result: Err(error.to_owned()) }).await;
+        assert!(head(&mut frontend).await.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{error}");
+        assert_eq!(rest(&mut frontend).await, error);
+    }
+    drop(agent);
+    until(|| rig.status.agents().is_empty()).await;
+    let mut frontend = rig.http("node:9").await;
+    assert!(head(&mut frontend).await.starts_with("HTTP/1.1 500 Internal Server Error\r\n"));
+    assert_eq!(rest(&mut frontend).await, "currently no tunnels available: No agent available");
+    let mut frontend = UnixStream::connect(&rig.socket).await.unwrap();
+    frontend.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    let refusal = head(&mut frontend).await;
+    assert!(
+        refusal.starts_with("HTTP/1.1 405 Method Not Allowed\r\n") && refusal.contains("Content-Length: 45")
+    );
+}
+
+#[tokio::test]
+async fn a_dial_without_an_answer_is_a_504_in_time() {
+    let rig =
+        Rig::with(Mode::HttpConnect, |settings| settings.dial_timeout = Duration::from_millis(50)).await;
+    let mut agent = rig.agent("a").await;
+    let mut frontend = rig.http("node:9").await;
+    let dial = agent.asked("node:9").await;
+    assert!(head(&mut frontend).await.starts_with("HTTP/1.1 504 Gateway Timeout\r\n"));
+    assert_eq!(agent.stream.packet().await, Packet::CloseDial(dial));
+}
+
+#[tokio::test]
+async fn a_frontend_that_leaves_while_it_waits_is_noticed() {
+    let (rig, mut agent) = rig().await;
+    let frontend = rig.http("node:9").await;
+    let dial = agent.asked("node:9").await;
+    drop(frontend);
+    assert_eq!(agent.stream.packet().await, Packet::CloseDial(dial));
+    assert_eq!(
+        rig.status.counters().failures().find(|(reason, _)| *reason == "frontend_close"),
+        Some(("frontend_close", 1))
+    );
+}
+
+#[tokio::test]
+async fn the_end_of_a_frontend_closes_a_connection_by_packets() {
+    let (rig, mut agent) = rig().await;
+    let mut frontend = rig.http("node:9").await;
+    let connection = agent.accepts("node:9", 1).await;
+    head(&mut frontend).await;
+    frontend.write_all(b"last words").await.unwrap();
+    frontend.shutdown().await.unwrap();
+    assert_eq!(agent.stream.packet().await, Packet::Data { connection, payload: "last words".into() });
+    assert_eq!(agent.stream.packet().await, Packet::CloseRequest(connection));
+}

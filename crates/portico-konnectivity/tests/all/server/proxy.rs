@@ -1,0 +1,253 @@
+//! Frontends by gRPC, agents by packets: the sequences of upstream's server.
+
+use std::time::Duration;
+
+use portico_konnectivity::server::Mode;
+use portico_wire::konnectivity::{ConnectId, DialId, Packet};
+
+use super::support::*;
+
+async fn rig() -> (Rig, Agent, Stream) {
+    let rig = Rig::start(Mode::Grpc).await;
+    let (agent, frontend) = (rig.agent("a").await, rig.proxy().await);
+    (rig, agent, frontend)
+}
+
+/// An established connection: its number for the frontend, and for the agent.
+async fn established(agent: &mut Agent, frontend: &mut Stream, number: i64) -> (ConnectId, ConnectId) {
+    frontend.asks("node:10250", 77).await;
+    let of_agent = agent.accepts("node:10250", number).await;
+    match frontend.packet().await {
+        Packet::DialResponse { dial: DialId(77), result: Ok(of_frontend) } => (of_frontend, of_agent),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn closed(connection: ConnectId) -> Packet {
+    Packet::CloseResponse { connection, error: String::new() }
+}
+
+fn refused(error: &str) -> Packet {
+    Packet::DialResponse { dial: DialId(77), result: Err(error.to_owned()) }
+}
+
+#[tokio::test]
+async fn a_dial_succeeds_carries_data_and_the_frontend_closes() {
+    let (rig, mut agent, mut frontend) = rig().await;
+    let (of_frontend, of_agent) = established(&mut agent, &mut frontend, 1).await;
+    frontend.data(of_frontend, b"request").await;
+    assert_eq!(agent.stream.packet().await, Packet::Data { connection: of_agent, payload: "request".into() });
+    agent.stream.data(of_agent, b"response").await;
+    assert_eq!(frontend.bytes(8).await, b"response");
+    frontend.send(Packet::CloseRequest(of_frontend)).await;
+    assert_eq!(frontend.packet().await, closed(of_frontend));
+    assert_eq!(agent.stream.packet().await, Packet::CloseRequest(of_agent));
+    agent.stream.send(closed(of_agent)).await;
+    assert_eq!(frontend.next().await, None, "the stream ends");
+    until(|| rig.status.established() == 0).await;
+}
+
+#[tokio::test]
+async fn without_an_agent_the_frontend_is_told() {
+    let rig = Rig::start(Mode::Grpc).await;
+    let mut frontend = rig.proxy().await;
+    frontend.asks("node:10250", 77).await;
+    assert_eq!(frontend.packet().await, refused("No agent available"));
+}
+
+#[tokio::test]
+async fn the_agents_error_reaches_the_frontend_as_it_is() {
+    let (_rig, mut agent, mut frontend) = rig().await;
+    frontend.asks("127.0.0.1:9", 77).await;
+    let dial = agent.asked("127.0.0.1:9").await;
+    let error = "dial tcp 127.0.0.1:9: connect: connection refused".to_owned();
+    agent.stream.send(Packet::DialResponse { dial, result: Err(error.clone()) }).await;
+    assert_eq!(frontend.packet().await, refused(&error));
+}
+
+#[tokio::test]
+async fn a_dial_without_an_answer_ends_in_time_and_its_late_connection_is_closed() {
+    let rig = Rig::with(Mode::Grpc, |settings| settings.dial_timeout = Duration::from_millis(50)).await;
+    let (mut agent, mut frontend) = (rig.agent("a").await, rig.proxy().await);
+    frontend.asks("node:10250", 77).await;
+    let dial = agent.asked("node:10250").await;
+    assert_eq!(frontend.packet().await, refused("timed out waiting for backend dial"));
+    assert_eq!(agent.stream.packet().await, Packet::CloseDial(dial));
+    agent.stream.send(Packet::DialResponse { dial, result: Ok(ConnectId(1)) }).await;
+    assert_eq!(agent.stream.packet().await, Packet::CloseRequest(ConnectId(1)));
+}
+
+#[tokio::test]
+async fn a_dial_that_the_frontend_cancels_is_taken_back() {
+    let (rig, mut agent, mut frontend) = rig().await;
+    frontend.asks("node:10250", 77).await;
+    let dial = agent.asked("node:10250").await;
+    frontend.send(Packet::CloseDial(DialId(77))).await;
+    assert_eq!(agent.stream.packet().await, Packet::CloseDial(dial));
+    // An upstream agent ignores that, and answers late.
+    agent.stream.send(Packet::DialResponse { dial, result: Ok(ConnectId(1)) }).await;
+    assert_eq!(agent.stream.packet().await, Packet::CloseRequest(ConnectId(1)));
+    until(|| rig.status.agents()[0].dials == 0).await;
+}
+
+#[tokio::test]
+async fn a_frontend_that_is_lost_while_it_dials_takes_the_dial_back() {
+    let (_rig, mut agent, mut frontend) = rig().await;
+    frontend.asks("node:10250", 77).await;
+    let dial = agent.asked("node:10250").await;
+    drop(frontend);
+    assert_eq!(agent.stream.packet().await, Packet::CloseDial(dial));
+}
+
+#[tokio::test]
+async fn the_connection_of_a_frontend_that_is_lost_is_closed() {
+    for is_reset in [true, false] {
+        let (rig, mut agent, mut frontend) = rig().await;
+        let (_, of_agent) = established(&mut agent, &mut frontend, 1).await;
+        if is_reset {
+            frontend.reset()
+        } else {
+            drop(frontend)
+        }
+        assert_eq!(agent.stream.packet().await, Packet::CloseRequest(of_agent));
+        until(|| rig.status.established() == 0).await;
+    }
+}
+
+#[tokio::test]
+async fn all_that_the_endpoint_sent_comes_before_its_end() {
+    let (rig, mut agent, mut frontend) = rig().await;
+    let (of_frontend, of_agent) = established(&mut agent, &mut frontend, 1).await;
+    for _ in 0..40 {
+        agent.stream.data(of_agent, &[7; 16_000]).await;
+    }
+    agent.stream.send(closed(of_agent)).await;
+    assert_eq!(frontend.bytes(640_000).await.len(), 640_000);
+    assert_eq!(frontend.packet().await, closed(of_frontend));
+    until(|| rig.status.established() == 0).await;
+}
+
+#[tokio::test]
+async fn frontends_are_told_when_their_agent_is_lost() {
+    let (rig, mut agent, mut frontend) = rig().await;
+    let (of_frontend, _) = established(&mut agent, &mut frontend, 1).await;
+    let mut dials = rig.proxy().await;
+    dials.asks("other:1", 77).await;
+    agent.asked("other:1").await;
+    drop(agent);
+    assert_eq!(frontend.packet().await, closed(of_frontend));
+    assert_eq!(dials.packet().await, refused("the agent was lost"), "at once, and not after 30 s");
+}
+
+#[tokio::test]
+async fn a_dial_whose_agent_is_lost_goes_to_the_next() {
+    let (rig, mut agent, mut frontend) = rig().await;
+    frontend.asks("node:10250", 77).await;
+    agent.asked("node:10250").await;
+    let mut other = rig.agent("b").await;
+    drop(agent);
+    other.accepts("node:10250", 5).await;
+    assert!(matches!(frontend.packet().await, Packet::DialResponse { dial: DialId(77), result: Ok(_) }));
+}
+
+#[tokio::test]
+async fn data_of_a_connection_that_is_unknown_closes_it_once() {
+    let (_rig, mut agent, mut frontend) = rig().await;
+    for _ in 0..50 {
+        agent.stream.data(ConnectId(9), b"late").await;
+    }
+    agent.stream.data(ConnectId(0), b"none").await;
+    frontend.asks("node:10250", 77).await;
+    assert_eq!(agent.stream.packet().await, Packet::CloseRequest(ConnectId(9)));
+    agent.asked("node:10250").await;
+    agent.stream.send(closed(ConnectId(9))).await;
+    agent.stream.data(ConnectId(9), b"again").await;
+    assert_eq!(agent.stream.packet().await, Packet::CloseRequest(ConnectId(9)), "once it was closed, anew");
+}
+
+#[tokio::test]
+async fn what_comes_before_a_dial_is_answered_in_upstreams_words() {
+    let (rig, _agent, mut frontend) = rig().await;
+    frontend.data(ConnectId(4), b"early").await;
+    let says = |error: &str| Packet::CloseResponse { connection: ConnectId(4), error: error.to_owned() };
+    assert_eq!(frontend.packet().await, says("backend not initialized"));
+    let mut frontend = rig.proxy().await;
+    frontend.send(Packet::CloseRequest(ConnectId(4))).await;
+    assert_eq!(frontend.packet().await, says("backend uninitialized"));
+    let mut frontend = rig.proxy().await;
+    let (protocol, address) = ("foo".to_owned(), "a:1".to_owned());
+    frontend.send(Packet::DialRequest { protocol, address, dial: DialId(77) }).await;
+    assert_eq!(frontend.packet().await, refused("dial: unknown network foo"));
+}
+
+#[tokio::test]
+async fn two_frontends_with_one_number_do_not_clash() {
+    let (rig, mut agent, mut first) = rig().await;
+    let mut second = rig.proxy().await;
+    let (of_first, first_of_agent) = established(&mut agent, &mut first, 1).await;
+    let (of_second, second_of_agent) = established(&mut agent, &mut second, 2).await;
+    agent.stream.data(second_of_agent, b"second").await;
+    agent.stream.data(first_of_agent, b"first").await;
+    assert_eq!(first.bytes(5).await, b"first");
+    assert_eq!(second.bytes(6).await, b"second");
+    assert_ne!(of_first, of_second);
+}
+
+#[tokio::test]
+async fn a_frontend_that_names_another_connection_loses_its_own() {
+    let (_rig, mut agent, mut frontend) = rig().await;
+    let (of_frontend, of_agent) = established(&mut agent, &mut frontend, 1).await;
+    frontend.data(ConnectId(of_frontend.0 + 1), b"elsewhere").await;
+    assert_eq!(frontend.packet().await, closed(of_frontend));
+    assert_eq!(agent.stream.packet().await, Packet::CloseRequest(of_agent));
+}
+
+#[tokio::test]
+async fn a_large_write_reaches_the_agent_in_packets_that_it_takes() {
+    let (_rig, mut agent, mut frontend) = rig().await;
+    let (of_frontend, of_agent) = established(&mut agent, &mut frontend, 1).await;
+    let sent: Vec<u8> = (0..3_000_000_u32).map(|index| index as u8).collect();
+    let write = frontend.data(of_frontend, &sent);
+    let read = async {
+        let mut read = Vec::new();
+        while read.len() < sent.len() {
+            match agent.stream.packet().await {
+                Packet::Data { connection, payload } => {
+                    assert!(connection == of_agent && payload.len() <= 64 * 1024);
+                    read.extend_from_slice(&payload);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        read
+    };
+    let (_, read) = tokio::join!(write, read);
+    assert!(read == sent);
+}
+
+#[tokio::test]
+async fn a_frontend_that_stops_reading_holds_up_no_other_and_loses_its_connection() {
+    let (rig, mut agent, mut stuck) = rig().await;
+    let mut other = rig.proxy().await;
+    let (_, stuck_of_agent) = established(&mut agent, &mut stuck, 1).await;
+    let (_, other_of_agent) = established(&mut agent, &mut other, 2).await;
+    // Far more than all buffers and windows between.
+    let mut rounds = 0;
+    patiently(async {
+        loop {
+            rounds += 1;
+            agent.stream.data(stuck_of_agent, &[1; 60_000]).await;
+            agent.stream.data(other_of_agent, b"ping").await;
+            assert_eq!(other.bytes(4).await, b"ping", "round {rounds}");
+            if rig.status.established() == 1 {
+                return;
+            }
+        }
+    })
+    .await;
+    let ends: Vec<_> = rig.status.counters().ends().filter(|(_, count)| *count > 0).collect();
+    assert_eq!(ends, [("not_read", 1)]);
+    assert_eq!(agent.stream.packet().await, Packet::CloseRequest(stuck_of_agent));
+    drop(stuck);
+    until(|| rig.status.memory().0 == 0).await;
+}

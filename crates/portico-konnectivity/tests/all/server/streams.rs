@@ -1,0 +1,89 @@
+//! Agents of ours: each connection has an HTTP/2 stream of its own.
+
+use bytes::Bytes;
+use portico_konnectivity::server::Mode;
+use portico_wire::konnectivity::{DialId, Packet};
+use tokio::io::AsyncWriteExt;
+
+use super::support::*;
+
+#[tokio::test]
+async fn a_connection_carries_both_ways_and_half_closes() {
+    let rig = Rig::start(Mode::HttpConnect).await;
+    let mut agent = rig.native_agent("a").await;
+    assert_eq!(agent.answer["portico-streams"], "1");
+    let mut frontend = rig.http("node:9").await;
+    let dial = agent.asked("node:9").await;
+    let mut stream = agent.opens(dial).await.unwrap();
+    head(&mut frontend).await;
+    frontend.write_all(b"request").await.unwrap();
+    frontend.shutdown().await.unwrap();
+    assert_eq!(stream.bytes(7).await, b"request");
+    assert!(stream.ends().await);
+    stream.to_server.send_data(Bytes::from_static(b"response"), true).unwrap();
+    assert_eq!(rest(&mut frontend).await, "response", "after the frontend's end");
+    until(|| rig.status.established() == 0).await;
+    let ends: Vec<_> = rig.status.counters().ends().filter(|(_, count)| *count > 0).collect();
+    assert_eq!(ends, [("frontend_closed", 1)]);
+}
+
+#[tokio::test]
+async fn a_frontend_by_grpc_has_such_a_stream_too() {
+    let rig = Rig::start(Mode::Grpc).await;
+    let (mut agent, mut frontend) = (rig.native_agent("a").await, rig.proxy().await);
+    frontend.asks("node:9", 5).await;
+    let dial = agent.asked("node:9").await;
+    let mut stream = agent.opens(dial).await.unwrap();
+    let Packet::DialResponse { dial: DialId(5), result: Ok(connection) } = frontend.packet().await else {
+        panic!("no connection")
+    };
+    frontend.data(connection, b"request").await;
+    assert_eq!(stream.bytes(7).await, b"request");
+    stream.to_server.send_data(Bytes::from_static(b"response"), false).unwrap();
+    assert_eq!(frontend.bytes(8).await, b"response");
+    frontend.send(Packet::CloseRequest(connection)).await;
+    assert!(stream.ends().await, "what was sent before is whole");
+    assert_eq!(frontend.packet().await, Packet::CloseResponse { connection, error: String::new() });
+}
+
+#[tokio::test]
+async fn a_stream_for_no_dial_is_refused() {
+    let rig = Rig::start(Mode::HttpConnect).await;
+    let (mut agent, mut other) = (rig.native_agent("a").await, rig.native_agent("b").await);
+    assert!(agent.opens(DialId(1_000)).await.is_err());
+    let _frontend = rig.http("node:9").await;
+    let (asked, stranger) = tokio::select! {
+        packet = agent.stream.packet() => (packet, &mut other),
+        packet = other.stream.packet() => (packet, &mut agent),
+    };
+    let Packet::DialRequest { dial, .. } = asked else { panic!("{asked:?}") };
+    assert!(stranger.opens(dial).await.is_err(), "another agent's dial");
+}
+
+#[tokio::test]
+async fn a_dial_that_fails_and_one_that_is_cancelled_go_over_the_connect_stream() {
+    let rig = Rig::start(Mode::HttpConnect).await;
+    let mut agent = rig.native_agent("a").await;
+    let mut frontend = rig.http("node:9").await;
+    let dial = agent.asked("node:9").await;
+    agent.stream.send(Packet::DialResponse { dial, result: Err("no such host".to_owned()) }).await;
+    assert!(head(&mut frontend).await.starts_with("HTTP/1.1 502"));
+    let frontend = rig.http("node:9").await;
+    let dial = agent.asked("node:9").await;
+    drop(frontend);
+    assert_eq!(agent.stream.packet().await, Packet::CloseDial(dial));
+    assert!(agent.opens(dial).await.is_err());
+}
+
+#[tokio::test]
+async fn the_frontend_is_told_when_the_agent_is_lost() {
+    let rig = Rig::start(Mode::HttpConnect).await;
+    let mut agent = rig.native_agent("a").await;
+    let mut frontend = rig.http("node:9").await;
+    let dial = agent.asked("node:9").await;
+    let _stream = agent.opens(dial).await.unwrap();
+    head(&mut frontend).await;
+    drop(agent);
+    assert_eq!(rest(&mut frontend).await, "");
+    until(|| rig.status.established() == 0).await;
+}
