@@ -8,6 +8,7 @@
 mod deployed;
 mod directory;
 mod envoy;
+mod firewall_rules;
 mod hosts;
 mod kubernetes;
 mod shared_seed;

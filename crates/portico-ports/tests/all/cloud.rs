@@ -9,8 +9,9 @@ use portico_ports::firewall::{Ruleset, Target, Writing, rules};
 use portico_ports::{Facts, Inventory, model};
 
 const INVENTORY: &str = "worker: [10.0.1.0/24, 10.0.9.7, '2001:db8:1::/64']\nfront: [203.0.113.9, \
-                         '2001:db8:9::9']\nuser: [any]\nmaster: [10.0.2.0/24]\nseed: [10.0.3.0/24]\nseed-api: \
-                         [10.0.3.7]\ndns: [10.0.0.53, '2001:db8::53']\nmaster-ingress: [203.0.113.10]\n\
+                         '2001:db8:9::9']\nuser: [any]\nmaster: [10.0.2.0/24]\nseed: [10.0.3.0/24]\n\
+                         seed-api: [10.0.3.7]\ndns: [10.0.0.53, '2001:db8::53']\n\
+                         master-ingress: [203.0.113.10]\n\
                          provider-api: [198.51.100.0/24]\ninternet: [any]\n";
 
 /// Python with the packages that `scripts/setup` has brought.
