@@ -33,6 +33,15 @@ impl Exposition {
         Self(registry)
     }
 
+    /// What `own` counts, and what `other` counts under the names that it gives: those of another program,
+    /// which dashboards know.
+    pub fn with_names_of_another(own: impl Collector, other: impl Collector) -> Self {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(other));
+        registry.sub_registry_with_prefix("portico").register_collector(Box::new(own));
+        Self(registry)
+    }
+
     /// The page that Prometheus scrapes.
     pub fn page(self: Arc<Self>) -> Answer {
         typed(CONTENT_TYPE, stream(move |out| self.write(out)))

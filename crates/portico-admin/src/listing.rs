@@ -3,11 +3,14 @@
 use std::io;
 
 use clap::ValueEnum;
+use hyper::body::Incoming;
 use hyper::header::ACCEPT;
-use hyper::{HeaderMap, StatusCode, Uri};
+use hyper::{HeaderMap, Request, StatusCode, Uri};
+use serde::Serialize;
 
-use crate::body::stream;
+use crate::body::{stream, whole};
 use crate::server::{Answer, text, typed};
+use crate::table;
 
 /// How a listing is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -53,6 +56,28 @@ pub fn answer(
         Ok(format) => typed(format.content_type(), stream(move |out| write(format, out))),
         Err(sentence) => text(StatusCode::BAD_REQUEST, sentence),
     }
+}
+
+/// A row of a short listing.
+pub trait Row<const N: usize>: Serialize {
+    /// The titles of the columns.
+    const HEADER: [&'static str; N];
+    /// The row of the table.
+    fn row(&self) -> [String; N];
+}
+
+/// Responds with a listing that is short: it is written at once, and no thread is started for it.
+pub fn list<const N: usize, R: Row<N>>(request: &Request<Incoming>, query: Query<'_>, rows: &[R]) -> Answer {
+    let format = match OutputFormat::of_request(query, request.headers()) {
+        Ok(format) => format,
+        Err(message) => return text(StatusCode::BAD_REQUEST, message),
+    };
+    let body = match format {
+        // Numbers, addresses and names: serializing them cannot fail.
+        OutputFormat::Json => serde_json::to_string(rows).unwrap_or_default() + "\n",
+        OutputFormat::Table => table::render(R::HEADER, &rows.iter().map(R::row).collect::<Vec<_>>()),
+    };
+    typed(format.content_type(), whole(body))
 }
 
 /// The query of a request. Names and values served here need no escapes, so none are undone.

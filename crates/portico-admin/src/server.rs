@@ -44,10 +44,12 @@ const BIND_AGAIN: Duration = Duration::from_millis(200);
 
 /// The admin address cannot be bound.
 #[derive(Debug, Error)]
-#[error("cannot listen on {address}; choose another address with --admin-listen, or off")]
+#[error("cannot listen on {address}; {remedy}")]
 pub struct ListenError {
     /// The address asked for.
     pub address: SocketAddr,
+    /// What to do.
+    pub remedy: &'static str,
     /// What the system said.
     pub source: io::Error,
 }
@@ -66,9 +68,25 @@ pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::bind(address).await
 }
 
+/// Which listener is meant, in logs and errors.
+#[derive(Debug, Clone, Copy)]
+pub struct Name {
+    /// As logs name it.
+    pub listener: &'static str,
+    /// What to do where its address cannot be had.
+    pub remedy: &'static str,
+}
+
+impl Name {
+    /// The listener of `--admin-listen`.
+    pub const ADMIN: Self =
+        Self { listener: "admin", remedy: "choose another address with --admin-listen, or off" };
+}
+
 /// Serves `pages` at `address` from now on, if there is one. With `waits`, an address in use is one that a
 /// predecessor will let go of.
 pub async fn start(
+    name: Name,
     address: Option<SocketAddr>,
     pages: Arc<impl Pages>,
     waits: bool,
@@ -77,7 +95,7 @@ pub async fn start(
     match bind(address).await {
         Ok(listener) => {
             if let Ok(address) = listener.local_addr() {
-                tracing::info!(listener = %"admin", %address, "listening");
+                tracing::info!(listener = %name.listener, %address, "listening");
             }
             Ok(tokio::spawn(async move { match serve(listener, pages).await {} }))
         }
@@ -92,7 +110,7 @@ pub async fn start(
                 }
             }))
         }
-        Err(source) => Err(ListenError { address, source }),
+        Err(source) => Err(ListenError { address, remedy: name.remedy, source }),
     }
 }
 

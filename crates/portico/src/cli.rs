@@ -69,6 +69,16 @@ Examples:
       --proxy-credentials /etc/portico/proxy --token-file token \\
       --forward 6443=api.cluster-a.example.com:443")]
     Agent(Box<verb::agent::Command>),
+    /// Carry connections of an API server to nodes, pods and webhooks: Konnectivity
+    ///
+    /// Agents in the user cluster connect to servers beside the API server, and dial what it asks for. Wire
+    /// and flags are those of the upstream programs; either half works with an upstream peer.
+    #[command(subcommand)]
+    #[command(after_help = "\
+Example:
+  portico konnectivity agent --proxy-server-host=192.0.2.1 --ca-cert=ca.crt \\
+    --service-account-token-path=token")]
+    Konnectivity(verb::konnectivity::Verb),
     /// Keep the ports of the front LoadBalancer Service in line
     ///
     /// Clusters with the strategy NodePort are reachable through the one load balancer of the seed if its
@@ -170,6 +180,7 @@ impl Verb {
         match self {
             Self::Gateway(flags) => verb::gateway::run(flags),
             Self::Agent(command) => verb::agent::run(command),
+            Self::Konnectivity(verb) => verb::konnectivity::run(verb),
             Self::Front(flags) => verb::front::run(flags),
             Self::Check(flags) => verb::check::run(flags),
             Self::Routes(flags) => verb::routes::run(flags),

@@ -5,11 +5,12 @@
 //! planes; everything else runs on the one thread that called [`run`].
 
 use std::io::{self, IsTerminal};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use portico_admin::server::{self, Pages};
+use portico_admin::server::{self, Name, Pages};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -120,7 +121,16 @@ impl Admin {
     /// Serves `pages` from now on. With `waits`, an address in use is taken to be a predecessor's, which lets
     /// go of it.
     pub(crate) async fn serve(listen: Listen, pages: Arc<impl Pages>, waits: bool) -> anyhow::Result<Self> {
-        Ok(Self(server::start(listen.0, pages, waits).await?))
+        Ok(Self(server::start(Name::ADMIN, listen.0, pages, waits).await?))
+    }
+
+    /// The same for a listener with a flag of its own.
+    pub(crate) async fn serve_at(
+        name: Name,
+        address: Option<SocketAddr>,
+        pages: Arc<impl Pages>,
+    ) -> anyhow::Result<Self> {
+        Ok(Self(server::start(name, address, pages, false).await?))
     }
 
     /// Lets go of the address. A successor needs it before this process ends.

@@ -7,5 +7,6 @@ pub(crate) mod demo;
 pub(crate) mod firewall;
 pub(crate) mod front;
 pub(crate) mod gateway;
+pub(crate) mod konnectivity;
 pub(crate) mod ports;
 pub(crate) mod routes;

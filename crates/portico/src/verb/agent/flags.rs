@@ -79,7 +79,7 @@ pub(crate) struct IdentityFlags {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Corporate proxy")]
 pub(crate) struct ProxyFlags {
-    /// HTTP proxy on the way to gateways: http://... or https://..., off, or env for what HTTPS_PROXY,
+    /// HTTP proxy on the way there: http://... or https://..., off, or env for what HTTPS_PROXY,
     /// ALL_PROXY and NO_PROXY say; user and password belong into --proxy-credentials, because every user of
     /// the machine can read arguments
     #[arg(long, value_name = "URL|env|off", default_value = "env")]
@@ -243,6 +243,15 @@ pub(crate) struct Plan {
     pub(crate) address: Option<AddressSettings>,
 }
 
+impl ProxyFlags {
+    /// What connects, through the proxy if there is one.
+    pub(crate) fn dialer(&self) -> Result<Dialer, ProxyError> {
+        let Self { proxy, proxy_ca, proxy_credentials } = self;
+        let files = ProxyFiles { credentials: proxy_credentials.clone(), ca: proxy_ca.clone() };
+        Dialer::new(proxy.clone(), files)
+    }
+}
+
 impl AddressFlags {
     /// How to hold the address; `None` if none is.
     pub(crate) fn settings(&self) -> Option<AddressSettings> {
@@ -289,7 +298,8 @@ impl Flags {
             one_namespace(&forwards)?;
         }
         let authority = forwards.first().map(|forward| forward.authority.clone()).unwrap_or_default();
-        let mut client = ClientSettings::new(self.gateways.gateway.clone(), self.dialer()?, authority);
+        let mut client =
+            ClientSettings::new(self.gateways.gateway.clone(), Arc::new(self.proxy.dialer()?), authority);
         client.tls = tls.as_ref().map(|(tls, _)| Arc::clone(tls));
         client.server_name = self.gateways.server_name.clone();
         client.token = token.as_ref().map(|(token, _)| Arc::clone(token));
@@ -318,12 +328,6 @@ impl Flags {
             ClientTlsFiles { ca: tls_ca.clone(), certificate: tls_cert.clone(), key: tls_key.clone() };
         let tls = Arc::new(ClientTls::load(files)?);
         Ok(Some((tls, [tls_ca, tls_cert, tls_key].into_iter().flatten().cloned().collect())))
-    }
-
-    fn dialer(&self) -> Result<Arc<Dialer>, FlagError> {
-        let ProxyFlags { proxy, proxy_ca, proxy_credentials } = &self.proxy;
-        let files = ProxyFiles { credentials: proxy_credentials.clone(), ca: proxy_ca.clone() };
-        Ok(Arc::new(Dialer::new(proxy.clone(), files)?))
     }
 
     /// Gateways that are reached without TLS.

@@ -6,12 +6,11 @@ use std::sync::Arc;
 
 use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
-use portico_admin::body::whole;
 use portico_admin::exposition::Exposition;
-use portico_admin::listing::{OutputFormat, Query};
+use portico_admin::listing::{Query, Row, list};
 use portico_admin::readiness::Readiness;
-use portico_admin::server::{Answer, Pages, text, typed};
-use portico_admin::table::{self, age, bytes};
+use portico_admin::server::{Answer, Pages, text};
+use portico_admin::table::{age, bytes};
 use portico_agent::{Agent, ConnectionId, Record};
 use portico_net::access::millis;
 use portico_tunnel::client::{IdentityState, TunnelStatus};
@@ -82,27 +81,6 @@ fn readiness(status: &Status, query: Query<'_>) -> Answer {
     readiness.answer()
 }
 
-/// Rows of a listing.
-trait Row: Serialize {
-    /// The titles of the columns.
-    const HEADER: [&'static str; 7];
-    /// The row of the table.
-    fn row(&self) -> [String; 7];
-}
-
-fn list<R: Row>(request: &Request<Incoming>, query: Query<'_>, rows: &[R]) -> Answer {
-    let format = match OutputFormat::of_request(query, request.headers()) {
-        Ok(format) => format,
-        Err(message) => return text(StatusCode::BAD_REQUEST, message),
-    };
-    let body = match format {
-        // Numbers, addresses and names: serializing them cannot fail.
-        OutputFormat::Json => serde_json::to_string(rows).unwrap_or_default() + "\n",
-        OutputFormat::Table => table::render(R::HEADER, &rows.iter().map(R::row).collect::<Vec<_>>()),
-    };
-    typed(format.content_type(), whole(body))
-}
-
 /// One connection. Field names are those of the access line.
 #[derive(Debug, Serialize)]
 struct Connection {
@@ -136,7 +114,7 @@ impl Connection {
     }
 }
 
-impl Row for Connection {
+impl Row<7> for Connection {
     const HEADER: [&'static str; 7] = ["FORWARD", "CLIENT", "UPSTREAM", "UP", "DOWN", "AGE", "NAME"];
 
     fn row(&self) -> [String; 7] {
@@ -196,7 +174,7 @@ impl From<TunnelStatus> for Tunnel {
     }
 }
 
-impl Row for Tunnel {
+impl Row<7> for Tunnel {
     const HEADER: [&'static str; 7] = ["GATEWAY", "UPSTREAM", "STATE", "STREAMS", "AGE", "IDENTITY", "ERROR"];
 
     fn row(&self) -> [String; 7] {

@@ -1,0 +1,163 @@
+//! `/metrics` of a Konnectivity agent: the names of the upstream agent where it has them, and ours.
+//!
+//! Names, labels and units are a promise, listed in `docs/konnectivity-agent.md`.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use portico_admin::exposition::{Exposition, Families};
+use portico_admin::process::Process;
+use portico_konnectivity::agent::{Agent, CODES, Counters, DIAL_BUCKETS, DialFailure, EndpointEnd, PACKETS};
+use portico_wire::konnectivity::Code;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::registry::Unit;
+
+/// The metrics of one agent.
+pub(super) fn metrics(agent: Arc<Agent>) -> Exposition {
+    Exposition::with_names_of_another(Own(Arc::clone(&agent)), Upstream(agent))
+}
+
+#[derive(Debug)]
+struct Own(Arc<Agent>);
+
+#[derive(Debug)]
+struct Upstream(Arc<Agent>);
+
+impl Collector for Own {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        write_own(&self.0, &mut Families(encoder))
+    }
+}
+
+impl Collector for Upstream {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        write_upstream(&self.0, &mut Families(encoder))
+    }
+}
+
+/// What the upstream agent counts.
+fn write_upstream(agent: &Agent, out: &mut Families<'_>) -> fmt::Result {
+    const OPEN_SERVERS: &str = "konnectivity_network_proxy_agent_open_server_connections";
+    let counters = agent.counters();
+    out.one_gauge(OPEN_SERVERS, "Servers that are connected.", None, agent.servers().len() as u64)?;
+    let help = "How many servers there are, as far as is known.";
+    let known = u64::from(agent.known_servers());
+    out.one_gauge("konnectivity_network_proxy_agent_known_server_count", help, None, known)?;
+    let open = agent.connections().len() as u64;
+    let help = "Connections to endpoints that are open.";
+    out.one_gauge("konnectivity_network_proxy_agent_open_endpoint_connections", help, None, open)?;
+    let buckets: [(f64, u64); DIAL_BUCKETS.len() + 1] = std::array::from_fn(|index| {
+        let most = DIAL_BUCKETS.get(index).copied().unwrap_or(f64::INFINITY);
+        (most, counters.dials[index].load(Relaxed))
+    });
+    let seconds = counters.dial_micros.load(Relaxed) as f64 / 1e6;
+    let help = "Time of dials that succeeded.";
+    out.one_histogram(
+        "konnectivity_network_proxy_agent_dial_duration",
+        help,
+        &Unit::Seconds,
+        seconds,
+        &buckets,
+    )?;
+    let failures = named(&DialFailure::ALL, &counters.dial_failures, "reason");
+    let help = "Dials that failed.";
+    out.counter("konnectivity_network_proxy_agent_endpoint_dial_failure", help, None, failures)?;
+    write_packets(counters, out)?;
+    let lost = counters.lost.load(Relaxed) + counters.silent.load(Relaxed);
+    out.gauge(
+        // A counter without the suffix of counters: upstream's name.
+        "konnectivity_network_proxy_agent_server_connection_failure_count",
+        "Connections to servers that were lost.",
+        None,
+        [([("direction", "from_server")], lost)],
+    )?;
+    let lists = [("200", "OK"), ("", "Error")].into_iter().zip(&counters.lease_lists);
+    let lists = lists.map(|((code, reason), count)| {
+        ([("http_response_code", code), ("reason", reason)], count.load(Relaxed))
+    });
+    let help = "Lists of Leases of servers, and requests for them that failed.";
+    out.counter("konnectivity_network_proxy_agent_lease_lists", help, None, lists)
+}
+
+fn write_packets(counters: &Counters, out: &mut Families<'_>) -> fmt::Result {
+    let segments = [("to_agent", &counters.received), ("from_agent", &counters.sent)];
+    let packets = segments.into_iter().flat_map(|(segment, counts)| {
+        PACKETS.iter().zip(counts).map(move |(&packet, count)| {
+            ([("segment", segment), ("packet_type", packet)], count.load(Relaxed))
+        })
+    });
+    let help = "Packets on the Connect streams.";
+    out.counter("konnectivity_network_proxy_agent_stream_packets", help, None, packets)?;
+    // The first is OK, which is no error.
+    let errors = (1..CODES).map(|number| {
+        let code = Code::parse(number.to_string().as_bytes()).name();
+        let labels = [("segment", "to_agent"), ("code", code), ("packet_type", "Unknown")];
+        (labels, counters.stream_errors[number].load(Relaxed))
+    });
+    let help = "Connect streams that ended with an error, by its code.";
+    out.counter("konnectivity_network_proxy_agent_stream_errors", help, None, errors)
+}
+
+/// What only this agent counts.
+fn write_own(agent: &Agent, out: &mut Families<'_>) -> fmt::Result {
+    let counters = agent.counters();
+    out.info("build", "What is running.", [("version", env!("PORTICO_VERSION"))])?;
+    Process::now().write(out)?;
+    let servers = agent.servers();
+    let streams = servers.iter().filter(|session| session.has_streams()).count() as u64;
+    for (name, help, value) in [
+        ("konnectivity_agent_draining", "1 from the first SIGTERM on.", u64::from(agent.is_draining())),
+        (
+            "konnectivity_agent_servers_with_streams",
+            "Servers connected that give each connection an HTTP/2 stream.",
+            streams,
+        ),
+        ("konnectivity_agent_dials_in_progress", "Dials under way.", u64::from(agent.dialling())),
+        (
+            "konnectivity_agent_held_bytes",
+            "Bytes held for peers that do not read; --max-held-bytes is the most.",
+            agent.settings().memory.held() as u64,
+        ),
+    ] {
+        out.one_gauge(name, help, None, value)?;
+    }
+    for (name, help, value) in [
+        ("konnectivity_agent_servers_joined", "Connections to servers that came up.", &counters.joined),
+        (
+            "konnectivity_agent_server_duplicates",
+            "Attempts that led to a server that is connected already.",
+            &counters.duplicates,
+        ),
+        (
+            "konnectivity_agent_server_failures",
+            "Attempts to connect to a server that failed.",
+            &counters.join_failures,
+        ),
+        ("konnectivity_agent_servers_silent", "Servers given up because they fell silent.", &counters.silent),
+        (
+            "konnectivity_agent_dials_abandoned",
+            "Dials that the server abandoned before they were over.",
+            &counters.dials_abandoned,
+        ),
+    ] {
+        out.one_counter(name, help, value.load(Relaxed))?;
+    }
+    let ends = named(&EndpointEnd::ALL, &counters.ends, "reason");
+    let help = "How connections to endpoints ended.";
+    out.counter("konnectivity_agent_ended_connections", help, None, ends)?;
+    let bytes = [("up", &counters.bytes_up), ("down", &counters.bytes_down)];
+    let bytes = bytes.map(|(direction, count)| ([("direction", direction)], count.load(Relaxed)));
+    let help = "Passed on; up is to endpoints.";
+    out.counter("konnectivity_agent_transferred", help, Some(&Unit::Bytes), bytes)
+}
+
+/// Counters with their names as a label.
+fn named<T>(
+    names: &[(T, &'static str)],
+    counters: &[AtomicU64],
+    label: &'static str,
+) -> impl Iterator<Item = ([(&'static str, &'static str); 1], u64)> {
+    names.iter().zip(counters).map(move |((_, name), count)| ([(label, *name)], count.load(Relaxed)))
+}

@@ -1,0 +1,106 @@
+//! `portico konnectivity`: the way back from an API server to the nodes, with the flags of the upstream
+//! programs.
+//!
+//! Here is what both halves share: the forms of Go's flags, flags without effect ([`klog`]), addresses to
+//! listen on, names made up. What moves bytes is in `portico-konnectivity`.
+
+mod agent;
+mod klog;
+
+use std::hash::{BuildHasher, RandomState};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use clap::Subcommand;
+
+use crate::outcome::Outcome;
+
+/// The two halves.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Dial in the user cluster what Konnectivity servers ask for, until told to stop
+    ///
+    /// Takes every flag of the upstream proxy-agent, with the same meaning and default: an existing manifest
+    /// works when image and command change. With a server of Portico each connection has an HTTP/2 stream of
+    /// its own, with flow control and half-close.
+    ///
+    /// The first SIGTERM drains: servers prefer other agents, and the agent ends once no connection has been
+    /// open for --drain-idle. A second one ends it.
+    #[command(args_override_self = true)]
+    #[command(after_help = "\
+Examples:
+  In a pod of the user cluster (deploy/konnectivity/):
+    portico konnectivity agent --proxy-server-host=konnectivity-server.abc.example.com \\
+      --proxy-server-port=6443 --ca-cert=ca.crt \\
+      --service-account-token-path=/var/run/secrets/tokens/konnectivity-agent-token
+
+  Only kubelets, and webhooks in one network:
+    portico konnectivity agent --proxy-server-host=192.0.2.1 --ca-cert=ca.crt --agent-cert=agent.crt \\
+      --agent-key=agent.key --allow-destination=0.0.0.0/0:10250 --allow-destination=10.0.0.0/8:443")]
+    Agent(Box<agent::Flags>),
+}
+
+/// Does what is asked for.
+pub(crate) fn run(verb: &Verb) -> anyhow::Result<Outcome> {
+    match verb {
+        Verb::Agent(flags) => agent::run(flags),
+    }
+}
+
+/// A switch in the forms of Go: `--flag`, `--flag=true`, `--flag=f`.
+fn switch(text: &str) -> Result<bool, String> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err("give true or false".to_owned()),
+    }
+}
+
+/// A name for a process that was given none: a random UUID (RFC 9562 section 5.4).
+fn uuid() -> String {
+    // The standard library seeds each state anew by the system's random numbers.
+    let random = || RandomState::new().hash_one("portico");
+    let (high, low) = (random() & !0xf000 | 0x4000, random() & !(0b11 << 62) | (1 << 63));
+    let text = format!("{high:016x}{low:016x}");
+    format!("{}-{}-{}-{}-{}", &text[..8], &text[8..12], &text[12..16], &text[16..20], &text[20..])
+}
+
+/// Where to listen for `host`, which may be empty for all addresses.
+fn listen(host: &str, port: u16) -> Result<SocketAddr, String> {
+    let ip = match host {
+        // Both families, where the system has IPv6.
+        "" if std::net::UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).is_ok() => Ipv6Addr::UNSPECIFIED.into(),
+        "" => Ipv4Addr::UNSPECIFIED.into(),
+        "localhost" => Ipv4Addr::LOCALHOST.into(),
+        host => host.parse::<IpAddr>().map_err(|_| format!("{host:?} is no IP address to listen on"))?,
+    };
+    Ok(SocketAddr::new(ip, port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_switch_has_the_forms_of_go() {
+        assert_eq!(switch("T"), Ok(true));
+        assert_eq!(switch("false"), Ok(false));
+        assert!(switch("yes").is_err());
+    }
+
+    #[test]
+    fn a_made_up_name_is_a_uuid_and_another_one_each_time() {
+        let one = uuid();
+        let lengths: Vec<usize> = one.split('-').map(str::len).collect();
+        assert_eq!(lengths, [8, 4, 4, 4, 12]);
+        assert!(one.as_bytes()[14] == b'4' && b"89ab".contains(&one.as_bytes()[19]), "{one}");
+        assert_ne!(one, uuid());
+    }
+
+    #[test]
+    fn an_empty_host_is_every_address() {
+        assert!(listen("", 8093).unwrap().ip().is_unspecified());
+        assert_eq!(listen("127.0.0.1", 1).unwrap().to_string(), "127.0.0.1:1");
+        assert_eq!(listen("::1", 1).unwrap().to_string(), "[::1]:1");
+        assert!(listen("example.com", 1).is_err());
+    }
+}
