@@ -34,8 +34,8 @@ impl Module {
 
     /// The folder with what `build` has put into it, now or before.
     ///
-    /// Its name is the digest of the module's sources, so a stale build is never taken for a fresh one. Several
-    /// labs may ask at once: one builds, the others wait for it.
+    /// Its name is the digest of the module's sources, so a stale build is never taken for a fresh one.
+    /// Several labs may ask at once: one builds, the others wait for it.
     pub(crate) fn built(&self, build: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
         let files = ["go.mod", "go.sum"].iter().chain(self.sources);
         let digest = digest_of(&files.map(|name| self.source().join(name)).collect::<Vec<_>>())?;

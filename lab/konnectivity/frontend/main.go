@@ -1,8 +1,8 @@
-// Command frontend opens connections through a Konnectivity server as kube-apiserver does it, with upstream's
-// own client library, for clients that speak plain TCP.
+// Command frontend opens connections through a Konnectivity server as kube-apiserver does it, with
+// upstream's own client library, for clients that speak plain TCP.
 //
-// A client sends one line, "HOST:PORT". The answer is one line, "ok" or "error: ...". What follows an "ok" are
-// the bytes of the connection. A client that leaves while it waits cancels the dial.
+// A client sends one line, "HOST:PORT". The answer is one line, "ok" or "error: ...". What follows an "ok"
+// are the bytes of the connection. A client that leaves while it waits cancels the dial.
 package main
 
 import (
@@ -54,8 +54,8 @@ func main() {
 	}
 }
 
-// On a Unix socket the options are those of kube-apiserver's udsGRPCConnector. Over TCP kube-apiserver refuses
-// to speak gRPC, so those are the upstream test client's.
+// On a Unix socket the options are those of kube-apiserver's udsGRPCConnector. Over TCP kube-apiserver
+// refuses to speak gRPC, so those are the upstream test client's.
 func transport() ([]grpc.DialOption, error) {
 	options := []grpc.DialOption{
 		grpc.WithBlock(),
