@@ -7,7 +7,8 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use hyper::StatusCode;
+use hyper::header::ACCEPT;
+use hyper::{Request, StatusCode};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, NoLabelSet, text,
@@ -16,6 +17,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::body::{stream, whole};
+use crate::prometheus_text;
 use crate::server::{self, Answer, typed};
 
 /// Of the OpenMetrics text format, version 1.0.0.
@@ -52,9 +54,21 @@ impl Exposition {
         let mut text = String::new();
         match text::encode(&mut text, &self.0) {
             Ok(()) => typed(CONTENT_TYPE, whole(text)),
-            Err(fmt::Error) => {
-                server::text(StatusCode::INTERNAL_SERVER_ERROR, "a metric could not be formatted\n".into())
-            }
+            Err(fmt::Error) => unformatted(),
+        }
+    }
+
+    /// The same at once, in OpenMetrics if the client takes that, and else in the older text format: for
+    /// metrics that take the place of another program's, whose readers may know the older one only.
+    pub fn negotiated_page<B>(&self, request: &Request<B>) -> Answer {
+        let accepted = request.headers().get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+        if accepted.into_iter().any(|value| value.contains("application/openmetrics-text")) {
+            return self.whole_page();
+        }
+        let mut text = String::new();
+        match text::encode(&mut text, &self.0) {
+            Ok(()) => typed(prometheus_text::CONTENT_TYPE, whole(prometheus_text::from_openmetrics(&text))),
+            Err(fmt::Error) => unformatted(),
         }
     }
 
@@ -65,6 +79,10 @@ impl Exposition {
         let lost = || io::Error::other("a metric could not be formatted");
         outcome.map_err(|fmt::Error| adapter.error.unwrap_or_else(lost))
     }
+}
+
+fn unformatted() -> Answer {
+    server::text(StatusCode::INTERNAL_SERVER_ERROR, "a metric could not be formatted\n".into())
 }
 
 /// Lets text be written to a byte stream, keeping the error that `fmt` cannot carry.

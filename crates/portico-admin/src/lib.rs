@@ -12,6 +12,7 @@ pub mod body;
 pub mod exposition;
 pub mod listing;
 pub mod process;
+mod prometheus_text;
 pub mod readiness;
 pub mod server;
 pub mod table;

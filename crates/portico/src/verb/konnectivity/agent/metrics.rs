@@ -1,6 +1,7 @@
 //! `/metrics` of a Konnectivity agent: the names of the upstream agent where it has them, and ours.
 //!
-//! Names, labels and units are a promise, listed in `docs/konnectivity-agent.md`.
+//! Names, labels and units are a promise, listed in `docs/konnectivity-agent.md`. Where upstream's own tests
+//! compare a family, its help is upstream's too.
 
 use std::fmt;
 use std::sync::Arc;
@@ -41,19 +42,20 @@ impl Collector for Upstream {
 fn write_upstream(agent: &Agent, out: &mut Families<'_>) -> fmt::Result {
     const OPEN_SERVERS: &str = "konnectivity_network_proxy_agent_open_server_connections";
     let counters = agent.counters();
-    out.one_gauge(OPEN_SERVERS, "Servers that are connected.", None, agent.servers().len() as u64)?;
-    let help = "How many servers there are, as far as is known.";
+    let servers = agent.servers().len() as u64;
+    out.one_gauge(OPEN_SERVERS, "Current number of open server connections.", None, servers)?;
+    let help = "Current number of servers agent is trying to connect to.";
     let known = u64::from(agent.known_servers());
     out.one_gauge("konnectivity_network_proxy_agent_known_server_count", help, None, known)?;
     let open = agent.connections().len() as u64;
-    let help = "Connections to endpoints that are open.";
+    let help = "Current number of open endpoint connections.";
     out.one_gauge("konnectivity_network_proxy_agent_open_endpoint_connections", help, None, open)?;
     let buckets: [(f64, u64); DIAL_BUCKETS.len() + 1] = std::array::from_fn(|index| {
         let most = DIAL_BUCKETS.get(index).copied().unwrap_or(f64::INFINITY);
         (most, counters.dials[index].load(Relaxed))
     });
     let seconds = counters.dial_micros.load(Relaxed) as f64 / 1e6;
-    let help = "Time of dials that succeeded.";
+    let help = "Latency of dial to the remote endpoint in seconds";
     out.one_histogram(
         "konnectivity_network_proxy_agent_dial_duration",
         help,
@@ -61,8 +63,10 @@ fn write_upstream(agent: &Agent, out: &mut Families<'_>) -> fmt::Result {
         seconds,
         &buckets,
     )?;
+    // Upstream shows a reason once it has happened, and its own tests compare the whole family.
     let failures = named(&DialFailure::ALL, &counters.dial_failures, "reason");
-    let help = "Dials that failed.";
+    let failures = failures.filter(|(_, count)| *count > 0);
+    let help = "Number of failures dialing the remote endpoint, by reason (example: timeout).";
     out.counter("konnectivity_network_proxy_agent_endpoint_dial_failure", help, None, failures)?;
     write_packets(counters, out)?;
     let lost = counters.lost.load(Relaxed) + counters.silent.load(Relaxed);
@@ -88,7 +92,7 @@ fn write_packets(counters: &Counters, out: &mut Families<'_>) -> fmt::Result {
             ([("segment", segment), ("packet_type", packet)], count.load(Relaxed))
         })
     });
-    let help = "Packets on the Connect streams.";
+    let help = "Count of packets processed, by segment and packet type (example: from_client, DIAL_REQ)";
     out.counter("konnectivity_network_proxy_agent_stream_packets", help, None, packets)?;
     // The first is OK, which is no error.
     let errors = (1..CODES).map(|number| {
