@@ -1,0 +1,125 @@
+//! What cannot be had: how a frontend is told, what is counted, what stays behind.
+//!
+//! The names are those of upstream's integration tests, in words.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use super::endpoint::Endpoint;
+use super::program::until;
+use super::site::Make::{self, Ours, Upstream};
+use super::site::Mode::{self, Grpc, HttpConnect};
+use super::site::Pair;
+use super::site::Transport::Unix;
+use crate::common::free_port;
+
+macro_rules! pairings {
+    ($($name:ident: $server:expr, $agent:expr;)*) => {$(mod $name {
+        use super::*;
+
+        #[tokio::test]
+        async fn a_refused_dial_is_told_and_counted_at_both_ends() {
+            refused($server, $agent).await;
+        }
+
+        #[tokio::test]
+        async fn a_name_that_does_not_resolve_is_told_and_counted() {
+            unknown_name($server, $agent).await;
+        }
+
+        #[tokio::test]
+        async fn an_endpoint_that_never_answers_is_given_up_and_counted() {
+            silent($server, $agent).await;
+        }
+
+        #[tokio::test]
+        async fn fifty_dials_cancelled_in_flight_leave_nothing() {
+            for mode in [Grpc, HttpConnect] {
+                cancelled($server, $agent, mode).await;
+            }
+        }
+    })*};
+}
+
+pairings! {
+    upstream_server_our_agent: Upstream, Ours;
+}
+
+const SERVER: &str = "konnectivity_network_proxy_server_";
+const AGENT: &str = "konnectivity_network_proxy_agent_";
+
+async fn refused(server: Make, agent: Make) {
+    for (mode, status) in [(Grpc, "connection refused"), (HttpConnect, " 502 Bad Gateway\r\n")] {
+        let pair = Pair::start(server, agent, mode, Unix).await;
+        let told = pair.frontend.open(&format!("127.0.0.1:{}", free_port())).await.err().unwrap();
+        assert!(told.contains(status) && told.contains("connection refused"), "{told}");
+        is_counted(&pair, "unknown").await;
+    }
+}
+
+async fn unknown_name(server: Make, agent: Make) {
+    let pair = Pair::start(server, agent, HttpConnect, Unix).await;
+    let told = pair.frontend.open("nowhere.invalid:80").await.err().unwrap();
+    // A machine without a name server says that instead.
+    assert!(told.contains(" 502 Bad Gateway\r\n") && told.contains("lookup nowhere.invalid"), "{told}");
+    pair.agent.wait_for_metric(&format!("{AGENT}endpoint_dial_failure_total"), "", 1.0).await;
+}
+
+async fn silent(server: Make, agent: Make) {
+    let hole = BlackHole::open();
+    let pair = Pair::start(server, agent, HttpConnect, Unix).await;
+    let told = pair.frontend.open(&hole.target()).await.err().unwrap();
+    assert!(told.contains(" 504 Gateway Timeout\r\n") && told.contains("i/o timeout"), "{told}");
+    is_counted(&pair, "timeout").await;
+}
+
+async fn is_counted(pair: &Pair, reason: &str) {
+    pair.server
+        .program
+        .wait_for_metric(&format!("{SERVER}dial_failure_count"), "reason=\"error_response\"", 1.0)
+        .await;
+    let labels = format!("reason=\"{reason}\"");
+    pair.agent.wait_for_metric(&format!("{AGENT}endpoint_dial_failure_total"), &labels, 1.0).await;
+}
+
+async fn cancelled(server: Make, agent: Make, mode: Mode) {
+    let hole = BlackHole::open();
+    let pair = Pair::start(server, agent, mode, Unix).await;
+    let mut waiting = Vec::new();
+    for _ in 0..50 {
+        waiting.push(pair.frontend.ask(&hole.target()).await);
+    }
+    let pending = format!("{SERVER}pending_backend_dials");
+    pair.server.program.wait_for_metric(&pending, "", 50.0).await;
+    // They hold nothing up.
+    let echo = Endpoint::echo().await;
+    drop(pair.frontend.connect(&echo.target()).await);
+    drop(waiting);
+    pair.agent.wait_for_metric(&format!("{AGENT}open_endpoint_connections"), "", 0.0).await;
+    until("the endpoint's connection has ended", || echo.open() == 0).await;
+}
+
+/// An address of loopback that answers no SYN: a listener whose queue is full.
+struct BlackHole {
+    listener: TcpListener,
+    _queued: Vec<TcpStream>,
+}
+
+impl BlackHole {
+    fn open() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let address: SocketAddr = listener.local_addr().unwrap();
+        let mut queued = Vec::new();
+        // A handshake on loopback takes microseconds; a dropped SYN is repeated after a second.
+        while let Ok(stream) = TcpStream::connect_timeout(&address, Duration::from_millis(300)) {
+            queued.push(stream);
+            assert!(queued.len() < 8, "this kernel makes no black hole");
+        }
+        Self { listener, _queued: queued }
+    }
+
+    fn target(&self) -> String {
+        self.listener.local_addr().unwrap().to_string()
+    }
+}

@@ -1,0 +1,112 @@
+//! Each part of a pairing killed in the middle of a transfer: the other side is told, nothing stays behind,
+//! and what comes back works.
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
+
+use super::endpoint::{self, Endpoint};
+use super::frontend::Connection;
+use super::program::until;
+use super::site::Make::{self, Ours, Upstream};
+use super::site::Mode::{Grpc, HttpConnect};
+use super::site::Pair;
+use super::site::Transport::Unix;
+use crate::common::PATIENCE;
+
+/// More than every buffer on the way holds.
+const ENDLESS: u64 = 1 << 40;
+/// Of it, enough that the transfer is under way.
+const SOME: u64 = 4 << 20;
+
+macro_rules! pairings {
+    ($($name:ident: $server:expr, $agent:expr, $mode:expr;)*) => {$(mod $name {
+        use super::*;
+
+        #[tokio::test]
+        async fn a_killed_agent_ends_its_connections_and_a_new_one_serves() {
+            agent_killed(Pair::start($server, $agent, $mode, Unix).await, $agent).await;
+        }
+
+        #[tokio::test]
+        async fn a_killed_server_ends_its_connections_and_agents_come_back() {
+            server_killed(Pair::start($server, $agent, $mode, Unix).await).await;
+        }
+
+        #[tokio::test]
+        async fn a_frontend_that_leaves_leaves_nothing_behind() {
+            frontend_gone(Pair::start($server, $agent, $mode, Unix).await).await;
+        }
+    })*};
+}
+
+pairings! {
+    upstream_server_our_agent_grpc: Upstream, Ours, Grpc;
+    upstream_server_our_agent_http_connect: Upstream, Ours, HttpConnect;
+}
+
+async fn agent_killed(mut pair: Pair, make: Make) {
+    let sender = Endpoint::sender(ENDLESS).await;
+    let echo = Endpoint::echo().await;
+    let mut idle = pair.frontend.connect(&echo.target()).await;
+    // The last one: what is not read holds up upstream's server.
+    let mut busy = under_way(&pair, &sender).await;
+    pair.agent.kill();
+    ends(&mut busy).await;
+    ends(&mut idle).await;
+    until("the endpoints' connections have ended", || sender.open() + echo.open() == 0).await;
+    pair.server.program.wait_for("/readyz", 500).await;
+    let refused = pair.frontend.open(&echo.target()).await.err().expect("there is no agent");
+    assert!(refused.contains("No agent available"), "{refused}");
+
+    pair.agent = pair.site.agent(make, pair.server.port(), &[]).await;
+    pair.server.program.wait_for("/readyz", 200).await;
+    serves(&pair, &echo).await;
+}
+
+async fn server_killed(mut pair: Pair) {
+    let sender = Endpoint::sender(ENDLESS).await;
+    let mut busy = under_way(&pair, &sender).await;
+    pair.server = pair.site.server_again(pair.server).await;
+    ends(&mut busy).await;
+    until("the endpoint's connection has ended", || sender.open() == 0).await;
+    pair.server.program.wait_for("/readyz", 200).await;
+    pair.agent.wait_for("/readyz", 200).await;
+    let echo = Endpoint::echo().await;
+    serves(&pair, &echo).await;
+}
+
+async fn frontend_gone(mut pair: Pair) {
+    let (sender, holding) = (Endpoint::sender(ENDLESS).await, Endpoint::echo().await);
+    let idle = pair.frontend.connect(&holding.target()).await;
+    let busy = under_way(&pair, &sender).await;
+    match &mut pair.helper {
+        // Its client library says no goodbye.
+        Some(helper) => helper.kill(),
+        None => drop((busy, idle)),
+    }
+    until("the endpoints' connections have ended", || sender.open() + holding.open() == 0).await;
+    pair.agent.wait_for_metric("konnectivity_network_proxy_agent_open_endpoint_connections", "", 0.0).await;
+}
+
+/// A transfer of which some has arrived.
+async fn under_way(pair: &Pair, sender: &Endpoint) -> Connection {
+    let mut connection = pair.frontend.connect(&sender.target()).await;
+    endpoint::fetch(&mut connection, SOME).await.expect("what was sent");
+    connection
+}
+
+/// What is in flight arrives, then the connection's end.
+async fn ends(connection: &mut Connection) {
+    let mut buffer = vec![0; 65_536];
+    let end = async { while connection.read(&mut buffer).await.is_ok_and(|read| read > 0) {} };
+    timeout(PATIENCE, end).await.expect("the end arrives");
+}
+
+async fn serves(pair: &Pair, echo: &Endpoint) {
+    let mut connection = pair.frontend.connect(&echo.target()).await;
+    connection.write_all(b"again").await.unwrap();
+    connection.flush().await.unwrap();
+    let mut answer = [0; 5];
+    timeout(PATIENCE, connection.read_exact(&mut answer)).await.expect("an answer").unwrap();
+    assert_eq!(&answer, b"again");
+}

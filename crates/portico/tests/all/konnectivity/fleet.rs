@@ -1,0 +1,254 @@
+//! Several servers, several agents, and connections that hold each other up if they are let.
+
+use std::sync::{Arc, Mutex};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::endpoint::{self, Endpoint};
+use super::frontend::{Connection, Frontend};
+use super::site::Make::{self, Ours, Upstream};
+use super::site::Mode::{self, Grpc, HttpConnect};
+use super::site::Transport::Unix;
+use super::site::{Pair, Site};
+use crate::common::PATIENCE;
+
+macro_rules! pairings {
+    ($($name:ident: $server:expr, $agent:expr;)*) => {$(mod $name {
+        use super::*;
+
+        #[tokio::test]
+        async fn an_agent_behind_a_balancer_finds_every_server() {
+            behind_a_balancer($server, $agent).await;
+        }
+
+        #[tokio::test]
+        async fn two_agents_do_not_mix_what_they_carry() {
+            two_agents($server, $agent).await;
+        }
+
+        #[tokio::test]
+        async fn a_second_agent_of_the_same_id_disturbs_nothing() {
+            same_id($server, $agent).await;
+        }
+
+        #[tokio::test]
+        async fn an_agent_that_drains_still_serves_if_it_is_the_only_one() {
+            drains($server, $agent).await;
+        }
+
+        #[tokio::test]
+        async fn dials_go_to_the_agent_that_has_the_host() {
+            by_host($server, $agent).await;
+        }
+
+        #[tokio::test]
+        async fn readiness_follows_the_other_side() {
+            readiness($server, $agent).await;
+        }
+    })*};
+}
+
+pairings! {
+    upstream_server_our_agent: Upstream, Ours;
+}
+
+const OPEN_SERVERS: &str = "konnectivity_network_proxy_agent_open_server_connections";
+
+async fn behind_a_balancer(server: Make, agent: Make) {
+    let site = Site::new(Grpc, Unix);
+    let start = async |number: u8| {
+        site.server(server, &["--server-count=3", &format!("--server-id=server-{number}")]).await
+    };
+    let mut servers = [start(1).await, start(2).await, start(3).await];
+    let balancer = Balancer::start(servers.iter().map(|server| server.port()).collect()).await;
+    let agent = site.agent(agent, balancer.port, &[]).await;
+    agent.wait_for_metric(OPEN_SERVERS, "", 3.0).await;
+    let echo = Endpoint::echo().await;
+    for server in &servers {
+        let (frontend, _helper) = site.frontend(server).await;
+        round_trip(&mut frontend.connect(&echo.target()).await, b"every").await;
+    }
+    servers[0].program.kill();
+    balancer.serve(servers[1..].iter().map(|server| server.port()).collect());
+    agent.wait_for_metric(OPEN_SERVERS, "", 2.0).await;
+    servers[0] = start(4).await;
+    balancer.serve(servers.iter().map(|server| server.port()).collect());
+    agent.wait_for_metric(OPEN_SERVERS, "", 3.0).await;
+    let (frontend, _helper) = site.frontend(&servers[0]).await;
+    round_trip(&mut frontend.connect(&echo.target()).await, b"new").await;
+}
+
+async fn two_agents(server: Make, agent: Make) {
+    for mode in [Grpc, HttpConnect] {
+        let pair = Pair::start(server, agent, mode, Unix).await;
+        let mut second = pair.site.agent(agent, pair.server.port(), &[]).await;
+        second.wait_for("/readyz", 200).await;
+        let echo = Endpoint::echo().await;
+        let mut asking = JoinSet::new();
+        let frontend = Arc::new(pair.frontend);
+        for number in 0..100 {
+            let (frontend, target) = (Arc::clone(&frontend), echo.target());
+            asking.spawn(async move {
+                let mut connection = frontend.connect(&target).await;
+                for turn in 0..10 {
+                    round_trip(&mut connection, format!("{number} {turn}").repeat(100).as_bytes()).await;
+                }
+            });
+        }
+        timeout(PATIENCE, asking.join_all()).await.expect("all are answered");
+    }
+}
+
+async fn same_id(server: Make, agent: Make) {
+    for mode in [Grpc, HttpConnect] {
+        let site = Site::new(mode, Unix);
+        let server = site.server(server, &[]).await;
+        let start = async || site.agent(agent, server.port(), &["--agent-id=worker"]).await;
+        let mut one = start().await;
+        one.wait_for("/readyz", 200).await;
+        let (frontend, _helper) = site.frontend(&server).await;
+        let echo = Endpoint::echo().await;
+        let mut open = frontend.connect(&echo.target()).await;
+        round_trip(&mut open, b"before").await;
+        let mut other = start().await;
+        other.wait_for("/readyz", 200).await;
+        round_trip(&mut open, b"beside").await;
+        other.kill();
+        server
+            .program
+            .wait_for_metric("konnectivity_network_proxy_server_ready_backend_connections", "", 1.0)
+            .await;
+        round_trip(&mut open, b"after").await;
+    }
+}
+
+async fn drains(server: Make, agent: Make) {
+    let pair = Pair::start(server, agent, HttpConnect, Unix).await;
+    let echo = Endpoint::echo().await;
+    let mut open = pair.frontend.connect(&echo.target()).await;
+    pair.agent.signal("TERM");
+    round_trip(&mut open, b"goes on").await;
+    let mut new = pair.frontend.connect(&echo.target()).await;
+    round_trip(&mut new, b"nobody else").await;
+    round_trip(&mut open, b"still").await;
+}
+
+/// Two addresses of loopback, an agent for each.
+async fn by_host(server: Make, agent: Make) {
+    let site = Site::new(HttpConnect, Unix);
+    let mut server = site.server(server, &["--proxy-strategies=destHost"]).await;
+    let port = server.port();
+    let identified =
+        async |of: &str| site.agent(agent, port, &[&format!("--agent-identifiers=ipv4={of}")]).await;
+    let (mut first, mut second) = (identified("127.0.0.1").await, identified("127.0.0.2").await);
+    first.wait_for("/readyz", 200).await;
+    second.wait_for("/readyz", 200).await;
+    server.program.wait_for("/readyz", 200).await;
+    let (frontend, _helper) = site.frontend(&server).await;
+    let echo = Endpoint::echo().await;
+    round_trip(&mut frontend.connect(&echo.target()).await, b"first").await;
+    second.kill();
+    server
+        .program
+        .wait_for_metric("konnectivity_network_proxy_server_ready_backend_connections", "", 1.0)
+        .await;
+    let other = format!("127.0.0.2:{}", echo.port());
+    let told = frontend.open(&other).await.err().expect("its agent is gone");
+    assert!(told.contains("No agent available"), "{told}");
+    round_trip(&mut frontend.connect(&echo.target()).await, b"first").await;
+}
+
+async fn readiness(server: Make, agent: Make) {
+    let site = Site::new(Grpc, Unix);
+    let mut server = site.server(server, &[]).await;
+    server.program.wait_for("/readyz", 500).await;
+    let mut agent = site.agent(agent, server.port(), &[]).await;
+    agent.wait_for("/readyz", 200).await;
+    server.program.wait_for("/readyz", 200).await;
+    server.program.kill();
+    agent.wait_for("/readyz", 503).await;
+    agent.wait_for("/healthz", 200).await;
+}
+
+/// Many bytes that nobody reads: four endpoints that do not read, on the way down from the frontend.
+async fn beside_stopped_endpoints(server: Make, agent: Make, mode: Mode) {
+    let pair = Pair::start(server, agent, mode, Unix).await;
+    let holding = Endpoint::holding().await;
+    let mut writing = JoinSet::new();
+    for _ in 0..4 {
+        let mut connection = pair.frontend.connect(&holding.target()).await;
+        // Fails if a connection that does not read is closed, never ends if it is paused: both are allowed.
+        writing.spawn(async move { endpoint::send(&mut connection, 64 << 20).await });
+    }
+    others_go_on(&pair.frontend).await;
+}
+
+async fn others_go_on(frontend: &Frontend) {
+    let echo = Endpoint::echo().await;
+    let mut stays = frontend.connect(&echo.target()).await;
+    for turn in 0..200 {
+        let word = format!("{turn}").repeat(2000);
+        round_trip(&mut stays, word.as_bytes()).await;
+        if turn % 10 == 0 {
+            round_trip(&mut frontend.connect(&echo.target()).await, word.as_bytes()).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn endpoints_that_stop_reading_hold_up_nobody_with_grpc() {
+    beside_stopped_endpoints(Upstream, Ours, Grpc).await;
+}
+
+#[tokio::test]
+async fn endpoints_that_stop_reading_hold_up_nobody_with_http_connect() {
+    beside_stopped_endpoints(Upstream, Ours, HttpConnect).await;
+}
+
+async fn round_trip(connection: &mut Connection, word: &[u8]) {
+    let there_and_back = async {
+        connection.write_all(word).await.expect("it takes bytes");
+        connection.flush().await.expect("it takes bytes");
+        let mut answer = vec![0; word.len()];
+        connection.read_exact(&mut answer).await.expect("an answer");
+        assert_eq!(answer, word);
+    };
+    timeout(PATIENCE, there_and_back).await.expect("nothing holds it up");
+}
+
+/// A TCP load balancer, which sends each connection to the next server.
+struct Balancer {
+    port: u16,
+    servers: Arc<Mutex<Vec<u16>>>,
+}
+
+impl Balancer {
+    async fn start(servers: Vec<u16>) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", crate::common::free_port())).await.unwrap();
+        let (port, servers) = (listener.local_addr().unwrap().port(), Arc::new(Mutex::new(servers)));
+        let known = Arc::clone(&servers);
+        tokio::spawn(async move {
+            let mut turn = 0;
+            while let Ok((mut stream, _)) = listener.accept().await {
+                turn += 1;
+                let to = {
+                    let servers = known.lock().unwrap();
+                    servers[turn % servers.len()]
+                };
+                tokio::spawn(async move {
+                    let mut server = TcpStream::connect(("127.0.0.1", to)).await?;
+                    tokio::io::copy_bidirectional(&mut stream, &mut server).await
+                });
+            }
+        });
+        Self { port, servers }
+    }
+
+    /// From now on.
+    fn serve(&self, servers: Vec<u16>) {
+        *self.servers.lock().unwrap() = servers;
+    }
+}
