@@ -15,8 +15,6 @@ mod gateway;
 mod isolation;
 mod konnectivity;
 mod konnectivity_agent;
-mod konnectivity_agent;
-mod ports;
 mod ports;
 mod proof;
 mod routes;
