@@ -4,8 +4,6 @@
 //! begins. When a certificate is not accepted, the error names its issuer, by which a corporate proxy that
 //! intercepts TLS is recognised ([`HandshakeError`]). Sessions are not resumed: connections are rare.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -14,8 +12,7 @@ use arc_swap::ArcSwap;
 use portico_net::ReadAhead;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, WebPkiServerVerifier};
-use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::VerifierBuilderError;
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 use rustls_native_certs::CertificateResult;
@@ -24,6 +21,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use crate::pem::{self, PemFileError};
 use crate::provider::provider;
 use crate::socket::{Route, Socket};
 
@@ -104,24 +102,9 @@ pub enum ClientTlsError {
     /// A certificate without a key, or a key without a certificate.
     #[error("a client certificate and its key go together; give both or none")]
     Half,
-    /// A file cannot be read.
-    #[error("reading {}: {source}; give a PEM file this process may read", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The error of the system.
-        source: io::Error,
-    },
-    /// A file is not the expected PEM.
-    #[error("{}: no {expected}: {source}; give it in PEM", path.display())]
-    Pem {
-        /// The file.
-        path: PathBuf,
-        /// What was looked for.
-        expected: &'static str,
-        /// What was found instead.
-        source: pem::Error,
-    },
+    /// A file cannot be used.
+    #[error(transparent)]
+    File(#[from] PemFileError),
     /// Certificate and key do not belong together, or are of a kind that cannot be used.
     #[error("certificate {} with key {}: {source}; give a chain, leaf first, and the leaf's \
         key", certificate.display(), key.display())]
@@ -330,14 +313,11 @@ impl ServerCertVerifier for Recorder {
 
 impl Files {
     fn read(&self) -> Result<Contents, ClientTlsError> {
-        let read = |path: &PathBuf| {
-            fs::read(path).map_err(|source| ClientTlsError::Read { path: path.clone(), source })
-        };
         let pair = match &self.pair {
             None => None,
-            Some((certificate, key)) => Some((read(certificate)?, read(key)?)),
+            Some((certificate, key)) => Some((pem::read(certificate)?, pem::read(key)?)),
         };
-        Ok(Contents { ca: self.ca.as_ref().map(read).transpose()?, pair })
+        Ok(Contents { ca: self.ca.as_deref().map(pem::read).transpose()?, pair })
     }
 }
 
@@ -355,12 +335,8 @@ fn configure(files: &Files, contents: &Contents, peer: &Peer) -> Result<Current,
         .with_webpki_verifier(Arc::clone(&verifier));
     let mut config = match (&files.pair, &contents.pair) {
         (Some((certificate, key)), Some((chain, secret))) => {
-            let chain = certificates(certificate, chain)?;
-            let secret = PrivateKeyDer::from_pem_slice(secret).map_err(|source| ClientTlsError::Pem {
-                path: key.clone(),
-                expected: "private key",
-                source,
-            })?;
+            let chain = pem::certificates(certificate, chain)?;
+            let secret = pem::private_key(key, secret)?;
             builder.with_client_auth_cert(chain, secret).map_err(|source| ClientTlsError::Pair {
                 certificate: certificate.clone(),
                 key: key.clone(),
@@ -376,7 +352,7 @@ fn configure(files: &Files, contents: &Contents, peer: &Peer) -> Result<Current,
 
 fn roots_of(path: &Path, pem: &[u8]) -> Result<RootCertStore, ClientTlsError> {
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(path, pem)? {
+    for certificate in pem::certificates(path, pem)? {
         roots.add(certificate).map_err(|source| ClientTlsError::Ca { path: path.to_owned(), source })?;
     }
     Ok(roots)
@@ -403,12 +379,6 @@ fn roots_among(found: CertificateResult, is_configured: bool) -> Result<RootCert
         roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
     }
     Ok(roots)
-}
-
-/// Returns the certificates of the PEM file at `path`.
-fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, ClientTlsError> {
-    let wrong = |source| ClientTlsError::Pem { path: path.to_owned(), expected: "certificate", source };
-    crate::pem::certificates(pem).map_err(wrong)
 }
 
 #[cfg(test)]

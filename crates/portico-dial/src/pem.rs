@@ -1,10 +1,54 @@
-//! Certificates of PEM files.
+//! PEM files: certificates and keys of either side, and why one cannot be used.
 
-use rustls::pki_types::CertificateDer;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
 use rustls::pki_types::pem::{Error, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use thiserror::Error;
 
-/// Returns the certificates of a PEM file, at least one.
-pub fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, Error> {
-    let chain = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>()?;
-    if chain.is_empty() { Err(Error::NoItemsFound) } else { Ok(chain) }
+/// Why a PEM file cannot be used.
+#[derive(Debug, Error)]
+pub enum PemFileError {
+    /// It cannot be read.
+    #[error("reading {}: {source}; give a PEM file this process may read", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// It does not hold what it should.
+    #[error("{}: no {expected}: {source}; give it in PEM", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What was looked for.
+        expected: &'static str,
+        /// What was found instead.
+        source: Error,
+    },
+}
+
+/// Reads the file at `path`.
+pub fn read(path: &Path) -> Result<Vec<u8>, PemFileError> {
+    fs::read(path).map_err(|source| PemFileError::Read { path: path.to_owned(), source })
+}
+
+/// Returns the certificates of the file at `path`, at least one.
+pub fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, PemFileError> {
+    let chain = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
+    let chain = chain.and_then(|chain| if chain.is_empty() { Err(Error::NoItemsFound) } else { Ok(chain) });
+    chain.map_err(|source| content(path, "certificate", source))
+}
+
+/// Returns the private key of the file at `path`.
+pub fn private_key(path: &Path, pem: &[u8]) -> Result<PrivateKeyDer<'static>, PemFileError> {
+    PrivateKeyDer::from_pem_slice(pem).map_err(|source| content(path, "private key", source))
+}
+
+/// The file at `path` holds nothing of what is `expected`.
+pub fn content(path: &Path, expected: &'static str, source: Error) -> PemFileError {
+    PemFileError::Content { path: path.to_owned(), expected, source }
 }

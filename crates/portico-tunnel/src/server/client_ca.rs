@@ -8,12 +8,13 @@
 mod lists;
 mod pattern;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
-use rustls::pki_types::pem::{self, PemObject};
+use portico_dial::pem::{self, PemFileError};
+use rustls::pki_types::pem::Error::NoItemsFound;
+use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer};
 use thiserror::Error;
 
@@ -27,24 +28,9 @@ pub(crate) use lists::{List, verifies};
 /// Why the files of CAs and lists cannot be used as they are. What was in force stays.
 #[derive(Debug, Error)]
 pub enum ClientCaError {
-    /// A file cannot be read.
-    #[error("reading {}: {source}; give a PEM file this process may read", path.display())]
-    Read {
-        /// Which file.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// A file is not the PEM expected.
-    #[error("{}: no {expected}: {source}; give it in PEM", path.display())]
-    Pem {
-        /// Which file.
-        path: PathBuf,
-        /// What was looked for.
-        expected: &'static str,
-        /// What was found instead.
-        source: pem::Error,
-    },
+    /// A file cannot be used.
+    #[error(transparent)]
+    File(#[from] PemFileError),
     /// A file holds a certificate that cannot be a CA.
     #[error(
         "client CA {}: {source}; give the certificates of the CA that signs the agents' certificates",
@@ -148,13 +134,15 @@ struct Read {
     /// Compared with what the files say: cheaper than trusting time stamps, and right for symlink swaps.
     /// `None` while they cannot be used as they are.
     contents: Option<Contents>,
+    /// The CAs of each file, as it was when it could be used last.
+    cas: Vec<Vec<Ca>>,
     in_force: Authorities,
 }
 
-/// Contents of the files.
+/// Contents of the files; `None` of one that cannot be read.
 #[derive(Debug, PartialEq, Eq)]
 struct Contents {
-    cas: Vec<Vec<u8>>,
+    cas: Vec<Option<Vec<u8>>>,
     lists: Option<Vec<u8>>,
 }
 
@@ -178,30 +166,29 @@ pub(crate) struct Ca {
 
 impl ClientCas {
     pub(crate) fn load(cas: Vec<ClientCaFile>, lists: Option<PathBuf>) -> Result<Self, ClientCaError> {
-        let contents = Contents::read(&cas, lists.as_deref())?;
-        let (in_force, checked) = Authorities::default().renewed(&contents, &cas, lists.as_deref())?;
+        let (contents, mut checked) = Contents::read(&cas, lists.as_deref());
+        let mut read =
+            Read { contents: None, cas: vec![Vec::new(); cas.len()], in_force: Authorities::default() };
+        read.in_force = read.renewed(&contents, &cas, lists.as_deref(), &mut checked);
         checked?;
-        Ok(Self {
-            cas: cas.into(),
-            lists,
-            trust: ArcSwap::from_pointee(Trust::new(&in_force)),
-            read: Mutex::new(Read { contents: Some(contents), in_force }),
-        })
+        read.contents = Some(contents);
+        let trust = ArcSwap::from_pointee(Trust::new(&read.in_force));
+        Ok(Self { cas: cas.into(), lists, trust, read: Mutex::new(read) })
     }
 
     /// Reads the files again. Returns true if they changed and something new is in force.
     ///
-    /// On an error what was in force stays, but for what takes trust away: a CA that is gone from the files
-    /// is not trusted any more, and a good list is in force although another is not. The error then comes
-    /// with the next call.
+    /// On an error what was in force stays, but for what takes trust away: a CA that is gone from its file is
+    /// not trusted any more although another file cannot be read, and a good list is in force although
+    /// another is not. The error then comes with the next call.
     pub(crate) fn reload(&self) -> Result<bool, ClientCaError> {
-        let contents = Contents::read(&self.cas, self.lists.as_deref())?;
+        let (contents, mut checked) = Contents::read(&self.cas, self.lists.as_deref());
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-        if read.contents.as_ref() == Some(&contents) {
+        if checked.is_ok() && read.contents.as_ref() == Some(&contents) {
             return Ok(false);
         }
         read.contents = None;
-        let (next, checked) = read.in_force.renewed(&contents, &self.cas, self.lists.as_deref())?;
+        let next = read.renewed(&contents, &self.cas, self.lists.as_deref(), &mut checked);
         let changed = next != read.in_force;
         if changed {
             self.trust.store(Arc::new(Trust::new(&next)));
@@ -230,88 +217,117 @@ impl ClientCas {
     }
 }
 
-impl Contents {
-    fn read(cas: &[ClientCaFile], lists: Option<&Path>) -> Result<Self, ClientCaError> {
-        let read = |path: &Path| {
-            fs::read(path).map_err(|source| ClientCaError::Read { path: path.to_owned(), source })
-        };
-        let cas = cas.iter().map(|ca| read(&ca.path)).collect::<Result<_, _>>()?;
-        Ok(Self { cas, lists: lists.map(read).transpose()? })
+/// The first thing in the files that cannot be honoured.
+type Checked = Result<(), ClientCaError>;
+
+/// Notes what is wrong, unless something was before.
+fn note(checked: &mut Checked, wrong: impl Into<ClientCaError>) {
+    if checked.is_ok() {
+        *checked = Err(wrong.into());
     }
 }
 
-impl Authorities {
-    /// What is in force after these, and the first thing in the files that cannot be honoured.
+impl Contents {
+    fn read(cas: &[ClientCaFile], lists: Option<&Path>) -> (Self, Checked) {
+        let mut checked = Ok(());
+        let mut read = |path| pem::read(path).map_err(|error| note(&mut checked, error)).ok();
+        let cas = cas.iter().map(|ca| read(&ca.path)).collect();
+        let lists = lists.and_then(&mut read);
+        (Self { cas, lists }, checked)
+    }
+}
+
+impl Read {
+    /// What is in force after these contents. Each file stands for itself: of one that cannot be used, what
+    /// it said before counts.
     fn renewed(
-        &self,
+        &mut self,
         contents: &Contents,
         files: &[ClientCaFile],
-        path: Option<&Path>,
-    ) -> Result<(Self, Result<(), ClientCaError>), ClientCaError> {
-        let cas = read_cas(contents, files)?;
-        let (Some(path), Some(pem)) = (path, &contents.lists) else {
-            return Ok((Self { cas, lists: Vec::new() }, Ok(())));
-        };
-        let (new, mut checked) = read_lists(path, pem, &cas);
-        let mut lists = newest(new);
-        for old in self.lists.iter().filter(|old| cas.iter().any(|ca| ca.key == old.key)) {
-            let (path, issuer) = (path.to_owned(), old.issuer.clone());
-            let lost = match lists.iter().find(|list| list.key == old.key) {
-                Some(successor) if !old.is_newer_than(successor) => continue,
-                Some(_) => ClientCaError::OlderList { path, issuer },
-                None => ClientCaError::MissingList { path, issuer },
-            };
-            checked = checked.and(Err(lost));
-            lists.push(Arc::clone(old));
+        lists: Option<&Path>,
+        checked: &mut Checked,
+    ) -> Authorities {
+        for ((file, pem), known) in files.iter().zip(&contents.cas).zip(&mut self.cas) {
+            match pem.as_ref().map(|pem| read_cas(file, pem)) {
+                Some(Ok(cas)) => *known = cas,
+                Some(Err(error)) => note(checked, error),
+                None => {}
+            }
         }
-        let mut next = Self { cas, lists: newest(lists) };
+        self.check_bounds(files, checked);
+        let cas: Vec<Ca> = self.cas.iter().flatten().cloned().collect();
+        let lists = lists.map(|path| self.renewed_lists(path, contents.lists.as_deref(), &cas, checked));
+        let mut next = Authorities { cas, lists: lists.unwrap_or_default() };
         if checked.is_err() {
             // Trust is not extended while something is wrong: what is wrong may be the list of the new CA.
-            next.cas.retain(|ca| self.cas.contains(ca));
+            next.cas.retain(|ca| self.in_force.cas.contains(ca));
             next.lists.retain(|list| next.cas.iter().any(|ca| ca.key == list.key));
         }
-        Ok((next, checked))
+        next
+    }
+
+    /// Whether a CA is given with tenants by one file, and without by another.
+    fn check_bounds(&self, files: &[ClientCaFile], checked: &mut Checked) {
+        let all = || files.iter().zip(&self.cas).flat_map(|(file, cas)| cas.iter().map(move |ca| (file, ca)));
+        for (file, ca) in all() {
+            let Some(bound) = &ca.tenants else { continue };
+            if let Some((open, _)) = all().find(|(_, other)| other.key == ca.key && other.tenants.is_none()) {
+                let (path, bound, open) = (file.path.clone(), bound.clone(), open.path.clone());
+                return note(checked, ClientCaError::Bound { path, bound, open });
+            }
+        }
+    }
+
+    /// The lists in force of these CAs, by the file at `path`. It holds nothing if it cannot be read.
+    fn renewed_lists(
+        &self,
+        path: &Path,
+        pem: Option<&[u8]>,
+        cas: &[Ca],
+        checked: &mut Checked,
+    ) -> Vec<Arc<List>> {
+        let new = pem.map(|pem| read_lists(path, pem, cas, checked));
+        let mut lists = newest(new.unwrap_or_default());
+        for old in self.in_force.lists.iter().filter(|old| cas.iter().any(|ca| ca.key == old.key)) {
+            let (path, issuer) = (path.to_owned(), old.issuer.clone());
+            match lists.iter().find(|list| list.key == old.key) {
+                Some(successor) if !old.is_newer_than(successor) => continue,
+                Some(_) => note(checked, ClientCaError::OlderList { path, issuer }),
+                None => note(checked, ClientCaError::MissingList { path, issuer }),
+            }
+            lists.push(Arc::clone(old));
+        }
+        newest(lists)
     }
 }
 
-/// The CAs of all files.
-fn read_cas(contents: &Contents, files: &[ClientCaFile]) -> Result<Vec<Ca>, ClientCaError> {
-    let mut cas: Vec<(Ca, &Path)> = Vec::new();
-    for (ClientCaFile { path, tenants }, pem) in files.iter().zip(&contents.cas) {
-        let wrong = |source| ClientCaError::Pem { path: path.clone(), expected: "certificate", source };
-        for certificate in portico_dial::pem::certificates(pem).map_err(wrong)? {
-            let anchor = webpki::anchor_from_trusted_cert(&certificate)
-                .map_err(|source| ClientCaError::Anchor { path: path.clone(), source })?;
-            let key = Box::from(anchor.subject_public_key_info.as_ref());
-            cas.push((Ca { certificate, key, tenants: tenants.clone() }, path));
-        }
-    }
-    for (ca, path) in &cas {
-        let Some(bound) = &ca.tenants else { continue };
-        if let Some((_, open)) = cas.iter().find(|(other, _)| other.key == ca.key && other.tenants.is_none())
-        {
-            let (path, bound, open) = (path.to_path_buf(), bound.clone(), open.to_path_buf());
-            return Err(ClientCaError::Bound { path, bound, open });
-        }
-    }
-    Ok(cas.into_iter().map(|(ca, _)| ca).collect())
+/// The CAs of one file.
+fn read_cas(file: &ClientCaFile, pem: &[u8]) -> Result<Vec<Ca>, ClientCaError> {
+    let ClientCaFile { path, tenants } = file;
+    let ca = |certificate: CertificateDer<'static>| {
+        let anchor = webpki::anchor_from_trusted_cert(&certificate)
+            .map_err(|source| ClientCaError::Anchor { path: path.clone(), source })?;
+        let key = Box::from(anchor.subject_public_key_info.as_ref());
+        Ok(Ca { certificate, key, tenants: tenants.clone() })
+    };
+    pem::certificates(path, pem)?.into_iter().map(ca).collect()
 }
 
-/// The lists of the file that can be used, and the first thing that is wrong with the others.
-fn read_lists(path: &Path, pem: &[u8], cas: &[Ca]) -> (Vec<Arc<List>>, Result<(), ClientCaError>) {
-    let malformed = |source| ClientCaError::Pem { path: path.to_owned(), expected: "X509 CRL", source };
-    let (mut lists, mut checked) = (Vec::new(), Ok(()));
+/// The lists of the file that can be used.
+fn read_lists(path: &Path, pem: &[u8], cas: &[Ca], checked: &mut Checked) -> Vec<Arc<List>> {
+    let malformed = |source| ClientCaError::File(pem::content(path, "X509 CRL", source));
+    let mut lists = Vec::new();
     for list in CertificateRevocationListDer::pem_slice_iter(pem) {
         match list.map_err(malformed).and_then(|list| List::read(list, cas, path)) {
             Ok(list) => lists.push(Arc::new(list)),
-            Err(error) => checked = checked.and(Err(error)),
+            Err(error) => note(checked, error),
         }
     }
     // A file that was cut to nothing revokes nothing: it must not replace one that does.
     if lists.is_empty() {
-        checked = checked.and(Err(malformed(pem::Error::NoItemsFound)));
+        note(checked, malformed(NoItemsFound));
     }
-    (lists, checked)
+    lists
 }
 
 /// The lists less those of which the same CA has issued a newer one, in an order of their own.

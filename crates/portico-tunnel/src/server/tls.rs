@@ -6,15 +6,12 @@
 //! written must not delay a revocation. Sessions are never resumed: an agent connects rarely, and a full
 //! handshake proves that it still has its key.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
+use portico_dial::pem::{self, PemFileError};
 use rustls::ServerConfig;
-use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::NoServerSessionStorage;
 use thiserror::Error;
 use x509_parser::extensions::GeneralName;
@@ -62,24 +59,9 @@ struct Server {
 /// Why the files make no TLS configuration. The one in force stays.
 #[derive(Debug, Error)]
 pub enum TlsError {
-    /// A file cannot be read.
-    #[error("reading {}: {source}; give a PEM file this process may read", path.display())]
-    Read {
-        /// Which file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// A file is not the PEM expected.
-    #[error("{}: no {expected}: {source}; give it in PEM", path.display())]
-    Pem {
-        /// Which file.
-        path: PathBuf,
-        /// What was looked for.
-        expected: &'static str,
-        /// What was found instead.
-        source: pem::Error,
-    },
+    /// A file cannot be used.
+    #[error(transparent)]
+    File(#[from] PemFileError),
     /// Certificate and key do not belong together, or are of a kind that cannot be used.
     #[error(
         "certificate {} with key {}: {source}; give a chain, leaf first, and the leaf's key",
@@ -145,9 +127,9 @@ impl Tls {
     /// every certificate is judged by the new ones, those of open connections too, which the caller has to
     /// look at.
     ///
-    /// On an error the old ones stay, but for what takes trust away: a CA that is gone from the file is not
-    /// trusted any more, and a good list is in force although another is not. The error then comes with the
-    /// next call.
+    /// On an error the old ones stay, but for what takes trust away: a CA that is gone from its file is not
+    /// trusted any more although another file cannot be read, and a good list is in force although another is
+    /// not. The error then comes with the next call.
     pub fn reload_trust(&self) -> Result<bool, TlsError> {
         Ok(self.client_cas.as_ref().map_or(Ok(false), ClientCas::reload)?)
     }
@@ -193,13 +175,9 @@ impl Tls {
     }
 }
 
-fn read_file(path: &Path) -> Result<Vec<u8>, TlsError> {
-    fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })
-}
-
 impl Pair {
-    fn read(files: &TlsFiles) -> Result<Self, TlsError> {
-        Ok(Self { certificate: read_file(&files.certificate)?, key: read_file(&files.key)? })
+    fn read(files: &TlsFiles) -> Result<Self, PemFileError> {
+        Ok(Self { certificate: pem::read(&files.certificate)?, key: pem::read(&files.key)? })
     }
 }
 
@@ -207,13 +185,9 @@ fn server(files: &TlsFiles, contents: &Pair) -> Result<Server, TlsError> {
     let provider = portico_dial::provider();
     let pair =
         |source| TlsError::Pair { certificate: files.certificate.clone(), key: files.key.clone(), source };
-    let chain = certificates(&files.certificate, &contents.certificate)?;
+    let chain = pem::certificates(&files.certificate, &contents.certificate)?;
     let names = chain.first().map(|leaf| dns_names(leaf)).unwrap_or_default();
-    let key = PrivateKeyDer::from_pem_slice(&contents.key).map_err(|source| TlsError::Pem {
-        path: files.key.clone(),
-        expected: "private key",
-        source,
-    })?;
+    let key = pem::private_key(&files.key, &contents.key)?;
     let builder =
         ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().map_err(pair)?;
     let builder = if files.client_ca.is_empty() {
@@ -238,10 +212,4 @@ fn dns_names(der: &[u8]) -> Box<[Box<str>]> {
         _ => None,
     });
     dns.collect()
-}
-
-/// The certificates of the PEM file at `path`.
-fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let wrong = |source| TlsError::Pem { path: path.to_owned(), expected: "certificate", source };
-    portico_dial::pem::certificates(pem).map_err(wrong)
 }

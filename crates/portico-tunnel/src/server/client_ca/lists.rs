@@ -35,6 +35,8 @@ pub(crate) struct List {
 pub struct RevocationList {
     /// The CA.
     pub issuer: Box<str>,
+    /// When the CA issued it.
+    pub this_update: Timestamp,
     /// When the CA promised the next list. A list that is past it still counts, and lacks what was revoked
     /// since.
     pub next_update: Timestamp,
@@ -90,7 +92,11 @@ impl List {
     }
 
     pub(super) fn shown(&self) -> RevocationList {
-        RevocationList { issuer: self.issuer.clone(), next_update: self.next_update }
+        RevocationList {
+            issuer: self.issuer.clone(),
+            this_update: at(u64::try_from(self.this_update).unwrap_or_default()),
+            next_update: self.next_update,
+        }
     }
 }
 

@@ -57,14 +57,16 @@ fn details(readiness: &mut Readiness, status: &Status) {
     let now = Timestamp::now();
     let tls = status.gateway().and_then(|gateway| gateway.shared().config.tunnel.tls.clone());
     for list in tls.map(|tls| tls.revocation_lists()).unwrap_or_default() {
-        let RevocationList { issuer, next_update } = list;
+        let RevocationList { issuer, this_update, next_update } = list;
         if next_update < now {
             readiness.warn(format_args!(
                 "revocation list of {issuer}: past its next update, {next_update}; what the CA revoked since \
                  is not known; give its newest list"
             ));
         } else {
-            readiness.fine(format_args!("revocation list of {issuer}: in force, next update {next_update}"));
+            readiness.fine(format_args!(
+                "revocation list of {issuer}: in force, of {this_update}, next update {next_update}"
+            ));
         }
     }
     for (file, error) in status.tunnel_files() {
