@@ -29,7 +29,7 @@ pub use idle::Idle;
 pub use memory::MemoryBudget;
 pub use meter::{End, Meter, Side};
 pub use random::random;
-pub use read_ahead::ReadAhead;
+pub use read_ahead::{ReadAhead, ReadLimit};
 pub use rewind::Rewind;
 pub use shared_tcp::SharedTcp;
 pub use stream::{Socket, Stream};

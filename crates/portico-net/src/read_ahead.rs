@@ -1,9 +1,14 @@
 //! Reads more at once than the reader above asks for: rustls asks for 4 KiB at a time, a fourth of a record.
+//!
+//! What is read ahead is memory, so a peer that may not have much of it is read by a [`ReadLimit`] until it
+//! has earned more.
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -23,6 +28,53 @@ thread_local! {
 pub struct ReadAhead<S> {
     stream: S,
     left: Option<Left>,
+    limit: Option<Arc<ReadLimit>>,
+}
+
+/// What is read of a peer of which little is known. It is shared with those above, who learn more.
+#[derive(Debug)]
+pub struct ReadLimit {
+    /// Bytes that may still be read.
+    left: AtomicUsize,
+    is_lifted: AtomicBool,
+}
+
+impl ReadLimit {
+    /// At most `most` bytes, and none ahead.
+    #[must_use]
+    pub fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self { left: AtomicUsize::new(most), is_lifted: AtomicBool::default() })
+    }
+
+    /// From now on any number of bytes, still none ahead.
+    pub fn uncount(&self) {
+        self.left.store(usize::MAX, Relaxed);
+    }
+
+    /// From now on there is no limit.
+    pub fn lift(&self) {
+        self.is_lifted.store(true, Relaxed);
+    }
+
+    /// Reads what is asked for, of what is left.
+    fn poll_read<S: AsyncRead + Unpin>(
+        &self,
+        stream: &mut S,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let left = self.left.load(Relaxed);
+        if left == 0 {
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, "the peer sends too much")));
+        }
+        let room = buf.remaining().min(left);
+        let mut part = ReadBuf::new(buf.initialize_unfilled_to(room));
+        ready!(Pin::new(stream).poll_read(cx, &mut part))?;
+        let read = part.filled().len();
+        buf.advance(read);
+        self.left.store(left - read, Relaxed);
+        Poll::Ready(Ok(()))
+    }
 }
 
 /// What was read and not taken yet.
@@ -35,7 +87,12 @@ struct Left {
 impl<S> ReadAhead<S> {
     /// Reads ahead from `stream`.
     pub fn new(stream: S) -> Self {
-        Self { stream, left: None }
+        Self { stream, left: None, limit: None }
+    }
+
+    /// Reads from `stream` as the limit allows, and ahead once it is lifted.
+    pub fn limited(stream: S, limit: &Arc<ReadLimit>) -> Self {
+        Self { stream, left: None, limit: Some(Arc::clone(limit)) }
     }
 
     /// Hands over what was read, and gives the buffer back after the last byte.
@@ -64,6 +121,13 @@ impl<S: AsyncRead + Unpin> AsyncRead for ReadAhead<S> {
         if let Some(left) = self.left.take() {
             self.hand_over(left, buf);
             return Poll::Ready(Ok(()));
+        }
+        let Self { stream, limit, .. } = &mut *self;
+        if let Some(limit) = limit {
+            if !limit.is_lifted.load(Relaxed) {
+                return limit.poll_read(stream, cx, buf);
+            }
+            self.limit = None;
         }
         if buf.remaining() >= READ {
             return Pin::new(&mut self.stream).poll_read(cx, buf);
@@ -127,5 +191,22 @@ mod tests {
         }
         assert!(read == bytes);
         assert!(stream.left.is_none(), "at rest it holds no buffer");
+    }
+
+    #[tokio::test]
+    async fn of_a_peer_with_a_limit_no_more_is_read_and_nothing_ahead_until_it_is_lifted() {
+        let limit = ReadLimit::new(100);
+        let mut stream = ReadAhead::limited(&[7; 1_000][..], &limit);
+        let mut bytes = [0; 60];
+        stream.read_exact(&mut bytes).await.unwrap();
+        assert_eq!(stream.stream.len(), 940, "the rest stays where it is");
+        assert_eq!(stream.read(&mut bytes).await.unwrap(), 40);
+        assert_eq!(stream.read(&mut bytes).await.unwrap_err().kind(), io::ErrorKind::InvalidData);
+        limit.uncount();
+        stream.read_exact(&mut bytes).await.unwrap();
+        assert_eq!(stream.stream.len(), 840);
+        limit.lift();
+        stream.read_exact(&mut bytes).await.unwrap();
+        assert_eq!(stream.stream.len(), 0);
     }
 }

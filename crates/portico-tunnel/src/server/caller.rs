@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::BytesMut;
+use portico_net::ReadLimit;
 use portico_wire::connect::MAX_HEAD;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio_rustls::server::TlsStream;
@@ -19,18 +20,30 @@ pub(crate) struct Caller {
     tls: bool,
     /// Its certificate; `None` if it was not asked for one, or had none.
     certificate: Option<Arc<Presented>>,
+    /// What is read of it below TLS.
+    limit: Option<Arc<ReadLimit>>,
 }
 
 impl Caller {
     /// A client without TLS.
     pub(super) fn plaintext() -> Self {
-        Self { tls: false, certificate: None }
+        Self { tls: false, certificate: None, limit: None }
     }
 
-    /// The client at the other end of a TLS stream.
-    pub(super) fn of<S: AsyncRead + AsyncWrite>(stream: &TlsStream<S>, tls: &Arc<Tls>) -> Self {
+    /// The client at the other end of a TLS stream, which is read by the limit.
+    pub(super) fn of<S: AsyncRead + AsyncWrite>(
+        stream: &TlsStream<S>,
+        tls: &Arc<Tls>,
+        limit: Arc<ReadLimit>,
+    ) -> Self {
         let chain = stream.get_ref().1.peer_certificates();
-        Self { tls: true, certificate: chain.map(|chain| Arc::new(Presented::new(tls, chain))) }
+        let certificate = chain.map(|chain| Arc::new(Presented::new(tls, chain)));
+        Self { tls: true, certificate, limit: Some(limit) }
+    }
+
+    /// The client has authenticated: from now on it is read ahead.
+    pub(super) fn trust(&self) {
+        self.limit.iter().for_each(|limit| limit.lift());
     }
 
     /// Tells `handler` that the client's protocol is known.

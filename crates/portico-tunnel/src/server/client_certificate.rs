@@ -26,7 +26,7 @@ use super::tls::Tls;
 
 /// Longest chain of a client, in bytes: ten large certificates. It is kept as long as the connection, for
 /// revocations.
-const LONGEST_CHAIN: usize = 16 * 1024;
+pub(super) const LONGEST_CHAIN: usize = 16 * 1024;
 
 /// Most characters shown of a name or a number that a certificate carries.
 const SHOWN: usize = 120;

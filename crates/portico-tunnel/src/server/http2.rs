@@ -84,6 +84,7 @@ where
             poll_fn(|cx| {
                 if !activity.is_authenticated() && handler.is_authenticated() {
                     turn.authenticate();
+                    caller.trust();
                     connection.set_target_window_size(settings.connection_window());
                 }
                 let accepted = turn.poll(cx, |cx| connection.poll_accept(cx));

@@ -20,7 +20,7 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use portico_net::{ReadAhead, Rewind, SharedTcp};
+use portico_net::{ReadAhead, ReadLimit, Rewind, SharedTcp};
 use portico_wire::Parse;
 use portico_wire::connect::{self, Protocol as Spoken};
 use tokio::io::AsyncRead;
@@ -29,6 +29,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
 
 use self::caller::{Caller, read_more};
+use self::client_certificate::LONGEST_CHAIN;
 use self::http1::Opened;
 use crate::handler::{Handler, Upstream};
 use crate::settings::Settings;
@@ -37,6 +38,10 @@ pub use client_ca::{ClientCaError, ClientCaFile, ClientCaFileError, RevocationLi
 pub use client_certificate::{CertificateProblem, Presented};
 pub use failure::{Failure, Finished};
 pub use tls::{ALPN, Tls, TlsError, TlsFiles};
+
+/// Most bytes of a client's half of a TLS handshake: the longest chain of certificates that is taken, and a
+/// hello with post-quantum keys twice. rustls would keep 64 KiB of one that is not finished.
+const TLS_HANDSHAKE: usize = LONGEST_CHAIN + 4 * 1024;
 
 /// What the caller of [`serve()`] has to do next.
 #[derive(Debug)]
@@ -109,12 +114,14 @@ async fn serve_tls<H: Handler>(
     // The timeout begins anew with each step of the client: while thousands of agents return at once the
     // gateway is the slow one, and a handshake that is given up half-way has to be done twice.
     let socket = Arc::new(stream);
-    let below = Rewind::new(first, ReadAhead::new(SharedTcp(Arc::clone(&socket))));
+    let limit = ReadLimit::new(TLS_HANDSHAKE.saturating_sub(first.len()));
+    let below = Rewind::new(first, ReadAhead::limited(SharedTcp(Arc::clone(&socket)), &limit));
     let accept = TlsAcceptor::from(tls.current()).accept(below);
     let accepted = timeout(settings.hello_timeout, accept).await.map_err(|_| Failure::TooSlow)?;
     let deadline = Instant::now() + settings.hello_timeout;
     let mut stream = accepted.map_err(tls_failure)?;
-    let caller = Caller::of(&stream, tls);
+    limit.uncount();
+    let caller = Caller::of(&stream, tls, limit);
     let mut inside = BytesMut::new();
     let spoken = match stream.get_ref().1.alpn_protocol() {
         Some(name) if name == b"h2" || name == ALPN => Spoken::Http2Preface,
@@ -131,6 +138,7 @@ async fn serve_tls<H: Handler>(
         }
         Spoken::Http1 => {
             if let Some(opened) = http1::open(&mut stream, inside, &caller, deadline, handler).await? {
+                caller.trust();
                 tls_tunnel::carry(stream, socket, opened, settings.stream_idle).await;
             }
             Ok(Finished::Closed)

@@ -1,6 +1,7 @@
 //! CONNECT under TLS: which clients are accepted, for which cluster, and which promises of TCP hold there.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::common::*;
 use http::StatusCode;
@@ -108,6 +109,23 @@ async fn a_certificate_names_the_cluster_to_the_handler() {
 fn proof(request: &Request) -> Result<String, String> {
     let certificate = request.certificate.as_ref().expect("a certificate came");
     certificate.identity().map(|tenant| tenant.to_string()).map_err(|invalid| invalid.to_string())
+}
+
+#[tokio::test]
+async fn a_handshake_holds_no_more_than_the_longest_chain() {
+    let pki = pki();
+    let patient = Settings { hello_timeout: Duration::from_secs(600), ..settings(&pki) };
+    let mut server = Server::start(patient).await;
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    // A hello of 65,000 bytes, in records of 4,000.
+    let hello = [&[1, 0, 0xfd, 0xe8][..], &[0; 65_000]].concat();
+    for part in hello.chunks(4_000) {
+        let length = u16::try_from(part.len()).unwrap().to_be_bytes();
+        // Fails once the server has closed.
+        let _ = stream.write_all(&[&[22, 3, 1][..], &length, part].concat()).await;
+    }
+    let Err(Failure::Tls(error)) = server.result().await else { panic!("the handshake fails") };
+    assert_eq!(error.to_string(), "the peer sends too much");
 }
 
 #[tokio::test]
@@ -424,6 +442,43 @@ fn a_ca_that_is_bound_in_one_file_and_not_in_another_is_an_error() {
     let client_ca = vec![pki.file("ca.crt").into(), bound];
     let error = Tls::load(TlsFiles { client_ca, ..files_with_list(&pki) }).unwrap_err().to_string();
     assert!(error.contains("ca.crt") && error.contains("copy.crt, which is bound to a"), "{error}");
+}
+
+#[tokio::test]
+async fn a_ca_that_is_taken_out_is_gone_although_another_file_cannot_be_used() {
+    let pki = pki();
+    let [stays, leaves] = ["stays", "leaves"].map(|name| Authority::new(name).unwrap());
+    let both = [stays.cert(), leaves.cert()].concat();
+    let client_ca = ["one.crt", "two.crt"].map(|name| pki.file(name).into()).into();
+    pki.write("one.crt", &both);
+    pki.write("two.crt", &pki.authority().cert());
+    let tls = Arc::new(Tls::load(TlsFiles { client_ca, ..files(&pki) }).unwrap());
+    let judge = Judge { tls: Arc::clone(&tls) };
+    let agents = [&stays, &leaves, pki.authority()].map(|ca| ca.issue(Certificate::cluster("a")).unwrap());
+    let accepted = async || {
+        let mut accepted = Vec::new();
+        for agent in &agents {
+            accepted.push(judge.verdict(&pki, agent).await.is_ok());
+        }
+        accepted
+    };
+    for broken in [None, Some(""), Some("-----BEGIN CERTIFICATE-----\nhalf")] {
+        assert_eq!(accepted().await, [true, true, true]);
+        match broken {
+            None => std::fs::remove_file(pki.file("two.crt")).unwrap(),
+            Some(text) => drop(pki.write("two.crt", text)),
+        }
+        pki.write("one.crt", &stays.cert());
+        assert!(tls.reload_trust().unwrap());
+        assert_eq!(accepted().await, [true, false, true], "{broken:?}: the broken file is as it was");
+        let error = tls.reload_trust().unwrap_err().to_string();
+        assert!(error.contains("two.crt"), "{error}");
+        pki.write("one.crt", &both);
+        assert!(tls.reload_trust().is_err());
+        assert_eq!(accepted().await, [true, false, true], "{broken:?}: nothing is added meanwhile");
+        pki.write("two.crt", &pki.authority().cert());
+        assert!(tls.reload_trust().unwrap());
+    }
 }
 
 #[tokio::test]
