@@ -24,6 +24,9 @@ pub const SEND_PROXY_V2: &str = "v2";
 pub const MAX_CONNECTIONS: &str = "portico.k8c.io/max-connections";
 /// On a Cluster, or on a Service without one: most new connections and tunnel streams per second.
 pub const MAX_CONNECTIONS_PER_SECOND: &str = "portico.k8c.io/max-connections-per-second";
+/// On a Cluster, or on a Service without one: the part of the gateway that it may take of what all others
+/// leave, in percent.
+pub const FAIR_SHARE: &str = "portico.k8c.io/fair-share";
 /// On a Service without a Cluster: client networks that may connect, as CIDRs separated by commas.
 pub const ALLOW: &str = "portico.k8c.io/allow";
 /// On a Cluster, or on a Service: CA certificates of its API server in PEM. That API server reviews the

@@ -6,7 +6,9 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::annotations::{API_SERVER_CA, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, MIGRATION_LABEL};
+use crate::annotations::{
+    API_SERVER_CA, FAIR_SHARE, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, MIGRATION_LABEL,
+};
 use crate::api_server_ca::{ApiServerCa, BadCa};
 use crate::meta::ObjectMeta;
 use crate::names::ClusterName;
@@ -70,7 +72,7 @@ impl Cluster {
         let meta = &mut self.metadata;
         meta.labels.retain(|key, _| &**key == MIGRATION_LABEL);
         // A CA that could not be read is still here: validation reports it.
-        let kept = [MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, API_SERVER_CA];
+        let kept = [MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, FAIR_SHARE, API_SERVER_CA];
         meta.annotations.retain(|key, _| kept.contains(&&**key));
         self.spec.features.clear();
         self.spec.cni_plugin = CniPlugin::default();

@@ -2,10 +2,12 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 
 use crate::api_server_ca::ApiServerCa;
 use crate::names::Tenant;
@@ -57,6 +59,60 @@ impl AllowList {
     }
 }
 
+/// A part of something, in percent: from 1 to 100.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "u8", into = "u8")]
+pub struct Percent(u8);
+
+impl Percent {
+    /// One half.
+    pub const HALF: Self = Self(50);
+
+    /// The number, from 1 to 100.
+    pub fn get(self) -> u8 {
+        self.0
+    }
+
+    /// This part of `whole`.
+    pub fn of(self, whole: usize) -> usize {
+        let part = whole as u128 * u128::from(self.0) / 100;
+        usize::try_from(part).unwrap_or(whole)
+    }
+}
+
+/// What is no part in percent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("not a whole number from 1 to 100")]
+pub struct NoPercent;
+
+impl TryFrom<u8> for Percent {
+    type Error = NoPercent;
+
+    fn try_from(number: u8) -> Result<Self, NoPercent> {
+        if (1..=100).contains(&number) { Ok(Self(number)) } else { Err(NoPercent) }
+    }
+}
+
+impl FromStr for Percent {
+    type Err = NoPercent;
+
+    fn from_str(text: &str) -> Result<Self, NoPercent> {
+        text.trim().parse::<u8>().map_err(|_| NoPercent)?.try_into()
+    }
+}
+
+impl From<Percent> for u8 {
+    fn from(percent: Percent) -> Self {
+        percent.0
+    }
+}
+
+impl fmt::Display for Percent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// Limits of one user cluster on one gateway. `None` means the gateway's own default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -65,6 +121,9 @@ pub struct Budget {
     pub max_connections: Option<u32>,
     /// New connections and tunnel streams per second; short bursts of the same number are admitted.
     pub max_connections_per_second: Option<u32>,
+    /// What it may take of the memory and the descriptors that all others leave.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fair_share: Option<Percent>,
 }
 
 impl Budget {
@@ -75,6 +134,7 @@ impl Budget {
             max_connections_per_second: self
                 .max_connections_per_second
                 .or(default.max_connections_per_second),
+            fair_share: self.fair_share.or(default.fair_share),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What a cluster allows and may use, from its own spec and its seed's.
 
 use ipnet::IpNet;
-use portico_api::annotations::{MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND};
+use portico_api::annotations::{FAIR_SHARE, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND};
 use portico_api::cluster::Cluster;
 use portico_api::network::Network;
 use portico_api::policy::{AllowList, Budget, ClusterPolicy};
@@ -45,6 +45,7 @@ pub fn policy(
         budget: Budget {
             max_connections: annotation(MAX_CONNECTIONS),
             max_connections_per_second: annotation(MAX_CONNECTIONS_PER_SECOND),
+            fair_share: cluster.metadata.annotation(FAIR_SHARE).and_then(|value| value.parse().ok()),
         },
         node_port_listeners: strategy.opens_node_ports(seed, load_balancers),
         api_server_ca: cluster.api_server_ca().and_then(Result::ok),
@@ -124,9 +125,11 @@ mod tests {
     fn budgets_come_from_annotations_and_bad_ones_from_nowhere() {
         let cluster: Cluster = read(
             r#"{"metadata": {"name": "a", "annotations": {"portico.k8c.io/max-connections": "500",
-                "portico.k8c.io/max-connections-per-second": "0"}}}"#,
+                "portico.k8c.io/max-connections-per-second": "0", "portico.k8c.io/fair-share": "75"}}}"#,
         );
         let budget = policy(&cluster, ExposeStrategy::NodePort, &seed("north", "{}")).budget;
-        assert_eq!(budget, Budget { max_connections: Some(500), max_connections_per_second: None });
+        let fair_share = Some("75".parse().unwrap());
+        let expected = Budget { max_connections: Some(500), max_connections_per_second: None, fair_share };
+        assert_eq!(budget, expected);
     }
 }

@@ -10,7 +10,6 @@
 mod changes;
 mod credential;
 mod hash;
-mod log_limit;
 mod review;
 mod supervise;
 #[cfg(test)]
@@ -34,10 +33,11 @@ pub use tokens::{StaticTokens, TokensError};
 
 pub(crate) use credential::{Credential, Credentials};
 pub(crate) use hash::{Hash, hash};
-pub(crate) use log_limit::LogLimit;
 pub(crate) use review::TokenReviewer;
 pub(crate) use token_review::{Answer, review};
 
+use crate::config::Config;
+use crate::line_limit::TenantLines;
 use crate::outcome::Refusal;
 use crate::slots::{Slot, Slots, Source};
 use changes::Changes;
@@ -99,7 +99,7 @@ pub struct Identities {
     unauthenticated: Arc<Slots>,
     changes: Arc<Changes>,
     outcomes: [[AtomicU64; OUTCOMES.len()]; Method::ALL.len()],
-    log: LogLimit,
+    log: TenantLines,
 }
 
 /// Why a request is not served: the truth, for metrics and our log, and what this client may know of it.
@@ -171,22 +171,22 @@ impl Findings {
 const NOT_PROVEN: &str = "the token proves nothing here; the log of the gateway says why";
 
 impl Identities {
-    /// `tls` decides whether certificates are asked for. At most `max_unauthenticated` connections may stay
-    /// that have shown no accepted credential.
-    pub(crate) fn new(tls: Option<Arc<Tls>>, tokens: &TokenSettings, max_unauthenticated: u32) -> Self {
+    pub(crate) fn new(config: &Config) -> Self {
         let changes = Arc::<Changes>::default();
+        let reviews =
+            |every| Reviews::new(every, config.max_reviews, config.review_memory, Arc::clone(&changes));
         Self {
-            tls,
-            tokens: tokens.file.clone(),
-            reviews: tokens.review.map(|interval| Reviews::new(interval, Arc::clone(&changes))),
+            tls: config.tunnel.tls.clone(),
+            tokens: config.tokens.file.clone(),
+            reviews: config.tokens.review.map(reviews),
             registry: Arc::default(),
             unauthenticated: Slots::new(
-                max_unauthenticated,
+                config.max_unauthenticated,
                 "tunnel connections that have shown no accepted identity",
             ),
             changes,
             outcomes: Default::default(),
-            log: LogLimit::new(),
+            log: TenantLines::new(),
         }
     }
 
@@ -222,7 +222,7 @@ impl Identities {
         self.unauthenticated.enter(Some(Source::of(client)))
     }
 
-    pub(crate) fn log(&self) -> &LogLimit {
+    pub(crate) fn log(&self) -> &TenantLines {
         &self.log
     }
 

@@ -5,20 +5,16 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use portico_api::names::Tenant;
-use portico_api::policy::Budget;
+use portico_api::policy::{Budget, Percent};
 use portico_net::MemoryBudget;
 
-use crate::fair_share::{Cost, FairShare, Taken};
+use crate::fair_share::{Cost, FairShare, ShareUse, Taken};
 use crate::line_limit::LineLimit;
 use crate::outcome::Refusal;
 
 /// Upper bounds, in seconds, of the handshake time histogram: a connect on the same network takes well below
 /// a millisecond, the slowest one admitted three timeouts of one second.
 pub const HANDSHAKE_BUCKETS: [f64; 8] = [0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 3.0];
-
-/// The part of the memory budget of all tunnels that one cluster's streams may hold: one half, so that a
-/// cluster whose receivers stop reading loses its own streams before those of others.
-const MEMORY_SHARE: usize = 2;
 
 /// One user cluster on this gateway.
 #[derive(Debug)]
@@ -36,9 +32,6 @@ pub struct Cluster {
     /// Made when there is something to count: of ten thousand clusters many get no connection here, and these
     /// counters are four fifths of the size of one.
     counters: OnceLock<Box<Counters>>,
-    /// What its tunnel streams hold for receivers that do not take it. Made with the first that holds
-    /// something.
-    memory: OnceLock<MemoryBudget>,
 }
 
 /// What only ever grows.
@@ -65,13 +58,22 @@ impl Cluster {
             rate: Rate::default(),
             lines: LineLimit::default(),
             counters: OnceLock::new(),
-            memory: OnceLock::new(),
         }
     }
 
-    /// What bounds the bytes that streams of this cluster hold, within the budget of the `process`.
-    pub(crate) fn memory(&self, process: &MemoryBudget) -> &MemoryBudget {
-        self.memory.get_or_init(|| MemoryBudget::new(process.limit() / MEMORY_SHARE))
+    /// What bounds the bytes that its tunnels hold.
+    pub(crate) fn memory(&self) -> &MemoryBudget {
+        self.fair_share.held(&self.taken)
+    }
+
+    /// Its own part of the gateway, or none.
+    pub(crate) fn set_fair_share(&self, part: Option<Percent>) {
+        self.taken.set_part(part);
+    }
+
+    /// What it takes of the gateway, and may.
+    pub fn share_use(&self) -> ShareUse {
+        self.fair_share.used_by(&self.taken)
     }
 
     fn counters(&self) -> &Counters {
@@ -123,8 +125,7 @@ impl Cluster {
         let seconds = handshake.as_secs_f64();
         let bucket = HANDSHAKE_BUCKETS.iter().position(|&bound| seconds <= bound);
         counters.handshakes[bucket.unwrap_or(HANDSHAKE_BUCKETS.len())].fetch_add(1, Relaxed);
-        let nanos = u64::try_from(handshake.as_nanos()).unwrap_or(u64::MAX);
-        counters.handshake_nanos.fetch_add(nanos, Relaxed);
+        counters.handshake_nanos.fetch_add(nanos(handshake), Relaxed);
     }
 
     pub(crate) fn count_bytes(&self, up: u64, down: u64) {
@@ -208,6 +209,12 @@ impl OpenGuard {
     }
 }
 
+impl OpenGuard {
+    pub(crate) fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+}
+
 impl Drop for OpenGuard {
     fn drop(&mut self) {
         (self.counter)(&self.cluster).fetch_sub(1, Relaxed);
@@ -226,18 +233,29 @@ impl Rate {
     /// Takes one event out of a bucket that refills `per_second` events a second and holds one second's
     /// worth.
     pub(crate) fn take(&self, per_second: u32, now: Duration) -> bool {
-        const SECOND: u64 = 1_000_000_000;
-        if per_second == 0 {
-            return false;
-        }
-        let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
-        let cost = SECOND / u64::from(per_second);
+        const SECOND: Duration = Duration::from_secs(1);
+        per_second > 0 && self.take_each(SECOND / per_second, SECOND, now)
+    }
+
+    /// Takes one event out of a bucket to which one comes each `every`, and which holds as many as come
+    /// within `burst`, but one at least.
+    pub(crate) fn take_each(&self, every: Duration, burst: Duration, now: Duration) -> bool {
+        let (cost, burst, now) = (nanos(every), nanos(burst), nanos(now));
         let take = |full_at: u64| {
             let next = full_at.max(now).saturating_add(cost);
-            (next - now <= SECOND.max(cost)).then_some(next)
+            (next - now <= burst.max(cost)).then_some(next)
         };
         self.full_at_nanos.fetch_update(Relaxed, Relaxed, take).is_ok()
     }
+
+    /// Whether no event was taken that has not come back.
+    pub(crate) fn is_full(&self, now: Duration) -> bool {
+        self.full_at_nanos.load(Relaxed) <= nanos(now)
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -245,13 +263,7 @@ mod tests {
     use super::*;
 
     fn cluster() -> Arc<Cluster> {
-        Arc::new(Cluster::new(Tenant::of_text("a"), Arc::new(FairShare::new(usize::MAX, u32::MAX))))
-    }
-
-    #[test]
-    fn streams_of_one_cluster_hold_at_most_half_of_what_all_tunnels_may() {
-        let (cluster, process) = (cluster(), MemoryBudget::new(128 << 20));
-        assert_eq!(cluster.memory(&process).limit(), 64 << 20);
+        Arc::new(Cluster::new(Tenant::of_text("a"), Arc::new(FairShare::unlimited())))
     }
 
     #[test]

@@ -55,6 +55,10 @@ pub struct Config {
     pub max_handshakes: u32,
     /// Tunnel connections that have shown no accepted identity. The oldest of more is closed.
     pub max_unauthenticated: u32,
+    /// Token reviews under way at a time, over all clusters: each holds a socket and a TLS session.
+    pub max_reviews: u32,
+    /// Bytes that requests which wait for a token review may take together. More are refused.
+    pub review_memory: usize,
     /// Memory of the process, of which the bounds here are parts. For people: nothing is held against it.
     pub memory_limit: usize,
     /// Bytes, of the process and of the kernel, that connections of all clusters may take together.
@@ -87,6 +91,8 @@ impl Default for Config {
             budget: Budget::default(),
             max_handshakes: 8_192,
             max_unauthenticated: 8_192,
+            max_reviews: 256,
+            review_memory: 64 << 20,
             memory_limit: 16 << 30,
             connection_memory: 4 << 30,
             connection_descriptors: 1 << 20,

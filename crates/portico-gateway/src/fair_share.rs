@@ -1,10 +1,18 @@
 //! What the connections of all clusters may take together, and how much of it one cluster.
 //!
-//! One rule: a cluster may take as much as is left. One that takes all it can gets half and leaves half; two
-//! get a third each and leave a third. However many take all they can, a cluster that has little gets what
-//! it asks for. The rule holds for descriptors and for memory, each by itself.
+//! One rule: a cluster may take a part of what all others leave, one half unless it is set otherwise. Then it
+//! may take as much as is left: one that takes all it can gets half and leaves half; two get a third each and
+//! leave a third. However many take all they can, a cluster that has little gets what it asks for. The rule
+//! holds for descriptors and for memory, each by itself.
+//!
+//! Of the bytes that tunnels hold for receivers, one cluster may hold the same part of all.
 
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
+
+use portico_api::policy::Percent;
+use portico_net::MemoryBudget;
+use serde::Serialize;
 
 /// What one connection takes, for as long as it is open: a little more than was measured at rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +40,9 @@ impl Cost {
 pub(crate) struct FairShare {
     kib: Pool,
     descriptors: Pool,
+    held: MemoryBudget,
+    /// The part of a cluster that sets none.
+    part: Percent,
 }
 
 /// What the connections of one cluster take.
@@ -39,6 +50,32 @@ pub(crate) struct FairShare {
 pub(crate) struct Taken {
     kib: AtomicU32,
     descriptors: AtomicU32,
+    /// Made with the first tunnel.
+    held: OnceLock<MemoryBudget>,
+    /// Its own part, in percent; 0 if it sets none.
+    part: AtomicU8,
+}
+
+/// What a cluster takes of something, and the most that it may take now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Use {
+    /// What it takes.
+    pub taken: usize,
+    /// What it may, while all others take what they do.
+    pub most: usize,
+}
+
+/// What a cluster takes of a gateway, and may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShareUse {
+    /// The part that it may take of what all others leave.
+    pub part: Percent,
+    /// Bytes that its connections, streams and tunnels are reckoned to take.
+    pub memory: Use,
+    /// Their descriptors.
+    pub descriptors: Use,
+    /// Bytes that its tunnels hold for receivers that have not taken them.
+    pub held: Use,
 }
 
 #[derive(Debug)]
@@ -48,19 +85,30 @@ struct Pool {
 }
 
 impl FairShare {
-    /// `memory` is in bytes.
-    pub(crate) fn new(memory: usize, descriptors: u32) -> Self {
+    /// `memory` is in bytes. `held` counts those that all tunnels hold.
+    pub(crate) fn new(memory: usize, descriptors: u32, held: &MemoryBudget, part: Percent) -> Self {
         let kib = u32::try_from(memory >> 10).unwrap_or(u32::MAX);
-        Self { kib: Pool::new(kib), descriptors: Pool::new(descriptors) }
+        Self { kib: Pool::new(kib), descriptors: Pool::new(descriptors), held: held.clone(), part }
+    }
+
+    /// For tests about something else.
+    #[cfg(test)]
+    pub(crate) fn unlimited() -> Self {
+        Self::new(usize::MAX, u32::MAX, &MemoryBudget::new(usize::MAX), Percent::HALF)
+    }
+
+    fn part_of(&self, own: &Taken) -> Percent {
+        Percent::try_from(own.part.load(Relaxed)).unwrap_or(self.part)
     }
 
     /// Takes the cost of one connection for the cluster that has taken `own`. False, and nothing is taken, if
     /// that is more than is left.
     pub(crate) fn take(&self, own: &Taken, cost: Cost) -> bool {
-        if !self.kib.take(&own.kib, cost.kib) {
+        let part = self.part_of(own);
+        if !self.kib.take(&own.kib, cost.kib, part) {
             return false;
         }
-        let took = self.descriptors.take(&own.descriptors, cost.descriptors);
+        let took = self.descriptors.take(&own.descriptors, cost.descriptors, part);
         if !took {
             self.kib.give_back(&own.kib, cost.kib);
         }
@@ -72,9 +120,53 @@ impl FairShare {
         self.descriptors.give_back(&own.descriptors, cost.descriptors);
     }
 
+    /// What bounds the bytes that the tunnels of one cluster hold.
+    pub(crate) fn held<'a>(&self, own: &'a Taken) -> &'a MemoryBudget {
+        let most = self.part_of(own).of(self.held.limit());
+        let held = own.held.get_or_init(|| MemoryBudget::new(most));
+        held.set_limit(most);
+        held
+    }
+
+    /// What one cluster takes, and may.
+    pub(crate) fn used_by(&self, own: &Taken) -> ShareUse {
+        let part = self.part_of(own);
+        let Use { taken, most } = self.kib.used_by(&own.kib, part);
+        ShareUse {
+            part,
+            memory: Use { taken: taken << 10, most: most << 10 },
+            descriptors: self.descriptors.used_by(&own.descriptors, part),
+            held: Use {
+                taken: own.held.get().map_or(0, MemoryBudget::held),
+                most: part.of(self.held.limit()),
+            },
+        }
+    }
+
     /// Bytes of memory, and descriptors, that are taken.
     pub(crate) fn taken(&self) -> (usize, u32) {
         ((self.kib.taken.load(Relaxed) as usize) << 10, self.descriptors.taken.load(Relaxed))
+    }
+}
+
+impl Taken {
+    /// The cluster sets its own part, or none.
+    pub(crate) fn set_part(&self, part: Option<Percent>) {
+        self.part.store(part.map_or(0, Percent::get), Relaxed);
+    }
+}
+
+impl ShareUse {
+    /// Whether it takes nothing.
+    pub fn is_idle(&self) -> bool {
+        self.memory.taken == 0 && self.descriptors.taken == 0 && self.held.taken == 0
+    }
+
+    /// How much of its share is taken, from 0 to 1, of what is scarcest.
+    pub fn ratio(&self) -> f64 {
+        let each = [self.memory, self.descriptors, self.held];
+        let ratios = each.map(|part| part.taken as f64 / part.most.max(1) as f64);
+        ratios.into_iter().fold(0.0, f64::max)
     }
 }
 
@@ -83,16 +175,24 @@ impl Pool {
         Self { limit, taken: AtomicU32::default() }
     }
 
-    fn take(&self, own: &AtomicU32, cost: u32) -> bool {
+    fn take(&self, own: &AtomicU32, cost: u32, part: Percent) -> bool {
+        let (part, others) = (u64::from(part.get()), u64::from(100 - part.get()));
         let up = |taken: u32| {
             let left = self.limit.saturating_sub(taken);
-            (own.load(Relaxed).saturating_add(cost) <= left).then(|| taken + cost)
+            let own = u64::from(own.load(Relaxed)) + u64::from(cost);
+            (cost <= left && own * others <= u64::from(left) * part).then(|| taken + cost)
         };
         let took = self.taken.fetch_update(Relaxed, Relaxed, up).is_ok();
         if took {
             own.fetch_add(cost, Relaxed);
         }
         took
+    }
+
+    fn used_by(&self, own: &AtomicU32, part: Percent) -> Use {
+        let taken = own.load(Relaxed);
+        let others = self.taken.load(Relaxed).saturating_sub(taken);
+        Use { taken: taken as usize, most: part.of(self.limit.saturating_sub(others) as usize) }
     }
 
     fn give_back(&self, own: &AtomicU32, cost: u32) {
@@ -105,6 +205,10 @@ impl Pool {
 mod tests {
     use super::*;
 
+    fn share(memory: usize, descriptors: u32) -> FairShare {
+        FairShare::new(memory, descriptors, &MemoryBudget::new(1_000), Percent::HALF)
+    }
+
     /// Streams a cluster gets if it takes all it can.
     fn fill(fair: &FairShare, own: &Taken) -> u32 {
         (0..).take_while(|_| fair.take(own, Cost::STREAM)).count().try_into().unwrap()
@@ -112,7 +216,7 @@ mod tests {
 
     #[test]
     fn a_cluster_that_takes_all_it_can_leaves_as_much_to_others() {
-        let fair = FairShare::new(usize::MAX, 1_000);
+        let fair = share(usize::MAX, 1_000);
         let [a, b, c] = [(); 3].map(|()| Taken::default());
         assert_eq!(fill(&fair, &a), 500);
         assert_eq!(fill(&fair, &b), 250);
@@ -126,10 +230,10 @@ mod tests {
 
     #[test]
     fn memory_bounds_as_descriptors_do_and_what_is_refused_takes_neither() {
-        let fair = FairShare::new(1 << 20, u32::MAX);
+        let fair = share(1 << 20, u32::MAX);
         let own = Taken::default();
         assert_eq!(fill(&fair, &own), 85);
-        let fair = FairShare::new(1 << 20, 7);
+        let fair = share(1 << 20, 7);
         let own = Taken::default();
         assert_eq!(fill(&fair, &own), 4);
         assert_eq!(fair.taken(), (24 << 10, 4));
@@ -137,7 +241,27 @@ mod tests {
 
     #[test]
     fn the_least_gateway_serves_one_connection() {
-        let fair = FairShare::new(12 << 10, 2);
+        let fair = share(12 << 10, 2);
         assert!(fair.take(&Taken::default(), Cost::CONNECTION));
+    }
+
+    #[test]
+    fn a_cluster_with_another_part_gets_that_of_what_others_leave() {
+        let fair = share(usize::MAX, 1_000);
+        let [large, small, all] = [Some(75), Some(10), Some(100)].map(|part| {
+            let taken = Taken::default();
+            taken.set_part(part.map(|part| part.try_into().unwrap()));
+            taken
+        });
+        assert_eq!((fill(&fair, &large), fill(&fair, &small)), (750, 25));
+        let used = fair.used_by(&large);
+        assert_eq!((used.part.get(), used.descriptors), (75, Use { taken: 750, most: 731 }));
+        assert!(used.ratio() > 1.0, "others have come since");
+        assert_eq!(fair.held(&large).limit(), 750);
+        assert_eq!(fill(&fair, &all), 225);
+        large.set_part(None);
+        assert_eq!(fair.used_by(&large).part, Percent::HALF);
+        assert_eq!(fair.held(&large).limit(), 500);
+        assert!(!fair.take(&Taken::default(), Cost::STREAM), "100 leaves nothing");
     }
 }

@@ -49,6 +49,7 @@ pub use auth::{
 };
 pub use cluster::{Cluster, ClusterSnapshot, HANDSHAKE_BUCKETS};
 pub use config::{Config, IdleTimeouts, Keepalive, ProxyMode, ProxyProtocol};
+pub use fair_share::{ShareUse, Use};
 pub use live::{Live, Routes};
 pub use outcome::{End, Refusal, Side};
 pub use portico_net::access::{AccessFormat, AccessLog};

@@ -1,14 +1,33 @@
-//! Bounds the access lines of refused clients, which anyone on the network can cause: so many a second of
-//! each cluster, and as many of clients that ask for none that is known. The next line has the number left
-//! out.
+//! Bounds the lines that anyone on the network can cause, in the access log and in the log: some at once, and
+//! then one each so often. The next line has the number left out.
+//!
+//! Each cluster has a limit of its own, and those that ask for none that is known have one together: what
+//! happens to one does not hide what happens to another.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+
+use portico_api::names::Tenant;
+use tokio::time::Instant;
 
 use crate::cluster::Rate;
 
-/// Lines a second.
-const LINES_PER_SECOND: u32 = 20;
+/// How many lines may be written.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pace {
+    at_once: u32,
+    every: Duration,
+}
+
+impl Pace {
+    /// Access lines of refused clients.
+    pub(crate) const ACCESS: Self = Self { at_once: 20, every: Duration::from_millis(50) };
+
+    /// Warnings: a misconfigured cluster is seen at once, a thousand of them do not fill a disk.
+    pub(crate) const WARNINGS: Self = Self { at_once: 10, every: Duration::from_secs(1) };
+}
 
 /// Decides whether a line may be written.
 #[derive(Debug, Default)]
@@ -18,13 +37,50 @@ pub(crate) struct LineLimit {
 }
 
 impl LineLimit {
-    /// Returns how many lines were left out since the last one, or `None` if this one is left out too.
-    pub(crate) fn admit(&self, now: Duration) -> Option<u64> {
-        if self.rate.take(LINES_PER_SECOND, now) {
+    /// Returns how many lines were left out since the last one, or `None` if this one is left out too. `now`
+    /// is the time since some moment, always the same.
+    pub(crate) fn admit(&self, pace: Pace, now: Duration) -> Option<u64> {
+        if self.rate.take_each(pace.every, pace.every * pace.at_once, now) {
             return Some(self.left_out.swap(0, Relaxed));
         }
         self.left_out.fetch_add(1, Relaxed);
         None
+    }
+}
+
+/// From so many tenants on, those without a line lately are forgotten.
+const PRUNE_AT: usize = 1_024;
+
+/// Limits of warnings by tenant, where nothing else of the tenant is at hand.
+#[derive(Debug)]
+pub(crate) struct TenantLines {
+    started: Instant,
+    limits: Mutex<Limits>,
+}
+
+#[derive(Debug)]
+struct Limits {
+    /// `None` is for clients that asked for no tenant that is known.
+    all: HashMap<Option<Tenant>, LineLimit>,
+    prune_at: usize,
+}
+
+impl TenantLines {
+    pub(crate) fn new() -> Self {
+        let limits = Mutex::new(Limits { all: HashMap::new(), prune_at: PRUNE_AT });
+        Self { started: Instant::now(), limits }
+    }
+
+    /// Returns how many warnings about this tenant were left out since the last one, or `None` if this one is
+    /// left out too.
+    pub(crate) fn admit(&self, tenant: Option<&Tenant>) -> Option<u64> {
+        let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.started.elapsed();
+        if limits.all.len() >= limits.prune_at {
+            limits.all.retain(|_, limit| !limit.rate.is_full(now));
+            limits.prune_at = PRUNE_AT.max(2 * limits.all.len());
+        }
+        limits.all.entry(tenant.cloned()).or_default().admit(Pace::WARNINGS, now)
     }
 }
 
@@ -33,11 +89,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_is_a_second_of_lines_and_a_number() {
+    fn a_flood_is_some_lines_and_a_number() {
         let limit = LineLimit::default();
-        let written = (0..1_000).filter_map(|_| limit.admit(Duration::ZERO)).count();
-        assert_eq!(written, LINES_PER_SECOND as usize);
-        assert_eq!(limit.admit(Duration::from_secs(1)), Some(980));
-        assert_eq!(limit.admit(Duration::from_secs(1)), Some(0));
+        let written = (0..1_000).filter_map(|_| limit.admit(Pace::ACCESS, Duration::ZERO)).count();
+        assert_eq!(written, 20);
+        assert_eq!(limit.admit(Pace::ACCESS, Duration::from_secs(1)), Some(980));
+        assert_eq!(limit.admit(Pace::ACCESS, Duration::from_secs(1)), Some(0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn warnings_are_ten_and_then_one_a_second() {
+        let lines = TenantLines::new();
+        let written: Vec<_> = (0..1_000).filter_map(|_| lines.admit(None)).collect();
+        assert_eq!(written, [0; 10]);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!((lines.admit(None), lines.admit(None)), (Some(990), None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_flood_of_one_tenant_does_not_silence_another() {
+        let lines = TenantLines::new();
+        let [a, b] = ["a", "b"].map(Tenant::of_text);
+        assert_eq!((0..1_000).filter_map(|_| lines.admit(Some(&a))).count(), 10);
+        assert_eq!((lines.admit(Some(&b)), lines.admit(None)), (Some(0), Some(0)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn tenants_without_a_line_lately_are_forgotten() {
+        let lines = TenantLines::new();
+        for round in 0..10 {
+            for number in 0..1_000 {
+                lines.admit(Some(&Tenant::of_text(&format!("{round}-{number}"))));
+            }
+            tokio::time::advance(Duration::from_secs(10)).await;
+        }
+        assert!(lines.limits.lock().unwrap().all.len() <= 2 * PRUNE_AT);
     }
 }

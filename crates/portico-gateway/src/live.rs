@@ -150,9 +150,11 @@ impl Targets {
         if let Some(upstream) = &old
             && upstream.cluster.name == backend.policy.tenant
         {
+            upstream.cluster.set_fair_share(backend.policy.budget.fair_share);
             return upstream.update(Arc::clone(backend));
         }
         let cluster = self.join(&backend.policy.tenant, fair_share);
+        cluster.set_fair_share(backend.policy.budget.fair_share);
         let new = Arc::new(Upstream::new(Arc::clone(backend), cluster));
         // The Service belongs to another cluster now: rare enough to look at every route.
         let removed = old.map(|old| {
@@ -208,7 +210,7 @@ mod tests {
     use super::*;
 
     fn live() -> Live {
-        Live::new(FairShare::new(usize::MAX, u32::MAX))
+        Live::new(FairShare::unlimited())
     }
 
     fn backend(cluster: &str, endpoints: &[&str]) -> Arc<Backend> {

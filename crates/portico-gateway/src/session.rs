@@ -69,8 +69,7 @@ impl Meter for Session {
     }
 
     fn budget(&self) -> Option<&MemoryBudget> {
-        let process = &self.worker.shared.config.tunnel.memory;
-        Some(self.record.upstream.cluster.memory(process))
+        Some(self.record.upstream.cluster.memory())
     }
 
     fn poll_cut(&mut self, cx: &mut Context<'_>) -> Poll<()> {

@@ -8,6 +8,7 @@ use std::sync::atomic::{
 };
 use std::time::Duration;
 
+use portico_api::policy::Percent;
 use portico_net::access::AccessLog;
 use portico_routes::front::Front;
 use portico_routes::table::Update;
@@ -19,7 +20,7 @@ use crate::auth::Identities;
 use crate::config::{Config, ProxyMode};
 use crate::descriptors::Descriptors;
 use crate::fair_share::FairShare;
-use crate::line_limit::LineLimit;
+use crate::line_limit::{LineLimit, Pace};
 use crate::live::{Applied, Live};
 use crate::outcome::{End, Refusal};
 use crate::record::ConnectionId;
@@ -87,18 +88,19 @@ pub struct Totals {
 impl Shared {
     pub(crate) fn new(config: Config, access: AccessLog) -> Self {
         Self {
-            identities: Identities::new(
-                config.tunnel.tls.clone(),
-                &config.tokens,
-                config.max_unauthenticated,
-            ),
+            identities: Identities::new(&config),
             handshakes: Slots::new(
                 config.max_handshakes,
                 "connections that have not said where they want to go",
             ),
             own: OwnListeners::new(&config),
             front_keeps_addresses: AtomicBool::default(),
-            live: Live::new(FairShare::new(config.connection_memory, config.connection_descriptors)),
+            live: Live::new(FairShare::new(
+                config.connection_memory,
+                config.connection_descriptors,
+                &config.tunnel.memory,
+                config.budget.fair_share.unwrap_or(Percent::HALF),
+            )),
             config,
             access,
             started: Instant::now(),
@@ -215,7 +217,7 @@ impl Shared {
         }
         let now = self.now();
         let limit = refused.upstream.map_or(&self.lines, |upstream| &upstream.cluster.lines);
-        match limit.admit(now) {
+        match limit.admit(Pace::ACCESS, now) {
             Some(left_out) => self.access.write(|| Line::refused(now, refused, left_out)),
             None => drop(self.lines_left_out.fetch_add(1, Relaxed)),
         }

@@ -6,10 +6,11 @@
 //! and its task is woken to end the stream or connection.
 //!
 //! A connection or a cluster with a budget of its own loses its own streams before it can fill the budget of
-//! the process.
+//! the process. Whose a connection is may turn out while it holds bytes: then its holders
+//! [join](Holder::join) that budget.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -29,7 +30,7 @@ pub struct MemoryBudget(Arc<Budget>);
 
 #[derive(Debug)]
 struct Budget {
-    limit: usize,
+    limit: AtomicUsize,
     held: AtomicUsize,
     holders: Mutex<Holders>,
 }
@@ -47,7 +48,11 @@ impl MemoryBudget {
     /// A budget of `limit` bytes.
     #[must_use]
     pub fn new(limit: usize) -> Self {
-        Self(Arc::new(Budget { limit, held: AtomicUsize::default(), holders: Mutex::default() }))
+        Self(Arc::new(Budget {
+            limit: AtomicUsize::new(limit),
+            held: AtomicUsize::default(),
+            holders: Mutex::default(),
+        }))
     }
 
     /// Bytes held now, those of evicted holders not counted.
@@ -59,7 +64,12 @@ impl MemoryBudget {
     /// Most bytes that may be held.
     #[must_use]
     pub fn limit(&self) -> usize {
-        self.0.limit
+        self.0.limit.load(Relaxed)
+    }
+
+    /// Sets another limit. The next bytes are held against it.
+    pub fn set_limit(&self, limit: usize) {
+        self.0.limit.store(limit, Relaxed);
     }
 
     /// Bytes that may still be held.
@@ -120,6 +130,8 @@ pub struct Holder {
 #[derive(Debug)]
 struct State {
     budgets: Vec<MemoryBudget>,
+    /// One that came later, and where it lists this holder.
+    joined: OnceLock<(MemoryBudget, usize)>,
     patience: Duration,
     queue: Mutex<Queue>,
     waker: AtomicWaker,
@@ -140,11 +152,27 @@ impl Holder {
     #[must_use]
     pub fn new(budgets: Vec<MemoryBudget>, patience: Duration) -> Self {
         let queue = Queue { bytes: 0, due: 0, since: Instant::now(), evicted: false };
-        let state = State { budgets, patience, queue: Mutex::new(queue), waker: AtomicWaker::new() };
-        let state = Arc::new(state);
+        let (joined, queue, waker) = (OnceLock::new(), Mutex::new(queue), AtomicWaker::new());
+        let state = Arc::new(State { budgets, joined, patience, queue, waker });
         let slots = state.budgets.iter().map(|budget| budget.holders().all.insert(Arc::clone(&state)));
         let slots = slots.collect();
         Self { state, slots }
+    }
+
+    /// Counts in one more budget, with what waits already. Only the first call does.
+    pub fn join(&self, budget: &MemoryBudget) {
+        let state = &self.state;
+        if state.joined.get().is_some() {
+            return;
+        }
+        let slot = budget.holders().all.insert(Arc::clone(state));
+        let queue = state.queue();
+        // Set within the lock, as what waits is counted in all budgets or in none.
+        if state.joined.set((budget.clone(), slot)).is_ok() {
+            budget.0.held.fetch_add(queue.bytes, Relaxed);
+        }
+        drop(queue);
+        budget.enforce();
     }
 
     /// Counts `bytes` that begin to wait. May evict this holder or others.
@@ -179,7 +207,8 @@ impl Holder {
 impl Drop for Holder {
     fn drop(&mut self) {
         self.state.evict();
-        for (budget, slot) in self.state.budgets.iter().zip(&self.slots) {
+        let joined = self.state.joined.get().map(|(budget, slot)| (budget, slot));
+        for (budget, slot) in self.state.budgets.iter().zip(&self.slots).chain(joined) {
             let mut holders = budget.holders();
             holders.all.remove(*slot);
             if holders.all.is_empty() {
@@ -196,6 +225,10 @@ impl State {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn budgets(&self) -> impl Iterator<Item = &MemoryBudget> {
+        self.budgets.iter().chain(self.joined.get().map(|(budget, _)| budget))
+    }
+
     fn hold(&self, bytes: usize) {
         let mut queue = self.queue();
         if queue.evicted {
@@ -207,13 +240,11 @@ impl State {
         }
         queue.bytes += bytes;
         // Within the lock, so that an eviction takes off the budgets no more than was put on.
-        for budget in &self.budgets {
+        for budget in self.budgets() {
             budget.0.held.fetch_add(bytes, Relaxed);
         }
         drop(queue);
-        for budget in &self.budgets {
-            budget.enforce();
-        }
+        self.budgets().for_each(MemoryBudget::enforce);
     }
 
     fn release(&self, bytes: usize) {
@@ -230,7 +261,7 @@ impl State {
     }
 
     fn take_off(&self, bytes: usize) {
-        for budget in &self.budgets {
+        for budget in self.budgets() {
             budget.0.held.fetch_sub(bytes, Relaxed);
         }
     }
@@ -314,6 +345,27 @@ mod tests {
         second.hold(251);
         assert!(first.is_evicted() && !second.is_evicted() && !other.is_evicted());
         assert_eq!((connection.held(), process.held()), (251, 651));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_holder_that_joins_a_budget_counts_there_with_all_it_holds() {
+        let (process, cluster) = (MemoryBudget::new(1000), MemoryBudget::new(500));
+        let holder = stream_with(&process, 300).await;
+        holder.join(&cluster);
+        holder.join(&MemoryBudget::new(0));
+        holder.hold(100);
+        assert_eq!((process.held(), cluster.held()), (400, 400));
+        holder.release(350);
+        assert_eq!((process.held(), cluster.held()), (50, 50));
+        advance(SECOND).await;
+        let other = stream(&[&process]);
+        other.hold(451);
+        assert!(!other.is_evicted() && !holder.is_evicted());
+        other.join(&cluster);
+        assert!(holder.is_evicted() && !other.is_evicted(), "the limit holds at once");
+        assert_eq!((process.held(), cluster.held()), (451, 451));
+        drop((holder, other));
+        assert_eq!((process.held(), cluster.held()), (0, 0));
     }
 
     #[tokio::test(start_paused = true)]

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use ipnet::{IpNet, Ipv4Net};
 use portico_api::annotations::{
-    ALLOW, API_SERVER_CA, ExposeTypes, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, PORT_MAPPING, SEND_PROXY,
-    SEND_PROXY_V2,
+    ALLOW, API_SERVER_CA, ExposeTypes, FAIR_SHARE, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, PORT_MAPPING,
+    SEND_PROXY, SEND_PROXY_V2,
 };
 use portico_api::api_server_ca::ApiServerCa;
 use portico_api::change::Keyed;
@@ -16,7 +16,7 @@ use portico_api::intern::Interner;
 use portico_api::meta::{Kind, ObjectKey, ObjectRef};
 use portico_api::names::{Authority, HostName, Tenant};
 use portico_api::network::Network;
-use portico_api::policy::{AllowList, Budget, ClusterPolicy};
+use portico_api::policy::{AllowList, Budget, ClusterPolicy, Percent};
 use portico_api::service::{Protocol, Service, ServicePort, ServiceType};
 
 use crate::facts::{Age, ExposedPort, Origin, ServiceFacts};
@@ -182,13 +182,15 @@ fn authority(service: &Service, port: &ServicePort, findings: &mut Findings) -> 
 /// The policy in the Service's own annotations; `None` without any of them.
 fn own_policy(service: &Service, findings: &mut Findings) -> Option<Arc<ClusterPolicy>> {
     let annotation = |key| service.metadata.annotation(key);
-    if [ALLOW, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND].into_iter().all(|key| annotation(key).is_none()) {
+    let keys = [ALLOW, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, FAIR_SHARE];
+    if keys.into_iter().all(|key| annotation(key).is_none()) {
         return None;
     }
     let mut bound = |key| annotation(key).and_then(|value| positive(key, value, findings));
     let budget = Budget {
         max_connections: bound(MAX_CONNECTIONS),
         max_connections_per_second: bound(MAX_CONNECTIONS_PER_SECOND),
+        fair_share: annotation(FAIR_SHARE).and_then(|value| fair_share(value, findings)),
     };
     let allow = annotation(ALLOW).map(|value| allow_list(value, findings)).unwrap_or_default();
     let open = ClusterPolicy::open(Tenant::of_namespace(&service.metadata.namespace));
@@ -198,15 +200,22 @@ fn own_policy(service: &Service, findings: &mut Findings) -> Option<Arc<ClusterP
 fn positive(key: &str, value: &str, findings: &mut Findings) -> Option<u32> {
     let number = value.trim().parse().ok().filter(|&number| number != 0);
     if number.is_none() {
-        let message = format!("{} is no number from 1 to {}", shown(value), u32::MAX);
-        findings.error(
-            "bad-budget",
-            annotation_field(key),
-            message,
-            "correct it; until then the gateway's default applies",
-        );
+        bad_budget(key, format!("{} is no number from 1 to {}", shown(value), u32::MAX), findings);
     }
     number
+}
+
+fn fair_share(value: &str, findings: &mut Findings) -> Option<Percent> {
+    let percent = value.parse();
+    if let Err(error) = &percent {
+        bad_budget(FAIR_SHARE, format!("{} is {error}", shown(value)), findings);
+    }
+    percent.ok()
+}
+
+fn bad_budget(key: &str, message: String, findings: &mut Findings) {
+    let remedy = "correct it; until then the gateway's default applies";
+    findings.error("bad-budget", annotation_field(key), message, remedy);
 }
 
 /// Networks and single addresses between commas. A bad entry admits no client, and neither does a list

@@ -7,7 +7,9 @@
 use std::borrow::Cow;
 use std::net::IpAddr;
 
-use portico_api::annotations::{ALLOW, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, PORT_MAPPING};
+use portico_api::annotations::{
+    ALLOW, FAIR_SHARE, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, PORT_MAPPING,
+};
 use portico_api::meta::{Kind, ObjectKey, ObjectRef};
 use portico_api::names::ClusterName;
 use portico_api::problem::{Problem, Severity};
@@ -188,7 +190,7 @@ fn overridden_annotations(service: &ServiceFacts) -> Problem {
         object: ObjectRef { kind: Kind::Service, key: service.key.clone() },
         field: "metadata.annotations".into(),
         message: format!(
-            "{ALLOW}, {MAX_CONNECTIONS} and {MAX_CONNECTIONS_PER_SECOND} do not count here: \
+            "{ALLOW}, {MAX_CONNECTIONS}, {MAX_CONNECTIONS_PER_SECOND} and {FAIR_SHARE} do not count here: \
              the namespace belongs to a Cluster"
         ),
         remedy: "set spec.apiServerAllowedIPRanges and the budget annotations on the Cluster, \

@@ -136,7 +136,7 @@ mod tests {
 
     use portico_api::cluster::Address;
     use portico_api::exposed_cluster::{ExposedClusterSpec, Tunnel};
-    use portico_api::policy::Budget;
+    use portico_api::policy::{Budget, Percent};
     use portico_api::strategy::ExposeStrategy;
     use serde_json::{Map, json};
 
@@ -194,7 +194,11 @@ mod tests {
             allowed_ip_ranges: Some(["192.0.2.0/24".parse().unwrap()].into()),
             load_balancer_source_ranges: ["2001:db8::/32".parse().unwrap()].into(),
             node_port_listeners_disabled: true,
-            budget: Budget { max_connections: Some(5), max_connections_per_second: Some(6) },
+            budget: Budget {
+                max_connections: Some(5),
+                max_connections_per_second: Some(6),
+                fair_share: Some(Percent::HALF),
+            },
             connection_settings: serde_json::from_value(json!({
                 "sniListenerIdleTimeout": "1h", "tunnelingConnectionIdleTimeout": "1h",
                 "tunnelingStreamIdleTimeout": "90s", "downstreamTCPKeepaliveTime": "60s",

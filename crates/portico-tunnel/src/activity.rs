@@ -2,8 +2,8 @@
 //! holds.
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -37,6 +37,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub struct Activity {
     process: MemoryBudget,
     connection: MemoryBudget,
+    /// Of the cluster that the connection counts for, once that is known.
+    cluster: OnceLock<MemoryBudget>,
     /// Bytes that wait for the peer. Evicted, the connection ends.
     to_peer: Holder,
     /// What waits for the peer to go on: an unfinished frame, requests without an answer, and until it has
@@ -69,6 +71,7 @@ impl Activity {
         Self {
             process: process.clone(),
             connection,
+            cluster: OnceLock::new(),
             to_peer: Holder::new(budgets.clone(), PATIENCE),
             from_peer: Holder::new(budgets, Duration::ZERO),
             authenticated: AtomicBool::new(true),
@@ -103,6 +106,13 @@ impl Activity {
     /// Whether it has. A server is, to its client.
     pub fn is_authenticated(&self) -> bool {
         self.authenticated.load(Relaxed)
+    }
+
+    /// Counts what waits for the peer in either direction in the budget of a cluster, too.
+    pub(crate) fn count_in(&self, cluster: &MemoryBudget) {
+        self.to_peer.join(cluster);
+        self.from_peer.join(cluster);
+        self.cluster.get_or_init(|| cluster.clone());
     }
 
     /// The peer has sent part of a frame, for which h2 holds so many bytes.
@@ -203,10 +213,11 @@ impl Activity {
         Holder::new(budgets.cloned().collect(), Duration::ZERO)
     }
 
-    /// Most bytes of the next chunk towards the peer; 0 while there is no room for one. While the process is
-    /// short of memory, a connection holds one small chunk at a time.
+    /// Most bytes of the next chunk towards the peer; 0 while there is no room for one. While the process or
+    /// the cluster is short of memory, a connection holds one small chunk at a time.
     pub(crate) fn room(&self) -> usize {
-        match (self.process.room() < CHUNK, self.to_peer.held()) {
+        let mut budgets = self.cluster.get().into_iter().chain([&self.process]);
+        match (budgets.any(|budget| budget.room() < CHUNK), self.to_peer.held()) {
             (true, 0) => SMALL,
             (true, _) => 0,
             (false, held) if held + CHUNK > ROOM => 0,

@@ -113,13 +113,13 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
         socket: S,
         meter: M,
         activity: Arc<Activity>,
-        mut early: Option<Box<Waiting>>,
+        early: Option<Box<Waiting>>,
         idle: Option<Duration>,
     ) -> Self {
         // Fails for sockets that are not TCP, whose buffers do not grow.
         let _ = SockRef::from(&socket).set_tcp_notsent_lowat(UNSENT);
-        if let (Some(early), Some(cluster)) = (&mut early, meter.budget()) {
-            early.count_in(&activity, cluster);
+        if let (Some(early), Some(cluster)) = (&early, meter.budget()) {
+            early.count_in(cluster);
         }
         Self {
             peer,

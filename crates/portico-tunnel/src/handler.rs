@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 pub use http::StatusCode;
 use http::{HeaderName, HeaderValue};
+use portico_net::MemoryBudget;
 pub use portico_net::{End, Meter, Side};
 use tokio::net::TcpStream;
 
@@ -41,6 +42,12 @@ pub trait Handler: Send + Sync + 'static {
     /// of an agent that has just connected. Asked after [`established`](Self::established), until it is true.
     fn is_authenticated(&self) -> bool {
         true
+    }
+
+    /// What bounds the bytes of the cluster that this connection counts for: those that wait for the client,
+    /// and frames that it has not finished. `None` while that is not known. Asked until it is.
+    fn memory(&self) -> Option<MemoryBudget> {
+        None
     }
 
     /// Ready when others need this connection's slot: the client gets GOAWAY, or 429 as its response, and the

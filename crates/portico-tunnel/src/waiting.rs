@@ -35,13 +35,8 @@ impl Waiting {
     }
 
     /// Counts what waits in the budget of a cluster as well, which is known only after the first bytes.
-    pub(crate) fn count_in(&mut self, activity: &Activity, cluster: &MemoryBudget) {
-        if self.holder.is_evicted() {
-            return;
-        }
-        let held = self.holder.held();
-        self.holder = activity.holder(Some(cluster));
-        self.holder.hold(held);
+    pub(crate) fn count_in(&self, cluster: &MemoryBudget) {
+        self.holder.join(cluster);
     }
 
     /// Whether nothing waits.

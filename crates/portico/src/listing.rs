@@ -7,15 +7,16 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use portico_admin::listing::OutputFormat;
-use portico_admin::table;
+use portico_admin::table::{self, bytes};
 use portico_api::cluster::Address;
 use portico_api::exposed_cluster::ExposedCluster;
 use portico_api::names::{ClusterName, Tenant};
+use portico_api::policy::Percent;
 use portico_api::strategy::ExposeStrategy;
 use portico_expose::plan::Plan;
 use portico_expose::resolve::DecidedBy;
 use portico_expose::strategy::AnsweredBy;
-use portico_gateway::{Gateway, Upstream};
+use portico_gateway::{Cluster, Gateway, Upstream, Use};
 use portico_routes::route::{BackendId, RouteKey};
 use portico_routes::rows::{NoEndpoints, RouteRow, RouteState};
 use portico_sync::Pipeline;
@@ -30,11 +31,17 @@ const MOST_ENDPOINTS: usize = 3;
 
 const CLUSTER_HEADER: [&str; 6] = ["CLUSTER", "STRATEGY", "DECIDED BY", "SEED", "ADDRESS", "ANSWERED BY"];
 
+const SHARE_HEADER: [&str; 7] =
+    ["CLUSTER", "OPEN", "TUNNELS", "FAIR SHARE", "MEMORY", "DESCRIPTORS", "HELD BYTES"];
+
 /// What is exposed. The names of the fields are stable.
 #[derive(Debug, Serialize)]
 pub(crate) struct Listing {
     /// By name. A user cluster without a `Cluster` object is known by its routes only.
     clusters: Vec<ClusterRow>,
+    /// What those that have connections take of a running gateway, by name.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    shares: Vec<Share>,
     /// By Service, then in the order of its ports.
     routes: Vec<Row>,
     /// What is wrong, as `portico check` lists it.
@@ -62,6 +69,22 @@ struct Failing {
     failures: u32,
     /// For so long it is tried only where there is no other; at 0 the next connection probes it.
     skipped_ms: u64,
+}
+
+/// What a cluster takes of a running gateway, and the most that it may take now.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Share {
+    cluster: Tenant,
+    /// Connections and tunnel streams.
+    open_connections: u32,
+    /// HTTP/2 connections of its node agents.
+    tunnels: u32,
+    /// The part of what all others leave that it may take, in percent.
+    fair_share: Percent,
+    memory_bytes: Use,
+    descriptors: Use,
+    held_bytes: Use,
 }
 
 /// A user cluster that is planned from its `Cluster` object.
@@ -93,6 +116,7 @@ impl Listing {
                 .map(ClusterRow::of)
                 .chain(pipeline.exposed().map(ClusterRow::of_exposed))
                 .collect(),
+            shares: Vec::new(),
             routes: pipeline.rows().map(Row::of).collect(),
             problems,
             drawn: Vec::new(),
@@ -107,8 +131,12 @@ impl Listing {
         self
     }
 
-    /// Adds what only a running gateway knows: listeners that cannot be opened, and endpoints that fail.
+    /// Adds what only a running gateway knows: listeners that cannot be opened, endpoints that fail, and what
+    /// clusters take of it.
     pub(crate) fn observe(&mut self, gateway: &Gateway) {
+        self.shares =
+            gateway.shared().live.clusters().iter().filter_map(|cluster| Share::of(cluster)).collect();
+        self.shares.sort_unstable_by(|a, b| a.cluster.cmp(&b.cluster));
         for failed in gateway.failed_node_ports() {
             let of_it = |row: &&mut Row| {
                 row.route.key == RouteKey::Port(failed.port) && row.route.backend == failed.backend
@@ -135,6 +163,7 @@ impl Listing {
     pub(crate) fn keep_only(&mut self, name: &str) {
         let tenant = Tenant::of_text(name);
         self.clusters.retain(|row| row.cluster.as_str() == name);
+        self.shares.retain(|share| share.cluster == tenant);
         self.routes.retain(|row| row.route.tenant == tenant);
         self.problems.retain(|problem| problem.is_of(&tenant));
     }
@@ -155,6 +184,12 @@ impl Listing {
                 if !self.clusters.is_empty() {
                     let rows: Vec<_> = self.clusters.iter().map(ClusterRow::cells).collect();
                     let text = table::render(CLUSTER_HEADER, &rows);
+                    out.write_all(text.as_bytes())?;
+                    out.write_all(b"\n")?;
+                }
+                if !self.shares.is_empty() {
+                    let rows: Vec<_> = self.shares.iter().map(Share::cells).collect();
+                    let text = table::render(SHARE_HEADER, &rows);
                     out.write_all(text.as_bytes())?;
                     out.write_all(b"\n")?;
                 }
@@ -190,6 +225,35 @@ impl Failing {
                 .map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
         });
         failing.collect()
+    }
+}
+
+impl Share {
+    /// `None` for one that takes nothing.
+    fn of(cluster: &Cluster) -> Option<Self> {
+        let (used, now) = (cluster.share_use(), cluster.snapshot());
+        (!used.is_idle()).then(|| Self {
+            cluster: cluster.name.clone(),
+            open_connections: now.open,
+            tunnels: now.tunnels,
+            fair_share: used.part,
+            memory_bytes: used.memory,
+            descriptors: used.descriptors,
+            held_bytes: used.held,
+        })
+    }
+
+    fn cells(&self) -> [String; 7] {
+        let of = |used: Use| format!("{} of {}", bytes(used.taken as u64), bytes(used.most as u64));
+        [
+            self.cluster.to_string(),
+            self.open_connections.to_string(),
+            self.tunnels.to_string(),
+            format!("{} %", self.fair_share),
+            of(self.memory_bytes),
+            format!("{} of {}", self.descriptors.taken, self.descriptors.most),
+            of(self.held_bytes),
+        ]
     }
 }
 

@@ -1,8 +1,11 @@
 //! What is wrong with a Cluster, given its seed, the configuration, and the version in force.
 
-use portico_api::annotations::{API_SERVER_CA, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, MIGRATION_LABEL};
+use portico_api::annotations::{
+    API_SERVER_CA, FAIR_SHARE, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, MIGRATION_LABEL,
+};
 use portico_api::cluster::Cluster;
 use portico_api::meta::{Kind, ObjectRef};
+use portico_api::policy::Percent;
 use portico_api::port_range::PortRange;
 use portico_api::problem::{Problem, Severity};
 use portico_api::setting::Setting;
@@ -167,12 +170,16 @@ impl Findings {
     }
 
     fn budget(&mut self, cluster: &Cluster) {
-        for key in [MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND] {
+        for key in [MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, FAIR_SHARE] {
             let Some(value) = cluster.metadata.annotation(key) else { continue };
-            if policy::bound(value).is_none() {
+            let (is_bound, remedy) = match key {
+                FAIR_SHARE => (value.parse::<Percent>().is_ok(), "write a whole number from 1 to 100"),
+                _ => (policy::bound(value).is_some(), "write a whole number from 1 to 4294967295"),
+            };
+            if !is_bound {
                 let message = format!("{value:?} is no bound, so the gateway's own applies");
                 let field = format!("metadata.annotations[{key}]");
-                self.void("budget", &field, message, "write a whole number from 1 to 4294967295");
+                self.void("budget", &field, message, remedy);
             }
         }
     }

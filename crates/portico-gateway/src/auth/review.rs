@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -21,9 +21,9 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::changes::Changes;
 use super::hash::{Hash, hash};
-use super::log_limit::LogLimit;
 use super::token_review::Answer;
 use super::verdict::{Holds, TokenState, Verdict};
+use crate::line_limit::TenantLines;
 
 /// One review, from connect to the last byte of the response.
 pub(super) const REVIEW_TIMEOUT: Duration = Duration::from_secs(3);
@@ -38,10 +38,6 @@ const PATIENCE_IN_USE: Duration = Duration::from_secs(30);
 /// attack.
 pub(super) const MAX_PER_CLUSTER: usize = 8;
 
-/// Reviews at a time in all: each holds a socket and a TLS session. 32 clusters whose API servers hang fill
-/// it.
-const MAX_REVIEWS: usize = 256;
-
 /// Requests of one connection that wait for a verdict. An agent whose API server hangs waits with no more:
 /// the others could not be connected either.
 pub(super) const MAX_WAITING_PER_CONNECTION: u32 = 64;
@@ -50,8 +46,8 @@ pub(super) const MAX_WAITING_PER_CONNECTION: u32 = 64;
 /// nodes may come back at once.
 pub(super) const MAX_WAITING_PER_CLUSTER: u32 = 2_048;
 
-/// Requests that wait in all, likewise: some 16 MiB. Eight clusters that are flooded fill it.
-const MAX_WAITING: u32 = 16_384;
+/// What a request that waits takes beside its token: its stream, its task, and what it asks for.
+pub(super) const WAITER: usize = 3 * 1024;
 
 /// After a no to a token that was accepted, the API server is asked once more: one that has just started
 /// answers before it knows its own service accounts and roles.
@@ -102,7 +98,7 @@ pub(super) struct Reviews {
     waiters: Waiters,
     counters: Counters,
     changes: Arc<Changes>,
-    log: LogLimit,
+    log: TenantLines,
 }
 
 #[derive(Debug, Default)]
@@ -131,21 +127,24 @@ pub struct ReviewTotals {
     pub remembered: u64,
     /// Requests that wait for a verdict now.
     pub waiting: u32,
+    /// Bytes that these are reckoned to take.
+    pub waiting_bytes: usize,
 }
 
 impl Reviews {
-    /// `interval` is how long a yes holds. A no that revokes is announced to `changes`.
-    pub(super) fn new(interval: Duration, changes: Arc<Changes>) -> Self {
+    /// `interval` is how long a yes holds. A no that revokes is announced to `changes`. At most `most` are
+    /// under way, and requests that wait take at most `waiting` bytes.
+    pub(super) fn new(interval: Duration, most: u32, waiting: usize, changes: Arc<Changes>) -> Self {
         let holds = Holds::new(interval);
         Self {
             holds,
             accepted: Cache::builder().max_capacity(MAX_ACCEPTED).time_to_live(holds.grace).build(),
             unverified: Cache::builder().max_capacity(MAX_UNVERIFIED).time_to_live(UNVERIFIED_CACHED).build(),
-            permits: Permits::default(),
-            waiters: Waiters::default(),
+            permits: Permits::new(most),
+            waiters: Waiters::new(waiting),
             counters: Counters::default(),
             changes,
-            log: LogLimit::new(),
+            log: TenantLines::new(),
         }
     }
 
@@ -161,6 +160,7 @@ impl Reviews {
             seconds: Duration::from_nanos(counters.nanos.load(Relaxed)).as_secs_f64(),
             buckets: std::array::from_fn(|bucket| counters.buckets[bucket].load(Relaxed)),
             waiting: self.waiters.all.load(Relaxed),
+            waiting_bytes: self.waiters.bytes.load(Relaxed),
             remembered: self.accepted.entry_count() + self.unverified.entry_count(),
         }
     }
@@ -274,9 +274,11 @@ fn key(token: &Token, reviewer: &dyn TokenReviewer) -> Hash {
 }
 
 /// Counts the requests that wait for a verdict, each of which holds memory for seconds.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Waiters {
     all: AtomicU32,
+    bytes: AtomicUsize,
+    most_bytes: usize,
     clusters: Mutex<HashMap<Tenant, u32>>,
 }
 
@@ -285,25 +287,37 @@ struct Waiter<'a> {
     of: &'a Waiters,
     connection: &'a AtomicU32,
     cluster: &'a Tenant,
+    bytes: usize,
 }
 
 impl Waiters {
+    fn new(most_bytes: usize) -> Self {
+        Self {
+            all: AtomicU32::default(),
+            bytes: AtomicUsize::default(),
+            most_bytes,
+            clusters: Mutex::default(),
+        }
+    }
+
     /// `None` if too many wait.
     fn enter<'a>(&'a self, token: &'a ReviewedToken, connection: &'a AtomicU32) -> Option<Waiter<'a>> {
         // What made-up tokens leave is for those that were accepted.
         let share = if token.state.was_accepted() { 1 } else { 2 };
         let cluster = token.reviewer.cluster();
+        let bytes = WAITER + token.token.secret().len();
         let mut clusters = self.clusters();
         let of_cluster = clusters.entry(cluster.clone()).or_default();
         let is_full = connection.load(Relaxed) >= MAX_WAITING_PER_CONNECTION
             || *of_cluster >= MAX_WAITING_PER_CLUSTER / share
-            || self.all.load(Relaxed) >= MAX_WAITING / share;
+            || self.bytes.load(Relaxed) + bytes > self.most_bytes / share as usize;
         *of_cluster += 1;
         connection.fetch_add(1, Relaxed);
         self.all.fetch_add(1, Relaxed);
+        self.bytes.fetch_add(bytes, Relaxed);
         drop(clusters);
         // Dropped at once where it is one too many.
-        let waiter = Waiter { of: self, connection, cluster };
+        let waiter = Waiter { of: self, connection, cluster, bytes };
         (!is_full).then_some(waiter)
     }
 
@@ -317,6 +331,7 @@ impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         self.connection.fetch_sub(1, Relaxed);
         self.of.all.fetch_sub(1, Relaxed);
+        self.of.bytes.fetch_sub(self.bytes, Relaxed);
         let mut clusters = self.of.clusters();
         if let Some(count) = clusters.get_mut(self.cluster) {
             *count -= 1;
@@ -335,12 +350,6 @@ struct Permits {
     clusters: Mutex<HashMap<Tenant, Weak<Semaphore>>>,
 }
 
-impl Default for Permits {
-    fn default() -> Self {
-        Self { all: Semaphore::new(MAX_REVIEWS), clusters: Mutex::default() }
-    }
-}
-
 /// Permission to make one review.
 #[derive(Debug)]
 struct Permit<'a> {
@@ -349,6 +358,10 @@ struct Permit<'a> {
 }
 
 impl Permits {
+    fn new(most: u32) -> Self {
+        Self { all: Semaphore::new(most as usize), clusters: Mutex::default() }
+    }
+
     /// Waits for a permit of the cluster first: what waits for it takes none of the others' permits.
     async fn acquire(&self, cluster: &Tenant) -> Permit<'_> {
         // No semaphore is ever closed.

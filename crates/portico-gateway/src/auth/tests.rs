@@ -10,11 +10,14 @@ use portico_tunnel::Protocol;
 use tokio::time::{Instant, advance, sleep};
 
 use super::review::{
-    MAX_PER_CLUSTER, MAX_WAITING_PER_CLUSTER, MAX_WAITING_PER_CONNECTION, PATIENCE, REVIEW_TIMEOUT,
+    MAX_PER_CLUSTER, MAX_WAITING_PER_CLUSTER, MAX_WAITING_PER_CONNECTION, PATIENCE, REVIEW_TIMEOUT, WAITER,
 };
 use super::*;
 
 const INTERVAL: Duration = Duration::from_secs(60);
+
+/// What requests that wait may take: more than those of any one cluster with tokens of a few bytes.
+const REVIEW_MEMORY: usize = 8 << 20;
 
 /// How long an API server that answers takes.
 const REVIEW: Duration = Duration::from_millis(5);
@@ -120,7 +123,9 @@ struct Gateway {
 impl Gateway {
     fn start() -> Self {
         let tokens = TokenSettings { file: None, review: Some(INTERVAL) };
-        let identities = Arc::new(Identities::new(None, &tokens, 100));
+        let config =
+            Config { tokens, max_unauthenticated: 100, review_memory: REVIEW_MEMORY, ..Config::default() };
+        let identities = Arc::new(Identities::new(&config));
         let cuts = Arc::<AtomicUsize>::default();
         let (of_task, count) = (Arc::clone(&identities), Arc::clone(&cuts));
         let supervisor = tokio::spawn(async move {
@@ -174,6 +179,32 @@ impl Drop for Gateway {
     fn drop(&mut self) {
         self.supervisor.abort();
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_wait_hold_no_more_memory_than_they_may_together() {
+    let gateway = Arc::new(Gateway::start());
+    let others = ApiServer::new("others");
+    gateway.authenticate(&others, "hanged-later").await.unwrap();
+    advance(INTERVAL).await;
+    let held = WAITER + MAX_TOKEN;
+    let most = u32::try_from(REVIEW_MEMORY / 2 / held).unwrap();
+    let long = |number| format!("{:-<1$}", format!("hangs-{number}"), MAX_TOKEN);
+    let mut tasks = Vec::new();
+    for number in 0..most {
+        let (gateway, api) = (Arc::clone(&gateway), ApiServer::new(&format!("c{}", number % 10)));
+        tasks.push(tokio::spawn(async move { gateway.authenticate(&api, &long(number)).await }));
+    }
+    sleep(REVIEW).await;
+    let reviews = gateway.identities.reviews().unwrap();
+    assert_eq!((reviews.waiting, reviews.waiting_bytes), (most, most as usize * held));
+    let refused = gateway.authenticate(&others, &long(most)).await;
+    assert_eq!(refused.unwrap_err(), Refusal::MaxReviewsWaiting, "by whatever cluster");
+    gateway.authenticate(&others, "hanged-later").await.unwrap();
+    for task in tasks {
+        assert!(task.await.unwrap().is_err());
+    }
+    assert_eq!(gateway.identities.reviews().unwrap().waiting_bytes, 0, "every byte is given back");
 }
 
 #[tokio::test(start_paused = true)]

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
 use portico_net::socket::set_keepalive;
-use portico_net::{Meter, copy};
+use portico_net::{MemoryBudget, Meter, copy};
 use portico_tunnel::{Failure, Handler, Presented, Protocol, Request, Served, Settings};
 use socket2::SockRef;
 use tokio::io::AsyncWriteExt;
@@ -224,6 +224,10 @@ impl Handler for Connection {
 
     fn is_authenticated(&self) -> bool {
         self.pending().unauthenticated.is_none()
+    }
+
+    fn memory(&self) -> Option<MemoryBudget> {
+        self.pending().tunnel.as_ref().map(|tunnel| tunnel.cluster().memory().clone())
     }
 
     async fn evicted(&self) {

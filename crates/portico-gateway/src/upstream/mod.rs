@@ -217,8 +217,7 @@ mod tests {
                 api_server_ca: None,
             })
         };
-        let cluster =
-            Arc::new(Cluster::new(Tenant::of_text("a"), Arc::new(FairShare::new(usize::MAX, u32::MAX))));
+        let cluster = Arc::new(Cluster::new(Tenant::of_text("a"), Arc::new(FairShare::unlimited())));
         (Upstream::new(backend(ports), cluster), backend)
     }
 

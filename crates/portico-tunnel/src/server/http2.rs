@@ -78,6 +78,7 @@ where
     let mut rapid_reset = RapidReset { since: Instant::now() };
     let mut drain = pin!(drain);
     let mut draining = false;
+    let mut is_counted = false;
     let mut starts = 0;
     loop {
         let step = async {
@@ -86,6 +87,10 @@ where
                     turn.authenticate();
                     caller.trust();
                     connection.set_target_window_size(settings.connection_window());
+                }
+                if !is_counted && let Some(cluster) = handler.memory() {
+                    activity.count_in(&cluster);
+                    is_counted = true;
                 }
                 let accepted = turn.poll(cx, |cx| connection.poll_accept(cx));
                 match turn.flood() {

@@ -255,6 +255,23 @@ async fn a_cluster_over_its_budget_loses_its_own_streams() {
 }
 
 #[tokio::test]
+async fn what_agents_of_a_cluster_do_not_read_is_bounded_for_all_of_them() {
+    let (memory, settings) = limited(64 << 20);
+    let cluster = MemoryBudget::new(ROOM);
+    let server = Server::start_with(settings, Some(cluster.clone())).await;
+    let mut agents = Vec::new();
+    for _ in 0..3 {
+        agents.push(deaf_client(&server, 10).await);
+        // And a small chunk each.
+        let held = at_rest(&memory, ROOM + 32 * 1024).await;
+        assert_eq!(cluster.held(), held, "what counts for the process counts for the cluster");
+        assert!(held >= ROOM / 2, "{held} bytes are held");
+    }
+    drop(agents);
+    until(|| memory.held() == 0 && cluster.held() == 0).await;
+}
+
+#[tokio::test]
 async fn what_comes_before_the_upstream_is_connected_counts() {
     let (memory, settings) = limited(1 << 20);
     let server = Server::start(settings).await;

@@ -249,6 +249,21 @@ async fn the_connection_whose_frame_waits_longest_is_the_first_to_go_when_memory
 }
 
 #[tokio::test]
+async fn frames_that_are_not_finished_count_for_their_cluster() {
+    let (memory, cluster) = (MemoryBudget::new(16 << 20), MemoryBudget::new(200 * 1024));
+    let settings = Settings { memory: memory.clone(), ..plaintext() };
+    let mut server = Server::start_with(settings, Some(cluster.clone())).await;
+    let [mut first, mut second] = [Raw::new(&server).await, Raw::new(&server).await];
+    first.send(&frames::header(110 * 1024, kind::DATA, 0, 1)).await;
+    until(|| (cluster.held(), memory.held()) == (110 * 1024, 110 * 1024)).await;
+    second.send(&frames::header(110 * 1024, kind::DATA, 0, 1)).await;
+    let failure = server.result().await.unwrap_err().to_string();
+    assert!(failure.contains("does not finish what it began"), "{failure}");
+    assert!(first.next().await.is_none(), "the first of its own makes room");
+    until(|| (cluster.held(), memory.held()) == (110 * 1024, 110 * 1024)).await;
+}
+
+#[tokio::test]
 async fn empty_data_frames_of_an_honest_peer_cut_nothing() {
     let (server, _) = server(true).await;
     let mut client = Raw::new(&server).await;

@@ -115,6 +115,10 @@ impl Handler for Routes {
         self.is_authenticated.load(Relaxed)
     }
 
+    fn memory(&self) -> Option<MemoryBudget> {
+        self.cluster.clone()
+    }
+
     async fn evicted(&self) {
         let _ = self.full.subscribe().wait_for(|full| *full).await;
     }

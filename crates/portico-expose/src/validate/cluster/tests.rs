@@ -233,7 +233,7 @@ fn a_node_port_range_must_parse_and_never_changes() {
 fn budgets_that_are_no_bounds_are_void() {
     let cluster: Cluster = json(
         r#"{"metadata": {"name": "a", "annotations": {"portico.k8c.io/max-connections": "0",
-            "portico.k8c.io/max-connections-per-second": "ten"}}}"#,
+            "portico.k8c.io/max-connections-per-second": "ten", "portico.k8c.io/fair-share": "101"}}}"#,
     );
     assert_eq!(
         judge(&cluster, None, &seed("north", "{}"), DOMAIN),
@@ -241,7 +241,9 @@ fn budgets_that_are_no_bounds_are_void() {
          Cluster a: metadata.annotations[portico.k8c.io/max-connections]: \"0\" is no bound, so the \
          gateway's own applies; write a whole number from 1 to 4294967295\n\
          Cluster a: metadata.annotations[portico.k8c.io/max-connections-per-second]: \"ten\" is no bound, so \
-         the gateway's own applies; write a whole number from 1 to 4294967295"
+         the gateway's own applies; write a whole number from 1 to 4294967295\n\
+         Cluster a: metadata.annotations[portico.k8c.io/fair-share]: \"101\" is no bound, so the gateway's \
+         own applies; write a whole number from 1 to 100"
     );
 }
 

@@ -139,6 +139,8 @@ fn log_bounds(flags: &Flags, config: &Config) {
         max_handshakes = config.max_handshakes,
         max_unproven = config.max_unauthenticated,
         tunnel_held_bytes = config.tunnel.memory.limit(),
+        max_reviews = config.max_reviews,
+        reviews_waiting_bytes = config.review_memory,
         connection_memory = config.connection_memory,
         connection_descriptors = config.connection_descriptors,
         "what this gateway may hold"

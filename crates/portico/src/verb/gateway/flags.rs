@@ -13,7 +13,7 @@ use clap::builder::RangedI64ValueParser;
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 use portico_api::annotations::EXPOSE;
-use portico_api::policy::Budget;
+use portico_api::policy::{Budget, Percent};
 use portico_api::seed::Timeouts;
 use portico_gateway::{
     AccessFormat, Config, IdleTimeouts, Keepalive, ProxyMode, ProxyProtocol, StaticTokens, TokenSettings,
@@ -170,6 +170,10 @@ pub(crate) struct BudgetFlags {
     /// New connections and tunnel streams a second, unless a cluster sets its own [default: no limit]
     #[arg(long, value_name = "N")]
     pub(crate) max_connection_rate_per_cluster: Option<u32>,
+    /// What one cluster may take of the memory and the descriptors that all others leave, in percent, unless
+    /// it sets its own; 100 is no bound
+    #[arg(long, value_name = "PERCENT", default_value_t = Percent::HALF)]
+    pub(crate) fair_share: Percent,
     /// Memory of this process and of its sockets; whatever it holds for clients is bounded by parts of it
     /// [default: the limit of its control group, else a fourth of the machine's memory]
     #[arg(long, value_name = "SIZE", value_parser = size)]
@@ -385,9 +389,12 @@ impl Flags {
             budget: Budget {
                 max_connections: self.budgets.max_connections_per_cluster,
                 max_connections_per_second: self.budgets.max_connection_rate_per_cluster,
+                fair_share: Some(self.budgets.fair_share),
             },
             max_handshakes: self.budgets.max_handshakes.unwrap_or(capacity.handshakes),
             max_unauthenticated: self.budgets.max_handshakes.unwrap_or(capacity.unauthenticated),
+            max_reviews: capacity.reviews,
+            review_memory: capacity.review_memory,
             connection_memory: capacity.connection_memory,
             connection_descriptors: capacity.connection_descriptors,
             memory_limit: memory.bytes,
@@ -614,7 +621,8 @@ mod tests {
         let tunnel = ["--tunnel-plaintext", "--memory-limit", "256Mi"];
         let config = flags(&tunnel).config(&Timeouts::default()).unwrap();
         assert_eq!((config.memory_limit, config.tunnel.memory.limit()), (256 << 20, 64 << 20));
-        assert!(config.max_handshakes <= 1_365 && config.max_unauthenticated <= 256);
+        assert_eq!(config.review_memory, 8 << 20);
+        assert!(config.max_handshakes <= 1_024 && config.max_unauthenticated <= 256);
         let given = ["--max-handshakes", "7", "--max-tunnel-held-bytes", "8Mi"];
         let config = flags(&[&tunnel[..], &given].concat()).config(&Timeouts::default()).unwrap();
         assert_eq!((config.max_handshakes, config.max_unauthenticated), (7, 7));
@@ -719,6 +727,8 @@ mod tests {
             &["--hello-timeout", "0s"],
             &["--max-handshakes", "0"],
             &["--max-connecting-per-cluster", "0"],
+            &["--fair-share", "0"],
+            &["--fair-share", "101"],
             &["--expose-annotation", ""],
         ] {
             let line = Line::try_parse_from([&["gateway"], arguments].concat());

@@ -125,6 +125,10 @@ impl GatewayMetrics {
                     stays in force.";
         out.gauge("tunnel_files_failed", help, None, files)?;
         let lists = config.tunnel.tls.as_ref().map(|tls| tls.revocation_lists()).unwrap_or_default();
+        let issued = lists.iter().map(|list| ([("issuer", &*list.issuer)], list.this_update.as_second()));
+        let help = "When its CA issued a revocation list in force, in seconds since 1970. It never falls \
+                    while a gateway runs; from one to the next it does if an older list was brought back.";
+        out.gauge("tunnel_revocation_list_this_update_seconds", help, None, issued)?;
         let lists = lists.iter().map(|list| ([("issuer", &*list.issuer)], list.next_update.as_second()));
         let help = "When the CA of a revocation list in force promised the next one, in seconds since 1970. \
                     A list that is past it still counts, and lacks what was revoked since.";
@@ -151,6 +155,8 @@ impl GatewayMetrics {
         )?;
         let help = "Requests that wait for a token review.";
         out.one_gauge("tunnel_reviews_waiting", help, None, u64::from(reviews.waiting))?;
+        let help = "What these requests are reckoned to take.";
+        out.one_gauge("tunnel_reviews_waiting_bytes", help, None, reviews.waiting_bytes as u64)?;
         let help = "Tokens remembered with what was found out about them.";
         out.one_gauge("tunnel_tokens_remembered", help, None, reviews.remembered)?;
         let bounds = REVIEW_BUCKETS.into_iter().chain([f64::INFINITY]);
@@ -207,6 +213,16 @@ impl GatewayMetrics {
             "HTTP/2 connections of its node agents.",
             None,
             each().map(|(labels, now)| (labels, u64::from(now.tunnels))),
+        )?;
+        let in_use = clusters.iter().map(|(cluster, _)| (cluster, cluster.share_use()));
+        let in_use = in_use.filter(|(_, used)| !used.is_idle());
+        let in_use = in_use.map(|(cluster, used)| ([("cluster", cluster.name.as_str())], used.ratio()));
+        out.gauge(
+            "cluster_fair_share_used_ratio",
+            "What the cluster takes of its fair share, of memory, descriptors or held bytes, whichever is \
+             scarcest; 1 is all of it.",
+            None,
+            in_use,
         )?;
         out.counter(
             "cluster_connections",
@@ -317,6 +333,7 @@ fn write_totals(gateway: &Gateway, out: &mut Families<'_>) -> fmt::Result {
         ("handshakes", config.max_handshakes as usize),
         ("tunnel_unproven_connections", config.max_unauthenticated as usize),
         ("tunnel_held_bytes", config.tunnel.memory.limit()),
+        ("tunnel_reviews_waiting_bytes", config.review_memory),
         ("connection_memory_bytes", config.connection_memory),
         ("connection_descriptors", config.connection_descriptors as usize),
     ];
