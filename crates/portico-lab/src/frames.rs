@@ -70,23 +70,30 @@ pub fn opening(values: &[(u16, u32)]) -> Vec<u8> {
     [PREFACE, &settings(values)].concat()
 }
 
-/// A header block with these fields (RFC 7541 section 6.2.2): all literal, none indexed, at most 126 bytes a
-/// text.
-///
-/// # Panics
-/// If a text is longer.
+/// A header block with these fields (RFC 7541 section 6.2.2): all literal, none indexed.
 #[must_use]
 pub fn header_block(fields: &[(&str, &str)]) -> Vec<u8> {
     let mut block = Vec::new();
     for (name, value) in fields {
         block.push(0);
         for text in [name, value] {
-            let length = u8::try_from(text.len()).ok().filter(|&length| length < 127);
-            block.push(length.expect("a field of an attack is short"));
+            push_length(&mut block, text.len());
             block.extend(text.as_bytes());
         }
     }
     block
+}
+
+/// An integer with a prefix of seven bits (RFC 7541 section 5.1).
+fn push_length(block: &mut Vec<u8>, length: usize) {
+    const MOST: usize = 127;
+    block.push(length.min(MOST) as u8);
+    let Some(mut rest) = length.checked_sub(MOST) else { return };
+    while rest >= 128 {
+        block.push((rest % 128) as u8 | 128);
+        rest /= 128;
+    }
+    block.push(rest as u8);
 }
 
 /// A CONNECT request on `stream`, with a bearer token or without one.
@@ -198,6 +205,14 @@ mod tests {
         let block = b"\0\x07:method\x07CONNECT\0\x0a:authority\x03a:1";
         let length = u8::try_from(block.len()).unwrap();
         assert_eq!(bytes, [&[0, 0, length, 1, 4, 0, 0, 0, 1], &block[..]].concat());
+    }
+
+    #[test]
+    fn a_long_field_says_its_length_in_several_bytes() {
+        for (length, bytes) in [(126, &[126][..]), (127, &[127, 0]), (1_337, &[127, 186, 9])] {
+            let block = header_block(&[("", &"x".repeat(length))]);
+            assert_eq!((&block[2..2 + bytes.len()], block.len()), (bytes, 2 + bytes.len() + length));
+        }
     }
 
     #[test]

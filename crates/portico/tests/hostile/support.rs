@@ -1,6 +1,6 @@
 //! What attacks share: a gateway under a memory limit, clients of it, and a bystander.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::thread::JoinHandle;
@@ -8,14 +8,15 @@ use std::time::{Duration, Instant};
 
 use portico_lab::cgroup::Cgroup;
 use portico_lab::frames::{self, RawClient, kind};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 use rustls::ClientConfig;
 
 use crate::common::{PATIENCE, Process, get, metric, port_of, wait_until};
-use crate::proof::{authority, need_descriptors, own_address, report};
+use crate::proof::{LOOPBACK, authority, echo, need_descriptors, own_address, report};
 use crate::secure::{SecureGateway, SecureSite};
 
 /// The memory of a small pod.
-pub(crate) const SMALL: u64 = 256 << 20;
+const SMALL: u64 = 256 << 20;
 
 /// `portico gateway` with TLS on its tunnel, alone in a control group with a memory limit. What it takes
 /// beyond that ends it, as it would in a pod.
@@ -27,23 +28,23 @@ pub(crate) struct Limited {
 }
 
 impl Limited {
-    /// Starts it, as root: a control group is made by no one else. `bytes` are most often [`SMALL`].
-    pub(crate) fn start(site: &SecureSite, bytes: u64, more: &[&str]) -> Self {
+    /// Starts it, as root: a control group is made by no one else.
+    fn start(site: &SecureSite, more: &[&str]) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Relaxed);
         let group = Cgroup::at(format!("/portico-hostile-{}-{number}", std::process::id()));
         group.make().expect("a control group can be made; run the tests as root");
-        group.limit_memory(bytes).expect("a control group has a memory limit");
+        group.limit_memory(SMALL).expect("a control group has a memory limit");
         let [cert, key] = ["gateway.crt", "gateway.key"].map(|name| site.pki.path(name));
         let manifests = site.manifests.manifests();
         let flags = ["gateway", "--manifests", &manifests, "--workers", "1"];
         let sni = SocketAddr::from((own_address(), 6443));
-        let sni_listen = ["--sni-listen".to_owned(), sni.to_string()];
+        let (sni_listen, ports) = (sni.to_string(), sni.ip().to_string());
+        let own = ["--sni-listen", &sni_listen, "--node-port-address", &ports];
         let listen = ["--tunnel-listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
         let tls = ["--tunnel-tls-cert", &cert, "--tunnel-tls-key", &key];
         let mut command = group.command(env!("CARGO_BIN_EXE_portico")).expect("a command joins its group");
-        let mut process =
-            Process::of(command.args([&flags[..], &listen, &tls, more].concat()).args(sni_listen));
+        let mut process = Process::of(command.args([&flags[..], &own, &listen, &tls, more].concat()));
         let admin = port_of(&process.wait_for("listener=admin"));
         let tunnel = port_of(&process.wait_for("listener=tunnel"));
         Self { gateway: SecureGateway { process, admin, tunnel }, sni, group }
@@ -52,6 +53,11 @@ impl Limited {
     /// Whether it is still the process that was started.
     pub(crate) fn lives(&self) -> bool {
         self.group.pids().is_ok_and(|pids| pids.contains(&self.gateway.process.id().cast_signed()))
+    }
+
+    /// Where clients are routed by port.
+    pub(crate) fn node_port(&self, port: u16) -> SocketAddr {
+        SocketAddr::new(self.sni.ip(), port)
     }
 
     /// The most memory that it had, as the limit counts it.
@@ -167,21 +173,59 @@ impl Bystander {
     }
 }
 
-/// A gateway that asks for certificates in a small pod, a bystander of cluster a, and an attack beside it.
-/// The gateway lives, and every request of the bystander succeeds.
+/// Lines that the log may have in ten seconds of an attack for each cluster, and as many for none: ten of
+/// clients that are turned away, ten of reviews that fail.
+const LINES: usize = 20;
+
+/// [`beside_on`] a site with nothing more, and a gateway without other flags.
 pub(crate) fn beside(attack: impl FnOnce(&SecureSite, &Limited)) -> Limited {
+    beside_on(&SecureSite::new(), &[], attack)
+}
+
+/// A gateway that asks for certificates in a small pod, a bystander of cluster a, and an attack beside it.
+/// The gateway lives, every request of the bystander succeeds, the log says little, and what it says of a
+/// third cluster is there.
+pub(crate) fn beside_on(
+    site: &SecureSite,
+    more: &[&str],
+    attack: impl FnOnce(&SecureSite, &Limited),
+) -> Limited {
     need_descriptors(20_000);
-    let site = SecureSite::new();
-    let limited = Limited::start(&site, SMALL, &["--tunnel-client-ca", &site.pki.path("ca.crt")]);
-    let bystander = Bystander::start(&site, &limited.gateway, "a");
+    site.put("quiet", echo(LOOPBACK));
+    let ca = site.pki.path("ca.crt");
+    let mut limited = Limited::start(site, &[&["--tunnel-client-ca", &ca], more].concat());
+    let bystander = Bystander::start(site, &limited.gateway, "a");
     bystander.make(20);
-    attack(&site, &limited);
+    let begun = Instant::now();
+    attack(site, &limited);
     bystander.make(20);
+    let mut wrong = limited.opened(&agent_tls(site, Some("b")), &[]);
+    wrong.send(&frames::connect(1, &authority("quiet"), None)).expect("a request is taken");
+    limited.gateway.process.wait_for(&authority("quiet"));
+    let (windows, said) = (1 + begun.elapsed().as_secs() as usize / 10, limited.gateway.process.said());
     let seen = bystander.stop();
     let (requests, p99, peak) = (seen.requests(), seen.p99(), limited.peak() >> 20);
-    report(format_args!("{requests} requests, p99 {p99:?}, at most {peak} MiB"));
+    let lines = said.lines().count();
+    let clusters = std::fs::read_dir(site.manifests.manifests()).expect("the site is there").count();
+    report(format_args!("{requests} requests, p99 {p99:?}, at most {peak} MiB, {lines} lines"));
     assert!(limited.lives() && limited.gateway.is_ready());
+    assert!(
+        lines <= LINES * (1 + clusters) * windows,
+        "{lines} lines in {windows} times ten seconds: {said}"
+    );
     limited
+}
+
+/// Addresses of [`connect_from`].
+const SOURCES: u32 = 200;
+
+/// A connection from one of many addresses.
+pub(crate) fn connect_from(source: u32, to: SocketAddr) -> Option<TcpStream> {
+    let from = Ipv4Addr::from_bits(Ipv4Addr::new(127, 77, 0, 1).to_bits() + source % SOURCES);
+    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).ok()?;
+    bind(&socket, &SocketAddr::from((from, 0))).ok()?;
+    rustix::net::connect(&socket, &to).ok()?;
+    Some(socket.into())
 }
 
 impl Limited {
