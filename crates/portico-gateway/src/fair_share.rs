@@ -2,8 +2,8 @@
 //!
 //! One rule: a cluster may take a part of what all others leave, one half unless it is set otherwise. Then it
 //! may take as much as is left: one that takes all it can gets half and leaves half; two get a third each and
-//! leave a third. However many take all they can, a cluster that has little gets what it asks for. The rule
-//! holds for descriptors and for memory, each by itself.
+//! leave a third. However many take all they can, a cluster that has little gets what it asks for, and one
+//! that has nothing its first connection. The rule holds for descriptors and for memory, each by itself.
 //!
 //! Of the bytes that tunnels hold for receivers, one cluster may hold the same part of all.
 
@@ -176,11 +176,11 @@ impl Pool {
     }
 
     fn take(&self, own: &AtomicU32, cost: u32, part: Percent) -> bool {
-        let (part, others) = (u64::from(part.get()), u64::from(100 - part.get()));
         let up = |taken: u32| {
-            let left = self.limit.saturating_sub(taken);
-            let own = u64::from(own.load(Relaxed)) + u64::from(cost);
-            (cost <= left && own * others <= u64::from(left) * part).then(|| taken + cost)
+            let own = own.load(Relaxed);
+            // One that has nothing gets its first, however little that leaves.
+            let fits = own == 0 || own.saturating_add(cost) <= self.most(taken, own, part);
+            (fits && cost <= self.limit.saturating_sub(taken)).then(|| taken + cost)
         };
         let took = self.taken.fetch_update(Relaxed, Relaxed, up).is_ok();
         if took {
@@ -191,8 +191,13 @@ impl Pool {
 
     fn used_by(&self, own: &AtomicU32, part: Percent) -> Use {
         let taken = own.load(Relaxed);
-        let others = self.taken.load(Relaxed).saturating_sub(taken);
-        Use { taken: taken as usize, most: part.of(self.limit.saturating_sub(others) as usize) }
+        Use { taken: taken as usize, most: self.most(self.taken.load(Relaxed), taken, part) as usize }
+    }
+
+    /// What a cluster may take that has its `own` of what is `taken`.
+    fn most(&self, taken: u32, own: u32, part: Percent) -> u32 {
+        let left = self.limit.saturating_sub(taken.saturating_sub(own));
+        u32::try_from(part.of(left as usize)).unwrap_or(left)
     }
 
     fn give_back(&self, own: &AtomicU32, cost: u32) {
@@ -224,7 +229,7 @@ mod tests {
         assert_eq!(fair.taken().1, 875);
         // What the first gives back, others can have, and it itself no more than they.
         (0..500).for_each(|_| fair.give_back(&a, Cost::STREAM));
-        assert_eq!((fill(&fair, &c), fill(&fair, &b)), (250, 63));
+        assert_eq!((fill(&fair, &c), fill(&fair, &b)), (250, 62));
         assert!(fair.take(&a, Cost::CONNECTION), "there is always something left");
     }
 
@@ -235,8 +240,8 @@ mod tests {
         assert_eq!(fill(&fair, &own), 85);
         let fair = share(1 << 20, 7);
         let own = Taken::default();
-        assert_eq!(fill(&fair, &own), 4);
-        assert_eq!(fair.taken(), (24 << 10, 4));
+        assert_eq!(fill(&fair, &own), 3);
+        assert_eq!(fair.taken(), (18 << 10, 3));
     }
 
     #[test]

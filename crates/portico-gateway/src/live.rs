@@ -204,7 +204,7 @@ mod tests {
 
     use portico_api::meta::ObjectKey;
     use portico_api::names::HostName;
-    use portico_api::policy::ClusterPolicy;
+    use portico_api::policy::{Budget, ClusterPolicy};
     use portico_routes::route::Route;
 
     use super::*;
@@ -264,6 +264,19 @@ mod tests {
         assert!(Arc::ptr_eq(&before, &after));
         assert!(Arc::ptr_eq(&kept, &after.endpoints()[0]));
         assert_eq!(applied.removed_endpoints[0].address, "192.0.2.1:6443".parse().unwrap());
+    }
+
+    #[test]
+    fn the_fair_share_of_a_cluster_is_that_of_its_policy() {
+        let live = live();
+        for part in [Some(80), None, Some(20)] {
+            let fair_share = part.map(|part: u8| part.try_into().unwrap());
+            let open = ClusterPolicy::open(Tenant::of_text("a"));
+            let policy = ClusterPolicy { budget: Budget { fair_share, ..Budget::default() }, ..open };
+            let backend = Backend { policy: Arc::new(policy), ..(*backend("a", &[])).clone() };
+            apply(&live, vec![applied(&Arc::new(backend))]);
+            assert_eq!(live.clusters()[0].share_use().part.get(), part.unwrap_or(50));
+        }
     }
 
     #[test]

@@ -50,6 +50,30 @@ fn idle_connections_to_one_node_port_leave_descriptors_to_all_others() {
 }
 
 #[test]
+fn a_cluster_with_another_fair_share_gets_it_and_the_listing_shows_what_it_takes() {
+    let (site, gateway) = gateway();
+    // Of 250 descriptors for all clusters, those that it takes, and those that it may.
+    let used = || {
+        let routes: serde_json::Value = serde_json::from_str(&gateway.get("/routes")).unwrap();
+        let shares = routes["shares"].as_array().cloned().unwrap_or_default();
+        let greedy = shares.into_iter().find(|share| share["cluster"] == "greedy").unwrap_or_default();
+        ["taken", "most"].map(|what| greedy["descriptors"][what].as_u64().unwrap_or(0))
+    };
+    let _held: Vec<TcpStream> = (0..GREEDY).map(|_| connect(gateway.node_port(PORT))).collect();
+    wait_until("it has half", || used() == [124, 125]);
+    let more = "annotations:\n    portico.k8c.io/fair-share: \"80\"\n";
+    let greedy = manifest("greedy", Some(PORT), echo(LOOPBACK)).replacen("annotations:\n", more, 1);
+    site.put("greedy", &greedy);
+    wait_until("it may have more", || used() == [124, 200]);
+    let _more: Vec<TcpStream> = (0..GREEDY).map(|_| connect(gateway.node_port(PORT))).collect();
+    wait_until("it has more", || used() == [200, 200]);
+    let ratio = gateway.get("/metrics");
+    let ratio = ratio.lines().find(|line| line.starts_with("portico_cluster_fair_share_used_ratio"));
+    assert_eq!(ratio, Some("portico_cluster_fair_share_used_ratio{cluster=\"greedy\"} 1.0"));
+    assert!(by_name(&gateway, "honest").is_some());
+}
+
+#[test]
 fn streams_of_one_cluster_leave_descriptors_to_all_others() {
     let (_site, gateway) = gateway();
     let ask = |_| {
