@@ -98,6 +98,7 @@ fn tls_handshakes_that_never_end_hold_no_more_than_a_slot_counts() {
         let slots = limited.gateway.metric("portico_limit{of=\"handshakes\"}");
         let grown = limited.peak().saturating_sub(before) >> 10;
         report(format_args!("{grown} KiB for {slots} slots"));
-        assert!(grown < 32 * slots, "{grown} KiB");
+        // What waits in the kernel to be accepted counts, too. rustls by itself would keep 64 KiB.
+        assert!(grown < 48 * slots, "{grown} KiB");
     });
 }

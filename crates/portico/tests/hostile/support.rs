@@ -173,9 +173,9 @@ impl Bystander {
     }
 }
 
-/// Lines that the log may have in ten seconds of an attack for each cluster, and as many for none: ten of
-/// clients that are turned away, ten of reviews that fail.
-const LINES: usize = 20;
+/// Lines that the log may have in ten seconds of an attack for each cluster, and as many for none: ten and
+/// one more of clients that are turned away, as many of reviews that fail.
+const LINES: usize = 22;
 
 /// [`beside_on`] a site with nothing more, and a gateway without other flags.
 pub(crate) fn beside(attack: impl FnOnce(&SecureSite, &Limited)) -> Limited {
