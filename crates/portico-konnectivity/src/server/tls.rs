@@ -3,16 +3,13 @@
 //! A connection takes what is current when it begins and keeps it. Where a CA is given, a client must have a
 //! certificate of it for client authentication.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
-use portico_dial::pem::certificates;
+use portico_dial::pem::{self, PemFileError};
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::CertificateDer;
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig, SupportedProtocolVersion};
@@ -47,24 +44,9 @@ impl Default for TlsOptions {
 /// Why the files make no TLS configuration. The one in force stays.
 #[derive(Debug, Error)]
 pub enum TlsError {
-    /// A file cannot be read.
-    #[error("reading {}: {source}; give a PEM file this process may read", path.display())]
-    Read {
-        /// Which file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// A file is not the PEM expected.
-    #[error("{}: no {expected}: {source}; give it in PEM", path.display())]
-    Pem {
-        /// Which file.
-        path: PathBuf,
-        /// What was looked for.
-        expected: &'static str,
-        /// What was found instead.
-        source: pem::Error,
-    },
+    /// A file cannot be used.
+    #[error(transparent)]
+    File(#[from] PemFileError),
     /// Certificate and key do not belong together, or are of a kind that cannot be used.
     #[error("certificate {} with key {}: {source}; give a chain, leaf first, and the leaf's key",
         certificate.display(), key.display())]
@@ -155,11 +137,9 @@ impl ServerTls {
 }
 
 impl Contents {
-    fn read(files: &TlsFiles) -> Result<Self, TlsError> {
-        let read =
-            |path: &Path| fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source });
-        let client_ca = files.client_ca.as_deref().map(read).transpose()?;
-        Ok(Self { certificate: read(&files.certificate)?, key: read(&files.key)?, client_ca })
+    fn read(files: &TlsFiles) -> Result<Self, PemFileError> {
+        let client_ca = files.client_ca.as_deref().map(pem::read).transpose()?;
+        Ok(Self { certificate: pem::read(&files.certificate)?, key: pem::read(&files.key)?, client_ca })
     }
 }
 
@@ -171,19 +151,15 @@ fn config(
 ) -> Result<Arc<ServerConfig>, TlsError> {
     let pair =
         |source| TlsError::Pair { certificate: files.certificate.clone(), key: files.key.clone(), source };
-    let pem = |path: &Path, expected| {
-        let path = path.to_owned();
-        move |source| TlsError::Pem { path, expected, source }
-    };
-    let chain = certificates(&contents.certificate).map_err(pem(&files.certificate, "certificate"))?;
-    let key = PrivateKeyDer::from_pem_slice(&contents.key).map_err(pem(&files.key, "private key"))?;
+    let chain = pem::certificates(&files.certificate, &contents.certificate)?;
+    let key = pem::private_key(&files.key, &contents.key)?;
     let builder = ServerConfig::builder_with_provider(Arc::clone(&options.provider))
         .with_protocol_versions(&options.versions)
         .map_err(pair)?;
     let builder = match files.client_ca.as_deref().zip(contents.client_ca.as_deref()) {
         None => builder.with_no_client_auth(),
         Some((path, contents)) => {
-            let roots = certificates(contents).map_err(pem(path, "certificate"))?;
+            let roots = pem::certificates(path, contents)?;
             builder.with_client_cert_verifier(verifier(path, roots, options)?)
         }
     };
