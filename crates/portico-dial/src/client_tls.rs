@@ -358,8 +358,8 @@ fn roots_of(path: &Path, pem: &[u8]) -> Result<RootCertStore, ClientTlsError> {
     Ok(roots)
 }
 
-/// Returns the system's roots.
-fn system_roots() -> Result<RootCertStore, ClientTlsError> {
+/// Returns the system's roots, or those of Mozilla where the system has none.
+pub fn system_roots() -> Result<RootCertStore, ClientTlsError> {
     let is_configured = ["SSL_CERT_FILE", "SSL_CERT_DIR"].iter().any(|name| std::env::var_os(name).is_some());
     roots_among(rustls_native_certs::load_native_certs(), is_configured)
 }

@@ -26,7 +26,9 @@ mod target;
 mod tcp;
 mod token_file;
 
-pub use client_tls::{ClientTls, ClientTlsError, ClientTlsFiles, HandshakeError, HandshakeProblem};
+pub use client_tls::{
+    ClientTls, ClientTlsError, ClientTlsFiles, HandshakeError, HandshakeProblem, system_roots,
+};
 pub use credentials::{CREDENTIALS_VARIABLE, CredentialsError, CredentialsSource};
 pub use dialer::{DialTimeouts, Dialer, ProxyFiles};
 pub use error::{ConnectAnyError, DialError, HeadLimit, Refused, Schemes, Sent};

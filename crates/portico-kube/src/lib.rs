@@ -18,6 +18,7 @@ pub mod leader;
 pub mod watch;
 
 pub use client::{ClientError, client};
+pub use kube::Client;
 
 /// The name under which Portico writes, in the managed fields of every object it touches.
 pub const FIELD_MANAGER: &str = "portico";

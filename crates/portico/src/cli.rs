@@ -153,6 +153,25 @@ Examples:
   What is missing in rules that are in force, and what is open without need:
     iptables-save | portico firewall diff - --role worker --strategy Tunneling --inventory site.yaml")]
     Firewall(verb::firewall::Command),
+    /// Prove from a real machine that every port it needs is open
+    ///
+    /// Tries each required flow of the machine's roles towards every machine of the inventory, and, where
+    /// `portico preflight --listen` runs there, the way back: TCP, UDP, IP-in-IP, name servers, TLS with its
+    /// chain, the path MTU, clocks, ports that are taken here. Each result names the row of the model, what
+    /// was seen, and who has to change what. Changes nothing, and is safe on machines in production: at a
+    /// pace, and with not a byte to a service that is not asked for TLS. Exit code 1 if a flow does not work
+    /// or could not be proven.
+    #[command(after_help = "\
+Examples:
+  On every machine, before anything is installed (inventory.yaml: `worker: [10.0.1.1, 10.0.1.2]`):
+    portico preflight --role worker --inventory inventory.yaml --listen
+
+  Then on one of them, or on each:
+    portico preflight --role worker --inventory inventory.yaml --strategy Tunneling
+
+  For a CI system, with a Kublr cluster:
+    portico preflight --product kublr --role master --inventory inventory.yaml --cni Calico -o junit")]
+    Preflight(Box<verb::preflight::flags::Flags>),
     /// Try it: three user clusters, one per expose strategy, on this machine
     ///
     /// Starts a gateway, a node agent and three stand-in API servers on loopback, with certificates and
@@ -187,6 +206,7 @@ impl Verb {
             Self::Capacity(flags) => verb::capacity::run(flags),
             Self::Firewall(command) => verb::firewall::run(command),
             Self::Ports(command) => verb::ports::run(command),
+            Self::Preflight(flags) => verb::preflight::run(flags),
             Self::Demo(flags) => verb::demo::run(flags),
             Self::Help { verb } => help(verb.as_deref()),
         }
@@ -212,8 +232,14 @@ mod tests {
     use super::*;
 
     /// Flags that look like listeners and are none: ports of somebody else, or of a Service.
-    const NO_LISTENERS: [&str; 3] =
-        ["front --sni-port", "front --tunnel-port", "konnectivity agent --proxy-server-port"];
+    const NO_LISTENERS: [&str; 5] = [
+        "front --sni-port",
+        "front --tunnel-port",
+        "konnectivity agent --proxy-server-port",
+        // It opens the ports of other rows in place of what will be there.
+        "preflight --listen",
+        "preflight --peers-listen",
+    ];
 
     /// Every flag that opens a port, as `VERB --FLAG`. The demo's are on loopback and for nobody else.
     fn listeners(command: &clap::Command, path: &str, found: &mut Vec<String>) {
@@ -251,7 +277,7 @@ mod tests {
     }
 
     /// Where sockets that accept are made. A new place needs a flag above, or a reason here.
-    const BINDING: [&str; 6] = [
+    const BINDING: [&str; 7] = [
         // What `--admin-listen` of every verb opens.
         "portico-admin/src/server.rs",
         // `--forward`.
@@ -260,6 +286,8 @@ mod tests {
         "portico-gateway/src/entry/listen.rs",
         // `--uds-name`, `--server-port` and `--agent-port` of `konnectivity server`.
         "portico-konnectivity/src/server/listen.rs",
+        // `preflight --listen`: the ports of the rows that lead to its role, while it runs.
+        "portico-preflight/src/responder/tcp.rs",
         // The demo, on loopback.
         "portico/src/verb/demo/api_server.rs",
         "portico/src/verb/demo/ports.rs",

@@ -9,4 +9,5 @@ pub(crate) mod front;
 pub(crate) mod gateway;
 pub(crate) mod konnectivity;
 pub(crate) mod ports;
+pub(crate) mod preflight;
 pub(crate) mod routes;

@@ -1,0 +1,77 @@
+//! The other direction: a responder is asked to send a probe to us, and says what it saw.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::{Limits, tcp};
+use crate::probe::{LONGEST_LINE, Line, line};
+use crate::seen::Seen;
+use crate::transport::Transport;
+
+/// What the answer may take beside the other side's own check.
+const SLACK: Duration = Duration::from_secs(3);
+
+/// Asks the first responder among these addresses of one machine to try `transport` towards us.
+pub async fn check(via: &[SocketAddr], transport: Transport, limits: Limits) -> Seen {
+    for address in via {
+        let Ok(mut stream) = tcp::connect(*address, limits.answer).await else { continue };
+        if let Ok(Some(_responder)) = tcp::listen(&mut stream, limits.banner).await {
+            return match timeout(limits.answer + SLACK, ask(stream, transport)).await {
+                Ok(Some(seen)) => seen,
+                Ok(None) => Seen::not_tried(format_args!("the responder at {address} gave no answer")),
+                Err(_) => Seen::not_tried(format_args!("the responder at {address} is too slow")),
+            };
+        }
+    }
+    Seen::not_tried("no responder answers there; start `portico preflight --listen` on that machine")
+}
+
+async fn ask(mut stream: TcpStream, transport: Transport) -> Option<Seen> {
+    stream.write_all(format!("back {transport}\n").as_bytes()).await.ok()?;
+    let mut bytes = Vec::with_capacity(LONGEST_LINE);
+    loop {
+        match line(&bytes) {
+            Line::Complete(text) => return understand(text),
+            Line::NeedMore => {}
+            Line::Other => return None,
+        }
+        if stream.read_buf(&mut bytes).await.ok()? == 0 {
+            return None;
+        }
+    }
+}
+
+/// Reads an answer. Of texts only the printable part is kept: they reach a terminal.
+fn understand(text: &str) -> Option<Seen> {
+    let clean =
+        |text: Box<str>| text.chars().filter(|letter| !letter.is_control()).collect::<String>().into();
+    match serde_json::from_str(text).ok()? {
+        Seen::Unreachable { by, why } => Some(Seen::Unreachable { by, why: clean(why) }),
+        Seen::NotTried { why } => Some(Seen::NotTried { why: clean(why) }),
+        seen @ (Seen::Answered { .. }
+        | Seen::Refused { .. }
+        | Seen::TimedOut { .. }
+        | Seen::Reset
+        | Seen::DeniedHere) => Some(seen),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_one_that_a_probe_can_have_and_cannot_write_to_the_terminal() {
+        assert_eq!(understand(r#"{"kind":"answered","micros":7}"#), Some(Seen::Answered { micros: 7 }));
+        let seen = understand(r#"{"kind":"not-tried","why":"a\u001b[2Jb"}"#).unwrap();
+        assert_eq!(seen, Seen::NotTried { why: "a[2Jb".into() });
+        for text in [r#"{"kind":"free"}"#, r#"{"kind":"?"}"#, "", "null"] {
+            assert_eq!(understand(text), None, "{text:?}");
+        }
+    }
+}

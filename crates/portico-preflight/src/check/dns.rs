@@ -1,0 +1,118 @@
+//! Names: whether a name server answers, by UDP and by TCP, and whether a name resolves on this machine.
+
+use std::net::SocketAddr;
+
+use portico_dial::{Dialer, Target};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UdpSocket;
+use tokio::time::{Instant, timeout};
+
+use super::{Limits, micros, millis, tcp};
+use crate::seen::Seen;
+use crate::sys;
+use crate::transport::Transport;
+
+/// The fixed part of a message (RFC 1035 section 4.1.1).
+const HEADER: usize = 12;
+
+/// The largest answer that is read. Ours to the root has some hundred bytes.
+const LARGEST: usize = 4096;
+
+/// Asks a name server for the root's name servers. Any answer will do, a refusal too: it has been reached.
+pub async fn check(server: SocketAddr, is_tcp: bool, limits: Limits) -> Seen {
+    // It ties the answer to the question; a stranger on the path could forge more than that.
+    let id = (super::unix_millis() & 0xffff) as u16;
+    let asking =
+        async { if is_tcp { over_tcp(server, id, limits).await } else { over_udp(server, id).await } };
+    timeout(limits.answer, asking).await.unwrap_or(Seen::TimedOut { millis: millis(limits.answer) })
+}
+
+/// Resolves a name as this machine's programs do.
+pub async fn resolve(dialer: &Dialer, name: &str) -> Seen {
+    // The port is of no importance to a resolver.
+    match dialer.resolve(&Target { host: name.into(), port: 443 }).await {
+        Ok(resolved) => Seen::Resolved { addresses: resolved.addresses.iter().map(SocketAddr::ip).collect() },
+        Err(error) => Seen::NotResolved { why: error.to_string().into() },
+    }
+}
+
+async fn over_udp(server: SocketAddr, id: u16) -> Seen {
+    let local: SocketAddr = if server.is_ipv6() { ([0; 16], 0).into() } else { ([0; 4], 0).into() };
+    let start = Instant::now();
+    let asking = async {
+        let socket = UdpSocket::bind(local).await?;
+        sys::keep_icmp_errors(&socket, server.is_ipv6())?;
+        socket.connect(server).await?;
+        let mut bytes = vec![0; LARGEST];
+        let mut exchange = async || {
+            socket.send(&question(id)).await?;
+            loop {
+                let length = socket.recv(&mut bytes).await?;
+                if is_answer(&bytes[..length], id) {
+                    return Ok(Seen::Answered { micros: micros(start) });
+                }
+            }
+        };
+        let outcome: std::io::Result<Seen> = exchange().await;
+        Ok(outcome.unwrap_or_else(|error| Seen::of_error(&error, sys::next_icmp_error(&socket))))
+    };
+    asking.await.unwrap_or_else(|error: std::io::Error| Seen::of_error(&error, None))
+}
+
+async fn over_tcp(server: SocketAddr, id: u16, limits: Limits) -> Seen {
+    let start = Instant::now();
+    let mut stream = match tcp::connect(server, limits.answer).await {
+        Ok(stream) => stream,
+        Err(seen) => return seen,
+    };
+    let exchange = async {
+        let question = question(id);
+        // Its length goes first (RFC 1035 section 4.2.2).
+        let length = u16::try_from(question.len()).unwrap_or(u16::MAX).to_be_bytes();
+        stream.write_all(&[&length[..], &question].concat()).await?;
+        let mut bytes = vec![0; usize::from(stream.read_u16().await?).min(LARGEST)];
+        stream.read_exact(&mut bytes).await?;
+        Ok::<_, std::io::Error>(bytes)
+    };
+    match exchange.await {
+        Ok(bytes) if is_answer(&bytes, id) => Seen::Answered { micros: micros(start) },
+        Ok(_) => Seen::not_tried(format_args!(
+            "what answers at {} does not speak DNS",
+            Transport::Tcp(server.port())
+        )),
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Seen::Reset,
+        Err(error) => Seen::of_error(&error, None),
+    }
+}
+
+/// Asks for the name servers of the root.
+fn question(id: u16) -> Vec<u8> {
+    let mut bytes = id.to_be_bytes().to_vec();
+    // Recursion desired; one question.
+    bytes.extend([1, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
+    // The root, NS, IN.
+    bytes.extend([0, 0, 2, 0, 1]);
+    bytes
+}
+
+/// Whether it is an answer to our question.
+fn is_answer(bytes: &[u8], id: u16) -> bool {
+    bytes.len() >= HEADER && bytes.starts_with(&id.to_be_bytes()) && bytes[2] & 0x80 != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_has_our_number_and_is_no_question() {
+        let mut message = question(0x1234);
+        assert!(!is_answer(&message, 0x1234));
+        message[2] |= 0x80;
+        assert!(is_answer(&message, 0x1234));
+        assert!(!is_answer(&message, 0x1235));
+        for length in 0..HEADER {
+            assert!(!is_answer(&message[..length], 0x1234), "{length}");
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! TLS to a server, through a corporate proxy if one leads there: chain, name, ALPN, and the server's clock.
+//!
+//! Nothing is trusted for it: the connection carries one request without credentials, for the `Date` header,
+//! and only where HTTP/1.1 was agreed on.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use jiff::fmt::rfc2822::DateTimeParser;
+use portico_dial::{ConnectAnyError, DialError, Dialer, Socket, Target, provider};
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use x509_parser::extensions::GeneralName;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use super::{Limits, millis, unix_millis};
+use crate::seen::{Seen, TlsSession};
+
+/// The largest head of an answer that is looked at for its date.
+const LARGEST_HEAD: usize = 8 * 1024;
+
+/// The most header fields of an answer.
+const MOST_FIELDS: usize = 64;
+
+/// The most names of a certificate that are reported.
+const MOST_NAMES: usize = 10;
+
+/// The longest name that is reported.
+const LONGEST_NAME: usize = 200;
+
+/// The certificates that are right.
+#[derive(Debug, Clone)]
+pub enum Trust {
+    /// Those that lead to one of these.
+    Roots(Arc<RootCertStore>),
+    /// Every one: the CA is private, and nobody has named it.
+    Any,
+}
+
+/// A server, and what it should present.
+#[derive(Debug, Clone)]
+pub struct Server {
+    /// Where it is.
+    pub target: Target,
+    /// The name in the ClientHello and in the certificate.
+    pub name: Box<str>,
+    /// Who may have issued the certificate.
+    pub trust: Trust,
+    /// What is offered by ALPN, most wanted first.
+    pub alpn: Vec<Box<str>>,
+}
+
+/// What was seen, and the clock on the way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Handshake {
+    /// What was seen.
+    pub seen: Seen,
+    /// How far the server's clock is ahead of ours, to the second.
+    pub ahead_millis: Option<i64>,
+}
+
+/// Connects and shakes hands.
+pub async fn check(dialer: &Dialer, server: &Server, limits: Limits) -> Handshake {
+    let only = |seen| Handshake { seen, ahead_millis: None };
+    let proxy = dialer.via(&server.target).map(ToString::to_string);
+    let socket = match dialer.connect_any(&server.target).await {
+        Ok(socket) => socket,
+        Err(error) => return only(not_connected(error, proxy)),
+    };
+    let shaking = shake_hands(socket, server, proxy.as_deref());
+    let Ok((seen, stream)) = timeout(limits.answer, shaking).await else {
+        return only(Seen::TimedOut { millis: millis(limits.answer) });
+    };
+    let ahead_millis = match stream {
+        Some(stream) => timeout(limits.answer, ask_for_date(stream, &server.name)).await.ok().flatten(),
+        None => None,
+    };
+    Handshake { seen, ahead_millis }
+}
+
+async fn shake_hands(
+    socket: Socket,
+    server: &Server,
+    proxy: Option<&str>,
+) -> (Seen, Option<TlsStream<Socket>>) {
+    let no_tls = |why: String| (Seen::NoTls { why: why.into() }, None);
+    let Ok(name) = ServerName::try_from(server.name.trim_end_matches('.').to_owned()) else {
+        return no_tls(format!("{:?} is no server name", server.name));
+    };
+    let recorder = match Recorder::new(&server.trust) {
+        Ok(recorder) => Arc::new(recorder),
+        Err(error) => return no_tls(error),
+    };
+    let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
+    let mut config = match builder {
+        Ok(builder) => builder
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::clone(&recorder) as Arc<dyn ServerCertVerifier>)
+            .with_no_client_auth(),
+        Err(error) => return no_tls(error.to_string()),
+    };
+    config.alpn_protocols = server.alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
+    let outcome = TlsConnector::from(Arc::new(config)).connect(name, socket).await;
+    let mut session = Box::new(recorder.session());
+    session.proxy = proxy.map(Into::into);
+    match outcome {
+        Ok(stream) => {
+            let connection = stream.get_ref().1;
+            session.version =
+                connection.protocol_version().map_or("", |version| version.as_str().unwrap_or("")).into();
+            session.alpn = connection.alpn_protocol().map(|name| String::from_utf8_lossy(name).into());
+            (Seen::Tls(session), Some(stream))
+        }
+        Err(error) => (refused(&error, session), None),
+    }
+}
+
+/// What an error of the handshake means.
+fn refused(error: &std::io::Error, session: Box<TlsSession>) -> Seen {
+    let Some(reason) = error.get_ref().and_then(|source| source.downcast_ref::<rustls::Error>()) else {
+        return match error.kind() {
+            std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::ConnectionReset => Seen::Reset,
+            _ => Seen::NoTls { why: error.to_string().into() },
+        };
+    };
+    match reason {
+        rustls::Error::InvalidCertificate(
+            CertificateError::UnknownIssuer | CertificateError::BadSignature,
+        ) => Seen::Intercepted { session },
+        // An intercepting proxy without a CA of its own (CaUsedAsEndEntity) is told by its issuer.
+        rustls::Error::InvalidCertificate(fault) => {
+            Seen::WrongCertificate { why: fault.to_string().into(), session }
+        }
+        rustls::Error::InvalidMessage(_) => Seen::NoTls { why: "what answers does not speak TLS".into() },
+        other => Seen::NoTls { why: other.to_string().into() },
+    }
+}
+
+fn not_connected(error: ConnectAnyError, proxy: Option<String>) -> Seen {
+    let text: Box<str> = error.to_string().into();
+    match (error, proxy) {
+        (ConnectAnyError::Resolve(_) | ConnectAnyError::NoAddress(_), _) => Seen::NotResolved { why: text },
+        (_, Some(proxy)) => Seen::Proxy { proxy: proxy.into(), why: text },
+        (ConnectAnyError::Dial(DialError::Tcp { source, .. }), None) => match source.kind() {
+            std::io::ErrorKind::TimedOut => {
+                Seen::TimedOut { millis: millis(portico_dial::DialTimeouts::default().tcp) }
+            }
+            _ => Seen::of_error(&source, None),
+        },
+        (_, None) => Seen::Unreachable { by: None, why: text },
+    }
+}
+
+/// Asks for the server's time. `None`: it does not say.
+async fn ask_for_date(mut stream: TlsStream<Socket>, name: &str) -> Option<i64> {
+    if stream.get_ref().1.alpn_protocol().is_some_and(|name| name != b"http/1.1") {
+        return None;
+    }
+    let version = env!("CARGO_PKG_VERSION");
+    let request = format!(
+        "HEAD / HTTP/1.1\r\nHost: {name}\r\nUser-Agent: portico-preflight/{version}\r\nConnection: \
+         close\r\n\r\n"
+    );
+    stream.write_all(request.as_bytes()).await.ok()?;
+    stream.flush().await.ok()?;
+    let mut bytes = Vec::new();
+    while bytes.len() < LARGEST_HEAD {
+        if let Some(date) = date(&bytes) {
+            return Some(date - unix_millis());
+        }
+        if stream.read_buf(&mut bytes).await.ok()? == 0 {
+            return None;
+        }
+    }
+    None
+}
+
+/// Returns the time in the head of an HTTP answer (RFC 9110 section 6.6.1), once it is complete.
+fn date(head: &[u8]) -> Option<i64> {
+    let mut fields = [httparse::EMPTY_HEADER; MOST_FIELDS];
+    let mut response = httparse::Response::new(&mut fields);
+    if !matches!(response.parse(head), Ok(httparse::Status::Complete(_))) {
+        return None;
+    }
+    let value = response.headers.iter().find(|field| field.name.eq_ignore_ascii_case("date"))?.value;
+    Some(DateTimeParser::new().parse_timestamp(value).ok()?.as_millisecond())
+}
+
+/// Verifies as rustls does, and keeps what was presented, good or bad.
+#[derive(Debug)]
+struct Recorder {
+    /// `None`: everything is accepted.
+    verifier: Option<Arc<WebPkiServerVerifier>>,
+    presented: Mutex<Vec<CertificateDer<'static>>>,
+}
+
+impl Recorder {
+    fn new(trust: &Trust) -> Result<Self, String> {
+        let verifier = match trust {
+            Trust::Any => None,
+            Trust::Roots(roots) => {
+                let builder = WebPkiServerVerifier::builder_with_provider(Arc::clone(roots), provider());
+                Some(builder.build().map_err(|error| format!("no CA to verify with: {error}"))?)
+            }
+        };
+        Ok(Self { verifier, presented: Mutex::default() })
+    }
+
+    /// What was presented, in words.
+    fn session(&self) -> TlsSession {
+        let presented = self.presented.lock().unwrap_or_else(PoisonError::into_inner);
+        let parsed: Vec<X509Certificate<'_>> = presented
+            .iter()
+            .filter_map(|der| X509Certificate::from_der(der).ok().map(|(_, certificate)| certificate))
+            .collect();
+        let issuer = parsed.last().map(|last| printable(&last.issuer().to_string())).unwrap_or_default();
+        TlsSession {
+            chain: parsed.iter().map(|certificate| printable(&certificate.subject().to_string())).collect(),
+            issuer,
+            names: parsed.first().map(names).unwrap_or_default(),
+            ..TlsSession::default()
+        }
+    }
+}
+
+fn names(leaf: &X509Certificate<'_>) -> Vec<Box<str>> {
+    let Ok(Some(extension)) = leaf.subject_alternative_name() else { return Vec::new() };
+    let text = |name: &GeneralName<'_>| match name {
+        GeneralName::DNSName(name) => Some(printable(name)),
+        GeneralName::IPAddress(bytes) => match *bytes {
+            [a, b, c, d] => Some(std::net::Ipv4Addr::new(*a, *b, *c, *d).to_string().into()),
+            _ => {
+                let bytes: [u8; 16] = (*bytes).try_into().ok()?;
+                Some(std::net::Ipv6Addr::from(bytes).to_string().into())
+            }
+        },
+        _ => None,
+    };
+    extension.value.general_names.iter().filter_map(text).take(MOST_NAMES).collect()
+}
+
+/// Certificates hold what their issuer liked.
+fn printable(text: &str) -> Box<str> {
+    text.chars().filter(|letter| !letter.is_control()).take(LONGEST_NAME).collect::<String>().into()
+}
+
+impl ServerCertVerifier for Recorder {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let chain = std::iter::once(end_entity).chain(intermediates);
+        *self.presented.lock().unwrap_or_else(PoisonError::into_inner) =
+            chain.map(|certificate| certificate.clone().into_owned()).collect();
+        match &self.verifier {
+            Some(verifier) => {
+                verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
+            }
+            None => Ok(ServerCertVerified::assertion()),
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &provider().signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &provider().signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        provider().signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_date_of_an_answer_is_read_once_its_head_is_complete() {
+        let head = b"HTTP/1.1 403 Forbidden\r\ndate: Sun, 06 Nov 1994 08:49:37 GMT\r\n\r\n";
+        assert_eq!(date(head), Some(784_111_777_000));
+        for length in 0..head.len() {
+            assert_eq!(date(&head[..length]), None, "{length}");
+        }
+        assert_eq!(date(b"HTTP/1.1 200 OK\r\ndate: today\r\n\r\n"), None);
+    }
+}

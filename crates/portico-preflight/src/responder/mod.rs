@@ -1,0 +1,254 @@
+//! The other end of the checks: accepts TCP, returns datagrams, and tries the way back when asked.
+//!
+//! Safe on a machine in production. It binds only the addresses it is given, and what another program has is
+//! left alone: probes to a UDP port in use are answered beside it by a raw socket ([`raw`]). It answers only
+//! peers it was told of, never with more bytes than it got, and tries back only towards the very peer that
+//! asks, only what it was told to. Everything is bounded: [`Bounds`].
+
+mod raw;
+mod tcp;
+mod udp;
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+use crate::bucket::Bucket;
+use crate::check::Limits;
+use crate::transport::Transport;
+
+/// What a responder does.
+#[derive(Debug, Clone, Default)]
+pub struct Settings {
+    /// Addresses of this machine.
+    pub addresses: Vec<IpAddr>,
+    /// What to answer on each of them.
+    pub transports: BTreeSet<Transport>,
+    /// The machines that are answered.
+    pub peers: Vec<IpNet>,
+    /// What may be tried towards a peer that asks for it.
+    pub may_try: BTreeSet<Transport>,
+    /// Limits of what is tried.
+    pub limits: Limits,
+}
+
+/// What a responder spends at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// Connections at a time; more are closed at once. A full mesh of a thousand machines opens some dozens.
+    pub connections: usize,
+    /// How long a connection may last.
+    pub connection: Duration,
+    /// Datagrams that are answered each second; more are dropped.
+    pub datagrams_per_second: u32,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self { connections: 256, connection: Duration::from_secs(15), datagrams_per_second: 2000 }
+    }
+}
+
+/// How one transport is answered on one address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Opened {
+    /// By a socket of its own.
+    Bound,
+    /// By a raw socket: beside the program that has the UDP port, or for IP-in-IP.
+    Raw,
+    /// By the program that has the TCP port.
+    InUse,
+    /// Not at all.
+    Silent {
+        /// Why.
+        why: Box<str>,
+    },
+}
+
+/// What a responder has counted since its start.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Connections and datagrams of peers.
+    pub answered: AtomicU64,
+    /// Connections and datagrams of others, which get no answer.
+    pub strangers: AtomicU64,
+    /// Connections and datagrams above the bounds.
+    pub over_bounds: AtomicU64,
+}
+
+/// Sockets that are open, and answered once [`Responder::serve`] is called.
+#[derive(Debug)]
+pub struct Responder {
+    shared: Arc<Shared>,
+    opened: Vec<(IpAddr, Transport, Opened)>,
+    tcp: Vec<tokio::net::TcpListener>,
+    udp: Vec<tokio::net::UdpSocket>,
+    raw: Vec<raw::RawSocket>,
+}
+
+/// What all sockets of a responder share.
+#[derive(Debug)]
+struct Shared {
+    peers: Vec<IpNet>,
+    may_try: BTreeSet<Transport>,
+    silent: BTreeSet<Transport>,
+    limits: Limits,
+    bounds: Bounds,
+    connections: Arc<Semaphore>,
+    datagrams: Bucket,
+    counts: Arc<Counts>,
+}
+
+impl Responder {
+    /// Opens every socket that can be had. What cannot is in [`Responder::opened`].
+    pub fn open(settings: Settings, bounds: Bounds) -> Self {
+        let mut responder = Sockets::default();
+        for address in &settings.addresses {
+            let mut in_use = BTreeSet::new();
+            for transport in &settings.transports {
+                let opened = match transport {
+                    Transport::Tcp(port) => responder.open_tcp(SocketAddr::new(*address, *port)),
+                    Transport::Udp(port) => match responder.open_udp(SocketAddr::new(*address, *port)) {
+                        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                            in_use.insert(*port);
+                            continue;
+                        }
+                        opened => opened,
+                    },
+                    Transport::IpInIp => responder.open_raw(raw::RawSocket::ip_in_ip(*address)),
+                };
+                responder.note(*address, *transport, opened);
+            }
+            if !in_use.is_empty() {
+                let opened = responder.open_raw(raw::RawSocket::udp(*address, in_use.clone()));
+                let opened = opened.map_err(|error| error.to_string());
+                for port in in_use {
+                    let opened = opened.clone().map_err(io::Error::other);
+                    responder.note(*address, Transport::Udp(port), opened);
+                }
+            }
+        }
+        let silent = responder.opened.iter().filter(|(_, _, how)| matches!(how, Opened::Silent { .. }));
+        let shared = Shared {
+            silent: silent.map(|(_, transport, _)| *transport).collect(),
+            peers: settings.peers,
+            may_try: settings.may_try,
+            limits: settings.limits,
+            bounds,
+            connections: Arc::new(Semaphore::new(bounds.connections)),
+            datagrams: Bucket::new(bounds.datagrams_per_second),
+            counts: Arc::default(),
+        };
+        let Sockets { opened, tcp, udp, raw } = responder;
+        Self { shared: Arc::new(shared), opened, tcp, udp, raw }
+    }
+
+    /// What is open, and how.
+    #[must_use]
+    pub fn opened(&self) -> &[(IpAddr, Transport, Opened)] {
+        &self.opened
+    }
+
+    /// The addresses that listen for TCP.
+    #[must_use]
+    pub fn tcp_addresses(&self) -> Vec<SocketAddr> {
+        self.tcp.iter().filter_map(|listener| listener.local_addr().ok()).collect()
+    }
+
+    /// What is being counted.
+    #[must_use]
+    pub fn counts(&self) -> Arc<Counts> {
+        Arc::clone(&self.shared.counts)
+    }
+
+    /// Answers until dropped. A socket that fails ends the others too, and is named.
+    pub async fn serve(self) -> io::Error {
+        let mut tasks = JoinSet::new();
+        for listener in self.tcp {
+            tasks.spawn(tcp::serve(listener, Arc::clone(&self.shared)));
+        }
+        for socket in self.udp {
+            tasks.spawn(udp::serve(socket, Arc::clone(&self.shared)));
+        }
+        for socket in self.raw {
+            tasks.spawn(raw::serve(socket, Arc::clone(&self.shared)));
+        }
+        match tasks.join_next().await {
+            Some(Ok(error)) => error,
+            Some(Err(error)) => io::Error::other(error),
+            // There is nothing to answer, and that is no error.
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// The sockets of a responder while they are being opened.
+#[derive(Debug, Default)]
+struct Sockets {
+    opened: Vec<(IpAddr, Transport, Opened)>,
+    tcp: Vec<tokio::net::TcpListener>,
+    udp: Vec<tokio::net::UdpSocket>,
+    raw: Vec<raw::RawSocket>,
+}
+
+impl Sockets {
+    fn open_tcp(&mut self, address: SocketAddr) -> io::Result<Opened> {
+        match tcp::listen(address) {
+            Ok(listener) => {
+                self.tcp.push(listener);
+                Ok(Opened::Bound)
+            }
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(Opened::InUse),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn open_udp(&mut self, address: SocketAddr) -> io::Result<Opened> {
+        self.udp.push(udp::bind(address)?);
+        Ok(Opened::Bound)
+    }
+
+    fn open_raw(&mut self, socket: io::Result<raw::RawSocket>) -> io::Result<Opened> {
+        self.raw.push(socket?);
+        Ok(Opened::Raw)
+    }
+
+    fn note(&mut self, address: IpAddr, transport: Transport, opened: io::Result<Opened>) {
+        let opened = opened.unwrap_or_else(|error| Opened::Silent { why: error.to_string().into() });
+        self.opened.push((address, transport, opened));
+    }
+}
+
+impl Shared {
+    /// Whether a datagram of this sender is answered. Counts it.
+    fn admits_datagram(&self, from: IpAddr) -> bool {
+        if !self.knows(from) {
+            return false;
+        }
+        let is_within = self.datagrams.take();
+        let counter = if is_within { &self.counts.answered } else { &self.counts.over_bounds };
+        counter.fetch_add(1, Relaxed);
+        is_within
+    }
+
+    /// Whether it is a peer. Counts strangers.
+    fn knows(&self, from: IpAddr) -> bool {
+        let from = from.to_canonical();
+        let is_peer = self.peers.iter().any(|network| network.contains(&from));
+        if !is_peer && self.counts.strangers.fetch_add(1, Relaxed).is_power_of_two() {
+            tracing::warn!(
+                src.addr = %from,
+                "not answered: no machine of the inventory has this address; an address translation on the \
+                 way looks like this, too"
+            );
+        }
+        is_peer
+    }
+}

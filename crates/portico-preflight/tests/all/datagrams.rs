@@ -1,0 +1,65 @@
+//! Datagrams: UDP, UDP beside the program that has the port, IP-in-IP, and the largest that arrives.
+
+use std::net::{IpAddr, UdpSocket};
+
+use portico_preflight::check::{datagram, path_mtu};
+use portico_preflight::responder::{Bounds, Opened, Responder};
+use portico_preflight::{Seen, Transport};
+
+use crate::{HERE, IMPATIENT, LIMITS, free_udp, serve, settings};
+
+#[tokio::test]
+async fn a_probe_comes_back_or_names_the_machine_that_refused_it() {
+    let port = free_udp();
+    assert_eq!(datagram::check(HERE, Transport::Udp(port), LIMITS).await, Seen::Refused { by: Some(HERE) });
+    serve(settings([Transport::Udp(port)]));
+    let seen = datagram::check(HERE, Transport::Udp(port), LIMITS).await;
+    assert!(matches!(seen, Seen::Answered { .. }), "{seen:?}");
+}
+
+#[tokio::test]
+async fn a_program_that_has_the_port_is_left_alone_and_probes_come_back_beside_it() {
+    for address in [HERE, IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1])] {
+        let program = UdpSocket::bind((address, 0)).unwrap();
+        let transport = Transport::Udp(program.local_addr().unwrap().port());
+        let seen = datagram::check(address, transport, IMPATIENT).await;
+        assert!(matches!(seen, Seen::TimedOut { .. }), "{seen:?}");
+        let mut settings = settings([transport]);
+        settings.addresses = vec![address];
+        settings.peers.push("::1".parse::<IpAddr>().unwrap().into());
+        let responder = Responder::open(settings, Bounds::default());
+        assert_eq!(responder.opened(), [(address, transport, Opened::Raw)]);
+        tokio::spawn(responder.serve());
+        let seen = datagram::check(address, transport, LIMITS).await;
+        assert!(matches!(seen, Seen::Answered { .. }), "{address}: {seen:?}");
+    }
+}
+
+#[tokio::test]
+async fn strangers_get_no_datagram() {
+    let port = free_udp();
+    let mut settings = settings([Transport::Udp(port)]);
+    settings.peers = vec!["192.0.2.0/24".parse().unwrap()];
+    serve(settings);
+    let seen = datagram::check(HERE, Transport::Udp(port), IMPATIENT).await;
+    assert!(matches!(seen, Seen::TimedOut { .. }), "{seen:?}");
+}
+
+#[tokio::test]
+async fn ip_in_ip_needs_no_tunnel_device() {
+    // Before: the kernel knows the protocol or does not, and nothing comes back.
+    serve(settings([Transport::IpInIp]));
+    let seen = datagram::check(HERE, Transport::IpInIp, LIMITS).await;
+    assert!(matches!(seen, Seen::Answered { .. }), "{seen:?}");
+}
+
+#[tokio::test]
+async fn the_path_mtu_of_loopback_is_that_of_its_interface() {
+    let port = free_udp();
+    serve(settings([Transport::Udp(port), Transport::IpInIp]));
+    for transport in [Transport::Udp(port), Transport::IpInIp] {
+        let seen = path_mtu::check(HERE, transport, LIMITS).await;
+        // 65,536 in the interface, 65,535 in a packet.
+        assert_eq!(seen, Seen::PathMtu { mtu: 65_535, interface: 65_535, by: None }, "{transport}");
+    }
+}
