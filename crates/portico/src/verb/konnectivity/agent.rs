@@ -231,7 +231,7 @@ fn at_least_one() -> clap::builder::RangedI64ValueParser<u32> {
 
 /// A file, or none where the text is empty: manifests pass such flags.
 #[derive(Debug, Clone)]
-struct OptionalFile(Option<PathBuf>);
+pub(super) struct OptionalFile(pub(super) Option<PathBuf>);
 
 impl FromStr for OptionalFile {
     type Err = Infallible;
@@ -242,7 +242,7 @@ impl FromStr for OptionalFile {
 }
 
 /// A [`size`] of one connection.
-fn buffer(text: &str) -> Result<usize, String> {
+pub(super) fn buffer(text: &str) -> Result<usize, String> {
     const LEAST: usize = 64 << 10;
     let bytes = match text.strip_suffix("Ki").map(str::parse::<usize>) {
         Some(Ok(kibibytes)) => kibibytes.saturating_mul(1 << 10),

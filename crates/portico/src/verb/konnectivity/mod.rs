@@ -6,6 +6,7 @@
 
 mod agent;
 mod klog;
+mod server;
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -37,12 +38,32 @@ Examples:
     portico konnectivity agent --proxy-server-host=192.0.2.1 --ca-cert=ca.crt --agent-cert=agent.crt \\
       --agent-key=agent.key --allow-destination=0.0.0.0/0:10250 --allow-destination=10.0.0.0/8:443")]
     Agent(Box<agent::Flags>),
+    /// Carry connections of an API server to the agents that dial in, until told to stop
+    ///
+    /// Takes every flag of the upstream proxy-server, with the same meaning and default: an existing manifest
+    /// works when image and command change. With an agent of Portico each connection has an HTTP/2 stream of
+    /// its own, with flow control and half-close. The one default that differs: a dial ends after 30 seconds.
+    ///
+    /// The first SIGTERM drains for --graceful-shutdown-timeout; a second one ends it.
+    #[command(args_override_self = true)]
+    #[command(after_help = "\
+Examples:
+  Beside an API server, on a Unix socket, with tokens of agents (deploy/konnectivity/):
+    portico konnectivity server --mode=http-connect --uds-name=/run/konnectivity/server.socket \\
+      --server-port=0 --cluster-cert=tls.crt --cluster-key=tls.key --agent-namespace=kube-system \\
+      --agent-service-account=konnectivity-agent --authentication-audience=system:konnectivity-server
+
+  Over TCP with mutual TLS, agents by certificate:
+    portico konnectivity server --mode=http-connect --server-cert=s.crt --server-key=s.key \\
+      --server-ca-cert=ca.crt --cluster-cert=c.crt --cluster-key=c.key --cluster-ca-cert=ca.crt")]
+    Server(Box<server::Flags>),
 }
 
 /// Does what is asked for.
 pub(crate) fn run(verb: &Verb) -> anyhow::Result<Outcome> {
     match verb {
         Verb::Agent(flags) => agent::run(flags),
+        Verb::Server(flags) => server::run(flags),
     }
 }
 

@@ -1,0 +1,65 @@
+//! The order in which a server begins and ends.
+//!
+//! The first signal drains for `--graceful-shutdown-timeout`: the listeners close, `/readyz` says so, and
+//! what is open goes on, agents included, because an upstream agent that is told to leave drops all its
+//! connections. Then, or at a second signal, everything ends, and frontends are told.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use portico_admin::server::Name;
+use portico_dial::{FileSet, FolderWatch};
+use portico_konnectivity::server::{Server, ServerTls};
+
+use super::Flags;
+use super::pages::{AdminPages, HealthPages};
+use crate::allocator;
+use crate::daemon::{Admin, Daemon};
+
+const HEALTH: Name = Name {
+    listener: "health",
+    remedy: "choose another one with --health-bind-address and --health-port, or port 0 for none",
+};
+
+const ADMIN: Name = Name {
+    listener: "admin",
+    remedy: "choose another one with --admin-bind-address and --admin-port, or port 0 for none",
+};
+
+/// Runs a server until it is told to stop.
+pub(super) async fn run(flags: &Flags, mut daemon: Daemon) -> anyhow::Result<()> {
+    flags.hint()?;
+    let plan = flags.plan()?;
+    let authentication = flags.authentication().await?;
+    tracing::info!(id = %plan.settings.id, mode = ?plan.mode, frontends = ?plan.frontends, "starting");
+    let mut server = Server::start(plan.settings, plan.mode, plan.frontends, plan.agents, authentication)?;
+    tracing::info!(agents = %server.agent_address(), "listening");
+    let metrics = Arc::new(super::metrics::metrics(server.status()));
+    let health = Arc::new(HealthPages::new(server.status(), Arc::clone(&metrics)));
+    let _health = Admin::serve_at(HEALTH, plan.health, health).await?;
+    let _admin =
+        Admin::serve_at(ADMIN, plan.admin, Arc::new(AdminPages::new(server.status(), metrics))).await?;
+    let signal = tokio::select! {
+        never = follow(&plan.tls) => match never {},
+        never = allocator::give_back_after_bursts() => match never {},
+        signal = daemon.asked_to_stop() => signal,
+    };
+    let (open, limit) = (server.status().established(), flags.health.graceful_shutdown_timeout);
+    tracing::info!(%signal, "told to stop");
+    daemon.drain(open, limit, server.drain(limit)).await;
+    server.stop().await;
+    Ok(())
+}
+
+/// Reads certificates again when they change.
+async fn follow(all: &[Arc<ServerTls>]) -> Infallible {
+    let watch = FolderWatch::new(all.iter().flat_map(|tls| tls.paths()));
+    let set = |tls: &Arc<ServerTls>| FileSet::new("certificate, key and CA", tls.paths());
+    let mut sets: Vec<(FileSet, &Arc<ServerTls>)> = all.iter().map(|tls| (set(tls), tls)).collect();
+    loop {
+        watch.due(sets.iter().any(|(set, _)| set.problem().is_some())).await;
+        for (set, tls) in &mut sets {
+            set.look(|| tls.reload());
+        }
+    }
+}

@@ -1,0 +1,50 @@
+use clap::Parser;
+
+use super::*;
+
+#[derive(Debug, Parser)]
+#[command(args_override_self = true)]
+struct Cli {
+    #[command(flatten)]
+    flags: Flags,
+}
+
+fn flags(line: &str) -> Flags {
+    Cli::try_parse_from(["server"].into_iter().chain(line.split_whitespace())).unwrap().flags
+}
+
+fn refusal(line: &str) -> String {
+    flags(line).plan().err().unwrap().to_string()
+}
+
+/// As kubeadm-like installers and KKP pass them.
+#[test]
+fn the_flags_of_existing_manifests_are_taken() {
+    let flags = flags(
+        "--logtostderr=true --log-file-max-size=0 --uds-name=/etc/kubernetes/konnectivity-server.socket \
+         --cluster-key=/k/tls.key --cluster-cert=/k/tls.crt --server-port=0 --agent-port=8132 \
+         --health-port=8134 --admin-port=8133 --kubeconfig=/k/kubeconfig --mode=grpc \
+         --delete-existing-uds-file=true --server-count=2 --agent-namespace=kube-system \
+         --agent-service-account=konnectivity-agent --authentication-audience=system:konnectivity-server \
+         --keepalive-time=1h --frontend-keepalive-time=1h -v=4 --xfr-channel-size=10 \
+         --proxy-strategies=destHost,default --warn-on-channel-limit --cluster-ca-cert= --server-ca-cert=",
+    );
+    assert_eq!(flags.agents.proxy_strategies, [Strategy::DestHost, Strategy::Default]);
+    let settings = flags.settings();
+    assert_eq!((settings.count, settings.dial_timeout), (2, DIAL_TIMEOUT));
+    assert!(flags.hint().is_ok() && flags.frontend.server_ca_cert.0.is_none());
+}
+
+#[test]
+fn flags_that_contradict_each_other_say_what_to_do() {
+    let certificates = "--cluster-cert=/nowhere --cluster-key=/nowhere";
+    assert!(refusal(&format!("{certificates} --tls-min-version=1.2")).contains("VersionTLS12"));
+    assert!(refusal(certificates).contains("/nowhere"));
+    assert!(refusal("").contains("--cluster-cert is missing"));
+    assert!(
+        flags("--enable-lease-controller=true").hint().unwrap_err().to_string().contains("--server-count")
+    );
+    let suites = flags("--cipher-suites=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256").tls_options().unwrap();
+    assert_eq!(suites.provider.cipher_suites.iter().filter(|suite| suite.tls13().is_none()).count(), 1);
+    assert!(flags("--cipher-suites=TLS_RSA_WITH_RC4_128_SHA").tls_options().is_err());
+}
