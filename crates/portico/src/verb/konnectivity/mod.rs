@@ -10,9 +10,11 @@ mod server;
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
 
 use clap::Subcommand;
 
+use crate::args::duration;
 use crate::outcome::Outcome;
 
 /// The two halves.
@@ -74,6 +76,11 @@ fn switch(text: &str) -> Result<bool, String> {
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
         _ => Err("give true or false".to_owned()),
     }
+}
+
+/// A duration in the forms of Go, in which zero needs no unit.
+fn time(text: &str) -> Result<Duration, String> {
+    if text == "0" { Ok(Duration::ZERO) } else { duration(text) }
 }
 
 /// A name for a process that was given none: a random UUID (RFC 9562 section 5.4).

@@ -21,8 +21,8 @@ use rustls::version::{TLS12, TLS13};
 
 use super::agent::{OptionalFile, buffer};
 use super::klog::KlogFlags;
-use super::{listen, switch, uuid};
-use crate::args::{duration, size};
+use super::{listen, switch, time, uuid};
+use crate::args::size;
 use crate::daemon::{self, Daemon, Hangup};
 use crate::outcome::Outcome;
 
@@ -78,7 +78,7 @@ struct FrontendFlags {
     #[arg(long, value_name = "FILE", default_value = "", hide_default_value = true)]
     server_ca_cert: OptionalFile,
     /// Silence after which an API server over TCP gets an HTTP/2 PING
-    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = time)]
     frontend_keepalive_time: Duration,
 }
 
@@ -108,7 +108,7 @@ struct AgentFlags {
     cluster_ca_cert: OptionalFile,
     /// Silence after which an upstream agent gets an HTTP/2 PING, 30s at most; one of Portico's gets it after
     /// 5s
-    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = time)]
     keepalive_time: Duration,
     /// Name of this server, different from all others of the cluster [default: a new UUID]
     #[arg(
@@ -128,7 +128,7 @@ struct AgentFlags {
         value_parser = strategy)]
     proxy_strategies: Vec<Strategy>,
     /// How long an agent may take to answer a dial [default: 30s; upstream: no limit]
-    #[arg(long, value_name = "TIME", default_value = "0", value_parser = duration, hide_default_value = true)]
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = time, hide_default_value = true)]
     backend_dial_timeout: Duration,
     /// Oldest version of TLS, on both ports: VersionTLS12 or VersionTLS13
     #[arg(long, value_name = "VERSION", default_value = "", hide_default_value = true)]
@@ -171,7 +171,7 @@ struct HealthFlags {
     #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
     admin_bind_address: String,
     /// How long connections may go on after SIGTERM; 0 ends them at once
-    #[arg(long, value_name = "TIME", default_value = "0", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = time)]
     graceful_shutdown_timeout: Duration,
 }
 

@@ -85,9 +85,12 @@ fn write_upstream(status: &Status, out: &mut Families<'_>) -> fmt::Result {
     let help = "Agents that a strategy can choose.";
     out.gauge("konnectivity_network_proxy_server_ready_backends", help, None, ready)?;
     // A counter without the suffix of counters: upstream's name.
-    let failures = counters.failures().map(|(reason, count)| ([("reason", reason)], count));
+    let failures = counters
+        .failures()
+        .filter(|(_, count)| *count > 0)
+        .map(|(reason, count)| ([("reason", reason)], count));
     out.gauge("konnectivity_network_proxy_server_dial_failure_count", "Dials that failed.", None, failures)?;
-    let packets = counters.packets();
+    let packets = counters.packets().filter(|(_, _, count)| *count > 0);
     let packets =
         packets.map(|(segment, kind, count)| ([("segment", segment.word()), ("packet_type", kind)], count));
     out.counter("konnectivity_network_proxy_server_stream_packets", "Packets.", None, packets)
