@@ -283,14 +283,14 @@ fn a_run_between_many_machines_is_complete_and_tells_what_it_cost() {
     assert!(passed >= (count - 1) * 10, "{passed}");
 }
 
-/// A host that speaks TLS on a port, with this certificate.
-fn speaks_tls(host: &Host, identity: &Identity, port: &str) -> Process {
-    let name = format!("tls-{port}");
-    identity.write(&host.dir(), &name).unwrap();
+/// A host that speaks TLS on a port, with this certificate. `name` is its own: a log that two share would say
+/// for the second that it listens before it does.
+fn speaks_tls(host: &Host, name: &str, identity: &Identity, port: &str) -> Process {
+    identity.write(&host.dir(), name).unwrap();
     let file = |suffix: &str| host.dir().join(format!("{name}.{suffix}")).display().to_string();
     let (cert, key) = (file("crt"), file("key"));
     let arguments = ["s_server", "-accept", port, "-cert", &cert, "-key", &key, "-www"];
-    let process = host.spawn(&name, "openssl", arguments).unwrap();
+    let process = host.spawn(name, "openssl", arguments).unwrap();
     process.wait_for_log("ACCEPT", PATIENCE).unwrap();
     process
 }
@@ -322,9 +322,9 @@ fn apis_of_providers_and_secret_stores_are_tried_with_tls_through_the_proxy_that
     let ca = site.lab.dir().join("ca.crt");
     std::fs::write(&ca, company.cert()).unwrap();
     let names = [master.address().to_string()];
-    let _store = speaks_tls(&master, &company.server("store", &names).unwrap(), "11250");
+    let _store = speaks_tls(&master, "store", &company.server("store", &names).unwrap(), "11250");
     let name = "api.cloud.example.com";
-    let api = speaks_tls(&cloud, &company.server("api", &[name]).unwrap(), "443");
+    let api = speaks_tls(&cloud, "api", &company.server("api", &[name]).unwrap(), "443");
     let _proxy = proxy(&middle, &cloud);
     let url = format!("http://{}:3128", middle.address());
     let check = || {
@@ -349,7 +349,7 @@ fn apis_of_providers_and_secret_stores_are_tried_with_tls_through_the_proxy_that
     assert_eq!(cloud_api["seen"]["proxy"], url.as_str(), "only the proxy knows the name: {cloud_api}");
 
     drop(api);
-    let _inspected = speaks_tls(&cloud, &inspector.server("api", &[name]).unwrap(), "443");
+    let _inspected = speaks_tls(&cloud, "inspected", &inspector.server("api", &[name]).unwrap(), "443");
     let inspected = check()("kublr-5.2");
     assert_eq!(inspected["seen"]["kind"], "intercepted", "{inspected}");
     let who = inspected["remedy"]["who"].as_str().unwrap();
