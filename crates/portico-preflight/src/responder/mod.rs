@@ -1,7 +1,7 @@
 //! The other end of the checks: accepts TCP, returns datagrams, and tries the way back when asked.
 //!
 //! Safe on a machine in production. It binds only the addresses it is given, and what another program has is
-//! left alone: probes to a UDP port in use are answered beside it by a raw socket ([`raw`]). It answers only
+//! left alone: probes to a UDP port in use are answered beside it by a raw socket (`raw`). It answers only
 //! peers it was told of, never with more bytes than it got, and tries back only towards the very peer that
 //! asks, only what it was told to. Everything is bounded: [`Bounds`].
 
