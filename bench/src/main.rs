@@ -35,10 +35,14 @@ use load::bulk::Direction;
 use load::churn::Ending;
 use proxy::Proxy;
 use report::Row;
+use rows::konnectivity::Makes;
 use rows::pair::Tunnel;
 use rows::rounds::Rounds;
 use rows::steady::CLUSTERS;
-use rows::{Bench, agent, change, fleet, footprint, hostile, isolation, pair, steady, tunnels};
+use rows::{
+    Bench, agent, change, fleet, footprint, hostile, isolation, konnectivity, konnectivity_agents, pair,
+    steady, tunnels,
+};
 
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -77,6 +81,10 @@ enum Measure {
     Isolation,
     /// How long requests take, and memory, beside clients without an identity that mean harm.
     Hostile,
+    /// Konnectivity's server and agent beside upstream's: CPU, time, memory, stopped readers.
+    Konnectivity,
+    /// 1,000 simulated Konnectivity agents at three servers, one of which is started anew.
+    KonnectivityAgents,
 }
 
 /// The programs that can take part.
@@ -128,7 +136,7 @@ struct Arguments {
     /// Let Envoy write an access line a connection, as KKP configures it; the others write none.
     #[arg(long)]
     envoy_access_log: bool,
-    /// First of about 60 loopback ports the run uses.
+    /// First of about 500 loopback ports the run uses.
     #[arg(long, default_value_t = 21_000)]
     base_port: u16,
     /// Where configurations and logs go while the run lasts, and where `install.sh` put Envoy.
@@ -245,6 +253,14 @@ fn measure(bench: &Bench, arguments: &Arguments) -> Result<Vec<Row>> {
     if asked(Measure::Hostile) {
         rows.extend(hostile::rows(bench)?);
     }
+    if asked(Measure::Konnectivity) {
+        let makes = Makes::find(portico_program(arguments)?)?;
+        rows.extend(konnectivity::rows(bench, &makes)?);
+    }
+    if asked(Measure::KonnectivityAgents) {
+        let makes = Makes::find(portico_program(arguments)?)?;
+        rows.extend(konnectivity_agents::rows(bench, &makes)?);
+    }
     if asked(Measure::Scale) {
         rows.extend(steady::scale(bench, &arguments.scales)?);
     }
@@ -276,22 +292,23 @@ fn proxies(arguments: &Arguments) -> Result<Vec<Box<dyn Proxy>>> {
                     open_to_strangers: false,
                 })
             }
-            Peer::Portico => {
-                require(
-                    &arguments.portico,
-                    "build it with `cargo build --release -p portico`, or name it with --portico",
-                )?;
-                let program = arguments.portico.canonicalize().context("the binary has just been there")?;
-                Box::new(proxy::portico::Portico {
-                    program,
-                    arguments: arguments.portico_argument.clone(),
-                    tls: None,
-                    reviews: false,
-                })
-            }
+            Peer::Portico => Box::new(proxy::portico::Portico {
+                program: portico_program(arguments)?,
+                arguments: arguments.portico_argument.clone(),
+                tls: None,
+                reviews: false,
+            }),
         });
     }
     Ok(proxies)
+}
+
+fn portico_program(arguments: &Arguments) -> Result<PathBuf> {
+    require(
+        &arguments.portico,
+        "build it with `cargo build --release -p portico`, or name it with --portico",
+    )?;
+    arguments.portico.canonicalize().context("the binary has just been there")
 }
 
 fn require(path: &Path, remedy: &str) -> Result<()> {

@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 /// The order of the columns.
-pub(crate) const PROXIES: [&str; 4] = ["nginx", "HAProxy", "Envoy", "Portico"];
+const COLUMNS: [&str; 7] =
+    ["nginx", "HAProxy", "Envoy", "upstream", "Portico's server", "Portico's agent", US];
 const US: &str = "Portico";
 
 /// What Portico promises for a row (design, "Numbers we hold ourselves to").
@@ -107,16 +108,23 @@ pub(crate) fn quantile(samples: &[f64], at: f64) -> Option<f64> {
 
 /// The whole report in Markdown.
 pub(crate) fn table(rows: &[Row]) -> String {
+    let has_part = |column: &str| {
+        rows.iter().any(|row| row.samples.contains_key(column) || row.notes.contains_key(column))
+    };
+    let columns: Vec<_> = COLUMNS.into_iter().filter(|column| has_part(column)).collect();
+    let compared = |peer: &&str| rows.iter().any(|row| *peer != US && row.ratio(peer).is_some());
+    let peers: Vec<_> = columns.iter().copied().filter(|peer| compared(peer)).collect();
     let mut lines = vec![vec![String::new()]];
-    lines[0].extend(PROXIES.map(str::to_owned));
-    lines[0].extend(["÷ nginx", "÷ HAProxy", "÷ Envoy", "bar", "holds"].map(str::to_owned));
+    lines[0].extend(columns.iter().copied().map(str::to_owned));
+    lines[0].extend(peers.iter().map(|peer| format!("÷ {peer}")));
+    lines[0].extend(["bar", "holds"].map(str::to_owned));
     for row in rows {
         let mut line = vec![format!("{}, {}", row.name, row.unit)];
-        line.extend(PROXIES.map(|proxy| {
+        line.extend(columns.iter().map(|&proxy| {
             let figure = row.median(proxy).map_or_else(|| "–".to_owned(), figure);
             row.notes.get(proxy).map_or(figure.clone(), |note| format!("{figure} ({note})"))
         }));
-        line.extend(PROXIES[..3].iter().map(|peer| {
+        line.extend(peers.iter().map(|peer| {
             row.ratio(peer)
                 .map_or_else(String::new, |[low, median, high]| format!("{median:.2} [{low:.2}–{high:.2}]"))
         }));

@@ -36,7 +36,8 @@ pub(crate) enum Direction {
 }
 
 impl Direction {
-    fn order(self) -> Order {
+    /// What the backend is to do.
+    pub(crate) fn order(self) -> Order {
         match self {
             Self::Download => Order::Send(TRANSFER),
             Self::Upload => Order::Take(TRANSFER),
@@ -53,12 +54,20 @@ pub(crate) fn run(
 ) -> Result<Work> {
     let hellos: Vec<_> =
         hosts.iter().take(AT_ONCE).map(|host| client_hello(host, direction.order())).collect();
+    over(length, direction, || greet_all(proxy, &hellos, AT_ONCE))
+}
+
+/// The same over connections that `open` makes, whose order to the backend is the direction's.
+pub(crate) fn over(
+    length: Duration,
+    direction: Direction,
+    mut open: impl FnMut() -> Result<Vec<OwnedFd>>,
+) -> Result<Work> {
     let mut room = vec![0x17; CHUNK];
     let mut work = Work::default();
     let end = Instant::now() + length;
     while Instant::now() < end {
-        let sockets = greet_all(proxy, &hellos, AT_ONCE)?;
-        work.units += transfer(&sockets, direction, &mut room)?;
+        work.units += transfer(&open()?, direction, &mut room)?;
     }
     Ok(work)
 }

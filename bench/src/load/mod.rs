@@ -2,10 +2,11 @@
 //!
 //! [`churn`] opens and ends connections, [`pingpong`] exchanges small messages, [`bulk`] moves many bytes,
 //! [`idle`] holds connections that rest, [`beside`] measures how long requests take while others crowd in,
-//! [`attack`] is clients that mean harm.
+//! [`attack`] is clients that mean harm, [`konnectivity`] opens connections through a Konnectivity server.
 //! All are single epoll loops with plain non-blocking sockets: on one core beside the backend, the load must
-//! cost less than the cheapest proxy. [`tunnel`] speaks HTTP/2 CONNECT itself and is dearer, and [`fleet`] is
-//! thousands of agents in processes of their own; of both only the effect on the gateway is measured.
+//! cost less than the cheapest proxy. [`tunnel`] speaks HTTP/2 CONNECT itself and is dearer; [`fleet`] is
+//! thousands of agents in processes of their own, [`konnectivity_agents`] a thousand in this one. Of these
+//! only the effect on the other side is measured.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::OwnedFd;
@@ -28,6 +29,8 @@ pub(crate) mod churn;
 pub(crate) mod crowd;
 pub(crate) mod fleet;
 pub(crate) mod idle;
+pub(crate) mod konnectivity;
+pub(crate) mod konnectivity_agents;
 pub(crate) mod pingpong;
 pub(crate) mod probe;
 pub(crate) mod tunnel;

@@ -27,7 +27,11 @@ impl PingPong {
     /// Establishes one connection a hello; their order to the backend must be to echo. Messages have `length`
     /// bytes.
     pub(crate) fn connect(proxy: SocketAddrV4, hellos: &[Vec<u8>], length: usize) -> Result<Self> {
-        let sockets = greet_all(proxy, hellos, CONNECTIONS)?;
+        Self::over(greet_all(proxy, hellos, CONNECTIONS)?, length)
+    }
+
+    /// The same over connections that are established already.
+    pub(crate) fn over(sockets: Vec<OwnedFd>, length: usize) -> Result<Self> {
         let watch = Watch::new()?;
         for (token, socket) in sockets.iter().enumerate() {
             watch.add(socket, token, EventFlags::IN)?;

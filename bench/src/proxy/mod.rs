@@ -2,7 +2,7 @@
 //!
 //! [`nginx`], [`haproxy`], [`envoy`] and [`portico`] each turn a [`Site`] into their own configuration;
 //! [`Running`] is a process of any of them, [`agent`] what goes with some of them on worker nodes. All are
-//! [`spawned`] on the proxies' core.
+//! [`spawned`] on the proxies' core. [`konnectivity`] has pairs of its own.
 
 use std::fs;
 use std::net::TcpStream;
@@ -21,6 +21,7 @@ use crate::site::{Cluster, Site};
 pub(crate) mod agent;
 pub(crate) mod envoy;
 pub(crate) mod haproxy;
+pub(crate) mod konnectivity;
 pub(crate) mod nginx;
 pub(crate) mod portico;
 pub(crate) mod spawned;

@@ -4,7 +4,8 @@
 //! to connections, messages and bytes, [`footprint`] reads memory, [`change`] adds clusters, [`isolation`] is
 //! about clusters beside one that has fallen silent, [`hostile`] about clients that mean harm. [`pair`]
 //! measures gateway and agent together, [`agent`] the agent at rest, [`tunnels`] what becomes of streams when
-//! a cluster is added, [`fleet`] ten thousand agents and a gateway that restarts.
+//! a cluster is added, [`fleet`] ten thousand agents and a gateway that restarts. [`konnectivity`]
+//! measures its server and agent, [`konnectivity_agents`] three servers with a thousand agents.
 
 use std::path::PathBuf;
 
@@ -21,6 +22,8 @@ pub(crate) mod fleet;
 pub(crate) mod footprint;
 pub(crate) mod hostile;
 pub(crate) mod isolation;
+pub(crate) mod konnectivity;
+pub(crate) mod konnectivity_agents;
 pub(crate) mod pair;
 pub(crate) mod rounds;
 pub(crate) mod steady;

@@ -3,21 +3,28 @@
 //!
 //! A long answer is written by a blocking thread into a channel of two pieces. A client that reads slowly
 //! holds that thread and two pieces; one that leaves, or whose time is over, ends the writing at the next
-//! piece.
+//! piece. Few are written at a time, since a table stands in memory until its first piece: the next one
+//! begins when another ends.
 
 use std::convert::Infallible;
 use std::io::{self, Write};
 
-use futures_util::stream::unfold;
+use futures_util::StreamExt;
+use futures_util::stream::{once, unfold};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Bytes, Frame};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 /// Large enough that the channel costs nothing, small enough to forget.
 const PIECE: usize = 32 * 1024;
+/// Long answers held at once, by all listeners of the process: two Prometheis and two people.
+pub(crate) const MOST_LONG: usize = 4;
 /// One on its way to the socket, one being filled behind it.
 const PIECES_AHEAD: usize = 2;
+
+/// Long answers that are written at once.
+static WRITERS: Semaphore = Semaphore::const_new(MOST_LONG);
 
 /// The body of every answer.
 pub type Body = UnsyncBoxBody<Bytes, Infallible>;
@@ -29,18 +36,25 @@ pub fn whole(text: String) -> Body {
 
 /// A body as `write` writes it.
 pub fn stream(write: impl FnOnce(&mut dyn Write) -> io::Result<()> + Send + 'static) -> Body {
-    let (pieces, receiver) = mpsc::channel(PIECES_AHEAD);
-    tokio::task::spawn_blocking(move || {
-        let mut out = Pieces { pieces, piece: Vec::with_capacity(PIECE) };
-        if let Err(error) = write(&mut out).and_then(|()| out.flush()) {
-            tracing::debug!(%error, "an answer of the admin listener was not written to its end");
-        }
-    });
+    let started = async move {
+        // It is never closed. A client that leaves meanwhile has nothing written.
+        let writing = WRITERS.acquire().await;
+        let (pieces, receiver) = mpsc::channel(PIECES_AHEAD);
+        tokio::task::spawn_blocking(move || {
+            let mut out = Pieces { pieces, piece: Vec::with_capacity(PIECE) };
+            if let Err(error) = write(&mut out).and_then(|()| out.flush()) {
+                tracing::debug!(%error, "an answer of the admin listener was not written to its end");
+            }
+            drop(writing);
+        });
+        receiver
+    };
     let next = |mut receiver: mpsc::Receiver<Bytes>| async move {
         let piece = receiver.recv().await?;
         Some((Ok(Frame::data(piece)), receiver))
     };
-    StreamBody::new(unfold(receiver, next)).boxed_unsync()
+    let pieces = once(started).flat_map(move |receiver| unfold(receiver, next));
+    StreamBody::new(pieces).boxed_unsync()
 }
 
 /// Cuts what is written into pieces for the channel.
@@ -82,11 +96,12 @@ mod tests {
     #[tokio::test]
     async fn a_client_that_leaves_ends_the_writing() {
         let (ended, outcome) = tokio::sync::oneshot::channel();
-        let body = stream(move |out| {
+        let mut body = stream(move |out| {
             let outcome = (0..10_000_000).try_for_each(|number| writeln!(out, "{number}"));
             let _ = ended.send(outcome.is_err());
             outcome
         });
+        assert!(body.frame().await.is_some());
         drop(body);
         assert!(outcome.await.unwrap());
     }

@@ -163,17 +163,18 @@ impl Families<'_> {
 
     /// A histogram for each set of labels: its sum, and its buckets as in
     /// [`one_histogram`](Self::one_histogram).
-    pub fn histogram<L: EncodeLabelSet, const N: usize>(
+    pub fn histogram<L: EncodeLabelSet, B: AsRef<[(f64, u64)]>>(
         &mut self,
         name: &str,
         help: &str,
         unit: &Unit,
-        values: impl IntoIterator<Item = (L, f64, [(f64, u64); N])>,
+        values: impl IntoIterator<Item = (L, f64, B)>,
     ) -> fmt::Result {
         let mut family = self.0.encode_descriptor(name, help, Some(unit), MetricType::Histogram)?;
         values.into_iter().try_for_each(|(labels, sum, buckets)| {
+            let buckets = buckets.as_ref();
             let count = buckets.iter().map(|(_, count)| count).sum();
-            family.encode_family(&labels)?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
+            family.encode_family(&labels)?.encode_histogram::<NoLabelSet>(sum, count, buckets, None)
         })
     }
 }

@@ -5,17 +5,17 @@
 //!
 //! A probe must be answered whatever else is connected: a kubelet restarts what does not answer. So no
 //! connection waits for a slot. A new one evicts another (`evicted_for`): first one of the client with the
-//! most connections, and of those one that has sent no request.
+//! most connections, and of those one that has sent no request. A long answer evicts another long one the
+//! same way, because each holds what it lists until its client has read it.
 
 use std::convert::Infallible;
 use std::future::pending;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -23,9 +23,9 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, JoinHandle, yield_now};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
-use crate::body::{Body, whole};
+use crate::body::{Body, MOST_LONG, whole};
 
 /// Connections held at once. A few Prometheis, a few probes, a few people; the rest is slack for clients that
 /// say nothing.
@@ -38,6 +38,9 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 /// Rest after a failed accept(2), which nearly always means that descriptors are out: trying at once would
 /// burn the core.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
+
+/// Between two log lines about that.
+const WARN_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Between two attempts to bind the address while a predecessor still holds it.
 const BIND_AGAIN: Duration = Duration::from_millis(200);
@@ -117,56 +120,143 @@ pub async fn start(
 /// A connection that is held.
 #[derive(Debug)]
 struct Held {
+    number: u64,
     client: IpAddr,
-    /// Whether its request has come.
-    answering: Arc<AtomicBool>,
+    state: State,
     task: AbortHandle,
+}
+
+/// How far a connection is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Its request is awaited.
+    Waiting,
+    /// Its answer is there as a whole.
+    Short,
+    /// Its answer is written piece by piece.
+    Long,
+}
+
+/// The connections of one listener, in the order they came.
+#[derive(Debug, Default)]
+struct Connections(Mutex<Vec<Held>>);
+
+impl Connections {
+    fn lock(&self) -> MutexGuard<'_, Vec<Held>> {
+        // Nothing in here can be left half done by a panic elsewhere.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Serves one more; another may have to go for it.
+    fn add(self: &Arc<Self>, number: u64, stream: TcpStream, client: IpAddr, pages: Arc<impl Pages>) {
+        let mut held = self.lock();
+        held.retain(|connection| !connection.task.is_finished());
+        if held.len() >= MOST_CONNECTIONS
+            && let Some(evicted) = evicted_for(held.iter(), client)
+        {
+            held.retain(|connection| connection.stays_without(evicted));
+        }
+        let serving = serve_connection(stream, pages, Arc::clone(self), number);
+        let task = tokio::spawn(async { drop(timeout(CONNECTION_TIMEOUT, serving).await) }).abort_handle();
+        held.push(Held { number, client, state: State::Waiting, task });
+    }
+
+    /// Ends a connection that has sent no request. Returns false if there is none.
+    fn make_room(&self) -> bool {
+        let mut held = self.lock();
+        held.retain(|connection| !connection.task.is_finished());
+        let oldest = held.iter().position(|connection| connection.state == State::Waiting);
+        let evicted = oldest.map(|index| held.remove(index));
+        if let Some(connection) = &evicted {
+            connection.task.abort();
+        }
+        evicted.is_some()
+    }
+
+    /// The request of a connection has come, and its answer is of this kind.
+    fn answers(&self, number: u64, state: State) {
+        let mut held = self.lock();
+        let Some(index) = held.iter().position(|connection| connection.number == number) else { return };
+        let client = held[index].client;
+        if state == State::Long {
+            held.retain(|connection| !connection.task.is_finished());
+            let long = || held.iter().filter(|connection| connection.state == State::Long);
+            if long().count() >= MOST_LONG
+                && let Some(evicted) = evicted_for(long(), client)
+            {
+                held.retain(|connection| connection.stays_without(evicted));
+            }
+        }
+        if let Some(own) = held.iter_mut().find(|connection| connection.number == number) {
+            own.state = state;
+        }
+    }
+}
+
+impl Held {
+    /// Ends the connection if it is the one that is evicted. Returns whether it stays.
+    fn stays_without(&self, evicted: u64) -> bool {
+        if self.number == evicted {
+            self.task.abort();
+        }
+        self.number != evicted
+    }
 }
 
 /// Serves until dropped.
 pub async fn serve(listener: TcpListener, pages: Arc<impl Pages>) -> Infallible {
-    // In the order they came.
-    let mut held: Vec<Held> = Vec::with_capacity(MOST_CONNECTIONS);
+    let connections = Arc::new(Connections::default());
+    let (mut number, mut warned) = (0, None);
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
-                held.retain(|connection| !connection.task.is_finished());
-                if held.len() >= MOST_CONNECTIONS
-                    && let Some(index) = evicted_for(&held, peer.ip())
-                {
-                    held.remove(index).task.abort();
-                }
-                let answering = Arc::new(AtomicBool::new(false));
-                let serving = serve_connection(stream, Arc::clone(&pages), Arc::clone(&answering));
-                let task = tokio::spawn(async { drop(timeout(CONNECTION_TIMEOUT, serving).await) });
-                held.push(Held { client: peer.ip(), answering, task: task.abort_handle() });
+                connections.add(number, stream, peer.ip(), Arc::clone(&pages));
+                number += 1;
                 // Requests that are there already are answered before the next connection takes a slot.
                 yield_now().await;
             }
             Err(error) => {
-                tracing::warn!(%error, "the admin listener cannot accept a connection");
-                sleep(ACCEPT_REST).await;
+                let now = Instant::now();
+                if warned.is_none_or(|last| now.duration_since(last) >= WARN_INTERVAL) {
+                    warned = Some(now);
+                    tracing::warn!(%error, "the admin listener cannot accept a connection");
+                }
+                // A probe waits behind connections that hold what it lacks.
+                if connections.make_room() {
+                    yield_now().await;
+                } else {
+                    sleep(ACCEPT_REST).await;
+                }
             }
         }
     }
 }
 
-/// The connection to end when a client connects and no slot is free: one of the client that would hold the
-/// most; of those one without a request, if there is one; of these the oldest.
-fn evicted_for(held: &[Held], client: IpAddr) -> Option<usize> {
-    let of = |other: IpAddr| held.iter().filter(|connection| connection.client == other).count();
-    let weight = |connection: &Held| {
+/// The number of the connection to end when `client` needs a slot and none is free: one of the client that
+/// would hold the most; of those one without a request, if there is one; of these the oldest.
+fn evicted_for<'a>(held: impl DoubleEndedIterator<Item = &'a Held> + Clone, client: IpAddr) -> Option<u64> {
+    let of = |other: IpAddr| held.clone().filter(|connection| connection.client == other).count();
+    let weight = |connection: &&Held| {
         let more = usize::from(connection.client == client);
-        (of(connection.client) + more, !connection.answering.load(Relaxed))
+        (of(connection.client) + more, connection.state == State::Waiting)
     };
     // The last of equals is the oldest, seen from the newest.
-    held.iter().enumerate().rev().max_by_key(|(_, connection)| weight(connection)).map(|(index, _)| index)
+    held.clone().rev().max_by_key(weight).map(|connection| connection.number)
 }
 
-async fn serve_connection(stream: TcpStream, pages: Arc<impl Pages>, answering: Arc<AtomicBool>) {
+async fn serve_connection(
+    stream: TcpStream,
+    pages: Arc<impl Pages>,
+    connections: Arc<Connections>,
+    number: u64,
+) {
     let service = service_fn(move |request| {
-        answering.store(true, Relaxed);
+        // Before the answer is made: one that takes a while to make must not be evicted as one that waits.
+        connections.answers(number, State::Short);
         let answer = answer(&*pages, &request);
+        if answer.body().size_hint().exact().is_none() {
+            connections.answers(number, State::Long);
+        }
         async move { Ok::<_, Infallible>(answer) }
     });
     let connection = hyper::server::conn::http1::Builder::new()
@@ -204,21 +294,85 @@ pub fn typed(content_type: &'static str, body: Body) -> Answer {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
+    use crate::body::stream;
 
     /// Connections of clients in the order they came, with a question mark where the request is still
     /// awaited.
     async fn held(clients: &[&str]) -> Vec<Held> {
-        let connection = |client: &&str| Held {
+        let connection = |(number, client): (usize, &&str)| Held {
+            number: number as u64,
             client: client.trim_end_matches('?').parse().unwrap(),
-            answering: Arc::new(AtomicBool::new(!client.ends_with('?'))),
+            state: if client.ends_with('?') { State::Waiting } else { State::Short },
             task: tokio::spawn(std::future::pending::<()>()).abort_handle(),
         };
-        clients.iter().map(connection).collect()
+        clients.iter().enumerate().map(connection).collect()
     }
 
-    async fn leaves(clients: &[&str], client: &str) -> Option<usize> {
-        evicted_for(&held(clients).await, client.parse().unwrap())
+    async fn leaves(clients: &[&str], client: &str) -> Option<u64> {
+        evicted_for(held(clients).await.iter(), client.parse().unwrap())
+    }
+
+    #[tokio::test]
+    async fn for_want_of_descriptors_the_oldest_without_a_request_ends_and_no_other() {
+        let connections = Connections(Mutex::new(held(&["::1", "::2?", "::3?"]).await));
+        let ended = [(); 3].map(|()| connections.make_room());
+        assert_eq!(ended, [true, true, false]);
+        assert_eq!(connections.lock().iter().map(|held| held.number).collect::<Vec<_>>(), [0]);
+    }
+
+    #[tokio::test]
+    async fn of_long_answers_few_are_held_and_the_client_with_the_most_loses_the_oldest() {
+        let connections = Connections(Mutex::new(held(&["::1", "::2", "::2", "::2", "::3", "::4"]).await));
+        for number in 0..4 {
+            connections.answers(number, State::Long);
+        }
+        let numbers = || connections.lock().iter().map(|held| held.number).collect::<Vec<_>>();
+        assert_eq!(numbers(), [0, 1, 2, 3, 4, 5], "there was room");
+        connections.answers(4, State::Long);
+        assert_eq!(numbers(), [0, 2, 3, 4, 5]);
+        connections.answers(5, State::Short);
+        assert_eq!(numbers(), [0, 2, 3, 4, 5], "a short answer takes no room");
+    }
+
+    /// Answers without end.
+    struct Endless;
+
+    impl Pages for Endless {
+        fn answer(&self, _: &Request<Incoming>) -> Answer {
+            typed(
+                "text/plain",
+                stream(|out| {
+                    loop {
+                        out.write_all(&[b'x'; 1024])?;
+                    }
+                }),
+            )
+        }
+    }
+
+    #[tokio::test]
+    async fn long_answers_that_nobody_reads_make_room_for_the_next_one() {
+        let listener = bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let serving = tokio::spawn(async move { match serve(listener, Arc::new(Endless)).await {} });
+        let mut clients = Vec::new();
+        for _ in 0..MOST_LONG + 2 {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            client.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+            client.read_exact(&mut [0]).await.unwrap();
+            clients.push(client);
+        }
+        for client in &mut clients[..2] {
+            // It ends, or is reset. Its beginning may be long: the kernel holds that.
+            let _ = client.read_to_end(&mut Vec::new()).await;
+        }
+        for client in &mut clients[2..] {
+            client.read_exact(&mut vec![0; 16 << 20]).await.unwrap();
+        }
+        serving.abort();
     }
 
     #[tokio::test]

@@ -4,9 +4,12 @@
 //! read as it is. Keys with the prefix `portico.k8c.io/` are Portico's own.
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde::Serialize;
 use thiserror::Error;
+
+use crate::meta::ObjectMeta;
 
 /// On a Service: exposed by the seed-wide gateway, as the value says ([`ExposeTypes`]).
 pub const EXPOSE: &str = "nodeport-proxy.k8s.io/expose";
@@ -32,10 +35,52 @@ pub const ALLOW: &str = "portico.k8c.io/allow";
 /// On a Cluster, or on a Service: CA certificates of its API server in PEM. That API server reviews the
 /// tokens of tunnel clients.
 pub const API_SERVER_CA: &str = "portico.k8c.io/api-server-ca";
+/// On a Cluster whose API server runs elsewhere: its addresses, `IP:PORT` separated by commas.
+pub const ENDPOINTS: &str = "portico.k8c.io/endpoints";
+/// On a Cluster with [`ENDPOINTS`]: the addresses of its Konnectivity server, in the same form.
+pub const KONNECTIVITY_ENDPOINTS: &str = "portico.k8c.io/konnectivity-endpoints";
+/// On a Cluster: Portico hosts its control plane, with this [`Layout`](crate::hosting::Layout). An
+/// annotation, because KKP's definition of the kind drops fields that it does not know.
+pub const LAYOUT: &str = "portico.k8c.io/layout";
+/// On a Cluster with [`LAYOUT`]: feature gates of Kubernetes, as the flag `--feature-gates` takes them.
+pub const FEATURE_GATES: &str = "portico.k8c.io/feature-gates";
+/// On a Seed: where the certificate of the tunnel listener comes from. The only value is [`PROVIDED`].
+pub const TUNNEL_CERTIFICATE: &str = "portico.k8c.io/tunnel-certificate";
+/// The value of [`TUNNEL_CERTIFICATE`] for a certificate that something else makes, such as cert-manager.
+pub const PROVIDED: &str = "provided";
 /// On a Cluster, with any value: its expose strategy may be changed.
 pub const MIGRATION_LABEL: &str = "unsafe-expose-strategy-migration";
 /// On a Service: source ranges for clouds that do not read `spec.loadBalancerSourceRanges`.
 pub const LOAD_BALANCER_SOURCE_RANGES: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
+
+/// The annotations by which a Service asks to be exposed. The first that it has counts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExposeKeys(Arc<[Box<str>]>);
+
+impl ExposeKeys {
+    /// The one of `meta` that counts, with its value.
+    pub fn of<'a>(&'a self, meta: &'a ObjectMeta) -> Option<(&'a str, &'a str)> {
+        self.0.iter().find_map(|key| Some((&**key, meta.annotation(key)?)))
+    }
+
+    /// The first, which counts most; [`EXPOSE`] if there is none.
+    pub fn first(&self) -> &str {
+        self.0.first().map_or(EXPOSE, |key| key)
+    }
+}
+
+impl Default for ExposeKeys {
+    /// [`EXPOSE`] alone.
+    fn default() -> Self {
+        Self::from_iter([EXPOSE])
+    }
+}
+
+impl<T: Into<Box<str>>> FromIterator<T> for ExposeKeys {
+    fn from_iter<I: IntoIterator<Item = T>>(keys: I) -> Self {
+        Self(keys.into_iter().map(Into::into).collect())
+    }
+}
 
 /// The ways a Service asks to be exposed: the value of [`EXPOSE`]. At least one is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]

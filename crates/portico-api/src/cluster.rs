@@ -5,11 +5,17 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::annotations::{
-    API_SERVER_CA, FAIR_SHARE, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, MIGRATION_LABEL,
+    API_SERVER_CA, ENDPOINTS, FAIR_SHARE, KONNECTIVITY_ENDPOINTS, LAYOUT, MAX_CONNECTIONS,
+    MAX_CONNECTIONS_PER_SECOND, MIGRATION_LABEL,
 };
 use crate::api_server_ca::{ApiServerCa, BadCa};
+use crate::hosting::{
+    AuditLogging, Encryption, EtcdSettings, KonnectivitySettings, Oidc, PodSettings, SecretRef,
+    ServiceAccountSettings, Version,
+};
 use crate::meta::ObjectMeta;
 use crate::names::ClusterName;
 use crate::network::Network;
@@ -72,11 +78,23 @@ impl Cluster {
         let meta = &mut self.metadata;
         meta.labels.retain(|key, _| &**key == MIGRATION_LABEL);
         // A CA that could not be read is still here: validation reports it.
-        let kept = [MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, FAIR_SHARE, API_SERVER_CA];
+        let kept = [
+            MAX_CONNECTIONS,
+            MAX_CONNECTIONS_PER_SECOND,
+            FAIR_SHARE,
+            API_SERVER_CA,
+            ENDPOINTS,
+            KONNECTIVITY_ENDPOINTS,
+            LAYOUT,
+        ];
         meta.annotations.retain(|key, _| kept.contains(&&**key));
         self.spec.features.clear();
         self.spec.cni_plugin = CniPlugin::default();
+        self.spec.hosting = None;
+        let apiserver = ApiserverSettings { pods: None, ..self.spec.components_override.apiserver };
+        self.spec.components_override = ComponentsOverride { apiserver, ..ComponentsOverride::default() };
         self.status.address = Address { ip: self.status.address.ip, ..Address::default() };
+        self.status.conditions.clear();
         if *self.status.namespace_name == *self.name().namespace() {
             self.status.namespace_name = "".into();
         }
@@ -117,6 +135,71 @@ pub struct ClusterSpec {
     /// Feature switches.
     #[serde(deserialize_with = "or_default")]
     pub features: BTreeMap<Box<str>, bool>,
+    /// What only hosting reads; `None` if nothing of it is written.
+    #[serde(flatten, deserialize_with = "boxed")]
+    pub hosting: Option<Box<HostingSpec>>,
+}
+
+/// The fields of `Cluster.spec` that only hosting reads.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HostingSpec {
+    /// Version of Kubernetes.
+    pub version: Setting<Version>,
+    /// Tokens of service accounts.
+    #[serde(deserialize_with = "or_default")]
+    pub service_account: ServiceAccountSettings,
+    /// The audit log.
+    #[serde(deserialize_with = "or_default")]
+    pub audit_logging: AuditLogging,
+    /// Users of one identity provider.
+    #[serde(deserialize_with = "or_default")]
+    pub oidc: Oidc,
+    /// Users of identity providers, in Kubernetes' own words.
+    #[serde(deserialize_with = "or_default")]
+    pub authentication_configuration: SecretRef,
+    /// Other ways to decide who may do what.
+    pub authorization_config: Option<Value>,
+    /// Encryption of Secrets.
+    #[serde(deserialize_with = "or_default")]
+    pub encryption_configuration: Encryption,
+    /// Admission plugins beside those that every cluster has.
+    #[serde(deserialize_with = "or_default")]
+    pub admission_plugins: Vec<Box<str>>,
+    /// Whether PodNodeSelector is one of them.
+    #[serde(deserialize_with = "or_default")]
+    pub use_pod_node_selector_admission_plugin: bool,
+    /// Its configuration: node selectors by namespace.
+    #[serde(deserialize_with = "or_default")]
+    pub pod_node_selector_admission_plugin_config: BTreeMap<Box<str>, Box<str>>,
+    /// Whether EventRateLimit is one of them.
+    #[serde(deserialize_with = "or_default")]
+    pub use_event_rate_limit_admission_plugin: bool,
+    /// Its configuration: limits by type.
+    #[serde(deserialize_with = "or_default")]
+    pub event_rate_limit_config: BTreeMap<Box<str>, Option<EventRateLimit>>,
+}
+
+/// A limit of events.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct EventRateLimit {
+    /// Events a second.
+    pub qps: Setting<u32>,
+    /// Events at once.
+    pub burst: Setting<u32>,
+    /// How many namespaces or users are told apart.
+    pub cache_size: Setting<u32>,
+}
+
+/// A part that hardly any object has, on the heap; `None` if it is as if it were not written.
+fn boxed<'de, D, T>(deserializer: D) -> Result<Option<Box<T>>, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: Deserialize<'de> + Default + PartialEq,
+{
+    let part = T::deserialize(deserializer)?;
+    Ok((part != T::default()).then(|| Box::new(part)))
 }
 
 /// `spec.cniPlugin`.
@@ -165,6 +248,12 @@ pub struct ClusterNetwork {
     pub tunneling_agent_ip: Setting<IpAddr>,
     /// `false` used to select OpenVPN; KKP refuses it now.
     pub konnectivity_enabled: Option<bool>,
+    /// Size of the pod network of each node, IPv4.
+    #[serde(rename = "nodeCidrMaskSizeIPv4")]
+    pub node_cidr_mask_size_ipv4: Setting<u8>,
+    /// Size of the pod network of each node, IPv6.
+    #[serde(rename = "nodeCidrMaskSizeIPv6")]
+    pub node_cidr_mask_size_ipv6: Setting<u8>,
 }
 
 /// A list of networks.
@@ -195,11 +284,19 @@ pub struct MachineNetwork {
 
 /// `spec.componentsOverride`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 pub struct ComponentsOverride {
     /// The API server.
     #[serde(deserialize_with = "or_default")]
     pub apiserver: ApiserverSettings,
+    /// The controller manager.
+    pub controller_manager: Option<Box<PodSettings>>,
+    /// The scheduler.
+    pub scheduler: Option<Box<PodSettings>>,
+    /// etcd.
+    pub etcd: Option<Box<EtcdSettings>>,
+    /// The Konnectivity server, and its agents.
+    pub konnectivity_proxy: Option<Box<KonnectivitySettings>>,
 }
 
 /// `spec.componentsOverride.apiserver`.
@@ -211,6 +308,9 @@ pub struct ApiserverSettings {
     /// No controller reconciles the `kubernetes` endpoints of the user cluster.
     #[serde(deserialize_with = "or_default")]
     pub endpoint_reconciling_disabled: bool,
+    /// Its pods; `None` if nothing is written about them.
+    #[serde(flatten, deserialize_with = "boxed")]
+    pub pods: Option<Box<PodSettings>>,
 }
 
 /// `spec.mla`.
@@ -235,6 +335,33 @@ pub struct ClusterStatus {
     /// Namespace of the control plane on the seed; `cluster-` and the name.
     #[serde(deserialize_with = "or_default")]
     pub namespace_name: Box<str>,
+    /// What controllers found, by type.
+    #[serde(deserialize_with = "or_default")]
+    pub conditions: BTreeMap<Box<str>, ClusterCondition>,
+}
+
+/// The condition that says whether clients find the cluster.
+pub const EXPOSED: &str = "PorticoExposed";
+
+/// The condition that says whether what is inside the cluster is as it should be.
+pub const USER_CLUSTER_READY: &str = "PorticoUserClusterReady";
+
+/// One of `status.conditions`. In KKP they are a map by type.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ClusterCondition {
+    /// `True`, `False` or `Unknown`.
+    #[serde(deserialize_with = "or_default")]
+    pub status: Box<str>,
+    /// One word for programs.
+    #[serde(deserialize_with = "or_default")]
+    pub reason: Box<str>,
+    /// A sentence for people.
+    #[serde(deserialize_with = "or_default")]
+    pub message: Box<str>,
+    /// When `status` became what it is, as written.
+    #[serde(deserialize_with = "or_default")]
+    pub last_transition_time: Box<str>,
 }
 
 /// `status.address`; an empty field or `None` is not known yet. The admin token is left out because it is a

@@ -174,7 +174,8 @@ mod tests {
     fn what_is_written_is_read_as_it_was() {
         let written = r#"{"metadata":{"name":"a"},"spec":{"exposeStrategy":"Tunneling","seed":"north",
             "datacenter":"lab-1","allowedIPRanges":["198.51.100.0/24"],
-            "budget":{"maxConnections":5,"fairShare":75},"address":{"port":6443},"tunnel":{"agentIP":"100.64.30.10"}}}"#;
+            "budget":{"maxConnections":5,"fairShare":75},"address":{"port":6443},
+            "tunnel":{"agentIP":"100.64.30.10"}}}"#;
         let object: ExposedCluster = serde_json::from_str(written).unwrap();
         let expected: serde_json::Value = serde_json::from_str(written).unwrap();
         assert_eq!(serde_json::to_value(&object).unwrap(), expected);

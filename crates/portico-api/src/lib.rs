@@ -3,7 +3,7 @@
 //! - [`configuration`], [`seed`], [`cluster`]: the KKP kinds that decide exposure. [`service`],
 //!   [`endpoint_slice`]: the Kubernetes kinds that routes are made of. Each holds only the fields that
 //!   concern exposure. [`exposed_cluster`]: Portico's own, what follows from the first three for a gateway.
-//! - [`annotations`], [`strategy`], [`policy`], [`network`], [`api_server_ca`]: exposure and its limits.
+//! - [`annotations`], [`strategy`], [`policy`], [`network`], [`api_server_ca`], [`endpoints`]: exposure.
 //! - [`meta`], [`names`]: what every object carries, and identities that must never be mixed up.
 //! - [`change`]: one change to one object. [`problem`]: what is wrong with an object. [`intern`]: one copy of
 //!   each name.
@@ -21,7 +21,9 @@ pub mod cluster;
 pub mod configuration;
 pub mod duration;
 pub mod endpoint_slice;
+pub mod endpoints;
 pub mod exposed_cluster;
+pub mod hosting;
 pub mod intern;
 pub mod meta;
 pub mod names;

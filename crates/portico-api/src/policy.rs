@@ -11,6 +11,7 @@ use thiserror::Error;
 
 use crate::api_server_ca::ApiServerCa;
 use crate::names::Tenant;
+use crate::network::Network;
 
 /// Client addresses that may reach a cluster. An empty list admits every client.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -20,20 +21,30 @@ pub struct AllowList(Box<[IpNet]>);
 impl AllowList {
     /// The union of `networks`: sorted, without repetition and without networks inside others.
     pub fn new(networks: impl IntoIterator<Item = IpNet>) -> Self {
-        let networks: Vec<IpNet> = networks.into_iter().map(|network| network.trunc()).collect();
+        let plain = networks.into_iter().map(|network| IpNet::from(Network::from(network)));
+        let networks: Vec<IpNet> = plain.map(|network| network.trunc()).collect();
         Self(IpNet::aggregate(&networks).into())
     }
 
     /// A list that admits no client, for a cluster whose real list cannot be known. It holds the one address
-    /// that no connection comes from.
+    /// that no client has.
     pub fn nobody() -> Self {
         Self([IpNet::from(IpAddr::from([0, 0, 0, 0]))].into())
     }
 
-    /// Whether `client` may connect. An IPv4 address mapped into IPv6 counts as IPv4.
+    /// Whether `client` may connect. An IPv4 address mapped into IPv6 counts as IPv4. No client has the
+    /// unspecified address, whatever a PROXY header says.
     pub fn admits(&self, client: IpAddr) -> bool {
         let client = client.to_canonical();
-        self.0.is_empty() || self.0.iter().any(|network| network.contains(&client))
+        let is_listed = || self.around(client).is_some_and(|network| network.contains(&client));
+        self.0.is_empty() || (!client.is_unspecified() && is_listed())
+    }
+
+    /// The one network that may hold what begins at `address`: they are sorted, and none overlaps another. A
+    /// list may have a hundred thousand, and is asked for each connection.
+    fn around(&self, address: IpAddr) -> Option<&IpNet> {
+        let after = self.0.partition_point(|network| network.network() <= address);
+        self.0.get(after.checked_sub(1)?)
     }
 
     /// What both lists admit.
@@ -43,11 +54,12 @@ impl AllowList {
             ([], _) => other.clone(),
             (_, []) => self.clone(),
             (ours, theirs) => {
-                let inner = |a: &IpNet, b: &IpNet| {
-                    if a.contains(b) { Some(*b) } else { b.contains(a).then_some(*a) }
+                let is_in = |inner: &IpNet, list: &Self| {
+                    list.around(inner.network()).is_some_and(|outer| outer.contains(inner))
                 };
-                let both = ours.iter().flat_map(|a| theirs.iter().filter_map(move |b| inner(a, b)));
-                let both = Self::new(both);
+                let ours = ours.iter().filter(|network| is_in(network, other));
+                let theirs = theirs.iter().filter(|network| is_in(network, self));
+                let both = Self::new(ours.chain(theirs).copied());
                 if both.0.is_empty() { Self::nobody() } else { both }
             }
         }
@@ -219,6 +231,10 @@ mod tests {
     fn no_client_is_not_every_client() {
         assert!(!AllowList::nobody().admits("203.0.113.9".parse().unwrap()));
         assert!(!AllowList::nobody().networks().is_empty());
+        for unspecified in ["0.0.0.0", "::", "::ffff:0.0.0.0"] {
+            let client = unspecified.parse().unwrap();
+            assert!(!AllowList::nobody().admits(client) && !list(&["0.0.0.0/0", "::/0"]).admits(client));
+        }
     }
 
     #[test]
@@ -246,6 +262,26 @@ mod tests {
     #[test]
     fn an_ipv4_client_of_a_dual_stack_listener_is_judged_as_ipv4() {
         assert!(list(&["198.51.100.0/24"]).admits("::ffff:198.51.100.7".parse().unwrap()));
+        assert!(list(&["::ffff:198.51.100.0/120"]).admits("198.51.100.7".parse().unwrap()));
+        assert!(!list(&["::ffff:198.51.100.0/120", "::/0"]).admits("192.0.2.7".parse().unwrap()));
+    }
+
+    #[test]
+    fn of_many_networks_each_admits_its_own_clients() {
+        let even = AllowList::new(
+            (0..=255)
+                .step_by(2)
+                .map(|third| IpNet::new([10, 0, third, 0].into(), 24).expect("24 is a prefix length")),
+        );
+        assert_eq!(even.networks().len(), 128);
+        for third in 0..=255 {
+            for last in [0, 7, 255] {
+                assert_eq!(even.admits([10, 0, third, last].into()), third % 2 == 0, "{third}.{last}");
+            }
+        }
+        assert!(!even.admits([9, 255, 255, 255].into()) && !even.admits("2001:db8::1".parse().unwrap()));
+        let half = list(&["10.0.0.0/17", "2001:db8::/32"]);
+        assert_eq!(even.intersection(&half).networks(), &even.networks()[..64]);
     }
 
     #[test]

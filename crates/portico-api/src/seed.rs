@@ -36,6 +36,12 @@ impl Seed {
     }
 }
 
+impl AsRef<Seed> for Seed {
+    fn as_ref(&self) -> &Seed {
+        self
+    }
+}
+
 /// `Seed.spec`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -179,12 +185,29 @@ pub struct NodeportProxy {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ProxySettings {
+    /// Pods of the proxy.
+    pub replicas: Setting<i32>,
+    /// What the container of the proxy asks for and is limited to.
+    #[serde(deserialize_with = "or_default")]
+    pub resources: Resources,
     /// Timeouts and keep-alive.
     #[serde(deserialize_with = "or_default")]
     pub connection_settings: ConnectionSettings,
     /// The load balancer in front of it.
     #[serde(deserialize_with = "or_default")]
     pub load_balancer_service: LoadBalancerService,
+}
+
+/// Resources of a container: quantities by the name of the resource, as written.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Resources {
+    /// What the scheduler sets aside.
+    #[serde(deserialize_with = "or_default")]
+    pub requests: BTreeMap<Box<str>, Value>,
+    /// What it may use.
+    #[serde(deserialize_with = "or_default")]
+    pub limits: BTreeMap<Box<str>, Value>,
 }
 
 /// `spec.nodeportProxy.envoy.loadBalancerService`.

@@ -42,7 +42,8 @@ fn every_part_may_be_null_or_unknown() {
     let cluster: Cluster = read(
         r#"{"metadata": {"name": "a", "labels": null}, "status": null, "spec": {"exposeStrategy": null,
             "clusterNetwork": {"pods": {"cidrBlocks": null}}, "apiServerAllowedIPRanges": null, "pause": null,
-            "componentsOverride": {"apiserver": null, "etcd": {"clusterSize": 3}}, "cloud": {"aws": null},
+            "componentsOverride": {"apiserver": null, "etcd": null, "coreDNS": {}}, "cloud": {"aws": null},
+            "auditLogging": null, "version": null,
             "kubernetesDashboard": {"enabled": true}}}"#,
     );
     let bare: Cluster = read(r#"{"metadata": {"name": "a"}}"#);
@@ -50,6 +51,28 @@ fn every_part_may_be_null_or_unknown() {
     let seed: Seed =
         read(r#"{"metadata": {"name": "a"}, "spec": {"datacenters": {"lab": null}, "kubelb": 1}}"#);
     assert!(seed.spec.datacenters.contains_key("lab"));
+}
+
+#[test]
+fn what_only_hosting_reads_is_dropped_by_what_only_exposes() {
+    let cluster: Cluster = read(
+        r#"{"metadata": {"name": "a"}, "spec": {"version": "1.35.8", "cniPlugin": {"type": "none"},
+            "auditLogging": {"enabled": true, "policyPreset": "most"},
+            "componentsOverride": {"etcd": {"clusterSize": "three"},
+                "apiserver": {"replicas": 2, "nodePortRange": "30000-31000"}}}}"#,
+    );
+    let hosting = cluster.spec.hosting.as_ref().unwrap();
+    assert_eq!(hosting.version.get().unwrap().to_string(), "1.35.8");
+    assert_eq!(&*hosting.audit_logging.policy_preset.bad().unwrap().value, "most");
+    let components = &cluster.spec.components_override;
+    assert_eq!(components.apiserver.pods.as_ref().unwrap().replicas.get(), Some(&2));
+    assert_eq!(&*components.etcd.as_ref().unwrap().cluster_size.bad().unwrap().value, "three");
+    let range = components.apiserver.node_port_range.clone();
+    let trimmed = cluster.trimmed();
+    assert!(trimmed.spec.hosting.is_none());
+    let components = trimmed.spec.components_override;
+    assert!(components.etcd.is_none() && components.apiserver.pods.is_none());
+    assert_eq!(components.apiserver.node_port_range, range);
 }
 
 #[test]

@@ -78,6 +78,12 @@ impl Dialer {
         Self::with_environment(proxy, files, |name| std::env::var(name).ok())
     }
 
+    /// A dialer without a proxy.
+    pub fn direct() -> Self {
+        let (timeouts, keep_alive) = (DialTimeouts::default(), TcpKeepAlive::default());
+        Self { hop: None, timeouts, keep_alive, name_servers: Box::default() }
+    }
+
     /// As [`Dialer::new`], with another environment.
     pub fn with_environment(
         proxy: ProxySetting,
@@ -90,8 +96,7 @@ impl Dialer {
             ProxySetting::Env => environment::proxy(&environment)?,
         };
         let hop = proxy.map(|proxy| Hop::new(proxy, files, &environment)).transpose()?;
-        let (timeouts, keep_alive) = (DialTimeouts::default(), TcpKeepAlive::default());
-        Ok(Self { hop, timeouts, keep_alive, name_servers: Box::default() })
+        Ok(Self { hop, ..Self::direct() })
     }
 
     /// Sets other limits than [`DialTimeouts::default`].

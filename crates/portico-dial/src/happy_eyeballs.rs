@@ -26,10 +26,11 @@ pub(crate) async fn connect_first<T, E, F: Future<Output = Result<T, E>>>(
         // At the start, after the delay, and at once when an attempt has failed.
         attempts.extend(waiting.pop_front().map(&connect));
         let next = async {
-            sleep(ATTEMPT_DELAY).await;
+            // Without another address no timer: mostly there is one address.
             if waiting.is_empty() {
                 std::future::pending().await
             }
+            sleep(ATTEMPT_DELAY).await;
         };
         tokio::select! {
             result = attempts.next() => match result {

@@ -8,8 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use hickory_resolver::config::{LookupIpStrategy, NameServerConfig, ResolveHosts, ResolverConfig};
-use hickory_resolver::net::NetError;
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
+use hickory_resolver::net::{DnsError, NetError};
 use hickory_resolver::proto::op::Query;
 use hickory_resolver::proto::rr::{Name, RecordType};
 use hickory_resolver::{Hosts, ResolverBuilder, TokioResolver};
@@ -30,13 +30,17 @@ const HOSTS: Duration = Duration::from_secs(30);
 /// The time limit of a resolution.
 const LIMIT: Duration = Duration::from_secs(5);
 
+/// The most addresses of one answer, which may hold four thousand: more are no gateways, and each that does
+/// not answer costs time.
+const MOST_ADDRESSES: usize = 64;
+
 /// The time limit of one question to a name server. A second one fits within [`LIMIT`].
 const QUESTION: Duration = Duration::from_secs(2);
 
 /// The addresses of a target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resolved {
-    /// All addresses, IPv4 and IPv6, in the order of the answer.
+    /// The addresses, IPv4 and IPv6, in the order of the answer; the first 64 of more.
     pub addresses: Box<[SocketAddr]>,
     /// When they expire. `None`: never, because the target is an address.
     pub until: Option<Instant>,
@@ -54,7 +58,7 @@ pub enum ResolveError {
         source: Box<NetError>,
     },
     /// DNS has no address, or no name server answers.
-    #[error("resolving {name}: {source}")]
+    #[error("resolving {name}: {}", said(source))]
     NoAddress {
         /// The name.
         name: Box<str>,
@@ -95,6 +99,17 @@ pub(crate) async fn resolve(target: &Target, servers: &[SocketAddr]) -> Result<R
     ask(&resolver, name, target).await
 }
 
+/// An answer in words that are the same each time: of the questions for IPv4 and for IPv6 the slower one
+/// decides which error this is, and the library names the question.
+fn said(source: &NetError) -> String {
+    match source {
+        NetError::Dns(DnsError::NoRecordsFound(none)) => {
+            format!("DNS has no address of this name ({})", none.response_code)
+        }
+        other => other.to_string(),
+    }
+}
+
 /// Asks DNS.
 async fn ask(resolver: &TokioResolver, name: Name, target: &Target) -> Result<Resolved, ResolveError> {
     let found = timeout(LIMIT, resolver.lookup_ip(name))
@@ -107,8 +122,8 @@ async fn ask(resolver: &TokioResolver, name: Name, target: &Target) -> Result<Re
 
 impl Resolved {
     fn at(port: u16, addresses: impl IntoIterator<Item = IpAddr>, until: Option<Instant>) -> Self {
-        let addresses = addresses.into_iter().map(|address| SocketAddr::new(address, port));
-        Self { addresses: addresses.collect(), until }
+        let addresses = addresses.into_iter().take(MOST_ADDRESSES);
+        Self { addresses: addresses.map(|address| SocketAddr::new(address, port)).collect(), until }
     }
 }
 
@@ -166,6 +181,14 @@ mod tests {
         assert!(resolved.addresses.contains(&"127.0.0.1:8088".parse().unwrap()), "{resolved:?}");
         let until = resolved.until.unwrap();
         assert!((before + HOSTS..=Instant::now() + HOSTS).contains(&until), "{resolved:?}");
+    }
+
+    #[test]
+    fn of_thousands_of_addresses_the_first_are_used() {
+        let many = (0..4_000_u32).map(|number| IpAddr::from(number.to_be_bytes()));
+        let resolved = Resolved::at(443, many, None);
+        assert_eq!(resolved.addresses.len(), MOST_ADDRESSES);
+        assert_eq!(resolved.addresses[0], "0.0.0.0:443".parse().unwrap());
     }
 
     #[test]

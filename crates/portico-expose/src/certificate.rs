@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 
 use portico_api::cluster::Address;
+use portico_api::names::HostName;
 use portico_api::service::ServiceType;
 use serde::Serialize;
 
@@ -42,6 +43,32 @@ impl SubjectNames {
         if inputs.scope.api_server_type() == Some(ServiceType::LoadBalancer) {
             names.add_ingress(&inputs.known.apiserver);
         }
+        names
+    }
+
+    /// What the certificate of a hosted API server holds, whatever the strategy: its host name, the agents'
+    /// address, and the external addresses that are known. No name of it depends on the strategy.
+    pub fn hosted(inputs: &Inputs<'_>, address: &Address) -> Self {
+        let cluster = inputs.scope.cluster;
+        let mut names = Self::common(inputs, address);
+        names.add_host(inputs.host().as_ref().map_or("", HostName::as_str));
+        names.add_ip(Some(networks::agent_ip(cluster)));
+        for ip in [address.ip, cluster.status.address.ip] {
+            names.add_ip(ip);
+        }
+        names.add_ingress(&inputs.known.front);
+        names
+    }
+
+    /// The same for its Konnectivity server, which agents find by the same addresses and a name of its own.
+    pub fn hosted_konnectivity(inputs: &Inputs<'_>, address: &Address) -> Self {
+        let api_server = Self::hosted(inputs, address);
+        let mut names = Self { dns: BTreeSet::new(), ips: api_server.ips };
+        for host in [inputs.host(), inputs.host_of_konnectivity()].into_iter().flatten() {
+            names.add_host(host.as_str());
+        }
+        names.add_host(&address.external_name);
+        names.add_ingress(&inputs.known.front);
         names
     }
 

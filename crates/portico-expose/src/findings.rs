@@ -13,31 +13,32 @@ pub struct Verdict {
 }
 
 /// Collects what is wrong with one object.
-pub(crate) struct Findings {
+pub struct Findings {
     object: ObjectRef,
-    pub(crate) verdict: Verdict,
+    /// What it found.
+    pub verdict: Verdict,
 }
 
 impl Findings {
     /// Nothing is wrong yet.
-    pub(crate) fn of(kind: Kind, meta: &ObjectMeta) -> Self {
+    pub fn of(kind: Kind, meta: &ObjectMeta) -> Self {
         let verdict = Verdict { problems: Vec::new(), refused: false };
         Self { object: ObjectRef::new(kind, meta), verdict }
     }
 
     /// The object must not be used.
-    pub(crate) fn refuse(&mut self, reason: &'static str, field: &str, message: String, remedy: &str) {
+    pub fn refuse(&mut self, reason: &'static str, field: &str, message: String, remedy: &str) {
         self.verdict.refused = true;
         self.void(reason, field, message, remedy);
     }
 
     /// This field does not count; the rest of the object does.
-    pub(crate) fn void(&mut self, reason: &'static str, field: &str, message: String, remedy: &str) {
+    pub fn void(&mut self, reason: &'static str, field: &str, message: String, remedy: &str) {
         self.push(Severity::Error, reason, field, message, remedy);
     }
 
     /// It works, probably not as meant.
-    pub(crate) fn warn(&mut self, reason: &'static str, field: &str, message: String, remedy: &str) {
+    pub fn warn(&mut self, reason: &'static str, field: &str, message: String, remedy: &str) {
         self.push(Severity::Warning, reason, field, message, remedy);
     }
 

@@ -17,6 +17,12 @@ use portico_api::meta::ObjectKey;
 use portico_api::service::{Protocol, Service, ServicePort, ServiceSpec, TargetPort};
 use serde::Serialize;
 
+/// Port of the gateway's listener that routes by server name.
+pub const SNI_PORT: u16 = 6_443;
+
+/// Port of the gateway's tunnel listener.
+pub const TUNNEL_PORT: u16 = 8_088;
+
 /// Port of the gateway's admin server. KKP publishes it; Portico never does.
 pub const ADMIN_PORT: u16 = 8_002;
 

@@ -10,6 +10,7 @@ use portico_api::service::ServiceType;
 
 use crate::hosts::HostSuffix;
 use crate::resolve::Decision;
+use crate::services::KONNECTIVITY_PREFIX;
 
 /// A Cluster, the objects above it, and the strategy they decide on.
 #[derive(Debug, Clone, Copy)]
@@ -48,6 +49,10 @@ pub enum LoadBalancers {
     /// The gateway, because there is no cloud: objects come from a directory. Services have the annotation
     /// `expose`. The external name is the host name while no load balancer address is known.
     Gateway,
+    /// A cloud, with the gateway of the seed behind it: Portico's operator is at work. Services have the
+    /// annotation `expose-namespaced`, which the gateway is told to follow and the seed's own load balancer
+    /// does not publish.
+    CloudAndGateway,
 }
 
 /// What was found outside the objects. An empty field is not known yet, and what depends on it stays open.
@@ -86,7 +91,7 @@ impl<'a> Scope<'a> {
     }
 
     /// Whether the Cluster or its datacenter names the cloud provider `provider` (`aws`, `kubevirt`).
-    pub(crate) fn is_on(&self, provider: &str) -> bool {
+    pub fn is_on(&self, provider: &str) -> bool {
         let by_datacenter = self.datacenter().is_some_and(|datacenter| datacenter.spec.is_on(provider));
         by_datacenter || self.cluster.is_on(provider)
     }
@@ -98,8 +103,13 @@ impl<'a> Scope<'a> {
 
 impl Inputs<'_> {
     /// `<cluster>.<seed>.<domain>`.
-    pub(crate) fn host(&self) -> Option<HostName> {
+    pub fn host(&self) -> Option<HostName> {
         self.scope.host_suffix()?.host("").ok()
+    }
+
+    /// The same, of its Konnectivity server.
+    pub(crate) fn host_of_konnectivity(&self) -> Option<HostName> {
+        self.scope.host_suffix()?.host(KONNECTIVITY_PREFIX).ok()
     }
 
     /// The address of the external name, as DNS returns it.

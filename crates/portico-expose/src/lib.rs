@@ -4,7 +4,8 @@
 //! what should exist. [`strategy`] holds one file for each strategy. For all clusters: the [`planner`] holds
 //! the objects, applies each [`change`] and returns what follows. [`node_ports`] allocates NodePort numbers.
 //! For the load balancers in front of a seed: their ports ([`front`]) and settings ([`load_balancer`]). For
-//! gateways that must not read Clusters: [`projection`].
+//! gateways that must not read Clusters: [`projection`]. Inside a cluster: [`user_cluster`]. What the gateway
+//! of a Seed itself is made of: [`components`].
 //!
 //! Everything here is a plain function or a plain value: no I/O, no async, no clock. Random numbers follow
 //! from a seed ([`random`]).
@@ -12,13 +13,16 @@
 mod address;
 pub mod certificate;
 pub mod change;
-mod findings;
+pub mod components;
+pub mod exposure;
+pub mod findings;
 pub mod front;
 pub mod hosts;
 pub mod inputs;
 #[cfg(test)]
 mod kkp_rules;
 pub mod load_balancer;
+mod manifest;
 pub mod networks;
 pub mod node_ports;
 pub mod persisted;
@@ -32,4 +36,5 @@ pub mod services;
 pub mod strategy;
 #[cfg(test)]
 mod testing;
+pub mod user_cluster;
 pub mod validate;

@@ -80,7 +80,8 @@ pub fn settings<'a>(
     }
 }
 
-fn of(seed: &Seed) -> Result<LoadBalancerSettings, SettingsError> {
+/// What `seed` asks for.
+pub(crate) fn of(seed: &Seed) -> Result<LoadBalancerSettings, SettingsError> {
     let proxy = &seed.spec.nodeport_proxy;
     let mut source_ranges = Vec::new();
     for range in &proxy.envoy.load_balancer_service.source_ranges {

@@ -11,9 +11,8 @@ use portico_api::seed::Seed;
 use crate::inputs::{LoadBalancers, Scope};
 use crate::networks;
 use crate::policy::policy;
-use crate::resolve::{self, seed_of};
 use crate::strategy;
-use crate::validate;
+use crate::validate::usable;
 
 /// The label of a Cluster by which people select its ExposedCluster too: the project.
 pub const PROJECT_LABEL: &str = "project-id";
@@ -30,17 +29,7 @@ pub fn exposed_cluster<S: AsRef<Seed>>(
     seeds: &[S],
     configuration: Option<&KubermaticConfiguration>,
 ) -> Result<ExposedCluster, Vec<Problem>> {
-    let seed = seed_of(cluster, seeds).map_err(|problem| vec![*problem])?.as_ref();
-    let above = [Some(validate::seed(seed)), configuration.map(validate::configuration)];
-    if let Some(verdict) = above.into_iter().flatten().find(|verdict| verdict.refused) {
-        return Err(verdict.problems);
-    }
-    let scope =
-        Scope { cluster, decision: resolve::strategy(cluster, seed, configuration), seed, configuration };
-    let verdict = validate::cluster(&scope, None);
-    if verdict.refused {
-        return Err(verdict.problems);
-    }
+    let scope = usable(cluster, seeds, configuration)?;
     Ok(ExposedCluster { metadata: metadata(cluster), spec: spec(&scope) })
 }
 

@@ -4,6 +4,7 @@
 //! and names. `openvpn-server` is not in the list: it stood in for Konnectivity, which can no longer be
 //! switched off.
 
+use portico_api::annotations::{ENDPOINTS, KONNECTIVITY_ENDPOINTS, LAYOUT};
 use portico_api::cluster::Cluster;
 use portico_api::meta::{ObjectMeta, Strings};
 use portico_api::names::{Authority, HostName};
@@ -19,6 +20,9 @@ pub const APISERVER: &str = "apiserver-external";
 pub const KONNECTIVITY: &str = "konnectivity-server";
 /// Where a user cluster sends metrics and logs.
 pub const MLA_GATEWAY: &str = "mla-gateway-ext";
+
+/// Every Service of a control plane that may be exposed, by name.
+pub const EXPOSED: [&str; 3] = [APISERVER, KONNECTIVITY, MLA_GATEWAY];
 
 /// Port of the API server's container where it has no NodePort number to listen on.
 pub const APISERVER_PORT: u16 = 6_443;
@@ -60,6 +64,8 @@ pub(crate) struct Child {
     pub(crate) port: u16,
     target: Target,
     selector: (&'static str, &'static str),
+    /// The annotation with its addresses, for a Cluster whose API server runs elsewhere.
+    pub(crate) endpoints: Option<&'static str>,
     /// Start of its host name, before the cluster's own.
     pub(crate) host_prefix: &'static str,
     /// Whether worker nodes reach it by CONNECT.
@@ -69,7 +75,7 @@ pub(crate) struct Child {
 /// The port of the pods.
 #[derive(Debug)]
 enum Target {
-    /// The port the API server listens on, which the strategy decides.
+    /// The port the API server listens on, which the strategy decides where Portico does not host it.
     ApiServer,
     Number(u16),
     Name(&'static str),
@@ -89,6 +95,7 @@ const API: Child = Child {
     port: 443,
     target: Target::ApiServer,
     selector: ("app", "apiserver"),
+    endpoints: Some(ENDPOINTS),
     host_prefix: "",
     tunnel: true,
 };
@@ -100,6 +107,7 @@ const REVERSE: Child = Child {
     target: Target::Number(8_132),
     // The Konnectivity server is a container of the API server's pod.
     selector: ("app", "apiserver"),
+    endpoints: Some(KONNECTIVITY_ENDPOINTS),
     host_prefix: KONNECTIVITY_PREFIX,
     tunnel: true,
 };
@@ -110,6 +118,7 @@ const MLA: Child = Child {
     port: 80,
     target: Target::Name("http-ext"),
     selector: ("app.kubernetes.io/name", "mla-gateway"),
+    endpoints: None,
     host_prefix: "mla-gateway.",
     tunnel: false,
 };
@@ -119,6 +128,16 @@ pub(crate) fn children(cluster: &Cluster, seed: &Seed) -> impl Iterator<Item = &
     let mla = cluster.spec.mla;
     let wanted = seed.spec.mla.user_cluster_mla_enabled && (mla.monitoring_enabled || mla.logging_enabled);
     [&API, &REVERSE].into_iter().chain(wanted.then_some(&MLA))
+}
+
+/// Whether no pod of the seed is the API server of `cluster`.
+pub(crate) fn runs_elsewhere(cluster: &Cluster) -> bool {
+    cluster.metadata.annotation(ENDPOINTS).is_some()
+}
+
+/// Whether Portico hosts the API server of `cluster`.
+pub(crate) fn is_hosted(cluster: &Cluster) -> bool {
+    cluster.metadata.annotation(LAYOUT).is_some()
 }
 
 impl Child {
@@ -139,7 +158,7 @@ impl Child {
         Published { service_type, node_port }
     }
 
-    /// The Service as it should be. `api_server_port` is the port the API server listens on.
+    /// The Service as it should be. `api_server_port` is the port that an API server of KKP listens on.
     pub(crate) fn service(
         &self,
         cluster: &Cluster,
@@ -148,6 +167,9 @@ impl Child {
         annotations: Strings,
     ) -> Service {
         let target_port = match &self.target {
+            // One that Portico hosts listens on the same port under every strategy: a change of the strategy
+            // restarts nothing.
+            Target::ApiServer if is_hosted(cluster) => TargetPort::Number(APISERVER_PORT),
             Target::ApiServer => TargetPort::Number(api_server_port),
             Target::Number(number) => TargetPort::Number(*number),
             Target::Name(name) => TargetPort::Name((*name).into()),
@@ -164,7 +186,9 @@ impl Child {
             spec: ServiceSpec {
                 service_type: published.service_type,
                 ports: vec![port],
-                selector: Some(strings([self.selector])),
+                // Without a selector, Kubernetes leaves the EndpointSlices to whoever writes them.
+                selector: (self.endpoints.is_none() || !runs_elsewhere(cluster))
+                    .then(|| strings([self.selector])),
                 ..ServiceSpec::default()
             },
         }

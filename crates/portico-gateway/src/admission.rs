@@ -1,8 +1,8 @@
 //! Whether a client may connect, and to what: its real address, its route, the allow list, the budget.
 //!
 //! Every entry goes through here in the same order: [`Arrival`] →
-//! [`proxy_header`](Arrival::read_proxy_header) → a look-up of [`Learned`] → [`admit`](Learned::admit). What
-//! fails is a [`Refusal`], counted and written by [`Learned::refuse`].
+//! [`proxy_header`](Arrival::read_proxy_header) → a look-up of [`Learned`] →
+//! [`admit`](Learned::admit). What fails is a [`Refusal`], counted and written by [`Learned::refuse`].
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -13,6 +13,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use portico_api::names::{Authority, HostName};
+use portico_net::slots::{Slot, Source};
+use portico_wire::proxy::Sniff;
 use portico_wire::{Parse, hello, proxy};
 use tokio::net::TcpStream;
 
@@ -26,7 +28,6 @@ use crate::outcome::Refusal;
 use crate::proxy_header::proxy_header;
 use crate::record::{ConnectionId, Listener};
 use crate::shared::Shared;
-use crate::slots::{Slot, Source};
 use crate::upstream::{Connected, Upstream};
 
 /// An accepted connection, before anything is known of it.
@@ -101,7 +102,10 @@ impl Arrival {
                     bytes.drain(..len);
                     return Ok(());
                 }
-                Parse::Malformed(_) if mode == ProxyMode::Optional => return Ok(()),
+                // Not a header that is wrong: the client it is for would be taken for the hop.
+                Parse::Malformed(_) if mode == ProxyMode::Optional && proxy::sniff(bytes) == Sniff::Other => {
+                    return Ok(());
+                }
                 Parse::Malformed(_) => return Err(Refusal::ProxyHeader),
                 Parse::NeedMore => {}
             }

@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use portico_api::names::Tenant;
+use portico_net::slots::{Slot, Slots, Source};
 use portico_tunnel::{Request, Tls, Token};
 
 pub use review::{REVIEW_BUCKETS, ReviewTotals};
@@ -39,7 +40,6 @@ pub(crate) use token_review::{Answer, review};
 use crate::config::Config;
 use crate::line_limit::TenantLines;
 use crate::outcome::Refusal;
-use crate::slots::{Slot, Slots, Source};
 use changes::Changes;
 use credential::{Evidence, Registry};
 use review::Reviews;

@@ -4,12 +4,12 @@ use std::cell::RefCell;
 use std::future::poll_fn;
 use std::task::Poll;
 
+use portico_net::slots::Slot;
 use portico_net::stream::{receive, receive_now};
 use rustix::io::Errno;
 use tokio::net::TcpStream;
 
 use crate::outcome::Refusal;
-use crate::slots::Slot;
 
 /// One read of a hello: any but the longest arrive whole.
 const READ: usize = 16 * 1024;
@@ -66,7 +66,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
-    use crate::slots::Slots;
+    use portico_net::slots::Slots;
 
     #[tokio::test]
     async fn what_a_client_has_sent_when_others_need_its_slot_is_read() {

@@ -27,7 +27,6 @@ mod proxy_header;
 mod record;
 mod session;
 mod shared;
-mod slots;
 mod upstream;
 mod worker;
 

@@ -1,52 +1,14 @@
-//! Bounds the lines that anyone on the network can cause, in the access log and in the log: some at once, and
-//! then one each so often. The next line has the number left out.
+//! Bounds the warnings that anyone on the network can cause, by tenant.
 //!
 //! Each cluster has a limit of its own, and those that ask for none that is known have one together: what
 //! happens to one does not hide what happens to another.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 use portico_api::names::Tenant;
+use portico_net::line_limit::{LineLimit, Pace};
 use tokio::time::Instant;
-
-use crate::cluster::Rate;
-
-/// How many lines may be written.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Pace {
-    at_once: u32,
-    every: Duration,
-}
-
-impl Pace {
-    /// Access lines of refused clients.
-    pub(crate) const ACCESS: Self = Self { at_once: 20, every: Duration::from_millis(50) };
-
-    /// Warnings: a misconfigured cluster is seen at once, a thousand of them do not fill a disk.
-    pub(crate) const WARNINGS: Self = Self { at_once: 10, every: Duration::from_secs(10) };
-}
-
-/// Decides whether a line may be written.
-#[derive(Debug, Default)]
-pub(crate) struct LineLimit {
-    rate: Rate,
-    left_out: AtomicU64,
-}
-
-impl LineLimit {
-    /// Returns how many lines were left out since the last one, or `None` if this one is left out too. `now`
-    /// is the time since some moment, always the same.
-    pub(crate) fn admit(&self, pace: Pace, now: Duration) -> Option<u64> {
-        if self.rate.take_each(pace.every, pace.every * pace.at_once, now) {
-            return Some(self.left_out.swap(0, Relaxed));
-        }
-        self.left_out.fetch_add(1, Relaxed);
-        None
-    }
-}
 
 /// From so many tenants on, those without a line lately are forgotten.
 const PRUNE_AT: usize = 1_024;
@@ -77,7 +39,7 @@ impl TenantLines {
         let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.started.elapsed();
         if limits.all.len() >= limits.prune_at {
-            limits.all.retain(|_, limit| !limit.rate.is_full(now));
+            limits.all.retain(|_, limit| !limit.is_full(now));
             limits.prune_at = PRUNE_AT.max(2 * limits.all.len());
         }
         limits.all.entry(tenant.cloned()).or_default().admit(Pace::WARNINGS, now)
@@ -86,16 +48,9 @@ impl TenantLines {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::time::Duration;
 
-    #[test]
-    fn a_flood_is_some_lines_and_a_number() {
-        let limit = LineLimit::default();
-        let written = (0..1_000).filter_map(|_| limit.admit(Pace::ACCESS, Duration::ZERO)).count();
-        assert_eq!(written, 20);
-        assert_eq!(limit.admit(Pace::ACCESS, Duration::from_secs(1)), Some(980));
-        assert_eq!(limit.admit(Pace::ACCESS, Duration::from_secs(1)), Some(0));
-    }
+    use super::*;
 
     #[tokio::test(start_paused = true)]
     async fn warnings_are_ten_and_then_one_each_ten_seconds() {

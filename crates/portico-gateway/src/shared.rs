@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use portico_api::policy::Percent;
 use portico_net::access::AccessLog;
+use portico_net::line_limit::{LineLimit, Pace};
+use portico_net::slots::{Slot, Slots, Source};
 use portico_routes::front::Front;
 use portico_routes::table::Update;
 use tokio::sync::{Notify, watch};
@@ -20,11 +22,9 @@ use crate::auth::Identities;
 use crate::config::{Config, ProxyMode};
 use crate::descriptors::Descriptors;
 use crate::fair_share::FairShare;
-use crate::line_limit::{LineLimit, Pace};
 use crate::live::{Applied, Live};
 use crate::outcome::{End, Refusal};
 use crate::record::ConnectionId;
-use crate::slots::{Slot, Slots, Source};
 use crate::upstream::OwnListeners;
 
 /// What all workers share.

@@ -16,7 +16,7 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 
 use bytes::BytesMut;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 
 /// Longest header block that is looked at, in one frame or several: what h2 accepts in one frame from any
 /// client. A request of kube-apiserver has 200 bytes.
@@ -301,33 +301,7 @@ fn integer(block: &[u8], at: usize, prefix: u32) -> Option<(usize, usize)> {
     None
 }
 
-// === AsyncWrite ===
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Authority<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-}
+portico_net::forward_writes!(Authority<S>);
 
 #[cfg(test)]
 mod tests;

@@ -6,13 +6,17 @@
 //! own.
 //!
 //! [`server`] asks, [`agent`] dials. [`grpc`] carries messages over h2; [`authority`] lets h2 serve
-//! kube-apiserver on a Unix socket; [`streams`] is what our own halves agree on.
+//! kube-apiserver on a Unix socket; [`streams`] is what our own halves agree on,
+//! and [`counting`] and [`requests`] what both count.
 //!
 //! Elsewhere: packets and messages as bytes (`portico-wire`), the way to a server (`portico-dial`), HTTP/2
 //! connections and the bridge between stream and socket (`portico-tunnel`).
 
 pub mod agent;
 pub mod authority;
+pub mod counting;
 pub mod grpc;
+mod lease;
+pub mod requests;
 pub mod server;
 pub mod streams;

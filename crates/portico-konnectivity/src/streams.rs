@@ -4,7 +4,8 @@
 //! The agent sends [`OFFER`] in the metadata of Connect, and the server answers with the same. An upstream
 //! peer ignores it. A dial then goes over the Connect stream as ever, but once it has succeeded the agent
 //! opens a stream on the same connection: POST [`STREAM_PATH`] with the dial's number in [`DIAL`]. The server
-//! answers 200 at once if it waits for that dial, and DATA is what the connection carries.
+//! answers 200 if it waits for that dial, once its frontend has taken the connection. DATA is what the
+//! connection carries.
 
 /// In the metadata of both sides.
 pub const OFFER: &str = "portico-streams";

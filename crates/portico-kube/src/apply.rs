@@ -8,17 +8,14 @@
 //! Not for lists whose items other managers may have written and Portico must remove: apply removes only what
 //! this manager alone has applied. See KEP-555.
 
-use std::fmt::Debug;
-
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::api::{Patch, PatchParams};
-use kube::{Api, Resource, ResourceExt};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use kube::{Api, ResourceExt};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
 use crate::FIELD_MANAGER;
+use crate::seen::Seen;
 
 /// What [`apply`] did.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,71 +26,68 @@ pub enum Applied<K> {
     Changed(K),
 }
 
-/// Why an object was not applied.
+/// Why an object was not applied: the API server refused it, or was not reached. Retry with back-off.
 #[derive(Debug, Error)]
-pub enum ApplyError {
-    /// The wanted or the current object cannot be compared. A defect of the caller: retrying does not help.
-    #[error("cannot compare {name} with its wanted state: {source}")]
-    Compare {
-        /// The object.
-        name: String,
-        /// What does not fit.
-        source: serde_json::Error,
-    },
-    /// The API server refused it, or was not reached. Retry with back-off.
-    #[error("cannot apply {name}: {source}")]
-    Write {
-        /// The object.
-        name: String,
-        /// What went wrong.
-        source: Box<kube::Error>,
-    },
+#[error("cannot apply {name}: {source}")]
+pub struct ApplyError {
+    /// The object.
+    pub name: String,
+    /// What went wrong.
+    pub source: Box<kube::Error>,
 }
 
-/// Makes the object as `wanted`, which holds the wanted fields and no others. `current` is the object as it
-/// was last seen, `None` if there was none.
+/// Makes an object as `wanted`, which holds the wanted fields and no others; `apiVersion` and `kind` are
+/// added. `current` is the object as it was last seen, `None` if there was none.
 ///
 /// Without `current` there is nothing to compare with, and every apply counts as a change. Fields that
 /// another manager holds with another value are taken over: a controller insists.
-pub async fn apply<K>(api: &Api<K>, wanted: &K, current: Option<&K>) -> Result<Applied<K>, ApplyError>
+pub async fn apply<K>(
+    api: &Api<Seen<K>>,
+    wanted: &Value,
+    current: Option<&Seen<K>>,
+) -> Result<Applied<Seen<K>>, ApplyError>
 where
-    K: Resource<DynamicType = ()> + Serialize + DeserializeOwned + Clone + Debug,
+    K: k8s_openapi::Resource + 'static,
 {
-    let name = wanted.name_any();
-    let compare = |source| ApplyError::Compare { name: name.clone(), source };
-    let mut fields = serde_json::to_value(wanted).map_err(compare)?;
+    let mut fields = wanted.clone();
     if let Some(object) = fields.as_object_mut() {
-        // Required by the API server, and left out by types that carry neither.
-        object.insert("apiVersion".into(), K::api_version(&()).into());
-        object.insert("kind".into(), K::kind(&()).into());
+        // Required by the API server.
+        object.insert("apiVersion".into(), K::API_VERSION.into());
+        object.insert("kind".into(), K::KIND.into());
     }
-    if let Some(current) = current {
-        let present = serde_json::to_value(current).map_err(compare)?;
-        if is_applied(&fields, &present, current.managed_fields()) {
-            return Ok(Applied::Unchanged);
-        }
+    if let Some(present) = current.map(Seen::value)
+        && is_applied(&fields, &present, &Seen::<K>::managed(&present))
+    {
+        return Ok(Applied::Unchanged);
     }
-    let written = api.patch(&name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&fields)).await;
-    let object = written.map_err(|source| ApplyError::Write { name, source: Box::new(source) })?;
+    let name = wanted["metadata"]["name"].as_str().unwrap_or_default();
+    let written = api.patch(name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&fields)).await;
+    let object = written.map_err(|source| ApplyError { name: name.to_owned(), source: Box::new(source) })?;
     let before = current.and_then(ResourceExt::resource_version);
     Ok(if object.resource_version() == before { Applied::Unchanged } else { Applied::Changed(object) })
 }
 
 /// Whether applying `wanted` would change nothing: all of it is there, Portico has applied it, and Portico
 /// has applied nothing else.
-fn is_applied(wanted: &Value, current: &Value, managers: &[ManagedFieldsEntry]) -> bool {
-    let ours = managers.iter().find(|entry| {
-        entry.manager.as_deref() == Some(FIELD_MANAGER)
-            && entry.operation.as_deref() == Some("Apply")
-            && entry.subresource.as_deref().unwrap_or_default().is_empty()
-    });
-    let owned = ours.and_then(|entry| entry.fields_v1.as_ref()).and_then(|fields| fields.0.as_object());
+pub(crate) fn is_applied(wanted: &Value, current: &Value, managers: &[ManagedFieldsEntry]) -> bool {
+    let owned = managers
+        .iter()
+        .find(|entry| is_ours(entry))
+        .and_then(|entry| entry.fields_v1.as_ref())
+        .and_then(|fields| fields.0.as_object());
     owned.is_some_and(|owned| contains(current, wanted) && wants_all(wanted, owned))
+}
+
+/// Whether this says what Portico has applied.
+pub(crate) fn is_ours(entry: &ManagedFieldsEntry) -> bool {
+    entry.manager.as_deref() == Some(FIELD_MANAGER)
+        && entry.operation.as_deref() == Some("Apply")
+        && entry.subresource.as_deref().unwrap_or_default().is_empty()
 }
 
 /// Whether every field of `wanted` has its value in `current`. Lists must have the same length: which of
 /// their items belong together is known to the API server alone.
-fn contains(current: &Value, wanted: &Value) -> bool {
+pub(crate) fn contains(current: &Value, wanted: &Value) -> bool {
     match (current, wanted) {
         (Value::Object(current), Value::Object(wanted)) => wanted.iter().all(|(key, wanted)| {
             // The types do not serialise these two, which cannot differ.

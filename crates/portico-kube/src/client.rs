@@ -10,21 +10,21 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http::Uri;
+use http::{Request, Response, Uri};
+use http_body_util::Limited;
+use hyper::body::Incoming;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_timeout::TimeoutConnector;
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use kube::client::ConfigExt;
-use kube::client::retry::RetryPolicy;
+use kube::client::{Body, ConfigExt};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use portico_dial::{
     ConnectAnyError, Dialer, ProxyError, ProxyFiles, ProxySetting, Socket, Target, TargetError,
 };
 use thiserror::Error;
-use tower::retry::RetryLayer;
-use tower::{BoxError, ServiceBuilder, service_fn};
+use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn};
 
 /// Time limit for a connection, TLS included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -40,6 +40,9 @@ pub enum ClientError {
         /// What is wrong with it.
         source: Box<kube::config::KubeconfigError>,
     },
+    /// The text of a kubeconfig is wrong.
+    #[error("cannot use the kubeconfig: {0}")]
+    Text(#[source] Box<kube::config::KubeconfigError>),
     /// Not in a pod, or in one without a service account.
     #[error("this is no pod with a service account ({0}); name a kubeconfig file or a manifest directory")]
     NotInCluster(#[from] kube::config::InClusterError),
@@ -61,6 +64,8 @@ pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
     let Some(path) = kubeconfig else {
         let mut config = Config::incluster()?;
         config.connect_timeout = Some(CONNECT_TIMEOUT);
+        // Whoever asks tries again by itself, with its own pauses; kube's own would go on for half an hour.
+        config.default_retry = false;
         return Client::try_from(config).map_err(refused);
     };
     let wrong = |source| ClientError::Kubeconfig { path: path.to_owned(), source: Box::new(source) };
@@ -72,25 +77,56 @@ pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
         None => ProxySetting::Env,
     };
     let dialer = Dialer::new(proxy, ProxyFiles::default())?;
-    with_dialer(&config, Arc::new(dialer)).map_err(refused)
+    let service = service(&config, Arc::new(dialer), CONNECT_TIMEOUT).map_err(refused)?;
+    Ok(Client::new(service, config.default_namespace))
 }
 
-/// Does what `Client::try_from` does, with connections made by `dialer` and without its tracing.
-fn with_dialer(config: &Config, dialer: Arc<Dialer>) -> kube::Result<Client> {
+/// Returns a client by the text of a kubeconfig, for an API server that is not trusted. It connects by
+/// `dialer` within `connect_timeout`; an answer of more than `longest` bytes fails. No request is made.
+///
+/// The kubeconfig must hold everything itself: what it says about programs and files is followed.
+pub(crate) async fn bounded(
+    kubeconfig: &str,
+    dialer: Dialer,
+    connect_timeout: Duration,
+    longest: usize,
+) -> Result<Client, ClientError> {
+    let wrong = |source| ClientError::Text(Box::new(source));
+    let refused = |error| ClientError::Connection(Box::new(error));
+    let file = Kubeconfig::from_yaml(kubeconfig).map_err(wrong)?;
+    let mut config =
+        Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(wrong)?;
+    // Certificates have no name with a dot at its end; DNS needs it for names that are complete.
+    let host = config.cluster_url.host().unwrap_or_default();
+    config.tls_server_name = host.strip_suffix('.').map(str::to_owned);
+    let service = service(&config, Arc::new(dialer), connect_timeout).map_err(refused)?;
+    let service = service.map_response(move |response| response.map(|body| Limited::new(body, longest)));
+    Ok(Client::new(service, config.default_namespace))
+}
+
+/// Does what `Client::try_from` does, with connections made by `dialer` and without its tracing and retries.
+fn service(
+    config: &Config,
+    dialer: Arc<Dialer>,
+    connect_timeout: Duration,
+) -> kube::Result<
+    impl Service<Request<Body>, Response = Response<Incoming>, Error = BoxError, Future: Send + 'static>
+    + Send
+    + 'static
+    + use<>,
+> {
     let tcp = service_fn(move |uri| connect(Arc::clone(&dialer), uri));
     let tls = config.rustls_https_connector_with_connector(tcp)?;
     let mut connector = TimeoutConnector::new(tls);
-    connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    connector.set_connect_timeout(Some(connect_timeout));
     connector.set_write_timeout(config.write_timeout);
     let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build(connector);
-    let service = ServiceBuilder::new()
+    Ok(ServiceBuilder::new()
         .layer(config.base_uri_layer())
-        .option_layer(config.default_retry.then(|| RetryLayer::new(RetryPolicy::server_retry())))
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)
-        .service(http);
-    Ok(Client::new(service, config.default_namespace.clone()))
+        .service(http))
 }
 
 /// Why there is no connection. Both say what was tried.

@@ -65,9 +65,34 @@ struct Candidate {
     identity: String,
     /// The version of the Lease that was read last, and when it was first read.
     seen: Option<(String, Instant)>,
+    /// The Lease as this replica wrote it last. To renew that takes no read.
+    own: Option<Lease>,
 }
 
 impl Candidate {
+    /// Reads the Lease, unless this replica wrote it last, and does what follows. Returns since when this
+    /// replica holds it: since before the request, because another one counts from the moment when the API
+    /// server has it.
+    async fn attempt(&mut self, api: &Api<Lease>, settings: &LeaseSettings) -> kube::Result<Option<Instant>> {
+        // Whatever comes of it, what is known is out of date then.
+        let lease = match self.own.take() {
+            Some(own) => Some(own),
+            None => api.get_opt(&settings.name).await?,
+        };
+        let started = Instant::now();
+        let next = self.next_step(lease.as_ref(), started);
+        let claim = self.claim(lease, settings, Timestamp::now());
+        let written = match next {
+            NextStep::Wait => return Ok(None),
+            NextStep::Create => api.create(&PostParams::default(), &claim).await?,
+            NextStep::Take | NextStep::Renew => {
+                api.replace(&settings.name, &PostParams::default(), &claim).await?
+            }
+        };
+        self.own = Some(written);
+        Ok(Some(started))
+    }
+
     fn next_step(&mut self, lease: Option<&Lease>, now: Instant) -> NextStep {
         let Some(lease) = lease else { return NextStep::Create };
         let spec = lease.spec.as_ref();
@@ -118,12 +143,13 @@ impl Candidate {
 /// no receiver left, the Lease is released and this returns.
 pub async fn elect(client: Client, settings: LeaseSettings, leading: watch::Sender<bool>) {
     let api: Api<Lease> = Api::namespaced(client, &settings.namespace);
-    let mut candidate = Candidate { identity: settings.identity.clone(), seen: None };
-    let mut renewed = None;
+    let mut candidate = Candidate { identity: settings.identity.clone(), seen: None, own: None };
+    let mut renewed: Option<Instant> = None;
     loop {
-        match timeout(REQUEST_TIMEOUT, attempt(&api, &settings, &mut candidate)).await {
-            Ok(Ok(true)) => renewed = Some(Instant::now()),
-            Ok(Ok(false)) => renewed = None,
+        // Whoever does not hold it may take its time: it takes a read and a write, at a slow API server too.
+        let limit = if renewed.is_some() { REQUEST_TIMEOUT } else { 2 * REQUEST_TIMEOUT };
+        match timeout(limit, candidate.attempt(&api, &settings)).await {
+            Ok(Ok(held_since)) => renewed = held_since,
             // Another replica was quicker; the next read shows which.
             Ok(Err(kube::Error::Api(status))) if status.is_conflict() || status.is_already_exists() => {
                 debug!(lease = settings.name, "another replica wrote the Lease");
@@ -134,7 +160,8 @@ pub async fn elect(client: Client, settings: LeaseSettings, leading: watch::Send
             }
             Err(_) => warn!(lease = settings.name, "no answer about the Lease; trying again"),
         }
-        let holds = renewed.is_some_and(|at: Instant| at.elapsed() < RENEW_DEADLINE);
+        renewed = renewed.filter(|at| at.elapsed() < RENEW_DEADLINE);
+        let holds = renewed.is_some();
         if leading.send_if_modified(|leads| std::mem::replace(leads, holds) != holds) {
             info!(lease = settings.name, identity = settings.identity, leads = holds, "leadership changed");
         }
@@ -154,25 +181,6 @@ pub async fn elect(client: Client, settings: LeaseSettings, leading: watch::Send
     }
 }
 
-/// Reads the Lease and does what follows. Returns whether this replica holds it.
-async fn attempt(
-    api: &Api<Lease>,
-    settings: &LeaseSettings,
-    candidate: &mut Candidate,
-) -> kube::Result<bool> {
-    let lease = api.get_opt(&settings.name).await?;
-    let next = candidate.next_step(lease.as_ref(), Instant::now());
-    let claim = candidate.claim(lease, settings, Timestamp::now());
-    match next {
-        NextStep::Wait => return Ok(false),
-        NextStep::Create => api.create(&PostParams::default(), &claim).await?,
-        NextStep::Take | NextStep::Renew => {
-            api.replace(&settings.name, &PostParams::default(), &claim).await?
-        }
-    };
-    Ok(true)
-}
-
 /// Lets another replica begin at once.
 async fn release(api: &Api<Lease>, settings: &LeaseSettings) -> kube::Result<()> {
     let Some(mut lease) = api.get_opt(&settings.name).await? else { return Ok(()) };
@@ -185,70 +193,4 @@ async fn release(api: &Api<Lease>, settings: &LeaseSettings) -> kube::Result<()>
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn candidate(identity: &str) -> Candidate {
-        Candidate { identity: identity.into(), seen: None }
-    }
-
-    fn lease(holder: &str, version: &str) -> Lease {
-        Lease {
-            metadata: ObjectMeta { resource_version: Some(version.into()), ..ObjectMeta::default() },
-            spec: Some(LeaseSpec {
-                holder_identity: (!holder.is_empty()).then(|| holder.into()),
-                lease_duration_seconds: Some(15),
-                lease_transitions: Some(3),
-                // Long past by the clock of its writer, which proves nothing.
-                renew_time: Some(MicroTime(Timestamp::UNIX_EPOCH)),
-                ..LeaseSpec::default()
-            }),
-        }
-    }
-
-    #[test]
-    fn a_free_lease_is_taken_at_once() {
-        let now = Instant::now();
-        assert_eq!(candidate("a").next_step(None, now), NextStep::Create);
-        assert_eq!(candidate("a").next_step(Some(&lease("", "1")), now), NextStep::Take);
-        assert_eq!(candidate("a").next_step(Some(&lease("a", "1")), now), NextStep::Renew);
-    }
-
-    #[test]
-    fn a_lease_is_taken_over_only_after_it_was_seen_unchanged_for_its_whole_duration() {
-        let (mut waiting, start) = (candidate("a"), Instant::now());
-        assert_eq!(waiting.next_step(Some(&lease("b", "1")), start), NextStep::Wait);
-        assert_eq!(
-            waiting.next_step(Some(&lease("b", "1")), start + Duration::from_secs(14)),
-            NextStep::Wait
-        );
-        assert_eq!(
-            waiting.next_step(Some(&lease("b", "2")), start + Duration::from_secs(14)),
-            NextStep::Wait
-        );
-        assert_eq!(
-            waiting.next_step(Some(&lease("b", "2")), start + Duration::from_secs(28)),
-            NextStep::Wait
-        );
-        assert_eq!(
-            waiting.next_step(Some(&lease("b", "2")), start + Duration::from_secs(29)),
-            NextStep::Take
-        );
-    }
-
-    #[test]
-    fn a_claim_carries_the_version_that_was_read_and_counts_transitions() {
-        let settings = LeaseSettings { namespace: "n".into(), name: "l".into(), identity: "a".into() };
-        let taken = candidate("a").claim(Some(lease("b", "7")), &settings, Timestamp::UNIX_EPOCH);
-        assert_eq!(taken.metadata.resource_version.as_deref(), Some("7"));
-        let spec = taken.spec.unwrap();
-        assert_eq!((spec.holder_identity.as_deref(), spec.lease_transitions), (Some("a"), Some(4)));
-        let renewed = candidate("b").claim(Some(lease("b", "7")), &settings, Timestamp::UNIX_EPOCH);
-        assert_eq!(renewed.spec.unwrap().lease_transitions, Some(3));
-    }
-
-    #[test]
-    fn a_holder_stops_before_another_may_begin() {
-        assert!(RENEW_DEADLINE + REQUEST_TIMEOUT < DURATION);
-    }
-}
+mod tests;

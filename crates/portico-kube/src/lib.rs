@@ -2,11 +2,13 @@
 //!
 //! [`mod@client`] connects, through a corporate proxy too. [`leader`] elects the replica that may write.
 //! [`debounce`] says when a burst of changes is over. [`apply`] writes an object by server-side apply, and
-//! only if that changes something. [`events`] puts Events on objects, [`conditions`] keeps the conditions of
-//! a status, and [`error`] puts an error of the API into words.
+//! only if that changes something; [`seen`] is what it compares with. [`events`] puts Events on objects,
+//! [`conditions`] keeps the conditions of a status, and [`error`] puts an error of the API into words.
 //!
-//! [`mod@watch`] lists and watches with deadlines, whatever the API server does. What a controller decides is
-//! in `portico-expose` and its like; the controllers themselves are in `portico-operator`.
+//! [`mod@watch`] lists and watches with deadlines, whatever the API server does; [`mod@read`] reads one
+//! object; [`foreign`] talks to an API server that is not trusted; [`json`] bounds what is parsed, [`text`]
+//! what is told. What a controller decides is in `portico-expose` and its like; the controllers are in
+//! `portico-operator`.
 
 pub mod apply;
 pub mod client;
@@ -14,11 +16,18 @@ pub mod conditions;
 pub mod debounce;
 pub mod error;
 pub mod events;
+pub mod foreign;
+pub mod json;
 pub mod leader;
+mod page;
+pub mod read;
+pub mod seen;
+pub mod text;
 pub mod watch;
 
 pub use client::{ClientError, client};
 pub use kube::Client;
+pub use read::read;
 
 /// The name under which Portico writes, in the managed fields of every object it touches.
 pub const FIELD_MANAGER: &str = "portico";

@@ -21,7 +21,9 @@ use serde::de::DeserializeOwned;
 use thiserror::Error as ThisError;
 use tokio::time::{Instant, sleep, timeout};
 
-/// Objects in one page of a list. Bounds the memory for a response; the same as in client-go.
+use crate::page::{MAX_BYTES, page};
+
+/// Objects in one page of a list, unless those are so large that it takes too much; the same as in client-go.
 const PAGE: u32 = 500;
 
 /// Length of one watch request in seconds; another one costs the API server next to nothing.
@@ -76,6 +78,11 @@ enum Silent {
     #[error("the watch ended within {SHORTEST_WATCH:?}")]
     Short,
 }
+
+/// A single object is longer than what is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ThisError)]
+#[error("a list has an object with more than {} MiB of JSON; make it smaller, or delete it", MAX_BYTES >> 20)]
+struct TooLarge;
 
 /// Why a listing is not believed at first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ThisError)]
@@ -139,6 +146,7 @@ where
         state: State::Unlisted,
         known: Known::default(),
         doubted: false,
+        page: PAGE,
         failures: 0,
         pause: Duration::ZERO,
     };
@@ -152,6 +160,8 @@ struct Watch<K> {
     known: Known,
     /// Whether the last listing was not believed; the next one is.
     doubted: bool,
+    /// Objects asked for at a time.
+    page: u32,
     /// In a row.
     failures: u32,
     /// Before the next request.
@@ -198,6 +208,7 @@ where
         sleep(std::mem::take(&mut self.pause)).await;
         match std::mem::replace(&mut self.state, State::Unlisted) {
             State::Unlisted => {
+                self.page = PAGE;
                 self.state =
                     State::Listing { objects: Vec::new().into_iter(), next: NextPage::First, count: 0 };
                 Ok(Sign::Event(Event::Init))
@@ -218,14 +229,21 @@ where
 
     async fn list(&mut self, token: Option<String>, count: usize) -> Result<Sign<K>, Error> {
         let params = ListParams {
-            limit: Some(PAGE),
-            continue_token: token,
+            limit: Some(self.page),
+            continue_token: token.clone(),
             field_selector: self.selection.fields.clone(),
             label_selector: self.selection.labels.clone(),
             ..ListParams::default()
         };
-        let page = match timeout(LIST_DEADLINE, self.api.list(&params)).await {
-            Ok(Ok(page)) => page,
+        let page = match timeout(LIST_DEADLINE, page(&self.api, &params)).await {
+            Ok(Ok(Some(page))) => page,
+            Ok(Ok(None)) if self.page > 1 => {
+                self.page /= 2;
+                let next = token.map_or(NextPage::First, NextPage::Continue);
+                self.state = State::Listing { objects: Vec::new().into_iter(), next, count };
+                return Ok(Sign::Alive);
+            }
+            Ok(Ok(None)) => return self.failed(Error::InitialListFailed(client_error(TooLarge)), None),
             Ok(Err(error)) => return self.failed(Error::InitialListFailed(error), None),
             Err(_) => return self.failed(Error::InitialListFailed(client_error(Silent::List)), None),
         };

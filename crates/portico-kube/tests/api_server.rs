@@ -13,6 +13,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use portico_kube::apply::{Applied, apply};
 use portico_kube::events::{Events, Note, Severity};
 use portico_kube::leader::{LeaseSettings, elect};
+use portico_kube::seen::Seen;
 use portico_kube::{FIELD_MANAGER, client};
 use portico_lab::ApiServer;
 use serde_json::json;
@@ -40,28 +41,28 @@ fn changed<K>(applied: Applied<K>) -> K {
     }
 }
 
-fn config_map(data: serde_json::Value) -> ConfigMap {
-    serde_json::from_value(json!({"metadata": {"name": "applied"}, "data": data})).unwrap()
+fn config_map(data: serde_json::Value) -> serde_json::Value {
+    json!({"metadata": {"name": "applied"}, "data": data})
 }
 
 async fn an_object_is_written_once_and_again_only_if_it_differs(client: &Client) {
-    let api: Api<ConfigMap> = Api::namespaced(client.clone(), "default");
+    let api: Api<Seen<ConfigMap>> = Api::namespaced_with(client.clone(), "default", &());
     let wanted = config_map(json!({"a": "1", "b": "2"}));
     let created = changed(apply(&api, &wanted, None).await.unwrap());
-    assert_eq!(created.managed_fields()[0].manager.as_deref(), Some(FIELD_MANAGER));
+    assert_eq!(created.value()["metadata"]["managedFields"][0]["manager"], FIELD_MANAGER);
     assert!(matches!(apply(&api, &wanted, Some(&created)).await.unwrap(), Applied::Unchanged));
 
     // Another client adds a field and changes one of ours.
     let patch = json!({"data": {"b": "3", "other": "4"}});
     let touched = api.patch("applied", &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
     let restored = changed(apply(&api, &wanted, Some(&touched)).await.unwrap());
-    assert_eq!(json!(restored.data), json!({"a": "1", "b": "2", "other": "4"}));
+    assert_eq!(restored.value()["data"], json!({"a": "1", "b": "2", "other": "4"}));
     assert!(matches!(apply(&api, &wanted, Some(&restored)).await.unwrap(), Applied::Unchanged));
 
     // A field that is no longer wanted goes, and that of the other client stays.
     let less = config_map(json!({"a": "1"}));
     let reduced = changed(apply(&api, &less, Some(&restored)).await.unwrap());
-    assert_eq!(json!(reduced.data), json!({"a": "1", "other": "4"}));
+    assert_eq!(reduced.value()["data"], json!({"a": "1", "other": "4"}));
 
     // A write without a comparison counts as a change, and changes nothing.
     let version = reduced.resource_version();
@@ -70,12 +71,11 @@ async fn an_object_is_written_once_and_again_only_if_it_differs(client: &Client)
 }
 
 async fn a_service_with_defaults_and_fields_of_others_is_at_rest(client: &Client) {
-    let api: Api<Service> = Api::namespaced(client.clone(), "default");
-    let wanted: Service = serde_json::from_value(json!({
+    let api: Api<Seen<Service>> = Api::namespaced_with(client.clone(), "default", &());
+    let wanted = json!({
         "metadata": {"name": "applied", "labels": {"app": "portico"}},
         "spec": {"type": "NodePort", "ports": [{"name": "https", "port": 443, "protocol": "TCP"}]},
-    }))
-    .unwrap();
+    });
     let created = changed(apply(&api, &wanted, None).await.unwrap());
     let patch = json!({"metadata": {"labels": {"other": "yes"}}});
     let touched = api.patch("applied", &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();

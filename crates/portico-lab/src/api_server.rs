@@ -22,9 +22,15 @@ pub struct ApiServer {
 impl ApiServer {
     /// Starts a lab of this name with an API server and waits until that is ready.
     pub fn start(name: &str) -> Result<ApiServer> {
+        Self::start_with(name, &[])
+    }
+
+    /// As [`start`](ApiServer::start), with further flags of kube-apiserver.
+    pub fn start_with(name: &str, flags: &[&str]) -> Result<ApiServer> {
+        let api_server_flags = flags.iter().map(|&flag| flag.to_owned()).collect();
         let host = Lab::start(name)?.host("seed")?;
         let etcd = Etcd::start(&host)?;
-        let options = Options { controllers: false, ..Options::new("seed") };
+        let options = Options { controllers: false, api_server_flags, ..Options::new("seed") };
         let control_plane = ControlPlane::start(&host, &etcd, &options)?;
         let kubectl = control_plane.access().kubectl(&host)?;
         Ok(ApiServer { kubectl, control_plane, _etcd: etcd, host })

@@ -117,9 +117,12 @@ impl Cgroup {
         Ok(pids)
     }
 
-    /// The directories it has on this machine, one per controller.
+    /// The directories it has on this machine, one per controller. On machines with both versions runc makes
+    /// groups of pods in the tree of version 2 as well.
     pub fn dirs(&self) -> Result<Vec<PathBuf>> {
-        let all = hierarchies()?.into_iter().map(|root| root.join(self.path.trim_start_matches('/')));
+        let both = [Path::new(MOUNT).join("unified")];
+        let all =
+            hierarchies()?.into_iter().chain(both).map(|root| root.join(self.path.trim_start_matches('/')));
         Ok(all.filter(|dir| dir.exists()).collect())
     }
 

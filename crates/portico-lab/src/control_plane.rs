@@ -48,6 +48,9 @@ pub struct Options {
     /// Whether controller manager and scheduler run too. An API server alone is enough for stories
     /// that only talk to it, and saves 200 MB.
     pub controllers: bool,
+    /// Hosted in a seed: whether its Deployment makes no pod until it is resumed, for those that patch it
+    /// first. An API server that is replaced while it starts costs as much as one that stays.
+    pub paused: bool,
 }
 
 impl Options {
@@ -64,6 +67,7 @@ impl Options {
             names: Vec::new(),
             api_server_flags: Vec::new(),
             controllers: true,
+            paused: false,
         }
     }
 }

@@ -1,17 +1,28 @@
 //! A proxy before an API server that goes mute, refuses, denies or lies, as tests tell it.
 //!
 //! It is a client whose requests pass through it: no port, no certificate, and the real API server behind.
+//! For those that come by a kubeconfig, [`FaultyApi::serve`] opens a port.
 
 use std::future::pending;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
+use anyhow::Result;
 use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use http::{Request, Response};
-use http_body_util::{BodyDataStream, StreamBody};
-use hyper::body::{Bytes, Frame};
+use http_body_util::{BodyDataStream, BodyExt, StreamBody};
+use hyper::body::{Bytes, Frame, Incoming};
+use hyper::server::conn::http1;
+use hyper::service;
+use hyper_util::rt::TokioIo;
 use kube::Client;
 use kube::client::Body;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
 use tower::service_fn;
+
+use crate::pki::Authority;
 
 type ResponseBody = StreamBody<BoxStream<'static, Result<Frame<Bytes>, <Body as hyper::body::Body>::Error>>>;
 
@@ -20,8 +31,14 @@ type ResponseBody = StreamBody<BoxStream<'static, Result<Frame<Bytes>, <Body as 
 pub struct Rules {
     /// Accepts requests and answers none; open watches fall silent, for ever.
     pub mute: bool,
+    /// How long each request waits before it passes.
+    pub slow: Option<Duration>,
     /// Requests whose URL has this text get this answer, so many times.
     pub answers: Vec<(&'static str, Answer, usize)>,
+    /// So many writes pass, those of Leases and Events aside; the next one never arrives.
+    pub writes_left: Option<usize>,
+    /// A write has not passed.
+    pub withheld: bool,
 }
 
 /// An answer that is not the API server's.
@@ -53,16 +70,77 @@ impl FaultyApi {
         let (proxy, direct) = (self.clone(), direct.clone());
         let service = service_fn(move |request: Request<Body>| {
             let (proxy, direct) = (proxy.clone(), direct.clone());
-            async move {
-                let url = request.uri().to_string();
-                if let Some(answer) = proxy.answer(&url).await {
-                    return Ok(answer);
-                }
-                let response = direct.send(request).await?;
-                Ok::<_, kube::Error>(response.map(|body| proxy.gated(body)))
-            }
+            async move { proxy.pass(&direct, request).await }
         });
         Client::new(service, "default")
+    }
+
+    /// Opens a port on loopback, from which requests pass here on their way to the API server of `direct`,
+    /// with its rights.
+    pub async fn serve(&self, direct: &Client) -> Result<FaultyPort> {
+        let authority = Authority::new("faulty")?;
+        let config = authority.server("api", &["127.0.0.1"])?.server_config(&[b"http/1.1"])?;
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let url = format!("https://{}", listener.local_addr()?);
+        let (proxy, direct, tls) = (self.clone(), direct.clone(), TlsAcceptor::from(Arc::new(config)));
+        let task = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (proxy, direct, tls) = (proxy.clone(), direct.clone(), tls.clone());
+                tokio::spawn(async move {
+                    let Ok(stream) = tls.accept(stream).await else { return };
+                    let service = service::service_fn(move |request: Request<Incoming>| {
+                        let (proxy, direct) = (proxy.clone(), direct.clone());
+                        async move {
+                            let (head, body) = request.into_parts();
+                            let body = Body::from(body.collect().await?.to_bytes().to_vec());
+                            let answer = proxy.pass(&direct, Request::from_parts(head, body)).await?;
+                            Ok::<_, anyhow::Error>(answer)
+                        }
+                    });
+                    // A client that goes ends the connection, and what it waited for.
+                    let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+                    drop(connection.await);
+                });
+            }
+        });
+        Ok(FaultyPort { url, authority, task })
+    }
+
+    /// One request and its answer.
+    async fn pass(&self, direct: &Client, request: Request<Body>) -> kube::Result<Response<ResponseBody>> {
+        let url = request.uri().to_string();
+        if let Some(time) = self.rules(|rules| rules.slow) {
+            tokio::time::sleep(time).await;
+        }
+        if !request.method().is_safe() {
+            self.pass_write(&url).await;
+        }
+        if let Some(answer) = self.answer(&url).await {
+            return Ok(answer);
+        }
+        let response = direct.send(request).await?;
+        Ok(response.map(|body| self.gated(body)))
+    }
+
+    /// Lets a write pass, or never returns.
+    async fn pass_write(&self, url: &str) {
+        if ["/leases", "/events"].iter().any(|text| url.contains(text)) {
+            return;
+        }
+        let passes = self.rules(|rules| match &mut rules.writes_left {
+            Some(0) => {
+                rules.withheld = true;
+                false
+            }
+            Some(left) => {
+                *left -= 1;
+                true
+            }
+            None => true,
+        });
+        if !passes {
+            pending::<()>().await;
+        }
     }
 
     async fn answer(&self, url: &str) -> Option<Response<ResponseBody>> {
@@ -104,5 +182,30 @@ impl FaultyApi {
             }
         });
         StreamBody::new(frames.map_ok(Frame::data).boxed())
+    }
+}
+
+/// A port of a proxy. Closed when this is dropped.
+pub struct FaultyPort {
+    url: String,
+    authority: Authority,
+    task: JoinHandle<()>,
+}
+
+impl FaultyPort {
+    /// Its URL.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The authority of its certificate.
+    pub fn authority(&self) -> &Authority {
+        &self.authority
+    }
+}
+
+impl Drop for FaultyPort {
+    fn drop(&mut self) {
+        self.task.abort();
     }
 }

@@ -32,15 +32,18 @@ impl Module {
         checkout().join("lab").join(self.name)
     }
 
-    /// The folder with what `build` has put into it, now or before.
-    ///
-    /// Its name is the digest of the module's sources, so a stale build is never taken for a fresh one.
-    /// Several labs may ask at once: one builds, the others wait for it.
-    pub(crate) fn built(&self, build: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+    /// Where what is built from its sources as they are is, or will be: the name has their digest, so a stale
+    /// build is never taken for a fresh one.
+    pub(crate) fn folder(&self) -> Result<PathBuf> {
         let files = ["go.mod", "go.sum"].iter().chain(self.sources);
         let digest = digest_of(&files.map(|name| self.source().join(name)).collect::<Vec<_>>())?;
-        let cache = cache_dir();
-        let dir = cache.join(format!("{}-{}", self.name, &digest[..12]));
+        Ok(cache_dir().join(format!("{}-{}", self.name, &digest[..12])))
+    }
+
+    /// The folder with what `build` has put into it, now or before. Several labs may ask at once: one builds,
+    /// the others wait for it.
+    pub(crate) fn built(&self, build: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+        let (cache, dir) = (cache_dir(), self.folder()?);
         if dir.exists() {
             return Ok(dir);
         }

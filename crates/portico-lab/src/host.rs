@@ -174,6 +174,23 @@ impl Host {
         Process::start(self.lab(), &format!("{}-{name}", self.name()), command)
     }
 
+    /// A script that runs the command it is given, or a shell, on this host in `folder`, with these variables
+    /// (`NAME=VALUE`). What it starts is the lab's, and ends with it.
+    pub fn shell(&self, folder: &Path, variables: &[&str]) -> Result<String> {
+        let exports: String = variables.iter().map(|variable| format!("export \"{variable}\"\n")).collect();
+        Ok(format!(
+            "#!/bin/sh\n\
+             echo $$ >{} || exit\n\
+             {exports}\
+             [ $# -gt 0 ] || set -- \"${{SHELL:-/bin/sh}}\"\n\
+             exec nsenter --net=/run/netns/{} --mount={} -- sh -c 'cd \"$0\" && exec \"$@\"' {} \"$@\"\n",
+            self.cgroup().child("system").procs()?.display(),
+            self.namespace(),
+            self.inner.mounts.display(),
+            folder.display(),
+        ))
+    }
+
     /// Gives the host a further address: the lab plays the cloud that sends a load balancer's
     /// traffic here.
     pub fn add_address(&self, address: Ipv4Addr) -> Result<()> {

@@ -54,6 +54,11 @@ impl Image {
         self
     }
 
+    /// The same under another name, as of another version.
+    pub fn named(self, name: &str) -> Image {
+        Image { name: name.to_owned(), ..self }
+    }
+
     /// Its name with tag.
     pub fn name(&self) -> &str {
         &self.name
@@ -65,8 +70,23 @@ impl Image {
         let busybox = programs::find("busybox")?;
         let mut image = Image::new("lab/busybox:1").file("bin/busybox", &busybox).entrypoint(&["/bin/sh"]);
         for applet in [
-            "sh", "cat", "echo", "head", "httpd", "ls", "mkdir", "nc", "printf", "seq", "sleep", "tail",
-            "true", "wget",
+            "sh",
+            "cat",
+            "echo",
+            "head",
+            "httpd",
+            "ls",
+            "mkdir",
+            "nc",
+            "printf",
+            "rm",
+            "seq",
+            "sha256sum",
+            "sleep",
+            "tail",
+            "tar",
+            "true",
+            "wget",
         ] {
             image = image.link(&format!("bin/{applet}"), "busybox");
         }
@@ -77,6 +97,20 @@ impl Image {
     pub fn pause() -> Result<Image> {
         let busybox = programs::find("busybox")?;
         Ok(Image::new("lab/pause:1").file("busybox", &busybox).entrypoint(&["/busybox", "sleep", "infinity"]))
+    }
+
+    /// An admission webhook, which refuses objects whose name begins with `refused`.
+    pub fn webhook() -> Result<Image> {
+        let webhook = programs::konnectivity()?.join("webhook");
+        Ok(Image::new("lab/webhook:1").file("webhook", &webhook).entrypoint(&["/webhook"]))
+    }
+
+    /// metrics-server as released.
+    pub fn metrics_server() -> Result<Image> {
+        let program = programs::metrics_server()?.join("metrics-server");
+        Ok(Image::new("lab/metrics-server:1")
+            .file("metrics-server", &program)
+            .entrypoint(&["/metrics-server"]))
     }
 
     /// Every Kubernetes program, for hosted control planes: the first argument names the program.

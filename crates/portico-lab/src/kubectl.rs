@@ -54,6 +54,12 @@ impl Kubectl {
         self.apply(&object.to_string())
     }
 
+    /// Patches an object (`KIND/NAME`); `how` is `json`, `merge` or `strategic`.
+    pub fn patch(&self, namespace: &str, object: &str, how: &str, change: &Value) -> Result<()> {
+        let how = format!("--type={how}");
+        self.run(&["patch", object, "-n", namespace, &how, "-p", &change.to_string()]).map(drop)
+    }
+
     /// Waits until a kind is served, by the name of its definition.
     pub fn wait_served(&self, definition: &str) -> Result<()> {
         let crd = format!("crd/{definition}");

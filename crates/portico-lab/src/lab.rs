@@ -135,6 +135,11 @@ impl Lab {
         self.address(MACHINE)
     }
 
+    /// Shows how each log ends and keeps all of them, to explain a failure that is no panic.
+    pub fn keep_logs(&self) {
+        self.inner.keep_logs();
+    }
+
     pub(crate) fn default_gateway(&self) -> Ipv4Addr {
         self.address(SWITCH)
     }

@@ -7,18 +7,22 @@
 //! for a condition, with a deadline, and with the last error when it did not come true.
 //!
 //! Labs run side by side: [`Lab`] takes a free number and everything it makes carries that number.
-//! All of it is taken down with the last handle, also by a panic, or later by `portico-lab down`.
+//! All of it is taken down with the last handle, by a panic too, or later by `portico-lab down`.
 //!
-//! Blocking code throughout: a test reads as a story. Errors end a test, so they are `anyhow`. Tests without
-//! a host take [`pki`], which makes every certificate, [`frames`] for hostile clients, and `clock` (feature).
+//! Blocking code throughout: a test reads as a story. Errors end a test, so they are `anyhow`. For tests
+//! without a host: [`pki`] (certificates), [`frames`] and [`hostile_api`] (bad peers), [`leaks`], `clock`.
 //!
 //! Start with `tests/stories/kubernetes.rs`, then [`Seed`]. `docs/lab.md` has the layout on disk.
 
+use std::io::Write;
+
 mod api_server;
 pub mod cgroup;
+pub mod cilium;
 #[cfg(feature = "clock")]
 pub mod clock;
 pub mod control_plane;
+pub mod demo;
 mod ended;
 pub mod etcd;
 #[cfg(feature = "faulty-api")]
@@ -27,20 +31,28 @@ pub mod firewall;
 pub mod frames;
 mod go;
 pub mod host;
+pub mod hostile_api;
 pub mod image;
 pub mod kkp;
+pub mod konnectivity;
 pub mod kubectl;
 pub mod lab;
+pub mod leaks;
+pub mod manifests;
+pub mod metrics;
 pub mod node;
+pub mod operated;
 pub mod pki;
 pub mod process;
 pub mod programs;
 pub mod seed;
+pub mod steps;
 pub mod user_cluster;
 pub mod wait;
 
 pub use api_server::ApiServer;
 pub use control_plane::{Access, ControlPlane};
+pub use demo::Demo;
 pub use ended::Ended;
 pub use etcd::Etcd;
 pub use host::Host;
@@ -48,13 +60,20 @@ pub use image::Image;
 pub use kubectl::Kubectl;
 pub use lab::Lab;
 pub use node::Node;
+pub use operated::Operated;
 pub use pki::Authority;
 pub use process::Process;
 pub use seed::Seed;
+pub use steps::Steps;
 pub use user_cluster::UserCluster;
 
+/// The size of a proof: `short` in CI, `long` for `scripts/prove`, which sets `PORTICO_PROVE`.
+pub fn long_form<T>(short: T, long: T) -> T {
+    if std::env::var_os("PORTICO_PROVE").is_some() { long } else { short }
+}
+
 /// One line of progress for the person at the terminal: starting Kubernetes takes a while.
-#[allow(clippy::print_stderr, reason = "the lab talks to a person; stdout belongs to results")]
 pub fn say(line: impl std::fmt::Display) {
-    eprintln!("lab: {line}");
+    // A terminal that was closed must not keep a lab from being taken down.
+    let _ = writeln!(std::io::stderr(), "lab: {line}");
 }

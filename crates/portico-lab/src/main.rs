@@ -2,16 +2,17 @@
 //!
 //! For contributors; tests use the library. See `docs/lab.md`.
 
+use std::io::Write;
 use std::net::Ipv4Addr;
 use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 use portico_lab::control_plane::Options;
-use portico_lab::{Lab, Seed, UserCluster, lab, programs, say};
+use portico_lab::{Demo, Lab, Seed, UserCluster, lab, programs, say};
 use serde_json::json;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Real Kubernetes on one machine: a seed cluster, a user cluster in it, and worker nodes.
 #[derive(Parser)]
@@ -30,51 +31,124 @@ enum Verb {
         #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=8))]
         workers: u8,
     },
+    /// What `portico demo --kubernetes` runs: a seed with the operator and three user clusters; until Ctrl-C
+    #[command(after_help = "Example:\n  cargo run -p portico-lab -- demo --no-workers")]
+    Demo {
+        /// Without worker nodes: less memory, and no pods
+        #[arg(long)]
+        no_workers: bool,
+    },
     /// Take down what labs left behind whose process was killed
     Down,
     /// Install the Debian packages that labs need (as root), without starting their services
     Install,
-    /// Build what tests run, where it is not there yet: Kubernetes, upstream's Konnectivity, a static portico
-    Build,
+    /// Build what tests run, where it is not there yet
+    Build {
+        /// Only these; all of them without any
+        #[arg(default_values = ["kubernetes", "konnectivity", "portico"])]
+        programs: Vec<Built>,
+    },
 }
 
+/// What [`Verb::Build`] builds: Kubernetes, upstream's Konnectivity, a static portico.
+#[derive(Clone, Copy, ValueEnum)]
+enum Built {
+    Kubernetes,
+    Konnectivity,
+    Portico,
+}
+
+/// Exit codes are those of `portico`: 2 for what could not run.
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<()> {
-    match Arguments::parse().verb {
-        Verb::Up { workers } => up(workers).await,
+async fn main() -> ExitCode {
+    match run(Arguments::parse().verb).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            say(format_args!("{error:#}"));
+            ExitCode::from(2)
+        }
+    }
+}
+
+async fn run(verb: Verb) -> Result<()> {
+    match verb {
+        Verb::Up { workers } => {
+            let greet = |_: &Running| say("running until Ctrl-C");
+            let stop = |running| {
+                drop(running);
+                Ok(())
+            };
+            stay(move || start(workers), greet, stop).await
+        }
+        Verb::Demo { no_workers } => stay(move || Demo::start(!no_workers), greet, Demo::stop).await,
         Verb::Down => {
+            // Catches them: half a take-down helps nobody, and a second Ctrl-C is soon pressed.
+            let _end = End::listen()?;
             let cleaned = lab::clean_up_dead()?;
             say(format_args!("{} lab(s) taken down; labs in use were left alone", cleaned.len()));
             Ok(())
         }
         Verb::Install => programs::install(),
-        Verb::Build => {
-            let dir = programs::kube()?;
-            say(format_args!("the Kubernetes programs are in {}", dir.display()));
-            say(format_args!("upstream's Konnectivity is in {}", programs::konnectivity()?.display()));
-            say(format_args!("a static portico is {}", programs::portico()?.display()));
-            Ok(())
+        Verb::Build { programs } => programs.into_iter().try_for_each(build),
+    }
+}
+
+/// Starts something in a thread of its own, so that Ctrl-C works at any time, has it greet, and ends it by
+/// Ctrl-C.
+async fn stay<T: Send + 'static>(
+    start: impl FnOnce() -> Result<T> + Send + 'static,
+    greet: impl FnOnce(&T),
+    stop: impl FnOnce(T) -> Result<()>,
+) -> Result<()> {
+    let mut end = End::listen()?;
+    let mut starting = tokio::task::spawn_blocking(start);
+    let running = tokio::select! {
+        // First: programs that a terminal interrupts too make the start fail.
+        biased;
+        () = end.asked_for() => return leave_while_starting(),
+        running = &mut starting => running.context("starting")??,
+    };
+    greet(&running);
+    end.asked_for().await;
+    say("taking everything down");
+    stop(running)
+}
+
+/// Ctrl-C, `kill`, or a terminal that is closed.
+struct End {
+    signals: [Signal; 3],
+}
+
+impl End {
+    fn listen() -> Result<End> {
+        let listen = |kind| signal(kind).context("listening for signals");
+        let [interrupt, terminate, hangup] =
+            [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(listen);
+        Ok(End { signals: [interrupt?, terminate?, hangup?] })
+    }
+
+    async fn asked_for(&mut self) {
+        let [interrupt, terminate, hangup] = &mut self.signals;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
         }
     }
 }
 
-/// Starts in a thread of its own, so that Ctrl-C works at any time.
-async fn up(workers: u8) -> Result<()> {
-    let mut interrupt = signal(SignalKind::interrupt()).context("listening for Ctrl-C")?;
-    let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
-    let mut starting = tokio::task::spawn_blocking(move || start(workers));
-    let running = tokio::select! {
-        running = &mut starting => running.context("starting the lab")??,
-        _ = interrupt.recv() => return leave_while_starting(),
-        _ = terminate.recv() => return leave_while_starting(),
+fn greet(demo: &Demo) {
+    // A reader that left early is no reason to end.
+    let _ = std::io::stdout().write_all(demo.guide().as_bytes());
+}
+
+fn build(program: Built) -> Result<()> {
+    let (what, path) = match program {
+        Built::Kubernetes => ("the Kubernetes programs are in", programs::kube()?),
+        Built::Konnectivity => ("upstream's Konnectivity is in", programs::konnectivity()?),
+        Built::Portico => ("a static portico is", programs::portico()?),
     };
-    say("running until Ctrl-C");
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
-    }
-    say("taking the lab down");
-    drop(running);
+    say(format_args!("{what} {}", path.display()));
     Ok(())
 }
 

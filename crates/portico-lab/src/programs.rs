@@ -102,13 +102,36 @@ pub fn check_host_tools() -> Result<()> {
 /// Checks what a Kubernetes node needs on top.
 pub fn check_node_tools() -> Result<()> {
     check_host_tools()?;
-    PROGRAMS.iter().try_for_each(|(name, _)| find(name).map(drop))?;
+    let missing = missing_packages().join(" ");
     ensure!(
-        Path::new(CNI_PLUGINS).join("ptp").exists(),
-        "no CNI plugins in {CNI_PLUGINS} (Debian package containernetworking-plugins): run `cargo run -p \
-         portico-lab -- install` as root"
+        missing.is_empty(),
+        "not installed, Debian packages {missing}: run `cargo run -p portico-lab -- install` as root"
     );
     Ok(())
+}
+
+/// The Debian packages that a lab with nodes needs and this machine lacks.
+pub fn missing_packages() -> Vec<&'static str> {
+    let missing = PROGRAMS.iter().filter(|(program, _)| find(program).is_err());
+    let mut packages: Vec<&str> = missing.map(|(_, package)| *package).collect();
+    if !Path::new(CNI_PLUGINS).join("ptp").exists() {
+        packages.push("containernetworking-plugins");
+    }
+    packages.dedup();
+    packages
+}
+
+/// What a seed with Portico runs and is still to be built, in words.
+pub fn missing_builds() -> Result<Vec<String>> {
+    let kube = kube_module()?;
+    let mut missing = Vec::new();
+    if !kube.folder()?.exists() {
+        missing.push(kube.title);
+    }
+    if std::env::var_os("PORTICO_LAB_BINARY").is_none() && !static_portico().exists() {
+        missing.push("a static portico".to_owned());
+    }
+    Ok(missing)
 }
 
 /// Network namespaces, mounts and control groups are root's.
@@ -166,14 +189,9 @@ pub fn cache_dir() -> PathBuf {
 
 /// The directory with the Kubernetes programs, built first if `lab/kube` changed since the last time.
 pub fn kube() -> Result<PathBuf> {
-    let version = pinned("kube", "k8s.io/kubernetes")?;
-    let module = Module {
-        name: "kube",
-        sources: &["main.go"],
-        title: format!("Kubernetes {version}"),
-        cost: "5 to 10 minutes on two cores, 4 GB of Go caches",
-    };
+    let module = kube_module()?;
     module.built(|dir| {
+        let version = kube_version()?;
         let flags = format!("-s -w -X k8s.io/component-base/version.gitVersion={version}");
         let output = dir.join("kube").display().to_string();
         module.go(&["build", "-v", "-trimpath", "-ldflags", &flags, "-o", &output, "."])?;
@@ -182,14 +200,29 @@ pub fn kube() -> Result<PathBuf> {
     })
 }
 
+fn kube_module() -> Result<Module> {
+    Ok(Module {
+        name: "kube",
+        sources: &["main.go"],
+        title: format!("Kubernetes {}", kube_version()?),
+        cost: "5 to 10 minutes on two cores, 4 GB of Go caches",
+    })
+}
+
+/// The release of Kubernetes that labs run, such as `v1.34.4`.
+pub(crate) fn kube_version() -> Result<String> {
+    pinned("kube", "k8s.io/kubernetes")
+}
+
 /// The directory with upstream's Konnectivity, built first if `lab/konnectivity` changed since the last time:
-/// `server`, `agent`, `test-client` and `test-server` as released; `suite`, its own integration tests; and
-/// `frontend`, which opens connections through a server as kube-apiserver does, for clients that speak TCP.
+/// `server`, `agent`, `test-client` and `test-server` as released; `suite`, its own integration tests;
+/// `frontend`, which opens connections through a server as kube-apiserver does, for clients that speak TCP;
+/// and `webhook`, an admission webhook for pods.
 pub fn konnectivity() -> Result<PathBuf> {
     const UPSTREAM: &str = "sigs.k8s.io/apiserver-network-proxy";
     let module = Module {
         name: "konnectivity",
-        sources: &["frontend/main.go"],
+        sources: &["frontend/main.go", "webhook/main.go"],
         title: format!("Konnectivity {}", pinned("konnectivity", UPSTREAM)?),
         cost: "2 to 4 minutes on two cores",
     };
@@ -197,11 +230,28 @@ pub fn konnectivity() -> Result<PathBuf> {
         let programs = ["server", "agent", "test-client", "test-server"];
         let programs = programs.map(|name| format!("{UPSTREAM}/cmd/{name}"));
         let [folder, suite] = ["", "suite"].map(|name| dir.join(name).display().to_string());
-        let mut build = vec!["build", "-v", "-trimpath", "-ldflags", "-s -w", "-o", &folder, "./frontend"];
+        let mut build = vec!["build", "-v", "-trimpath", "-ldflags", "-s -w", "-o", &folder];
+        build.extend(["./frontend", "./webhook"]);
         build.extend(programs.iter().map(String::as_str));
         module.go(&build)?;
         let tests = format!("{UPSTREAM}/tests");
         module.go(&["test", "-c", "-trimpath", "-ldflags", "-s -w", "-o", &suite, &tests])
+    })
+}
+
+/// The directory with metrics-server, built first if `lab/metrics-server` changed since the last time.
+pub fn metrics_server() -> Result<PathBuf> {
+    const UPSTREAM: &str = "sigs.k8s.io/metrics-server";
+    let module = Module {
+        name: "metrics-server",
+        sources: &[],
+        title: format!("metrics-server {}", pinned("metrics-server", UPSTREAM)?),
+        cost: "2 to 4 minutes on two cores",
+    };
+    module.built(|dir| {
+        let output = dir.join("metrics-server").display().to_string();
+        let program = format!("{UPSTREAM}/cmd/metrics-server");
+        module.go(&["build", "-v", "-trimpath", "-ldflags", "-s -w", "-o", &output, &program])
     })
 }
 
@@ -220,22 +270,25 @@ pub fn portico() -> Result<PathBuf> {
         ensure!(binary.is_file(), "PORTICO_LAB_BINARY: there is no file {}", binary.display());
         return Ok(binary);
     }
-    let dir = checkout().join("target/static");
-    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    let binary = dir.join(&target).join("debug/portico");
+    let binary = static_portico();
+    // Set by the cargo that runs a test; a person may have started the program directly.
+    let cargo = std::env::var_os("CARGO").map_or_else(|| find("cargo"), |path| Ok(path.into()));
+    if binary.exists() && cargo.is_err() {
+        say("there is no cargo on the PATH: taking the static portico that was built last");
+        return Ok(binary);
+    }
+    let cargo = cargo.context("a static portico is built by cargo: run scripts/setup build")?;
     if !binary.exists() {
         say("building a static portico (from nothing: 4 to 10 minutes on two cores, 1 GB)");
     }
-    // Set by the cargo that runs a test; a person may have started the test's binary directly.
-    let cargo = std::env::var_os("CARGO").map_or_else(|| find("cargo"), |path| Ok(path.into()))?;
     let output = Command::new(cargo)
         .current_dir(checkout())
         .env("RUSTFLAGS", "-C target-feature=+crt-static")
         .env("CARGO_PROFILE_DEV_DEBUG", "0")
         .env("CARGO_PROFILE_DEV_STRIP", "symbols")
         // With `--target` the flags above stay away from proc macros, which must be shared objects.
-        .args(["build", "--quiet", "--locked", "-p", "portico", "--target", &target, "--target-dir"])
-        .arg(&dir)
+        .args(["build", "--quiet", "--locked", "-p", "portico", "--target", &static_target(), "--target-dir"])
+        .arg(static_dir())
         .stdin(Stdio::null())
         .output()
         .context("starting cargo")?;
@@ -245,6 +298,18 @@ pub fn portico() -> Result<PathBuf> {
         String::from_utf8_lossy(&output.stderr)
     );
     Ok(binary)
+}
+
+fn static_dir() -> PathBuf {
+    checkout().join("target/static")
+}
+
+fn static_target() -> String {
+    format!("{}-unknown-linux-gnu", std::env::consts::ARCH)
+}
+
+fn static_portico() -> PathBuf {
+    static_dir().join(static_target()).join("debug/portico")
 }
 
 /// The release of `dependency` that a module of the lab pins, such as `v1.34.4`.

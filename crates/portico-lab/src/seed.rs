@@ -76,11 +76,16 @@ impl Seed {
         self.node.import(image)
     }
 
-    /// Plays the cloud: gives a Service of type LoadBalancer an address, on which the lab's network
+    /// Plays the cloud: gives a Service of type LoadBalancer a new address, on which the lab's network
     /// reaches the seed's node.
     pub fn give_address(&self, namespace: &str, service: &str) -> Result<Ipv4Addr> {
         let address = self.host().lab().spare_address()?;
-        self.host().add_address(address)?;
+        self.give_this_address(namespace, service, address)?;
+        Ok(address)
+    }
+
+    /// The same with an address that was known before ([`Lab::spare_address`]).
+    pub fn give_this_address(&self, namespace: &str, service: &str, address: Ipv4Addr) -> Result<()> {
         let status = json!({"status": {"loadBalancer": {"ingress": [{"ip": address}]}}}).to_string();
         self.kubectl.run(&[
             "patch",
@@ -93,6 +98,6 @@ impl Seed {
             "-p",
             &status,
         ])?;
-        Ok(address)
+        self.host().add_address(address)
     }
 }

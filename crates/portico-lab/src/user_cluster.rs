@@ -5,6 +5,7 @@
 //! cluster is exposed is what Portico's tests are about.
 
 use std::net::Ipv4Addr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,11 +57,14 @@ impl UserCluster {
         let name = options.name.clone();
         let namespace = format!("cluster-{name}");
         let authority = Arc::new(Authority::new(&format!("{name} authority"))?);
-        let files = seed.host().dir().join(format!("{name}-files"));
+        let files = files(seed, &name);
         write_files(&files, options, &authority, seed.host().address())?;
         let kubectl = seed.kubectl();
         let advertise = options.advertise_address.unwrap_or(seed.host().address());
-        kubectl.run(&["create", "namespace", &namespace])?;
+        // An operator may have made it.
+        if kubectl.run(&["get", "namespace", &namespace]).is_err() {
+            kubectl.run(&["create", "namespace", &namespace])?;
+        }
         let from = format!("--from-file={}", files.display());
         kubectl.run(&["create", "secret", "generic", "control-plane", "-n", &namespace, &from])?;
         kubectl.apply_json(&deployment(options, &namespace, seed.etcd().url(), advertise))?;
@@ -92,6 +96,11 @@ impl UserCluster {
         &self.authority
     }
 
+    /// A file of its control plane, such as `ca.key`.
+    pub fn file(&self, seed: &Seed, file: &str) -> PathBuf {
+        files(seed, &self.name).join(file)
+    }
+
     /// The way in at `server` (`https://HOST:PORT`): by whatever exposes it.
     pub fn access(&self, seed: &Seed, server: &str) -> Access {
         Access::new(server, &self.authority, &seed.host().dir().join(format!("{}-users", self.name)))
@@ -107,6 +116,11 @@ impl UserCluster {
         let pods = format!("{POD_CIDRS}.{}.0/24", host.address().octets()[3]);
         Node::join(host, access, &pods)
     }
+}
+
+/// The folder that its Secret is made from.
+fn files(seed: &Seed, name: &str) -> PathBuf {
+    seed.host().dir().join(format!("{name}-files"))
 }
 
 fn deployment(options: &Options, namespace: &str, etcd: &str, advertise: Ipv4Addr) -> Value {
@@ -141,6 +155,7 @@ fn deployment(options: &Options, namespace: &str, etcd: &str, advertise: Ipv4Add
         "metadata": {"name": "apiserver", "namespace": namespace},
         "spec": {
             "replicas": 1,
+            "paused": options.paused,
             "selector": {"matchLabels": labels},
             "template": {
                 "metadata": {"labels": labels},

@@ -29,6 +29,18 @@ impl<'a> ErrorWatch<'a> {
         watch.as_mut().poll(cx)
     }
 
+    /// The same for a peer that has ended its direction: ready also when it [is gone](Socket::gone).
+    pub fn poll_gone<H>(&mut self, handle: &H, cx: &mut Context<'_>) -> Poll<()>
+    where
+        H: Deref<Target: Socket> + Clone + Send + Sync + 'a,
+    {
+        let watch = self.0.get_or_insert_with(|| {
+            let handle = H::clone(handle);
+            Box::pin(async move { handle.gone().await })
+        });
+        watch.as_mut().poll(cx)
+    }
+
     /// Ends the watch and lets go of the socket.
     pub fn stop(&mut self) {
         self.0 = None;

@@ -3,21 +3,26 @@
 //! [`socket`] and [`takeover`] open listening sockets and hand them to the next process. [`stream`] is a
 //! connected socket, TCP or Unix. [`copy`](mod@copy) joins two of them, through pipes where a transfer is
 //! large; [`error_watch`], [`idle`] and [`linger`] are the parts of that promise that the tunnel's engine
-//! shares; [`meter`] is what either engine reports. [`access`] writes one line a connection.
+//! shares; [`meter`] is what either engine reports. [`access`] writes one line a connection. [`memory`] and
+//! [`slots`] bound what peers hold, [`rate`] and [`line_limit`] how often they cause something.
 
 pub mod access;
 mod batch;
 pub mod copy;
 pub mod error_watch;
+mod forward_writes;
 pub mod idle;
+pub mod line_limit;
 pub mod linger;
 pub mod memory;
 pub mod meter;
 mod pipe;
 mod random;
+pub mod rate;
 pub mod read_ahead;
 pub mod rewind;
 pub mod shared_tcp;
+pub mod slots;
 pub mod socket;
 pub mod stream;
 mod sys;

@@ -11,6 +11,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::BufMut;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{RecvFlags, SendFlags};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
@@ -48,6 +49,17 @@ pub trait Socket: AsFd + Send + Sync {
 
     /// Resolves once the socket has failed: a reset, or a time-out. Needs no read interest.
     fn failed(&self) -> impl Future<Output = ()> + Send;
+
+    /// Whether a peer that has ended its direction takes nothing more either, and has read all. Only a Unix
+    /// socket knows that: TCP learns it from the reset that answers the next bytes.
+    fn is_gone(&self) -> bool {
+        false
+    }
+
+    /// Resolves once that is so, or the socket has failed.
+    fn gone(&self) -> impl Future<Output = ()> + Send {
+        self.failed()
+    }
 }
 
 impl Socket for TcpStream {
@@ -131,6 +143,36 @@ impl Socket for Stream {
             Self::Unix(stream) => stream.ready(Interest::ERROR).await,
         };
     }
+
+    fn is_gone(&self) -> bool {
+        let Self::Unix(stream) = self else { return false };
+        hang_up(stream) == PollFlags::HUP
+    }
+
+    async fn gone(&self) {
+        let Self::Unix(stream) = self else { return self.failed().await };
+        if !hang_up(stream).is_empty() {
+            return;
+        }
+        // Tokio takes a hang-up for writable, which the socket may be all the time. A registration of its own
+        // can wait for the next event without keeping the writer from writing.
+        let handle = stream.as_fd().try_clone_to_owned();
+        let Ok(watched) = handle.and_then(|handle| UnixStream::from_std(handle.into())) else {
+            // No descriptor is left.
+            return self.failed().await;
+        };
+        let look = || if hang_up(stream).is_empty() { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) };
+        // Fails only when the runtime stops.
+        let _ = watched.async_io(Interest::WRITABLE, look).await;
+    }
+}
+
+/// HUP: the peer is gone. ERR: it had not read all. Neither: it is there.
+fn hang_up(stream: &UnixStream) -> PollFlags {
+    let mut polled = [PollFd::new(stream, PollFlags::empty())];
+    // Fails only without memory; the next write tells as well.
+    let _ = poll(&mut polled, Some(&Timespec::default()));
+    polled[0].revents()
 }
 
 impl AsFd for Stream {
@@ -286,6 +328,16 @@ mod tests {
             server.read_to_string(&mut read).await.unwrap();
             assert_eq!(read, "head and body");
         }
+    }
+
+    #[tokio::test]
+    async fn a_unix_socket_tells_a_peer_that_is_gone_from_one_that_still_reads() {
+        let [_, (mut client, server)] = pairs().await;
+        assert!(!server.is_gone());
+        client.shutdown().await.unwrap();
+        assert!(!server.is_gone(), "it still reads");
+        drop(client);
+        assert!(server.is_gone());
     }
 
     #[tokio::test]

@@ -16,6 +16,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -67,6 +68,12 @@ pub enum TakeOverError {
         path: PathBuf,
         /// What the system said.
         source: io::Error,
+    },
+    /// Something else is at the path: it would be lost.
+    #[error("{path} is there and is no Unix socket; give --take-over a path of its own")]
+    NotSocket {
+        /// The path.
+        path: PathBuf,
     },
     /// The other process is there, and does not hand its sockets over in time.
     #[error(
@@ -143,6 +150,10 @@ impl FromIterator<(SocketAddr, OwnedFd)> for Inherited {
 /// Asks the process that offers its sockets at `path` for them. `None` if no process is there: the first
 /// start. On a tokio runtime; a process that does not answer is an error after some seconds.
 pub async fn take_over(path: &Path) -> Result<Option<Predecessor>, TakeOverError> {
+    // The socket of this process will take the place of what is there.
+    if std::fs::symlink_metadata(path).is_ok_and(|there| !there.file_type().is_socket()) {
+        return Err(TakeOverError::NotSocket { path: path.into() });
+    }
     let mut pid = None;
     let asked = timeout(HAND_OVER_TIMEOUT, async {
         let Some(connection) = connect_to(path).await? else { return Ok(None) };
@@ -385,6 +396,19 @@ mod tests {
     use std::net::{Ipv4Addr, TcpListener};
 
     use super::*;
+
+    #[tokio::test]
+    async fn what_is_no_socket_is_not_replaced_by_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let [file, link] = ["values.yaml", "link"].map(|name| dir.path().join(name));
+        std::fs::write(&file, "precious").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        for path in [&file, &link, &dir.path().to_owned()] {
+            let refused = take_over(path).await.unwrap_err();
+            assert!(refused.to_string().contains("is no Unix socket"), "{refused}");
+        }
+        assert_eq!(std::fs::read_to_string(file).unwrap(), "precious");
+    }
 
     #[tokio::test]
     async fn no_process_at_the_path_means_a_first_start() {

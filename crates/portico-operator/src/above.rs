@@ -13,11 +13,17 @@ use portico_api::meta::ObjectKey;
 use portico_api::seed::Seed;
 use portico_source::Object;
 use portico_source::served::{Served, ServedKind};
+use thiserror::Error;
 use tokio::sync::watch as channel;
 use tracing::warn;
 
 use crate::follow::follow;
 use crate::status::StatusHandle;
+
+/// Which configuration counts is not known.
+#[derive(Debug, Error)]
+#[error("there are several KubermaticConfigurations; keep one")]
+pub(crate) struct SeveralConfigurations;
 
 /// All objects of one kind.
 pub(crate) struct Kept<K: ServedKind> {
@@ -32,6 +38,7 @@ pub(crate) struct Kept<K: ServedKind> {
 }
 
 /// Both levels.
+#[derive(Clone)]
 pub(crate) struct Above {
     pub(crate) seeds: Arc<Kept<Seed>>,
     pub(crate) configurations: Arc<Kept<KubermaticConfiguration>>,
@@ -149,6 +156,11 @@ impl<K: ServedKind> Kept<K> {
             && self.unreadable.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
+    /// Where they are kept.
+    pub(crate) fn store(&self) -> Store<Served<K>> {
+        self.store.clone()
+    }
+
     /// Their present state, in no order.
     pub(crate) fn objects(&self) -> Vec<Arc<Served<K>>> {
         self.store.state()
@@ -172,16 +184,17 @@ impl Kept<Seed> {
 }
 
 impl Kept<KubermaticConfiguration> {
-    /// The configurations: one, where KKP is installed as it should be.
-    pub(crate) fn configurations(&self) -> Vec<Arc<KubermaticConfiguration>> {
-        self.objects()
-            .iter()
-            .filter_map(|served| match &served.object {
-                Ok(Object::KubermaticConfiguration(configuration)) => {
-                    Some(Arc::new((**configuration).clone()))
-                }
-                _ => None,
-            })
-            .collect()
+    /// The configuration of the installation, if there is one.
+    ///
+    /// # Errors
+    /// There are several: which one counts is not known.
+    pub(crate) fn one(&self) -> Result<Option<KubermaticConfiguration>, SeveralConfigurations> {
+        let objects = self.objects();
+        let mut found = objects.iter().filter_map(|served| match &served.object {
+            Ok(Object::KubermaticConfiguration(configuration)) => Some((**configuration).clone()),
+            _ => None,
+        });
+        let first = found.next();
+        if found.next().is_some() { Err(SeveralConfigurations) } else { Ok(first) }
     }
 }

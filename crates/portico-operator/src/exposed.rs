@@ -7,39 +7,44 @@
 //! ExposedCluster it has. Every object is written by itself, so that a process that is killed between two
 //! writes leaves the rest to the next one.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::ready;
 use futures_util::{Stream, StreamExt, stream};
+use k8s_openapi::Resource;
 use k8s_openapi::api::core::v1::ObjectReference;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::ObjectMeta;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt, watcher};
-use kube::{Api, Client, Resource, ResourceExt};
-use portico_api::cluster::Cluster;
+use kube::{Api, Client};
+use portico_api::cluster::{Address, Cluster};
 use portico_api::exposed_cluster::ExposedCluster;
 use portico_api::meta::Kind;
+use portico_expose::exposure::owner;
 use portico_expose::projection::exposed_cluster;
 use portico_kube::apply::{Applied, ApplyError, apply};
 use portico_kube::error::describe;
 use portico_kube::events::{Events, Note, Severity};
 use portico_source::Object;
 use portico_source::served::{Served, ServedKind};
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 use thiserror::Error;
 use tokio::sync::watch as channel;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
 use crate::above::Above;
-use crate::follow::{drive, follow, on_change};
+use crate::cache::{Cache, api};
+use crate::follow::{drive, follow, on_change, pause};
 use crate::status::StatusHandle;
+use crate::tally::Tally;
+use crate::write::WRITE_REFUSED;
+
+mod watch;
+
+pub(crate) use watch::ExposedWatch;
 
 /// Time limit of a write. The API server may have done it all the same; the watch will tell.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -50,48 +55,26 @@ const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// The longest pause between two attempts. Never given up: the cause may have been repaired.
 const LAST_RETRY: Duration = Duration::from_secs(60);
 
+/// The name of the controller. Its Events are under that of front Services, whose process it shares.
+pub(crate) const CONTROLLER: &str = "portico-exposed-clusters";
+
 /// Objects that are written at the same time.
 const CONCURRENCY: u16 = 4;
 
 /// Clusters whose trouble is written to the log one by one; `/status` has all of them.
 const MAX_LOGGED: usize = 5;
 
-/// An ExposedCluster as the API server has it.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct Written {
-    metadata: ObjectMeta,
-    /// Not typed: one that does not fit must not fail the list of all others.
-    #[serde(default)]
-    spec: Value,
-}
+/// ExposedClusters as a kind of the API. They are kept as text: one that does not fit must not fail the list
+/// of all others.
+pub(crate) struct Written;
 
 impl Resource for Written {
-    type DynamicType = ();
-    type Scope = kube::core::ClusterResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        ExposedCluster::KIND.name().into()
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        ExposedCluster::GROUP.into()
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        ExposedCluster::VERSION.into()
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        ExposedCluster::PLURAL.into()
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
+    const API_VERSION: &'static str = "portico.k8c.io/v1alpha1";
+    const GROUP: &'static str = ExposedCluster::GROUP;
+    const KIND: &'static str = "ExposedCluster";
+    const VERSION: &'static str = ExposedCluster::VERSION;
+    const URL_PATH_SEGMENT: &'static str = ExposedCluster::PLURAL;
+    type Scope = k8s_openapi::ClusterResourceScope;
 }
 
 /// Why an ExposedCluster was not written. Retried with back-off.
@@ -118,13 +101,12 @@ enum State {
 struct Context {
     client: Client,
     clusters: Store<Served<Cluster>>,
-    written: Store<Written>,
-    /// Whether all ExposedClusters are known.
-    written_known: Mutex<bool>,
+    written: Arc<Cache<Written>>,
     above: Above,
     leads: channel::Receiver<bool>,
     events: Events,
     status: StatusHandle,
+    tally: Tally,
     states: Mutex<BTreeMap<String, State>>,
 }
 
@@ -135,27 +117,36 @@ type Work = Vec<ObjectRef<Served<Cluster>>>;
 pub(crate) async fn run(
     client: Client,
     above: Above,
+    exposed: ExposedWatch,
     events: Events,
     status: StatusHandle,
     leads: channel::Receiver<bool>,
 ) {
     let (clusters, clusters_writer) = reflector::store();
-    let (written, written_writer) = reflector::store();
     let changes = above.changes();
+    let tally = Tally::new(CONTROLLER, &status);
     let context = Arc::new(Context {
         client: client.clone(),
         clusters: clusters.clone(),
-        written,
-        written_known: Mutex::new(false),
+        written: Arc::clone(&exposed.cache),
         above,
         leads: leads.clone(),
         events,
         status,
+        tally: tally.clone(),
         states: Mutex::default(),
     });
     let triggers = stream::select_all([
-        follow_clusters(&client, clusters_writer, &context).boxed(),
-        follow_written(&client, written_writer, &context).boxed(),
+        follow_clusters(
+            &client,
+            clusters_writer,
+            &context,
+            &context.status,
+            Context::all,
+            Context::forget_gone,
+        )
+        .boxed(),
+        follow_written(&exposed, &context, Context::all).boxed(),
         on_change(changes, &context, Context::all).boxed(),
         // Another replica writes from now on, or has written until now.
         on_change(leads, &context, |context| {
@@ -164,32 +155,34 @@ pub(crate) async fn run(
         })
         .boxed(),
     ]);
-    drive(reconcile, |cluster, _, context| context.retry(&cluster), context, clusters, triggers, CONCURRENCY)
-        .await;
+    let retry = |cluster: Arc<_>, _: &_, context: Arc<Context>| context.retry(&cluster);
+    drive(reconcile, retry, context, clusters, triggers, CONCURRENCY, tally).await;
 }
 
 /// Makes the ExposedCluster of one Cluster as it should be.
 async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Result<Action, WriteError> {
     let Ok(Object::Cluster(cluster)) = &served.object else { return Ok(Action::await_change()) };
     let Some(wanted) = context.wanted(cluster).await else { return Ok(Action::await_change()) };
-    let name = wanted.name_any();
-    let current = context.written.get(&ObjectRef::new(&name));
-    let api = Api::<Written>::all(context.client.clone());
+    let (name, started) = (cluster.metadata.name.to_string(), Instant::now());
+    let current = context.written.get("", &name);
+    let api = api::<Written>(&context.client, "");
     let written = match timeout(WRITE_TIMEOUT, apply(&api, &wanted, current.as_deref())).await {
         Ok(written) => written.map_err(WriteError::from),
         Err(_) => Err(WriteError::NoAnswer),
     };
+    context.tally.passed(started.elapsed());
     match written {
         Ok(applied) => {
-            if matches!(applied, Applied::Changed(_)) {
+            if let Applied::Changed(object) = applied {
                 debug!(cluster = name, "ExposedCluster written");
-                context.status.update(|status| status.exposed_clusters.writes += 1);
+                context.written.written(object);
+                context.tally.wrote(Written::KIND);
             }
             context.set(cluster, State::Written).await;
             Ok(Action::await_change())
         }
         Err(error) => {
-            context.status.update(|status| status.exposed_clusters.failed_writes += 1);
+            context.tally.failed(WRITE_REFUSED);
             let failures = match context.states().get(&name) {
                 Some(State::Failed(failures, _)) => failures.saturating_add(1),
                 _ => 1,
@@ -202,25 +195,15 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
 
 impl Context {
     /// The ExposedCluster as it should be; `None` while that is not known, or this replica does not write.
-    async fn wanted(&self, cluster: &Cluster) -> Option<Written> {
+    async fn wanted(&self, cluster: &Cluster) -> Option<Value> {
         let known = self.above.seeds.is_known() && self.above.configurations.is_known();
-        let written_known = *self.written_known.lock().unwrap_or_else(PoisonError::into_inner);
-        if !*self.leads.borrow() || !known || !written_known {
+        if !*self.leads.borrow() || !known || !self.written.is_known() {
             return None;
         }
-        let configurations = self.above.configurations.configurations();
-        if configurations.len() > 1 {
-            let text = "there are several KubermaticConfigurations; keep one".to_owned();
-            self.set(cluster, State::Refused(text)).await;
-            return None;
-        }
-        let seeds = self.above.seeds.seeds();
-        let configuration = configurations.first().map(|configuration| &**configuration);
-        match exposed_cluster(cluster, &seeds, configuration) {
-            Ok(exposed) => written(cluster, &exposed),
-            Err(problems) => {
-                let first = problems.first().map(ToString::to_string).unwrap_or_default();
-                self.set(cluster, State::Refused(first)).await;
+        match projection(cluster, &self.above, None) {
+            Ok(wanted) => Some(wanted),
+            Err(why) => {
+                self.set(cluster, State::Refused(why)).await;
                 None
             }
         }
@@ -231,7 +214,7 @@ impl Context {
             Some(State::Failed(failures, _)) => *failures,
             _ => 1,
         };
-        Action::requeue(FIRST_RETRY.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(LAST_RETRY))
+        Action::requeue(pause(failures, FIRST_RETRY, LAST_RETRY))
     }
 
     /// Records how it stands with one Cluster, and says so if that is news.
@@ -240,7 +223,7 @@ impl Context {
         let text = match &state {
             State::Written => None,
             State::Refused(text) => Some((text.clone(), "ClusterNotUsable", Severity::Warning)),
-            State::Failed(_, text) => Some((text.clone(), "WriteRefused", Severity::Warning)),
+            State::Failed(_, text) => Some((text.clone(), WRITE_REFUSED, Severity::Warning)),
         };
         let before = self.states().insert(name.clone(), state.clone());
         self.report();
@@ -264,13 +247,7 @@ impl Context {
             }
             _ => debug!(cluster = name, reason, "{text}"),
         }
-        let object = ObjectReference {
-            api_version: Some(format!("{}/{}", Cluster::GROUP, Cluster::VERSION)),
-            kind: Some(Kind::Cluster.name().to_owned()),
-            name: Some(name),
-            uid: Some(cluster.metadata.uid.to_string()),
-            ..ObjectReference::default()
-        };
+        let object = reference(cluster);
         let note = Note { severity, reason, action: "ExposeCluster", text: &text };
         self.events.publish(&object, note).await;
     }
@@ -312,36 +289,51 @@ impl Context {
     }
 }
 
-/// The ExposedCluster as it is applied. `None` cannot happen: it is plain data.
-fn written(cluster: &Cluster, exposed: &ExposedCluster) -> Option<Written> {
-    let owner = OwnerReference {
-        api_version: format!("{}/{}", Cluster::GROUP, Cluster::VERSION),
-        kind: Kind::Cluster.name().to_owned(),
-        name: cluster.metadata.name.to_string(),
-        uid: cluster.metadata.uid.to_string(),
-        ..OwnerReference::default()
-    };
-    let labels = exposed.metadata.labels.iter().map(|(key, value)| (key.to_string(), value.to_string()));
-    Some(Written {
-        metadata: ObjectMeta {
-            name: Some(cluster.metadata.name.to_string()),
-            labels: Some(labels.collect()),
-            owner_references: Some(vec![owner]),
-            ..ObjectMeta::default()
-        },
-        spec: serde_json::to_value(&exposed.spec).ok()?,
-    })
+/// The Cluster as Events name it.
+pub(crate) fn reference(cluster: &Cluster) -> ObjectReference {
+    ObjectReference {
+        api_version: Some(format!("{}/{}", Cluster::GROUP, Cluster::VERSION)),
+        kind: Some(Kind::Cluster.name().to_owned()),
+        name: Some(cluster.metadata.name.to_string()),
+        uid: Some(cluster.metadata.uid.to_string()),
+        ..ObjectReference::default()
+    }
 }
 
-/// Watches the Clusters, and yields those that changed.
-fn follow_clusters(
+/// The ExposedCluster of `cluster` as it is applied, with this address, or else the one that the Cluster has.
+///
+/// # Errors
+/// Why the Cluster, or what stands above it, must not be used as written. What was written before stays.
+pub(crate) fn projection(
+    cluster: &Cluster,
+    above: &Above,
+    address: Option<&Address>,
+) -> Result<Value, String> {
+    let configuration = above.configurations.one().map_err(|error| error.to_string())?;
+    let mut exposed = exposed_cluster(cluster, &above.seeds.seeds(), configuration.as_ref())
+        .map_err(|problems| problems.first().map(ToString::to_string).unwrap_or_default())?;
+    if let Some(address) = address {
+        exposed.spec.address = address.clone();
+    }
+    let metadata = json!({"name": cluster.metadata.name, "labels": exposed.metadata.labels,
+        "ownerReferences": [owner(cluster)]});
+    let spec = serde_json::to_value(&exposed.spec).map_err(|error| error.to_string())?;
+    Ok(json!({"metadata": metadata, "spec": spec}))
+}
+
+/// Watches the Clusters, and yields those that changed: `all` of them after a list, and nothing for one that
+/// is gone, of which `forget` drops what is recorded.
+pub(crate) fn follow_clusters<C: Send + Sync + 'static>(
     client: &Client,
     writer: reflector::store::Writer<Served<Cluster>>,
-    context: &Arc<Context>,
-) -> impl Stream<Item = Work> + Send + 'static {
+    context: &Arc<C>,
+    status: &StatusHandle,
+    all: fn(&C) -> Work,
+    forget: fn(&C),
+) -> impl Stream<Item = Work> + Send + use<C> {
     let context = Arc::clone(context);
     let api = Api::<Served<Cluster>>::all_with(client.clone(), &());
-    follow(api, Kind::Cluster.name(), context.status.clone())
+    follow(api, Kind::Cluster.name(), status.clone())
         // Of one that cannot be read the last readable version stays.
         .filter(|event| {
             use watcher::Event::{Apply, InitApply};
@@ -353,40 +345,29 @@ fn follow_clusters(
             ready(match event.ok() {
                 None | Some(watcher::Event::Init | watcher::Event::InitApply(_)) => None,
                 Some(watcher::Event::InitDone) => {
-                    context.forget_gone();
-                    Some(context.all())
+                    forget(&context);
+                    Some(all(&context))
                 }
                 Some(watcher::Event::Apply(served)) => Some(vec![ObjectRef::from_obj(&served)]),
                 Some(watcher::Event::Delete(_)) => {
-                    context.forget_gone();
+                    forget(&context);
                     None
                 }
             })
         })
 }
 
-/// Watches the ExposedClusters, and yields the Clusters of those that changed.
-fn follow_written(
-    client: &Client,
-    writer: reflector::store::Writer<Written>,
-    context: &Arc<Context>,
-) -> impl Stream<Item = Work> + Send + 'static {
+/// Yields the Clusters of the ExposedClusters that changed; `all` of them after a list.
+pub(crate) fn follow_written<C: Send + Sync + 'static>(
+    exposed: &ExposedWatch,
+    context: &Arc<C>,
+    all: fn(&C) -> Work,
+) -> impl Stream<Item = Work> + Send + use<C> {
     let context = Arc::clone(context);
-    let api = Api::<Written>::all(client.clone());
-    follow(api, Kind::ExposedCluster.name(), context.status.clone()).reflect(writer).filter_map(
-        move |event| {
-            ready(match event.ok() {
-                None | Some(watcher::Event::Init | watcher::Event::InitApply(_)) => None,
-                Some(watcher::Event::InitDone) => {
-                    *context.written_known.lock().unwrap_or_else(PoisonError::into_inner) = true;
-                    Some(context.all())
-                }
-                Some(watcher::Event::Apply(object) | watcher::Event::Delete(object)) => {
-                    Some(vec![ObjectRef::new(&object.name_any())])
-                }
-            })
-        },
-    )
+    exposed.changes().map(move |changed| match changed {
+        Some(object) => vec![ObjectRef::new(&object.name)],
+        None => all(&context),
+    })
 }
 
 #[cfg(test)]

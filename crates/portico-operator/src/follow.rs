@@ -7,6 +7,7 @@
 use std::convert::Infallible;
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::{FutureExt, ready};
 use futures_util::stream::{self, Stream, StreamExt};
@@ -22,6 +23,7 @@ use tokio::time::Instant;
 use tracing::{error, info, warn};
 
 use crate::status::{StatusHandle, WatchStatus};
+use crate::tally::{Queue, Tally};
 
 /// HTTP status of a kind that is not served: no KKP, or one that is installed later.
 const NOT_FOUND: u16 = 404;
@@ -35,8 +37,20 @@ pub(crate) fn follow<T>(
 where
     T: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
+    recorded(signs(api, None), kind, status)
+}
+
+/// Yields the events of a watch of `kind`, and records how it does.
+pub(crate) fn recorded<T>(
+    signs: impl Stream<Item = watcher::Result<Sign<T>>> + Send + 'static,
+    kind: &'static str,
+    status: StatusHandle,
+) -> impl Stream<Item = watcher::Result<watcher::Event<T>>> + Send + 'static
+where
+    T: Send + 'static,
+{
     status.update(|status| _ = status.watches.entry(kind).or_default());
-    signs(api, None).filter_map(move |sign| {
+    signs.filter_map(move |sign| {
         let record = |change: &dyn Fn(&mut WatchStatus) -> bool| {
             status.update(|status| change(status.watches.entry(kind).or_default()))
         };
@@ -89,6 +103,11 @@ where
     })
 }
 
+/// The pause before the next attempt after so many failures in a row: the first one, doubled each time.
+pub(crate) fn pause(failures: u32, first: Duration, last: Duration) -> Duration {
+    first.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(last)
+}
+
 /// Reconciles the objects of `store` that `triggers` name, for ever, so many at a time.
 pub(crate) async fn drive<K, C, E, F>(
     reconcile: fn(Arc<K>, Arc<C>) -> F,
@@ -97,20 +116,31 @@ pub(crate) async fn drive<K, C, E, F>(
     store: Store<K>,
     triggers: impl Stream<Item = Vec<ObjectRef<K>>>,
     concurrency: u16,
+    tally: Tally,
 ) where
     K: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static,
     C: Send + Sync + 'static,
     E: std::error::Error + Send + 'static,
     F: Future<Output = Result<Action, E>> + Send + 'static,
 {
-    let reconcile = |object, context| reconcile(object, context).boxed();
-    let queue = triggers.flat_map(stream::iter).map(Ok::<_, Infallible>);
+    let queue = Queue::new(tally);
+    let (begins, gone) = (queue.clone(), queue.clone());
+    let reconcile = move |object: Arc<K>, context| {
+        begins.take(&ObjectRef::from_obj(&*object));
+        reconcile(object, context).boxed()
+    };
+    let queue = triggers.inspect(move |objects| queue.add(objects));
+    let queue = queue.flat_map(stream::iter).map(Ok::<_, Infallible>);
     let config = controller::Config::default().concurrency(concurrency);
     controller::applier(reconcile, retry, context, store, queue, config)
         .for_each(|result| {
-            // Failed writes are on record, and an object that is gone needs nothing.
-            if let Err(controller::Error::RunnerError(ended)) = &result {
-                error!(error = describe(ended), "no longer reconciling");
+            match &result {
+                Err(controller::Error::RunnerError(ended)) => {
+                    error!(error = describe(ended), "no longer reconciling");
+                }
+                Err(controller::Error::ObjectNotFound(object)) => gone.take(object),
+                // Failed writes are on record.
+                Ok(_) | Err(_) => {}
             }
             ready(())
         })
@@ -124,4 +154,60 @@ fn is_not_served(error: &watcher::Error) -> bool {
         _ => return false,
     };
     status.code == NOT_FOUND
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::runtime::reflector;
+    use thiserror::Error;
+    use tokio::sync::{Semaphore, mpsc};
+    use tokio::time::sleep;
+
+    use super::*;
+
+    #[derive(Debug, Error)]
+    #[error("never")]
+    struct Never;
+
+    /// Hangs until there is a permit.
+    async fn reconcile(_: Arc<ConfigMap>, permits: Arc<Semaphore>) -> Result<Action, Never> {
+        permits.acquire().await.map_err(|_| Never)?.forget();
+        Ok(Action::await_change())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn objects_that_wait_behind_one_that_hangs_are_counted_once_each_and_no_others() {
+        let (store, mut writer) = reflector::store();
+        let object = |name: &str| {
+            let mut map = ConfigMap::default();
+            map.metadata.name = Some(name.to_owned());
+            map
+        };
+        writer.apply_watcher_event(&watcher::Event::Init);
+        for name in ["a", "b", "c"] {
+            writer.apply_watcher_event(&watcher::Event::InitApply(object(name)));
+        }
+        writer.apply_watcher_event(&watcher::Event::InitDone);
+        let (permits, status) = (Arc::new(Semaphore::new(0)), StatusHandle::default());
+        let (changes, received) = mpsc::channel(8);
+        let triggers = stream::unfold(received, |mut received| async {
+            let work: Vec<ObjectRef<ConfigMap>> = received.recv().await?;
+            Some((work, received))
+        });
+        let (tally, retry) = (Tally::new("maps", &status), |_, _: &Never, _| Action::await_change());
+        let driven = drive(reconcile, retry, Arc::clone(&permits), store, triggers, 1, tally);
+        let driven = tokio::spawn(driven);
+        let change = async |names: &[&str]| {
+            changes.send(names.iter().map(|name| ObjectRef::new(name)).collect()).await.unwrap();
+            sleep(Duration::from_secs(1)).await;
+            status.get().controllers["maps"].queued
+        };
+        assert_eq!(change(&["a"]).await, 0, "it has begun");
+        assert_eq!(change(&["b", "c", "gone"]).await, 3);
+        assert_eq!(change(&["b"]).await, 3);
+        permits.add_permits(3);
+        assert_eq!(change(&[]).await, 0);
+        driven.abort();
+    }
 }

@@ -15,13 +15,13 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::{self, ready};
+use futures_util::future::ready;
 use futures_util::{Stream, StreamExt, stream};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::controller::Action;
-use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::reflector::{ObjectRef, Store, store::Writer};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
 use portico_api::annotations::EXPOSE_NAMESPACED;
@@ -36,7 +36,7 @@ use portico_kube::conditions::{self, Observed};
 use portico_kube::debounce::{DEFAULT_MAX_WAIT, DEFAULT_QUIET, Debounce};
 use portico_kube::error::describe;
 use portico_kube::events::{Events, Note};
-use portico_kube::leader::{self, LeaseSettings};
+use portico_kube::leader::LeaseSettings;
 use portico_source::Object;
 use portico_source::served::Served;
 use serde_json::json;
@@ -45,21 +45,20 @@ use tokio::sync::watch as channel;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
-use crate::above::{Above, Kept};
-use crate::exposed;
+use crate::above::Kept;
+use crate::contention::Contention;
 use crate::follow::{drive, follow, on_change};
 use crate::status::{ServiceStatus, StatusHandle};
+use crate::tally::Tally;
 
 mod announce;
 mod carry;
-mod contention;
 
 use announce::{Announced, Trouble, Troubles, foreign_writer, troubles_of};
 use carry::{Left, other_writer, ports_of, ports_patch, published, settings_patch};
-use contention::Contention;
 
 /// The name of the controller on Events.
-const CONTROLLER: &str = "portico-front";
+pub(crate) const CONTROLLER: &str = "portico-front";
 
 /// The condition of a front Service that says whether everything is published.
 const CONDITION: &str = "portico.k8c.io/Published";
@@ -67,20 +66,9 @@ const CONDITION: &str = "portico.k8c.io/Published";
 /// Time limit of a request. The API server may have done it all the same; the next pass will tell.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Time limit of releasing the Lease at the end.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// Services that are reconciled at the same time. One that an admission webhook keeps waiting must not hold
 /// the others up.
 const CONCURRENCY: u16 = 8;
-
-/// Why the controller ended by itself.
-#[derive(Debug, Error)]
-pub enum FrontError {
-    /// A part of it ended, which only a defect can cause.
-    #[error("{0} has ended; restart this process and report what the log says")]
-    Ended(&'static str),
-}
 
 /// Why a request about a front Service failed.
 #[derive(Debug, Error)]
@@ -177,70 +165,19 @@ impl Settings {
     }
 }
 
-/// The controller of front Services.
-pub struct Front {
-    client: Client,
-    settings: Settings,
-    status: StatusHandle,
-}
-
-impl Front {
-    /// A controller that has not started.
-    pub fn new(client: Client, settings: Settings) -> Self {
-        Self { client, settings, status: StatusHandle::default() }
-    }
-
-    /// A view of its status, also while it runs.
-    pub fn status(&self) -> StatusHandle {
-        self.status.clone()
-    }
-
-    /// Runs until `stop` is ready, then releases the Lease.
-    pub async fn run(self, stop: impl Future<Output = ()>) -> Result<(), FrontError> {
-        let (leading, leads) = channel::channel(false);
-        let mut election = tokio::spawn(leader::elect(self.client.clone(), self.settings.lease(), leading));
-        let ended = {
-            let Self { client, settings, status } = self;
-            let (above, kept) = Above::new(&client, &status, settings.exposed_clusters);
-            let (seeds, changes) = (Arc::clone(&above.seeds), above.changes());
-            let events = Events::new(client.clone(), CONTROLLER, &settings.identity);
-            let exposed = settings
-                .exposed_clusters
-                .then(|| exposed::run(client.clone(), above, events, status.clone(), leads.clone()));
-            let exposed = async move {
-                match exposed {
-                    Some(exposed) => exposed.await,
-                    None => future::pending().await,
-                }
-            };
-            let fronts = run(client, settings, seeds, changes, status, leads);
-            tokio::select! {
-                () = fronts => Err(FrontError::Ended("the controller of front Services")),
-                () = exposed => Err(FrontError::Ended("the controller of ExposedClusters")),
-                () = kept => Err(FrontError::Ended("the watch of Seeds")),
-                _ = &mut election => Err(FrontError::Ended("the leader election")),
-                () = stop => Ok(()),
-            }
-        };
-        // The controller, and with it every receiver of `leading`, is gone: the Lease is released.
-        if !election.is_finished() && timeout(RELEASE_TIMEOUT, &mut election).await.is_err() {
-            election.abort();
-        }
-        ended
-    }
-}
-
 /// Watches, plans and writes.
-async fn run(
+pub(crate) async fn run(
     client: Client,
     settings: Settings,
+    services_writer: Writer<Served<Service>>,
     seeds: Arc<Kept<Seed>>,
     changes: channel::Receiver<()>,
     status: StatusHandle,
     leads: channel::Receiver<bool>,
 ) {
-    let (services, services_writer) = reflector::store();
+    let services = services_writer.as_reader();
     status.service(&settings.plan.front, |service| service.found = false);
+    let tally = Tally::new(CONTROLLER, &status);
     let context = Arc::new(Context {
         events: Events::new(client.clone(), CONTROLLER, &settings.identity),
         client: client.clone(),
@@ -250,6 +187,7 @@ async fn run(
         fronts: Mutex::default(),
         settings,
         status,
+        tally: tally.clone(),
     });
     let triggers = stream::select_all([
         follow_services(client, services_writer, Arc::clone(&context)).boxed(),
@@ -258,7 +196,7 @@ async fn run(
     ]);
     let never = |_, never: &Infallible, _| match *never {};
     // A front Service that is missing is in the log already.
-    drive(reconcile, never, context, services, triggers, CONCURRENCY).await;
+    drive(reconcile, never, context, services, triggers, CONCURRENCY, tally).await;
 }
 
 /// Everything that a reconciliation needs.
@@ -271,6 +209,7 @@ struct Context {
     events: Events,
     leads: channel::Receiver<bool>,
     status: StatusHandle,
+    tally: Tally,
     fronts: Mutex<BTreeMap<ObjectKey, State>>,
 }
 
@@ -315,8 +254,10 @@ async fn reconcile(front: Arc<Served<Service>>, context: Arc<Context>) -> Result
     if let Some(wait) = context.state(&key, |state| state.start(Instant::now())) {
         return Ok(wait);
     }
+    let started = Instant::now();
     let outcome = context.pass(&key).await;
     let now = Instant::now();
+    context.tally.passed(now - started);
     Ok(context.state(&key, |state| {
         match outcome {
             Pass::Done => state.debounce.succeeded(),
@@ -453,12 +394,14 @@ impl Context {
                     *front = written;
                     wrote = true;
                     self.status.service(key, |status| status.writes += 1);
+                    self.tally.wrote(Kind::Service.name());
                     info!(service = %key, what, ports = plan.ports.len(), "front Service updated");
                 }
                 Err(error) if error.is_conflict() => return Pass::Again,
                 Err(error) => {
                     outcome = Pass::Failed;
                     self.status.service(key, |status| status.failed_writes += 1);
+                    self.tally.failed(Trouble::WriteRefused.reason());
                     troubles.insert(Trouble::WriteRefused, format!("Cannot write the {what}: {error}"));
                 }
             }
@@ -489,6 +432,7 @@ impl Context {
     /// Records that a request failed which is no write of ports or settings.
     fn failed(&self, key: &ObjectKey, what: &str, error: &RequestError) -> Pass {
         let text = format!("Cannot {what}: {error}");
+        self.tally.failed("SeedUnavailable");
         let news = self.status.service(key, |status| {
             status.failed_writes += 1;
             status.error.replace(text.clone()).is_none_or(|before| before != text)
@@ -527,7 +471,10 @@ impl Context {
         });
         let parameters = PatchParams::apply(FIELD_MANAGER).force();
         match request(api.patch_status(&key.name, &parameters, &Patch::Apply(&applied))).await {
-            Ok(_) => true,
+            Ok(_) => {
+                self.tally.wrote(Kind::Service.name());
+                true
+            }
             Err(error) => {
                 self.failed(key, "write its condition", &error);
                 false
@@ -681,7 +628,7 @@ async fn request<T>(work: impl Future<Output = kube::Result<T>>) -> Result<T, Re
 /// Not `Controller::watches`: it does not yield when a relist shows that a Service vanished.
 fn follow_services(
     client: Client,
-    writer: reflector::store::Writer<Served<Service>>,
+    writer: Writer<Served<Service>>,
     context: Arc<Context>,
 ) -> impl Stream<Item = Vec<ObjectRef<Served<Service>>>> + Send + 'static {
     let after = Arc::clone(&context);

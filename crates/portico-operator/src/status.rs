@@ -9,20 +9,132 @@ use portico_expose::front::Waiting;
 use serde::Serialize;
 use tokio::time::Instant;
 
+use crate::tally::WorkStatus;
+
 /// The status of the controllers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct FrontStatus {
+pub struct ControllerStatus {
     /// Whether all Services are known. A replica that waits to lead is complete too.
     pub complete: bool,
     /// Whether this replica is the leader, which writes.
     pub leader: bool,
     /// The watches, by kind.
     pub watches: BTreeMap<&'static str, WatchStatus>,
+    /// What each controller did, by the name that it has on Events.
+    pub controllers: BTreeMap<&'static str, WorkStatus>,
     /// The front Services, by namespace and name: the one of the seed, and those of clusters.
     pub services: BTreeMap<ObjectKey, ServiceStatus>,
     /// The ExposedClusters; on the leader alone.
     pub exposed_clusters: ExposedClustersStatus,
+    /// The clusters that this process exposes; on the leader alone. `None` where it exposes none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clusters: Option<ClustersStatus>,
+    /// The insides of clusters; on the leader alone. `None` where this process keeps none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user_clusters: Option<UserClustersStatus>,
+    /// The Seeds whose gateway this process makes; on the leader alone. `None` where it makes none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seeds: Option<SeedsStatus>,
+    /// The admission webhook. `None` where this process serves none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub webhook: Option<WebhookStatus>,
+}
+
+/// The admission webhook.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WebhookStatus {
+    /// Questions since this process started, by the kind of the object and what became of them.
+    pub reviews: BTreeMap<&'static str, BTreeMap<&'static str, u64>>,
+    /// When the certificate ends that this process serves, in seconds since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub certificate_ends: Option<i64>,
+    /// Whether the API server is told to ask; on the leader alone.
+    pub registered: bool,
+    /// Why it is not; on the leader alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+    /// Why it must not be: other controllers decide what is admitted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observing: Option<String>,
+}
+
+/// The Seeds, and the gateway that an operator makes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SeedsStatus {
+    /// How it stands with each.
+    pub reports: BTreeMap<ObjectKey, SeedReport>,
+    /// When the certificate of the tunnel listener ends, in seconds since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub certificate_ends: Option<i64>,
+    /// Why nothing is written, though this replica leads: other controllers do this work.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observing: Option<String>,
+}
+
+/// How it stands with one Seed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SeedReport {
+    /// Whether its gateway is as it asks for.
+    pub ready: bool,
+    /// One word, in CamelCase: that of its condition.
+    pub reason: &'static str,
+    /// A sentence: what was found, and what to do about it.
+    pub message: String,
+    /// Failed passes in a row.
+    pub failures: u32,
+    /// Whether the condition of the Seed says so.
+    pub condition_written: bool,
+}
+
+/// The insides of the clusters that an operator keeps.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct UserClustersStatus {
+    /// How it stands with each.
+    pub reports: BTreeMap<String, UserClusterReport>,
+}
+
+/// How it stands with the inside of one cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct UserClusterReport {
+    /// Whether everything is as it should be.
+    pub ready: bool,
+    /// One word, in CamelCase: that of its condition.
+    pub reason: &'static str,
+    /// A sentence: what was found, and what to do about it.
+    pub message: String,
+    /// Failed passes in a row.
+    pub failures: u32,
+}
+
+/// The clusters that an operator exposes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClustersStatus {
+    /// How it stands with each.
+    pub reports: BTreeMap<String, ClusterReport>,
+    /// Why nothing is written, though this replica leads: other controllers do this work.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observing: Option<String>,
+}
+
+/// How it stands with one cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterReport {
+    /// Whether clients find it.
+    pub exposed: bool,
+    /// One word, in CamelCase: that of its condition.
+    pub reason: &'static str,
+    /// A sentence: what was found, and what to do about it.
+    pub message: String,
+    /// Failed passes in a row.
+    pub failures: u32,
 }
 
 /// The status of the ExposedClusters.
@@ -38,10 +150,6 @@ pub struct ExposedClustersStatus {
     /// What is wrong, by Cluster.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub troubles: BTreeMap<String, String>,
-    /// Writes since this process started.
-    pub writes: u64,
-    /// Writes that the API server refused, or did not answer in time.
-    pub failed_writes: u64,
 }
 
 /// The status of one front Service.
@@ -124,18 +232,38 @@ impl WatchStatus {
     }
 }
 
-/// The [`FrontStatus`] for other tasks.
+/// The [`ControllerStatus`] for other tasks.
 #[derive(Debug, Clone, Default)]
-pub struct StatusHandle(Arc<Mutex<FrontStatus>>);
+pub struct StatusHandle(Arc<Mutex<ControllerStatus>>);
 
 impl StatusHandle {
     /// Returns the present status.
-    pub fn get(&self) -> FrontStatus {
+    pub fn get(&self) -> ControllerStatus {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(crate) fn update<T>(&self, change: impl FnOnce(&mut FrontStatus) -> T) -> T {
+    pub(crate) fn update<T>(&self, change: impl FnOnce(&mut ControllerStatus) -> T) -> T {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Changes the status of the clusters that are exposed.
+    pub(crate) fn clusters<T>(&self, change: impl FnOnce(&mut ClustersStatus) -> T) -> T {
+        self.update(|status| change(status.clusters.get_or_insert_default()))
+    }
+
+    /// Changes the status of the insides of clusters.
+    pub(crate) fn user_clusters<T>(&self, change: impl FnOnce(&mut UserClustersStatus) -> T) -> T {
+        self.update(|status| change(status.user_clusters.get_or_insert_default()))
+    }
+
+    /// Changes the status of the Seeds.
+    pub(crate) fn seeds<T>(&self, change: impl FnOnce(&mut SeedsStatus) -> T) -> T {
+        self.update(|status| change(status.seeds.get_or_insert_default()))
+    }
+
+    /// Changes the status of the admission webhook.
+    pub(crate) fn webhook<T>(&self, change: impl FnOnce(&mut WebhookStatus) -> T) -> T {
+        self.update(|status| change(status.webhook.get_or_insert_default()))
     }
 
     /// Changes the status of one Service.

@@ -97,10 +97,19 @@ impl Facts {
 
     /// The same, and the defaults of `product` for what is not known.
     pub fn or_defaults(&self, product: &Product) -> Self {
+        self.or(product.defaults)
+    }
+
+    /// The same, and the defaults that all products share for what is not known: clusters tell the rest.
+    pub fn or_general_defaults(&self) -> Self {
+        self.or(&[])
+    }
+
+    fn or(&self, defaults: &[(&'static str, &'static str)]) -> Self {
         let general = model::facts().iter().filter_map(|fact| Some((fact.key, fact.default?)));
         let mut all = Self::default();
         all.choices.extend(general);
-        all.choices.extend(product.defaults.iter().copied());
+        all.choices.extend(defaults.iter().copied());
         all.choices.extend(self.choices.iter().map(|(key, value)| (*key, *value)));
         all.ports = self.ports.clone();
         all

@@ -13,6 +13,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
 use ipnet::IpNet;
+use portico_api::network::Special;
 use portico_yaml::{Content, Documents, Entry, Node};
 use serde_json::Value;
 
@@ -175,6 +176,11 @@ impl Reader {
         let all: Vec<_> = model::products().iter().collect();
         let found = match model::role(&all, &entry.key) {
             Ok(found) => found,
+            Err(_) if matches!(entry.value.content, Content::Map(_)) => {
+                let message = format!("{:?} is no role, and has keys of its own", entry.key);
+                let remedy = "leave this line out: roles stand at the top, such as worker: [10.0.1.0/24]";
+                return self.problem(entry.line, message, remedy);
+            }
             Err(unknown) => {
                 return self.problem(entry.line, unknown.to_string(), "name a role of the model");
             }
@@ -291,6 +297,9 @@ fn read_address(text: &str) -> Result<Address, (String, String)> {
                 wrong("is no machine", "write the address of the machine, or any for every address")
             }
             address if address.is_multicast() => wrong("is a multicast address", "write unicast addresses"),
+            address if let Some(Special::Loopback | Special::LinkLocal) = Special::of(address) => {
+                wrong("means another machine on each", "write the address by which other machines reach it")
+            }
             address => Ok(Address::Networks(vec![address.into()])),
         };
     }

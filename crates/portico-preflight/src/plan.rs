@@ -12,9 +12,10 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use portico_dial::Target;
 use portico_ports::facts::Facts;
-use portico_ports::flow::Flow;
+use portico_ports::flow::{Flow, Query};
 use portico_ports::inventory::{Addresses, Inventory};
 use portico_ports::model::{End, Place, Ports, Product, Protocol, Role, Row};
+use portico_ports::site::{NodePorts, Site as Needs};
 use rustls::RootCertStore;
 use thiserror::Error;
 
@@ -38,9 +39,15 @@ const MOST_VIA: usize = 4;
 const ONE_WAY: &str =
     "a firewall cannot tell the directions of IP-in-IP apart; run it on the other machine, too";
 
+/// Why IP-in-IP is not tried between addresses of IPv6.
+const IPV4_ONLY: &str = "container networks carry IP-in-IP over IPv4 only";
+
 /// Roles whose certificates this machine must trust as its programs do. Those of others come from the
 /// authority of the installation, which a machine does not know by itself.
 const OUTSIDE: [&str; 4] = ["internet", "intranet", "infra-api", "provider-api"];
+
+/// Facts that objects decide, for each cluster or datacenter by itself.
+const BY_OBJECTS: [&str; 3] = ["strategy", "cni", "provider"];
 
 /// What a plan follows from.
 #[derive(Debug, Clone, Copy)]
@@ -53,6 +60,9 @@ pub struct Site<'a> {
     pub facts: &'a Facts,
     /// Which addresses have which role.
     pub inventory: &'a Inventory,
+    /// What objects of the installation tell: their ports and addresses come before those of the model and of
+    /// the inventory.
+    pub needs: Option<&'a Needs>,
     /// The addresses of this machine.
     pub here: &'a [IpAddr],
     /// How certificates are judged.
@@ -150,22 +160,24 @@ pub fn plan(site: &Site<'_>) -> Result<Plan, PlanError> {
     let all = site.inventory.roles().flat_map(|(_, addresses)| &addresses.networks);
     // A network of everybody names nobody.
     maker.plan.peers = all.filter(|network| network.prefix_len() > 0).copied().collect();
-    let mut incoming = Vec::new();
+    let mut incoming: Vec<(&Product, Flow)> = Vec::new();
     for word in site.roles {
         for role in portico_ports::model::role(site.products, word)? {
             maker.place(role)?;
         }
     }
-    for product in site.products {
-        let facts = site.facts.or_defaults(product);
-        undecided(product, site.roles, &facts)?;
-        for row in product.rows.iter().filter(|row| facts.allow(row)) {
-            let flow = Flow::of(row, &facts);
-            if has(product, row.source, site.roles) {
+    for &product in site.products {
+        for flow in flows(site, product)? {
+            if has(product, flow.row.source, site.roles) {
                 maker.outgoing(product, &flow);
             }
-            if has(product, row.destination, site.roles) {
-                incoming.push((*product, flow));
+            if !has(product, flow.row.destination, site.roles) {
+                continue;
+            }
+            // Clusters that are reached at different addresses have a flow each, of one row.
+            match incoming.iter_mut().find(|(_, known)| known.row.id == flow.row.id) {
+                Some((_, known)) => known.ports.extend(flow.ports),
+                None => incoming.push((product, flow)),
             }
         }
     }
@@ -180,17 +192,35 @@ fn has(product: &Product, end: End, roles: &[String]) -> bool {
     roles.iter().filter_map(|word| product.role(word)).any(|role| product.concerns(end, role.key))
 }
 
+/// The flows of a product that this installation needs.
+fn flows(site: &Site<'_>, product: &'static Product) -> Result<Vec<Flow>, PlanError> {
+    let facts = match site.needs {
+        Some(_) => site.facts.or_general_defaults(),
+        None => site.facts.or_defaults(product),
+    };
+    let query = Query { products: vec![product], role: None, facts };
+    let flows = match site.needs {
+        Some(needs) => needs.flows(&query, NodePorts::Allocated)?,
+        None => query.flows()?,
+    };
+    undecided(site, product, &query.facts, &flows)?;
+    Ok(flows)
+}
+
 /// A row that may or may not be needed is not guessed at.
-fn undecided(product: &Product, roles: &[String], facts: &Facts) -> Result<(), PlanError> {
+fn undecided(site: &Site<'_>, product: &Product, facts: &Facts, flows: &[Flow]) -> Result<(), PlanError> {
     let mut missing: BTreeMap<&'static str, Vec<&str>> = BTreeMap::new();
-    for row in product.rows.iter().filter(|row| facts.allow(row)) {
-        if has(product, row.source, roles) || has(product, row.destination, roles) {
+    for row in flows.iter().map(|flow| flow.row) {
+        if has(product, row.source, site.roles) || has(product, row.destination, site.roles) {
             for condition in facts.missing(row) {
-                missing.entry(condition.fact).or_default().push(row.id);
+                if site.needs.is_none() || !BY_OBJECTS.contains(&condition.fact) {
+                    missing.entry(condition.fact).or_default().push(row.id);
+                }
             }
         }
     }
-    let Some((fact, rows)) = missing.pop_first() else { return Ok(()) };
+    let Some((fact, mut rows)) = missing.pop_first() else { return Ok(()) };
+    rows.dedup();
     let known = portico_ports::model::fact(fact)?;
     Err(PlanError::Undecided { fact, values: known.values().join("|"), rows: rows.join(", ") })
 }
@@ -246,11 +276,15 @@ impl Maker<'_> {
     fn outgoing(&mut self, product: &Product, flow: &Flow) {
         let row = flow.row;
         let Some(role) = product.role_of(row.destination) else { return };
-        let addresses = self.site.inventory.addresses(role).unwrap_or_default();
+        let addresses = self.destination(role, flow);
         let transports = transports(flow);
+        if transports.is_empty() {
+            let why = "the model does not know which port this provider's API has".to_owned();
+            return self.skip(row, Direction::Out, row.destination.name, why);
+        }
         self.plan.opens.extend(&transports);
-        for host in &flow.hosts {
-            self.api(flow, host, &transports);
+        if is_provider(row) {
+            flow.hosts.iter().for_each(|host| self.api(flow, host, &transports));
         }
         for name in &addresses.names {
             self.named(row, role, name, &transports);
@@ -275,6 +309,22 @@ impl Maker<'_> {
             let why = format!("the inventory has no address for the role {}", role.key);
             self.skip(row, Direction::Out, row.destination.name, why);
         }
+    }
+
+    /// Where the other end of a flow is, as objects tell, or else as the inventory says.
+    fn destination(&self, role: &Role, flow: &Flow) -> Addresses {
+        let hosts = flow.hosts.iter().filter(|_| !is_provider(flow.row));
+        let mut told = Addresses::default();
+        for text in hosts.chain(&flow.addresses) {
+            match text.parse::<IpAddr>() {
+                Ok(address) => told.networks.push(address.into()),
+                Err(_) => told.names.push(text.as_str().into()),
+            }
+        }
+        if told == Addresses::default() {
+            return self.site.inventory.addresses(role).unwrap_or_default();
+        }
+        told
     }
 
     /// The API of a provider, which the model knows by name.
@@ -323,6 +373,7 @@ impl Maker<'_> {
         let (from_text, to_text) = (own.to_string(), to.to_string());
         for &transport in transports {
             let what = match transport {
+                _ if !transport.leads_to(to) => What::Nothing { why: IPV4_ONLY.into() },
                 Transport::Tcp(port) => {
                     let address = SocketAddr::new(to, port);
                     let via = self.via.entry(to).or_default();
@@ -338,7 +389,8 @@ impl Maker<'_> {
             self.push(row, Direction::Out, (&from_text, &to_text), planned);
             let is_tunnel =
                 matches!(transport, Transport::Udp(port) if port != DNS) || transport == Transport::IpInIp;
-            if is_tunnel && row.source.role == row.destination.role && self.sized.insert(to) {
+            let is_sized = is_tunnel && transport.leads_to(to) && row.source.role == row.destination.role;
+            if is_sized && self.sized.insert(to) {
                 let planned = (Some(to), Some(transport), What::PathMtu { to, transport });
                 self.push(row, Direction::Out, (&from_text, &to_text), planned);
             }
@@ -371,7 +423,8 @@ impl Maker<'_> {
         for &transport in
             transports.iter().filter(|transport| !self.plan.accepts.contains(transport)).collect::<Vec<_>>()
         {
-            for address in self.plan.addresses.clone() {
+            let own = self.plan.addresses.iter().filter(|own| transport.leads_to(**own)).copied();
+            for address in own.collect::<Vec<_>>() {
                 let text = address.to_string();
                 let planned = (None, Some(transport), What::LocalPort { address, transport });
                 self.push(row, Direction::Here, (row.source.name, &text), planned);
@@ -410,6 +463,11 @@ impl Maker<'_> {
             self.skip(row, Direction::In, row.source.name, why);
         }
     }
+}
+
+/// Whether a row leads to the API of a cloud provider.
+fn is_provider(row: &Row) -> bool {
+    row.ports.contains(&Ports::Provider)
 }
 
 /// The networks of more than one address.

@@ -1,6 +1,7 @@
 //! What a packet is addressed to: a TCP port, a UDP port, or IP protocol 4.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::str::FromStr;
 
 use serde::{Serialize, Serializer};
@@ -30,6 +31,12 @@ impl Transport {
             Self::Tcp(port) | Self::Udp(port) => Some(port),
             Self::IpInIp => None,
         }
+    }
+
+    /// Whether it can lead to this address: container networks carry IP-in-IP over IPv4 only.
+    #[must_use]
+    pub fn leads_to(self, address: IpAddr) -> bool {
+        self != Self::IpInIp || address.is_ipv4()
     }
 }
 

@@ -11,6 +11,7 @@
 )]
 
 use std::collections::HashMap;
+use std::net::Ipv4Addr;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,6 +31,8 @@ use rustix::time::{ClockId, clock_gettime};
 
 const CLUSTERS: [usize; 4] = [1, 100, 2_000, 10_000];
 const CHANGES: usize = 1_000;
+/// Services in the namespace of a cluster that are not exposed.
+const UNEXPOSED: usize = 20;
 
 /// `cargo bench` adds flags of its own; ours is the variable.
 const ONE_SIZE: &str = "PORTICO_BENCH_CLUSTERS";
@@ -64,7 +67,12 @@ impl Site {
     fn new() -> Self {
         let table = Arc::new(RouteTable::default());
         let in_use = Arc::clone(&table);
-        Self { index: RouteIndex::new(Settings::default()), backends: HashMap::new(), table, in_use }
+        Self {
+            index: RouteIndex::new(Settings { in_kubernetes: true, ..Settings::default() }),
+            backends: HashMap::new(),
+            table,
+            in_use,
+        }
     }
 
     fn apply(&mut self, changes: impl IntoIterator<Item = ObjectChange>) {
@@ -104,6 +112,13 @@ fn measure(clusters: usize) {
         first.as_secs_f64() * 1e3
     );
     let some = |round: usize| round * 7919 % clusters;
+    let before = resident();
+    site.apply((0..clusters).flat_map(unexposed));
+    let held = resident().saturating_sub(before) as f64 / 1e6;
+    println!(
+        "{:>64}  {held:>7.1} MB",
+        format!("{UNEXPOSED} more Services a cluster, not exposed, and their ClusterIPs")
+    );
     run("endpoints of one Service change", &mut site, |round| {
         vec![sliced(slice(some(round), "apiserver-external", round))]
     });
@@ -171,6 +186,18 @@ fn objects(cluster: usize) -> impl Iterator<Item = ObjectChange> {
         sliced(slice(cluster, "konnectivity-server", 0)),
     ]
     .into_iter()
+}
+
+/// Services of a control plane that nobody outside needs: etcd, DNS, metrics, webhooks.
+fn unexposed(cluster: usize) -> impl Iterator<Item = ObjectChange> {
+    (0..UNEXPOSED).flat_map(move |number| {
+        let mut service = service(cluster, &format!("internal-{number}"), "", "");
+        service.metadata.annotations.clear();
+        let place = u32::try_from(cluster * UNEXPOSED + number).unwrap();
+        let address = Ipv4Addr::from_bits(Ipv4Addr::new(172, 16, 0, 0).to_bits() + place).into();
+        let slice = slice(cluster, &service.metadata.name, 0);
+        [written(service), sliced(slice), ObjectChange::ClusterIp { address, exists: true }]
+    })
 }
 
 fn deletions(cluster: usize) -> Vec<ObjectChange> {

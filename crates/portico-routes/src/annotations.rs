@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use ipnet::{IpNet, Ipv4Net};
 use portico_api::annotations::{
-    ALLOW, API_SERVER_CA, ExposeTypes, FAIR_SHARE, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, PORT_MAPPING,
-    SEND_PROXY, SEND_PROXY_V2,
+    ALLOW, API_SERVER_CA, ExposeKeys, ExposeTypes, FAIR_SHARE, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND,
+    PORT_MAPPING, SEND_PROXY, SEND_PROXY_V2,
 };
 use portico_api::api_server_ca::ApiServerCa;
 use portico_api::change::Keyed;
@@ -30,14 +30,15 @@ const NOBODY: IpNet = IpNet::V4(Ipv4Net::new_assert(std::net::Ipv4Addr::UNSPECIF
 /// Most ports exposed of one Service. KKP's have one; a Service with thousands must not slow down all others.
 const MAX_PORTS: usize = 256;
 
-/// Reads what routes need from `service`; `None` if it does not carry the annotation `expose` at all.
+/// Reads what routes need from `service`; `None` if it carries none of the annotations
+/// `expose`.
 pub(crate) fn read(
     service: &Service,
     origin: Origin,
-    expose: &str,
+    expose: &ExposeKeys,
     names: &mut Interner,
 ) -> Option<ServiceFacts> {
-    let value = service.metadata.annotation(expose)?;
+    let (expose, value) = expose.of(&service.metadata)?;
     let mut findings = Findings::of(ObjectRef::new(Kind::Service, &service.metadata));
     let key = service.key();
     let types = expose_types(service, expose, value, &mut findings);

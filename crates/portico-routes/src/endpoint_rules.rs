@@ -8,6 +8,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use portico_api::network::Special;
 
 /// Which addresses may be endpoints.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -21,18 +22,14 @@ pub struct EndpointRules {
 impl EndpointRules {
     /// Why `address` may not be an endpoint; `None` if it may.
     pub(crate) fn refusal(&self, address: IpAddr) -> Option<&'static str> {
-        // An IPv4 address mapped into IPv6 is that IPv4 address to the kernel.
-        let address = address.to_canonical();
-        let special = match address {
-            IpAddr::V4(v4) if v4.octets()[0] == 0 => Some("unspecified, which means this machine"),
-            IpAddr::V4(v4) if v4.is_broadcast() => Some("the broadcast address"),
-            IpAddr::V4(v4) if v4.is_link_local() => Some("link-local: metadata services are there"),
-            IpAddr::V6(v6) if v6.is_unspecified() => Some("unspecified, which means this machine"),
-            IpAddr::V6(v6) if v6.is_unicast_link_local() => Some("link-local"),
-            _ if address.is_multicast() => Some("a multicast address"),
-            _ if address.is_loopback() && !self.loopback => Some("loopback, which is the gateway's own"),
-            _ => None,
+        let special = match Special::of(address) {
+            Some(Special::Unspecified) => Some("unspecified, which means this machine"),
+            Some(Special::LinkLocal) => Some("link-local, where metadata services are, or broadcast"),
+            Some(Special::Multicast) => Some("a multicast address"),
+            Some(Special::Loopback) if !self.loopback => Some("loopback, which is the gateway's own"),
+            Some(Special::Loopback) | None => None,
         };
+        let address = address.to_canonical();
         let outside = !self.networks.is_empty() && !self.networks.iter().any(|net| net.contains(&address));
         special.or(outside.then_some("outside --endpoint-networks"))
     }
@@ -60,11 +57,12 @@ mod tests {
             "ff02::1",
             "169.254.169.254",
             "::ffff:169.254.169.254",
+            "64:ff9b::169.254.169.254",
             "fe80::1",
         ] {
             assert!(!admits(&cluster, address) && !admits(&directory, address), "{address}");
         }
-        for address in ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1"] {
+        for address in ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1", "64:ff9b::127.0.0.1"] {
             assert!(!admits(&cluster, address) && admits(&directory, address), "{address}");
         }
         for address in ["10.0.0.1", "100.64.0.1", "203.0.113.9", "2001:db8::1", "fd00::1"] {

@@ -21,17 +21,29 @@ use crate::route::Endpoints;
 /// `addressType` of slices that hold names instead of addresses.
 const FQDN: &str = "FQDN";
 
-/// The Service that `slice` belongs to; `None` if no route can use the slice.
-pub(crate) fn service_name(slice: &EndpointSlice) -> Option<&str> {
-    slice.service_name().filter(|_| &*slice.address_type != FQDN)
-}
+/// Most endpoints of one Service port. A control plane has three, or five; one EndpointSlice may hold a
+/// thousand addresses and twenty thousand ports.
+pub(crate) const MAX_ENDPOINTS: usize = 128;
+
+/// Most endpoints, of all ports together, by which a Service [guards](crate::guards) what is its own.
+pub(crate) const MAX_GUARDED: usize = 4_096;
 
 /// Reads what routes need from `slice`.
 pub(crate) fn read(slice: &EndpointSlice, rules: &EndpointRules, names: &mut Interner) -> SliceFacts {
     let mut findings = Findings::of(ObjectRef::new(Kind::EndpointSlice, &slice.metadata));
     let (mut ready, mut not_ready) = (SmallVec::new(), Vec::new());
+    let has_names = &*slice.address_type == FQDN;
     let mut refused = 0;
-    for (index, endpoint) in slice.endpoints.iter().enumerate() {
+    if has_names {
+        refused = u32::try_from(slice.endpoints.len()).unwrap_or(u32::MAX);
+        findings.error(
+            "fqdn-endpoints",
+            "addressType",
+            "endpoints are addresses; names are not looked up, so no connection goes there",
+            "write a slice of addressType IPv4 or IPv6",
+        );
+    }
+    for (index, endpoint) in slice.endpoints.iter().enumerate().filter(|_| !has_names) {
         let Some(text) = endpoint.addresses.first() else { continue };
         let address = text.parse::<IpAddr>();
         if let Some(why) = address.as_ref().ok().and_then(|&address| rules.refusal(address)) {
@@ -71,19 +83,19 @@ pub(crate) fn read(slice: &EndpointSlice, rules: &EndpointRules, names: &mut Int
 }
 
 /// The ready endpoints of the Service port named `port_name`, but for addresses that are refused: sorted,
-/// without repetition. An unnamed Service port takes any port of its slices: it is the only one.
+/// without repetition. An unnamed Service port takes any port of its slices: it is the only one. Of too many,
+/// the first as written, by slice.
 pub(crate) fn ready(
     slices: &[SliceFacts],
     port_name: &str,
     is_refused: impl Fn(IpAddr) -> bool,
 ) -> Endpoints {
-    let mut endpoints = Endpoints::new();
-    for slice in slices {
-        for (_, port) in slice.ports.iter().filter(|(name, _)| port_name.is_empty() || **name == *port_name) {
-            let admitted = slice.ready.iter().filter(|&&address| !is_refused(address));
-            endpoints.extend(admitted.map(|&address| SocketAddr::new(address, *port)));
-        }
-    }
+    let written = slices.iter().flat_map(|slice| {
+        let of_port = move |port| slice.ready.iter().map(move |&address| SocketAddr::new(address, port));
+        ports(slice, port_name).flat_map(of_port)
+    });
+    let mut endpoints: Endpoints =
+        written.take(MAX_ENDPOINTS).filter(|endpoint| !is_refused(endpoint.ip())).collect();
     endpoints.sort_unstable();
     endpoints.dedup();
     endpoints.shrink_to_fit();
@@ -92,10 +104,25 @@ pub(crate) fn ready(
 
 /// How many endpoints of the Service port named `port_name` are not ready.
 pub(crate) fn not_ready(slices: &[SliceFacts], port_name: &str) -> usize {
-    let serves = |slice: &&SliceFacts| {
-        slice.ports.iter().any(|(name, _)| port_name.is_empty() || **name == *port_name)
-    };
+    let serves = |slice: &&SliceFacts| ports(slice, port_name).next().is_some();
     slices.iter().filter(serves).map(|slice| slice.not_ready.len()).sum()
+}
+
+/// Whether the Service port named `port_name` has more ready endpoints than are used.
+pub(crate) fn are_too_many(slices: &[SliceFacts], port_name: &str) -> bool {
+    let count = |slice: &SliceFacts| slice.ready.len() * ports(slice, port_name).count();
+    slices.iter().map(count).sum::<usize>() > MAX_ENDPOINTS
+}
+
+/// How many endpoints there are, of every port, ready or not.
+pub(crate) fn count(slices: &[SliceFacts]) -> usize {
+    slices.iter().map(|slice| (slice.ready.len() + slice.not_ready.len()) * slice.ports.len()).sum()
+}
+
+/// The ports of `slice` that the Service port named `port_name` leads to.
+fn ports<'a>(slice: &'a SliceFacts, port_name: &'a str) -> impl Iterator<Item = u16> {
+    let fits = move |name: &str| port_name.is_empty() || *name == *port_name;
+    slice.ports.iter().filter(move |(name, _)| fits(name)).map(|(_, port)| *port)
 }
 
 /// Every endpoint of every port, ready or not.

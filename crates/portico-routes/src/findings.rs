@@ -7,7 +7,7 @@ use portico_api::problem::{Problem, Severity};
 
 /// Most problems reported of one object. An annotation may hold 256 KiB of mistakes; the first few say
 /// enough.
-const MAX_PER_OBJECT: usize = 16;
+pub(crate) const MAX_PER_OBJECT: usize = 16;
 
 /// Characters of a found value that a message repeats.
 const MAX_SHOWN: usize = 120;

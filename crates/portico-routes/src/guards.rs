@@ -19,7 +19,7 @@ use portico_api::policy::ClusterPolicy;
 use portico_api::problem::{Problem, Severity};
 use smallvec::SmallVec;
 
-use crate::endpoints;
+use crate::endpoints::{self, MAX_GUARDED};
 use crate::facts::ServiceFacts;
 use crate::index::{RouteIndex, ServiceEntry};
 
@@ -47,13 +47,19 @@ impl Place {
     /// Every place of a Service.
     fn all(entry: &ServiceEntry) -> BTreeSet<Self> {
         let node_ports = entry.reach.iter().flat_map(|reach| &*reach.node_ports).copied();
-        endpoints::all(&entry.slices).map(Self::Endpoint).chain(node_ports.map(Self::NodePort)).collect()
+        let endpoints = endpoints::all(&entry.slices).take(MAX_GUARDED);
+        endpoints.map(Self::Endpoint).chain(node_ports.map(Self::NodePort)).collect()
     }
 }
 
 impl Guards {
     pub(crate) fn is_empty(&self) -> bool {
         self.by_service.is_empty()
+    }
+
+    /// Whether `service` is guarded.
+    pub(crate) fn has(&self, service: &ObjectKey) -> bool {
+        self.by_service.contains_key(service)
     }
 
     /// Replaces the guarded places of `service`. Returns those it had before.
@@ -85,7 +91,7 @@ impl RouteIndex {
         for key in &self.changed {
             let has_list = || !self.policy_of(key).allow.networks().is_empty();
             let guarded = self.services.get(key).filter(|_| has_list()).map(Place::all);
-            if guarded.is_some() || self.guards.by_service.contains_key(key) {
+            if guarded.is_some() || self.guards.has(key) {
                 let guarded = guarded.unwrap_or_default();
                 concerned.extend(&guarded);
                 concerned.append(&mut self.guards.set(key, guarded));

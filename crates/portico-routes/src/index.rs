@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use portico_api::annotations::ExposeKeys;
 use portico_api::change::{Change, Keyed};
 use portico_api::endpoint_slice::EndpointSlice;
 use portico_api::intern::Interner;
@@ -20,21 +21,21 @@ use portico_api::meta::ObjectKey;
 use portico_api::policy::ClusterPolicy;
 use portico_api::service::Service;
 
+use crate::annotations;
 use crate::claims::{Claim, Claims};
 use crate::endpoint_rules::EndpointRules;
+use crate::endpoints::{self, MAX_ENDPOINTS};
 use crate::facts::{Origin, Reach, ServiceFacts, SliceFacts};
 use crate::front::{Front, OwnAddresses};
 use crate::guards::Guards;
 use crate::route::{Backend, RouteKey};
 use crate::table::Update;
-use crate::{annotations, endpoints};
 
 /// Which objects the index takes into account.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// The annotation that exposes a Service: [`portico_api::annotations::EXPOSE`], unless configured
-    /// otherwise.
-    pub expose_annotation: Box<str>,
+    /// The annotations that expose a Service.
+    pub expose_annotations: ExposeKeys,
     /// The one namespace to watch; `None` for all of them.
     pub namespace: Option<Box<str>>,
     /// Which addresses may be endpoints.
@@ -43,18 +44,6 @@ pub struct Settings {
     pub in_kubernetes: bool,
     /// Addresses of the gateway itself, and ports of its listeners that are not NodePorts.
     pub own: OwnAddresses,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            expose_annotation: portico_api::annotations::EXPOSE.into(),
-            namespace: None,
-            endpoints: EndpointRules::default(),
-            in_kubernetes: false,
-            own: OwnAddresses::default(),
-        }
-    }
 }
 
 /// A change to one of the objects that routes are made of.
@@ -117,7 +106,7 @@ pub(crate) struct ServiceEntry {
     pub(crate) service: Option<Arc<ServiceFacts>>,
     /// How nodes lead to it, exposed or not.
     pub(crate) reach: Option<Box<Reach>>,
-    /// Its EndpointSlices, in no particular order.
+    /// Its EndpointSlices, by name: of too many endpoints, the same are used wherever they came from.
     pub(crate) slices: Vec<SliceFacts>,
     /// Its routes as of the last commit, in the order of its ports.
     pub(crate) published: Box<[PublishedRoute]>,
@@ -223,7 +212,7 @@ impl RouteIndex {
         if !self.is_in_scope(&key.namespace) {
             return;
         }
-        let facts = annotations::read(service, origin, &self.settings.expose_annotation, &mut self.names);
+        let facts = annotations::read(service, origin, &self.settings.expose_annotations, &mut self.names);
         let reach = Some(service).filter(|_| self.settings.in_kubernetes).and_then(Reach::of);
         self.set_reach(&key, reach, facts.is_none());
         match facts {
@@ -265,7 +254,8 @@ impl RouteIndex {
                 || facts.own_policy.is_some()
                 || self.lacks_policy(&facts.key.namespace)
         };
-        if before.iter().chain(&facts).any(concerned) {
+        let entry = self.services.get(key);
+        if before.iter().chain(&facts).any(concerned) || entry.is_some_and(|it| have_problems(&it.slices)) {
             self.problems_version += 1;
         }
         if let Some(before) = &before {
@@ -296,31 +286,33 @@ impl RouteIndex {
         }
         let namespace = self.names.share(&slice.metadata.namespace);
         let key = ObjectKey { namespace: Arc::clone(&namespace), name: Arc::clone(&slice.metadata.name) };
-        let Some(service) = endpoints::service_name(slice) else { return self.delete_slice(&key) };
+        let Some(service) = slice.service_name() else { return self.delete_slice(&key) };
         let service = ObjectKey { namespace, name: self.names.get(service) };
         if self.slice_services.get(&key).is_some_and(|before| *before != service.name) {
             self.delete_slice(&key);
         }
         let facts = endpoints::read(slice, &self.settings.endpoints, &mut self.names);
         let slices = &mut self.entry(&service).slices;
-        let before = slices.iter_mut().find(|other| other.name == facts.name);
-        if before.as_deref() == Some(&facts) {
+        let position = slices.binary_search_by(|other| other.name.cmp(&facts.name));
+        if position.is_ok_and(|position| slices[position] == facts) {
             return;
         }
-        let has_problems = !facts.problems.is_empty();
-        let had_problems = before.as_deref().is_some_and(|before| !before.problems.is_empty());
-        match before {
-            Some(before) => *before = facts,
-            None => {
+        let mut has_problems = have_problems(slices) || !facts.problems.is_empty();
+        match position {
+            Ok(position) => slices[position] = facts,
+            Err(position) => {
                 // Nearly every Service has one slice: a vector would make room for four.
                 if slices.is_empty() {
                     slices.reserve_exact(1);
                 }
-                slices.push(facts);
-                self.slice_services.insert(key, Arc::clone(&service.name));
+                slices.insert(position, facts);
             }
         }
-        self.problems_version += u64::from(has_problems || had_problems || self.is_waited_for(&service));
+        has_problems |= have_problems(slices);
+        if position.is_err() {
+            self.slice_services.insert(key, Arc::clone(&service.name));
+        }
+        self.problems_version += u64::from(has_problems || self.is_waited_for(&service));
         self.changed.insert(service);
     }
 
@@ -328,11 +320,11 @@ impl RouteIndex {
         let Some(service) = self.slice_services.remove(key) else { return };
         let service = ObjectKey { namespace: Arc::clone(&key.namespace), name: service };
         let slices = &mut self.entry(&service).slices;
-        if let Some(position) = slices.iter().position(|slice| slice.name == key.name) {
-            let deleted = slices.swap_remove(position);
-            self.problems_version += u64::from(!deleted.problems.is_empty());
+        let had_problems = have_problems(slices);
+        if let Ok(position) = slices.binary_search_by(|other| other.name.cmp(&key.name)) {
+            slices.remove(position);
         }
-        self.problems_version += u64::from(self.is_waited_for(&service));
+        self.problems_version += u64::from(had_problems || self.is_waited_for(&service));
         self.changed.insert(service);
     }
 
@@ -376,4 +368,9 @@ impl RouteIndex {
         let facts = self.services.get(service).and_then(|entry| entry.service.as_ref());
         facts.is_some_and(|facts| self.claims_of(facts).iter().any(|(key, _)| self.claims.is_contested(key)))
     }
+}
+
+/// Whether the slices of a Service may be a reason for a problem of their own or of the Service.
+fn have_problems(slices: &[SliceFacts]) -> bool {
+    slices.iter().any(|slice| !slice.problems.is_empty()) || endpoints::count(slices) > MAX_ENDPOINTS
 }

@@ -5,6 +5,7 @@
 //! (conflicts, a policy that overrides annotations) changes with them: it is computed here, on demand.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::net::IpAddr;
 
 use portico_api::annotations::{
@@ -15,8 +16,9 @@ use portico_api::names::ClusterName;
 use portico_api::problem::{Problem, Severity};
 
 use crate::claims::{Because, Claim, Standing, Waiting};
+use crate::endpoints::{self, MAX_ENDPOINTS, MAX_GUARDED};
 use crate::facts::{Age, Origin, ServiceFacts};
-use crate::findings::annotation_field;
+use crate::findings::{MAX_PER_OBJECT, annotation_field};
 use crate::index::RouteIndex;
 use crate::route::RouteKey;
 
@@ -26,17 +28,24 @@ impl RouteIndex {
     pub fn problems(&self) -> impl Iterator<Item = Cow<'_, Problem>> {
         let exposed = || self.services.values().filter_map(|entry| entry.service.as_deref());
         let services = exposed().flat_map(|service| &service.problems);
-        let slices = self.services.values().flat_map(|entry| &entry.slices);
-        let slices = slices.flat_map(|slice| &slice.problems);
-        let conflicts = self.claims.waiting().map(|waiting| self.conflict(&waiting));
+        let slices = self.services.values().filter(|entry| entry.service.is_some());
+        let slices = slices.flat_map(|entry| &entry.slices).flat_map(|slice| &slice.problems);
+        // A Service of 256 ports may wait for as many names, and a thousand Services for the same.
+        let mut told: HashMap<&ObjectKey, usize> = HashMap::new();
+        let waiting = self.claims.waiting().filter(move |waiting| {
+            let told = told.entry(&waiting.claim.service.key).or_default();
+            *told += 1;
+            *told <= MAX_PER_OBJECT
+        });
+        let conflicts = waiting.map(|waiting| self.conflict(&waiting));
         let overridden = exposed().filter(|service| {
             service.own_policy.is_some() && self.policies.contains_key(&service.key.namespace)
         });
         let overridden = overridden.map(overridden_annotations);
         let shared = self.shared_endpoints();
         let lacking = exposed().filter(|service| self.lacks_policy(&service.key.namespace)).map(lacks_policy);
-        let computed =
-            conflicts.chain(overridden).chain(shared).chain(lacking).chain(self.cluster_ip_endpoints());
+        let computed = conflicts.chain(overridden).chain(shared).chain(lacking);
+        let computed = computed.chain(self.cluster_ip_endpoints()).chain(self.too_many_endpoints());
         services.chain(slices).map(Cow::Borrowed).chain(computed.map(Cow::Owned))
     }
 }
@@ -91,6 +100,26 @@ impl RouteIndex {
         slices.filter_map(|(key, slice)| {
             let address = slice.ready.iter().find(|address| self.cluster_ips.contains(*address))?;
             Some(cluster_ip_endpoint(&key.namespace, &slice.name, *address))
+        })
+    }
+
+    /// Every Service with more endpoints than are used, or than its allow list follows.
+    fn too_many_endpoints(&self) -> impl Iterator<Item = Problem> {
+        self.services.iter().filter_map(|(key, entry)| {
+            let mut ports = entry.service.iter().flat_map(|service| &service.ports);
+            if ports.any(|port| endpoints::are_too_many(&entry.slices, &port.name)) {
+                let message =
+                    format!("a port has more ready endpoints than {MAX_ENDPOINTS}; only the first are used");
+                return Some(too_many_endpoints(key, message));
+            }
+            let is_guarded = endpoints::count(&entry.slices) > MAX_GUARDED && self.guards.has(key);
+            is_guarded.then(|| {
+                let message = format!(
+                    "it has more than {MAX_GUARDED} endpoints; only to the first of them the allow list \
+                     holds for other tenants too"
+                );
+                too_many_endpoints(key, message)
+            })
         })
     }
 
@@ -164,6 +193,17 @@ fn cluster_ip_endpoint(namespace: &str, slice: &str, address: IpAddr) -> Problem
              connection goes there"
         ),
         remedy: "write the addresses of the pods, or remove the endpoint".into(),
+    }
+}
+
+fn too_many_endpoints(service: &ObjectKey, message: String) -> Problem {
+    Problem {
+        severity: Severity::Error,
+        reason: "too-many-endpoints",
+        object: ObjectRef { kind: Kind::Service, key: service.clone() },
+        field: String::new(),
+        message,
+        remedy: "a control plane has a few: look at the EndpointSlices with this Service's label".into(),
     }
 }
 

@@ -31,6 +31,7 @@ use tracing::{info, warn};
 use crate::debounce::Debounce;
 use crate::index::{ManifestIndex, Signature};
 use crate::object::Object;
+use crate::problems::{log_new, summarised};
 use crate::step::{MAX_CHANGES_PER_STEP, ManifestProblem, Step};
 use crate::walk::{Limits, MAX_FILE, is_manifest, no_file, signature, walk};
 use crate::watch::Watcher;
@@ -355,12 +356,8 @@ impl Worker {
     fn publish_problems(&mut self) {
         let mut problems = self.index.problems();
         problems.extend(self.trouble.values().cloned());
-        problems.sort();
-        for problem in &problems {
-            if !self.outbox.problems.contains(problem) {
-                warn!(reason = problem.reason, "{problem}");
-            }
-        }
+        let problems = summarised(problems);
+        log_new(&self.outbox.problems, &problems);
         if problems.is_empty() && !self.outbox.problems.is_empty() {
             info!(directory = %self.root.display(), "all manifests can be read again");
         }

@@ -262,7 +262,7 @@ impl ManifestIndex {
         std::mem::take(&mut self.problems_changed)
     }
 
-    /// Everything wrong with all files, in path order.
+    /// Everything wrong with all files.
     pub(crate) fn problems(&self) -> Vec<ManifestProblem> {
         let mut problems: Vec<_> =
             self.files.values().flat_map(|file| file.problems.iter().cloned()).collect();
@@ -273,7 +273,6 @@ impl ManifestIndex {
                 duplicate(path, self.claims[id as usize].line, object.clone(), &owner.file, owner.line)
             }));
         }
-        problems.sort();
         problems
     }
 

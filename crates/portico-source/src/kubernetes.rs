@@ -20,6 +20,7 @@ use futures_util::stream::{self, BoxStream, SelectAll};
 use futures_util::{FutureExt, Stream, StreamExt};
 use kube::runtime::watcher::Event;
 use kube::{Api, Client};
+use portico_api::annotations::ExposeKeys;
 use portico_api::cluster::Cluster;
 use portico_api::configuration::KubermaticConfiguration;
 use portico_api::endpoint_slice::EndpointSlice;
@@ -38,6 +39,7 @@ use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
 pub use self::status::{KubernetesStatus, Lacking, WatchState, WatchStatus};
+use crate::problems::log_new;
 use crate::reflector::{Received, Reflector};
 use crate::served::{Served, ServedKind};
 use crate::step::{MAX_CHANGES_PER_STEP, ManifestProblem, Step};
@@ -109,10 +111,10 @@ impl FromStr for ClustersFrom {
 pub struct KubernetesSettings {
     /// Watch only Services and EndpointSlices of this namespace and, if it is a cluster's, that cluster.
     pub namespace: Option<String>,
-    /// Ignore Services without this annotation, but for their ClusterIPs, unless every node leads to them
-    /// (NodePort, LoadBalancer). A seed has some fifteen Services per cluster, of which two or three are
+    /// Ignore Services without one of these annotations, but for their ClusterIPs, unless every node leads to
+    /// them (NodePort, LoadBalancer). A seed has some fifteen Services per cluster, of which two or three are
     /// exposed.
-    pub annotation: Option<String>,
+    pub annotations: Option<ExposeKeys>,
     /// Where it comes from what a cluster allows.
     pub clusters: ClustersFrom,
     /// Longest pause between two discoveries of kinds that are not served yet.
@@ -123,7 +125,7 @@ impl Default for KubernetesSettings {
     fn default() -> Self {
         Self {
             namespace: None,
-            annotation: None,
+            annotations: None,
             clusters: ClustersFrom::Auto,
             discovery_period: DISCOVERY_PERIOD,
         }
@@ -151,7 +153,7 @@ impl KubernetesSource {
         }));
         let worker = Worker {
             client,
-            reflector: Reflector::new(settings.annotation.clone().map(Into::into)),
+            reflector: Reflector::new(settings.annotations.clone()),
             clusters: ClustersFrom::Auto,
             absences: 0,
             settings,
@@ -384,10 +386,10 @@ impl Worker {
         let complete = listed && !more;
         let problems_changed = self.reflector.problems_changed();
         if problems_changed {
-            self.problems = self.reflector.problems().cloned().collect();
-            for problem in self.problems.iter() {
-                warn!(reason = problem.reason, "{problem}");
-            }
+            let mut problems: Vec<_> = self.reflector.problems().cloned().collect();
+            problems.sort();
+            log_new(&self.problems, &problems);
+            self.problems = problems.into();
         }
         let cluster_ips = self.reflector.take_cluster_ips();
         let nothing_new = changes.is_empty() && cluster_ips.is_empty() && !problems_changed;

@@ -26,6 +26,7 @@ pub mod step;
 mod debounce;
 mod index;
 mod manifest;
+mod problems;
 #[cfg(feature = "kubernetes")]
 mod reflector;
 mod walk;
@@ -38,4 +39,6 @@ pub use kubernetes::{KubernetesSettings, KubernetesSource};
 pub use list::{ListError, list_objects};
 pub use load::{Loaded, Location, read_directory};
 pub use object::Object;
+#[cfg(feature = "kubernetes")]
+pub use reflector::invalid;
 pub use step::{ManifestProblem, Step};

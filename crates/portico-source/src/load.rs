@@ -11,6 +11,7 @@ use crate::directory::{DirectoryError, read_text, repeated, unreadable};
 use crate::index::duplicate;
 use crate::manifest;
 use crate::object::Object;
+use crate::problems::summarised;
 use crate::step::ManifestProblem;
 use crate::walk::{Limits, walk};
 use portico_yaml::Node;
@@ -69,7 +70,7 @@ pub fn read_directory(directory: &Path) -> Result<Loaded, DirectoryError> {
             Err(error) => loaded.problems.push(unreadable(path, &error)),
         }
     }
-    loaded.problems.sort();
+    loaded.problems = summarised(loaded.problems);
     Ok(loaded)
 }
 

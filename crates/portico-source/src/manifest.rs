@@ -190,7 +190,7 @@ impl Reader<'_> {
     }
 }
 
-/// The name of an object that does not fit its kind, if it has a name.
+/// The name of an object that does not fit its kind, if it has one that can be shown.
 fn named(kind: Kind, node: &Node) -> Option<ObjectRef> {
     let metadata = node.get("metadata")?;
     let name = metadata.get("name")?.as_str()?;
@@ -198,6 +198,10 @@ fn named(kind: Kind, node: &Node) -> Option<ObjectRef> {
         Kind::Cluster => "",
         _ => metadata.get("namespace").and_then(Node::as_str).unwrap_or("default"),
     };
+    // In a log, lines of a name would pass for lines of the log.
+    if [namespace, name].iter().any(|text| text.contains(char::is_control)) {
+        return None;
+    }
     Some(ObjectRef { kind, key: ObjectKey::new(namespace, name) })
 }
 

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 use kube::runtime::watcher;
+use portico_api::annotations::ExposeKeys;
 use portico_api::change::Change;
 use portico_api::meta::{Kind, ObjectKey, ObjectRef};
 use portico_api::names::CLUSTER_NAMESPACE_PREFIX;
@@ -40,8 +41,8 @@ impl<K> From<Served<K>> for Received {
 #[derive(Debug, Default)]
 pub(crate) struct Reflector {
     kinds: BTreeMap<Kind, Watched>,
-    /// Services without this annotation are ignored, unless nodes lead to them.
-    annotation: Option<Box<str>>,
+    /// Services without one of these annotations are ignored, unless nodes lead to them.
+    annotations: Option<ExposeKeys>,
     /// The ClusterIPs of all Services, with the number, modulo 256, of the last listing that had each.
     cluster_ips: HashMap<IpAddr, u8>,
     /// ClusterIPs that came (true) or went, and were not taken yet.
@@ -65,9 +66,9 @@ struct Watched {
 }
 
 impl Reflector {
-    /// Knows no object. Ignores Services without `annotation`, if there is one, unless nodes lead to them.
-    pub(crate) fn new(annotation: Option<Box<str>>) -> Self {
-        Self { annotation, ..Self::default() }
+    /// Knows no object. Ignores Services without one of `annotations`, unless nodes lead to them.
+    pub(crate) fn new(annotations: Option<ExposeKeys>) -> Self {
+        Self { annotations, ..Self::default() }
     }
 
     /// From now on `kind` is watched.
@@ -173,7 +174,7 @@ impl Reflector {
 
     fn ignores(&self, service: &Service) -> bool {
         let by_nodes = matches!(service.spec.service_type, ServiceType::NodePort | ServiceType::LoadBalancer);
-        !by_nodes && self.annotation.as_ref().is_some_and(|key| service.metadata.annotation(key).is_none())
+        !by_nodes && self.annotations.as_ref().is_some_and(|keys| keys.of(&service.metadata).is_none())
     }
 
     fn note_cluster_ips(&mut self, service: &Service) {
@@ -254,7 +255,7 @@ fn reference(kind: Kind, name: &str) -> ObjectRef {
 }
 
 /// The problem of an object that does not fit its kind.
-pub(crate) fn invalid(object: ObjectRef, error: &InvalidObject) -> ManifestProblem {
+pub fn invalid(object: ObjectRef, error: &InvalidObject) -> ManifestProblem {
     let field = &error.field;
     ManifestProblem {
         file: None,

@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
+use portico_api::annotations::ExposeKeys;
 use portico_api::change::Change;
 use portico_api::problem::{Problem, Severity};
 use portico_expose::node_ports::PortKey;
@@ -58,8 +59,8 @@ pub struct SiteSettings {
     pub state_dir: Option<PathBuf>,
     /// The only namespace in use, if there is one.
     pub namespace: Option<String>,
-    /// The annotation that exposes a Service.
-    pub expose_annotation: String,
+    /// The annotations that expose a Service.
+    pub expose_annotations: ExposeKeys,
     /// The one Seed that counts; `None` for all of them.
     pub seed: Option<String>,
     /// External addresses of the seed's nodes.
@@ -119,7 +120,7 @@ impl Site {
 
     fn of(mut loaded: Loaded, read_as: ReadAs, persisted: PersistedState, settings: &SiteSettings) -> Self {
         let index = IndexSettings {
-            expose_annotation: settings.expose_annotation.as_str().into(),
+            expose_annotations: settings.expose_annotations.clone(),
             namespace: settings.namespace.as_deref().map(Into::into),
             endpoints: EndpointRules {
                 loopback: read_as == ReadAs::Directory,
@@ -146,7 +147,8 @@ impl Site {
             namespace.is_none_or(|name| objects.iter().any(|object| belongs_to(object, name)));
         let is_slice = |object: &&Object| matches!(object, Object::EndpointSlice(_));
         let originals = objects.iter().filter(|object| !is_slice(object)).cloned().collect();
-        let today = (read_as == ReadAs::Seed).then(|| Today::of(&objects, &settings.expose_annotation));
+        let today =
+            (read_as == ReadAs::Seed).then(|| Today::of(&objects, settings.expose_annotations.first()));
         let mut pipeline = Pipeline::new(index, planner, persisted, SEED);
         if read_as == ReadAs::Seed {
             if objects.iter().any(|object| matches!(object, Object::Seed(_) | Object::Cluster(_))) {

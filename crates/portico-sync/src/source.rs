@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use portico_api::annotations::ExposeKeys;
 use portico_expose::persisted::PersistedState;
 use portico_expose::planner::{Mode, Settings as PlannerSettings};
 use portico_kube::{ClientError, client};
@@ -45,8 +46,8 @@ pub struct SourceSettings {
     pub namespace: Option<String>,
     /// Of a Kubernetes API: where it comes from what a cluster allows.
     pub clusters_from: ClustersFrom,
-    /// The annotation that exposes a Service.
-    pub expose_annotation: String,
+    /// The annotations that expose a Service.
+    pub expose_annotations: ExposeKeys,
     /// Which addresses may be endpoints.
     pub endpoints: EndpointRules,
     /// The one Seed that counts; `None` for all of them.
@@ -82,7 +83,7 @@ impl Source {
     /// Opens the source that `settings` name, and a pipeline with what an earlier run remembered.
     pub async fn open(settings: &SourceSettings) -> Result<(Self, Pipeline), OpenError> {
         let index = IndexSettings {
-            expose_annotation: settings.expose_annotation.as_str().into(),
+            expose_annotations: settings.expose_annotations.clone(),
             namespace: settings.namespace.as_deref().map(Into::into),
             endpoints: settings.endpoints.clone(),
             in_kubernetes: settings.manifests.is_none(),
@@ -94,7 +95,7 @@ impl Source {
         let Some(directory) = &settings.manifests else {
             let watched = KubernetesSettings {
                 namespace: settings.namespace.clone(),
-                annotation: Some(settings.expose_annotation.clone()),
+                annotations: Some(settings.expose_annotations.clone()),
                 clusters: settings.clusters_from,
                 ..KubernetesSettings::default()
             };

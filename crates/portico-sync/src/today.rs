@@ -18,17 +18,13 @@ use portico_api::policy::AllowList;
 use portico_api::problem::{Problem, Severity};
 use portico_api::seed::Seed;
 use portico_api::service::{Protocol, Service, ServicePort, ServiceType};
-use portico_expose::front::{ADMIN_PORT, FrontSettings, plan_front_ports};
+use portico_expose::front::{ADMIN_PORT, FrontSettings, SNI_PORT, TUNNEL_PORT, plan_front_ports};
 use portico_expose::projection::exposed_cluster;
 use portico_routes::rows::{RouteRow, RouteState};
 use portico_source::Object;
 
 /// KKP's front Service, which its updater keeps.
 const FRONT: &str = "nodeport-proxy";
-
-/// Ports of KKP's listeners, published by its front Service.
-const SNI_PORT: u16 = 6_443;
-const TUNNEL_PORT: u16 = 8_088;
 
 /// Clusters named in one message.
 const MOST_NAMES: usize = 8;

@@ -5,8 +5,8 @@
 //! |---|---|
 //! | DATA | bytes |
 //! | END_STREAM | FIN |
-//! | RST_STREAM from the peer, or its connection lost | RST |
-//! | RST_STREAM `CONNECT_ERROR` from us | RST |
+//! | END_STREAM, then RST_STREAM `NO_ERROR`: nothing more is read | FIN, and closed |
+//! | another RST_STREAM from the peer, `CONNECT_ERROR` from us, or the connection lost | RST |
 //!
 //! Both halves of a tunnel use it. The *peer* speaks HTTP/2: the client for a gateway, the gateway for a
 //! client. The *socket* is the other side. Both directions are one future, so a tunnel is one task. Neither
@@ -19,7 +19,7 @@ use std::io;
 use std::net::Shutdown;
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -156,7 +156,12 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
         match outcome {
             Outcome::Closed { .. } => {}
             // Boxed: the way out must not make every resting tunnel larger.
-            Outcome::Reset { by: Party::Peer } => Box::pin(self.deliver_to_socket()).await,
+            Outcome::Reset { by: Party::Peer } => {
+                let in_order = Box::pin(self.deliver_to_socket()).await;
+                if in_order {
+                    outcome = Outcome::Closed { first: Party::Peer };
+                }
+            }
             Outcome::Reset { by: Party::Socket } => Box::pin(self.deliver_to_peer()).await,
             Outcome::Idle | Outcome::Cut => self.to_peer.send_reset(Reason::CANCEL),
             Outcome::Memory => self.to_peer.send_reset(Reason::ENHANCE_YOUR_CALM),
@@ -402,32 +407,65 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
         self.queued = Some(self.activity.queue());
         self.outbound = ToPeer::Done;
         self.first.get_or_insert(Party::Socket);
+        // From now on it is watched for more.
+        self.watch.stop();
         Ok(())
     }
 
-    /// Sees the reset of a socket that is not read: the peer gives no window, or the FIN came.
+    /// Sees the reset of a socket that is not read: the peer gives no window, or the FIN came. After the FIN
+    /// it also sees that the socket is gone.
     fn poll_watch(&mut self, cx: &mut Context<'_>) -> Result<(), Party> {
         if self.inbound == FromPeer::Lost && self.outbound == ToPeer::Done {
             return Err(Party::Socket);
         }
-        if self.watch.poll(&self.socket, cx).is_ready() { Err(Party::Socket) } else { Ok(()) }
+        if self.outbound == ToPeer::Open {
+            return if self.watch.poll(&self.socket, cx).is_ready() { Err(Party::Socket) } else { Ok(()) };
+        }
+        if self.inbound == FromPeer::Done || self.watch.poll_gone(&self.socket, cx).is_pending() {
+            return Ok(());
+        }
+        if !self.socket.is_gone() {
+            return Err(Party::Socket);
+        }
+        // Nobody takes what the peer still sends. As the stream is dropped, h2 says so: `NO_ERROR`, behind
+        // all that was sent.
+        self.inbound = FromPeer::Done;
+        self.waiting = None;
+        Ok(())
     }
 
-    /// The peer is gone: what it sent goes to the socket before the reset.
-    async fn deliver_to_socket(&mut self) {
+    /// Whether the peer has said all and takes nothing more: its stream was reset without an error.
+    fn peer_has_closed(&mut self) -> bool {
+        let reset = self.to_peer.poll_reset(&mut Context::from_waker(Waker::noop()));
+        self.inbound != FromPeer::Open && matches!(reset, Poll::Ready(Ok(Reason::NO_ERROR)))
+    }
+
+    /// The peer is gone: what it sent goes to the socket. Returns whether it has closed in order; if not, the
+    /// reset follows.
+    async fn deliver_to_socket(&mut self) -> bool {
         self.line.leave();
+        self.watch.stop();
+        let in_order = self.peer_has_closed();
         let deadline = Instant::now() + LINGER;
         let mut timer = pin!(sleep_until(deadline));
         poll_fn(|cx| {
-            self.write_waiting(cx);
-            if self.waiting.is_none() || self.poll_evicted(cx).is_ready() {
+            if timer.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(());
             }
-            timer.as_mut().poll(cx)
+            if in_order {
+                // It may have to get rid of what it sends before it reads.
+                let _ = linger::poll_discard(&*self.socket, cx);
+            }
+            self.write_waiting(cx);
+            if self.waiting.is_none() { Poll::Ready(()) } else { self.poll_evicted(cx) }
         })
         .await;
-        self.watch.stop();
+        if in_order && self.waiting.is_none() {
+            linger::close(&*self.socket, deadline).await;
+            return true;
+        }
         linger::sent(&self.socket, deadline).await;
+        false
     }
 
     /// The socket is gone: what it sent goes to the peer before the reset.

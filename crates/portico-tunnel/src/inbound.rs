@@ -24,8 +24,16 @@ const HEADER: usize = 9;
 const PREFACE: u32 = 24;
 
 /// Bytes carried in either direction that pay for one frame without payload. Libraries give window back at
-/// least every 4 KiB, twice: for the stream and the connection.
-const BYTES_A_FRAME: u64 = 256;
+/// least every 4 KiB, twice: for the stream and the connection. More than an ACK, so that no frame which asks
+/// for one pays for itself.
+const BYTES_A_FRAME: u64 = 128;
+
+/// What a DATA frame counts for at least: gRPC measures the bandwidth with a PING beside each small message,
+/// and gives window back, or acknowledges, in the frames around it.
+const SMALLEST_DATA: u64 = 4 * BYTES_A_FRAME;
+
+/// The same of a turn in which bytes of streams go to the peer, who answers so where it has nothing to say.
+const SMALLEST_TURN: u64 = 4 * BYTES_A_FRAME;
 
 /// What a SETTINGS frame costs in frames: it may change the window of every stream. A peer sends one.
 const SETTINGS: u32 = 32;
@@ -172,6 +180,11 @@ impl Inbound {
         self.carried += bytes as u64;
     }
 
+    /// In this turn bytes of streams go to the peer.
+    pub(crate) fn note_turn(&mut self) {
+        self.carried += SMALLEST_TURN;
+    }
+
     /// Bytes read since the last call.
     pub(crate) fn take_read(&mut self) -> usize {
         std::mem::take(&mut self.read)
@@ -308,7 +321,7 @@ impl Inbound {
     fn charge(&mut self, header: Header, limits: Limits) -> Result<(), Flood> {
         let cost = match header.kind {
             kind::DATA if header.length > 0 || header.has(END_STREAM) => {
-                self.carried += u64::from(header.length);
+                self.carried += u64::from(header.length).max(SMALLEST_DATA);
                 return Ok(());
             }
             kind::HEADERS if limits.is_paid => {
@@ -340,5 +353,62 @@ impl Inbound {
         (self.counted, self.carried) = (now, 0);
         let more = u32::try_from(by_time.saturating_add(by_bytes)).unwrap_or(u32::MAX);
         self.left = self.left.saturating_add(more).min(limits.burst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PING: u8 = 6;
+    const WINDOW_UPDATE: u8 = 8;
+
+    /// The header of a frame with `length` bytes of payload, and the payload.
+    fn frame(kind: u8, length: u8) -> Vec<u8> {
+        let mut bytes = vec![0, 0, length, kind, 0, 0, 0, 0, 1];
+        bytes.resize(HEADER + usize::from(length), 0);
+        bytes
+    }
+
+    fn authenticated() -> Inbound {
+        let mut inbound = Inbound::unauthenticated();
+        inbound.scan(&mut [0; PREFACE as usize]).unwrap();
+        inbound.authenticate();
+        inbound
+    }
+
+    /// No time passes: what is carried has to pay for all of it.
+    #[tokio::test(start_paused = true)]
+    async fn a_grpc_peer_that_exchanges_small_messages_as_fast_as_it_can_is_no_flood() {
+        let mut inbound = authenticated();
+        let update = frame(WINDOW_UPDATE, 4);
+        let round = [frame(PING, 8), update.clone(), update, frame(kind::DATA, 150)].concat();
+        for number in 0..100_000 {
+            assert!(inbound.scan(&mut round.clone()).is_ok(), "round {number}");
+            inbound.note_sent(150);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_grpc_peer_that_only_takes_small_messages_is_no_flood() {
+        let mut inbound = authenticated();
+        let update = frame(WINDOW_UPDATE, 4);
+        let answer = [frame(PING, 8), update.clone(), update].concat();
+        for number in 0..100_000 {
+            inbound.note_turn();
+            inbound.note_sent(20);
+            assert!(inbound.scan(&mut answer.clone()).is_ok(), "message {number}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn frames_that_are_answered_do_not_pay_for_themselves() {
+        let mut inbound = authenticated();
+        let mut sent = 0;
+        while inbound.scan(&mut frame(PING, 8)).is_ok() {
+            inbound.note_sent(HEADER + 8);
+            sent += 1;
+            assert!(sent < 3 * AUTHENTICATED.burst, "{sent} PINGs");
+        }
     }
 }

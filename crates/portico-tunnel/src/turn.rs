@@ -104,6 +104,9 @@ impl<S: AsyncWrite + Unpin> Turn<S> {
     ) -> Poll<T> {
         // Without bytes of streams there is nothing to wait for: what came is read at once.
         let has_queued = self.activity.take_queued();
+        if has_queued {
+            lock(&self.inner).inbound.note_turn();
+        }
         let is_small = self.activity.queued_bytes() < BATCH;
         if has_queued && is_small && self.waits < MOST_WAITS {
             self.waits += 1;

@@ -1,10 +1,11 @@
 //! The values that flags take, where a number or a path is not enough: addresses that may be `off`, durations
 //! as people write them, sizes, PROXY protocol by listener.
 
-use std::fmt;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
+use std::{env, fmt};
 
 use ipnet::IpNet;
 use portico_api::meta::ObjectKey;
@@ -109,15 +110,20 @@ pub(crate) fn positive_duration(text: &str) -> Result<Duration, String> {
 /// The least that a [`size`] may be: windows of some streams, without which nothing goes well.
 const LEAST: usize = 4 << 20;
 
-/// Bytes as Kubernetes writes them: `128Mi`, `1Gi`, or a plain number.
+/// Bytes for a whole process, as [`bytes`] reads them.
 pub(crate) fn size(text: &str) -> Result<usize, String> {
+    let size = bytes(text).filter(|size| *size >= LEAST);
+    size.ok_or_else(|| "give a size such as 64Mi, 4Mi or more".to_owned())
+}
+
+/// Bytes as Kubernetes writes them: `128Mi`, `1Gi`, or a plain number.
+pub(crate) fn bytes(text: &str) -> Option<usize> {
     let units = [("Ki", 10), ("Mi", 20), ("Gi", 30)];
     let (digits, shift) = units
         .into_iter()
         .find_map(|(unit, shift)| text.strip_suffix(unit).map(|digits| (digits, shift)))
         .unwrap_or((text, 0));
-    let size = digits.parse().ok().and_then(|number: usize| number.checked_mul(1 << shift));
-    size.filter(|size| *size >= LEAST).ok_or_else(|| "give a size such as 64Mi, 4Mi or more".to_owned())
+    digits.parse().ok().and_then(|number: usize| number.checked_mul(1 << shift))
 }
 
 /// The kinds of listener that PROXY protocol can be set for.
@@ -169,6 +175,18 @@ impl fmt::Display for ListenerKind {
             Self::NodePort => "node-port",
         })
     }
+}
+
+/// The kubeconfig to use for a person, as kubectl chooses it: the one that was named, the first of
+/// `$KUBECONFIG` that exists, the service account of the pod (`None`), or that of the home folder.
+pub(crate) fn kubeconfig(named: Option<&Path>) -> Option<PathBuf> {
+    let listed = env::var_os("KUBECONFIG").unwrap_or_default();
+    let home = || env::home_dir().map(|home| home.join(".kube/config")).filter(|path| path.exists());
+    let in_pod = env::var_os("KUBERNETES_SERVICE_HOST").is_some();
+    named
+        .map(Path::to_owned)
+        .or_else(|| env::split_paths(&listed).find(|path| path.exists()))
+        .or_else(|| if in_pod { None } else { home() })
 }
 
 #[cfg(test)]

@@ -92,6 +92,60 @@ Examples:
   From elsewhere, for a load balancer with at most 50 listeners:
     portico front --service portico/portico --kubeconfig seed.kubeconfig --listener-limit 50")]
     Front(verb::front::Flags),
+    /// Make clusters reachable, from one object each: the controllers of a seed without KKP
+    ///
+    /// For the Seed: the gateway, its load balancer, and the certificate of its tunnel listener. For each
+    /// Cluster: namespace, Services, load balancer, address. Each has a condition that says how it stands.
+    /// And all that `portico front` does. One replica leads and writes, others wait. Where KKP's
+    /// controllers run, it only watches, and says so.
+    #[command(after_help = "\
+Examples:
+  In a pod (deploy/operator.yaml):
+    portico operator --service portico/portico --gateway-image registry.example.com/portico:1
+
+  Install the kinds, then make a cluster whose API server runs elsewhere reachable:
+    portico crds | kubectl apply --server-side -f -
+    kubectl apply -f deploy/operator.yaml
+    kubectl annotate cluster a portico.k8c.io/endpoints=192.0.2.7:6443")]
+    Operator(verb::operator::Flags),
+    /// Print the definitions of the kinds that Portico works with, for kubectl apply
+    ///
+    /// KubermaticConfiguration, Seed and Cluster as KKP has them, and ExposedCluster. On a seed with KKP,
+    /// which has its own definitions, only --own is needed.
+    #[command(after_help = "\
+Examples:
+  portico crds | kubectl apply --server-side -f -
+  portico crds --own | kubectl apply -f -")]
+    Crds(verb::crds::Flags),
+    /// Write a kubeconfig for a user cluster, with its present address
+    ///
+    /// Takes the address from the status of the Cluster, CA and credentials from a Secret in its namespace,
+    /// under the names that KKP gives them. Needs the right to read both, and nothing else.
+    #[command(after_help = "\
+Examples:
+  portico kubeconfig a --kubeconfig seed.kubeconfig -o a.kubeconfig
+  kubectl --kubeconfig a.kubeconfig get nodes
+
+  For somebody who may only look, where the cluster has such credentials:
+    portico kubeconfig a --kubeconfig seed.kubeconfig --secret viewer-kubeconfig")]
+    Kubeconfig(verb::kubeconfig::Flags),
+    /// Print what the control plane of a cluster is made of, before it is made
+    ///
+    /// The objects of a Cluster with the annotation portico.k8c.io/layout (compact or dedicated): workloads
+    /// with every flag, configuration, policies, and the Secrets that they need by name. For review, and for
+    /// tools that compare. The same Cluster gives the same objects, under each expose strategy. No key is
+    /// made, and nothing is written. Exit code 1 if a Cluster cannot be hosted as it is written.
+    #[command(after_help = "\
+Examples:
+  portico control-plane --manifests manifests/
+  portico control-plane a --manifests manifests/ -o yaml > a.yaml
+
+  What a cluster would be made of, in one pod:
+    portico control-plane a --kubeconfig seed.kubeconfig --layout compact
+
+  Which images have to be in a mirror:
+    portico control-plane --manifests manifests/ -o json | jq -r '..|.image?|strings' | sort -u")]
+    ControlPlane(Box<verb::control_plane::Flags>),
     /// Find every problem in a directory of manifests, or in a live seed
     ///
     /// Prints each with file, line, object and remedy. Exit code 1 if one of them is an error. Of a live seed
@@ -114,6 +168,33 @@ Examples:
   portico routes manifests/
   portico routes manifests/ -o json | jq -r '.routes[] | select(.state != \"ready\") | .backend'")]
     Routes(offline::Flags),
+    /// Say how each cluster of a seed stands, on one line each
+    ///
+    /// With the first broken link of the way to it, as `portico why` finds it from object to load balancer.
+    /// For one CLUSTER all links, and what this machine sees of name and TLS answer too. Exit code 1 if a
+    /// cluster cannot be reached.
+    #[command(after_help = "\
+Examples:
+  portico status --kubeconfig seed.kubeconfig
+  portico status a
+  portico status -o json | jq -r '.clusters[] | select(.ok | not) | .name'
+
+  As a plugin of kubectl, with the kubeconfig that kubectl uses:
+    ln -s $(which portico) ~/.local/bin/kubectl-portico && kubectl portico status")]
+    Status(verb::status::Flags),
+    /// Say why a cluster cannot be reached: the first broken link, with its evidence and remedy
+    ///
+    /// From the object to configuration, condition, Service, endpoints, gateways, load balancer, name and TLS
+    /// answer. Gateways are asked through the seed's API server, so a kubeconfig is all that is needed. Name
+    /// and answer are tried from this machine. For CLUSTER/NODE also the node, its agent, and the way back
+    /// from the API server to its kubelet. Exit code 1 if a link is broken.
+    #[command(after_help = "\
+Examples:
+  portico why a --kubeconfig seed.kubeconfig
+  portico why a.north.example.com --kubeconfig seed.kubeconfig
+  portico why a/worker-1
+  portico why a -o json | jq -r '.[] | select(.state == \"broken\") | .remedy'")]
+    Why(verb::why::Flags),
     /// List network requirements: who talks to whom, on which ports, under which condition
     ///
     /// Of KKP, Kublr and Portico, from one model. What is known of an installation narrows the list: its
@@ -168,6 +249,8 @@ Examples:
 
   Then on one of them, or on each:
     portico preflight --role worker --inventory inventory.yaml --strategy Tunneling
+  The same where clusters run already, with their own ports and addresses:
+    portico preflight --role worker --inventory inventory.yaml --manifests /etc/portico --cluster north
 
   For a CI system, with a Kublr cluster:
     portico preflight --product kublr --role master --inventory inventory.yaml --cni Calico -o junit")]
@@ -178,10 +261,17 @@ Examples:
     /// kubeconfigs in a temporary folder, and prints lines to paste for curl, kubectl and openssl. Needs
     /// no root, no container engine and no Kubernetes. A port that is taken is stepped over. Ctrl-C stops
     /// it and removes the folder.
+    ///
+    /// With --kubernetes, the same with nothing stood in for: a seed cluster where the operator makes the
+    /// gateway and three user clusters with real API servers and workers, until Ctrl-C, which takes
+    /// everything down. Starts the program portico-lab of Portico's checkout ($PORTICO_LAB, beside this
+    /// one, or on the PATH); if that or something it runs is missing, says what to do.
     #[command(after_help = "\
 Examples:
   portico demo
-  portico demo --sni-port 16443 --admin-port 18002")]
+  portico demo --sni-port 16443 --admin-port 18002
+  portico demo --kubernetes
+  portico demo --kubernetes --no-workers")]
     Demo(verb::demo::Flags),
     /// Print the help of a verb
     #[command(after_help = "\
@@ -201,7 +291,13 @@ impl Verb {
             Self::Agent(command) => verb::agent::run(command),
             Self::Konnectivity(verb) => verb::konnectivity::run(verb),
             Self::Front(flags) => verb::front::run(flags),
+            Self::Operator(flags) => verb::operator::run(flags),
+            Self::Crds(flags) => verb::crds::run(flags),
+            Self::Kubeconfig(flags) => verb::kubeconfig::run(flags),
+            Self::ControlPlane(flags) => verb::control_plane::run(flags),
             Self::Check(flags) => verb::check::run(flags),
+            Self::Status(flags) => verb::status::run(flags),
+            Self::Why(flags) => verb::why::run(flags),
             Self::Routes(flags) => verb::routes::run(flags),
             Self::Capacity(flags) => verb::capacity::run(flags),
             Self::Firewall(command) => verb::firewall::run(command),
@@ -232,9 +328,13 @@ mod tests {
     use super::*;
 
     /// Flags that look like listeners and are none: ports of somebody else, or of a Service.
-    const NO_LISTENERS: [&str; 5] = [
+    const NO_LISTENERS: [&str; 9] = [
         "front --sni-port",
         "front --tunnel-port",
+        "operator --sni-port",
+        "operator --tunnel-port",
+        "status --sni-port",
+        "why --sni-port",
         "konnectivity agent --proxy-server-port",
         // It opens the ports of other rows in place of what will be there.
         "preflight --listen",
@@ -277,7 +377,7 @@ mod tests {
     }
 
     /// Where sockets that accept are made. A new place needs a flag above, or a reason here.
-    const BINDING: [&str; 7] = [
+    const BINDING: [&str; 8] = [
         // What `--admin-listen` of every verb opens.
         "portico-admin/src/server.rs",
         // `--forward`.
@@ -289,8 +389,10 @@ mod tests {
         // `preflight --listen`: the ports of the rows that lead to its role, while it runs.
         "portico-preflight/src/responder/tcp.rs",
         // The demo, on loopback.
-        "portico/src/verb/demo/api_server.rs",
         "portico/src/verb/demo/ports.rs",
+        "portico/src/verb/demo/stand_in.rs",
+        // `--webhook-listen`.
+        "portico/src/verb/operator.rs",
     ];
 
     #[test]

@@ -35,7 +35,7 @@ const SHARE_HEADER: [&str; 7] =
     ["CLUSTER", "OPEN", "TUNNELS", "FAIR SHARE", "MEMORY", "DESCRIPTORS", "HELD BYTES"];
 
 /// What is exposed. The names of the fields are stable.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(crate) struct Listing {
     /// By name. A user cluster without a `Cluster` object is known by its routes only.
     clusters: Vec<ClusterRow>,
@@ -52,7 +52,7 @@ pub(crate) struct Listing {
 }
 
 /// A route, and what a running gateway knows of its endpoints.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 struct Row {
     #[serde(flatten)]
     route: RouteRow,
@@ -72,7 +72,7 @@ struct Failing {
 }
 
 /// What a cluster takes of a running gateway, and the most that it may take now.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Share {
     cluster: Tenant,
@@ -88,7 +88,7 @@ struct Share {
 }
 
 /// A user cluster that is planned from its `Cluster` object.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct ClusterRow {
     cluster: ClusterName,
@@ -159,13 +159,19 @@ impl Listing {
         }
     }
 
-    /// Leaves only what belongs to the tenant that reads as `name`.
-    pub(crate) fn keep_only(&mut self, name: &str) {
+    /// What belongs to the tenant that reads as `name`.
+    pub(crate) fn only(&self, name: &str) -> Self {
+        fn of<T: Clone>(rows: &[T], is_of: impl Fn(&T) -> bool) -> Vec<T> {
+            rows.iter().filter(|row| is_of(row)).cloned().collect()
+        }
         let tenant = Tenant::of_text(name);
-        self.clusters.retain(|row| row.cluster.as_str() == name);
-        self.shares.retain(|share| share.cluster == tenant);
-        self.routes.retain(|row| row.route.tenant == tenant);
-        self.problems.retain(|problem| problem.is_of(&tenant));
+        Self {
+            clusters: of(&self.clusters, |row| row.cluster.as_str() == name),
+            shares: of(&self.shares, |share| share.cluster == tenant),
+            routes: of(&self.routes, |row| row.route.tenant == tenant),
+            problems: of(&self.problems, |problem| problem.is_of(&tenant)),
+            drawn: self.drawn.clone(),
+        }
     }
 
     /// Whether nothing is listed.

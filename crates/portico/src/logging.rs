@@ -18,9 +18,10 @@ pub(crate) enum LogFormat {
 
 /// What is logged where `RUST_LOG` says nothing: what an operator must know, and of libraries only their
 /// complaints. Of the Kubernetes client not even those: it says that a request failed without saying which,
-/// and each failure is reported by the code that made the request, once, with the object and what to do.
+/// and each failure is reported by the code that made the request, once, with the object and what to do. Nor
+/// of h2 and rustls: they complain of what a peer has sent, which it may send as often as it likes.
 const DEFAULT_FILTER: &str =
-    "info,kube_client=off,kube_runtime=off,tower=warn,hyper=warn,hyper_util=warn,h2=warn,rustls=warn";
+    "info,kube_client=off,kube_runtime=off,tower=warn,hyper=warn,hyper_util=warn,h2=off,rustls=off";
 
 /// Starts logging. Call once, before anything else happens.
 pub(crate) fn start(format: LogFormat) -> anyhow::Result<()> {
@@ -63,6 +64,8 @@ mod tests {
             ("kube_runtime::watcher", Level::WARN, false),
             ("hyper_util::client::legacy::pool", Level::INFO, false),
             ("tower::buffer::worker", Level::WARN, true),
+            ("h2::proto::ping_pong", Level::WARN, false),
+            ("rustls::msgs::handshake", Level::WARN, false),
         ] {
             assert_eq!(filter.would_enable(target, &level), is_written, "{target} {level}");
         }

@@ -12,11 +12,13 @@ mod args;
 mod cli;
 mod daemon;
 mod finding;
+mod hosted;
 mod listing;
 mod logging;
 mod memory_limit;
 mod offline;
 mod outcome;
+mod reach;
 mod requirements;
 mod verb;
 

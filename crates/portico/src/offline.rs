@@ -8,14 +8,16 @@ use anyhow::ensure;
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 use portico_admin::listing::OutputFormat;
-use portico_api::annotations::EXPOSE;
+use portico_api::annotations::{EXPOSE, EXPOSE_NAMESPACED, ExposeKeys};
 use portico_api::problem::Severity;
+use portico_kube::Client;
 use portico_source::{Loaded, list_objects};
 use portico_sync::{ReadAs, Site, SiteSettings};
 
 use crate::args::{annotation_key, duration, network};
 use crate::daemon;
 use crate::finding::Finding;
+use crate::hosted::Hosted;
 
 /// The flags of `portico check` and `portico routes`.
 #[derive(Debug, Args)]
@@ -89,6 +91,14 @@ fn list_live(
     })
 }
 
+/// What a gateway makes of the objects of a live seed.
+pub(crate) async fn live_site(client: &Client, timeout: Duration) -> anyhow::Result<Site> {
+    // As a gateway of `portico operator` does, which opens the ports of clusters with a load balancer too.
+    let expose_annotations = ExposeKeys::from_iter([EXPOSE, EXPOSE_NAMESPACED]);
+    let settings = SiteSettings { expose_annotations, ..SiteSettings::default() };
+    Ok(Site::of_seed(list_objects(client, None, timeout).await?, &settings))
+}
+
 /// Where the objects of an installation are, for verbs that need nothing else of them.
 #[derive(Debug, Args)]
 pub(crate) struct Source {
@@ -106,28 +116,38 @@ pub(crate) struct Source {
 impl Source {
     /// Reads the objects; `None` if no source was named. What cannot be read is told in the log.
     pub(crate) fn load(&self) -> anyhow::Result<Option<Site>> {
-        let settings = SiteSettings { expose_annotation: EXPOSE.to_owned(), ..SiteSettings::default() };
-        let site = match (&self.manifests, &self.kubeconfig) {
-            (Some(directory), _) => {
-                let site = Site::read(directory, None, &settings)?;
-                ensure!(
-                    site.loaded.files > 0,
-                    "no manifest is in {}: no file ends in .yaml, .yml or .json; name the directory that \
-                     holds them",
-                    directory.display()
-                );
-                site
-            }
+        match (&self.manifests, &self.kubeconfig) {
+            (Some(directory), _) => read(directory).map(Some),
             (None, Some(kubeconfig)) => {
-                Site::of_seed(list_live(Some(kubeconfig), None, self.timeout)?, &settings)
+                let site = Site::of_seed(list_live(Some(kubeconfig), None, self.timeout)?, &settings());
+                tell(&site);
+                Ok(Some(site))
             }
-            (None, None) => return Ok(None),
-        };
-        for problem in &site.loaded.problems {
-            let file = problem.file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
-            tracing::warn!(file, line = problem.line, "{}; {}", problem.message, problem.remedy);
+            (None, None) => Ok(None),
         }
-        Ok(Some(site))
+    }
+}
+
+/// Reads a directory of objects. What cannot be read is told in the log.
+pub(crate) fn read(directory: &Path) -> anyhow::Result<Site> {
+    let site = Site::read(directory, None, &settings())?;
+    ensure!(
+        site.loaded.files > 0,
+        "no manifest is in {}: no file ends in .yaml, .yml or .json; name the directory that holds them",
+        directory.display()
+    );
+    tell(&site);
+    Ok(site)
+}
+
+fn settings() -> SiteSettings {
+    SiteSettings::default()
+}
+
+fn tell(site: &Site) {
+    for problem in &site.loaded.problems {
+        let file = problem.file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
+        tracing::warn!(file, line = problem.line, "{}; {}", problem.message, problem.remedy);
     }
 }
 
@@ -137,7 +157,7 @@ impl Flags {
         let settings = SiteSettings {
             state_dir: self.state_dir.clone(),
             namespace: self.namespace.clone(),
-            expose_annotation: self.expose_annotation.clone(),
+            expose_annotations: ExposeKeys::from_iter([self.expose_annotation.as_str()]),
             endpoint_networks: self.endpoint_networks.clone(),
             seed: self.seed.clone(),
             node_addresses: self.node_address.clone(),
@@ -195,7 +215,8 @@ impl Report {
     pub(crate) fn findings(&self) -> Vec<Finding> {
         let loaded = &self.site.loaded;
         let manifest = loaded.problems.iter().map(Finding::of_manifest);
-        let objects = self.site.pipeline.problems();
+        let mut objects = self.site.pipeline.problems();
+        objects.extend(Hosted::among(&self.site.originals).problems());
         let objects = objects
             .iter()
             .map(|problem| Finding::of_object(problem, loaded.line_of(&problem.object, &problem.field)));

@@ -1,6 +1,6 @@
 //! What the verbs that ask the port model have in common: which product, which facts, which installation.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -9,10 +9,14 @@ use clap::Args;
 use portico_api::cluster::Cluster;
 use portico_api::names::ClusterName;
 use portico_api::service::{Service, ServiceType};
+use portico_api::strategy::ExposeStrategy;
 use portico_expose::plan::Plan;
+use portico_expose::services::Entry;
 use portico_ports::model::{self, Product};
 use portico_ports::site::{Site as Needs, SiteCluster, SiteDatacenter};
 use portico_ports::{Facts, Query};
+use portico_routes::route::RouteKey;
+use portico_routes::rows::RouteState;
 use portico_source::Object;
 use portico_sync::{ReadAs, Site};
 use portico_yaml::{Content, Documents, Node};
@@ -108,16 +112,49 @@ pub(crate) fn needs(site: &Site, kubeconfig: Option<&Path>) -> anyhow::Result<Ne
             needs.node_ports.insert(port, format!("{}/{name}", service.metadata.namespace));
         }
     }
-    needs.clusters = plans.iter().map(|plan| cluster(plan, clusters.get(&plan.cluster))).collect();
+    needs.clusters = plans.iter().map(|plan| cluster(plan, clusters.get(&plan.cluster), &services)).collect();
+    needs.clusters.extend(without_cluster(site, &plans));
     Ok(needs)
 }
 
-fn cluster(plan: &Plan, object: Option<&&Cluster>) -> SiteCluster {
+/// Tenants of which annotated Services alone tell: an entry for each of the two ways in that they have.
+fn without_cluster(site: &Site, plans: &[Plan]) -> impl Iterator<Item = SiteCluster> {
+    let planned: BTreeSet<_> = plans.iter().map(|plan| plan.cluster.namespace()).collect();
+    let mut found: BTreeMap<(String, &str), SiteCluster> = BTreeMap::new();
+    for row in site.pipeline.rows() {
+        let is_served = matches!(row.state, RouteState::Ready | RouteState::NotReady);
+        if !is_served || planned.contains(&*row.backend.service.namespace) {
+            continue;
+        }
+        let strategy = match &row.key {
+            RouteKey::Port(_) => ExposeStrategy::NodePort.name(),
+            RouteKey::Host(_) | RouteKey::Authority(_) => ExposeStrategy::Tunneling.name(),
+        };
+        let name = row.tenant.to_string();
+        let tenant = found.entry((name.clone(), strategy)).or_default();
+        (tenant.name, tenant.strategy) = (name, strategy);
+        match &row.key {
+            RouteKey::Port(port) => tenant.node_ports.push((*port, row.backend.service.name.to_string())),
+            RouteKey::Host(host) if tenant.address.is_empty() && !host.as_str().starts_with('*') => {
+                host.as_str().clone_into(&mut tenant.address);
+            }
+            RouteKey::Host(_) | RouteKey::Authority(_) => {}
+        }
+    }
+    found.into_values()
+}
+
+fn cluster(plan: &Plan, object: Option<&&Cluster>, services: &[&Service]) -> SiteCluster {
     let address = match (&*plan.address.external_name, plan.address.ip) {
         ("", Some(ip)) => ip.to_string(),
         (name, _) => name.to_owned(),
     };
-    let by_port = plan.entries.iter().filter_map(|entry| Some((entry.node_port?, entry.service.to_owned())));
+    let namespace = plan.cluster.namespace();
+    let by_port = plan.entries.iter().filter_map(|entry| {
+        // In a seed it is Kubernetes that allocates them.
+        let port = entry.node_port.or_else(|| allocated(services, &namespace, entry))?;
+        Some((port, entry.service.to_owned()))
+    });
     SiteCluster {
         name: plan.cluster.to_string(),
         strategy: plan.decision.strategy.name(),
@@ -129,6 +166,15 @@ fn cluster(plan: &Plan, object: Option<&&Cluster>) -> SiteCluster {
         address,
         node_ports: by_port.collect(),
     }
+}
+
+/// The NodePort of a Service that is there.
+fn allocated(services: &[&Service], namespace: &str, entry: &Entry) -> Option<u16> {
+    let is_it = |service: &&&Service| {
+        *service.metadata.namespace == *namespace && *service.metadata.name == *entry.service
+    };
+    let ports = &services.iter().find(is_it)?.spec.ports;
+    ports.iter().find(|port| port.port == entry.port)?.node_port
 }
 
 /// The NodePorts of a Service, and the Service's name.

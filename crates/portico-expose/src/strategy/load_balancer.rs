@@ -27,8 +27,8 @@ use crate::inputs::{Inputs, Known, LoadBalancers, Scope};
 use crate::load_balancer::{self, AWS_IDLE, AWS_TYPE};
 use crate::services::{Exposed, metadata, strings};
 
-/// The cluster's own load balancer.
-const FRONT: &str = "front-loadbalancer";
+/// The Service that is the cluster's own load balancer.
+pub const FRONT: &str = "front-loadbalancer";
 
 const AWS_CROSS_ZONE: (&str, &str) =
     ("service.beta.kubernetes.io/aws-load-balancer-cross-zone-load-balancing-enabled", "true");
@@ -43,7 +43,7 @@ impl Strategy for LoadBalancer {
 
     fn services(&self, inputs: &Inputs<'_>) -> Vec<Exposed> {
         let expose = match inputs.load_balancers {
-            LoadBalancers::Cloud => (EXPOSE_NAMESPACED, "true"),
+            LoadBalancers::Cloud | LoadBalancers::CloudAndGateway => (EXPOSE_NAMESPACED, "true"),
             LoadBalancers::Gateway => (EXPOSE, "NodePort"),
         };
         by_port::services(inputs, expose)
@@ -82,7 +82,7 @@ impl Strategy for LoadBalancer {
     }
 
     fn opens_node_ports(&self, seed: &Seed, load_balancers: LoadBalancers) -> bool {
-        // In a cloud the cluster has a proxy of its own, which the seed does not disable.
+        // With KKP the cluster has a proxy of its own, which the seed does not disable.
         load_balancers == LoadBalancers::Cloud || !seed.spec.nodeport_proxy.disable
     }
 

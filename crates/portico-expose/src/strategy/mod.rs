@@ -17,6 +17,7 @@ mod tunneling;
 pub use portico_api::strategy::AnsweredBy;
 use portico_api::strategy::ExposeStrategy;
 
+pub use self::load_balancer::FRONT;
 pub(crate) use self::rules::{Endpoint, Strategy};
 
 /// The rules of a strategy.

@@ -15,6 +15,7 @@ use portico_api::annotations::{EXPOSE, PORT_MAPPING};
 use portico_api::cluster::Address;
 use portico_api::meta::{Kind, ObjectRef, Strings};
 use portico_api::names::HostName;
+use portico_api::network::Special;
 use portico_api::service::ServiceType;
 use portico_api::setting::Setting;
 use portico_api::strategy::AnsweredBy;
@@ -152,21 +153,12 @@ fn agent_ip(scope: &Scope<'_>, findings: &mut Findings) {
 
 /// Why no agent can listen on `address`, or why Kubernetes refuses it as an endpoint.
 fn unusable(address: IpAddr) -> Option<&'static str> {
-    let link_local = match address {
-        IpAddr::V4(v4) => v4.is_link_local() || v4.is_broadcast(),
-        IpAddr::V6(v6) => v6.is_unicast_link_local(),
-    };
-    if address.is_unspecified() {
-        Some("it stands for any address")
-    } else if address.is_loopback() {
-        Some("it is a loopback address, which pods cannot reach on their node")
-    } else if link_local {
-        Some("it is a link-local address, which Kubernetes refuses as an endpoint")
-    } else if address.is_multicast() {
-        Some("it is a multicast address")
-    } else {
-        None
-    }
+    Some(match Special::of(address)? {
+        Special::Unspecified => "it stands for any address",
+        Special::Loopback => "it is a loopback address, which pods cannot reach on their node",
+        Special::LinkLocal => "it is a link-local address, which Kubernetes refuses as an endpoint",
+        Special::Multicast => "it is a multicast address",
+    })
 }
 
 /// The network of the cluster that holds `address`.

@@ -1,9 +1,11 @@
 //! What is wrong with a Cluster, given its seed, the configuration, and the version in force.
 
 use portico_api::annotations::{
-    API_SERVER_CA, FAIR_SHARE, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, MIGRATION_LABEL,
+    API_SERVER_CA, ENDPOINTS, FAIR_SHARE, KONNECTIVITY_ENDPOINTS, MAX_CONNECTIONS,
+    MAX_CONNECTIONS_PER_SECOND, MIGRATION_LABEL,
 };
 use portico_api::cluster::Cluster;
+use portico_api::endpoints;
 use portico_api::meta::{Kind, ObjectRef};
 use portico_api::policy::Percent;
 use portico_api::port_range::PortRange;
@@ -43,6 +45,7 @@ pub fn cluster(scope: &Scope<'_>, before: Option<Before<'_>>) -> Verdict {
     findings.node_port_range(scope, before);
     findings.budget(cluster);
     findings.api_server_ca(cluster);
+    findings.endpoints(cluster);
     findings.verdict
 }
 
@@ -167,6 +170,26 @@ impl Findings {
         let field = format!("metadata.annotations[{API_SERVER_CA}]");
         let remedy = "write the CA certificates of its API server in PEM, or remove the annotation";
         self.void("api-server-ca", &field, message, remedy);
+    }
+
+    /// Addresses that cannot be used refuse the whole Cluster: without them its Services would select pods.
+    fn endpoints(&mut self, cluster: &Cluster) {
+        for key in [ENDPOINTS, KONNECTIVITY_ENDPOINTS] {
+            let Some(Err(error)) = cluster.metadata.annotation(key).map(endpoints::parse) else { continue };
+            let remedy = "write the addresses of the control plane as IP:PORT, separated by commas";
+            self.refuse("endpoints", &format!("metadata.annotations[{key}]"), error.to_string(), remedy);
+        }
+        let of_konnectivity = cluster.metadata.annotation(KONNECTIVITY_ENDPOINTS).is_some();
+        if of_konnectivity && cluster.metadata.annotation(ENDPOINTS).is_none() {
+            let message = format!("it does not count without the annotation {ENDPOINTS}");
+            let remedy = "name the addresses of the API server too, or remove this one";
+            self.void(
+                "endpoints",
+                &format!("metadata.annotations[{KONNECTIVITY_ENDPOINTS}]"),
+                message,
+                remedy,
+            );
+        }
     }
 
     fn budget(&mut self, cluster: &Cluster) {

@@ -1,5 +1,6 @@
 //! What is wrong with a Seed.
 
+use portico_api::annotations::{PROVIDED, TUNNEL_CERTIFICATE};
 use portico_api::duration::GoDuration;
 use portico_api::meta::Kind;
 use portico_api::names::HostName;
@@ -7,6 +8,11 @@ use portico_api::seed::{ConnectionSettings, SHORTEST_CONNECTION_SETTING, Seed};
 use portico_api::setting::Setting;
 
 use crate::findings::{Findings, Verdict};
+
+/// The reason of a setting by which the operator cannot make the gateway: what it has made stays.
+pub(crate) const GATEWAY_SETTING: &str = "gateway-setting";
+
+const REPLICAS: &str = "spec.nodeportProxy.envoy.replicas";
 
 /// Checks a Seed by itself. The planner checks it against the other Seeds.
 pub fn seed(seed: &Seed) -> Verdict {
@@ -37,10 +43,28 @@ pub fn seed(seed: &Seed) -> Verdict {
         &proxy.load_balancer_service.source_ranges,
     );
     findings.connection_settings(&proxy.connection_settings);
+    findings.replicas(&proxy.replicas);
+    findings.tunnel_certificate(seed.metadata.annotation(TUNNEL_CERTIFICATE));
     findings.verdict
 }
 
 impl Findings {
+    fn replicas(&mut self, replicas: &Setting<i32>) {
+        let message = match replicas {
+            Setting::Unset | Setting::Good(1..) => return,
+            Setting::Good(number) => format!("{number} is less than 1"),
+            Setting::Bad(bad) => format!("{:?} is no number of pods: {}", bad.value, bad.why),
+        };
+        self.void(GATEWAY_SETTING, REPLICAS, message, "write 1 or more, or set nodeportProxy.disable");
+    }
+
+    fn tunnel_certificate(&mut self, value: Option<&str>) {
+        let Some(value) = value.filter(|&value| value != PROVIDED) else { return };
+        let field = format!("metadata.annotations[{TUNNEL_CERTIFICATE}]");
+        let message = format!("{value:?} is not {PROVIDED:?}");
+        self.void(GATEWAY_SETTING, &field, message, "write it so, or leave the annotation out");
+    }
+
     fn connection_settings(&mut self, settings: &ConnectionSettings) {
         for (name, setting) in [
             ("sniListenerIdleTimeout", &settings.sni_listener_idle_timeout),
@@ -165,6 +189,23 @@ mod tests {
              spec.nodeportProxy.envoy.connectionSettings.upstreamTCPKeepaliveProbes: \"three\" is no number \
              of probes: invalid digit found in string; write 1 or more, or 0 for the default"
         );
+    }
+
+    #[test]
+    fn settings_that_make_no_gateway_are_void_but_the_seed_is_used() {
+        let replicas = "Seed kubermatic/north: spec.nodeportProxy.envoy.replicas:";
+        let remedy = "; write 1 or more, or set nodeportProxy.disable";
+        for (written, why) in [
+            ("0", "0 is less than 1"),
+            (r#""two""#, r#""two" is no number of pods: invalid digit found in string"#),
+        ] {
+            let spec = format!(r#"{{"nodeportProxy": {{"envoy": {{"replicas": {written}}}}}}}"#);
+            assert_eq!(problems(&spec), format!("refused: false\n{replicas} {why}{remedy}"));
+        }
+        let mut seed = read("north", "{}");
+        seed.metadata.annotations.insert("portico.k8c.io/tunnel-certificate".into(), "theirs".into());
+        let verdict = super::seed(&seed);
+        assert_eq!((verdict.refused, verdict.problems.len()), (false, 1));
     }
 
     #[test]

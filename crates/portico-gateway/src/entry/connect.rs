@@ -10,6 +10,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
+use portico_net::slots::Slot;
 use portico_net::socket::set_keepalive;
 use portico_net::{MemoryBudget, Meter, copy};
 use portico_tunnel::{Failure, Handler, Presented, Protocol, Request, Served, Settings};
@@ -29,7 +30,6 @@ use crate::fair_share::Cost;
 use crate::outcome::{End, Refusal};
 use crate::record::Listener;
 use crate::session::Session;
-use crate::slots::Slot;
 use crate::worker::Worker;
 
 /// The response to an authority that cannot be parsed.

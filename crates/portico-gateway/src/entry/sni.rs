@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use portico_api::names::HostName;
+use portico_net::slots::Slot;
 use portico_net::stream::send_some;
 use portico_wire::{Parse, alert, hello};
 use rustix::net::Shutdown;
@@ -19,7 +20,6 @@ use crate::first_bytes::{discard_rest, read_more};
 use crate::outcome::Refusal;
 use crate::session::Session;
 use crate::shared::Alive;
-use crate::slots::Slot;
 use crate::worker::Worker;
 
 /// How long a refused client may take to fetch the alert. Closing before it has would reset the connection,

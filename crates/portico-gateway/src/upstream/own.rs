@@ -31,8 +31,8 @@ impl OwnListeners {
         let own = [config.sni_listen, config.tunnel_listen].into_iter().flatten();
         let others = config.other_listeners.iter().map(|(address, _)| *address);
         Self {
-            fixed: ArcSwap::from_pointee(own.chain(others).collect()),
-            node_port_address: config.node_port_address,
+            fixed: ArcSwap::from_pointee(own.chain(others).map(plain).collect()),
+            node_port_address: config.node_port_address.to_canonical(),
             node_ports: std::iter::repeat_with(AtomicU64::default).take(1 << 10).collect(),
             replicas: ArcSwap::default(),
         }
@@ -48,7 +48,7 @@ impl OwnListeners {
     /// Adds where a listener is bound: it may have been asked for with port 0.
     pub(crate) fn add(&self, bound: SocketAddr) {
         let mut fixed = Vec::clone(&self.fixed.load());
-        fixed.push(bound);
+        fixed.push(plain(bound));
         self.fixed.store(fixed.into());
     }
 
@@ -86,6 +86,38 @@ impl OwnListeners {
     }
 }
 
+/// IPv4 mapped into IPv6 is IPv4.
+fn plain(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
 fn is_this_machine(stream: &TcpStream, ip: IpAddr) -> bool {
     ip.is_loopback() || stream.local_addr().is_ok_and(|local| local.ip().to_canonical() == ip)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// The kernel binds `::ffff:127.0.0.1` as 127.0.0.1.
+    #[tokio::test]
+    async fn a_listener_at_ipv4_written_as_ipv6_is_found_out() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let stream = TcpStream::connect(address).await.unwrap();
+        for own in ["::ffff:127.0.0.1", "::ffff:0.0.0.0", "127.0.0.1", "0.0.0.0", "::"] {
+            let own: IpAddr = own.parse().unwrap();
+            let fixed = OwnListeners::new(&Config::default());
+            assert!(!fixed.is_reached_by(&stream, address));
+            fixed.add(SocketAddr::new(own, address.port()));
+            assert!(fixed.is_reached_by(&stream, address), "{own}");
+            let node_ports = OwnListeners::new(&Config { node_port_address: own, ..Config::default() });
+            node_ports.opened(address.port());
+            assert!(node_ports.is_reached_by(&stream, address), "NodePorts at {own}");
+        }
+    }
 }

@@ -389,7 +389,7 @@ fn expose(gateway: &Gateway, endpoints: &[SocketAddr]) {
 
 /// An address that refuses.
 fn dead_endpoint() -> SocketAddr {
-    TcpListener::bind(LOOPBACK).unwrap().local_addr().unwrap()
+    SocketAddr::new(LOOPBACK.ip(), free_port())
 }
 
 /// An address that does not answer, because its queue is full; with the clients that fill it.

@@ -79,7 +79,7 @@ fn a_node_port_leads_to_its_service_and_the_server_may_speak_first() {
 #[test]
 fn each_refusal_is_told_apart_by_its_alert() {
     let gateway = start(config());
-    let gone = TcpListener::bind(LOOPBACK).unwrap().local_addr().unwrap();
+    let gone = SocketAddr::new(LOOPBACK.ip(), free_port());
     let endpoint = Endpoint::new();
     Service::new("waiting", &[]).host("waiting.example.com").expose(&gateway);
     Service::new("down", &[gone]).host("down.example.com").expose(&gateway);
@@ -194,6 +194,7 @@ fn no_endpoint_leads_to_a_listener_of_the_gateway_itself() {
     });
     let node_port = free_port();
     Service::new("a", &[endpoint.address]).port(node_port).expose(&gateway);
+    assert!(gateway.failed_node_ports().is_empty());
     let sni = sni_address(&gateway).port();
     for own in [sni, node_port, admin.local_addr().unwrap().port()] {
         for machine in ["127.0.0.1", "127.9.9.9", "::ffff:127.0.0.1"] {
@@ -309,7 +310,7 @@ fn the_only_endpoint_is_tried_for_every_client_however_often_it_failed() {
 #[test]
 fn an_endpoint_that_refuses_is_passed_over_for_one_that_does_not() {
     let gateway = start(config());
-    let gone = TcpListener::bind(LOOPBACK).unwrap().local_addr().unwrap();
+    let gone = SocketAddr::new(LOOPBACK.ip(), free_port());
     let endpoint = Endpoint::new();
     Service::new("a", &[gone, endpoint.address]).host(HOST).expose(&gateway);
     let pairs: Vec<_> = (0..10).map(|_| pair(&gateway, &endpoint, HOST)).collect();
@@ -483,6 +484,32 @@ fn an_optional_header_may_be_missing() {
     let endpoint = Endpoint::new();
     Service::new("a", &[endpoint.address]).host(HOST).expose(&gateway);
     let (_client, _server) = pair(&gateway, &endpoint, HOST);
+}
+
+#[test]
+fn a_header_that_is_wrong_is_refused_where_it_is_optional_too() {
+    let gateway = start(behind_a_load_balancer(ProxyMode::Optional, "127.0.0.0/8"));
+    let endpoint = Endpoint::new();
+    // The hop is on the list, its clients are not.
+    let office = AllowList::new(["127.0.0.0/8".parse().unwrap()]);
+    let port = free_port();
+    let service = Service::new("a", &[endpoint.address]).host(HOST).port(port);
+    service.policy(|policy| policy.allow = office).expose(&gateway);
+    let mut too_long = header("198.51.100.7:4242");
+    too_long[14..16].copy_from_slice(&u16::MAX.to_be_bytes());
+    let wrong = [&b"PROXY TCP4 198.51.100.256 203.0.113.1 5151 443\r\n"[..], b"PROXY TCP5\r\n", &too_long];
+    for wrong in wrong {
+        for address in [sni_address(&gateway), ([127, 0, 0, 1], port).into()] {
+            let mut client = connect(address);
+            client.write_all(&[wrong, &hello(HOST)].concat()).unwrap();
+            let mut answer = Vec::new();
+            // It may be a reset: the hello was not read.
+            let _ = client.read_to_end(&mut answer);
+            assert_eq!(answer, b"");
+        }
+    }
+    eventually("each is refused", || refused(&gateway, Refusal::ProxyHeader) == 6);
+    assert!(gateway.connections().is_empty());
 }
 
 #[test]

@@ -50,7 +50,7 @@ impl Refusal {
         Self { text, failure: DialFailure::Limit }
     }
 
-    fn unknown(text: String) -> Self {
+    pub(super) fn unknown(text: String) -> Self {
         Self { text, failure: DialFailure::Unknown }
     }
 }

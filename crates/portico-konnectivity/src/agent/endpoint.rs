@@ -220,7 +220,7 @@ impl Carrier {
                 // Closed with unread bytes, the socket would reset what is on its way.
                 let _ = SockRef::from(&self.socket).shutdown(Shutdown::Write);
                 self.answer(String::new());
-                self.discard(deadline).await;
+                linger::discard(&self.socket, deadline).await;
                 self.record.ended(EndpointEnd::ByServer);
             }
             Over::Endpoint => {
@@ -342,30 +342,6 @@ impl Carrier {
                 return Poll::Ready(());
             }
             timer.as_mut().poll(cx)
-        })
-        .await;
-    }
-
-    /// Reads and drops what the endpoint sends, until it ends or `deadline`.
-    async fn discard(&mut self, deadline: Instant) {
-        let mut timer = pin!(sleep_until(deadline));
-        poll_fn(|cx| {
-            loop {
-                match self.socket.poll_read_ready(cx) {
-                    Poll::Pending => return timer.as_mut().poll(cx),
-                    Poll::Ready(Err(_)) => return Poll::Ready(()),
-                    Poll::Ready(Ok(())) => {}
-                }
-                match read_chunk(&self.socket, CHUNK) {
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    Ok(chunk) if !chunk.is_empty() => {}
-                    _ => return Poll::Ready(()),
-                }
-                // An endpoint that never stops sending has its time, too.
-                if Instant::now() >= deadline {
-                    return Poll::Ready(());
-                }
-            }
         })
         .await;
     }

@@ -6,17 +6,22 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use http::{Request, Response};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::jiff::Timestamp;
+use kube::client::Body;
+use kube::core::Status;
 use kube::runtime::watcher::Event;
-use kube::{Api, ResourceExt};
+use kube::{Api, Client, ResourceExt};
 use portico_kube::watch::{Sign, labelled};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
+use tower::service_fn;
 
 use super::settings::{CountSource, Leases};
-use super::shared::Shared;
+use super::shared::{DIAL_BUCKETS, Shared};
+use crate::lease::expires;
 
 /// Between two looks at which Leases have expired: nothing reports that.
 const LOOK: Duration = Duration::from_secs(10);
@@ -65,7 +70,7 @@ pub(super) fn count(shared: &Arc<Shared>) -> Count {
 
 /// Follows the Leases. What fails is tried again, and the last count that succeeded stays.
 async fn follow(leases: Leases, shared: Arc<Shared>, valid: watch::Sender<Option<u32>>) {
-    let api: Api<Lease> = Api::namespaced(leases.client, &leases.namespace);
+    let api: Api<Lease> = Api::namespaced(counted(leases.client, &shared), &leases.namespace);
     let mut signs = std::pin::pin!(labelled(api, &leases.selector));
     let mut known = HashMap::new();
     let mut listing = HashMap::new();
@@ -80,7 +85,6 @@ async fn follow(leases: Leases, shared: Arc<Shared>, valid: watch::Sender<Option
                     listing.insert(lease.name_any(), expires(&lease));
                 }
                 Ok(Sign::Event(Event::InitDone)) => {
-                    shared.counters.lease_lists[0].fetch_add(1, Relaxed);
                     known = std::mem::take(&mut listing);
                     is_listed = true;
                 }
@@ -88,7 +92,7 @@ async fn follow(leases: Leases, shared: Arc<Shared>, valid: watch::Sender<Option
                 Ok(Sign::Event(Event::Delete(lease))) => drop(known.remove(&lease.name_any())),
                 Ok(Sign::Alive) => continue,
                 Err(error) => {
-                    shared.counters.lease_lists[1].fetch_add(1, Relaxed);
+                    shared.counters.lease_failures.fetch_add(1, Relaxed);
                     tracing::warn!(
                         %error,
                         namespace = leases.namespace,
@@ -110,35 +114,31 @@ async fn follow(leases: Leases, shared: Arc<Shared>, valid: watch::Sender<Option
     }
 }
 
-/// When a Lease expires that is not renewed. `None`: it is not valid.
-fn expires(lease: &Lease) -> Option<Timestamp> {
-    let spec = lease.spec.as_ref()?;
-    let since = spec.renew_time.as_ref().or(spec.acquire_time.as_ref())?.0;
-    let seconds = spec.lease_duration_seconds?;
-    since.checked_add(k8s_openapi::jiff::SignedDuration::from_secs(i64::from(seconds))).ok()
+/// The client, with what it lists and watches counted by the API server's answers.
+fn counted(client: Client, shared: &Arc<Shared>) -> Client {
+    let (namespace, shared) = (client.default_namespace().to_owned(), Arc::clone(shared));
+    let service = service_fn(move |request: Request<Body>| {
+        let (client, shared) = (client.clone(), Arc::clone(&shared));
+        async move {
+            let counters = &shared.counters;
+            let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+            let requests = if is_watch { &counters.lease_watches } else { &counters.lease_lists };
+            let begun = Instant::now();
+            let (response, reason) = reason(client.send(request).await?).await?;
+            requests.answered(&DIAL_BUCKETS, response.status().as_u16(), reason, begun.elapsed());
+            Ok::<_, kube::Error>(response)
+        }
+    });
+    Client::new(service, namespace)
 }
 
-#[cfg(test)]
-mod tests {
-    use k8s_openapi::api::coordination::v1::LeaseSpec;
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
-
-    use super::*;
-
-    #[test]
-    fn a_lease_is_valid_from_its_last_renewal_for_its_duration() {
-        let time = |second| Some(MicroTime(Timestamp::from_second(second).unwrap()));
-        let lease = |spec| Lease { spec: Some(spec), ..Lease::default() };
-        let renewed = LeaseSpec {
-            acquire_time: time(10),
-            renew_time: time(100),
-            lease_duration_seconds: Some(30),
-            ..LeaseSpec::default()
-        };
-        assert_eq!(expires(&lease(renewed.clone())), Some(Timestamp::from_second(130).unwrap()));
-        let never_renewed = LeaseSpec { renew_time: None, ..renewed.clone() };
-        assert_eq!(expires(&lease(never_renewed)), Some(Timestamp::from_second(40).unwrap()));
-        assert_eq!(expires(&lease(LeaseSpec { lease_duration_seconds: None, ..renewed })), None);
-        assert_eq!(expires(&Lease::default()), None);
+/// Why a request failed, in the API server's word; empty if it did not.
+async fn reason(response: Response<Body>) -> kube::Result<(Response<Body>, String)> {
+    if response.status().is_success() {
+        return Ok((response, String::new()));
     }
+    let (head, body) = response.into_parts();
+    let body = body.collect_bytes().await?;
+    let status = serde_json::from_slice::<Status>(&body).unwrap_or_default();
+    Ok((Response::from_parts(head, Body::from(body)), status.reason))
 }

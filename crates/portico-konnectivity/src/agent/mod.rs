@@ -15,6 +15,7 @@ mod pool;
 mod record;
 mod server;
 mod session;
+mod sessions;
 mod settings;
 mod shared;
 mod supervisor;
@@ -24,7 +25,7 @@ pub use policy::{Destination, DestinationError, Policy};
 pub use record::{EndpointEnd, Record};
 pub use session::Session;
 pub use settings::{CountSource, Leases, Settings};
-pub use shared::{CODES, Counters, DIAL_BUCKETS, PACKETS};
+pub use shared::{Counters, DIAL_BUCKETS};
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -33,12 +34,14 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use self::sessions::Sessions;
 use self::shared::Shared;
 
 /// A running agent. Dropped, it closes all connections.
 #[derive(Debug)]
 pub struct Agent {
     shared: Arc<Shared>,
+    sessions: Arc<Sessions>,
     supervisor: JoinHandle<()>,
 }
 
@@ -47,14 +50,16 @@ impl Agent {
     #[must_use]
     pub fn start(settings: Settings) -> Self {
         let shared = Arc::new(Shared::new(settings));
-        let supervisor = tokio::spawn(supervisor::supervise(Arc::clone(&shared)));
-        Self { shared, supervisor }
+        let sessions = Arc::new(Sessions::default());
+        let supervisor = tokio::spawn(supervisor::supervise(Arc::clone(&shared), Arc::clone(&sessions)));
+        Self { shared, sessions, supervisor }
     }
 
     /// Asks all servers to prefer other agents, and connects to no more. What they ask for is dialled all the
     /// same: all agents may be draining.
     pub fn drain(&self) {
         self.shared.drain();
+        self.sessions.drain();
     }
 
     /// Returns once there has been no connection to an endpoint for so long.
@@ -74,7 +79,7 @@ impl Agent {
     /// Servers that are connected.
     #[must_use]
     pub fn servers(&self) -> Vec<Arc<Session>> {
-        self.shared.sessions().clone()
+        self.sessions.all()
     }
 
     /// How many servers there are, as far as is known.

@@ -3,24 +3,26 @@
 //!
 //! The agent opens the stream once it has dialled; that is the answer to the DIAL_REQ.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use h2::client::SendRequest;
 use h2::{RecvStream, SendStream};
-use http::uri::{Parts, PathAndQuery, Scheme};
+use http::uri::{Authority, Parts, PathAndQuery, Scheme};
 use http::{HeaderName, HeaderValue, Method, Request, StatusCode, Uri};
 use portico_net::Side;
-use portico_tunnel::connection::Bridge;
+use portico_tunnel::connection::{Activity, Bridge};
 use portico_wire::konnectivity::DialId;
 use thiserror::Error;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::record::Guard;
-use super::session::Session;
 use crate::streams::{DIAL, STREAM_PATH};
 
-/// How long the server may take to take the stream. It waits for nothing.
+/// How long the server may take to take the stream. It waits only until its frontend has taken its own
+/// answer, for which that has three seconds.
 const OPEN: Duration = Duration::from_secs(10);
 
 /// Why there is no stream. The server may have abandoned the dial.
@@ -38,22 +40,27 @@ pub(super) enum OpenError {
 
 /// Opens the stream of a dial.
 pub(super) async fn open(
-    session: &Session,
+    requests: SendRequest<Bytes>,
+    authority: Authority,
     dial: DialId,
 ) -> Result<(SendStream<Bytes>, RecvStream), OpenError> {
-    timeout(OPEN, request(session, dial)).await.map_err(|_| OpenError::Slow)?
+    timeout(OPEN, request(requests, authority, dial)).await.map_err(|_| OpenError::Slow)?
 }
 
-async fn request(session: &Session, dial: DialId) -> Result<(SendStream<Bytes>, RecvStream), OpenError> {
+async fn request(
+    requests: SendRequest<Bytes>,
+    authority: Authority,
+    dial: DialId,
+) -> Result<(SendStream<Bytes>, RecvStream), OpenError> {
     let mut parts = Parts::default();
     parts.scheme = Some(Scheme::HTTPS);
-    parts.authority = Some(session.authority.clone());
+    parts.authority = Some(authority);
     parts.path_and_query = Some(PathAndQuery::from_static(STREAM_PATH));
     let mut request = Request::new(());
     *request.method_mut() = Method::POST;
     *request.uri_mut() = Uri::from_parts(parts).map_err(http::Error::from)?;
     request.headers_mut().insert(HeaderName::from_static(DIAL), HeaderValue::from(dial.0));
-    let mut requests = session.requests.clone().ready().await?;
+    let mut requests = requests.ready().await?;
     let (answer, to_server) = requests.send_request(request, false)?;
     let answer = answer.await?;
     match answer.status() {
@@ -64,12 +71,11 @@ async fn request(session: &Session, dial: DialId) -> Result<(SendStream<Bytes>, 
 
 /// Carries the bytes until the connection is over.
 pub(super) async fn carry(
-    session: &Session,
+    activity: Arc<Activity>,
     stream: (SendStream<Bytes>, RecvStream),
     socket: TcpStream,
     record: Guard,
 ) {
-    let activity = session.activity().clone();
     let bridge = Bridge::new(Side::Downstream, stream, socket, record, activity, None, None);
     bridge.answered().run().await;
 }

@@ -18,9 +18,9 @@ const JITTER: f64 = 0.1;
 /// load balancer draws at random. After that the servers that lack are out of reach, and waits grow.
 const DRAWS: u32 = 10;
 
-/// The longest wait while no server is there at all: it costs next to nothing to ask, and nothing works until
-/// there is one.
-const ABSENT: Duration = Duration::from_secs(2);
+/// While a server is not there, the first wait is this part of the interval, and none is longer than the
+/// interval: an attempt costs next to nothing, and what the API server beside it asks for waits for us.
+const ABSENT: u32 = 4;
 
 /// How an attempt went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,10 +29,10 @@ pub(super) enum Attempt {
     Joined,
     /// One that is connected.
     Duplicate,
-    /// There seems to be no server, and none is connected.
+    /// No server, or one that cannot say yet whether it takes us.
     Absent,
-    /// Otherwise.
-    Failed,
+    /// What answered does not take us as we are.
+    Refused,
 }
 
 /// The waits between attempts.
@@ -41,12 +41,14 @@ pub(super) struct Pace {
     interval: Duration,
     cap: Duration,
     wait: Duration,
+    /// The next wait while a server is not there.
+    absence: Duration,
     duplicates: u32,
 }
 
 impl Pace {
     pub(super) fn new(interval: Duration, cap: Duration) -> Self {
-        Self { interval, cap: cap.max(interval), wait: interval, duplicates: 0 }
+        Self { interval, cap: cap.max(interval), wait: interval, absence: interval / ABSENT, duplicates: 0 }
     }
 
     /// The wait after an attempt. `random` is between 0 and 1.
@@ -55,6 +57,7 @@ impl Pace {
         let wait = match attempt {
             Attempt::Joined => {
                 self.duplicates = 0;
+                self.absence = self.interval / ABSENT;
                 self.wait = self.interval;
                 self.wait
             }
@@ -65,11 +68,11 @@ impl Pace {
                 self.wait
             }
             Attempt::Absent => {
-                let wait = self.wait;
-                self.wait = grown.min(ABSENT.max(self.interval));
+                let wait = self.absence;
+                self.absence = wait.mul_f64(GROWTH).min(self.interval);
                 wait
             }
-            Attempt::Failed => {
+            Attempt::Refused => {
                 let wait = self.wait;
                 self.wait = grown;
                 wait
@@ -107,22 +110,27 @@ mod tests {
     }
 
     #[test]
-    fn waits_after_failures_grow_to_the_cap_and_begin_anew_after_a_success() {
+    fn waits_after_refusals_grow_to_the_cap_and_begin_anew_after_a_success() {
         let mut pace = pace();
-        let waits: Vec<f64> = (0..8).map(|_| pace.after(Attempt::Failed, 1, 0.0).as_secs_f64()).collect();
+        let waits: Vec<f64> = (0..8).map(|_| pace.after(Attempt::Refused, 1, 0.0).as_secs_f64()).collect();
         assert_eq!(waits[..4], [1.0, 1.5, 2.25, 3.375]);
         assert_eq!(waits[7], 10.0);
-        assert_eq!(pace.after(Attempt::Failed, 1, 1.0), 11 * SECOND);
+        assert_eq!(pace.after(Attempt::Refused, 1, 1.0), 11 * SECOND);
         assert_eq!(pace.after(Attempt::Joined, 1, 0.0), SECOND);
-        assert_eq!(pace.after(Attempt::Failed, 1, 0.0), SECOND);
+        assert_eq!(pace.after(Attempt::Refused, 1, 0.0), SECOND);
     }
 
     #[test]
-    fn while_no_server_is_there_it_is_looked_for_every_two_seconds() {
+    fn a_server_that_is_gone_is_looked_for_at_once_and_then_every_interval() {
         let mut pace = pace();
-        let waits: Vec<_> = (0..8).map(|_| pace.after(Attempt::Absent, 1, 0.0)).collect();
-        assert!(waits.iter().all(|wait| *wait <= 2 * SECOND), "{waits:?}");
-        assert!(waits[0] < waits[7]);
+        let absent = |pace: &mut Pace| -> Vec<f64> {
+            (0..8).map(|_| pace.after(Attempt::Absent, 1, 0.0).as_secs_f64()).collect()
+        };
+        let waits = absent(&mut pace);
+        assert_eq!(waits[..3], [0.25, 0.375, 0.5625]);
+        assert_eq!(waits[7], 1.0);
+        pace.after(Attempt::Joined, 1, 0.0);
+        assert_eq!(absent(&mut pace), waits, "as before, the next time");
     }
 
     #[test]

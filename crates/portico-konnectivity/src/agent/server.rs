@@ -16,13 +16,15 @@ use h2::client::{Builder, Connection};
 use h2::{PingPong, Reason};
 use http::uri::{Authority, InvalidUri};
 use http::{HeaderMap, HeaderValue, header};
-use portico_dial::{DialError, HandshakeError, Socket, Target};
+use portico_dial::{DialError, HandshakeError, HandshakeProblem, Socket, Target};
 use portico_net::ReadAhead;
 use portico_tunnel::connection::{
     Activity, Batched, FRAME_SIZE, HEADER_LIST, Inbound, KeepAlive, SEND_BUFFER, Turn, batched,
     connection_window,
 };
-use portico_wire::konnectivity::CONNECT_PATH;
+use portico_wire::konnectivity::{CONNECT_PATH, Code};
+use rustls::AlertDescription::InternalError;
+use rustls::Error::AlertReceived;
 use thiserror::Error;
 use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
@@ -80,6 +82,39 @@ pub(super) enum JoinError {
     /// It took too long.
     #[error("the server at {0} did not answer within {1:?}")]
     Slow(SocketAddr, Duration),
+}
+
+impl JoinError {
+    /// Whether there is no server, or none that is able to serve. Anything else needs an operator.
+    pub(super) fn is_absence(&self) -> bool {
+        match self {
+            Self::Dial(error) => matches!(
+                error,
+                DialError::Tcp { .. }
+                    | DialError::ProxyTooSlow { .. }
+                    | DialError::ProxyGone { .. }
+                    | DialError::CannotReach { .. }
+            ),
+            Self::Tls(error) => match error.problem {
+                // A load balancer without a server behind it hangs up.
+                HandshakeProblem::Closed | HandshakeProblem::Io(_) => true,
+                // The gateway says so.
+                HandshakeProblem::Alert(ref alert) => *alert == AlertReceived(InternalError),
+                _ => false,
+            },
+            Self::Http(_, error) | Self::Refused(_, grpc::Error::Http(error)) => !is_alert(error),
+            // The server cannot have our token reviewed: its API server is not there yet.
+            Self::Refused(_, grpc::Error::Status(status)) => status.code == Code::UNAVAILABLE,
+            Self::Slow(..) => true,
+            Self::Alpn(_) | Self::Authority(_) | Self::Refused(..) | Self::Header(..) => false,
+        }
+    }
+}
+
+/// Whether the server's TLS ended the connection: by TLS 1.3 it judges our certificate after the handshake.
+fn is_alert(error: &h2::Error) -> bool {
+    let source = error.get_io().and_then(|error| error.get_ref());
+    source.is_some_and(|source| matches!(source.downcast_ref(), Some(AlertReceived(_))))
 }
 
 /// A server that has answered.

@@ -16,7 +16,7 @@ use h2::client::SendRequest;
 use http::uri::Authority;
 use portico_net::linger;
 use portico_tunnel::connection::Activity;
-use portico_wire::konnectivity::{Code, ConnectId, DataHead, DialId, Packet};
+use portico_wire::konnectivity::{Code, ConnectId, DataHead, DialId, Packet, address};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
@@ -38,8 +38,8 @@ pub struct Session {
     server: Arc<str>,
     address: SocketAddr,
     since: Instant,
-    pub(super) authority: Authority,
-    pub(super) requests: SendRequest<Bytes>,
+    authority: Authority,
+    requests: SendRequest<Bytes>,
     activity: Arc<Activity>,
     outbound: Outbound,
     /// Whether connections have HTTP/2 streams of their own.
@@ -95,10 +95,9 @@ impl Ended {
     pub(super) fn code(&self) -> Code {
         match self {
             Self::ByServer => Code::OK,
-            Self::Stream(grpc::Error::Status(status)) => status.code,
-            Self::Stream(grpc::Error::Malformed(_) | grpc::Error::Truncated(_)) => Code::INTERNAL,
-            Self::Unread | Self::Stream(grpc::Error::Memory) => Code::RESOURCE_EXHAUSTED,
-            Self::Stream(_) | Self::Closed | Self::Connection(_) | Self::Silent(_) => Code::UNAVAILABLE,
+            Self::Stream(error) => error.code(),
+            Self::Unread => Code::RESOURCE_EXHAUSTED,
+            Self::Closed | Self::Connection(_) | Self::Silent(_) => Code::UNAVAILABLE,
         }
     }
 }
@@ -286,6 +285,12 @@ impl Session {
         let mut state = self.state();
         state.last += 1;
         let connection = ConnectId(state.last);
+        if protocol.len() + address.len() > address::MAX {
+            drop(state);
+            // The answer has the text in it, and many answers may wait.
+            let text = format!("dial: the address is longer than {} bytes", address::MAX);
+            return self.refuse(dial, Refusal::unknown(text));
+        }
         let Some(dialling) = self.shared.begin_dial() else {
             drop(state);
             let most = self.shared.settings.max_dials;
@@ -358,8 +363,11 @@ impl Entry {
         };
         shared.dialled(begun.elapsed());
         if session.has_streams {
-            match Box::pin(native::open(session, self.dial)).await {
-                Ok(stream) if self.is_open() => native::carry(session, stream, socket, record).await,
+            let (requests, authority) = (session.requests.clone(), session.authority.clone());
+            match Box::pin(native::open(requests, authority, self.dial)).await {
+                Ok(stream) if self.is_open() => {
+                    native::carry(Arc::clone(&session.activity), stream, socket, record).await;
+                }
                 Ok(_) => {}
                 Err(error) => {
                     // It was never asked for anything, and does not end in order.

@@ -1,35 +1,27 @@
-//! What all parts of an agent share: settings, counters, and the list of connections.
+//! What all parts of an agent share: settings, counters, and the list of connections to endpoints.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use portico_wire::konnectivity::Packet;
+use portico_wire::konnectivity::{Code, Packet};
 use slab::Slab;
 use tokio::sync::watch;
 
 use super::dial::DialFailure;
 use super::record::{EndpointEnd, Record};
-use super::session::Session;
 use super::settings::Settings;
+use crate::counting::{Histogram, PacketCounts};
+use crate::requests::Requests;
 
-/// Upper bounds of the buckets of dial times, in seconds: upstream's.
+/// Upper bounds of the buckets of times, of dials and of requests about Leases, in seconds: upstream's.
 pub const DIAL_BUCKETS: [f64; 7] = [0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0];
-
-/// Types of packets, with upstream's names: the order of the counters.
-pub const PACKETS: [&str; 8] =
-    ["DIAL_REQ", "DIAL_RSP", "CLOSE_REQ", "CLOSE_RSP", "DATA", "DIAL_CLS", "DRAIN", "Unknown"];
-
-/// Codes of gRPC.
-pub const CODES: usize = 17;
 
 /// Counters of one agent.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Dials that succeeded, by time; the last is for longer ones.
-    pub dials: [AtomicU64; DIAL_BUCKETS.len() + 1],
-    /// The time of all of them, in microseconds.
-    pub dial_micros: AtomicU64,
+    /// Dials that succeeded, by time.
+    pub dials: Histogram<{ DIAL_BUCKETS.len() }>,
     /// Dials that failed, as [`DialFailure::ALL`].
     pub dial_failures: [AtomicU64; DialFailure::ALL.len()],
     /// Dials that the server abandoned.
@@ -40,10 +32,10 @@ pub struct Counters {
     pub bytes_up: AtomicU64,
     /// Bytes passed to servers.
     pub bytes_down: AtomicU64,
-    /// Packets that came, as [`PACKETS`].
-    pub received: [AtomicU64; PACKETS.len()],
+    /// Packets that came.
+    pub received: PacketCounts,
     /// Packets that were sent.
-    pub sent: [AtomicU64; PACKETS.len()],
+    pub sent: PacketCounts,
     /// Connections to servers that came up.
     pub joined: AtomicU64,
     /// Attempts that led to a server that is connected already.
@@ -55,9 +47,13 @@ pub struct Counters {
     /// Connections to servers that ended otherwise.
     pub lost: AtomicU64,
     /// Connect streams that ended with an error, by the number of its gRPC code.
-    pub stream_errors: [AtomicU64; CODES],
-    /// Lists of Leases that were answered, and requests for them that failed.
-    pub lease_lists: [AtomicU64; 2],
+    pub stream_errors: [AtomicU64; Code::COUNT],
+    /// Lists of Leases.
+    pub lease_lists: Requests<{ DIAL_BUCKETS.len() }>,
+    /// Watches of them, from the request to the head of the answer.
+    pub lease_watches: Requests<{ DIAL_BUCKETS.len() }>,
+    /// Lists and watches that failed, with or without an answer of the API server.
+    pub lease_failures: AtomicU64,
 }
 
 /// State that outlives any one connection.
@@ -68,7 +64,6 @@ pub(super) struct Shared {
     pub(super) known_servers: AtomicU32,
     dialling: AtomicU32,
     records: Mutex<Slab<Arc<Record>>>,
-    sessions: Mutex<Vec<Arc<Session>>>,
     draining: watch::Sender<bool>,
     /// Changes when a connection opens or closes.
     open: watch::Sender<usize>,
@@ -92,7 +87,6 @@ impl Shared {
             known_servers: AtomicU32::new(1),
             dialling: AtomicU32::new(0),
             records: Mutex::default(),
-            sessions: Mutex::default(),
             draining: watch::Sender::new(false),
             open: watch::Sender::new(0),
         }
@@ -101,10 +95,6 @@ impl Shared {
     fn records(&self) -> MutexGuard<'_, Slab<Arc<Record>>> {
         // A panic elsewhere leaves nothing half done here.
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn sessions(&self) -> MutexGuard<'_, Vec<Arc<Session>>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Connections to endpoints that are open.
@@ -163,15 +153,10 @@ impl Shared {
 
     pub(super) fn drain(&self) {
         self.draining.send_replace(true);
-        self.sessions().iter().for_each(|session| session.drain());
     }
 
     pub(super) fn dialled(&self, took: Duration) {
-        let seconds = took.as_secs_f64();
-        let bucket = DIAL_BUCKETS.iter().position(|most| seconds <= *most).unwrap_or(DIAL_BUCKETS.len());
-        self.counters.dials[bucket].fetch_add(1, Relaxed);
-        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        self.counters.dial_micros.fetch_add(micros, Relaxed);
+        self.counters.dials.observe(&DIAL_BUCKETS, took);
     }
 
     pub(super) fn dial_failed(&self, failure: DialFailure) {
@@ -180,31 +165,14 @@ impl Shared {
     }
 
     pub(super) fn received(&self, packet: &Packet) {
-        count(&self.counters.received, packet);
+        self.counters.received.packet(packet);
     }
 
     pub(super) fn sent(&self, packet: &Packet) {
-        count(&self.counters.sent, packet);
+        self.counters.sent.packet(packet);
     }
 
     pub(super) fn sent_data(&self) {
-        self.counters.sent[DATA].fetch_add(1, Relaxed);
+        self.counters.sent.data();
     }
-}
-
-/// DATA in [`PACKETS`].
-const DATA: usize = 4;
-
-fn count(counters: &[AtomicU64; PACKETS.len()], packet: &Packet) {
-    let index = match packet {
-        Packet::DialRequest { .. } => 0,
-        Packet::DialResponse { .. } => 1,
-        Packet::CloseRequest(_) => 2,
-        Packet::CloseResponse { .. } => 3,
-        Packet::Data { .. } => DATA,
-        Packet::CloseDial(_) => 5,
-        Packet::Drain => 6,
-        Packet::Unknown => 7,
-    };
-    counters[index].fetch_add(1, Relaxed);
 }

@@ -3,23 +3,24 @@
 //! How many servers there are says each of them when it answers, or their Leases, or both. While fewer are
 //! connected, the supervisor tries; with `--sync-forever` it tries on, and so finds servers that were added.
 
-use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use portico_dial::{ResolveError, Target};
+use portico_net::line_limit::{LineLimit, Pace};
 use portico_net::random;
+use portico_wire::konnectivity::Code;
 use thiserror::Error;
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::leases;
-use super::pool::{Attempt, Pace, choose};
+use super::pool::{self, Attempt, choose};
 use super::server::{JoinError, Joined, join};
 use super::session::{Ended, Session};
+use super::sessions::Sessions;
 use super::settings::CountSource;
-use super::shared::{CODES, Shared};
+use super::shared::Shared;
 
 /// Why an attempt failed.
 #[derive(Debug, Error)]
@@ -33,28 +34,34 @@ enum AttemptError {
 }
 
 impl AttemptError {
-    /// Whether there seems to be no server at all. One that refuses us needs an operator.
+    /// Whether this passes without an operator: there is no server, or none that is able to serve.
     fn is_absence(&self) -> bool {
-        !matches!(self, Self::Join(JoinError::Refused(..) | JoinError::Tls(_)))
+        match self {
+            Self::Resolve(_) | Self::NoAddress(_) => true,
+            Self::Join(error) => error.is_absence(),
+        }
     }
 }
 
 /// Runs until dropped, and all connections with it.
-pub(super) async fn supervise(shared: Arc<Shared>) {
+pub(super) async fn supervise(shared: Arc<Shared>, sessions: Arc<Sessions>) {
     let settings = &shared.settings;
     let mut leases = leases::count(&shared);
     let mut supervisor = Supervisor {
-        pace: Pace::new(settings.sync_interval, settings.sync_interval_cap),
-        sessions: JoinSet::new(),
+        pace: pool::Pace::new(settings.sync_interval, settings.sync_interval_cap),
+        sessions,
+        tasks: JoinSet::new(),
         responses: 1,
         attempts: 0,
+        lines: LineLimit::default(),
+        started: Instant::now(),
         shared: Arc::clone(&shared),
     };
     let mut draining = shared.draining();
     loop {
         let before = supervisor.wanted(leases.servers());
         shared.known_servers.store(before, Relaxed);
-        let lacks = |supervisor: &Supervisor, wanted| supervisor.live() < wanted as usize;
+        let lacks = |supervisor: &Supervisor, wanted| supervisor.sessions.staying() < wanted as usize;
         let tries = !*draining.borrow_and_update() && (lacks(&supervisor, before) || settings.sync_forever);
         let attempt = if tries { Some(supervisor.attempt().await) } else { None };
         let wanted = supervisor.wanted(leases.servers());
@@ -68,7 +75,7 @@ pub(super) async fn supervise(shared: Arc<Shared>) {
         tokio::select! {
             () = sleep(pause) => {}
             // A server is gone: another one may be there.
-            Some(_) = supervisor.sessions.join_next() => {}
+            Some(_) = supervisor.tasks.join_next() => {}
             Ok(()) = draining.changed() => {}
             () = leases.changed() => {}
         }
@@ -77,19 +84,19 @@ pub(super) async fn supervise(shared: Arc<Shared>) {
 
 struct Supervisor {
     shared: Arc<Shared>,
-    pace: Pace,
-    sessions: JoinSet<()>,
+    pace: pool::Pace,
+    sessions: Arc<Sessions>,
+    /// One for each session.
+    tasks: JoinSet<()>,
     /// Servers by the word of the last one that was new.
     responses: u32,
     attempts: usize,
+    /// Of log lines about attempts that failed: there may be one each second, for ever.
+    lines: LineLimit,
+    started: Instant,
 }
 
 impl Supervisor {
-    /// Connections that servers will keep.
-    fn live(&self) -> usize {
-        self.shared.sessions().iter().filter(|session| !session.is_leaving()).count()
-    }
-
     /// How many servers there are. Not fewer than addresses were given: each names one, or several.
     fn wanted(&self, leases: Option<u32>) -> u32 {
         let settings = &self.shared.settings;
@@ -110,10 +117,12 @@ impl Supervisor {
         match result {
             Err(error) => {
                 counters.join_failures.fetch_add(1, Relaxed);
-                tracing::warn!(server = %target, %error, "cannot connect to a server");
-                if error.is_absence() && self.live() == 0 { Attempt::Absent } else { Attempt::Failed }
+                if let Some(left_out) = self.lines.admit(Pace::WARNINGS, self.started.elapsed()) {
+                    tracing::warn!(server = %target, %error, left_out, "cannot connect to a server");
+                }
+                if error.is_absence() { Attempt::Absent } else { Attempt::Refused }
             }
-            Ok(joined) if self.is_connected(&joined) => {
+            Ok(joined) if self.sessions.has_staying(joined.session.server()) => {
                 counters.duplicates.fetch_add(1, Relaxed);
                 tracing::debug!(server = %joined.session.server(), "the server is connected already");
                 Attempt::Duplicate
@@ -130,12 +139,8 @@ impl Supervisor {
         let settings = &self.shared.settings;
         self.reload();
         let resolved = settings.to_servers.resolve(target).await?;
-        let mut connected: HashMap<SocketAddr, usize> = HashMap::new();
-        for session in self.shared.sessions().iter() {
-            *connected.entry(session.address()).or_default() += 1;
-        }
         let turn = self.attempts / settings.servers.len();
-        let address = choose(&resolved.addresses, &connected, turn);
+        let address = choose(&resolved.addresses, &self.sessions.by_address(), turn);
         let address = address.ok_or_else(|| AttemptError::NoAddress(target.host.clone()))?;
         Ok(join(&self.shared, target, address).await?)
     }
@@ -151,12 +156,6 @@ impl Supervisor {
         }
     }
 
-    /// Whether there is a connection to the server that will stay. One that leaves is replaced.
-    fn is_connected(&self, joined: &Joined) -> bool {
-        let is_same = |session: &Arc<Session>| session.server() == joined.session.server();
-        self.shared.sessions().iter().any(|session| is_same(session) && !session.is_leaving())
-    }
-
     fn add(&mut self, joined: Joined) {
         let session = Arc::clone(&joined.session);
         tracing::info!(
@@ -167,8 +166,8 @@ impl Supervisor {
             "connected to a server"
         );
         self.responses = joined.count;
-        let listed = Listed::new(&self.shared, session);
-        self.sessions.spawn(async move {
+        let listed = Listed::new(&self.shared, &self.sessions, session);
+        self.tasks.spawn(async move {
             let ended = joined.run().await;
             listed.ended(&ended);
         });
@@ -178,16 +177,17 @@ impl Supervisor {
 /// A session in the list of all while it is held.
 struct Listed {
     shared: Arc<Shared>,
+    sessions: Arc<Sessions>,
     session: Arc<Session>,
 }
 
 impl Listed {
-    fn new(shared: &Arc<Shared>, session: Arc<Session>) -> Self {
-        shared.sessions().push(Arc::clone(&session));
+    fn new(shared: &Arc<Shared>, sessions: &Arc<Sessions>, session: Arc<Session>) -> Self {
+        sessions.add(Arc::clone(&session));
         if shared.is_draining() {
             session.drain();
         }
-        Self { shared: Arc::clone(shared), session }
+        Self { shared: Arc::clone(shared), sessions: Arc::clone(sessions), session }
     }
 
     fn ended(self, ended: &Ended) {
@@ -195,7 +195,7 @@ impl Listed {
         let counter = if matches!(ended, Ended::Silent(_)) { &counters.silent } else { &counters.lost };
         counter.fetch_add(1, Relaxed);
         let code = usize::from(ended.code().number());
-        counters.stream_errors[code.min(CODES - 1)].fetch_add(1, Relaxed);
+        counters.stream_errors[code.min(Code::COUNT - 1)].fetch_add(1, Relaxed);
         let connections = self.session.connections();
         tracing::warn!(server = %self.session.server(), connections, reason = %ended, "a server is gone");
     }
@@ -204,6 +204,6 @@ impl Listed {
 impl Drop for Listed {
     fn drop(&mut self) {
         self.session.over();
-        self.shared.sessions().retain(|session| !Arc::ptr_eq(session, &self.session));
+        self.sessions.remove(&self.session);
     }
 }

@@ -96,3 +96,16 @@ pub enum Error {
     #[error("the stream is closed")]
     Closed,
 }
+
+impl Error {
+    /// The code that a caller sees.
+    #[must_use]
+    pub fn code(&self) -> Code {
+        match self {
+            Self::Status(status) => status.code,
+            Self::Malformed(_) | Self::Truncated(_) => Code::INTERNAL,
+            Self::Memory => Code::RESOURCE_EXHAUSTED,
+            Self::Http(_) | Self::NotGrpc { .. } | Self::Request(_) | Self::Closed => Code::UNAVAILABLE,
+        }
+    }
+}

@@ -1,5 +1,6 @@
 //! The server's side of a stream: from a request to its messages, or to a refusal.
 
+use std::future::poll_fn;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -49,15 +50,16 @@ impl Call {
         &self.path
     }
 
-    /// The headers of the request.
+    /// The headers of the request, which are gone then.
     #[must_use]
-    pub fn metadata(&self) -> &HeaderMap {
-        &self.metadata
+    pub fn take_metadata(&mut self) -> HeaderMap {
+        std::mem::take(&mut self.metadata)
     }
 
-    /// For a reset before there is an answer.
-    pub fn respond(&mut self) -> &mut SendResponse<Bytes> {
-        &mut self.respond
+    /// Ready when the client has reset the call, or is gone, before there is an answer.
+    pub async fn abandoned(&mut self) {
+        // How it ended does not matter.
+        let _ = poll_fn(|cx| self.respond.poll_reset(cx)).await;
     }
 
     /// Answers with this metadata, at once. Unfinished messages count in `memory`.

@@ -1,49 +1,65 @@
 //! The agents' side: TLS, Connect streams, and the streams of connections that agents of ours open.
 
+use std::future::poll_fn;
 use std::net::SocketAddr;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream};
 use http::header::USER_AGENT;
-use http::{HeaderMap, HeaderValue, Request, Response};
+use http::{HeaderMap, HeaderValue, Request};
 use portico_tunnel::connection::Activity;
 use portico_wire::konnectivity::{CONNECT_PATH, Code, DialId, Identifiers};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout};
 
-use super::authentication::Authentication;
+use super::authentication::{Authentication, Refusal, only};
 use super::backend::{self, Backend, Introduction, Opened};
 use super::counters::Counted;
 use super::http2::{self, Limits, Peer};
 use super::native::NativeStream;
 use super::settings::{HELLO, MAX_PING, PING_TIMEOUT};
 use super::shared::Shared;
+use super::unproven::{Crowded, Unproven};
 use crate::grpc::{Call, Status};
 use crate::streams::{DIAL, OFFER, STREAM_PATH, VERSION};
+
+/// Who calls, as far as TLS tells.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    pub(crate) address: SocketAddr,
+    /// The names in its certificate, if it has one.
+    pub(crate) names: Vec<String>,
+    pub(crate) unproven: Unproven,
+}
 
 /// One connection of an agent.
 struct Connection {
     shared: Arc<Shared>,
     authentication: Arc<Authentication>,
     address: SocketAddr,
+    names: Vec<String>,
     activity: Arc<Activity>,
     peer: Peer,
-    /// Its Connect streams: one, as a rule.
-    backends: Mutex<Vec<Arc<Backend>>>,
+    /// Until it is accepted.
+    unproven: Mutex<Option<Unproven>>,
+    /// Whether it has a Connect stream, accepted or not.
+    connects: AtomicBool,
+    /// Its Connect stream, once it is accepted.
+    backend: Mutex<Option<Arc<Backend>>>,
 }
 
-/// Serves an agent's connection. `unknown` is what it holds until it is accepted.
+/// Serves an agent's connection.
 pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     shared: Arc<Shared>,
     authentication: Arc<Authentication>,
     stream: S,
-    address: SocketAddr,
-    unknown: OwnedSemaphorePermit,
+    caller: Caller,
 ) {
+    let Caller { address, names, unproven } = caller;
     let window = u32::try_from(shared.settings.connection_buffer).unwrap_or(u32::MAX);
     let limits = Limits {
         stream_window: window.clamp(64 * 1024, 1 << 30),
@@ -51,14 +67,16 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
         deadline: Instant::now() + HELLO,
     };
     let connection = Arc::new(Connection {
-        activity: Arc::new(Activity::new(&shared.memory)),
+        activity: Arc::new(Activity::unauthenticated(&shared.memory)),
         shared: Arc::clone(&shared),
         authentication,
         address,
+        names,
         peer: Peer::default(),
-        backends: Mutex::default(),
+        unproven: Mutex::new(Some(unproven)),
+        connects: AtomicBool::default(),
+        backend: Mutex::default(),
     });
-    let mut unknown = Some(Arc::new(unknown));
     let start = |request: Request<RecvStream>, respond: SendResponse<Bytes>| {
         if request.uri().path() == STREAM_PATH {
             return connection.take_stream(request, respond);
@@ -68,19 +86,52 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
             return call
                 .refuse(&Status::new(Code::UNIMPLEMENTED, "only AgentService/Connect is served here"));
         }
-        // The second of several holds nothing: one is enough.
-        tokio::spawn(connect(Arc::clone(&connection), call, unknown.take()));
+        // Or a stranger could have any number of tokens reviewed.
+        if connection.connects.swap(true, Relaxed) {
+            let why = "a connection has one Connect stream; connect once more for another";
+            return call.refuse(&Status::new(Code::RESOURCE_EXHAUSTED, why));
+        }
+        tokio::spawn(connect(Arc::clone(&connection), call));
+    };
+    let stop = async {
+        tokio::select! {
+            () = shared.agents_stopped() => Ok(()),
+            () = poll_fn(|cx| connection.poll_evicted(cx)) => Err(Crowded.into()),
+        }
     };
     let (activity, peer) = (&connection.activity, &connection.peer);
-    if let Err(error) = http2::serve(stream, limits, activity, peer, start, shared.agents_stopped()).await {
-        tracing::info!(peer = %address, %error, "an agent's connection ended");
+    match http2::serve(stream, limits, activity, peer, start, stop).await {
+        Ok(()) => {}
+        Err(error) if peer.is_known.load(Relaxed) => {
+            tracing::info!(peer = %address, %error, "an agent's connection ended");
+        }
+        Err(error) => shared.refused(error.reason(), address, &error),
     }
 }
 
 impl Connection {
-    fn backends(&self) -> MutexGuard<'_, Vec<Arc<Backend>>> {
+    fn backend(&self) -> MutexGuard<'_, Option<Arc<Backend>>> {
         // A panic elsewhere leaves nothing half done here.
-        self.backends.lock().unwrap_or_else(PoisonError::into_inner)
+        self.backend.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn unproven(&self) -> MutexGuard<'_, Option<Unproven>> {
+        // The same.
+        self.unproven.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ready when others need the slot of a connection that is not accepted.
+    fn poll_evicted(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.unproven().as_ref().map_or(Poll::Pending, |unproven| unproven.poll_evicted(cx))
+    }
+
+    /// The agent is accepted.
+    fn accept(&self, introduction: &Introduction) {
+        if let Some(unproven) = self.unproven().take() {
+            unproven.proven();
+        }
+        self.peer.is_known.store(true, Relaxed);
+        self.peer.is_native.fetch_or(introduction.is_native, Relaxed);
     }
 
     /// Takes the stream of a connection that an agent of ours has opened, if a dial on this connection waits
@@ -88,27 +139,23 @@ impl Connection {
     fn take_stream(&self, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
         let (head, from_agent) = request.into_parts();
         let number = head.headers.get(DIAL).and_then(|value| value.to_str().ok()?.parse().ok());
-        let waits = number
-            .and_then(|dial| self.backends().iter().find_map(|backend| backend.take_dial(DialId(dial))));
+        let waits = number.and_then(|dial| self.backend().as_ref()?.take_dial(DialId(dial)));
         let Some(waits) = waits else { return respond.send_reset(Reason::CANCEL) };
-        // Fails only if the agent is gone; then the dial is lost with it.
-        if let Ok(to_agent) = respond.send_response(Response::new(()), false) {
-            let activity = Arc::clone(&self.activity);
-            // A stream that nobody waits for any more is reset as it is dropped.
-            let _ = waits.send(Ok(Opened::Native(NativeStream { to_agent, from_agent, activity })));
-        }
+        let activity = Arc::clone(&self.activity);
+        // A stream that nobody waits for any more is reset as it is dropped.
+        let _ = waits.send(Ok(Opened::Native(NativeStream { respond, from_agent, activity })));
     }
 
     /// Reads what the agent says of itself, and has its token reviewed.
-    async fn introduce(&self, metadata: &HeaderMap) -> Result<Introduction, String> {
-        let agent = only(metadata, "agentid")?.ok_or("missing or empty agentID in the context")?;
-        if agent.is_empty() {
-            return Err("missing or empty agentID in the context".to_owned());
-        }
+    async fn introduce(&self, metadata: &HeaderMap) -> Result<Introduction, Refusal> {
+        let missing = || Refusal::Metadata("missing or empty agentID in the context".to_owned());
+        let agent = only(metadata, "agentid")?.filter(|agent| !agent.is_empty()).ok_or_else(missing)?;
         let identifiers = only(metadata, "agentidentifiers")?.unwrap_or_default();
         let identifiers = Identifiers::parse(identifiers)
-            .map_err(|error| format!("fail to parse url encoded string: {error}"))?;
-        self.authentication.check(metadata).await?;
+            .map_err(|error| Refusal::Metadata(format!("fail to parse url encoded string: {error}")))?;
+        let check =
+            self.authentication.check(metadata, self.names.clone(), &identifiers, &self.shared.counters);
+        check.await?;
         let version = metadata.get(USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or_default();
         Ok(Introduction {
             agent: agent.into(),
@@ -121,27 +168,29 @@ impl Connection {
 }
 
 /// The task of one Connect stream.
-async fn connect(connection: Arc<Connection>, call: Call, unknown: Option<Arc<OwnedSemaphorePermit>>) {
+async fn connect(connection: Arc<Connection>, mut call: Call) {
+    let _connects = Connects(&connection.connects);
     let shared = &connection.shared;
-    let introduced = match timeout(HELLO, connection.introduce(call.metadata())).await {
-        Ok(introduced) => introduced,
-        Err(_) => Err("the agent's token was not reviewed in time".to_owned()),
+    let metadata = call.take_metadata();
+    let introduced = tokio::select! {
+        introduced = timeout(HELLO, connection.introduce(&metadata)) => introduced.unwrap_or_else(|_| {
+            Err(Refusal::Review("the agent's token was not reviewed in time".to_owned()))
+        }),
+        // Or its token would wait for a review in the place of another.
+        () = call.abandoned() => return,
     };
+    drop(metadata);
     let introduction = match introduced {
         Ok(introduction) => introduction,
         Err(why) => {
-            shared.counters.agents_refused.fetch_add(1, Relaxed);
-            tracing::warn!(peer = %connection.address, %why, "refused an agent");
-            // As upstream: an agent reacts to every error alike.
-            return call.refuse(&Status::new(Code::UNKNOWN, why));
+            shared.refused(why.reason(), connection.address, &why);
+            return call.refuse(&Status::new(why.code(), why.to_string()));
         }
     };
-    drop(unknown);
+    connection.accept(&introduction);
     let Some(answer) = answer(shared, &introduction) else { return };
     let memory = [shared.memory.clone()];
     let Ok((sender, mut receiver)) = call.start(answer, &connection.activity, &memory) else { return };
-    connection.peer.is_known.store(true, Relaxed);
-    connection.peer.is_native.fetch_or(introduction.is_native, Relaxed);
     let (backend, outgoing) = Backend::new(introduction, &mut receiver, shared);
     let _registered = Registered::new(&connection, &backend);
     let _counted = Counted::new(&shared.counters.agent_streams);
@@ -164,15 +213,13 @@ fn answer(shared: &Shared, introduction: &Introduction) -> Option<HeaderMap> {
     Some(answer)
 }
 
-/// The one value of a header, if there is one.
-pub(super) fn only<'a>(metadata: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, String> {
-    let mut values = metadata.get_all(name).iter();
-    let value = values.next();
-    if values.next().is_some() {
-        return Err(format!("multiple values for {name} in the context"));
+/// A Connect stream, accepted or not, until this is dropped.
+struct Connects<'a>(&'a AtomicBool);
+
+impl Drop for Connects<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Relaxed);
     }
-    let text = |value: &'a HeaderValue| value.to_str().map_err(|_| format!("{name} is not text"));
-    value.map(text).transpose()
 }
 
 /// An agent that gets dials, until this is dropped. What rests on its stream ends then.
@@ -184,7 +231,7 @@ struct Registered<'a> {
 impl<'a> Registered<'a> {
     fn new(connection: &'a Connection, backend: &'a Arc<Backend>) -> Self {
         connection.shared.registry().add(backend);
-        connection.backends().push(Arc::clone(backend));
+        *connection.backend() = Some(Arc::clone(backend));
         Self { connection, backend }
     }
 }
@@ -192,7 +239,7 @@ impl<'a> Registered<'a> {
 impl Drop for Registered<'_> {
     fn drop(&mut self) {
         self.connection.shared.registry().remove(self.backend);
-        self.connection.backends().retain(|backend| !Arc::ptr_eq(backend, self.backend));
+        *self.connection.backend() = None;
         self.backend.end();
     }
 }

@@ -1,24 +1,37 @@
-//! Whether an agent may connect: by its token, which the API server reviews, or by the certificate that TLS
-//! has verified already.
+//! Whether an agent may connect, and as whom: by its token, which the API server reviews, or by the
+//! certificate that TLS has verified already. And whether it may claim what it claims (`claims`).
 //!
-//! Reviews under way are bounded, and so is the time of each. A token that was accepted is not reviewed again
-//! for [`HOLDS`]: an agent that looks for further servers comes back each second.
+//! Reviews under way and waiting are bounded, and so is the time of each: agents that come back at once must
+//! not look like an attack to the API server, nor may those that make tokens up hold memory here. A token
+//! that was accepted is not reviewed again for [`HOLDS`]: an agent that looks for further servers comes back
+//! each second.
 
 use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
-use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo};
 use kube::api::PostParams;
 use kube::{Api, Client};
+use portico_wire::konnectivity::{Code, Identifiers};
+use thiserror::Error;
 use tokio::sync::{Mutex, Semaphore};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
-use super::agents::only;
+use super::claims::{Binding, forbidden};
+use super::counters::{Counted, Counters};
 
-/// Reviews at a time: agents that come back at once must not look like an attack to the API server.
+/// Reviews at a time.
 const MAX_REVIEWS: usize = 8;
+
+/// Agents that wait for their review, with those whose review is under way. More are refused at once: they
+/// come back by themselves.
+const MAX_WAITING: u64 = 256;
+
+/// How long the API server may take for one review: half of what an agent waits for its answer.
+const REVIEW: Duration = Duration::from_secs(5);
 
 /// How long an accepted token needs no other review.
 const HOLDS: Duration = Duration::from_secs(30);
@@ -26,9 +39,68 @@ const HOLDS: Duration = Duration::from_secs(30);
 /// Accepted tokens that are remembered; beyond that, the oldest are reviewed again.
 const MAX_REMEMBERED: usize = 4_096;
 
-/// How agents authenticate beside TLS.
+/// What the API server says of the node of a token's pod, since Kubernetes 1.30.
+const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
+
+/// Why an agent is refused: for its log and ours.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub(crate) enum Refusal {
+    /// It does not say who it is, or says it twice.
+    #[error("{0}")]
+    Metadata(String),
+    /// Its token is missing, or is not accepted.
+    #[error("{0}")]
+    Token(String),
+    /// Nobody could say whether its token is good. It may be, the next time.
+    #[error("{0}")]
+    Review(String),
+    /// The same, because too many others wait.
+    #[error("{MAX_WAITING} agents wait for the review of their token already")]
+    Crowd,
+    /// It claims what its identity is not bound to.
+    #[error(
+        "the agent may not claim {claimed}: --bind-identifiers of the server does not allow it to {}",
+        known(identities)
+    )]
+    Identifiers {
+        /// The first claim that is too much.
+        claimed: String,
+        /// Whom the server takes it for.
+        identities: Vec<String>,
+    },
+}
+
+impl Refusal {
+    /// The word for metrics.
+    pub(crate) fn reason(&self) -> &'static str {
+        match self {
+            Self::Metadata(_) => "metadata",
+            Self::Token(_) => "token",
+            Self::Review(_) | Self::Crowd => "review",
+            Self::Identifiers { .. } => "identifiers",
+        }
+    }
+
+    /// As upstream, whose agents take every code alike. Ours comes back soon if the API server is away, as it
+    /// is until it has started.
+    pub(crate) fn code(&self) -> Code {
+        if matches!(self, Self::Review(_)) { Code::UNAVAILABLE } else { Code::UNKNOWN }
+    }
+}
+
+fn known(identities: &[String]) -> String {
+    match identities {
+        [] => "an agent without a certificate or token".to_owned(),
+        identities => identities.join(", "),
+    }
+}
+
+/// How agents authenticate beside TLS, and what their identities are bound to.
 #[derive(Debug)]
-pub struct Authentication(Option<Reviews>);
+pub struct Authentication {
+    reviews: Option<Reviews>,
+    bindings: Vec<Binding>,
+}
 
 /// Whose tokens are accepted.
 #[derive(Debug, Clone)]
@@ -46,8 +118,14 @@ struct Reviews {
     expected: Expected,
     permits: Semaphore,
     seed: RandomState,
-    /// Hashes of tokens that were accepted, and when.
-    accepted: Mutex<Vec<(u64, Instant)>>,
+    accepted: Mutex<Vec<Accepted>>,
+}
+
+/// A token that was accepted.
+struct Accepted {
+    hash: u64,
+    since: Instant,
+    identities: Vec<String>,
 }
 
 impl std::fmt::Debug for Reviews {
@@ -60,39 +138,71 @@ impl Authentication {
     /// TLS is all.
     #[must_use]
     pub fn none() -> Self {
-        Self(None)
+        Self { reviews: None, bindings: Vec::new() }
     }
 
     /// By a token of this service account.
     #[must_use]
     pub fn by_token(client: Client, expected: Expected) -> Self {
-        Self(Some(Reviews {
+        let reviews = Reviews {
             api: Api::all(client),
             expected,
             permits: Semaphore::new(MAX_REVIEWS),
             seed: RandomState::new(),
             accepted: Mutex::default(),
-        }))
+        };
+        Self { reviews: Some(reviews), bindings: Vec::new() }
     }
 
-    /// Says why an agent with this metadata is not accepted. The caller bounds the time.
-    pub(crate) async fn check(&self, metadata: &HeaderMap) -> Result<(), String> {
-        let Some(reviews) = &self.0 else { return Ok(()) };
-        let header =
-            only(metadata, AUTHORIZATION.as_str())?.ok_or("no authorization metadata in the request")?;
-        let token = header.strip_prefix("Bearer ").ok_or("authorization is no Bearer token")?;
-        reviews.check(token.trim()).await
+    /// With identifiers bound to identities. Without bindings, any agent may claim any.
+    #[must_use]
+    pub fn bound(self, bindings: Vec<Binding>) -> Self {
+        Self { bindings, ..self }
+    }
+
+    /// Says why an agent with this metadata, and a certificate of these names, may not connect, or not claim
+    /// what it claims. The caller bounds the time.
+    pub(crate) async fn check(
+        &self,
+        metadata: &HeaderMap,
+        mut identities: Vec<String>,
+        claimed: &Identifiers,
+        counters: &Counters,
+    ) -> Result<(), Refusal> {
+        if let Some(reviews) = &self.reviews {
+            let header = only(metadata, AUTHORIZATION.as_str())?;
+            let missing = || Refusal::Token("no authorization metadata in the request".to_owned());
+            let token = header.ok_or_else(missing)?.strip_prefix("Bearer ");
+            let token = token.ok_or_else(|| Refusal::Token("authorization is no Bearer token".to_owned()))?;
+            identities.extend(reviews.check(token.trim(), counters).await?);
+        }
+        match forbidden(&self.bindings, &identities, claimed) {
+            None => Ok(()),
+            Some(claimed) => Err(Refusal::Identifiers { claimed, identities }),
+        }
     }
 }
 
 impl Reviews {
-    async fn check(&self, token: &str) -> Result<(), String> {
+    /// Whose token it is.
+    async fn check(&self, token: &str, counters: &Counters) -> Result<Vec<String>, Refusal> {
         let hash = self.seed.hash_one(token);
-        if self.holds(hash).await {
-            return Ok(());
+        if let Some(identities) = self.held(hash).await {
+            return Ok(identities);
+        }
+        let _waiting = Counted::new(&counters.reviews_waiting);
+        if counters.reviews_waiting.load(Relaxed) > MAX_WAITING {
+            return Err(Refusal::Crowd);
         }
         // The semaphore is never closed.
         let _permit = self.permits.acquire().await;
+        let status = self.review(token).await?;
+        let identities = self.expected.judge(status).map_err(Refusal::Token)?;
+        self.remember(Accepted { hash, since: Instant::now(), identities: identities.clone() }).await;
+        Ok(identities)
+    }
+
+    async fn review(&self, token: &str) -> Result<TokenReviewStatus, Refusal> {
         let review = TokenReview {
             spec: TokenReviewSpec {
                 token: Some(token.to_owned()),
@@ -100,32 +210,33 @@ impl Reviews {
             },
             ..TokenReview::default()
         };
-        let reviewed = self.api.create(&PostParams::default(), &review).await;
-        let reviewed =
-            reviewed.map_err(|error| format!("the API server cannot review the token: {error}"))?;
-        self.expected.judge(reviewed.status.unwrap_or_default())?;
-        self.remember(hash).await;
-        Ok(())
+        let params = PostParams::default();
+        let problem = match timeout(REVIEW, self.api.create(&params, &review)).await {
+            Ok(Ok(reviewed)) => return Ok(reviewed.status.unwrap_or_default()),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("no answer within {REVIEW:?}"),
+        };
+        Err(Refusal::Review(format!("the API server cannot review the token: {problem}")))
     }
 
-    async fn holds(&self, hash: u64) -> bool {
+    async fn held(&self, hash: u64) -> Option<Vec<String>> {
         let mut accepted = self.accepted.lock().await;
-        accepted.retain(|(_, since)| since.elapsed() < HOLDS);
-        accepted.iter().any(|(known, _)| *known == hash)
+        accepted.retain(|token| token.since.elapsed() < HOLDS);
+        accepted.iter().find(|token| token.hash == hash).map(|token| token.identities.clone())
     }
 
-    async fn remember(&self, hash: u64) {
+    async fn remember(&self, token: Accepted) {
         let mut accepted = self.accepted.lock().await;
         if accepted.len() >= MAX_REMEMBERED {
             accepted.remove(0);
         }
-        accepted.push((hash, Instant::now()));
+        accepted.push(token);
     }
 }
 
 impl Expected {
-    /// Says why a reviewed token is not accepted.
-    fn judge(&self, status: TokenReviewStatus) -> Result<(), String> {
+    /// Whose token it is, or why it is not accepted.
+    fn judge(&self, status: TokenReviewStatus) -> Result<Vec<String>, String> {
         if let Some(error) = status.error.filter(|error| !error.is_empty()) {
             return Err(format!("the API server does not accept the token: {error}"));
         }
@@ -136,10 +247,26 @@ impl Expected {
         if !status.audiences.unwrap_or_default().contains(&self.audience) {
             return Err(format!("the token is not for the audience {}", self.audience));
         }
-        let name = status.user.and_then(|user| user.username).unwrap_or_default();
+        let UserInfo { username, extra, .. } = status.user.unwrap_or_default();
+        let name = username.unwrap_or_default();
         let expected = format!("system:serviceaccount:{}:{}", self.namespace, self.service_account);
-        if name == expected { Ok(()) } else { Err(format!("the token is of {name}, not of {expected}")) }
+        if name != expected {
+            return Err(format!("the token is of {name:?}, not of {expected}"));
+        }
+        let nodes = extra.unwrap_or_default().remove(NODE_NAME).unwrap_or_default();
+        Ok(std::iter::once(name).chain(nodes.iter().map(|node| format!("node:{node}"))).collect())
     }
+}
+
+/// The one value of a header, if there is one.
+pub(crate) fn only<'a>(metadata: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Refusal> {
+    let mut values = metadata.get_all(name).iter();
+    let value = values.next();
+    if values.next().is_some() {
+        return Err(Refusal::Metadata(format!("multiple values for {name} in the context")));
+    }
+    let not_text = |_| Refusal::Metadata(format!("{name} is not text"));
+    value.map(|value| value.to_str().map_err(not_text)).transpose()
 }
 
 #[cfg(test)]
@@ -157,26 +284,38 @@ mod tests {
         }
     }
 
-    #[test]
-    fn only_the_service_account_with_the_audience_is_accepted() {
-        let expected = Expected {
+    fn expected() -> Expected {
+        Expected {
             namespace: "kube-system".into(),
             service_account: "konnectivity-agent".into(),
-            audience: "system:konnectivity-server".into(),
-        };
-        let (audience, name) =
-            ("system:konnectivity-server", "system:serviceaccount:kube-system:konnectivity-agent");
-        assert_eq!(expected.judge(status(true, audience, name)), Ok(()));
+            audience: AUDIENCE.into(),
+        }
+    }
+
+    const AUDIENCE: &str = "system:konnectivity-server";
+    const NAME: &str = "system:serviceaccount:kube-system:konnectivity-agent";
+
+    #[test]
+    fn only_the_service_account_with_the_audience_is_accepted() {
+        assert_eq!(expected().judge(status(true, AUDIENCE, NAME)), Ok(vec![NAME.to_owned()]));
         for refused in [
-            status(false, audience, name),
-            status(true, "api", name),
-            status(true, audience, "system:serviceaccount:kube-system:other"),
-            status(true, audience, "system:serviceaccount:default:konnectivity-agent"),
-            status(true, audience, &format!("{name}:x")),
-            TokenReviewStatus { error: Some("expired".into()), ..status(true, audience, name) },
+            status(false, AUDIENCE, NAME),
+            status(true, "api", NAME),
+            status(true, AUDIENCE, "system:serviceaccount:kube-system:other"),
+            status(true, AUDIENCE, "system:serviceaccount:default:konnectivity-agent"),
+            status(true, AUDIENCE, &format!("{NAME}:x")),
+            TokenReviewStatus { error: Some("expired".into()), ..status(true, AUDIENCE, NAME) },
             TokenReviewStatus::default(),
         ] {
-            assert!(expected.judge(refused.clone()).is_err(), "{refused:?}");
+            assert!(expected().judge(refused.clone()).is_err(), "{refused:?}");
         }
+    }
+
+    #[test]
+    fn the_node_of_a_tokens_pod_is_an_identity() {
+        let mut reviewed = status(true, AUDIENCE, NAME);
+        let extra = [(NODE_NAME.to_owned(), vec!["node-1".to_owned()])];
+        reviewed.user.as_mut().unwrap().extra = Some(extra.into());
+        assert_eq!(expected().judge(reviewed), Ok(vec![NAME.to_owned(), "node:node-1".to_owned()]));
     }
 }

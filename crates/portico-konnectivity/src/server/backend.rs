@@ -25,6 +25,10 @@ use super::registry::Candidate;
 use super::shared::Shared;
 use crate::grpc::{self, Receiver, Sender};
 
+mod connection;
+
+pub(crate) use connection::{PacketConnection, PacketWriter};
+
 /// Dials of one agent that wait for its answer. kube-apiserver has fewer under way with all agents together.
 const MAX_DIALS: usize = 4_096;
 
@@ -34,6 +38,9 @@ const MAX_CONTROL: usize = 32 * 1024;
 
 /// Connections that are closed here and not yet by the agent.
 const MAX_CLOSING: usize = 64 * 1024;
+
+/// Longest text of an agent's error that is passed on.
+const MAX_ERROR: usize = 4 * 1024;
 
 /// Messages with bytes of connections that wait to be sent. More only costs memory: each connection waits
 /// for its turn.
@@ -51,8 +58,8 @@ pub(crate) enum BackendError {
     /// A connection number was used twice.
     #[error("the agent answered two dials with connection {}", .0.0)]
     Twice(ConnectId),
-    /// Data for more connections than there can be.
-    #[error("the agent sends data of {MAX_CLOSING} connections that are closed, and does not close them")]
+    /// More connections than there can be.
+    #[error("the agent names {MAX_CLOSING} connections that are none here, and does not close them")]
     TooManyClosing,
     /// It does not read.
     #[error("the agent does not read its control packets: {MAX_CONTROL} wait")]
@@ -241,8 +248,9 @@ impl Backend {
             }
             Packet::CloseDial(dial) => drop(self.take_dial(dial)),
             Packet::Drain => {
-                tracing::info!(agent = %self.agent, peer = %self.peer, "agent drains");
-                self.draining.store(true, Relaxed);
+                if !self.draining.swap(true, Relaxed) {
+                    tracing::info!(agent = %self.agent, peer = %self.peer, "agent drains");
+                }
             }
             Packet::DialRequest { .. } | Packet::Unknown => {}
         }
@@ -250,21 +258,12 @@ impl Backend {
     }
 
     fn take_data(&self, connection: ConnectId, payload: Bytes, window: usize) -> Result<usize, BackendError> {
-        let mut state = self.state();
-        if let Some(inbox) = state.connections.get(&connection) {
-            let inbox = Arc::clone(inbox);
-            drop(state);
-            return Ok(if payload.is_empty() { window } else { inbox.push(payload, window) });
+        let inbox = self.state().connections.get(&connection).map(Arc::clone);
+        match inbox {
+            Some(inbox) if !payload.is_empty() => Ok(inbox.push(payload, window)),
+            None if connection.0 != 0 => self.close_unknown(connection).map(|()| window),
+            _ => Ok(window),
         }
-        if connection.0 != 0 && !state.closing.contains(&connection) {
-            if state.closing.len() >= MAX_CLOSING {
-                return Err(BackendError::TooManyClosing);
-            }
-            state.closing.insert(connection);
-            drop(state);
-            self.send(Packet::CloseRequest(connection));
-        }
-        Ok(window)
     }
 
     fn take_answer(
@@ -272,29 +271,53 @@ impl Backend {
         dial: DialId,
         result: Result<ConnectId, String>,
     ) -> Result<(), BackendError> {
-        let answer = match result {
-            Err(error) => Err(error),
-            Ok(ConnectId(0)) => {
-                self.shared.counters.dial_failed("unrecognized_response");
-                Err("the agent answered without a connection".to_owned())
-            }
-            Ok(id) => {
-                let mut state = self.state();
-                if state.connections.contains_key(&id) {
-                    return Err(BackendError::Twice(id));
-                }
-                let inbox = Arc::new(Inbox::new(self.shared.settings.connection_buffer, &self.shared.memory));
-                state.connections.insert(id, Arc::clone(&inbox));
-                let backend = Arc::clone(self);
-                let (window, close_sent) = (self.window.clone(), Arc::default());
-                Ok(Opened::Packets(PacketConnection { backend, id, inbox, window, close_sent }))
-            }
-        };
-        match self.take_dial(dial) {
-            // One that is dropped, because nobody waits for it any more, closes the connection.
-            Some(waits) => drop(waits.send(answer)),
-            None => drop(answer),
+        let waits = self.take_dial(dial);
+        if waits.is_none() || result == Ok(ConnectId(0)) {
+            self.shared.counters.dial_failed("unrecognized_response");
         }
+        let Some(waits) = waits else {
+            return match result {
+                Ok(id) if self.state().connections.contains_key(&id) => Err(BackendError::Twice(id)),
+                Ok(id) if id.0 != 0 => self.close_unknown(id),
+                _ => Ok(()),
+            };
+        };
+        let answer = match result {
+            Err(mut error) => {
+                error.truncate(error.floor_char_boundary(MAX_ERROR));
+                Err(error)
+            }
+            Ok(ConnectId(0)) => Err("the agent answered without a connection".to_owned()),
+            Ok(id) => Ok(Opened::Packets(self.open(id)?)),
+        };
+        // One that is dropped, because nobody waits for it any more, closes the connection.
+        drop(waits.send(answer));
+        Ok(())
+    }
+
+    fn open(self: &Arc<Self>, id: ConnectId) -> Result<PacketConnection, BackendError> {
+        let mut state = self.state();
+        if state.connections.contains_key(&id) {
+            return Err(BackendError::Twice(id));
+        }
+        let Shared { settings, memory, excess, .. } = &*self.shared;
+        let inbox = Arc::new(Inbox::new(settings.connection_buffer, memory, excess));
+        state.connections.insert(id, Arc::clone(&inbox));
+        Ok(PacketConnection::new(Arc::clone(self), id, inbox))
+    }
+
+    /// Has the agent close a connection that is none here: once, however often it names it.
+    fn close_unknown(&self, id: ConnectId) -> Result<(), BackendError> {
+        let mut state = self.state();
+        if state.closing.contains(&id) {
+            return Ok(());
+        }
+        if state.closing.len() >= MAX_CLOSING {
+            return Err(BackendError::TooManyClosing);
+        }
+        state.closing.insert(id);
+        drop(state);
+        self.send(Packet::CloseRequest(id));
         Ok(())
     }
 }
@@ -327,71 +350,6 @@ impl Drop for Pending<'_> {
     }
 }
 
-/// A connection of an agent whose bytes come in packets. Dropped, it is closed.
-#[derive(Debug)]
-pub(crate) struct PacketConnection {
-    backend: Arc<Backend>,
-    id: ConnectId,
-    pub(crate) inbox: Arc<Inbox>,
-    window: FlowControl,
-    close_sent: Arc<AtomicBool>,
-}
-
-impl PacketConnection {
-    /// The next bytes, or why there are none.
-    pub(crate) async fn read(&mut self) -> Result<Bytes, Ended> {
-        let (bytes, owed) = std::future::poll_fn(|cx| self.inbox.poll_take(cx)).await?;
-        // Fails only once the stream is closed.
-        let _ = self.window.release_capacity(owed);
-        Ok(bytes)
-    }
-
-    /// A handle for the direction to the agent.
-    pub(crate) fn writer(&self) -> PacketWriter {
-        let (backend, close_sent) = (Arc::clone(&self.backend), Arc::clone(&self.close_sent));
-        PacketWriter { id: self.id, backend, close_sent }
-    }
-}
-
-impl Drop for PacketConnection {
-    fn drop(&mut self) {
-        let mut state = self.backend.state();
-        let was_open = state.connections.remove(&self.id).is_some();
-        if was_open {
-            state.closing.insert(self.id);
-        }
-        drop(state);
-        // Fails only once the stream is closed.
-        let _ = self.window.release_capacity(self.inbox.take_owed());
-        if was_open && !self.close_sent.load(Relaxed) {
-            self.backend.send(Packet::CloseRequest(self.id));
-        }
-    }
-}
-
-/// The direction to the agent.
-#[derive(Debug)]
-pub(crate) struct PacketWriter {
-    id: ConnectId,
-    backend: Arc<Backend>,
-    close_sent: Arc<AtomicBool>,
-}
-
-impl PacketWriter {
-    /// Queues bytes, in turn with other connections. An error: the agent is gone.
-    pub(crate) async fn write(&mut self, payload: Bytes) -> Result<(), Ended> {
-        let sent = self.backend.data.send((self.id, Item::Bytes(payload))).await;
-        sent.map_err(|_| Ended::AgentLost)
-    }
-
-    /// Closes the connection, behind all that was written. What the endpoint has sent still comes.
-    pub(crate) async fn close(&mut self) -> Result<(), Ended> {
-        self.backend.data.send((self.id, Item::Close)).await.map_err(|_| Ended::AgentLost)?;
-        self.close_sent.store(true, Relaxed);
-        Ok(())
-    }
-}
-
 /// Serves an agent's stream until it ends.
 pub(crate) async fn serve(
     backend: &Arc<Backend>,
@@ -408,7 +366,8 @@ pub(crate) async fn serve(
 
 async fn read(backend: &Arc<Backend>, receiver: &mut Receiver) -> Result<(), BackendError> {
     let counters = &backend.shared.counters;
-    while let Some(message) = receiver.message().await? {
+    let failed = |error: &grpc::Error| counters.stream_failed(Segment::FromAgent, error, "Unknown");
+    while let Some(message) = receiver.message().await.inspect_err(failed)? {
         let packet = Packet::decode(&message.bytes)?;
         counters.packet(Segment::FromAgent, &packet);
         backend.note_seen();
@@ -422,8 +381,9 @@ async fn read(backend: &Arc<Backend>, receiver: &mut Receiver) -> Result<(), Bac
 }
 
 async fn write(mut outgoing: Outgoing, mut sender: Sender, counters: &Counters) -> Result<(), grpc::Error> {
+    let mut last = "Unknown";
     loop {
-        sender.ready().await?;
+        sender.ready().await.inspect_err(|error| counters.stream_failed(Segment::ToAgent, error, last))?;
         // Control packets first, always.
         let packet = tokio::select! {
             biased;
@@ -431,6 +391,7 @@ async fn write(mut outgoing: Outgoing, mut sender: Sender, counters: &Counters) 
             Some((connection, item)) = outgoing.data.recv() => match item {
                 Item::Close => Packet::CloseRequest(connection),
                 Item::Bytes(payload) => {
+                    last = "DATA";
                     counters.data_packet(Segment::ToAgent);
                     sender.send(DataHead::new(connection, payload.len()).as_bytes(), payload);
                     continue;
@@ -438,6 +399,7 @@ async fn write(mut outgoing: Outgoing, mut sender: Sender, counters: &Counters) 
             },
             else => return Ok(()),
         };
+        last = packet.type_name();
         counters.packet(Segment::ToAgent, &packet);
         sender.send(&packet.encoded(), Bytes::new());
     }

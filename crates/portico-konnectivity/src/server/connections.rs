@@ -9,6 +9,7 @@ use slab::Slab;
 use tokio::time::Instant;
 
 use super::backend::Backend;
+use super::counters::Counters;
 use super::shared::Shared;
 
 /// All connections that are open.
@@ -75,6 +76,10 @@ impl Established {
         let slot = shared.connections.all().insert(Arc::clone(&record));
         shared.counters.established.fetch_add(1, Relaxed);
         Self { shared: Arc::clone(shared), record, slot, end: "frontend_lost" }
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.shared.counters
     }
 
     pub(crate) fn moved(&self, up: usize, down: usize) {

@@ -4,7 +4,11 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use portico_wire::konnectivity::Packet;
+use portico_wire::konnectivity::{Code, Packet};
+
+use super::lease_counters::LeaseCounters;
+use crate::counting::{Histogram, PacketCounts, count};
+use crate::grpc;
 
 /// Upper bounds of the times of dials, in seconds. As upstream's.
 pub const DIAL_BUCKETS: [f64; 9] = [0.000_001, 0.000_01, 0.000_1, 0.005, 0.025, 0.1, 0.5, 2.5, 12.5];
@@ -24,13 +28,20 @@ pub const DIAL_FAILURES: [&str; 7] = [
     "frontend_close",
 ];
 
-/// Why a connection ended.
-pub const ENDS: [&str; 6] =
-    ["frontend_closed", "endpoint_closed", "frontend_lost", "agent_lost", "not_read", "memory"];
+/// Why a connection to the agent port became no agent's: see the manual.
+pub const REFUSALS: [&str; 9] =
+    ["tls", "crowded", "silent", "flood", "http2", "metadata", "token", "review", "identifiers"];
 
-/// Kinds of packets: the words of upstream.
-pub const PACKETS: [&str; 8] =
-    ["DIAL_REQ", "DIAL_RSP", "CLOSE_REQ", "CLOSE_RSP", "DATA", "DIAL_CLS", "DRAIN", "Unknown"];
+/// Why a connection ended.
+pub const ENDS: [&str; 7] = [
+    "frontend_closed",
+    "endpoint_closed",
+    "frontend_lost",
+    "agent_lost",
+    "not_read",
+    "buffer_full",
+    "memory",
+];
 
 /// Where a packet was seen: the words of upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,40 +72,8 @@ impl Segment {
     }
 }
 
-/// A histogram whose buckets are not cumulative; the last has what is above all bounds.
-#[derive(Debug)]
-pub struct Histogram<const N: usize> {
-    buckets: [AtomicU64; N],
-    above: AtomicU64,
-    nanos: AtomicU64,
-}
-
-impl<const N: usize> Histogram<N> {
-    fn new() -> Self {
-        Self { buckets: [const { AtomicU64::new(0) }; N], above: AtomicU64::new(0), nanos: AtomicU64::new(0) }
-    }
-
-    fn observe(&self, bounds: &[f64; N], took: Duration) {
-        let seconds = took.as_secs_f64();
-        let bucket = bounds.iter().position(|bound| seconds <= *bound);
-        bucket.map_or(&self.above, |bucket| &self.buckets[bucket]).fetch_add(1, Relaxed);
-        self.nanos.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Relaxed);
-    }
-
-    /// The counts, those above all bounds last.
-    pub fn counts(&self) -> impl Iterator<Item = u64> {
-        self.buckets.iter().chain([&self.above]).map(|bucket| bucket.load(Relaxed))
-    }
-
-    /// The sum, in seconds.
-    #[must_use]
-    pub fn seconds(&self) -> f64 {
-        Duration::from_nanos(self.nanos.load(Relaxed)).as_secs_f64()
-    }
-}
-
 /// All counters of a server.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Counters {
     /// Times of dials that succeeded.
     pub dials: Histogram<9>,
@@ -102,7 +81,14 @@ pub struct Counters {
     pub connections: Histogram<12>,
     failures: [AtomicU64; DIAL_FAILURES.len()],
     ends: [AtomicU64; ENDS.len()],
-    packets: [[AtomicU64; PACKETS.len()]; 4],
+    packets: [PacketCounts; 4],
+    stream_errors: [[PacketCounts; Code::COUNT]; 4],
+    /// Times of writes to frontends.
+    pub frontend_writes: Histogram<{ DIAL_BUCKETS.len() }>,
+    /// Connections of upstream agents over their buffer now.
+    pub full_agents: AtomicU64,
+    /// Frontends whose bytes wait for their agent now.
+    pub full_frontends: AtomicU64,
     /// Bytes to endpoints, and back.
     bytes: [AtomicU64; 2],
     /// Streams of agents now.
@@ -115,31 +101,13 @@ pub struct Counters {
     pub pending: AtomicU64,
     /// Connections established now.
     pub established: AtomicU64,
-    /// Connections of agents that were refused.
-    pub agents_refused: AtomicU64,
+    refusals: [AtomicU64; REFUSALS.len()],
+    /// Agents that wait for the review of their token now.
+    pub reviews_waiting: AtomicU64,
     /// Connections that could not be accepted, for want of descriptors mostly.
     pub accept_errors: AtomicU64,
-}
-
-impl Default for Counters {
-    fn default() -> Self {
-        let zero = || AtomicU64::new(0);
-        Self {
-            dials: Histogram::new(),
-            connections: Histogram::new(),
-            failures: Default::default(),
-            ends: Default::default(),
-            packets: Default::default(),
-            bytes: Default::default(),
-            agent_streams: zero(),
-            proxy_streams: zero(),
-            http_connections: zero(),
-            pending: zero(),
-            established: zero(),
-            agents_refused: zero(),
-            accept_errors: zero(),
-        }
-    }
+    /// Of `--enable-lease-controller`.
+    pub leases: LeaseCounters,
 }
 
 impl Counters {
@@ -151,17 +119,36 @@ impl Counters {
         count(&DIAL_FAILURES, &self.failures, reason);
     }
 
+    pub(crate) fn agent_refused(&self, reason: &'static str) {
+        count(&REFUSALS, &self.refusals, reason);
+    }
+
     pub(crate) fn ended(&self, reason: &'static str, took: Duration) {
         count(&ENDS, &self.ends, reason);
         self.connections.observe(&CONNECTION_BUCKETS, took);
     }
 
     pub(crate) fn packet(&self, segment: Segment, packet: &Packet) {
-        count(&PACKETS, &self.packets[segment as usize], packet.type_name());
+        self.packets[segment as usize].packet(packet);
     }
 
     pub(crate) fn data_packet(&self, segment: Segment) {
-        count(&PACKETS, &self.packets[segment as usize], "DATA");
+        self.packets[segment as usize].data();
+    }
+
+    /// A stream broke while a packet was sent, or while any was awaited (`Unknown`).
+    pub(crate) fn stream_failed(&self, segment: Segment, error: &grpc::Error, packet: &'static str) {
+        let code = match error {
+            // To a server, a caller that is gone has cancelled.
+            grpc::Error::Http(_) => Code::CANCELED,
+            error => error.code(),
+        };
+        let code = usize::from(code.number()).min(Code::COUNT - 1);
+        self.stream_errors[segment as usize][code].named(packet);
+    }
+
+    pub(crate) fn frontend_written(&self, took: Duration) {
+        self.frontend_writes.observe(&DIAL_BUCKETS, took);
     }
 
     pub(crate) fn carried(&self, up: usize, down: usize) {
@@ -174,6 +161,11 @@ impl Counters {
         DIAL_FAILURES.into_iter().zip(self.failures.iter().map(|count| count.load(Relaxed)))
     }
 
+    /// Connections to the agent port that became no agent's, by reason.
+    pub fn agents_refused(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        REFUSALS.into_iter().zip(self.refusals.iter().map(|count| count.load(Relaxed)))
+    }
+
     /// Ended connections by reason.
     pub fn ends(&self) -> impl Iterator<Item = (&'static str, u64)> {
         ENDS.into_iter().zip(self.ends.iter().map(|count| count.load(Relaxed)))
@@ -182,8 +174,16 @@ impl Counters {
     /// Packets by segment and kind.
     pub fn packets(&self) -> impl Iterator<Item = (Segment, &'static str, u64)> {
         Segment::ALL.into_iter().flat_map(|segment| {
-            let counts = self.packets[segment as usize].iter().map(|count| count.load(Relaxed));
-            PACKETS.into_iter().zip(counts).map(move |(kind, count)| (segment, kind, count))
+            self.packets[segment as usize].all().map(move |(kind, count)| (segment, kind, count))
+        })
+    }
+
+    /// Streams that broke, by segment, code and kind of packet.
+    pub fn stream_errors(&self) -> impl Iterator<Item = (Segment, &'static str, &'static str, u64)> {
+        Segment::ALL.into_iter().flat_map(move |segment| {
+            Code::all().zip(&self.stream_errors[segment as usize]).flat_map(move |(code, counts)| {
+                counts.all().map(move |(kind, count)| (segment, code.name(), kind, count))
+            })
         })
     }
 
@@ -191,12 +191,6 @@ impl Counters {
     #[must_use]
     pub fn bytes(&self) -> [u64; 2] {
         self.bytes.each_ref().map(|bytes| bytes.load(Relaxed))
-    }
-}
-
-fn count(words: &[&'static str], counters: &[AtomicU64], word: &str) {
-    if let Some(counter) = words.iter().position(|known| *known == word).and_then(|at| counters.get(at)) {
-        counter.fetch_add(1, Relaxed);
     }
 }
 

@@ -14,6 +14,7 @@ use bytes::Bytes;
 use h2::RecvStream;
 use h2::server::{Builder, SendResponse};
 use http::Request;
+use portico_tunnel::Flood;
 use portico_tunnel::connection::{
     Activity, FRAME_SIZE, HEADER_LIST, Inbound, KeepAlive, SEND_BUFFER, batched, connection_window,
 };
@@ -22,6 +23,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::settings::{MAX_STREAMS, NATIVE_PING};
+use super::unproven::Crowded;
 
 /// Why a connection ended otherwise than by its peer's wish.
 #[derive(Debug, Error)]
@@ -35,6 +37,24 @@ pub(crate) enum ConnectionError {
     /// Nothing asked for in time.
     #[error("the peer did not say what it wants in time")]
     TooSlow,
+    /// It had not shown who it is.
+    #[error(transparent)]
+    Crowded(#[from] Crowded),
+    /// Frames that cost work and carry nothing.
+    #[error(transparent)]
+    Flood(#[from] Flood),
+}
+
+impl ConnectionError {
+    /// The word for metrics, of a connection that became no agent's.
+    pub(crate) fn reason(&self) -> &'static str {
+        match self {
+            Self::Http(_) => "http2",
+            Self::Silent | Self::TooSlow => "silent",
+            Self::Crowded(_) => "crowded",
+            Self::Flood(_) => "flood",
+        }
+    }
 }
 
 /// What one connection may.
@@ -64,37 +84,51 @@ impl Peer {
     }
 }
 
-/// Serves `stream` until it ends.
+/// Serves `stream` until it ends, or `stop` says why it has to. A peer whose `activity` is not authenticated
+/// has the smallest window, and few frames, until it is known.
 pub(crate) async fn serve<S>(
     stream: S,
     limits: Limits,
     activity: &Arc<Activity>,
     peer: &Peer,
     mut start: impl FnMut(Request<RecvStream>, SendResponse<Bytes>),
-    stop: impl Future<Output = ()>,
+    stop: impl Future<Output = Result<(), ConnectionError>>,
 ) -> Result<(), ConnectionError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let (stream, mut turn) = batched(stream, Inbound::trusted_client(), activity);
+    let (stream, mut turn) = batched(stream, Inbound::unauthenticated(), activity);
     let handshake = builder(limits.stream_window).handshake(stream);
     let mut connection =
         timeout_at(limits.deadline, handshake).await.map_err(|_| ConnectionError::TooSlow)??;
+    let window = connection_window(MAX_STREAMS, limits.stream_window);
+    let mut is_limited = true;
     let (interval, wait) = limits.ping;
     let mut keep_alive = KeepAlive::new(connection.ping_pong(), interval, wait);
     let mut stop = pin!(stop);
     let mut impatience = pin!(sleep_until(limits.deadline));
     let (mut patient, mut pings_soon) = (false, false);
     loop {
-        let accepted = poll_fn(|cx| turn.poll(cx, |cx| connection.poll_accept(cx)));
+        let accepted = poll_fn(|cx| {
+            if is_limited && (activity.is_authenticated() || peer.is_known.load(Relaxed)) {
+                is_limited = false;
+                turn.authenticate();
+                connection.set_target_window_size(window);
+            }
+            let accepted = turn.poll(cx, |cx| connection.poll_accept(cx));
+            match turn.flood() {
+                Some(flood) => Poll::Ready(Err(flood)),
+                None => accepted.map(Ok),
+            }
+        });
         tokio::select! {
             biased;
-            () = &mut stop => return Ok(()),
+            stopped = &mut stop => return stopped,
             () = peer.becomes_native(), if !pings_soon => {
                 pings_soon = true;
                 keep_alive.set(NATIVE_PING, NATIVE_PING);
             }
-            accepted = accepted => match accepted {
+            accepted = accepted => match accepted? {
                 None => return Ok(()),
                 Some(Err(error)) => return Err(error.into()),
                 Some(Ok((request, respond))) => start(request, respond),
@@ -114,7 +148,6 @@ fn builder(stream_window: u32) -> Builder {
     let mut builder = Builder::new();
     builder
         .initial_window_size(stream_window)
-        .initial_connection_window_size(connection_window(MAX_STREAMS, stream_window))
         .max_concurrent_streams(MAX_STREAMS)
         // A frontend that restarts cancels all it asked for at once.
         .max_pending_accept_reset_streams(1_024)

@@ -1,12 +1,18 @@
 //! What an upstream agent sent for one connection and its frontend has not taken.
 //!
-//! All connections of such an agent share its Connect stream, which gives back window at once for what is
-//! put here, up to `--connection-buffer` a connection. So one that is not read does not hold up the others.
-//! Beyond that it does, by what it keeps of the stream's window: that is how a fast agent learns to wait for
-//! a reader that reads. A reader that takes less than [`PROGRESS`] in [`PATIENCE`] meanwhile loses its
-//! connection. In total, the memory budget bounds what waits.
+//! All connections of such an agent share its Connect stream, and the protocol has no way to pause one of
+//! them. Up to `--connection-buffer` a connection costs the others nothing: the window of what is put here is
+//! given back at once. Beyond that, window is kept back until the frontend takes bytes, or a fast endpoint
+//! would run ahead of any slow line; but never for long: [`STEP`] is given back each [`PACE`] whatever the
+//! frontend does. So the others wait a tenth of a second, and never for a frontend.
+//!
+//! A frontend that takes less than that, 10 Mbit/s, falls behind by more and more. What all that do hold
+//! beyond their buffers is bounded: the one that has waited longest loses its connection. One that takes
+//! nothing for [`PATIENCE`] loses it in any case.
 
 use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -15,16 +21,24 @@ use bytes::{Bytes, BytesMut};
 use portico_net::MemoryBudget;
 use portico_net::memory::Holder;
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep};
 
-/// How long a connection over its buffer may go without [`PROGRESS`].
-const PATIENCE: Duration = Duration::from_secs(1);
+use super::counters::Counted;
 
-/// What a reader takes in [`PATIENCE`] to keep its connection: 2 Mbit/s.
-const PROGRESS: usize = 256 * 1024;
+/// How long window is kept back. An agent of upstream's has 64 KiB under way before it waits for window, so a
+/// packet of another connection waits for about two of these.
+const PACE: Duration = Duration::from_millis(50);
 
-/// Payloads below this are copied together: each pins the whole frame that it came in.
-const SMALL: usize = 2 * 1024;
+/// How much of it is given back then.
+const STEP: usize = 64 * 1024;
+
+/// How long a connection over its buffer may take nothing at all. A Unix socket has room again once three
+/// quarters of its 208 KiB were read: at 1 Mbit/s that is every 1.3 s.
+const PATIENCE: Duration = Duration::from_secs(4);
+
+/// Payloads are copied together up to this: one that is kept as it came pins the whole frame around it, and
+/// upstream's agents send 4 KiB at most. It is also what a frontend gets in one packet, of 4 MiB at most.
+const BLOCK: usize = 64 * 1024;
 
 /// Why nothing more comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,28 +54,34 @@ pub(crate) enum Ended {
 pub(crate) struct Inbox {
     limit: usize,
     state: Mutex<State>,
+    /// Everything that waits.
     holder: Holder,
+    /// Of that, what is beyond the limit.
+    excess: Holder,
     went_over: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    whole: VecDeque<Bytes>,
-    /// Small payloads, behind all of `whole`.
-    small: BytesMut,
+    blocks: VecDeque<BytesMut>,
     bytes: usize,
     /// Window that is kept back.
     owed: usize,
-    /// Since when the queue is over its limit, and what was taken since then.
-    over: Option<(Instant, usize)>,
+    /// While the queue is over its limit: when the frontend was last seen to take something.
+    over: Option<Instant>,
+    /// Whether it has taken something since then.
+    took: bool,
     ended: Option<Ended>,
     reader: Option<Waker>,
 }
 
 impl Inbox {
-    pub(crate) fn new(limit: usize, memory: &MemoryBudget) -> Self {
-        let holder = Holder::new(vec![memory.clone()], Duration::ZERO);
-        Self { limit, state: Mutex::default(), holder, went_over: Notify::new() }
+    /// A queue for `limit` bytes and some more, which count in `memory`; those beyond the limit also in
+    /// `excess`.
+    pub(crate) fn new(limit: usize, memory: &MemoryBudget, excess: &MemoryBudget) -> Self {
+        let [holder, excess] =
+            [memory, excess].map(|budget| Holder::new(vec![budget.clone()], Duration::ZERO));
+        Self { limit, state: Mutex::default(), holder, excess, went_over: Notify::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -71,22 +91,32 @@ impl Inbox {
 
     /// Puts a payload at the end. Returns how much of `window`, which it came in, is given back now.
     pub(crate) fn push(&self, payload: Bytes, window: usize) -> usize {
-        self.holder.hold(payload.len());
+        let len = payload.len();
         let mut state = self.state();
-        state.bytes += payload.len();
-        state.push(payload);
-        let is_over = state.bytes > self.limit;
-        if is_over {
+        let more = (state.bytes + len).saturating_sub(self.limit.max(state.bytes));
+        if more > 0 && self.excess.is_evicted() {
+            // The connection is about to end.
+            return window;
+        }
+        state.bytes += len;
+        state.push(&payload);
+        if more > 0 {
             state.owed += window;
             if state.over.is_none() {
-                state.over = Some((Instant::now(), 0));
+                state.over = Some(Instant::now());
                 self.went_over.notify_one();
             }
         }
-        if let Some(reader) = state.reader.take() {
+        let reader = state.reader.take();
+        drop(state);
+        self.holder.hold(len);
+        if more > 0 {
+            self.excess.hold(more);
+        }
+        if let Some(reader) = reader {
             reader.wake();
         }
-        if is_over { 0 } else { window }
+        if more > 0 { 0 } else { window }
     }
 
     /// Nothing more comes.
@@ -98,7 +128,7 @@ impl Inbox {
         }
     }
 
-    /// The next bytes, or why there are none; and the window that was kept back for what fits now.
+    /// The next bytes, or why there are none; and the window that is given back for them.
     pub(crate) fn poll_take(&self, cx: &mut Context<'_>) -> Poll<Result<(Bytes, usize), Ended>> {
         let mut state = self.state();
         let Some(bytes) = state.pop() else {
@@ -108,19 +138,23 @@ impl Inbox {
             state.reader = Some(cx.waker().clone());
             return Poll::Pending;
         };
+        let before = state.bytes;
         state.bytes -= bytes.len();
-        if let Some((_, taken)) = &mut state.over {
-            *taken += bytes.len();
-        }
-        let owed = if state.bytes <= self.limit {
-            state.over = None;
-            std::mem::take(&mut state.owed)
+        let less = before.saturating_sub(self.limit.max(state.bytes));
+        state.took = true;
+        let given = if state.bytes > self.limit {
+            state.owed.min(bytes.len())
         } else {
-            0
+            state.over = None;
+            state.owed
         };
+        state.owed -= given;
         drop(state);
         self.holder.release(bytes.len());
-        Poll::Ready(Ok((bytes, owed)))
+        if less > 0 {
+            self.excess.release(less);
+        }
+        Poll::Ready(Ok((bytes, given)))
     }
 
     /// Window that is kept back still, for the stream to have when the connection is gone.
@@ -128,72 +162,92 @@ impl Inbox {
         std::mem::take(&mut self.state().owed)
     }
 
-    /// Ready when the connection has to end because it is not read.
-    pub(crate) async fn is_stuck(&self) {
-        loop {
-            let over = self.state().over;
-            let Some((since, _)) = over else {
+    /// Gives window back while the connection is over its buffer, and counts it in `full`. Returns why it has
+    /// to end, when it has to.
+    pub(crate) async fn pace(&self, full: &AtomicU64, give_back: impl Fn(usize)) -> &'static str {
+        let evicted = poll_fn(|cx| match self.holder.poll_evicted(cx) {
+            Poll::Ready(()) => Poll::Ready("memory"),
+            Poll::Pending => self.excess.poll_evicted(cx).map(|()| "buffer_full"),
+        });
+        let stopped = async {
+            loop {
                 self.went_over.notified().await;
-                continue;
-            };
-            sleep_until(since + PATIENCE).await;
-            if self.state().makes_no_progress(since) {
-                return;
+                let _full = Counted::new(full);
+                while self.state().over.is_some() {
+                    sleep(PACE).await;
+                    let (given, is_stopped) = self.state().step();
+                    give_back(given);
+                    if is_stopped {
+                        return "not_read";
+                    }
+                }
             }
+        };
+        tokio::select! {
+            reason = evicted => reason,
+            reason = stopped => reason,
         }
-    }
-
-    /// Ready when others need the memory.
-    pub(crate) fn poll_evicted(&self, cx: &mut Context<'_>) -> Poll<()> {
-        self.holder.poll_evicted(cx)
     }
 }
 
 impl State {
-    /// Whether too little was taken since the queue went over its limit at `since`. Begins to count anew.
-    fn makes_no_progress(&mut self, since: Instant) -> bool {
-        match &mut self.over {
-            Some((begun, taken)) if *begun == since && *taken < PROGRESS => true,
-            Some((begun, taken)) if *begun == since => {
-                (*begun, *taken) = (Instant::now(), 0);
-                false
-            }
-            _ => false,
+    /// The window that is given back now, and whether nothing has been taken for too long.
+    fn step(&mut self) -> (usize, bool) {
+        let given = self.owed.min(STEP);
+        self.owed -= given;
+        let took = std::mem::take(&mut self.took);
+        let Some(last) = &mut self.over else { return (given, false) };
+        if took {
+            *last = Instant::now();
         }
+        (given, last.elapsed() >= PATIENCE)
     }
 
-    fn push(&mut self, payload: Bytes) {
-        if payload.len() < SMALL {
-            return self.small.extend_from_slice(&payload);
+    fn push(&mut self, mut payload: &[u8]) {
+        while !payload.is_empty() {
+            let room = self.blocks.back().map_or(0, |last| BLOCK - last.len());
+            let (now, rest) = payload.split_at(payload.len().min(room));
+            match self.blocks.back_mut() {
+                Some(last) if room > 0 => last.extend_from_slice(now),
+                _ => self.blocks.push_back(BytesMut::new()),
+            }
+            payload = rest;
         }
-        if !self.small.is_empty() {
-            self.whole.push_back(std::mem::take(&mut self.small).freeze());
-        }
-        self.whole.push_back(payload);
     }
 
     fn pop(&mut self) -> Option<Bytes> {
-        if let Some(bytes) = self.whole.pop_front() {
-            return Some(bytes);
-        }
-        if self.whole.capacity() > 0 {
+        let block = self.blocks.pop_front();
+        if self.blocks.is_empty() {
             // A connection at rest holds nothing.
-            self.whole = VecDeque::new();
+            self.blocks = VecDeque::new();
         }
-        let small = std::mem::take(&mut self.small).freeze();
-        (!small.is_empty()).then_some(small)
+        block.map(BytesMut::freeze)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::future::poll_fn;
+    use std::cell::Cell;
 
     use super::*;
 
-    fn inbox() -> (Inbox, MemoryBudget) {
-        let memory = MemoryBudget::new(1 << 30);
-        (Inbox::new(1_000_000, &memory), memory)
+    const LIMIT: usize = 1_000_000;
+
+    static FULL: AtomicU64 = AtomicU64::new(0);
+
+    struct Budgets {
+        memory: MemoryBudget,
+        excess: MemoryBudget,
+    }
+
+    impl Budgets {
+        fn new() -> Self {
+            Self { memory: MemoryBudget::new(1 << 30), excess: MemoryBudget::new(8 * LIMIT) }
+        }
+
+        fn inbox(&self) -> Inbox {
+            Inbox::new(LIMIT, &self.memory, &self.excess)
+        }
     }
 
     async fn take(inbox: &Inbox) -> Result<Bytes, Ended> {
@@ -206,9 +260,10 @@ mod tests {
 
     #[tokio::test]
     async fn bytes_leave_in_the_order_they_came_and_the_end_behind_them() {
-        let (inbox, memory) = inbox();
+        let budgets = Budgets::new();
+        let inbox = budgets.inbox();
         let (mut expected, mut taken) = (Vec::new(), Vec::new());
-        for (index, len) in [1, 5_000, 10, 20, 2_048, 2_047, 70_000].into_iter().enumerate() {
+        for (index, len) in [1, 5_000, 10, 20, BLOCK - 5_031, BLOCK, 70_000, LIMIT].into_iter().enumerate() {
             expected.extend(vec![index as u8; len]);
             inbox.push(vec![index as u8; len].into(), len);
         }
@@ -216,49 +271,125 @@ mod tests {
         inbox.end(Ended::AgentLost);
         loop {
             match take(&inbox).await {
-                Ok(bytes) => taken.extend_from_slice(&bytes),
+                Ok(bytes) => {
+                    assert!(!bytes.is_empty() && bytes.len() <= BLOCK, "{} bytes", bytes.len());
+                    taken.extend_from_slice(&bytes);
+                }
                 Err(why) => break assert_eq!(why, Ended::Closed, "the first end counts"),
             }
         }
         assert!(taken == expected);
-        assert_eq!(memory.held(), 0);
+        assert_eq!((budgets.memory.held(), budgets.excess.held()), (0, 0));
     }
 
     #[tokio::test]
-    async fn window_beyond_the_limit_comes_back_once_there_is_room() {
-        let (inbox, _memory) = inbox();
+    async fn window_beyond_the_limit_comes_back_as_bytes_are_taken() {
+        let budgets = Budgets::new();
+        let inbox = budgets.inbox();
         assert_eq!(inbox.push(payload(600_000), 600_005), 600_005);
         assert_eq!(inbox.push(payload(600_000), 600_005), 0);
-        let (_, owed) = poll_fn(|cx| inbox.poll_take(cx)).await.unwrap();
-        assert_eq!(owed, 600_005);
-        assert_eq!(inbox.take_owed(), 0);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_reader_that_takes_nothing_is_stuck_after_a_second() {
-        let (inbox, _memory) = inbox();
-        inbox.push(payload(1_000_001), 0);
-        let begun = Instant::now();
-        inbox.is_stuck().await;
-        assert_eq!(begun.elapsed(), PATIENCE);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_slow_reader_that_goes_on_is_not() {
-        let (inbox, _memory) = inbox();
-        for _ in 0..20 {
-            inbox.push(payload(PROGRESS), 0);
+        assert_eq!(inbox.push(payload(900_000), 900_005), 0);
+        assert_eq!(budgets.excess.held(), 1_100_000);
+        let taken = async || poll_fn(|cx| inbox.poll_take(cx)).await.unwrap().1;
+        let mut given = 0;
+        for _ in 0..1_100_000_usize.div_ceil(BLOCK) - 1 {
+            let block = taken().await;
+            assert_eq!(block, BLOCK, "over the limit, as much as was taken");
+            given += block;
         }
+        assert_eq!(given + taken().await, 1_500_010, "all, once there is room");
+        assert_eq!((inbox.take_owed(), budgets.excess.held()), (0, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_others_wait_for_a_reader_that_stops_for_a_moment_at_most_and_then_it_is_closed() {
+        let budgets = Budgets::new();
+        let inbox = budgets.inbox();
+        inbox.push(payload(LIMIT), LIMIT);
+        let begun = Instant::now();
+        let given = Cell::new(0);
+        let sends = async {
+            loop {
+                // As much as the window allows, like an endpoint without end.
+                let window = given.take();
+                if window > 0 {
+                    inbox.push(payload(window), window);
+                }
+                sleep(PACE).await;
+            }
+        };
+        inbox.push(payload(STEP), STEP);
+        tokio::select! {
+            biased;
+            reason = inbox.pace(&FULL, |window| given.set(given.get() + window)) => {
+                assert_eq!(reason, "not_read");
+            }
+            () = sends => {}
+        }
+        assert_eq!(begun.elapsed(), PATIENCE);
+        assert!(budgets.excess.held() >= 35 * STEP, "10 Mbit/s all the time: {}", budgets.excess.held());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_reader_that_goes_on_may_fall_behind_as_far_as_there_is_memory_for_it() {
+        let budgets = Budgets::new();
+        let inbox = budgets.inbox();
+        let runs = async {
+            loop {
+                inbox.push(payload(STEP), 0);
+                sleep(PACE).await;
+            }
+        };
+        // An eighth of what comes.
         let reads = async {
-            for _ in 0..10 {
-                tokio::time::sleep(PATIENCE / 2).await;
+            loop {
+                sleep(8 * PACE).await;
                 take(&inbox).await.unwrap();
+            }
+        };
+        inbox.push(payload(LIMIT), 0);
+        tokio::select! {
+            reason = inbox.pace(&FULL, |_| {}) => assert_eq!(reason, "buffer_full"),
+            () = runs => {}
+            () = reads => {}
+        }
+        assert_eq!(inbox.push(payload(STEP), STEP), STEP, "what comes after that is not kept");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_two_that_fall_behind_the_one_that_has_stopped_goes_first() {
+        let budgets = Budgets::new();
+        let (stopped, slow) = (budgets.inbox(), budgets.inbox());
+        stopped.push(payload(5 * LIMIT), 0);
+        for _ in 0..50 {
+            slow.push(payload(100_000), 0);
+        }
+        for _ in 0..10 {
+            sleep(PACE).await;
+            take(&slow).await.unwrap();
+        }
+        slow.push(payload(2 * LIMIT), 0);
+        assert!(stopped.excess.is_evicted() && !slow.excess.is_evicted());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_that_keeps_up_is_never_closed() {
+        let budgets = Budgets::new();
+        let inbox = budgets.inbox();
+        for _ in 0..40 {
+            inbox.push(payload(STEP), 0);
+        }
+        let lives = async {
+            for _ in 0..1_000 {
+                inbox.push(payload(STEP), STEP);
+                take(&inbox).await.unwrap();
+                sleep(PATIENCE / 2).await;
             }
         };
         tokio::select! {
             biased;
-            () = inbox.is_stuck() => panic!("it reads"),
-            () = reads => {}
+            reason = inbox.pace(&FULL, |_| {}) => panic!("{reason}"),
+            () = lives => {}
         }
     }
 }

@@ -1,14 +1,15 @@
 //! Listening sockets, and the tasks that begin with a connection.
 
-use std::fs;
-use std::io;
+use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
+use std::{fmt, fs, io};
 
+use portico_net::slots::{Slot, Source};
 use portico_net::socket::{BACKLOG, Keepalive, is_out_of_descriptors, set_keepalive, unbound};
 use portico_net::{ReadAhead, Stream};
 use rustix::fs::Mode as Permissions;
@@ -16,17 +17,18 @@ use rustix::process::umask;
 use socket2::SockRef;
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream, UnixListener};
-use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::agents;
+use super::agents::{self, Caller};
 use super::authentication::Authentication;
+use super::claims::identities_of;
 use super::frontend::{Mode, connect, proxy};
-use super::settings::{HELLO, MAX_UNKNOWN_AGENTS, PING_TIMEOUT};
+use super::settings::{HELLO, PING_TIMEOUT};
 use super::shared::Shared;
 use super::tls::ServerTls;
+use super::unproven::{Crowded, Unproven};
 use crate::authority::Authority;
 
 /// Between two attempts to accept while the process has no descriptor left.
@@ -78,6 +80,15 @@ pub enum FrontendListen {
         /// The certificates.
         tls: Arc<ServerTls>,
     },
+}
+
+impl fmt::Display for FrontendListen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix { path, .. } => write!(f, "{}", path.display()),
+            Self::Tcp { address, .. } => write!(f, "{address}"),
+        }
+    }
 }
 
 /// An open socket for frontends.
@@ -139,7 +150,8 @@ pub(crate) async fn frontends(shared: Arc<Shared>, listener: FrontendListener, m
         },
         FrontendListener::Tcp(listener, tls) => loop {
             let Some((stream, peer)) = check(&shared, listener.accept().await).await else { continue };
-            tokio::spawn(frontend_over_tls(Arc::clone(&shared), stream, peer, Arc::clone(&tls), mode));
+            let slot = shared.unproven_frontends.enter(Some(Source::of(peer.ip())));
+            tokio::spawn(frontend_over_tls(Arc::clone(&shared), stream, peer, Arc::clone(&tls), mode, slot));
         },
     }
 }
@@ -150,8 +162,15 @@ async fn frontend_over_tls(
     peer: SocketAddr,
     tls: Arc<ServerTls>,
     mode: Mode,
+    slot: Slot,
 ) {
-    let Some(stream) = handshake(stream, peer, &tls, "frontend").await else { return };
+    let unproven = Unproven::new(slot);
+    let stream = match handshake(stream, &tls, &unproven).await {
+        Ok(stream) => stream,
+        Err(why) => return shared.refused_frontend(peer, &why),
+    };
+    // It has a certificate of the CA.
+    unproven.proven();
     match mode {
         Mode::Grpc => proxy::serve(shared, stream).await,
         Mode::HttpConnect => connect::serve_tls(shared, stream).await,
@@ -165,44 +184,60 @@ pub(crate) async fn agents(
     tls: Arc<ServerTls>,
     authentication: Arc<Authentication>,
 ) {
-    let unknown = Arc::new(Semaphore::new(MAX_UNKNOWN_AGENTS));
     loop {
         let Some((stream, peer)) = check(&shared, listener.accept().await).await else { continue };
-        let Ok(permit) = Arc::clone(&unknown).try_acquire_owned() else {
-            shared.counters.agents_refused.fetch_add(1, Relaxed);
-            continue;
-        };
+        let unproven = Unproven::new(shared.unproven_agents.enter(Some(Source::of(peer.ip()))));
         let (shared, tls, authentication) =
             (Arc::clone(&shared), Arc::clone(&tls), Arc::clone(&authentication));
         tokio::spawn(async move {
-            let Some(stream) = handshake(stream, peer, &tls, "agent").await else {
-                shared.counters.agents_refused.fetch_add(1, Relaxed);
-                return;
-            };
-            agents::serve(shared, authentication, stream, peer, permit).await;
+            match handshake(stream, &tls, &unproven).await {
+                Ok(stream) => {
+                    let certificates = stream.get_ref().1.peer_certificates();
+                    let names = certificates.and_then(|chain| chain.first()).map(|leaf| identities_of(leaf));
+                    let caller = Caller { address: peer, names: names.unwrap_or_default(), unproven };
+                    agents::serve(shared, authentication, stream, caller).await;
+                }
+                Err(why) => shared.refused(why.reason(), peer, &why),
+            }
         });
+    }
+}
+
+/// A peer with which there is no TLS.
+#[derive(Debug, Error)]
+enum NoTls {
+    #[error("TLS failed: {0}")]
+    Failed(#[from] io::Error),
+    #[error("no TLS within {HELLO:?}")]
+    TooSlow,
+    #[error(transparent)]
+    Crowded(#[from] Crowded),
+}
+
+impl NoTls {
+    /// The word for metrics.
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Failed(_) => "tls",
+            Self::TooSlow => "silent",
+            Self::Crowded(_) => "crowded",
+        }
     }
 }
 
 /// TLS within its time.
 async fn handshake(
     stream: TcpStream,
-    peer: SocketAddr,
     tls: &ServerTls,
-    who: &'static str,
-) -> Option<TlsStream<ReadAhead<TcpStream>>> {
-    let accept = TlsAcceptor::from(tls.current()).accept(ReadAhead::new(stream));
-    match timeout(HELLO, accept).await {
-        Ok(Ok(stream)) => Some(stream),
-        Ok(Err(error)) => {
-            tracing::info!(%peer, who, %error, "TLS failed");
-            None
-        }
-        Err(_) => {
-            tracing::info!(%peer, who, "no TLS in time");
-            None
-        }
-    }
+    unproven: &Unproven,
+) -> Result<TlsStream<ReadAhead<TcpStream>>, NoTls> {
+    let accept = TlsAcceptor::from(tls.current()).accept(ReadAhead::limited(stream, &unproven.limit));
+    let stream = tokio::select! {
+        accepted = timeout(HELLO, accept) => accepted.map_err(|_| NoTls::TooSlow)??,
+        () = poll_fn(|cx| unproven.poll_evicted(cx)) => return Err(Crowded.into()),
+    };
+    unproven.limit.uncount();
+    Ok(stream)
 }
 
 /// What was accepted. After an error it rests, or would burn the core while descriptors are out.

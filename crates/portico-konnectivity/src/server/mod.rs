@@ -10,11 +10,14 @@
 mod agents;
 mod authentication;
 mod backend;
+mod claims;
 mod connections;
 pub mod counters;
 mod frontend;
 mod http2;
 mod inbox;
+mod lease_counters;
+mod leases;
 mod listen;
 mod native;
 mod registry;
@@ -22,6 +25,7 @@ mod relay;
 mod settings;
 mod shared;
 mod tls;
+mod unproven;
 
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
@@ -38,9 +42,12 @@ use self::registry::Candidate;
 use self::shared::{Shared, Stop};
 
 pub use authentication::{Authentication, Expected};
+pub use claims::{Binding, BindingError};
 pub use connections::ConnectionRow;
 pub use counters::Counters;
 pub use frontend::Mode;
+pub use lease_counters::{LeaseCounters, REQUEST_BUCKETS};
+pub use leases::ServerLease;
 pub use listen::{FrontendListen, ListenError};
 pub use registry::Strategy;
 pub use settings::Settings;
@@ -239,6 +246,12 @@ impl Status {
     #[must_use]
     pub fn established(&self) -> usize {
         usize::try_from(self.counters().established.load(Relaxed)).unwrap_or(usize::MAX)
+    }
+
+    /// Connections to the agent port that have not shown who they are.
+    #[must_use]
+    pub fn unproven(&self) -> u32 {
+        self.0.unproven_agents.count()
     }
 
     /// Bytes that wait for receivers, and how many may.

@@ -5,14 +5,24 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use bytes::Bytes;
+use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
+use http::Response;
 use portico_tunnel::connection::Activity;
 
 use super::inbox::Ended;
 
-/// Both directions. Dropped before it is split, it is reset.
+/// A stream that the agent has opened, and that nobody has answered. Dropped, it is reset.
 #[derive(Debug)]
 pub(crate) struct NativeStream {
+    pub(crate) respond: SendResponse<Bytes>,
+    pub(crate) from_agent: RecvStream,
+    pub(crate) activity: Arc<Activity>,
+}
+
+/// Both directions. Dropped before it is split, it is reset.
+#[derive(Debug)]
+pub(crate) struct Answered {
     pub(crate) to_agent: SendStream<Bytes>,
     pub(crate) from_agent: RecvStream,
     pub(crate) activity: Arc<Activity>,
@@ -34,6 +44,16 @@ pub(crate) struct NativeWriter {
 }
 
 impl NativeStream {
+    /// Answers 200, which leaves with what is sent next in the same turn: to a frontend that speaks first, an
+    /// answer of its own would cost both ends a record and a wake-up.
+    pub(crate) fn answer(mut self) -> Result<Answered, Ended> {
+        let to_agent = self.respond.send_response(Response::new(()), false).map_err(|_| Ended::AgentLost)?;
+        let Self { from_agent, activity, .. } = self;
+        Ok(Answered { to_agent, from_agent, activity })
+    }
+}
+
+impl Answered {
     pub(crate) fn split(self) -> (NativeReader, NativeWriter) {
         (
             NativeReader { stream: self.from_agent, unreleased: 0 },

@@ -4,20 +4,22 @@
 //! | The frontend | towards an endpoint with a stream of its own | towards one by packets |
 //! |---|---|---|
 //! | ends its direction (HTTP CONNECT) | END_STREAM: a real half-close | CLOSE_REQ, then what still comes |
-//! | sends CLOSE_REQ (gRPC) | END_STREAM, CLOSE_RSP at once; soon RST_STREAM | CLOSE_REQ, CLOSE_RSP |
+//! | sends CLOSE_REQ (gRPC) | END_STREAM, CLOSE_RSP, RST_STREAM `NO_ERROR` | CLOSE_REQ, CLOSE_RSP |
 //! | is lost | RST_STREAM | CLOSE_REQ |
 //!
 //! Neither direction waits for the other, and a side that is lost ends both.
 
-use std::future::{Future, poll_fn};
+use std::future::{Future, pending, poll_fn};
 use std::pin::pin;
+use std::sync::atomic::AtomicU64;
+use std::task::Poll;
 
 use bytes::Bytes;
-use portico_net::linger::LINGER;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::backend::{Opened, PacketConnection, PacketWriter};
 use super::connections::Established;
+use super::counters::Counted;
 use super::inbox::Ended;
 use super::native::{NativeReader, NativeWriter};
 use super::settings::CLOSING;
@@ -99,24 +101,25 @@ pub(crate) async fn relay(
     early: Bytes,
     mut established: Established,
 ) -> bool {
-    let (mut reader, mut writer, inbox) = match opened {
+    let (mut reader, mut writer, pace) = match opened {
         Opened::Packets(connection) => {
-            let (writer, inbox) = (connection.writer(), Some(connection.inbox.clone()));
-            (AgentReader::Packets(connection), AgentWriter::Packets(writer), inbox)
+            let (writer, pace) = (connection.writer(), Some(connection.pace()));
+            (AgentReader::Packets(connection), AgentWriter::Packets(writer), pace)
         }
         Opened::Native(stream) => {
+            let Ok(stream) = stream.answer() else {
+                established.ends("agent_lost");
+                return tell(sink, "agent_lost").await;
+            };
             let (reader, writer) = stream.split();
             (AgentReader::Native(reader), AgentWriter::Native(writer), None)
         }
     };
-    let is_native = inbox.is_none();
+    let is_native = pace.is_none();
     let unread = async {
-        match &inbox {
-            Some(inbox) => tokio::select! {
-                () = inbox.is_stuck() => "not_read",
-                () = poll_fn(|cx| inbox.poll_evicted(cx)) => "memory",
-            },
-            None => std::future::pending().await,
+        match pace {
+            Some(pace) => pace.await,
+            None => pending().await,
         }
     };
     let half_closes = is_native && !source.closes_both();
@@ -136,12 +139,12 @@ pub(crate) async fn relay(
         return tell(sink, end).await;
     }
     let told = tell(sink, end).await;
-    if let (true, "frontend_closed", AgentReader::Native(stream)) = (told, end, &mut reader) {
-        // An endpoint that stays has a moment to end as well.
-        let _ = timeout(LINGER, async { while stream.read().await.is_ok() {} }).await;
-    }
-    if let AgentWriter::Native(stream) = &mut writer {
-        stream.reset();
+    match &mut writer {
+        // Ended in order. As it is dropped, h2 tells an agent that has not ended its direction that nobody
+        // takes more: `NO_ERROR`, behind all that was sent.
+        AgentWriter::Native(_) if told && end == "frontend_closed" => {}
+        AgentWriter::Native(stream) => stream.reset(),
+        AgentWriter::Packets(_) => {}
     }
     told
 }
@@ -149,7 +152,7 @@ pub(crate) async fn relay(
 /// Tells a frontend that reads that its connection is over. Returns whether it was told.
 async fn tell(sink: &mut impl Sink, end: &'static str) -> bool {
     match end {
-        "not_read" | "memory" | "frontend_lost" => false,
+        "not_read" | "buffer_full" | "memory" | "frontend_lost" => false,
         _ => matches!(timeout(CLOSING, sink.end()).await, Ok(Ok(()))),
     }
 }
@@ -176,7 +179,7 @@ async fn up(
             Ok(None) => break,
             Ok(Some(bytes)) => {
                 let len = bytes.len();
-                if writer.write(bytes).await.is_err() {
+                if counted(&established.counters().full_frontends, writer.write(bytes)).await.is_err() {
                     return Up::Failed("agent_lost");
                 }
                 established.moved(len, 0);
@@ -189,6 +192,16 @@ async fn up(
         Ok(()) if source.closes_both() => Up::Closed,
         Ok(()) => Up::HalfClosed,
     }
+}
+
+/// Counts one while `work` waits.
+async fn counted<T>(counter: &AtomicU64, work: impl Future<Output = T>) -> T {
+    let mut work = pin!(work);
+    if let Poll::Ready(done) = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await {
+        return done;
+    }
+    let _waits = Counted::new(counter);
+    work.await
 }
 
 async fn down(
@@ -204,10 +217,11 @@ async fn down(
             Err(Ended::Closed) => return "endpoint_closed",
             Err(Ended::AgentLost) => return "agent_lost",
         };
-        let len = bytes.len();
+        let (len, begun) = (bytes.len(), Instant::now());
         if sink.write(bytes).await.is_err() {
             return "frontend_lost";
         }
+        established.counters().frontend_written(begun.elapsed());
         established.moved(0, len);
     }
 }

@@ -27,8 +27,11 @@ pub(crate) const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// Streams on one connection at once: connections of an agent of ours.
 pub(crate) const MAX_STREAMS: u32 = 65_536;
 
-/// Connections to the agent port that have not been accepted as agents yet. More are closed at once.
-pub(crate) const MAX_UNKNOWN_AGENTS: usize = 1_024;
+/// Connections to one port that have not shown who they are yet: of more, the oldest are closed.
+pub(crate) const MAX_UNPROVEN: u32 = 1_024;
+
+/// Bytes that are read of a peer's TLS handshake: a chain of ten large certificates, and the rest.
+pub(crate) const TLS_HANDSHAKE: usize = 20 * 1024;
 
 /// Settings of a server.
 #[derive(Debug, Clone)]

@@ -2,10 +2,13 @@
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use portico_net::MemoryBudget;
+use portico_net::line_limit::{LineLimit, Pace};
+use portico_net::slots::Slots;
 use portico_wire::konnectivity::{ConnectId, DialId, address};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
@@ -14,7 +17,7 @@ use super::backend::{Backend, DialIds, DialLost, Opened};
 use super::connections::Connections;
 use super::counters::{Counted, Counters};
 use super::registry::Registry;
-use super::settings::Settings;
+use super::settings::{MAX_UNPROVEN, Settings};
 
 /// Agents that are asked for one connection, one after the other, if they are lost meanwhile.
 const MAX_AGENTS: usize = 3;
@@ -25,10 +28,18 @@ pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) counters: Counters,
     pub(crate) memory: MemoryBudget,
+    /// Of that, what connections of upstream agents hold beyond their buffers.
+    pub(crate) excess: MemoryBudget,
     pub(crate) connections: Connections,
     registry: Mutex<Registry<Backend>>,
     dials: DialIds,
     frontend_ids: AtomicI64,
+    /// Connections that have not shown who they are, to the port of agents and to that of frontends.
+    pub(crate) unproven_agents: Arc<Slots>,
+    pub(crate) unproven_frontends: Arc<Slots>,
+    /// Of log lines that anyone can cause.
+    lines: LineLimit,
+    started: Instant,
     draining: AtomicBool,
     pub(crate) stop: watch::Sender<Stop>,
 }
@@ -89,12 +100,23 @@ impl Shared {
         let registry = Registry::new(settings.strategies.clone(), settings.route_cidr);
         Arc::new(Self {
             memory: MemoryBudget::new(settings.memory),
+            excess: MemoryBudget::new(settings.memory / 2),
             settings,
             counters: Counters::default(),
             connections: Connections::default(),
             registry: Mutex::new(registry),
             dials: DialIds::default(),
             frontend_ids: AtomicI64::new(1),
+            unproven_agents: Slots::new(
+                MAX_UNPROVEN,
+                "connections to the agent port that are no agent's yet",
+            ),
+            unproven_frontends: Slots::new(
+                MAX_UNPROVEN,
+                "connections to the API server's port without TLS yet",
+            ),
+            lines: LineLimit::default(),
+            started: Instant::now(),
             draining: AtomicBool::default(),
             stop: watch::Sender::new(Stop::NotYet),
         })
@@ -112,6 +134,21 @@ impl Shared {
     /// A number that no other connection of a frontend has.
     pub(crate) fn next_connection(&self) -> ConnectId {
         ConnectId(self.frontend_ids.fetch_add(1, Relaxed))
+    }
+
+    /// Counts a connection to the agent port that becomes no agent's, and says why.
+    pub(crate) fn refused(&self, reason: &'static str, peer: SocketAddr, why: &impl fmt::Display) {
+        self.counters.agent_refused(reason);
+        if let Some(left_out) = self.lines.admit(Pace::WARNINGS, self.started.elapsed()) {
+            tracing::warn!(%peer, reason, %why, left_out, "refused an agent");
+        }
+    }
+
+    /// Says why a connection to the API server's port becomes no frontend's.
+    pub(crate) fn refused_frontend(&self, peer: SocketAddr, why: &impl fmt::Display) {
+        if let Some(left_out) = self.lines.admit(Pace::WARNINGS, self.started.elapsed()) {
+            tracing::warn!(%peer, %why, left_out, "refused a frontend");
+        }
     }
 
     /// No more dials from now on.

@@ -77,7 +77,6 @@ pub enum TlsError {
 }
 
 /// The TLS of one port.
-#[derive(Debug)]
 pub struct ServerTls {
     files: TlsFiles,
     options: TlsOptions,
@@ -99,6 +98,13 @@ impl std::fmt::Debug for Contents {
     /// Never prints the key.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Contents")
+    }
+}
+
+impl std::fmt::Debug for ServerTls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The log names the files. What is in them is long.
+        f.debug_struct("ServerTls").field("files", &self.files).finish_non_exhaustive()
     }
 }
 

@@ -190,3 +190,30 @@ async fn one_object_is_watched_by_its_name() {
     assert!(signs.iter().all(Result::is_ok));
     assert!(requests.lock().unwrap().iter().all(|query| query.contains("metadata.name%3Da")));
 }
+
+/// Few objects with megabytes each, as the author of one namespace can make them.
+#[tokio::test(start_paused = true)]
+async fn a_page_that_takes_too_much_memory_is_asked_for_in_smaller_ones() {
+    let huge = |token: &str| {
+        let fill = "x".repeat(MAX_BYTES);
+        Json(200, json!({"metadata": {"continue": token, "fill": fill}, "items": []}))
+    };
+    let part = |token: &str, name: &str| {
+        Json(200, json!({"metadata": {"continue": token}, "items": [config_map(name, "1")]}))
+    };
+    let (api, requests) =
+        api(vec![huge("1"), part("1", "a"), huge("2"), part("2", "b"), list("5", &["c"]), Hangs(vec![])]);
+    let mut said = said(api, 11).await;
+    said.retain(|line| !line.ends_with("alive"));
+    assert_eq!(said, ["0 init", "0 a", "0 b", "0 c", "0 done"]);
+    let asked: Vec<_> = requests
+        .lock()
+        .unwrap()
+        .iter()
+        .take(5)
+        .map(|query| {
+            ["limit=500", "limit=250", "limit=125"].into_iter().find(|limit| query.contains(limit)).unwrap()
+        })
+        .collect();
+    assert_eq!(asked, ["limit=500", "limit=250", "limit=250", "limit=125", "limit=125"]);
+}

@@ -8,6 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::own_gateway::{self, EXPOSE_NAMESPACED};
 use crate::support::{
     DOMAIN, Knocking, PodStreams, ROUNDS, SOON, Watch, Way, beat_all, carried_by_gateways, others,
     wait_routed,
@@ -25,9 +26,6 @@ const NODE_PORT: u16 = 30_001;
 /// The same of the cluster with strategy LoadBalancer.
 const BALANCED_PORT: u16 = 30_002;
 
-/// The key by which Services ask the gateway of their own cluster, and not that of the seed.
-const EXPOSE_NAMESPACED: &str = "nodeport-proxy.k8s.io/expose-namespaced";
-
 /// And changes, a rolling update and a restart of one are not felt by the others.
 pub(crate) fn clusters_of_every_strategy_are_reached_through_a_deployed_gateway(lab: &Lab, seed: &Seed) {
     let client = lab.host("client").unwrap();
@@ -38,9 +36,8 @@ pub(crate) fn clusters_of_every_strategy_are_reached_through_a_deployed_gateway(
     for deployment in ["portico-gateway", "portico-front"] {
         seed.kubectl().wait_rolled_out("portico", deployment, ROLLING_OUT).unwrap();
     }
-    seed.kubectl().wait_rolled_out("cluster-balanced", "portico-gateway", ROLLING_OUT).unwrap();
     let front = seed.give_address("portico", "portico").unwrap();
-    let balanced = seed.give_address("cluster-balanced", "front-loadbalancer").unwrap();
+    let balanced = own_gateway::address(seed, "cluster-balanced");
     for (name, address) in [("nodeport", front), ("tunneled", front), ("balanced", balanced)] {
         lab.name_resolves(&format!("{name}.{DOMAIN}"), address).unwrap();
     }
@@ -236,38 +233,11 @@ fn deploy_portico(seed: &Seed) {
     seed.kubectl().apply(&front.replace(off, "")).unwrap();
 }
 
-/// Strategy LoadBalancer: a gateway in the cluster's own namespace, with rights for that namespace only,
-/// behind a load balancer of its own. Made from the Deployment of `deploy/gateway.yaml`.
+/// The gateway of the cluster with strategy LoadBalancer.
 fn deploy_gateway_of_balanced(seed: &Seed) {
     let namespace = "cluster-balanced";
-    let kubectl = seed.kubectl();
-    let mut spec = kubectl.get(&["deployment", "-n", "portico", "portico-gateway"]).unwrap()["spec"].take();
-    spec["replicas"] = json!(1);
-    spec["template"]["spec"]["containers"][0]["args"] = json!([
-        "gateway",
-        format!("--namespace={namespace}"),
-        "--clusters-from=exposed-clusters",
-        format!("--expose-annotation={EXPOSE_NAMESPACED}"),
-        "--sni-listen=off",
-        "--tunnel-listen=off",
-        "--admin-listen=$(POD_IP):8002",
-    ]);
-    let metadata = json!({"name": "portico-gateway", "namespace": namespace});
-    let port = json!({"name": "secure", "port": BALANCED_PORT, "targetPort": BALANCED_PORT});
+    // Of the objects that belong to no namespace, the one of its own cluster.
     let objects = [
-        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}),
-        json!({
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "RoleBinding",
-            "metadata": metadata,
-            "roleRef": {
-                "apiGroup": "rbac.authorization.k8s.io",
-                "kind": "ClusterRole",
-                "name": "portico-gateway",
-            },
-            "subjects": [{"kind": "ServiceAccount", "name": "portico-gateway", "namespace": namespace}],
-        }),
-        // Of the objects that belong to no namespace, the one of its own cluster.
         json!({
             "apiVersion": "rbac.authorization.k8s.io/v1",
             "kind": "ClusterRole",
@@ -290,20 +260,10 @@ fn deploy_gateway_of_balanced(seed: &Seed) {
             },
             "subjects": [{"kind": "ServiceAccount", "name": "portico-gateway", "namespace": namespace}],
         }),
-        json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}),
-        json!({
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {"name": "front-loadbalancer", "namespace": namespace},
-            "spec": {
-                "type": "LoadBalancer",
-                "externalTrafficPolicy": "Local",
-                "selector": spec["selector"]["matchLabels"],
-                "ports": [port],
-            },
-        }),
     ];
-    kubectl.apply_json(&json!({"apiVersion": "v1", "kind": "List", "items": objects})).unwrap();
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+    seed.kubectl().apply_json(&list).unwrap();
+    own_gateway::deploy(seed, namespace, "portico-gateway", "exposed-clusters", BALANCED_PORT);
 }
 
 /// Not what the manifest says, but what the kernel knows about the running processes.

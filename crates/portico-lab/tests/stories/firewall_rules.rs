@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use portico_lab::control_plane::Options;
-use portico_lab::{ControlPlane, Etcd, Host, Lab, Process, wait};
+use portico_lab::{ControlPlane, Etcd, Host, Lab, Process, cilium, wait};
 use portico_ports::firewall::{Ruleset, Target, Writing, rules};
 use portico_ports::in_force::{Comparison, InForce, compare};
 use portico_ports::{Facts, Inventory, model};
@@ -52,7 +52,7 @@ impl Site {
         let mut known = Facts::default();
         facts.iter().for_each(|fact| known.assign(fact).unwrap());
         let inventory = Inventory::read(&self.inventory, &known).unwrap();
-        rules(product, product.role(role).unwrap(), &known, &inventory).unwrap()
+        rules(product, &[product.role(role).unwrap()], &known, &inventory).unwrap()
     }
 
     /// Listens on a host, both families, and answers `hello`.
@@ -225,9 +225,10 @@ fn ip_in_ip_passes_between_nodes_and_not_from_strangers() {
     }
 }
 
-/// What is written as a NetworkPolicy is one to a real API server, which reads it strictly and keeps nothing.
+/// What is written as a policy, of Kubernetes or of Cilium, is one to a real API server, which reads it
+/// strictly and keeps nothing.
 #[test]
-fn network_policies_are_accepted_by_a_real_api_server() {
+fn network_policies_of_kubernetes_and_of_cilium_are_accepted_by_a_real_api_server() {
     let _turn = crate::turn();
     let lab = Lab::start("network-policies").unwrap();
     let host = lab.host("planes").unwrap();
@@ -243,15 +244,25 @@ fn network_policies_are_accepted_by_a_real_api_server() {
     let inventory = Inventory::read(inventory, &facts).unwrap();
     let product = model::product("kkp").unwrap();
     let selector = [("app.kubernetes.io/name".to_owned(), "portico-gateway".to_owned())];
-    for default_deny in [false, true] {
+    cilium::install(&kubectl).unwrap();
+    for (target, default_deny) in [
+        (Target::NetworkPolicy, false),
+        (Target::NetworkPolicy, true),
+        (Target::Cilium, false),
+        (Target::Cilium, true),
+    ] {
         let writing = Writing { default_deny, selector: &selector, namespace: "default" };
         for role in ["front", "worker", "seed", "master"] {
-            let rules = rules(product, product.role(role).unwrap(), &facts, &inventory).unwrap();
-            let text = Target::NetworkPolicy.write(&rules, &writing).text;
+            let rules = rules(product, &[product.role(role).unwrap()], &facts, &inventory).unwrap();
+            let text = target.write(&rules, &writing).text;
             let arguments = ["apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-"];
             let answer = kubectl.run_with_input(&arguments, &text).unwrap();
-            let expected = format!("networkpolicy.networking.k8s.io/portico-{role}");
-            assert!(answer.contains(&expected), "{answer}");
+            let kind = match (target, role) {
+                (Target::NetworkPolicy, _) => "networkpolicy.networking.k8s.io",
+                (_, "front") => "ciliumnetworkpolicy.cilium.io",
+                _ => "ciliumclusterwidenetworkpolicy.cilium.io",
+            };
+            assert!(answer.contains(&format!("{kind}/portico-{role}")), "{answer}");
             let wrong = text.replace("endPort", "endport");
             let refused = wrong == text || kubectl.run_with_input(&arguments, &wrong).is_err();
             assert!(refused, "an unknown field is refused, or the answer above proves nothing");

@@ -5,9 +5,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use portico_lab::{Image, Lab, Seed, UserCluster, lab, say};
+use portico_lab::{Image, Lab, Seed, lab, say};
 
-use crate::{deployed, kubernetes, turn};
+use crate::{deployed, kubernetes, seeded};
 
 /// A story: its name, and what it does with the seed.
 type Story = (&'static str, fn(&Lab, &Seed));
@@ -29,14 +29,8 @@ const STORIES: [Story; 3] = [
 
 #[test]
 fn stories_on_one_seed_hold_and_leave_nothing() {
-    // First, since it may have to be built.
-    let portico = Image::portico().unwrap();
-    let _turn = turn();
-    let lab = Lab::start("shared-seed").unwrap();
-    let seed = Seed::start(&lab).unwrap();
-    UserCluster::prepare(&seed).unwrap();
+    let (_turn, lab, seed) = seeded("shared-seed");
     seed.import(&Image::busybox().unwrap()).unwrap();
-    seed.import(&portico).unwrap();
     let mut failed = Vec::new();
     for (name, story) in STORIES {
         say(format_args!("story: {name}"));

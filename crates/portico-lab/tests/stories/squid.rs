@@ -32,7 +32,7 @@ const PORT: u16 = 443;
 /// The authority of that cluster's API server.
 const AUTHORITY: &str = "apiserver-external.cluster-north.svc.cluster.local:443";
 
-const SQUID_PORT: u16 = 3128;
+pub(crate) const SQUID_PORT: u16 = 3128;
 
 /// Whom squid runs as: it refuses to be root.
 const NOBODY: u32 = 65534;
@@ -50,7 +50,7 @@ fn a_worker_behind_a_proxy_that_allows_one_port_of_one_host_joins_and_its_pods_h
     let issuer = Authority::new("gateways").unwrap();
     let agents = Authority::new("agents").unwrap();
     let _gateway = gateway(&door, &planes, &issuer, &agents);
-    let squid = Squid::start(&middle);
+    let squid = Squid::start(&middle, NAME, PORT);
 
     let _wall = Firewall::allow_out_only_to(&worker, &[(middle.address(), SQUID_PORT)]).unwrap();
     nobody_else_is_reached(&worker, &door, &planes);
@@ -80,7 +80,7 @@ fn a_worker_behind_a_proxy_that_allows_one_port_of_one_host_joins_and_its_pods_h
     }
     // The proxy has other users as well, and its operator restarts it now and then.
     squid.process.kill();
-    let squid = Squid::start(&middle);
+    let squid = Squid::start(&middle, NAME, PORT);
     wait::until("the API server to answer by the new proxy", SOON, || pods.ask()).unwrap();
     let kubectl = by_proxy.kubectl(&worker).unwrap();
     kubectl.wait_node_ready("worker-1", SOON).unwrap();
@@ -220,14 +220,15 @@ fn start_agent(
 }
 
 /// squid, and what it has seen.
-struct Squid {
+pub(crate) struct Squid {
     process: Process,
     address: Ipv4Addr,
     log: PathBuf,
 }
 
 impl Squid {
-    fn start(host: &Host) -> Squid {
+    /// Lets `agent` with the password `secret` go to one port of one name.
+    pub(crate) fn start(host: &Host, name: &str, port: u16) -> Squid {
         let dir = host.dir().join("squid");
         fs::create_dir_all(&dir).unwrap();
         chown(&dir, Some(NOBODY), Some(NOBODY)).unwrap();
@@ -240,8 +241,8 @@ impl Squid {
             "auth_param basic children 1".to_owned(),
             "auth_param basic realm corporation, inc.".to_owned(),
             "acl CONNECT method CONNECT".to_owned(),
-            format!("acl north dstdomain {NAME}"),
-            format!("acl tls port {PORT}"),
+            format!("acl north dstdomain {name}"),
+            format!("acl tls port {port}"),
             "acl known proxy_auth REQUIRED".to_owned(),
             "http_access allow CONNECT north tls known".to_owned(),
             "http_access deny all".to_owned(),
@@ -289,7 +290,7 @@ impl Squid {
     }
 
     /// Where it let anybody go.
-    fn destinations(&self) -> BTreeSet<String> {
+    pub(crate) fn destinations(&self) -> BTreeSet<String> {
         let log = fs::read_to_string(&self.log).unwrap();
         let lines = log.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
         let passed = lines.filter(|words| words.get(3).is_some_and(|result| result.ends_with("/200")));

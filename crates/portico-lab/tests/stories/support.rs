@@ -197,7 +197,7 @@ impl Drop for PodStreams {
 }
 
 /// A pod that counts in its log and serves its name over HTTP.
-fn ticking_pod() -> Value {
+pub(crate) fn ticking_pod() -> Value {
     let script = "mkdir /www; echo web >/www/index.html; httpd -p 8080 -h /www; i=0; while true; do \
                   i=$((i+1)); echo tick $i; sleep 1; done";
     json!({

@@ -21,9 +21,7 @@ use anyhow::{Context, Result, ensure};
 use portico_lab::control_plane::ADMINS;
 use portico_lab::firewall::{Direction, Firewall, Traffic, Verdict};
 use portico_lab::kubectl::condition;
-use portico_lab::{
-    Authority, Host, Image, Kubectl, Lab, Node, Process, Seed, UserCluster, programs, say, wait,
-};
+use portico_lab::{Authority, Host, Image, Kubectl, Node, Process, Seed, UserCluster, programs, say, wait};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -54,13 +52,7 @@ fn organisation(cluster: &str) -> String {
 
 #[test]
 fn pods_reach_their_api_server_whatever_happens_on_the_way() {
-    // First, since it may have to be built.
-    let portico = Image::portico().unwrap();
-    let _turn = crate::turn();
-    let lab = Lab::start("tunnel-story").unwrap();
-    let seed = Seed::start(&lab).unwrap();
-    UserCluster::prepare(&seed).unwrap();
-    seed.import(&portico).unwrap();
+    let (_turn, lab, seed) = crate::seeded("tunnel-story");
     let issuer = Authority::new("gateways").unwrap();
     let [agents, successors] = ["agents", "successors"].map(|name| Authority::new(name).unwrap());
     let [north, south] =

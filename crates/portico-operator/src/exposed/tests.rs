@@ -3,9 +3,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use super::*;
-use crate::front::FrontError;
 use crate::testing::{FakeApi, plan};
-use crate::{ExposedClustersStatus, Front, Settings};
+use crate::{ExposedClustersStatus, Operator, OperatorError, Settings, WorkStatus};
 
 /// Far beyond anything that happens when all is well; passes in no time on a paused clock.
 const NEVER: Duration = Duration::from_secs(300);
@@ -14,13 +13,13 @@ const NEVER: Duration = Duration::from_secs(300);
 struct World {
     api: FakeApi,
     status: StatusHandle,
-    task: JoinHandle<Result<(), FrontError>>,
+    task: JoinHandle<Result<(), OperatorError>>,
 }
 
 impl World {
     fn start(api: &FakeApi) -> Self {
         let settings = Settings { exposed_clusters: true, ..Settings::new(plan(), "this") };
-        let front = Front::new(api.client(), settings);
+        let front = Operator::front(api.client(), settings);
         let status = front.status();
         let task = tokio::spawn(front.run(std::future::pending()));
         Self { api: api.clone(), status, task }
@@ -28,6 +27,10 @@ impl World {
 
     fn report(&self) -> ExposedClustersStatus {
         self.status.get().exposed_clusters
+    }
+
+    fn work(&self) -> WorkStatus {
+        self.status.get().controllers[CONTROLLER].clone()
     }
 
     fn spec(&self, name: &str) -> Value {
@@ -95,7 +98,11 @@ async fn each_cluster_has_an_exposed_cluster_of_its_own_without_secrets() {
     }
     let writes = world.api.writes();
     sleep(NEVER).await;
-    assert_eq!((world.api.writes(), world.report().writes), (writes, 2), "nothing is written at rest");
+    assert_eq!(
+        (world.api.writes(), world.work().writes["ExposedCluster"]),
+        (writes, 2),
+        "nothing is written at rest"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -147,7 +154,8 @@ async fn a_refused_write_is_told_and_tried_again_until_it_is_accepted() {
     sleep(NEVER).await;
     let report = world.report();
     assert!(report.failed == 1 && report.troubles["a"].contains("403"), "{report:?}");
-    assert!(report.failed_writes < 15, "{report:?}");
+    let errors = world.work().errors;
+    assert!((2..15).contains(&errors["WriteRefused"]), "{errors:?}");
     assert_eq!(world.api.reasons(), ["WriteRefused"], "said once");
     world.api.refuse_writes_after(100);
     world.until("the write", |world| world.report().written == 1).await;

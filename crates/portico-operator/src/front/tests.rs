@@ -7,6 +7,7 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::testing::{FakeApi, plan};
+use crate::{Operator, OperatorError};
 
 /// Far beyond anything that happens when all is well; passes in no time on a paused clock.
 const NEVER: Duration = Duration::from_secs(300);
@@ -16,7 +17,7 @@ struct World {
     api: FakeApi,
     status: StatusHandle,
     stop: oneshot::Sender<()>,
-    task: JoinHandle<Result<(), FrontError>>,
+    task: JoinHandle<Result<(), OperatorError>>,
 }
 
 impl World {
@@ -29,7 +30,7 @@ impl World {
     }
 
     fn with(api: &FakeApi, settings: Settings) -> Self {
-        let front = Front::new(api.client(), settings);
+        let front = Operator::front(api.client(), settings);
         let (stop, stopped) = oneshot::channel();
         let status = front.status();
         let task = tokio::spawn(front.run(async move { drop(stopped.await) }));
@@ -401,5 +402,5 @@ async fn a_replica_that_stops_releases_the_lease() {
     let stopping = Instant::now();
     world.task.await.unwrap().unwrap();
     assert_eq!(world.api.holder(), None);
-    assert!(stopping.elapsed() < RELEASE_TIMEOUT);
+    assert!(stopping.elapsed() < crate::operator::RELEASE_TIMEOUT);
 }

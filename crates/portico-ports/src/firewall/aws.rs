@@ -13,7 +13,7 @@ pub(super) fn write(rules: &Ruleset, writing: &Writing<'_>) -> Written {
     let (ingress, mut egress) = (entries(Direction::Ingress), entries(Direction::Egress));
     let mut notes = quota(ingress.len().max(egress.len()));
     let mut properties = json!({
-        "GroupDescription": format!("{}, role {}", rules.product.title, rules.role.key),
+        "GroupDescription": format!("{}, role {}", rules.product.title, rules.words()),
         "VpcId": {"Ref": "VpcId"},
         "SecurityGroupIngress": ingress,
     });
@@ -28,7 +28,7 @@ pub(super) fn write(rules: &Ruleset, writing: &Writing<'_>) -> Written {
     }
     let template = json!({
         "AWSTemplateFormatVersion": "2010-09-09",
-        "Description": format!("Portico: what the role {} of {} needs", rules.role.key, rules.product.key),
+        "Description": format!("Portico: what the role {} of {} needs", rules.words(), rules.product.key),
         "Parameters": {"VpcId": {"Type": "AWS::EC2::VPC::Id", "Description": "The VPC of these machines"}},
         "Resources": {
             "SecurityGroup": {"Type": "AWS::EC2::SecurityGroup", "Properties": properties},

@@ -47,7 +47,7 @@ pub(super) fn write(rules: &Ruleset, writing: &Writing<'_>) -> Written {
         "resources": [{
             "type": "Microsoft.Network/networkSecurityGroups",
             "apiVersion": "2024-05-01",
-            "name": format!("portico-{}", rules.role.key),
+            "name": format!("portico-{}", rules.name()),
             "location": "[resourceGroup().location]",
             "properties": {"securityRules": entries},
         }],

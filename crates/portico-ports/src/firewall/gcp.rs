@@ -7,13 +7,13 @@ use crate::model::Protocol;
 use crate::port_set::text;
 
 pub(super) fn write(rules: &Ruleset, writing: &Writing<'_>) -> Written {
-    let mut resources: Vec<Value> = rules.rules.iter().map(|rule| resource(rule, rules.role.key)).collect();
+    let role = rules.name();
+    let mut resources: Vec<Value> = rules.rules.iter().map(|rule| resource(rule, &role)).collect();
     let mut notes = vec!["the rules hold for machines with the network tag of the role".to_owned()];
     if writing.default_deny {
         for (direction, ranges) in [("INGRESS", "sourceRanges"), ("EGRESS", "destinationRanges")] {
             for (family, everything) in [(4, "0.0.0.0/0"), (6, "::/0")] {
-                let name =
-                    format!("portico-{}-{}-deny-ipv{family}", rules.role.key, direction.to_lowercase());
+                let name = format!("portico-{role}-{}-deny-ipv{family}", direction.to_lowercase());
                 resources.push(json!({
                     "name": name,
                     "network": "global/networks/default",
@@ -21,7 +21,7 @@ pub(super) fn write(rules: &Ruleset, writing: &Writing<'_>) -> Written {
                     "priority": 65000,
                     "denied": [{"IPProtocol": "all"}],
                     ranges: [everything],
-                    "targetTags": [tag(rules.role.key)],
+                    "targetTags": [tag(&role)],
                 }));
             }
         }

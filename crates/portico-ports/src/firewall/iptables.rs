@@ -9,10 +9,11 @@ use crate::model::Protocol;
 const MOST_PORTS: usize = 15;
 
 pub(super) fn write(rules: &Ruleset, writing: &Writing<'_>) -> Written {
-    let name = rules.role.key.to_uppercase();
+    let name = chain(rules);
     let mut out = format!(
         "#!/bin/sh\n# {}, role {}: what it needs. Run as root; a second run replaces the first.\n",
-        rules.product.title, rules.role.key
+        rules.product.title,
+        rules.words()
     );
     out.push_str("set -eu\nrules() {\n  cat <<'RULES'\n*filter\n");
     let chains = [("IN", Direction::Ingress), ("OUT", Direction::Egress)];
@@ -43,6 +44,16 @@ pub(super) fn write(rules: &Ruleset, writing: &Writing<'_>) -> Written {
     }
     out.push_str("done\n");
     Written { text: out, notes: super::forwarded(writing) }
+}
+
+/// The roles in the name of a chain, which has 28 letters at most: of many roles the first.
+fn chain(rules: &Ruleset) -> String {
+    const MOST: usize = 28 - "PORTICO--OUT".len();
+    let name = rules.name().to_uppercase();
+    match rules.roles.first() {
+        Some(first) if name.len() > MOST => format!("{}-ETC", first.key.to_uppercase()),
+        _ => name,
+    }
 }
 
 fn lines(out: &mut String, chain: &str, rule: &Rule) {

@@ -10,10 +10,11 @@ use crate::port_set::text;
 const OWN_RULES: &str = "/etc/portico/nftables";
 
 pub(super) fn write(rules: &Ruleset, writing: &Writing<'_>) -> Written {
-    let table = format!("portico_{}", rules.role.key.replace('-', "_"));
+    let table = format!("portico_{}", rules.name().replace('-', "_"));
     let mut out = format!(
         "# {}, role {}: what it needs. Load with `nft -f FILE`; a second load replaces the first.\n",
-        rules.product.title, rules.role.key
+        rules.product.title,
+        rules.words()
     );
     let policy = if writing.default_deny { "drop" } else { "accept" };
     if !writing.default_deny {
@@ -35,7 +36,7 @@ pub(super) fn write(rules: &Ruleset, writing: &Writing<'_>) -> Written {
         }
         if writing.default_deny {
             // A drop is final whatever other tables accept, so what else is allowed must be in this chain.
-            let _ = writeln!(out, "    include \"{OWN_RULES}/{}-{chain}*.nft\"", rules.role.key);
+            let _ = writeln!(out, "    include \"{OWN_RULES}/{}-{chain}*.nft\"", rules.name());
         }
         out.push_str("  }\n");
     }

@@ -6,9 +6,9 @@ use super::{Direction, Rule, Ruleset, Writing, Written};
 use crate::model::Protocol;
 
 pub(super) fn write(rules: &Ruleset, writing: &Writing<'_>) -> Written {
-    let group = format!("portico-{}", rules.role.key);
+    let group = format!("portico-{}", rules.name());
     let mut out =
-        format!("#!/bin/sh\n# {}, role {}: what it needs.\nset -eu\n", rules.product.title, rules.role.key);
+        format!("#!/bin/sh\n# {}, role {}: what it needs.\nset -eu\n", rules.product.title, rules.words());
     let _ = writeln!(out, "openstack security group create --stateful '{group}'");
     let mut notes = Vec::new();
     if writing.default_deny {

@@ -52,7 +52,7 @@ pub(super) fn write_kubernetes(rules: &Ruleset, writing: &Writing<'_>) -> Writte
 }
 
 pub(super) fn write_cilium(rules: &Ruleset, writing: &Writing<'_>) -> Written {
-    let of_pods = rules.role.key == POD_ROLE;
+    let of_pods = rules.roles.iter().all(|role| role.key == POD_ROLE);
     let mut notes = Vec::new();
     let mut spec = json!({
         (if of_pods { "endpointSelector" } else { "nodeSelector" }): selector(writing),
@@ -99,7 +99,7 @@ pub(super) fn write_cilium(rules: &Ruleset, writing: &Writing<'_>) -> Written {
 
 fn metadata(rules: &Ruleset, namespace: Option<&str>) -> Value {
     let mut metadata = json!({
-        "name": format!("portico-{}", rules.role.key),
+        "name": format!("portico-{}", rules.name()),
         "annotations": {"portico.io/rows": rules.rules.iter().map(Rule::ids).collect::<Vec<_>>().join(" ")},
     });
     if let Some(namespace) = namespace {

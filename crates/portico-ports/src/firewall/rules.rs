@@ -65,20 +65,35 @@ impl Rule {
     }
 }
 
-/// What one role of a product may do.
+/// What machines of one role of a product may do, or of several: a firewall that refuses the rest must know
+/// all that a machine is.
 #[derive(Debug, Clone)]
 pub struct Ruleset {
     /// The product.
     pub product: &'static Product,
-    /// The role.
-    pub role: &'static Role,
-    /// Its addresses, as far as they are known.
+    /// What these machines are, in the order of the model.
+    pub roles: Vec<&'static Role>,
+    /// Their addresses, as far as they are known.
     pub own: Addresses,
     /// What is allowed, in the order of the model.
     pub rules: Vec<Rule>,
 }
 
 impl Ruleset {
+    /// The roles as part of a name: `seed-front`.
+    pub fn name(&self) -> String {
+        self.keys().join("-")
+    }
+
+    /// The roles as `--role` takes them: `seed,front`.
+    pub fn words(&self) -> String {
+        self.keys().join(",")
+    }
+
+    fn keys(&self) -> Vec<&'static str> {
+        self.roles.iter().map(|role| role.key).collect()
+    }
+
     /// Those of one direction.
     pub fn of(&self, direction: Direction) -> impl Iterator<Item = &Rule> {
         self.rules.iter().filter(move |rule| rule.direction == direction)
@@ -154,41 +169,47 @@ impl fmt::Display for Missing {
     }
 }
 
-/// The rules for `role`. Facts that are not known have their defaults; the strategy has none.
+/// The rules for machines of all these roles. Facts that are not known have their defaults; the strategy has
+/// none.
 ///
 /// # Errors
 /// Everything that must be known first.
 pub fn rules(
     product: &'static Product,
-    role: &'static Role,
+    roles: &[&'static Role],
     facts: &Facts,
     inventory: &Inventory,
 ) -> Result<Ruleset, Vec<Missing>> {
     let facts = facts.or_defaults(product);
     let mut builder = Builder {
         product,
-        role,
         inventory,
-        own: inventory.addresses(role).unwrap_or_default(),
+        own: Addresses::default(),
         rules: Vec::new(),
         facts: BTreeMap::new(),
         addresses: BTreeMap::new(),
         others: Vec::new(),
     };
+    let roles: Vec<&Role> = product.roles.iter().filter(|role| roles.contains(role)).collect();
+    for addresses in roles.iter().filter_map(|role| inventory.addresses(role)) {
+        builder.own.networks.extend(addresses.networks);
+        builder.own.names.extend(addresses.names);
+    }
+    builder.own.networks.sort();
+    builder.own.networks.dedup();
     for row in product.rows.iter().filter(|row| facts.allow(row)) {
         let ends = [(row.destination, Direction::Ingress), (row.source, Direction::Egress)];
         for (own, direction) in ends {
-            if product.concerns(own, role.key) {
+            if roles.iter().any(|role| product.concerns(own, role.key)) {
                 builder.row(&Flow::of(row, &facts), direction, &facts);
             }
         }
     }
-    builder.finish()
+    builder.finish(roles)
 }
 
 struct Builder<'a> {
     product: &'static Product,
-    role: &'static Role,
     inventory: &'a Inventory,
     own: Addresses,
     rules: Vec<Rule>,
@@ -224,7 +245,9 @@ impl Builder<'_> {
             self.others.push(Missing::Families { row: row.id, source, destination });
         }
         for ipv6 in families {
-            for &protocol in row.protocols {
+            // Container networks carry IP-in-IP over IPv4 only.
+            let carried = |protocol: &&Protocol| !(ipv6 && **protocol == Protocol::IpInIp);
+            for &protocol in row.protocols.iter().filter(carried) {
                 let ranges = flow.ports.iter().filter_map(|ports| match ports {
                     Ports::Range(range) => Some(*range),
                     Ports::Provider => None,
@@ -263,7 +286,7 @@ impl Builder<'_> {
         }
     }
 
-    fn finish(self) -> Result<Ruleset, Vec<Missing>> {
+    fn finish(self, roles: Vec<&'static Role>) -> Result<Ruleset, Vec<Missing>> {
         let mut missing: Vec<Missing> =
             self.facts.into_iter().map(|(fact, rows)| Missing::Fact { fact, rows }).collect();
         for (key, rows) in self.addresses {
@@ -274,7 +297,7 @@ impl Builder<'_> {
         if !missing.is_empty() {
             return Err(missing);
         }
-        Ok(Ruleset { product: self.product, role: self.role, own: self.own, rules: self.rules })
+        Ok(Ruleset { product: self.product, roles, own: self.own, rules: self.rules })
     }
 }
 

@@ -6,12 +6,16 @@ use super::aws::{description, protocol, quota};
 use super::{Direction, Rule, Ruleset, Writing, Written};
 
 pub(super) fn write(rules: &Ruleset, writing: &Writing<'_>) -> Written {
-    let name = rules.role.key.replace('-', "_");
+    let name = rules.name().replace('-', "_");
     let mut out = format!(
         "# {}, role {}: what it needs.\n\nvariable \"vpc_id\" {{\n  type        = string\n  description = \
          \"The VPC of these machines\"\n}}\n\nresource \"aws_security_group\" \"{name}\" {{\n  name        = \
          \"portico-{}\"\n  description = \"{}, role {}\"\n  vpc_id      = var.vpc_id\n}}\n",
-        rules.product.title, rules.role.key, rules.role.key, rules.product.title, rules.role.key
+        rules.product.title,
+        rules.words(),
+        rules.name(),
+        rules.product.title,
+        rules.words()
     );
     let mut notes = Vec::new();
     let mut most = 0;

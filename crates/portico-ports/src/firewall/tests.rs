@@ -1,7 +1,7 @@
 use super::*;
 use crate::facts::Facts;
 use crate::inventory::Inventory;
-use crate::model;
+use crate::model::{self, Protocol};
 
 const INVENTORY: &str = "worker: [10.0.1.0/24, '2001:db8:1::/64']\nfront: [203.0.113.9, '2001:db8:9::9']\n\
                          user: [any]\nmaster: [10.0.2.0/24]\nseed: [10.0.3.0/24]\nseed-api: [10.0.3.7]\n\
@@ -12,7 +12,8 @@ fn ruleset(product: &str, role: &str, facts: &[&str], inventory: &str) -> Result
     let product = model::product(product).unwrap();
     let mut known = Facts::default();
     facts.iter().for_each(|fact| known.assign(fact).unwrap());
-    rules(product, product.role(role).unwrap(), &known, &Inventory::read(inventory, &known).unwrap())
+    let roles: Vec<_> = role.split(',').map(|role| product.role(role).unwrap()).collect();
+    rules(product, &roles, &known, &Inventory::read(inventory, &known).unwrap())
 }
 
 fn write(target: Target, role: &str, facts: &[&str], default_deny: bool) -> Written {
@@ -54,6 +55,39 @@ fn a_worker_connects_to_the_front_and_other_workers_connect_to_it() {
         ]
     );
     assert_eq!(rules.rules.len(), 2 * of_ipv4.len(), "both families have the same rules");
+}
+
+#[test]
+fn ip_in_ip_is_for_addresses_of_ipv4() {
+    let inventory = "worker: [10.0.1.0/24, '2001:db8:1::/64']\nmaster: [10.0.2.1, '2001:db8:2::1']\n\
+                     internet: [any]\n";
+    let rules = ruleset("kublr", "worker", &["cni=Calico"], inventory).unwrap();
+    let of = |protocol: Protocol| rules.rules.iter().filter(move |rule| rule.protocol == protocol);
+    assert!(of(Protocol::Udp).any(Rule::is_ipv6));
+    assert!(of(Protocol::IpInIp).count() > 0 && !of(Protocol::IpInIp).any(Rule::is_ipv6));
+}
+
+#[test]
+fn machines_of_two_roles_get_the_rules_of_both_in_one_table() {
+    let both = ruleset("kkp", "seed-api,front", &["strategy=Tunneling"], INVENTORY).unwrap();
+    for role in ["seed-api", "front"] {
+        let one = ruleset("kkp", role, &["strategy=Tunneling"], INVENTORY).unwrap();
+        let rows = |rules: &Ruleset| -> Vec<_> {
+            rules.rules.iter().flat_map(|rule| &rule.rows).map(|row| row.id).collect()
+        };
+        let all = rows(&both);
+        assert!(rows(&one).iter().all(|row| all.contains(row)), "{role}: {all:?}");
+    }
+    assert_eq!(both.own.networks.len(), 3);
+    let writing = Writing { default_deny: true, selector: &[], namespace: "portico" };
+    let text = Target::Nftables.write(&both, &writing).text;
+    assert!(text.contains(&format!("table inet portico_{}", both.name().replace('-', "_"))), "{text}");
+    assert_eq!(text.matches("hook input").count(), 1, "a drop in one table is final: {text}");
+    let many =
+        ruleset("kkp", "master,master-ingress,seed-api,front", &["strategy=Tunneling"], INVENTORY).unwrap();
+    let script = Target::Iptables.write(&many, &writing).text;
+    let chains = script.split_whitespace().filter(|word| word.starts_with(":PORTICO-"));
+    assert!(chains.clone().count() == 2 && chains.clone().all(|name| name.len() <= 29), "{script}");
 }
 
 #[test]

@@ -7,7 +7,8 @@ use crate::model::Protocol;
 use crate::port_set::text;
 
 pub(super) fn write(rules: &Ruleset, writing: &Writing<'_>) -> Written {
-    let role = rules.role;
+    let names: Vec<&str> = rules.roles.iter().map(|role| *role.names.first().unwrap_or(&role.key)).collect();
+    let meanings: Vec<&str> = rules.roles.iter().map(|role| role.meaning).collect();
     let own: Vec<String> = rules.own.networks.iter().map(ToString::to_string).collect();
     let own = if own.is_empty() {
         "(these machines; the inventory does not name them)".to_owned()
@@ -18,8 +19,8 @@ pub(super) fn write(rules: &Ruleset, writing: &Writing<'_>) -> Written {
         "Firewall request: {}, {}\n\nWhat:      {}\nAddresses: {own}\n\nPlease allow the connections below. \
          They are stateful: answers to them must pass too.\n",
         rules.product.title,
-        role.names.first().unwrap_or(&role.key),
-        role.meaning
+        names.join(" and "),
+        meanings.join("\n           ")
     );
     out.push_str("ICMP and ICMPv6 errors must pass in both directions (path MTU discovery).\n");
     if writing.default_deny {
@@ -41,7 +42,7 @@ pub(super) fn write(rules: &Ruleset, writing: &Writing<'_>) -> Written {
     let _ = write!(
         out,
         "\nTo check: run `portico preflight --role {}` with the same inventory on one of the machines.\n",
-        role.key
+        rules.words()
     );
     Written { text: out, notes: Vec::new() }
 }

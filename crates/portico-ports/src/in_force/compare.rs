@@ -21,7 +21,7 @@ const MOST_SAMPLES: usize = 4_096;
 pub struct Comparison {
     /// Needed and refused.
     pub missing: Vec<MissingRule>,
-    /// Open, and needed by no row.
+    /// Open for more than any row needs.
     pub needless: Vec<NeedlessRule>,
     /// What could not be judged.
     pub not_judged: Vec<String>,
@@ -42,8 +42,9 @@ pub struct MissingRule {
     pub rows: Vec<&'static str>,
 }
 
-/// Something that is open and needless.
+/// Something that is open, and needless as a whole or in part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct NeedlessRule {
     /// `in` or `out`.
     pub direction: &'static str,
@@ -55,6 +56,8 @@ pub struct NeedlessRule {
     pub ports: String,
     /// The rule as its source writes it.
     pub rule: String,
+    /// The rows that need a part of it: it is to be narrowed, and must not go.
+    pub needed_by: Vec<&'static str>,
 }
 
 /// Compares what a role needs with what is in force.
@@ -180,7 +183,14 @@ fn needless(
         if step.ports.is_some() && left.is_empty() {
             continue;
         }
+        let serves = |rule: &&&Rule| {
+            let of_peer = rule.peers.iter().any(|own| own.contains(&peer) || peer.contains(own));
+            let of_port = step.ports.as_ref().is_none_or(|own| own.without(&rule.ports) != *own);
+            of_peer && of_port && step.protocol.is_none_or(|own| own == number(rule.protocol))
+        };
+        let rows = needed.iter().filter(serves).flat_map(|rule| rule.rows.iter().map(|row| row.id));
         found.push(NeedlessRule {
+            needed_by: rows.collect::<BTreeSet<_>>().into_iter().collect(),
             direction: word(direction),
             peer: peer.to_string(),
             protocol: step.protocol.map_or("any".to_owned(), name),

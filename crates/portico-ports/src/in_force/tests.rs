@@ -11,7 +11,7 @@ fn needed(strategy: &str) -> Ruleset {
     let mut facts = Facts::default();
     facts.set("strategy", strategy).unwrap();
     let inventory = Inventory::read(INVENTORY, &facts).unwrap();
-    rules(product, product.role("worker").unwrap(), &facts, &inventory).unwrap()
+    rules(product, &[product.role("worker").unwrap()], &facts, &inventory).unwrap()
 }
 
 /// The rules that the writer makes, as iptables-save would print them.
@@ -108,6 +108,9 @@ fn a_security_group_is_read_as_aws_describes_it() {
         .map(|open| format!("{} {} {}", open.peer, open.protocol, open.ports))
         .collect();
     assert_eq!(needless, ["10.0.0.0/16 UDP 8472", "0.0.0.0/0 TCP 22", "0.0.0.0/0 any any"]);
+    let needed_by: Vec<_> = comparison.needless.iter().map(|open| open.needed_by.join(" ")).collect();
+    assert_eq!(needed_by[..2], ["kkp-cilium-vxlan", ""], "the first must not go");
+    assert!(needed_by[2].contains("kkp-8"), "{needed_by:?}");
     assert_eq!(comparison.not_judged.len(), 1);
 }
 

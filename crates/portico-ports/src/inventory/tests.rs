@@ -32,6 +32,14 @@ fn an_unknown_role_is_told_with_the_nearest() {
 }
 
 #[test]
+fn roles_below_a_key_are_told_to_stand_at_the_top() {
+    let problem = problem("# site\nroles:\n  worker: [10.0.0.1]\n  seed: [10.0.0.2]\n");
+    assert_eq!(problem.line, 2);
+    assert!(problem.message.contains("\"roles\" is no role, and has keys of its own"), "{problem}");
+    assert!(problem.remedy.contains("roles stand at the top"), "{problem}");
+}
+
+#[test]
 fn an_empty_role_is_told() {
     for text in ["worker: []\n", "worker:\n", "\n\nworker: null\n"] {
         assert!(problem(text).message.contains("worker has no address"), "{text:?}");
@@ -53,6 +61,10 @@ fn what_is_no_address_is_told_with_its_line_and_what_to_write() {
         ("'fe80::1%eth0'", "zones"),
         ("0.0.0.0", "any"),
         ("224.0.0.1", "unicast"),
+        ("127.0.0.1", "other machines"),
+        ("169.254.7.7", "other machines"),
+        ("'fe80::1'", "other machines"),
+        ("'::1'", "other machines"),
         ("0.0.0.0/0", "name the networks"),
         ("any", "name the networks"),
         ("12", "as text"),

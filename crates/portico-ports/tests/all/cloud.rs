@@ -48,7 +48,7 @@ fn ruleset(product: &str, role: &str, facts: &[&str]) -> Ruleset {
     let mut known = Facts::default();
     facts.iter().for_each(|fact| known.assign(fact).expect("a fact"));
     let inventory = Inventory::read(INVENTORY, &known).expect("an inventory");
-    rules(product, product.role(role).expect("a role"), &known, &inventory).expect("all is known")
+    rules(product, &[product.role(role).expect("a role")], &known, &inventory).expect("all is known")
 }
 
 /// Every kind of rule that there is, with and without default deny, is right; and `bad` is wrong, so that the

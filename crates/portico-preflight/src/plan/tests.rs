@@ -1,3 +1,5 @@
+use portico_ports::site::{SiteCluster, SiteDatacenter};
+
 use super::*;
 
 const INVENTORY: &str = "
@@ -22,6 +24,17 @@ fn made(
     known: &[&str],
     inventory: &str,
 ) -> Result<Plan, PlanError> {
+    made_of(product, role, here, known, inventory, None)
+}
+
+fn made_of(
+    product: &str,
+    role: &str,
+    here: &[&str],
+    known: &[&str],
+    inventory: &str,
+    needs: Option<&Needs>,
+) -> Result<Plan, PlanError> {
     let facts = facts(known);
     let here: Vec<IpAddr> = here.iter().map(|text| text.parse().unwrap()).collect();
     let products = [portico_ports::model::product(product).unwrap()];
@@ -30,7 +43,8 @@ fn made(
     let tls = TlsTrust { public, own: None, server_name: None };
     let roles = [role.to_owned()];
     let (facts, inventory) = (&facts, &inventory);
-    plan(&Site { products: &products, roles: &roles, facts, inventory, here: &here, tls: &tls })
+    let (products, roles, here) = (products.as_slice(), roles.as_slice(), here.as_slice());
+    plan(&Site { products, roles, facts, inventory, needs, here, tls: &tls })
 }
 
 fn kkp(role: &str, here: &[&str]) -> Plan {
@@ -118,6 +132,67 @@ fn a_range_is_tried_at_its_ends_and_in_the_middle() {
     let ports: Vec<_> =
         plan.opens.iter().filter_map(|transport| transport.port()).filter(|port| *port > 30_000).collect();
     assert_eq!(ports, [31_000, 31_005, 31_010]);
+}
+
+/// Two clusters of a seed, and its datacenter.
+fn objects() -> Needs {
+    let cluster = |name: &str, strategy, cni, address: &str, ports: &[u16]| SiteCluster {
+        name: name.into(),
+        strategy,
+        cni: Some(cni),
+        address: address.into(),
+        node_ports: ports.iter().map(|port| (*port, "apiserver-external".to_owned())).collect(),
+    };
+    Needs {
+        domain: "kkp.example.com".into(),
+        clusters: vec![
+            cluster("a", "NodePort", "Canal", "a.example.com", &[31_001, 31_002]),
+            cluster("b", "LoadBalancer", "Cilium", "203.0.113.9", &[31_003]),
+        ],
+        datacenters: vec![SiteDatacenter {
+            name: "lab".into(),
+            provider: "openstack",
+            fields: [("authURL".to_owned(), "https://keystone.example.com:5000/v3".to_owned())].into(),
+        }],
+        ..Needs::default()
+    }
+}
+
+#[test]
+fn ports_and_addresses_that_objects_tell_are_tried_in_place_of_the_models() {
+    let objects = objects();
+    let made = |role, here| made_of("kkp", role, &[here], &[], INVENTORY, Some(&objects)).unwrap();
+    let plan = made("worker", "10.0.1.1");
+    let out = lines(&plan, Direction::Out);
+    for line in [
+        "kkp-9 tcp/31001 name this machine>a.example.com",
+        "kkp-9 tcp/31002 name this machine>a.example.com",
+        "kkp-10 tcp/31003 tcp 10.0.1.1>203.0.113.9",
+        "kkp-canal-vxlan udp/8472 datagram 10.0.1.1>10.0.1.2",
+        "kkp-cilium-vxlan udp/8472 datagram 10.0.1.1>10.0.1.2",
+    ] {
+        assert!(out.contains(&line.to_owned()), "{line} in {out:#?}");
+    }
+    let ways_in = out.iter().filter(|line| line.starts_with("kkp-9 ") || line.starts_with("kkp-10 "));
+    assert_eq!(ways_in.count(), 3, "no other port, and not the inventory's front: {out:#?}");
+    assert_eq!(
+        lines(&made("seed", "10.0.0.2"), Direction::Out),
+        ["kkp-7 tcp/5000 tls-only this machine>keystone.example.com"]
+    );
+    assert_eq!(
+        lines(&made("user", "10.0.9.9"), Direction::Out)[0],
+        "kkp-1 tcp/443 name this machine>kkp.example.com"
+    );
+    let accepted: Vec<_> = made("front", "10.0.0.3").accepts.into_iter().collect();
+    assert_eq!(accepted, [31_001, 31_002, 31_003].map(Transport::Tcp));
+}
+
+#[test]
+fn an_api_whose_port_nobody_knows_is_in_the_plan_with_the_reason() {
+    let known = ["strategy=Tunneling", "cni=Canal", "provider=kubevirt"];
+    let inventory = format!("{INVENTORY}provider-api: [198.51.100.7]\n");
+    let plan = made("kkp", "seed", &["10.0.0.2"], &known, &inventory).unwrap();
+    assert!(skipped(&plan).iter().any(|line| line.contains("which port")), "{:#?}", skipped(&plan));
 }
 
 #[test]

@@ -112,7 +112,7 @@ impl Responder {
         let mut responder = Sockets::default();
         for address in &settings.addresses {
             let mut in_use = BTreeSet::new();
-            for transport in &settings.transports {
+            for transport in settings.transports.iter().filter(|transport| transport.leads_to(*address)) {
                 let opened = match transport {
                     Transport::Tcp(port) => responder.open_tcp(SocketAddr::new(*address, *port)),
                     Transport::Udp(port) => match responder.open_udp(SocketAddr::new(*address, *port)) {
@@ -170,6 +170,13 @@ impl Responder {
 
     /// Answers until dropped. A socket that fails ends the others too, and is named.
     pub async fn serve(self) -> io::Error {
+        let failed = self.serve_until(std::future::pending()).await;
+        failed.unwrap_or_else(|| io::Error::other("it was told to stop"))
+    }
+
+    /// Answers until `stop`, and has left every port when it returns; or returns the error of a socket, which
+    /// ends the others too.
+    pub async fn serve_until(self, stop: impl Future<Output = ()>) -> Option<io::Error> {
         let mut tasks = JoinSet::new();
         for listener in self.tcp {
             tasks.spawn(tcp::serve(listener, Arc::clone(&self.shared)));
@@ -180,12 +187,13 @@ impl Responder {
         for socket in self.raw {
             tasks.spawn(raw::serve(socket, Arc::clone(&self.shared)));
         }
-        match tasks.join_next().await {
-            Some(Ok(error)) => error,
-            Some(Err(error)) => io::Error::other(error),
-            // There is nothing to answer, and that is no error.
-            None => std::future::pending().await,
-        }
+        let failed = tokio::select! {
+            // Without a socket there is nothing to answer, which is no error.
+            Some(failed) = tasks.join_next() => Some(failed.unwrap_or_else(io::Error::other)),
+            () = stop => None,
+        };
+        tasks.shutdown().await;
+        failed
     }
 }
 

@@ -5,8 +5,9 @@ use std::net::{IpAddr, UdpSocket};
 use portico_preflight::check::{datagram, path_mtu};
 use portico_preflight::responder::{Bounds, Opened, Responder};
 use portico_preflight::{Seen, Transport};
+use tokio::sync::oneshot;
 
-use crate::{HERE, IMPATIENT, LIMITS, free_udp, serve, settings};
+use crate::{HERE, IMPATIENT, LIMITS, free_tcp, free_udp, serve, settings};
 
 #[tokio::test]
 async fn a_probe_comes_back_or_names_the_machine_that_refused_it() {
@@ -62,4 +63,28 @@ async fn the_path_mtu_of_loopback_is_that_of_its_interface() {
         // 65,536 in the interface, 65,535 in a packet.
         assert_eq!(seen, Seen::PathMtu { mtu: 65_535, interface: 65_535, by: None }, "{transport}");
     }
+}
+
+/// As where machines come and go: the next responder must find the ports free.
+#[tokio::test]
+async fn a_responder_that_was_stopped_has_left_every_port() {
+    let transports = [Transport::Tcp(free_tcp()), Transport::Udp(free_udp())];
+    for _ in 0..20 {
+        let responder = Responder::open(settings(transports), Bounds::default());
+        assert!(responder.opened().iter().all(|(_, _, how)| *how == Opened::Bound), "{responder:?}");
+        let (stop, stopped) = oneshot::channel::<()>();
+        let serving = tokio::spawn(responder.serve_until(async { drop(stopped.await) }));
+        let seen = datagram::check(HERE, transports[1], LIMITS).await;
+        assert!(matches!(seen, Seen::Answered { .. }), "{seen:?}");
+        drop(stop);
+        assert!(serving.await.unwrap().is_none());
+    }
+}
+
+#[tokio::test]
+async fn ip_in_ip_is_answered_on_addresses_of_ipv4_and_asked_of_no_others() {
+    let mut both = settings([Transport::IpInIp]);
+    both.addresses.push(IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]));
+    let responder = Responder::open(both, Bounds::default());
+    assert_eq!(responder.opened(), [(HERE, Transport::IpInIp, Opened::Raw)], "nothing is called silent");
 }

@@ -256,3 +256,21 @@ fn the_version_of_the_problems_grows_when_a_conflict_comes_or_goes() {
     index.apply([no_service("a/older")]);
     assert!(before < during && during < index.problems_version());
 }
+
+/// Every name of one Service, claimed by hundreds of others: the list of what is wrong must not grow with the
+/// product.
+#[test]
+fn a_service_that_waits_for_many_names_has_as_many_problems_as_any_object() {
+    let with_names = |key: &str, second| {
+        let mut service = service(key, "SNI").created(second);
+        let names: Vec<String> = (0..100).map(|number| format!("p{number}")).collect();
+        service.spec.ports.clear();
+        let service = names.iter().zip(1..).fold(service, |service, (name, port)| service.port(name, port));
+        let mapping: Vec<String> =
+            names.iter().map(|name| format!("\"{name}\": \"{name}.example.com\"")).collect();
+        written(service.mapping(&format!("{{{}}}", mapping.join(", "))))
+    };
+    let index = index((0..50).map(|number| with_names(&format!("n{number}/api"), number)));
+    assert_eq!(index.reasons().len(), 49 * 16);
+    assert_eq!(index.owner(&host("p99.example.com")).as_deref(), Some("n0/api"));
+}

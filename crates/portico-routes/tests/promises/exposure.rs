@@ -1,7 +1,7 @@
 //! What the annotations of a Service promise: which keys lead to it, and what is said about those that do
 //! not.
 
-use portico_api::annotations::EXPOSE;
+use portico_api::annotations::{EXPOSE, ExposeKeys};
 use portico_api::service::{Protocol, ServiceType};
 use portico_routes::index::{ObjectChange, Settings};
 
@@ -215,7 +215,10 @@ fn an_index_of_one_namespace_ignores_all_others() {
 #[test]
 fn another_annotation_can_expose() {
     let namespaced = "nodeport-proxy.k8s.io/expose-namespaced";
-    let mut index = Follower::new(Settings { expose_annotation: namespaced.into(), ..Settings::default() });
+    let mut index = Follower::new(Settings {
+        expose_annotations: ExposeKeys::from_iter([namespaced]),
+        ..Settings::default()
+    });
     let own_proxy = service("cluster-a/api", "NodePort").node_port(30_001).annotated(namespaced, "true");
     index.apply([written(own_proxy), written(service("cluster-b/api", "NodePort").node_port(30_002))]);
     assert_eq!(index.table.ports.keys().collect::<Vec<_>>(), [&30_001]);

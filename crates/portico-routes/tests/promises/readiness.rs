@@ -61,10 +61,39 @@ fn ipv6_endpoints_count() {
 }
 
 #[test]
-fn slices_of_names_are_ignored() {
-    let mut names = slice("a/s", "api", &["10.0.0.1"]);
+fn slices_of_names_lead_nowhere_and_are_reported() {
+    let mut names = slice("a/s", "api", &["api.example.com", "10.0.0.1"]);
     names.address_type = "FQDN".into();
-    assert!(endpoints(&with([names])).is_empty());
+    let index = with([names.clone(), slice("a/t", "api", &["10.0.0.2"])]);
+    assert_eq!(endpoints(&index), ["10.0.0.2:6443"]);
+    assert_eq!(index.reasons(), ["fqdn-endpoints"]);
+    let mut unexposed = crate::follower::index([sliced(names)]);
+    assert!(unexposed.reasons().is_empty(), "nobody asks for it");
+    let version = unexposed.problems_version();
+    unexposed.apply([written(sni("a/api", "a.example.com"))]);
+    assert_eq!(unexposed.reasons(), ["fqdn-endpoints"]);
+    assert!(unexposed.problems_version() > version);
+}
+
+/// One object of a megabyte: a thousand addresses times twenty thousand ports.
+#[test]
+fn of_more_endpoints_than_a_control_plane_can_have_the_first_are_used_and_it_is_reported() {
+    let mut unnamed = service("a/api", "Tunneling");
+    unnamed.spec.ports[0].name = "".into();
+    let addresses: Vec<String> = (0..1_000).map(|n| format!("10.0.{}.{}", n / 250, n % 250)).collect();
+    let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
+    let mut huge = slice("a/s2", "api", &addresses);
+    huge.ports = (1..=20_000).map(|n| endpoint_port(&format!("p{n}"), n)).collect();
+    let small = slice("a/s1", "api", &["10.9.9.9"]);
+    let key = authority("api.a.svc.cluster.local:443");
+    let mut index = index([written(unnamed), sliced(huge), sliced(small)]);
+    let used = index.endpoints(&key);
+    assert_eq!(used.len(), 128);
+    assert!(used.contains(&"10.9.9.9:6443".into()) && used.contains(&"10.0.0.0:1".into()));
+    assert_eq!(index.reasons(), ["too-many-endpoints"]);
+    let version = index.problems_version();
+    index.apply([no_slice("a/s2")]);
+    assert!(index.reasons().is_empty() && index.problems_version() > version);
 }
 
 #[test]

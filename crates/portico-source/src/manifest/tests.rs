@@ -54,6 +54,14 @@ fn a_field_of_the_wrong_type_is_reported_with_its_line_and_its_object() {
 }
 
 #[test]
+fn a_name_with_lines_in_it_writes_no_lines_of_the_log() {
+    let text = "{apiVersion: v1, kind: Service, metadata: {name: \"a\\n2026 ERROR all is lost\"}}";
+    let (_, reading) = read_text(text);
+    let told = reading.problems[0].to_string();
+    assert!(told.contains("all is lost") && !told.contains('\n'), "{told}");
+}
+
+#[test]
 fn a_syntax_error_may_hide_any_object() {
     let (objects, reading) =
         read_text("apiVersion: v1\nkind: [\n---\napiVersion: v1\nkind: Service\nmetadata: {name: a}\n");

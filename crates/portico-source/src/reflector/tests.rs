@@ -116,7 +116,7 @@ fn an_object_that_no_longer_fits_its_kind_keeps_its_last_good_version() {
 
 #[test]
 fn a_service_that_loses_the_annotation_is_gone() {
-    let mut reflector = Reflector::new(Some("x".into()));
+    let mut reflector = Reflector::new(Some(ExposeKeys::from_iter(["x"])));
     reflector.watch(KIND);
     reflector.apply(KIND, Event::Init);
     reflector.apply(KIND, present(KIND, "a"));
@@ -141,7 +141,7 @@ fn service(name: &str, kind: &str, ip: &str) -> Event<Received> {
 
 #[test]
 fn of_a_service_that_is_not_exposed_the_cluster_ip_is_known_and_what_nodes_lead_to_is_an_object() {
-    let mut reflector = Reflector::new(Some("expose".into()));
+    let mut reflector = Reflector::new(Some(ExposeKeys::from_iter(["expose"])));
     reflector.watch(KIND);
     reflector.apply(KIND, Event::Init);
     for (name, kind, ip) in [

@@ -74,7 +74,7 @@ fn site(documents: &[String]) -> Site {
     let text = CONFIGURATION.to_owned() + &documents.concat();
     let loaded = read_text_as(Path::new("seed.yaml"), &text);
     assert!(loaded.problems.is_empty(), "{:?}", loaded.problems);
-    let settings = SiteSettings { expose_annotation: EXPOSE.to_owned(), ..SiteSettings::default() };
+    let settings = SiteSettings::default();
     Site::of_seed(loaded, &settings)
 }
 

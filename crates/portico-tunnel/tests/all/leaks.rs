@@ -2,32 +2,26 @@
 
 use crate::common::*;
 use h2::Reason;
+use portico_lab::leaks::{descriptors, run_alone, tasks};
 
 use tokio::io::AsyncWriteExt;
 
-fn descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").unwrap().count()
-}
-
-fn tasks() -> usize {
-    tokio::runtime::Handle::current().metrics().num_alive_tasks()
+/// Descriptors and tasks.
+fn counted() -> (usize, usize) {
+    (descriptors().unwrap(), tasks())
 }
 
 /// In a process without other tests, whose descriptors it would count.
 #[test]
 fn nothing_is_left_after_tunnels_that_ended_in_every_way() {
-    let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
-    let output =
-        alone.args(["--ignored", "--exact", "leaks::tunnels_that_end_in_every_way"]).output().unwrap();
-    let told = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && told.contains("1 passed"), "{told}");
+    run_alone("leaks::tunnels_that_end_in_every_way").unwrap();
 }
 
 #[ignore = "run by the test above, in a process of its own"]
 #[tokio::test]
 async fn tunnels_that_end_in_every_way() {
     let mut server = Server::start(plaintext()).await;
-    let before = (descriptors(), tasks());
+    let before = counted();
     let mut half_closed = Vec::new();
     for round in 0..50 {
         let (client, mut ends, mut upstream) = server.tunnel().await;
@@ -58,10 +52,10 @@ async fn tunnels_that_end_in_every_way() {
         let _ = server.result().await;
     }
     let gone = async {
-        while (descriptors(), tasks()) != before {
+        while counted() != before {
             tokio::task::yield_now().await;
         }
     };
     let gone = tokio::time::timeout(PATIENCE, gone).await;
-    assert!(gone.is_ok(), "before {before:?}, after {:?}", (descriptors(), tasks()));
+    assert!(gone.is_ok(), "before {before:?}, after {:?}", counted());
 }

@@ -90,18 +90,32 @@ const fn payload_field(kind: u8) -> u8 {
 }
 
 impl Packet {
-    /// The type's name in the protocol and in upstream's metrics.
+    /// The types, by their names in the protocol and in upstream's metrics, in the order of their numbers;
+    /// what is none of them comes last.
+    pub const TYPES: [&str; 8] =
+        ["DIAL_REQ", "DIAL_RSP", "CLOSE_REQ", "CLOSE_RSP", "DATA", "DIAL_CLS", "DRAIN", "Unknown"];
+
+    /// The place of [`Packet::Data`] in [`Self::TYPES`].
+    pub const DATA: usize = kind::DATA as usize;
+
+    /// The place of its type in [`Self::TYPES`].
+    pub fn type_index(&self) -> usize {
+        let kind = match self {
+            Self::DialRequest { .. } => kind::DIAL_REQ,
+            Self::DialResponse { .. } => kind::DIAL_RSP,
+            Self::CloseRequest(_) => kind::CLOSE_REQ,
+            Self::CloseResponse { .. } => kind::CLOSE_RSP,
+            Self::Data { .. } => kind::DATA,
+            Self::CloseDial(_) => kind::DIAL_CLS,
+            Self::Drain => kind::DRAIN,
+            Self::Unknown => return Self::TYPES.len() - 1,
+        };
+        usize::from(kind)
+    }
+
+    /// The name of its type.
     pub fn type_name(&self) -> &'static str {
-        match self {
-            Self::DialRequest { .. } => "DIAL_REQ",
-            Self::DialResponse { .. } => "DIAL_RSP",
-            Self::CloseRequest(_) => "CLOSE_REQ",
-            Self::CloseResponse { .. } => "CLOSE_RSP",
-            Self::Data { .. } => "DATA",
-            Self::CloseDial(_) => "DIAL_CLS",
-            Self::Drain => "DRAIN",
-            Self::Unknown => "Unknown",
-        }
+        Self::TYPES[self.type_index()]
     }
 
     /// Reads the packet in one message.

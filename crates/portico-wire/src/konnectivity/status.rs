@@ -26,7 +26,10 @@ impl Code {
     /// The caller has not proved its identity.
     pub const UNAUTHENTICATED: Self = Self(16);
 
-    const NAMES: [&str; 17] = [
+    /// How many there are.
+    pub const COUNT: usize = 17;
+
+    const NAMES: [&str; Self::COUNT] = [
         "OK",
         "Canceled",
         "Unknown",
@@ -53,6 +56,11 @@ impl Code {
             .map(Self)
             .filter(|code| Self::NAMES.get(usize::from(code.0)).is_some())
             .unwrap_or(Self::UNKNOWN)
+    }
+
+    /// Each of them, in the order of their numbers.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0_u8..).zip(Self::NAMES).map(|(number, _)| Self(number))
     }
 
     /// The number, as in `grpc-status`.

@@ -2,27 +2,33 @@
 //! needed.
 //!
 //! It writes manifests into a folder of its own ([`site`]), with certificates ([`pki`]) and kubeconfigs,
-//! starts a stand-in API server for each cluster ([`api_server`]), and runs the gateway on that folder
-//! exactly as `portico gateway --manifests` does, and an agent beside it, as `portico agent` would on a node
-//! of the Tunneling cluster, but without an address of its own. [`mod@guide`] prints what can be tried;
-//! [`ports`] steps over ports that are taken. Ctrl-C ends it and removes the folder.
+//! starts a stand-in API server for each cluster ([`api_server`]) and a kubelet for one of them ([`nodes`],
+//! both on [`stand_in`]), and runs the gateway on that folder exactly as `portico gateway --manifests` does.
+//! Beside it run an agent, as `portico agent` would on a node of the Tunneling cluster, but without an
+//! address of its own, and a Konnectivity server and agent for the way back to that kubelet. [`mod@guide`]
+//! prints what can be tried; [`ports`] steps over ports that are taken. Ctrl-C ends it and removes the
+//! folder. With `--kubernetes` nothing of this runs, but the lab ([`kubernetes`]).
 
 mod api_server;
 mod guide;
+mod kubernetes;
+mod nodes;
 mod pki;
 mod ports;
 mod site;
+mod stand_in;
 
 use anyhow::Context;
 use clap::{Args, Parser};
 use portico_agent::StartError as AgentStartError;
 use portico_gateway::StartError;
+use portico_konnectivity::server::ListenError;
 use tokio::sync::oneshot;
 
-use self::guide::guide;
+use self::guide::{guide, konnectivity_port};
 use self::ports::{Ports, WantedPorts};
 use self::site::Site;
-use super::{agent, gateway};
+use super::{agent, gateway, konnectivity};
 use crate::daemon::{self, Daemon, Hangup};
 use crate::outcome::{Outcome, print};
 
@@ -34,6 +40,12 @@ const MOST_ATTEMPTS: usize = 5;
 pub(crate) struct Flags {
     #[command(flatten)]
     ports: WantedPorts,
+    /// Real Kubernetes: a seed with the operator, three user clusters, a worker each; as root, on Debian
+    #[arg(long, conflicts_with = "WantedPorts")]
+    kubernetes: bool,
+    /// With --kubernetes: without workers, which takes less memory, and without pods
+    #[arg(long, requires = "kubernetes")]
+    no_workers: bool,
 }
 
 /// The flags of `portico gateway`, as typed on a command line.
@@ -50,8 +62,18 @@ struct AgentLine {
     flags: agent::flags::Flags,
 }
 
+/// Either half of Konnectivity, as typed on a command line.
+#[derive(Debug, Parser)]
+struct KonnectivityLine {
+    #[command(subcommand)]
+    half: konnectivity::Verb,
+}
+
 /// Runs the demo until Ctrl-C.
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
+    if flags.kubernetes {
+        return kubernetes::become_lab(flags.no_workers);
+    }
     daemon::run(demo(flags))
 }
 
@@ -79,10 +101,14 @@ async fn serve(site: &Site, ports: &Ports) -> anyhow::Result<()> {
         .context("the demo's own gateway flags do not parse")?;
     let agent = AgentLine::try_parse_from(site.agent_arguments(ports))
         .context("the demo's own agent flags do not parse")?;
+    let konnectivity = KonnectivityLine::try_parse_from(site.konnectivity_server_arguments(ports))
+        .context("the demo's own flags of a Konnectivity server do not parse")?;
     let (tell, told) = oneshot::channel();
+    let (tell_port, told_port) = oneshot::channel();
     let started = |status: &gateway::status::Status| {
         let plans: Vec<_> = status.pipeline().plans().collect();
-        // Fails only if the agent has ended, and the demo with it.
+        // Fails only if the agents have ended, and the demo with them.
+        let _ = tell_port.send(konnectivity_port(&plans));
         let _ = tell.send(guide(site, ports, &plans));
     };
     let run_agent = async {
@@ -93,8 +119,20 @@ async fn serve(site: &Site, ports: &Ports) -> anyhow::Result<()> {
         agent::control::run(&agent.flags, Daemon::start(Hangup::Stops)?, |_| printed = print(&text)).await?;
         printed
     };
+    let run_konnectivity_agent = async {
+        let Ok(port) = told_port.await else { return Ok(()) };
+        let arguments = site.konnectivity_agent_arguments(ports, port?);
+        let line = KonnectivityLine::try_parse_from(arguments)
+            .context("the demo's own flags of a Konnectivity agent do not parse")?;
+        konnectivity::serve(&line.half, Daemon::start(Hangup::Stops)?).await
+    };
     let daemon = Daemon::start(Hangup::Stops)?;
-    tokio::try_join!(gateway::control::run(&gateway_line.flags, daemon, started), run_agent)?;
+    tokio::try_join!(
+        gateway::control::run(&gateway_line.flags, daemon, started),
+        konnectivity::serve(&konnectivity.half, Daemon::start(Hangup::Stops)?),
+        run_agent,
+        run_konnectivity_agent,
+    )?;
     Ok(())
 }
 
@@ -108,6 +146,9 @@ fn is_taken(error: &anyhow::Error) -> bool {
         AgentStartError::Listen { source, .. } => Some(source),
         AgentStartError::Thread(_) => None,
     });
-    let io = gateway.or(agent).or_else(|| error.downcast_ref::<std::io::Error>());
+    let konnectivity = error.downcast_ref::<ListenError>().map(|error| match error {
+        ListenError::Tcp { source, .. } | ListenError::Unix { source, .. } => source,
+    });
+    let io = gateway.or(agent).or(konnectivity).or_else(|| error.downcast_ref::<std::io::Error>());
     io.is_some_and(|error| error.kind() == std::io::ErrorKind::AddrInUse)
 }

@@ -41,9 +41,10 @@ pub(crate) struct Command {
 /// Whose rules.
 #[derive(Debug, Args)]
 struct Scope {
-    /// The role of the machines: worker, seed, master, front, ...; `portico ports` lists who talks to whom
-    #[arg(long, value_name = "ROLE")]
-    role: Option<String>,
+    /// What the machines are: worker, seed, master, front, ...; several of machines that are several things.
+    /// `portico ports` lists who talks to whom
+    #[arg(long, value_name = "ROLE", value_delimiter = ',')]
+    role: Vec<String>,
     /// The product whose requirements they are: kkp, kublr or portico
     #[arg(long, value_name = "PRODUCT", default_value = "kkp")]
     product: String,
@@ -147,19 +148,21 @@ impl Scope {
     /// The rules, or an error with everything that must be known first.
     fn rules(&self) -> anyhow::Result<Ruleset> {
         let product = model::product(&self.product)?;
-        let Some(word) = &self.role else {
+        if self.role.is_empty() {
             let roles: Vec<&str> = product.roles.iter().map(|role| role.key).collect();
             bail!("--role is missing: name the role of the machines ({})", roles.join(", "));
-        };
-        let found = model::role(&[product], word)?;
-        let [role, ..] = found[..] else { bail!("{word:?} is no role of {}", product.key) };
+        }
+        let mut roles = Vec::new();
+        for word in &self.role {
+            roles.extend(model::role(&[product], word)?);
+        }
         let facts = self.known.facts()?;
         let inventory = match &self.inventory {
             Some(file) => read_inventory(file, &facts)?,
             None => Inventory::default(),
         };
-        rules(product, role, &facts, &inventory)
-            .map_err(|missing| ask(&missing, word, self.inventory.as_deref()))
+        rules(product, &roles, &facts, &inventory)
+            .map_err(|missing| ask(&missing, &self.role.join(","), self.inventory.as_deref()))
     }
 }
 
@@ -227,13 +230,17 @@ fn comparison_table(comparison: &Comparison) -> String {
         ]);
     }
     for needless in &comparison.needless {
+        let (what, rule) = match &*needless.needed_by {
+            [] => ("needless", needless.rule.clone()),
+            rows => ("wider", format!("{} (needed in part: {})", needless.rule, rows.join(" "))),
+        };
         rows.push([
-            "needless".to_owned(),
+            what.to_owned(),
             needless.direction.to_owned(),
             needless.peer.clone(),
             needless.protocol.clone(),
             needless.ports.clone(),
-            needless.rule.clone(),
+            rule,
         ]);
     }
     let mut text = if rows.is_empty() {

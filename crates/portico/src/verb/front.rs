@@ -8,18 +8,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use hyper::body::Incoming;
-use hyper::{Request, StatusCode};
-use portico_admin::body::stream;
-use portico_admin::exposition::Exposition;
-use portico_admin::listing::Query;
+use portico_admin::controller_pages::ControllerPages;
 use portico_admin::readiness::Readiness;
-use portico_admin::server::{Answer, Pages, text, typed};
 use portico_api::annotations::EXPOSE;
 use portico_api::meta::ObjectKey;
 use portico_expose::front::FrontSettings;
-use portico_kube::client;
-use portico_operator::{Front, FrontStatus, Settings, StatusHandle};
+use portico_kube::{Client, client};
+use portico_operator::{ControllerStatus, Operator, Settings};
 
 use crate::args::{Listen, Port, annotation_key, object_key};
 use crate::daemon::{self, Admin, Daemon, Hangup};
@@ -32,29 +27,36 @@ use metrics::front_metrics;
 /// `portico front`.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
-    /// The LoadBalancer Service whose ports are kept in line
-    #[arg(long, value_name = "NS/NAME", value_parser = object_key)]
-    service: ObjectKey,
+    #[command(flatten)]
+    front: FrontFlags,
     /// Also keep the ports of the LoadBalancer Service of this name in the namespace of each cluster
     /// (front-loadbalancer, where KKP makes it for the strategy LoadBalancer); not beside KKP's updater
     #[arg(long, value_name = "NAME")]
     cluster_service: Option<String>,
-    /// The Seed whose settings --service gets, where there are several
-    #[arg(long, value_name = "NAME")]
-    seed: Option<String>,
     /// Do not write an ExposedCluster for each Cluster; gateways then need the right to read Clusters
     #[arg(long)]
     without_exposed_clusters: bool,
+}
+
+/// What every process with the controller of the front Service takes.
+#[derive(Debug, Args)]
+pub(crate) struct FrontFlags {
+    /// The LoadBalancer Service whose ports are kept in line
+    #[arg(long, value_name = "NS/NAME", default_value = "portico/portico", value_parser = object_key)]
+    pub(crate) service: ObjectKey,
+    /// The Seed whose settings --service gets, where there are several
+    #[arg(long, value_name = "NAME")]
+    seed: Option<String>,
     /// How to reach the Kubernetes API, also by its proxy-url or HTTPS_PROXY; without it, as a pod of that
     /// cluster
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// Port of the gateway's SNI listener, to be published; off for none
     #[arg(long, value_name = "PORT", default_value = "6443")]
-    sni_port: Port,
+    pub(crate) sni_port: Port,
     /// Port of the gateway's tunnel listener, to be published; off for none
     #[arg(long, value_name = "PORT", default_value = "8088")]
-    tunnel_port: Port,
+    pub(crate) tunnel_port: Port,
     /// Most ports the load balancer can have; the newest clusters wait [default: no limit]
     #[arg(long, value_name = "N")]
     listener_limit: Option<usize>,
@@ -71,23 +73,17 @@ pub(crate) struct Flags {
 
 /// Runs until told to stop.
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
-    daemon::run(control(flags))
-}
-
-async fn control(flags: &Flags) -> anyhow::Result<()> {
-    let mut daemon = Daemon::start(Hangup::of_terminal())?;
-    let client = client(flags.kubeconfig.as_deref()).await?;
-    let front = Front::new(client, flags.settings());
-    let _admin = Admin::serve(flags.admin_listen, Arc::new(FrontPages::new(front.status())), false).await?;
-    let stopped = async {
-        let signal = daemon.asked_to_stop().await;
-        tracing::info!(%signal, "told to stop");
+    let settings = Settings {
+        cluster_service: flags.cluster_service.clone(),
+        exposed_clusters: !flags.without_exposed_clusters,
+        ..flags.front.settings()
     };
-    Ok(front.run(stopped).await?)
+    daemon::run(flags.front.serve(|client| Operator::front(client, settings)))
 }
 
-impl Flags {
-    fn settings(&self) -> Settings {
+impl FrontFlags {
+    /// The settings of the controller of the front Service.
+    pub(crate) fn settings(&self) -> Settings {
         let plan = FrontSettings {
             front: self.service.clone(),
             sni_port: self.sni_port.0,
@@ -97,12 +93,21 @@ impl Flags {
             namespace: None,
         };
         let identity = self.identity.clone().unwrap_or_else(own_name);
-        Settings {
-            cluster_service: self.cluster_service.clone(),
-            seed: self.seed.clone(),
-            exposed_clusters: !self.without_exposed_clusters,
-            ..Settings::new(plan, &identity)
-        }
+        Settings { seed: self.seed.clone(), ..Settings::new(plan, &identity) }
+    }
+
+    /// Runs the controllers that `operator` makes, with their admin listener, until told to stop.
+    pub(crate) async fn serve(&self, operator: impl FnOnce(Client) -> Operator) -> anyhow::Result<()> {
+        let mut daemon = Daemon::start(Hangup::of_terminal())?;
+        let operator = operator(client(self.kubeconfig.as_deref()).await?);
+        let (status, metrics) = (operator.status(), Arc::new(front_metrics(operator.status())));
+        let pages = ControllerPages { status: move || status.get(), readiness, metrics };
+        let _admin = Admin::serve(self.admin_listen, Arc::new(pages), false).await?;
+        let stopped = async {
+            let signal = daemon.asked_to_stop().await;
+            tracing::info!(%signal, "told to stop");
+        };
+        Ok(operator.run(stopped).await?)
     }
 }
 
@@ -112,40 +117,9 @@ fn own_name() -> String {
     format!("{}-{}", host.nodename().to_string_lossy(), std::process::id())
 }
 
-/// The pages of the admin listener.
-#[derive(Debug)]
-struct FrontPages {
-    status: StatusHandle,
-    metrics: Arc<Exposition>,
-}
-
-impl FrontPages {
-    fn new(status: StatusHandle) -> Self {
-        Self { metrics: Arc::new(front_metrics(status.clone())), status }
-    }
-}
-
-impl Pages for FrontPages {
-    fn answer(&self, request: &Request<Incoming>) -> Answer {
-        match request.uri().path() {
-            "/healthz" | "/livez" => text(StatusCode::OK, "ok\n".into()),
-            "/readyz" => readiness(&self.status.get(), Query::of(request.uri()).has("verbose")).answer(),
-            "/metrics" => Arc::clone(&self.metrics).page(),
-            "/status" => {
-                let status = self.status.get();
-                typed("application/json", stream(move |out| Ok(serde_json::to_writer_pretty(out, &status)?)))
-            }
-            path => text(
-                StatusCode::NOT_FOUND,
-                format!("nothing is served at {path:?}; there are /healthz, /readyz, /metrics and /status\n"),
-            ),
-        }
-    }
-}
-
 /// Ready means: everything is known, watches work, and no write is refused. A replica that waits to lead is
 /// ready too. What another client or a limit keeps from being published is shown, and does not decide.
-fn readiness(status: &FrontStatus, verbose: bool) -> Readiness {
+fn readiness(status: &ControllerStatus, verbose: bool) -> Readiness {
     let mut readiness = Readiness::new(verbose);
     let read = if status.complete { "every Service is known" } else { "waiting for the list of Services" };
     readiness.check("source", status.complete, read);
@@ -175,6 +149,49 @@ fn readiness(status: &FrontStatus, verbose: bool) -> Readiness {
             clusters.refused
         ));
     }
+    if let Some(clusters) = &status.clusters {
+        let troubled = || clusters.reports.iter().filter(|(_, report)| !report.exposed);
+        let (all, count) = (clusters.reports.len(), troubled().count());
+        match (&clusters.observing, troubled().next()) {
+            (Some(text), _) => readiness.warn(format_args!("Clusters: {text}")),
+            (None, None) => readiness.fine(format_args!("Clusters: {all} exposed")),
+            (None, Some((name, report))) => readiness.warn(format_args!(
+                "Clusters: {count} of {all} not exposed; {name}: {}: {}",
+                report.reason, report.message
+            )),
+        }
+    }
+    if let Some(clusters) = &status.user_clusters {
+        let troubled = || clusters.reports.iter().filter(|(_, report)| !report.ready);
+        let (all, count) = (clusters.reports.len(), troubled().count());
+        match troubled().next() {
+            None => readiness.fine(format_args!("user clusters: {all} as they should be")),
+            Some((name, report)) => readiness.warn(format_args!(
+                "user clusters: {count} of {all} not as they should be; {name}: {}: {}",
+                report.reason, report.message
+            )),
+        }
+    }
+    if let Some(seeds) = &status.seeds {
+        for (seed, report) in &seeds.reports {
+            let text = format!("Seed {seed}: {}: {}", report.reason, report.message);
+            if report.ready {
+                readiness.fine(format_args!("{text}"))
+            } else {
+                readiness.warn(format_args!("{text}"))
+            }
+        }
+        if let Some(text) = &seeds.observing {
+            readiness.warn(format_args!("Seeds: {text}"));
+        }
+    }
+    if let Some(webhook) = &status.webhook {
+        match webhook.trouble.as_ref().or(webhook.observing.as_ref()) {
+            Some(text) => readiness.warn(format_args!("webhook: {text}")),
+            None if webhook.registered => readiness.fine(format_args!("webhook: the API server asks")),
+            None => readiness.fine(format_args!("webhook: answers; the leader registers it")),
+        }
+    }
     readiness
 }
 
@@ -184,13 +201,13 @@ mod tests {
 
     use super::*;
 
-    fn ready(status: &FrontStatus) -> bool {
+    fn ready(status: &ControllerStatus) -> bool {
         readiness(status, false).into_text() == "ready\n"
     }
 
     #[test]
     fn a_refused_write_and_a_failing_watch_are_not_ready_and_other_troubles_are_shown() {
-        let mut status = FrontStatus::default();
+        let mut status = ControllerStatus::default();
         assert!(!ready(&status));
         status.complete = true;
         let key = ObjectKey::new("portico", "portico");

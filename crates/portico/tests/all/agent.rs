@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::common::{PATIENCE, Process, free_port, get, metric, port_of, run, stderr, stdout, wait_until};
 use crate::proof::authority;
 use crate::secure::{SecureGateway, SecureSite};
+use portico_lab::metrics::names;
 use portico_lab::pki::Certificate;
 
 struct Agent {
@@ -415,14 +416,8 @@ fn every_metric_and_every_reason_is_in_the_manual() {
     let agent = site.agent(&[free_port()], &strs(&site.certificate("a")), &[]);
     let (_, metrics) = get(agent.admin, "/metrics");
     let manual = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/agent.md"));
-    for line in metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
-        let (name, kind) = line.split_once(' ').unwrap();
-        let suffix = match kind {
-            "counter" => "_total",
-            "info" => "_info",
-            _ => "",
-        };
-        assert!(manual.contains(&format!("`{name}{suffix}`")), "{name}{suffix} is not in docs/agent.md");
+    for name in names(&metrics) {
+        assert!(manual.contains(&format!("`{name}`")), "{name} is not in docs/agent.md");
     }
     let reasons =
         metrics.lines().filter_map(|line| line.strip_prefix("portico_agent_refusals_total{reason=\""));

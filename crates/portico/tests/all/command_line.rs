@@ -15,8 +15,8 @@ fn the_version_names_a_release() {
 
 #[test]
 fn every_verb_has_help_with_an_example() {
-    for verb in ["gateway", "front", "check", "routes", "ports", "firewall", "capacity", "preflight", "demo"]
-    {
+    let verbs = ["gateway", "front", "check", "routes", "ports", "firewall", "capacity", "preflight", "demo"];
+    for verb in verbs.into_iter().chain(["kubeconfig", "control-plane"]) {
         let output = run(&[verb, "--help"]);
         assert!(output.status.success(), "{verb}");
         let text = stdout(&output);

@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::common::{Process, get};
+use crate::common::{Process, get, run, stderr, stdout, wait_until};
 
 /// Fails with instructions where a program is missing: a test that passes because nothing was tried proves
 /// nothing.
@@ -37,6 +37,8 @@ fn the_three_clusters_answer_and_ctrl_c_cleans_up() {
         "26643",
         "--agent-admin-port",
         "28004",
+        "--konnectivity-port",
+        "28132",
     ]);
     demo.wait_for("Ctrl-C stops the demo");
     let said = demo.said();
@@ -72,6 +74,14 @@ fn the_three_clusters_answer_and_ctrl_c_cleans_up() {
     let tunnels = paste(starting_with("curl", "/tunnels")[0]);
     assert_eq!(tunnels.matches(" accepted ").count(), 2, "{tunnels}");
 
+    let logs = starting_with("curl", "/pods/web/log")[0];
+    wait_until("the API server reaches the kubelet", || paste(logs).contains("line 3 of the log"));
+    let direct = paste(starting_with("curl", "/containerLogs/")[0]);
+    assert!(direct.contains("curl: (") && !direct.contains("line 1"), "only the agent reaches it: {direct}");
+    let agents = starting_with("curl", ":28133/connections")[0].replace("connections", "agents");
+    let agents = paste(&agents);
+    assert!(agents.contains(env!("CARGO_PKG_VERSION")), "{agents}");
+
     let check = lines.iter().find(|line| line.contains(" check ")).unwrap();
     let answer = paste(check);
     assert!(answer.contains("0 errors"), "{check}\n{answer}");
@@ -105,6 +115,8 @@ fn a_watch_brings_an_event_a_second_through_each_strategy() {
         "36643",
         "--agent-admin-port",
         "38004",
+        "--konnectivity-port",
+        "38132",
         "--node-port",
         "31500",
     ]);
@@ -148,6 +160,8 @@ fn a_taken_port_is_stepped_over_and_said() {
         "46643",
         "--agent-admin-port",
         "48004",
+        "--konnectivity-port",
+        "48132",
         "--node-port",
         "31900",
     ]);
@@ -161,4 +175,55 @@ fn a_taken_port_is_stepped_over_and_said() {
     assert_eq!(get(admin.unwrap(), "/readyz").0, 200);
     demo.signal("INT");
     assert!(demo.wait().success(), "{}", demo.said());
+}
+
+/// `portico demo --kubernetes` in a folder of its own, and with nothing else on the PATH.
+fn with_kubernetes(folder: &Path) -> Command {
+    let own = folder.join("portico");
+    std::fs::hard_link(env!("CARGO_BIN_EXE_portico"), &own).expect("a link beside the binary can be made");
+    let mut command = Command::new(own);
+    command.args(["demo", "--kubernetes"]).env_clear().stdin(Stdio::null());
+    command
+}
+
+/// A folder on the file system of the binary.
+fn beside_the_binary() -> tempfile::TempDir {
+    let beside = Path::new(env!("CARGO_BIN_EXE_portico")).parent().expect("a binary is in a folder");
+    tempfile::tempdir_in(beside).expect("a folder can be made there")
+}
+
+#[test]
+fn demo_with_kubernetes_says_how_to_get_the_lab_where_there_is_none() {
+    let folder = beside_the_binary();
+    let output = with_kubernetes(folder.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("`scripts/demo --kubernetes` builds it"), "{}", stderr(&output));
+
+    std::fs::remove_file(folder.path().join("portico")).unwrap();
+    let output = with_kubernetes(folder.path()).env("PORTICO_LAB", "/nowhere").output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("there is no file /nowhere"), "{}", stderr(&output));
+}
+
+#[test]
+fn demo_with_kubernetes_is_the_lab_beside_it() {
+    let folder = beside_the_binary();
+    let lab = folder.path().join("portico-lab");
+    std::fs::write(&lab, "#!/bin/sh\necho lab \"$@\"\nexit 7\n").unwrap();
+    std::fs::set_permissions(&lab, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let output = with_kubernetes(folder.path()).arg("--no-workers").output().unwrap();
+    assert_eq!(stdout(&output), "lab demo --no-workers\n", "{}", stderr(&output));
+    assert_eq!(output.status.code(), Some(7), "its exit code is that of the lab");
+}
+
+#[test]
+fn demo_with_kubernetes_takes_no_ports_and_the_demo_without_it_no_workers() {
+    for (arguments, hint) in [
+        (&["demo", "--kubernetes", "--sni-port", "16443"][..], "cannot be used with"),
+        (&["demo", "--no-workers"], "--kubernetes"),
+    ] {
+        let output = run(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(stderr(&output).contains(hint), "{arguments:?}: {}", stderr(&output));
+    }
 }

@@ -8,17 +8,14 @@ use std::path::Path;
 
 use crate::common::{PATIENCE, Process, directory, free_port, get, port_of, wait_until};
 use crate::proof::{LOOPBACK, echo};
+use portico_lab::manifests;
+use portico_lab::metrics::names;
 use tempfile::TempDir;
 
 fn service(node_port: u16, upstream: u16) -> String {
-    format!(
-        "apiVersion: v1\nkind: Service\nmetadata:\n  name: api\n  namespace: cluster-a\n  annotations:\n    \
-         nodeport-proxy.k8s.io/expose: NodePort\nspec:\n  type: NodePort\n  ports: [{{name: secure, port: \
-         443, nodePort: {node_port}}}]\n---\napiVersion: discovery.k8s.io/v1\nkind: \
-         EndpointSlice\nmetadata:\n  name: api-1\n  namespace: cluster-a\n  labels: \
-         {{kubernetes.io/service-name: api}}\naddressType: IPv4\nendpoints:\n- addresses: [127.0.0.1]\n  \
-         conditions: {{ready: true}}\nports: [{{name: secure, port: {upstream}}}]\n"
-    )
+    let expose = [("nodeport-proxy.k8s.io/expose", "NodePort")];
+    manifests::service("cluster-a", "api", &expose, Some(node_port))
+        + &manifests::slice("cluster-a", "api", LOOPBACK.0.into(), upstream)
 }
 
 struct Gateway {
@@ -124,14 +121,8 @@ fn every_metric_and_every_reason_is_in_the_manual() {
     let gateway = gateway(folder.path(), &[]);
     let (_, metrics) = get(gateway.admin, "/metrics");
     let manual = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operations.md"));
-    for line in metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
-        let (name, kind) = line.split_once(' ').unwrap();
-        let suffix = match kind {
-            "counter" => "_total",
-            "info" => "_info",
-            _ => "",
-        };
-        assert!(manual.contains(&format!("`{name}{suffix}`")), "{name}{suffix} is not in docs/operations.md");
+    for name in names(&metrics) {
+        assert!(manual.contains(&format!("`{name}`")), "{name} is not in docs/operations.md");
     }
     let reasons = metrics.lines().filter_map(|line| line.strip_prefix("portico_refusals_total{reason=\""));
     let reasons: Vec<&str> = reasons.filter_map(|rest| rest.split('"').next()).collect();

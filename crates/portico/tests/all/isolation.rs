@@ -48,7 +48,7 @@ const SLACK: usize = CLIENTS as usize / 2;
 const INTERNAL_ERROR: (u8, u8) = (0x15, 80);
 
 /// Runs `work` on a thread that lives in the network of `host`.
-fn on<T: Send + 'static>(
+pub(crate) fn on<T: Send + 'static>(
     host: &Host,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> std::thread::JoinHandle<T> {

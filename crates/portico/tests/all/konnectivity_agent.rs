@@ -1,6 +1,8 @@
 //! `portico konnectivity agent` as a process: probes, metrics, signals. What it does on the wire is tested in
 //! `portico-konnectivity`.
 
+use portico_lab::metrics::names;
+
 use crate::common::*;
 
 /// An agent whose server is not there, its health port and its admin port.
@@ -61,8 +63,7 @@ fn every_metric_and_every_reason_is_in_the_manual() {
     let (_process, health, _) = agent(&[]);
     let (_, metrics) = get(health, "/metrics");
     let manual = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/konnectivity-agent.md"));
-    for line in metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
-        let (name, _kind) = line.split_once(' ').unwrap();
+    for name in names(&metrics) {
         assert!(manual.contains(&format!("`{name}`")), "{name} is not in the manual");
     }
     let ends = "portico_konnectivity_agent_ended_connections_total{reason=\"";

@@ -28,21 +28,33 @@ fn wait_for(kubectl: &Kubectl, node: &str, status: &str) -> String {
     .unwrap()
 }
 
-/// The endpoints of the headless Service, as the endpoint slice controller would keep them.
-fn members(nodes: &[&Host]) -> Value {
+/// A firewall on a node that lets everything in but VXLAN.
+fn drop_vxlan(node: &Host) {
+    let rules = "table inet site {\nchain i { type filter hook input priority 0; udp dport 8472 drop; }\n}\n";
+    node.run_with_input(&["nft", "-f", "-"], rules).unwrap();
+}
+
+/// The address of IPv6 that a node gets.
+fn ipv6(node: &Host) -> String {
+    format!("fd00:13::{}", node.address().octets()[3])
+}
+
+/// The endpoints of the headless Service, as the endpoint slice controller would keep them for a family.
+fn members(nodes: &[&Host], family: &str) -> Value {
+    let address = |node: &Host| if family == "IPv6" { ipv6(node) } else { node.address().to_string() };
     let endpoint = |node: &&Host| {
         let ready = json!({"ready": true});
-        json!({"addresses": [node.address()], "nodeName": node.name(), "conditions": ready})
+        json!({"addresses": [address(node)], "nodeName": node.name(), "conditions": ready})
     };
     json!({
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
         "metadata": {
-            "name": "portico-mesh-1",
+            "name": format!("portico-mesh-{}", family.to_lowercase()),
             "namespace": "kube-system",
             "labels": {"kubernetes.io/service-name": "portico-mesh"},
         },
-        "addressType": "IPv4",
+        "addressType": family,
         "endpoints": nodes.iter().map(endpoint).collect::<Vec<_>>(),
     })
 }
@@ -63,7 +75,7 @@ fn the_mesh_puts_a_flow_that_fails_on_its_node_with_row_and_remedy() {
             .apply_json(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node.name()}}))
             .unwrap();
     }
-    kubectl.apply_json(&members(&[&nodes[0], &nodes[1]])).unwrap();
+    kubectl.apply_json(&members(&[&nodes[0], &nodes[1]], "IPv4")).unwrap();
     let account = "system:serviceaccount:kube-system:portico-mesh";
     let kubeconfig = control_plane.access().kubeconfig(account, None).unwrap().display().to_string();
     // A network plugin has the port.
@@ -78,12 +90,7 @@ fn the_mesh_puts_a_flow_that_fails_on_its_node_with_row_and_remedy() {
     for node in &nodes {
         wait_for(&kubectl, node.name(), "True");
     }
-    nodes[1]
-        .run_with_input(
-            &["nft", "-f", "-"],
-            "table inet site {\nchain i { type filter hook input priority 0; udp dport 8472 drop; }\n}\n",
-        )
-        .unwrap();
+    drop_vxlan(&nodes[1]);
     let message = wait_for(&kubectl, "node-1", "False");
     let rule = format!("allow UDP 8472 from {} to {}", nodes[0].address(), nodes[1].address());
     assert!(
@@ -97,5 +104,28 @@ fn the_mesh_puts_a_flow_that_fails_on_its_node_with_row_and_remedy() {
     nodes[1].run(&["nft", "delete", "table", "inet", "site"]).unwrap();
     wait_for(&kubectl, "node-1", "True");
     assert_eq!(condition(&kubectl, "node-2").unwrap().0, "True", "its own flows worked all the time");
+
+    // The nodes get addresses of the other family, and lose those they had.
+    for node in &nodes {
+        node.run(&["ip", "addr", "add", &format!("{}/64", ipv6(node)), "dev", "eth0", "nodad"]).unwrap();
+    }
+    kubectl.apply_json(&members(&[&nodes[0], &nodes[1]], "IPv6")).unwrap();
+    kubectl.run(&["delete", "endpointslice", "portico-mesh-ipv4", "-n", "kube-system"]).unwrap();
+    let rounds = || {
+        let metrics = nodes[0].run(&["curl", "-sS", "http://127.0.0.1:8006/metrics"]).unwrap();
+        let line = metrics.lines().find(|line| line.starts_with("portico_mesh_rounds_total ")).unwrap();
+        line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()
+    };
+    let before = rounds();
+    wait::until("some rounds with them", PATIENCE, || {
+        ensure!(rounds() > before + 3);
+        Ok(())
+    })
+    .unwrap();
+    nodes.iter().for_each(|node| drop(wait_for(&kubectl, node.name(), "True")));
+    drop_vxlan(&nodes[1]);
+    let message = wait_for(&kubectl, "node-1", "False");
+    let rule = format!("allow UDP 8472 from {} to {}", ipv6(&nodes[0]), ipv6(&nodes[1]));
+    assert!(message.contains(&rule), "{message}");
     drop(running);
 }

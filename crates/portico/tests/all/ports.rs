@@ -168,6 +168,29 @@ fn a_running_installation_needs_its_own_ports_addresses_and_reasons() {
     assert_eq!(workers["ports"], json!(["31000-31099"]));
 }
 
+/// As beside control planes that are not KKP's: the gateway serves what is annotated.
+#[test]
+fn services_without_a_cluster_need_their_ports_too() {
+    let service = |name: &str, expose: &str, more: &str, spec: &str| {
+        format!(
+            "---\n{{apiVersion: v1, kind: Service, metadata: {{name: {name}, namespace: cluster-a, \
+             annotations: {{nodeport-proxy.k8s.io/expose: {expose}{more}}}}}, spec: {spec}}}\n"
+        )
+    };
+    let by_port =
+        service("api", "NodePort", "", "{type: NodePort, ports: [{name: s, port: 443, nodePort: 31777}]}");
+    let mapping = ", nodeport-proxy.k8s.io/port-mapping: '{\"s\": \"a.example.com\"}'";
+    let by_name = service("named", "SNI", mapping, "{ports: [{name: s, port: 443}]}");
+    let folder = directory(&[("a.yaml", &(by_port + &by_name))]);
+    let path = folder.path().to_str().unwrap();
+    let all = flows(&["--product", "portico", "--manifests", path]);
+    let of =
+        |row: &str| all.iter().find(|flow| flow["id"] == row).unwrap_or_else(|| panic!("{row}: {all:#?}"));
+    assert_eq!(of("portico-users-node-port")["ports"], json!(["31777"]));
+    assert_eq!(of("portico-workers-node-port")["reasons"], json!(["cluster a (NodePort): api 31777"]));
+    assert_eq!(of("portico-users-sni")["addresses"], json!(["a.example.com"]));
+}
+
 #[test]
 fn a_folder_without_manifests_is_no_installation_without_needs() {
     let folder = directory(&[]);

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use portico_lab::manifests;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
@@ -59,35 +60,13 @@ impl Site {
 /// The one Service of the user cluster `name`, exposed by server name ([`host`]), by CONNECT authority
 /// ([`authority`]) and, with a `node_port`, by port; and its only endpoint.
 pub(crate) fn manifest(name: &str, node_port: Option<u16>, endpoint: SocketAddr) -> String {
-    let (by_port, kind, port) = match node_port {
-        Some(port) => (",NodePort", "NodePort", format!(", nodePort: {port}")),
-        None => ("", "ClusterIP", String::new()),
-    };
-    let (host, address, endpoint_port) = (host(name), endpoint.ip(), endpoint.port());
-    format!(
-        "apiVersion: v1
-kind: Service
-metadata:
-  name: apiserver-external
-  namespace: cluster-{name}
-  annotations:
-    nodeport-proxy.k8s.io/expose: SNI,Tunneling{by_port}
-    nodeport-proxy.k8s.io/port-mapping: '{{\"secure\": \"{host}\"}}'
-spec:
-  type: {kind}
-  ports: [{{name: secure, port: 443{port}}}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata:
-  name: apiserver-external-1
-  namespace: cluster-{name}
-  labels: {{kubernetes.io/service-name: apiserver-external}}
-addressType: IPv4
-endpoints: [{{addresses: [{address}], conditions: {{ready: true}}}}]
-ports: [{{name: secure, port: {endpoint_port}}}]
-"
-    )
+    let (namespace, service) = (format!("cluster-{name}"), "apiserver-external");
+    let by = if node_port.is_some() { "SNI,Tunneling,NodePort" } else { "SNI,Tunneling" };
+    let mapping = format!("{{\"secure\": \"{}\"}}", host(name));
+    let annotations =
+        [("nodeport-proxy.k8s.io/expose", by), ("nodeport-proxy.k8s.io/port-mapping", &*mapping)];
+    manifests::service(&namespace, service, &annotations, node_port)
+        + &manifests::slice(&namespace, service, endpoint.ip(), endpoint.port())
 }
 
 pub(crate) fn host(name: &str) -> String {
@@ -331,11 +310,6 @@ pub(crate) fn has_ended(stream: &mut TcpStream) -> bool {
         Ok(count) => count == 0,
         Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
     }
-}
-
-/// The size of a proof: `short` in CI, `long` for `scripts/prove`, which sets `PORTICO_PROVE`.
-pub(crate) fn long_form(short: usize, long: usize) -> usize {
-    if std::env::var_os("PORTICO_PROVE").is_some() { long } else { short }
 }
 
 /// Writes down what was measured, for people: numbers of a busy machine are no promise.

@@ -13,6 +13,7 @@ mod authenticated;
 #[path = "../all/common.rs"]
 mod common;
 mod identity;
+mod objects;
 #[allow(dead_code, reason = "shared with the other test binary, which uses the rest")]
 #[path = "../all/proof.rs"]
 mod proof;

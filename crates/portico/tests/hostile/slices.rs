@@ -4,22 +4,19 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
+use portico_lab::manifests;
 use tempfile::TempDir;
 
 use crate::common::{PATIENCE, Process, directory, free_port, get, metric, port_of, wait_until};
 use crate::proof::{LOOPBACK, echo};
 
-/// A Service exposed by port, and its EndpointSlice.
-fn manifest(namespace: &str, node_port: u16, annotation: &str, (address, port): (&str, u16)) -> String {
-    let family = if address.contains(':') { "IPv6" } else { "IPv4" };
-    format!(
-        "{{apiVersion: v1, kind: Service, metadata: {{name: api, namespace: {namespace}, annotations: \
-         {{nodeport-proxy.k8s.io/expose: NodePort{annotation}}}}}, spec: {{type: NodePort, ports: [{{name: \
-         secure, port: 443, nodePort: {node_port}}}]}}}}\n---\n{{apiVersion: discovery.k8s.io/v1, kind: \
-         EndpointSlice, metadata: {{name: api-1, namespace: {namespace}, labels: \
-         {{kubernetes.io/service-name: api}}}}, addressType: {family}, endpoints: [{{addresses: \
-         [\"{address}\"], conditions: {{ready: true}}}}], ports: [{{name: secure, port: {port}}}]}}\n"
-    )
+/// A Service exposed by port, with an allow list or without, and its EndpointSlice.
+fn manifest(namespace: &str, node_port: u16, allow: Option<&str>, (address, port): (&str, u16)) -> String {
+    let expose = ("nodeport-proxy.k8s.io/expose", "NodePort");
+    let annotations: Vec<_> =
+        [expose].into_iter().chain(allow.map(|allow| ("portico.k8c.io/allow", allow))).collect();
+    manifests::service(namespace, "api", &annotations, Some(node_port))
+        + &manifests::slice(namespace, "api", address.parse().unwrap(), port)
 }
 
 /// A gateway with an honest cluster, and a port on which a thief is exposed.
@@ -37,7 +34,7 @@ impl Scene {
         let [honest, thief, admin] = [(); 3].map(|()| free_port());
         let upstream = echo(LOOPBACK).port();
         let folder =
-            directory(&[("honest.yaml", &manifest("cluster-a", honest, "", ("127.0.0.1", upstream)))]);
+            directory(&[("honest.yaml", &manifest("cluster-a", honest, None, ("127.0.0.1", upstream)))]);
         let (path, listen) = (folder.path().to_str().unwrap(), format!("127.0.0.1:{admin}"));
         let from = ["gateway", "--manifests", path, "--admin-listen", &listen, "--workers", "1"];
         let mut gateway =
@@ -51,7 +48,7 @@ impl Scene {
     fn steal(&self, namespace: &str, endpoint: (&str, u16)) {
         fs::remove_file(self.folder.path().join("thief.yaml")).unwrap_or_default();
         wait_until("the last one is gone", || !get(self.admin, "/routes").1.contains("thief"));
-        let manifest = manifest(namespace, self.thief, "", endpoint);
+        let manifest = manifest(namespace, self.thief, None, endpoint);
         fs::write(self.folder.path().join("thief.yaml"), manifest).unwrap();
         wait_until("it is known", || get(self.admin, "/routes").1.contains(namespace));
     }
@@ -93,11 +90,9 @@ fn no_slice_leads_to_a_listener_of_the_gateway() {
 fn who_waits_for_the_name_of_another_does_not_get_it_while_that_one_is_made_anew() {
     let scene = Scene::new();
     let named = |namespace: &str| {
-        format!(
-            "{{apiVersion: v1, kind: Service, metadata: {{name: api, namespace: {namespace}, annotations: \
-             {{nodeport-proxy.k8s.io/expose: SNI, nodeport-proxy.k8s.io/port-mapping: \
-             '{{\"secure\":\"b.example.com\"}}'}}}}, spec: {{ports: [{{name: secure, port: 443}}]}}}}\n"
-        )
+        let mapping = ("nodeport-proxy.k8s.io/port-mapping", "{\"secure\":\"b.example.com\"}");
+        let annotations = [("nodeport-proxy.k8s.io/expose", "SNI"), mapping];
+        manifests::service(namespace, "api", &annotations, None)
     };
     let [own, thief] = ["own.yaml", "thief.yaml"].map(|name| scene.folder.path().join(name));
     let says = |text: &str| get(scene.admin, "/routes?o=table").1.contains(text);
@@ -116,10 +111,9 @@ fn who_waits_for_the_name_of_another_does_not_get_it_while_that_one_is_made_anew
 #[test]
 fn no_slice_leads_past_the_allow_list_of_another_tenant() {
     let scene = Scene::new();
-    let closed = ", portico.k8c.io/allow: 192.0.2.0/24";
     let open = ("127.0.0.1", scene.upstream);
     let stolen = ("127.0.0.1", echo(LOOPBACK).port());
-    let manifest = manifest("cluster-b", free_port(), closed, stolen);
+    let manifest = manifest("cluster-b", free_port(), Some("192.0.2.0/24"), stolen);
     fs::write(scene.folder.path().join("b.yaml"), manifest).unwrap();
     wait_until("it is known", || get(scene.admin, "/routes").1.contains("cluster-b"));
     for thief in ["thief", "cluster-thief"] {

@@ -77,6 +77,20 @@ fn settings_that_open_and_close_the_window_delay_nobody() {
 }
 
 #[test]
+fn frames_that_make_a_library_complain_fill_no_log() {
+    beside(|site, limited| {
+        let tls = &agent_tls(site, None);
+        let unasked = frames::frame(kind::PING, frames::ACK, 0, b"8 bytes!").repeat(200);
+        for _ in 0..50 {
+            let mut client = limited.opened(tls, &[]);
+            client.send(&unasked).unwrap();
+            client.send(&frames::connect(1, &authority("a"), None)).unwrap();
+            assert_eq!(next_of(&mut client, 1).kind, kind::HEADERS);
+        }
+    });
+}
+
+#[test]
 fn frames_that_never_complete_are_counted_and_bounded() {
     const CLIENTS: usize = 3_000;
     beside(|site, limited| {

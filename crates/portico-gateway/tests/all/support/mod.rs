@@ -7,6 +7,7 @@ mod client;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use portico_api::change::Change;
@@ -103,9 +104,16 @@ impl Service {
     }
 }
 
-/// A port that no other test is likely to take in the meantime.
+/// A port that no other test takes in the meantime: below those the kernel gives to connections, and each
+/// only once.
 pub fn free_port() -> u16 {
-    TcpListener::bind(LOOPBACK).unwrap().local_addr().unwrap().port()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    loop {
+        let port = 20_000 + (std::process::id() % 5_000) as u16 + NEXT.fetch_add(1, Ordering::Relaxed);
+        if TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// A TLS 1.2 ClientHello of the least size that names `host`.

@@ -19,7 +19,7 @@ use tokio::time::{Instant, timeout};
 use crate::server::backend::{Backend, Opened};
 use crate::server::connections::Established;
 use crate::server::counters::Counted;
-use crate::server::native::NativeStream;
+use crate::server::native::Answered;
 use crate::server::relay::{FrontendLost, Sink, Source, relay};
 use crate::server::settings::REQUEST;
 use crate::server::shared::{DialError, Shared};
@@ -43,7 +43,7 @@ pub(crate) async fn serve_plain(shared: Arc<Shared>, mut stream: Stream) {
     let counted = Counted::new(&shared.counters.http_connections);
     // Boxed: a connection at rest does not keep the memory that opening needs.
     let opened = Box::pin(open(&shared, &mut stream)).await;
-    let Some(Ready { opened, mut early, established }) = opened else { return };
+    let Some(Ready { opened, mut early, mut established }) = opened else { return };
     // The frontend that speaks first has read the head.
     let speaks = std::future::poll_fn(|cx| stream.poll_read_ready(cx));
     tokio::select! {
@@ -51,12 +51,16 @@ pub(crate) async fn serve_plain(shared: Arc<Shared>, mut stream: Stream) {
         () = linger::sent(&stream, Instant::now() + HEAD_READ) => {}
     }
     match opened {
-        Opened::Native(mut native) => {
+        Opened::Native(native) => {
+            // Only now: it leaves with the first bytes of a frontend that has spoken.
+            let Ok(mut native) = native.answer() else { return established.ends("agent_lost") };
             while early.has_remaining() {
-                let Ok(sent) = send_early(&mut native, &mut early).await else { return };
+                let Ok(sent) = send_early(&mut native, &mut early).await else {
+                    return established.ends("agent_lost");
+                };
                 established.moved(sent, 0);
             }
-            let NativeStream { to_agent, from_agent, activity } = native;
+            let Answered { to_agent, from_agent, activity } = native;
             let stream_of_agent = (to_agent, from_agent);
             let carry =
                 Bridge::new(Side::Upstream, stream_of_agent, stream, established, activity, None, None).run();
@@ -65,20 +69,14 @@ pub(crate) async fn serve_plain(shared: Arc<Shared>, mut stream: Stream) {
                 () = shared.stopped() => {}
             }
         }
-        Opened::Packets(_) => {
-            let (reader, writer) = split(stream);
-            let (mut reader, mut writer) = (Reader(reader), Writer(writer));
-            tokio::select! {
-                _ = relay(opened, &mut reader, &mut writer, early, established) => {}
-                () = shared.stopped() => {}
-            }
-        }
+        // Boxed, or connections of agents of ours would have room for it.
+        Opened::Packets(_) => Box::pin(carry(&shared, stream, Ready { opened, early, established })).await,
     }
     drop(counted);
 }
 
 /// Sends what the frontend sent behind its head, as far as the agent gives window.
-async fn send_early(native: &mut NativeStream, early: &mut Bytes) -> Result<usize, h2::Error> {
+async fn send_early(native: &mut Answered, early: &mut Bytes) -> Result<usize, h2::Error> {
     native.to_agent.reserve_capacity(early.len());
     while native.to_agent.capacity() == 0 {
         match std::future::poll_fn(|cx| native.to_agent.poll_capacity(cx)).await {
@@ -100,15 +98,23 @@ where
 {
     let counted = Counted::new(&shared.counters.http_connections);
     let opened = Box::pin(open(&shared, &mut stream)).await;
-    if let Some(Ready { opened, early, established }) = opened {
-        let (reader, writer) = split(stream);
-        let (mut reader, mut writer) = (Reader(reader), Writer(writer));
-        tokio::select! {
-            _ = relay(opened, &mut reader, &mut writer, early, established) => {}
-            () = shared.stopped() => {}
-        }
+    if let Some(ready) = opened {
+        carry(&shared, stream, ready).await;
     }
     drop(counted);
+}
+
+/// Carries between a frontend and its agent until either ends, or the server.
+async fn carry<S>(shared: &Shared, stream: S, Ready { opened, early, established }: Ready)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+{
+    let (reader, writer) = split(stream);
+    let (mut reader, mut writer) = (Reader(reader), Writer(writer));
+    tokio::select! {
+        _ = relay(opened, &mut reader, &mut writer, early, established) => {}
+        () = shared.stopped() => {}
+    }
 }
 
 /// A frontend that has got its 200.
@@ -150,7 +156,7 @@ async fn respond<S: AsyncWrite + Unpin>(
     backend: Arc<Backend>,
     early: BytesMut,
 ) -> Option<Ready> {
-    let established = Established::new(shared, address, backend);
+    let (established, begun) = (Established::new(shared, address, backend), Instant::now());
     let written = async {
         stream.write_all(ESTABLISHED).await?;
         stream.flush().await
@@ -159,7 +165,9 @@ async fn respond<S: AsyncWrite + Unpin>(
         shared.counters.dial_failed("send_rsp");
         return None;
     }
-    Some(Ready { opened, early: early.freeze(), established })
+    shared.counters.frontend_written(begun.elapsed());
+    // Copied, for even without bytes it would keep the memory that reading the head took.
+    Some(Ready { opened, early: Bytes::copy_from_slice(&early), established })
 }
 
 /// Reads until the head is whole. Leaves what follows it in `bytes`. An error is the response.

@@ -16,7 +16,7 @@ use portico_wire::konnectivity::{Code, ConnectId, DataHead, DialId, PROXY_PATH, 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout};
 
-use crate::grpc::{Call, Receiver, Sender, Status};
+use crate::grpc::{Call, Message, Receiver, Sender, Status};
 use crate::server::backend::Opened;
 use crate::server::connections::Established;
 use crate::server::counters::{Counted, Segment};
@@ -45,7 +45,11 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(shared: Arc<Shared>
         peer.is_known.store(true, Relaxed);
         tokio::spawn(stream_of(Arc::clone(&shared), call, Arc::clone(&activity)));
     };
-    if let Err(error) = http2::serve(stream, limits, &activity, &peer, start, shared.stopped()).await {
+    let stop = async {
+        shared.stopped().await;
+        Ok(())
+    };
+    if let Err(error) = http2::serve(stream, limits, &activity, &peer, start, stop).await {
         tracing::debug!(%error, "a frontend's connection ended");
     }
 }
@@ -62,10 +66,12 @@ async fn stream_of(shared: Arc<Shared>, call: Call, activity: Arc<Activity>) {
         return frontend.finish().await;
     };
     let connection = shared.next_connection();
-    let answer = Packet::DialResponse { dial: dial.random, result: Ok(connection) };
+    let (answer, begun) =
+        (Packet::DialResponse { dial: dial.random, result: Ok(connection) }, Instant::now());
     if frontend.send(&answer).await.is_err() {
         return shared.counters.dial_failed("send_rsp");
     }
+    shared.counters.frontend_written(begun.elapsed());
     let Frontend { sender, receiver, .. } = frontend;
     let mut source = Packets { shared: &shared, connection, receiver, unreleased: 0, is_over: false };
     let mut sink = Answers { shared: &shared, connection, sender };
@@ -147,7 +153,7 @@ impl Frontend<'_> {
 
     /// The next packet; `None` if there will be none.
     async fn packet(&mut self) -> Option<Packet> {
-        let message = self.receiver.message().await.ok()??;
+        let message = receive(self.shared, &mut self.receiver).await.ok()??;
         self.receiver.release(message.window);
         let packet = Packet::decode(&message.bytes).ok()?;
         self.shared.counters.packet(Segment::FromClient, &packet);
@@ -155,8 +161,7 @@ impl Frontend<'_> {
     }
 
     async fn send(&mut self, packet: &Packet) -> Result<(), FrontendLost> {
-        self.shared.counters.packet(Segment::ToClient, packet);
-        send(&mut self.sender, packet).await
+        send(self.shared, &mut self.sender, packet).await
     }
 
     /// Sends the last packet, and reads what still comes until the frontend ends the stream.
@@ -173,10 +178,36 @@ impl Frontend<'_> {
     }
 }
 
-async fn send(sender: &mut Sender, packet: &Packet) -> Result<(), FrontendLost> {
-    sender.ready().await.map_err(|_| FrontendLost)?;
-    sender.send(&packet.encoded(), Bytes::new());
-    sender.ready().await.map_err(|_| FrontendLost)
+/// The next message; `None` at the end of the stream.
+async fn receive(shared: &Shared, receiver: &mut Receiver) -> Result<Option<Message>, FrontendLost> {
+    receiver.message().await.map_err(|error| {
+        shared.counters.stream_failed(Segment::FromClient, &error, "Unknown");
+        FrontendLost
+    })
+}
+
+async fn send(shared: &Shared, sender: &mut Sender, packet: &Packet) -> Result<(), FrontendLost> {
+    shared.counters.packet(Segment::ToClient, packet);
+    write(shared, sender, &packet.encoded(), Bytes::new(), packet.type_name()).await
+}
+
+/// Sends a message, head and payload, once the one before is on its way.
+async fn write(
+    shared: &Shared,
+    sender: &mut Sender,
+    head: &[u8],
+    payload: Bytes,
+    packet: &'static str,
+) -> Result<(), FrontendLost> {
+    let written = async {
+        sender.ready().await?;
+        sender.send(head, payload);
+        sender.ready().await
+    };
+    written.await.map_err(|error| {
+        shared.counters.stream_failed(Segment::ToClient, &error, packet);
+        FrontendLost
+    })
 }
 
 async fn finish(mut sender: Sender) {
@@ -200,7 +231,7 @@ impl Source for Packets<'_> {
     async fn read(&mut self) -> Result<Option<Bytes>, FrontendLost> {
         self.receiver.release(std::mem::take(&mut self.unreleased));
         while !self.is_over {
-            let message = self.receiver.message().await.map_err(|_| FrontendLost)?.ok_or(FrontendLost)?;
+            let message = receive(self.shared, &mut self.receiver).await?.ok_or(FrontendLost)?;
             let packet = Packet::decode(&message.bytes).map_err(|_| FrontendLost)?;
             self.shared.counters.packet(Segment::FromClient, &packet);
             match packet {
@@ -236,15 +267,13 @@ struct Answers<'a> {
 
 impl Sink for Answers<'_> {
     async fn write(&mut self, bytes: Bytes) -> Result<(), FrontendLost> {
-        self.sender.ready().await.map_err(|_| FrontendLost)?;
         self.shared.counters.data_packet(Segment::ToClient);
-        self.sender.send(DataHead::new(self.connection, bytes.len()).as_bytes(), bytes);
-        self.sender.ready().await.map_err(|_| FrontendLost)
+        let head = DataHead::new(self.connection, bytes.len());
+        write(self.shared, &mut self.sender, head.as_bytes(), bytes, "DATA").await
     }
 
     async fn end(&mut self) -> Result<(), FrontendLost> {
         let packet = Packet::CloseResponse { connection: self.connection, error: String::new() };
-        self.shared.counters.packet(Segment::ToClient, &packet);
-        send(&mut self.sender, &packet).await
+        send(self.shared, &mut self.sender, &packet).await
     }
 }

@@ -1,28 +1,26 @@
 //! After thousands of dials that failed, were abandoned or ended in every way, nothing is left.
 
 use bytes::Bytes;
+use portico_lab::leaks::{descriptors, run_alone, tasks};
+use portico_lab::long_form;
 use portico_wire::konnectivity::{ConnectId, DialId, Packet};
 
 use super::support::*;
 
-const ROUNDS: i64 = 5_000;
-
-fn descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").unwrap().count()
+/// Dials: 100,000 in the long form.
+fn rounds() -> i64 {
+    long_form(5_000, 100_000)
 }
 
-fn tasks() -> usize {
-    tokio::runtime::Handle::current().metrics().num_alive_tasks()
+/// Descriptors and tasks.
+fn counted() -> (usize, usize) {
+    (descriptors().unwrap(), tasks())
 }
 
 /// In a process without other tests, whose descriptors it would count.
 #[test]
 fn nothing_is_left_after_dials_that_ended_in_every_way() {
-    let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
-    let output =
-        alone.args(["--ignored", "--exact", "agent::leaks::dials_that_end_in_every_way"]).output().unwrap();
-    let told = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && told.contains("1 passed"), "{told}");
+    run_alone("agent::leaks::dials_that_end_in_every_way").unwrap();
 }
 
 #[ignore = "run by the test above, in a process of its own"]
@@ -33,8 +31,8 @@ async fn dials_that_end_in_every_way() {
         let (agent, _server, mut connect) = connected(says).await;
         let endpoint = Endpoint::start().await;
         let gone = Endpoint::start().await.address();
-        let before = (descriptors(), tasks());
-        for round in 1..=ROUNDS / 2 {
+        let before = counted();
+        for round in 1..=rounds() / 2 {
             match (round % 5, has_streams) {
                 (0, _) => {
                     connect.dial(gone, round);
@@ -55,13 +53,12 @@ async fn dials_that_end_in_every_way() {
             }
         }
         let settled = tokio::time::timeout(PATIENCE, async {
-            while agent.dialling() > 0 || !agent.connections().is_empty() || (descriptors(), tasks()) > before
-            {
+            while agent.dialling() > 0 || !agent.connections().is_empty() || counted() > before {
                 drop(tokio::time::timeout(std::time::Duration::from_millis(10), endpoint.accept()).await);
             }
         });
         let settled = settled.await;
-        assert!(settled.is_ok(), "{before:?} before, {:?} after", (descriptors(), tasks()));
+        assert!(settled.is_ok(), "{before:?} before, {:?} after", counted());
         assert_eq!(agent.settings().memory.held(), 0);
     }
 }

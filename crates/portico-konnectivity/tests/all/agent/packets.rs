@@ -42,8 +42,11 @@ async fn a_dial_that_fails_says_why_and_leaves_a_gap_in_the_numbers() {
     assert_eq!(connect.packet().await, refused(1, &format!("dial tcp {gone}: connect: connection refused")));
     connect.dial("nowhere", 2);
     assert_eq!(connect.packet().await, refused(2, "dial tcp: address nowhere: missing port in address"));
+    // Many answers may wait, so none is as long as what was asked for.
+    connect.dial("x".repeat(100_000), 3);
+    assert_eq!(connect.packet().await, refused(3, "dial: the address is longer than 512 bytes"));
     let (echo, _task) = echo().await;
-    assert_eq!(connect.connected(echo, 3).await, ConnectId(3));
+    assert_eq!(connect.connected(echo, 4).await, ConnectId(4));
     assert_eq!(agent.connections().len(), 1);
 }
 

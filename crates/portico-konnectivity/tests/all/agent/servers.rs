@@ -85,6 +85,23 @@ async fn a_server_that_never_answers_does_not_hold_up_the_others() {
 }
 
 #[tokio::test]
+async fn a_server_that_was_away_for_long_is_found_as_soon_as_one_that_has_just_left() {
+    // Waits that grow with each would take hours for all of them.
+    const ATTEMPTS: usize = 32;
+    let pki = pki();
+    for absence in [Absence::HangsUp, Absence::Alert, Absence::Unavailable] {
+        let mut says = vec![Says::nothing(absence); ATTEMPTS];
+        says.push(Says::ours("s"));
+        let mut server = Server::start(&pki, &says).await;
+        let mut settings = settings(&pki, &[server.address]);
+        settings.sync_interval_cap = Duration::from_secs(3_600);
+        let agent = Agent::start(settings);
+        let _connect = server.connect().await;
+        assert_eq!(agent.counters().join_failures.load(Relaxed), ATTEMPTS as u64, "{absence:?}");
+    }
+}
+
+#[tokio::test]
 async fn with_sync_forever_servers_that_were_added_are_found() {
     let pki = pki();
     let says = [Says::ours("one"), Says::ours("one"), Says::ours("two")];

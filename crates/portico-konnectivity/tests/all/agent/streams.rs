@@ -1,7 +1,10 @@
 //! With a server of ours: each connection has an HTTP/2 stream.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use bytes::Bytes;
 use h2::Reason;
+use portico_konnectivity::agent::EndpointEnd;
 use portico_wire::konnectivity::{DialId, Packet};
 use tokio::io::AsyncWriteExt;
 
@@ -69,6 +72,47 @@ async fn a_reset_passes_from_either_side_to_the_other() {
     drop(socket);
     let error = received(&mut receive).await.unwrap().unwrap_err();
     assert_eq!(error.reason(), Some(Reason::CONNECT_ERROR));
+    until(|| agent.connections().is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_connection_that_the_server_has_closed_ends_although_the_endpoint_stays() {
+    let (agent, _server, mut connect) = connected(Says::ours("s")).await;
+    let endpoint = Endpoint::start().await;
+    let (mut send, receive, mut socket) = stream(&mut connect, &endpoint, 1).await;
+    send.send_data(Bytes::from_static(b"request"), true).unwrap();
+    // h2 resets it without an error, behind what was sent.
+    drop((send, receive));
+    assert_eq!(read_to_end(&mut socket).await.unwrap(), b"request");
+    until(|| agent.connections().is_empty()).await;
+    let ends: Vec<_> = EndpointEnd::ALL
+        .iter()
+        .zip(&agent.counters().ends)
+        .filter_map(|((_, name), count)| (count.load(Relaxed) > 0).then_some(*name))
+        .collect();
+    assert_eq!(ends, ["closed_by_server"]);
+    assert!(socket.take_error().unwrap().is_none(), "with a FIN, and no reset");
+}
+
+#[tokio::test]
+async fn an_upload_that_the_server_has_closed_behind_is_whole_although_the_endpoint_is_sending() {
+    let (agent, _server, mut connect) = connected(Says::ours("s")).await;
+    let endpoint = Endpoint::start().await;
+    let (mut send, mut receive, mut socket) = stream(&mut connect, &endpoint, 1).await;
+    // The endpoint sends more than it gets rid of: the agent has used up the window and reads no more.
+    let mut window = 65_535;
+    while window > 0 {
+        let _ = socket.try_write(&[0; 64 * 1024]);
+        window -= patiently(receive.data()).await.unwrap().unwrap().len();
+    }
+    while socket.try_write(&[0; 64 * 1024]).is_ok() {}
+    // More than the kernel takes for an endpoint that does not read: some of it still waits in the agent.
+    let upload: Vec<u8> = (0..480 * 1024_u32).map(|index| index as u8).collect();
+    send.send_data(upload.clone().into(), true).unwrap();
+    drop((send, receive));
+    // The agent reads on, or has closed: it knows of the end.
+    patiently(socket.writable()).await.unwrap();
+    assert!(read_to_end(&mut socket).await.unwrap() == upload, "with a FIN, and whole");
     until(|| agent.connections().is_empty()).await;
 }
 

@@ -18,7 +18,7 @@ use portico_konnectivity::streams::{DIAL, STREAM_PATH};
 use portico_lab::pki::{Certificate, Pki};
 use portico_net::MemoryBudget;
 use portico_wire::konnectivity::frame::{MAX_MESSAGE, PREFIX, prefix};
-use portico_wire::konnectivity::{CONNECT_PATH, ConnectId, DialId, Packet};
+use portico_wire::konnectivity::{CONNECT_PATH, Code, ConnectId, DialId, Packet};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc};
@@ -50,15 +50,31 @@ pub(crate) struct Says {
     pub(crate) id: &'static str,
     pub(crate) count: u32,
     pub(crate) has_streams: bool,
+    pub(crate) absence: Option<Absence>,
+}
+
+/// How one learns that there is no server at an address.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Absence {
+    /// A load balancer hangs up.
+    HangsUp,
+    /// A gateway sends an alert.
+    Alert,
+    /// A server is there, but not the API server that reviews tokens.
+    Unavailable,
 }
 
 impl Says {
     pub(crate) fn upstream(id: &'static str) -> Self {
-        Self { id, count: 1, has_streams: false }
+        Self { id, count: 1, has_streams: false, absence: None }
     }
 
     pub(crate) fn ours(id: &'static str) -> Self {
-        Self { id, count: 1, has_streams: true }
+        Self { has_streams: true, ..Self::upstream(id) }
+    }
+
+    pub(crate) fn nothing(absence: Absence) -> Self {
+        Self { absence: Some(absence), ..Self::ours("s") }
     }
 }
 
@@ -126,7 +142,23 @@ impl AsyncWrite for Freezable {
     }
 }
 
-async fn serve(socket: Freezable, tls: TlsAcceptor, says: Says, connects: mpsc::UnboundedSender<Connect>) {
+async fn serve(
+    mut socket: Freezable,
+    tls: TlsAcceptor,
+    says: Says,
+    connects: mpsc::UnboundedSender<Connect>,
+) {
+    match says.absence {
+        Some(Absence::HangsUp) => return,
+        Some(Absence::Alert) => {
+            let mut hello = [0; 16 * 1024];
+            // It comes as one.
+            let _ = socket.0.read(&mut hello).await.unwrap();
+            // internal_error, as the gateway answers while no endpoint is ready.
+            return socket.0.write_all(&[21, 3, 3, 0, 2, 2, 80]).await.unwrap();
+        }
+        Some(Absence::Unavailable) | None => {}
+    }
     let Ok(stream) = tls.accept(socket).await else { return };
     let mut builder = h2::server::Builder::new();
     builder.initial_window_size(WINDOW).initial_connection_window_size(1 << 30);
@@ -151,10 +183,13 @@ async fn serve(socket: Freezable, tls: TlsAcceptor, says: Says, connects: mpsc::
         }
         assert_eq!(request.uri().path(), CONNECT_PATH);
         let (head, from_agent) = request.into_parts();
-        let mut response = Response::builder()
-            .header("content-type", "application/grpc")
-            .header("serverid", says.id)
-            .header("servercount", says.count);
+        let response = Response::builder().header("content-type", "application/grpc");
+        if says.absence.is_some() {
+            let refusal = response.header("grpc-status", u16::from(Code::UNAVAILABLE.number()));
+            respond.send_response(refusal.body(()).unwrap(), true).unwrap();
+            continue;
+        }
+        let mut response = response.header("serverid", says.id).header("servercount", says.count);
         if says.has_streams {
             response = response.header("portico-streams", "1");
         }

@@ -114,7 +114,8 @@ async fn a_server_that_drains_keeps_agents_and_connections_and_takes_no_dial() {
 async fn a_client_of_another_ca_is_no_agent() {
     let (rig, stranger) = (Rig::start(Mode::Grpc).await, Rig::start(Mode::Grpc).await);
     assert!(stranger.tls_to(rig.server.agent_address()).await.is_err());
-    until(|| rig.status.counters().agents_refused.load(std::sync::atomic::Ordering::Relaxed) == 1).await;
+    let refused = || rig.status.counters().agents_refused().find(|(reason, _)| *reason == "tls");
+    until(|| refused() == Some(("tls", 1))).await;
 }
 
 #[tokio::test]

@@ -3,29 +3,27 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use portico_konnectivity::server::Mode;
+use portico_lab::leaks::{descriptors, run_alone, tasks};
+use portico_lab::long_form;
 use portico_wire::konnectivity::{ConnectId, Packet};
 use tokio::io::AsyncWriteExt;
 
 use super::support::*;
 
-const ROUNDS: i64 = 5_000;
-
-fn descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").unwrap().count()
+/// Dials: 100,000 in the long form.
+fn rounds() -> i64 {
+    long_form(5_000, 100_000)
 }
 
-fn tasks() -> usize {
-    tokio::runtime::Handle::current().metrics().num_alive_tasks()
+/// Descriptors and tasks.
+fn counted() -> (usize, usize) {
+    (descriptors().unwrap(), tasks())
 }
 
 /// In a process without other tests, whose descriptors it would count.
 #[test]
 fn nothing_is_left_after_dials_that_ended_in_every_way() {
-    let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
-    let output =
-        alone.args(["--ignored", "--exact", "server::leaks::dials_that_end_in_every_way"]).output().unwrap();
-    let told = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && told.contains("1 passed"), "{told}");
+    run_alone("server::leaks::dials_that_end_in_every_way").unwrap();
 }
 
 #[ignore = "run by the test above, in a process of its own"]
@@ -34,13 +32,13 @@ async fn dials_that_end_in_every_way() {
     for is_native in [false, true] {
         let rig = Rig::start(Mode::HttpConnect).await;
         let mut agent = rig.agent_with("a", "", is_native).await;
-        let before = (descriptors(), tasks());
-        for round in 0..ROUNDS / 2 {
+        let before = counted();
+        for round in 0..rounds() / 2 {
             one(&rig, &mut agent, round, is_native).await;
         }
         let counters = rig.status.counters();
         until(|| rig.status.established() == 0 && counters.http_connections.load(Relaxed) == 0).await;
-        until(|| (descriptors(), tasks()) <= before).await;
+        until(|| counted() <= before).await;
         assert_eq!((counters.pending.load(Relaxed), rig.status.memory().0), (0, 0));
         assert_eq!(rig.status.agents()[0].dials, 0);
         assert!(rig.status.connections().is_empty());
@@ -62,8 +60,8 @@ async fn one(rig: &Rig, agent: &mut Agent, round: i64, is_native: bool) {
         0 => agent.stream.send(Packet::DialResponse { dial, result: Err("refused".into()) }).await,
         1 => drop(frontend),
         way if is_native => {
-            let mut stream = agent.opens(dial).await.unwrap();
-            head(&mut frontend).await;
+            let (stream, _) = tokio::join!(agent.opens(dial), head(&mut frontend));
+            let mut stream = stream.unwrap();
             match way {
                 2 => stream.to_server.send_reset(h2::Reason::CANCEL),
                 3 => drop(frontend),

@@ -2,7 +2,9 @@
 
 mod agents;
 mod connect;
+mod hostile;
 mod leaks;
 mod proxy;
+mod sequences;
 mod streams;
 mod support;

@@ -4,27 +4,38 @@ use bytes::Bytes;
 use portico_konnectivity::server::Mode;
 use portico_wire::konnectivity::{DialId, Packet};
 use tokio::io::AsyncWriteExt;
+use tokio::net::UnixStream;
 
 use super::support::*;
+
+/// A connection that the agent has taken: the frontend, the head of its answer, and the stream.
+async fn connected(rig: &Rig, agent: &mut Agent) -> (UnixStream, String, Native) {
+    let mut frontend = rig.http("node:9").await;
+    let dial = agent.asked("node:9").await;
+    // The server answers the agent once the frontend has read its own answer.
+    let (stream, head) = tokio::join!(agent.opens(dial), head(&mut frontend));
+    (frontend, head, stream.unwrap())
+}
+
+async fn is_ended_by_the_frontend(rig: &Rig) {
+    until(|| rig.status.established() == 0).await;
+    let ends: Vec<_> = rig.status.counters().ends().filter(|(_, count)| *count > 0).collect();
+    assert_eq!(ends, [("frontend_closed", 1)]);
+}
 
 #[tokio::test]
 async fn a_connection_carries_both_ways_and_half_closes() {
     let rig = Rig::start(Mode::HttpConnect).await;
     let mut agent = rig.native_agent("a").await;
     assert_eq!(agent.answer["portico-streams"], "1");
-    let mut frontend = rig.http("node:9").await;
-    let dial = agent.asked("node:9").await;
-    let mut stream = agent.opens(dial).await.unwrap();
-    head(&mut frontend).await;
+    let (mut frontend, _, mut stream) = connected(&rig, &mut agent).await;
     frontend.write_all(b"request").await.unwrap();
     frontend.shutdown().await.unwrap();
     assert_eq!(stream.bytes(7).await, b"request");
     assert!(stream.ends().await);
     stream.to_server.send_data(Bytes::from_static(b"response"), true).unwrap();
     assert_eq!(rest(&mut frontend).await, "response", "after the frontend's end");
-    until(|| rig.status.established() == 0).await;
-    let ends: Vec<_> = rig.status.counters().ends().filter(|(_, count)| *count > 0).collect();
-    assert_eq!(ends, [("frontend_closed", 1)]);
+    is_ended_by_the_frontend(&rig).await;
 }
 
 #[tokio::test]
@@ -43,7 +54,47 @@ async fn a_frontend_by_grpc_has_such_a_stream_too() {
     assert_eq!(frontend.bytes(8).await, b"response");
     frontend.send(Packet::CloseRequest(connection)).await;
     assert!(stream.ends().await, "what was sent before is whole");
+    assert_eq!(stream.reset().await, h2::Reason::NO_ERROR, "the endpoint may stay");
     assert_eq!(frontend.packet().await, Packet::CloseResponse { connection, error: String::new() });
+}
+
+#[tokio::test]
+async fn a_frontend_that_is_gone_ends_the_stream_of_an_endpoint_that_stays() {
+    let rig = Rig::start(Mode::HttpConnect).await;
+    let mut agent = rig.native_agent("a").await;
+    let (mut frontend, _, mut stream) = connected(&rig, &mut agent).await;
+    frontend.write_all(b"request").await.unwrap();
+    drop(frontend);
+    assert_eq!(stream.bytes(7).await, b"request", "what was sent before is whole");
+    assert!(stream.ends().await);
+    assert_eq!(stream.reset().await, h2::Reason::NO_ERROR);
+    is_ended_by_the_frontend(&rig).await;
+}
+
+#[tokio::test]
+async fn a_frontend_that_half_closes_and_goes_later_ends_the_stream_of_a_silent_endpoint() {
+    let rig = Rig::start(Mode::HttpConnect).await;
+    let mut agent = rig.native_agent("a").await;
+    let (mut frontend, _, mut stream) = connected(&rig, &mut agent).await;
+    frontend.shutdown().await.unwrap();
+    assert!(stream.ends().await);
+    // It still reads.
+    stream.to_server.send_data(Bytes::from_static(b"response"), false).unwrap();
+    assert_eq!(read(&mut frontend, 8).await, b"response");
+    assert_eq!(rig.status.established(), 1);
+    drop(frontend);
+    assert_eq!(stream.reset().await, h2::Reason::NO_ERROR);
+    is_ended_by_the_frontend(&rig).await;
+}
+
+#[tokio::test]
+async fn an_endpoint_that_speaks_first_is_heard_once_the_frontend_has_read_the_head() {
+    let rig = Rig::start(Mode::HttpConnect).await;
+    let mut agent = rig.native_agent("a").await;
+    let (mut frontend, answer, mut stream) = connected(&rig, &mut agent).await;
+    assert!(answer.ends_with("\r\n\r\n"), "{answer}");
+    stream.to_server.send_data(Bytes::from_static(b"greeting"), true).unwrap();
+    assert_eq!(rest(&mut frontend).await, "greeting");
 }
 
 #[tokio::test]
@@ -79,10 +130,7 @@ async fn a_dial_that_fails_and_one_that_is_cancelled_go_over_the_connect_stream(
 async fn the_frontend_is_told_when_the_agent_is_lost() {
     let rig = Rig::start(Mode::HttpConnect).await;
     let mut agent = rig.native_agent("a").await;
-    let mut frontend = rig.http("node:9").await;
-    let dial = agent.asked("node:9").await;
-    let _stream = agent.opens(dial).await.unwrap();
-    head(&mut frontend).await;
+    let (mut frontend, _, _stream) = connected(&rig, &mut agent).await;
     drop(agent);
     assert_eq!(rest(&mut frontend).await, "");
     until(|| rig.status.established() == 0).await;

@@ -11,7 +11,7 @@ use h2::client::SendRequest;
 use http::{HeaderMap, HeaderValue};
 use portico_konnectivity::grpc::{self, Error, Receiver, Request, Sender};
 use portico_konnectivity::server::{
-    Authentication, FrontendListen, Mode, Server, ServerTls, Settings, Status, TlsFiles, TlsOptions,
+    Authentication, Binding, FrontendListen, Mode, Server, ServerTls, Settings, Status, TlsFiles, TlsOptions,
 };
 use portico_konnectivity::streams::{OFFER, VERSION};
 use portico_lab::pki::{Authority, Certificate, Identity};
@@ -60,6 +60,19 @@ impl Rig {
     }
 
     pub(crate) async fn with(mode: Mode, change: impl FnOnce(&mut Settings)) -> Self {
+        Self::of(mode, Authentication::none(), change).await
+    }
+
+    /// With identities that are bound to identifiers.
+    pub(crate) async fn bound(mode: Mode, bindings: Vec<Binding>) -> Self {
+        Self::of(mode, Authentication::none().bound(bindings), |_| {}).await
+    }
+
+    pub(crate) async fn of(
+        mode: Mode,
+        authentication: Authentication,
+        change: impl FnOnce(&mut Settings),
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let ca = Authority::new("konnectivity").unwrap();
         std::fs::write(folder.path().join("ca.crt"), ca.cert()).unwrap();
@@ -76,7 +89,7 @@ impl Rig {
         let mut settings = Settings { id: "server-1".to_owned(), ..Settings::default() };
         change(&mut settings);
         let agents = ("127.0.0.1:0".parse().unwrap(), Arc::clone(&tls));
-        let server = Server::start(settings, mode, frontends, agents, Authentication::none()).unwrap();
+        let server = Server::start(settings, mode, frontends, agents, authentication).unwrap();
         let agent = ca.issue(Certificate::client("agent")).unwrap();
         Self { status: server.status(), server, socket, tls, ca, agent, folder }
     }
@@ -92,14 +105,8 @@ impl Rig {
     }
 
     pub(crate) async fn agent_with(&self, id: &str, identifiers: &str, is_native: bool) -> Agent {
-        let mut metadata = HeaderMap::new();
-        metadata.insert("agentid", HeaderValue::try_from(id).unwrap());
-        metadata.insert("agentidentifiers", HeaderValue::try_from(identifiers).unwrap());
-        if is_native {
-            metadata.insert(OFFER, HeaderValue::from_static(VERSION));
-        }
         let before = self.status.agents().len();
-        let agent = self.connect(metadata).await.unwrap();
+        let agent = self.connect(metadata(id, identifiers, is_native)).await.unwrap();
         until(|| self.status.agents().len() == before + 1).await;
         agent
     }
@@ -107,8 +114,7 @@ impl Rig {
     /// Calls Connect with this metadata.
     pub(crate) async fn connect(&self, metadata: HeaderMap) -> Result<Agent, Error> {
         let mut peer = Peer::over(self.tls_to(self.server.agent_address()).await.unwrap()).await;
-        let request = Request { authority: "localhost".parse().unwrap(), path: CONNECT_PATH, metadata };
-        let (stream, answer) = peer.call(request).await?;
+        let (stream, answer) = peer.connects(metadata).await?;
         Ok(Agent { peer, stream, answer })
     }
 
@@ -155,6 +161,17 @@ fn issue(ca: &Authority, folder: &Path) {
     ca.issue(certificate).unwrap().write(folder, "server").unwrap();
 }
 
+/// What an agent says of itself.
+pub(crate) fn metadata(id: &str, identifiers: &str, is_native: bool) -> HeaderMap {
+    let mut metadata = HeaderMap::new();
+    metadata.insert("agentid", HeaderValue::try_from(id).unwrap());
+    metadata.insert("agentidentifiers", HeaderValue::try_from(identifiers).unwrap());
+    if is_native {
+        metadata.insert(OFFER, HeaderValue::from_static(VERSION));
+    }
+    metadata
+}
+
 /// One end of an HTTP/2 connection.
 pub(crate) struct Peer {
     pub(crate) requests: SendRequest<Bytes>,
@@ -176,6 +193,12 @@ impl Peer {
         let driver = tokio::spawn(async { drop(connection.await) });
         let activity = Arc::new(Activity::new(&MemoryBudget::new(64 << 20)));
         Self { requests, driver, activity }
+    }
+
+    /// Calls Connect with this metadata.
+    pub(crate) async fn connects(&mut self, metadata: HeaderMap) -> Result<(Stream, HeaderMap), Error> {
+        let authority = "localhost".parse().unwrap();
+        self.call(Request { authority, path: CONNECT_PATH, metadata }).await
     }
 
     async fn call(&mut self, request: Request) -> Result<(Stream, HeaderMap), Error> {
@@ -200,6 +223,16 @@ impl Stream {
         patiently(self.sender.ready()).await.unwrap();
         self.sender.send(&packet.encoded(), Bytes::new());
         patiently(self.sender.ready()).await.unwrap();
+    }
+
+    /// Returns false if the server has ended the stream.
+    pub(crate) async fn try_send(&mut self, packet: Packet) -> bool {
+        let sent = async {
+            self.sender.ready().await?;
+            self.sender.send(&packet.encoded(), Bytes::new());
+            self.sender.ready().await
+        };
+        patiently(sent).await.is_ok()
     }
 
     /// The next packet; `None` at the end of the stream.
@@ -235,6 +268,13 @@ impl Stream {
             }
         }
         bytes
+    }
+
+    /// Another Proxy stream on the same connection.
+    pub(crate) async fn beside(&mut self) -> Self {
+        let authority = "localhost".parse().unwrap();
+        let request = Request { authority, path: PROXY_PATH, metadata: HeaderMap::new() };
+        self.peer.as_mut().expect("a connection of its own").call(request).await.unwrap().0
     }
 
     pub(crate) fn reset(mut self) {
@@ -300,6 +340,11 @@ impl Native {
             bytes.extend_from_slice(&chunk);
         }
         bytes
+    }
+
+    /// Waits for the server to reset the stream.
+    pub(crate) async fn reset(&mut self) -> h2::Reason {
+        patiently(std::future::poll_fn(|cx| self.to_server.poll_reset(cx))).await.unwrap()
     }
 
     /// Whether the server ends its direction next.

@@ -5,10 +5,11 @@ use anyhow::Context;
 use portico_admin::table;
 use portico_api::strategy::ExposeStrategy;
 use portico_expose::plan::Plan;
-use portico_expose::services::APISERVER;
+use portico_expose::services::{APISERVER, KONNECTIVITY};
 
+use super::nodes::{KUBELET_LOG, POD_LOG};
 use super::ports::Ports;
-use super::site::{AUTHORITY_PORT, CLUSTERS, Site, UserCluster};
+use super::site::{AUTHORITY_PORT, CLUSTERS, Site, UserCluster, WITH_NODE};
 
 /// The text, for a gateway that has put `plans` into force.
 pub(super) fn guide(site: &Site, ports: &Ports, plans: &[Plan]) -> anyhow::Result<String> {
@@ -26,6 +27,9 @@ pub(super) fn guide(site: &Site, ports: &Ports, plans: &[Plan]) -> anyhow::Resul
             site.path(&kubeconfig).display().to_string(),
         ]);
         stories.push_str(&story(site, cluster, port));
+        if cluster.name == WITH_NODE.name {
+            stories.push_str(&node_story(site, cluster, port));
+        }
         if cluster.strategy == ExposeStrategy::Tunneling {
             stories.push_str(&server_name_story(site, cluster, ports));
             stories.push_str(&tunnel_story(site, cluster, ports)?);
@@ -38,8 +42,10 @@ pub(super) fn guide(site: &Site, ports: &Ports, plans: &[Plan]) -> anyhow::Resul
     let program =
         std::env::current_exe().map_or_else(|_| "portico".into(), |path| path.display().to_string());
     let (admin, agent_admin) = (ports.admin, ports.agent_admin);
+    let (server_admin, konnectivity_admin) = (ports.konnectivity + 1, ports.konnectivity + 2);
     Ok(format!(
-        "\nA gateway, three user clusters, one per expose strategy, and a node agent, all on loopback.\n\n\
+        "\nA gateway, three user clusters, one per expose strategy, a node agent, and Konnectivity, all on \
+         loopback.\n\n\
          {table}{stories}\n\
          What the gateway sees\n\
          \x20 curl 'http://127.0.0.1:{admin}/routes?o=table'\n\
@@ -49,9 +55,27 @@ pub(super) fn guide(site: &Site, ports: &Ports, plans: &[Plan]) -> anyhow::Resul
          What the node agent sees\n\
          \x20 curl 'http://127.0.0.1:{agent_admin}/tunnels?o=table'\n\
          \x20 curl 'http://127.0.0.1:{agent_admin}/readyz?verbose'\n\
+         What Konnectivity sees, server and agent, while a log is followed\n\
+         \x20 curl 'http://127.0.0.1:{server_admin}/connections?o=table'\n\
+         \x20 curl 'http://127.0.0.1:{konnectivity_admin}/connections?o=table'\n\
          Edit the manifests while a watch runs: no other cluster notices.\n\n\
          Ctrl-C stops the demo and removes its files.\n"
     ))
+}
+
+/// The NodePort of a cluster's Service, which the gateway listens on.
+fn node_port(cluster: &UserCluster, service: &str, plans: &[Plan]) -> anyhow::Result<u16> {
+    let plan = plans.iter().find(|plan| plan.cluster.as_str() == cluster.name);
+    let entry = plan.and_then(|plan| plan.entries.iter().find(|entry| entry.service == service));
+    let name = cluster.name;
+    entry
+        .and_then(|entry| entry.node_port)
+        .with_context(|| format!("{service} of the cluster {name} got no NodePort; see the log"))
+}
+
+/// Where the agent of the node reaches its Konnectivity server.
+pub(super) fn konnectivity_port(plans: &[Plan]) -> anyhow::Result<u16> {
+    node_port(&WITH_NODE, KONNECTIVITY, plans)
 }
 
 /// Where a cluster's API server is reached.
@@ -59,12 +83,21 @@ fn port(cluster: &UserCluster, ports: &Ports, plans: &[Plan]) -> anyhow::Result<
     if cluster.strategy == ExposeStrategy::Tunneling {
         return Ok(ports.sni);
     }
-    let plan = plans.iter().find(|plan| plan.cluster.as_str() == cluster.name);
-    let entry = plan.and_then(|plan| plan.entries.iter().find(|entry| entry.service == APISERVER));
-    let name = cluster.name;
-    entry
-        .and_then(|entry| entry.node_port)
-        .with_context(|| format!("the cluster {name} got no NodePort; see the log"))
+    node_port(cluster, APISERVER, plans)
+}
+
+fn node_story(site: &Site, cluster: &UserCluster, port: u16) -> String {
+    let (name, host, folder) = (cluster.name, cluster.host(), site.folder().display());
+    let (token, kubelet) = (cluster.token(), site.kubelet());
+    format!(
+        "The way back: the log of a pod. The API server asks the Konnectivity server beside it; the agent on \
+         the node, which has connected through the gateway, dials the kubelet:\n\
+         \x20 curl --cacert {folder}/ca.crt --resolve {host}:{port}:127.0.0.1 \
+         -H 'Authorization: Bearer {token}' https://{host}:{port}{POD_LOG}\n\
+         \x20 kubectl --kubeconfig {folder}/{name}.kubeconfig logs -f web\n\
+         Nobody else reaches the kubelet:\n\
+         \x20 curl --cacert {folder}/ca.crt https://{kubelet}{KUBELET_LOG}\n"
+    )
 }
 
 fn story(site: &Site, cluster: &UserCluster, port: u16) -> String {

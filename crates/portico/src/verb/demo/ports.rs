@@ -10,6 +10,8 @@ use crate::outcome::print;
 
 /// NodePorts the demo needs: API server and Konnectivity server of the two clusters that are reached by port.
 const NODE_PORTS: u16 = 4;
+/// Ports of Konnectivity: for agents, admin of the server, admin of the agent.
+const KONNECTIVITY_PORTS: u16 = 3;
 /// Ports tried for one purpose before giving up.
 const MOST_TRIED: u16 = 500;
 
@@ -34,6 +36,9 @@ pub(super) struct WantedPorts {
     /// First port to try for the agent's /tunnels, /connections, /metrics
     #[arg(long, value_name = "PORT", default_value_t = 8004)]
     agent_admin_port: u16,
+    /// First port to try for Konnectivity, of three: agents, then /connections of server and of agent
+    #[arg(long, value_name = "PORT", default_value_t = 8132)]
+    konnectivity_port: u16,
 }
 
 /// Where the demo's gateway and its agent listen.
@@ -45,6 +50,8 @@ pub(super) struct Ports {
     /// Where the node agent listens in place of the address it would hold on a node.
     pub(super) agent: u16,
     pub(super) agent_admin: u16,
+    /// First of [`KONNECTIVITY_PORTS`] free ports in a row.
+    pub(super) konnectivity: u16,
     /// First of [`NODE_PORTS`] free ports in a row.
     pub(super) first_node_port: u16,
 }
@@ -58,9 +65,10 @@ impl Ports {
             (wanted.admin_port, 1, "the admin listener"),
             (wanted.agent_port, 1, "the node agent"),
             (wanted.agent_admin_port, 1, "the node agent's admin listener"),
+            (wanted.konnectivity_port, KONNECTIVITY_PORTS, "Konnectivity"),
             (wanted.node_port, NODE_PORTS, "NodePorts"),
         ];
-        let mut found = [0; 6];
+        let mut found = [0; 7];
         let mut chosen = Vec::new();
         for (index, &(first, count, purpose)) in wishes.iter().enumerate() {
             // A later purpose has its own turn. Of two that ask for one port, the first gets it.
@@ -70,8 +78,8 @@ impl Ports {
             chosen.extend(start..start + count);
             found[index] = start;
         }
-        let [sni, tunnel, admin, agent, agent_admin, first_node_port] = found;
-        Ok(Self { sni, tunnel, admin, agent, agent_admin, first_node_port })
+        let [sni, tunnel, admin, agent, agent_admin, konnectivity, first_node_port] = found;
+        Ok(Self { sni, tunnel, admin, agent, agent_admin, konnectivity, first_node_port })
     }
 
     /// The range that NodePorts are drawn from, as a KubermaticConfiguration has it.
@@ -136,12 +144,14 @@ mod tests {
             node_port: taken + 2,
             agent_port: taken + 1,
             agent_admin_port: taken,
+            konnectivity_port: taken + 1,
         };
         let ports = Ports::find(&wanted).unwrap();
         let mut all = vec![ports.sni, ports.tunnel, ports.admin, ports.agent, ports.agent_admin];
+        all.extend(ports.konnectivity..ports.konnectivity + KONNECTIVITY_PORTS);
         all.extend(ports.first_node_port..ports.first_node_port + NODE_PORTS);
         all.sort_unstable();
         all.dedup();
-        assert_eq!(all.len(), 9, "{ports:?}");
+        assert_eq!(all.len(), 12, "{ports:?}");
     }
 }

@@ -6,18 +6,21 @@
 use std::ffi::OsString;
 use std::fs::{self, File, Permissions};
 use std::io::Write;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use portico_api::names::ClusterName;
 use portico_api::strategy::ExposeStrategy;
+use portico_expose::services::{APISERVER, KONNECTIVITY};
 use tempfile::TempDir;
 
-use super::api_server::ApiServer;
+use super::api_server;
+use super::nodes::{self, Nodes};
 use super::pki::{Authority, Identity};
 use super::ports::Ports;
+use super::stand_in::StandIn;
 
 /// Base domain of the demo; `.test` never exists in DNS (RFC 6761).
 const DOMAIN: &str = "portico.test";
@@ -36,11 +39,7 @@ pub(super) struct UserCluster {
 
 /// The three.
 pub(super) const CLUSTERS: [UserCluster; 3] = [
-    UserCluster {
-        name: "by-port",
-        strategy: ExposeStrategy::NodePort,
-        story: "The destination port says which cluster is meant.",
-    },
+    WITH_NODE,
     UserCluster {
         name: "by-balancer",
         strategy: ExposeStrategy::LoadBalancer,
@@ -49,6 +48,13 @@ pub(super) const CLUSTERS: [UserCluster; 3] = [
     TUNNELED,
 ];
 
+/// The one whose API server reaches a worker node.
+pub(super) const WITH_NODE: UserCluster = UserCluster {
+    name: "by-port",
+    strategy: ExposeStrategy::NodePort,
+    story: "The destination port says which cluster is meant.",
+};
+
 /// The one that has a node agent.
 const TUNNELED: UserCluster = UserCluster {
     name: "by-name",
@@ -56,14 +62,19 @@ const TUNNELED: UserCluster = UserCluster {
     story: "All such clusters share two ports; the server name or the CONNECT authority says which is meant.",
 };
 
+/// The Konnectivity server's Unix socket, where its API server asks.
+const SOCKET: &str = "konnectivity.socket";
+
 /// Port of the CONNECT authority of an API server.
 pub(super) const AUTHORITY_PORT: u16 = 443;
 
 /// Everything the demo made. Gone when dropped.
 pub(super) struct Site {
     folder: TempDir,
+    /// The kubelet of the one worker node.
+    kubelet: StandIn,
     /// Kept for as long as they are to serve.
-    _servers: Vec<ApiServer>,
+    _servers: Vec<StandIn>,
 }
 
 impl UserCluster {
@@ -78,7 +89,7 @@ impl UserCluster {
     }
 
     /// Opens its API server. A demo's secret: it guards nothing, and shows that headers pass unseen.
-    fn token(&self) -> String {
+    pub(super) fn token(&self) -> String {
         format!("demo-token-{}", self.name)
     }
 }
@@ -90,19 +101,25 @@ impl Site {
         let private = Permissions::from_mode(0o700);
         let folder = tempfile::Builder::new().prefix("portico-demo-").permissions(private).tempdir();
         let folder = folder.context("cannot make a folder for the demo; is TMPDIR writable?")?;
-        let mut site = Self { folder, _servers: Vec::new() };
         let authority = Authority::new()?;
+        let kubelet = nodes::kubelet(&authority.server(&["node-1".into()], &[loopback()])?).await?;
+        let mut site = Self { folder, kubelet, _servers: Vec::new() };
         site.write("ca.crt", &authority.certificate())?;
         site.write_identity("tunnel", &authority.server(&["localhost".into()], &[loopback()])?)?;
+        site.write_identity("konnectivity", &authority.server(&[], &[loopback()])?)?;
         site.write("manifests/installation.yaml", &installation(ports))?;
         for cluster in &CLUSTERS {
             let names = [cluster.host(), cluster.internal_host()];
             let identity = authority.server(&names, &[loopback()])?;
-            let server = ApiServer::start(cluster.name, &identity, &cluster.token()).await?;
-            site.write(
-                &format!("manifests/{}.yaml", cluster.name),
-                &manifest(cluster, server.address.port()),
-            )?;
+            let has_node = cluster.name == WITH_NODE.name;
+            let way = || Nodes::new(&site.path(SOCKET), site.kubelet.address, &authority.certificate());
+            let nodes = has_node.then(way).transpose()?;
+            let server = api_server::start(cluster.name, &identity, &cluster.token(), nodes).await?;
+            let mut manifest = manifest(cluster, server.address.port());
+            if has_node {
+                manifest.push_str(&slice(cluster, KONNECTIVITY, ports.konnectivity));
+            }
+            site.write(&format!("manifests/{}.yaml", cluster.name), &manifest)?;
             site._servers.push(server);
             site.write_identity(cluster.name, &authority.client(cluster.name)?)?;
         }
@@ -171,6 +188,53 @@ impl Site {
             "--drain-timeout".into(),
             "0s".into(),
         ]
+    }
+
+    /// The kubelet that only the Konnectivity agent reaches.
+    pub(super) fn kubelet(&self) -> SocketAddr {
+        self.kubelet.address
+    }
+
+    /// The command line of the Konnectivity server beside the API server of the cluster with a node.
+    pub(super) fn konnectivity_server_arguments(&self, ports: &Ports) -> Vec<OsString> {
+        let file = |flag: &str, name: &str| format!("--{flag}={}", self.path(name).display());
+        [
+            "konnectivity".into(),
+            "server".into(),
+            "--mode=http-connect".into(),
+            file("uds-name", SOCKET),
+            "--server-port=0".into(),
+            "--agent-bind-address=127.0.0.1".into(),
+            format!("--agent-port={}", ports.konnectivity),
+            file("cluster-cert", "konnectivity.crt"),
+            file("cluster-key", "konnectivity.key"),
+            file("cluster-ca-cert", "ca.crt"),
+            "--health-port=0".into(),
+            format!("--admin-port={}", ports.konnectivity + 1),
+        ]
+        .map(OsString::from)
+        .to_vec()
+    }
+
+    /// The command line of the agent on that node: it knows the NodePort that the gateway listens on.
+    pub(super) fn konnectivity_agent_arguments(&self, ports: &Ports, node_port: u16) -> Vec<OsString> {
+        let file = |flag: &str, name: &str| format!("--{flag}={}", self.path(name).display());
+        let name = WITH_NODE.name;
+        [
+            "konnectivity".into(),
+            "agent".into(),
+            "--proxy=off".into(),
+            "--proxy-server-host=127.0.0.1".into(),
+            format!("--proxy-server-port={node_port}"),
+            file("ca-cert", "ca.crt"),
+            file("agent-cert", &format!("{name}.crt")),
+            file("agent-key", &format!("{name}.key")),
+            "--health-server-port=0".into(),
+            format!("--admin-server-port={}", ports.konnectivity + 2),
+            "--drain-idle=0s".into(),
+        ]
+        .map(OsString::from)
+        .to_vec()
     }
 
     /// Writes a kubeconfig for `cluster` at `server`, whose certificate is for `tls_name`, and returns its
@@ -248,23 +312,31 @@ fn installation(ports: &Ports) -> String {
     )
 }
 
-/// A Cluster, and, as there is no Kubernetes that would say so, where its API server is.
+/// A Cluster, and where its API server is.
 fn manifest(cluster: &UserCluster, port: u16) -> String {
     let UserCluster { name, strategy, .. } = cluster;
-    let namespace = ClusterName::new(name).namespace();
+    let slice = slice(cluster, APISERVER, port);
     format!(
         "apiVersion: kubermatic.k8c.io/v1\n\
          kind: Cluster\n\
          metadata: {{name: {name}}}\n\
          spec:\n  \
            exposeStrategy: {strategy}\n\
-         ---\n\
+         {slice}"
+    )
+}
+
+/// Where the endpoint of a Service is: there is no Kubernetes that would say so.
+fn slice(cluster: &UserCluster, service: &str, port: u16) -> String {
+    let namespace = ClusterName::new(cluster.name).namespace();
+    format!(
+        "---\n\
          apiVersion: discovery.k8s.io/v1\n\
          kind: EndpointSlice\n\
          metadata:\n  \
-           name: apiserver-external-demo\n  \
+           name: {service}-demo\n  \
            namespace: {namespace}\n  \
-           labels: {{kubernetes.io/service-name: apiserver-external}}\n\
+           labels: {{kubernetes.io/service-name: {service}}}\n\
          addressType: IPv4\n\
          endpoints:\n\
          - addresses: [127.0.0.1]\n  \

@@ -26,12 +26,11 @@ pub(super) struct Connection {
     duration_ms: u64,
 }
 
-/// What is open now, the oldest first; of one cluster if one is named.
-pub(super) fn list(gateway: Option<&Gateway>, cluster: Option<&str>) -> Vec<Connection> {
+/// What is open now, the oldest first.
+pub(super) fn list(gateway: Option<&Gateway>) -> Vec<Connection> {
     let Some(gateway) = gateway else { return Vec::new() };
     let now = gateway.shared().now();
     let mut records = gateway.connections();
-    records.retain(|record| cluster.is_none_or(|name| record.upstream.cluster.name.as_str() == name));
     records.sort_unstable_by_key(|record| record.accepted);
     records.iter().map(|record| Connection::new(record, now)).collect()
 }
@@ -54,16 +53,23 @@ impl Connection {
     }
 }
 
-/// Writes the listing.
-pub(super) fn write(connections: &[Connection], format: OutputFormat, out: &mut dyn Write) -> io::Result<()> {
+/// Writes the listing; of one cluster if one is named.
+pub(super) fn write(
+    connections: &[Connection],
+    cluster: Option<&str>,
+    format: OutputFormat,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let of_it = |connection: &&Connection| cluster.is_none_or(|name| connection.cluster == name);
+    let connections: Vec<&Connection> = connections.iter().filter(of_it).collect();
     match format {
         OutputFormat::Json => {
-            serde_json::to_writer(&mut *out, connections)?;
+            serde_json::to_writer(&mut *out, &connections)?;
             out.write_all(b"\n")
         }
         OutputFormat::Table => {
             let header = ["CLUSTER", "LISTENER", "CLIENT", "UPSTREAM", "UP", "DOWN", "AGE", "NAME"];
-            let rows: Vec<_> = connections.iter().map(Connection::row).collect();
+            let rows: Vec<_> = connections.iter().map(|connection| connection.row()).collect();
             out.write_all(table::render(header, &rows).as_bytes())
         }
     }

@@ -75,9 +75,10 @@ pub(crate) struct SourceFlags {
     /// (KKP's own, with their secrets), services (there are no clusters); auto for the first that is served
     #[arg(long, value_name = "SOURCE", default_value = "auto", conflicts_with = "manifests")]
     pub(crate) clusters_from: ClustersFrom,
-    /// The annotation by which a Service asks to be exposed
+    /// The annotation by which a Service asks to be exposed; may be repeated, the first that a Service has
+    /// counts
     #[arg(long, value_name = "KEY", default_value = EXPOSE, value_parser = annotation_key)]
-    pub(crate) expose_annotation: String,
+    pub(crate) expose_annotation: Vec<String>,
     /// External address of a seed node, where clusters are reached if the Seed disables its nodeport-proxy;
     /// may be repeated
     #[arg(long, value_name = "IP", value_delimiter = ',')]
@@ -330,7 +331,7 @@ impl Flags {
             kubeconfig: from.kubeconfig.clone(),
             namespace: from.namespace.clone(),
             clusters_from: from.clusters_from,
-            expose_annotation: from.expose_annotation.clone(),
+            expose_annotations: from.expose_annotation.iter().map(String::as_str).collect(),
             endpoints: EndpointRules {
                 loopback: from.manifests.is_some(),
                 networks: from.endpoint_networks.clone().into(),

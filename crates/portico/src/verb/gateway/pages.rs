@@ -6,11 +6,14 @@ use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
 use portico_admin::exposition::Exposition;
 use portico_admin::listing::{self, Query};
+use portico_admin::recent::Recent;
 use portico_admin::server::{Answer, Pages, text};
 
+use super::connections::Connection;
 use super::metrics::gateway_metrics;
 use super::status::Status;
 use super::{connections, health};
+use crate::listing::Listing;
 
 const INDEX: &str = "portico gateway
 
@@ -26,11 +29,14 @@ const INDEX: &str = "portico gateway
 pub(crate) struct GatewayPages {
     status: Arc<Status>,
     metrics: Arc<Exposition>,
+    routes: Recent<Listing>,
+    connections: Recent<Vec<Connection>>,
 }
 
 impl GatewayPages {
     pub(crate) fn new(status: Arc<Status>) -> Self {
-        Self { metrics: Arc::new(gateway_metrics(Arc::clone(&status))), status }
+        let metrics = Arc::new(gateway_metrics(Arc::clone(&status)));
+        Self { status, metrics, routes: Recent::default(), connections: Recent::default() }
     }
 }
 
@@ -43,9 +49,9 @@ impl Pages for GatewayPages {
             "/readyz" => health::readiness(&self.status, query.has("verbose")).answer(),
             "/metrics" => Arc::clone(&self.metrics).page(),
             "/routes" => {
-                let mut routes = self.status.listing();
+                let mut routes = self.routes.get(|| self.status.listing());
                 if let Some(cluster) = query.get("cluster") {
-                    routes.keep_only(cluster);
+                    routes = Arc::new(routes.only(cluster));
                     if routes.is_empty() {
                         let told = format!(
                             "no cluster {cluster:?} is exposed, planned or in conflict; /routes has those \
@@ -57,10 +63,11 @@ impl Pages for GatewayPages {
                 listing::answer(query, request.headers(), move |format, out| routes.write(format, out))
             }
             "/connections" => {
-                let connections =
-                    connections::list(self.status.gateway().map(Arc::as_ref), query.get("cluster"));
+                let gateway = self.status.gateway();
+                let connections = self.connections.get(|| connections::list(gateway.map(Arc::as_ref)));
+                let cluster = query.get("cluster").map(str::to_owned);
                 listing::answer(query, request.headers(), move |format, out| {
-                    connections::write(&connections, format, out)
+                    connections::write(&connections, cluster.as_deref(), format, out)
                 })
             }
             path => text(StatusCode::NOT_FOUND, format!("nothing is served at {path:?}\n\n{INDEX}")),

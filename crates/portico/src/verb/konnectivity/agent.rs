@@ -4,14 +4,11 @@
 //! headings of its own. [`control`] is the order at start and end, [`pages`] and [`metrics`] what it says of
 //! itself.
 
-mod control;
+pub(super) mod control;
 mod metrics;
 mod pages;
 
-use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,7 +23,8 @@ use portico_net::MemoryBudget;
 use portico_wire::konnectivity::Identifiers;
 
 use super::klog::KlogFlags;
-use super::{listen, switch, uuid};
+use super::needless::NeedlessFlags;
+use super::{OptionalFile, buffer, listen, switch, uuid};
 use crate::args::{duration, positive_duration, size};
 use crate::daemon::{self, Daemon, Hangup};
 use crate::outcome::Outcome;
@@ -84,7 +82,8 @@ struct ServerFlags {
     /// Time between two attempts to connect to a further server, and the first one after a failure
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = positive_duration)]
     sync_interval: Duration,
-    /// The most that time grows to after failures. While no server can be reached at all, 2s at most
+    /// The most that time grows to while a server refuses the agent. One that is away is tried each
+    /// --sync-interval
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = positive_duration)]
     sync_interval_cap: Duration,
     /// Look for further servers when all that are known are connected
@@ -201,24 +200,8 @@ struct IgnoredFlags {
     /// Without effect: the state of a connection is known without asking for it
     #[arg(long, hide = true, value_parser = duration)]
     probe_interval: Option<Duration>,
-    /// Without effect: bytes are counted, not packets; see --connection-buffer
-    #[arg(long, hide = true)]
-    xfr_channel_size: Option<u32>,
-    /// Without effect: see --connection-buffer
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true",
-        value_parser = switch)]
-    warn_on_channel_limit: Option<bool>,
-    /// Without effect: JSON is spoken
-    #[arg(long, hide = true)]
-    kube_api_content_type: Option<String>,
-    /// Without effect: there is no Go runtime to profile
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true",
-        value_parser = switch)]
-    enable_profiling: Option<bool>,
-    /// Without effect
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true",
-        value_parser = switch)]
-    enable_contention_profiling: Option<bool>,
+    #[command(flatten)]
+    both: NeedlessFlags,
 }
 
 fn a_port() -> clap::builder::RangedI64ValueParser<u16> {
@@ -227,35 +210,6 @@ fn a_port() -> clap::builder::RangedI64ValueParser<u16> {
 
 fn at_least_one() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..)
-}
-
-/// A file, or none where the text is empty: manifests pass such flags.
-#[derive(Debug, Clone)]
-pub(super) struct OptionalFile(pub(super) Option<PathBuf>);
-
-impl FromStr for OptionalFile {
-    type Err = Infallible;
-
-    fn from_str(text: &str) -> Result<Self, Infallible> {
-        Ok(Self((!text.is_empty()).then(|| text.into())))
-    }
-}
-
-/// A [`size`] of one connection.
-pub(super) fn buffer(text: &str) -> Result<usize, String> {
-    const LEAST: usize = 64 << 10;
-    let bytes = match text.strip_suffix("Ki").map(str::parse::<usize>) {
-        Some(Ok(kibibytes)) => kibibytes.saturating_mul(1 << 10),
-        _ => match text.strip_suffix("Mi").map(str::parse::<usize>) {
-            Some(Ok(mebibytes)) => mebibytes.saturating_mul(1 << 20),
-            _ => text.parse().unwrap_or_default(),
-        },
-    };
-    if (LEAST..=1 << 30).contains(&bytes) {
-        Ok(bytes)
-    } else {
-        Err("give a size such as 1Mi, 64Ki to 1024Mi".to_owned())
-    }
 }
 
 /// Where to listen, if anywhere.
@@ -337,19 +291,8 @@ impl Flags {
     /// Says which flags have no effect.
     fn hint(&self) {
         self.klog.hint();
-        let IgnoredFlags { probe_interval, xfr_channel_size, enable_profiling, .. } = &self.ignored;
-        for (flag, is_given) in [
-            ("--probe-interval", probe_interval.is_some()),
-            ("--xfr-channel-size", xfr_channel_size.is_some()),
-            ("--warn-on-channel-limit", self.ignored.warn_on_channel_limit == Some(true)),
-            ("--enable-profiling", *enable_profiling == Some(true)),
-            ("--enable-contention-profiling", self.ignored.enable_contention_profiling == Some(true)),
-            ("--kube-api-content-type", self.ignored.kube_api_content_type.is_some()),
-        ] {
-            if is_given {
-                tracing::info!(flag, "accepted for upstream's sake, and without effect");
-            }
-        }
+        let more = [("--probe-interval", self.ignored.probe_interval.is_some())];
+        self.ignored.both.hint(&more);
     }
 }
 

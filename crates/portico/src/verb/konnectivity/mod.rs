@@ -1,20 +1,26 @@
 //! `portico konnectivity`: the way back from an API server to the nodes, with the flags of the upstream
 //! programs.
 //!
-//! Here is what both halves share: the forms of Go's flags, flags without effect ([`klog`]), addresses to
-//! listen on, names made up. What moves bytes is in `portico-konnectivity`.
+//! Here is what both halves share: the forms of Go's flags, flags without effect ([`klog`], [`needless`]),
+//! addresses to listen on, names made up. What moves bytes is in `portico-konnectivity`.
 
 mod agent;
 mod klog;
+mod needless;
+mod requests;
 mod server;
 
+use std::convert::Infallible;
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Subcommand;
 
-use crate::args::duration;
+use crate::args::{bytes, duration};
+use crate::daemon::Daemon;
 use crate::outcome::Outcome;
 
 /// The two halves.
@@ -69,6 +75,14 @@ pub(crate) fn run(verb: &Verb) -> anyhow::Result<Outcome> {
     }
 }
 
+/// Runs a half on a daemon of the caller's, which runs other things as well.
+pub(super) async fn serve(verb: &Verb, daemon: Daemon) -> anyhow::Result<()> {
+    match verb {
+        Verb::Agent(flags) => agent::control::run(flags, daemon).await,
+        Verb::Server(flags) => server::control::run(flags, daemon).await,
+    }
+}
+
 /// A switch in the forms of Go: `--flag`, `--flag=true`, `--flag=f`.
 fn switch(text: &str) -> Result<bool, String> {
     match text {
@@ -102,6 +116,26 @@ fn listen(host: &str, port: u16) -> Result<SocketAddr, String> {
         host => host.parse::<IpAddr>().map_err(|_| format!("{host:?} is no IP address to listen on"))?,
     };
     Ok(SocketAddr::new(ip, port))
+}
+
+/// A file, or none where the text is empty: manifests pass such flags.
+#[derive(Debug, Clone)]
+struct OptionalFile(Option<PathBuf>);
+
+impl FromStr for OptionalFile {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(Self((!text.is_empty()).then(|| text.into())))
+    }
+}
+
+/// A size of one connection.
+fn buffer(text: &str) -> Result<usize, String> {
+    const LEAST: usize = 64 << 10;
+    bytes(text)
+        .filter(|bytes| (LEAST..=1 << 30).contains(bytes))
+        .ok_or_else(|| "give a size such as 1Mi, 64Ki to 1024Mi".to_owned())
 }
 
 #[cfg(test)]

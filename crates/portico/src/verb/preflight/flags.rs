@@ -10,6 +10,8 @@ use portico_api::meta::ObjectKey;
 use portico_dial::{Dialer, ProxyFiles, ProxySetting, pem};
 use portico_ports::Facts;
 use portico_ports::model::{self, Product};
+use portico_ports::nearest::UnknownWord;
+use portico_ports::site::Site as Needs;
 use portico_preflight::check::Limits;
 use portico_preflight::local_addresses;
 use portico_preflight::plan::{Plan, Site, TlsTrust, plan};
@@ -17,7 +19,8 @@ use portico_preflight::runner::{Pace, Tools};
 use rustls::RootCertStore;
 
 use crate::args::{Listen, object_key, positive_duration};
-use crate::requirements::Known;
+use crate::offline;
+use crate::requirements::{self, Known};
 use crate::verb::firewall::read_inventory;
 
 /// `portico preflight`.
@@ -29,6 +32,13 @@ pub(crate) struct Flags {
     /// Which addresses have which role: a YAML file, `worker: [10.0.1.1, 10.0.1.2]`
     #[arg(long, value_name = "FILE", required_unless_present = "mesh")]
     inventory: Option<PathBuf>,
+    /// Objects of the installation: their ports and addresses are tried in place of the model's; a directory
+    /// of manifests, or of a copy of a seed's objects (kubectl get -o yaml)
+    #[arg(long, value_name = "DIR", conflicts_with = "mesh")]
+    manifests: Option<PathBuf>,
+    /// Of those objects, only what this cluster needs
+    #[arg(long, value_name = "NAME", requires = "manifests")]
+    cluster: Option<String>,
     /// Answer the checks of other machines until told to stop, and check nothing
     #[arg(long)]
     pub(super) listen: bool,
@@ -133,9 +143,23 @@ impl Flags {
         let path = self.inventory.as_deref().context("--inventory is missing")?;
         let inventory = read_inventory(path, &facts)?;
         let here = local_addresses().context("reading the addresses of this machine")?;
-        let tls = self.trust()?;
-        let (roles, products) = (&self.role, products.as_slice());
-        Ok(plan(&Site { products, roles, facts: &facts, inventory: &inventory, here: &here, tls: &tls })?)
+        let (tls, needs) = (self.trust()?, self.needs()?);
+        let (roles, products, here, needs) = (&self.role, products.as_slice(), &*here, needs.as_ref());
+        Ok(plan(&Site { products, roles, facts: &facts, inventory: &inventory, needs, here, tls: &tls })?)
+    }
+
+    /// What objects tell, if there are any.
+    fn needs(&self) -> anyhow::Result<Option<Needs>> {
+        let Some(directory) = &self.manifests else { return Ok(None) };
+        let mut needs = requirements::needs(&offline::read(directory)?, None)?;
+        if let Some(name) = &self.cluster {
+            let known: Vec<String> = needs.clusters.iter().map(|cluster| cluster.name.clone()).collect();
+            needs.clusters.retain(|cluster| cluster.name == *name);
+            if needs.clusters.is_empty() {
+                return Err(UnknownWord::new("cluster", name, known.iter().map(String::as_str)).into());
+            }
+        }
+        Ok(Some(needs))
     }
 
     pub(super) fn products(&self) -> anyhow::Result<Vec<&'static Product>> {

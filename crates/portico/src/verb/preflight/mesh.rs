@@ -12,13 +12,8 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context;
-use hyper::body::Incoming;
-use hyper::{Request, StatusCode};
-use portico_admin::body::stream;
-use portico_admin::exposition::Exposition;
-use portico_admin::listing::Query;
+use portico_admin::controller_pages::ControllerPages;
 use portico_admin::readiness::Readiness;
-use portico_admin::server::{Answer, Pages, text, typed};
 use portico_kube::client;
 use portico_operator::mesh::{Members, members, set_condition};
 use portico_ports::{Facts, Inventory, Product};
@@ -26,6 +21,7 @@ use portico_preflight::plan::{Direction, Plan, Site, TlsTrust, plan};
 use portico_preflight::runner::{self, Tools, What};
 use portico_preflight::verdict::{Expectations, Finding, judge};
 use serde::Serialize;
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -80,7 +76,10 @@ pub(super) async fn run(flags: &Flags) -> anyhow::Result<()> {
     };
     // A fact that is missing ends the process, and not each round.
     mesh.plan(&BTreeMap::from([(mesh.node.to_owned(), vec![IpAddr::from([127, 0, 0, 1])])]))?;
-    let _admin = Admin::serve(flags.mesh.admin_listen, Arc::new(MeshPages::new(&status)), false).await?;
+    let (shown, metrics) = (Arc::clone(&status), Arc::new(metrics::of(Arc::clone(&status))));
+    let shown = move || shown.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let pages = ControllerPages { status: shown, readiness, metrics };
+    let _admin = Admin::serve(flags.mesh.admin_listen, Arc::new(pages), false).await?;
     tokio::select! {
         () = mesh.rounds(&status) => {}
         signal = daemon.asked_to_stop() => tracing::info!(%signal, "told to stop"),
@@ -119,7 +118,7 @@ impl Mesh<'_> {
             .with_context(|| format!("listing the EndpointSlices of {service}"))?;
         let own = members.get(self.node).map(|own| own.addresses.clone()).unwrap_or_default();
         anyhow::ensure!(!own.is_empty(), "{service} has no endpoint on the node {}", self.node);
-        responder.keep(self, &members)?;
+        responder.keep(self, &members).await?;
         let peers = verdict::some(&members, self.node, round, self.flags.mesh.most_peers);
         let mut places: BTreeMap<String, Vec<IpAddr>> = peers.clone();
         places.insert(self.node.to_owned(), own);
@@ -148,7 +147,8 @@ impl Mesh<'_> {
         }
         let here = places.get(self.node).map(Vec::as_slice).unwrap_or_default();
         let (products, roles, tls) = (self.products.as_slice(), [ROLE.to_owned()], &self.trust);
-        Ok(plan(&Site { products, roles: &roles, facts: &self.facts, inventory: &inventory, here, tls })?)
+        let (roles, facts, inventory) = (roles.as_slice(), &self.facts, &inventory);
+        Ok(plan(&Site { products, roles, facts, inventory, needs: None, here, tls })?)
     }
 }
 
@@ -156,69 +156,35 @@ impl Mesh<'_> {
 #[derive(Debug, Default)]
 struct Responding {
     members: BTreeMap<String, Vec<IpAddr>>,
-    task: Option<JoinHandle<()>>,
+    /// What stops it when dropped, and its task.
+    running: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
 
 impl Responding {
-    fn keep(&mut self, mesh: &Mesh<'_>, members: &Members) -> anyhow::Result<()> {
+    async fn keep(&mut self, mesh: &Mesh<'_>, members: &Members) -> anyhow::Result<()> {
         let places: BTreeMap<String, Vec<IpAddr>> =
             members.iter().map(|(node, member)| (node.clone(), member.addresses.clone())).collect();
-        let runs = self.task.as_ref().is_some_and(|task| !task.is_finished());
+        let runs = self.running.as_ref().is_some_and(|(_, task)| !task.is_finished());
         if runs && places == self.members {
             return Ok(());
         }
-        self.end();
-        let responder = respond(mesh.flags, &mesh.plan(&places)?);
-        self.task = Some(tokio::spawn(async move {
-            let error = responder.serve().await;
-            tracing::warn!(%error, "the responder ended; the next round opens it again");
-        }));
+        let plan = mesh.plan(&places)?;
+        if let Some((stop, task)) = self.running.take() {
+            drop(stop);
+            // Its ports are free only then. It may have failed, which it has said.
+            let _ = task.await;
+        }
+        let responder = respond(mesh.flags, &plan);
+        let (stop, stopped) = oneshot::channel::<()>();
+        let task = tokio::spawn(async move {
+            let failed = responder.serve_until(async { drop(stopped.await) }).await;
+            if let Some(error) = failed {
+                tracing::warn!(%error, "the responder ended; the next round opens it again");
+            }
+        });
+        self.running = Some((stop, task));
         self.members = places;
         Ok(())
-    }
-
-    fn end(&mut self) {
-        if let Some(task) = self.task.take() {
-            task.abort();
-        }
-    }
-}
-
-impl Drop for Responding {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
-/// The pages of the admin listener.
-#[derive(Debug)]
-struct MeshPages {
-    status: Arc<Mutex<MeshStatus>>,
-    metrics: Exposition,
-}
-
-impl MeshPages {
-    fn new(status: &Arc<Mutex<MeshStatus>>) -> Self {
-        Self { status: Arc::clone(status), metrics: metrics::of(Arc::clone(status)) }
-    }
-}
-
-impl Pages for MeshPages {
-    fn answer(&self, request: &Request<Incoming>) -> Answer {
-        let status = || self.status.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        match request.uri().path() {
-            "/healthz" | "/livez" => text(StatusCode::OK, "ok\n".into()),
-            "/readyz" => readiness(&status(), Query::of(request.uri()).has("verbose")).answer(),
-            "/metrics" => self.metrics.whole_page(),
-            "/status" => {
-                let status = status();
-                typed("application/json", stream(move |out| Ok(serde_json::to_writer_pretty(out, &status)?)))
-            }
-            path => text(
-                StatusCode::NOT_FOUND,
-                format!("nothing is served at {path:?}; there are /healthz, /readyz, /metrics and /status\n"),
-            ),
-        }
     }
 }
 

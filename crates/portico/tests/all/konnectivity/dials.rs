@@ -5,12 +5,14 @@
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
 use super::endpoint::Endpoint;
 use super::program::until;
 use super::site::Make::{self, Ours, Upstream};
 use super::site::Mode::{self, Grpc, HttpConnect};
-use super::site::Pair;
 use super::site::Transport::Unix;
+use super::site::{Pair, Site};
 use crate::common::free_port;
 
 macro_rules! pairings {
@@ -43,6 +45,8 @@ macro_rules! pairings {
 
 pairings! {
     upstream_server_our_agent: Upstream, Ours;
+    our_server_upstream_agent: Ours, Upstream;
+    our_pair: Ours, Ours;
 }
 
 const SERVER: &str = "konnectivity_network_proxy_server_";
@@ -67,10 +71,14 @@ async fn unknown_name(server: Make, agent: Make) {
 
 async fn silent(server: Make, agent: Make) {
     let hole = BlackHole::open();
-    let pair = Pair::start(server, agent, HttpConnect, Unix).await;
-    let told = pair.frontend.open(&hole.target()).await.err().unwrap();
-    assert!(told.contains(" 504 Gateway Timeout\r\n") && told.contains("i/o timeout"), "{told}");
-    is_counted(&pair, "timeout").await;
+    let told = async |mode: Mode, status: &str| {
+        let pair = Pair::start(server, agent, mode, Unix).await;
+        let told = pair.frontend.open(&hole.target()).await.err().unwrap();
+        assert!(told.contains(status) && told.contains("i/o timeout"), "{told}");
+        is_counted(&pair, "timeout").await;
+    };
+    // At the same time: an agent gives up after five seconds.
+    tokio::join!(told(Grpc, "i/o timeout"), told(HttpConnect, " 504 Gateway Timeout\r\n"));
 }
 
 async fn is_counted(pair: &Pair, reason: &str) {
@@ -95,8 +103,38 @@ async fn cancelled(server: Make, agent: Make, mode: Mode) {
     let echo = Endpoint::echo().await;
     drop(pair.frontend.connect(&echo.target()).await);
     drop(waiting);
+    // Upstream's server keeps stale values here.
+    if server == Ours {
+        pair.server.program.wait_for_metric(&pending, "", 0.0).await;
+        let failures = format!("{SERVER}dial_failure_count");
+        pair.server.program.wait_for_metric(&failures, "reason=\"frontend_close\"", 50.0).await;
+    }
     pair.agent.wait_for_metric(&format!("{AGENT}open_endpoint_connections"), "", 0.0).await;
     until("the endpoint's connection has ended", || echo.open() == 0).await;
+}
+
+#[tokio::test]
+async fn without_an_agent_a_frontend_is_told_at_once() {
+    for (mode, text) in [(Grpc, "No agent available"), (HttpConnect, "HTTP/1.1 500 Internal Server Error")] {
+        let site = Site::new(mode, Unix);
+        let server = site.server(Ours, &[]).await;
+        let (frontend, _helper) = site.frontend(&server).await;
+        let told = frontend.open("127.0.0.1:1").await.err().unwrap();
+        assert!(told.contains(text) && told.contains("No agent available"), "{told}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_is_no_connect_is_answered_with_405() {
+    let site = Site::new(HttpConnect, Unix);
+    let server = site.server(Ours, &[]).await;
+    let socket = site.folder().join(format!("server-{}.sock", server.port()));
+    let mut stream = tokio::net::UnixStream::connect(socket).await.unwrap();
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 405 Method Not Allowed\r\n"), "{answer}");
+    assert!(answer.ends_with("this proxy only supports CONNECT passthrough\n"), "{answer}");
 }
 
 /// An address of loopback that answers no SYN: a listener whose queue is full.

@@ -25,6 +25,7 @@ enum Manner {
     Echo,
     Send(u64),
     Take(u64),
+    Greet(&'static [u8]),
     Hold,
 }
 
@@ -43,6 +44,11 @@ impl Endpoint {
     /// Takes so many bytes of the pattern, answers with one byte (1 if all were right) and ends.
     pub(crate) async fn taker(bytes: u64) -> Self {
         Self::start(Manner::Take(bytes)).await
+    }
+
+    /// Speaks first, then ends.
+    pub(crate) async fn greeting(text: &'static [u8]) -> Self {
+        Self::start(Manner::Greet(text)).await
     }
 
     /// Accepts, and neither reads nor writes, for ever.
@@ -103,6 +109,7 @@ async fn serve(mut stream: TcpStream, manner: Manner) -> std::io::Result<()> {
             let right = take(&mut stream, bytes).await.is_ok();
             stream.write_all(&[u8::from(right)]).await
         }
+        Manner::Greet(text) => stream.write_all(text).await,
         Manner::Hold => std::future::pending().await,
     }
 }

@@ -42,6 +42,10 @@ macro_rules! pairings {
 pairings! {
     upstream_server_our_agent_grpc: Upstream, Ours, Grpc;
     upstream_server_our_agent_http_connect: Upstream, Ours, HttpConnect;
+    our_server_upstream_agent_grpc: Ours, Upstream, Grpc;
+    our_server_upstream_agent_http_connect: Ours, Upstream, HttpConnect;
+    our_pair_grpc: Ours, Ours, Grpc;
+    our_pair_http_connect: Ours, Ours, HttpConnect;
 }
 
 async fn agent_killed(mut pair: Pair, make: Make) {

@@ -1,14 +1,13 @@
-//! Several servers, several agents, and connections that hold each other up if they are let.
+//! Several servers, several agents, of one make or of both.
 
 use std::sync::{Arc, Mutex};
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::endpoint::{self, Endpoint};
-use super::frontend::{Connection, Frontend};
+use super::endpoint::Endpoint;
+use super::frontend::{is_alive, round_trip};
 use super::site::Make::{self, Ours, Upstream};
 use super::site::Mode::{self, Grpc, HttpConnect};
 use super::site::Transport::Unix;
@@ -48,14 +47,23 @@ macro_rules! pairings {
         async fn readiness_follows_the_other_side() {
             readiness($server, $agent).await;
         }
+
+        #[tokio::test]
+        async fn a_further_alpn_protocol_of_the_agent_is_no_hindrance() {
+            alpn($server, $agent).await;
+        }
     })*};
 }
 
 pairings! {
     upstream_server_our_agent: Upstream, Ours;
+    our_server_upstream_agent: Ours, Upstream;
+    our_pair: Ours, Ours;
 }
 
 const OPEN_SERVERS: &str = "konnectivity_network_proxy_agent_open_server_connections";
+const OPEN_ENDPOINTS: &str = "konnectivity_network_proxy_agent_open_endpoint_connections";
+const AGENTS: &str = "konnectivity_network_proxy_server_ready_backend_connections";
 
 async fn behind_a_balancer(server: Make, agent: Make) {
     let site = Site::new(Grpc, Unix);
@@ -117,10 +125,7 @@ async fn same_id(server: Make, agent: Make) {
         other.wait_for("/readyz", 200).await;
         round_trip(&mut open, b"beside").await;
         other.kill();
-        server
-            .program
-            .wait_for_metric("konnectivity_network_proxy_server_ready_backend_connections", "", 1.0)
-            .await;
+        server.program.wait_for_metric(AGENTS, "", 1.0).await;
         round_trip(&mut open, b"after").await;
     }
 }
@@ -151,10 +156,7 @@ async fn by_host(server: Make, agent: Make) {
     let echo = Endpoint::echo().await;
     round_trip(&mut frontend.connect(&echo.target()).await, b"first").await;
     second.kill();
-    server
-        .program
-        .wait_for_metric("konnectivity_network_proxy_server_ready_backend_connections", "", 1.0)
-        .await;
+    server.program.wait_for_metric(AGENTS, "", 1.0).await;
     let other = format!("127.0.0.2:{}", echo.port());
     let told = frontend.open(&other).await.err().expect("its agent is gone");
     assert!(told.contains("No agent available"), "{told}");
@@ -173,50 +175,70 @@ async fn readiness(server: Make, agent: Make) {
     agent.wait_for("/healthz", 200).await;
 }
 
-/// Many bytes that nobody reads: four endpoints that do not read, on the way down from the frontend.
-async fn beside_stopped_endpoints(server: Make, agent: Make, mode: Mode) {
-    let pair = Pair::start(server, agent, mode, Unix).await;
-    let holding = Endpoint::holding().await;
-    let mut writing = JoinSet::new();
-    for _ in 0..4 {
-        let mut connection = pair.frontend.connect(&holding.target()).await;
-        // Fails if a connection that does not read is closed, never ends if it is paused: both are allowed.
-        writing.spawn(async move { endpoint::send(&mut connection, 64 << 20).await });
-    }
-    others_go_on(&pair.frontend).await;
+async fn alpn(server: Make, agent: Make) {
+    let site = Site::new(Grpc, Unix);
+    let server = site.server(server, &[]).await;
+    let mut agent = site.agent(agent, server.port(), &["--alpn-proto=konnectivity"]).await;
+    agent.wait_for("/readyz", 200).await;
 }
 
-async fn others_go_on(frontend: &Frontend) {
-    let echo = Endpoint::echo().await;
-    let mut stays = frontend.connect(&echo.target()).await;
-    for turn in 0..200 {
-        let word = format!("{turn}").repeat(2000);
-        round_trip(&mut stays, word.as_bytes()).await;
-        if turn % 10 == 0 {
-            round_trip(&mut frontend.connect(&echo.target()).await, word.as_bytes()).await;
+/// As while a cluster moves from one make to the other: both get work, and either goes without the other.
+#[tokio::test]
+async fn agents_of_both_makes_share_a_server_and_stand_in_for_each_other() {
+    for (server, mode) in [(Ours, Grpc), (Ours, HttpConnect), (Upstream, Grpc)] {
+        for killed in [Ours, Upstream] {
+            agents_of_both_makes(server, mode, killed).await;
         }
     }
 }
 
-#[tokio::test]
-async fn endpoints_that_stop_reading_hold_up_nobody_with_grpc() {
-    beside_stopped_endpoints(Upstream, Ours, Grpc).await;
+async fn agents_of_both_makes(server: Make, mode: Mode, killed: Make) {
+    let pair = Pair::start(server, killed, mode, Unix).await;
+    let stays = if killed == Ours { Upstream } else { Ours };
+    let mut stays = pair.site.agent(stays, pair.server.port(), &[]).await;
+    stays.wait_for("/readyz", 200).await;
+    pair.server.program.wait_for_metric(AGENTS, "", 2.0).await;
+    let echo = Endpoint::echo().await;
+    let mut open = Vec::new();
+    for _ in 0..40 {
+        open.push(pair.frontend.connect(&echo.target()).await);
+    }
+    let kept = stays.metric(OPEN_ENDPOINTS, "");
+    let lost = pair.agent.metric(OPEN_ENDPOINTS, "");
+    assert!(kept > 0.0 && lost > 0.0, "{kept} and {lost} of 40");
+    let mut agent = pair.agent;
+    agent.kill();
+    let mut alive = 0.0;
+    for connection in &mut open {
+        alive += f64::from(u8::from(is_alive(connection).await));
+    }
+    assert!((alive - kept).abs() < 0.5, "{alive} go on, {kept} were the other agent's");
+    pair.server.program.wait_for_metric(AGENTS, "", 1.0).await;
+    for _ in 0..5 {
+        round_trip(&mut pair.frontend.connect(&echo.target()).await, b"by the other").await;
+    }
 }
 
 #[tokio::test]
-async fn endpoints_that_stop_reading_hold_up_nobody_with_http_connect() {
-    beside_stopped_endpoints(Upstream, Ours, HttpConnect).await;
-}
-
-async fn round_trip(connection: &mut Connection, word: &[u8]) {
-    let there_and_back = async {
-        connection.write_all(word).await.expect("it takes bytes");
-        connection.flush().await.expect("it takes bytes");
-        let mut answer = vec![0; word.len()];
-        connection.read_exact(&mut answer).await.expect("an answer");
-        assert_eq!(answer, word);
+async fn agents_of_both_makes_serve_servers_of_both_makes() {
+    let site = Site::new(HttpConnect, Unix);
+    let start = async |make: Make, id: &str| {
+        site.server(make, &["--server-count=2", &format!("--server-id={id}")]).await
     };
-    timeout(PATIENCE, there_and_back).await.expect("nothing holds it up");
+    let servers = [start(Ours, "ours").await, start(Upstream, "upstream").await];
+    let balancer = Balancer::start(servers.iter().map(|server| server.port()).collect()).await;
+    let agents = [site.agent(Ours, balancer.port, &[]).await, site.agent(Upstream, balancer.port, &[]).await];
+    for agent in &agents {
+        agent.wait_for_metric(OPEN_SERVERS, "", 2.0).await;
+    }
+    let echo = Endpoint::echo().await;
+    for server in &servers {
+        server.program.wait_for_metric(AGENTS, "", 2.0).await;
+        let (frontend, _helper) = site.frontend(server).await;
+        for _ in 0..10 {
+            round_trip(&mut frontend.connect(&echo.target()).await, b"either").await;
+        }
+    }
 }
 
 /// A TCP load balancer, which sends each connection to the next server.

@@ -78,8 +78,11 @@ impl Frontend {
             return if line == "ok" { Ok(()) } else { Err(line) };
         }
         let (mut head, mut length) = (vec![0; HEAD], 0);
+        // Go reads TLS record by record, and the head is one. This client would take the next one with it.
+        let most = if let Self::Tls { .. } = self { 1 } else { HEAD };
         while !head[..length].ends_with(b"\r\n\r\n") {
-            let read = stream.read(&mut head[length..]).await.unwrap_or(0);
+            let room = most.min(HEAD - length);
+            let read = stream.read(&mut head[length..length + room]).await.unwrap_or(0);
             let text = String::from_utf8_lossy(&head[..length]);
             assert!(length < HEAD, "an endless head: {text}");
             // A refusal ends with the connection.
@@ -113,4 +116,26 @@ async fn line(stream: &mut Connection) -> String {
             Err(error) => return format!("{} ({error})", String::from_utf8_lossy(&line)),
         }
     }
+}
+
+/// Sends a word to an echo server and takes it back.
+pub(crate) async fn round_trip(connection: &mut Connection, word: &[u8]) {
+    let there_and_back = async {
+        connection.write_all(word).await.expect("it takes bytes");
+        connection.flush().await.expect("it takes bytes");
+        let mut answer = vec![0; word.len()];
+        connection.read_exact(&mut answer).await.expect("an answer");
+        assert_eq!(answer, word);
+    };
+    timeout(PATIENCE, there_and_back).await.expect("nothing holds it up");
+}
+
+/// Whether a word comes back. Neither a refusal nor an end is a yes.
+pub(crate) async fn is_alive(connection: &mut Connection) -> bool {
+    let there_and_back = async {
+        connection.write_all(b"alive?").await?;
+        connection.flush().await?;
+        connection.read_exact(&mut [0; 6]).await
+    };
+    timeout(PATIENCE, there_and_back).await.expect("a connection answers or ends").is_ok()
 }

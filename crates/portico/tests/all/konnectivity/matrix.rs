@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use portico_lab::long_form;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -17,8 +18,11 @@ use crate::proof::need_descriptors;
 
 /// Bytes of a large transfer, one way; 1 GB in the long form.
 fn much() -> u64 {
-    if std::env::var_os("PORTICO_PROVE").is_some() { 1 << 30 } else { 32 << 20 }
+    long_form(32 << 20, 1 << 30)
 }
+
+/// Messages one after the other: a guard against floods once took half as many for one.
+const ROUND_TRIPS: usize = 20_000;
 
 /// Connections open at the same time.
 const MANY: usize = 1000;
@@ -37,13 +41,27 @@ pairings! {
     upstream_server_our_agent_grpc_tls: Upstream, Ours, Grpc, Tls;
     upstream_server_our_agent_http_connect_unix: Upstream, Ours, HttpConnect, Unix;
     upstream_server_our_agent_http_connect_tls: Upstream, Ours, HttpConnect, Tls;
+    our_server_upstream_agent_grpc_unix: Ours, Upstream, Grpc, Unix;
+    our_server_upstream_agent_grpc_tls: Ours, Upstream, Grpc, Tls;
+    our_server_upstream_agent_http_connect_unix: Ours, Upstream, HttpConnect, Unix;
+    our_server_upstream_agent_http_connect_tls: Ours, Upstream, HttpConnect, Tls;
+    our_server_our_agent_grpc_unix: Ours, Ours, Grpc, Unix;
+    our_server_our_agent_grpc_tls: Ours, Ours, Grpc, Tls;
+    our_server_our_agent_http_connect_unix: Ours, Ours, HttpConnect, Unix;
+    our_server_our_agent_http_connect_tls: Ours, Ours, HttpConnect, Tls;
 }
 
 async fn carries_everything(server: Make, agent: Make, mode: Mode, transport: Transport) {
     need_descriptors(8192);
     let pair = Pair::start(server, agent, mode, transport).await;
     echoes(&pair).await;
+    if server == Ours && mode == HttpConnect {
+        greets(&pair).await;
+    }
     carries_what_the_test_programs_ask(&pair).await;
+    if (server, agent) == (Ours, Upstream) {
+        converses(&pair).await;
+    }
     carries_much(&pair).await;
     carries_many(&pair).await;
     pair.agent.wait_for_metric("konnectivity_network_proxy_agent_open_endpoint_connections", "", 0.0).await;
@@ -64,6 +82,31 @@ async fn echoes(pair: &Pair) {
     }
     drop(connection);
     until("the endpoint's connection has ended", || endpoint.open() == 0).await;
+}
+
+/// Small messages to and fro, as fast as they go: gRPC puts a PING and window updates beside each.
+async fn converses(pair: &Pair) {
+    let endpoint = Endpoint::echo().await;
+    let mut connection = pair.frontend.connect(&endpoint.target()).await;
+    let mut answer = [0; 16];
+    for number in 0..ROUND_TRIPS {
+        let word = format!("{number:016}");
+        connection.write_all(word.as_bytes()).await.unwrap();
+        connection.flush().await.unwrap();
+        connection.read_exact(&mut answer).await.unwrap_or_else(|error| panic!("after {number}: {error}"));
+        assert_eq!(answer, word.as_bytes());
+    }
+}
+
+/// An endpoint that speaks first, and ends. Upstream's server now and then forwards what it says before it
+/// has answered the dial, or forgets to pass its end on; upstream's gRPC client drops what comes before it
+/// has noted that its dial succeeded.
+async fn greets(pair: &Pair) {
+    let endpoint = Endpoint::greeting(b"welcome").await;
+    let mut connection = pair.frontend.connect(&endpoint.target()).await;
+    let mut greeting = Vec::new();
+    timeout(PATIENCE, connection.read_to_end(&mut greeting)).await.expect("the end arrives").unwrap();
+    assert_eq!(greeting, b"welcome");
 }
 
 async fn carries_much(pair: &Pair) {

@@ -1,4 +1,4 @@
-//! Konnectivity from outside: our agent with upstream's server, each a process.
+//! Konnectivity from outside: our server and agent and upstream's, in every pairing.
 //!
 //! Upstream's programs are built from the pinned Go module in `lab/konnectivity`. [`site`] starts a server,
 //! an agent and what the frontend takes to reach them, both makes with the same flags; [`program`] is one of
@@ -6,15 +6,18 @@
 //! the server speaks gRPC, by its exact bytes where it speaks HTTP CONNECT. [`endpoint`] is what the agent
 //! dials.
 //!
-//! [`matrix`] moves bytes in every mode, [`failures`] ends each part, [`dials`] asks for what
-//! cannot be had, [`fleet`] has several servers or agents, and [`suite`] runs upstream's own tests.
+//! [`matrix`] moves bytes through all pairings, [`failures`] ends each part of them, [`dials`] asks for what
+//! cannot be had, [`stopped`] stops reading, [`fleet`] has several servers or agents, and [`suite`] runs
+//! upstream's own tests. [`conformance`] says which test stands for which of upstream's.
 
+mod conformance;
 mod dials;
-mod endpoint;
+pub(crate) mod endpoint;
 mod failures;
 mod fleet;
 mod frontend;
 mod matrix;
-mod program;
-mod site;
+pub(crate) mod program;
+pub(crate) mod site;
+mod stopped;
 mod suite;

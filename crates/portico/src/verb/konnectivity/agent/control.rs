@@ -31,11 +31,12 @@ const ADMIN: Name = Name {
 const START_POLL: Duration = Duration::from_secs(1);
 
 /// Runs an agent until it is told to stop.
-pub(super) async fn run(flags: &Flags, mut daemon: Daemon) -> anyhow::Result<()> {
+pub(in crate::verb::konnectivity) async fn run(flags: &Flags, mut daemon: Daemon) -> anyhow::Result<()> {
     flags.hint();
     let listens = flags.listens()?;
     let settings = flags.settings().await?;
-    tracing::info!(id = ?settings.agent_id, servers = ?settings.servers, "starting");
+    let servers: Vec<String> = settings.servers.iter().map(ToString::to_string).collect();
+    tracing::info!(id = ?settings.agent_id, servers = servers.join(", "), "starting");
     let agent = Arc::new(Agent::start(settings));
     let health = Arc::new(HealthPages::new(Arc::clone(&agent)));
     let _health = Admin::serve_at(HEALTH, listens.health, health).await?;

@@ -9,11 +9,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use portico_admin::exposition::{Exposition, Families};
 use portico_admin::process::Process;
-use portico_konnectivity::agent::{Agent, CODES, Counters, DIAL_BUCKETS, DialFailure, EndpointEnd, PACKETS};
+use portico_konnectivity::agent::{Agent, Counters, DIAL_BUCKETS, DialFailure, EndpointEnd};
 use portico_wire::konnectivity::Code;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Unit;
+
+use crate::verb::konnectivity::requests;
 
 /// The metrics of one agent.
 pub(super) fn metrics(agent: Arc<Agent>) -> Exposition {
@@ -50,18 +52,13 @@ fn write_upstream(agent: &Agent, out: &mut Families<'_>) -> fmt::Result {
     let open = agent.connections().len() as u64;
     let help = "Current number of open endpoint connections.";
     out.one_gauge("konnectivity_network_proxy_agent_open_endpoint_connections", help, None, open)?;
-    let buckets: [(f64, u64); DIAL_BUCKETS.len() + 1] = std::array::from_fn(|index| {
-        let most = DIAL_BUCKETS.get(index).copied().unwrap_or(f64::INFINITY);
-        (most, counters.dials[index].load(Relaxed))
-    });
-    let seconds = counters.dial_micros.load(Relaxed) as f64 / 1e6;
     let help = "Latency of dial to the remote endpoint in seconds";
     out.one_histogram(
         "konnectivity_network_proxy_agent_dial_duration",
         help,
         &Unit::Seconds,
-        seconds,
-        &buckets,
+        counters.dials.seconds(),
+        &counters.dials.buckets(&DIAL_BUCKETS),
     )?;
     // Upstream shows a reason once it has happened, and its own tests compare the whole family.
     let failures = named(&DialFailure::ALL, &counters.dial_failures, "reason");
@@ -77,28 +74,36 @@ fn write_upstream(agent: &Agent, out: &mut Families<'_>) -> fmt::Result {
         None,
         [([("direction", "from_server")], lost)],
     )?;
-    let lists = [("200", "OK"), ("", "Error")].into_iter().zip(&counters.lease_lists);
-    let lists = lists.map(|((code, reason), count)| {
-        ([("http_response_code", code), ("reason", reason)], count.load(Relaxed))
-    });
-    let help = "Lists of Leases of servers, and requests for them that failed.";
-    out.counter("konnectivity_network_proxy_agent_lease_lists", help, None, lists)
+    write_leases(counters, out)
+}
+
+/// Requests about Leases, with `--count-server-leases`.
+fn write_leases(counters: &Counters, out: &mut Families<'_>) -> fmt::Result {
+    const CODE: &str = "http_response_code";
+    let lists = requests::answers(&counters.lease_lists, CODE);
+    let help = "Count of server lease list calls made by the agent to the k8s apiserver, labeled by HTTP \
+                response code and reason";
+    out.counter("konnectivity_network_proxy_agent_lease_lists", help, None, lists)?;
+    let watches = requests::answers(&counters.lease_watches, CODE);
+    let help = "Count of server lease watch calls made by the agent to the k8s apiserver, labeled by HTTP \
+                response code and reason";
+    out.counter("konnectivity_network_proxy_agent_lease_watches", help, None, watches)?;
+    let times = requests::times(&counters.lease_lists, CODE, &DIAL_BUCKETS);
+    let help = "Latency of server lease listing in seconds";
+    out.histogram("konnectivity_network_proxy_agent_lease_list_latency", help, &Unit::Seconds, times)
 }
 
 fn write_packets(counters: &Counters, out: &mut Families<'_>) -> fmt::Result {
     let segments = [("to_agent", &counters.received), ("from_agent", &counters.sent)];
     let packets = segments.into_iter().flat_map(|(segment, counts)| {
-        PACKETS.iter().zip(counts).map(move |(&packet, count)| {
-            ([("segment", segment), ("packet_type", packet)], count.load(Relaxed))
-        })
+        counts.all().map(move |(packet, count)| ([("segment", segment), ("packet_type", packet)], count))
     });
     let help = "Count of packets processed, by segment and packet type (example: from_client, DIAL_REQ)";
     out.counter("konnectivity_network_proxy_agent_stream_packets", help, None, packets)?;
     // The first is OK, which is no error.
-    let errors = (1..CODES).map(|number| {
-        let code = Code::parse(number.to_string().as_bytes()).name();
-        let labels = [("segment", "to_agent"), ("code", code), ("packet_type", "Unknown")];
-        (labels, counters.stream_errors[number].load(Relaxed))
+    let errors = Code::all().zip(&counters.stream_errors).skip(1).map(|(code, count)| {
+        let labels = [("segment", "to_agent"), ("code", code.name()), ("packet_type", "Unknown")];
+        (labels, count.load(Relaxed))
     });
     let help = "Connect streams that ended with an error, by its code.";
     out.counter("konnectivity_network_proxy_agent_stream_errors", help, None, errors)
@@ -144,6 +149,11 @@ fn write_own(agent: &Agent, out: &mut Families<'_>) -> fmt::Result {
             "konnectivity_agent_dials_abandoned",
             "Dials that the server abandoned before they were over.",
             &counters.dials_abandoned,
+        ),
+        (
+            "konnectivity_agent_lease_failures",
+            "Lists and watches of Leases that failed, with an answer of the API server or without.",
+            &counters.lease_failures,
         ),
     ] {
         out.one_counter(name, help, value.load(Relaxed))?;

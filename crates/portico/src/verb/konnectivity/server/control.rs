@@ -1,10 +1,11 @@
 //! The order in which a server begins and ends.
 //!
-//! The first signal drains for `--graceful-shutdown-timeout`: the listeners close, `/readyz` says so, and
-//! what is open goes on, agents included, because an upstream agent that is told to leave drops all its
-//! connections. Then, or at a second signal, everything ends, and frontends are told.
+//! The first signal drains for `--graceful-shutdown-timeout`: listeners close, the Lease goes, `/readyz` says
+//! so, and what is open goes on, agents included, because an upstream agent that is told to leave drops all
+//! its connections. Then, or at a second signal, everything ends, and frontends are told.
 
 use std::convert::Infallible;
+use std::future::pending;
 use std::sync::Arc;
 
 use portico_admin::server::Name;
@@ -27,26 +28,40 @@ const ADMIN: Name = Name {
 };
 
 /// Runs a server until it is told to stop.
-pub(super) async fn run(flags: &Flags, mut daemon: Daemon) -> anyhow::Result<()> {
-    flags.hint()?;
+pub(in crate::verb::konnectivity) async fn run(flags: &Flags, mut daemon: Daemon) -> anyhow::Result<()> {
+    flags.hint();
     let plan = flags.plan()?;
     let authentication = flags.authentication().await?;
-    tracing::info!(id = %plan.settings.id, mode = ?plan.mode, frontends = ?plan.frontends, "starting");
+    tracing::info!(id = %plan.settings.id, mode = ?plan.mode, frontends = %plan.frontends, "starting");
     let mut server = Server::start(plan.settings, plan.mode, plan.frontends, plan.agents, authentication)?;
+    let lease = flags.lease(server.status()).await?;
     tracing::info!(agents = %server.agent_address(), "listening");
     let metrics = Arc::new(super::metrics::metrics(server.status()));
     let health = Arc::new(HealthPages::new(server.status(), Arc::clone(&metrics)));
     let _health = Admin::serve_at(HEALTH, plan.health, health).await?;
     let _admin =
         Admin::serve_at(ADMIN, plan.admin, Arc::new(AdminPages::new(server.status(), metrics))).await?;
+    let keep = async {
+        match &lease {
+            Some(lease) => lease.keep().await,
+            None => pending().await,
+        }
+    };
     let signal = tokio::select! {
+        never = keep => match never {},
         never = follow(&plan.tls) => match never {},
         never = allocator::give_back_after_bursts() => match never {},
         signal = daemon.asked_to_stop() => signal,
     };
     let (open, limit) = (server.status().established(), flags.health.graceful_shutdown_timeout);
     tracing::info!(%signal, "told to stop");
-    daemon.drain(open, limit, server.drain(limit)).await;
+    // At the same time: agents must not look for a server that no longer listens.
+    let release = async {
+        if let Some(lease) = &lease {
+            lease.release().await;
+        }
+    };
+    tokio::join!(daemon.drain(open, limit, server.drain(limit)), release);
     server.stop().await;
     Ok(())
 }

@@ -4,15 +4,17 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use portico_admin::exposition::{Exposition, Families};
 use portico_admin::process::Process;
-use portico_konnectivity::server::counters::{CONNECTION_BUCKETS, DIAL_BUCKETS, Histogram};
-use portico_konnectivity::server::{Status, Strategy};
+use portico_konnectivity::server::counters::{CONNECTION_BUCKETS, DIAL_BUCKETS};
+use portico_konnectivity::server::{Counters, LeaseCounters, REQUEST_BUCKETS, Status};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Unit;
+
+use crate::verb::konnectivity::requests;
 
 /// The metrics of one server.
 pub(super) fn metrics(status: Status) -> Exposition {
@@ -37,67 +39,129 @@ impl Collector for Upstream {
     }
 }
 
-fn buckets<const N: usize>(bounds: &[f64; N], histogram: &Histogram<N>) -> Vec<(f64, u64)> {
-    bounds.iter().copied().chain([f64::INFINITY]).zip(histogram.counts()).collect()
-}
-
-/// What the upstream server counts.
+/// What the upstream server counts. Help is upstream's: its tests, and others', compare whole families.
 fn write_upstream(status: &Status, out: &mut Families<'_>) -> fmt::Result {
     let counters = status.counters();
-    let (dials, lives) = (&counters.dials, &counters.connections);
-    let (of_dials, of_lives) = (buckets(&DIAL_BUCKETS, dials), buckets(&CONNECTION_BUCKETS, lives));
-    let name = "konnectivity_network_proxy_server_dial_duration";
-    out.one_histogram(name, "Time of dials that succeeded.", &Unit::Seconds, dials.seconds(), &of_dials)?;
-    let name = "konnectivity_network_proxy_server_connection_duration";
-    out.one_histogram(name, "Time of connections that ended.", &Unit::Seconds, lives.seconds(), &of_lives)?;
-    let streams = [
-        ([("service_method", "Proxy")], counters.proxy_streams.load(Relaxed)),
-        ([("service_method", "Connect")], counters.agent_streams.load(Relaxed)),
-    ];
-    out.gauge("konnectivity_network_proxy_server_grpc_connections", "Streams that are open.", None, streams)?;
+    write_times(counters, out)?;
+    let by_method = |[proxy, connect]: [&AtomicU64; 2]| {
+        [("Proxy", proxy), ("Connect", connect)]
+            .map(|(method, count)| ([("service_method", method)], count.load(Relaxed)))
+    };
+    let help = "Number of current grpc connections, partitioned by service method.";
+    let streams = by_method([&counters.proxy_streams, &counters.agent_streams]);
+    out.gauge("konnectivity_network_proxy_server_grpc_connections", help, None, streams)?;
+    let help =
+        "Number of current connections blocked by a full receive channel, partitioned by service method.";
+    let full = by_method([&counters.full_frontends, &counters.full_agents]);
+    out.gauge("konnectivity_network_proxy_server_full_receive_channels", help, None, full)?;
     for (name, help, value) in [
         (
             "konnectivity_network_proxy_server_http_connections",
-            "HTTP CONNECT connections that are open.",
-            counters.http_connections.load(Relaxed),
+            "Number of current HTTP CONNECT connections",
+            &counters.http_connections,
         ),
         (
             "konnectivity_network_proxy_server_ready_backend_connections",
-            "Agents that are connected.",
-            counters.agent_streams.load(Relaxed),
+            "Number of konnectivity agent connected to the proxy server. DEPRECATED, please use \
+             ready_backends",
+            &counters.agent_streams,
         ),
         (
             "konnectivity_network_proxy_server_pending_backend_dials",
-            "Dials under way.",
-            counters.pending.load(Relaxed),
+            "Current number of pending backend dial requests",
+            &counters.pending,
         ),
         (
             "konnectivity_network_proxy_server_established_connections",
-            "Connections to endpoints that are open.",
-            counters.established.load(Relaxed),
+            "Current number of established end-to-end connections (post-dial).",
+            &counters.established,
         ),
     ] {
-        out.one_gauge(name, help, None, value)?;
+        out.one_gauge(name, help, None, value.load(Relaxed))?;
     }
     let ready = status.agents_of();
     let ready =
-        ready.iter().map(|(strategy, agents)| ([("proxy_strategy", label(*strategy))], *agents as u64));
-    let help = "Agents that a strategy can choose.";
+        ready.iter().map(|(strategy, agents)| ([("proxy_strategy", strategy.name())], *agents as u64));
+    let help = "Number of konnectivity agent connected to the proxy server";
     out.gauge("konnectivity_network_proxy_server_ready_backends", help, None, ready)?;
     // A counter without the suffix of counters: upstream's name.
-    let failures = counters
-        .failures()
-        .filter(|(_, count)| *count > 0)
-        .map(|(reason, count)| ([("reason", reason)], count));
-    out.gauge("konnectivity_network_proxy_server_dial_failure_count", "Dials that failed.", None, failures)?;
+    let failures = counters.failures().filter(|(_, count)| *count > 0);
+    let failures = failures.map(|(reason, count)| ([("reason", reason)], count));
+    let help = "Number of dial failures observed. Multiple failures can occur for a single dial request.";
+    out.gauge("konnectivity_network_proxy_server_dial_failure_count", help, None, failures)?;
+    write_streams(counters, out)?;
+    write_leases(&counters.leases, out)
+}
+
+fn write_times(counters: &Counters, out: &mut Families<'_>) -> fmt::Result {
+    for (name, help, times) in [
+        (
+            "konnectivity_network_proxy_server_dial_duration",
+            "Latency of dial to the remote endpoint in seconds",
+            &counters.dials,
+        ),
+        (
+            "konnectivity_network_proxy_server_frontend_write_duration",
+            "Latency of write to the frontend in seconds",
+            &counters.frontend_writes,
+        ),
+    ] {
+        out.one_histogram(name, help, &Unit::Seconds, times.seconds(), &times.buckets(&DIAL_BUCKETS))?;
+    }
+    let times = &counters.connections;
+    let name = "konnectivity_network_proxy_server_connection_duration";
+    // Younger than the release whose help is known.
+    let help = "Duration of connections to endpoints in seconds";
+    out.one_histogram(name, help, &Unit::Seconds, times.seconds(), &times.buckets(&CONNECTION_BUCKETS))
+}
+
+/// Packets, and streams that broke; what never was is not shown, as upstream's library has it.
+fn write_streams(counters: &Counters, out: &mut Families<'_>) -> fmt::Result {
     let packets = counters.packets().filter(|(_, _, count)| *count > 0);
     let packets =
         packets.map(|(segment, kind, count)| ([("segment", segment.word()), ("packet_type", kind)], count));
-    out.counter("konnectivity_network_proxy_server_stream_packets", "Packets.", None, packets)
+    let help = "Count of packets processed, by segment and packet type (example: from_client, DIAL_REQ)";
+    out.counter("konnectivity_network_proxy_server_stream_packets", help, None, packets)?;
+    let errors = counters.stream_errors().filter(|(_, _, _, count)| *count > 0);
+    let errors = errors.map(|(segment, code, kind, count)| {
+        ([("segment", segment.word()), ("code", code), ("packet_type", kind)], count)
+    });
+    let help = "Count of gRPC stream errors, by segment, grpc Code, packet type. (example: from_agent, \
+                Code.Unavailable, DIAL_RSP)";
+    out.counter("konnectivity_network_proxy_server_stream_errors", help, None, errors)
 }
 
-fn label(strategy: Strategy) -> &'static str {
-    strategy.name()
+/// What the upstream server counts with `--enable-lease-controller`.
+fn write_leases(leases: &LeaseCounters, out: &mut Families<'_>) -> fmt::Result {
+    // A counter without the suffix of counters: upstream's name.
+    let help = "Count of expired leases that the lease garbage collection controller has culled.";
+    let culled = leases.culled.load(Relaxed);
+    out.one_gauge("konnectivity_network_proxy_server_culled_leases_count", help, None, culled)?;
+    // Help in the words of upstream, slips included.
+    for (requests, total, help, latency, latency_help) in [
+        (
+            &leases.deletes,
+            "konnectivity_network_proxy_server_lease_delete",
+            "Count of lease delection calls by the garbage collection controller. Labeled by HTTP status \
+             code and reason.",
+            "konnectivity_network_proxy_server_lease_delete_latency",
+            "Latency of lease deletion calls by the garbage collection controller in seconds.",
+        ),
+        (
+            &leases.lists,
+            "konnectivity_network_proxy_server_lease_list",
+            "Count of lease deletion calls by the garbage collection controller. Labeled by HTTP status \
+             code and reason.",
+            "konnectivity_network_proxy_server_lease_list_latency",
+            "Latency of lease list calls by the garbage collection controller in seconds.",
+        ),
+    ] {
+        let answers = requests::answers(requests, "http_status_code");
+        out.counter(total, help, None, answers)?;
+        let times = requests::times(requests, "http_status_code", &REQUEST_BUCKETS);
+        out.histogram(latency, latency_help, &Unit::Seconds, times)?;
+    }
+    Ok(())
 }
 
 /// What only this server counts.
@@ -119,13 +183,27 @@ fn write_own(status: &Status, out: &mut Families<'_>) -> fmt::Result {
         ),
         ("konnectivity_server_max_held_bytes", "--max-held-bytes.", limit as u64),
         ("konnectivity_server_draining", "1 from the first SIGTERM on.", u64::from(status.is_draining())),
+        (
+            "konnectivity_server_unproven_connections",
+            "Connections to the agent port that have not shown who they are.",
+            u64::from(status.unproven()),
+        ),
+        (
+            "konnectivity_server_reviews_waiting",
+            "Agents that wait for the review of their token.",
+            counters.reviews_waiting.load(Relaxed),
+        ),
     ] {
         out.one_gauge(name, help, None, value)?;
     }
-    let help = "Connections to the agent port that were no agent, or not accepted as one.";
-    out.one_counter("konnectivity_server_agents_refused", help, counters.agents_refused.load(Relaxed))?;
+    let help = "Connections to the agent port that became no agent's, by reason.";
+    let refused = counters.agents_refused().map(|(reason, count)| ([("reason", reason)], count));
+    out.counter("konnectivity_server_agents_refused", help, None, refused)?;
     let help = "Connections that could not be accepted, mostly for want of file descriptors.";
     out.one_counter("konnectivity_server_accept_errors", help, counters.accept_errors.load(Relaxed))?;
+    let help = "Steps of --enable-lease-controller that failed: renewals, lists, removals.";
+    let failed = counters.leases.failed.load(Relaxed);
+    out.one_counter("konnectivity_server_lease_failures", help, failed)?;
     write_agents(status, out)
 }
 
@@ -150,6 +228,7 @@ fn write_agents(status: &Status, out: &mut Families<'_>) -> fmt::Result {
 
 #[cfg(test)]
 mod tests {
+    use portico_lab::metrics::names;
     use prometheus_client::encoding::text;
     use prometheus_client::registry::Registry;
 
@@ -164,16 +243,10 @@ mod tests {
         let mut metrics = String::new();
         text::encode(&mut metrics, &registry).unwrap();
         let manual = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/konnectivity-server.md"));
-        let types: Vec<_> = metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
-        assert!(types.len() > 15, "{metrics}");
-        for line in types {
-            let (name, kind) = line.split_once(' ').unwrap();
-            let suffix = match kind {
-                "counter" => "_total",
-                "info" => "_info",
-                _ => "",
-            };
-            assert!(manual.contains(&format!("`{name}{suffix}`")), "{name}{suffix} is not in the manual");
+        let names = names(&metrics);
+        assert!(names.len() > 15, "{metrics}");
+        for name in names {
+            assert!(manual.contains(&format!("`{name}`")), "{name} is not in the manual");
         }
     }
 }

@@ -1,5 +1,7 @@
 use clap::Parser;
 
+use portico_konnectivity::server::Strategy;
+
 use super::*;
 
 #[derive(Debug, Parser)]
@@ -33,7 +35,9 @@ fn the_flags_of_existing_manifests_are_taken() {
     assert_eq!(flags.agents.proxy_strategies, [Strategy::DestHost, Strategy::Default]);
     let settings = flags.settings();
     assert_eq!((settings.count, settings.dial_timeout), (2, DIAL_TIMEOUT));
-    assert!(flags.hint().is_ok() && flags.frontend.server_ca_cert.0.is_none());
+    assert!(flags.frontend.server_ca_cert.0.is_none());
+    assert!(!flags.leases.enable_lease_controller);
+    assert_eq!(flags.leases.lease_label["k8s-app"], "konnectivity-server");
 }
 
 #[test]
@@ -42,10 +46,20 @@ fn flags_that_contradict_each_other_say_what_to_do() {
     assert!(refusal(&format!("{certificates} --tls-min-version=1.2")).contains("VersionTLS12"));
     assert!(refusal(certificates).contains("/nowhere"));
     assert!(refusal("").contains("--cluster-cert is missing"));
-    assert!(
-        flags("--enable-lease-controller=true").hint().unwrap_err().to_string().contains("--server-count")
-    );
     let suites = flags("--cipher-suites=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256").tls_options().unwrap();
     assert_eq!(suites.provider.cipher_suites.iter().filter(|suite| suite.tls13().is_none()).count(), 1);
     assert!(flags("--cipher-suites=TLS_RSA_WITH_RC4_128_SHA").tls_options().is_err());
+}
+
+#[test]
+fn labels_of_leases_are_pairs() {
+    let flags = flags("--enable-lease-controller --lease-label=a=b,example.com/c=");
+    let labels: Vec<_> = flags.leases.lease_label.iter().map(|(key, value)| (&**key, &**value)).collect();
+    assert_eq!(
+        (flags.leases.enable_lease_controller, labels),
+        (true, vec![("a", "b"), ("example.com/c", "")])
+    );
+    for wrong in ["", "a", "=b", "a=b=c", "a=b,"] {
+        assert!(Cli::try_parse_from(["server", &format!("--lease-label={wrong}")]).is_err(), "{wrong}");
+    }
 }

@@ -54,6 +54,7 @@ impl Collector for MeshMetrics {
 
 #[cfg(test)]
 mod tests {
+    use portico_lab::metrics::names;
     use prometheus_client::encoding::text;
     use prometheus_client::registry::Registry;
 
@@ -66,16 +67,10 @@ mod tests {
         let mut metrics = String::new();
         text::encode(&mut metrics, &registry).unwrap();
         let manual = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operations.md"));
-        let types: Vec<_> = metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
-        assert!(types.len() > 6, "{metrics}");
-        for line in types {
-            let (name, kind) = line.split_once(' ').unwrap();
-            let suffix = match kind {
-                "counter" => "_total",
-                "info" => "_info",
-                _ => "",
-            };
-            assert!(manual.contains(&format!("`{name}{suffix}`")), "{name}{suffix} is not in the manual");
+        let names = names(&metrics);
+        assert!(names.len() > 6, "{metrics}");
+        for name in names {
+            assert!(manual.contains(&format!("`{name}`")), "{name} is not in the manual");
         }
     }
 }

@@ -26,7 +26,7 @@ const WARN_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A bounded number of slots.
 #[derive(Debug)]
-pub(crate) struct Slots {
+pub struct Slots {
     max: u32,
     /// The connections that take them, for the log.
     what: &'static str,
@@ -35,14 +35,14 @@ pub(crate) struct Slots {
 
 /// The slot of one connection, freed on drop.
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub struct Slot {
     of: Arc<Slots>,
     key: usize,
 }
 
 /// What counts as one address: of IPv6 the first half, since the other is for each host to choose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Source {
+pub enum Source {
     /// The whole address.
     V4(u32),
     /// Its first 64 bits.
@@ -50,7 +50,8 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    pub(crate) fn of(address: IpAddr) -> Self {
+    /// What counts as one with this address.
+    pub fn of(address: IpAddr) -> Self {
         match address.to_canonical() {
             IpAddr::V4(address) => Self::V4(address.to_bits()),
             IpAddr::V6(address) => Self::V6((address.to_bits() >> 64) as u64),
@@ -102,13 +103,14 @@ struct Queue {
 }
 
 impl Slots {
-    pub(crate) fn new(max: u32, what: &'static str) -> Arc<Self> {
+    /// So many slots. `what` takes them, for the log.
+    pub fn new(max: u32, what: &'static str) -> Arc<Self> {
         Arc::new(Self { max, what, state: Mutex::default() })
     }
 
     /// Takes a slot. If they are used up, a connection is evicted. Without a source it counts for all only: a
     /// trusted hop brings the connections of many clients.
-    pub(crate) fn enter(self: &Arc<Self>, source: Option<Source>) -> Slot {
+    pub fn enter(self: &Arc<Self>, source: Option<Source>) -> Slot {
         let mut state = self.lock();
         let key = state.insert();
         let slot = Slot { of: Arc::clone(self), key };
@@ -117,7 +119,7 @@ impl Slots {
     }
 
     /// Connections that have a slot now.
-    pub(crate) fn count(&self) -> u32 {
+    pub fn count(&self) -> u32 {
         self.lock().all.len
     }
 
@@ -145,7 +147,7 @@ impl Slots {
 
 impl Slot {
     /// The connection is one of this source, as its PROXY header says.
-    pub(crate) fn set_source(&self, source: Source) {
+    pub fn set_source(&self, source: Source) {
         let state = self.of.lock();
         if !state.entries[self.key].evicted {
             self.of.settle(state, self.key, Some(source));
@@ -153,7 +155,7 @@ impl Slot {
     }
 
     /// Ready when the connection must end. Wakes the last task that polled it.
-    pub(crate) fn poll_evicted(&self, cx: &mut Context<'_>) -> Poll<()> {
+    pub fn poll_evicted(&self, cx: &mut Context<'_>) -> Poll<()> {
         let entry = &mut self.of.lock().entries[self.key];
         if entry.evicted {
             return Poll::Ready(());

@@ -1,26 +1,20 @@
-//! The controllers beside a real API server: two replicas, a burst, the listener limit, the end of the
-//! leader; settings of a Seed, a right that is missing, another writer, and a kill between two writes.
-//!
-//! Needs what the lab needs (`cargo run -p portico-lab -- install`), and root.
+//! The controllers of the front Service and of ExposedClusters: two replicas, a burst, the listener limit,
+//! the end of the leader; settings of a Seed, a right that is missing, another writer, and a kill between two
+//! writes.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
-
-use std::time::Duration;
-
-use anyhow::{Result, ensure};
+use anyhow::ensure;
 use kube::Client;
 use portico_api::meta::ObjectKey;
 use portico_expose::front::FrontSettings;
 use portico_kube::client;
 use portico_lab::faulty_api::{Answer, FaultyApi};
-use portico_lab::{ApiServer, Kubectl, kkp, wait};
-use portico_operator::{Front, ServiceStatus, Settings, StatusHandle};
+use portico_lab::{ApiServer, Kubectl, kkp};
+use portico_operator::{Operator, ServiceStatus, Settings, StatusHandle};
 use serde_json::json;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// Longer than anything takes when all is well: a Lease runs out in 15 s.
-const LIMIT: Duration = Duration::from_secs(90);
+use crate::{manifest, until};
 
 /// One running controller.
 struct Replica {
@@ -53,7 +47,7 @@ impl Replica {
     }
 
     fn with(client: &Client, settings: Settings) -> Self {
-        let front = Front::new(client.clone(), settings);
+        let front = Operator::front(client.clone(), settings);
         let (stop, stopped) = oneshot::channel();
         let status = front.status();
         let task = tokio::spawn(async move {
@@ -74,11 +68,6 @@ impl Replica {
 async fn client_of_front(api: &ApiServer) -> Client {
     let user = api.access().kubeconfig("system:serviceaccount:portico:portico-front", None).unwrap();
     client(Some(&user)).await.unwrap()
-}
-
-/// A file of deploy/.
-fn manifest(file: &str) -> String {
-    std::fs::read_to_string(format!("{}/../../deploy/{file}", env!("CARGO_MANIFEST_DIR"))).unwrap()
 }
 
 fn expose(kubectl: &Kubectl, clusters: &[&str]) {
@@ -107,10 +96,6 @@ fn published(kubectl: &Kubectl) -> Vec<(u64, u64)> {
         .filter(|port| port["name"] != "sni-listener")
         .map(|port| (port["port"].as_u64().unwrap(), port["nodePort"].as_u64().unwrap()))
         .collect()
-}
-
-fn until(what: &str, probe: impl FnMut() -> Result<()>) {
-    wait::until(what, LIMIT, probe).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -379,6 +364,7 @@ async fn exposed_clusters_are_complete_after_a_kill(kubectl: &Kubectl, client: &
     };
     kubectl.apply_json(&objects("203.0.113.0/24")).unwrap();
     let written = |replica: &Replica| replica.status.get().exposed_clusters.written;
+    let work = |replica: &Replica| replica.status.get().controllers["portico-exposed-clusters"].clone();
     let killed = Replica::writing(client, "killed");
     until("a first ExposedCluster", || {
         ensure!(written(&killed) > 0, "{:?}", killed.status.get());
@@ -388,7 +374,7 @@ async fn exposed_clusters_are_complete_after_a_kill(kubectl: &Kubectl, client: &
     let next = Replica::writing(client, "next");
     until("all ExposedClusters", || {
         let report = next.status.get().exposed_clusters;
-        ensure!(report.written == CLUSTERS && report.failed_writes == 0, "{:?}", next.status.get());
+        ensure!(report.written == CLUSTERS && work(&next).errors.is_empty(), "{:?}", next.status.get());
         Ok(())
     });
     let versions = || {
@@ -399,11 +385,11 @@ async fn exposed_clusters_are_complete_after_a_kill(kubectl: &Kubectl, client: &
     };
     let before = versions();
     assert_eq!(before.len(), CLUSTERS);
-    let report = next.status.get().exposed_clusters;
+    let writes = work(&next).writes["ExposedCluster"];
     kubectl.run(&["label", "cluster", "c0", "touched=yes"]).unwrap();
     kubectl.run(&["delete", "exposedcluster", "c1"]).unwrap();
     until("the one that was deleted", || {
-        ensure!(next.status.get().exposed_clusters.writes > report.writes);
+        ensure!(work(&next).writes["ExposedCluster"] > writes);
         Ok(())
     });
     let after = versions();

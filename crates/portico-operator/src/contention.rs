@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_mins(10);
 
 /// Who reverted writes, and what follows.
 #[derive(Debug, Default)]
-pub(super) struct Contention {
+pub(crate) struct Contention {
     /// Reverts within the window.
     reverts: Vec<Instant>,
     yielded: Option<Yielded>,
@@ -43,7 +43,7 @@ enum Phase {
 
 impl Contention {
     /// What was written last has been changed by `writer`.
-    pub(super) fn reverted(&mut self, writer: String, now: Instant) {
+    pub(crate) fn reverted(&mut self, writer: String, now: Instant) {
         self.forget(now);
         self.reverts.push(now);
         if self.yielded.is_some() || self.reverts.len() > TOLERATED {
@@ -52,7 +52,7 @@ impl Contention {
     }
 
     /// Lets time pass. Returns whether writes are allowed.
-    pub(super) fn may_write(&mut self, now: Instant) -> bool {
+    pub(crate) fn may_write(&mut self, now: Instant) -> bool {
         self.forget(now);
         let Some(yielded) = &mut self.yielded else { return true };
         match yielded.phase {
@@ -72,12 +72,12 @@ impl Contention {
     }
 
     /// The client that this controller yields to, until it is gone.
-    pub(super) fn yielded_to(&self) -> Option<&str> {
+    pub(crate) fn yielded_to(&self) -> Option<&str> {
         self.yielded.as_ref().map(|yielded| yielded.to.as_str())
     }
 
     /// When time alone changes something.
-    pub(super) fn due(&self) -> Option<Instant> {
+    pub(crate) fn due(&self) -> Option<Instant> {
         self.yielded.as_ref().map(|yielded| match yielded.phase {
             Phase::Pausing(until) => until,
             Phase::Trying(since) => since + WINDOW,

@@ -1,0 +1,293 @@
+//! Cluster → the objects that make it reachable, as Portico's operator applies them, and how it stands.
+//!
+//! The names are those of KKP. Three things differ. There is one pass: what depends on a NodePort is planned
+//! again once the API server has allocated it. `front-loadbalancer` leads to the gateway of the seed, without
+//! a proxy for each cluster. A control plane that runs elsewhere has EndpointSlices instead of pods.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use portico_api::annotations::EXPOSE_NAMESPACED;
+use portico_api::cluster::Cluster;
+use portico_api::configuration::KubermaticConfiguration;
+use portico_api::endpoints;
+use portico_api::meta::{ObjectKey, Strings};
+use portico_api::problem::Problem;
+use portico_api::seed::Seed;
+use portico_api::service::{Service, ServicePort, ServiceType};
+use portico_api::strategy::ExposeStrategy;
+use serde_json::{Value, json};
+
+use crate::front::{ADMIN_PORT, FrontSettings, plan_front_ports};
+use crate::inputs::{Ingress, Inputs, Known, LoadBalancers, Scope};
+use crate::plan::{Plan, node_ports_needed, plan};
+use crate::services::{APISERVER, APISERVER_PORT, children, runs_elsewhere};
+use crate::strategy::FRONT;
+use crate::validate::{strategy_change, usable};
+
+mod standing;
+
+pub use standing::{Standing, standing};
+
+/// The label of everything that Portico's operator writes, and its value.
+pub const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "portico");
+
+/// The label with the name of the Cluster, on everything that is written for it.
+pub const CLUSTER_LABEL: &str = "portico.k8c.io/cluster";
+
+/// The label of an EndpointSlice that says which controller keeps it.
+pub const SLICE_MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
+
+/// The label of an EndpointSlice with the name of its Service.
+pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
+
+/// NodePorts by the names of Service and port.
+pub type NodePorts = BTreeMap<(Box<str>, Box<str>), u16>;
+
+/// What was found on the seed and outside, for one cluster.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Found {
+    /// The strategy in force.
+    pub strategy: Option<ExposeStrategy>,
+    /// NodePorts that are allocated.
+    pub node_ports: NodePorts,
+    /// Load balancers, DNS and nodes.
+    pub known: Known,
+    /// Addresses of the gateway's ready pods.
+    pub gateways: BTreeSet<IpAddr>,
+    /// Addresses of the load balancer in front of the gateway.
+    pub front: Vec<Ingress>,
+    /// Why the name of the cluster could not be resolved.
+    pub dns_error: Option<String>,
+    /// Whether no API server is ready behind the cluster's Service.
+    pub no_endpoints: bool,
+}
+
+/// One object as it is applied: all wanted fields, and no others.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Wanted {
+    /// Its name; the namespace is that of the cluster.
+    pub name: String,
+    /// The object, without `apiVersion` and `kind`.
+    pub fields: Value,
+}
+
+/// What should exist for a cluster.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Exposure {
+    /// What it follows from, and what is shown to users.
+    pub plan: Plan,
+    /// The Services. Of those with NodePorts that are not allocated yet, a second plan differs.
+    pub services: Vec<Wanted>,
+    /// The EndpointSlices of Services that select no pods.
+    pub slices: Vec<Wanted>,
+    /// NodePorts that are wanted and not allocated, as Service and port name.
+    pub unallocated: Vec<(&'static str, &'static str)>,
+}
+
+/// What should exist for `cluster`, on the one of `seeds` that hosts it. `sni_port` is the port at which
+/// clients find the listener that routes by server name. A strategy other than the one in force needs the
+/// label that allows it.
+///
+/// # Errors
+/// Everything wrong with the Cluster, or with what stands above it, if one of them must not be used as
+/// written. What exists must stay then.
+pub fn exposure<S: AsRef<Seed>>(
+    cluster: &Cluster,
+    seeds: &[S],
+    configuration: Option<&KubermaticConfiguration>,
+    found: &Found,
+    sni_port: u16,
+) -> Result<Exposure, Vec<Problem>> {
+    let scope = usable(cluster, seeds, configuration)?;
+    if let Some(before) = found.strategy.filter(|&before| before != scope.decision.strategy)
+        && !cluster.may_migrate()
+    {
+        return Err(vec![strategy_change(cluster, before, scope.decision)]);
+    }
+    let node_port = |service: &str, port: &str| found.node_ports.get(&(service.into(), port.into())).copied();
+    let inputs = Inputs {
+        scope,
+        node_ports: &node_port,
+        known: &found.known,
+        load_balancers: LoadBalancers::CloudAndGateway,
+        sni_port,
+    };
+    let plan = plan(&inputs);
+    let unallocated: Vec<_> =
+        node_ports_needed(scope).filter(|(service, port)| node_port(service, port).is_none()).collect();
+    let front_ports = front_ports(cluster, &plan.services);
+    let mut slices = own_slices(scope);
+    let mut services = Vec::new();
+    for service in &plan.services {
+        if *service.metadata.name == *FRONT {
+            // Its ports are NodePorts of the others: it waits for them.
+            if unallocated.is_empty() {
+                services.push(front_service(cluster, service, &front_ports));
+                slices.extend(gateway_slices(cluster, &front_ports, &found.gateways));
+            }
+        } else {
+            services.push(wanted(cluster, service, &service.spec));
+        }
+    }
+    Ok(Exposure { services, slices, unallocated, plan })
+}
+
+/// The namespace of a cluster, as it is applied. It belongs to the Cluster, and goes with it.
+pub fn namespace(cluster: &Cluster) -> Wanted {
+    let name = cluster.name().namespace();
+    let labels = labels(cluster, &[]);
+    let fields = json!({"metadata": {"name": name, "labels": labels, "ownerReferences": [owner(cluster)]}});
+    Wanted { name: name.to_string(), fields }
+}
+
+/// The Cluster as `metadata.ownerReferences` name it.
+pub fn owner(cluster: &Cluster) -> Value {
+    json!({"apiVersion": "kubermatic.k8c.io/v1", "kind": "Cluster",
+        "name": cluster.metadata.name, "uid": cluster.metadata.uid})
+}
+
+/// The ports of the cluster's own load balancer: the NodePorts that the gateway listens on for it.
+fn front_ports(cluster: &Cluster, services: &[Service]) -> Vec<ServicePort> {
+    let namespace = cluster.name().namespace();
+    let settings = FrontSettings {
+        front: ObjectKey::new(&namespace, FRONT),
+        sni_port: None,
+        tunnel_port: None,
+        listener_limit: None,
+        expose_annotation: EXPOSE_NAMESPACED.to_owned(),
+        namespace: Some((*namespace).into()),
+    };
+    // A planned Service has no ClusterIP yet, and will have one.
+    let admitted: Vec<Service> = services
+        .iter()
+        .cloned()
+        .map(|mut service| {
+            service.spec.cluster_ip = Some("planned".into());
+            service
+        })
+        .collect();
+    plan_front_ports(&[], &admitted, &settings).ports
+}
+
+/// `front-loadbalancer`, which leads to the gateway by [`gateway_slices`].
+fn front_service(cluster: &Cluster, planned: &Service, ports: &[ServicePort]) -> Wanted {
+    let mut spec = planned.spec.clone();
+    spec.ports = ports.to_vec();
+    spec.selector = None;
+    wanted(cluster, planned, &spec)
+}
+
+fn wanted(cluster: &Cluster, planned: &Service, spec: &portico_api::service::ServiceSpec) -> Wanted {
+    let meta = &planned.metadata;
+    let mut metadata = metadata(cluster, &meta.name, labels(cluster, &[]));
+    if !meta.annotations.is_empty() {
+        metadata["annotations"] = json!(meta.annotations);
+    }
+    Wanted { name: meta.name.to_string(), fields: json!({"metadata": metadata, "spec": spec}) }
+}
+
+fn metadata(cluster: &Cluster, name: &str, labels: Strings) -> Value {
+    json!({"name": name, "namespace": cluster.name().namespace(), "labels": labels})
+}
+
+fn labels(cluster: &Cluster, further: &[(&str, &str)]) -> Strings {
+    let own = [MANAGED_BY, (CLUSTER_LABEL, &*cluster.metadata.name)];
+    own.iter().chain(further).map(|&(key, value)| (key.into(), value.into())).collect()
+}
+
+/// The EndpointSlices of a control plane that runs elsewhere.
+fn own_slices(scope: Scope<'_>) -> Vec<Wanted> {
+    let Scope { cluster, seed, .. } = scope;
+    if !runs_elsewhere(cluster) {
+        return Vec::new();
+    }
+    let mut slices = Vec::new();
+    for child in children(cluster, seed) {
+        let written = child.endpoints.and_then(|key| cluster.metadata.annotation(key));
+        // Validated before.
+        let addresses = written.and_then(|written| endpoints::parse(written).ok()).unwrap_or_default();
+        let mut groups = BTreeMap::<(bool, u16), Vec<IpAddr>>::new();
+        for address in addresses {
+            groups.entry((address.is_ipv6(), address.port())).or_default().push(address.ip());
+        }
+        for ((_, number), ips) in groups {
+            let ports = json!([{"name": child.port_name, "protocol": "TCP", "port": number}]);
+            slices.push(slice(cluster, child.name, &number.to_string(), ips.iter().copied(), &ports));
+        }
+    }
+    slices
+}
+
+/// The EndpointSlices of `front-loadbalancer`: the pods of the gateway, for each family. Without a gateway
+/// that is ready there are none, and load balancers see that.
+fn gateway_slices(cluster: &Cluster, ports: &[ServicePort], gateways: &BTreeSet<IpAddr>) -> Vec<Wanted> {
+    let ports: Vec<Value> = ports
+        .iter()
+        .map(|port| json!({"name": port.name, "protocol": port.protocol, "port": port.port}))
+        .collect();
+    let ports = Value::from(ports);
+    [false, true]
+        .into_iter()
+        .filter_map(|v6| {
+            let of_family = gateways.iter().copied().filter(move |ip| ip.is_ipv6() == v6);
+            let any = of_family.clone().next().is_some();
+            any.then(|| slice(cluster, FRONT, "gateway", of_family, &ports))
+        })
+        .collect()
+}
+
+/// The EndpointSlices of `front-loadbalancer` as it was found, for the gateway's pods of now: they are kept
+/// in line even where nothing else of the cluster may change.
+pub fn slices_to_gateways(cluster: &Cluster, front: &Value, found: &Found) -> Vec<Wanted> {
+    let ports = serde_json::from_value::<Vec<ServicePort>>(front["spec"]["ports"].clone());
+    let mut ports = ports.unwrap_or_default();
+    // Others may have added ports. The gateway's pods listen on more than what is for users.
+    let own = |number| found.node_ports.values().any(|&node_port| node_port == number);
+    ports.retain(|port| own(port.port) && port.port != ADMIN_PORT);
+    gateway_slices(cluster, &ports, &found.gateways)
+}
+
+/// One EndpointSlice; `addresses` are of one family.
+fn slice(
+    cluster: &Cluster,
+    service: &str,
+    suffix: &str,
+    addresses: impl Iterator<Item = IpAddr>,
+    ports: &Value,
+) -> Wanted {
+    let addresses: Vec<IpAddr> = addresses.collect();
+    let (family, short) =
+        if addresses.first().is_some_and(IpAddr::is_ipv6) { ("IPv6", "v6") } else { ("IPv4", "v4") };
+    let name = format!("{service}-{short}-{suffix}");
+    let further = [(SERVICE_NAME, service), (SLICE_MANAGED_BY, "portico.k8c.io")];
+    let endpoints: Vec<Value> = addresses
+        .iter()
+        .map(|address| json!({"addresses": [address], "conditions": {"ready": true}}))
+        .collect();
+    let fields = json!({
+        "metadata": metadata(cluster, &name, labels(cluster, &further)),
+        "addressType": family,
+        "endpoints": endpoints,
+        "ports": ports,
+    });
+    Wanted { name, fields }
+}
+
+/// The NodePort of the API server that users know, to be asked for again where its Service is gone; `None`
+/// where that is not known, or the Service has none.
+pub fn remembered_node_port(cluster: &Cluster, plan: &Plan) -> Option<(&'static str, u16)> {
+    let service = plan.services.iter().find(|service| *service.metadata.name == *APISERVER)?;
+    let number = cluster.status.address.port?;
+    let by_port = service.spec.service_type == ServiceType::NodePort;
+    // That of a strategy without NodePorts is 6443.
+    (by_port && number != APISERVER_PORT).then_some((APISERVER, number))
+}
+
+/// The addresses that a client of this cluster may connect to, for messages.
+fn text(addresses: &[IpAddr]) -> String {
+    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests;

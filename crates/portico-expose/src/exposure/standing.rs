@@ -1,0 +1,91 @@
+//! How it stands with the exposure of a cluster: one word for programs, one sentence for people.
+
+use std::net::IpAddr;
+
+use portico_api::annotations::ENDPOINTS;
+
+use super::{Exposure, Found, text};
+use crate::inputs::Ingress;
+use crate::services::APISERVER;
+use crate::strategy::AnsweredBy;
+
+/// How it stands with one cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standing {
+    /// Whether clients find it.
+    pub exposed: bool,
+    /// One word, in CamelCase.
+    pub reason: &'static str,
+    /// A sentence: what was found, and what to do about it.
+    pub message: String,
+}
+
+impl Standing {
+    fn no(reason: &'static str, message: String) -> Self {
+        Self { exposed: false, reason, message }
+    }
+}
+
+/// How it stands with a cluster whose objects are as `exposure` wants them.
+pub fn standing(exposure: &Exposure, found: &Found) -> Standing {
+    let plan = &exposure.plan;
+    let address = &plan.address;
+    if let Some((service, port)) = exposure.unallocated.first() {
+        let message = format!("Service {service}: port {port} has no NodePort yet");
+        return Standing::no("NodePortPending", message);
+    }
+    if address.external_name.is_empty() {
+        return match plan.answered_by {
+            AnsweredBy::LoadBalancer => Standing::no(
+                "LoadBalancerPending",
+                "Service front-loadbalancer has no address yet; if this stays, nothing on this seed gives \
+                 addresses to Services of type LoadBalancer, or its quota is used up: kubectl describe it"
+                    .to_owned(),
+            ),
+            AnsweredBy::Gateway | AnsweredBy::SeedNodes => Standing::no(
+                "NoName",
+                "there is no domain, and so no name for users; set spec.ingress.domain of the \
+                 KubermaticConfiguration"
+                    .to_owned(),
+            ),
+        };
+    }
+    let name = &*address.external_name;
+    let expected = expected(exposure, found);
+    let known = &found.known.resolved;
+    if found.dns_error.is_some() || address.ip.is_none() {
+        let why = found.dns_error.as_deref().unwrap_or("it was not looked up yet");
+        let remedy =
+            if expected.is_empty() { String::new() } else { format!("; let it lead to {}", text(&expected)) };
+        return Standing::no("NameNotResolved", format!("{name}: {why}{remedy}"));
+    }
+    let url = &address.url;
+    if found.no_endpoints {
+        // The door is there, and what is behind it is not this controller's.
+        let message = format!(
+            "{url} leads to Service {APISERVER}, and no API server is ready behind it: start pods with the \
+             label app: apiserver, or name where it runs in the annotation {ENDPOINTS}"
+        );
+        return Standing { exposed: true, reason: "NoEndpoints", message };
+    }
+    if !expected.is_empty() && !known.is_empty() && !known.iter().any(|ip| expected.contains(ip)) {
+        // No failure: there may be a translation of addresses between users and seed.
+        let message = format!(
+            "{url}: the name leads to {}, the seed is reached at {}; fine if something there forwards to it",
+            text(known),
+            text(&expected)
+        );
+        return Standing { exposed: true, reason: "NameLeadsElsewhere", message };
+    }
+    Standing { exposed: true, reason: "Exposed", message: format!("reached at {url}") }
+}
+
+/// Where the name of the cluster should lead, as far as that is known.
+fn expected(exposure: &Exposure, found: &Found) -> Vec<IpAddr> {
+    let ips = |ingress: &[Ingress]| ingress.iter().filter_map(|ingress| ingress.ip).collect();
+    match exposure.plan.answered_by {
+        AnsweredBy::Gateway => ips(&found.front),
+        AnsweredBy::SeedNodes => found.known.node_ips.clone(),
+        AnsweredBy::LoadBalancer => ips(&found.known.front),
+    }
+}

@@ -1,0 +1,114 @@
+//! The agents' manifests of `deploy/`, with their blanks filled in.
+
+use std::net::IpAddr;
+use std::sync::LazyLock;
+
+use serde_json::{Value, json};
+
+use super::{Id, Kind, Object, managed};
+use crate::manifest;
+use crate::services::{APISERVER, APISERVER_PORT};
+
+/// The node agent.
+static AGENT: LazyLock<Vec<Object>> = LazyLock::new(|| read(include_str!("../../../../deploy/agent.yaml")));
+
+/// The Konnectivity agent.
+static KONNECTIVITY: LazyLock<Vec<Object>> =
+    LazyLock::new(|| read(include_str!("../../../../deploy/konnectivity/agent.yaml")));
+
+/// The first container of a workload.
+pub(super) const CONTAINER: &str = "/spec/template/spec/containers/0";
+
+/// What the manifest of the node agent leaves to its user.
+pub(super) struct Agent<'a> {
+    pub(super) image: &'a str,
+    /// As `--gateway` takes them.
+    pub(super) gateways: String,
+    pub(super) server_name: Option<&'a str>,
+    /// CA certificates in PEM; `None` for those of the system.
+    pub(super) ca: Option<&'a str>,
+    /// Namespace of the cluster on the seed.
+    pub(super) namespace: &'a str,
+    pub(super) address: IpAddr,
+}
+
+impl Agent<'_> {
+    pub(super) fn objects(&self) -> Vec<Object> {
+        let mut objects = AGENT.clone();
+        for object in &mut objects {
+            match object.id.kind {
+                Kind::ConfigMap => {
+                    object.fields["data"] = self.ca.map_or_else(|| json!({}), |ca| json!({"ca.crt": ca}))
+                }
+                Kind::DaemonSet => fill(object, self.image, |arg| self.argument(arg)),
+                _ => {}
+            }
+        }
+        objects
+    }
+
+    /// What stands in the place of one argument.
+    fn argument(&self, arg: &str) -> Vec<String> {
+        let name = arg.split_once('=').map_or(arg, |(name, _)| name);
+        match name {
+            "--gateway" => {
+                let server_name = self.server_name.map(|name| format!("--server-name={name}"));
+                [format!("--gateway={}", self.gateways)].into_iter().chain(server_name).collect()
+            }
+            "--tls-ca" if self.ca.is_none() => Vec::new(),
+            "--forward" => vec![format!(
+                "--forward={APISERVER_PORT}={APISERVER}.{}.svc.cluster.local:443",
+                self.namespace
+            )],
+            "--address" => vec![format!("--address={}", self.address)],
+            _ => vec![arg.to_owned()],
+        }
+    }
+}
+
+/// The Konnectivity agent, of a server at this host and port.
+pub(super) fn konnectivity(image: &str, host: &str, port: u16) -> Vec<Object> {
+    let mut objects = KONNECTIVITY.clone();
+    for object in objects.iter_mut().filter(|object| object.id.kind == Kind::Deployment) {
+        fill(object, image, |arg| {
+            vec![match arg.split_once('=') {
+                Some(("--proxy-server-host", _)) => format!("--proxy-server-host={host}"),
+                Some(("--proxy-server-port", _)) => format!("--proxy-server-port={port}"),
+                _ => arg.to_owned(),
+            }]
+        });
+    }
+    objects
+}
+
+/// What the node agent consists of. The DaemonSet first: without its pods nobody needs the rest.
+pub(super) fn agent_ids() -> impl Iterator<Item = Id> {
+    AGENT.iter().rev().map(|object| object.id.clone())
+}
+
+/// What the Konnectivity agent consists of.
+pub(super) fn konnectivity_ids() -> impl Iterator<Item = Id> {
+    KONNECTIVITY.iter().rev().map(|object| object.id.clone())
+}
+
+/// Puts image and arguments into a workload.
+fn fill(object: &mut Object, image: &str, argument: impl Fn(&str) -> Vec<String>) {
+    let Some(container) = object.fields.pointer_mut(CONTAINER) else { return };
+    container["image"] = image.into();
+    let args = container["args"].as_array().into_iter().flatten();
+    let args: Vec<String> = args.filter_map(Value::as_str).flat_map(argument).collect();
+    container["args"] = args.into();
+}
+
+fn read(manifest: &'static str) -> Vec<Object> {
+    manifest::objects(manifest)
+        .filter_map(|mut fields| {
+            managed(&mut fields);
+            let text = |path: &str| fields.pointer(path).and_then(Value::as_str);
+            let name = text("/metadata/name")?.to_owned().into();
+            let namespace = text("/metadata/namespace").map(|name| name.to_owned().into());
+            let id = Id { kind: Kind::named(text("/kind")?)?, namespace, name };
+            Some(Object { id, fields })
+        })
+        .collect()
+}

@@ -1,0 +1,128 @@
+//! What the pods of a control plane may reach, and what may reach etcd.
+//!
+//! A user cluster's administrator decides where its API server sends webhooks. They go through Konnectivity
+//! into the user cluster; the policies see to it that nothing goes to the seed or to other tenants instead.
+//! Names are KKP's. Clients may come from anywhere, as far as ports are theirs.
+
+use ipnet::IpNet;
+use portico_api::hosting::Layout;
+use serde_json::{Value, json};
+
+use crate::facts::Facts;
+use crate::program::{api_server, controller_manager, etcd, scheduler};
+
+/// Switches the policies off that restrict the API server.
+const FEATURE: &str = "apiserverNetworkPolicy";
+
+/// Addresses on the link, among them those of clouds that hand out credentials.
+const LINK_LOCAL: [&str; 2] = ["169.254.0.0/16", "fe80::/10"];
+
+/// Every policy, by name, with its `spec`.
+pub(crate) fn policies(facts: &Facts<'_>) -> Vec<(&'static str, Value)> {
+    let cluster = facts.scope.cluster;
+    let dedicated = facts.layout == Layout::Dedicated;
+    let mut policies = Vec::new();
+    if dedicated {
+        policies.push(("etcd-ingress", etcd_ingress()));
+    }
+    if cluster.spec.features.get(FEATURE) == Some(&false) {
+        return policies;
+    }
+    let pods: &[&str] = match facts.layout {
+        Layout::Compact => &[api_server::NAME],
+        Layout::Dedicated => &[api_server::NAME, etcd::NAME, controller_manager::NAME, scheduler::NAME],
+    };
+    policies.push(("default-deny-all-egress", egress(pods, None)));
+    let dns = json!({"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]});
+    policies.push(("dns-allow", egress(pods, Some(dns))));
+    if dedicated {
+        let to_etcd = to(etcd::NAME, &[etcd::CLIENT_PORT, etcd::PEER_PORT]);
+        policies.push(("etcd-allow", egress(&[api_server::NAME, etcd::NAME], Some(to_etcd))));
+        policies.push((
+            "apiserver-internal-allow",
+            egress(pods, Some(to(api_server::NAME, &[api_server::PORT]))),
+        ));
+    }
+    let issuer = &facts.hosting.oidc.issuer_url;
+    if let Some(port) = issuer_port(issuer) {
+        policies.push(("oidc-issuer-allow", egress(&[api_server::NAME], Some(outside(facts, port)))));
+    }
+    policies
+}
+
+fn selected(pods: &[&str]) -> Value {
+    match pods {
+        [one] => json!({"matchLabels": {"app": one}}),
+        _ => json!({"matchExpressions": [{"key": "app", "operator": "In", "values": pods}]}),
+    }
+}
+
+/// What these pods may reach: `rule`, or nothing.
+fn egress(pods: &[&str], rule: Option<Value>) -> Value {
+    let rules: Vec<Value> = rule.into_iter().collect();
+    json!({"podSelector": selected(pods), "policyTypes": ["Egress"], "egress": rules})
+}
+
+fn ports(numbers: &[u16]) -> Value {
+    numbers.iter().map(|port| json!({"protocol": "TCP", "port": port})).collect()
+}
+
+fn to(pods: &str, numbers: &[u16]) -> Value {
+    json!({"to": [{"podSelector": selected(&[pods])}], "ports": ports(numbers)})
+}
+
+/// Members know each other and the API server; metrics are for anybody who may reach the pod.
+fn etcd_ingress() -> Value {
+    let from = json!([{"podSelector": selected(&[api_server::NAME, etcd::NAME])}]);
+    json!({
+        "podSelector": selected(&[etcd::NAME]),
+        "policyTypes": ["Ingress"],
+        "ingress": [
+            {"from": from, "ports": ports(&[etcd::CLIENT_PORT, etcd::PEER_PORT])},
+            {"ports": ports(&[etcd::METRICS_PORT])},
+        ],
+    })
+}
+
+/// Any address but those of the seed and of the link. An issuer inside the seed needs a policy of its own.
+fn outside(facts: &Facts<'_>, port: u16) -> Value {
+    let link_local = LINK_LOCAL.iter().filter_map(|network| network.parse::<IpNet>().ok());
+    let inside: Vec<IpNet> = facts.settings.seed_networks.iter().copied().chain(link_local).collect();
+    let any = |everything: &str, v4: bool| {
+        let except: Vec<&IpNet> = inside.iter().filter(|network| network.addr().is_ipv4() == v4).collect();
+        json!({"ipBlock": {"cidr": everything, "except": except}})
+    };
+    json!({"to": [any("0.0.0.0/0", true), any("::/0", false)], "ports": ports(&[port])})
+}
+
+/// The port of `https://HOST[:PORT][/PATH]`.
+pub(crate) fn issuer_port(url: &str) -> Option<u16> {
+    let authority = url.strip_prefix("https://")?.split(['/', '?', '#']).next()?;
+    let port = match authority.rsplit_once(':') {
+        Some((host, port)) if !host.is_empty() && !port.contains(']') => port.parse().ok()?,
+        _ if authority.is_empty() => return None,
+        _ => 443,
+    };
+    (port > 0).then_some(port)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::issuer_port;
+
+    #[test]
+    fn the_port_of_an_issuer_is_that_of_its_url() {
+        for (url, port) in [
+            ("https://login.example.com", Some(443)),
+            ("https://login.example.com:8443/realms/a", Some(8_443)),
+            ("https://[2001:db8::7]/a", Some(443)),
+            ("https://[2001:db8::7]:9443", Some(9_443)),
+            ("http://login.example.com", None),
+            ("https://", None),
+            ("https://login.example.com:0", None),
+            ("https://login.example.com:port", None),
+        ] {
+            assert_eq!(issuer_port(url), port, "{url}");
+        }
+    }
+}

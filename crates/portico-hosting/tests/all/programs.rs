@@ -1,0 +1,67 @@
+//! Real programs take the flags and the files of a plan.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use portico_lab::{ApiServer, programs};
+use serde_json::{Value, json};
+
+use crate::*;
+
+/// `--help` ends a program once all flags are read: one that is unknown, or has no value of its kind, fails.
+#[test]
+fn every_flag_of_kubernetes_is_known_to_its_program() {
+    let folder = programs::kube().unwrap();
+    let mut tried = 0;
+    for layout in ["compact", "dedicated"] {
+        for spec in [json!({}), everything(layout)] {
+            let mut cluster = cluster(layout, &spec);
+            cluster
+                .metadata
+                .annotations
+                .insert("portico.k8c.io/feature-gates".into(), "AllAlpha=false,AllBeta=true".into());
+            let plane = planned_with(&cluster, &settings(), &Digests::new());
+            for (_, template) in templates(&plane) {
+                for container in containers(template) {
+                    let Some(command) = container["command"][0].as_str() else { continue };
+                    let Some(name) = command.strip_prefix("/usr/local/bin/") else { continue };
+                    let args = container["args"].as_array().unwrap().iter().map(|arg| arg.as_str().unwrap());
+                    let output = Command::new(folder.join(name)).args(args).arg("--help").output().unwrap();
+                    let said = String::from_utf8_lossy(&output.stderr);
+                    assert!(output.status.success(), "{name}: {said}");
+                    tried += 1;
+                }
+            }
+        }
+    }
+    assert_eq!(tried, 12);
+}
+
+/// Audit policy, admission and authentication configuration, as a plan has them.
+#[test]
+fn a_real_api_server_starts_with_the_configuration_of_a_plan() {
+    let folder = tempfile::tempdir().unwrap();
+    let plane = planned("dedicated", &everything("dedicated"));
+    let write = |plane: &ControlPlane, prefix: &Path| {
+        for object in plane.objects.iter().filter(|object| object["kind"] == "ConfigMap") {
+            for (key, text) in object["data"].as_object().unwrap() {
+                fs::write(prefix.join(key), text.as_str().unwrap()).unwrap();
+            }
+        }
+    };
+    write(&plane, folder.path());
+    let file = |flag: &str, key: &str| format!("--{flag}={}", folder.path().join(key).display());
+    let flags = [
+        file("audit-policy-file", "policy.yaml"),
+        "--audit-log-path=-".to_owned(),
+        file("admission-control-config-file", "admission-control.yaml"),
+        "--enable-admission-plugins=PodNodeSelector,EventRateLimit".to_owned(),
+        file("authentication-config", "authentication-configuration.yaml"),
+    ];
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let api = ApiServer::start_with("hosting-config", &flags).unwrap();
+    let version: Value =
+        serde_json::from_str(&api.kubectl().run(&["get", "--raw", "/version"]).unwrap()).unwrap();
+    assert_eq!(version["major"], "1");
+}

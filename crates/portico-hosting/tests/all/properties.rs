@@ -1,0 +1,277 @@
+//! What holds for every plan.
+
+use std::collections::BTreeMap;
+
+use portico_api::hosting::Layout;
+use portico_api::strategy::ExposeStrategy;
+use portico_expose::inputs::{Ingress, Inputs, Known, LoadBalancers};
+use portico_expose::plan as exposure;
+use portico_expose::validate::usable;
+use portico_hosting::{Digests, pki, secrets};
+use portico_pki::KeyKind;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use crate::*;
+
+/// A Cluster of either layout, with any of the fields of [`everything`].
+fn any_spec() -> impl Strategy<Value = (&'static str, Value)> {
+    let chosen = prop::collection::vec(any::<bool>(), everything("compact").as_object().unwrap().len());
+    (prop::sample::select(vec!["compact", "dedicated"]), chosen).prop_map(|(layout, chosen)| {
+        let mut chosen = chosen.into_iter();
+        let mut spec = everything(layout);
+        let fields = spec.as_object_mut().unwrap();
+        fields.retain(|_, _| chosen.next().unwrap_or_default());
+        // The plugin does not start without limits.
+        if !fields.contains_key("eventRateLimitConfig") {
+            fields.remove("useEventRateLimitAdmissionPlugin");
+        }
+        (layout, spec)
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// A migration from one strategy to another restarts nothing.
+    #[test]
+    fn a_plan_does_not_depend_on_the_strategy_and_is_the_same_each_time((layout, spec) in any_spec()) {
+        let plans = ExposeStrategy::ALL.map(|strategy| {
+            let mut spec = spec.clone();
+            spec["exposeStrategy"] = json!(strategy.name());
+            planned(layout, &spec)
+        });
+        prop_assert_eq!(&plans[0], &plans[1]);
+        prop_assert_eq!(&plans[0], &plans[2]);
+        prop_assert_eq!(&plans[0], &planned(layout, &spec));
+    }
+
+    #[test]
+    fn every_file_that_a_program_names_is_mounted_and_is_one_that_is_made((layout, spec) in any_spec()) {
+        let plane = planned(layout, &spec);
+        let configs: BTreeMap<&str, Vec<&str>> = plane
+            .objects
+            .iter()
+            .filter(|object| object["kind"] == "ConfigMap")
+            .map(|object| {
+                let keys = object["data"].as_object().unwrap().keys().map(String::as_str).collect();
+                (object["metadata"]["name"].as_str().unwrap(), keys)
+            })
+            .collect();
+        let made: BTreeMap<String, Vec<String>> =
+            secrets().into_iter().map(|secret| (secret.name, secret.keys)).collect();
+        for (_, template) in templates(&plane) {
+            for container in containers(template) {
+                let name = format!("{}-files", container["name"].as_str().unwrap());
+                let volume = template["spec"]["volumes"].as_array().unwrap().iter()
+                    .find(|volume| volume["name"] == name.as_str()).unwrap();
+                let mut paths = Vec::new();
+                for source in volume["projected"]["sources"].as_array().unwrap() {
+                    let (kind, source) = source.as_object().unwrap().iter().next().unwrap();
+                    let name = source["name"].as_str().unwrap();
+                    for item in source["items"].as_array().unwrap() {
+                        let key = item["key"].as_str().unwrap();
+                        let there = match &**kind {
+                            "secret" => made[name].iter().any(|made| made == key),
+                            _ => configs[name].contains(&key),
+                        };
+                        prop_assert!(there, "{name}/{key}");
+                        paths.push(format!("/etc/kubernetes/{}", item["path"].as_str().unwrap()));
+                    }
+                }
+                for arg in container["args"].as_array().unwrap() {
+                    let value = arg.as_str().unwrap().split_once('=').map_or("", |(_, value)| value);
+                    if value.starts_with("/etc/kubernetes/") {
+                        prop_assert!(paths.iter().any(|path| path == value), "{arg}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_object_is_of_its_cluster_and_ends_with_it((layout, spec) in any_spec()) {
+        let plane = planned(layout, &spec);
+        for object in &plane.objects {
+            let meta = &object["metadata"];
+            prop_assert_eq!(&meta["labels"]["cluster"], "a");
+            prop_assert_eq!(&meta["labels"]["portico.k8c.io/cluster"], "a");
+            prop_assert_eq!(&meta["ownerReferences"][0]["kind"], "Cluster");
+            let namespace = if object["kind"] == "Namespace" { &meta["name"] } else { &meta["namespace"] };
+            prop_assert_eq!(namespace, "cluster-a");
+        }
+        for (name, template) in templates(&plane) {
+            prop_assert_eq!(&template["metadata"]["labels"]["cluster"], "a", "{}", name);
+            prop_assert_eq!(&template["spec"]["automountServiceAccountToken"], false);
+        }
+    }
+}
+
+/// A pod that is not ready gets no connections: no scheduler must take an API server away from its users.
+#[test]
+fn in_one_pod_the_api_server_alone_decides_whether_that_is_ready() {
+    let ready = |layout: &str| -> Vec<String> {
+        let plane = planned(layout, &json!({}));
+        let all: Vec<&Value> = templates(&plane).into_iter().flat_map(|(_, one)| containers(one)).collect();
+        let ready = all.into_iter().filter(|container| container["readinessProbe"].is_object());
+        ready.map(|container| container["name"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(ready("compact"), ["apiserver"]);
+    assert_eq!(ready("dedicated"), ["etcd", "apiserver", "controller-manager", "scheduler"]);
+}
+
+/// What is read at the start replaces pods when it changes; what is read again does not.
+#[test]
+fn a_renewed_certificate_restarts_nothing_and_a_new_authority_does() {
+    let annotations = |secret: &str| {
+        let digests = Digests::from([(secret.to_owned(), "0123".to_owned())]);
+        let plane = planned_with(&cluster("compact", &json!({})), &settings(), &digests);
+        let (_, template) = templates(&plane)[0];
+        template["metadata"]["annotations"][format!("checksum.portico.k8c.io/{secret}")].clone()
+    };
+    for reloaded in ["apiserver-tls", "etcd-tls-certificate", "apiserver-proxy-client-certificate"] {
+        assert_eq!(annotations(reloaded), Value::Null, "{reloaded}");
+    }
+    for read_once in ["ca", "client-ca", "service-account-key", "scheduler-kubeconfig"] {
+        assert_eq!(annotations(read_once), "0123", "{read_once}");
+    }
+    // Of ConfigMaps, by what the plan puts into them.
+    let of = |preset: &str| {
+        let spec = json!({"auditLogging": {"enabled": true, "policyPreset": preset}});
+        let plane = planned("compact", &spec);
+        templates(&plane)[0].1["metadata"]["annotations"]["checksum.portico.k8c.io/audit-config"].clone()
+    };
+    assert!(of("metadata").is_string() && of("metadata") != of("minimal"));
+}
+
+#[test]
+fn a_key_of_an_authority_is_only_where_it_signs() {
+    for layout in ["compact", "dedicated"] {
+        let plane = planned(layout, &everything(layout));
+        for (_, template) in templates(&plane) {
+            for volume in template["spec"]["volumes"].as_array().unwrap() {
+                let text = volume.to_string();
+                let signs = volume["name"] == "controller-manager-files";
+                assert_eq!(text.contains("ca.key"), signs, "{text}");
+                assert!(!text.contains("etcd-ca") && !text.contains("admin-kubeconfig"), "{text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn images_come_from_a_mirror_by_digest_and_with_credentials() {
+    let digest = "sha256:0000000000000000000000000000000000000000000000000000000000000000";
+    let settings = Settings {
+        registry_mirror: Some("mirror.example.com/k8s/".to_owned()),
+        digests: [("mirror.example.com/k8s/kube-apiserver:v1.34.4".to_owned(), digest.to_owned())].into(),
+        pull_secrets: vec!["dockercfg".to_owned()],
+        ..settings()
+    };
+    let plane = planned_with(&cluster("compact", &json!({})), &settings, &Digests::new());
+    let (_, template) = templates(&plane)[0];
+    let images: Vec<&str> = containers(template).map(|one| one["image"].as_str().unwrap()).collect();
+    assert_eq!(
+        images,
+        [
+            "mirror.example.com/k8s/etcd:3.6.5-0",
+            "registry.example.com/portico:1",
+            &format!("mirror.example.com/k8s/kube-apiserver:v1.34.4@{digest}"),
+            "mirror.example.com/k8s/kube-controller-manager:v1.34.4",
+            "mirror.example.com/k8s/kube-scheduler:v1.34.4",
+        ]
+    );
+    assert_eq!(template["spec"]["imagePullSecrets"], json!([{"name": "dockercfg"}]));
+    assert!(plane.secrets.iter().any(|secret| secret.name == "dockercfg"));
+}
+
+/// No leaf changes when the strategy does, but for a load balancer that was not there before.
+#[test]
+fn names_of_certificates_are_the_same_under_each_strategy() {
+    let (seeds, configuration) = (seeds(), configuration());
+    let of = |strategy: ExposeStrategy, known: &Known| {
+        let cluster = cluster("compact", &json!({"exposeStrategy": strategy.name()}));
+        let scope = usable(&cluster, &seeds, Some(&configuration)).unwrap();
+        let inputs = Inputs {
+            scope,
+            node_ports: &|_, _| Some(31_000),
+            known,
+            load_balancers: LoadBalancers::CloudAndGateway,
+            sni_port: 6_443,
+        };
+        let address = exposure::plan(&inputs).address;
+        pki(&inputs, &address, Layout::Compact, KeyKind::default())
+    };
+    let known = Known { resolved: vec!["203.0.113.9".parse().unwrap()], ..Known::default() };
+    let [port, balancer, tunnel] = ExposeStrategy::ALL.map(|strategy| of(strategy, &known));
+    for names in [&port.api_server, &balancer.api_server, &tunnel.api_server] {
+        assert_eq!(names.dns, port.api_server.dns);
+        assert_eq!(names.ips, port.api_server.ips);
+        assert!(names.dns.contains("a.north.example.com"));
+        assert!(names.ips.contains(&"100.64.30.10".parse().unwrap()));
+    }
+    assert_eq!(port.konnectivity, tunnel.konnectivity);
+    assert!(port.konnectivity.dns.contains("konnectivity-server.a.north.example.com"));
+    let ingress = Ingress { ip: Some("203.0.113.20".parse().unwrap()), hostname: "".into() };
+    let known = Known { front: vec![ingress], ..known };
+    let balanced = of(ExposeStrategy::LoadBalancer, &known).api_server;
+    assert!(balanced.dns == port.api_server.dns && balanced.ips.contains(&"203.0.113.20".parse().unwrap()));
+    assert_eq!(port.control_plane_url, "https://127.0.0.1:6443");
+    assert_eq!(port.internal_url, "https://apiserver-external.cluster-a.svc.cluster.local.");
+}
+
+/// The Services of the exposure lead to the port that a hosted API server listens on.
+#[test]
+fn services_lead_to_the_same_port_under_each_strategy() {
+    let (seeds, configuration) = (seeds(), configuration());
+    for strategy in ExposeStrategy::ALL {
+        let cluster = cluster("dedicated", &json!({"exposeStrategy": strategy.name()}));
+        let scope = usable(&cluster, &seeds, Some(&configuration)).unwrap();
+        let inputs = Inputs {
+            scope,
+            node_ports: &|_, _| Some(31_000),
+            known: &Known::default(),
+            load_balancers: LoadBalancers::CloudAndGateway,
+            sni_port: 6_443,
+        };
+        let services = exposure::plan(&inputs).services;
+        let service =
+            services.iter().find(|service| &*service.metadata.name == "apiserver-external").unwrap();
+        let written = serde_json::to_value(&service.spec).unwrap();
+        assert_eq!(written["ports"][0]["targetPort"], 6_443, "{strategy}");
+    }
+}
+
+/// Requests of CPU in thousandths, and of memory in MiB.
+fn requests(layout: &str) -> (u64, u64) {
+    let plane = planned(layout, &json!({}));
+    let number = |text: &Value, unit: &str| -> u64 {
+        text.as_str().unwrap().strip_suffix(unit).unwrap().parse().unwrap()
+    };
+    let sets = plane.objects.iter().filter(|object| object["spec"]["template"].is_object());
+    let all = sets.flat_map(|set| {
+        let replicas = set["spec"]["replicas"].as_u64().unwrap();
+        containers(&set["spec"]["template"])
+            .map(move |container| (replicas, &container["resources"]["requests"]))
+    });
+    all.fold((0, 0), |(cpu, memory), (replicas, requests)| {
+        (
+            cpu + replicas * number(&requests["cpu"], "m"),
+            memory + replicas * number(&requests["memory"], "Mi"),
+        )
+    })
+}
+
+#[test]
+fn the_manual_knows_what_the_layouts_request() {
+    let words = |layout| {
+        let (cpu, memory) = requests(layout);
+        format!("{cpu}m CPU, {memory} MiB")
+    };
+    let row = format!("| requests | {} | {} |", words("compact"), words("dedicated"));
+    let manual = include_str!("../../../../docs/hosting.md");
+    assert!(manual.contains(&row), "docs/hosting.md has no {row}");
+    let versions = portico_hosting::versions::Versions::known();
+    let (first, last) = (versions.minors.first().unwrap().minor, versions.minors.last().unwrap().minor);
+    assert!(manual.contains(&format!("1.{first} to 1.{last}")));
+}

@@ -1,0 +1,76 @@
+//! What is counted of requests about Leases, as upstream counts them: answers, by status and reason.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::counting::Histogram;
+
+/// Kinds of answers that are counted: an API server has a dozen.
+const MAX_ANSWERS: usize = 64;
+
+/// Requests by what the API server answered, with their times in `N` buckets and one above them.
+#[derive(Debug, Default)]
+pub struct Requests<const N: usize>(Mutex<BTreeMap<(u16, String), Histogram<N>>>);
+
+impl<const N: usize> Requests<N> {
+    /// How many, by HTTP status and reason.
+    #[must_use]
+    pub fn answers(&self) -> Vec<(u16, String, u64)> {
+        let all = self.all();
+        let answers = all.iter().map(|((status, reason), times)| (*status, reason.clone(), times.counts()));
+        answers.map(|(status, reason, counts)| (status, reason, counts.sum())).collect()
+    }
+
+    /// Seconds in all, and how many took how long, by HTTP status: each bound of `bounds` with its count, and
+    /// those above all of them last.
+    #[must_use]
+    pub fn times(&self, bounds: &[f64; N]) -> BTreeMap<u16, (f64, Vec<(f64, u64)>)> {
+        let mut by_status: BTreeMap<u16, (f64, Vec<(f64, u64)>)> = BTreeMap::new();
+        for ((status, _), times) in self.all().iter() {
+            let more = times.buckets(bounds);
+            let (seconds, buckets) = by_status.entry(*status).or_default();
+            *seconds += times.seconds();
+            if buckets.is_empty() {
+                *buckets = more;
+            } else {
+                buckets.iter_mut().zip(more).for_each(|((_, count), (_, more))| *count += more);
+            }
+        }
+        by_status
+    }
+
+    fn all(&self) -> MutexGuard<'_, BTreeMap<(u16, String), Histogram<N>>> {
+        // A panic elsewhere leaves nothing half done here.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a request and counts its answer. Without one, nothing is counted here.
+    pub(crate) async fn counted<T>(
+        &self,
+        bounds: &[f64; N],
+        request: impl Future<Output = kube::Result<T>>,
+    ) -> kube::Result<T> {
+        let begun = Instant::now();
+        let answer = request.await;
+        match &answer {
+            Ok(_) => self.answered(bounds, 200, String::new(), begun.elapsed()),
+            Err(kube::Error::Api(status)) => {
+                self.answered(bounds, status.code, status.reason.clone(), begun.elapsed());
+            }
+            Err(_) => {}
+        }
+        answer
+    }
+
+    /// Counts one answer.
+    pub(crate) fn answered(&self, bounds: &[f64; N], status: u16, reason: String, took: Duration) {
+        let mut all = self.all();
+        let key = (status, reason);
+        if all.len() < MAX_ANSWERS || all.contains_key(&key) {
+            all.entry(key).or_default().observe(bounds, took);
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The Lease by which agents count this server, and the removal of Leases of servers that are gone.
+//!
+//! A server renews its own every [`RENEW`]; one that is not renewed expires after [`DURATION`]. Names,
+//! labels, times and verbs are upstream's: servers of both kinds are counted together, by the same Role.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
+use kube::{Api, Client, ResourceExt};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::Status;
+use super::lease_counters::{LeaseCounters, REQUEST_BUCKETS};
+use crate::lease::expires;
+
+/// How long a Lease is valid without renewal.
+const DURATION: Duration = Duration::from_secs(30);
+
+/// Between two renewals.
+const RENEW: Duration = Duration::from_secs(15);
+
+/// Between two attempts to renew, and the time limit of each step: two fit in before the Lease expires.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// The Lease of one server.
+pub struct ServerLease {
+    api: Api<Lease>,
+    name: String,
+    labels: BTreeMap<String, String>,
+    status: Status,
+}
+
+impl std::fmt::Debug for ServerLease {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ServerLease").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl ServerLease {
+    /// Of the server with this status. Agents, and other servers, find it by its labels.
+    #[must_use]
+    pub fn new(client: Client, namespace: &str, labels: BTreeMap<String, String>, status: Status) -> Self {
+        let name = format!("konnectivity-proxy-server-{}", status.0.settings.id);
+        Self { api: Api::namespaced(client, namespace), name, labels, status }
+    }
+
+    /// Keeps the Lease, and removes those that expired, until it is dropped.
+    pub async fn keep(&self) -> Infallible {
+        loop {
+            let begun = Instant::now();
+            let is_renewed = self.does("renew its Lease", self.renew()).await;
+            if is_renewed {
+                self.does("remove Leases of servers that are gone", self.cull()).await;
+            }
+            sleep_until(begun + if is_renewed { RENEW } else { RETRY }).await;
+        }
+    }
+
+    /// Removes the Lease: agents need not look for this server any more.
+    pub async fn release(&self) {
+        let delete = async { self.api.delete(&self.name, &DeleteParams::default()).await.map(drop) };
+        self.does("remove its Lease", delete).await;
+    }
+
+    /// Returns whether a step succeeded.
+    async fn does(&self, what: &'static str, step: impl Future<Output = kube::Result<()>>) -> bool {
+        let problem = match timeout(RETRY, step).await {
+            Ok(Ok(())) => return true,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("no answer within {RETRY:?}"),
+        };
+        self.counters().failed.fetch_add(1, Relaxed);
+        tracing::warn!(
+            lease = %self.name, error = %problem,
+            "the server cannot {what}; it needs get, list, create, update and delete on leases of \
+             coordination.k8s.io in that namespace, and agents count it by this Lease"
+        );
+        false
+    }
+
+    fn counters(&self) -> &LeaseCounters {
+        &self.status.counters().leases
+    }
+
+    async fn renew(&self) -> kube::Result<()> {
+        let (found, create) = match self.api.get_opt(&self.name).await? {
+            Some(lease) => (lease, false),
+            None => {
+                let metadata = ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() };
+                (Lease { metadata, spec: None }, true)
+            }
+        };
+        let (lease, params) = (self.renewed(found, Timestamp::now()), PostParams::default());
+        if create {
+            self.api.create(&params, &lease).await?;
+        } else {
+            self.api.replace(&self.name, &params, &lease).await?;
+        }
+        Ok(())
+    }
+
+    /// The Lease as this server wants it. What others wrote beside it stays.
+    fn renewed(&self, mut lease: Lease, now: Timestamp) -> Lease {
+        lease.metadata.labels.get_or_insert_default().extend(self.labels.clone());
+        lease.spec = Some(LeaseSpec {
+            holder_identity: Some(self.status.0.settings.id.clone()),
+            lease_duration_seconds: i32::try_from(DURATION.as_secs()).ok(),
+            renew_time: Some(MicroTime(now)),
+            ..lease.spec.unwrap_or_default()
+        });
+        lease
+    }
+
+    /// Removes expired Leases with the labels. One that is renewed meanwhile stays.
+    async fn cull(&self) -> kube::Result<()> {
+        let labels: Vec<String> = self.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let counters = self.counters();
+        let params = ListParams::default().labels(&labels.join(","));
+        let now = Timestamp::now();
+        for lease in counters.lists.counted(&REQUEST_BUCKETS, self.api.list(&params)).await? {
+            let name = lease.name_any();
+            if expires(&lease).is_some_and(|expires| expires > now) || name == self.name {
+                continue;
+            }
+            let preconditions =
+                Some(Preconditions { resource_version: lease.resource_version(), uid: lease.uid() });
+            let delete = DeleteParams { preconditions, ..DeleteParams::default() };
+            let deleted = self.api.delete(&name, &delete);
+            match counters.deletes.counted(&REQUEST_BUCKETS, deleted).await {
+                Ok(_) => {
+                    counters.culled.fetch_add(1, Relaxed);
+                    tracing::info!(lease = %name, "removed the Lease of a server that is gone");
+                }
+                // Renewed, or removed by another server, in this moment.
+                Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}

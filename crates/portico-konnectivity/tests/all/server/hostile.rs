@@ -1,0 +1,324 @@
+//! Peers that lie, flood, do not read or do not finish. Beside each of them a pair that does no harm goes on.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use kube::{Client, Config};
+use portico_konnectivity::grpc::Error;
+use portico_konnectivity::server::{Authentication, Binding, Expected, Mode, Strategy};
+use portico_lab::clock::Clock;
+use portico_lab::faulty_api::FaultyApi;
+use portico_lab::frames::{self, END_HEADERS, INITIAL_WINDOW_SIZE, kind};
+use portico_wire::konnectivity::{CONNECT_PATH, Code, ConnectId, DialId, PROXY_PATH, Packet};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::Instant;
+use tokio_rustls::client::TlsStream;
+
+use super::support::*;
+
+/// Frames in one write of a flood.
+const BURST: usize = 64;
+
+async fn rig() -> Rig {
+    Rig::with(Mode::HttpConnect, |settings| {
+        settings.strategies = vec![Strategy::DestHost];
+        settings.dial_timeout = Duration::from_millis(50);
+    })
+    .await
+}
+
+/// An agent and a frontend that are connected.
+struct Bystander {
+    agent: Agent,
+    frontend: UnixStream,
+    connection: ConnectId,
+}
+
+impl Bystander {
+    async fn new(rig: &Rig) -> Self {
+        let mut agent = rig.agent_with("bystander", "host=bystander", false).await;
+        let mut frontend = rig.http("bystander:1").await;
+        let connection = agent.accepts("bystander:1", 1).await;
+        head(&mut frontend).await;
+        Self { agent, frontend, connection }
+    }
+
+    async fn goes_on(&mut self) {
+        let connection = self.connection;
+        self.frontend.write_all(b"ping").await.unwrap();
+        let came = self.agent.stream.packet().await;
+        assert_eq!(came, Packet::Data { connection, payload: "ping".into() });
+        self.agent.stream.data(connection, b"pong").await;
+        assert_eq!(read(&mut self.frontend, 4).await, b"pong");
+    }
+}
+
+/// An agent by frames, which keeps none of the rules and reads nothing.
+async fn raw_agent(rig: &Rig) -> TlsStream<TcpStream> {
+    let before = rig.status.agents().len();
+    let mut stream = rig.tls_to(rig.server.agent_address()).await.unwrap();
+    let call = [("agentid", "hostile"), ("agentidentifiers", "host=hostile")];
+    stream.write_all(&opening(CONNECT_PATH, &call)).await.unwrap();
+    until(|| rig.status.agents().len() == before + 1).await;
+    stream
+}
+
+/// The first bytes of a client that calls `path` and takes no byte of the answer.
+fn opening(path: &str, metadata: &[(&str, &str)]) -> Vec<u8> {
+    let mut fields = vec![
+        (":method", "POST"),
+        (":scheme", "https"),
+        (":path", path),
+        (":authority", "localhost"),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    ];
+    fields.extend(metadata);
+    let call = frames::frame(kind::HEADERS, END_HEADERS, 1, &frames::header_block(&fields));
+    [frames::opening(&[(INITIAL_WINDOW_SIZE, 0)]), call].concat()
+}
+
+fn refused(rig: &Rig, reason: &str) -> u64 {
+    rig.status.counters().agents_refused().find(|(known, _)| *known == reason).unwrap().1
+}
+
+fn floods() -> Vec<Vec<u8>> {
+    let settings = |window| frames::settings(&[(INITIAL_WINDOW_SIZE, window)]);
+    vec![
+        frames::frame(kind::PING, 0, 0, &[0; 8]),
+        [settings(65_535), settings(0)].concat(),
+        frames::frame(kind::DATA, 0, 1, b""),
+        frames::frame(kind::PRIORITY, 0, 1, &[0, 0, 0, 0, 16]),
+        frames::frame(kind::WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1]),
+    ]
+}
+
+/// Sends the same without a pause, and reads what comes, until the server ends the connection. Returns how
+/// often it could.
+async fn flood(stream: impl AsyncRead + AsyncWrite, frame: &[u8]) -> usize {
+    let (mut from, mut to) = split(stream);
+    let (all, mut said, mut sent) = (frame.repeat(BURST), vec![0; 4096], 0);
+    patiently(async {
+        loop {
+            tokio::select! {
+                written = to.write_all(&all) => match written {
+                    Ok(()) => sent += BURST,
+                    Err(_) => return sent,
+                },
+                read = from.read(&mut said) => if !matches!(read, Ok(1..)) { return sent },
+            }
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn an_agent_that_answers_dials_that_nobody_asked_for_is_given_up() {
+    let rig = rig().await;
+    let (mut bystander, mut liar) = (Bystander::new(&rig).await, rig.agent("liar").await);
+    let mut answers = 0;
+    loop {
+        let dial = DialId(-answers);
+        answers += 1;
+        let answer = Packet::DialResponse { dial, result: Ok(ConnectId(answers)) };
+        if !liar.stream.try_send(answer).await {
+            break;
+        }
+        assert!(answers < 200_000, "what it names is counted, and bounded");
+    }
+    until(|| rig.status.agents().len() == 1).await;
+    bystander.goes_on().await;
+}
+
+#[tokio::test]
+async fn an_agent_that_gives_two_connections_one_number_loses_all() {
+    let rig = rig().await;
+    let mut bystander = Bystander::new(&rig).await;
+    let mut liar = rig.agent_with("liar", "host=liar", false).await;
+    let mut frontends = [rig.http("liar:1").await, rig.http("liar:2").await];
+    liar.accepts("liar:1", 7).await;
+    liar.accepts("liar:2", 7).await;
+    until(|| rig.status.agents().len() == 1).await;
+    for frontend in &mut frontends {
+        patiently(frontend.read_to_end(&mut Vec::new())).await.unwrap();
+    }
+    bystander.goes_on().await;
+}
+
+#[tokio::test]
+async fn an_agent_may_claim_what_its_certificate_is_bound_to_and_is_told_so() {
+    let bindings: Vec<Binding> = vec!["agent=host=node-1".parse().unwrap()];
+    let rig = Rig::bound(Mode::HttpConnect, bindings).await;
+    let _honest = rig.agent_with("a", "host=node-1", false).await;
+    for claimed in ["host=node-2", "host=node-1&cidr=10.0.0.0/8", "default-route=true"] {
+        let Err(Error::Status(status)) = rig.connect(metadata("b", claimed, false)).await else {
+            panic!("{claimed} is accepted")
+        };
+        assert_eq!(status.code, Code::UNKNOWN);
+        assert!(status.message.starts_with("the agent may not claim "), "{}", status.message);
+        assert!(status.message.contains("--bind-identifiers") && status.message.ends_with("agent"));
+    }
+    assert_eq!((refused(&rig, "identifiers"), rig.status.agents().len()), (3, 1));
+}
+
+#[tokio::test]
+async fn a_message_that_is_too_long_or_none_ends_its_agent_only() {
+    let rig = rig().await;
+    let mut bystander = Bystander::new(&rig).await;
+    // Lengths of 4 GiB and of three bytes, which are no packet; and a frame that is never finished.
+    for message in [&[0, 0xff, 0xff, 0xff, 0xff][..], &[0, 0, 0, 0, 3, 0xff, 0xff, 0xff]] {
+        let mut liar = raw_agent(&rig).await;
+        liar.write_all(&frames::frame(kind::DATA, 0, 1, message)).await.unwrap();
+        until(|| rig.status.agents().len() == 1).await;
+        bystander.goes_on().await;
+    }
+    let mut unfinished = raw_agent(&rig).await;
+    unfinished.write_all(&frames::header(100_000, kind::DATA, 0, 1)).await.unwrap();
+    bystander.goes_on().await;
+    assert!(rig.status.memory().0 < 1 << 20);
+}
+
+#[tokio::test]
+async fn an_agent_that_reads_nothing_delays_its_own_dials_only() {
+    let rig = rig().await;
+    let mut bystander = Bystander::new(&rig).await;
+    let _deaf = raw_agent(&rig).await;
+    for _ in 0..100 {
+        let mut frontend = rig.http("hostile:1").await;
+        bystander.goes_on().await;
+        assert!(head(&mut frontend).await.starts_with("HTTP/1.1 504"));
+    }
+    assert_eq!(rig.status.agents().iter().map(|agent| agent.dials).sum::<usize>(), 0);
+    assert!(rig.status.memory().0 < 1 << 20);
+}
+
+#[tokio::test]
+async fn an_agent_that_floods_frames_is_given_up() {
+    let rig = rig().await;
+    let mut bystander = Bystander::new(&rig).await;
+    for frame in floods() {
+        let agent = raw_agent(&rig).await;
+        let sent = flood(agent, &frame).await;
+        assert!(sent < 40_000, "{sent} frames {:?}", &frame[..9]);
+        until(|| rig.status.agents().len() == 1).await;
+        bystander.goes_on().await;
+    }
+}
+
+#[tokio::test]
+async fn a_stranger_that_floods_frames_is_cut_off() {
+    let rig = rig().await;
+    let mut bystander = Bystander::new(&rig).await;
+    for (before, frame) in (0..).zip(floods()) {
+        let mut stranger = rig.tls_to(rig.server.agent_address()).await.unwrap();
+        stranger.write_all(&frames::opening(&[])).await.unwrap();
+        let sent = flood(stranger, &frame).await;
+        assert!(sent < 40_000, "{sent} frames {:?}", &frame[..9]);
+        until(|| refused(&rig, "flood") + refused(&rig, "http2") == before + 1).await;
+        bystander.goes_on().await;
+    }
+}
+
+#[tokio::test]
+async fn a_connection_has_one_connect_stream() {
+    let rig = rig().await;
+    let mut agent = rig.agent_with("a", "host=a", false).await;
+    let Err(Error::Status(status)) = agent.peer.connects(metadata("b", "host=b", false)).await else {
+        panic!("a second one is accepted")
+    };
+    assert_eq!(status.code, Code::RESOURCE_EXHAUSTED);
+    assert_eq!(rig.status.agents().len(), 1);
+}
+
+#[tokio::test]
+async fn connections_that_say_nothing_make_room_for_agents() {
+    const SILENT: usize = 1_200;
+    // Two a connection, more than many shells allow.
+    let most = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most }).unwrap();
+    let rig = rig().await;
+    let mut bystander = Bystander::new(&rig).await;
+    let mut silent = Vec::new();
+    for _ in 0..SILENT {
+        silent.push(TcpStream::connect(rig.server.agent_address()).await.unwrap());
+    }
+    let _agent = rig.agent_with("late", "host=late", false).await;
+    bystander.goes_on().await;
+    until(|| refused(&rig, "crowded") >= (SILENT - 1_024) as u64).await;
+    assert!(rig.status.unproven() <= 1_024);
+    drop(silent);
+    until(|| rig.status.unproven() == 0).await;
+}
+
+#[tokio::test]
+async fn agents_with_made_up_tokens_wait_in_bounded_numbers_for_an_api_server_that_says_nothing() {
+    const WAITING: u64 = 256;
+    const MORE: u64 = 20;
+    let api = FaultyApi::default();
+    api.rules(|rules| rules.mute = true);
+    let nobody = Client::try_from(Config::new("http://127.0.0.1:9".parse().unwrap())).unwrap();
+    let expected = Expected {
+        namespace: "kube-system".into(),
+        service_account: "konnectivity-agent".into(),
+        audience: "system:konnectivity-server".into(),
+    };
+    let authentication = Authentication::by_token(api.client(&nobody), expected);
+    let rig = Rig::of(Mode::HttpConnect, authentication, |_| {}).await;
+    let mut strangers = Vec::new();
+    for number in 0..WAITING + MORE {
+        let bearer = format!("Bearer made-up-{number}");
+        let call = [("agentid", "a"), ("authorization", &*bearer)];
+        let mut stranger = rig.tls_to(rig.server.agent_address()).await.unwrap();
+        stranger.write_all(&opening(CONNECT_PATH, &call)).await.unwrap();
+        strangers.push(stranger);
+    }
+    until(|| refused(&rig, "review") >= MORE).await;
+    let waiting = || rig.status.counters().reviews_waiting.load(Relaxed);
+    assert!(waiting() > 0 && waiting() <= WAITING);
+    assert!(rig.status.agents().is_empty());
+    let clock = Clock::new();
+    let begun = Instant::now();
+    drop(strangers);
+    clock.until("those that left do not wait any more", || waiting() == 0).await;
+    assert!(begun.elapsed() < Duration::from_secs(5), "at once, not when a review has taken too long");
+}
+
+#[tokio::test]
+async fn frontends_that_open_and_never_finish_hold_up_nobody_and_leave_nothing() {
+    let rig = rig().await;
+    let mut bystander = Bystander::new(&rig).await;
+    let mut open = Vec::new();
+    for _ in 0..300 {
+        let mut frontend = UnixStream::connect(&rig.socket).await.unwrap();
+        frontend.write_all(b"CONNECT bystander:1 HTTP/1.1\r\nHost:").await.unwrap();
+        open.push(frontend);
+    }
+    bystander.goes_on().await;
+    let counters = rig.status.counters();
+    until(|| counters.http_connections.load(Relaxed) == 301).await;
+    drop(open);
+    until(|| counters.http_connections.load(Relaxed) == 1).await;
+    bystander.goes_on().await;
+}
+
+#[tokio::test]
+async fn a_frontend_that_floods_frames_is_given_up() {
+    let rig = Rig::start(Mode::Grpc).await;
+    let (mut agent, mut frontend) = (rig.agent("a").await, rig.proxy().await);
+    frontend.asks("node:1", 1).await;
+    let of_agent = agent.accepts("node:1", 1).await;
+    let Packet::DialResponse { result: Ok(of_frontend), .. } = frontend.packet().await else { panic!() };
+    for frame in floods() {
+        let mut hostile = UnixStream::connect(&rig.socket).await.unwrap();
+        hostile.write_all(&opening(PROXY_PATH, &[])).await.unwrap();
+        let sent = flood(hostile, &frame).await;
+        assert!(sent < 40_000, "{sent} frames {:?}", &frame[..9]);
+        frontend.data(of_frontend, b"ping").await;
+        assert_eq!(
+            agent.stream.packet().await,
+            Packet::Data { connection: of_agent, payload: "ping".into() }
+        );
+    }
+}

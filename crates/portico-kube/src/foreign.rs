@@ -1,0 +1,208 @@
+//! An API server that is not trusted: that of a user cluster, in the hands of its users.
+//!
+//! It may be away, slow or mute, answer without end, or lie. Every step has a time limit, no answer is longer
+//! than [`LONGEST_ANSWER`], and nothing that it says gets into the log as it is. It is reached by a
+//! kubeconfig that names neither programs nor files: the caller has read that by `portico_pki::Kubeconfig`.
+//!
+//! An object that somebody else made is left alone ([`Applied::Foreign`]).
+
+use std::time::Duration;
+
+use http::{Method, Request, header};
+use http_body_util::{BodyExt, LengthLimitError};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
+use kube::Client;
+use kube::client::Body;
+use portico_dial::Dialer;
+use serde_json::{Value, json};
+use thiserror::Error;
+use tokio::time::timeout;
+
+use crate::FIELD_MANAGER;
+use crate::apply::{contains, is_applied, is_ours};
+use crate::client::{self, ClientError};
+use crate::error::describe;
+use crate::text::one_line;
+
+/// Time limit for a connection, TLS included.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time limit of a request, with the connection it may need and all of the answer.
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The longest answer that is read. The longest of our objects has 12 KiB with everything that controllers
+/// say about it; as values in memory, an answer takes up to 32 times its length.
+pub const LONGEST_ANSWER: usize = 64 * 1_024;
+
+/// Most characters of what it says that get into a message.
+const QUOTED: usize = 300;
+
+/// The way into one cluster.
+pub struct Foreign(Client);
+
+/// Why a request did not work. All of them are worth another attempt, with back-off.
+#[derive(Debug, Error)]
+pub enum ForeignError {
+    /// Neither connection nor answer: it is away, its certificate is not the right one, or it breaks off.
+    #[error("{what}: {why}")]
+    Unreachable {
+        /// What was tried.
+        what: String,
+        /// What came of it.
+        why: String,
+    },
+    /// Too slow.
+    #[error("{0}: no answer within {REQUEST_TIMEOUT:?}")]
+    NoAnswer(String),
+    /// Too long.
+    #[error("{0}: the answer is longer than {LONGEST_ANSWER} bytes")]
+    TooLong(String),
+    /// It refused.
+    #[error("{what}: it answered {code}: {message}")]
+    Refused {
+        /// What was tried.
+        what: String,
+        /// The HTTP status.
+        code: u16,
+        /// What it says, shortened.
+        message: String,
+    },
+    /// An answer that is no object.
+    #[error("{0}: the answer is no object of the Kubernetes API")]
+    Unreadable(String),
+}
+
+/// What [`Foreign::apply`] did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Applied {
+    /// Nothing: the object was as wanted.
+    Unchanged,
+    /// The object is new, or was changed.
+    Changed,
+    /// Nothing: somebody else made the object, and it is not as wanted. The one who wrote it last.
+    Foreign(String),
+}
+
+impl Foreign {
+    /// The way by the text of a kubeconfig with everything in it, through the proxy of `dialer`, if it has
+    /// one. No request is made.
+    pub async fn new(kubeconfig: &str, dialer: Dialer) -> Result<Self, ClientError> {
+        client::bounded(kubeconfig, dialer, CONNECT_TIMEOUT, LONGEST_ANSWER).await.map(Self)
+    }
+
+    /// Makes the object at `path` as `wanted`, which holds the wanted fields and no others. One that has all
+    /// of them costs no write.
+    pub async fn apply(&self, path: &str, wanted: &Value) -> Result<Applied, ForeignError> {
+        let current = self.get(path).await?;
+        if let Some(current) = &current {
+            let managers = managers(current);
+            if !managers.iter().any(is_ours) {
+                let same = content(wanted).all(|(key, value)| contains(&current[key], value));
+                let writer = || Applied::Foreign(last_writer(&managers));
+                return Ok(if same { Applied::Unchanged } else { writer() });
+            }
+            if is_applied(wanted, current, &managers) {
+                return Ok(Applied::Unchanged);
+            }
+        }
+        let version = |object: &Value| object["metadata"]["resourceVersion"].clone();
+        // As a tree the object is many times its text: it goes before the server answers again.
+        let before = current.map(|current| version(&current));
+        let url = format!("{path}?fieldManager={FIELD_MANAGER}&force=true");
+        let written = self.send(Method::PATCH, &url, "application/apply-patch+yaml", wanted).await?;
+        Ok(if before == Some(version(&written)) { Applied::Unchanged } else { Applied::Changed })
+    }
+
+    /// Deletes the object at `path`, if Portico made it. Returns whether it did.
+    pub async fn remove(&self, path: &str) -> Result<bool, ForeignError> {
+        let Some(current) = self.get(path).await? else { return Ok(false) };
+        let leaves = current["metadata"].get("deletionTimestamp").is_some();
+        if leaves || !managers(&current).iter().any(is_ours) {
+            return Ok(false);
+        }
+        // Not one that somebody made anew under this name.
+        let options = json!({"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background",
+            "preconditions": {"uid": current["metadata"]["uid"]}});
+        match self.send(Method::DELETE, path, "application/json", &options).await {
+            Ok(_) => Ok(true),
+            Err(ForeignError::Refused { code: 404, .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The object at `path`; `None` if there is none.
+    pub async fn get(&self, path: &str) -> Result<Option<Value>, ForeignError> {
+        match self.send(Method::GET, path, "application/json", &Value::Null).await {
+            Ok(object) => Ok(Some(object)),
+            Err(ForeignError::Refused { code: 404, .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        url: &str,
+        content_type: &str,
+        body: &Value,
+    ) -> Result<Value, ForeignError> {
+        let what = format!("{method} {}", url.split('?').next().unwrap_or_default());
+        let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
+        let request = Request::builder().method(method).uri(url);
+        let request = request.header(header::CONTENT_TYPE, content_type).body(Body::from(body));
+        let failed = |error: &(dyn std::error::Error + 'static)| failed(&what, error);
+        let request = request.map_err(|error| failed(&error))?;
+        let exchange = async {
+            let response = self.0.send(request).await.map_err(|error| failed(&error))?;
+            let status = response.status();
+            let bytes = response.into_body().collect().await.map_err(|error| failed(&error))?.to_bytes();
+            Ok((status, bytes))
+        };
+        let (status, bytes) = match timeout(REQUEST_TIMEOUT, exchange).await {
+            Ok(answer) => answer?,
+            Err(_) => return Err(ForeignError::NoAnswer(what)),
+        };
+        let object: Option<Value> = serde_json::from_slice(&bytes).ok().filter(Value::is_object);
+        if !status.is_success() {
+            let said = object.as_ref().and_then(|status| status["message"].as_str());
+            let message = quoted(said.unwrap_or("nothing that explains it"));
+            return Err(ForeignError::Refused { what, code: status.as_u16(), message });
+        }
+        object.ok_or(ForeignError::Unreadable(what))
+    }
+}
+
+fn failed(what: &str, error: &(dyn std::error::Error + 'static)) -> ForeignError {
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    if causes.any(|cause| cause.is::<LengthLimitError>()) {
+        return ForeignError::TooLong(what.to_owned());
+    }
+    ForeignError::Unreachable { what: what.to_owned(), why: quoted(&describe(error)) }
+}
+
+/// What is wanted beside name and labels, which every object has.
+fn content(wanted: &Value) -> impl Iterator<Item = (&String, &Value)> {
+    let fields = wanted.as_object().into_iter().flatten();
+    fields.filter(|(key, _)| !["metadata", "apiVersion", "kind"].contains(&key.as_str()))
+}
+
+fn managers(object: &Value) -> Vec<ManagedFieldsEntry> {
+    serde_json::from_value(object["metadata"]["managedFields"].clone()).unwrap_or_default()
+}
+
+/// The manager that wrote an object last; not its status.
+fn last_writer(managers: &[ManagedFieldsEntry]) -> String {
+    let newest = managers
+        .iter()
+        .filter(|entry| entry.subresource.as_deref().unwrap_or_default().is_empty())
+        .max_by_key(|entry| entry.time.as_ref().map(|time| time.0));
+    quoted(newest.and_then(|entry| entry.manager.as_deref()).unwrap_or("somebody"))
+}
+
+/// What somebody says that is not trusted.
+fn quoted(text: &str) -> String {
+    one_line(text, QUOTED)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,93 @@
+use std::net::TcpListener;
+
+use portico_dial::{ProxyFiles, ProxySetting};
+use portico_lab::hostile_api::{ENDLESS, HostileApi};
+use portico_lab::pki::Authority;
+use portico_pki::{Credential, Kubeconfig};
+
+use super::*;
+
+const PATH: &str = "/api/v1/namespaces/default";
+
+fn kubeconfig(server: &str, ca: &Authority) -> String {
+    let credential = Credential::Token("secret".into());
+    Kubeconfig { cluster: "a".into(), server: server.into(), authority: ca.cert(), credential }.to_yaml()
+}
+
+async fn ask(server: &str, ca: &Authority) -> Result<Option<Value>, ForeignError> {
+    Foreign::new(&kubeconfig(server, ca), Dialer::direct()).await.unwrap().get(PATH).await
+}
+
+async fn error_of(api: &HostileApi) -> ForeignError {
+    ask(&api.url("127.0.0.1"), api.authority()).await.unwrap_err()
+}
+
+#[tokio::test]
+async fn an_answer_without_end_is_given_up() {
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n{";
+    let api = HostileApi::start(head, true).unwrap();
+    let error = error_of(&api).await;
+    assert!(matches!(error, ForeignError::TooLong(_)), "{error}");
+    assert!(api.sent() < ENDLESS / 10, "{} bytes were taken", api.sent());
+}
+
+#[tokio::test]
+async fn a_head_without_end_is_given_up() {
+    let api = HostileApi::start("HTTP/1.1 200 OK\r\nx: ", true).unwrap();
+    let error = error_of(&api).await;
+    assert!(matches!(error, ForeignError::Unreachable { .. }), "{error}");
+    assert!(api.sent() < ENDLESS / 10, "{} bytes were taken", api.sent());
+}
+
+#[tokio::test]
+async fn a_certificate_must_be_that_of_the_kubeconfig() {
+    let api = HostileApi::start("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}", false).unwrap();
+    let other = Authority::new("hostile").unwrap();
+    let error = ask(&api.url("127.0.0.1"), &other).await.unwrap_err().to_string();
+    assert!(error.contains("certificate"), "{error}");
+    // A dot at the end of a name is for DNS alone; certificates have none.
+    for host in ["127.0.0.1", "localhost", "localhost."] {
+        assert_eq!(ask(&api.url(host), api.authority()).await.unwrap(), Some(json!({})), "{host}");
+    }
+}
+
+#[tokio::test]
+async fn what_it_says_is_short_and_on_one_line() {
+    let answer = "HTTP/1.1 500 No\r\ncontent-length: 32\r\n\r\n{\"message\": \"no\\n\\u001b[31mway\"}";
+    let error = error_of(&HostileApi::start(answer, false).unwrap()).await;
+    assert_eq!(error.to_string(), format!("GET {PATH}: it answered 500: no  [31mway"));
+    assert_eq!(quoted(&"ä".repeat(1_000)).chars().count(), QUOTED + 1);
+    let answer = "HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nhaha";
+    let error = error_of(&HostileApi::start(answer, false).unwrap()).await;
+    assert!(matches!(error, ForeignError::Unreadable(_)), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_says_nothing_is_given_up() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("https://{}", listener.local_addr().unwrap());
+    let error = ask(&url, &Authority::new("mute").unwrap()).await.unwrap_err();
+    assert!(matches!(error, ForeignError::Unreachable { .. } | ForeignError::NoAnswer(_)), "{error}");
+}
+
+#[test]
+fn an_object_is_ours_if_portico_applied_it() {
+    let entry = |manager: &str, operation: &str| json!({"manager": manager, "operation": operation});
+    let object = |entries: Value| json!({"metadata": {"managedFields": entries}});
+    let ours = |value: &Value| managers(value).iter().any(is_ours);
+    assert!(ours(&object(json!([entry("kubectl", "Update"), entry("portico", "Apply")]))));
+    assert!(!ours(&object(json!([entry("portico", "Update"), entry("kubectl", "Apply")]))));
+    assert!(!ours(&object(Value::Null)));
+    assert_eq!(last_writer(&managers(&object(json!([entry("a\nb", "Update")])))), "a b");
+}
+
+#[tokio::test]
+async fn a_proxy_of_the_dialer_is_used() {
+    let dead = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let proxy = format!("http://{dead}").parse::<ProxySetting>().unwrap();
+    let dialer = Dialer::with_environment(proxy, ProxyFiles::default(), |_| None).unwrap();
+    let api = HostileApi::start("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}", false).unwrap();
+    let kubeconfig = kubeconfig(&api.url("localhost"), api.authority());
+    let error = Foreign::new(&kubeconfig, dialer).await.unwrap().get(PATH).await.unwrap_err();
+    assert!(error.to_string().contains(&format!("proxy http://{dead}")), "{error}");
+}

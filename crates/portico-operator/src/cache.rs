@@ -1,0 +1,158 @@
+//! All objects of one kind as a controller last saw them, its own writes included.
+//!
+//! A watch is a little behind. A pass that compares with what was there before its own last write would write
+//! again, so what the API server returned counts until the watch has it.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures_util::{Stream, StreamExt, future::ready};
+use k8s_openapi::Resource;
+use kube::runtime::reflector::{self, ObjectRef, Store, store::Writer};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Resource as _, ResourceExt};
+use portico_kube::seen::Seen;
+use portico_kube::watch::Sign;
+
+use crate::follow::recorded;
+use crate::status::StatusHandle;
+
+type Objects<K> = HashMap<ObjectRef<Seen<K>>, Arc<Seen<K>>>;
+
+/// The objects of kind `K`.
+pub(crate) struct Cache<K: Resource + 'static> {
+    store: Store<Seen<K>>,
+    ahead: Mutex<Ahead<K>>,
+    listed: AtomicBool,
+}
+
+/// What this process knows before the watch.
+struct Ahead<K: Resource + 'static> {
+    /// Written by this process.
+    written: Objects<K>,
+    /// The newest version that the watch has told of, of any object.
+    watched: u64,
+}
+
+impl<K: Resource + Send + Sync + 'static> Cache<K> {
+    /// A cache that knows nothing, and what [`Self::follow`] fills it with.
+    pub(crate) fn new() -> (Self, Writer<Seen<K>>) {
+        let (store, writer) = reflector::store();
+        let ahead = Mutex::new(Ahead { written: HashMap::new(), watched: 0 });
+        (Self { store, ahead, listed: AtomicBool::new(false) }, writer)
+    }
+
+    /// The objects as the watch brought them, without own writes that it has not told of yet.
+    pub(crate) fn store(&self) -> Store<Seen<K>> {
+        self.store.clone()
+    }
+
+    /// Whether all objects are known.
+    pub(crate) fn is_known(&self) -> bool {
+        self.listed.load(Ordering::Acquire)
+    }
+
+    /// One object; `namespace` is empty for those without.
+    pub(crate) fn get(&self, namespace: &str, name: &str) -> Option<Arc<Seen<K>>> {
+        let key = key(namespace, name);
+        self.ahead().written.get(&key).cloned().or_else(|| self.store.get(&key))
+    }
+
+    /// All objects.
+    pub(crate) fn all(&self) -> Vec<Arc<Seen<K>>> {
+        self.store.state()
+    }
+
+    /// The objects of one namespace.
+    pub(crate) fn in_namespace(&self, namespace: &str) -> Vec<Arc<Seen<K>>> {
+        let all = self.store.state();
+        all.into_iter().filter(|seen| seen.meta().namespace.as_deref() == Some(namespace)).collect()
+    }
+
+    /// This process has written an object, which the API server returned.
+    pub(crate) fn written(&self, object: Seen<K>) {
+        let mut ahead = self.ahead();
+        // The watch may be past it by now: the object may be another, or gone.
+        if version(&object) > ahead.watched {
+            ahead.written.insert(ObjectRef::from_obj(&object), Arc::new(object));
+        }
+    }
+
+    /// An object is gone, or its deletion has begun.
+    pub(crate) fn gone(&self, namespace: &str, name: &str) {
+        self.ahead().written.remove(&key(namespace, name));
+    }
+
+    /// The watch has told of an object, and the store has what it said.
+    fn watched(&self, seen: &Seen<K>) {
+        let mut ahead = self.ahead();
+        ahead.watched = ahead.watched.max(version(seen));
+        let object = ObjectRef::from_obj(seen);
+        if ahead.written.get(&object).is_some_and(|written| version(&**written) <= version(seen)) {
+            ahead.written.remove(&object);
+        }
+    }
+
+    /// Watches, and yields the object of each change; `None` stands for all of them.
+    pub(crate) fn follow<S, F>(
+        self: &Arc<Self>,
+        signs: S,
+        keep: F,
+        writer: Writer<Seen<K>>,
+        status: StatusHandle,
+    ) -> impl Stream<Item = Option<ObjectRef<Seen<K>>>> + Send + use<K, S, F>
+    where
+        S: Stream<Item = watcher::Result<Sign<Seen<K>>>> + Send + 'static,
+        F: Fn(&Seen<K>) -> bool + Send + Sync + 'static,
+    {
+        use watcher::Event::{Apply, Delete, Init, InitApply, InitDone};
+        let this = Arc::clone(self);
+        recorded(signs, K::KIND, status)
+            .filter(move |event| {
+                let dropped =
+                    matches!(event, Ok(Apply(seen) | InitApply(seen) | Delete(seen)) if !keep(seen));
+                ready(!dropped)
+            })
+            .reflect(writer)
+            .filter_map(move |event| {
+                ready(match event {
+                    Ok(InitDone) => {
+                        // What was deleted while there was no watch is in no list. What was written during
+                        // this list is at worst applied once more.
+                        this.ahead().written.clear();
+                        this.listed.store(true, Ordering::Release);
+                        Some(None)
+                    }
+                    Ok(Apply(seen) | Delete(seen)) => {
+                        this.watched(&seen);
+                        Some(Some(ObjectRef::from_obj(&seen)))
+                    }
+                    Ok(Init | InitApply(_)) | Err(_) => None,
+                })
+            })
+    }
+
+    fn ahead(&self) -> MutexGuard<'_, Ahead<K>> {
+        self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The API of one namespace, or, if it is empty, of objects without.
+pub(crate) fn api<K: Resource + 'static>(client: &kube::Client, namespace: &str) -> Api<Seen<K>> {
+    if namespace.is_empty() {
+        Api::all_with(client.clone(), &())
+    } else {
+        Api::namespaced_with(client.clone(), namespace, &())
+    }
+}
+
+fn key<K: Resource + 'static>(namespace: &str, name: &str) -> ObjectRef<Seen<K>> {
+    let key = ObjectRef::new(name);
+    if namespace.is_empty() { key } else { key.within(namespace) }
+}
+
+/// Versions can be compared since Kubernetes 1.35 says so, and are numbers in all releases before.
+pub(crate) fn version(object: &impl ResourceExt) -> u64 {
+    object.resource_version().and_then(|version| version.parse().ok()).unwrap_or_default()
+}

@@ -1,0 +1,298 @@
+//! The controller of the seed components: the gateway of a seed, made from its Seed.
+//!
+//! Deployment, Service, rights and the rest are decided by [`portico_expose::components`]; the certificate of
+//! the tunnel listener is in `tunnel`. One pass is enough, and nothing is written that is as it should be. A
+//! Seed that must not be used as written keeps the gateway it has. Each write stands for itself: a process
+//! that is killed between two of them leaves the rest to the next one. Objects of somebody else are told and
+//! left alone, and where KKP's controllers run nothing is written at all.
+//!
+//! There is one gateway, whatever the number of Seeds: that of the one that `--seed` names, or of the only
+//! one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::{self, BoxStream, StreamExt};
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service, ServiceAccount};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use kube::Client;
+use kube::runtime::controller::Action;
+use kube::runtime::reflector::{ObjectRef, Store};
+use portico_api::meta::ObjectKey;
+use portico_api::seed::Seed;
+use portico_expose::components::{GatewaySettings, Part};
+use portico_kube::events::Events;
+use portico_source::Object;
+use portico_source::served::Served;
+use tokio::sync::watch as channel;
+use tokio::time::Instant;
+use tracing::info;
+
+use crate::above::Above;
+use crate::follow::{drive, on_change, pause};
+use crate::issued::Issued;
+use crate::kkp::{Kkp, KkpWatch};
+use crate::slot::{Held, Slot, WriteError};
+use crate::status::StatusHandle;
+use crate::tally::Tally;
+
+mod pass;
+mod reports;
+mod tunnel;
+
+/// The first pause after a failed pass; doubled with every further one.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+
+/// The longest pause between two attempts. Never given up: the cause may have been repaired.
+const LAST_RETRY: Duration = Duration::from_secs(60);
+
+/// How often everything is looked at without any change: certificates end by time alone.
+const PERIOD: Duration = Duration::from_secs(3_600);
+
+/// Seeds at a time. They share the gateway.
+const CONCURRENCY: u16 = 1;
+
+/// The name of the controller on Events.
+pub(crate) const CONTROLLER: &str = "portico-seed-components";
+
+/// What the controller is to do.
+#[derive(Debug, Clone)]
+pub struct ComponentSettings {
+    /// The gateway.
+    pub gateway: GatewaySettings,
+    /// The Seed of the gateway, where there are several.
+    pub seed: Option<String>,
+    /// What time it is.
+    pub clock: fn() -> Timestamp,
+}
+
+/// How it stands with a Seed, as its condition says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct State {
+    ready: bool,
+    reason: &'static str,
+    message: String,
+}
+
+impl State {
+    fn good(reason: &'static str, message: String) -> Self {
+        Self { ready: true, reason, message }
+    }
+
+    fn bad(reason: &'static str, message: String) -> Self {
+        Self { ready: false, reason, message }
+    }
+}
+
+/// Everything that a reconciliation needs.
+struct Context {
+    client: Client,
+    settings: ComponentSettings,
+    seeds: Store<Served<Seed>>,
+    /// The objects of the gateway, in the order in which they are made.
+    parts: Vec<(Part, Box<dyn Held>)>,
+    /// The certificate of the tunnel listener: which it is, its Secret, what signs it, and what agents trust.
+    issued: Issued,
+    certificate: Slot<Secret>,
+    authority: Slot<Secret>,
+    trusted: Slot<ConfigMap>,
+    kkp: KkpWatch,
+    above: Above,
+    leads: channel::Receiver<bool>,
+    events: Events,
+    status: StatusHandle,
+    tally: Tally,
+}
+
+/// What there is to reconcile.
+type Work = Vec<ObjectRef<Served<Seed>>>;
+
+/// Watches and writes, for ever.
+pub(crate) async fn run(
+    client: Client,
+    settings: ComponentSettings,
+    above: Above,
+    kkp: KkpWatch,
+    events: Events,
+    status: StatusHandle,
+    leads: channel::Receiver<bool>,
+) {
+    let front = settings.gateway.front.clone();
+    let mut changes = Vec::new();
+    let mut parts = Vec::new();
+    for part in Part::ALL {
+        let (held, changed) = part_slot(part, &client, part.key(&front), &status);
+        parts.push((part, held));
+        changes.push(changed);
+    }
+    let issued = tunnel::issued(&front.namespace);
+    let (certificate, changed) = Slot::new(&client, issued.certificate.clone(), &status);
+    changes.push(changed);
+    let (trusted, changed) = Slot::new(&client, issued.authority.clone(), &status);
+    changes.push(changed);
+    let (authority, changed) = Slot::new(&client, issued.authority.clone(), &status);
+    changes.push(changed);
+    let (seeds, above_changes, kkp_changes) = (above.seeds.store(), above.changes(), kkp.changes());
+    status.seeds(|_| ());
+    let tally = Tally::new(CONTROLLER, &status);
+    let context = Arc::new(Context {
+        client,
+        settings,
+        seeds: seeds.clone(),
+        parts,
+        issued,
+        certificate,
+        authority,
+        trusted,
+        kkp,
+        above,
+        leads: leads.clone(),
+        events,
+        status,
+        tally: tally.clone(),
+    });
+    let all = Arc::clone(&context);
+    let triggers = stream::select_all([
+        stream::select_all(changes).map(move |()| all.all()).boxed(),
+        on_change(kkp_changes, &context, Context::all).boxed(),
+        on_change(above_changes, &context, |context| {
+            context.forget_gone();
+            context.all()
+        })
+        .boxed(),
+        // Another replica writes from now on, or has written until now.
+        on_change(leads, &context, |context| {
+            context.forget();
+            context.all()
+        })
+        .boxed(),
+    ]);
+    let retry = |seed: Arc<_>, _: &_, context: Arc<Context>| context.retry(&seed);
+    drive(reconcile, retry, context, seeds, triggers, CONCURRENCY, tally).await;
+}
+
+fn part_slot(
+    part: Part,
+    client: &Client,
+    key: ObjectKey,
+    status: &StatusHandle,
+) -> (Box<dyn Held>, BoxStream<'static, ()>) {
+    fn boxed<K: k8s_openapi::Resource + Send + Sync + 'static>(
+        (slot, changes): (Slot<K>, BoxStream<'static, ()>),
+    ) -> (Box<dyn Held>, BoxStream<'static, ()>) {
+        (Box::new(slot), changes)
+    }
+    match part {
+        Part::ServiceAccount => boxed(Slot::<ServiceAccount>::new(client, key, status)),
+        Part::ClusterRole => boxed(Slot::<ClusterRole>::new(client, key, status)),
+        Part::ClusterRoleBinding => boxed(Slot::<ClusterRoleBinding>::new(client, key, status)),
+        Part::NetworkPolicy => boxed(Slot::<NetworkPolicy>::new(client, key, status)),
+        Part::PodDisruptionBudget => boxed(Slot::<PodDisruptionBudget>::new(client, key, status)),
+        Part::Deployment => boxed(Slot::<Deployment>::new(client, key, status)),
+        Part::Service => boxed(Slot::<Service>::new(client, key, status)),
+    }
+}
+
+/// Makes the gateway of one Seed, if it has one of its own.
+async fn reconcile(served: Arc<Served<Seed>>, context: Arc<Context>) -> Result<Action, WriteError> {
+    let Ok(Object::Seed(seed)) = &served.object else { return Ok(Action::await_change()) };
+    if !context.is_ready() || seed.metadata.deletion_timestamp.is_some() {
+        return Ok(Action::await_change());
+    }
+    match context.kkp.now() {
+        Kkp::Unknown => return Ok(Action::await_change()),
+        Kkp::Present(deployment) => {
+            context.observe(Some(deployment));
+            return Ok(Action::await_change());
+        }
+        Kkp::Absent => context.observe(None),
+    }
+    let started = Instant::now();
+    let outcome = context.pass(seed).await;
+    context.tally.passed(started.elapsed());
+    match outcome {
+        Ok(state) => match context.report(seed, &state, false).await {
+            Err(WriteError::NotLeading) => Ok(Action::await_change()),
+            told => told.map(|()| context.next()),
+        },
+        // The new leader begins anew.
+        Err(WriteError::NotLeading) => Ok(Action::await_change()),
+        Err(error) => {
+            context.tally.failed(error.reason());
+            let state = State::bad(error.reason(), error.to_string());
+            context.report(seed, &state, true).await.and(Err(error))
+        }
+    }
+}
+
+impl Context {
+    /// Whether this replica writes, and everything is known that decides what.
+    fn is_ready(&self) -> bool {
+        let known = [self.above.seeds.is_known(), self.above.configurations.is_known()];
+        *self.leads.borrow() && known.into_iter().all(|known| known) && self.held().all(Held::is_known)
+    }
+
+    /// All objects.
+    fn held(&self) -> impl Iterator<Item = &dyn Held> {
+        let parts = self.parts.iter().map(|(_, held)| &**held);
+        parts.chain([&self.certificate as &dyn Held, &self.authority, &self.trusted])
+    }
+
+    fn part(&self, wanted: Part) -> Option<&dyn Held> {
+        self.parts.iter().find(|(part, _)| *part == wanted).map(|(_, held)| &**held)
+    }
+
+    /// Records whether KKP's controllers do this work.
+    fn observe(&self, deployment: Option<String>) {
+        let text = deployment.map(|deployment| {
+            format!("KKP's controllers are here (Deployment {deployment}): the gateway is left as it is")
+        });
+        let before = self.status.seeds(|seeds| {
+            if text.is_some() {
+                seeds.reports.clear();
+            }
+            std::mem::replace(&mut seeds.observing, text.clone())
+        });
+        match (before, text) {
+            (None, Some(text)) => info!("{text}"),
+            (Some(_), None) => info!("KKP's controllers are gone: the gateway is made from here now"),
+            _ => {}
+        }
+    }
+
+    /// When to look again without any change.
+    fn next(&self) -> Action {
+        let now = Instant::now();
+        let due = self.held().filter_map(Held::due).map(|due| due.saturating_duration_since(now));
+        Action::requeue(due.min().unwrap_or(PERIOD).clamp(FIRST_RETRY, PERIOD))
+    }
+
+    fn retry(&self, seed: &Served<Seed>) -> Action {
+        let key = &seed.reference.key;
+        let failures = self.status.seeds(|seeds| seeds.reports.get(key).map_or(1, |report| report.failures));
+        Action::requeue(pause(failures, FIRST_RETRY, LAST_RETRY))
+    }
+
+    fn all(&self) -> Work {
+        self.seeds.state().iter().map(|served| ObjectRef::from_obj(&**served)).collect()
+    }
+
+    /// Drops what is recorded about Seeds that are gone.
+    fn forget_gone(&self) {
+        let exists =
+            |key: &ObjectKey| self.seeds.get(&ObjectRef::new(&key.name).within(&key.namespace)).is_some();
+        self.status.seeds(|seeds| seeds.reports.retain(|key, _| exists(key)));
+    }
+
+    fn forget(&self) {
+        self.held().for_each(Held::forget);
+        self.status.seeds(|seeds| {
+            seeds.reports.clear();
+            seeds.observing = None;
+        });
+    }
+}

@@ -1,0 +1,226 @@
+//! One pass over the gateway: what should exist is applied, in the order in which it depends on each other.
+
+use k8s_openapi::api::core::v1::Service;
+use kube::Api;
+use kube::api::PostParams;
+use portico_api::annotations::{PROVIDED, TUNNEL_CERTIFICATE};
+use portico_api::configuration::KubermaticConfiguration;
+use portico_api::seed::Seed;
+use portico_expose::components::{Components, Part, components, tunnel_hosts, usable};
+use portico_expose::exposure::MANAGED_BY;
+use portico_kube::FIELD_MANAGER;
+use serde_json::Value;
+use tokio::time::Instant;
+use tracing::info;
+
+use super::tunnel::{is_in_the_way, names};
+use super::{Context, State};
+use crate::exposure::ingress_of;
+use crate::slot::{Held, Presence, WriteError};
+use crate::write::request;
+
+impl Context {
+    /// Makes the gateway as `seed` asks for, if it is the Seed of the gateway. Returns how it stands then.
+    pub(super) async fn pass(&self, seed: &Seed) -> Result<State, WriteError> {
+        if let Some(state) = self.of_another_seed(seed) {
+            return Ok(state);
+        }
+        if seed.spec.nodeport_proxy.disable {
+            return self.remove_all().await;
+        }
+        let configuration = match self.above.configurations.one() {
+            Ok(Some(configuration)) => configuration,
+            Ok(None) => {
+                // The names of the certificate follow from it.
+                let message = "there is no KubermaticConfiguration; write one, with spec.ingress.domain";
+                return Ok(State::bad("NoConfiguration", message.to_owned()));
+            }
+            Err(several) => return Ok(State::bad("InvalidConfiguration", several.to_string())),
+        };
+        let load_balancer = match usable(seed) {
+            Ok(load_balancer) => load_balancer,
+            Err(refused) => {
+                let message = format!("{refused}; the gateway stays as it is");
+                return Ok(State::bad("InvalidConfiguration", message));
+            }
+        };
+        if let Some(state) = self.in_the_way(seed).or_else(|| self.yielded()) {
+            return Ok(state);
+        }
+        let hosts = self.hosts(&configuration);
+        let tunnel = self.tunnel(seed, names(hosts), (self.settings.clock)()).await?;
+        self.status.seeds(|seeds| seeds.certificate_ends = tunnel.ends.map(|end| end.as_second()));
+        let settings = &self.settings.gateway;
+        let wanted = components(seed, &load_balancer, &configuration, settings, tunnel.serves);
+        self.write_parts(&wanted).await?;
+        Ok(tunnel.problem.unwrap_or_else(|| self.availability()))
+    }
+
+    /// How it stands with a Seed that has no gateway of its own.
+    fn of_another_seed(&self, seed: &Seed) -> Option<State> {
+        let seeds = self.above.seeds.seeds();
+        match &self.settings.seed {
+            Some(named) if **named == *seed.metadata.name => None,
+            Some(named) => {
+                let message = format!("the gateway is that of Seed {named}, and serves these clusters too");
+                Some(State::good("GatewayShared", message))
+            }
+            None if seeds.len() < 2 => None,
+            None => {
+                let names: Vec<_> = seeds.iter().map(|seed| seed.metadata.key().to_string()).collect();
+                let message = format!(
+                    "there are several Seeds ({}), and one gateway; name its Seed with --seed. Until then it \
+                     stays as it is",
+                    names.join(", ")
+                );
+                Some(State::bad("SeveralSeeds", message))
+            }
+        }
+    }
+
+    /// Names by which agents reach the tunnel listener, with those of every Seed: they share it.
+    fn hosts(&self, configuration: &KubermaticConfiguration) -> impl Iterator<Item = String> + use<> {
+        let front = self.part(Part::Service).and_then(Held::value);
+        let ingress = front.map(|front| ingress_of(&front)).unwrap_or_default();
+        let seeds = self.above.seeds.seeds();
+        tunnel_hosts(&seeds, configuration, &self.settings.gateway.front, &ingress).into_iter()
+    }
+
+    /// What somebody else has made under the names of the gateway.
+    fn in_the_way(&self, seed: &Seed) -> Option<State> {
+        let foreign = |held: &&dyn Held| held.presence() == Presence::Foreign;
+        let parts = self.parts.iter().map(|(_, held)| &**held).filter(foreign);
+        let trusted = Some(&self.trusted as &dyn Held).filter(foreign);
+        let secrets = [&self.certificate as &dyn Held, &self.authority];
+        let secrets = secrets.into_iter().filter(|held| is_in_the_way(*held, seed));
+        let found: Vec<String> = parts
+            .chain(trusted)
+            .chain(secrets)
+            .map(|held| format!("{} {}", held.kind(), held.key()))
+            .collect();
+        let (first, namespace) = (found.first()?, &self.settings.gateway.front.namespace);
+        let kind_and_name = first.replace(&format!("{namespace}/"), "").to_lowercase();
+        let mut message = format!(
+            "not made by this operator, so nothing is written: {}. To hand one over: kubectl label -n \
+             {namespace} {kind_and_name} {}={}",
+            found.join(", "),
+            MANAGED_BY.0,
+            MANAGED_BY.1
+        );
+        if self.certificate.presence() == Presence::Foreign {
+            let seed = &seed.metadata.name;
+            message += &format!(
+                ". To use the certificate as it is: kubectl annotate -n {namespace} seed {seed} \
+                 {TUNNEL_CERTIFICATE}={PROVIDED}"
+            );
+        }
+        Some(State::bad("NameTaken", message))
+    }
+
+    /// An object that another writer changes back.
+    fn yielded(&self) -> Option<State> {
+        let now = Instant::now();
+        let found = self.held().find_map(|held| Some((held, held.yielded_to(now)?)));
+        found.map(|(held, writer)| {
+            let message = format!(
+                "{} {} is changed back by {writer} each time it is written; stop that writer, this one waits",
+                held.kind(),
+                held.key()
+            );
+            State::bad("ForeignWriter", message)
+        })
+    }
+
+    async fn write_parts(&self, wanted: &Components) -> Result<(), WriteError> {
+        for (part, held) in &self.parts {
+            match wanted.objects.iter().find(|(wanted, _)| wanted == part) {
+                None => self.remove(&**held).await?,
+                Some((_, object)) => {
+                    if *part == Part::Service && held.presence() == Presence::Absent {
+                        self.create_front(&wanted.front).await?;
+                    }
+                    self.write(&**held, &object.fields).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Creates the front Service, with ports: those are then the front controller's to keep, which an apply
+    /// of them would dispute.
+    async fn create_front(&self, front: &Value) -> Result<(), WriteError> {
+        self.lead()?;
+        let impossible = |error: serde_json::Error| WriteError::Impossible(error.to_string());
+        let service: Service = serde_json::from_value(front.clone()).map_err(impossible)?;
+        let namespace = &self.settings.gateway.front.namespace;
+        let api = Api::<Service>::namespaced(self.client.clone(), namespace);
+        let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        request("creating the front Service", api.create(&params, &service)).await?;
+        self.count(true, Part::Service.kind());
+        Ok(())
+    }
+
+    /// Deletes what was made, but for the authority: agents trust it, also if the gateway comes back.
+    async fn remove_all(&self) -> Result<State, WriteError> {
+        let made = self.parts.iter().rev().map(|(_, held)| &**held);
+        for held in made.chain([&self.certificate as &dyn Held]) {
+            self.remove(held).await?;
+        }
+        self.status.seeds(|seeds| seeds.certificate_ends = None);
+        let message = "spec.nodeportProxy.disable is set: there is no gateway";
+        Ok(State::good("Disabled", message.to_owned()))
+    }
+
+    /// Applies an object, and counts it if that changed anything.
+    pub(super) async fn write(&self, held: &dyn Held, wanted: &Value) -> Result<(), WriteError> {
+        self.lead()?;
+        let written = held.put(&self.client, wanted).await?;
+        self.count(written, held.kind());
+        if written {
+            info!(object = %held.key(), kind = held.kind(), "written");
+        }
+        Ok(())
+    }
+
+    /// Deletes an object that is not wanted, if it is Portico's.
+    pub(super) async fn remove(&self, held: &dyn Held) -> Result<(), WriteError> {
+        self.lead()?;
+        let removed = held.remove(&self.client).await?;
+        self.count(removed, held.kind());
+        if removed {
+            info!(object = %held.key(), kind = held.kind(), "deleted");
+        }
+        Ok(())
+    }
+
+    /// Ends a pass that another replica does by now.
+    pub(super) fn lead(&self) -> Result<(), WriteError> {
+        if *self.leads.borrow() { Ok(()) } else { Err(WriteError::NotLeading) }
+    }
+
+    pub(super) fn count(&self, written: bool, kind: &'static str) {
+        if written {
+            self.tally.wrote(kind);
+        }
+    }
+
+    /// Whether pods serve.
+    fn availability(&self) -> State {
+        let deployment = self.part(Part::Deployment).and_then(Held::value).unwrap_or_default();
+        let number = |path: &str| deployment.pointer(path).and_then(Value::as_u64).unwrap_or_default();
+        let (available, wanted) = (number("/status/availableReplicas"), number("/spec/replicas"));
+        let (updated, key) = (number("/status/updatedReplicas"), &self.settings.gateway.front.namespace);
+        if available == 0 {
+            let message = format!(
+                "none of {wanted} pods serves: kubectl describe pods -n {key} -l \
+                 app.kubernetes.io/name=portico-gateway"
+            );
+            return State::bad("GatewayUnavailable", message);
+        }
+        if available < wanted || updated < wanted {
+            let message = format!("{available} of {wanted} pods serve, {updated} are as the Seed asks");
+            return State::good("GatewayProgressing", message);
+        }
+        State::good("GatewayReady", format!("{wanted} pods serve"))
+    }
+}

@@ -1,0 +1,31 @@
+//! One of `status.conditions` of a Cluster or a Seed, as controllers here write it.
+
+use jiff::Timestamp;
+use portico_api::cluster::ClusterCondition;
+use portico_kube::text::one_line;
+use serde_json::{Value, json};
+
+/// Characters of a message. It may quote what somebody else has written.
+const LONGEST: usize = 2_000;
+
+/// What a condition is to say, after `before`, and whether that is something else.
+///
+/// As in KKP, whose schema asks for its version too.
+pub(crate) fn condition(
+    before: Option<&ClusterCondition>,
+    holds: bool,
+    reason: &str,
+    message: &str,
+) -> (Value, bool) {
+    let message = one_line(message, LONGEST);
+    let status = if holds { "True" } else { "False" };
+    let same = before.is_some_and(|before| {
+        &*before.status == status && &*before.reason == reason && *before.message == *message
+    });
+    let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let since = before.filter(|before| &*before.status == status);
+    let since = since.map_or(now.clone(), |before| before.last_transition_time.to_string());
+    let condition = json!({"status": status, "reason": reason, "message": message,
+        "lastTransitionTime": since, "lastHeartbeatTime": now, "kubermaticVersion": ""});
+    (condition, !same)
+}

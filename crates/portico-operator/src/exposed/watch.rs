@@ -1,0 +1,65 @@
+//! The one watch of ExposedClusters, for all controllers that work from them.
+
+use std::sync::Arc;
+
+use futures_util::future::ready;
+use futures_util::{Stream, StreamExt, stream};
+use kube::Client;
+use kube::runtime::reflector::ObjectRef;
+use portico_kube::seen::Seen;
+use portico_kube::watch::signs;
+use tokio::sync::broadcast::{self, error::RecvError};
+
+use super::Written;
+use crate::cache::{Cache, api};
+use crate::status::StatusHandle;
+
+/// Changes that a controller may be behind. One that is further behind looks at all objects.
+const BEHIND: usize = 1_024;
+
+/// An object that changed or is gone; `None` stands for all of them.
+pub(crate) type Changed = Option<ObjectRef<Seen<Written>>>;
+
+/// All ExposedClusters, and their changes.
+#[derive(Clone)]
+pub(crate) struct ExposedWatch {
+    pub(crate) cache: Arc<Cache<Written>>,
+    changed: broadcast::Sender<Changed>,
+}
+
+impl ExposedWatch {
+    /// Returns what is known, and the work that keeps it so.
+    pub(crate) fn new(
+        client: &Client,
+        status: &StatusHandle,
+    ) -> (Self, impl Future<Output = ()> + Send + use<>) {
+        let (cache, writer) = Cache::new();
+        let cache = Arc::new(cache);
+        let (changed, _) = broadcast::channel(BEHIND);
+        let signs = signs(api(client, ""), None);
+        let (followed, tell, status) = (Arc::clone(&cache), changed.clone(), status.clone());
+        let work = async move {
+            let changes = followed.follow(signs, |_| true, writer, status);
+            changes
+                .for_each(|object| {
+                    // Fails where no controller listens.
+                    let _ = tell.send(object);
+                    ready(())
+                })
+                .await;
+        };
+        (Self { cache, changed }, work)
+    }
+
+    /// Tells of every change. Begins with all objects: some may be known by now.
+    pub(crate) fn changes(&self) -> impl Stream<Item = Changed> + Send + use<> {
+        let later = stream::unfold(self.changed.subscribe(), |mut changed| async {
+            match changed.recv().await {
+                Ok(object) => Some((object, changed)),
+                Err(RecvError::Lagged(_)) => Some((None, changed)),
+                Err(RecvError::Closed) => None,
+            }
+        });
+        stream::once(ready(None)).chain(later)
+    }
+}

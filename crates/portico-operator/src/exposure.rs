@@ -1,0 +1,441 @@
+//! The exposure controller: what makes each Cluster reachable, where no other controller does that.
+//!
+//! For each Cluster: its strategy, if it names none; namespace, Services and EndpointSlices; its
+//! ExposedCluster, from which gateways work; `status.address`, and a condition that says how it stands. What
+//! these are is decided by [`portico_expose::exposure`]. One pass is enough: what depends on NodePorts is
+//! planned again with those that the API server allocated. Nothing is written that is as it should be.
+//!
+//! A Cluster that must not be used as written keeps what it has. Each write stands for itself: a process that
+//! is killed between two of them leaves the rest to the next one. Where KKP's controllers run, nothing is
+//! written at all.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::{Stream, StreamExt, stream};
+use k8s_openapi::api::core::v1::{Namespace, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::runtime::controller::Action;
+use kube::runtime::reflector::{ObjectRef, Store, store::Writer};
+use kube::{Client, ResourceExt};
+use portico_api::cluster::{Address, Cluster};
+use portico_api::meta::ObjectKey;
+use portico_api::names::ClusterName;
+use portico_expose::exposure::{MANAGED_BY, SERVICE_NAME, Standing};
+use portico_expose::services::APISERVER;
+use portico_kube::events::Events;
+use portico_kube::seen::Seen;
+use portico_kube::watch::{labelled, signs};
+use portico_source::Object;
+use portico_source::served::Served;
+use tokio::sync::{mpsc, watch as channel};
+use tokio::time::Instant;
+use tracing::info;
+
+use crate::above::Above;
+use crate::cache::{Cache, api, version};
+use crate::exposed::{ExposedWatch, Written, follow_clusters, follow_written};
+use crate::follow::{drive, on_change, pause};
+use crate::kkp::{Kkp, KkpWatch};
+use crate::status::StatusHandle;
+use crate::tally::Tally;
+use crate::write::DEFINITION_OUTDATED;
+
+mod found;
+mod pass;
+mod reports;
+mod resolver;
+mod write;
+
+use found::addresses_of;
+pub(crate) use found::ingress_of;
+use pass::Outcome;
+pub(crate) use pass::belongs_to;
+use reports::report;
+use resolver::{PATIENCE, Resolver};
+use write::{Fights, PassError};
+
+/// The first pause after a failed pass; doubled with every further one.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+
+/// The longest pause between two attempts. Never given up: the cause may have been repaired.
+const LAST_RETRY: Duration = Duration::from_secs(60);
+
+/// Clusters that are reconciled at the same time. One that an admission webhook keeps waiting must not hold
+/// the others up.
+const CONCURRENCY: u16 = 32;
+
+/// The name of the controller on Events.
+pub(crate) const CONTROLLER: &str = "portico-exposure";
+
+/// What the controller is to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExposureSettings {
+    /// The Service of the load balancer in front of the gateway. The names of clusters should lead to its
+    /// addresses, and the load balancers of clusters lead to its pods.
+    pub front: ObjectKey,
+    /// Port at which clients find the listener that routes by server name.
+    pub sni_port: u16,
+    /// External addresses of the seed's nodes, for Seeds without a gateway.
+    pub node_ips: Vec<IpAddr>,
+}
+
+/// Everything that a reconciliation needs.
+struct Context {
+    client: Client,
+    settings: ExposureSettings,
+    clusters: Store<Served<Cluster>>,
+    namespaces: Arc<Cache<Namespace>>,
+    services: Arc<Cache<Service>>,
+    slices: Arc<Cache<EndpointSlice>>,
+    exposed: Arc<Cache<Written>>,
+    /// The EndpointSlices of the gateway.
+    gateways: Arc<Cache<EndpointSlice>>,
+    /// Those of API servers.
+    api_servers: Arc<Cache<EndpointSlice>>,
+    kkp: KkpWatch,
+    resolver: Resolver,
+    above: Above,
+    leads: channel::Receiver<bool>,
+    events: Events,
+    status: StatusHandle,
+    tally: Tally,
+    fights: Mutex<BTreeMap<String, Fights>>,
+    /// The version of each Cluster that was written last, since the last list.
+    written: Mutex<HashMap<String, u64>>,
+}
+
+/// What there is to reconcile.
+type Work = Vec<ObjectRef<Served<Cluster>>>;
+
+/// Watches and writes, for ever.
+pub(crate) async fn run(
+    client: Client,
+    settings: ExposureSettings,
+    clusters_writer: Writer<Served<Cluster>>,
+    above: Above,
+    (exposed, kkp): (ExposedWatch, KkpWatch),
+    events: Events,
+    (status, leads): (StatusHandle, channel::Receiver<bool>),
+) {
+    let clusters = clusters_writer.as_reader();
+    let (namespaces, namespaces_writer) = Cache::new();
+    let (services, services_writer) = Cache::new();
+    let (slices, slices_writer) = Cache::new();
+    let (gateways, gateways_writer) = Cache::new();
+    let (api_servers, api_servers_writer) = Cache::new();
+    let (resolver, resolved) = Resolver::new();
+    let changes = above.changes();
+    let tally = Tally::new(CONTROLLER, &status);
+    let context = Arc::new(Context {
+        client: client.clone(),
+        settings,
+        clusters: clusters.clone(),
+        namespaces: Arc::new(namespaces),
+        services: Arc::new(services),
+        slices: Arc::new(slices),
+        exposed: Arc::clone(&exposed.cache),
+        gateways: Arc::new(gateways),
+        api_servers: Arc::new(api_servers),
+        kkp: kkp.clone(),
+        resolver,
+        above,
+        leads: leads.clone(),
+        events,
+        status: status.clone(),
+        tally: tally.clone(),
+        fights: Mutex::default(),
+        written: Mutex::default(),
+    });
+    status.clusters(|_| ());
+    let all = |context: &Arc<Context>| {
+        let context = Arc::clone(context);
+        move || context.all()
+    };
+    let front = context.settings.front.clone();
+    let slices_of = |namespace: &str, service: &str| {
+        labelled(api::<EndpointSlice>(&client, namespace), &format!("{SERVICE_NAME}={service}"))
+    };
+    let gateway_slices = slices_of(&front.namespace, &front.name);
+    let own_slices =
+        labelled(api::<EndpointSlice>(&client, ""), &format!("{}={}", MANAGED_BY.0, MANAGED_BY.1));
+    let triggers = stream::select_all([
+        follow_clusters(&client, clusters_writer, &context, &status, Context::all, Context::forget_gone)
+            .boxed(),
+        follow_written(&exposed, &context, Context::all).boxed(),
+        context
+            .namespaces
+            .follow(signs(api(&client, ""), None), of_cluster, namespaces_writer, status.clone())
+            .map(of_namespace(all(&context)))
+            .boxed(),
+        context
+            .services
+            .follow(
+                signs(api(&client, ""), None),
+                move |service| in_cluster(service) || is(service, &front),
+                services_writer,
+                status.clone(),
+            )
+            .map(of_namespace(all(&context)))
+            .boxed(),
+        context
+            .slices
+            .follow(own_slices, in_cluster, slices_writer, status.clone())
+            .map(of_namespace(all(&context)))
+            .boxed(),
+        context
+            .api_servers
+            .follow(slices_of("", APISERVER), in_cluster, api_servers_writer, status.clone())
+            .map(of_namespace(all(&context)))
+            .boxed(),
+        // Every change concerns all clusters.
+        context
+            .gateways
+            .follow(gateway_slices, |_| true, gateways_writer, status)
+            .map(to_all(all(&context)))
+            .boxed(),
+        on_change(kkp.changes(), &context, Context::all).boxed(),
+        names(resolved).boxed(),
+        on_change(changes, &context, Context::all).boxed(),
+        // Another replica writes from now on, or has written until now.
+        on_change(leads, &context, |context| {
+            context.fights().clear();
+            context.status.clusters(|clusters| {
+                clusters.reports.clear();
+                clusters.observing = None;
+            });
+            context.all()
+        })
+        .boxed(),
+    ]);
+    let retry = |cluster: Arc<_>, _: &_, context: Arc<Context>| context.retry(&cluster);
+    drive(reconcile, retry, context, clusters, triggers, CONCURRENCY, tally).await;
+}
+
+/// Makes one cluster reachable.
+async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Result<Action, PassError> {
+    let Ok(Object::Cluster(cluster)) = &served.object else { return Ok(Action::await_change()) };
+    if !context.is_ready() || context.is_behind(&served) {
+        return Ok(Action::await_change());
+    }
+    match context.kkp.now() {
+        Kkp::Unknown => return Ok(Action::await_change()),
+        Kkp::Present(deployment) => {
+            context.observe(Some(deployment));
+            // The one object that is not KKP's.
+            if let Err(error) = context.write_exposed(cluster, None).await {
+                // On record, so that the pauses grow; a condition would be a write beside KKP.
+                let standing = error.standing();
+                context.tally.failed(standing.reason);
+                report(cluster, &standing, true, &context.status, &context.events).await;
+                return Err(error);
+            }
+            context.status.clusters(|clusters| clusters.reports.remove(&*cluster.metadata.name));
+            return Ok(Action::await_change());
+        }
+        Kkp::Absent => context.observe(None),
+    }
+    if cluster.metadata.deletion_timestamp.is_some() {
+        // The namespace belongs to it, and goes with it.
+        return Ok(Action::await_change());
+    }
+    if cluster.spec.pause {
+        match context.follow_gateways(cluster).await {
+            Ok(()) => {}
+            Err(PassError::NotLeading) => return Ok(Action::await_change()),
+            Err(error) => return context.failed(cluster, error).await,
+        }
+        let message = "the Cluster is paused: everything stays as it is".to_owned();
+        let paused = Standing { exposed: true, reason: "Paused", message };
+        report(cluster, &paused, false, &context.status, &context.events).await;
+        return Ok(Action::await_change());
+    }
+    let started = Instant::now();
+    let outcome = match context.pass(cluster, served.resource_version().as_deref()).await {
+        done @ Ok(Outcome::Done(..)) => done,
+        // Without the pods of a rollout before, whatever else must stay or could not be written.
+        other => context.follow_gateways(cluster).await.and(other),
+    };
+    context.tally.passed(started.elapsed());
+    match outcome {
+        Ok(Outcome::Waits) => Ok(Action::requeue(PATIENCE)),
+        Ok(Outcome::Stopped(standing)) => {
+            context.mark(cluster, &standing, None, false).await?;
+            Ok(context.next(cluster))
+        }
+        Ok(Outcome::Done(standing, address)) => {
+            context.mark(cluster, &standing, Some(&address), false).await?;
+            Ok(context.next(cluster))
+        }
+        // The new leader begins anew.
+        Err(PassError::NotLeading) => Ok(Action::await_change()),
+        Err(error) => context.failed(cluster, error).await,
+    }
+}
+
+impl Context {
+    /// Whether this replica writes, and everything is known that decides what.
+    fn is_ready(&self) -> bool {
+        let known = [
+            self.namespaces.is_known(),
+            self.services.is_known(),
+            self.slices.is_known(),
+            self.gateways.is_known(),
+            self.api_servers.is_known(),
+            self.above.seeds.is_known(),
+            self.above.configurations.is_known(),
+            self.exposed.is_known(),
+        ];
+        *self.leads.borrow() && known.into_iter().all(|known| known)
+    }
+
+    /// Records whether KKP's controllers do this work.
+    fn observe(&self, deployment: Option<String>) {
+        let text = deployment.map(|deployment| {
+            format!(
+                "KKP's controllers are here (Deployment {deployment}): they expose clusters, and only \
+                 ExposedClusters and the front Service are written beside them"
+            )
+        });
+        let before =
+            self.status.clusters(|clusters| std::mem::replace(&mut clusters.observing, text.clone()));
+        match (before, text) {
+            (None, Some(text)) => info!("{text}"),
+            (Some(_), None) => info!("KKP's controllers are gone: clusters are exposed from here now"),
+            _ => {}
+        }
+    }
+
+    /// Says that a pass did not end, which is tried again.
+    async fn failed(&self, cluster: &Cluster, error: PassError) -> Result<Action, PassError> {
+        let standing = error.standing();
+        self.tally.failed(standing.reason);
+        // What failed first is what counts.
+        drop(self.mark(cluster, &standing, None, true).await);
+        Err(error)
+    }
+
+    /// Says how it stands with a cluster: as a condition, in the log, as an Event. `failed` counts a failed
+    /// pass, and so does a condition that cannot be written.
+    async fn mark(
+        &self,
+        cluster: &Cluster,
+        standing: &Standing,
+        address: Option<&Address>,
+        failed: bool,
+    ) -> Result<(), PassError> {
+        let written = self.write_status(cluster, standing, address).await;
+        let (mut told, mut again) = (standing.clone(), Ok(()));
+        if let Err(error) = written.or_else(PassError::unless_another_leads) {
+            let why = error.standing();
+            self.tally.failed(why.reason);
+            if why.reason == DEFINITION_OUTDATED {
+                // For good: only Event, log and status can say it.
+                let Standing { exposed, reason, message } = standing;
+                let message = format!("{reason}: {message}; the condition does not say so: {}", why.message);
+                told = Standing { exposed: *exposed, reason: why.reason, message };
+            } else {
+                again = Err(error);
+            }
+        }
+        report(cluster, &told, failed || again.is_err(), &self.status, &self.events).await;
+        again
+    }
+
+    /// When to look again without any change: once the name is to be looked up again, or another writer may
+    /// be gone.
+    fn next(&self, cluster: &Cluster) -> Action {
+        let (name, now) = (&*cluster.metadata.name, Instant::now());
+        let dns = self.resolver.fresh_for(name, now);
+        let fight = self.fights().get(name).and_then(Fights::due);
+        let fight = fight.map(|due| due.saturating_duration_since(now));
+        match dns.into_iter().chain(fight).min() {
+            Some(pause) => Action::requeue(pause.max(FIRST_RETRY)),
+            None => Action::await_change(),
+        }
+    }
+
+    /// Passes over a cluster that failed, one after the other.
+    fn failures(&self, name: &str) -> u32 {
+        self.status.clusters(|clusters| clusters.reports.get(name).map_or(0, |report| report.failures))
+    }
+
+    fn retry(&self, cluster: &Served<Cluster>) -> Action {
+        let failures = self.failures(&cluster.reference.key.name);
+        Action::requeue(pause(failures, FIRST_RETRY, LAST_RETRY))
+    }
+
+    /// Addresses of the gateway's ready pods.
+    fn gateway_addresses(&self) -> BTreeSet<IpAddr> {
+        self.gateways.all().iter().flat_map(|slice| addresses_of(&slice.value())).collect()
+    }
+
+    fn all(&self) -> Work {
+        self.clusters.state().iter().map(|served| ObjectRef::from_obj(&**served)).collect()
+    }
+
+    /// Drops what is recorded about Clusters that are gone.
+    fn forget_gone(&self) {
+        let exists = |name: &str| self.clusters.get(&ObjectRef::new(name)).is_some();
+        self.status.clusters(|clusters| clusters.reports.retain(|name, _| exists(name)));
+        self.fights().retain(|name, _| exists(name));
+        self.resolver.retain(exists);
+        // Versions may begin anew, where etcd was restored.
+        self.written().clear();
+    }
+
+    /// Whether the watch has not brought yet what was written last. It will, and that triggers another pass.
+    fn is_behind(&self, cluster: &Served<Cluster>) -> bool {
+        let written = self.written().get(&cluster.name_any()).copied();
+        written.is_some_and(|written| version(cluster) < written)
+    }
+
+    fn written(&self) -> MutexGuard<'_, HashMap<String, u64>> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fights(&self) -> MutexGuard<'_, BTreeMap<String, Fights>> {
+        self.fights.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether a Namespace is that of a cluster.
+fn of_cluster(namespace: &Seen<Namespace>) -> bool {
+    ClusterName::of_namespace(&namespace.name_any()).is_some()
+}
+
+fn in_cluster<K: k8s_openapi::Resource>(object: &Seen<K>) -> bool {
+    object.namespace().is_some_and(|namespace| ClusterName::of_namespace(&namespace).is_some())
+}
+
+fn is<K: k8s_openapi::Resource>(object: &Seen<K>, key: &ObjectKey) -> bool {
+    object.name_any() == *key.name && object.namespace().as_deref() == Some(&*key.namespace)
+}
+
+/// The cluster of the namespace of an object, or all clusters.
+fn of_namespace<K: k8s_openapi::Resource>(
+    all: impl Fn() -> Work,
+) -> impl FnMut(Option<ObjectRef<Seen<K>>>) -> Work {
+    move |object| {
+        let Some(object) = object else { return all() };
+        let namespace = object.namespace.as_deref().unwrap_or(&object.name);
+        match ClusterName::of_namespace(namespace) {
+            Some(cluster) => vec![ObjectRef::new(cluster.as_str())],
+            None => all(),
+        }
+    }
+}
+
+fn to_all<T>(all: impl Fn() -> Work) -> impl FnMut(T) -> Work {
+    move |_| all()
+}
+
+/// The clusters whose names have another answer.
+fn names(resolved: mpsc::Receiver<String>) -> impl Stream<Item = Work> + Send {
+    stream::unfold(resolved, |mut resolved| async {
+        let cluster = resolved.recv().await?;
+        Some((vec![ObjectRef::new(&cluster)], resolved))
+    })
+}

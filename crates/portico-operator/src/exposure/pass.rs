@@ -1,0 +1,291 @@
+//! One pass over one cluster: what should exist is applied, in the order in which it depends on each other.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use k8s_openapi::Resource;
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, ResourceExt};
+use portico_api::cluster::{Address, Cluster, EXPOSED as CONDITION};
+use portico_api::problem::Problem;
+use portico_api::strategy::ExposeStrategy;
+use portico_expose::exposure::{
+    CLUSTER_LABEL, Exposure, Found, SERVICE_NAME, Standing, Wanted, exposure, namespace,
+    remembered_node_port, slices_to_gateways, standing,
+};
+use portico_expose::networks::agent_ip;
+use portico_expose::resolve::DecidedBy;
+use portico_expose::services::EXPOSED;
+use portico_expose::strategy::FRONT;
+use portico_kube::FIELD_MANAGER;
+use portico_kube::seen::Seen;
+use portico_source::served::Served;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::Context;
+use super::found::node_ports_of;
+use super::write::PassError;
+use crate::condition::condition;
+use crate::exposed::projection;
+use crate::write::as_portico;
+
+/// How it stands with a cluster after a pass.
+pub(super) enum Outcome {
+    /// It is not known yet: something that is under way triggers another pass.
+    Waits,
+    /// Nothing was written: everything stays as it was.
+    Stopped(Standing),
+    /// Everything is as it should be, with this address.
+    Done(Standing, Address),
+}
+
+/// A pass that ends before its first write.
+fn stopped(exposed: bool, reason: &'static str, message: String) -> Outcome {
+    Outcome::Stopped(Standing { exposed, reason, message })
+}
+
+impl Context {
+    /// Makes everything of `cluster` as it should be. `version` is that of the Cluster as it was read.
+    /// Returns how it stands with it then.
+    pub(super) async fn pass(&self, cluster: &Cluster, version: Option<&str>) -> Result<Outcome, PassError> {
+        let name = &*cluster.metadata.name;
+        let seeds = self.above.seeds.seeds();
+        let refused = |message| stopped(false, "InvalidConfiguration", message);
+        let configuration = match self.above.configurations.one() {
+            Ok(Some(configuration)) => configuration,
+            Ok(None) => {
+                // A strategy must not be decided on before the level that decides is there.
+                let message =
+                    "there is no KubermaticConfiguration; write one, with spec.ingress.domain".to_owned();
+                return Ok(stopped(false, "NoConfiguration", message));
+            }
+            Err(several) => return Ok(refused(several.to_string())),
+        };
+        let sni_port = self.settings.sni_port;
+        let plan = |found: &Found| exposure(cluster, &seeds, Some(&configuration), found, sni_port);
+        let mut found = self.found(cluster);
+        let mut wanted = match plan(&found) {
+            Ok(wanted) => wanted,
+            Err(problems) => return Ok(refused(one_text(&problems))),
+        };
+        let planned = |found: &Found| plan(found).ok();
+        if let Some(message) = self.fights().get_mut(name).and_then(|fights| fights.yielded(Instant::now())) {
+            let message = format!("{message}; stop that writer, this one waits");
+            return Ok(stopped(true, "ForeignWriter", message));
+        }
+        let name_known = self.resolve(cluster, &wanted, &mut found);
+        if let Some(anew) = planned(&found) {
+            wanted = anew;
+        }
+
+        let own = cluster.name().namespace();
+        let namespace_seen = self.namespaces.get("", &own);
+        if let Some(seen) = &namespace_seen
+            && !belongs_to(seen, cluster)
+        {
+            let writer = seen.other_writer().unwrap_or("somebody else");
+            let message = format!(
+                "Namespace {own} was made by {writer}, not for this cluster: nothing is written into it. Use \
+                 another name, or, if it is the cluster's own: kubectl label namespace {own} \
+                 {CLUSTER_LABEL}={name}"
+            );
+            return Ok(stopped(false, "NamespaceTaken", message));
+        }
+        let namespace_now = namespace_seen.map(|seen| seen.value());
+        if namespace_now.is_some_and(|seen| seen.pointer("/status/phase") == Some(&json!("Terminating"))) {
+            let message = format!("Namespace {own} is being deleted; it is made anew once it is gone");
+            return Ok(stopped(false, "NamespaceTerminating", message));
+        }
+        match self.fill_in(cluster, version, &wanted).await {
+            // The watch is behind, and brings a newer Cluster at once.
+            Err(error) if error.is_conflict() => return Ok(Outcome::Waits),
+            filled_in => filled_in?,
+        }
+        self.put(cluster, &self.namespaces, "", &namespace(cluster)).await?;
+        let remembered = remembered_node_port(cluster, &wanted.plan);
+        for service in wanted.services.clone() {
+            if let Some(written) = self.put_service(cluster, &own, service.clone(), remembered).await? {
+                found.node_ports.extend(node_ports_of(&service.name, &written.value()));
+            }
+        }
+        if !wanted.unallocated.is_empty()
+            && let Some(anew) = planned(&found)
+        {
+            // What depends on the NodePorts that were just allocated.
+            wanted = anew;
+            for service in &wanted.services {
+                self.put(cluster, &self.services, &own, service).await?;
+            }
+        }
+        for slice in &wanted.slices {
+            self.put(cluster, &self.slices, &own, slice).await?;
+        }
+        self.remove_leftovers(&own, &wanted).await?;
+        self.write_exposed(cluster, Some(&wanted.plan.address)).await?;
+        // The answer triggers another pass. Until then a condition would say what nobody knows yet.
+        Ok(if name_known {
+            Outcome::Done(standing(&wanted, &found), wanted.plan.address)
+        } else {
+            Outcome::Waits
+        })
+    }
+
+    /// Looks up the name of the cluster, if it has one. Returns whether there was an answer.
+    fn resolve(&self, cluster: &Cluster, wanted: &Exposure, found: &mut Found) -> bool {
+        let host = &*wanted.plan.address.external_name;
+        if host.is_empty() || host.parse::<IpAddr>().is_ok() {
+            return true;
+        }
+        let answer = self.resolver.answer(&cluster.metadata.name, host, Instant::now());
+        let pending = answer.is_pending();
+        (found.dns_error, found.known.resolved) = (answer.error, answer.addresses);
+        if found.known.resolved.is_empty() {
+            // An address that users have is not taken away because DNS is.
+            found.known.resolved.extend(cluster.status.address.ip);
+        }
+        if found.known.node_ips.is_empty() {
+            found.known.node_ips.clone_from(&found.known.resolved);
+        }
+        !pending
+    }
+
+    /// Writes strategy and agent address into a Cluster that names none, once: a later change of Seed or
+    /// installation must not move it.
+    async fn fill_in(
+        &self,
+        cluster: &Cluster,
+        version: Option<&str>,
+        wanted: &Exposure,
+    ) -> Result<(), PassError> {
+        let decision = wanted.plan.decision;
+        let mut spec = json!({});
+        if decision.decided_by != DecidedBy::Cluster {
+            spec["exposeStrategy"] = json!(decision.strategy);
+        }
+        let agent = &cluster.spec.cluster_network.tunneling_agent_ip;
+        if decision.strategy == ExposeStrategy::Tunneling && agent.is_unset() {
+            spec["clusterNetwork"] = json!({"tunnelingAgentIP": agent_ip(cluster)});
+        }
+        if spec == json!({}) {
+            return Ok(());
+        }
+        // The version keeps a choice that the user makes in this moment.
+        let patch = json!({"metadata": {"resourceVersion": version}, "spec": spec});
+        let clusters = Api::<Served<Cluster>>::all_with(self.client.clone(), &());
+        let (params, patch) = (as_portico(), Patch::Merge(&patch));
+        let written = clusters.patch(&cluster.metadata.name, &params, &patch);
+        let written = self.request("spec.exposeStrategy of the Cluster", written).await?;
+        self.wrote_cluster(&written);
+        Ok(())
+    }
+
+    /// Leads the cluster's own load balancer to the gateway's pods of now. Those of a rollout before are
+    /// gone, also where nothing else of the cluster may be changed.
+    pub(super) async fn follow_gateways(&self, cluster: &Cluster) -> Result<(), PassError> {
+        let own = cluster.name().namespace();
+        let Some(service) = self.services.get(&own, FRONT).filter(|seen| seen.is_ours()) else {
+            return Ok(());
+        };
+        let wanted = slices_to_gateways(cluster, &service.value(), &self.found(cluster));
+        for slice in &wanted {
+            if self.may_write(cluster, EndpointSlice::KIND, &slice.name) {
+                self.put(cluster, &self.slices, &own, slice).await?;
+            }
+        }
+        for seen in self.slices.in_namespace(&own).iter().filter(|seen| seen.is_ours()) {
+            let labels = &seen.value()["metadata"]["labels"];
+            let is_wanted = wanted.iter().any(|slice| *slice.name == *seen.name_any());
+            if labels[SERVICE_NAME] == FRONT && !is_wanted {
+                self.remove(&self.slices, &own, seen).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes what a former strategy left.
+    async fn remove_leftovers(&self, own: &str, wanted: &Exposure) -> Result<(), PassError> {
+        let services: BTreeSet<&str> = wanted.services.iter().map(|service| &*service.name).collect();
+        // While its ports are not known, the load balancer of the cluster is not among what is wanted.
+        let waits = !wanted.unallocated.is_empty();
+        for name in EXPOSED.into_iter().chain([FRONT]).filter(|&name| !waits && !services.contains(name)) {
+            if let Some(seen) = self.services.get(own, name).filter(|seen| seen.is_ours()) {
+                self.remove(&self.services, own, &seen).await?;
+            }
+        }
+        let slices: BTreeSet<&str> = wanted.slices.iter().map(|slice| &*slice.name).collect();
+        for seen in self.slices.in_namespace(own) {
+            if !waits && !slices.contains(&*seen.name_any()) && seen.is_ours() {
+                self.remove(&self.slices, own, &seen).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes what gateways must know of the cluster, with this address, or else the one that it has. What
+    /// cannot be used as written stays as it was.
+    pub(super) async fn write_exposed(
+        &self,
+        cluster: &Cluster,
+        address: Option<&Address>,
+    ) -> Result<(), PassError> {
+        let Ok(fields) = projection(cluster, &self.above, address) else { return Ok(()) };
+        let wanted = Wanted { name: cluster.metadata.name.to_string(), fields };
+        self.put(cluster, &self.exposed, "", &wanted).await?;
+        Ok(())
+    }
+
+    /// Writes address and condition, if they say something else than before. Without an address that of
+    /// before stays.
+    pub(super) async fn write_status(
+        &self,
+        cluster: &Cluster,
+        standing: &Standing,
+        address: Option<&Address>,
+    ) -> Result<(), PassError> {
+        let Standing { exposed, reason, message } = standing;
+        let (name, own) = (&*cluster.metadata.name, cluster.name().namespace());
+        let before = cluster.status.conditions.get(CONDITION);
+        let (condition, changed) = condition(before, *exposed, reason, message);
+        let moved =
+            |address: &Address| cluster.status.address != *address || *cluster.status.namespace_name != *own;
+        if !changed && !address.is_some_and(moved) {
+            return Ok(());
+        }
+        let clusters = Api::<Served<Cluster>>::all_with(self.client.clone(), &());
+        let Some(address) = address else {
+            // The one that was read may be older than the one that was written last.
+            let patch = json!({"status": {"conditions": {CONDITION: condition}}});
+            let (params, patch) = (as_portico(), Patch::Merge(&patch));
+            let written = clusters.patch_status(name, &params, &patch);
+            let written = self.request("status of the Cluster", written).await?;
+            return self.wrote_status(&written);
+        };
+        let status = json!({"namespaceName": own, "address": address, "conditions": {CONDITION: condition}});
+        let object = json!({"apiVersion": "kubermatic.k8c.io/v1", "kind": "Cluster",
+            "metadata": {"name": name}, "status": status});
+        let params = PatchParams::apply(FIELD_MANAGER).force();
+        let patch = Patch::Apply(&object);
+        let written = clusters.patch_status(name, &params, &patch);
+        let written = self.request("status of the Cluster", written).await?;
+        self.wrote_status(&written)
+    }
+}
+
+/// Whether a Namespace was made for this cluster, or is given to it by its label.
+pub(crate) fn belongs_to(namespace: &Seen<Namespace>, cluster: &Cluster) -> bool {
+    let value = namespace.value();
+    let label = value.pointer("/metadata/labels").and_then(|labels| labels.get(CLUSTER_LABEL));
+    label.and_then(Value::as_str) == Some(&cluster.metadata.name)
+}
+
+/// The first problem, and how many more there are.
+fn one_text(problems: &[Problem]) -> String {
+    let first = problems.first().map(ToString::to_string).unwrap_or_default();
+    match problems.len().saturating_sub(1) {
+        0 => first,
+        more => format!("{first} (and {more} more: portico check --kubeconfig names them)"),
+    }
+}

@@ -1,0 +1,41 @@
+//! How it stands with every cluster: in the log and as an Event when it changes, and in the status.
+
+use portico_api::cluster::Cluster;
+use portico_expose::exposure::Standing;
+use portico_kube::events::{Events, Note, Severity};
+use tracing::{debug, warn};
+
+use crate::exposed::reference;
+use crate::status::{ClusterReport, StatusHandle};
+
+/// Clusters whose trouble is written to the log one by one; `/status` has all of them.
+const MAX_LOGGED: usize = 10;
+
+/// Records how it stands with `cluster`, and says so if that is news. `failed` counts a failed pass.
+pub(super) async fn report(
+    cluster: &Cluster,
+    standing: &Standing,
+    failed: bool,
+    status: &StatusHandle,
+    events: &Events,
+) {
+    let name = &*cluster.metadata.name;
+    let Standing { exposed, reason, message } = standing;
+    let troubled = status.clusters(|clusters| {
+        let before = clusters.reports.get(name);
+        let failures = before.map_or(0, |before| before.failures);
+        let news = before.is_none_or(|before| (before.exposed, before.reason) != (*exposed, *reason));
+        let failures = if failed { failures.saturating_add(1) } else { 0 };
+        let report = ClusterReport { exposed: *exposed, reason, message: message.clone(), failures };
+        clusters.reports.insert(name.to_owned(), report);
+        news.then(|| clusters.reports.values().filter(|report| !report.exposed).count())
+    });
+    let Some(troubled) = troubled else { return };
+    match (exposed, troubled) {
+        (false, ..=MAX_LOGGED) => warn!(cluster = name, reason, "{message}"),
+        _ => debug!(cluster = name, reason, "{message}"),
+    }
+    let severity = if *exposed { Severity::Normal } else { Severity::Warning };
+    let note = Note { severity, reason, action: "ExposeCluster", text: message };
+    events.publish(&reference(cluster), note).await;
+}

@@ -1,0 +1,200 @@
+//! Names of clusters → addresses, without waiting: one that hangs delays no other cluster.
+//!
+//! A lookup runs beside the controller, so many at a time, and its end triggers the cluster. What was found
+//! counts until the next answer; an error leaves the addresses of before.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use portico_dial::{Dialer, Target};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::time::Instant;
+
+/// Lookups at a time.
+const CONCURRENCY: usize = 64;
+
+/// How long an answer counts.
+const FOUND: Duration = Duration::from_secs(300);
+
+/// How long a failure counts: DNS records are what people repair now.
+const FAILED: Duration = Duration::from_secs(30);
+
+/// A first lookup that takes longer counts as failed until it ends.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Names that a cluster waits for; each has one lookup under way at most.
+const QUEUE: usize = 1_024;
+
+/// What is known of one name.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Answer {
+    /// Its addresses, as last found.
+    pub(super) addresses: Vec<IpAddr>,
+    /// Why the last lookup failed.
+    pub(super) error: Option<String>,
+}
+
+impl Answer {
+    /// The first lookup is still under way.
+    pub(super) fn is_pending(&self) -> bool {
+        self.addresses.is_empty() && self.error.is_none()
+    }
+}
+
+/// Looks names up, and remembers what was found.
+pub(super) struct Resolver {
+    names: Arc<Names>,
+    dialer: Arc<Dialer>,
+    permits: Arc<Semaphore>,
+    /// Clusters whose name has another answer than before.
+    changed: mpsc::Sender<String>,
+}
+
+/// The name of each cluster.
+type Names = Mutex<HashMap<String, Entry>>;
+
+#[derive(Debug)]
+struct Entry {
+    name: String,
+    answer: Answer,
+    /// When the answer is to be asked for again; `None` while a lookup is under way.
+    due: Option<Instant>,
+    /// When it was asked for first.
+    since: Instant,
+}
+
+impl Resolver {
+    /// A resolver that knows nothing, and the clusters whose names have a new answer.
+    pub(super) fn new() -> (Self, mpsc::Receiver<String>) {
+        let (changed, changes) = mpsc::channel(QUEUE);
+        let permits = Arc::new(Semaphore::new(CONCURRENCY));
+        let dialer = Arc::new(Dialer::direct());
+        (Self { names: Arc::default(), dialer, permits, changed }, changes)
+    }
+
+    /// What is known of `name`, the name of `cluster`. Starts a lookup if that is too old.
+    pub(super) fn answer(&self, cluster: &str, name: &str, now: Instant) -> Answer {
+        let mut names = lock(&self.names);
+        let anew = || Entry { name: name.to_owned(), answer: Answer::default(), due: Some(now), since: now };
+        let entry = names.entry(cluster.to_owned()).or_insert_with(anew);
+        if entry.name != name {
+            *entry = anew();
+        }
+        if entry.due.is_some_and(|due| due <= now) {
+            entry.due = None;
+            self.look_up(cluster.to_owned(), name.to_owned());
+        }
+        if entry.answer.is_pending() && entry.since + PATIENCE <= now {
+            let error = Some(format!("no answer from DNS within {PATIENCE:?}"));
+            return Answer { error, ..Answer::default() };
+        }
+        entry.answer.clone()
+    }
+
+    /// How long the answer about the name of `cluster` counts. One that is under way may be the same as
+    /// before, which triggers nothing: it is to be asked for again.
+    pub(super) fn fresh_for(&self, cluster: &str, now: Instant) -> Option<Duration> {
+        let due = lock(&self.names).get(cluster)?.due;
+        Some(due.map_or(PATIENCE, |due| due.saturating_duration_since(now)))
+    }
+
+    /// Forgets the clusters that are gone.
+    pub(super) fn retain(&self, exists: impl Fn(&str) -> bool) {
+        lock(&self.names).retain(|cluster, _| exists(cluster));
+    }
+
+    fn look_up(&self, cluster: String, name: String) {
+        let (names, dialer) = (Arc::clone(&self.names), Arc::clone(&self.dialer));
+        let (permits, changed) = (Arc::clone(&self.permits), self.changed.clone());
+        tokio::spawn(async move {
+            let Ok(_permit) = permits.acquire_owned().await else { return };
+            // The port is of no importance to a resolver.
+            let target = Target { host: name.as_str().into(), port: 443 };
+            let found = dialer.resolve(&target).await;
+            let found = found.map(|found| found.addresses.iter().map(SocketAddr::ip).collect());
+            let found = found.map_err(|error| error.to_string());
+            if record(&names, &cluster, &name, found, Instant::now()) {
+                // No receiver: the controller is gone.
+                let _ = changed.send(cluster).await;
+            }
+        });
+    }
+}
+
+/// Records what a lookup found. Returns whether that is news.
+fn record(
+    names: &Names,
+    cluster: &str,
+    name: &str,
+    found: Result<Vec<IpAddr>, String>,
+    now: Instant,
+) -> bool {
+    let mut names = lock(names);
+    let Some(entry) = names.get_mut(cluster).filter(|entry| entry.name == name) else { return false };
+    let before = entry.answer.clone();
+    match found {
+        Ok(mut addresses) => {
+            addresses.sort_unstable();
+            addresses.dedup();
+            entry.answer = Answer { addresses, error: None };
+            entry.due = Some(now + FOUND);
+        }
+        Err(error) => {
+            entry.answer.error = Some(error);
+            entry.due = Some(now + FAILED);
+        }
+    }
+    entry.answer != before
+}
+
+fn lock(names: &Names) -> MutexGuard<'_, HashMap<String, Entry>> {
+    names.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAME: &str = "a.example.com";
+
+    #[test]
+    fn a_failure_leaves_what_was_found_and_is_asked_again_sooner() {
+        let now = Instant::now();
+        let entry = Entry { name: NAME.into(), answer: Answer::default(), due: None, since: now };
+        let names = Names::new(HashMap::from([("a".to_owned(), entry)]));
+        let ip: IpAddr = "192.0.2.1".parse().unwrap();
+        assert!(record(&names, "a", NAME, Ok(vec![ip, ip]), now));
+        assert!(!record(&names, "a", NAME, Ok(vec![ip]), now), "no news");
+        assert!(record(&names, "a", NAME, Err("away".into()), now));
+        assert!(!record(&names, "a", "of-before.example.com", Ok(Vec::new()), now));
+        let names = names.into_inner().unwrap();
+        let entry = &names["a"];
+        assert_eq!(entry.answer, Answer { addresses: vec![ip], error: Some("away".into()) });
+        assert_eq!(entry.due, Some(now + FAILED));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_name_whose_first_lookup_hangs_counts_as_failed_after_a_while() {
+        let (resolver, _changes) = Resolver::new();
+        let now = Instant::now();
+        let entry = Entry { name: NAME.into(), answer: Answer::default(), due: None, since: now };
+        lock(&resolver.names).insert("a".into(), entry);
+        assert!(resolver.answer("a", NAME, now).is_pending());
+        assert!(resolver.answer("a", NAME, now + PATIENCE).error.is_some());
+        assert_eq!(resolver.fresh_for("a", now), Some(PATIENCE), "or nobody would look again");
+    }
+
+    #[tokio::test]
+    async fn a_lookup_ends_with_the_cluster_named() {
+        let (resolver, mut changes) = Resolver::new();
+        let now = Instant::now();
+        assert_eq!(resolver.answer("a", "localhost", now), Answer::default());
+        assert_eq!(changes.recv().await.as_deref(), Some("a"));
+        assert!(resolver.answer("a", "localhost", now).addresses.iter().any(IpAddr::is_loopback));
+        assert_eq!(resolver.answer("a", "localhost.", now), Answer::default(), "another name");
+        resolver.retain(|cluster| cluster != "a");
+        assert_eq!(resolver.fresh_for("a", now), None);
+    }
+}

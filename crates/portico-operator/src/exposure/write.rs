@@ -1,0 +1,288 @@
+//! Single writes of the exposure controller: each is applied once it is needed, by the leader alone, within
+//! its time limit, and counted. An object that another client changes back each time is left to it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::Resource;
+use k8s_openapi::api::core::v1::{Endpoints, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::{DeleteParams, ListParams, Patch};
+use kube::{Api, ResourceExt};
+use portico_api::cluster::{Cluster, EXPOSED};
+use portico_expose::exposure::{SERVICE_NAME, SLICE_MANAGED_BY, Standing, Wanted};
+use portico_kube::apply::{Applied, ApplyError, apply};
+use portico_kube::error::describe;
+use portico_kube::seen::Seen;
+use portico_source::served::Served;
+use serde_json::json;
+use thiserror::Error;
+use tokio::time::{Instant, timeout};
+
+use super::Context;
+use crate::cache::{Cache, api, version};
+use crate::contention::Contention;
+use crate::write::{
+    self, DEFINITION_OUTDATED, NEWER_DEFINITIONS, NOT_DECLARED, REQUEST_TIMEOUT, RequestError, WRITE_REFUSED,
+    as_portico, digest, has_condition, only_this, reverted_by, status,
+};
+
+/// Failed passes before a cluster gets another NodePort than the one that its users know: some seconds.
+const SAME_NUMBER: u32 = 3;
+
+/// The controllers of Kubernetes that make EndpointSlices: of pods, and of Endpoints.
+const KUBERNETES_CONTROLLERS: [&str; 2] =
+    ["endpointslice-controller.k8s.io", "endpointslicemirroring-controller.k8s.io"];
+
+/// HTTP status of a write to a version that is not the present one.
+const CONFLICT: u16 = 409;
+
+/// HTTP status of an object that the API server does not take as it is.
+const INVALID: u16 = 422;
+
+/// Why a pass did not end. Retried with back-off.
+#[derive(Debug, Error)]
+pub(super) enum PassError {
+    #[error("{}", describe(.0))]
+    Apply(#[from] ApplyError),
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    #[error("another replica leads by now")]
+    NotLeading,
+}
+
+impl PassError {
+    fn status(&self) -> Option<&kube::core::Status> {
+        match self {
+            Self::Apply(error) => status(&error.source),
+            Self::Request(error) => error.status(),
+            Self::NotLeading => None,
+        }
+    }
+
+    /// Somebody, perhaps this process, has written the object since it was read.
+    pub(super) fn is_conflict(&self) -> bool {
+        self.status().is_some_and(|status| status.code == CONFLICT)
+    }
+
+    /// A NodePort that was asked for by number belongs to another Service now, or to no range.
+    fn is_node_port_taken(&self) -> bool {
+        let taken = |message: &str| {
+            message.contains("provided port is already allocated")
+                || message.contains("provided port is not in the valid range")
+        };
+        self.status().is_some_and(|status| status.code == INVALID && taken(&status.message))
+    }
+
+    /// No failure, if the new leader does it.
+    pub(super) fn unless_another_leads(self) -> Result<(), Self> {
+        if matches!(self, Self::NotLeading) { Ok(()) } else { Err(self) }
+    }
+
+    /// How it stands with a cluster after this.
+    pub(super) fn standing(&self) -> Standing {
+        let (message, text) = (self.status().map(|status| status.message.as_str()), self.to_string());
+        let says = |part: &str| message.is_some_and(|message| message.contains(part));
+        let (reason, message) = if says("range is full") || says("failed to allocate a nodePort") {
+            let remedy = "delete Services that hold NodePorts, widen --service-node-port-range of the seed's \
+                          API server, or move clusters to Tunneling, which needs none";
+            ("NodePortsExhausted", format!("{text}; {remedy}"))
+        } else if says("because it is being terminated") {
+            ("NamespaceTerminating", format!("{text}; it is made anew once it is gone"))
+        } else if says(NOT_DECLARED) {
+            (DEFINITION_OUTDATED, format!("{text}; {NEWER_DEFINITIONS}"))
+        } else {
+            (if let Self::Request(error) = self { error.reason() } else { WRITE_REFUSED }, text)
+        };
+        Standing { exposed: false, reason, message }
+    }
+}
+
+/// The objects of one cluster that others write too, and what was applied last.
+#[derive(Debug, Default)]
+pub(super) struct Fights {
+    /// By kind and name, a digest of what was wanted and accepted.
+    accepted: BTreeMap<(&'static str, String), u64>,
+    contention: BTreeMap<(&'static str, String), Contention>,
+}
+
+impl Fights {
+    /// When time alone changes something.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.contention.values().filter_map(Contention::due).min()
+    }
+
+    /// Whether an object is not left to another writer.
+    fn may_write(&mut self, kind: &'static str, name: &str, now: Instant) -> bool {
+        let contention = self.contention.get_mut(&(kind, name.to_owned()));
+        contention.is_none_or(|contention| contention.may_write(now))
+    }
+
+    /// The first object that is left to another writer, as kind and name, and that writer.
+    pub(super) fn yielded(&mut self, now: Instant) -> Option<String> {
+        self.contention.iter_mut().find_map(|((kind, name), contention)| {
+            if contention.may_write(now) {
+                return None;
+            }
+            let writer = contention.yielded_to().unwrap_or_default();
+            Some(format!("{kind} {name} is changed back by {writer} each time it is written"))
+        })
+    }
+}
+
+impl Context {
+    /// Applies a Service. One that is gone asks for the NodePort that users know, `remembered`.
+    pub(super) async fn put_service(
+        &self,
+        cluster: &Cluster,
+        own: &str,
+        mut service: Wanted,
+        remembered: Option<(&str, u16)>,
+    ) -> Result<Option<Seen<Service>>, PassError> {
+        if service.fields.pointer("/spec/selector").is_none() {
+            self.unselect(own, &service.name).await?;
+        }
+        let Some((_, number)) = remembered.filter(|(name, _)| *name == service.name) else {
+            return self.put(cluster, &self.services, own, &service).await;
+        };
+        if self.services.get(own, &service.name).is_some() {
+            return self.put(cluster, &self.services, own, &service).await;
+        }
+        let without = service.clone();
+        service.fields["spec"]["ports"][0]["nodePort"] = number.into();
+        match self.put(cluster, &self.services, own, &service).await {
+            // The watch may be ahead of the API server's release of the number that the Service had.
+            Err(error)
+                if error.is_node_port_taken() && self.failures(&cluster.metadata.name) >= SAME_NUMBER =>
+            {
+                self.put(cluster, &self.services, own, &without).await
+            }
+            other => other,
+        }
+    }
+
+    /// Takes the selector of another manager off a Service that leads where EndpointSlices say, and what
+    /// Kubernetes' own controllers made of it: they keep it, but no longer keep it in line. An Endpoints
+    /// object would be mirrored into slices.
+    async fn unselect(&self, own: &str, name: &str) -> Result<(), PassError> {
+        let Some(current) = self.services.get(own, name).map(|seen| seen.value()) else { return Ok(()) };
+        if current.pointer("/spec/selector").is_some() {
+            let patch = Patch::Merge(json!({"spec": {"selector": null}}));
+            let services = api::<Service>(&self.client, own);
+            let what = format!("selector of Service {own}/{name}");
+            let written = self.request(&what, services.patch(name, &as_portico(), &patch)).await?;
+            self.services.written(written);
+            self.tally.wrote("Service");
+        }
+        let endpoints = Api::<Endpoints>::namespaced(self.client.clone(), own);
+        let what = format!("Endpoints {own}/{name}");
+        if self.request(&what, endpoints.get_metadata_opt(name)).await?.is_some() {
+            self.request(&what, endpoints.delete(name, &DeleteParams::default())).await?;
+            self.tally.wrote("Endpoints");
+        }
+        let slices = Api::<EndpointSlice>::namespaced(self.client.clone(), own);
+        let of_service = ListParams::default().labels(&format!("{SERVICE_NAME}={name}"));
+        let what = format!("EndpointSlices of Service {own}/{name}");
+        for slice in self.request(&what, slices.list_metadata(&of_service)).await? {
+            let by = slice.labels().get(SLICE_MANAGED_BY).map(String::as_str).unwrap_or_default();
+            if KUBERNETES_CONTROLLERS.contains(&by) {
+                self.request(&what, slices.delete(&slice.name_any(), &DeleteParams::default())).await?;
+                self.tally.wrote("EndpointSlice");
+            }
+        }
+        Ok(())
+    }
+
+    /// Applies one object. Returns it if it was written.
+    pub(super) async fn put<K: Resource + Send + Sync + 'static>(
+        &self,
+        cluster: &Cluster,
+        cache: &Arc<Cache<K>>,
+        namespace: &str,
+        wanted: &Wanted,
+    ) -> Result<Option<Seen<K>>, PassError> {
+        self.lead()?;
+        let current = cache.get(namespace, &wanted.name);
+        let api = api::<K>(&self.client, namespace);
+        let applied = apply(&api, &wanted.fields, current.as_deref());
+        let applied = match timeout(REQUEST_TIMEOUT, applied).await {
+            Ok(applied) => applied?,
+            Err(_) => {
+                let what = format!("applying {} {}", K::KIND, wanted.name);
+                return Err(RequestError::NoAnswer(what).into());
+            }
+        };
+        let digest = digest(&wanted.fields);
+        let key = (K::KIND, wanted.name.clone());
+        let changed = match applied {
+            Applied::Unchanged => None,
+            Applied::Changed(object) => Some(object),
+        };
+        {
+            let mut fights = self.fights();
+            let fights = fights.entry(cluster.metadata.name.to_string()).or_default();
+            let before = fights.accepted.insert(key.clone(), digest);
+            if changed.is_some() && before == Some(digest) {
+                let writer = reverted_by(current.as_deref());
+                fights.contention.entry(key).or_default().reverted(writer, Instant::now());
+            }
+        }
+        if let Some(object) = &changed {
+            cache.written(object.clone());
+            self.tally.wrote(K::KIND);
+        }
+        Ok(changed)
+    }
+
+    pub(super) async fn remove<K: Resource + Send + Sync + 'static>(
+        &self,
+        cache: &Arc<Cache<K>>,
+        own: &str,
+        seen: &Seen<K>,
+    ) -> Result<(), PassError> {
+        let name = seen.name_any();
+        let params = only_this(&seen.value());
+        let api = api::<K>(&self.client, own);
+        let what = format!("deleting {} {own}/{name}", K::KIND);
+        match self.request(&what, api.delete(&name, &params)).await {
+            Ok(_) => self.tally.wrote(K::KIND),
+            Err(error) if error.status().is_some_and(kube::core::Status::is_not_found) => {}
+            Err(error) => return Err(error),
+        }
+        cache.gone(own, &name);
+        Ok(())
+    }
+
+    pub(super) async fn request<T>(
+        &self,
+        what: &str,
+        request: impl Future<Output = kube::Result<T>>,
+    ) -> Result<T, PassError> {
+        self.lead()?;
+        Ok(write::request(what, request).await?)
+    }
+
+    pub(super) fn may_write(&self, cluster: &Cluster, kind: &'static str, name: &str) -> bool {
+        let mut fights = self.fights();
+        let fights = fights.get_mut(&*cluster.metadata.name);
+        fights.is_none_or(|fights| fights.may_write(kind, name, Instant::now()))
+    }
+
+    /// Ends a pass that another replica does by now.
+    fn lead(&self) -> Result<(), PassError> {
+        if *self.leads.borrow() { Ok(()) } else { Err(PassError::NotLeading) }
+    }
+
+    /// The Cluster as it was written: no pass works from an older one.
+    pub(super) fn wrote_cluster(&self, written: &Served<Cluster>) {
+        self.written().insert(written.name_any(), version(written));
+        self.tally.wrote("Cluster");
+    }
+
+    /// The same of its status, with the condition that was written.
+    pub(super) fn wrote_status(&self, written: &Served<Cluster>) -> Result<(), PassError> {
+        has_condition(written, EXPOSED)?;
+        self.wrote_cluster(written);
+        Ok(())
+    }
+}

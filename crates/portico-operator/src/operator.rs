@@ -1,0 +1,162 @@
+//! The controllers of one process: which of them run, who may write, and how they end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future;
+use kube::Client;
+use kube::runtime::reflector::store::Writer;
+use portico_kube::events::Events;
+use portico_kube::leader;
+use thiserror::Error;
+use tokio::sync::watch as channel;
+use tokio::time::timeout;
+
+use crate::above::Above;
+use crate::components::{self, ComponentSettings};
+use crate::exposed::{self, ExposedWatch};
+use crate::exposure::{self, ExposureSettings};
+use crate::front::{self, Settings};
+use crate::kkp::KkpWatch;
+use crate::status::StatusHandle;
+use crate::user_cluster::{self, UserClusterSettings};
+use crate::webhook::{self, Stores, WebhookSettings};
+
+/// Time limit of releasing the Lease at the end.
+pub(crate) const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Why the controllers ended by themselves.
+#[derive(Debug, Error)]
+pub enum OperatorError {
+    /// A part of it ended, which only a defect can cause.
+    #[error("{0} has ended; restart this process and report what the log says")]
+    Ended(&'static str),
+}
+
+/// The controllers of one process.
+pub struct Operator {
+    client: Client,
+    front: Settings,
+    exposure: Option<ExposureSettings>,
+    user_clusters: Option<UserClusterSettings>,
+    components: Option<ComponentSettings>,
+    webhook: Option<WebhookSettings>,
+    status: StatusHandle,
+}
+
+impl Operator {
+    /// The controller of front Services alone, that of ExposedClusters if it is asked for; not started yet.
+    pub fn front(client: Client, front: Settings) -> Self {
+        let status = StatusHandle::default();
+        Self { client, front, exposure: None, user_clusters: None, components: None, webhook: None, status }
+    }
+
+    /// All controllers; not started yet. That of Clusters writes the ExposedClusters.
+    pub fn new(client: Client, front: Settings, exposure: ExposureSettings) -> Self {
+        let front = Settings { exposed_clusters: false, ..front };
+        Self { exposure: Some(exposure), ..Self::front(client, front) }
+    }
+
+    /// Keeps the insides of clusters too.
+    #[must_use]
+    pub fn with_user_clusters(self, settings: UserClusterSettings) -> Self {
+        Self { user_clusters: Some(settings), ..self }
+    }
+
+    /// With the controller that makes the gateway.
+    #[must_use]
+    pub fn with_components(self, components: ComponentSettings) -> Self {
+        Self { components: Some(components), ..self }
+    }
+
+    /// With the admission webhook. It answers by the caches of [`Self::new`].
+    #[must_use]
+    pub fn with_webhook(self, webhook: WebhookSettings) -> Self {
+        Self { webhook: Some(webhook), ..self }
+    }
+
+    /// A view of its status, also while it runs.
+    pub fn status(&self) -> StatusHandle {
+        self.status.clone()
+    }
+
+    /// Runs until `stop` is ready, then releases the Lease. An operator and a process with the controller of
+    /// the same front Service share it: of both, one writes.
+    pub async fn run(self, stop: impl Future<Output = ()>) -> Result<(), OperatorError> {
+        let (leading, leads) = channel::channel(false);
+        let mut election = tokio::spawn(leader::elect(self.client.clone(), self.front.lease(), leading));
+        let ended = {
+            let Self { client, front, exposure, user_clusters, components, webhook, status } = self;
+            let both = exposure.is_some() || front.exposed_clusters || components.is_some();
+            let (above, above_kept) = Above::new(&client, &status, both);
+            // A process with the front Service alone has no right to look.
+            let asks = exposure.is_some() || user_clusters.is_some() || components.is_some();
+            let (kkp, kkp_kept) = KkpWatch::new(&client, &status);
+            let kkp_kept = optional(asks.then_some(kkp_kept));
+            let (exposed, exposed_kept) = ExposedWatch::new(&client, &status);
+            let projected = front.exposed_clusters && exposure.is_none();
+            let works = exposure.is_some() || user_clusters.is_some() || projected;
+            let exposed_kept = optional(works.then_some(exposed_kept));
+            let (seeds, changes) = (Arc::clone(&above.seeds), above.changes());
+            // Gone with what works by it.
+            let leads = leads;
+            let identity = front.identity.clone();
+            let shared = || (status.clone(), leads.clone());
+            let events = |controller| Events::new(client.clone(), controller, &identity);
+            let insides = optional(user_clusters.map(|settings| {
+                let (shared, events) = (shared(), events(user_cluster::CONTROLLER));
+                user_cluster::run(client.clone(), settings, exposed.clone(), kkp.clone(), events, shared)
+            }));
+            let components = optional(components.map(|settings| {
+                let ((status, leads), events) = (shared(), events(components::CONTROLLER));
+                let (above, kkp) = (above.clone(), kkp.clone());
+                components::run(client.clone(), settings, above, kkp, events, status, leads)
+            }));
+            let projections = optional(projected.then(|| {
+                let ((status, leads), events) = (shared(), events(front::CONTROLLER));
+                exposed::run(client.clone(), above.clone(), exposed.clone(), events, status, leads)
+            }));
+            let (cluster_writer, service_writer) = (Writer::default(), Writer::default());
+            let webhook = optional(webhook.map(|settings| {
+                let (shared, events) = (shared(), events(webhook::CONTROLLER));
+                let stores =
+                    Stores { clusters: cluster_writer.as_reader(), services: service_writer.as_reader() };
+                let (above, kkp) = (above.clone(), kkp.clone());
+                webhook::run(client.clone(), settings, above, stores, kkp, events, shared)
+            }));
+            let clusters = optional(exposure.map(|settings| {
+                let (shared, events) = (shared(), events(exposure::CONTROLLER));
+                let (above, watched) = (above.clone(), (exposed.clone(), kkp.clone()));
+                exposure::run(client.clone(), settings, cluster_writer, above, watched, events, shared)
+            }));
+            let ((status, leads), client) = (shared(), client.clone());
+            let fronts = front::run(client, front, service_writer, seeds, changes, status, leads);
+            tokio::select! {
+                () = fronts => Err(OperatorError::Ended("the controller of front Services")),
+                () = clusters => Err(OperatorError::Ended("the controller of Clusters")),
+                () = projections => Err(OperatorError::Ended("the controller of ExposedClusters")),
+                () = insides => Err(OperatorError::Ended("the controller of user clusters")),
+                () = components => Err(OperatorError::Ended("the controller of seed components")),
+                () = webhook => Err(OperatorError::Ended("the admission webhook")),
+                () = above_kept => Err(OperatorError::Ended("the watch of Seeds")),
+                () = exposed_kept => Err(OperatorError::Ended("the watch of ExposedClusters")),
+                () = kkp_kept => Err(OperatorError::Ended("the watch of KKP's Deployment")),
+                _ = &mut election => Err(OperatorError::Ended("the leader election")),
+                () = stop => Ok(()),
+            }
+        };
+        // The controllers, and with them every receiver of `leading`, are gone: the Lease is released.
+        if !election.is_finished() && timeout(RELEASE_TIMEOUT, &mut election).await.is_err() {
+            election.abort();
+        }
+        ended
+    }
+}
+
+/// Ends when `work` does; without any, never.
+async fn optional(work: Option<impl Future<Output = ()>>) {
+    match work {
+        Some(work) => work.await,
+        None => future::pending().await,
+    }
+}

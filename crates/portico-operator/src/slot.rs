@@ -1,0 +1,211 @@
+//! One object that the controller keeps: as it was last seen, and what happened to what was written.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::stream::{BoxStream, StreamExt};
+use k8s_openapi::Resource;
+use kube::Client;
+use kube::core::Status;
+use portico_api::meta::ObjectKey;
+use portico_expose::exposure::MANAGED_BY;
+use portico_kube::apply::{Applied, ApplyError, apply};
+use portico_kube::error::describe;
+use portico_kube::seen::Seen;
+use portico_kube::watch::signs;
+use serde_json::Value;
+use thiserror::Error;
+use tokio::time::{Instant, timeout};
+
+use crate::cache::{Cache, api};
+use crate::contention::Contention;
+use crate::status::StatusHandle;
+use crate::write::{REQUEST_TIMEOUT, RequestError, WRITE_REFUSED, digest, only_this, request, reverted_by};
+
+/// Why an object was not written. Retried with back-off.
+#[derive(Debug, Error)]
+pub(crate) enum WriteError {
+    #[error("{kind}: {}", describe(.source))]
+    Apply { kind: &'static str, source: ApplyError },
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// It cannot even be asked for: no certificate can have the names that were configured.
+    #[error("{0}")]
+    Impossible(String),
+    #[error("another replica leads by now")]
+    NotLeading,
+}
+
+impl WriteError {
+    /// The reason of the condition that follows.
+    pub(crate) fn reason(&self) -> &'static str {
+        match self {
+            Self::Impossible(_) => "InvalidConfiguration",
+            Self::Request(error) => error.reason(),
+            Self::Apply { .. } | Self::NotLeading => WRITE_REFUSED,
+        }
+    }
+}
+
+/// What is under the name of an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Presence {
+    Absent,
+    /// Portico has applied it, or an administrator has handed it over.
+    Ours,
+    /// Somebody else's.
+    Foreign,
+}
+
+/// An object of any kind that the controller keeps.
+pub(crate) trait Held: Send + Sync {
+    /// The kind of the object.
+    fn kind(&self) -> &'static str;
+    /// Namespace and name.
+    fn key(&self) -> &ObjectKey;
+    /// Whether it is known if it exists.
+    fn is_known(&self) -> bool;
+    /// The object as it is.
+    fn value(&self) -> Option<Value>;
+    /// Whose it is.
+    fn presence(&self) -> Presence;
+    /// Applies it. Returns whether that changed anything.
+    fn put<'a>(&'a self, client: &'a Client, wanted: &'a Value) -> BoxFuture<'a, Result<bool, WriteError>>;
+    /// Deletes it if it is Portico's. Returns whether it was.
+    fn remove<'a>(&'a self, client: &'a Client) -> BoxFuture<'a, Result<bool, WriteError>>;
+    /// The other writer that this object is left to now.
+    fn yielded_to(&self, now: Instant) -> Option<String>;
+    /// When time alone changes that.
+    fn due(&self) -> Option<Instant>;
+    /// Forgets what was written: another replica may have since.
+    fn forget(&self);
+}
+
+/// The object of one kind and name.
+pub(crate) struct Slot<K: Resource + 'static> {
+    cache: Arc<Cache<K>>,
+    key: ObjectKey,
+    fight: Mutex<Fight>,
+}
+
+/// What was wanted and accepted last, as a digest, and other writers.
+#[derive(Debug, Default)]
+struct Fight {
+    accepted: Option<u64>,
+    contention: Contention,
+}
+
+impl<K: Resource + Send + Sync + 'static> Slot<K> {
+    /// Knows nothing yet. The stream follows the object, and yields at every change.
+    pub(crate) fn new(
+        client: &Client,
+        key: ObjectKey,
+        status: &StatusHandle,
+    ) -> (Self, BoxStream<'static, ()>) {
+        let (cache, writer) = Cache::new();
+        let cache = Arc::new(cache);
+        let signs = signs(api::<K>(client, &key.namespace), Some(&key.name));
+        let changes = cache.follow(signs, |_| true, writer, status.clone()).map(drop).boxed();
+        (Self { cache, key, fight: Mutex::default() }, changes)
+    }
+
+    /// The object as the API server has it now, for the one decision that must not rest on an old view.
+    pub(crate) async fn read(&self, client: &Client) -> Result<Option<Value>, WriteError> {
+        let api = api::<K>(client, &self.key.namespace);
+        let found =
+            request(&format!("reading {} {}", K::KIND, self.key), api.get_opt(&self.key.name)).await?;
+        Ok(found.map(|seen| seen.value()))
+    }
+
+    fn seen(&self) -> Option<Arc<Seen<K>>> {
+        self.cache.get(&self.key.namespace, &self.key.name)
+    }
+
+    fn fight(&self) -> MutexGuard<'_, Fight> {
+        self.fight.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn apply(&self, client: &Client, wanted: &Value) -> Result<bool, WriteError> {
+        let current = self.seen();
+        let api = api::<K>(client, &self.key.namespace);
+        let what = || format!("applying {} {}", K::KIND, self.key);
+        let applied = timeout(REQUEST_TIMEOUT, apply(&api, wanted, current.as_deref()));
+        let applied = applied.await.map_err(|_| RequestError::NoAnswer(what()))?;
+        let applied = applied.map_err(|source| WriteError::Apply { kind: K::KIND, source })?;
+        let digest = digest(wanted);
+        let before = self.fight().accepted.replace(digest);
+        let Applied::Changed(object) = applied else { return Ok(false) };
+        if before == Some(digest) {
+            self.fight().contention.reverted(reverted_by(current.as_deref()), Instant::now());
+        }
+        self.cache.written(object);
+        Ok(true)
+    }
+
+    async fn delete(&self, client: &Client) -> Result<bool, WriteError> {
+        if self.presence() != Presence::Ours {
+            return Ok(false);
+        }
+        let params = only_this(&self.value().unwrap_or_default());
+        let api = api::<K>(client, &self.key.namespace);
+        let what = format!("deleting {} {}", K::KIND, self.key);
+        match request(&what, api.delete(&self.key.name, &params)).await {
+            Ok(_) => {}
+            Err(error) if error.status().is_some_and(Status::is_not_found) => {}
+            Err(error) => return Err(error.into()),
+        }
+        self.cache.gone(&self.key.namespace, &self.key.name);
+        self.fight().accepted = None;
+        Ok(true)
+    }
+}
+
+impl<K: Resource + Send + Sync + 'static> Held for Slot<K> {
+    fn kind(&self) -> &'static str {
+        K::KIND
+    }
+
+    fn key(&self) -> &ObjectKey {
+        &self.key
+    }
+
+    fn is_known(&self) -> bool {
+        self.cache.is_known()
+    }
+
+    fn value(&self) -> Option<Value> {
+        self.seen().map(|seen| seen.value())
+    }
+
+    fn presence(&self) -> Presence {
+        let Some(seen) = self.seen() else { return Presence::Absent };
+        let value = seen.value();
+        let labels = value.pointer("/metadata/labels").and_then(|labels| labels.get(MANAGED_BY.0));
+        let labelled = labels.and_then(Value::as_str) == Some(MANAGED_BY.1);
+        if labelled || seen.is_ours() { Presence::Ours } else { Presence::Foreign }
+    }
+
+    fn put<'a>(&'a self, client: &'a Client, wanted: &'a Value) -> BoxFuture<'a, Result<bool, WriteError>> {
+        self.apply(client, wanted).boxed()
+    }
+
+    fn remove<'a>(&'a self, client: &'a Client) -> BoxFuture<'a, Result<bool, WriteError>> {
+        self.delete(client).boxed()
+    }
+
+    fn yielded_to(&self, now: Instant) -> Option<String> {
+        let mut fight = self.fight();
+        if fight.contention.may_write(now) {
+            return None;
+        }
+        fight.contention.yielded_to().map(str::to_owned)
+    }
+
+    fn due(&self) -> Option<Instant> {
+        self.fight().contention.due()
+    }
+
+    fn forget(&self) {
+        *self.fight() = Fight::default();
+    }
+}

@@ -1,0 +1,229 @@
+//! The user cluster controller: what is inside each cluster, and the kubeconfig that its people get.
+//!
+//! For each ExposedCluster: Secret `admin-kubeconfig` on the seed (`issue`), and what
+//! [`portico_expose::user_cluster`] decides on inside the user cluster, with the kubeconfig in the Secret
+//! `internal-admin-kubeconfig` (`inside`). Nothing is kept of a user cluster between two passes, and nothing
+//! is watched there: every cluster has a pass when something changes on the seed, and every ten minutes.
+//!
+//! User clusters are in other hands. One that is away, slow or hostile takes one of [`CONCURRENCY`] places
+//! for [`PASS_TIMEOUT`] at most, and then waits longer and longer; `portico_kube::foreign` bounds the rest.
+//! The leader alone writes, and nothing where KKP's controllers run.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{Stream, StreamExt, stream};
+use k8s_openapi::api::core::v1::Secret;
+use kube::core::PartialObjectMeta;
+use kube::runtime::controller::Action;
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::watcher;
+use kube::{Api, Client, ResourceExt};
+use portico_api::names::ClusterName;
+use portico_expose::user_cluster::AgentSettings;
+use portico_kube::events::Events;
+use portico_kube::seen::Seen;
+use portico_kube::watch::signs;
+use thiserror::Error;
+use tokio::sync::watch as channel;
+use tokio::time::Instant;
+
+use crate::exposed::{ExposedWatch, Written};
+use crate::follow::{drive, on_change, pause, recorded};
+use crate::kkp::{Kkp, KkpWatch};
+use crate::status::StatusHandle;
+use crate::tally::Tally;
+
+mod inside;
+mod issue;
+mod pass;
+mod reports;
+
+/// The Secret with the way into a user cluster, in the namespace of the cluster. No strategy changes it.
+const INTERNAL_KUBECONFIG: &str = "internal-admin-kubeconfig";
+
+/// Time limit of everything that is done inside one user cluster in one pass.
+const PASS_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Passes at the same time, each over another cluster. More than may hang at once; each holds an answer of
+/// 64 KiB at most.
+const CONCURRENCY: u16 = 32;
+
+/// Every cluster has a pass after this time, and the part of [`SPREAD`] that follows from its name.
+const PERIOD: Duration = Duration::from_secs(480);
+
+/// Keeps the passes of thousands of clusters from coming together for ever.
+const SPREAD: Duration = Duration::from_secs(240);
+
+/// The first pause after a failed pass; doubled with every further one.
+const FIRST_RETRY: Duration = Duration::from_secs(5);
+
+/// The longest pause between two attempts. Never given up: the cause may have been repaired.
+const LAST_RETRY: Duration = Duration::from_secs(600);
+
+/// The name of the controller on Events.
+pub(crate) const CONTROLLER: &str = "portico-user-cluster";
+
+/// What the controller is to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UserClusterSettings {
+    /// How agents are made.
+    pub agents: AgentSettings,
+    /// The namespace of Portico, where the CA of the tunnel certificate is.
+    pub namespace: String,
+}
+
+/// A pass did not do what it should; the report says why. Retried with back-off.
+#[derive(Debug, Error)]
+#[error("the pass over a user cluster failed")]
+struct Failed;
+
+/// Everything that a reconciliation needs.
+struct Context {
+    client: Client,
+    settings: UserClusterSettings,
+    clusters: Store<Seen<Written>>,
+    kkp: KkpWatch,
+    leads: channel::Receiver<bool>,
+    events: Events,
+    status: StatusHandle,
+    tally: Tally,
+}
+
+/// What there is to reconcile.
+type Work = Vec<ObjectRef<Seen<Written>>>;
+
+/// Watches and writes, for ever.
+pub(crate) async fn run(
+    client: Client,
+    settings: UserClusterSettings,
+    exposed: ExposedWatch,
+    kkp: KkpWatch,
+    events: Events,
+    (status, leads): (StatusHandle, channel::Receiver<bool>),
+) {
+    let clusters = exposed.cache.store();
+    let tally = Tally::new(CONTROLLER, &status);
+    let context = Arc::new(Context {
+        client: client.clone(),
+        settings,
+        clusters: clusters.clone(),
+        kkp: kkp.clone(),
+        leads: leads.clone(),
+        events,
+        status: status.clone(),
+        tally: tally.clone(),
+    });
+    status.user_clusters(|_| ());
+    let triggers = stream::select_all([
+        changed_clusters(&context, &exposed).boxed(),
+        changed_kubeconfigs(&context).boxed(),
+        on_change(kkp.changes(), &context, Context::all).boxed(),
+        // Another replica writes from now on, or has written until now.
+        on_change(leads, &context, |context| {
+            context.status.user_clusters(|clusters| clusters.reports.clear());
+            context.all()
+        })
+        .boxed(),
+    ]);
+    let retry = |cluster: Arc<_>, _: &_, context: Arc<Context>| context.retry(&cluster);
+    drive(reconcile, retry, context, clusters, triggers, CONCURRENCY, tally).await;
+}
+
+/// Makes the inside of one cluster as it should be.
+async fn reconcile(exposed: Arc<Seen<Written>>, context: Arc<Context>) -> Result<Action, Failed> {
+    let name = exposed.name_any();
+    if !*context.leads.borrow() || context.kkp.now() != Kkp::Absent {
+        context.status.user_clusters(|clusters| clusters.reports.remove(&name));
+        return Ok(Action::await_change());
+    }
+    let (started, mut leads) = (Instant::now(), context.leads.clone());
+    let outcome = tokio::select! {
+        outcome = context.pass(&name, &exposed) => outcome,
+        // Another replica does it by now.
+        _ = leads.wait_for(|leads| !leads) => return Ok(Action::await_change()),
+    };
+    context.tally.passed(started.elapsed());
+    outcome.map(|()| Action::requeue(period(&name)))
+}
+
+/// The ExposedClusters that changed; all of them after a list.
+fn changed_clusters(
+    context: &Arc<Context>,
+    exposed: &ExposedWatch,
+) -> impl Stream<Item = Work> + Send + use<> {
+    let context = Arc::clone(context);
+    exposed.changes().map(move |changed| match changed {
+        Some(object) if context.clusters.get(&object).is_some() => vec![object],
+        Some(_gone) => {
+            context.forget_gone();
+            Vec::new()
+        }
+        None => {
+            context.forget_gone();
+            context.all()
+        }
+    })
+}
+
+/// The clusters whose kubeconfig changed. Its content is not kept: it is read in each pass.
+fn changed_kubeconfigs(context: &Arc<Context>) -> impl Stream<Item = Work> + Send + use<> {
+    let secrets = Api::<PartialObjectMeta<Secret>>::all(context.client.clone());
+    let signs = signs(secrets, Some(INTERNAL_KUBECONFIG));
+    recorded(signs, "Secret", context.status.clone()).map(|event| {
+        let Ok(watcher::Event::Apply(secret) | watcher::Event::Delete(secret)) = event else {
+            return Vec::new();
+        };
+        let cluster = ClusterName::of_namespace(&secret.namespace().unwrap_or_default());
+        cluster.map(|cluster| ObjectRef::new(cluster.as_str())).into_iter().collect()
+    })
+}
+
+impl Context {
+    fn retry(&self, cluster: &Seen<Written>) -> Action {
+        let name = cluster.name_any();
+        let failures = self
+            .status
+            .user_clusters(|clusters| clusters.reports.get(&name).map_or(1, |report| report.failures));
+        let pause = pause(failures, FIRST_RETRY, LAST_RETRY);
+        // Not all at once, where the cause was one and the same.
+        Action::requeue(pause + pause.mul_f64(share(&name) / 4.0))
+    }
+
+    fn all(&self) -> Work {
+        self.clusters.state().iter().map(|cluster| ObjectRef::from_obj(&**cluster)).collect()
+    }
+
+    /// Drops what is recorded about clusters that are gone.
+    fn forget_gone(&self) {
+        let exists = |name: &str| self.clusters.get(&ObjectRef::new(name)).is_some();
+        self.status.user_clusters(|clusters| clusters.reports.retain(|name, _| exists(name)));
+    }
+}
+
+/// Time until the next pass over a cluster that is as it should be.
+fn period(name: &str) -> Duration {
+    PERIOD + SPREAD.mul_f64(share(name))
+}
+
+/// A number from 0 to 1 that follows from a name.
+fn share(name: &str) -> f64 {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    f64::from((hasher.finish() >> 40) as u16) / f64::from(u16::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passes_of_many_clusters_are_spread_over_minutes() {
+        let periods: Vec<Duration> = (0..1_000).map(|number| period(&format!("c{number}"))).collect();
+        let early = periods.iter().filter(|&&period| period < PERIOD + SPREAD / 4).count();
+        assert!((150..350).contains(&early), "{early} of 1,000 in the first quarter");
+        assert!(periods.iter().all(|period| (PERIOD..=PERIOD + SPREAD).contains(period)));
+        assert_eq!(period("a"), period("a"));
+    }
+}

@@ -1,0 +1,157 @@
+//! The objects inside one user cluster: applied in the order in which they are needed, then what a former
+//! strategy left is removed.
+
+use std::collections::BTreeMap;
+
+use portico_dial::Dialer;
+use portico_expose::user_cluster::{ENVOY_AGENT, Facts, Id, Inside, Konnectivity, Object, inside};
+use portico_kube::error::describe;
+use portico_kube::foreign::{Applied, Foreign, ForeignError};
+use portico_pki::{Kubeconfig, cluster_info};
+use tokio::time::timeout;
+
+use super::pass::{Standing, Subject};
+use super::{Context, PASS_TIMEOUT};
+
+/// The name of everything that belongs to the node agent.
+const AGENT: &str = "portico-agent";
+
+/// What one pass inside a user cluster did.
+#[derive(Debug, Default)]
+struct Done {
+    /// Objects written, by kind.
+    writes: BTreeMap<&'static str, u64>,
+    /// The first object that is somebody else's and not as wanted, and the one who wrote it last.
+    foreign: Option<(Id, String)>,
+    /// The first request that its API server refused. The others were made all the same.
+    refused: Option<ForeignError>,
+    /// KKP's agent is there.
+    envoy: bool,
+}
+
+impl Context {
+    /// Makes what is inside the cluster as it should be, and says how it stands.
+    pub(super) async fn keep_inside(
+        &self,
+        subject: &Subject,
+        kubeconfig: &Kubeconfig,
+        konnectivity: &Konnectivity,
+        tunnel_ca: Option<&str>,
+    ) -> Standing {
+        let (cluster, exposed) = (&subject.cluster, &subject.exposed);
+        let facts = Facts {
+            exposed,
+            endpoints: !cluster.spec.components_override.apiserver.endpoint_reconciling_disabled,
+            konnectivity,
+            cluster_info: &cluster_info(&exposed.spec.address.url, &kubeconfig.authority),
+            agents: &self.settings.agents,
+            tunnel_ca,
+        };
+        let inside = inside(&facts);
+        // It holds programs and files no more: what was read is written anew.
+        let foreign = match Foreign::new(&kubeconfig.to_yaml(), Dialer::direct()).await {
+            Ok(foreign) => foreign,
+            Err(error) => return Standing::waits("BadKubeconfig", describe(&error)),
+        };
+        let mut done = Done::default();
+        let ended = timeout(PASS_TIMEOUT, write(&foreign, &inside, &mut done)).await;
+        self.tally.wrote_many(std::mem::take(&mut done.writes));
+        let server = &kubeconfig.server;
+        match ended {
+            Ok(Ok(())) => standing(&inside, &done),
+            Ok(Err(error)) => {
+                let message = format!(
+                    "its API server at {server}: {error}; tried again, with pauses up to ten minutes"
+                );
+                Standing::failed(reason(&error), message)
+            }
+            Err(_) => {
+                let message =
+                    format!("its API server at {server} is too slow: {PASS_TIMEOUT:?} are not enough");
+                Standing::failed("TooSlow", message)
+            }
+        }
+    }
+}
+
+/// Applies what is wanted and removes what is not. Ends at the first request without a proper answer.
+async fn write(foreign: &Foreign, inside: &Inside, done: &mut Done) -> Result<(), ForeignError> {
+    done.envoy = inside.tunneling && foreign.get(&ENVOY_AGENT.path()).await?.is_some();
+    for Object { id, fields } in &inside.wanted {
+        // Two agents would fight about the address on each node.
+        if done.envoy && id.name == AGENT {
+            continue;
+        }
+        match foreign.apply(&id.path(), fields).await {
+            Ok(Applied::Unchanged) => {}
+            Ok(Applied::Changed) => *done.writes.entry(id.kind.name()).or_default() += 1,
+            Ok(Applied::Foreign(writer)) => _ = done.foreign.get_or_insert((id.clone(), writer)),
+            Err(error) => done.refusal(error)?,
+        }
+    }
+    for id in &inside.unwanted {
+        match foreign.remove(&id.path()).await {
+            Ok(removed) if removed => *done.writes.entry(id.kind.name()).or_default() += 1,
+            Ok(_) => {}
+            Err(error) => done.refusal(error)?,
+        }
+    }
+    Ok(())
+}
+
+impl Done {
+    /// Goes on after a refusal, and after nothing else.
+    fn refusal(&mut self, error: ForeignError) -> Result<(), ForeignError> {
+        if !matches!(error, ForeignError::Refused { .. }) {
+            return Err(error);
+        }
+        self.refused.get_or_insert(error);
+        Ok(())
+    }
+}
+
+fn reason(error: &ForeignError) -> &'static str {
+    match error {
+        ForeignError::Unreachable { .. } => "Unreachable",
+        ForeignError::NoAnswer(_) => "NoAnswer",
+        ForeignError::TooLong(_) => "AnswerTooLong",
+        ForeignError::Refused { .. } => "Refused",
+        ForeignError::Unreadable(_) => "AnswerUnreadable",
+    }
+}
+
+/// How it stands after a pass that came to its end.
+fn standing(inside: &Inside, done: &Done) -> Standing {
+    if let Some(error) = &done.refused {
+        return Standing::failed("Refused", format!("its API server refuses: {error}"));
+    }
+    if done.envoy {
+        let message = format!(
+            "KKP's agent is there ({ENVOY_AGENT}), and a node can hold the agents' address once: no agent of \
+             Portico is made. docs/agent.md says how to replace it"
+        );
+        return Standing::waits("EnvoyAgent", message);
+    }
+    if let Some((id, writer)) = &done.foreign {
+        return Standing::waits("ForeignObject", foreign(id, writer));
+    }
+    if inside.waiting.is_empty() {
+        let objects = inside.wanted.len();
+        return Standing::ready(format!("{objects} objects inside the cluster are as they should be"));
+    }
+    Standing::waits("Incomplete", format!("left as they are: {}", inside.waiting.join("; ")))
+}
+
+fn foreign(id: &Id, writer: &str) -> String {
+    let kept_by_itself = id.name == "kubernetes" && writer == "kube-apiserver";
+    let remedy = if kept_by_itself {
+        "start its API server with --endpoint-reconciler-type=none, or set \
+         spec.componentsOverride.apiserver.endpointReconcilingDisabled of the Cluster"
+    } else {
+        "delete it, and it is made anew"
+    };
+    format!(
+        "{id} inside the cluster was made by somebody else ({writer:?} wrote it last), and is not as \
+             wanted: {remedy}"
+    )
+}

@@ -1,0 +1,145 @@
+//! The kubeconfig of a cluster's administrators, Secret `admin-kubeconfig`: made where the cluster's
+//! authorities are on the seed with their keys.
+//!
+//! Another address changes the address in it and nothing else, so that copies of the former one work as long
+//! as the former address answers. A Secret that somebody else made is left alone: KKP's, or a person's.
+
+use jiff::Timestamp;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use kube::Resource;
+use portico_expose::exposure::{CLUSTER_LABEL, MANAGED_BY};
+use portico_kube::apply::{Applied, apply};
+use portico_kube::seen::Seen;
+use portico_pki::inventory::{CA_CERTIFICATE, CA_KEY, KUBECONFIG, LEAVES, Signer};
+use portico_pki::{Authority, Credential, KeyKind, Kubeconfig, Names, Pair, Profile};
+use serde_json::{Value, json};
+
+use super::Context;
+use super::pass::{Subject, text};
+use crate::cache::api;
+use crate::write::{RequestError, request};
+
+/// The Secret.
+const ADMIN_KUBECONFIG: &str = "admin-kubeconfig";
+
+impl Context {
+    /// Makes the Secret as it should be; `Err` says why there can be none.
+    pub(super) async fn issue(&self, subject: &Subject) -> Result<Result<(), String>, RequestError> {
+        let (name, namespace) = (&*subject.cluster.metadata.name, &*subject.namespace);
+        let Some(servers) = self.secret(namespace, Signer::Cluster.secret()).await? else {
+            return Ok(Ok(()));
+        };
+        // As KKP has it: one authority for servers and clients.
+        let clients = self.secret(namespace, Signer::Clients.secret()).await?;
+        let signs = clients.as_ref().unwrap_or(&servers);
+        let (Some(authority), Some(signer)) = (text(&servers, CA_CERTIFICATE), pair(signs)) else {
+            return Ok(Ok(()));
+        };
+        let secrets = api::<Secret>(&self.client, namespace);
+        let current = self.read(secrets.clone(), "Secret", ADMIN_KUBECONFIG).await?;
+        if current.as_ref().is_some_and(|current| !current.is_ours()) {
+            return Ok(Ok(()));
+        }
+        let server = subject.exposed.spec.address.url.to_string();
+        let address = Kubeconfig {
+            cluster: name.to_owned(),
+            server,
+            authority,
+            credential: Credential::Token(String::new()),
+        };
+        let kubeconfig = match present(current.as_ref().and_then(held), address, &signer, Timestamp::now()) {
+            Ok(kubeconfig) => kubeconfig,
+            Err(why) => {
+                let secret = signs.meta().name.as_deref().unwrap_or_default();
+                let message =
+                    format!("no {ADMIN_KUBECONFIG} can be issued: Secret {namespace}/{secret}: {why}");
+                return Ok(Err(message));
+            }
+        };
+        let what = format!("Secret {namespace}/{ADMIN_KUBECONFIG}");
+        let wanted = wanted(name, namespace, &kubeconfig);
+        if let Applied::Changed(_) = request(&what, apply(&secrets, &wanted, current.as_ref())).await? {
+            self.tally.wrote("Secret");
+        }
+        Ok(Ok(()))
+    }
+}
+
+/// The Secret as it is applied.
+fn wanted(cluster: &str, namespace: &str, kubeconfig: &Kubeconfig) -> Value {
+    let data = ByteString(kubeconfig.to_yaml().into_bytes());
+    let labels = json!({MANAGED_BY.0: MANAGED_BY.1, CLUSTER_LABEL: cluster});
+    json!({"metadata": {"name": ADMIN_KUBECONFIG, "namespace": namespace, "labels": labels},
+        "data": {KUBECONFIG: data}})
+}
+
+/// The kubeconfig that a Secret holds.
+fn held(secret: &Seen<Secret>) -> Option<Kubeconfig> {
+    let secret: Secret = serde_json::from_value(secret.value()).ok()?;
+    Kubeconfig::parse(&text(&secret, KUBECONFIG)?).ok()
+}
+
+/// An authority with its key; `None` if only its certificate is there.
+fn pair(secret: &Secret) -> Option<Pair> {
+    Some(Pair { certificate: text(secret, CA_CERTIFICATE)?, key: text(secret, CA_KEY)? })
+}
+
+/// The kubeconfig that leads to `address`, with the credential of `before` as long as that is good.
+fn present(
+    before: Option<Kubeconfig>,
+    address: Kubeconfig,
+    signer: &Pair,
+    now: Timestamp,
+) -> Result<Kubeconfig, String> {
+    let authority = Authority::read(signer, now).map_err(|why| why.to_string())?;
+    let profile = profile().ok_or("it is in no inventory")?;
+    let before = before.map(|before| before.credential);
+    let kubeconfig = address.with_certificate(before.as_ref(), &profile, &authority, KeyKind::default(), now);
+    kubeconfig.map_err(|why| why.to_string())
+}
+
+/// What its certificate says.
+fn profile() -> Option<Profile> {
+    let leaf = LEAVES.iter().find(|leaf| leaf.secret == ADMIN_KUBECONFIG)?;
+    Some(leaf.profile(Names::default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::ToSpan;
+
+    use super::*;
+
+    fn now() -> Timestamp {
+        "2026-08-01T00:00:00Z".parse().unwrap()
+    }
+
+    fn leads_to(server: &str) -> Kubeconfig {
+        let credential = Credential::Token(String::new());
+        Kubeconfig { cluster: "a".into(), server: server.into(), authority: "CA".into(), credential }
+    }
+
+    #[test]
+    fn another_address_keeps_the_credential_and_a_late_one_is_issued_again() {
+        let ca = Authority::create("client-ca", KeyKind::default(), now()).unwrap();
+        let first = present(None, leads_to("https://a:1"), &ca, now()).unwrap();
+        let moved = present(Some(first.clone()), leads_to("https://a:2"), &ca, now()).unwrap();
+        assert_eq!(moved.server, "https://a:2");
+        assert!(moved.credential == first.credential);
+        let late = now() + (340 * 24).hours();
+        let renewed = present(Some(first.clone()), leads_to("https://a:1"), &ca, late).unwrap();
+        assert!(renewed.credential != first.credential);
+        let other = Authority::create("client-ca", KeyKind::default(), now()).unwrap();
+        let replaced = present(Some(first.clone()), leads_to("https://a:1"), &other, now()).unwrap();
+        assert!(replaced.credential != first.credential);
+    }
+
+    #[test]
+    fn an_authority_that_cannot_sign_is_told_of() {
+        let ca = Authority::create("client-ca", KeyKind::default(), now()).unwrap();
+        let after = now() + (11 * 366 * 24).hours();
+        let why = present(None, leads_to("https://a:1"), &ca, after).unwrap_err();
+        assert!(why.starts_with("it expired on "), "{why}");
+    }
+}

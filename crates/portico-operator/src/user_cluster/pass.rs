@@ -1,0 +1,259 @@
+//! One pass over one cluster: what the seed says about it, its kubeconfig, and its inside.
+
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret, Service};
+use kube::Api;
+use portico_api::annotations::API_SERVER_CA;
+use portico_api::cluster::Cluster;
+use portico_api::exposed_cluster::ExposedCluster;
+use portico_api::strategy::ExposeStrategy;
+use portico_expose::services::KONNECTIVITY;
+use portico_expose::user_cluster::Konnectivity;
+use portico_kube::apply::{Applied, apply};
+use portico_kube::seen::Seen;
+use portico_pki::{Kubeconfig, inventory};
+use portico_source::served::ServedKind;
+use serde_json::json;
+
+use super::{Context, Failed, INTERNAL_KUBECONFIG};
+use crate::cache::api;
+use crate::exposed::Written;
+use crate::exposure::belongs_to;
+use crate::write::{RequestError, request};
+
+/// What agents must trust, by the controller of seed components: during a change of CA both.
+const TUNNEL_TRUST: &str = inventory::Signer::Tunnel.secret();
+
+/// The Secret of a tunnel certificate that something else made, with its CA beside it.
+const TUNNEL_CERTIFICATE: &str = inventory::LEAVES[0].secret;
+
+/// The reason of a cluster that clients do not find yet.
+pub(super) const NOT_EXPOSED: &str = "NotExposed";
+
+/// The reason of a cluster whose inside is left alone.
+pub(super) const NO_KUBECONFIG: &str = "NoKubeconfig";
+
+/// How it stands with the inside of a cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Standing {
+    pub(super) ready: bool,
+    /// One word, in CamelCase.
+    pub(super) reason: &'static str,
+    /// A sentence: what was found, and what to do about it.
+    pub(super) message: String,
+    /// Whether to try again soon, with back-off. Otherwise a change of objects on the seed is waited for.
+    pub(super) failed: bool,
+}
+
+impl Standing {
+    pub(super) fn ready(message: String) -> Self {
+        Self { ready: true, reason: "Ready", message, failed: false }
+    }
+
+    pub(super) fn waits(reason: &'static str, message: String) -> Self {
+        Self { ready: false, reason, message, failed: false }
+    }
+
+    pub(super) fn failed(reason: &'static str, message: String) -> Self {
+        Self { ready: false, reason, message, failed: true }
+    }
+}
+
+/// Clusters as a kind of the API, with what Portico manages of them.
+pub(super) struct Clusters;
+
+impl k8s_openapi::Resource for Clusters {
+    const API_VERSION: &'static str = "kubermatic.k8c.io/v1";
+    const GROUP: &'static str = Cluster::GROUP;
+    const KIND: &'static str = "Cluster";
+    const VERSION: &'static str = Cluster::VERSION;
+    const URL_PATH_SEGMENT: &'static str = Cluster::PLURAL;
+    type Scope = k8s_openapi::ClusterResourceScope;
+}
+
+/// A cluster, as the seed has it.
+pub(super) struct Subject {
+    pub(super) cluster: Cluster,
+    seen: Seen<Clusters>,
+    /// Strategy and address in force.
+    pub(super) exposed: ExposedCluster,
+    /// Its namespace.
+    pub(super) namespace: String,
+}
+
+impl Context {
+    /// Makes kubeconfig and inside of one cluster as they should be, and says how it stands.
+    pub(super) async fn pass(&self, name: &str, exposed: &Seen<Written>) -> Result<(), Failed> {
+        let exposed = serde_json::from_value::<ExposedCluster>(exposed.value()).ok();
+        let known = |exposed: &ExposedCluster| !exposed.spec.address.url.is_empty();
+        let Some(exposed) = exposed.filter(known) else {
+            self.record(name, &not_exposed(), false);
+            return Ok(());
+        };
+        let (seen, cluster) = match self.cluster(name).await {
+            Ok(Some(found)) => found,
+            Ok(None) => return Ok(()),
+            Err(error) => {
+                self.record(name, &Standing::failed("SeedUnavailable", error.to_string()), true);
+                return Err(Failed);
+            }
+        };
+        if cluster.metadata.deletion_timestamp.is_some() {
+            return Ok(());
+        }
+        if cluster.spec.pause {
+            // Its status stays too.
+            let message = "the Cluster is paused: everything stays as it is".to_owned();
+            let paused = Standing { ready: true, reason: "Paused", message, failed: false };
+            self.record(name, &paused, false);
+            return Ok(());
+        }
+        let namespace = cluster.name().namespace().to_string();
+        let subject = Subject { cluster, seen, exposed, namespace };
+        let standing = match self.steps(&subject).await {
+            Ok(standing) => standing,
+            Err(error) => Standing::failed("SeedUnavailable", error.to_string()),
+        };
+        if self.mark(&subject.cluster, &standing).await { Err(Failed) } else { Ok(()) }
+    }
+
+    async fn steps(&self, subject: &Subject) -> Result<Standing, RequestError> {
+        let namespaces = api::<Namespace>(&self.client, "");
+        let namespace = self.read(namespaces, "Namespace", &subject.namespace).await?;
+        let own = namespace.is_some_and(|namespace| {
+            let ends = namespace.value().pointer("/metadata/deletionTimestamp").is_some();
+            belongs_to(&namespace, &subject.cluster) && !ends
+        });
+        if !own {
+            return Ok(not_exposed());
+        }
+        let issued = self.issue(subject).await?;
+        let standing = self.inner(subject).await?;
+        Ok(match issued {
+            Ok(()) => standing,
+            Err(why) if standing.ready => Standing::failed("NoAdminKubeconfig", why),
+            Err(why) => Standing { message: format!("{}; {why}", standing.message), ..standing },
+        })
+    }
+
+    /// The inside, with the kubeconfig that leads there.
+    async fn inner(&self, subject: &Subject) -> Result<Standing, RequestError> {
+        let namespace = &subject.namespace;
+        let Some(secret) = self.secret(namespace, INTERNAL_KUBECONFIG).await? else {
+            let message = format!(
+                "there is no Secret {namespace}/{INTERNAL_KUBECONFIG}: nothing is written inside the \
+                 cluster. Put a kubeconfig of an administrator there, under the key {:?}, with all \
+                 certificates in it",
+                inventory::KUBECONFIG
+            );
+            return Ok(Standing::waits(NO_KUBECONFIG, message));
+        };
+        let kubeconfig = match usable(&secret) {
+            Ok(kubeconfig) => kubeconfig,
+            Err(why) => {
+                let message = format!("Secret {namespace}/{INTERNAL_KUBECONFIG} cannot be used: {why}");
+                return Ok(Standing::waits("BadKubeconfig", message));
+            }
+        };
+        let konnectivity = self.konnectivity(subject).await?;
+        let mut tunnel_ca = None;
+        if subject.exposed.spec.tunnel.is_some() {
+            self.name_authority(subject, &kubeconfig.authority).await?;
+            tunnel_ca = self.tunnel_ca().await?;
+        }
+        Ok(self.keep_inside(subject, &kubeconfig, &konnectivity, tunnel_ca.as_deref()).await)
+    }
+
+    async fn konnectivity(&self, subject: &Subject) -> Result<Konnectivity, RequestError> {
+        let node_port = match subject.exposed.spec.expose_strategy {
+            ExposeStrategy::Tunneling => None,
+            ExposeStrategy::NodePort | ExposeStrategy::LoadBalancer => {
+                let services = api::<Service>(&self.client, &subject.namespace);
+                let service = self.read(services, "Service", KONNECTIVITY).await?;
+                let number =
+                    service.and_then(|seen| seen.value().pointer("/spec/ports/0/nodePort")?.as_u64());
+                number.and_then(|number| u16::try_from(number).ok()).filter(|&number| number != 0)
+            }
+        };
+        Ok(Konnectivity::of(&subject.cluster, &subject.exposed, node_port))
+    }
+
+    /// What signs the tunnel certificate, if the seed has it.
+    async fn tunnel_ca(&self) -> Result<Option<String>, RequestError> {
+        let namespace = &self.settings.namespace;
+        let maps = Api::<ConfigMap>::namespaced(self.client.clone(), namespace);
+        let what = format!("ConfigMap {namespace}/{TUNNEL_TRUST}");
+        let trust = request(&what, maps.get_opt(TUNNEL_TRUST)).await?;
+        let trust = trust.and_then(|map| map.data?.remove(inventory::CA_CERTIFICATE));
+        if trust.is_some() {
+            return Ok(trust);
+        }
+        let secret = self.secret(namespace, TUNNEL_CERTIFICATE).await?;
+        Ok(secret.and_then(|secret| text(&secret, inventory::CA_CERTIFICATE)))
+    }
+
+    /// Writes on the Cluster what signs its API server's certificate, unless somebody else has: the gateway
+    /// asks that API server whether an agent's token is good.
+    async fn name_authority(&self, subject: &Subject, authority: &str) -> Result<(), RequestError> {
+        let metadata = &subject.cluster.metadata;
+        if metadata.annotation(API_SERVER_CA).is_some() && !subject.seen.is_ours() {
+            return Ok(());
+        }
+        let clusters = api::<Clusters>(&self.client, "");
+        // Not on one that somebody made anew under this name.
+        let wanted = json!({"metadata": {"name": metadata.name, "uid": metadata.uid,
+            "annotations": {API_SERVER_CA: authority}}});
+        let written = apply(&clusters, &wanted, Some(&subject.seen));
+        if let Applied::Changed(_) = request("annotation of the Cluster", written).await? {
+            self.tally.wrote("Cluster");
+        }
+        Ok(())
+    }
+
+    async fn cluster(&self, name: &str) -> Result<Option<(Seen<Clusters>, Cluster)>, RequestError> {
+        let seen = self.read(api::<Clusters>(&self.client, ""), "Cluster", name).await?;
+        Ok(seen.and_then(|seen| {
+            let cluster = serde_json::from_value(seen.value()).ok()?;
+            Some((seen, cluster))
+        }))
+    }
+
+    pub(super) async fn secret(&self, namespace: &str, name: &str) -> Result<Option<Secret>, RequestError> {
+        let secrets = Api::<Secret>::namespaced(self.client.clone(), namespace);
+        request(&format!("Secret {namespace}/{name}"), secrets.get_opt(name)).await
+    }
+
+    pub(super) async fn read<K>(
+        &self,
+        api: Api<Seen<K>>,
+        kind: &str,
+        name: &str,
+    ) -> Result<Option<Seen<K>>, RequestError>
+    where
+        K: k8s_openapi::Resource + 'static,
+    {
+        request(&format!("{kind} {name}"), api.get_opt(name)).await
+    }
+}
+
+fn not_exposed() -> Standing {
+    let message = "waits until the cluster is exposed; the condition PorticoExposed says how that stands";
+    Standing::waits(NOT_EXPOSED, message.to_owned())
+}
+
+/// The kubeconfig in a Secret. One that names a program, a file or a proxy, or that would send its credential
+/// in plain text, is not used.
+fn usable(secret: &Secret) -> Result<Kubeconfig, String> {
+    let key = inventory::KUBECONFIG;
+    let text = text(secret, key).ok_or_else(|| format!("it has no text under the key {key:?}"))?;
+    let kubeconfig = Kubeconfig::parse(&text).map_err(|bad| bad.to_string())?;
+    if kubeconfig.server.starts_with("https://") {
+        Ok(kubeconfig)
+    } else {
+        Err("its server does not begin with https://".to_owned())
+    }
+}
+
+/// What a Secret holds under a key.
+pub(super) fn text(secret: &Secret, key: &str) -> Option<String> {
+    String::from_utf8(secret.data.as_ref()?.get(key)?.0.clone()).ok()
+}

@@ -1,0 +1,85 @@
+//! How it stands with the inside of every cluster: as a condition, in the log and as an Event when it
+//! changes, and in the status.
+
+use kube::Api;
+use kube::api::Patch;
+use portico_api::cluster::{Cluster, USER_CLUSTER_READY};
+use portico_kube::events::{Note, Severity};
+use portico_source::served::Served;
+use serde_json::json;
+use tracing::{debug, warn};
+
+use super::Context;
+use super::pass::{NO_KUBECONFIG, NOT_EXPOSED, Standing};
+use crate::condition::condition;
+use crate::exposed::reference;
+use crate::status::UserClusterReport;
+use crate::write::{RequestError, as_portico, has_condition, request};
+
+/// What is no trouble, but the way of a new cluster, or of one whose inside is somebody else's: neither in
+/// the log nor an Event.
+const EXPECTED: [&str; 2] = [NOT_EXPOSED, NO_KUBECONFIG];
+
+/// Clusters whose trouble is written to the log one by one; `/status` has all of them.
+const MAX_LOGGED: usize = 10;
+
+impl Context {
+    /// Says how it stands with a cluster: in its condition, the log, an Event. Returns whether something
+    /// failed, the condition included.
+    pub(super) async fn mark(&self, cluster: &Cluster, standing: &Standing) -> bool {
+        let written = self.write_condition(cluster, standing).await;
+        if let Err(error) = &written {
+            self.tally.failed(error.reason());
+            debug!(cluster = &*cluster.metadata.name, %error, "cannot write the condition");
+        }
+        let failed = standing.failed || written.is_err();
+        let Standing { ready, reason, message, .. } = standing;
+        let Some(troubled) = self.record(&cluster.metadata.name, standing, failed) else { return failed };
+        if EXPECTED.contains(reason) {
+            return failed;
+        }
+        match (ready, troubled) {
+            (false, ..=MAX_LOGGED) => warn!(cluster = &*cluster.metadata.name, reason, "{message}"),
+            _ => debug!(cluster = &*cluster.metadata.name, reason, "{message}"),
+        }
+        let severity = if *ready { Severity::Normal } else { Severity::Warning };
+        let note = Note { severity, reason, action: "KeepUserCluster", text: message };
+        self.events.publish(&reference(cluster), note).await;
+        failed
+    }
+
+    /// Records how it stands with a cluster, and whether something `failed`, which is tried again. If that is
+    /// news, returns how many have trouble.
+    pub(super) fn record(&self, name: &str, standing: &Standing, failed: bool) -> Option<usize> {
+        let Standing { ready, reason, message, .. } = standing;
+        if standing.failed {
+            self.tally.failed(reason);
+        }
+        self.status.user_clusters(|clusters| {
+            let before = clusters.reports.get(name);
+            let news = before.is_none_or(|before| (before.ready, before.reason) != (*ready, *reason));
+            let failures = before.map_or(0, |before| before.failures);
+            let failures = if failed { failures.saturating_add(1) } else { 0 };
+            let report = UserClusterReport { ready: *ready, reason, message: message.clone(), failures };
+            clusters.reports.insert(name.to_owned(), report);
+            news.then(|| clusters.reports.values().filter(|report| !report.ready).count())
+        })
+    }
+
+    async fn write_condition(&self, cluster: &Cluster, standing: &Standing) -> Result<(), RequestError> {
+        let before = cluster.status.conditions.get(USER_CLUSTER_READY);
+        let (condition, changed) = condition(before, standing.ready, standing.reason, &standing.message);
+        if !changed {
+            return Ok(());
+        }
+        let patch = json!({"metadata": {"uid": cluster.metadata.uid},
+            "status": {"conditions": {USER_CLUSTER_READY: condition}}});
+        let clusters = Api::<Served<Cluster>>::all_with(self.client.clone(), &());
+        let (params, patch) = (as_portico(), Patch::Merge(&patch));
+        let written = clusters.patch_status(&cluster.metadata.name, &params, &patch);
+        let written = request("status of the Cluster", written).await?;
+        has_condition(&written, USER_CLUSTER_READY)?;
+        self.tally.wrote("Cluster");
+        Ok(())
+    }
+}

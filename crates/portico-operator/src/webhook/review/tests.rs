@@ -1,0 +1,209 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+fn served<K: portico_source::served::ServedKind>(object: &Value) -> Arc<Served<K>> {
+    Arc::new(serde_json::from_value(object.clone()).unwrap())
+}
+
+fn object<K: portico_source::served::ServedKind>(object: &Value) -> Object {
+    served::<K>(object).object.clone().unwrap()
+}
+
+fn seed(name: &str, datacenter: &str) -> Value {
+    json!({"metadata":
+            {"name": name, "namespace": "portico", "creationTimestamp": "2026-08-01T00:00:00Z"},
+        "spec": {"datacenters": {datacenter: {"spec": {"bringyourown": {}}}}}})
+}
+
+fn configuration(name: &str) -> Value {
+    json!({"metadata": {"name": name, "namespace": "portico"},
+        "spec": {"ingress": {"domain": "example.com"}, "exposeStrategy": "Tunneling"}})
+}
+
+fn cluster(name: &str, datacenter: &str) -> Value {
+    json!({"metadata": {"name": name, "creationTimestamp": "2026-08-02T00:00:00Z"},
+        "spec": {"exposeStrategy": "Tunneling", "cloud": {"dc": datacenter}}})
+}
+
+/// An exposed Service that maps its only port to `host`.
+fn service(namespace: &str, name: &str, host: &str) -> Value {
+    json!({"metadata": {"name": name, "namespace": namespace, "creationTimestamp": "2026-08-01T00:00:00Z",
+            "annotations": {"nodeport-proxy.k8s.io/expose": "SNI",
+                PORT_MAPPING: format!(r#"{{"https": "{host}"}}"#)}},
+        "spec": {"type": "ClusterIP", "ports": [{"name": "https", "port": 443}]}})
+}
+
+/// Two Seeds, a configuration, the Cluster `a`.
+fn world() -> World {
+    World {
+        seeds: vec![served(&seed("north", "lab-1")), served(&seed("south", "lab-2"))],
+        configurations: vec![served(&configuration("kkp"))],
+        clusters: vec![served(&cluster("a", "lab-1"))],
+        ..World::default()
+    }
+}
+
+fn created<K: portico_source::served::ServedKind>(world: &World, after: &Value) -> Vec<String> {
+    changed::<K>(world, None, after)
+}
+
+fn changed<K: portico_source::served::ServedKind>(
+    world: &World,
+    before: Option<&Value>,
+    after: &Value,
+) -> Vec<String> {
+    let change = Change { before: before.map(object::<K>), after: object::<K>(after) };
+    review(world, &change).errors.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn what_is_right_is_admitted() {
+    let world = world();
+    for name in ["b", "a"] {
+        assert_eq!(created::<Cluster>(&world, &cluster(name, "lab-2")), [""; 0]);
+    }
+    assert_eq!(created::<Seed>(&world, &seed("east", "lab-3")), [""; 0]);
+    assert_eq!(created::<Service>(&world, &service("else", "web", "web.example.com")), [""; 0]);
+}
+
+#[test]
+fn a_cluster_in_a_datacenter_of_no_seed_is_refused() {
+    let error = "Cluster b: spec.cloud.dc: no Seed lists the datacenter \"lab-9\" (there are: north, south); \
+                 add it to spec.datacenters of the Seed that hosts this cluster, or name one that is there";
+    assert_eq!(created::<Cluster>(&world(), &cluster("b", "lab-9")), [error]);
+}
+
+#[test]
+fn a_cluster_whose_name_a_service_has_is_refused_before_its_services_are_made() {
+    let mut world = world();
+    world.services.push(served(&service("else", "web", "B.North.example.com")));
+    let errors = created::<Cluster>(&world, &cluster("b", "lab-1"));
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    assert!(
+        errors[0].starts_with("Service else/web: ")
+            && errors[0].contains(
+                "host b.north.example.com belongs to Service cluster-b/apiserver-external: the namespace of \
+                 a Cluster comes before any other; choose another host name"
+            ),
+        "{errors:?}"
+    );
+    assert_eq!(created::<Cluster>(&world, &cluster("c", "lab-1")), [""; 0]);
+}
+
+#[test]
+fn of_two_services_the_younger_cannot_have_a_name_that_the_elder_has() {
+    let mut world = world();
+    world.services.push(served(&service("else", "web", "web.example.com")));
+    let mut second = service("other", "web", "web.example.com");
+    second["metadata"]["creationTimestamp"] = json!("2026-08-02T00:00:00Z");
+    let errors = created::<Service>(&world, &second);
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    assert!(
+        errors[0].contains(
+            "host web.example.com belongs to the elder Service else/web, created 2026-08-01T00:00:00Z; \
+             choose another host name, or remove Service else/web"
+        ),
+        "{errors:?}"
+    );
+    // A name of a cluster, by somebody who is older than it.
+    world.services.push(served(&service("cluster-a", "apiserver-external", "a.north.example.com")));
+    let errors = created::<Service>(&world, &service("other", "thief", "a.north.example.com"));
+    assert!(errors[0].starts_with("Service other/thief: "), "{errors:?}");
+}
+
+#[test]
+fn what_was_wrong_before_may_stay_and_only_what_a_change_adds_is_refused() {
+    let mut world = world();
+    let (lost, mut touched) = (cluster("b", "lab-9"), cluster("b", "lab-9"));
+    world.clusters.push(served(&lost));
+    touched["metadata"]["labels"] = json!({"touched": "yes"});
+    assert_eq!(changed::<Cluster>(&world, Some(&lost), &touched), [""; 0]);
+    touched["spec"]["cloud"]["dc"] = json!("lab-8");
+    assert_eq!(changed::<Cluster>(&world, Some(&lost), &touched).len(), 1, "another mistake");
+    touched["spec"]["cloud"]["dc"] = json!("lab-2");
+    assert_eq!(changed::<Cluster>(&world, Some(&lost), &touched), [""; 0], "mended");
+    // The message on the Cluster names the Seeds, which are others now.
+    assert_eq!(created::<Seed>(&world, &seed("east", "lab-3")), [""; 0]);
+}
+
+#[test]
+fn a_seed_cannot_take_what_another_has_nor_leave_a_cluster_alone() {
+    let world = world();
+    let mut younger = seed("east", "lab-2");
+    younger["metadata"]["creationTimestamp"] = json!("2026-08-02T00:00:00Z");
+    let errors = created::<Seed>(&world, &younger);
+    assert!(errors[0].contains("the datacenter \"lab-2\" belongs to Seed portico/south"), "{errors:?}");
+    let mut twin = seed("north", "lab-4");
+    twin["metadata"]["namespace"] = json!("other");
+    assert!(created::<Seed>(&world, &twin)[0].contains("has the same name \"north\""));
+    let errors = changed::<Seed>(&world, Some(&seed("north", "lab-1")), &seed("north", "lab-7"));
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    assert!(errors[0].starts_with("Cluster a: spec.cloud.dc: no Seed lists the datacenter \"lab-1\""));
+}
+
+#[test]
+fn there_is_one_configuration_and_clusters_need_its_domain() {
+    let world = world();
+    assert!(
+        created::<KubermaticConfiguration>(&world, &configuration("second"))[0]
+            .contains("this one is ignored")
+    );
+    let mut without = configuration("kkp");
+    without["spec"]["ingress"]["domain"] = json!("");
+    let errors = changed::<KubermaticConfiguration>(&world, Some(&configuration("kkp")), &without);
+    let of_cluster = errors.iter().filter(|error| error.starts_with("Cluster a: ")).count();
+    assert!(of_cluster >= 1 && errors.len() > of_cluster, "{errors:?}");
+}
+
+#[test]
+fn a_strategy_that_the_seed_decided_changes_with_the_label_alone() {
+    let world = world();
+    let mut before = cluster("a", "lab-1");
+    before["spec"]["exposeStrategy"] = json!("");
+    let mut after = before.clone();
+    after["spec"]["exposeStrategy"] = json!("NodePort");
+    let errors = changed::<Cluster>(&world, Some(&before), &after);
+    assert!(
+        errors[0].contains("it cannot change from Tunneling to NodePort (decided by: Cluster)"),
+        "{errors:?}"
+    );
+    after["metadata"]["labels"] = json!({"unsafe-expose-strategy-migration": ""});
+    assert_eq!(changed::<Cluster>(&world, Some(&before), &after), [""; 0]);
+}
+
+#[test]
+fn a_service_of_a_cluster_that_does_not_exist_is_refused() {
+    let errors = created::<Service>(&world(), &service("cluster-z", "web", "web.example.com"));
+    assert!(errors[0].contains("what the cluster \"z\" allows is not known"), "{errors:?}");
+}
+
+#[test]
+fn what_is_being_deleted_may_be_anything() {
+    let mut lost = cluster("b", "lab-9");
+    lost["metadata"]["deletionTimestamp"] = json!("2026-08-03T00:00:00Z");
+    assert_eq!(created::<Cluster>(&world(), &lost), [""; 0]);
+}
+
+#[test]
+fn numbers_that_the_api_server_gives_are_left_to_it() {
+    let mut by_port = service("else", "web", "web.example.com");
+    by_port["metadata"]["annotations"]["nodeport-proxy.k8s.io/expose"] = json!("NodePort");
+    by_port["spec"]["type"] = json!("NodePort");
+    assert_eq!(created::<Service>(&world(), &by_port), [""; 0], "a dry run");
+    by_port["spec"]["ports"][0]["nodePort"] = json!(30_001);
+    let mut world = world();
+    world.services.push(served(&by_port));
+    by_port["metadata"]["name"] = json!("second");
+    assert_eq!(created::<Service>(&world, &by_port), [""; 0], "made up in a dry run");
+}
+
+#[test]
+fn different_settings_of_two_seeds_are_a_warning() {
+    let mut other = seed("east", "lab-3");
+    other["spec"]["nodeportProxy"] =
+        json!({"envoy": {"connectionSettings": {"sniListenerIdleTimeout": "90s"}}});
+    let verdict = review(&world(), &Change { before: None, after: object::<Seed>(&other) });
+    assert!(verdict.errors.is_empty(), "{verdict:?}");
+    assert!(verdict.warnings.iter().any(|problem| problem.reason == "several-seeds"), "{verdict:?}");
+}

@@ -1,0 +1,246 @@
+//! The HTTPS listener that an API server asks: bounded in every direction, since anybody in the pod network
+//! can connect.
+//!
+//! An API server keeps a connection for each request that it makes at a time. Whatever is over a bound gets a
+//! clear refusal at once, and the API server admits what it could not ask about.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Body, Incoming};
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch as channel};
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tracing::{debug, warn};
+
+use super::reviewer::Reviewer;
+
+/// Where questions are asked.
+pub(super) const PATH: &str = "/review";
+
+/// Connections held at once: one for each change that an API server admits at a time, of three of them.
+const MOST_CONNECTIONS: usize = 192;
+
+/// Connections of one client: the others must be heard beside one that connects for the sake of it.
+const MOST_OF_ONE: usize = 64;
+
+/// Time limit of a TLS handshake: the API server gives up after three seconds.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Time limit of a request's head, and for how long a connection may be idle.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Time limit of a request's body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long a connection lives. The next question opens another.
+const LIFETIME: Duration = Duration::from_secs(300);
+
+/// What an open answer may take then.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Most bytes of a question: both versions of an object, of which an API server takes 1.5 MiB.
+const LARGEST: u64 = 4 << 20;
+
+/// Bytes of a request's head, and of a body that are read at a time.
+const LONGEST_HEAD: usize = 16 * 1_024;
+
+/// Bytes of all questions that are read at a time, in units of [`UNIT`].
+const BUDGET: usize = 16 * 1_024;
+const UNIT: u64 = 1_024;
+
+/// Rest after a failed accept(2), which nearly always means that descriptors are out.
+const ACCEPT_REST: Duration = Duration::from_millis(100);
+
+/// Connections by client.
+#[derive(Default)]
+struct Connections(Mutex<HashMap<IpAddr, usize>>);
+
+impl Connections {
+    fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place for one more, if there is one.
+    fn place(self: &Arc<Self>, client: IpAddr) -> Option<Place> {
+        let mut held = self.lock();
+        let of_client = held.get(&client).copied().unwrap_or_default();
+        if of_client >= MOST_OF_ONE || held.values().sum::<usize>() >= MOST_CONNECTIONS {
+            return None;
+        }
+        held.insert(client, of_client + 1);
+        Some(Place { connections: Arc::clone(self), client })
+    }
+}
+
+/// The place of a connection, free again when dropped.
+struct Place {
+    connections: Arc<Connections>,
+    client: IpAddr,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut held = self.connections.lock();
+        if let Some(count) = held.get_mut(&self.client) {
+            *count -= 1;
+            if *count == 0 {
+                held.remove(&self.client);
+            }
+        }
+    }
+}
+
+/// What every connection needs.
+struct Shared {
+    reviewer: Reviewer,
+    budget: Semaphore,
+}
+
+/// Serves until dropped. Without a certificate, connections are closed.
+pub(super) async fn serve(
+    listener: TcpListener,
+    certificate: channel::Receiver<Option<Arc<ServerConfig>>>,
+    reviewer: Reviewer,
+) -> Infallible {
+    let connections = Arc::new(Connections::default());
+    let shared = Arc::new(Shared { reviewer, budget: Semaphore::new(BUDGET) });
+    let mut tasks = tokio::task::JoinSet::new();
+    let mut is_failing = false;
+    loop {
+        while tasks.try_join_next().is_some() {}
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                if !std::mem::replace(&mut is_failing, true) {
+                    warn!(%error, "the webhook's listener cannot accept a connection");
+                }
+                sleep(ACCEPT_REST).await;
+                continue;
+            }
+        };
+        is_failing = false;
+        let Some(config) = certificate.borrow().clone() else { continue };
+        let Some(place) = connections.place(peer.ip()) else {
+            shared.reviewer.count("other", "overloaded");
+            continue;
+        };
+        let shared = Arc::clone(&shared);
+        tasks.spawn(async move {
+            serve_connection(stream, config, shared).await;
+            drop(place);
+        });
+    }
+}
+
+async fn serve_connection(stream: TcpStream, config: Arc<ServerConfig>, shared: Arc<Shared>) {
+    let accepting = TlsAcceptor::from(config).accept(stream);
+    let Ok(Ok(stream)) = timeout(HANDSHAKE_TIMEOUT, accepting).await else {
+        debug!("a client of the webhook did not end its TLS handshake");
+        return;
+    };
+    let service = service_fn(|request| async { Ok::<_, Infallible>(answer(request, &shared).await) });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(IDLE_TIMEOUT)
+        .max_buf_size(LONGEST_HEAD)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = std::pin::pin!(connection);
+    let ended = match timeout(LIFETIME, connection.as_mut()).await {
+        Ok(ended) => ended,
+        Err(_) => {
+            connection.as_mut().graceful_shutdown();
+            timeout(GRACE, connection).await.unwrap_or(Ok(()))
+        }
+    };
+    if let Err(error) = ended {
+        debug!(%error, "a connection to the webhook ended");
+    }
+}
+
+async fn answer(request: Request<Incoming>, shared: &Shared) -> Response<Full<Bytes>> {
+    if request.uri().path() != PATH {
+        return refused(StatusCode::NOT_FOUND, "questions are asked at /review\n");
+    }
+    if request.method() != Method::POST {
+        let mut answer = refused(StatusCode::METHOD_NOT_ALLOWED, "only POST is served here\n");
+        answer.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
+        return answer;
+    }
+    let malformed = |code, text| {
+        shared.reviewer.count("other", "malformed");
+        refused(code, text)
+    };
+    let body = request.into_body();
+    // Every API server says how long it is; so memory is spoken for before the first byte.
+    let Some(length) = body.size_hint().exact() else {
+        return malformed(StatusCode::LENGTH_REQUIRED, "Content-Length is missing\n");
+    };
+    if length > LARGEST {
+        return malformed(StatusCode::PAYLOAD_TOO_LARGE, "no AdmissionReview is longer than 4 MiB\n");
+    }
+    let units = u32::try_from(length.div_ceil(UNIT)).unwrap_or(u32::MAX);
+    let Ok(_held) = shared.budget.try_acquire_many(units) else {
+        shared.reviewer.count("other", "overloaded");
+        return refused(StatusCode::SERVICE_UNAVAILABLE, "too much is asked at once\n");
+    };
+    let body = match timeout(BODY_TIMEOUT, body.collect()).await {
+        Ok(Ok(body)) => body.to_bytes(),
+        Ok(Err(_)) => return malformed(StatusCode::BAD_REQUEST, "the body ended early\n"),
+        Err(_) => return malformed(StatusCode::REQUEST_TIMEOUT, "the body takes too long\n"),
+    };
+    match shared.reviewer.answer(body).await {
+        Ok(text) => {
+            let mut answer = Response::new(Full::from(text));
+            answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            answer
+        }
+        Err(error) => {
+            debug!(%error, "a question to the webhook cannot be read");
+            refused(StatusCode::BAD_REQUEST, "this is no AdmissionReview of admission.k8s.io/v1\n")
+        }
+    }
+}
+
+fn refused(code: StatusCode, text: &'static str) -> Response<Full<Bytes>> {
+    let mut answer = Response::new(Full::from(text));
+    *answer.status_mut() = code;
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_client_leaves_room_for_the_others_and_a_place_is_free_again() {
+        let connections = Arc::new(Connections::default());
+        let [one, other] = ["::1", "::2"].map(|address| address.parse().unwrap());
+        let held: Vec<Place> = (0..MOST_OF_ONE).filter_map(|_| connections.place(one)).collect();
+        assert_eq!(held.len(), MOST_OF_ONE);
+        assert!(connections.place(one).is_none() && connections.place(other).is_some());
+        drop(held);
+        assert!(connections.place(one).is_some());
+        assert!(connections.lock().is_empty());
+    }
+
+    #[test]
+    fn there_is_a_bound_for_all_of_them_too() {
+        let connections = Arc::new(Connections::default());
+        let clients = (0..255_u8).map(|number| IpAddr::from([192, 0, 2, number]));
+        let held: Vec<Place> = clients.filter_map(|client| connections.place(client)).collect();
+        assert_eq!(held.len(), MOST_CONNECTIONS);
+    }
+}

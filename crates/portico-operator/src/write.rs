@@ -1,0 +1,122 @@
+//! What writing to the seed means to every controller here: within a time limit, as Portico, and with an eye
+//! on other writers.
+
+use std::error::Error;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
+
+use kube::api::{DeleteParams, PatchParams, Preconditions};
+use kube::core::Status;
+use portico_api::cluster::Cluster;
+use portico_kube::FIELD_MANAGER;
+use portico_kube::error::describe;
+use portico_kube::seen::Seen;
+use portico_source::Object;
+use portico_source::served::Served;
+use serde_json::Value;
+use thiserror::Error;
+use tokio::time::timeout;
+
+/// Time limit of a request. The API server may have done it all the same; the watch will tell.
+pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The reason of what the API server does not do as it is asked to.
+pub(crate) const WRITE_REFUSED: &str = "WriteRefused";
+
+/// The reason of a field that the definition of its kind does not have.
+pub(crate) const DEFINITION_OUTDATED: &str = "DefinitionOutdated";
+
+/// What to do about it.
+pub(crate) const NEWER_DEFINITIONS: &str = "it is of an older KKP: apply the definitions of the KKP that \
+                                            runs, or without KKP those of `portico crds`";
+
+/// What the API server says of such a field if it is applied; if it is merged, the field is dropped.
+pub(crate) const NOT_DECLARED: &str = "field not declared in schema";
+
+/// The seed's API server did not do what it was asked for. Retried with back-off.
+#[derive(Debug, Error)]
+pub(crate) enum RequestError {
+    #[error("{what}: {}", describe(&**source))]
+    Failed { what: String, source: Box<dyn Error + Send + Sync> },
+    #[error("{0}: no answer within {REQUEST_TIMEOUT:?}")]
+    NoAnswer(String),
+    #[error("the definition of {kind} on this seed drops {field}; {NEWER_DEFINITIONS}")]
+    Dropped { kind: &'static str, field: &'static str },
+}
+
+impl RequestError {
+    /// The reason of the condition that follows.
+    pub(crate) fn reason(&self) -> &'static str {
+        if matches!(self, Self::Dropped { .. }) { DEFINITION_OUTDATED } else { WRITE_REFUSED }
+    }
+
+    /// What the API server answered, if it did.
+    pub(crate) fn status(&self) -> Option<&Status> {
+        match self {
+            Self::Failed { source, .. } => source.downcast_ref().and_then(status),
+            Self::NoAnswer(_) | Self::Dropped { .. } => None,
+        }
+    }
+}
+
+/// What the API server answered, if it did.
+pub(crate) fn status(error: &kube::Error) -> Option<&Status> {
+    match error {
+        kube::Error::Api(status) => Some(status),
+        _ => None,
+    }
+}
+
+/// Sends a request. `what` says in errors what it was for.
+pub(crate) async fn request<T, E: Error + Send + Sync + 'static>(
+    what: &str,
+    request: impl Future<Output = Result<T, E>>,
+) -> Result<T, RequestError> {
+    match timeout(REQUEST_TIMEOUT, request).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) => Err(RequestError::Failed { what: what.to_owned(), source: Box::new(error) }),
+        Err(_) => Err(RequestError::NoAnswer(what.to_owned())),
+    }
+}
+
+/// Of a patch that is merged.
+pub(crate) fn as_portico() -> PatchParams {
+    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
+}
+
+/// Of the deletion of `object`, and of none that somebody made anew under its name.
+pub(crate) fn only_this(object: &Value) -> DeleteParams {
+    let uid = object.pointer("/metadata/uid").and_then(Value::as_str).map(str::to_owned);
+    DeleteParams {
+        preconditions: Some(Preconditions { uid, resource_version: None }),
+        ..DeleteParams::default()
+    }
+}
+
+/// The client that changed an object back, which was `before` when it was applied once more.
+pub(crate) fn reverted_by<K>(before: Option<&Seen<K>>) -> String {
+    let writer = before.and_then(Seen::other_writer);
+    let unnamed = || "a client that deletes it, or a second operator on this seed".to_owned();
+    writer.map_or_else(unnamed, |name| format!("{name:?}"))
+}
+
+/// Checks that a Cluster, as it was written, has this condition. An API server does not say that it has
+/// dropped one which the definition of the kind lacks.
+pub(crate) fn has_condition(written: &Served<Cluster>, condition: &str) -> Result<(), RequestError> {
+    match &written.object {
+        Ok(Object::Cluster(cluster)) if !cluster.status.conditions.contains_key(condition) => {
+            Err(RequestError::Dropped { kind: "Clusters", field: "status.conditions" })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What tells two wanted objects apart. Not `data`: a certificate that another writer replaces is another one
+/// each time it is issued.
+pub(crate) fn digest(fields: &Value) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for (key, value) in fields.as_object().into_iter().flatten().filter(|(key, _)| *key != "data") {
+        (key, value.to_string()).hash(&mut hasher);
+    }
+    hasher.finish()
+}

@@ -1,0 +1,142 @@
+//! What the tests of several controllers need: an operator that runs, and the objects of a seed.
+
+use std::net::IpAddr;
+
+use kube::Client;
+use portico_api::annotations::EXPOSE;
+use portico_api::meta::ObjectKey;
+use portico_expose::front::FrontSettings;
+use portico_kube::client;
+use portico_lab::{Access, Kubectl};
+use portico_operator::{ClustersStatus, ExposureSettings, Operator, Settings, StatusHandle, WorkStatus};
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use crate::manifest;
+
+/// A running operator.
+pub(crate) struct Running {
+    pub(crate) status: StatusHandle,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Running {
+    pub(crate) fn start(client: &Client, identity: &str) -> Self {
+        Self::start_with(client, identity, |operator| operator)
+    }
+
+    pub(crate) fn start_with(
+        client: &Client,
+        identity: &str,
+        with: impl FnOnce(Operator) -> Operator,
+    ) -> Self {
+        let front = ObjectKey::new("portico", "portico");
+        let plan = FrontSettings {
+            front: front.clone(),
+            sni_port: Some(6_443),
+            tunnel_port: None,
+            listener_limit: None,
+            expose_annotation: EXPOSE.into(),
+            namespace: None,
+        };
+        let exposure = ExposureSettings { front, sni_port: 6_443, node_ips: Vec::<IpAddr>::new() };
+        let operator = with(Operator::new(client.clone(), Settings::new(plan, identity), exposure));
+        let (stop, stopped) = oneshot::channel();
+        let status = operator.status();
+        let task = tokio::spawn(async move {
+            operator.run(async move { drop(stopped.await) }).await.unwrap();
+        });
+        Self { status, stop, task }
+    }
+
+    pub(crate) fn clusters(&self) -> ClustersStatus {
+        self.status.get().clusters.unwrap_or_default()
+    }
+
+    /// What a controller did.
+    pub(crate) fn work(&self, controller: &str) -> WorkStatus {
+        self.status.get().controllers.get(controller).cloned().unwrap_or_default()
+    }
+
+    pub(crate) async fn stop(self) {
+        self.stop.send(()).unwrap();
+        self.task.await.unwrap();
+    }
+
+    /// Ends it as a kill does: nothing is released.
+    pub(crate) async fn kill(self) {
+        self.task.abort();
+        let _ = self.task.await;
+    }
+}
+
+/// Installs everything, and a gateway by hand. Returns a client with the operator's rights alone.
+pub(crate) async fn install(kubectl: &Kubectl, access: &Access) -> Client {
+    kubectl.apply(&manifest("gateway.yaml")).unwrap();
+    install_operator(kubectl, access).await
+}
+
+/// Installs everything as the manual says. Returns a client with the operator's rights alone.
+pub(crate) async fn install_operator(kubectl: &Kubectl, access: &Access) -> Client {
+    install_with(kubectl, access, &manifest("crds-kubermatic.yaml")).await
+}
+
+/// Installs everything, with these `definitions` of KKP's kinds.
+pub(crate) async fn install_with(kubectl: &Kubectl, access: &Access, definitions: &str) -> Client {
+    for manifest in [definitions, &manifest("crds.yaml"), &manifest("operator.yaml")] {
+        kubectl.apply(manifest).unwrap();
+    }
+    for kind in ["clusters", "seeds", "kubermaticconfigurations"] {
+        kubectl.wait_served(&format!("{kind}.kubermatic.k8c.io")).unwrap();
+    }
+    kubectl.wait_served("exposedclusters.portico.k8c.io").unwrap();
+    let above = json!({"apiVersion": "v1", "kind": "List", "items": [
+        {"apiVersion": "kubermatic.k8c.io/v1", "kind": "KubermaticConfiguration",
+            "metadata": {"name": "kkp", "namespace": "portico"},
+            "spec": {"ingress": {"domain": "kkp.invalid"}, "exposeStrategy": "Tunneling"}},
+        {"apiVersion": "kubermatic.k8c.io/v1", "kind": "Seed",
+            "metadata": {"name": "north", "namespace": "portico"},
+            // KKP asks for it.
+            "spec": {"kubeconfig": {"name": "kubeconfig-north", "namespace": "portico"},
+                "datacenters": {"lab-1": {"spec": {"bringyourown": {}}}}}}]});
+    kubectl.apply_json(&above).unwrap();
+    let user = access.kubeconfig("system:serviceaccount:portico:portico-operator", None).unwrap();
+    client(Some(&user)).await.unwrap()
+}
+
+/// A Cluster; `strategy` may be empty.
+pub(crate) fn cluster(name: &str, strategy: &str) -> Value {
+    json!({"apiVersion": "kubermatic.k8c.io/v1", "kind": "Cluster", "metadata": {"name": name},
+        "spec": {"humanReadableName": name, "version": "1.35.8", "exposeStrategy": strategy,
+            "cloud": {"dc": "lab-1", "bringyourown": {}},
+            // What KKP has and Portico does not know stays as it is.
+            "updateWindow": {"start": "Thu 10:00", "length": "2h"}}})
+}
+
+/// Gives a load balancer its address, as a cloud does.
+pub(crate) fn give_address(kubectl: &Kubectl, cluster: &str, ip: &str) {
+    let status = json!({"status": {"loadBalancer": {"ingress": [{"ip": ip}]}}}).to_string();
+    let namespace = format!("cluster-{cluster}");
+    let patch = ["patch", "service", "front-loadbalancer", "-n", &namespace, "--subresource=status"];
+    kubectl.run(&[&patch[..], &["--type=merge", "-p", &status]].concat()).unwrap();
+}
+
+/// Has KKP's controllers there while `check` runs.
+pub(crate) fn beside_kkp(kubectl: &Kubectl, check: impl FnOnce()) {
+    let deployment = json!({"apiVersion": "apps/v1", "kind": "Deployment",
+        "metadata": {"name": "kubermatic-seed-controller-manager", "namespace": "portico"},
+        "spec": {"replicas": 1, "selector": {"matchLabels": {"app": "x"}}, "template": {
+            "metadata": {"labels": {"app": "x"}}, "spec": {"containers": [{"name": "x", "image": "x"}]}}}});
+    kubectl.apply_json(&deployment).unwrap();
+    check();
+    kubectl.run(&["delete", "deployment", "kubermatic-seed-controller-manager", "-n", "portico"]).unwrap();
+}
+
+/// A killed process holds its Lease until it runs out; an admin need not wait.
+pub(crate) fn release(kubectl: &Kubectl) {
+    let free = r#"{"spec": {"holderIdentity": ""}}"#;
+    let lease = ["patch", "lease", "portico-front-portico", "-n", "portico", "--type=merge", "-p", free];
+    kubectl.run(&lease).unwrap();
+}

@@ -1,0 +1,190 @@
+//! All Secrets of one cluster: made, renewed, and never made anew once something depends on them.
+
+use std::collections::BTreeSet;
+
+use jiff::Timestamp;
+use portico_pki::inventory::{KUBECONFIG, LEAVES, SERVICE_ACCOUNT_KEYS, Signer};
+use portico_pki::{
+    Authority, BadKeys, ClusterPki, KeyKind, Kubeconfig, LostWhy, Pair, Reason, Review, Secrets,
+    ServiceAccountKeys, Why,
+};
+
+use crate::{days, names, now};
+
+fn pki() -> ClusterPki {
+    ClusterPki {
+        cluster: "a".to_owned(),
+        namespace: "cluster-a".to_owned(),
+        external_name: "a.north.example.com".to_owned(),
+        api_server: names(&["a.north.example.com", "kubernetes"], &["127.0.0.1"]),
+        konnectivity: names(&["konnectivity-server.a.north.example.com"], &[]),
+        external_url: Some("https://a.north.example.com:6443".to_owned()),
+        internal_url: "https://apiserver-external.cluster-a.svc.cluster.local.".to_owned(),
+        control_plane_url: "https://127.0.0.1:6443".to_owned(),
+        keys: KeyKind::default(),
+    }
+}
+
+fn apply(secrets: &mut Secrets, review: &Review) {
+    for due in &review.due {
+        let data = due.data.iter().map(|(&key, value)| (key.to_owned(), value.clone()));
+        secrets.entry(due.secret.to_owned()).or_default().extend(data);
+    }
+}
+
+fn made(pki: &ClusterPki) -> Secrets {
+    let mut secrets = Secrets::new();
+    let review = pki.review(&secrets, false, now()).unwrap();
+    apply(&mut secrets, &review);
+    secrets
+}
+
+fn due(review: &Review) -> BTreeSet<&str> {
+    review.due.iter().map(|due| due.secret).collect()
+}
+
+/// Every Secret that a cluster has.
+fn all() -> BTreeSet<&'static str> {
+    let leaves =
+        LEAVES.iter().filter(|leaf| Signer::OF_A_CLUSTER.contains(&leaf.signer)).map(|leaf| leaf.secret);
+    let authorities = Signer::OF_A_CLUSTER.map(Signer::secret);
+    leaves.chain(authorities).chain([SERVICE_ACCOUNT_KEYS]).collect()
+}
+
+#[test]
+fn a_new_cluster_gets_every_secret_once() {
+    let mut secrets = Secrets::new();
+    let first = pki().review(&secrets, false, now()).unwrap();
+    assert_eq!((due(&first), &*first.lost), (all(), &[][..]));
+    assert!(first.due.iter().all(|due| due.why == Why::Missing));
+    apply(&mut secrets, &first);
+    for leaf in LEAVES.iter().filter(|leaf| Signer::OF_A_CLUSTER.contains(&leaf.signer)) {
+        assert!(secrets[leaf.secret].keys().eq(leaf.keys().into_iter().collect::<BTreeSet<_>>()));
+    }
+    let second = pki().review(&secrets, true, now()).unwrap();
+    assert_eq!((second.due.len(), second.lost.len()), (0, 0), "{second:?}");
+    assert_eq!(second.next, Some(now() + days(335)));
+}
+
+#[test]
+fn a_creation_that_is_cut_off_anywhere_is_completed() {
+    let whole = pki().review(&Secrets::new(), false, now()).unwrap();
+    for written in 0..whole.due.len() {
+        let mut secrets = Secrets::new();
+        apply(&mut secrets, &Review { due: whole.due[..written].to_vec(), ..Review::default() });
+        let before = secrets.clone();
+        let rest = pki().review(&secrets, false, now()).unwrap();
+        assert_eq!((rest.due.len(), rest.lost.len()), (whole.due.len() - written, 0), "after {written}");
+        apply(&mut secrets, &rest);
+        assert!(before.iter().all(|(name, data)| secrets[name] == *data), "after {written}");
+    }
+}
+
+/// Everything would break at once: kubelets, kubeconfigs, tokens.
+#[test]
+fn what_the_cluster_depends_on_is_never_made_anew() {
+    for secret in Signer::OF_A_CLUSTER.map(Signer::secret).into_iter().chain([SERVICE_ACCOUNT_KEYS]) {
+        let mut secrets = made(&pki());
+        secrets.remove(secret);
+        let review = pki().review(&secrets, true, now() + days(360)).unwrap();
+        assert_eq!(review.lost.iter().map(|lost| lost.secret).collect::<Vec<_>>(), [secret]);
+        assert!(matches!(&review.lost[0].why, LostWhy::Missing(keys) if keys.len() == 2));
+        // What it signed stays as it is, though it is late; the rest is renewed.
+        let signed = |name: &str| {
+            LEAVES.iter().any(|leaf| leaf.secret == name && leaf.signer.secret() == secret)
+                || secret == "ca" && secrets[name].contains_key(KUBECONFIG)
+        };
+        assert!(!review.due.is_empty() && due(&review).iter().all(|name| !signed(name)), "{review:?}");
+    }
+    let lost = |secrets: &Secrets, used| pki().review(secrets, used, now()).unwrap().lost;
+    // A certificate says that its authority has been used, even if nothing else does.
+    let mut secrets = made(&pki());
+    secrets.remove("etcd-ca");
+    assert_eq!(
+        lost(&secrets, false)[0].to_string(),
+        "Secret etcd-ca: ca.crt and ca.key are missing, and the cluster has used it; restore the Secret from \
+         a backup. The members of etcd and the API server trust each other by it. Portico does not make it \
+         anew, and leaves what it signed as it is"
+    );
+    let mut secrets = made(&pki());
+    secrets.get_mut("ca").unwrap().remove("ca.key");
+    assert!(lost(&secrets, false)[0].to_string().starts_with("Secret ca: ca.key is missing, "));
+    let other = Authority::create("other", KeyKind::default(), now()).unwrap();
+    secrets.get_mut("ca").unwrap().insert("ca.key".to_owned(), other.key);
+    assert!(matches!(lost(&secrets, true)[0].why, LostWhy::Authority(_)));
+}
+
+#[test]
+fn another_address_changes_no_credential() {
+    let secrets = made(&pki());
+    let moved = ClusterPki { external_url: Some("https://203.0.113.9:31000".to_owned()), ..pki() };
+    let review = moved.review(&secrets, true, now()).unwrap();
+    assert_eq!(due(&review), ["admin-kubeconfig"].into());
+    assert_eq!(review.due[0].why, Why::Beside);
+    let before = Kubeconfig::parse(&secrets["admin-kubeconfig"][KUBECONFIG]).unwrap();
+    let after = Kubeconfig::parse(&review.due[0].data[KUBECONFIG]).unwrap();
+    assert_eq!(after.server, "https://203.0.113.9:31000");
+    assert_eq!(after.credential, before.credential);
+    // Before the address is known there is no kubeconfig for users, and everything else.
+    let unknown = ClusterPki { external_url: None, ..pki() };
+    assert!(!made(&unknown).contains_key("admin-kubeconfig"));
+}
+
+#[test]
+fn a_new_name_renews_the_server_and_nothing_else() {
+    let secrets = made(&pki());
+    let mut wider = pki();
+    wider.api_server.ips.insert("203.0.113.9".parse().unwrap());
+    let review = wider.review(&secrets, true, now()).unwrap();
+    assert_eq!(due(&review), ["apiserver-tls"].into());
+    assert!(matches!(&review.due[0].why, Why::Renewal(Reason::NamesDiffer { .. })), "{review:?}");
+}
+
+#[test]
+fn everything_that_may_be_made_anew_is_renewed_a_month_before_its_end() {
+    let mut secrets = made(&pki());
+    let late = now() + days(340);
+    let review = pki().review(&secrets, true, late).unwrap();
+    let leaves: BTreeSet<&str> = LEAVES
+        .iter()
+        .filter(|leaf| Signer::OF_A_CLUSTER.contains(&leaf.signer))
+        .map(|leaf| leaf.secret)
+        .collect();
+    assert_eq!(due(&review), leaves);
+    assert!(review.due.iter().all(|due| matches!(due.why, Why::Renewal(Reason::Expiring(_)))));
+    apply(&mut secrets, &review);
+    assert_eq!(pki().review(&secrets, true, late).unwrap().next, Some(late + days(335)));
+}
+
+#[test]
+fn keys_of_service_accounts_may_be_several_and_the_one_that_signs_is_among_them() {
+    for kind in [KeyKind::EcdsaP256, KeyKind::Rsa2048] {
+        let [old, new] = [(); 2].map(|()| ServiceAccountKeys::create(kind).unwrap());
+        let both = new.clone().accepting(&old).unwrap();
+        assert_eq!(both.verifying.matches("BEGIN PUBLIC KEY").count(), 2);
+        assert_eq!(both.clone().accepting(&old).unwrap(), both);
+        assert_eq!(ServiceAccountKeys::read(&both.signing, &both.verifying), Ok(both.clone()));
+        assert_eq!(ServiceAccountKeys::read(&new.signing, &old.verifying), Err(BadKeys::Mismatch));
+        assert!(ServiceAccountKeys::read("", &old.verifying).is_err());
+        assert!(!format!("{both:?}").contains("PRIVATE"));
+    }
+}
+
+#[test]
+fn rsa_is_a_choice_for_everything_of_a_cluster() {
+    let secrets = made(&ClusterPki { keys: KeyKind::Rsa2048, ..pki() });
+    let length = |secret: &str, key: &str| secrets[secret][key].len();
+    assert!(length("ca", "ca.key") > 1_600 && length("etcd-tls-certificate", "etcd-tls.key") > 1_600);
+    assert!(length(SERVICE_ACCOUNT_KEYS, "sa.key") > 1_600);
+    // Another kind is no reason to issue again.
+    assert!(pki().review(&secrets, true, now()).unwrap().due.is_empty());
+}
+
+#[test]
+fn nothing_secret_is_in_a_log() {
+    let review = pki().review(&Secrets::new(), false, now()).unwrap();
+    assert!(!format!("{review:?}").contains("BEGIN"), "{review:?}");
+    let pair = Pair { certificate: String::new(), key: "secret".to_owned() };
+    assert!(!format!("{pair:?}").contains("secret"));
+    let _: Timestamp = review.next.unwrap();
+}

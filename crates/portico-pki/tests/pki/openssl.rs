@@ -1,0 +1,120 @@
+//! What is made here is accepted by OpenSSL, and what OpenSSL made is accepted here.
+
+use std::path::Path;
+use std::process::Command;
+
+use jiff::Timestamp;
+use portico_pki::{Authority, KeyKind, Pair, Reason, Unusable, Usage, wants_renewal};
+
+use crate::{days, names, now, profile};
+
+/// Runs openssl in `dir` and returns what it prints; panics with its complaint if it fails.
+fn openssl(dir: &Path, words: &str) -> String {
+    let output = Command::new("openssl").args(words.split_whitespace()).current_dir(dir).output();
+    let output = output.expect("openssl is installed (Debian package openssl)");
+    assert!(output.status.success(), "openssl {words}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn write(dir: &Path, name: &str, pair: &Pair) {
+    std::fs::write(dir.join(format!("{name}.crt")), &pair.certificate).unwrap();
+    std::fs::write(dir.join(format!("{name}.key")), &pair.key).unwrap();
+}
+
+fn read(dir: &Path, name: &str) -> Pair {
+    let file = |end| std::fs::read_to_string(dir.join(format!("{name}.{end}"))).unwrap();
+    Pair { certificate: file("crt"), key: file("key") }
+}
+
+#[test]
+fn openssl_verifies_every_kind_of_certificate_under_authorities_of_both_kinds() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    for kind in [KeyKind::EcdsaP256, KeyKind::Rsa2048] {
+        let pair = Authority::create("root-ca.a.example.com", kind, now()).unwrap();
+        write(dir, "ca", &pair);
+        let text = openssl(dir, "x509 -in ca.crt -noout -text");
+        assert!(text.contains("CA:TRUE") && text.contains("Certificate Sign, CRL Sign"), "{text}");
+        let authority = Authority::read(&pair, now()).unwrap();
+        for (usage, purposes) in [
+            (Usage::Server, &["sslserver"][..]),
+            (Usage::Client, &["sslclient"]),
+            (Usage::ServerAndClient, &["sslserver", "sslclient"]),
+        ] {
+            let leaf = authority.issue(&profile(usage), kind, now()).unwrap();
+            write(dir, "leaf", &leaf);
+            openssl(dir, "pkey -in leaf.key -check -noout");
+            let at = now().as_second();
+            for purpose in purposes {
+                let verify = format!("verify -x509_strict -attime {at} -purpose {purpose} -CAfile ca.crt");
+                openssl(dir, &format!("{verify} leaf.crt"));
+                if *purpose == "sslserver" {
+                    openssl(dir, &format!("{verify} -verify_hostname api.example.com leaf.crt"));
+                    openssl(dir, &format!("{verify} -verify_ip 2001:db8::7 leaf.crt"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn openssl_shows_names_usages_and_a_validity_that_begins_two_hours_ago() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, authority) = crate::authority("ca");
+    write(
+        dir.path(),
+        "server",
+        &authority.issue(&profile(Usage::Server), KeyKind::EcdsaP256, now()).unwrap(),
+    );
+    let text = openssl(dir.path(), "x509 -in server.crt -noout -text -nameopt RFC2253");
+    for expected in [
+        "Subject: CN=subject\n",
+        "Issuer: CN=ca\n",
+        "Not Before: Nov 22 10:30:00 2026 GMT",
+        "Not After : Nov 22 12:30:00 2027 GMT",
+        "DNS:api.example.com, DNS:kubernetes, IP Address:192.0.2.7, IP Address:2001:DB8:0:0:0:0:0:7",
+        "TLS Web Server Authentication\n",
+        "CA:FALSE",
+        "Digital Signature",
+    ] {
+        assert!(text.contains(expected), "no {expected:?} in {text}");
+    }
+    assert!(!text.contains("TLS Web Client Authentication"), "{text}");
+    let client = authority.issue(&profile(Usage::Client), KeyKind::EcdsaP256, now()).unwrap();
+    write(dir.path(), "client", &client);
+    let subject = openssl(dir.path(), "x509 -in client.crt -noout -subject -nameopt RFC2253,-dn_rev");
+    assert!(subject.contains("O=system:masters") && subject.contains("CN=subject"), "{subject}");
+}
+
+/// KKP's authorities are RSA in the old format of OpenSSL, with a subject of another string type.
+#[test]
+fn an_authority_that_openssl_made_signs_what_openssl_verifies() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let subject = "-subj /O=Kubermatic/CN=root-ca.p4k2m7xzq9.example.com";
+    openssl(
+        dir,
+        &format!("req -x509 -newkey rsa:2048 -nodes -days 30 -keyout new.key -out ca.crt {subject}"),
+    );
+    openssl(dir, "rsa -in new.key -traditional -out ca.key");
+    let pair = read(dir, "ca");
+    assert!(pair.key.starts_with("-----BEGIN RSA PRIVATE KEY-----"), "{}", pair.key);
+    let now = Timestamp::now();
+    let authority = Authority::read(&pair, now).unwrap();
+    let leaf = authority.issue(&profile(Usage::Server), KeyKind::EcdsaP256, now).unwrap();
+    write(dir, "leaf", &leaf);
+    openssl(dir, "verify -purpose sslserver -CAfile ca.crt leaf.crt");
+    assert_eq!(wants_renewal(&leaf, &profile(Usage::Server), &authority, now), None);
+    let later = now.checked_add(days(31)).unwrap();
+    assert!(matches!(Authority::read(&pair, later), Err(Unusable::Expired(_))));
+
+    // And a certificate that openssl signed for the same subject is known for what it lacks.
+    openssl(dir, "req -newkey rsa:2048 -nodes -keyout by.key -out by.csr -subj /CN=subject");
+    openssl(dir, "x509 -req -in by.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 365 -out by.crt");
+    let reason = wants_renewal(&read(dir, "by"), &profile(Usage::Server), &authority, now).unwrap();
+    let lacking = ["192.0.2.7", "2001:db8::7", "api.example.com", "kubernetes"].map(String::from);
+    assert_eq!(reason, Reason::NamesDiffer { lacking: lacking.into(), surplus: Vec::new() });
+    let mut nameless = profile(Usage::Server);
+    nameless.names = names(&[], &[]);
+    assert_eq!(wants_renewal(&read(dir, "by"), &nameless, &authority, now), Some(Reason::UsageDiffers));
+}

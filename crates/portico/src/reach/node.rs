@@ -1,0 +1,176 @@
+//! One worker node of a cluster, as the cluster's own API server tells of it, and the way back to it.
+//!
+//! The API server is a user cluster's: what it says is bounded, and shown, and decides nothing else.
+
+use portico_api::cluster::Cluster;
+use portico_api::strategy::ExposeStrategy;
+use portico_dial::{Dialer, ProxyFiles, ProxySetting};
+use portico_kube::Client;
+use portico_kube::foreign::{Foreign, ForeignError};
+use serde_json::Value;
+
+use super::Chain;
+use super::links::Link;
+use crate::verb::kubeconfig::of_cluster;
+
+/// Where `portico operator` runs the agent, and how its pods are found.
+const AGENTS: &str =
+    "/api/v1/namespaces/kube-system/pods?labelSelector=app.kubernetes.io%2Fname%3Dportico-agent";
+
+/// The condition that `portico preflight --mesh` writes.
+const MESH: &str = "PorticoMesh";
+
+/// Adds the links of a node, up to the first that is broken. `seed` is the way to the seed.
+pub(super) async fn try_node(chain: &mut Chain, seed: &Client, cluster: &Cluster, node: &str) {
+    let name = &*cluster.metadata.name;
+    let inside = match inside(seed, name).await {
+        Ok(inside) => inside,
+        Err(error) => {
+            let remedy = format!("as `portico kubeconfig {name}` would say");
+            return chain.push(Link::broken("kubeconfig", format!("{error:#}"), remedy));
+        }
+    };
+    let path = format!("/api/v1/nodes/{node}");
+    let object = match inside.get(&path).await {
+        Ok(object) => object,
+        Err(error) => return chain.push(unasked("Node", &error)),
+    };
+    chain.push(registered(node, object.as_ref()));
+    let Some(object) = object else { return };
+    if cluster.spec.expose_strategy.get() == Some(&ExposeStrategy::Tunneling) {
+        let pods = inside.get(&format!("{AGENTS}&fieldSelector=spec.nodeName%3D{node}")).await;
+        chain.push(match pods {
+            Ok(pods) => agent(node, &pods.unwrap_or_default()),
+            Err(error) => unasked("agent", &error),
+        });
+    }
+    if chain.broken().is_none() {
+        // Small, and an object, which the API server has to fetch from the kubelet.
+        chain.push(way_back(inside.get(&format!("{path}/proxy/configz")).await));
+    }
+    mesh(&object).into_iter().for_each(|link| chain.push(link));
+}
+
+/// The way into the cluster that the admin has from here, by the corporate proxy of the environment.
+async fn inside(seed: &Client, name: &str) -> anyhow::Result<Foreign> {
+    let kubeconfig = of_cluster(seed, name).await?;
+    let dialer = Dialer::new(ProxySetting::Env, ProxyFiles::default())?;
+    Ok(Foreign::new(&kubeconfig.to_yaml(), dialer).await?)
+}
+
+fn unasked(link: &'static str, error: &ForeignError) -> Link {
+    Link::unknown(link, error.to_string(), "asked from here: ask it with kubectl")
+}
+
+fn condition<'a>(object: &'a Value, name: &str) -> Option<&'a Value> {
+    let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
+    conditions.into_iter().flatten().find(|condition| condition["type"] == name)
+}
+
+fn text<'a>(value: &'a Value, field: &str) -> &'a str {
+    value[field].as_str().unwrap_or_default()
+}
+
+/// Whether the node has joined, and its kubelet reports.
+fn registered(node: &str, object: Option<&Value>) -> Link {
+    const LINK: &str = "Node";
+    let Some(object) = object else {
+        let remedy = "has its kubelet joined? On the machine: journalctl -u kubelet, and portico preflight \
+                      --role worker";
+        return Link::broken(LINK, format!("there is no Node {node} in the cluster"), remedy);
+    };
+    match condition(object, "Ready") {
+        Some(ready) if ready["status"] == "True" => Link::holds(LINK, format!("{node} is ready")),
+        Some(ready) => {
+            let (message, heard) = (text(ready, "message"), text(ready, "lastHeartbeatTime"));
+            let remedy = "its kubelet is away, or says why: journalctl -u kubelet there, and portico \
+                          preflight --role worker";
+            Link::broken(LINK, format!("{node} is not ready: {message} (last heard of {heard})"), remedy)
+        }
+        None => Link::broken(LINK, format!("{node} has never reported"), "start its kubelet"),
+    }
+}
+
+/// Whether the node's agent is there, by which its pods reach the API server.
+fn agent(node: &str, pods: &Value) -> Link {
+    const LINK: &str = "agent";
+    let mut pods = pods["items"].as_array().into_iter().flatten();
+    let Some(pod) = pods.next() else {
+        let remedy = "portico operator makes the DaemonSet, if it has --image; see PorticoUserClusterReady";
+        return Link::broken(LINK, format!("no agent is on {node}"), remedy);
+    };
+    let name = text(&pod["metadata"], "name");
+    if condition(pod, "Ready").is_some_and(|ready| ready["status"] == "True") {
+        return Link::holds(LINK, format!("{name} is ready"));
+    }
+    let remedy = "the node's pods do not reach the API server meanwhile: portico agent check on the node";
+    Link::broken(LINK, format!("{name} is not ready"), remedy)
+}
+
+/// Whether the API server reaches the kubelet.
+fn way_back(asked: Result<Option<Value>, ForeignError>) -> Link {
+    const LINK: &str = "kubelet";
+    let why = match asked {
+        // Too long an answer is one.
+        Ok(Some(_)) | Err(ForeignError::TooLong(_) | ForeignError::Unreadable(_)) => {
+            return Link::holds(LINK, "the API server reaches it: logs and exec work");
+        }
+        Ok(None) => "it does not know the path /configz".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    let remedy = "see the Konnectivity agents (kubectl get pods -n kube-system -l \
+                  app.kubernetes.io/name=konnectivity-agent) and the server beside the API server";
+    Link::broken(LINK, why, remedy)
+}
+
+/// What the mesh of nodes says, if it runs.
+fn mesh(object: &Value) -> Option<Link> {
+    let found = condition(object, MESH)?;
+    let message = text(found, "message");
+    Some(match text(found, "status") {
+        "True" => Link::holds("mesh", message),
+        _ => Link::unknown("mesh", message, "the message names the rule to change"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::links::State;
+    use super::*;
+
+    #[test]
+    fn a_node_that_is_not_ready_is_the_broken_link_with_what_its_kubelet_said_last() {
+        let node = |status: &str| {
+            json!({"status": {"conditions": [{"type": "MemoryPressure", "status": "False"},
+                {"type": "Ready", "status": status, "message": "Kubelet stopped posting node status.",
+                 "lastHeartbeatTime": "2026-01-01T00:00:00Z"}]}})
+        };
+        assert_eq!(registered("n", None).state, State::Broken);
+        assert_eq!(registered("n", Some(&json!({}))).state, State::Broken);
+        assert_eq!(registered("n", Some(&node("True"))).state, State::Holds);
+        let unknown = registered("n", Some(&node("Unknown")));
+        assert_eq!(unknown.state, State::Broken);
+        assert!(unknown.evidence.contains("Kubelet stopped") && unknown.evidence.contains("2026-01-01"));
+    }
+
+    #[test]
+    fn an_agent_that_is_missing_or_not_ready_is_the_broken_link() {
+        let pods = |status: &str| {
+            json!({"items": [{"metadata": {"name": "portico-agent-x"},
+                "status": {"conditions": [{"type": "Ready", "status": status}]}}]})
+        };
+        assert_eq!(agent("n", &json!({"items": []})).state, State::Broken);
+        assert_eq!(agent("n", &pods("False")).state, State::Broken);
+        assert_eq!(agent("n", &pods("True")).state, State::Holds);
+    }
+
+    #[test]
+    fn a_mesh_that_finds_something_is_told_and_one_that_does_not_run_is_no_link() {
+        let node = |status: &str| json!({"status": {"conditions": [{"type": MESH, "status": status}]}});
+        assert_eq!(mesh(&json!({})), None);
+        assert_eq!(mesh(&node("True")).unwrap().state, State::Holds);
+        assert_eq!(mesh(&node("False")).unwrap().state, State::Unknown);
+    }
+}

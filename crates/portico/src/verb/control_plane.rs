@@ -1,0 +1,250 @@
+//! `portico control-plane`: what the control plane of a Cluster is made of, before it is made. Nothing is
+//! written, and no key is made.
+
+use anyhow::{anyhow, bail, ensure};
+use clap::{Args, ValueEnum};
+use ipnet::IpNet;
+use portico_admin::table;
+use portico_api::annotations::LAYOUT;
+use portico_api::cluster::Cluster;
+use portico_api::hosting::Layout;
+use portico_api::problem::{Problem, Severity};
+use portico_hosting::{ControlPlane, Digests, Settings, plan};
+use portico_sync::Site;
+use serde_json::Value;
+
+use crate::args::network;
+use crate::finding::Finding;
+use crate::hosted::Hosted;
+use crate::offline::Source;
+use crate::outcome::{Outcome, print};
+
+/// `portico control-plane`.
+#[derive(Debug, Args)]
+pub(crate) struct Flags {
+    /// Name of the Cluster; without it, all that have a layout
+    #[arg(value_name = "CLUSTER")]
+    cluster: Option<String>,
+    #[command(flatten)]
+    source: Source,
+    /// Print this layout, whatever the annotation of the Cluster says
+    #[arg(long, value_name = "LAYOUT", value_parser = layout)]
+    layout: Option<Layout>,
+    #[command(flatten)]
+    installation: Installation,
+    /// How the answer is printed
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    output: Format,
+}
+
+/// What holds for all control planes of a seed.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Installation")]
+struct Installation {
+    /// The image of Portico, for the Konnectivity server
+    #[arg(long, value_name = "IMAGE", default_value = "localhost/portico:dev")]
+    image: String,
+    /// What takes the place of registry.k8s.io, with a path or without; names and tags stay
+    #[arg(long, value_name = "REGISTRY")]
+    registry_mirror: Option<String>,
+    /// Pull an image by its digest; may be repeated
+    #[arg(long, value_name = "IMAGE=DIGEST", value_parser = image_digest)]
+    image_digest: Vec<(String, String)>,
+    /// Secret in the namespace of each cluster with credentials of registries; may be repeated
+    #[arg(long, value_name = "NAME")]
+    image_pull_secret: Vec<String>,
+    /// Class of the volumes of etcd, where a Cluster names none [default: that of the seed]
+    #[arg(long, value_name = "CLASS")]
+    storage_class: Option<String>,
+    /// Networks of pods, Services and nodes of the seed; those of clusters must not overlap them
+    #[arg(long, value_name = "CIDR", value_delimiter = ',', value_parser = network)]
+    seed_network: Vec<IpNet>,
+}
+
+/// How a control plane is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// For people: objects and Secrets, one a line
+    Table,
+    /// The objects, for kubectl and for review; Secrets are named in comments
+    Yaml,
+    /// For programs: objects, and Secrets without what they hold
+    Json,
+}
+
+/// Prints the control planes. The answer is "no" if one cannot be made as its Cluster is written.
+pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
+    let site = flags.source.load()?;
+    let site = site.ok_or_else(|| anyhow!("name the objects: --manifests DIR, or --kubeconfig FILE"))?;
+    let hosted = Hosted::among(&site.originals);
+    let settings = flags.installation.settings();
+    let (mut planes, mut refused) = (Vec::new(), false);
+    for cluster in flags.chosen(&hosted)? {
+        let cluster = flags.with_layout(cluster);
+        let planned = hosted.scope(&cluster).and_then(|scope| plan(&scope, &settings, &Digests::new()));
+        match planned {
+            Ok(plane) => {
+                tell(&site, &plane.warnings);
+                planes.push(plane);
+            }
+            Err(problems) => {
+                tell(&site, &problems);
+                refused = true;
+            }
+        }
+    }
+    print(&match flags.output {
+        Format::Table => planes.iter().map(as_table).collect::<Vec<_>>().join("\n"),
+        Format::Yaml => planes.iter().map(as_yaml).collect(),
+        Format::Json => serde_json::to_string_pretty(&planes)? + "\n",
+    })?;
+    Ok(if refused { Outcome::No } else { Outcome::Done })
+}
+
+impl Flags {
+    /// The Clusters that are asked for.
+    fn chosen<'a>(&self, hosted: &Hosted<'a>) -> anyhow::Result<Vec<&'a Cluster>> {
+        let Some(name) = &self.cluster else {
+            let asks =
+                |cluster: &&&Cluster| self.layout.is_some() || cluster.metadata.annotation(LAYOUT).is_some();
+            let chosen: Vec<_> = hosted.clusters.iter().filter(asks).copied().collect();
+            ensure!(
+                !chosen.is_empty(),
+                "no Cluster has the annotation {LAYOUT}: Portico hosts none of them; --layout prints what \
+                 one would be made of"
+            );
+            return Ok(chosen);
+        };
+        match hosted.clusters.iter().find(|cluster| *cluster.metadata.name == **name) {
+            Some(cluster) => Ok(vec![cluster]),
+            None => {
+                let names: Vec<&str> =
+                    hosted.clusters.iter().map(|cluster| &*cluster.metadata.name).collect();
+                bail!("there is no Cluster {name} (there are: {})", names.join(", "))
+            }
+        }
+    }
+
+    /// The Cluster with the layout that is asked for.
+    fn with_layout(&self, cluster: &Cluster) -> Cluster {
+        let mut cluster = cluster.clone();
+        if let Some(layout) = self.layout {
+            cluster.metadata.annotations.insert(LAYOUT.into(), layout.name().into());
+        }
+        cluster
+    }
+}
+
+impl Installation {
+    fn settings(&self) -> Settings {
+        Settings {
+            image: self.image.clone(),
+            registry_mirror: self.registry_mirror.clone(),
+            digests: self.image_digest.iter().cloned().collect(),
+            pull_secrets: self.image_pull_secret.clone(),
+            storage_class: self.storage_class.clone(),
+            seed_networks: self.seed_network.clone(),
+        }
+    }
+}
+
+/// Standard output is for the objects: what is wrong is told on standard error, with its place.
+fn tell(site: &Site, problems: &[Problem]) {
+    for problem in problems {
+        let place = site.loaded.line_of(&problem.object, &problem.field);
+        let line = Finding::of_object(problem, place).to_line();
+        match problem.severity {
+            Severity::Error => tracing::error!("{}", line.trim_end()),
+            Severity::Warning => tracing::warn!("{}", line.trim_end()),
+        }
+    }
+}
+
+fn as_table(plane: &ControlPlane) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let objects: Vec<[String; 3]> = plane
+        .objects
+        .iter()
+        .map(|object| [text(&object["kind"]), text(&object["metadata"]["name"]), detail(object)])
+        .collect();
+    let secrets: Vec<[String; 3]> = plane
+        .secrets
+        .iter()
+        .map(|secret| [secret.name.clone(), secret.keys.join(", "), secret.holds.clone()])
+        .collect();
+    format!(
+        "CLUSTER {} (Kubernetes {}, {})\n{}\n{}",
+        plane.cluster,
+        plane.version,
+        plane.layout,
+        table::render(["KIND", "NAME", "HOLDS"], &objects),
+        table::render(["SECRET", "KEYS", "HOLDS"], &secrets)
+    )
+}
+
+/// What an object holds, in a few words.
+fn detail(object: &Value) -> String {
+    let spec = &object["spec"];
+    let names = |field: &str| {
+        let containers = spec["template"]["spec"][field].as_array().into_iter().flatten();
+        containers.filter_map(|container| container["name"].as_str()).collect::<Vec<_>>()
+    };
+    let storage = |claim: &Value| claim["resources"]["requests"]["storage"].as_str().map(str::to_owned);
+    if let Some(replicas) = spec["replicas"].as_u64() {
+        let programs = [names("initContainers"), names("containers")].concat().join(", ");
+        let volume = storage(&spec["volumeClaimTemplates"][0]["spec"]);
+        let volume = volume.map(|size| format!("; a volume of {size} each")).unwrap_or_default();
+        return format!("{replicas} × {programs}{volume}");
+    }
+    if let Some(data) = object["data"].as_object() {
+        return data.keys().cloned().collect::<Vec<_>>().join(", ");
+    }
+    storage(spec).map(|size| format!("a volume of {size}")).unwrap_or_default()
+}
+
+/// What kubectl applies, with the Secrets in comments: an object without its data could replace one that has.
+fn as_yaml(plane: &ControlPlane) -> String {
+    let mut text = format!(
+        "# Cluster {}: Kubernetes {}, {}. Its pods wait for Secrets, which are not among these objects:\n",
+        plane.cluster, plane.version, plane.layout
+    );
+    for secret in &plane.secrets {
+        text.push_str(&format!("#   {} ({}): {}\n", secret.name, secret.keys.join(", "), secret.holds));
+    }
+    for object in &plane.objects {
+        text.push_str("---\n");
+        text.push_str(&portico_yaml::write(object));
+    }
+    text
+}
+
+fn layout(text: &str) -> Result<Layout, String> {
+    text.parse().map_err(|_| "write compact or dedicated".to_owned())
+}
+
+fn image_digest(text: &str) -> Result<(String, String), String> {
+    let remedy = "write IMAGE=DIGEST, as in registry.k8s.io/etcd:3.6.5-0=sha256:… with 64 hex digits";
+    let (image, digest) = text.split_once('=').ok_or(remedy)?;
+    let hex = digest.strip_prefix("sha256:").ok_or(remedy)?;
+    let is_digest = hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if image.is_empty() || !is_digest {
+        Err(remedy.to_owned())
+    } else {
+        Ok((image.to_owned(), digest.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_digest_belongs_to_an_image() {
+        let digest = format!("sha256:{}", "a".repeat(64));
+        let read = image_digest(&format!("registry.k8s.io/etcd:3.6.5-0={digest}"));
+        assert_eq!(read, Ok(("registry.k8s.io/etcd:3.6.5-0".to_owned(), digest)));
+        for text in ["", "etcd", "etcd=", "etcd=sha256:1", "=sha256:1", "etcd@sha256:1"] {
+            assert!(image_digest(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! `portico operator`: the controllers of a seed without KKP, in one process.
+
+use std::net::IpAddr;
+
+use anyhow::Context as _;
+use clap::Args;
+use http::Uri;
+use jiff::Timestamp;
+use portico_api::meta::ObjectKey;
+use portico_expose::components::{AdminPeer, GatewaySettings};
+use portico_expose::front::{SNI_PORT, TUNNEL_PORT};
+use portico_expose::user_cluster::AgentSettings;
+use portico_operator::{
+    ComponentSettings, ExposureSettings, Operator, Reached, UserClusterSettings, WebhookSettings,
+};
+use portico_tunnel::client::GatewayAddress;
+use tokio::net::TcpListener;
+
+use crate::args::{Listen, Port};
+use crate::daemon;
+use crate::outcome::Outcome;
+use crate::verb::front::FrontFlags;
+
+/// The Service that deploy/operator.yaml has before the webhook.
+const WEBHOOK_SERVICE: &str = "portico-operator";
+
+/// `portico operator`.
+#[derive(Debug, Args)]
+pub(crate) struct Flags {
+    #[command(flatten)]
+    front: FrontFlags,
+    /// External address of a seed node, where clusters are reached if the Seed disables its nodeport-proxy;
+    /// may be repeated [default: what DNS says]
+    #[arg(long, value_name = "IP", value_delimiter = ',')]
+    node_address: Vec<IpAddr>,
+    /// Image of Portico, for the agents inside user clusters; without it none are made
+    #[arg(long, value_name = "IMAGE")]
+    image: Option<String>,
+    /// A gateway as the agents of all clusters reach it; may be repeated [default: the external name of each
+    /// cluster, and the port of --tunnel-port or 8088]
+    #[arg(long, value_name = "[tls://|h2c://]HOST:PORT", value_delimiter = ',')]
+    agent_gateway: Vec<GatewayAddress>,
+    /// The name in the gateways' certificate [default: the one by which agents reach them]
+    #[arg(long, value_name = "NAME")]
+    agent_server_name: Option<String>,
+    #[command(flatten)]
+    gateway: GatewayFlags,
+    #[command(flatten)]
+    webhook: WebhookFlags,
+}
+
+/// How the gateway is made.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Gateway")]
+struct GatewayFlags {
+    /// Make the gateway too, from this image: what deploy/gateway.yaml has, with the settings of the Seed,
+    /// and the certificate of its tunnel listener [default: the gateway is somebody else's]
+    #[arg(long, value_name = "IMAGE")]
+    gateway_image: Option<String>,
+    /// A further argument of the gateway, as in --gateway-argument=--workers=4; may be repeated
+    #[arg(long, value_name = "ARGUMENT", requires = "gateway_image", allow_hyphen_values = true)]
+    gateway_argument: Vec<String>,
+    /// Let only these reach the gateway's admin listener, by a NetworkPolicy: networks, addresses and names
+    /// of namespaces; may be repeated [default: no NetworkPolicy]
+    #[arg(long, value_name = "CIDR|NAMESPACE", requires = "gateway_image", value_delimiter = ',')]
+    admin_from: Vec<AdminPeer>,
+}
+
+/// How mistakes are refused when they are made.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Admission webhook")]
+struct WebhookFlags {
+    /// Where the API server asks, over TLS, whether a change contradicts other objects; off for none. While
+    /// nobody answers, and in doubt, everything is admitted
+    #[arg(long, value_name = "ADDRESS", default_value = "off")]
+    webhook_listen: Listen,
+    /// How the API server reaches that listener where no Service leads to it [default: by port 443 of the
+    /// Service portico-operator, in the namespace of --service]
+    #[arg(long, value_name = "https://HOST:PORT", value_parser = https_url)]
+    webhook_url: Option<Uri>,
+}
+
+impl WebhookFlags {
+    /// Opens the listener, if there is one.
+    async fn settings(&self, front: &FrontFlags) -> anyhow::Result<Option<WebhookSettings>> {
+        let Listen(Some(address)) = self.webhook_listen else { return Ok(None) };
+        let listener = TcpListener::bind(address).await.with_context(|| {
+            format!("cannot listen on {address}; choose another address with --webhook-listen, or off")
+        })?;
+        tracing::info!(listener = "webhook", address = %listener.local_addr()?, "listening");
+        let namespace = front.service.namespace.to_string();
+        let service = || Reached::Service(ObjectKey::new(&namespace, WEBHOOK_SERVICE));
+        let settings = front.settings();
+        Ok(Some(WebhookSettings {
+            listener,
+            reached: self.webhook_url.clone().map_or_else(service, Reached::Url),
+            expose_annotation: settings.plan.expose_annotation,
+            seed_is_named: settings.seed.is_some(),
+            clock: Timestamp::now,
+            namespace,
+        }))
+    }
+}
+
+/// A URL of nothing but host and port.
+fn https_url(text: &str) -> Result<Uri, String> {
+    let wrong = || "give a URL such as https://operator.example.com:9443".to_owned();
+    let url: Uri = text.parse().map_err(|_| wrong())?;
+    let is_whole = url.scheme_str() == Some("https") && url.host().is_some() && url.path() == "/";
+    if is_whole && url.query().is_none() { Ok(url) } else { Err(wrong()) }
+}
+
+/// Runs until told to stop.
+pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
+    let (Port(sni), front) = (&flags.front.sni_port, flags.front.settings());
+    let exposure = ExposureSettings {
+        front: flags.front.service.clone(),
+        // In addresses it stands even where it is not published.
+        sni_port: sni.unwrap_or(SNI_PORT),
+        node_ips: flags.node_address.clone(),
+    };
+    let user_clusters = UserClusterSettings {
+        agents: AgentSettings {
+            image: flags.image.clone(),
+            gateways: flags.agent_gateway.iter().map(ToString::to_string).collect(),
+            server_name: flags.agent_server_name.clone(),
+            tunnel_port: flags.front.tunnel_port.0.unwrap_or(TUNNEL_PORT),
+        },
+        namespace: flags.front.service.namespace.to_string(),
+    };
+    let components = flags.gateway.gateway_image.clone().map(|image| ComponentSettings {
+        gateway: GatewaySettings {
+            front: flags.front.service.clone(),
+            image,
+            expose_annotation: front.plan.expose_annotation.clone(),
+            arguments: flags.gateway.gateway_argument.clone(),
+            admin_from: flags.gateway.admin_from.clone(),
+        },
+        seed: front.seed.clone(),
+        clock: Timestamp::now,
+    });
+    daemon::run(async {
+        let webhook = flags.webhook.settings(&flags.front).await?;
+        let serving = flags.front.serve(|client| {
+            let operator = Operator::new(client, front, exposure).with_user_clusters(user_clusters);
+            let operator = match components {
+                Some(components) => operator.with_components(components),
+                None => operator,
+            };
+            match webhook {
+                Some(webhook) => operator.with_webhook(webhook),
+                None => operator,
+            }
+        });
+        serving.await
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use portico_api::configuration::KubermaticConfiguration;
+    use portico_api::seed::Seed;
+    use portico_expose::components::{Part, components, usable};
+    use portico_yaml::Documents;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::cli::{Cli, Verb};
+
+    const MANIFEST: &str = include_str!("../../../../deploy/operator.yaml");
+    const MANUAL: &str = include_str!("../../../../docs/operator.md");
+
+    /// Reads the arguments of the first container of a Deployment, as its process does.
+    fn parse(deployment: &Value) -> Verb {
+        let list = deployment.pointer("/spec/template/spec/containers/0/args").unwrap();
+        let list: Vec<String> = serde_json::from_value(list.clone()).unwrap();
+        let list = list.iter().map(|argument| argument.replace("$(POD_IP)", "127.0.0.1"));
+        Cli::try_parse_from(["portico".to_owned()].into_iter().chain(list)).unwrap().verb
+    }
+
+    fn manifest() -> impl Iterator<Item = Value> {
+        Documents::new(MANIFEST).map(|document| document.unwrap().to_value())
+    }
+
+    #[test]
+    fn the_gateway_takes_the_arguments_that_it_is_given() {
+        let settings = json!({"sniListenerIdleTimeout": "90s", "tunnelingConnectionIdleTimeout": "1h",
+            "tunnelingStreamIdleTimeout": "1500ms", "downstreamTCPKeepaliveTime": "60s",
+            "downstreamTCPKeepaliveInterval": "10s", "downstreamTCPKeepaliveProbes": 3,
+            "upstreamTCPKeepaliveTime": "60s", "upstreamTCPKeepaliveInterval": "10s",
+            "upstreamTCPKeepaliveProbes": 1000});
+        let seed: Seed = serde_json::from_value(json!({"metadata": {"name": "north"},
+            "spec": {"nodeportProxy": {"envoy": {"connectionSettings": settings}}}}))
+        .unwrap();
+        let gateway = GatewaySettings {
+            front: ObjectKey::new("portico", "portico"),
+            image: String::new(),
+            expose_annotation: portico_api::annotations::EXPOSE.into(),
+            arguments: vec!["--workers=4".into()],
+            admin_from: Vec::new(),
+        };
+        let balancer = usable(&seed).unwrap();
+        let made = components(&seed, &balancer, &KubermaticConfiguration::default(), &gateway, true);
+        let (_, deployment) = made.objects.iter().find(|(part, _)| *part == Part::Deployment).unwrap();
+        let Verb::Gateway(flags) = parse(&deployment.fields) else { panic!("another verb") };
+        assert_eq!(flags.listeners.workers, Some(4));
+        assert_eq!(flags.timeouts.upstream_keepalive_probes, Some(127));
+        let idle = flags.timeouts.tunnel_stream_idle_timeout.unwrap().0;
+        assert_eq!(idle, Some(std::time::Duration::from_millis(1_500)));
+    }
+
+    #[test]
+    fn the_operator_takes_the_arguments_of_its_manifest() {
+        let deployment = manifest().find(|object| object["kind"] == "Deployment").unwrap();
+        let Verb::Operator(flags) = parse(&deployment) else { panic!("another verb") };
+        assert_eq!(flags.gateway.gateway_image.as_deref(), Some("localhost/portico:dev"));
+        // The Service that the API server is told to ask leads to the port that is listened on.
+        let port = flags.webhook.webhook_listen.0.unwrap().port();
+        let ports = deployment.pointer("/spec/template/spec/containers/0/ports").unwrap().as_array().unwrap();
+        let named = ports.iter().find(|known| known["containerPort"] == port).unwrap();
+        let service = manifest().find(|object| object["kind"] == "Service").unwrap();
+        assert_eq!(service["metadata"]["name"], WEBHOOK_SERVICE);
+        assert_eq!(
+            service["spec"]["ports"],
+            json!([{"name": "webhook", "port": 443,
+            "targetPort": named["name"]}])
+        );
+        let labels = deployment.pointer("/spec/template/metadata/labels").unwrap();
+        let selector = service["spec"]["selector"].as_object().unwrap();
+        assert!(selector.iter().all(|(key, value)| labels[key] == *value), "{selector:?}");
+    }
+
+    #[test]
+    fn a_url_of_the_webhook_is_one_of_https_and_of_nothing_but_host_and_port() {
+        for good in ["https://operator.example.com", "https://192.0.2.7:9443/", "https://[2001:db8::7]:9443"]
+        {
+            assert!(https_url(good).is_ok(), "{good}");
+        }
+        for bad in ["", "operator:9443", "http://operator", "https://operator/review", "https://o/?a=b"] {
+            assert!(https_url(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_manual_has_every_right() {
+        let (_, section) = MANUAL.split_once("## Its rights").unwrap();
+        let (section, _) = section.split_once("\n## ").unwrap();
+        let rules = manifest().filter_map(|object| Some(object.get("rules")?.as_array()?.clone())).flatten();
+        let mut count = 0;
+        for rule in rules {
+            let list = |field: &str| rule[field].as_array().cloned().unwrap_or_default();
+            for resource in list("resources") {
+                let name = resource.as_str().unwrap().replace("leases", "Lease");
+                assert!(section.contains(&name), "{name} of {rule}");
+                count += 1;
+            }
+            let names = list("resourceNames");
+            let names = names.iter().filter(|_| !list("resources").contains(&json!("leases")));
+            for name in names.map(|name| name.as_str().unwrap()).filter(|&name| name != "portico") {
+                let listed = section.contains(&format!("`{name}`"));
+                assert!(listed || name == "kubermatic-seed-controller-manager", "{name} of {rule}");
+            }
+        }
+        assert!(count > 15, "{count}");
+    }
+}

@@ -1,0 +1,107 @@
+//! `portico status [CLUSTER]`: how each cluster of a seed stands, on one line each.
+
+use clap::Args;
+use portico_admin::listing::OutputFormat;
+use portico_admin::table;
+use portico_api::cluster::Cluster;
+use portico_api::names::ClusterName;
+use serde::Serialize;
+
+use crate::daemon;
+use crate::outcome::{Outcome, print};
+use crate::reach::{Chain, Link, Seed, SeedFlags};
+
+/// `portico status`.
+#[derive(Debug, Args)]
+pub(crate) struct Flags {
+    /// Name of a Cluster; without it, all of them, and what this machine sees of their addresses is left out
+    #[arg(value_name = "CLUSTER")]
+    cluster: Option<String>,
+    #[command(flatten)]
+    seed: SeedFlags,
+    /// How the answer is printed
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    output: OutputFormat,
+}
+
+/// How it stands with a seed.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Status {
+    gateways: Gateways,
+    clusters: Vec<Row>,
+}
+
+#[derive(Serialize)]
+struct Gateways {
+    ready: usize,
+    total: usize,
+}
+
+/// How it stands with one cluster.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Row {
+    name: String,
+    strategy: String,
+    /// Where users find it; empty while nobody knows.
+    address: String,
+    ok: bool,
+    /// Every link that was tried.
+    links: Vec<Link>,
+}
+
+/// Prints the table. The answer is "no" if a cluster cannot be reached.
+pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
+    let (status, text) = daemon::runtime()?.block_on(status(flags))?;
+    match flags.output {
+        OutputFormat::Json => print(&format!("{}\n", serde_json::to_string_pretty(&status)?))?,
+        OutputFormat::Table => print(&(status.table() + &text))?,
+    }
+    let all_ok = status.clusters.iter().all(|cluster| cluster.ok);
+    Ok(if all_ok { Outcome::Done } else { Outcome::No })
+}
+
+/// How it stands, and what more there is to say of the one CLUSTER.
+async fn status(flags: &Flags) -> anyhow::Result<(Status, String)> {
+    let seed = Seed::read(&flags.seed).await?;
+    let (mut clusters, mut text) = (Vec::new(), String::new());
+    if let Some(name) = &flags.cluster {
+        let chain = seed.whole_chain(&ClusterName::new(name)).await;
+        text = chain.text(name);
+        clusters.push(row(name, seed.clusters().get(&**name), chain));
+    } else {
+        let all = seed.clusters().iter();
+        clusters.extend(all.map(|(name, cluster)| row(name, Some(cluster), seed.chain(&cluster.name()))));
+    }
+    let (ready, total) = seed.gateways();
+    Ok((Status { gateways: Gateways { ready, total }, clusters }, text))
+}
+
+fn row(name: &str, cluster: Option<&Cluster>, chain: Chain) -> Row {
+    let strategy = cluster.and_then(|cluster| cluster.spec.expose_strategy.get());
+    Row {
+        name: name.to_owned(),
+        strategy: strategy.map(ToString::to_string).unwrap_or_default(),
+        address: cluster.map(|cluster| cluster.status.address.url.to_string()).unwrap_or_default(),
+        ok: chain.broken().is_none(),
+        links: chain.links,
+    }
+}
+
+impl Status {
+    fn table(&self) -> String {
+        let row = |cluster: &Row| {
+            let broken = cluster.links.iter().find(|link| link.is_broken());
+            let state = if cluster.ok { "ok" } else { "BROKEN" };
+            let why = broken.map(|link| format!("{}: {}", link.link, link.evidence)).unwrap_or_default();
+            [cluster.name.clone(), cluster.strategy.clone(), cluster.address.clone(), state.to_owned(), why]
+        };
+        let rows: Vec<[String; 5]> = self.clusters.iter().map(row).collect();
+        let broken = self.clusters.iter().filter(|cluster| !cluster.ok).count();
+        let Gateways { ready, total } = self.gateways;
+        let table = table::render(["CLUSTER", "STRATEGY", "ADDRESS", "STATE", "FIRST BROKEN LINK"], &rows);
+        let count = self.clusters.len();
+        format!("{table}\n{count} clusters, {broken} of them broken; {ready} of {total} gateways ready\n\n")
+    }
+}

@@ -1,0 +1,308 @@
+//! `portico konnectivity server` and `agent` beside a real kube-apiserver, with the rights that the manual
+//! names and no more: Leases by which servers are counted, and reviews of agents' tokens.
+//!
+//! Needs what the lab needs (`cargo run -p portico-lab -- install`), and root.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use aws_lc_rs::rand::SystemRandom;
+use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair};
+use base64::Engine;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use portico_lab::{ApiServer, Kubectl, programs};
+use serde_json::{Value, json};
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+use crate::konnectivity::program::{Program, until};
+use crate::konnectivity::site::{Make, Mode, Site, Transport};
+
+const SERVER: &str = "system:konnectivity-server";
+const ACCOUNT: &str = "konnectivity-agent";
+
+/// What a token of an agent is for, as everybody names it.
+const AUDIENCE: &str = "system:konnectivity-server";
+
+/// The flags of a server that has tokens of agents reviewed, its kubeconfig aside.
+const BY_TOKEN: [&str; 4] = [
+    "--cluster-ca-cert=",
+    "--agent-namespace=kube-system",
+    "--agent-service-account=konnectivity-agent",
+    "--authentication-audience=system:konnectivity-server",
+];
+
+#[tokio::test]
+async fn leases_and_tokens_with_a_real_api_server() {
+    let api = ApiServer::start("konnectivity-api").unwrap();
+    for (namespace, name) in [("kube-system", ACCOUNT), ("kube-system", "other"), ("default", ACCOUNT)] {
+        api.kubectl().run(&["create", "serviceaccount", "-n", namespace, name]).unwrap();
+    }
+    servers_keep_leases_and_agents_count_them(&api).await;
+    api.kubectl().apply(&shipped("server-rights.yaml")).unwrap();
+    an_agent_is_whom_the_api_server_says_its_token_is_of(&api).await;
+    an_agent_claims_the_node_of_its_tokens_pod_and_no_other(&api).await;
+}
+
+/// A file of `deploy/konnectivity`.
+fn shipped(name: &str) -> String {
+    let path = programs::checkout().join("deploy/konnectivity").join(name);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn kubeconfig(api: &ApiServer, user: &str) -> String {
+    format!("--kubeconfig={}", api.access().kubeconfig(user, None).unwrap().display())
+}
+
+/// A kubeconfig of the agents' service account.
+fn kubeconfig_of_agents(api: &ApiServer, folder: &Path) -> String {
+    let file = api.access().kubeconfig(SERVER, None).unwrap();
+    let token = api.kubectl().run(&["create", "token", "-n", "kube-system", ACCOUNT]).unwrap();
+    let cluster = json!({
+        "server": api.access().server(),
+        "certificate-authority": file.with_file_name("ca.crt"),
+    });
+    let config = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "it",
+        "clusters": [{"name": "it", "cluster": cluster}],
+        "users": [{"name": "it", "user": {"token": token.trim()}}],
+        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+    });
+    let path = folder.join("agents.kubeconfig");
+    std::fs::write(&path, config.to_string()).unwrap();
+    format!("--kubeconfig={}", path.display())
+}
+
+async fn servers_keep_leases_and_agents_count_them(api: &ApiServer) {
+    let kubectl = api.kubectl();
+    kubectl.apply(&shipped("server-leases.yaml")).unwrap();
+    kubectl.apply_json(&crashed("crashed", "konnectivity-server")).unwrap();
+    kubectl.apply_json(&crashed("other", "something-else")).unwrap();
+
+    let site = Site::new(Mode::HttpConnect, Transport::Unix);
+    let of_server = kubeconfig(api, SERVER);
+    let server = site.server(Make::Ours, &[&of_server, "--enable-lease-controller", "--server-id=a"]).await;
+    let other = site.server(Make::Ours, &[&of_server, "--enable-lease-controller", "--server-id=b"]).await;
+    let counts = ["--count-server-leases", &kubeconfig_of_agents(api, site.folder())];
+    let mut agent = site.agent(Make::Ours, server.port(), &counts).await;
+    agent.wait_for("/readyz", 200).await;
+
+    // It has no right yet.
+    let lists = "konnectivity_network_proxy_agent_lease_lists_total";
+    let denied = "http_response_code=\"403\",reason=\"Forbidden\"";
+    until("the API server denies the agent its list", || agent.metric(lists, denied) >= 1.0).await;
+    kubectl.apply(&shipped("agent-leases.yaml")).unwrap();
+
+    let known = "konnectivity_network_proxy_agent_known_server_count";
+    agent.wait_for_metric(known, "", 2.0).await;
+    let answered = "http_response_code=\"200\",reason=\"\"";
+    let watches = "konnectivity_network_proxy_agent_lease_watches_total";
+    until("the agent watches", || agent.metric(watches, answered) >= 1.0).await;
+    assert!(agent.metric(lists, answered) >= 1.0);
+    let times = "konnectivity_network_proxy_agent_lease_list_latency_seconds_count";
+    assert!(agent.metric(times, "http_response_code=\"200\"") >= 1.0);
+    assert!(agent.metric("portico_konnectivity_agent_lease_failures_total", "") >= 1.0);
+    let written = lease(kubectl, "a").expect("the server has written its Lease");
+    assert_eq!(written["metadata"]["labels"], json!({"k8s-app": "konnectivity-server"}));
+    let spec = &written["spec"];
+    assert_eq!((&spec["holderIdentity"], &spec["leaseDurationSeconds"]), (&json!("a"), &json!(30)));
+    until("the Lease of the crashed server is gone", || lease(kubectl, "crashed").is_none()).await;
+    assert!(lease(kubectl, "other").is_some(), "what has other labels stays");
+    let culled = "konnectivity_network_proxy_server_culled_leases_count";
+    let removed = server.program.metric(culled, "") + other.program.metric(culled, "");
+    assert!((removed - 1.0).abs() < 0.5, "{removed}");
+
+    other.program.signal("TERM");
+    agent.wait_for_metric(known, "", 1.0).await;
+    assert!(lease(kubectl, "b").is_none());
+}
+
+fn lease(kubectl: &Kubectl, server: &str) -> Option<Value> {
+    let name = format!("konnectivity-proxy-server-{server}");
+    kubectl.get(&["lease", "-n", "kube-system", &name]).ok()
+}
+
+/// The Lease of a server that renewed it long ago.
+fn crashed(server: &str, label: &str) -> Value {
+    json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+        "metadata": {
+            "name": format!("konnectivity-proxy-server-{server}"), "namespace": "kube-system",
+            "labels": {"k8s-app": label},
+        },
+        "spec": {
+            "holderIdentity": server, "leaseDurationSeconds": 30,
+            "renewTime": "2020-01-01T00:00:00.000000Z",
+        },
+    })
+}
+
+async fn an_agent_is_whom_the_api_server_says_its_token_is_of(api: &ApiServer) {
+    let kubectl = api.kubectl();
+    let token = |namespace: &str, name: &str, audience: &str| {
+        let audience = format!("--audience={audience}");
+        kubectl.run(&["create", "token", "-n", namespace, name, &audience]).unwrap()
+    };
+    let good = || token("kube-system", ACCOUNT, AUDIENCE);
+
+    let way = Way::to(api).await;
+    let access = api.access().through(&way.url()).with_server_name("kubernetes");
+    let kubeconfig = format!("--kubeconfig={}", access.kubeconfig(SERVER, None).unwrap().display());
+    let site = Site::new(Mode::HttpConnect, Transport::Unix);
+    let server = site.server(Make::Ours, &[&BY_TOKEN[..], &[&kubeconfig]].concat()).await;
+    let agent = async |name: &str, token: &str| {
+        let file = site.folder().join(name);
+        std::fs::write(&file, token).unwrap();
+        site.agent(Make::Ours, server.port(), &[&format!("--service-account-token-path={}", file.display())])
+            .await
+    };
+    let mut accepted = agent("good", &good()).await;
+    accepted.wait_for("/readyz", 200).await;
+
+    let signer = api.host().dir().join("seed-control-plane/sa.key");
+    for (name, token, told) in [
+        ("audience", token("kube-system", ACCOUNT, "other"), "does not accept the token"),
+        ("account", token("kube-system", "other", AUDIENCE), "the token is of"),
+        ("namespace", token("default", ACCOUNT, AUDIENCE), "the token is of"),
+        ("expired", expired(&signer), "does not accept the token"),
+        ("forged", "eyJhbGciOiJub25lIn0.e30.".to_owned(), "does not accept the token"),
+    ] {
+        let refused = agent(name, &token).await;
+        refused.wait_for_line(told).await;
+        assert_eq!(refused.get("/readyz").unwrap().0, 503, "{name}");
+    }
+    assert!(refusals(&server.program, "token") >= 5.0);
+
+    // The API server is away, and then it says nothing: new agents wait, others stay.
+    for (passes, told) in
+        [(Passes::Nobody, "cannot review the token"), (Passes::Nothing, "no answer within 5s")]
+    {
+        let token = good();
+        way.passes(passes);
+        let mut waits = agent(&format!("{passes:?}"), &token).await;
+        waits.wait_for_line(told).await;
+        assert_eq!(accepted.get("/readyz").unwrap().0, 200);
+        way.passes(Passes::All);
+        waits.wait_for("/readyz", 200).await;
+    }
+    assert!(refusals(&server.program, "review") >= 2.0);
+}
+
+async fn an_agent_claims_the_node_of_its_tokens_pod_and_no_other(api: &ApiServer) {
+    let kubectl = api.kubectl();
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "agent-of-node-1", "namespace": "kube-system"},
+        "spec": {
+            "serviceAccountName": ACCOUNT, "nodeName": "node-1",
+            "containers": [{"name": "agent", "image": "never-pulled"}],
+        },
+    });
+    kubectl.apply_json(&pod).unwrap();
+    let bound = ["--bound-object-kind=Pod", "--bound-object-name=agent-of-node-1"];
+    let create = ["create", "token", "-n", "kube-system", ACCOUNT, &format!("--audience={AUDIENCE}")];
+    let token = kubectl.run(&[&create[..], &bound].concat()).unwrap();
+
+    let site = Site::new(Mode::HttpConnect, Transport::Unix);
+    let kubeconfig = kubeconfig(api, SERVER);
+    let flags = [&kubeconfig, "--bind-identifiers=node:*=host=*", "--proxy-strategies=destHost"];
+    let server = site.server(Make::Ours, &[&BY_TOKEN[..], &flags].concat()).await;
+    let file = site.folder().join("token");
+    std::fs::write(&file, token).unwrap();
+    let file = format!("--service-account-token-path={}", file.display());
+    let agent = async |claims: &str| {
+        let claims = format!("--agent-identifiers={claims}");
+        site.agent(Make::Ours, server.port(), &[&file, &claims]).await
+    };
+    let refused = agent("host=node-2").await;
+    let line = refused.wait_for_line("may not claim host=node-2").await;
+    assert!(line.contains("node:node-1"), "it is told whom it is taken for: {line}");
+    agent("host=node-1").await.wait_for("/readyz", 200).await;
+    assert_eq!(refused.get("/readyz").unwrap().0, 503);
+    assert!(refusals(&server.program, "identifiers") >= 1.0);
+}
+
+fn refusals(server: &Program, reason: &str) -> f64 {
+    server.metric("portico_konnectivity_server_agents_refused_total", &format!("reason=\"{reason}\""))
+}
+
+/// A token that was good for an hour, an hour ago.
+fn expired(signer: &Path) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let account = json!({"name": "konnectivity-agent", "uid": "1"});
+    let claims = json!({
+        "iss": "https://kubernetes.default.svc", "aud": [AUDIENCE],
+        "sub": "system:serviceaccount:kube-system:konnectivity-agent",
+        "kubernetes.io": {"namespace": "kube-system", "serviceaccount": account},
+        "iat": now - 7_200, "nbf": now - 7_200, "exp": now - 3_600,
+    });
+    let part = |value: Value| URL_SAFE_NO_PAD.encode(value.to_string());
+    let signed = format!("{}.{}", part(json!({"alg": "ES256", "typ": "JWT"})), part(claims));
+    let pem = std::fs::read_to_string(signer).unwrap();
+    let key: String = pem.lines().filter(|line| !line.starts_with("-----")).collect();
+    let key =
+        EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &STANDARD.decode(key).unwrap()).unwrap();
+    let signature = key.sign(&SystemRandom::new(), signed.as_bytes()).unwrap();
+    format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
+}
+
+/// Who and what passes on the way to the API server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Passes {
+    All,
+    /// Connections are accepted, and nothing is ever said.
+    Nothing,
+    /// Connections are closed.
+    Nobody,
+}
+
+/// A way to the API server that can be barred.
+struct Way {
+    address: SocketAddr,
+    passes: watch::Sender<Passes>,
+}
+
+impl Way {
+    async fn to(api: &ApiServer) -> Self {
+        let upstream = api.access().server().trim_start_matches("https://").to_owned();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let passes = watch::Sender::new(Passes::All);
+        let receiver = passes.subscribe();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(pass(stream, upstream.clone(), receiver.clone()));
+            }
+        });
+        Self { address, passes }
+    }
+
+    fn url(&self) -> String {
+        format!("https://{}", self.address)
+    }
+
+    fn passes(&self, passes: Passes) {
+        self.passes.send_replace(passes);
+    }
+}
+
+async fn pass(mut stream: TcpStream, upstream: String, mut passes: watch::Receiver<Passes>) {
+    let copies = async {
+        let mut to = TcpStream::connect(upstream).await.unwrap();
+        // Ends as the connection does.
+        let _ = copy_bidirectional(&mut stream, &mut to).await;
+    };
+    tokio::select! {
+        biased;
+        barred = passes.wait_for(|passes| *passes != Passes::All) => {
+            if barred.is_ok_and(|barred| *barred == Passes::Nobody) {
+                return;
+            }
+        }
+        () = copies => return,
+    }
+    // Until the other side gives up.
+    tokio::time::sleep(Duration::from_secs(60)).await;
+}
