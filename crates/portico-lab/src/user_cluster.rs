@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
 use crate::control_plane::{
@@ -20,6 +20,7 @@ use crate::image::Image;
 use crate::node::Node;
 use crate::pki::Authority;
 use crate::seed::Seed;
+use crate::wait;
 
 /// How long its pod may take to be ready: about 15 s alone, more when three start at once.
 const STARTING: Duration = Duration::from_secs(240);
@@ -71,9 +72,17 @@ impl UserCluster {
         Ok(UserCluster { name, namespace, port: options.secure_port, authority })
     }
 
-    /// Waits until its API server is ready.
+    /// Waits until its API server is ready, and the one before it gone: after an update a Service leads to it
+    /// for a moment longer, where nothing listens any more.
     pub fn wait_ready(&self, seed: &Seed) -> Result<()> {
-        seed.kubectl().wait_rolled_out(&self.namespace, "apiserver", STARTING)
+        let kubectl = seed.kubectl();
+        kubectl.wait_rolled_out(&self.namespace, "apiserver", STARTING)?;
+        wait::until(&format!("the API server of {} to be the only one", self.name), STARTING, || {
+            let pods = kubectl.get(&["pods", "-n", &self.namespace, "-l=app=apiserver"])?;
+            let count = pods["items"].as_array().map_or(0, Vec::len);
+            ensure!(count == 1, "there are {count} pods");
+            Ok(())
+        })
     }
 
     /// Its name.
