@@ -22,7 +22,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use crate::pem::{self, PemFileError};
-use crate::provider::provider;
+use crate::provider::{TLS_BUFFER, provider};
 use crate::socket::{Route, Socket};
 
 mod error;
@@ -233,7 +233,8 @@ impl ClientTls {
         });
         let mut config = current.config.clone();
         config.dangerous().set_certificate_verifier(Arc::clone(&recorder) as Arc<dyn ServerCertVerifier>);
-        let connecting = TlsConnector::from(Arc::new(config)).connect(name, stream);
+        let connecting = TlsConnector::from(Arc::new(config))
+            .connect_with(name, stream, |tls| tls.set_buffer_limit(Some(TLS_BUFFER)));
         connecting.await.map_err(|error| {
             let hint = match self.peer {
                 Peer::Gateway => "if this gateway serves no TLS, write h2c://",

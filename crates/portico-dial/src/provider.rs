@@ -5,6 +5,10 @@ use std::sync::Arc;
 use rustls::CipherSuite;
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 
+/// Most bytes that TLS holds, encrypted, for a socket that takes no more: a large frame of HTTP/2 with what
+/// was batched before it. What a connection holds for its peer counts them.
+pub const TLS_BUFFER: usize = 144 * 1024;
+
 /// Returns the provider for clients and servers.
 ///
 /// It prefers AES-128-GCM in TLS 1.3, as Go and BoringSSL do: the library's own order begins with AES-256,

@@ -41,6 +41,8 @@ pub struct Activity {
     cluster: OnceLock<MemoryBudget>,
     /// Bytes that wait for the peer. Evicted, the connection ends.
     to_peer: Holder,
+    /// Those of them that h2 has written, and that wait below it.
+    behind: AtomicUsize,
     /// What waits for the peer to go on: an unfinished frame, requests without an answer, and until it has
     /// authenticated the connection itself. Evicted, the connection ends.
     from_peer: Holder,
@@ -73,6 +75,7 @@ impl Activity {
             connection,
             cluster: OnceLock::new(),
             to_peer: Holder::new(budgets.clone(), PATIENCE),
+            behind: AtomicUsize::default(),
             from_peer: Holder::new(budgets, Duration::ZERO),
             authenticated: AtomicBool::new(true),
             frame_bytes: AtomicUsize::default(),
@@ -153,6 +156,17 @@ impl Activity {
     /// Whether bytes came since the last call.
     pub fn take_received(&self) -> bool {
         self.received.swap(false, Relaxed)
+    }
+
+    /// So many bytes that h2 has written wait for a socket that takes no more.
+    pub(crate) fn behind(&self, bytes: usize) {
+        let before = self.behind.swap(bytes, Relaxed);
+        if bytes > before {
+            self.to_peer.hold(bytes - before);
+        } else if bytes < before {
+            self.to_peer.release(before - bytes);
+            self.pass_on();
+        }
     }
 
     /// All that was queued is written.

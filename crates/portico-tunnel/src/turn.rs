@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, BytesMut};
+use portico_dial::TLS_BUFFER;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::activity::Activity;
@@ -61,6 +62,8 @@ struct Inner<S> {
     has_turn: bool,
     /// Written by h2, and not yet to the stream.
     batch: BytesMut,
+    /// What was written to the stream since it was last flushed to the end, up to what TLS holds.
+    unflushed: usize,
     /// Why the last flush failed: for h2, which did not see it.
     failed: Option<io::Error>,
     inbound: Inbound,
@@ -88,6 +91,7 @@ pub fn batched<S>(stream: S, inbound: Inbound, activity: &Arc<Activity>) -> (Bat
         activity: Arc::clone(activity),
         has_turn: false,
         batch: BytesMut::new(),
+        unflushed: 0,
         failed: None,
     };
     let inner = Arc::new(Mutex::new(inner));
@@ -142,6 +146,7 @@ impl<S: AsyncWrite + Unpin> Turn<S> {
         self.activity.unfinished(inner.inbound.unfinished(), inner.inbound.unfinished_frame());
         let flushed = inner.poll_flush(cx);
         inner.is_full = flushed.is_pending();
+        self.activity.behind(if inner.is_full { inner.unflushed + inner.batch.len() } else { 0 });
         if !inner.is_full && std::mem::take(&mut inner.is_unread) {
             cx.waker().wake_by_ref();
         }
@@ -222,26 +227,42 @@ impl<S: AsyncWrite + Unpin> Inner<S> {
             let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, &slices[..count]))?;
             let batch = self.batch.len();
             self.wrote(written.min(batch))?;
+            self.passed_on(written.saturating_sub(batch));
             if written > batch {
                 return Poll::Ready(Ok(written - batch));
             }
         }
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+        let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, bufs))?;
+        self.passed_on(written);
+        Poll::Ready(Ok(written))
     }
 
     /// Writes the batch, and what the stream itself holds (TLS records).
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let batch = self.poll_write_batch(cx)?;
+        // Also if the batch has to wait: a socket without TLS holds nothing, and says so.
+        ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
+        self.unflushed = 0;
+        batch.map(Ok)
+    }
+
+    fn poll_write_batch(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.batch.is_empty() {
             let written = ready!(Pin::new(&mut self.stream).poll_write(cx, &self.batch))?;
             self.wrote(written)?;
         }
-        Pin::new(&mut self.stream).poll_flush(cx)
+        Poll::Ready(Ok(()))
+    }
+
+    fn passed_on(&mut self, written: usize) {
+        self.unflushed = TLS_BUFFER.min(self.unflushed + written);
     }
 
     fn wrote(&mut self, written: usize) -> io::Result<()> {
         if written == 0 {
             return Err(io::ErrorKind::WriteZero.into());
         }
+        self.passed_on(written);
         self.batch.advance(written);
         if self.batch.is_empty() {
             // A connection at rest holds no buffer.
@@ -309,6 +330,8 @@ mod tests {
     struct Writes {
         all: Vec<Vec<u8>>,
         is_broken: bool,
+        /// What is written stays in the stream, as records of TLS do whose socket is full.
+        is_full: bool,
     }
 
     impl AsyncWrite for Writes {
@@ -334,7 +357,7 @@ mod tests {
         }
 
         fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-            Poll::Ready(Ok(()))
+            if self.is_full { Poll::Pending } else { Poll::Ready(Ok(())) }
         }
 
         fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -404,6 +427,19 @@ mod tests {
         let ready = tokio::spawn(async {});
         turn(&mut of, &mut stream, &[b"frame"]).await;
         assert!(ready.is_finished());
+    }
+
+    #[tokio::test]
+    async fn what_tls_holds_for_a_peer_that_does_not_read_is_counted_until_it_has_left() {
+        let (mut stream, mut of) = connection();
+        lock(&stream.0).stream.is_full = true;
+        turn(&mut of, &mut stream, &[&[1; 300]]).await;
+        assert_eq!(of.activity.queued_bytes(), 300);
+        turn(&mut of, &mut stream, &[&[1; TLS_BUFFER]]).await;
+        assert_eq!(of.activity.queued_bytes(), TLS_BUFFER, "TLS takes no more than that");
+        lock(&stream.0).stream.is_full = false;
+        turn(&mut of, &mut stream, &[]).await;
+        assert_eq!(of.activity.queued_bytes(), 0);
     }
 
     #[tokio::test]

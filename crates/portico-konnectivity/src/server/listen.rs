@@ -231,7 +231,10 @@ async fn handshake(
     tls: &ServerTls,
     unproven: &Unproven,
 ) -> Result<TlsStream<ReadAhead<TcpStream>>, NoTls> {
-    let accept = TlsAcceptor::from(tls.current()).accept(ReadAhead::limited(stream, &unproven.limit));
+    let accept = TlsAcceptor::from(tls.current())
+        .accept_with(ReadAhead::limited(stream, &unproven.limit), |tls| {
+            tls.set_buffer_limit(Some(portico_dial::TLS_BUFFER))
+        });
     let stream = tokio::select! {
         accepted = timeout(HELLO, accept) => accepted.map_err(|_| NoTls::TooSlow)??,
         () = poll_fn(|cx| unproven.poll_evicted(cx)) => return Err(Crowded.into()),

@@ -116,7 +116,8 @@ async fn serve_tls<H: Handler>(
     let socket = Arc::new(stream);
     let limit = ReadLimit::new(TLS_HANDSHAKE.saturating_sub(first.len()));
     let below = Rewind::new(first, ReadAhead::limited(SharedTcp(Arc::clone(&socket)), &limit));
-    let accept = TlsAcceptor::from(tls.current()).accept(below);
+    let accept = TlsAcceptor::from(tls.current())
+        .accept_with(below, |tls| tls.set_buffer_limit(Some(portico_dial::TLS_BUFFER)));
     let accepted = timeout(settings.hello_timeout, accept).await.map_err(|_| Failure::TooSlow)?;
     let deadline = Instant::now() + settings.hello_timeout;
     let mut stream = accepted.map_err(tls_failure)?;
