@@ -31,6 +31,8 @@ type ResponseBody = StreamBody<BoxStream<'static, Result<Frame<Bytes>, <Body as 
 pub struct Rules {
     /// Accepts requests and answers none; open watches fall silent, for ever.
     pub mute: bool,
+    /// Requests that were accepted while it was mute.
+    pub unanswered: usize,
     /// How long each request waits before it passes.
     pub slow: Option<Duration>,
     /// Requests whose URL has this text get this answer, so many times.
@@ -144,7 +146,11 @@ impl FaultyApi {
     }
 
     async fn answer(&self, url: &str) -> Option<Response<ResponseBody>> {
-        if self.rules(|rules| rules.mute) {
+        let mute = self.rules(|rules| {
+            rules.unanswered += usize::from(rules.mute);
+            rules.mute
+        });
+        if mute {
             pending::<()>().await;
         }
         let answer = self.rules(|rules| {

@@ -6,7 +6,7 @@
 //! is watched there: every cluster has a pass when something changes on the seed, and every ten minutes.
 //!
 //! User clusters are in other hands. One that is away, slow or hostile takes one of [`CONCURRENCY`] places
-//! for [`PASS_TIMEOUT`] at most, and then waits longer and longer; `portico_kube::foreign` bounds the rest.
+//! for a time with a limit, and then waits longer and longer; `portico_kube::foreign` bounds the rest.
 //! The leader alone writes, and nothing where KKP's controllers run.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -43,9 +43,6 @@ mod reports;
 /// The Secret with the way into a user cluster, in the namespace of the cluster. No strategy changes it.
 const INTERNAL_KUBECONFIG: &str = "internal-admin-kubeconfig";
 
-/// Time limit of everything that is done inside one user cluster in one pass.
-const PASS_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// Passes at the same time, each over another cluster. More than may hang at once; each holds an answer of
 /// 64 KiB at most.
 const CONCURRENCY: u16 = 32;
@@ -72,6 +69,8 @@ pub struct UserClusterSettings {
     pub agents: AgentSettings,
     /// The namespace of Portico, where the CA of the tunnel certificate is.
     pub namespace: String,
+    /// Time limit of everything that is done inside one user cluster in one pass.
+    pub pass_timeout: Duration,
 }
 
 /// A pass did not do what it should; the report says why. Retried with back-off.

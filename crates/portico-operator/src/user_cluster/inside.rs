@@ -10,8 +10,8 @@ use portico_kube::foreign::{Applied, Foreign, ForeignError};
 use portico_pki::{Kubeconfig, cluster_info};
 use tokio::time::timeout;
 
+use super::Context;
 use super::pass::{Standing, Subject};
-use super::{Context, PASS_TIMEOUT};
 
 /// The name of everything that belongs to the node agent.
 const AGENT: &str = "portico-agent";
@@ -54,7 +54,8 @@ impl Context {
             Err(error) => return Standing::waits("BadKubeconfig", describe(&error)),
         };
         let mut done = Done::default();
-        let ended = timeout(PASS_TIMEOUT, write(&foreign, &inside, &mut done)).await;
+        let limit = self.settings.pass_timeout;
+        let ended = timeout(limit, write(&foreign, &inside, &mut done)).await;
         self.tally.wrote_many(std::mem::take(&mut done.writes));
         let server = &kubeconfig.server;
         match ended {
@@ -66,8 +67,7 @@ impl Context {
                 Standing::failed(reason(&error), message)
             }
             Err(_) => {
-                let message =
-                    format!("its API server at {server} is too slow: {PASS_TIMEOUT:?} are not enough");
+                let message = format!("its API server at {server} is too slow: {limit:?} are not enough");
                 Standing::failed("TooSlow", message)
             }
         }

@@ -9,7 +9,7 @@ use kube::Client;
 use portico_api::meta::ObjectKey;
 use portico_expose::components::GatewaySettings;
 use portico_lab::faulty_api::FaultyApi;
-use portico_lab::{ApiServer, Kubectl};
+use portico_lab::{ApiServer, Authority, Kubectl};
 use portico_operator::{ComponentSettings, SeedsStatus, WorkStatus};
 use serde_json::{Value, json};
 
@@ -127,7 +127,7 @@ async fn one_seed_makes_its_gateway_and_it_stays_so() {
     let operator = start(&client, "third");
     settings_of_the_seed_are_carried(kubectl);
     what_an_admin_breaks_heals(kubectl);
-    a_lost_authority_is_told_and_not_made_anew(kubectl);
+    a_lost_authority_is_told_and_not_made_anew(kubectl, &operator);
     a_certificate_of_others_is_judged(kubectl);
     of_two_seeds_none_is_chosen(kubectl);
     without_a_gateway_nothing_is_left(kubectl);
@@ -268,7 +268,7 @@ fn what_an_admin_breaks_heals(kubectl: &Kubectl) {
     wait_reason(kubectl, "north", "GatewayReady");
 }
 
-fn a_lost_authority_is_told_and_not_made_anew(kubectl: &Kubectl) {
+fn a_lost_authority_is_told_and_not_made_anew(kubectl: &Kubectl, operator: &Running) {
     let backup = get(kubectl, "secret/portico-tunnel-ca").unwrap();
     kubectl.run(&["delete", "secret", "portico-tunnel-ca", "-n", "portico"]).unwrap();
     let message = wait_reason(kubectl, "north", "AuthorityMissing");
@@ -279,6 +279,20 @@ fn a_lost_authority_is_told_and_not_made_anew(kubectl: &Kubectl) {
         restored["metadata"].as_object_mut().unwrap().remove(field);
     }
     let certificate = get(kubectl, "secret/portico-tunnel").unwrap()["data"].clone();
+    // Half of it comes from elsewhere.
+    let mut wrong = restored.clone();
+    let other = Authority::new("other").unwrap().identity().key;
+    wrong["data"].as_object_mut().unwrap().remove("ca.key");
+    wrong["stringData"] = json!({"ca.key": other});
+    kubectl.apply_json(&wrong).unwrap();
+    let message = wait_reason(kubectl, "north", "AuthorityUnusable");
+    assert!(message.contains("portico/portico-tunnel-ca"), "{message}");
+    assert_eq!(seeds(operator).reports.into_values().next().unwrap().reason, "AuthorityUnusable");
+    until("the Event", || {
+        let events = kubectl.run(&["events", "--for=seed/north", "-n", "portico"])?;
+        ensure!(events.contains("AuthorityUnusable"), "{events}");
+        Ok(())
+    });
     kubectl.apply_json(&restored).unwrap();
     wait_reason(kubectl, "north", "GatewayReady");
     assert_eq!(get(kubectl, "secret/portico-tunnel").unwrap()["data"], certificate, "it fits as before");

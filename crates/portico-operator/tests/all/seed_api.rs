@@ -5,13 +5,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use portico_expose::user_cluster::AgentSettings;
 use portico_lab::faulty_api::{Answer, FaultyApi};
 use portico_lab::{ApiServer, Kubectl};
-use portico_operator::UserClusterSettings;
 use serde_json::json;
 
-use crate::support::{Running, cluster, install};
+use crate::support::{Running, cluster, insides, install};
 use crate::until;
 
 /// How long each answer of the slow one takes. A read and a write take more than an attempt to renew a Lease.
@@ -41,10 +39,8 @@ async fn an_operator_to_which_the_seed_is_mute_or_slow_steps_down_comes_back_and
     let kubectl = api.kubectl();
     let direct = install(kubectl, api.access()).await;
     let faulty = FaultyApi::default();
-    let agents = AgentSettings { image: None, gateways: Vec::new(), server_name: None, tunnel_port: 8_088 };
-    let insides = UserClusterSettings { agents, namespace: "portico".into() };
     let client = faulty.client(&direct);
-    let first = Running::start_with(&client, "first", |operator| operator.with_user_clusters(insides));
+    let first = Running::start_with(&client, "first", |operator| operator.with_user_clusters(insides(None)));
     for name in ["a", "b"] {
         kubectl.apply_json(&cluster(name, "Tunneling")).unwrap();
     }

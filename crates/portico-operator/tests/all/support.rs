@@ -1,19 +1,26 @@
 //! What the tests of several controllers need: an operator that runs, and the objects of a seed.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use kube::Client;
 use portico_api::annotations::EXPOSE;
 use portico_api::meta::ObjectKey;
 use portico_expose::front::FrontSettings;
+use portico_expose::user_cluster::AgentSettings;
 use portico_kube::client;
 use portico_lab::{Access, Kubectl};
-use portico_operator::{ClustersStatus, ExposureSettings, Operator, Settings, StatusHandle, WorkStatus};
+use portico_operator::{
+    ClustersStatus, ExposureSettings, Operator, Settings, StatusHandle, UserClusterSettings, WorkStatus,
+};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::manifest;
+
+/// Longer than a request may take, so that one without an answer is told as such.
+const PASS_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// A running operator.
 pub(crate) struct Running {
@@ -70,6 +77,13 @@ impl Running {
         self.task.abort();
         let _ = self.task.await;
     }
+}
+
+/// What is to be inside of clusters, with agents of this image.
+pub(crate) fn insides(image: Option<&str>) -> UserClusterSettings {
+    let image = image.map(str::to_owned);
+    let agents = AgentSettings { image, gateways: Vec::new(), server_name: None, tunnel_port: 8_088 };
+    UserClusterSettings { agents, namespace: "portico".into(), pass_timeout: PASS_TIMEOUT }
 }
 
 /// Installs everything, and a gateway by hand. Returns a client with the operator's rights alone.

@@ -6,17 +6,17 @@ use std::net::TcpListener;
 use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
 use kube::Client;
-use portico_expose::user_cluster::AgentSettings;
 use portico_lab::control_plane::{ADMINS, ControlPlane, Options};
 use portico_lab::hostile_api::{ENDLESS, HostileApi};
-use portico_lab::{Authority, Etcd, Host, Kubectl, Lab};
-use portico_operator::{UserClusterSettings, UserClustersStatus, WorkStatus};
+use portico_lab::{Access, Authority, Etcd, Host, Kubectl, Lab};
+use portico_operator::{UserClustersStatus, WorkStatus};
 use portico_pki::{Credential, Kubeconfig, Pair};
 use serde_json::{Value, json};
 
-use crate::support::{Running, cluster, give_address, install};
+use crate::support::{Running, cluster, give_address, insides, install};
 use crate::until;
 
+mod answers;
 mod killed;
 
 /// A seed with everything installed, and one user cluster, both real.
@@ -55,26 +55,13 @@ impl Stage {
     }
 
     fn operator_with_image(&self, identity: &str, image: &str) -> Running {
-        let agents = AgentSettings {
-            image: Some(image.into()),
-            gateways: Vec::new(),
-            server_name: None,
-            tunnel_port: 8_088,
-        };
-        let settings = UserClusterSettings { agents, namespace: "portico".into() };
-        Running::start_with(&self.client, identity, |operator| operator.with_user_clusters(settings))
+        Running::start_with(&self.client, identity, |operator| {
+            operator.with_user_clusters(insides(Some(image)))
+        })
     }
 
-    /// The way into the user cluster, as an administrator.
     fn kubeconfig(&self) -> Kubeconfig {
-        let access = self.user.access();
-        let admin = access.authority().client("kubermatic-controllers", Some(ADMINS)).unwrap();
-        Kubeconfig {
-            cluster: "user".into(),
-            server: access.server().into(),
-            authority: access.authority().cert(),
-            credential: Credential::Certificate(Pair { certificate: admin.cert, key: admin.key }),
-        }
+        administrators(self.user.access())
     }
 
     fn applies(&self) -> u64 {
@@ -83,6 +70,17 @@ impl Stage {
             .lines()
             .filter(|line| line.starts_with("apiserver_request_total{") && line.contains("verb=\"APPLY\""));
         lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+    }
+}
+
+/// The way into a user cluster, as an administrator.
+fn administrators(access: &Access) -> Kubeconfig {
+    let admin = access.authority().client("kubermatic-controllers", Some(ADMINS)).unwrap();
+    Kubeconfig {
+        cluster: "user".into(),
+        server: access.server().into(),
+        authority: access.authority().cert(),
+        credential: Credential::Certificate(Pair { certificate: admin.cert, key: admin.key }),
     }
 }
 

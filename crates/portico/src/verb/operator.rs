@@ -1,6 +1,7 @@
 //! `portico operator`: the controllers of a seed without KKP, in one process.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
@@ -23,6 +24,9 @@ use crate::verb::front::FrontFlags;
 
 /// The Service that deploy/operator.yaml has before the webhook.
 const WEBHOOK_SERVICE: &str = "portico-operator";
+
+/// Time limit of a pass over the inside of one user cluster: dozens of requests over a long way.
+const USER_CLUSTER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// `portico operator`.
 #[derive(Debug, Args)]
@@ -127,6 +131,7 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
             tunnel_port: flags.front.tunnel_port.0.unwrap_or(TUNNEL_PORT),
         },
         namespace: flags.front.service.namespace.to_string(),
+        pass_timeout: USER_CLUSTER_TIMEOUT,
     };
     let components = flags.gateway.gateway_image.clone().map(|image| ComponentSettings {
         gateway: GatewaySettings {
