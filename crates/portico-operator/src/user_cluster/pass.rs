@@ -12,7 +12,7 @@ use portico_kube::apply::{Applied, apply};
 use portico_kube::seen::Seen;
 use portico_pki::{Kubeconfig, inventory};
 use portico_source::served::ServedKind;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Context, Failed, INTERNAL_KUBECONFIG};
 use crate::cache::api;
@@ -126,6 +126,9 @@ impl Context {
         if !own {
             return Ok(not_exposed());
         }
+        if subject.exposed.spec.tunnel.is_none() {
+            self.forget_authority(subject).await?;
+        }
         let issued = self.issue(subject).await?;
         let standing = self.inner(subject).await?;
         Ok(match issued {
@@ -198,10 +201,22 @@ impl Context {
         if metadata.annotation(API_SERVER_CA).is_some() && !subject.seen.is_ours() {
             return Ok(());
         }
+        self.annotate(subject, json!({API_SERVER_CA: authority})).await
+    }
+
+    /// Takes back what [`Self::name_authority`] wrote: only agents need it.
+    async fn forget_authority(&self, subject: &Subject) -> Result<(), RequestError> {
+        let written = subject.cluster.metadata.annotation(API_SERVER_CA).is_some();
+        if written && subject.seen.is_ours() { self.annotate(subject, json!({})).await } else { Ok(()) }
+    }
+
+    /// Applies these annotations of the Cluster, and no others.
+    async fn annotate(&self, subject: &Subject, annotations: Value) -> Result<(), RequestError> {
+        let metadata = &subject.cluster.metadata;
         let clusters = api::<Clusters>(&self.client, "");
         // Not on one that somebody made anew under this name.
         let wanted = json!({"metadata": {"name": metadata.name, "uid": metadata.uid,
-            "annotations": {API_SERVER_CA: authority}}});
+            "annotations": annotations}});
         let written = apply(&clusters, &wanted, Some(&subject.seen));
         if let Applied::Changed(_) = request("annotation of the Cluster", written).await? {
             self.tally.wrote("Cluster");

@@ -64,7 +64,7 @@ fn state(kubectl: &Kubectl) -> Vec<Value> {
 }
 
 /// Without addresses and ports that the API server chooses.
-fn stable(mut spec: Value) -> Value {
+pub(crate) fn stable(mut spec: Value) -> Value {
     if let Some(fields) = spec.as_object_mut() {
         fields.retain(|key, _| !["clusterIP", "clusterIPs", "address"].contains(&key.as_str()));
         for port in fields.get_mut("ports").and_then(Value::as_array_mut).into_iter().flatten() {
@@ -219,10 +219,10 @@ fn a_former_strategy_leaves_nothing(kubectl: &Kubectl) {
 }
 
 /// The controller that makes slices of pods.
-const KUBERNETES: &str = "endpointslice-controller.k8s.io";
+pub(crate) const KUBERNETES: &str = "endpointslice-controller.k8s.io";
 
 /// A slice, as `controller` would keep it.
-fn slice(namespace: &str, service: &str, controller: &str, addresses: &[&str]) -> Value {
+pub(crate) fn slice(namespace: &str, service: &str, controller: &str, addresses: &[&str]) -> Value {
     let endpoints: Vec<Value> =
         addresses.iter().map(|ip| json!({"addresses": [ip], "conditions": {"ready": true}})).collect();
     json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",

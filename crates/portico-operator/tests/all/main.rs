@@ -9,6 +9,7 @@ mod components;
 mod exposure;
 mod front;
 mod kkp_fields;
+mod leaving;
 mod older_kkp;
 mod seed_api;
 mod support;
