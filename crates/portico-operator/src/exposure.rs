@@ -327,12 +327,13 @@ impl Context {
         failed: bool,
     ) -> Result<(), PassError> {
         let written = self.write_status(cluster, standing, address).await;
-        let (mut told, mut again) = (standing.clone(), Ok(()));
+        let (mut told, mut again, mut failed) = (standing.clone(), Ok(()), failed);
         if let Err(error) = written.or_else(PassError::unless_another_leads) {
             let why = error.standing();
             self.tally.failed(why.reason);
             if why.reason == DEFINITION_OUTDATED {
-                // For good: only Event, log and status can say it.
+                // Until there are newer ones, which nothing tells: only Event, log and status can say it.
+                failed = true;
                 let Standing { exposed, reason, message } = standing;
                 let message = format!("{reason}: {message}; the condition does not say so: {}", why.message);
                 told = Standing { exposed: *exposed, reason: why.reason, message };
@@ -344,14 +345,16 @@ impl Context {
         again
     }
 
-    /// When to look again without any change: once the name is to be looked up again, or another writer may
-    /// be gone.
+    /// When to look again without any change: once the name is to be looked up again, another writer may be
+    /// gone, or the definitions may be newer.
     fn next(&self, cluster: &Cluster) -> Action {
         let (name, now) = (&*cluster.metadata.name, Instant::now());
         let dns = self.resolver.fresh_for(name, now);
         let fight = self.fights().get(name).and_then(Fights::due);
         let fight = fight.map(|due| due.saturating_duration_since(now));
-        match dns.into_iter().chain(fight).min() {
+        let failures = self.failures(name);
+        let failed = (failures > 0).then(|| pause(failures, FIRST_RETRY, LAST_RETRY));
+        match dns.into_iter().chain(fight).chain(failed).min() {
             Some(pause) => Action::requeue(pause.max(FIRST_RETRY)),
             None => Action::await_change(),
         }

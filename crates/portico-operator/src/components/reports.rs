@@ -17,7 +17,7 @@ use crate::cache::api;
 use crate::condition::condition;
 use crate::slot::WriteError;
 use crate::status::SeedReport;
-use crate::write::{RequestError, as_portico, request};
+use crate::write::{DEFINITION_OUTDATED, RequestError, as_portico, request};
 
 /// The condition of a Seed that says how it stands with its gateway.
 pub(super) const CONDITION: &str = "PorticoSeedReady";
@@ -52,6 +52,11 @@ impl Context {
             Err(error) => {
                 self.tally.failed(error.reason());
                 warn!(seed = %key, %error, "cannot write the condition of the Seed");
+                let news = before.as_ref().is_none_or(|before| before.condition_written);
+                if news && error.reason() == DEFINITION_OUTDATED {
+                    // Nothing but an Event can say it.
+                    self.tell(seed, Severity::Warning, DEFINITION_OUTDATED, &error.to_string()).await;
+                }
             }
         }
         let failures = before.as_ref().map_or(0, |before| before.failures);

@@ -62,18 +62,24 @@ async fn definitions_that_drop_what_is_written_are_told_and_the_cluster_is_expos
     let components = settings(Timestamp::now, None);
     let operator = Running::start_with(&client, "older", |operator| operator.with_components(components));
     kubectl.apply_json(&cluster("a", "Tunneling")).unwrap();
+    kubectl.apply_json(&cluster("lb", "LoadBalancer")).unwrap();
     let message = wait_reason(&operator, "DefinitionOutdated");
     assert!(message.contains("status.conditions") && message.contains("portico crds"), "{message}");
     kubectl.get(&["service", "apiserver-external", "-n", "cluster-a"]).unwrap();
     let exposed = kubectl.get(&["exposedcluster", "a"]).unwrap();
     assert_eq!(exposed["spec"]["address"]["url"], "https://a.north.kkp.invalid:6443");
-    let events = kubectl.run(&["events", "--for=cluster/a"]).unwrap();
-    assert!(events.contains("DefinitionOutdated"), "{events}");
+    until("the Event", || {
+        let events = kubectl.run(&["events", "--for=cluster/a"])?;
+        ensure!(events.contains("DefinitionOutdated"), "{events}");
+        Ok(())
+    });
     let work = || operator.work("portico-exposure");
     assert!(work().errors["DefinitionOutdated"] > 0);
     until("the Seed's condition to be missed", || {
         let work = operator.work("portico-seed-components");
         ensure!(work.errors.contains_key("DefinitionOutdated"), "{work:?}");
+        let events = kubectl.run(&["events", "--for=seed/north", "-n", "portico"])?;
+        ensure!(events.contains("DefinitionOutdated"), "{events}");
         Ok(())
     });
     // A condition alone is merged, and dropped without a word.
@@ -99,9 +105,18 @@ async fn definitions_that_drop_what_is_written_are_told_and_the_cluster_is_expos
 
     let newer = ["apply", "--server-side", "--force-conflicts", "-f", "-"];
     kubectl.run_with_input(&newer, &manifest("crds-kubermatic.yaml")).unwrap();
-    kubectl.run(&["label", "cluster", "a", "touched=again", "--overwrite"]).unwrap();
-    wait_reason(&operator, "NameNotResolved");
-    let cluster = kubectl.get(&["cluster", "a"]).unwrap();
-    assert_eq!(cluster["status"]["conditions"]["PorticoExposed"]["reason"], "NameNotResolved");
+    // Nobody touches Cluster or Seed, and no name is looked up for a load balancer.
+    for (object, condition, reason) in [
+        ("cluster/a", "PorticoExposed", "NameNotResolved"),
+        ("cluster/lb", "PorticoExposed", "LoadBalancerPending"),
+        ("seed/north", "PorticoSeedReady", "NameTaken"),
+    ] {
+        until(object, || {
+            let found = kubectl.get(&[object, "-n", "portico"])?;
+            let found = &found["status"]["conditions"][condition]["reason"];
+            ensure!(found == reason, "{found}");
+            Ok(())
+        });
+    }
     operator.stop().await;
 }
