@@ -6,8 +6,11 @@
 //!
 //! Pure: the caller passes the time.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
+use portico_kube::seen::Seen;
+use serde_json::Value;
 use tokio::time::Instant;
 
 /// Reverts within [`WINDOW`] that are put back. A person with kubectl needs one or two to see who writes.
@@ -25,6 +28,23 @@ pub(crate) struct Contention {
     /// Reverts within the window.
     reverts: Vec<Instant>,
     yielded: Option<Yielded>,
+}
+
+/// One object that others may write too: what was applied last, and what became of that.
+#[derive(Debug, Default)]
+pub(crate) struct Fight {
+    accepted: Option<Accepted>,
+    /// Most objects have none.
+    contention: Option<Box<Contention>>,
+}
+
+/// What was wanted and accepted, as two digests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Accepted {
+    /// All but the data.
+    fields: u64,
+    /// A certificate is another one each time it is issued.
+    data: u64,
 }
 
 #[derive(Debug)]
@@ -85,9 +105,121 @@ impl Contention {
     }
 }
 
+impl Fight {
+    /// `wanted` was applied to the object that was `current`, and changed it or did not.
+    pub(crate) fn applied<K>(
+        &mut self,
+        wanted: &Value,
+        current: Option<&Seen<K>>,
+        changed: bool,
+        now: Instant,
+    ) {
+        let accepted = Accepted::of(wanted);
+        let before = self.accepted.replace(accepted);
+        let puts_back = |before: Accepted| {
+            let found = || current.map(|seen| Accepted::of(&seen.value()).data);
+            // Data of our own making may be new for a reason. Then the object says whether it was touched.
+            before.fields == accepted.fields
+                && (before.data == accepted.data || found().is_none_or(|found| found != before.data))
+        };
+        if changed && before.is_some_and(puts_back) {
+            self.contention.get_or_insert_default().reverted(reverted_by(current), now);
+        }
+    }
+
+    /// Lets time pass. Returns whether writes are allowed.
+    pub(crate) fn may_write(&mut self, now: Instant) -> bool {
+        self.contention.as_mut().is_none_or(|contention| contention.may_write(now))
+    }
+
+    /// The client that the object is left to, until it is gone.
+    pub(crate) fn yielded_to(&self) -> Option<&str> {
+        self.contention.as_ref().and_then(|contention| contention.yielded_to())
+    }
+
+    /// When time alone changes something.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.contention.as_ref().and_then(|contention| contention.due())
+    }
+
+    /// The object was deleted: what comes next is new.
+    pub(crate) fn deleted(&mut self) {
+        self.accepted = None;
+    }
+}
+
+impl Accepted {
+    fn of(object: &Value) -> Self {
+        let digest = |is_data: bool| {
+            let mut hasher = DefaultHasher::new();
+            let fields = object.as_object().into_iter().flatten();
+            for (key, value) in fields.filter(|(key, _)| (*key == "data") == is_data) {
+                (key, value.to_string()).hash(&mut hasher);
+            }
+            hasher.finish()
+        };
+        Self { fields: digest(false), data: digest(true) }
+    }
+}
+
+/// The client that changed an object back, which was `before` when it was applied once more.
+fn reverted_by<K>(before: Option<&Seen<K>>) -> String {
+    let unnamed = || "a client that deletes it, or a second operator on this seed".to_owned();
+    before.and_then(Seen::other_writer).map_or_else(unnamed, |name| format!("{name:?}"))
+}
+
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::core::v1::Secret;
+    use serde_json::json;
+
     use super::*;
+
+    /// An object of these labels and this data.
+    fn object(label: &str, data: &str) -> Value {
+        json!({"metadata": {"labels": {"a": label}}, "data": {"tls.crt": data}})
+    }
+
+    /// Applies what is wanted to what is there, four times. Returns whether that is a fight.
+    fn is_fight(steps: impl Fn(usize) -> (Value, Value)) -> bool {
+        let (mut fight, now) = (Fight::default(), Instant::now());
+        for number in 0..4 {
+            let (current, wanted) = steps(number);
+            let current: Seen<Secret> = serde_json::from_value(current).unwrap();
+            fight.applied(&wanted, Some(&current), true, now);
+        }
+        !fight.may_write(now)
+    }
+
+    #[test]
+    fn certificates_that_are_issued_again_are_no_fight() {
+        let issued = |number: usize| object("own", &format!("certificate {number}"));
+        assert!(!is_fight(|number| (issued(number), issued(number + 1))));
+    }
+
+    #[test]
+    fn data_that_somebody_replaces_is_a_fight() {
+        let issued = |number: usize| object("own", &format!("certificate {number}"));
+        assert!(is_fight(|number| (object("own", "another"), issued(number))));
+        assert!(is_fight(|_| (object("own", "another"), issued(0))));
+    }
+
+    #[test]
+    fn fields_that_somebody_changes_are_a_fight_and_fields_that_are_wanted_otherwise_are_not() {
+        assert!(is_fight(|_| (object("another", ""), object("own", ""))));
+        let wanted = |number: usize| object(&format!("{number}"), "");
+        assert!(!is_fight(|number| (wanted(number), wanted(number + 1))));
+    }
+
+    #[test]
+    fn what_changes_nothing_is_no_fight() {
+        let (mut fight, now) = (Fight::default(), Instant::now());
+        (0..4).for_each(|_| fight.applied::<Secret>(&object("own", ""), None, false, now));
+        assert!(fight.may_write(now));
+        (0..4).for_each(|_| fight.applied::<Secret>(&object("own", ""), None, true, now));
+        assert!(!fight.may_write(now), "it was deleted each time");
+        assert!(fight.yielded_to().unwrap().contains("a client that deletes it"));
+    }
 
     fn fought() -> (Contention, Instant) {
         let (mut contention, now) = (Contention::default(), Instant::now());

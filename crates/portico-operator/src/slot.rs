@@ -18,9 +18,9 @@ use thiserror::Error;
 use tokio::time::{Instant, timeout};
 
 use crate::cache::{Cache, api};
-use crate::contention::Contention;
+use crate::contention::Fight;
 use crate::status::StatusHandle;
-use crate::write::{REQUEST_TIMEOUT, RequestError, WRITE_REFUSED, digest, only_this, request, reverted_by};
+use crate::write::{REQUEST_TIMEOUT, RequestError, WRITE_REFUSED, only_this, request};
 
 /// Why an object was not written. Retried with back-off.
 #[derive(Debug, Error)]
@@ -88,13 +88,6 @@ pub(crate) struct Slot<K: Resource + 'static> {
     fight: Mutex<Fight>,
 }
 
-/// What was wanted and accepted last, as a digest, and other writers.
-#[derive(Debug, Default)]
-struct Fight {
-    accepted: Option<u64>,
-    contention: Contention,
-}
-
 impl<K: Resource + Send + Sync + 'static> Slot<K> {
     /// Knows nothing yet. The stream follows the object, and yields at every change.
     pub(crate) fn new(
@@ -132,12 +125,9 @@ impl<K: Resource + Send + Sync + 'static> Slot<K> {
         let applied = timeout(REQUEST_TIMEOUT, apply(&api, wanted, current.as_deref()));
         let applied = applied.await.map_err(|_| RequestError::NoAnswer(what()))?;
         let applied = applied.map_err(|source| WriteError::Apply { kind: K::KIND, source })?;
-        let digest = digest(wanted);
-        let before = self.fight().accepted.replace(digest);
+        let changed = matches!(applied, Applied::Changed(_));
+        self.fight().applied(wanted, current.as_deref(), changed, Instant::now());
         let Applied::Changed(object) = applied else { return Ok(false) };
-        if before == Some(digest) {
-            self.fight().contention.reverted(reverted_by(current.as_deref()), Instant::now());
-        }
         self.cache.written(object);
         Ok(true)
     }
@@ -155,7 +145,7 @@ impl<K: Resource + Send + Sync + 'static> Slot<K> {
             Err(error) => return Err(error.into()),
         }
         self.cache.gone(&self.key.namespace, &self.key.name);
-        self.fight().accepted = None;
+        self.fight().deleted();
         Ok(true)
     }
 }
@@ -195,14 +185,11 @@ impl<K: Resource + Send + Sync + 'static> Held for Slot<K> {
 
     fn yielded_to(&self, now: Instant) -> Option<String> {
         let mut fight = self.fight();
-        if fight.contention.may_write(now) {
-            return None;
-        }
-        fight.contention.yielded_to().map(str::to_owned)
+        if fight.may_write(now) { None } else { fight.yielded_to().map(str::to_owned) }
     }
 
     fn due(&self) -> Option<Instant> {
-        self.fight().contention.due()
+        self.fight().due()
     }
 
     fn forget(&self) {

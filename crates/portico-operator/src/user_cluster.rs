@@ -6,7 +6,8 @@
 //! is watched there: every cluster has a pass when something changes on the seed, and every ten minutes.
 //!
 //! User clusters are in other hands. One that is away, slow or hostile takes one of [`CONCURRENCY`] places
-//! for a time with a limit, and then waits longer and longer; `portico_kube::foreign` bounds the rest.
+//! for a time with a limit, and then waits longer and longer, whatever changes on the seed meanwhile (`rest`);
+//! `portico_kube::foreign` bounds the rest.
 //! The leader alone writes, and nothing where KKP's controllers run.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -34,11 +35,13 @@ use crate::follow::{drive, on_change, pause, recorded};
 use crate::kkp::{Kkp, KkpWatch};
 use crate::status::StatusHandle;
 use crate::tally::Tally;
+use rest::Rests;
 
 mod inside;
 mod issue;
 mod pass;
 mod reports;
+mod rest;
 
 /// The Secret with the way into a user cluster, in the namespace of the cluster. No strategy changes it.
 const INTERNAL_KUBECONFIG: &str = "internal-admin-kubeconfig";
@@ -88,6 +91,7 @@ struct Context {
     events: Events,
     status: StatusHandle,
     tally: Tally,
+    rests: Rests,
 }
 
 /// What there is to reconcile.
@@ -113,6 +117,7 @@ pub(crate) async fn run(
         events,
         status: status.clone(),
         tally: tally.clone(),
+        rests: Rests::default(),
     });
     status.user_clusters(|_| ());
     let triggers = stream::select_all([
@@ -138,12 +143,16 @@ async fn reconcile(exposed: Arc<Seen<Written>>, context: Arc<Context>) -> Result
         return Ok(Action::await_change());
     }
     let (started, mut leads) = (Instant::now(), context.leads.clone());
+    if let Some(left) = context.rests.left(&name, started) {
+        return Ok(Action::requeue(left));
+    }
     let outcome = tokio::select! {
         outcome = context.pass(&name, &exposed) => outcome,
         // Another replica does it by now.
         _ = leads.wait_for(|leads| !leads) => return Ok(Action::await_change()),
     };
     context.tally.passed(started.elapsed());
+    context.rests.passed(&name, outcome.is_ok(), started, Instant::now());
     outcome.map(|()| Action::requeue(period(&name)))
 }
 
@@ -198,6 +207,7 @@ impl Context {
     fn forget_gone(&self) {
         let exists = |name: &str| self.clusters.get(&ObjectRef::new(name)).is_some();
         self.status.user_clusters(|clusters| clusters.reports.retain(|name, _| exists(name)));
+        self.rests.retain(exists);
     }
 }
 

@@ -2,7 +2,6 @@
 //! on other writers.
 
 use std::error::Error;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use kube::api::{DeleteParams, PatchParams, Preconditions};
@@ -10,7 +9,6 @@ use kube::core::Status;
 use portico_api::cluster::Cluster;
 use portico_kube::FIELD_MANAGER;
 use portico_kube::error::describe;
-use portico_kube::seen::Seen;
 use portico_source::Object;
 use portico_source::served::Served;
 use serde_json::Value;
@@ -93,13 +91,6 @@ pub(crate) fn only_this(object: &Value) -> DeleteParams {
     }
 }
 
-/// The client that changed an object back, which was `before` when it was applied once more.
-pub(crate) fn reverted_by<K>(before: Option<&Seen<K>>) -> String {
-    let writer = before.and_then(Seen::other_writer);
-    let unnamed = || "a client that deletes it, or a second operator on this seed".to_owned();
-    writer.map_or_else(unnamed, |name| format!("{name:?}"))
-}
-
 /// Checks that a Cluster, as it was written, has this condition. An API server does not say that it has
 /// dropped one which the definition of the kind lacks.
 pub(crate) fn has_condition(written: &Served<Cluster>, condition: &str) -> Result<(), RequestError> {
@@ -109,14 +100,4 @@ pub(crate) fn has_condition(written: &Served<Cluster>, condition: &str) -> Resul
         }
         _ => Ok(()),
     }
-}
-
-/// What tells two wanted objects apart. Not `data`: a certificate that another writer replaces is another one
-/// each time it is issued.
-pub(crate) fn digest(fields: &Value) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    for (key, value) in fields.as_object().into_iter().flatten().filter(|(key, _)| *key != "data") {
-        (key, value.to_string()).hash(&mut hasher);
-    }
-    hasher.finish()
 }

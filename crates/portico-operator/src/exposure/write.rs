@@ -21,10 +21,10 @@ use tokio::time::{Instant, timeout};
 
 use super::Context;
 use crate::cache::{Cache, api, version};
-use crate::contention::Contention;
+use crate::contention::Fight;
 use crate::write::{
     self, DEFINITION_OUTDATED, NEWER_DEFINITIONS, NOT_DECLARED, REQUEST_TIMEOUT, RequestError, WRITE_REFUSED,
-    as_portico, digest, has_condition, only_this, reverted_by, status,
+    as_portico, has_condition, only_this, status,
 };
 
 /// Failed passes before a cluster gets another NodePort than the one that its users know: some seconds.
@@ -98,33 +98,31 @@ impl PassError {
     }
 }
 
-/// The objects of one cluster that others write too, and what was applied last.
+/// What is written of a Service that has a selector and should have none.
+const SELECTOR: &str = "selector of Service";
+
+/// The objects of one cluster that others may write too, by kind and name.
 #[derive(Debug, Default)]
-pub(super) struct Fights {
-    /// By kind and name, a digest of what was wanted and accepted.
-    accepted: BTreeMap<(&'static str, String), u64>,
-    contention: BTreeMap<(&'static str, String), Contention>,
-}
+pub(super) struct Fights(BTreeMap<(&'static str, String), Fight>);
 
 impl Fights {
     /// When time alone changes something.
     pub(super) fn due(&self) -> Option<Instant> {
-        self.contention.values().filter_map(Contention::due).min()
+        self.0.values().filter_map(Fight::due).min()
     }
 
     /// Whether an object is not left to another writer.
     fn may_write(&mut self, kind: &'static str, name: &str, now: Instant) -> bool {
-        let contention = self.contention.get_mut(&(kind, name.to_owned()));
-        contention.is_none_or(|contention| contention.may_write(now))
+        self.0.get_mut(&(kind, name.to_owned())).is_none_or(|fight| fight.may_write(now))
     }
 
     /// The first object that is left to another writer, as kind and name, and that writer.
     pub(super) fn yielded(&mut self, now: Instant) -> Option<String> {
-        self.contention.iter_mut().find_map(|((kind, name), contention)| {
-            if contention.may_write(now) {
+        self.0.iter_mut().find_map(|((kind, name), fight)| {
+            if fight.may_write(now) {
                 return None;
             }
-            let writer = contention.yielded_to().unwrap_or_default();
+            let writer = fight.yielded_to().unwrap_or_default();
             Some(format!("{kind} {name} is changed back by {writer} each time it is written"))
         })
     }
@@ -140,7 +138,7 @@ impl Context {
         remembered: Option<(&str, u16)>,
     ) -> Result<Option<Seen<Service>>, PassError> {
         if service.fields.pointer("/spec/selector").is_none() {
-            self.unselect(own, &service.name).await?;
+            self.unselect(cluster, own, &service.name).await?;
         }
         let Some((_, number)) = remembered.filter(|(name, _)| *name == service.name) else {
             return self.put(cluster, &self.services, own, &service).await;
@@ -164,13 +162,20 @@ impl Context {
     /// Takes the selector of another manager off a Service that leads where EndpointSlices say, and what
     /// Kubernetes' own controllers made of it: they keep it, but no longer keep it in line. An Endpoints
     /// object would be mirrored into slices.
-    async fn unselect(&self, own: &str, name: &str) -> Result<(), PassError> {
-        let Some(current) = self.services.get(own, name).map(|seen| seen.value()) else { return Ok(()) };
-        if current.pointer("/spec/selector").is_some() {
-            let patch = Patch::Merge(json!({"spec": {"selector": null}}));
+    async fn unselect(&self, cluster: &Cluster, own: &str, name: &str) -> Result<(), PassError> {
+        let Some(current) = self.services.get(own, name) else { return Ok(()) };
+        if current.value().pointer("/spec/selector").is_some() {
+            if !self.may_write(cluster, SELECTOR, name) {
+                return Ok(());
+            }
+            let wanted = json!({"spec": {"selector": null}});
             let services = api::<Service>(&self.client, own);
-            let what = format!("selector of Service {own}/{name}");
-            let written = self.request(&what, services.patch(name, &as_portico(), &patch)).await?;
+            let what = format!("{SELECTOR} {own}/{name}");
+            let (as_portico, patch) = (as_portico(), Patch::Merge(&wanted));
+            let written = self.request(&what, services.patch(name, &as_portico, &patch)).await?;
+            self.fight(cluster, (SELECTOR, name), |fight| {
+                fight.applied(&wanted, Some(&*current), true, Instant::now());
+            });
             self.services.written(written);
             self.tally.wrote("Service");
         }
@@ -212,21 +217,13 @@ impl Context {
                 return Err(RequestError::NoAnswer(what).into());
             }
         };
-        let digest = digest(&wanted.fields);
-        let key = (K::KIND, wanted.name.clone());
         let changed = match applied {
             Applied::Unchanged => None,
             Applied::Changed(object) => Some(object),
         };
-        {
-            let mut fights = self.fights();
-            let fights = fights.entry(cluster.metadata.name.to_string()).or_default();
-            let before = fights.accepted.insert(key.clone(), digest);
-            if changed.is_some() && before == Some(digest) {
-                let writer = reverted_by(current.as_deref());
-                fights.contention.entry(key).or_default().reverted(writer, Instant::now());
-            }
-        }
+        self.fight(cluster, (K::KIND, &wanted.name), |fight| {
+            fight.applied(&wanted.fields, current.as_deref(), changed.is_some(), Instant::now());
+        });
         if let Some(object) = &changed {
             cache.written(object.clone());
             self.tally.wrote(K::KIND);
@@ -266,6 +263,13 @@ impl Context {
         let mut fights = self.fights();
         let fights = fights.get_mut(&*cluster.metadata.name);
         fights.is_none_or(|fights| fights.may_write(kind, name, Instant::now()))
+    }
+
+    /// Records what became of an object of a cluster.
+    fn fight(&self, cluster: &Cluster, (kind, name): (&'static str, &str), record: impl FnOnce(&mut Fight)) {
+        let mut fights = self.fights();
+        let fights = fights.entry(cluster.metadata.name.to_string()).or_default();
+        record(fights.0.entry((kind, name.to_owned())).or_default());
     }
 
     /// Ends a pass that another replica does by now.

@@ -1,0 +1,78 @@
+//! How long a cluster that held a place for long, and failed, leaves the places to others.
+//!
+//! The pauses between retries do not bound that: each change of a cluster's objects on the seed begins a
+//! pass. So a few clusters that hang, and are touched again and again, would hold all places for ever.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// A cluster rests so many times as long as its failed pass took: it holds a place for a third of the time at
+/// most. One that fails at once rests for no time that a person would notice.
+const TIMES: u32 = 2;
+
+/// The clusters that rest, by name, and until when.
+#[derive(Debug, Default)]
+pub(super) struct Rests(Mutex<BTreeMap<String, Instant>>);
+
+impl Rests {
+    /// A pass over a cluster has ended.
+    pub(super) fn passed(&self, name: &str, is_good: bool, started: Instant, now: Instant) {
+        let mut rests = self.all();
+        if is_good {
+            rests.remove(name);
+        } else {
+            rests.insert(name.to_owned(), now + (now - started) * TIMES);
+        }
+    }
+
+    /// How long a cluster still rests, if it does.
+    pub(super) fn left(&self, name: &str, now: Instant) -> Option<Duration> {
+        self.all().get(name)?.checked_duration_since(now).filter(|left| !left.is_zero())
+    }
+
+    /// Forgets clusters that are gone.
+    pub(super) fn retain(&self, exists: impl Fn(&str) -> bool) {
+        self.all().retain(|name, _| exists(name));
+    }
+
+    fn all(&self) -> MutexGuard<'_, BTreeMap<String, Instant>> {
+        // A panic elsewhere leaves nothing half done here.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cluster_that_hangs_and_is_touched_all_the_time_holds_a_place_for_a_third_of_it() {
+        let (rests, start) = (Rests::default(), Instant::now());
+        let (mut now, mut held) = (start, Duration::ZERO);
+        let (pass, touch) = (Duration::from_secs(60), Duration::from_secs(1));
+        while now - start < Duration::from_hours(1) {
+            if rests.left("hangs", now).is_none() {
+                rests.passed("hangs", false, now, now + pass);
+                now += pass;
+                held += pass;
+            }
+            assert_eq!(rests.left("other", now), None);
+            now += touch;
+        }
+        assert!(held < Duration::from_mins(21), "{held:?} of an hour");
+        assert!(held > Duration::from_mins(18), "it is tried all the same: {held:?}");
+    }
+
+    #[test]
+    fn a_cluster_that_is_well_again_does_not_rest() {
+        let (rests, now) = (Rests::default(), Instant::now());
+        rests.passed("a", false, now, now + Duration::from_secs(60));
+        rests.passed("a", true, now, now + Duration::from_secs(180));
+        assert_eq!(rests.left("a", now), None);
+        rests.passed("a", false, now, now);
+        assert_eq!(rests.left("a", now), None, "it failed at once");
+    }
+}
