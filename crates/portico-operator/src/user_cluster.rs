@@ -6,7 +6,7 @@
 //! is watched there: every cluster has a pass when something changes on the seed, and every ten minutes.
 //!
 //! User clusters are in other hands. One that is away, slow or hostile takes one of [`CONCURRENCY`] places
-//! for a time with a limit, and then waits longer and longer, whatever changes on the seed meanwhile (`rest`);
+//! for a time with a limit, and waits longer and longer, whatever changes on the seed meanwhile (`rest`);
 //! `portico_kube::foreign` bounds the rest.
 //! The leader alone writes, and nothing where KKP's controllers run.
 
