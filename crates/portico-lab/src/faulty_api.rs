@@ -31,7 +31,9 @@ type ResponseBody = StreamBody<BoxStream<'static, Result<Frame<Bytes>, <Body as 
 pub struct Rules {
     /// Accepts requests and answers none; open watches fall silent, for ever.
     pub mute: bool,
-    /// Requests that were accepted while it was mute.
+    /// Is mute to requests whose URL has this text, and to no others.
+    pub mute_to: Option<&'static str>,
+    /// Requests that were accepted and not answered.
     pub unanswered: usize,
     /// How long each request waits before it passes.
     pub slow: Option<Duration>,
@@ -147,8 +149,9 @@ impl FaultyApi {
 
     async fn answer(&self, url: &str) -> Option<Response<ResponseBody>> {
         let mute = self.rules(|rules| {
-            rules.unanswered += usize::from(rules.mute);
-            rules.mute
+            let mute = rules.mute || rules.mute_to.is_some_and(|text| url.contains(text));
+            rules.unanswered += usize::from(mute);
+            mute
         });
         if mute {
             pending::<()>().await;

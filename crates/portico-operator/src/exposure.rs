@@ -10,7 +10,7 @@
 //! written at all.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -80,6 +80,8 @@ pub struct ExposureSettings {
     pub sni_port: u16,
     /// External addresses of the seed's nodes, for Seeds without a gateway.
     pub node_ips: Vec<IpAddr>,
+    /// The name servers that are asked for the names of clusters; if there are none, those of the machine.
+    pub name_servers: Vec<SocketAddr>,
 }
 
 /// Everything that a reconciliation needs.
@@ -126,7 +128,7 @@ pub(crate) async fn run(
     let (slices, slices_writer) = Cache::new();
     let (gateways, gateways_writer) = Cache::new();
     let (api_servers, api_servers_writer) = Cache::new();
-    let (resolver, resolved) = Resolver::new();
+    let (resolver, resolved) = Resolver::new(&settings.name_servers);
     let changes = above.changes();
     let tally = Tally::new(CONTROLLER, &status);
     let context = Arc::new(Context {

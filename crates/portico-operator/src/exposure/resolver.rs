@@ -66,11 +66,12 @@ struct Entry {
 }
 
 impl Resolver {
-    /// A resolver that knows nothing, and the clusters whose names have a new answer.
-    pub(super) fn new() -> (Self, mpsc::Receiver<String>) {
+    /// A resolver that knows nothing, and the clusters whose names have a new answer. Asks these `servers`, or
+    /// those of the machine if there are none.
+    pub(super) fn new(servers: &[SocketAddr]) -> (Self, mpsc::Receiver<String>) {
         let (changed, changes) = mpsc::channel(QUEUE);
         let permits = Arc::new(Semaphore::new(CONCURRENCY));
-        let dialer = Arc::new(Dialer::direct());
+        let dialer = Arc::new(Dialer::direct().with_name_servers(servers));
         (Self { names: Arc::default(), dialer, permits, changed }, changes)
     }
 
@@ -177,7 +178,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_name_whose_first_lookup_hangs_counts_as_failed_after_a_while() {
-        let (resolver, _changes) = Resolver::new();
+        let (resolver, _changes) = Resolver::new(&[]);
         let now = Instant::now();
         let entry = Entry { name: NAME.into(), answer: Answer::default(), due: None, since: now };
         lock(&resolver.names).insert("a".into(), entry);
@@ -188,7 +189,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_lookup_ends_with_the_cluster_named() {
-        let (resolver, mut changes) = Resolver::new();
+        let (resolver, mut changes) = Resolver::new(&[]);
         let now = Instant::now();
         assert_eq!(resolver.answer("a", "localhost", now), Answer::default());
         assert_eq!(changes.recv().await.as_deref(), Some("a"));

@@ -8,6 +8,7 @@ mod admission;
 mod components;
 mod exposure;
 mod front;
+mod hanging;
 mod kkp_fields;
 mod leaving;
 mod older_kkp;

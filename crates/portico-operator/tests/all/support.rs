@@ -1,6 +1,6 @@
 //! What the tests of several controllers need: an operator that runs, and the objects of a seed.
 
-use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use kube::Client;
@@ -39,6 +39,16 @@ impl Running {
         identity: &str,
         with: impl FnOnce(Operator) -> Operator,
     ) -> Self {
+        Self::start_asking(client, identity, Vec::new(), with)
+    }
+
+    /// One that asks these name servers.
+    pub(crate) fn start_asking(
+        client: &Client,
+        identity: &str,
+        name_servers: Vec<SocketAddr>,
+        with: impl FnOnce(Operator) -> Operator,
+    ) -> Self {
         let front = ObjectKey::new("portico", "portico");
         let plan = FrontSettings {
             front: front.clone(),
@@ -48,7 +58,7 @@ impl Running {
             expose_annotation: EXPOSE.into(),
             namespace: None,
         };
-        let exposure = ExposureSettings { front, sni_port: 6_443, node_ips: Vec::<IpAddr>::new() };
+        let exposure = ExposureSettings { front, sni_port: 6_443, node_ips: Vec::new(), name_servers };
         let operator = with(Operator::new(client.clone(), Settings::new(plan, identity), exposure));
         let (stop, stopped) = oneshot::channel();
         let status = operator.status();

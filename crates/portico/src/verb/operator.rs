@@ -122,6 +122,7 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         // In addresses it stands even where it is not published.
         sni_port: sni.unwrap_or(SNI_PORT),
         node_ips: flags.node_address.clone(),
+        name_servers: Vec::new(),
     };
     let user_clusters = UserClusterSettings {
         agents: AgentSettings {
