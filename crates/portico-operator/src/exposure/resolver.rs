@@ -66,8 +66,8 @@ struct Entry {
 }
 
 impl Resolver {
-    /// A resolver that knows nothing, and the clusters whose names have a new answer. Asks these `servers`, or
-    /// those of the machine if there are none.
+    /// A resolver that knows nothing and asks these `servers`, or if there are none those of the machine; and
+    /// the clusters whose names have a new answer.
     pub(super) fn new(servers: &[SocketAddr]) -> (Self, mpsc::Receiver<String>) {
         let (changed, changes) = mpsc::channel(QUEUE);
         let permits = Arc::new(Semaphore::new(CONCURRENCY));

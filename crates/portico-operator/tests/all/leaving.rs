@@ -1,4 +1,5 @@
-//! A cluster that leaves Tunneling has on the seed what one has that was never tunneled, and what others made.
+//! A cluster that leaves Tunneling has on the seed what one has that was never tunneled, and what others
+//! made.
 
 use anyhow::{Result, ensure};
 use portico_lab::{ApiServer, Authority, Kubectl};
