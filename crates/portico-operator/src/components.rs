@@ -268,7 +268,8 @@ impl Context {
     fn next(&self) -> Action {
         let now = Instant::now();
         let due = self.held().filter_map(Held::due).map(|due| due.saturating_duration_since(now));
-        Action::requeue(due.min().unwrap_or(PERIOD).clamp(FIRST_RETRY, PERIOD))
+        let address = self.address_wait().filter(|wait| wait.is_positive()).map(|wait| wait.unsigned_abs());
+        Action::requeue(due.chain(address).min().unwrap_or(PERIOD).clamp(FIRST_RETRY, PERIOD))
     }
 
     fn retry(&self, seed: &Served<Seed>) -> Action {

@@ -1,5 +1,6 @@
 //! One pass over the gateway: what should exist is applied, in the order in which it depends on each other.
 
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Service;
 use kube::Api;
 use kube::api::PostParams;
@@ -18,6 +19,9 @@ use super::{Context, State};
 use crate::exposure::ingress_of;
 use crate::slot::{Held, Presence, WriteError};
 use crate::write::request;
+
+/// How long a load balancer may take until it has an address. Clouds need one to three minutes.
+const ADDRESS_GRACE: SignedDuration = SignedDuration::from_mins(5);
 
 impl Context {
     /// Makes the gateway as `seed` asks for, if it is the Seed of the gateway. Returns how it stands then.
@@ -53,7 +57,8 @@ impl Context {
         let settings = &self.settings.gateway;
         let wanted = components(seed, &load_balancer, &configuration, settings, tunnel.serves);
         self.write_parts(&wanted).await?;
-        Ok(tunnel.problem.unwrap_or_else(|| self.availability()))
+        let state = tunnel.problem.unwrap_or_else(|| self.availability());
+        Ok(if state.ready { self.reachability(state) } else { state })
     }
 
     /// How it stands with a Seed that has no gateway of its own.
@@ -222,5 +227,35 @@ impl Context {
             return State::good("GatewayProgressing", message);
         }
         State::good("GatewayReady", format!("{wanted} pods serve"))
+    }
+
+    /// Whether the load balancer has an address, where pods serve as `state` says.
+    fn reachability(&self, state: State) -> State {
+        let Some(wait) = self.address_wait() else { return state };
+        let key = Part::Service.key(&self.settings.gateway.front);
+        if wait.is_positive() {
+            let message = format!("{}; Service {key} has no address yet", state.message);
+            return State { message, ..state };
+        }
+        let message = format!(
+            "Service {key} has no address {} minutes after it was made: nothing on this seed gives addresses \
+             to Services of type LoadBalancer, or its quota is used up: kubectl describe service -n {} {}",
+            ADDRESS_GRACE.as_mins(),
+            key.namespace,
+            key.name
+        );
+        State::bad("LoadBalancerPending", message)
+    }
+
+    /// How much longer the load balancer may take for its address; `None` if it has one, or is none.
+    pub(super) fn address_wait(&self) -> Option<SignedDuration> {
+        let service = self.part(Part::Service).and_then(Held::value)?;
+        let is_balancer = service.pointer("/spec/type").is_some_and(|kind| kind == "LoadBalancer");
+        if !is_balancer || !ingress_of(&service).is_empty() {
+            return None;
+        }
+        // By that time, and not since when this process knows it: a restart neither heals nor hides it.
+        let made: Timestamp = service.pointer("/metadata/creationTimestamp")?.as_str()?.parse().ok()?;
+        Some((made + ADDRESS_GRACE).duration_since((self.settings.clock)()))
     }
 }

@@ -124,6 +124,7 @@ async fn one_seed_makes_its_gateway_and_it_stays_so() {
     nothing_is_written_at_rest(kubectl, &operator);
     operator.stop().await;
     another_image_is_written_to_the_deployment_alone(kubectl, &client).await;
+    a_load_balancer_without_address_is_told_after_a_while_and_heals(kubectl, &client).await;
     let operator = start(&client, "third");
     settings_of_the_seed_are_carried(kubectl);
     what_an_admin_breaks_heals(kubectl);
@@ -203,6 +204,35 @@ async fn another_image_is_written_to_the_deployment_alone(kubectl: &Kubectl, cli
     }
 }
 
+/// Nothing gives addresses here but the test.
+async fn a_load_balancer_without_address_is_told_after_a_while_and_heals(kubectl: &Kubectl, client: &Client) {
+    let message = wait_reason(kubectl, "north", "GatewayReady");
+    assert!(message.contains("Service portico/portico has no address yet"), "{message}");
+    let later = settings(|| Timestamp::now() + SignedDuration::from_mins(6), None);
+    let operator = start_with(client, "later", later);
+    let message = wait_reason(kubectl, "north", "LoadBalancerPending");
+    assert!(message.contains("Service portico/portico has no address"), "{message}");
+    assert_eq!(condition(kubectl, "north").unwrap()["status"], "False");
+    // Of what the metric is made.
+    assert_eq!(seeds(&operator).reports.into_values().next().unwrap().reason, "LoadBalancerPending");
+    until("the Event", || {
+        let events = kubectl.run(&["events", "--for=seed/north", "-n", "portico"])?;
+        ensure!(events.contains("LoadBalancerPending"), "{events}");
+        Ok(())
+    });
+    give_address(kubectl, "203.0.113.6");
+    let message = wait_reason(kubectl, "north", "GatewayReady");
+    assert!(!message.contains("no address"), "{message}");
+    operator.stop().await;
+}
+
+/// As a cloud does.
+fn give_address(kubectl: &Kubectl, ip: &str) {
+    let status = json!({"status": {"loadBalancer": {"ingress": [{"ip": ip}]}}}).to_string();
+    let change = ["patch", "service", "portico", "-n", "portico", "--subresource=status", "--type=merge"];
+    kubectl.run(&[&change[..], &["-p", &status]].concat()).unwrap();
+}
+
 fn settings_of_the_seed_are_carried(kubectl: &Kubectl) {
     let proxy = json!({"envoy": {"replicas": 3, "resources": {"limits": {"memory": "2Gi"}},
         "connectionSettings": {"sniListenerIdleTimeout": "90s"},
@@ -219,9 +249,7 @@ fn settings_of_the_seed_are_carried(kubectl: &Kubectl) {
     });
     // The load balancer gets its address, and the certificate has it.
     let before = get(kubectl, "secret/portico-tunnel").unwrap()["data"]["tls.crt"].clone();
-    let status = json!({"status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.7"}]}}}).to_string();
-    let change = ["patch", "service", "portico", "-n", "portico", "--subresource=status", "--type=merge"];
-    kubectl.run(&[&change[..], &["-p", &status]].concat()).unwrap();
+    give_address(kubectl, "203.0.113.7");
     until("a certificate with the address", || {
         ensure!(get(kubectl, "secret/portico-tunnel")?["data"]["tls.crt"] != before);
         Ok(())
