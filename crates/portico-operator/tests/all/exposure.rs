@@ -400,7 +400,8 @@ fn settled(kubectl: &Kubectl) -> Result<()> {
 /// Takes everything away that was made for the clusters, as the garbage collector would.
 fn clear(kubectl: &Kubectl) {
     kubectl.run(&["delete", "clusters", "--all"]).unwrap();
-    kubectl.run(&["delete", "exposedclusters", "--all"]).unwrap();
+    // By its short name.
+    kubectl.run(&["delete", "exc", "--all"]).unwrap();
     for kind in ["services", "endpointslices"] {
         kubectl.run(&["delete", kind, "-A", "-l", "portico.k8c.io/cluster"]).unwrap();
     }
