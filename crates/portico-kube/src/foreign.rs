@@ -22,6 +22,7 @@ use crate::FIELD_MANAGER;
 use crate::apply::{contains, is_applied, is_ours};
 use crate::client::{self, ClientError};
 use crate::error::describe;
+use crate::json::may_hold_more_than;
 use crate::text::one_line;
 
 /// Time limit for a connection, TLS included.
@@ -31,8 +32,11 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The longest answer that is read. The longest of our objects has 12 KiB with everything that controllers
-/// say about it; as values in memory, an answer takes up to 32 times its length.
+/// say about it.
 pub const LONGEST_ANSWER: usize = 64 * 1_024;
+
+/// Most values of an answer: our longest object has some hundred. As a tree each takes 100 to 200 bytes.
+const MOST_VALUES: usize = 4_096;
 
 /// Most characters of what it says that get into a message.
 const QUOTED: usize = 300;
@@ -55,7 +59,7 @@ pub enum ForeignError {
     #[error("{0}: no answer within {REQUEST_TIMEOUT:?}")]
     NoAnswer(String),
     /// Too long.
-    #[error("{0}: the answer is longer than {LONGEST_ANSWER} bytes")]
+    #[error("{0}: the answer is longer than {LONGEST_ANSWER} bytes, or has more than {MOST_VALUES} values")]
     TooLong(String),
     /// It refused.
     #[error("{what}: it answered {code}: {message}")]
@@ -162,6 +166,9 @@ impl Foreign {
             Ok(answer) => answer?,
             Err(_) => return Err(ForeignError::NoAnswer(what)),
         };
+        if may_hold_more_than(&bytes, MOST_VALUES) {
+            return Err(ForeignError::TooLong(what));
+        }
         let object: Option<Value> = serde_json::from_slice(&bytes).ok().filter(Value::is_object);
         if !status.is_success() {
             let said = object.as_ref().and_then(|status| status["message"].as_str());

@@ -29,8 +29,8 @@ use crate::offline::live_site;
 
 mod gateways;
 mod here;
+mod inside;
 mod links;
-mod node;
 
 use gateways::{Gateways, LoadBalancers};
 pub(crate) use links::Link;
@@ -164,6 +164,9 @@ impl Seed {
             && let Some(cluster) = self.clusters.get(name.as_str())
         {
             here::try_address(&mut found, cluster).await;
+            if found.broken().is_none() {
+                inside::try_api_server(&mut found, &self.client, cluster).await;
+            }
             links::inside(cluster).into_iter().for_each(|link| found.push(link));
         }
         found
@@ -175,7 +178,7 @@ impl Seed {
         if found.broken().is_none()
             && let Some(cluster) = self.clusters.get(name.as_str())
         {
-            node::try_node(&mut found, &self.client, cluster, node).await;
+            inside::try_node(&mut found, &self.client, cluster, node).await;
         }
         found
     }

@@ -335,8 +335,10 @@ fn the_way_goes_on_to_a_node(api: &ApiServer, seed: &Path) {
         "url": api.access().server()}}});
     let patch = ["patch", "cluster", "t", "--subresource=status", "--type=merge", "-p", &status.to_string()];
     kubectl.run(&patch).unwrap();
-    let (code, _, said) = why(seed, "t");
+    let api_server = |state: &str| ("API server".to_owned(), state.to_owned());
+    let (code, states, said) = why(seed, "t");
     assert_eq!(code, Some(0), "{said}");
+    assert!(states.contains(&api_server("unknown")), "without a kubeconfig nobody can ask it: {said}");
     assert_eq!(broken(seed, "t/n"), "kubeconfig");
 
     let admin = api.access().authority().client("admin", Some("system:masters")).unwrap();
@@ -349,6 +351,15 @@ fn the_way_goes_on_to_a_node(api: &ApiServer, seed: &Path) {
     let secret = json!({"apiVersion": "v1", "kind": "Secret",
         "metadata": {"name": "admin-kubeconfig", "namespace": "cluster-t"},
         "stringData": {"kubeconfig": stored.to_yaml()}});
+    kubectl.apply_json(&secret).unwrap();
+    let (code, states, said) = why(seed, "t");
+    assert!(code == Some(0) && states.contains(&api_server("holds")), "{said}");
+    let other = portico_lab::pki::Authority::new("other").unwrap();
+    let elsewhere = Kubeconfig { authority: other.cert(), ..stored };
+    let mut foreign = secret.clone();
+    foreign["stringData"]["kubeconfig"] = elsewhere.to_yaml().into();
+    kubectl.apply_json(&foreign).unwrap();
+    assert_eq!(broken(seed, "t"), "API server", "its certificate is not that of the cluster");
     kubectl.apply_json(&secret).unwrap();
     assert_eq!(broken(seed, "t/n"), "Node");
     kubectl.apply_json(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}})).unwrap();

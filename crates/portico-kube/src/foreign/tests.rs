@@ -32,6 +32,18 @@ async fn an_answer_without_end_is_given_up() {
 }
 
 #[tokio::test]
+async fn an_answer_of_many_values_is_not_made_a_tree() {
+    let answer = |values: usize| {
+        let text = format!("{{\"a\":[0{}]}}", ",0".repeat(values));
+        &*format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{text}", text.len()).leak()
+    };
+    let error = error_of(&HostileApi::start(answer(MOST_VALUES), false).unwrap()).await;
+    assert!(matches!(error, ForeignError::TooLong(_)), "{error}");
+    let api = HostileApi::start(answer(MOST_VALUES / 2), false).unwrap();
+    assert!(ask(&api.url("127.0.0.1"), api.authority()).await.unwrap().is_some());
+}
+
+#[tokio::test]
 async fn a_head_without_end_is_given_up() {
     let api = HostileApi::start("HTTP/1.1 200 OK\r\nx: ", true).unwrap();
     let error = error_of(&api).await;

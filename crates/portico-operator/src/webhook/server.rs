@@ -1,13 +1,13 @@
 //! The HTTPS listener that an API server asks: bounded in every direction, since anybody in the pod network
 //! can connect.
 //!
-//! An API server keeps a connection for each request that it makes at a time. Whatever is over a bound gets a
-//! clear refusal at once, and the API server admits what it could not ask about.
+//! An API server keeps a connection for each request that it makes at a time. Of too many connections the
+//! oldest are closed; a question over a bound gets a clear refusal at once. The API server admits what it
+//! could not ask about.
 
-use std::collections::HashMap;
 use std::convert::Infallible;
-use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::future::poll_fn;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,6 +18,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use portico_net::slots::{Slots, Source};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch as channel};
 use tokio::time::{sleep, timeout};
@@ -30,11 +31,9 @@ use super::reviewer::Reviewer;
 /// Where questions are asked.
 pub(super) const PATH: &str = "/review";
 
-/// Connections held at once: one for each change that an API server admits at a time, of three of them.
-const MOST_CONNECTIONS: usize = 192;
-
-/// Connections of one client: the others must be heard beside one that connects for the sake of it.
-const MOST_OF_ONE: usize = 64;
+/// Connections held at once: one for each change that an API server admits at a time, of three of them. The
+/// oldest gives way to the next, so that nobody keeps an API server out by holding them all.
+const MOST_CONNECTIONS: u32 = 192;
 
 /// Time limit of a TLS handshake: the API server gives up after three seconds.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -64,45 +63,6 @@ const UNIT: u64 = 1_024;
 /// Rest after a failed accept(2), which nearly always means that descriptors are out.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 
-/// Connections by client.
-#[derive(Default)]
-struct Connections(Mutex<HashMap<IpAddr, usize>>);
-
-impl Connections {
-    fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A place for one more, if there is one.
-    fn place(self: &Arc<Self>, client: IpAddr) -> Option<Place> {
-        let mut held = self.lock();
-        let of_client = held.get(&client).copied().unwrap_or_default();
-        if of_client >= MOST_OF_ONE || held.values().sum::<usize>() >= MOST_CONNECTIONS {
-            return None;
-        }
-        held.insert(client, of_client + 1);
-        Some(Place { connections: Arc::clone(self), client })
-    }
-}
-
-/// The place of a connection, free again when dropped.
-struct Place {
-    connections: Arc<Connections>,
-    client: IpAddr,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut held = self.connections.lock();
-        if let Some(count) = held.get_mut(&self.client) {
-            *count -= 1;
-            if *count == 0 {
-                held.remove(&self.client);
-            }
-        }
-    }
-}
-
 /// What every connection needs.
 struct Shared {
     reviewer: Reviewer,
@@ -115,7 +75,7 @@ pub(super) async fn serve(
     certificate: channel::Receiver<Option<Arc<ServerConfig>>>,
     reviewer: Reviewer,
 ) -> Infallible {
-    let connections = Arc::new(Connections::default());
+    let connections = Slots::new(MOST_CONNECTIONS, "connections to the webhook");
     let shared = Arc::new(Shared { reviewer, budget: Semaphore::new(BUDGET) });
     let mut tasks = tokio::task::JoinSet::new();
     let mut is_failing = false;
@@ -133,14 +93,13 @@ pub(super) async fn serve(
         };
         is_failing = false;
         let Some(config) = certificate.borrow().clone() else { continue };
-        let Some(place) = connections.place(peer.ip()) else {
-            shared.reviewer.count("other", "overloaded");
-            continue;
-        };
+        let slot = connections.enter(Some(Source::of(peer.ip())));
         let shared = Arc::clone(&shared);
         tasks.spawn(async move {
-            serve_connection(stream, config, shared).await;
-            drop(place);
+            tokio::select! {
+                () = serve_connection(stream, config, shared) => {}
+                () = poll_fn(|cx| slot.poll_evicted(cx)) => {}
+            }
         });
     }
 }
@@ -218,29 +177,4 @@ fn refused(code: StatusCode, text: &'static str) -> Response<Full<Bytes>> {
     let mut answer = Response::new(Full::from(text));
     *answer.status_mut() = code;
     answer
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_client_leaves_room_for_the_others_and_a_place_is_free_again() {
-        let connections = Arc::new(Connections::default());
-        let [one, other] = ["::1", "::2"].map(|address| address.parse().unwrap());
-        let held: Vec<Place> = (0..MOST_OF_ONE).filter_map(|_| connections.place(one)).collect();
-        assert_eq!(held.len(), MOST_OF_ONE);
-        assert!(connections.place(one).is_none() && connections.place(other).is_some());
-        drop(held);
-        assert!(connections.place(one).is_some());
-        assert!(connections.lock().is_empty());
-    }
-
-    #[test]
-    fn there_is_a_bound_for_all_of_them_too() {
-        let connections = Arc::new(Connections::default());
-        let clients = (0..255_u8).map(|number| IpAddr::from([192, 0, 2, number]));
-        let held: Vec<Place> = clients.filter_map(|client| connections.place(client)).collect();
-        assert_eq!(held.len(), MOST_CONNECTIONS);
-    }
 }

@@ -1,4 +1,4 @@
-//! One worker node of a cluster, as the cluster's own API server tells of it, and the way back to it.
+//! What the API server of a cluster answers, one worker node as it tells of it, and the way back to that.
 //!
 //! The API server is a user cluster's: what it says is bounded, and shown, and decides nothing else.
 
@@ -16,6 +16,9 @@ use crate::verb::kubeconfig::of_cluster;
 /// Where `portico operator` runs the agent, and how its pods are found.
 const AGENTS: &str =
     "/api/v1/namespaces/kube-system/pods?labelSelector=app.kubernetes.io%2Fname%3Dportico-agent";
+
+/// The last link of users.
+const API_SERVER: &str = "API server";
 
 /// The condition that `portico preflight --mesh` writes.
 const MESH: &str = "PorticoMesh";
@@ -49,6 +52,42 @@ pub(super) async fn try_node(chain: &mut Chain, seed: &Client, cluster: &Cluster
         chain.push(way_back(inside.get(&format!("{path}/proxy/configz")).await));
     }
     mesh(&object).into_iter().for_each(|link| chain.push(link));
+}
+
+/// Adds what the cluster's API server answers to its admin: to a request that needs its storage, over TLS by
+/// the cluster's own CA.
+pub(super) async fn try_api_server(chain: &mut Chain, seed: &Client, cluster: &Cluster) {
+    chain.push(match inside(seed, &cluster.metadata.name).await {
+        Ok(inside) => answered(inside.get("/api/v1/namespaces/default").await),
+        Err(error) => {
+            let remedy = "give the Cluster an admin kubeconfig, or yourself the right to read it";
+            Link::unknown(API_SERVER, format!("not asked: {error:#}"), remedy)
+        }
+    });
+}
+
+/// What its answer says.
+fn answered(asked: Result<Option<Value>, ForeignError>) -> Link {
+    let error = match asked {
+        Ok(_) => return Link::holds(API_SERVER, "it answers its admin"),
+        Err(error) => error,
+    };
+    let remedy = match &error {
+        ForeignError::Refused { code: 401 | 403, .. } => {
+            let remedy =
+                "it is up; the Secret admin-kubeconfig is of another cluster, or has no rights there";
+            return Link::unknown(API_SERVER, error.to_string(), remedy);
+        }
+        ForeignError::Refused { code: 500.., .. } | ForeignError::NoAnswer(_) => {
+            "its log says why: usually etcd is away, full or slow, or it is still starting"
+        }
+        ForeignError::Unreachable { .. } => {
+            "if its certificate is not trusted, another server answers there, or the Secret \
+             admin-kubeconfig is of another cluster"
+        }
+        _ => "no API server answers so: find out what does at this address",
+    };
+    Link::broken(API_SERVER, error.to_string(), remedy)
 }
 
 /// The way into the cluster that the admin has from here, by the corporate proxy of the environment.
@@ -139,6 +178,28 @@ mod tests {
 
     use super::super::links::State;
     use super::*;
+
+    #[test]
+    fn an_api_server_that_fails_or_is_none_is_the_broken_link_and_one_that_refuses_is_up() {
+        let what = || "GET /api/v1/namespaces/default".to_owned();
+        let refused = |code| ForeignError::Refused { what: what(), code, message: "no".into() };
+        let state = |asked| answered(asked).state;
+        assert_eq!(state(Ok(Some(json!({})))), State::Holds);
+        assert_eq!([state(Err(refused(401))), state(Err(refused(403)))], [State::Unknown; 2]);
+        for broken in [
+            refused(500),
+            refused(503),
+            refused(302),
+            ForeignError::NoAnswer(what()),
+            ForeignError::Unreadable(what()),
+            ForeignError::TooLong(what()),
+            ForeignError::Unreachable { what: what(), why: "reset".into() },
+        ] {
+            let link = answered(Err(broken));
+            assert_eq!(link.state, State::Broken, "{link:?}");
+            assert!(link.evidence.starts_with("GET /api") && !link.remedy.is_empty(), "{link:?}");
+        }
+    }
 
     #[test]
     fn a_node_that_is_not_ready_is_the_broken_link_with_what_its_kubelet_said_last() {
