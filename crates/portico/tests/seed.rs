@@ -8,7 +8,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use portico_lab::{ApiServer, Kubectl, kkp, manifests};
+use portico_lab::{ApiServer, Kubectl, kkp, manifests, programs};
 use portico_pki::{Credential, Kubeconfig, Pair};
 use serde_json::json;
 
@@ -321,6 +321,14 @@ fn why_names_the_first_broken_link_from_the_object_to_the_name() {
     assert!(line("a ").contains("BROKEN") && line("a ").contains("endpoints: "), "{said}");
     assert!(line("t ").contains(" ok"), "{said}");
     assert!(said.contains("2 clusters, 1 of them broken; 1 of 1 gateways ready"), "{said}");
+    // Under this name in the PATH it is a plugin of kubectl.
+    let folder = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_portico"), folder.path().join("kubectl-portico")).unwrap();
+    let mut plugin = Command::new(programs::kube().unwrap().join("kubectl"));
+    plugin.env("KUBECONFIG", &seed).env("PATH", folder.path()).args(["portico", "status"]);
+    let output = plugin.output().unwrap();
+    assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stdout)), (code, said.into()));
+
     let (code, said) = as_kubectl_would(&["status", "t", "-o", "json"]);
     let status: serde_json::Value = serde_json::from_str(&said).unwrap();
     assert_eq!((code, &status["clusters"][0]["ok"]), (Some(1), &json!(false)), "{said}");

@@ -327,6 +327,7 @@ fn a_lost_authority_is_told_and_not_made_anew(kubectl: &Kubectl, operator: &Runn
 }
 
 fn a_certificate_of_others_is_judged(kubectl: &Kubectl) {
+    let fits = get(kubectl, "secret/portico-tunnel").unwrap()["data"].clone();
     let annotate = |value: &str| {
         let annotation = format!("portico.k8c.io/tunnel-certificate{value}");
         kubectl.run(&["annotate", "seed", "north", "-n", "portico", "--overwrite", &annotation]).unwrap();
@@ -346,8 +347,15 @@ fn a_certificate_of_others_is_judged(kubectl: &Kubectl) {
     kubectl.apply_json(&secret).unwrap();
     let message = wait_reason(kubectl, "north", "CertificateUnfit");
     assert!(message.contains("it holds no PEM certificate"), "{message}");
-    let untouched = get(kubectl, "secret/portico-tunnel").unwrap();
-    assert!(untouched["metadata"].get("labels").is_none(), "{untouched}");
+    let untouched = || {
+        let untouched = get(kubectl, "secret/portico-tunnel").unwrap();
+        assert!(untouched["metadata"].get("labels").is_none(), "{untouched}");
+    };
+    untouched();
+    patch(kubectl, "secret/portico-tunnel", &json!({"data": fits}));
+    wait_reason(kubectl, "north", "GatewayReady");
+    assert!(container(kubectl).unwrap()["args"].to_string().contains("tunnel-tls"));
+    untouched();
     annotate("-");
     let message = wait_reason(kubectl, "north", "NameTaken");
     assert!(message.contains("Secret portico/portico-tunnel") && message.contains("provided"), "{message}");

@@ -164,6 +164,8 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use clap::Parser;
     use portico_api::configuration::KubermaticConfiguration;
     use portico_api::seed::Seed;
@@ -235,6 +237,15 @@ mod tests {
         let labels = deployment.pointer("/spec/template/metadata/labels").unwrap();
         let selector = service["spec"]["selector"].as_object().unwrap();
         assert!(selector.iter().all(|(key, value)| labels[key] == *value), "{selector:?}");
+        // What a NetworkPolicy admits is what is listened on.
+        const POLICIES: &str = include_str!("../../../../deploy/network-policy.yaml");
+        let mut policies = Documents::new(POLICIES).map(|document| document.unwrap().to_value());
+        let policy = policies.find(|policy| policy["metadata"]["name"] == "portico-operator").unwrap();
+        assert_eq!(policy["spec"]["podSelector"]["matchLabels"], service["spec"]["selector"]);
+        let admitted = policy["spec"]["ingress"].as_array().unwrap().iter();
+        let admitted: BTreeSet<_> = admitted.map(|rule| rule["ports"][0]["port"].as_u64()).collect();
+        let listened = ports.iter().map(|port| port["containerPort"].as_u64()).collect();
+        assert_eq!(admitted, listened);
     }
 
     #[test]
