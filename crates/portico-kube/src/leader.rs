@@ -44,6 +44,17 @@ pub struct LeaseSettings {
     pub name: String,
     /// Name of this replica, that of its pod. Must differ from all others.
     pub identity: String,
+    /// An annotation of the Lease that says more about its holder.
+    pub says: Option<(&'static str, String)>,
+}
+
+/// Another replica that holds the Lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// Its name.
+    pub identity: String,
+    /// What [`LeaseSettings::says`] of its Lease says, if anything.
+    pub says: Option<String>,
 }
 
 /// What follows from the Lease as it was read.
@@ -67,6 +78,8 @@ struct Candidate {
     seen: Option<(String, Instant)>,
     /// The Lease as this replica wrote it last. To renew that takes no read.
     own: Option<Lease>,
+    /// The other replica that held the Lease when it was read last.
+    other: Option<Holder>,
 }
 
 impl Candidate {
@@ -81,6 +94,8 @@ impl Candidate {
         };
         let started = Instant::now();
         let next = self.next_step(lease.as_ref(), started);
+        let waits = next == NextStep::Wait;
+        self.other = lease.as_ref().filter(|_| waits).map(|lease| holder(lease, settings));
         let claim = self.claim(lease, settings, Timestamp::now());
         let written = match next {
             NextStep::Wait => return Ok(None),
@@ -135,15 +150,31 @@ impl Candidate {
             lease_transitions: Some(if ours { transitions } else { transitions.saturating_add(1) }),
             ..LeaseSpec::default()
         });
+        if let Some((key, text)) = &settings.says {
+            let annotations = lease.metadata.annotations.get_or_insert_default();
+            annotations.insert((*key).to_owned(), text.clone());
+        }
         lease
     }
 }
 
-/// Tries for ever to get and keep the Lease. `leading` says whether this replica holds it. Once `leading` has
-/// no receiver left, the Lease is released and this returns.
-pub async fn elect(client: Client, settings: LeaseSettings, leading: watch::Sender<bool>) {
+fn holder(lease: &Lease, settings: &LeaseSettings) -> Holder {
+    let identity = lease.spec.as_ref().and_then(|spec| spec.holder_identity.clone());
+    let key = settings.says.as_ref().map(|(key, _)| *key).unwrap_or_default();
+    let says = lease.metadata.annotations.as_ref().and_then(|annotations| annotations.get(key).cloned());
+    Holder { identity: identity.unwrap_or_default(), says }
+}
+
+/// Tries for ever to get and keep the Lease. `leading` says whether this replica holds it, `other` which one
+/// does instead. Once `leading` has no receiver left, the Lease is released and this returns.
+pub async fn elect(
+    client: Client,
+    settings: LeaseSettings,
+    leading: watch::Sender<bool>,
+    other: watch::Sender<Option<Holder>>,
+) {
     let api: Api<Lease> = Api::namespaced(client, &settings.namespace);
-    let mut candidate = Candidate { identity: settings.identity.clone(), seen: None, own: None };
+    let mut candidate = Candidate { identity: settings.identity.clone(), seen: None, own: None, other: None };
     let mut renewed: Option<Instant> = None;
     loop {
         // Whoever does not hold it may take its time: it takes a read and a write, at a slow API server too.
@@ -165,6 +196,11 @@ pub async fn elect(client: Client, settings: LeaseSettings, leading: watch::Send
         if leading.send_if_modified(|leads| std::mem::replace(leads, holds) != holds) {
             info!(lease = settings.name, identity = settings.identity, leads = holds, "leadership changed");
         }
+        other.send_if_modified(|known| {
+            let news = *known != candidate.other;
+            known.clone_from(&candidate.other);
+            news
+        });
         // A request that hangs must not keep a holder holding beyond its deadline.
         let pause =
             renewed.map_or(RETRY, |at| RETRY.min((at + RENEW_DEADLINE).duration_since(Instant::now())));

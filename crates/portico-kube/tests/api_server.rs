@@ -105,9 +105,10 @@ async fn one_replica_leads_and_the_next_goes_on_at_once(client: &Client) {
             namespace: "default".into(),
             name: "portico-test".into(),
             identity: identity.into(),
+            says: None,
         };
         let (leading, leads) = watch::channel(false);
-        (tokio::spawn(elect(client.clone(), settings, leading)), leads)
+        (tokio::spawn(elect(client.clone(), settings, leading, watch::Sender::new(None))), leads)
     };
     let (first, mut first_leads) = replica("first");
     timeout(LIMIT, first_leads.wait_for(|leads| *leads)).await.unwrap().unwrap();

@@ -127,6 +127,7 @@ impl Settings {
             namespace: self.plan.front.namespace.to_string(),
             name: format!("{CONTROLLER}-{}", self.plan.front.name),
             identity: self.identity.clone(),
+            says: None,
         }
     }
 

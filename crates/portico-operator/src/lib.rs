@@ -5,8 +5,8 @@
 //! front of them: that of the seed, and, beside KKP, those of clusters with the strategy LoadBalancer.
 //! `exposed` writes what gateways must know of Clusters, where `exposure` does not. `webhook` refuses
 //! mistakes when they are made. `follow`, `above` and `cache` watch what controllers work from, `contention`
-//! gives way to other writers, and `tally` counts what each did. `operator` runs them. [`mesh`] puts on nodes
-//! what `portico-preflight` finds between them.
+//! gives way to other writers, and `tally` counts what each did. `operator` runs them, `leadership` decides
+//! whether they write. [`mesh`] puts on nodes what `portico-preflight` finds between them.
 //!
 //! What should exist is computed by pure code in `portico-expose`; what every controller needs is in
 //! `portico-kube`. Only this crate writes to Kubernetes; bytes pass through the gateway, in another process
@@ -23,6 +23,7 @@ mod follow;
 pub mod front;
 mod issued;
 mod kkp;
+mod leadership;
 pub mod mesh;
 mod operator;
 mod slot;
@@ -39,8 +40,9 @@ pub use exposure::ExposureSettings;
 pub use front::Settings;
 pub use operator::{Operator, OperatorError};
 pub use status::{
-    ClusterReport, ClustersStatus, ControllerStatus, ExposedClustersStatus, SeedReport, SeedsStatus,
-    ServiceStatus, StatusHandle, UserClusterReport, UserClustersStatus, WatchStatus, WebhookStatus,
+    ClusterReport, ClustersStatus, ControllerStatus, ExposedClustersStatus, OperatorStatus, SeedReport,
+    SeedsStatus, ServiceStatus, StatusHandle, UserClusterReport, UserClustersStatus, WatchStatus,
+    WebhookStatus,
 };
 pub use tally::WorkStatus;
 pub use user_cluster::UserClusterSettings;

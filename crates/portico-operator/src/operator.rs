@@ -7,7 +7,6 @@ use futures_util::future;
 use kube::Client;
 use kube::runtime::reflector::store::Writer;
 use portico_kube::events::Events;
-use portico_kube::leader;
 use thiserror::Error;
 use tokio::sync::watch as channel;
 use tokio::time::timeout;
@@ -18,12 +17,13 @@ use crate::exposed::{self, ExposedWatch};
 use crate::exposure::{self, ExposureSettings};
 use crate::front::{self, Settings};
 use crate::kkp::KkpWatch;
+use crate::leadership;
 use crate::status::StatusHandle;
 use crate::user_cluster::{self, UserClusterSettings};
 use crate::webhook::{self, Stores, WebhookSettings};
 
-/// Time limit of releasing the Lease at the end.
-pub(crate) const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time limit of releasing what was led by at the end: two Leases of an operator.
+pub(crate) const RELEASE_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Why the controllers ended by themselves.
 #[derive(Debug, Error)]
@@ -80,11 +80,18 @@ impl Operator {
         self.status.clone()
     }
 
-    /// Runs until `stop` is ready, then releases the Lease. An operator and a process with the controller of
-    /// the same front Service share it: of both, one writes.
+    /// Runs until `stop` is ready, then releases its Leases. An operator shares that of the front Service
+    /// with a process that has its controller alone: of both, one writes.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Result<(), OperatorError> {
         let (leading, leads) = channel::channel(false);
-        let mut election = tokio::spawn(leader::elect(self.client.clone(), self.front.lease(), leading));
+        let (client, front) = (self.client.clone(), self.front.clone());
+        let mut election = if self.exposure.is_some() {
+            let events = Events::new(client.clone(), leadership::CONTROLLER, &front.identity);
+            let status = self.status.clone();
+            tokio::spawn(leadership::elect_operator(client, front, events, status, leading))
+        } else {
+            tokio::spawn(leadership::elect_front(client, front, leading))
+        };
         let ended = {
             let Self { client, front, exposure, user_clusters, components, webhook, status } = self;
             let both = exposure.is_some() || front.exposed_clusters || components.is_some();
@@ -145,7 +152,7 @@ impl Operator {
                 () = stop => Ok(()),
             }
         };
-        // The controllers, and with them every receiver of `leading`, are gone: the Lease is released.
+        // The controllers, and with them every receiver of `leading`, are gone: the Leases are released.
         if !election.is_finished() && timeout(RELEASE_TIMEOUT, &mut election).await.is_err() {
             election.abort();
         }

@@ -19,6 +19,9 @@ pub struct ControllerStatus {
     pub complete: bool,
     /// Whether this replica is the leader, which writes.
     pub leader: bool,
+    /// The election among operators. `None` where this process is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub operator: Option<OperatorStatus>,
     /// The watches, by kind.
     pub watches: BTreeMap<&'static str, WatchStatus>,
     /// What each controller did, by the name that it has on Events.
@@ -39,6 +42,15 @@ pub struct ControllerStatus {
     /// The admission webhook. `None` where this process serves none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub webhook: Option<WebhookStatus>,
+}
+
+/// The election among the operators of a cluster.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct OperatorStatus {
+    /// The operator of another installation that leads, and what to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waits_for: Option<String>,
 }
 
 /// The admission webhook.
@@ -244,6 +256,11 @@ impl StatusHandle {
 
     pub(crate) fn update<T>(&self, change: impl FnOnce(&mut ControllerStatus) -> T) -> T {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Changes the status of the election among operators.
+    pub(crate) fn operator<T>(&self, change: impl FnOnce(&mut OperatorStatus) -> T) -> T {
+        self.update(|status| change(status.operator.get_or_insert_default()))
     }
 
     /// Changes the status of the clusters that are exposed.

@@ -10,8 +10,13 @@ use tower::service_fn;
 
 use super::*;
 
+fn settings(identity: &str) -> LeaseSettings {
+    let says = Some(("example.com/of", format!("{identity}'s")));
+    LeaseSettings { namespace: "n".into(), name: "l".into(), identity: identity.into(), says }
+}
+
 fn candidate(identity: &str) -> Candidate {
-    Candidate { identity: identity.into(), seen: None, own: None }
+    Candidate { identity: identity.into(), seen: None, own: None, other: None }
 }
 
 fn lease(holder: &str, version: &str) -> Lease {
@@ -48,7 +53,7 @@ fn a_lease_is_taken_over_only_after_it_was_seen_unchanged_for_its_whole_duration
 
 #[test]
 fn a_claim_carries_the_version_that_was_read_and_counts_transitions() {
-    let settings = LeaseSettings { namespace: "n".into(), name: "l".into(), identity: "a".into() };
+    let settings = settings("a");
     let taken = candidate("a").claim(Some(lease("b", "7")), &settings, Timestamp::UNIX_EPOCH);
     assert_eq!(taken.metadata.resource_version.as_deref(), Some("7"));
     let spec = taken.spec.unwrap();
@@ -139,10 +144,18 @@ fn failure(code: u16, reason: &str) -> serde_json::Value {
 
 /// Begins to elect.
 fn replica(server: &Arc<Server>, way: &Arc<Way>, identity: &str) -> watch::Receiver<bool> {
-    let (leading, leads) = watch::channel(false);
-    let settings = LeaseSettings { namespace: "n".into(), name: "l".into(), identity: identity.into() };
-    tokio::spawn(elect(way.client(server), settings, leading));
-    leads
+    telling(server, way, identity).0
+}
+
+/// The same, with what is known of the other holder.
+fn telling(
+    server: &Arc<Server>,
+    way: &Arc<Way>,
+    identity: &str,
+) -> (watch::Receiver<bool>, watch::Receiver<Option<Holder>>) {
+    let ((leading, leads), (other, others)) = (watch::channel(false), watch::channel(None));
+    tokio::spawn(elect(way.client(server), settings(identity), leading, other));
+    (leads, others)
 }
 
 /// How the two stand, second by second. Never lead both.
@@ -190,4 +203,18 @@ async fn a_holder_renews_by_one_request_and_reads_again_once_somebody_else_wrote
         sleep(Duration::from_secs(1)).await;
         assert!(*a.borrow());
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_knows_who_holds_and_what_that_one_says_until_it_holds_itself() {
+    let (server, way) = (Arc::<Server>::default(), Arc::<Way>::default());
+    let (a, of_a) = telling(&server, &way, "a");
+    sleep(Duration::from_secs(1)).await;
+    let (b, of_b) = telling(&server, &way, "b");
+    assert_eq!(for_seconds(5, &a, &b).await, (true, false));
+    let holder = Holder { identity: "a".into(), says: Some("a's".into()) };
+    assert_eq!((of_a.borrow().clone(), of_b.borrow().clone()), (None, Some(holder)));
+    drop(a);
+    sleep(Duration::from_secs(5)).await;
+    assert!(*b.borrow() && of_b.borrow().is_none());
 }

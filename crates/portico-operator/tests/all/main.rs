@@ -14,6 +14,7 @@ mod leaving;
 mod older_kkp;
 mod seed_api;
 mod support;
+mod two_operators;
 mod user_cluster;
 mod webhook;
 

@@ -49,7 +49,17 @@ impl Running {
         name_servers: Vec<SocketAddr>,
         with: impl FnOnce(Operator) -> Operator,
     ) -> Self {
-        let front = ObjectKey::new("portico", "portico");
+        Self::start_for(client, identity, ObjectKey::new("portico", "portico"), name_servers, with)
+    }
+
+    /// With this front Service.
+    pub(crate) fn start_for(
+        client: &Client,
+        identity: &str,
+        front: ObjectKey,
+        name_servers: Vec<SocketAddr>,
+        with: impl FnOnce(Operator) -> Operator,
+    ) -> Self {
         let plan = FrontSettings {
             front: front.clone(),
             sni_port: Some(6_443),
@@ -158,9 +168,10 @@ pub(crate) fn beside_kkp(kubectl: &Kubectl, check: impl FnOnce()) {
     kubectl.run(&["delete", "deployment", "kubermatic-seed-controller-manager", "-n", "portico"]).unwrap();
 }
 
-/// A killed process holds its Lease until it runs out; an admin need not wait.
+/// A killed process holds its Leases until they run out; an admin need not wait.
 pub(crate) fn release(kubectl: &Kubectl) {
     let free = r#"{"spec": {"holderIdentity": ""}}"#;
-    let lease = ["patch", "lease", "portico-front-portico", "-n", "portico", "--type=merge", "-p", free];
-    kubectl.run(&lease).unwrap();
+    for (name, namespace) in [("portico-operator", "kube-system"), ("portico-front-portico", "portico")] {
+        kubectl.run(&["patch", "lease", name, "-n", namespace, "--type=merge", "-p", free]).unwrap();
+    }
 }

@@ -127,6 +127,9 @@ fn readiness(status: &ControllerStatus, verbose: bool) -> Readiness {
         let detail = watch.error.as_deref().unwrap_or(if watch.not_served { "not served" } else { "works" });
         readiness.check(&format!("watch {kind}"), watch.error.is_none(), detail);
     }
+    if let Some(text) = status.operator.as_ref().and_then(|operator| operator.waits_for.as_ref()) {
+        readiness.warn(format_args!("leadership: {text}"));
+    }
     for (service, state) in &status.services {
         let (name, published) = (format!("front Service {service}"), state.published);
         match &state.error {

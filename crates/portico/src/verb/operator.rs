@@ -267,7 +267,11 @@ mod tests {
         let listed: Vec<_> = listed.map(|(right, _)| right).filter(|&right| right != "Right").collect();
         let mut granted = Vec::new();
         for role in manifest() {
-            let place = if role["kind"] == "Role" { " in its namespace" } else { "" };
+            let place = match (&role["kind"], &role["metadata"]["namespace"]) {
+                (kind, _) if kind != "Role" => String::new(),
+                (_, namespace) if namespace == "portico" => " in its namespace".to_owned(),
+                (_, namespace) => format!(" in `{}`", namespace.as_str().unwrap()),
+            };
             for rule in role.get("rules").and_then(Value::as_array).into_iter().flatten() {
                 let list = |field: &str| -> Vec<String> {
                     rule.get(field)

@@ -35,6 +35,11 @@ impl<F: Fn() -> ControllerStatus + Send + Sync + 'static> Collector for FrontMet
         out.one_gauge("front_ready", "1 once all Services are known.", None, ready)?;
         let leader = status.leader.into();
         out.one_gauge("front_leader", "1 if this replica is the one that writes.", None, leader)?;
+        if let Some(operator) = &status.operator {
+            let help = "1 while an operator of another installation leads this cluster.";
+            let waits = operator.waits_for.is_some().into();
+            out.one_gauge("operator_waits_for_another", help, None, waits)?;
+        }
         write_watches(&status, &mut out)?;
         write_work(&status, &mut out)?;
         write_services(&status, &mut out)?;
@@ -184,7 +189,7 @@ fn write_webhook(status: &WebhookStatus, out: &mut Families<'_>) -> fmt::Result 
 #[cfg(test)]
 mod tests {
     use portico_lab::metrics::names;
-    use portico_operator::{ClusterReport, SeedReport, UserClusterReport};
+    use portico_operator::{ClusterReport, OperatorStatus, SeedReport, UserClusterReport};
     use prometheus_client::encoding::text;
     use prometheus_client::registry::Registry;
 
@@ -226,6 +231,7 @@ mod tests {
         let mut webhook = WebhookStatus { certificate_ends: Some(1), ..WebhookStatus::default() };
         webhook.reviews.insert("Cluster", [("refused", 1)].into());
         status.webhook = Some(webhook);
+        status.operator = Some(OperatorStatus::default());
         registry.register_collector(Box::new(FrontMetrics(move || status.clone())));
         let mut metrics = String::new();
         text::encode(&mut metrics, &registry).unwrap();

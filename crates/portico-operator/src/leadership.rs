@@ -1,0 +1,157 @@
+//! Which process writes. A process with the controller of one front Service shares the Lease of that Service
+//! with all others of it. An operator writes what the whole cluster has one of, so it first needs the one
+//! Lease of the cluster, whatever its `--service` and its namespace.
+//!
+//! One that waits for an operator of another installation says so: an Event on that Lease, the log, and the
+//! status.
+
+use std::time::Duration;
+
+use futures_util::future::join3;
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::Client;
+use portico_kube::events::{Events, Note, Severity};
+use portico_kube::leader::{self, Holder, LeaseSettings};
+use portico_kube::text::one_line;
+use tokio::sync::watch as channel;
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+use crate::front::Settings;
+use crate::status::StatusHandle;
+
+/// Time limit of releasing a Lease.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Where the Lease of the cluster is: in the one namespace that every cluster has.
+const NAMESPACE: &str = "kube-system";
+
+/// Its name. An operator of another version must have the same.
+const NAME: &str = "portico-operator";
+
+/// The annotation of that Lease with the front Service of the operator that holds it.
+const SERVICE: &str = "portico.k8c.io/service";
+
+/// The name of the election on Events.
+pub(crate) const CONTROLLER: &str = "portico-operator";
+
+/// Most characters of what the Lease says that get into a message.
+const QUOTED: usize = 100;
+
+/// Tries to lead for the front Service of `front`, until `leading` has no receiver left.
+pub(crate) async fn elect_front(client: Client, front: Settings, leading: channel::Sender<bool>) {
+    leader::elect(client, front.lease(), leading, channel::Sender::new(None)).await;
+}
+
+/// Tries to lead the whole cluster, and then for the front Service of `front`.
+pub(crate) async fn elect_operator(
+    client: Client,
+    front: Settings,
+    events: Events,
+    status: StatusHandle,
+    leading: channel::Sender<bool>,
+) {
+    let service = front.plan.front.to_string();
+    let settings = LeaseSettings {
+        namespace: NAMESPACE.to_owned(),
+        name: NAME.to_owned(),
+        identity: front.identity.clone(),
+        says: Some((SERVICE, service.clone())),
+    };
+    let (holding, holds) = channel::channel(false);
+    let (other, others) = channel::channel(None);
+    let whole = leader::elect(client.clone(), settings, holding, other);
+    join3(whole, within(client, front, holds, leading), tell(service, others, events, status)).await;
+}
+
+/// Tries to lead for one front Service while this process `holds` the cluster. In this order: two that each
+/// hold one of the two would wait for each other for ever.
+async fn within(
+    client: Client,
+    front: Settings,
+    mut holds: channel::Receiver<bool>,
+    leading: channel::Sender<bool>,
+) {
+    loop {
+        tokio::select! {
+            () = leading.closed() => return,
+            held = holds.wait_for(|holds| *holds) => if held.is_err() { return },
+        }
+        let (elected, leads) = channel::channel(false);
+        let mut election = Box::pin(elect_front(client.clone(), front.clone(), elected));
+        tokio::select! {
+            () = &mut election => {}
+            () = follow(&mut holds, leads, &leading) => {}
+        }
+        leading.send_replace(false);
+        // `leads` is gone, so that the Lease is released.
+        _ = timeout(RELEASE_TIMEOUT, election).await;
+    }
+}
+
+/// Passes on whether this process leads, while it holds the cluster.
+async fn follow(
+    holds: &mut channel::Receiver<bool>,
+    mut leads: channel::Receiver<bool>,
+    leading: &channel::Sender<bool>,
+) {
+    loop {
+        tokio::select! {
+            () = leading.closed() => return,
+            _ = holds.wait_for(|holds| !holds) => return,
+            changed = leads.changed() => if changed.is_err() { return },
+        }
+        let now = *leads.borrow_and_update();
+        leading.send_if_modified(|leading| std::mem::replace(leading, now) != now);
+    }
+}
+
+/// Says when an operator of another installation leads, and when none does any more.
+async fn tell(
+    service: String,
+    mut others: channel::Receiver<Option<Holder>>,
+    events: Events,
+    status: StatusHandle,
+) {
+    status.operator(|_| ());
+    while others.changed().await.is_ok() {
+        let other = others.borrow_and_update().clone();
+        let other = other.filter(|other| other.says.as_deref().is_some_and(|says| says != service));
+        let text = other.map(|other| waits_for(&other, &service));
+        let before = status.operator(|operator| std::mem::replace(&mut operator.waits_for, text.clone()));
+        match (before, text) {
+            (before, Some(text)) if before.as_ref() != Some(&text) => {
+                warn!("{text}");
+                let note = Note {
+                    severity: Severity::Warning,
+                    reason: "SecondOperator",
+                    action: "Elect",
+                    text: &text,
+                };
+                events.publish(&lease(), note).await;
+            }
+            (Some(_), None) => info!("no operator of another installation leads any more"),
+            _ => {}
+        }
+    }
+}
+
+fn waits_for(other: &Holder, service: &str) -> String {
+    let quoted = |text: &str| one_line(text, QUOTED);
+    let theirs = other.says.as_deref().map(quoted).unwrap_or_default();
+    format!(
+        "another operator leads this cluster, that of the front Service {theirs} (replica {}, by Lease \
+         {NAMESPACE}/{NAME}); the one of {service} writes nothing. Delete one of the two",
+        quoted(&other.identity)
+    )
+}
+
+fn lease() -> ObjectReference {
+    ObjectReference {
+        api_version: Some("coordination.k8s.io/v1".to_owned()),
+        kind: Some("Lease".to_owned()),
+        namespace: Some(NAMESPACE.to_owned()),
+        name: Some(NAME.to_owned()),
+        ..ObjectReference::default()
+    }
+}
