@@ -156,6 +156,11 @@ impl<K: ServedKind> Kept<K> {
             && self.unreadable.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
+    /// Whether there is one in this namespace.
+    pub(crate) fn are_in(&self, namespace: &str) -> bool {
+        self.objects().iter().any(|served| *served.reference.key.namespace == *namespace)
+    }
+
     /// Where they are kept.
     pub(crate) fn store(&self) -> Store<Served<K>> {
         self.store.clone()

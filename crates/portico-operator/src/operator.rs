@@ -98,7 +98,7 @@ impl Operator {
             let (above, above_kept) = Above::new(&client, &status, both);
             // A process with the front Service alone has no right to look.
             let asks = exposure.is_some() || user_clusters.is_some() || components.is_some();
-            let (kkp, kkp_kept) = KkpWatch::new(&client, &status);
+            let (kkp, kkp_kept) = KkpWatch::new(&client, &above, &status);
             let kkp_kept = optional(asks.then_some(kkp_kept));
             let (exposed, exposed_kept) = ExposedWatch::new(&client, &status);
             let projected = front.exposed_clusters && exposure.is_none();

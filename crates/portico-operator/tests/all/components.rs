@@ -13,7 +13,7 @@ use portico_lab::{ApiServer, Authority, Kubectl};
 use portico_operator::{ComponentSettings, SeedsStatus, WorkStatus};
 use serde_json::{Value, json};
 
-use crate::support::{Running, beside_kkp, install, install_operator, release};
+use crate::support::{Running, beside_kkp, install, install_operator, kkp_deployment, release};
 use crate::until;
 
 /// The objects of the gateway, as kubectl names them.
@@ -132,9 +132,12 @@ async fn one_seed_makes_its_gateway_and_it_stays_so() {
     a_certificate_of_others_is_judged(kubectl);
     of_two_seeds_none_is_chosen(kubectl);
     without_a_gateway_nothing_is_left(kubectl);
+    // Where neither KKP nor Portico is installed the name says nothing: this one stays.
+    kubectl.apply_json(&kkp_deployment("default")).unwrap();
     beside_kkp(kubectl, || {
         until("KKP to be seen", || {
-            ensure!(seeds(&operator).observing.is_some());
+            let text = seeds(&operator).observing.unwrap_or_default();
+            ensure!(text.contains("Deployment portico/"), "{text}");
             Ok(())
         });
         kubectl.apply_json(&seed("north", &plain())).unwrap();

@@ -157,13 +157,18 @@ pub(crate) fn give_address(kubectl: &Kubectl, cluster: &str, ip: &str) {
     kubectl.run(&[&patch[..], &["--type=merge", "-p", &status]].concat()).unwrap();
 }
 
+/// KKP's Deployment, in this namespace.
+pub(crate) fn kkp_deployment(namespace: &str) -> Value {
+    let labels = json!({"app.kubernetes.io/name": "kubermatic-seed-controller-manager"});
+    json!({"apiVersion": "apps/v1", "kind": "Deployment",
+        "metadata": {"name": "kubermatic-seed-controller-manager", "namespace": namespace},
+        "spec": {"replicas": 1, "selector": {"matchLabels": labels}, "template": {
+            "metadata": {"labels": labels}, "spec": {"containers": [{"name": "x", "image": "x"}]}}}})
+}
+
 /// Has KKP's controllers there while `check` runs.
 pub(crate) fn beside_kkp(kubectl: &Kubectl, check: impl FnOnce()) {
-    let deployment = json!({"apiVersion": "apps/v1", "kind": "Deployment",
-        "metadata": {"name": "kubermatic-seed-controller-manager", "namespace": "portico"},
-        "spec": {"replicas": 1, "selector": {"matchLabels": {"app": "x"}}, "template": {
-            "metadata": {"labels": {"app": "x"}}, "spec": {"containers": [{"name": "x", "image": "x"}]}}}});
-    kubectl.apply_json(&deployment).unwrap();
+    kubectl.apply_json(&kkp_deployment("portico")).unwrap();
     check();
     kubectl.run(&["delete", "deployment", "kubermatic-seed-controller-manager", "-n", "portico"]).unwrap();
 }

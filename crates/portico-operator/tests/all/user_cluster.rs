@@ -13,7 +13,7 @@ use portico_operator::{UserClustersStatus, WorkStatus};
 use portico_pki::{Credential, Kubeconfig, Pair};
 use serde_json::{Value, json};
 
-use crate::support::{Running, cluster, give_address, insides, install};
+use crate::support::{Running, cluster, give_address, insides, install, kkp_deployment};
 use crate::until;
 
 mod answers;
@@ -350,7 +350,7 @@ fn another_strategy_removes_the_agents(stage: &Stage, operator: &Running) {
 
 fn beside_kkp_the_inside_is_left_alone(stage: &Stage, operator: &Running) {
     let kkp = ["deployment", "kubermatic-seed-controller-manager", "-n", "portico"];
-    stage.kubectl.run(&[&["create"][..], &kkp, &["--image=x"]].concat()).unwrap();
+    stage.kubectl.apply_json(&kkp_deployment("portico")).unwrap();
     until("nothing to be kept", || {
         let reports = user_clusters(operator).reports;
         ensure!(reports.is_empty(), "{reports:?}");
