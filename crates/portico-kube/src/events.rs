@@ -70,6 +70,16 @@ impl Events {
 
     /// Publishes `note` on the object. Waits until the API server has it, but no longer than ten seconds.
     pub async fn publish(&self, object: &ObjectReference, note: Note<'_>) {
+        self.send(object, None, note).await;
+    }
+
+    /// The same, where `note` is about another object, which belongs to the first one. Events about different
+    /// ones are not merged: of a series only the first text is kept.
+    pub async fn publish_about(&self, object: &ObjectReference, part: ObjectReference, note: Note<'_>) {
+        self.send(object, Some(part), note).await;
+    }
+
+    async fn send(&self, object: &ObjectReference, part: Option<ObjectReference>, note: Note<'_>) {
         let name = object.name.as_deref().unwrap_or_default();
         if !self.budgets.lock().unwrap_or_else(PoisonError::into_inner).take(object, Instant::now()) {
             debug!(
@@ -87,7 +97,7 @@ impl Events {
             reason: note.reason.to_owned(),
             note: Some(shortened(note.text).to_owned()),
             action: note.action.to_owned(),
-            secondary: None,
+            secondary: part,
         };
         let error = match timeout(REQUEST_TIMEOUT, self.recorder.publish(&event, object)).await {
             Ok(Ok(())) => return,

@@ -3,21 +3,26 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use futures_util::{StreamExt, future};
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use portico_api::configuration::KubermaticConfiguration;
-use portico_api::meta::ObjectKey;
+use portico_api::meta::{Kind, ObjectKey};
 use portico_api::seed::Seed;
+use portico_kube::watch::signs;
 use portico_source::Object;
 use portico_source::served::{Served, ServedKind};
 use thiserror::Error;
 use tokio::sync::watch as channel;
+use tokio::time::Instant;
 use tracing::warn;
 
-use crate::follow::follow;
+use crate::follow::{is_not_served, recorded};
+use crate::outage::Outage;
 use crate::status::StatusHandle;
 
 /// Which configuration counts is not known.
@@ -43,6 +48,7 @@ pub(crate) struct Above {
     pub(crate) seeds: Arc<Kept<Seed>>,
     pub(crate) configurations: Arc<Kept<KubermaticConfiguration>>,
     changes: channel::Receiver<()>,
+    outages: channel::Receiver<Duration>,
 }
 
 impl Above {
@@ -53,8 +59,9 @@ impl Above {
         both: bool,
     ) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let (changed, changes) = channel::channel(());
-        let (seeds, seeds_work) = Kept::new(client, status, changed.clone());
-        let (configurations, configurations_work) = Kept::new(client, status, changed);
+        let (outage, outages) = Outage::new(Instant::now());
+        let (seeds, seeds_work) = Kept::new(client, status, changed.clone(), Some(outage));
+        let (configurations, configurations_work) = Kept::new(client, status, changed, None);
         let work = async move {
             // Neither ends.
             future::select(
@@ -68,12 +75,17 @@ impl Above {
             )
             .await;
         };
-        (Self { seeds, configurations, changes }, work)
+        (Self { seeds, configurations, changes, outages }, work)
     }
 
     /// Tells of every change.
     pub(crate) fn changes(&self) -> channel::Receiver<()> {
         self.changes.clone()
+    }
+
+    /// Tells of every time that the API server was away for, once it is back.
+    pub(crate) fn outages(&self) -> channel::Receiver<Duration> {
+        self.outages.clone()
     }
 }
 
@@ -82,6 +94,7 @@ impl<K: ServedKind> Kept<K> {
         client: &Client,
         status: &StatusHandle,
         changed: channel::Sender<()>,
+        mut outage: Option<Outage>,
     ) -> (Arc<Self>, impl Future<Output = ()> + Send + 'static) {
         let (store, writer) = reflector::store();
         let kept = Arc::new(Self {
@@ -95,7 +108,13 @@ impl<K: ServedKind> Kept<K> {
         let work = async move {
             let api = Api::<Served<K>>::all_with(client, &());
             let before = Arc::clone(&this);
-            follow(api, K::KIND.name(), status)
+            let signs = signs(api, None).inspect(move |sign| {
+                let answers = sign.as_ref().map_or_else(is_not_served, |_| true);
+                if let Some(outage) = &mut outage {
+                    outage.sign(answers, Instant::now());
+                }
+            });
+            recorded(signs, K::KIND.name(), status)
                 .filter_map(move |event| future::ready(before.readable(event)))
                 .reflect(writer)
                 .for_each(|event| {
@@ -169,6 +188,19 @@ impl<K: ServedKind> Kept<K> {
     /// Their present state, in no order.
     pub(crate) fn objects(&self) -> Vec<Arc<Served<K>>> {
         self.store.state()
+    }
+}
+
+/// The Seed as Events name it.
+pub(crate) fn reference(seed: &Seed) -> ObjectReference {
+    let meta = &seed.metadata;
+    ObjectReference {
+        api_version: Some(format!("{}/{}", Seed::GROUP, Seed::VERSION)),
+        kind: Some(Kind::Seed.name().to_owned()),
+        namespace: Some(meta.namespace.to_string()),
+        name: Some(meta.name.to_string()),
+        uid: Some(meta.uid.to_string()),
+        ..ObjectReference::default()
     }
 }
 

@@ -106,14 +106,15 @@ impl Contention {
 }
 
 impl Fight {
-    /// `wanted` was applied to the object that was `current`, and changed it or did not.
+    /// `wanted` was applied to the object that was `current`, and changed it or did not. Returns what
+    /// somebody else had done to it, if that was put right.
     pub(crate) fn applied<K>(
         &mut self,
         wanted: &Value,
         current: Option<&Seen<K>>,
         changed: bool,
         now: Instant,
-    ) {
+    ) -> Option<String> {
         let accepted = Accepted::of(wanted);
         let before = self.accepted.replace(accepted);
         let puts_back = |before: Accepted| {
@@ -122,9 +123,17 @@ impl Fight {
             before.fields == accepted.fields
                 && (before.data == accepted.data || found().is_none_or(|found| found != before.data))
         };
-        if changed && before.is_some_and(puts_back) {
+        let before = before.filter(|_| changed)?;
+        if puts_back(before) {
             self.contention.get_or_insert_default().reverted(reverted_by(current), now);
+        } else if current.is_some() {
+            return None;
         }
+        // One that is made anew may ask for more: the NodePort that it had.
+        Some(match current {
+            None => "was deleted, and is made anew".to_owned(),
+            Some(_) => format!("was changed by {}, and is put back", reverted_by(current)),
+        })
     }
 
     /// Lets time pass. Returns whether writes are allowed.
@@ -214,9 +223,9 @@ mod tests {
     #[test]
     fn what_changes_nothing_is_no_fight() {
         let (mut fight, now) = (Fight::default(), Instant::now());
-        (0..4).for_each(|_| fight.applied::<Secret>(&object("own", ""), None, false, now));
+        (0..4).for_each(|_| drop(fight.applied::<Secret>(&object("own", ""), None, false, now)));
         assert!(fight.may_write(now));
-        (0..4).for_each(|_| fight.applied::<Secret>(&object("own", ""), None, true, now));
+        (0..4).for_each(|_| drop(fight.applied::<Secret>(&object("own", ""), None, true, now)));
         assert!(!fight.may_write(now), "it was deleted each time");
         assert!(fight.yielded_to().unwrap().contains("a client that deletes it"));
     }

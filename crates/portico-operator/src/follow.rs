@@ -147,7 +147,8 @@ pub(crate) async fn drive<K, C, E, F>(
         .await;
 }
 
-fn is_not_served(error: &watcher::Error) -> bool {
+/// The API server answers, and has no such kind.
+pub(crate) fn is_not_served(error: &watcher::Error) -> bool {
     let status = match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
         | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => status,

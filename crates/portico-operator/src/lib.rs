@@ -5,8 +5,9 @@
 //! front of them: that of the seed, and, beside KKP, those of clusters with the strategy LoadBalancer.
 //! `exposed` writes what gateways must know of Clusters, where `exposure` does not. `webhook` refuses
 //! mistakes when they are made. `follow`, `above` and `cache` watch what controllers work from, `contention`
-//! gives way to other writers, and `tally` counts what each did. `operator` runs them, `leadership` decides
-//! whether they write. [`mesh`] puts on nodes what `portico-preflight` finds between them.
+//! gives way to other writers, `outage` tells when the seed was away, and `tally` counts what each did.
+//! `operator` runs them, `leadership` decides whether they write. [`mesh`] puts on nodes what
+//! `portico-preflight` finds between them.
 //!
 //! What should exist is computed by pure code in `portico-expose`; what every controller needs is in
 //! `portico-kube`. Only this crate writes to Kubernetes; bytes pass through the gateway, in another process
@@ -26,6 +27,7 @@ mod kkp;
 mod leadership;
 pub mod mesh;
 mod operator;
+mod outage;
 mod slot;
 mod status;
 mod tally;

@@ -11,13 +11,14 @@ use thiserror::Error;
 use tokio::sync::watch as channel;
 use tokio::time::timeout;
 
-use crate::above::Above;
+use crate::above::{Above, reference};
 use crate::components::{self, ComponentSettings};
 use crate::exposed::{self, ExposedWatch};
 use crate::exposure::{self, ExposureSettings};
 use crate::front::{self, Settings};
 use crate::kkp::KkpWatch;
 use crate::leadership;
+use crate::outage;
 use crate::status::StatusHandle;
 use crate::user_cluster::{self, UserClusterSettings};
 use crate::webhook::{self, Stores, WebhookSettings};
@@ -136,6 +137,16 @@ impl Operator {
                 let (above, watched) = (above.clone(), (exposed.clone(), kkp.clone()));
                 exposure::run(client.clone(), settings, cluster_writer, above, watched, events, shared)
             }));
+            // A process with the front Service alone keeps no cluster.
+            let outages = optional(asks.then(|| {
+                let ((_, leads), events) = (shared(), events(outage::CONTROLLER));
+                let outages = above.outages();
+                let seeds = {
+                    let above = above.clone();
+                    move || above.seeds.seeds().iter().map(|seed| reference(seed)).collect()
+                };
+                outage::run(outages, seeds, kkp.clone(), events, leads)
+            }));
             let ((status, leads), client) = (shared(), client.clone());
             let fronts = front::run(client, front, service_writer, seeds, changes, status, leads);
             tokio::select! {
@@ -145,6 +156,7 @@ impl Operator {
                 () = insides => Err(OperatorError::Ended("the controller of user clusters")),
                 () = components => Err(OperatorError::Ended("the controller of seed components")),
                 () = webhook => Err(OperatorError::Ended("the admission webhook")),
+                () = outages => Err(OperatorError::Ended("the watch of outages")),
                 () = above_kept => Err(OperatorError::Ended("the watch of Seeds")),
                 () = exposed_kept => Err(OperatorError::Ended("the watch of ExposedClusters")),
                 () = kkp_kept => Err(OperatorError::Ended("the watch of KKP's Deployment")),

@@ -57,6 +57,16 @@ pub(crate) enum Presence {
     Foreign,
 }
 
+/// What applying an object did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Put {
+    /// It was as wanted.
+    Unchanged,
+    Changed,
+    /// It was changed because somebody else had changed or deleted what was written before, as this says.
+    Back(String),
+}
+
 /// An object of any kind that the controller keeps.
 pub(crate) trait Held: Send + Sync {
     /// The kind of the object.
@@ -69,8 +79,8 @@ pub(crate) trait Held: Send + Sync {
     fn value(&self) -> Option<Value>;
     /// Whose it is.
     fn presence(&self) -> Presence;
-    /// Applies it. Returns whether that changed anything.
-    fn put<'a>(&'a self, client: &'a Client, wanted: &'a Value) -> BoxFuture<'a, Result<bool, WriteError>>;
+    /// Applies it.
+    fn put<'a>(&'a self, client: &'a Client, wanted: &'a Value) -> BoxFuture<'a, Result<Put, WriteError>>;
     /// Deletes it if it is Portico's. Returns whether it was.
     fn remove<'a>(&'a self, client: &'a Client) -> BoxFuture<'a, Result<bool, WriteError>>;
     /// The other writer that this object is left to now.
@@ -118,7 +128,7 @@ impl<K: Resource + Send + Sync + 'static> Slot<K> {
         self.fight.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn apply(&self, client: &Client, wanted: &Value) -> Result<bool, WriteError> {
+    async fn apply(&self, client: &Client, wanted: &Value) -> Result<Put, WriteError> {
         let current = self.seen();
         let api = api::<K>(client, &self.key.namespace);
         let what = || format!("applying {} {}", K::KIND, self.key);
@@ -126,10 +136,10 @@ impl<K: Resource + Send + Sync + 'static> Slot<K> {
         let applied = applied.await.map_err(|_| RequestError::NoAnswer(what()))?;
         let applied = applied.map_err(|source| WriteError::Apply { kind: K::KIND, source })?;
         let changed = matches!(applied, Applied::Changed(_));
-        self.fight().applied(wanted, current.as_deref(), changed, Instant::now());
-        let Applied::Changed(object) = applied else { return Ok(false) };
+        let back = self.fight().applied(wanted, current.as_deref(), changed, Instant::now());
+        let Applied::Changed(object) = applied else { return Ok(Put::Unchanged) };
         self.cache.written(object);
-        Ok(true)
+        Ok(back.map_or(Put::Changed, |done| Put::Back(format!("{} {} {done}", K::KIND, self.key))))
     }
 
     async fn delete(&self, client: &Client) -> Result<bool, WriteError> {
@@ -175,7 +185,7 @@ impl<K: Resource + Send + Sync + 'static> Held for Slot<K> {
         if labelled || seen.is_ours() { Presence::Ours } else { Presence::Foreign }
     }
 
-    fn put<'a>(&'a self, client: &'a Client, wanted: &'a Value) -> BoxFuture<'a, Result<bool, WriteError>> {
+    fn put<'a>(&'a self, client: &'a Client, wanted: &'a Value) -> BoxFuture<'a, Result<Put, WriteError>> {
         self.apply(client, wanted).boxed()
     }
 

@@ -4,9 +4,11 @@
 use std::error::Error;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::{DeleteParams, PatchParams, Preconditions};
 use kube::core::Status;
 use portico_api::cluster::Cluster;
+use portico_api::meta::ObjectKey;
 use portico_kube::FIELD_MANAGER;
 use portico_kube::error::describe;
 use portico_source::Object;
@@ -90,6 +92,19 @@ pub(crate) fn only_this(object: &Value) -> DeleteParams {
         ..DeleteParams::default()
     }
 }
+
+/// An object of the seed as Events name what they are about.
+pub(crate) fn part(kind: &str, key: &ObjectKey) -> ObjectReference {
+    ObjectReference {
+        kind: Some(kind.to_owned()),
+        namespace: Some(key.namespace.to_string()).filter(|namespace| !namespace.is_empty()),
+        name: Some(key.name.to_string()),
+        ..ObjectReference::default()
+    }
+}
+
+/// The reason of the Event about an object that somebody had changed or deleted.
+pub(crate) const PUT_BACK: &str = "PutBack";
 
 /// Checks that a Cluster, as it was written, has this condition. An API server does not say that it has
 /// dropped one which the definition of the kind lacks.

@@ -10,15 +10,17 @@ use portico_api::seed::Seed;
 use portico_expose::components::{Components, Part, components, tunnel_hosts, usable};
 use portico_expose::exposure::MANAGED_BY;
 use portico_kube::FIELD_MANAGER;
+use portico_kube::events::{Note, Severity};
 use serde_json::Value;
 use tokio::time::Instant;
 use tracing::info;
 
 use super::tunnel::{is_in_the_way, names};
 use super::{Context, State};
+use crate::above::reference;
 use crate::exposure::ingress_of;
-use crate::slot::{Held, Presence, WriteError};
-use crate::write::request;
+use crate::slot::{Held, Presence, Put, WriteError};
+use crate::write::{PUT_BACK, part, request};
 
 /// How long a load balancer may take until it has an address. Clouds need one to three minutes.
 const ADDRESS_GRACE: SignedDuration = SignedDuration::from_mins(5);
@@ -56,7 +58,7 @@ impl Context {
         self.status.seeds(|seeds| seeds.certificate_ends = tunnel.ends.map(|end| end.as_second()));
         let settings = &self.settings.gateway;
         let wanted = components(seed, &load_balancer, &configuration, settings, tunnel.serves);
-        self.write_parts(&wanted).await?;
+        self.write_parts(seed, &wanted).await?;
         let state = tunnel.problem.unwrap_or_else(|| self.availability());
         Ok(if state.ready { self.reachability(state) } else { state })
     }
@@ -136,7 +138,7 @@ impl Context {
         })
     }
 
-    async fn write_parts(&self, wanted: &Components) -> Result<(), WriteError> {
+    async fn write_parts(&self, seed: &Seed, wanted: &Components) -> Result<(), WriteError> {
         for (part, held) in &self.parts {
             match wanted.objects.iter().find(|(wanted, _)| wanted == part) {
                 None => self.remove(&**held).await?,
@@ -144,7 +146,7 @@ impl Context {
                     if *part == Part::Service && held.presence() == Presence::Absent {
                         self.create_front(&wanted.front).await?;
                     }
-                    self.write(&**held, &object.fields).await?;
+                    self.write(seed, &**held, &object.fields).await?;
                 }
             }
         }
@@ -176,13 +178,20 @@ impl Context {
         Ok(State::good("Disabled", message.to_owned()))
     }
 
-    /// Applies an object, and counts it if that changed anything.
-    pub(super) async fn write(&self, held: &dyn Held, wanted: &Value) -> Result<(), WriteError> {
+    /// Applies an object, and counts it if that changed anything. One that is put back is told on the Seed.
+    pub(super) async fn write(&self, seed: &Seed, held: &dyn Held, wanted: &Value) -> Result<(), WriteError> {
         self.lead()?;
-        let written = held.put(&self.client, wanted).await?;
-        self.count(written, held.kind());
-        if written {
-            info!(object = %held.key(), kind = held.kind(), "written");
+        let put = held.put(&self.client, wanted).await?;
+        self.count(put != Put::Unchanged, held.kind());
+        match put {
+            Put::Unchanged => {}
+            Put::Changed => info!(object = %held.key(), kind = held.kind(), "written"),
+            Put::Back(text) => {
+                info!(object = %held.key(), kind = held.kind(), "{text}");
+                let note =
+                    Note { severity: Severity::Normal, reason: PUT_BACK, action: "KeepGateway", text: &text };
+                self.events.publish_about(&reference(seed), part(held.kind(), held.key()), note).await;
+            }
         }
         Ok(())
     }

@@ -1,11 +1,9 @@
 //! How it stands with every Seed: as a condition, in the log and as an Event when it changes, in the status.
 
-use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::{NamespaceResourceScope, Resource};
 use kube::api::Patch;
 use kube::core::Status;
 use portico_api::cluster::ClusterCondition;
-use portico_api::meta::Kind;
 use portico_api::seed::Seed;
 use portico_kube::events::{Note, Severity};
 use portico_source::served::ServedKind;
@@ -13,6 +11,7 @@ use serde_json::{Value, json};
 use tracing::{info, warn};
 
 use super::{Context, State};
+use crate::above::reference;
 use crate::cache::api;
 use crate::condition::condition;
 use crate::slot::WriteError;
@@ -77,20 +76,12 @@ impl Context {
 
     /// An Event on the Seed, and a line in the log.
     pub(super) async fn tell(&self, seed: &Seed, severity: Severity, reason: &str, text: &str) {
-        let (key, meta) = (seed.metadata.key(), &seed.metadata);
+        let key = seed.metadata.key();
         match severity {
             Severity::Normal => info!(seed = %key, reason, "{text}"),
             Severity::Warning => warn!(seed = %key, reason, "{text}"),
         }
-        let object = ObjectReference {
-            api_version: Some(Written::API_VERSION.to_owned()),
-            kind: Some(Kind::Seed.name().to_owned()),
-            namespace: Some(meta.namespace.to_string()),
-            name: Some(meta.name.to_string()),
-            uid: Some(meta.uid.to_string()),
-            ..ObjectReference::default()
-        };
-        self.events.publish(&object, Note { severity, reason, action: "KeepGateway", text }).await;
+        self.events.publish(&reference(seed), Note { severity, reason, action: "KeepGateway", text }).await;
     }
 
     /// Writes the condition, if it says something else than before.

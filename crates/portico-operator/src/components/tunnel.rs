@@ -50,7 +50,7 @@ impl Context {
         let profile = self.issued.profile(names);
         let held = || self.certificate.value().map(|secret| self.issued.pair(&secret));
         let mut tunnel = if is_provided(seed) {
-            self.provided(&profile, held().as_ref(), now).await?
+            self.provided(seed, &profile, held().as_ref(), now).await?
         } else {
             self.made(seed, &profile, held().as_ref(), now).await?
         };
@@ -62,6 +62,7 @@ impl Context {
     /// Judges a certificate that something else makes, and passes on what it is to be trusted by.
     async fn provided(
         &self,
+        seed: &Seed,
         profile: &Profile,
         pair: Option<&Pair>,
         now: Timestamp,
@@ -92,7 +93,7 @@ impl Context {
         if trusted.is_empty() {
             self.remove(&self.trusted).await?;
         } else {
-            self.trust(&trusted).await?;
+            self.trust(seed, &trusted).await?;
         }
         Ok(Tunnel { serves: whole.is_some(), problem, ends: None })
     }
@@ -118,7 +119,7 @@ impl Context {
         }
         let due = self.issued.due(found.as_ref(), pair, profile, now).map_err(impossible)?;
         if let Some((secret, step)) = due.authority {
-            self.write(&self.authority, &secret).await?;
+            self.write(seed, &self.authority, &secret).await?;
             if let Some(step) = step {
                 let text = format!("Secret {}: {step}", self.authority.key());
                 self.tell(seed, Severity::Normal, "TunnelAuthority", &text).await;
@@ -130,13 +131,13 @@ impl Context {
                 return stays(State::bad("AuthorityUnusable", message));
             }
             Ok(Some((secret, why))) => {
-                self.write(&self.certificate, &secret).await?;
+                self.write(seed, &self.certificate, &secret).await?;
                 let text = format!("Secret {}: the certificate is issued: {why}", self.certificate.key());
                 self.tell(seed, Severity::Normal, "CertificateIssued", &text).await;
             }
             Ok(None) => {}
         }
-        self.trust(&due.trusted).await?;
+        self.trust(seed, &due.trusted).await?;
         Ok(Tunnel { serves: true, problem: None, ends: None })
     }
 
@@ -152,10 +153,10 @@ impl Context {
     }
 
     /// Writes what agents must trust.
-    async fn trust(&self, certificates: &str) -> Result<(), WriteError> {
+    async fn trust(&self, seed: &Seed, certificates: &str) -> Result<(), WriteError> {
         let metadata = self.issued.metadata(self.trusted.key());
         let wanted = json!({"metadata": metadata, "data": {CA_CERTIFICATE: certificates}});
-        self.write(&self.trusted, &wanted).await
+        self.write(seed, &self.trusted, &wanted).await
     }
 }
 

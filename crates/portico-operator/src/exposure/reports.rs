@@ -1,12 +1,14 @@
 //! How it stands with every cluster: in the log and as an Event when it changes, and in the status.
 
 use portico_api::cluster::Cluster;
+use portico_api::meta::ObjectKey;
 use portico_expose::exposure::Standing;
 use portico_kube::events::{Events, Note, Severity};
 use tracing::{debug, warn};
 
 use crate::exposed::reference;
 use crate::status::{ClusterReport, StatusHandle};
+use crate::write::{PUT_BACK, part};
 
 /// Clusters whose trouble is written to the log one by one; `/status` has all of them.
 const MAX_LOGGED: usize = 10;
@@ -38,4 +40,16 @@ pub(super) async fn report(
     let severity = if *exposed { Severity::Normal } else { Severity::Warning };
     let note = Note { severity, reason, action: "ExposeCluster", text: message };
     events.publish(&reference(cluster), note).await;
+}
+
+/// Says that an object of `cluster` is as it was before somebody had `done` something to it.
+pub(super) async fn tell_put_back(
+    cluster: &Cluster,
+    (kind, key): (&str, &ObjectKey),
+    done: &str,
+    events: &Events,
+) {
+    let text = &*format!("{kind} {} {done}", key.name);
+    let note = Note { severity: Severity::Normal, reason: PUT_BACK, action: "ExposeCluster", text };
+    events.publish_about(&reference(cluster), part(kind, key), note).await;
 }

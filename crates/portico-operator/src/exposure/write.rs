@@ -10,6 +10,8 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{DeleteParams, ListParams, Patch};
 use kube::{Api, ResourceExt};
 use portico_api::cluster::{Cluster, EXPOSED};
+use portico_api::meta::ObjectKey;
+use portico_api::names::ClusterName;
 use portico_expose::exposure::{SERVICE_NAME, SLICE_MANAGED_BY, Standing, Wanted};
 use portico_kube::apply::{Applied, ApplyError, apply};
 use portico_kube::error::describe;
@@ -20,6 +22,7 @@ use thiserror::Error;
 use tokio::time::{Instant, timeout};
 
 use super::Context;
+use super::reports::tell_put_back;
 use crate::cache::{Cache, api, version};
 use crate::contention::Fight;
 use crate::write::{
@@ -173,11 +176,15 @@ impl Context {
             let what = format!("{SELECTOR} {own}/{name}");
             let (as_portico, patch) = (as_portico(), Patch::Merge(&wanted));
             let written = self.request(&what, services.patch(name, &as_portico, &patch)).await?;
-            self.fight(cluster, (SELECTOR, name), |fight| {
-                fight.applied(&wanted, Some(&*current), true, Instant::now());
+            let back = self.fight(cluster, (SELECTOR, name), |fight| {
+                fight.applied(&wanted, Some(&*current), true, Instant::now())
             });
             self.services.written(written);
             self.tally.wrote("Service");
+            if let Some(done) = back {
+                tell_put_back(cluster, (Service::KIND, &ObjectKey::new(own, name)), &done, &self.events)
+                    .await;
+            }
         }
         let endpoints = Api::<Endpoints>::namespaced(self.client.clone(), own);
         let what = format!("Endpoints {own}/{name}");
@@ -221,12 +228,16 @@ impl Context {
             Applied::Unchanged => None,
             Applied::Changed(object) => Some(object),
         };
-        self.fight(cluster, (K::KIND, &wanted.name), |fight| {
-            fight.applied(&wanted.fields, current.as_deref(), changed.is_some(), Instant::now());
+        let back = self.fight(cluster, (K::KIND, &wanted.name), |fight| {
+            fight.applied(&wanted.fields, current.as_deref(), changed.is_some(), Instant::now())
         });
         if let Some(object) = &changed {
             cache.written(object.clone());
             self.tally.wrote(K::KIND);
+        }
+        if let Some(done) = back {
+            tell_put_back(cluster, (K::KIND, &ObjectKey::new(namespace, &wanted.name)), &done, &self.events)
+                .await;
         }
         Ok(changed)
     }
@@ -247,6 +258,12 @@ impl Context {
             Err(error) => return Err(error),
         }
         cache.gone(own, &name);
+        if let Some(cluster) = ClusterName::of_namespace(own)
+            && let Some(fights) = self.fights().get_mut(cluster.as_str())
+            && let Some(fight) = fights.0.get_mut(&(K::KIND, name))
+        {
+            fight.deleted();
+        }
         Ok(())
     }
 
@@ -266,10 +283,15 @@ impl Context {
     }
 
     /// Records what became of an object of a cluster.
-    fn fight(&self, cluster: &Cluster, (kind, name): (&'static str, &str), record: impl FnOnce(&mut Fight)) {
+    fn fight<T>(
+        &self,
+        cluster: &Cluster,
+        (kind, name): (&'static str, &str),
+        record: impl FnOnce(&mut Fight) -> T,
+    ) -> T {
         let mut fights = self.fights();
         let fights = fights.entry(cluster.metadata.name.to_string()).or_default();
-        record(fights.0.entry((kind, name.to_owned())).or_default());
+        record(fights.0.entry((kind, name.to_owned())).or_default())
     }
 
     /// Ends a pass that another replica does by now.

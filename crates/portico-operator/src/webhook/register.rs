@@ -21,7 +21,8 @@ use tracing::{info, warn};
 use super::server::PATH;
 use super::{Context, Reached};
 use crate::kkp::Kkp;
-use crate::slot::{Held, Presence, WriteError};
+use crate::slot::{Held, Presence, Put, WriteError};
+use crate::write::{PUT_BACK, part};
 
 /// Seconds that the API server waits for an answer, before it admits.
 const TIMEOUT: u8 = 3;
@@ -185,9 +186,15 @@ impl Context {
 
     async fn write(&self, held: &dyn Held, wanted: &Value) -> Result<(), WriteError> {
         self.lead()?;
-        if held.put(&self.client, wanted).await? {
+        let put = held.put(&self.client, wanted).await?;
+        if put != Put::Unchanged {
             self.tally.wrote(held.kind());
             info!(object = name(held.key()), kind = held.kind(), "written");
+        }
+        if let Put::Back(text) = put {
+            let note =
+                Note { severity: Severity::Normal, reason: PUT_BACK, action: "KeepWebhook", text: &text };
+            self.events.publish_about(&self.reference(), part(held.kind(), held.key()), note).await;
         }
         Ok(())
     }
@@ -229,15 +236,19 @@ impl Context {
             Severity::Normal => info!(reason, "{text}"),
             Severity::Warning => warn!(reason, "{text}"),
         }
+        self.events.publish(&self.reference(), Note { severity, reason, action: "KeepWebhook", text }).await;
+    }
+
+    /// The configuration as Events name it.
+    fn reference(&self) -> ObjectReference {
         let seen = self.configuration.value().unwrap_or_default();
-        let object = ObjectReference {
+        ObjectReference {
             api_version: Some(ValidatingWebhookConfiguration::API_VERSION.to_owned()),
             kind: Some(ValidatingWebhookConfiguration::KIND.to_owned()),
             name: Some(self.configuration.key().name.to_string()),
             uid: seen.pointer("/metadata/uid").and_then(Value::as_str).map(str::to_owned),
             ..ObjectReference::default()
-        };
-        self.events.publish(&object, Note { severity, reason, action: "KeepWebhook", text }).await;
+        }
     }
 
     /// When the certificate ends that is served now.

@@ -8,7 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 use kube::Client;
 use portico_api::meta::ObjectKey;
 use portico_expose::components::GatewaySettings;
-use portico_lab::faulty_api::FaultyApi;
+use portico_lab::faulty_api::{Answer, FaultyApi};
 use portico_lab::{ApiServer, Authority, Kubectl};
 use portico_operator::{ComponentSettings, SeedsStatus, WorkStatus};
 use serde_json::{Value, json};
@@ -280,6 +280,8 @@ fn what_an_admin_breaks_heals(kubectl: &Kubectl) {
     patch(kubectl, "deployment/portico-gateway", &json!({"spec": {"replicas": 7}}));
     until("the replicas of before", || {
         ensure!(get(kubectl, "deployment/portico-gateway")?["spec"]["replicas"] == 2);
+        let events = kubectl.run(&["events", "--for=seed/north", "-n", "portico"])?;
+        ensure!(events.contains("PutBack") && events.contains("changed by \"kubectl-patch\""), "{events}");
         Ok(())
     });
     for object in OBJECTS.iter().filter(|object| **object != "secret/portico-tunnel-ca") {
@@ -429,8 +431,13 @@ async fn certificates_are_renewed_before_they_end_and_a_named_seed_shares_its_ga
     };
     let data = |object: &str| get(kubectl, object).unwrap()["data"].clone();
 
-    let operator = start("now", Timestamp::now);
+    // A condition that cannot be written is tried again; nothing else about the gateway changes.
+    let faulty = FaultyApi::default();
+    faulty.rules(|rules| rules.answers = vec![("/seeds/north/status", Answer::Status(500), 2)]);
+    let now = settings(Timestamp::now, Some("north"));
+    let operator = start_with(&faulty.client(&client), "now", now);
     wait_reason(kubectl, "north", "GatewayUnavailable");
+    assert!(faulty.has_answered() && work(&operator).errors["WriteRefused"] >= 2, "{:?}", work(&operator));
     let message = wait_reason(kubectl, "south", "GatewayShared");
     assert!(message.contains("Seed north"), "{message}");
     operator.stop().await;

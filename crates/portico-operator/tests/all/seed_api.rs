@@ -75,6 +75,12 @@ async fn an_operator_to_which_the_seed_is_mute_or_slow_steps_down_comes_back_and
     second.stop().await;
     wait_reports(&first, 3);
     assert_eq!(first.work("portico-exposure").writes, written);
+    // Of that time there can be no Event before.
+    until("how long it was away", || {
+        let events = kubectl.run(&["events", "--for=seed/north", "-n", "portico"])?;
+        ensure!(events.contains("SeedApiAway") && events.contains(" s; changes of that time"), "{events}");
+        Ok(())
+    });
     kubectl.apply_json(&cluster("d", "Tunneling")).unwrap();
     until("a cluster more", || {
         ensure!(leads(&first), "it steps down");

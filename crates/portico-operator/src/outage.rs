@@ -1,0 +1,104 @@
+//! The seed's API server was away: told once it is back, because nothing can be written before.
+//!
+//! By the watch of Seeds, which hears from the API server every minute at least.
+
+use std::mem;
+use std::time::Duration;
+
+use futures_util::future;
+use k8s_openapi::api::core::v1::ObjectReference;
+use portico_kube::events::{Events, Note, Severity};
+use tokio::sync::watch as channel;
+use tokio::time::{Instant, timeout};
+use tracing::warn;
+
+use crate::kkp::{Kkp, KkpWatch};
+
+/// What is shorter is a restart of the API server, which concerns nobody.
+const TOLD: Duration = Duration::from_secs(30);
+
+/// How long a replica waits to lead again. One that leads instead tells of what it saw itself.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The name of this watcher on Events.
+pub(crate) const CONTROLLER: &str = "portico-operator";
+
+/// When the API server was heard last, and whether it has failed since.
+pub(crate) struct Outage {
+    heard: Instant,
+    fails: bool,
+    over: channel::Sender<Duration>,
+}
+
+impl Outage {
+    /// Begins with an API server that answers, and returns how long each outage was that is over.
+    pub(crate) fn new(now: Instant) -> (Self, channel::Receiver<Duration>) {
+        let (over, outages) = channel::channel(Duration::ZERO);
+        (Self { heard: now, fails: false, over }, outages)
+    }
+
+    /// The API server has answered, or has failed to.
+    pub(crate) fn sign(&mut self, answers: bool, now: Instant) {
+        if !answers {
+            self.fails = true;
+            return;
+        }
+        let away = now.duration_since(mem::replace(&mut self.heard, now));
+        if mem::take(&mut self.fails) && away >= TOLD {
+            self.over.send_replace(away);
+        }
+    }
+}
+
+/// Tells of each outage on all of `seeds`, for ever.
+pub(crate) async fn run(
+    mut outages: channel::Receiver<Duration>,
+    seeds: impl Fn() -> Vec<ObjectReference>,
+    kkp: KkpWatch,
+    events: Events,
+    mut leads: channel::Receiver<bool>,
+) {
+    while outages.changed().await.is_ok() {
+        let away = outages.borrow_and_update().as_secs();
+        let text = format!(
+            "the API server of this seed gave no usable answer for {away} s; changes of that time are made \
+             up for now"
+        );
+        warn!(away, "{text}");
+        let leads = timeout(PATIENCE, leads.wait_for(|leads| *leads)).await.is_ok_and(|leads| leads.is_ok());
+        // Beside KKP nothing is written, no Event either.
+        if !leads || kkp.now() != Kkp::Absent {
+            continue;
+        }
+        for seed in seeds() {
+            let severity = Severity::Warning;
+            let note = Note { severity, reason: "SeedApiAway", action: "WatchSeed", text: &text };
+            events.publish(&seed, note).await;
+        }
+    }
+    // The watch is gone, and with it the operator.
+    future::pending().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_outage_is_told_once_it_is_over_with_the_silence_before_it() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let (mut outage, mut outages) = Outage::new(start);
+        for (second, answers) in [(60, true), (100, false), (120, false)] {
+            outage.sign(answers, at(second));
+            assert!(!outages.has_changed().unwrap(), "{second}");
+        }
+        outage.sign(true, at(150));
+        assert_eq!(*outages.borrow_and_update(), Duration::from_secs(90));
+        // A restart, and then silence without a failure.
+        for (second, answers) in [(151, false), (160, true), (220, true)] {
+            outage.sign(answers, at(second));
+        }
+        assert!(!outages.has_changed().unwrap());
+    }
+}
