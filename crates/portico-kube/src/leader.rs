@@ -86,7 +86,14 @@ impl Candidate {
     /// Reads the Lease, unless this replica wrote it last, and does what follows. Returns since when this
     /// replica holds it: since before the request, because another one counts from the moment when the API
     /// server has it.
-    async fn attempt(&mut self, api: &Api<Lease>, settings: &LeaseSettings) -> kube::Result<Option<Instant>> {
+    ///
+    /// If it may not hold it, it reads on, so that it knows a holder that is gone as soon as it may.
+    async fn attempt(
+        &mut self,
+        api: &Api<Lease>,
+        settings: &LeaseSettings,
+        may: bool,
+    ) -> kube::Result<Option<Instant>> {
         // Whatever comes of it, what is known is out of date then.
         let lease = match self.own.take() {
             Some(own) => Some(own),
@@ -96,6 +103,12 @@ impl Candidate {
         let next = self.next_step(lease.as_ref(), started);
         let waits = next == NextStep::Wait;
         self.other = lease.as_ref().filter(|_| waits).map(|lease| holder(lease, settings));
+        if !may {
+            if next == NextStep::Renew {
+                release(api, settings).await?;
+            }
+            return Ok(None);
+        }
         let claim = self.claim(lease, settings, Timestamp::now());
         let written = match next {
             NextStep::Wait => return Ok(None),
@@ -173,13 +186,32 @@ pub async fn elect(
     leading: watch::Sender<bool>,
     other: watch::Sender<Option<Holder>>,
 ) {
+    let always = watch::Sender::new(true);
+    elect_while(client, settings, always.subscribe(), leading, other).await;
+}
+
+/// The same, but for as long as it `may` hold the Lease: without that it stops at once, and releases it.
+pub async fn elect_while(
+    client: Client,
+    settings: LeaseSettings,
+    mut may: watch::Receiver<bool>,
+    leading: watch::Sender<bool>,
+    other: watch::Sender<Option<Holder>>,
+) {
     let api: Api<Lease> = Api::namespaced(client, &settings.namespace);
     let mut candidate = Candidate { identity: settings.identity.clone(), seen: None, own: None, other: None };
     let mut renewed: Option<Instant> = None;
     loop {
         // Whoever does not hold it may take its time: it takes a read and a write, at a slow API server too.
         let limit = if renewed.is_some() { REQUEST_TIMEOUT } else { 2 * REQUEST_TIMEOUT };
-        match timeout(limit, candidate.attempt(&api, &settings)).await {
+        let now_may = *may.borrow_and_update();
+        let attempt = timeout(limit, candidate.attempt(&api, &settings, now_may));
+        let attempted = tokio::select! {
+            attempted = attempt => attempted,
+            // What comes of a write in flight the next read shows.
+            Ok(()) = may.changed() => Ok(Ok(None)),
+        };
+        match attempted {
             Ok(Ok(held_since)) => renewed = held_since,
             // Another replica was quicker; the next read shows which.
             Ok(Err(kube::Error::Api(status))) if status.is_conflict() || status.is_already_exists() => {
@@ -206,6 +238,7 @@ pub async fn elect(
             renewed.map_or(RETRY, |at| RETRY.min((at + RENEW_DEADLINE).duration_since(Instant::now())));
         tokio::select! {
             () = sleep(pause) => {}
+            Ok(()) = may.changed() => {}
             () = leading.closed() => break,
         }
     }

@@ -5,8 +5,6 @@
 //! One that waits for an operator of another installation says so: an Event on that Lease, the log, and the
 //! status.
 
-use std::time::Duration;
-
 use futures_util::future::join3;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
@@ -14,14 +12,10 @@ use portico_kube::events::{Events, Note, Severity};
 use portico_kube::leader::{self, Holder, LeaseSettings};
 use portico_kube::text::one_line;
 use tokio::sync::watch as channel;
-use tokio::time::timeout;
 use tracing::{info, warn};
 
 use crate::front::Settings;
 use crate::status::StatusHandle;
-
-/// Time limit of releasing a Lease.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Where the Lease of the cluster is: in the one namespace that every cluster has.
 const NAMESPACE: &str = "kube-system";
@@ -61,49 +55,9 @@ pub(crate) async fn elect_operator(
     let (holding, holds) = channel::channel(false);
     let (other, others) = channel::channel(None);
     let whole = leader::elect(client.clone(), settings, holding, other);
-    join3(whole, within(client, front, holds, leading), tell(service, others, events, status)).await;
-}
-
-/// Tries to lead for one front Service while this process `holds` the cluster. In this order: two that each
-/// hold one of the two would wait for each other for ever.
-async fn within(
-    client: Client,
-    front: Settings,
-    mut holds: channel::Receiver<bool>,
-    leading: channel::Sender<bool>,
-) {
-    loop {
-        tokio::select! {
-            () = leading.closed() => return,
-            held = holds.wait_for(|holds| *holds) => if held.is_err() { return },
-        }
-        let (elected, leads) = channel::channel(false);
-        let mut election = Box::pin(elect_front(client.clone(), front.clone(), elected));
-        tokio::select! {
-            () = &mut election => {}
-            () = follow(&mut holds, leads, &leading) => {}
-        }
-        leading.send_replace(false);
-        // `leads` is gone, so that the Lease is released.
-        _ = timeout(RELEASE_TIMEOUT, election).await;
-    }
-}
-
-/// Passes on whether this process leads, while it holds the cluster.
-async fn follow(
-    holds: &mut channel::Receiver<bool>,
-    mut leads: channel::Receiver<bool>,
-    leading: &channel::Sender<bool>,
-) {
-    loop {
-        tokio::select! {
-            () = leading.closed() => return,
-            _ = holds.wait_for(|holds| !holds) => return,
-            changed = leads.changed() => if changed.is_err() { return },
-        }
-        let now = *leads.borrow_and_update();
-        leading.send_if_modified(|leading| std::mem::replace(leading, now) != now);
-    }
+    // In this order: two that each hold one of the two would wait for each other for ever.
+    let within = leader::elect_while(client, front.lease(), holds, leading, channel::Sender::new(None));
+    join3(whole, within, tell(service, others, events, status)).await;
 }
 
 /// Says when an operator of another installation leads, and when none does any more.

@@ -218,3 +218,26 @@ async fn who_waits_knows_who_holds_and_what_that_one_says_until_it_holds_itself(
     sleep(Duration::from_secs(5)).await;
     assert!(*b.borrow() && of_b.borrow().is_none());
 }
+
+#[tokio::test(start_paused = true)]
+async fn who_may_not_hold_a_lease_neither_takes_nor_keeps_it_and_takes_one_of_a_dead_holder_at_once() {
+    let (server, way) = (Arc::<Server>::default(), Arc::<Way>::default());
+    let (allow, may) = watch::channel(false);
+    let (leading, mut leads) = watch::channel(false);
+    let other = watch::Sender::new(None);
+    tokio::spawn(elect_while(way.client(&server), settings("a"), may, leading, other));
+    sleep(Duration::from_secs(5)).await;
+    assert!(server.lease.lock().unwrap().is_none() && !*leads.borrow());
+    *server.lease.lock().unwrap() = Some(serde_json::to_value(lease("dead", "1")).unwrap());
+    sleep(Duration::from_secs(20)).await;
+    allow.send_replace(true);
+    timeout(Duration::from_secs(1), leads.wait_for(|leads| *leads)).await.unwrap().unwrap();
+    way.mute.store(true, Ordering::Relaxed);
+    sleep(Duration::from_secs(3)).await;
+    allow.send_replace(false);
+    timeout(Duration::from_millis(1), leads.wait_for(|leads| !*leads)).await.unwrap().unwrap();
+    way.mute.store(false, Ordering::Relaxed);
+    sleep(Duration::from_secs(15)).await;
+    let holder = server.lease.lock().unwrap().as_ref().unwrap()["spec"]["holderIdentity"].clone();
+    assert!(holder.is_null(), "{holder}");
+}
