@@ -1,5 +1,6 @@
 //! The admission webhook, asked by a real API server: mistakes across objects are refused in the words of
-//! `portico check`, what was wrong before may stay, and nothing is refused while it is away.
+//! `portico check`, what was wrong before may stay, and nothing is refused while it is away. And a kill at
+//! every write of it.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use jiff::Timestamp;
 use kube::Client;
 use portico_api::annotations::EXPOSE;
 use portico_api::meta::ObjectKey;
+use portico_lab::faulty_api::FaultyApi;
 use portico_lab::{ApiServer, Kubectl};
 use portico_operator::{Reached, WebhookSettings, WebhookStatus};
 use portico_sync::{ReadAs, Site, SiteSettings};
@@ -23,7 +25,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-use crate::support::{Running, beside_kkp, cluster, install_operator};
+use crate::support::{Running, beside_kkp, cluster, install_operator, release};
 use crate::until;
 
 /// What the API server trusts.
@@ -305,4 +307,46 @@ async fn hostile_clients_disturb_nobody(kubectl: &Kubectl, address: SocketAddr) 
     let error = format!("{:#}", dry_run(kubectl, &in_datacenter("d", "lab-9")).unwrap_err());
     assert!(error.contains("no Seed lists the datacenter"), "{error}");
     drop(silent);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_at_any_write_the_next_one_registers_the_same_webhook() {
+    const SECRETS: [&str; 2] = ["secret/portico-webhook-ca", "secret/portico-webhook"];
+    let api = ApiServer::start("webhook-kill").unwrap();
+    let kubectl = api.kubectl();
+    let direct = install_operator(kubectl, api.access()).await;
+    let by_service = || Reached::Service(ObjectKey::new("portico", "portico-operator"));
+    let mut expected: Option<Value> = None;
+    for writes in 0.. {
+        let faulty = FaultyApi::default();
+        faulty.rules(|rules| rules.writes_left = Some(writes));
+        let client = faulty.client(&direct);
+        let killed = start(&client, &format!("killed-{writes}"), listen(&api).await, by_service()).await;
+        let mut complete = false;
+        until("a write that is withheld, or the end", || {
+            complete = webhook(&killed).registered;
+            ensure!(complete || faulty.rules(|rules| rules.withheld), "{:?}", webhook(&killed));
+            Ok(())
+        });
+        killed.kill().await;
+        release(kubectl);
+        let next = start(&direct, &format!("next-{writes}"), listen(&api).await, by_service()).await;
+        until("the webhook", || {
+            ensure!(webhook(&next).registered, "{:?}", webhook(&next));
+            Ok(())
+        });
+        next.stop().await;
+        let mut found = configuration(kubectl).unwrap()["webhooks"].take();
+        let authority = kubectl.get(&[SECRETS[0], "-n", "portico"]).unwrap()["data"]["ca.crt"].take();
+        for webhook in found.as_array_mut().unwrap() {
+            assert_eq!(webhook["clientConfig"]["caBundle"].take(), authority, "killed after {writes} writes");
+        }
+        assert_eq!(*expected.get_or_insert_with(|| found.clone()), found, "killed after {writes} writes");
+        if complete {
+            assert!(writes > 2, "only {writes} writes were withheld");
+            return;
+        }
+        kubectl.run(&["delete", "validatingwebhookconfiguration", "portico"]).unwrap();
+        kubectl.run(&[&["delete", "-n", "portico"][..], &SECRETS].concat()).unwrap();
+    }
 }
