@@ -1,15 +1,15 @@
-//! An operator that is killed between any two writes inside a user cluster.
+//! An operator that is killed between any two writes for a user cluster, inside of it and on the seed.
 
-use anyhow::ensure;
+use anyhow::{Result, ensure};
 use portico_kube::client;
-use portico_lab::Kubectl;
 use portico_lab::control_plane::ADMINS;
 use portico_lab::faulty_api::FaultyApi;
+use portico_lab::{ApiServer, Kubectl};
 use portico_pki::Kubeconfig;
 use serde_json::{Value, json};
 
-use super::{Stage, put_kubeconfig, user_clusters};
-use crate::support::{cluster, give_address, release};
+use super::{Stage, administrators, put_kubeconfig, put_secret, user_clusters};
+use crate::support::{Running, cluster, give_address, insides, install, release};
 use crate::until;
 
 /// What Portico has inside the user cluster, less what differs from run to run.
@@ -112,4 +112,64 @@ async fn killed_between_any_two_writes_inside_a_cluster_the_next_one_goes_on_to_
     });
     operator.stop().await;
     assert!(tunneling.len() > load_balancer.len() && !load_balancer.is_empty());
+}
+
+/// What the controller wrote on the seed, less what differs from run to run.
+fn on_seed(kubectl: &Kubectl) -> Result<Value> {
+    let cluster = kubectl.get(&["cluster", "a"])?;
+    let secret = kubectl.get(&["secret", "admin-kubeconfig", "-n", "cluster-a"])?;
+    let condition = &cluster["status"]["conditions"]["PorticoUserClusterReady"];
+    let ca = cluster["metadata"]["annotations"].get("portico.k8c.io/api-server-ca");
+    ensure!(ca.is_some() && condition["reason"] == "Unreachable", "{cluster}");
+    Ok(json!([ca, condition["message"], secret["metadata"]["labels"], secret["type"]]))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_between_any_two_writes_on_the_seed_the_next_one_goes_on_to_the_same_objects() {
+    let api = ApiServer::start("user-cluster-seed-kill").unwrap();
+    let kubectl = api.kubectl();
+    let direct = install(kubectl, api.access()).await;
+    // Nobody listens there: all writes are on the seed.
+    let kubeconfig = Kubeconfig { server: "https://127.0.0.1:1".into(), ..administrators(api.access()) };
+    kubectl.apply_json(&cluster("a", "Tunneling")).unwrap();
+    // The objects of the exposure are there before.
+    let exposing = Running::start(&direct, "exposing");
+    until("the exposure", || {
+        ensure!(exposing.clusters().reports.contains_key("a"));
+        Ok(())
+    });
+    put_kubeconfig(kubectl, "a", &kubeconfig.to_yaml());
+    let authority = api.access().authority().identity();
+    put_secret(kubectl, "a", "ca", &json!({"ca.crt": authority.cert, "ca.key": authority.key}));
+    exposing.stop().await;
+    let mut expected: Option<Value> = None;
+    for writes in 0.. {
+        let faulty = FaultyApi::default();
+        faulty.rules(|rules| rules.writes_left = Some(writes));
+        let start = |client: &kube::Client, way: &str| {
+            Running::start_with(client, &format!("{way}-{writes}"), |it| it.with_user_clusters(insides(None)))
+        };
+        let killed = start(&faulty.client(&direct), "killed");
+        until("a write that is withheld, or the end", || {
+            ensure!(faulty.rules(|rules| rules.withheld) || on_seed(kubectl).is_ok());
+            Ok(())
+        });
+        let complete = !faulty.rules(|rules| rules.withheld);
+        killed.kill().await;
+        release(kubectl);
+        let next = start(&direct, "next");
+        until("everything", || on_seed(kubectl).map(drop));
+        next.stop().await;
+        let found = on_seed(kubectl).unwrap();
+        assert_eq!(*expected.get_or_insert_with(|| found.clone()), found, "killed after {writes} writes");
+        if complete {
+            assert!(writes > 2, "only {writes} writes were withheld");
+            return;
+        }
+        kubectl.run(&["delete", "secret", "admin-kubeconfig", "-n", "cluster-a"]).unwrap();
+        kubectl.run(&["annotate", "cluster", "a", "portico.k8c.io/api-server-ca-"]).unwrap();
+        let gone = r#"{"status": {"conditions": {"PorticoUserClusterReady": null}}}"#;
+        let status = ["patch", "cluster", "a", "--subresource=status", "--type=merge", "-p", gone];
+        kubectl.run(&status).unwrap();
+    }
 }
