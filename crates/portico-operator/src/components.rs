@@ -39,7 +39,9 @@ use crate::kkp::{Kkp, KkpWatch};
 use crate::slot::{Held, Slot, WriteError};
 use crate::status::StatusHandle;
 use crate::tally::Tally;
+use clock::CLOCK_OFF;
 
+mod clock;
 mod pass;
 mod reports;
 mod tunnel;
@@ -50,8 +52,11 @@ const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// The longest pause between two attempts. Never given up: the cause may have been repaired.
 const LAST_RETRY: Duration = Duration::from_secs(60);
 
-/// How often everything is looked at without any change: certificates end by time alone.
-const PERIOD: Duration = Duration::from_secs(3_600);
+/// How often everything is looked at without any change: certificates end, and clocks drift, by time alone.
+const PERIOD: Duration = Duration::from_mins(10);
+
+/// The same while the clock is off.
+const CLOCK_PERIOD: Duration = Duration::from_secs(30);
 
 /// Seeds at a time. They share the gateway.
 const CONCURRENCY: u16 = 1;
@@ -212,7 +217,10 @@ async fn reconcile(served: Arc<Served<Seed>>, context: Arc<Context>) -> Result<A
         Kkp::Absent => context.observe(None),
     }
     let started = Instant::now();
-    let outcome = context.pass(seed).await;
+    let outcome = match context.pass(seed).await {
+        Ok(state) => Ok(context.with_clock(state).await),
+        failed => failed,
+    };
     context.tally.passed(started.elapsed());
     match outcome {
         Ok(state) => match context.report(seed, &state, false).await {
@@ -269,7 +277,10 @@ impl Context {
         let now = Instant::now();
         let due = self.held().filter_map(Held::due).map(|due| due.saturating_duration_since(now));
         let address = self.address_wait().filter(|wait| wait.is_positive()).map(|wait| wait.unsigned_abs());
-        Action::requeue(due.chain(address).min().unwrap_or(PERIOD).clamp(FIRST_RETRY, PERIOD))
+        let is_off =
+            self.status.seeds(|seeds| seeds.reports.values().any(|report| report.reason == CLOCK_OFF));
+        let clock = is_off.then_some(CLOCK_PERIOD);
+        Action::requeue(due.chain(address).chain(clock).min().unwrap_or(PERIOD).clamp(FIRST_RETRY, PERIOD))
     }
 
     fn retry(&self, seed: &Served<Seed>) -> Action {

@@ -224,6 +224,18 @@ async fn a_load_balancer_without_address_is_told_after_a_while_and_heals(kubectl
         Ok(())
     });
     give_address(kubectl, "203.0.113.6");
+    // That the clock is off is told where nothing is worse.
+    let message = wait_reason(kubectl, "north", "ClockOff");
+    assert!(message.contains("pods serve") && message.contains(" 6 minutes ahead of"), "{message}");
+    assert_eq!(condition(kubectl, "north").unwrap()["status"], "True");
+    assert_eq!(seeds(&operator).reports.into_values().next().unwrap().reason, "ClockOff");
+    until("the Event", || {
+        let events = kubectl.run(&["events", "--for=seed/north", "-n", "portico"])?;
+        ensure!(events.contains("ClockOff"), "{events}");
+        Ok(())
+    });
+    operator.stop().await;
+    let operator = start(client, "in-time");
     let message = wait_reason(kubectl, "north", "GatewayReady");
     assert!(!message.contains("no address"), "{message}");
     operator.stop().await;
@@ -443,7 +455,7 @@ async fn certificates_are_renewed_before_they_end_and_a_named_seed_shares_its_ga
     operator.stop().await;
     let (first, authority) = (data("secret/portico-tunnel"), data("secret/portico-tunnel-ca"));
 
-    // Clocks that are off by an hour agree about all of it.
+    // Clocks that are off by an hour agree about all of it, and are told.
     let ahead: fn() -> Timestamp = || Timestamp::now() + SignedDuration::from_hours(1);
     let behind: fn() -> Timestamp = || Timestamp::now() - SignedDuration::from_hours(1);
     for (identity, clock) in [("ahead", ahead), ("behind", behind)] {
@@ -452,7 +464,9 @@ async fn certificates_are_renewed_before_they_end_and_a_named_seed_shares_its_ga
             ensure!(seeds(&operator).reports.len() == 2 && work(&operator).passes >= 2);
             Ok(())
         });
-        assert_eq!(work(&operator).writes, BTreeMap::new(), "{identity}");
+        let message = wait_reason(kubectl, "south", "ClockOff");
+        assert!(message.contains(&format!("60 minutes {identity}")), "{message}");
+        assert_eq!(work(&operator).writes, BTreeMap::from([("Seed", 1)]), "{identity}: the condition");
         operator.stop().await;
     }
     // What one makes that is ahead the other one takes.
@@ -469,7 +483,8 @@ async fn certificates_are_renewed_before_they_end_and_a_named_seed_shares_its_ga
         ensure!(seeds(&operator).reports.len() == 2 && work(&operator).passes >= 2);
         Ok(())
     });
-    assert_eq!((work(&operator).writes, data("secret/portico-tunnel")), (BTreeMap::new(), first.clone()));
+    assert!(!work(&operator).writes.contains_key("Secret"), "{:?}", work(&operator));
+    assert_eq!(data("secret/portico-tunnel"), first);
     operator.stop().await;
 
     // A month before the end of the certificate.
