@@ -27,8 +27,8 @@ impl Context {
         let Some(ahead) = self.ahead().await.filter(|ahead| ahead.abs() > TOLERATED) else { return state };
         let side = if ahead.is_positive() { "ahead of" } else { "behind" };
         let message = format!(
-            "{}; but the operator's clock is {} minutes {side} the API server's: see NTP on the operator's node \
-             and on the control plane",
+            "{}; but the operator's clock is {} minutes {side} the API server's: see NTP on the operator's \
+             node and on the control plane",
             state.message,
             (ahead.abs().as_secs() + 30) / 60
         );
