@@ -152,7 +152,7 @@ async fn reconcile(exposed: Arc<Seen<Written>>, context: Arc<Context>) -> Result
         _ = leads.wait_for(|leads| !leads) => return Ok(Action::await_change()),
     };
     context.tally.passed(started.elapsed());
-    context.rests.passed(&name, outcome.is_ok(), started, Instant::now());
+    context.rests.passed(&name, started, Instant::now());
     outcome.map(|()| Action::requeue(period(&name)))
 }
 

@@ -1,4 +1,4 @@
-//! How long a cluster that held a place for long, and failed, leaves the places to others.
+//! How long a cluster that held a place for long leaves the places to others, whatever came of its pass.
 //!
 //! The pauses between retries do not bound that: each change of a cluster's objects on the seed begins a
 //! pass. So a few clusters that hang, and are touched again and again, would hold all places for ever.
@@ -9,9 +9,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A cluster rests so many times as long as its failed pass took: it holds a place for a third of the time at
-/// most. One that fails at once rests for no time that a person would notice.
+/// A cluster rests so many times as long as its pass took: it holds a place for a third of the time at most.
 const TIMES: u32 = 2;
+
+/// After a pass that took less, it does not.
+const SHORT: Duration = Duration::from_secs(2);
 
 /// The clusters that rest, by name, and until when.
 #[derive(Debug, Default)]
@@ -19,12 +21,12 @@ pub(super) struct Rests(Mutex<BTreeMap<String, Instant>>);
 
 impl Rests {
     /// A pass over a cluster has ended.
-    pub(super) fn passed(&self, name: &str, is_good: bool, started: Instant, now: Instant) {
-        let mut rests = self.all();
-        if is_good {
-            rests.remove(name);
+    pub(super) fn passed(&self, name: &str, started: Instant, now: Instant) {
+        let took = now - started;
+        if took < SHORT {
+            self.all().remove(name);
         } else {
-            rests.insert(name.to_owned(), now + (now - started) * TIMES);
+            self.all().insert(name.to_owned(), now + took * TIMES);
         }
     }
 
@@ -55,7 +57,7 @@ mod tests {
         let (pass, touch) = (Duration::from_secs(60), Duration::from_secs(1));
         while now - start < Duration::from_hours(1) {
             if rests.left("hangs", now).is_none() {
-                rests.passed("hangs", false, now, now + pass);
+                rests.passed("hangs", now, now + pass);
                 now += pass;
                 held += pass;
             }
@@ -67,12 +69,11 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_that_is_well_again_does_not_rest() {
+    fn a_cluster_that_answers_in_time_does_not_rest() {
         let (rests, now) = (Rests::default(), Instant::now());
-        rests.passed("a", false, now, now + Duration::from_secs(60));
-        rests.passed("a", true, now, now + Duration::from_secs(180));
+        rests.passed("a", now, now + Duration::from_secs(60));
+        assert!(rests.left("a", now).is_some());
+        rests.passed("a", now, now + Duration::from_secs(1));
         assert_eq!(rests.left("a", now), None);
-        rests.passed("a", false, now, now);
-        assert_eq!(rests.left("a", now), None, "it failed at once");
     }
 }

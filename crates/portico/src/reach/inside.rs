@@ -74,8 +74,8 @@ fn answered(asked: Result<Option<Value>, ForeignError>) -> Link {
     };
     let remedy = match &error {
         ForeignError::Refused { code: 401 | 403, .. } => {
-            let remedy =
-                "it is up; the Secret admin-kubeconfig is of another cluster, or has no rights there";
+            let remedy = "it is up; what the Secret admin-kubeconfig holds is of another cluster, has \
+                          ended, or has no rights";
             return Link::unknown(API_SERVER, error.to_string(), remedy);
         }
         ForeignError::Refused { code: 500.., .. } | ForeignError::NoAnswer(_) => {
