@@ -3,7 +3,8 @@
 // The name it is started under decides what it is, as with busybox: the lab makes symbolic links
 // named kube-apiserver, kubelet, kubectl and so on. One binary instead of six shares most of its
 // pages in memory and on disk, and, being static, is the whole content of the container image that
-// hosted control planes run from. An image can also name the program as the first argument.
+// hosted control planes run from. An image can also name the program as the first argument. etcd is here for
+// hosted control planes too: its client is in the API server anyway.
 package main
 
 import (
@@ -11,9 +12,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"go.etcd.io/etcd/server/v3/etcdmain"
 	"k8s.io/component-base/cli"
 	_ "k8s.io/component-base/logs/json/register"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
@@ -25,6 +28,11 @@ import (
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
+
+var names = []string{
+	"kube-apiserver", "kube-controller-manager", "kube-scheduler",
+	"kubelet", "kube-proxy", "kubectl", "etcd",
+}
 
 func program(name string) *cobra.Command {
 	switch name {
@@ -46,16 +54,17 @@ func program(name string) *cobra.Command {
 }
 
 func main() {
-	command := program(filepath.Base(os.Args[0]))
-	if command == nil && len(os.Args) > 1 {
-		command = program(os.Args[1])
+	name := filepath.Base(os.Args[0])
+	if !slices.Contains(names, name) && len(os.Args) > 1 {
 		os.Args = os.Args[1:]
+		name = os.Args[0]
 	}
+	if name == "etcd" {
+		// It ends the process itself.
+		etcdmain.Main(os.Args)
+	}
+	command := program(name)
 	if command == nil {
-		names := []string{
-			"kube-apiserver", "kube-controller-manager", "kube-scheduler",
-			"kubelet", "kube-proxy", "kubectl",
-		}
 		fmt.Fprintf(os.Stderr, "start me under one of these names: %s\n", strings.Join(names, ", "))
 		os.Exit(2)
 	}

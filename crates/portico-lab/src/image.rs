@@ -17,6 +17,7 @@ use crate::programs;
 #[derive(Debug, Clone, Default)]
 pub struct Image {
     name: String,
+    more_names: Vec<String>,
     files: Vec<(String, PathBuf)>,
     links: Vec<(String, String)>,
     entrypoint: Vec<String>,
@@ -57,6 +58,12 @@ impl Image {
     /// The same under another name, as of another version.
     pub fn named(self, name: &str) -> Image {
         Image { name: name.to_owned(), ..self }
+    }
+
+    /// The same under one name more.
+    fn also_named(mut self, name: String) -> Image {
+        self.more_names.push(name);
+        self
     }
 
     /// Its name with tag.
@@ -113,10 +120,22 @@ impl Image {
             .entrypoint(&["/metrics-server"]))
     }
 
-    /// Every Kubernetes program, for hosted control planes: the first argument names the program.
+    /// Every Kubernetes program and etcd, for hosted control planes: the first argument names the program.
+    /// Also under the names of upstream's images, with the programs where those have them: a plan of
+    /// `portico-hosting` runs as it is written.
     pub fn kube() -> Result<Image> {
         let kube = programs::kube()?.join("kube");
-        Ok(Image::new("lab/kube:1").file("kube", &kube).entrypoint(&["/kube"]))
+        let mut image = Image::new("lab/kube:1").file("kube", &kube).entrypoint(&["/kube"]);
+        for program in ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"] {
+            let tag = match program {
+                "etcd" => programs::etcd_tag()?,
+                _ => programs::kube_version()?,
+            };
+            image = image
+                .link(&format!("usr/local/bin/{program}"), "/kube")
+                .also_named(format!("registry.k8s.io/{program}:{tag}"));
+        }
+        Ok(image)
     }
 
     /// Portico's own image, as the `Containerfile` of this checkout describes it, around a static binary that
@@ -171,13 +190,14 @@ impl Image {
             "config": {
                 "Entrypoint": self.entrypoint,
                 "User": self.user,
-                "Env": ["PATH=/bin:/"],
+                "Env": ["PATH=/usr/local/bin:/bin:/"],
                 "WorkingDir": "/",
             },
             "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{diff_id}")]},
             "history": [{"created_by": "portico-lab"}],
         });
-        let manifest = json!([{"Config": "config.json", "RepoTags": [self.name], "Layers": ["layer.tar"]}]);
+        let names: Vec<&String> = [&self.name].into_iter().chain(&self.more_names).collect();
+        let manifest = json!([{"Config": "config.json", "RepoTags": names, "Layers": ["layer.tar"]}]);
         let archive = dir.join(format!("{}.tar", self.name.replace(['/', ':'], "-")));
         let mut tar = tar::Builder::new(
             File::create(&archive).with_context(|| format!("making {}", archive.display()))?,

@@ -57,9 +57,17 @@ const PROGRAMS: &[(&str, &str)] = &[
 /// Where Debian puts the CNI plugins.
 pub const CNI_PLUGINS: &str = "/usr/lib/cni";
 
-/// The names under which the Kubernetes binary can be started.
-pub const KUBE_PROGRAMS: &[&str] =
-    &["kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl"];
+/// The names under which the Kubernetes binary can be started. The labs' own stores are Debian's etcd; this
+/// one is that of hosted control planes.
+pub const KUBE_PROGRAMS: &[&str] = &[
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubelet",
+    "kube-proxy",
+    "kubectl",
+    "etcd",
+];
 
 /// The path of a Debian program, or what to install.
 pub fn find(program: &str) -> Result<PathBuf> {
@@ -204,14 +212,20 @@ fn kube_module() -> Result<Module> {
     Ok(Module {
         name: "kube",
         sources: &["main.go"],
-        title: format!("Kubernetes {}", kube_version()?),
+        title: format!("Kubernetes {}, etcd {}", kube_version()?, etcd_tag()?),
         cost: "5 to 10 minutes on two cores, 4 GB of Go caches",
     })
 }
 
 /// The release of Kubernetes that labs run, such as `v1.34.4`.
-pub(crate) fn kube_version() -> Result<String> {
+pub fn kube_version() -> Result<String> {
     pinned("kube", "k8s.io/kubernetes")
+}
+
+/// The tag of upstream's image of the etcd that hosted control planes run, such as `3.6.5-0`.
+pub fn etcd_tag() -> Result<String> {
+    let version = pinned("kube", "go.etcd.io/etcd/server/v3")?;
+    Ok(format!("{}-0", version.trim_start_matches('v')))
 }
 
 /// The directory with upstream's Konnectivity, built first if `lab/konnectivity` changed since the last time:

@@ -11,7 +11,7 @@ use crate::*;
 
 /// `--help` ends a program once all flags are read: one that is unknown, or has no value of its kind, fails.
 #[test]
-fn every_flag_of_kubernetes_is_known_to_its_program() {
+fn every_flag_of_kubernetes_and_etcd_is_known_to_its_program() {
     let folder = programs::kube().unwrap();
     let mut tried = 0;
     for layout in ["compact", "dedicated"] {
@@ -24,8 +24,9 @@ fn every_flag_of_kubernetes_is_known_to_its_program() {
             let plane = planned_with(&cluster, &settings(), &Digests::new());
             for (_, template) in templates(&plane) {
                 for container in containers(template) {
+                    // The Konnectivity server is the entrypoint of its image.
                     let Some(command) = container["command"][0].as_str() else { continue };
-                    let Some(name) = command.strip_prefix("/usr/local/bin/") else { continue };
+                    let name = command.trim_start_matches("/usr/local/bin/");
                     let args = container["args"].as_array().unwrap().iter().map(|arg| arg.as_str().unwrap());
                     let output = Command::new(folder.join(name)).args(args).arg("--help").output().unwrap();
                     let said = String::from_utf8_lossy(&output.stderr);
@@ -35,7 +36,15 @@ fn every_flag_of_kubernetes_is_known_to_its_program() {
             }
         }
     }
-    assert_eq!(tried, 12);
+    assert_eq!(tried, 16);
+}
+
+/// What the flags of etcd are tried with is what a plan of that version of Kubernetes runs.
+#[test]
+fn the_etcd_of_the_lab_is_the_one_that_is_planned() {
+    let version = programs::kube_version().unwrap().trim_start_matches('v').parse().unwrap();
+    let planned = portico_hosting::versions::Versions::known().of(version).unwrap();
+    assert_eq!(planned.etcd, programs::etcd_tag().unwrap());
 }
 
 /// Audit policy, admission and authentication configuration, as a plan has them.
