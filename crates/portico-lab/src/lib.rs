@@ -48,6 +48,7 @@ pub mod programs;
 pub mod seed;
 pub mod steps;
 pub mod user_cluster;
+pub mod volumes;
 pub mod wait;
 
 pub use api_server::ApiServer;

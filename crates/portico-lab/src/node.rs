@@ -127,15 +127,29 @@ impl Node {
     /// The processes of the pod with this UID whose program has this name, such as `portico` (at most 15
     /// bytes of it): for stories that kill or freeze what runs in a pod.
     pub fn pod_processes(&self, uid: &str, program: &str) -> Result<Vec<Pid>> {
-        let group = format!("/pod{uid}/");
-        // One that ended meanwhile is not meant.
-        let of_pid =
-            |pid: i32, file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
-        let mut pids = pods_cgroup(&self.host).pids()?;
-        pids.retain(|&pid| {
-            of_pid(pid, "cgroup").contains(&group) && of_pid(pid, "comm").trim_end() == program
-        });
+        let mut pids = self.pids_of_pod(uid)?;
+        pids.retain(|&pid| of_pid(pid, "comm").trim_end() == program);
         Ok(pids.into_iter().filter_map(Pid::from_raw).collect())
+    }
+
+    /// The memory in bytes that each process of the pod with this UID has written, beside the name of its
+    /// program. Pages of the programs themselves are shared by all pods that run them.
+    pub fn private_memory(&self, uid: &str) -> Result<Vec<(String, u64)>> {
+        let written = |pid: i32| -> u64 {
+            let rollup = of_pid(pid, "smaps_rollup");
+            let line = rollup.lines().find_map(|line| line.strip_prefix("Private_Dirty:"));
+            let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+            kib.unwrap_or_default() * 1_024
+        };
+        let name = |pid: i32| of_pid(pid, "comm").trim_end().to_owned();
+        Ok(self.pids_of_pod(uid)?.into_iter().map(|pid| (name(pid), written(pid))).collect())
+    }
+
+    fn pids_of_pod(&self, uid: &str) -> Result<Vec<i32>> {
+        let group = format!("/pod{uid}/");
+        let mut pids = pods_cgroup(&self.host).pids()?;
+        pids.retain(|&pid| of_pid(pid, "cgroup").contains(&group));
+        Ok(pids)
     }
 
     fn wait_ready(&self, kubectl: &Kubectl) -> Result<()> {
@@ -158,6 +172,11 @@ impl Drop for Node {
         // What could not be killed is reported when the lab is taken down.
         let _ = pods_cgroup(&self.host).kill();
     }
+}
+
+/// A file of a process in `/proc`; empty for one that ended meanwhile, which nobody means.
+fn of_pid(pid: i32, file: &str) -> String {
+    fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default()
 }
 
 /// Imports an image into a node's containerd.

@@ -10,6 +10,7 @@ mod deployed;
 mod directory;
 mod envoy;
 mod firewall_rules;
+mod hosted;
 mod hosts;
 mod konnectivity;
 mod kubernetes;

@@ -7,12 +7,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use portico_lab::{Image, Lab, Seed, lab, say};
 
-use crate::{deployed, kubernetes, seeded};
+use crate::{deployed, hosted, kubernetes, seeded};
 
 /// A story: its name, and what it does with the seed.
 type Story = (&'static str, fn(&Lab, &Seed));
 
-const STORIES: [Story; 3] = [
+const STORIES: [Story; 4] = [
     (
         "a seed runs pods with logs, exec and Services",
         kubernetes::a_seed_runs_pods_with_logs_exec_and_services,
@@ -20,6 +20,10 @@ const STORIES: [Story; 3] = [
     (
         "a worker joins a user cluster hosted in the seed",
         kubernetes::a_worker_joins_a_user_cluster_hosted_in_the_seed,
+    ),
+    (
+        "a planned control plane serves, heals and keeps its data",
+        hosted::a_planned_control_plane_serves_heals_and_keeps_its_data,
     ),
     (
         "clusters of every strategy are reached through a deployed gateway and do not feel each other",

@@ -1,0 +1,242 @@
+//! Control planes as `portico control-plane` prints them, as real pods under Pod Security `restricted`:
+//! upstream's programs with the flags, files, probes and volumes of the plan, and the Secrets of its PKI.
+//!
+//! kubectl applies them here, so that a plan is proven without what will apply it. Times and memory are
+//! printed, never asserted: this machine does much else.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use jiff::Timestamp;
+use portico_api::cluster::Cluster;
+use portico_api::configuration::KubermaticConfiguration;
+use portico_api::seed::Seed as SeedObject;
+use portico_expose::inputs::{Inputs, Known, LoadBalancers};
+use portico_expose::validate::usable;
+use portico_hosting::pki;
+use portico_lab::kubectl::condition;
+use portico_lab::{Host, Kubectl, Lab, Seed, programs, say, volumes, wait};
+use portico_pki::{KeyKind, Secrets};
+use rustix::process::{Signal, kill_process};
+use serde_json::{Value, json};
+
+use crate::support::SOON;
+
+/// Volumes mounted, four programs started one after the other: ten seconds on an idle machine.
+const STARTING: Duration = Duration::from_secs(240);
+
+const SEED: &str = "north";
+const DOMAIN: &str = "hosted.example.com";
+
+/// A hosted cluster, and its administrator.
+struct Hosted<'a> {
+    name: &'static str,
+    node_port: u16,
+    seed: &'a Seed,
+    client: &'a Host,
+    kubectl: Kubectl,
+}
+
+/// One pod with everything: whatever in it is killed comes back, and what users made is still there.
+pub(crate) fn a_planned_control_plane_serves_heals_and_keeps_its_data(lab: &Lab, seed: &Seed) {
+    let client = lab.host("admin").unwrap();
+    volumes::offer(seed, 1, "5Gi").unwrap();
+    let hosted = Hosted::start("small", "compact", 30_005, seed, &client);
+    let pod = hosted.ready_pod("app=apiserver").unwrap();
+    hosted.controllers_work();
+    hosted.tell_memory(&pod);
+
+    hosted.kubectl.run(&["create", "configmap", "kept", "--from-literal=by=etcd"]).unwrap();
+    for program in ["kube-apiserver", "etcd"] {
+        hosted.kill(&pod, program);
+        wait::until("an answer after that", STARTING, || hosted.is_kept()).unwrap();
+    }
+    assert_eq!(hosted.ready_pod("app=apiserver").unwrap(), pod, "containers are started again, not pods");
+
+    let deleted = Instant::now();
+    seed.kubectl().run(&["delete", "pod", "-n", &hosted.namespace(), "-l=app=apiserver"]).unwrap();
+    let gone = deleted.elapsed().as_secs_f64();
+    wait::until("an answer of the next pod", STARTING, || hosted.is_kept()).unwrap();
+    let seconds = deleted.elapsed().as_secs_f64();
+    say(format_args!(
+        "a pod that is deleted is gone after {gone:.1} s, the next answers after {seconds:.1} s"
+    ));
+    assert_ne!(hosted.ready_pod("app=apiserver").unwrap(), pod);
+    hosted.controllers_work();
+    hosted.end();
+}
+
+impl<'a> Hosted<'a> {
+    /// Applies what is planned for a new Cluster, and waits for the first answer to its administrator.
+    fn start(
+        name: &'static str,
+        layout: &str,
+        node_port: u16,
+        seed: &'a Seed,
+        client: &'a Host,
+    ) -> Hosted<'a> {
+        let site = site(name, layout);
+        let host = format!("{name}.{SEED}.{DOMAIN}");
+        seed.host().lab().name_resolves(&host, seed.host().address()).unwrap();
+        let secrets = secrets(&site, node_port);
+        let file = client.dir().join(format!("{name}.kubeconfig"));
+        fs::write(&file, &secrets["admin-kubeconfig"]["kubeconfig"]).unwrap();
+        let hosted = Hosted { name, node_port, seed, client, kubectl: Kubectl::new(client, &file).unwrap() };
+        let objects = hosted.planned(&site);
+        let start = Instant::now();
+        hosted.apply(&objects, &secrets).unwrap();
+        wait::until(&format!("the first answer of {name}"), STARTING, || hosted.answers()).unwrap();
+        let seconds = start.elapsed().as_secs_f64();
+        say(format_args!("{name}, {layout}: its administrator is answered {seconds:.1} s after the objects"));
+        hosted
+    }
+
+    fn namespace(&self) -> String {
+        format!("cluster-{}", self.name)
+    }
+
+    /// What the program prints, as people apply it.
+    fn planned(&self, site: &[Value; 3]) -> String {
+        let folder = self.client.dir().join(format!("{}-site", self.name));
+        fs::create_dir_all(&folder).unwrap();
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": site});
+        fs::write(folder.join("site.yaml"), list.to_string()).unwrap();
+        let (portico, folder) = (programs::portico().unwrap(), folder.display().to_string());
+        let portico = portico.display().to_string();
+        let words = [&portico, "control-plane", self.name, "--manifests", &folder, "-o", "yaml"];
+        self.client.run(&words).unwrap()
+    }
+
+    /// Secrets first: the kubelet looks again only later for one that a pod misses.
+    fn apply(&self, objects: &str, secrets: &Secrets) -> Result<()> {
+        let (kubectl, namespace) = (self.seed.kubectl(), self.namespace());
+        kubectl.run(&["create", "namespace", &namespace])?;
+        let items: Vec<Value> = secrets
+            .iter()
+            .map(|(name, data)| {
+                json!({"apiVersion": "v1", "kind": "Secret", "stringData": data,
+                    "metadata": {"name": name, "namespace": namespace}})
+            })
+            .collect();
+        kubectl.apply_json(&json!({"apiVersion": "v1", "kind": "List", "items": items}))?;
+        kubectl.apply(objects)?;
+        // What the exposure makes, as far as this story needs it.
+        kubectl.apply_json(&json!({
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "apiserver-external", "namespace": namespace},
+            "spec": {
+                "type": "NodePort",
+                "selector": {"app": "apiserver"},
+                "ports": [{"port": 443, "targetPort": 6443, "nodePort": self.node_port}],
+            },
+        }))?;
+        let made = kubectl.get(&["namespace", &namespace])?;
+        let enforced = &made["metadata"]["labels"]["pod-security.kubernetes.io/enforce"];
+        ensure!(enforced == "restricted", "{made}");
+        Ok(())
+    }
+
+    /// An answer that takes an identity, its rights, and etcd.
+    fn answers(&self) -> Result<()> {
+        self.kubectl.run(&["get", "namespace", "kube-system", "--request-timeout=5s"]).map(drop)
+    }
+
+    fn is_kept(&self) -> Result<()> {
+        let kept = self.kubectl.get(&["configmap", "kept", "--request-timeout=5s"])?;
+        ensure!(kept["data"]["by"] == "etcd", "{kept}");
+        Ok(())
+    }
+
+    /// The UID of the only pod with this label, once it is ready.
+    fn ready_pod(&self, label: &str) -> Result<String> {
+        wait::until("one pod", STARTING, || {
+            let pods = self.seed.kubectl().get(&["pods", "-n", &self.namespace(), "-l", label])?;
+            let pods = pods["items"].as_array().context("a list")?;
+            ensure!(pods.len() == 1 && condition(&pods[0], "Ready"), "{pods:?}");
+            Ok(pods[0]["metadata"]["uid"].as_str().context("a pod has a UID")?.to_owned())
+        })
+    }
+
+    /// The controller manager makes service accounts; the scheduler judges a pod, for which there is no node.
+    fn controllers_work(&self) {
+        let kubectl = &self.kubectl;
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "waits"},
+            "spec": {"containers": [{"name": "any", "image": "any"}]}});
+        wait::until("a service account", SOON, || kubectl.apply_json(&pod)).unwrap();
+        wait::until("the scheduler", SOON, || {
+            let pod = kubectl.get(&["pod", "waits"])?;
+            ensure!(pod["status"].to_string().contains("Unschedulable"), "{}", pod["status"]);
+            Ok(())
+        })
+        .unwrap();
+        kubectl.run(&["delete", "pod", "waits", "--force", "--grace-period=0"]).unwrap();
+    }
+
+    /// SIGKILL for a program of the pod.
+    fn kill(&self, pod: &str, program: &str) {
+        let processes = self.seed.node().pod_processes(pod, program).unwrap();
+        assert_eq!(processes.len(), 1, "{program}");
+        kill_process(processes[0], Signal::KILL).unwrap();
+        wait::until(&format!("another {program}"), STARTING, || {
+            let now = self.seed.node().pod_processes(pod, program)?;
+            ensure!(!now.is_empty() && now != processes, "{now:?}");
+            Ok(())
+        })
+        .unwrap();
+    }
+
+    fn tell_memory(&self, pod: &str) {
+        let mut programs: BTreeMap<String, u64> = BTreeMap::new();
+        for (program, bytes) in self.seed.node().private_memory(pod).unwrap() {
+            *programs.entry(program).or_default() += bytes >> 20;
+        }
+        let sum: u64 = programs.values().sum();
+        say(format_args!("{}: private memory {sum} MiB, of these {programs:?}", self.name));
+    }
+
+    fn end(self) {
+        let start = Instant::now();
+        self.seed.kubectl().run(&["delete", "namespace", &self.namespace()]).unwrap();
+        say(format_args!("{}: deleted in {} s", self.name, start.elapsed().as_secs()));
+    }
+}
+
+/// A configuration, a Seed, and a Cluster that Portico hosts.
+fn site(name: &str, layout: &str) -> [Value; 3] {
+    let version = programs::kube_version().unwrap();
+    let version = version.trim_start_matches('v');
+    [
+        json!({"apiVersion": "kubermatic.k8c.io/v1", "kind": "KubermaticConfiguration",
+            "metadata": {"name": "kkp", "namespace": "portico"}, "spec": {"ingress": {"domain": DOMAIN}}}),
+        json!({"apiVersion": "kubermatic.k8c.io/v1", "kind": "Seed",
+            "metadata": {"name": SEED, "namespace": "portico"}, "spec": {}}),
+        json!({"apiVersion": "kubermatic.k8c.io/v1", "kind": "Cluster",
+            "metadata": {"name": name, "annotations": {"portico.k8c.io/layout": layout}},
+            "spec": {"version": version, "exposeStrategy": "NodePort"}}),
+    ]
+}
+
+/// What the Secrets of the cluster hold, made by `portico-pki` as `portico-hosting` asks for it.
+fn secrets([configuration, seed, cluster]: &[Value; 3], node_port: u16) -> Secrets {
+    let configuration: KubermaticConfiguration = serde_json::from_value(configuration.clone()).unwrap();
+    let seeds: [Box<SeedObject>; 1] = [Box::new(serde_json::from_value(seed.clone()).unwrap())];
+    let cluster: Cluster = serde_json::from_value(cluster.clone()).unwrap();
+    let scope = usable(&cluster, &seeds, Some(&configuration)).unwrap();
+    let inputs = Inputs {
+        scope,
+        node_ports: &|_, _| Some(node_port),
+        known: &Known::default(),
+        load_balancers: LoadBalancers::CloudAndGateway,
+        sni_port: 6_443,
+    };
+    let address = portico_expose::plan::plan(&inputs).address;
+    let layout = cluster.metadata.annotation("portico.k8c.io/layout").unwrap().parse().unwrap();
+    let pki = pki(&inputs, &address, layout, KeyKind::default());
+    let review = pki.review(&Secrets::new(), false, Timestamp::now()).unwrap();
+    let text =
+        |data: BTreeMap<&str, String>| data.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+    review.due.into_iter().map(|due| (due.secret.to_owned(), text(due.data))).collect()
+}
