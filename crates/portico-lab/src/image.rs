@@ -112,12 +112,21 @@ impl Image {
         Ok(Image::new("lab/webhook:1").file("webhook", &webhook).entrypoint(&["/webhook"]))
     }
 
-    /// metrics-server as released.
+    /// metrics-server as released, also under the name of upstream's image.
     pub fn metrics_server() -> Result<Image> {
         let program = programs::metrics_server()?.join("metrics-server");
+        let version = programs::metrics_server_version()?;
         Ok(Image::new("lab/metrics-server:1")
+            .also_named(format!("registry.k8s.io/metrics-server/metrics-server:{version}"))
             .file("metrics-server", &program)
             .entrypoint(&["/metrics-server"]))
+    }
+
+    /// CoreDNS under the name of upstream's image.
+    pub fn coredns() -> Result<Image> {
+        let program = programs::coredns()?.join("coredns");
+        let name = format!("registry.k8s.io/coredns/coredns:{}", programs::coredns_version()?);
+        Ok(Image::new(&name).file("coredns", &program).entrypoint(&["/coredns"]))
     }
 
     /// Every Kubernetes program and etcd, for hosted control planes: the first argument names the program.

@@ -40,6 +40,7 @@ pub mod lab;
 pub mod leaks;
 pub mod manifests;
 pub mod metrics;
+mod name_server;
 pub mod node;
 pub mod operated;
 pub mod pki;

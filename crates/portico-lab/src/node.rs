@@ -4,6 +4,7 @@
 //! several nodes beside each other on a machine that itself is a container or a small VM.
 
 use std::fs;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -41,6 +42,16 @@ impl Node {
     /// host, pods get addresses of `pod_cidr`, and `access` is the way its kubelet and kube-proxy
     /// take to the API server.
     pub fn join(host: &Host, access: &Access, pod_cidr: &str) -> Result<Node> {
+        Node::join_with_names(host, access, pod_cidr, None)
+    }
+
+    /// The same, and pods ask this name server.
+    pub fn join_with_names(
+        host: &Host,
+        access: &Access,
+        pod_cidr: &str,
+        name_server: Option<Ipv4Addr>,
+    ) -> Result<Node> {
         programs::check_node_tools()?;
         let kube = programs::kube()?;
         let dir = host.dir().join("node");
@@ -71,7 +82,12 @@ impl Node {
             .server(&format!("system:node:{name}"), &[host.address().to_string()])?
             .write(&dir.join("pki"), "kubelet")?;
         write(&dir.join("pki/ca.crt"), &access.authority().cert())?;
-        write(&dir.join("kubelet.yaml"), &kubelet_config(host, &dir, &socket).to_string())?;
+        let mut config = kubelet_config(host, &dir, &socket);
+        if let Some(name_server) = name_server {
+            config["clusterDNS"] = json!([name_server]);
+            config["clusterDomain"] = json!("cluster.local");
+        }
+        write(&dir.join("kubelet.yaml"), &config.to_string())?;
         let kubeconfig = access.kubeconfig(&format!("system:node:{name}"), Some("system:nodes"))?;
         let kubelet = host.spawn(
             "kubelet",

@@ -69,6 +69,8 @@ pub const KUBE_PROGRAMS: &[&str] = &[
     "etcd",
 ];
 
+const METRICS_SERVER: &str = "sigs.k8s.io/metrics-server";
+
 /// The path of a Debian program, or what to install.
 pub fn find(program: &str) -> Result<PathBuf> {
     // A user's PATH may lack the places for administrators' programs.
@@ -255,18 +257,41 @@ pub fn konnectivity() -> Result<PathBuf> {
 
 /// The directory with metrics-server, built first if `lab/metrics-server` changed since the last time.
 pub fn metrics_server() -> Result<PathBuf> {
-    const UPSTREAM: &str = "sigs.k8s.io/metrics-server";
     let module = Module {
         name: "metrics-server",
         sources: &[],
-        title: format!("metrics-server {}", pinned("metrics-server", UPSTREAM)?),
+        title: format!("metrics-server {}", metrics_server_version()?),
         cost: "2 to 4 minutes on two cores",
     };
     module.built(|dir| {
         let output = dir.join("metrics-server").display().to_string();
-        let program = format!("{UPSTREAM}/cmd/metrics-server");
+        let program = format!("{METRICS_SERVER}/cmd/metrics-server");
         module.go(&["build", "-v", "-trimpath", "-ldflags", "-s -w", "-o", &output, &program])
     })
+}
+
+/// The release of metrics-server that user clusters run, such as `v0.8.0`.
+pub(crate) fn metrics_server_version() -> Result<String> {
+    pinned("metrics-server", METRICS_SERVER)
+}
+
+/// The directory with CoreDNS, built first if `lab/coredns` changed since the last time.
+pub fn coredns() -> Result<PathBuf> {
+    let module = Module {
+        name: "coredns",
+        sources: &["main.go"],
+        title: format!("CoreDNS {}", coredns_version()?),
+        cost: "1 to 3 minutes on two cores",
+    };
+    module.built(|dir| {
+        let output = dir.join("coredns").display().to_string();
+        module.go(&["build", "-v", "-trimpath", "-ldflags", "-s -w", "-o", &output, "."])
+    })
+}
+
+/// The release of CoreDNS that seeds run, such as `v1.12.1`.
+pub(crate) fn coredns_version() -> Result<String> {
+    pinned("coredns", "github.com/coredns/coredns")
 }
 
 /// `portico` itself as it ships, but quickly built: one static binary, without optimisation and debug
@@ -330,8 +355,9 @@ fn static_portico() -> PathBuf {
 fn pinned(module: &str, dependency: &str) -> Result<String> {
     let manifest = checkout().join("lab").join(module).join("go.mod");
     let text = fs::read_to_string(&manifest).with_context(|| format!("reading {}", manifest.display()))?;
-    let mut requires =
-        text.lines().filter_map(|line| line.trim().strip_prefix(dependency)?.strip_prefix(' '));
+    // One requirement may stand on a line of its own.
+    let lines = text.lines().map(|line| line.trim().trim_start_matches("require "));
+    let mut requires = lines.filter_map(|line| line.strip_prefix(dependency)?.strip_prefix(' '));
     let version = requires.find_map(|rest| rest.split(' ').next());
     Ok(version.with_context(|| format!("{} does not require {dependency}", manifest.display()))?.to_owned())
 }

@@ -11,10 +11,14 @@ use crate::host::Host;
 use crate::image::Image;
 use crate::kubectl::Kubectl;
 use crate::lab::Lab;
+use crate::name_server;
 use crate::node::Node;
 
 /// Addresses of the seed's pods. Its Services have 10.32.0.0/20; user clusters differ, as anywhere.
 const POD_CIDR: &str = "10.33.0.0/24";
+
+/// Where pods of a seed with names ask for them, as everywhere: the tenth address of the Services.
+const NAME_SERVER: Ipv4Addr = Ipv4Addr::new(10, 32, 0, 10);
 
 /// A running seed cluster. Everything runs on its host `seed`.
 pub struct Seed {
@@ -28,6 +32,19 @@ pub struct Seed {
 impl Seed {
     /// Starts a one-node cluster on a new host `seed` of the lab and waits until it runs pods.
     pub fn start(lab: &Lab) -> Result<Seed> {
+        Seed::start_with(lab, None)
+    }
+
+    /// The same with a name server: pods find Services, and pods of a StatefulSet, by their names.
+    pub fn start_with_names(lab: &Lab) -> Result<Seed> {
+        let coredns = Image::coredns()?;
+        let seed = Seed::start_with(lab, Some(NAME_SERVER))?;
+        seed.import(&coredns)?;
+        name_server::start(&seed, NAME_SERVER)?;
+        Ok(seed)
+    }
+
+    fn start_with(lab: &Lab, name_server: Option<Ipv4Addr>) -> Result<Seed> {
         let host = lab.host("seed")?;
         let etcd = Etcd::start(&host)?;
         let options = Options {
@@ -36,7 +53,7 @@ impl Seed {
             ..Options::new("seed")
         };
         let control_plane = ControlPlane::start(&host, &etcd, &options)?;
-        let node = Node::join(&host, control_plane.access(), POD_CIDR)?;
+        let node = Node::join_with_names(&host, control_plane.access(), POD_CIDR, name_server)?;
         let kubectl = control_plane.access().kubectl(&host)?;
         Ok(Seed { node, control_plane, etcd, kubectl })
     }

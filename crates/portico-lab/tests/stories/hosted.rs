@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -17,7 +18,7 @@ use portico_expose::inputs::{Inputs, Known, LoadBalancers};
 use portico_expose::validate::usable;
 use portico_hosting::pki;
 use portico_lab::kubectl::condition;
-use portico_lab::{Host, Kubectl, Lab, Seed, programs, say, volumes, wait};
+use portico_lab::{Host, Kubectl, Lab, Seed, long_form, programs, say, wait};
 use portico_pki::{KeyKind, Secrets};
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
@@ -26,6 +27,9 @@ use crate::support::SOON;
 
 /// Volumes mounted, four programs started one after the other: ten seconds on an idle machine.
 const STARTING: Duration = Duration::from_secs(240);
+
+/// Members of etcd of both stories, each of which takes a volume.
+pub(crate) const MEMBERS: usize = 4;
 
 const SEED: &str = "north";
 const DOMAIN: &str = "hosted.example.com";
@@ -41,14 +45,13 @@ struct Hosted<'a> {
 
 /// One pod with everything: whatever in it is killed comes back, and what users made is still there.
 pub(crate) fn a_planned_control_plane_serves_heals_and_keeps_its_data(lab: &Lab, seed: &Seed) {
-    let client = lab.host("admin").unwrap();
-    volumes::offer(seed, 1, "5Gi").unwrap();
+    let client = lab.host("admin-small").unwrap();
     let hosted = Hosted::start("small", "compact", 30_005, seed, &client);
     let pod = hosted.ready_pod("app=apiserver").unwrap();
     hosted.controllers_work();
     hosted.tell_memory(&pod);
 
-    hosted.kubectl.run(&["create", "configmap", "kept", "--from-literal=by=etcd"]).unwrap();
+    hosted.keep();
     for program in ["kube-apiserver", "etcd"] {
         hosted.kill(&pod, program);
         wait::until("an answer after that", STARTING, || hosted.is_kept()).unwrap();
@@ -64,6 +67,23 @@ pub(crate) fn a_planned_control_plane_serves_heals_and_keeps_its_data(lab: &Lab,
         "a pod that is deleted is gone after {gone:.1} s, the next answers after {seconds:.1} s"
     ));
     assert_ne!(hosted.ready_pod("app=apiserver").unwrap(), pod);
+    hosted.controllers_work();
+    hosted.end();
+}
+
+/// A pod for each program, three of etcd and two of the API server: new
+/// pods take their place and nobody notices.
+pub(crate) fn a_planned_control_plane_of_many_pods_is_replaced_unnoticed(lab: &Lab, seed: &Seed) {
+    let client = lab.host("admin-large").unwrap();
+    let hosted = Hosted::start("large", "dedicated", 30_006, seed, &client);
+    hosted.wait_complete();
+    hosted.controllers_work();
+    hosted.keep();
+    // etcd takes half a minute.
+    for workload in long_form(&["deployment/apiserver"][..], &["deployment/apiserver", "statefulset/etcd"]) {
+        hosted.answers_while_replacing(workload);
+    }
+    hosted.is_kept().unwrap();
     hosted.controllers_work();
     hosted.end();
 }
@@ -141,11 +161,67 @@ impl<'a> Hosted<'a> {
 
     /// An answer that takes an identity, its rights, and etcd.
     fn answers(&self) -> Result<()> {
-        self.kubectl.run(&["get", "namespace", "kube-system", "--request-timeout=5s"]).map(drop)
+        self.kubectl.run(&["get", "namespace", "kube-system", "--request-timeout=20s"]).map(drop)
+    }
+
+    /// Every program of the layout `dedicated` runs as often as it should.
+    fn wait_complete(&self) {
+        let start = Instant::now();
+        let kubectl = self.seed.kubectl();
+        for deployment in ["apiserver", "controller-manager", "scheduler"] {
+            kubectl.wait_rolled_out(&self.namespace(), deployment, STARTING).unwrap();
+        }
+        let limit = format!("--timeout={}s", STARTING.as_secs());
+        kubectl.run(&["rollout", "status", "statefulset/etcd", "-n", &self.namespace(), &limit]).unwrap();
+        say(format_args!("{}: complete {:.1} s later", self.name, start.elapsed().as_secs_f64()));
+        self.tell_restarts();
+    }
+
+    /// Programs that ended and were started again, before anybody did them harm.
+    fn tell_restarts(&self) {
+        let pods = self.seed.kubectl().get(&["pods", "-n", &self.namespace()]).unwrap();
+        let pods = pods["items"].as_array().unwrap().iter();
+        let statuses = pods.flat_map(|pod| {
+            ["initContainerStatuses", "containerStatuses"]
+                .into_iter()
+                .flat_map(|field| pod["status"][field].as_array().into_iter().flatten())
+        });
+        let restarted: Vec<String> = statuses
+            .filter(|status| status["restartCount"] != 0)
+            .map(|status| format!("{} {}", status["name"], status["restartCount"]))
+            .collect();
+        say(format_args!("{}: restarts {restarted:?}", self.name));
+    }
+
+    /// Other pods for all of a workload. Meanwhile every single request is answered.
+    fn answers_while_replacing(&self, workload: &str) {
+        let (kubectl, namespace) = (self.seed.kubectl(), self.namespace());
+        let limit = format!("--timeout={}s", STARTING.as_secs());
+        let answers = thread::scope(|scope| {
+            let replacing = scope.spawn(|| {
+                kubectl.run(&["rollout", "restart", workload, "-n", &namespace])?;
+                kubectl.run(&["rollout", "status", workload, "-n", &namespace, &limit])
+            });
+            let mut answers = 0;
+            while !replacing.is_finished() {
+                self.answers().unwrap();
+                answers += 1;
+            }
+            replacing.join().unwrap().unwrap();
+            answers
+        });
+        say(format_args!("{}: {answers} answers while {workload} was replaced", self.name));
+    }
+
+    fn keep(&self) {
+        wait::until("an object to be kept", SOON, || {
+            self.kubectl.run(&["create", "configmap", "kept", "--from-literal=by=etcd"])
+        })
+        .unwrap();
     }
 
     fn is_kept(&self) -> Result<()> {
-        let kept = self.kubectl.get(&["configmap", "kept", "--request-timeout=5s"])?;
+        let kept = self.kubectl.get(&["configmap", "kept", "--request-timeout=20s"])?;
         ensure!(kept["data"]["by"] == "etcd", "{kept}");
         Ok(())
     }
@@ -197,10 +273,22 @@ impl<'a> Hosted<'a> {
         say(format_args!("{}: private memory {sum} MiB, of these {programs:?}", self.name));
     }
 
+    /// Workloads and volumes before the namespace: while pods end, the namespace controller looks again only
+    /// after half of their grace period, and after eight seconds while something has a finalizer.
     fn end(self) {
-        let start = Instant::now();
-        self.seed.kubectl().run(&["delete", "namespace", &self.namespace()]).unwrap();
-        say(format_args!("{}: deleted in {} s", self.name, start.elapsed().as_secs()));
+        let (start, kubectl, namespace) = (Instant::now(), self.seed.kubectl(), self.namespace());
+        let first = "statefulsets,deployments,persistentvolumeclaims";
+        kubectl.run(&["delete", first, "--all", "-n", &namespace]).unwrap();
+        wait::until("the pods to end", STARTING, || {
+            let pods = kubectl.run(&["get", "pods", "-n", &namespace, "--output=name"])?;
+            ensure!(pods.is_empty(), "{pods}");
+            Ok(())
+        })
+        .unwrap();
+        let pods = start.elapsed().as_secs_f64();
+        kubectl.run(&["delete", "namespace", &namespace]).unwrap();
+        let all = start.elapsed().as_secs_f64();
+        say(format_args!("{}: pods are gone after {pods:.1} s, all of it after {all:.1} s", self.name));
     }
 }
 

@@ -24,16 +24,22 @@ mod tunnel;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use anyhow::Result;
 use portico_lab::{Image, Lab, Seed, UserCluster};
 
 /// A lab of this name with a seed that knows Portico's image, and that of user clusters; its turn is held
 /// until the story ends.
 fn seeded(name: &str) -> (MutexGuard<'static, ()>, Lab, Seed) {
+    seeded_by(name, Seed::start)
+}
+
+/// The same with a seed that is started in this way.
+fn seeded_by(name: &str, start: fn(&Lab) -> Result<Seed>) -> (MutexGuard<'static, ()>, Lab, Seed) {
     // First, since it may have to be built.
     let portico = Image::portico().unwrap();
     let turn = turn();
     let lab = Lab::start(name).unwrap();
-    let seed = Seed::start(&lab).unwrap();
+    let seed = start(&lab).unwrap();
     UserCluster::prepare(&seed).unwrap();
     seed.import(&portico).unwrap();
     (turn, lab, seed)

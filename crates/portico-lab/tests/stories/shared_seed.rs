@@ -5,14 +5,14 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use portico_lab::{Image, Lab, Seed, lab, say};
+use portico_lab::{Image, Lab, Seed, lab, say, volumes};
 
-use crate::{deployed, hosted, kubernetes, seeded};
+use crate::{deployed, hosted, kubernetes, seeded_by};
 
 /// A story: its name, and what it does with the seed.
 type Story = (&'static str, fn(&Lab, &Seed));
 
-const STORIES: [Story; 4] = [
+const STORIES: [Story; 5] = [
     (
         "a seed runs pods with logs, exec and Services",
         kubernetes::a_seed_runs_pods_with_logs_exec_and_services,
@@ -26,6 +26,10 @@ const STORIES: [Story; 4] = [
         hosted::a_planned_control_plane_serves_heals_and_keeps_its_data,
     ),
     (
+        "a planned control plane of many pods is replaced unnoticed",
+        hosted::a_planned_control_plane_of_many_pods_is_replaced_unnoticed,
+    ),
+    (
         "clusters of every strategy are reached through a deployed gateway and do not feel each other",
         deployed::clusters_of_every_strategy_are_reached_through_a_deployed_gateway,
     ),
@@ -33,8 +37,9 @@ const STORIES: [Story; 4] = [
 
 #[test]
 fn stories_on_one_seed_hold_and_leave_nothing() {
-    let (_turn, lab, seed) = seeded("shared-seed");
+    let (_turn, lab, seed) = seeded_by("shared-seed", Seed::start_with_names);
     seed.import(&Image::busybox().unwrap()).unwrap();
+    volumes::offer(&seed, hosted::MEMBERS, "5Gi").unwrap();
     let mut failed = Vec::new();
     for (name, story) in STORIES {
         say(format_args!("story: {name}"));
