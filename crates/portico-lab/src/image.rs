@@ -13,12 +13,17 @@ use serde_json::json;
 
 use crate::programs;
 
+/// `cap_net_bind_service=ep` of a file, as the kernel has it (`vfs_cap_data`): revision 2 and the flag
+/// "effective", then two words of what is permitted, each before one of what is inherited.
+const BINDS_LOW_PORTS: [u8; 20] = [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
 /// A container image: files, and how to start it.
 #[derive(Debug, Clone, Default)]
 pub struct Image {
     name: String,
     more_names: Vec<String>,
     files: Vec<(String, PathBuf)>,
+    low_ports: bool,
     links: Vec<(String, String)>,
     entrypoint: Vec<String>,
     user: String,
@@ -129,6 +134,14 @@ impl Image {
         Ok(Image::new(&name).file("coredns", &program).entrypoint(&["/coredns"]))
     }
 
+    /// The API server alone, whose file has the capability of upstream's: to listen on ports below 1024.
+    pub fn api_server() -> Result<Image> {
+        let name = format!("registry.k8s.io/kube-apiserver:{}", programs::kube_version()?);
+        let program = programs::kube()?.join("kube");
+        let image = Image::new(&name).file("usr/local/bin/kube-apiserver", &program);
+        Ok(Image { low_ports: true, ..image })
+    }
+
     /// Every Kubernetes program and etcd, for hosted control planes: the first argument names the program.
     /// Also under the names of upstream's images, with the programs where those have them: a plan of
     /// `portico-hosting` runs as it is written.
@@ -227,6 +240,9 @@ impl Image {
             let mut file = File::open(from).with_context(|| format!("packing {}", from.display()))?;
             let mut header = header(0o755);
             header.set_size(file.metadata()?.len());
+            if self.low_ports {
+                tar.append_pax_extensions([("SCHILY.xattr.security.capability", &BINDS_LOW_PORTS[..])])?;
+            }
             tar.append_data(&mut header, inside, &mut file)
                 .with_context(|| format!("packing {}", from.display()))?;
         }
