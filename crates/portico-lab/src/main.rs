@@ -45,16 +45,17 @@ enum Verb {
     /// Build what tests run, where it is not there yet
     Build {
         /// Only these; all of them without any
-        #[arg(default_values = ["kubernetes", "konnectivity", "portico"])]
+        #[arg(default_values = ["kubernetes", "konnectivity", "coredns", "portico"])]
         programs: Vec<Built>,
     },
 }
 
-/// What [`Verb::Build`] builds: Kubernetes, upstream's Konnectivity, a static portico.
+/// What [`Verb::Build`] builds: Kubernetes, upstream's Konnectivity, CoreDNS, a static portico.
 #[derive(Clone, Copy, ValueEnum)]
 enum Built {
     Kubernetes,
     Konnectivity,
+    Coredns,
     Portico,
 }
 
@@ -146,6 +147,7 @@ fn build(program: Built) -> Result<()> {
     let (what, path) = match program {
         Built::Kubernetes => ("the Kubernetes programs are in", programs::kube()?),
         Built::Konnectivity => ("upstream's Konnectivity is in", programs::konnectivity()?),
+        Built::Coredns => ("CoreDNS is in", programs::coredns()?),
         Built::Portico => ("a static portico is", programs::portico()?),
     };
     say(format_args!("{what} {}", path.display()));
