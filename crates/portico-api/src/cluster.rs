@@ -243,6 +243,9 @@ pub struct ClusterNetwork {
     /// Last part of the user cluster's internal names; empty means `cluster.local`.
     #[serde(deserialize_with = "or_default")]
     pub dns_domain: Box<str>,
+    /// How kube-proxy works; `ebpf` means that there is none. Empty for the default.
+    #[serde(deserialize_with = "or_default")]
+    pub proxy_mode: Box<str>,
     /// Address on which the agent on each worker node listens; strategy Tunneling only.
     #[serde(rename = "tunnelingAgentIP")]
     pub tunneling_agent_ip: Setting<IpAddr>,

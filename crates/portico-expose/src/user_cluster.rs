@@ -18,6 +18,8 @@ use crate::services::{APISERVER_PORT, KONNECTIVITY_PREFIX, runs_elsewhere};
 
 mod manifests;
 
+pub use manifests::manifest;
+
 /// The DaemonSet of KKP's agent, which holds the same address on each node.
 pub const ENVOY_AGENT: Id = id(Kind::DaemonSet, "kube-system", "envoy-agent");
 
@@ -28,6 +30,8 @@ pub enum Kind {
     ServiceAccount,
     /// `v1`
     ConfigMap,
+    /// `v1`
+    Service,
     /// `v1`
     Endpoints,
     /// `discovery.k8s.io/v1`
@@ -46,12 +50,15 @@ pub enum Kind {
     Deployment,
     /// `policy/v1`
     PodDisruptionBudget,
+    /// `apiregistration.k8s.io/v1`
+    ApiService,
 }
 
 impl Kind {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 13] = [
         Self::ServiceAccount,
         Self::ConfigMap,
+        Self::Service,
         Self::Endpoints,
         Self::EndpointSlice,
         Self::ClusterRole,
@@ -61,6 +68,7 @@ impl Kind {
         Self::DaemonSet,
         Self::Deployment,
         Self::PodDisruptionBudget,
+        Self::ApiService,
     ];
 
     /// Its name, group and version, and the name of its collection in URLs.
@@ -68,6 +76,7 @@ impl Kind {
         match self {
             Self::ServiceAccount => ("ServiceAccount", "v1", "serviceaccounts"),
             Self::ConfigMap => ("ConfigMap", "v1", "configmaps"),
+            Self::Service => ("Service", "v1", "services"),
             Self::Endpoints => ("Endpoints", "v1", "endpoints"),
             Self::EndpointSlice => ("EndpointSlice", "discovery.k8s.io/v1", "endpointslices"),
             Self::ClusterRole => ("ClusterRole", "rbac.authorization.k8s.io/v1", "clusterroles"),
@@ -79,6 +88,7 @@ impl Kind {
             Self::DaemonSet => ("DaemonSet", "apps/v1", "daemonsets"),
             Self::Deployment => ("Deployment", "apps/v1", "deployments"),
             Self::PodDisruptionBudget => ("PodDisruptionBudget", "policy/v1", "poddisruptionbudgets"),
+            Self::ApiService => ("APIService", "apiregistration.k8s.io/v1", "apiservices"),
         }
     }
 

@@ -2,13 +2,15 @@
 //!
 //! [`validate`] says what is wrong with a Cluster as far as hosting goes. [`plan`] returns its
 //! [`ControlPlane`]: every object, whole, in the order in which they are made. [`pki`] says what its Secrets
-//! should hold, for `portico-pki`. Which images belong to a version is in [`versions`].
+//! should hold, for `portico-pki`. [`inside`] says what the cluster has inside. Which images belong to a
+//! version is in [`versions`].
 //!
 //! Nothing here depends on the expose strategy: a Cluster that migrates has the same plan before and after,
 //! so nothing restarts. Everything is a plain function or a plain value: no I/O, no clock, no random numbers.
 
 mod config;
 mod facts;
+mod inside;
 mod network_policy;
 mod pki;
 mod plan;
@@ -19,6 +21,7 @@ mod validate;
 pub mod versions;
 
 pub use facts::{Digests, digest};
+pub use inside::{Reach, inside};
 pub use pki::{SecretUse, pki, secrets};
 pub use plan::{ControlPlane, plan};
 pub use settings::Settings;

@@ -6,7 +6,7 @@
 mod networks;
 mod resources;
 
-use portico_api::annotations::{ENDPOINTS, FEATURE_GATES, LAYOUT};
+use portico_api::annotations::{ENDPOINTS, FEATURE_GATES, LAYOUT, WITHOUT};
 use portico_api::cluster::{Cluster, HostingSpec};
 use portico_api::hosting::{Layout, LeaderElection, Oidc, PodSettings};
 use portico_api::meta::Kind;
@@ -15,6 +15,7 @@ use portico_expose::findings::{Findings, Verdict};
 use portico_expose::inputs::Scope;
 
 use crate::config::required_claims;
+use crate::inside::left_out;
 use crate::network_policy::issuer_port;
 use crate::settings::Settings;
 use crate::versions::Versions;
@@ -39,6 +40,7 @@ pub fn validate(scope: &Scope<'_>, settings: &Settings) -> Verdict {
     service_accounts(hosting, &mut findings);
     authentication(hosting, &mut findings);
     admission(hosting, &mut findings);
+    parts(cluster, &mut findings);
     not_followed(cluster, hosting, &mut findings);
     findings.verdict
 }
@@ -211,6 +213,31 @@ fn feature_gates(cluster: &Cluster, findings: &mut Findings) {
             message,
             "write NAME=true or NAME=false, separated by commas",
         );
+    }
+}
+
+/// What the cluster has inside.
+fn parts(cluster: &Cluster, findings: &mut Findings) {
+    for message in left_out(cluster).filter_map(Result::err) {
+        let remedy = "write kube-proxy, coredns or metrics-server, separated by commas";
+        findings.refuse("without", &format!("metadata.annotations[{WITHOUT}]"), message, remedy);
+    }
+    let mode = &*cluster.spec.cluster_network.proxy_mode;
+    if !matches!(mode, "" | "iptables" | "ipvs" | "nftables" | "ebpf") {
+        let message = format!("{mode:?} is no mode of kube-proxy");
+        let remedy = "write iptables, ipvs or nftables, ebpf for none, or leave the field out";
+        findings.refuse("proxy-mode", "spec.clusterNetwork.proxyMode", message, remedy);
+    }
+    let plugin = &*cluster.spec.cni_plugin.kind;
+    if !matches!(plugin, "" | "none" | "canal" | "cilium") {
+        let message = format!("{plugin:?} is no network plugin that is known");
+        let remedy = "write none, and install one by its own manifest, or leave the field out";
+        findings.refuse("cni-plugin", "spec.cniPlugin.type", message, remedy);
+    } else if matches!(plugin, "canal" | "cilium") {
+        let message =
+            "Portico installs no network plugin: nodes are not ready before there is one".to_owned();
+        let remedy = "install one by its own manifest, and write none";
+        findings.void("cni-plugin", "spec.cniPlugin.type", message, remedy);
     }
 }
 

@@ -24,12 +24,16 @@ pub struct Versions {
 
 /// One minor version of Kubernetes.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Minor {
     /// Its number.
     pub minor: u16,
     /// Tag of the image of etcd.
     pub etcd: String,
+    /// Tag of the image of CoreDNS.
+    pub coredns: String,
+    /// Tag of the image of metrics-server.
+    pub metrics_server: String,
 }
 
 impl Versions {

@@ -6,15 +6,15 @@ use std::sync::LazyLock;
 use serde_json::{Value, json};
 
 use super::{Id, Kind, Object, managed};
-use crate::manifest;
 use crate::services::{APISERVER, APISERVER_PORT};
 
 /// The node agent.
-static AGENT: LazyLock<Vec<Object>> = LazyLock::new(|| read(include_str!("../../../../deploy/agent.yaml")));
+static AGENT: LazyLock<Vec<Object>> =
+    LazyLock::new(|| manifest(include_str!("../../../../deploy/agent.yaml")));
 
 /// The Konnectivity agent.
 static KONNECTIVITY: LazyLock<Vec<Object>> =
-    LazyLock::new(|| read(include_str!("../../../../deploy/konnectivity/agent.yaml")));
+    LazyLock::new(|| manifest(include_str!("../../../../deploy/konnectivity/agent.yaml")));
 
 /// The first container of a workload.
 pub(super) const CONTAINER: &str = "/spec/template/spec/containers/0";
@@ -100,8 +100,9 @@ fn fill(object: &mut Object, image: &str, argument: impl Fn(&str) -> Vec<String>
     container["args"] = args.into();
 }
 
-fn read(manifest: &'static str) -> Vec<Object> {
-    manifest::objects(manifest)
+/// The objects of a manifest that was there when this was compiled, with the label that says who keeps them.
+pub fn manifest(text: &'static str) -> Vec<Object> {
+    crate::manifest::objects(text)
         .filter_map(|mut fields| {
             managed(&mut fields);
             let text = |path: &str| fields.pointer(path).and_then(Value::as_str);
