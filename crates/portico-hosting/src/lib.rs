@@ -2,11 +2,11 @@
 //!
 //! [`validate`] says what is wrong with a Cluster as far as hosting goes. [`plan`] returns its
 //! [`ControlPlane`]: every object, whole, in the order in which they are made. [`pki`] says what its Secrets
-//! should hold, for `portico-pki`. [`inside`] says what the cluster has inside. Which images belong to a
-//! version is in [`versions`].
+//! should hold, for `portico-pki`. [`inside`] says what the cluster has inside, and [`serving`] which
+//! certificates its kubelets get. Which images belong to a version is in [`versions`].
 //!
-//! Nothing here depends on the expose strategy: a Cluster that migrates has the same plan before and after,
-//! so nothing restarts. Everything is a plain function or a plain value: no I/O, no clock, no random numbers.
+//! No plan depends on the expose strategy: a Cluster that migrates has the same one before and after, so
+//! nothing restarts. Everything is a plain function or a plain value: no I/O, no clock, no random numbers.
 
 mod config;
 mod facts;
@@ -16,6 +16,7 @@ mod pki;
 mod plan;
 mod pod;
 mod program;
+pub mod serving;
 pub mod settings;
 mod validate;
 pub mod versions;

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use http::{Method, Request, header};
+use http::{HeaderName, Method, Request, header};
 use http_body_util::{BodyExt, LengthLimitError};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::Client;
@@ -34,6 +34,12 @@ pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest answer that is read. The longest of our objects has 12 KiB with everything that controllers
 /// say about it.
 pub const LONGEST_ANSWER: usize = 64 * 1_024;
+
+/// The longest time that a watch takes.
+pub const LONGEST_WATCH: Duration = Duration::from_secs(300);
+
+/// Lines of a list as they are printed: short, whatever the objects hold.
+const AS_TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
 
 /// Most values of an answer: our longest object has some hundred. As a tree each takes 100 to 200 bytes.
 const MOST_VALUES: usize = 4_096;
@@ -143,6 +149,41 @@ impl Foreign {
         }
     }
 
+    /// The list at `url` as a table, without the objects.
+    pub async fn table(&self, url: &str) -> Result<Value, ForeignError> {
+        let url = format!("{url}&includeObject=None");
+        self.exchange(Method::GET, &url, header::ACCEPT, AS_TABLE, &Value::Null).await
+    }
+
+    /// Replaces the object at `path`, which is one that was read.
+    pub async fn replace(&self, path: &str, object: &Value) -> Result<Value, ForeignError> {
+        self.send(Method::PUT, path, "application/json", object).await
+    }
+
+    /// Waits until something changes in the list at `url`, which says since which version; or until `limit`
+    /// has passed, or the server ends the watch. What has changed is not read.
+    pub async fn changed(&self, url: &str, limit: Duration) -> Result<(), ForeignError> {
+        let what = format!("watch {}", path_of(url));
+        let failed = |error: &(dyn std::error::Error + 'static)| failed(&what, error);
+        let limit = limit.min(LONGEST_WATCH);
+        let url = format!("{url}&watch=1&timeoutSeconds={}", limit.as_secs().max(1));
+        let request = Request::builder().uri(url).header(header::ACCEPT, "application/json");
+        let request = request.body(Body::empty()).map_err(|error| failed(&error))?;
+        let response = match timeout(REQUEST_TIMEOUT, self.0.send(request)).await {
+            Ok(response) => response.map_err(|error| failed(&error))?,
+            Err(_) => return Err(ForeignError::NoAnswer(what)),
+        };
+        let code = response.status().as_u16();
+        if !response.status().is_success() {
+            return Err(ForeignError::Refused { what, code, message: "no watch".to_owned() });
+        }
+        match timeout(limit, response.into_body().frame()).await {
+            Ok(Some(Err(error))) => Err(failed(&error)),
+            // It need not keep to the time that it was asked for.
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
     async fn send(
         &self,
         method: Method,
@@ -150,10 +191,21 @@ impl Foreign {
         content_type: &str,
         body: &Value,
     ) -> Result<Value, ForeignError> {
-        let what = format!("{method} {}", url.split('?').next().unwrap_or_default());
+        self.exchange(method, url, header::CONTENT_TYPE, content_type, body).await
+    }
+
+    async fn exchange(
+        &self,
+        method: Method,
+        url: &str,
+        header: HeaderName,
+        media_type: &str,
+        body: &Value,
+    ) -> Result<Value, ForeignError> {
+        let what = format!("{method} {}", path_of(url));
         let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
         let request = Request::builder().method(method).uri(url);
-        let request = request.header(header::CONTENT_TYPE, content_type).body(Body::from(body));
+        let request = request.header(header, media_type).body(Body::from(body));
         let failed = |error: &(dyn std::error::Error + 'static)| failed(&what, error);
         let request = request.map_err(|error| failed(&error))?;
         let exchange = async {
@@ -177,6 +229,11 @@ impl Foreign {
         }
         object.ok_or(ForeignError::Unreadable(what))
     }
+}
+
+/// What of a URL gets into a message.
+fn path_of(url: &str) -> &str {
+    url.split('?').next().unwrap_or_default()
 }
 
 fn failed(what: &str, error: &(dyn std::error::Error + 'static)) -> ForeignError {

@@ -113,7 +113,8 @@ impl Operator {
             let events = |controller| Events::new(client.clone(), controller, &identity);
             let insides = optional(user_clusters.map(|settings| {
                 let (shared, events) = (shared(), events(user_cluster::CONTROLLER));
-                user_cluster::run(client.clone(), settings, exposed.clone(), kkp.clone(), events, shared)
+                let (above, watched) = (above.clone(), (exposed.clone(), kkp.clone()));
+                user_cluster::run(client.clone(), settings, above, watched, events, shared)
             }));
             let components = optional(components.map(|settings| {
                 let ((status, leads), events) = (shared(), events(components::CONTROLLER));

@@ -2,8 +2,9 @@
 //!
 //! For each ExposedCluster: Secret `admin-kubeconfig` on the seed (`issue`), and what
 //! [`portico_expose::user_cluster`] decides on inside the user cluster, with the kubeconfig in the Secret
-//! `internal-admin-kubeconfig` (`inside`). Nothing is kept of a user cluster between two passes, and nothing
-//! is watched there: every cluster has a pass when something changes on the seed, and every ten minutes.
+//! `internal-admin-kubeconfig` (`inside`). Nothing is kept of a user cluster between two passes: each has one
+//! when something changes on the seed, and every ten minutes. One that is hosted gets more (`hosted`), and is
+//! watched for what its kubelets ask for (`approver`), which cannot wait.
 //!
 //! User clusters are in other hands. One that is away, slow or hostile takes one of [`CONCURRENCY`] places
 //! for a time with a limit, and waits longer and longer, whatever changes on the seed meanwhile (`rest`);
@@ -30,13 +31,17 @@ use thiserror::Error;
 use tokio::sync::watch as channel;
 use tokio::time::Instant;
 
+use crate::above::Above;
 use crate::exposed::{ExposedWatch, Written};
 use crate::follow::{drive, on_change, pause, recorded};
 use crate::kkp::{Kkp, KkpWatch};
 use crate::status::StatusHandle;
 use crate::tally::Tally;
+use approver::Approvers;
 use rest::Rests;
 
+mod approver;
+mod hosted;
 mod inside;
 mod issue;
 mod pass;
@@ -74,6 +79,8 @@ pub struct UserClusterSettings {
     pub namespace: String,
     /// Time limit of everything that is done inside one user cluster in one pass.
     pub pass_timeout: Duration,
+    /// What holds for all hosted clusters. Without it they get nothing that others do not get.
+    pub hosted: Option<portico_hosting::Settings>,
 }
 
 /// A pass did not do what it should; the report says why. Retried with back-off.
@@ -85,6 +92,7 @@ struct Failed;
 struct Context {
     client: Client,
     settings: UserClusterSettings,
+    above: Above,
     clusters: Store<Seen<Written>>,
     kkp: KkpWatch,
     leads: channel::Receiver<bool>,
@@ -92,6 +100,7 @@ struct Context {
     status: StatusHandle,
     tally: Tally,
     rests: Rests,
+    approvers: Approvers,
 }
 
 /// What there is to reconcile.
@@ -101,8 +110,8 @@ type Work = Vec<ObjectRef<Seen<Written>>>;
 pub(crate) async fn run(
     client: Client,
     settings: UserClusterSettings,
-    exposed: ExposedWatch,
-    kkp: KkpWatch,
+    above: Above,
+    (exposed, kkp): (ExposedWatch, KkpWatch),
     events: Events,
     (status, leads): (StatusHandle, channel::Receiver<bool>),
 ) {
@@ -111,6 +120,7 @@ pub(crate) async fn run(
     let context = Arc::new(Context {
         client: client.clone(),
         settings,
+        above,
         clusters: clusters.clone(),
         kkp: kkp.clone(),
         leads: leads.clone(),
@@ -118,6 +128,7 @@ pub(crate) async fn run(
         status: status.clone(),
         tally: tally.clone(),
         rests: Rests::default(),
+        approvers: Approvers::default(),
     });
     status.user_clusters(|_| ());
     let triggers = stream::select_all([
@@ -140,6 +151,7 @@ async fn reconcile(exposed: Arc<Seen<Written>>, context: Arc<Context>) -> Result
     let name = exposed.name_any();
     if !*context.leads.borrow() || context.kkp.now() != Kkp::Absent {
         context.status.user_clusters(|clusters| clusters.reports.remove(&name));
+        context.approvers.end(&name);
         return Ok(Action::await_change());
     }
     let (started, mut leads) = (Instant::now(), context.leads.clone());
@@ -208,6 +220,7 @@ impl Context {
         let exists = |name: &str| self.clusters.get(&ObjectRef::new(name)).is_some();
         self.status.user_clusters(|clusters| clusters.reports.retain(|name, _| exists(name)));
         self.rests.retain(exists);
+        self.approvers.retain(exists);
     }
 }
 

@@ -80,6 +80,29 @@ fn versions_and_layouts_that_are_not_known_are_refused_with_those_that_are() {
 }
 
 #[test]
+fn parts_modes_and_network_plugins_are_those_that_are_known() {
+    for (annotations, spec, expected) in [
+        (
+            json!({WITHOUT: "coredns, dns"}),
+            json!({}),
+            "\"dns\" is no part that can be left out; write kube-proxy",
+        ),
+        (
+            json!({}),
+            json!({"clusterNetwork": {"proxyMode": "userspace"}}),
+            "write iptables, ipvs or nftables",
+        ),
+        (json!({}), json!({"cniPlugin": {"type": "flannel"}}), "write none, and install one"),
+        (json!({}), json!({"cniPlugin": {"type": "canal"}}), "Portico installs no network plugin"),
+    ] {
+        let problem = only(&annotations, &spec);
+        assert!(problem.contains(expected), "{problem}");
+    }
+    let fine = json!({"clusterNetwork": {"proxyMode": "ebpf"}, "cniPlugin": {"type": "none"}});
+    assert_eq!(found(&json!({WITHOUT: "kube-proxy,coredns,metrics-server"}), &fine), []);
+}
+
+#[test]
 fn impossible_networks_are_refused() {
     let networks = |pods: &[&str], services: &[&str]| {
         let spec =

@@ -103,3 +103,22 @@ async fn a_proxy_of_the_dialer_is_used() {
     let error = Foreign::new(&kubeconfig, dialer).await.unwrap().get(PATH).await.unwrap_err();
     assert!(error.to_string().contains(&format!("proxy http://{dead}")), "{error}");
 }
+
+#[tokio::test]
+async fn a_watch_ends_with_the_first_news_or_with_its_time_and_a_list_without_end_is_given_up() {
+    const LIST: &str = "/api/v1/nodes?limit=1";
+    let way = async |api: &HostileApi| {
+        let kubeconfig = kubeconfig(&api.url("127.0.0.1"), api.authority());
+        Foreign::new(&kubeconfig, Dialer::direct()).await.unwrap()
+    };
+    let flood = HostileApi::start("HTTP/1.1 200 OK\r\n\r\n{", true).unwrap();
+    way(&flood).await.changed(LIST, LONGEST_WATCH).await.unwrap();
+    let error = way(&flood).await.table(LIST).await.unwrap_err();
+    assert!(matches!(error, ForeignError::TooLong(_)), "{error}");
+    assert!(flood.sent() < ENDLESS / 10, "{} bytes were taken", flood.sent());
+    let quiet = HostileApi::start("HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n", false).unwrap();
+    way(&quiet).await.changed(LIST, Duration::from_millis(100)).await.unwrap();
+    let refuses = HostileApi::start("HTTP/1.1 403 No\r\ncontent-length: 2\r\n\r\n{}", false).unwrap();
+    let error = way(&refuses).await.changed(LIST, LONGEST_WATCH).await.unwrap_err().to_string();
+    assert_eq!(error, "watch /api/v1/nodes: it answered 403: no watch");
+}

@@ -37,6 +37,7 @@ impl Context {
         kubeconfig: &Kubeconfig,
         konnectivity: &Konnectivity,
         tunnel_ca: Option<&str>,
+        hosted: Inside,
     ) -> Standing {
         let (cluster, exposed) = (&subject.cluster, &subject.exposed);
         let facts = Facts {
@@ -47,7 +48,10 @@ impl Context {
             agents: &self.settings.agents,
             tunnel_ca,
         };
-        let inside = inside(&facts);
+        let mut inside = inside(&facts);
+        inside.wanted.extend(hosted.wanted);
+        inside.unwanted.extend(hosted.unwanted);
+        inside.waiting.extend(hosted.waiting);
         // It holds programs and files no more: what was read is written anew.
         let foreign = match Foreign::new(&kubeconfig.to_yaml(), Dialer::direct()).await {
             Ok(foreign) => foreign,
@@ -110,7 +114,7 @@ impl Done {
     }
 }
 
-fn reason(error: &ForeignError) -> &'static str {
+pub(super) fn reason(error: &ForeignError) -> &'static str {
     match error {
         ForeignError::Unreachable { .. } => "Unreachable",
         ForeignError::NoAnswer(_) => "NoAnswer",

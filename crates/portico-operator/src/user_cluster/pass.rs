@@ -91,12 +91,18 @@ impl Context {
         };
         let (seen, cluster) = match self.cluster(name).await {
             Ok(Some(found)) => found,
-            Ok(None) => return Ok(()),
+            Ok(None) => {
+                self.approvers.end(name);
+                return Ok(());
+            }
             Err(error) => {
                 self.record(name, &Standing::failed("SeedUnavailable", error.to_string()), true);
                 return Err(Failed);
             }
         };
+        if cluster.metadata.deletion_timestamp.is_some() || cluster.spec.pause {
+            self.approvers.end(name);
+        }
         if cluster.metadata.deletion_timestamp.is_some() {
             return Ok(());
         }
@@ -124,6 +130,7 @@ impl Context {
             belongs_to(&namespace, &subject.cluster) && !ends
         });
         if !own {
+            self.approvers.end(&subject.cluster.metadata.name);
             return Ok(not_exposed());
         }
         if subject.exposed.spec.tunnel.is_none() {
@@ -148,11 +155,13 @@ impl Context {
                  certificates in it",
                 inventory::KUBECONFIG
             );
+            self.approvers.end(&subject.cluster.metadata.name);
             return Ok(Standing::waits(NO_KUBECONFIG, message));
         };
         let kubeconfig = match usable(&secret) {
             Ok(kubeconfig) => kubeconfig,
             Err(why) => {
+                self.approvers.end(&subject.cluster.metadata.name);
                 let message = format!("Secret {namespace}/{INTERNAL_KUBECONFIG} cannot be used: {why}");
                 return Ok(Standing::waits("BadKubeconfig", message));
             }
@@ -163,7 +172,10 @@ impl Context {
             self.name_authority(subject, &kubeconfig.authority).await?;
             tunnel_ca = self.tunnel_ca().await?;
         }
-        Ok(self.keep_inside(subject, &kubeconfig, &konnectivity, tunnel_ca.as_deref()).await)
+        let hosted = self.hosted(subject).await?;
+        self.approve(subject, &kubeconfig).await;
+        let (konnectivity, tunnel_ca) = (&konnectivity, tunnel_ca.as_deref());
+        Ok(self.keep_inside(subject, &kubeconfig, konnectivity, tunnel_ca, hosted).await)
     }
 
     async fn konnectivity(&self, subject: &Subject) -> Result<Konnectivity, RequestError> {

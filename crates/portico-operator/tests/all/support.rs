@@ -102,8 +102,11 @@ impl Running {
 /// What is to be inside of clusters, with agents of this image.
 pub(crate) fn insides(image: Option<&str>) -> UserClusterSettings {
     let image = image.map(str::to_owned);
-    let agents = AgentSettings { image, gateways: Vec::new(), server_name: None, tunnel_port: 8_088 };
-    UserClusterSettings { agents, namespace: "portico".into(), pass_timeout: PASS_TIMEOUT }
+    let agents =
+        AgentSettings { image: image.clone(), gateways: Vec::new(), server_name: None, tunnel_port: 8_088 };
+    let hosted =
+        image.map(|image| portico_hosting::Settings { image, ..portico_hosting::Settings::default() });
+    UserClusterSettings { agents, namespace: "portico".into(), pass_timeout: PASS_TIMEOUT, hosted }
 }
 
 /// Installs everything, and a gateway by hand. Returns a client with the operator's rights alone.

@@ -17,6 +17,7 @@ use crate::support::{Running, cluster, give_address, insides, install, kkp_deplo
 use crate::until;
 
 mod answers;
+mod hosted;
 mod killed;
 
 /// A seed with everything installed, and one user cluster, both real.

@@ -133,6 +133,10 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         },
         namespace: flags.front.service.namespace.to_string(),
         pass_timeout: USER_CLUSTER_TIMEOUT,
+        hosted: flags.image.as_ref().map(|image| portico_hosting::Settings {
+            image: image.clone(),
+            ..portico_hosting::Settings::default()
+        }),
     };
     let components = flags.gateway.gateway_image.clone().map(|image| ComponentSettings {
         gateway: GatewaySettings {

@@ -1,0 +1,306 @@
+//! Approves the certificates that kubelets of hosted clusters ask for to serve with: by them `kubectl logs`,
+//! `exec` and `top` reach a node. `portico_hosting::serving` judges; those for clients are Kubernetes' own.
+//!
+//! One task a cluster: it lists what waits, judges a bounded number, and sleeps until something changes.
+//! Whatever the users of a cluster put there costs this task memory and time within the bounds below, and
+//! others nothing. What is not approved stays as it is, and is counted by its reason.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use portico_dial::Dialer;
+use portico_expose::networks;
+use portico_hosting::serving::{Asked, NodeAddress, Reserved, SIGNER, Unapproved, judge, node_of};
+use portico_kube::foreign::{Foreign, ForeignError, LONGEST_WATCH};
+use portico_pki::Kubeconfig;
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+use tracing::debug;
+
+use super::hosted::is_hosted;
+use super::inside::reason;
+use super::pass::Subject;
+use super::{Context, FIRST_RETRY, LAST_RETRY};
+use crate::follow::pause;
+use crate::tally::Tally;
+
+/// Where the requests are.
+const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
+
+/// The shortest time from one look to the next.
+const LEAST_PAUSE: Duration = Duration::from_secs(1);
+
+/// A Node may say its addresses later than its kubelet asks: what was not approved for that is judged again
+/// after this time. Kubelets wait for 15 minutes.
+const AGAIN: Duration = Duration::from_secs(20);
+
+/// Most lines of one list. Within the longest answer they have room for names of 200 characters.
+const MOST_LISTED: usize = 200;
+
+/// Most lists of one look. Those that are decided on stay for an hour.
+const MOST_LISTS: usize = 5;
+
+/// Most requests that are judged in one look: three requests to the API server each.
+const MOST_JUDGED: usize = 32;
+
+/// The approvers, by cluster.
+#[derive(Debug, Default)]
+pub(super) struct Approvers(Mutex<BTreeMap<String, Approver>>);
+
+/// One that runs until it is dropped.
+#[derive(Debug)]
+struct Approver {
+    /// What it was begun with.
+    made_of: u64,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Approver {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Approvers {
+    pub(super) fn end(&self, cluster: &str) {
+        self.all().remove(cluster);
+    }
+
+    /// Ends those of clusters that are gone.
+    pub(super) fn retain(&self, exists: impl Fn(&str) -> bool) {
+        self.all().retain(|cluster, _| exists(cluster));
+    }
+
+    fn runs(&self, cluster: &str, made_of: u64) -> bool {
+        let runs = |approver: &Approver| approver.made_of == made_of && !approver.task.is_finished();
+        self.all().get(cluster).is_some_and(runs)
+    }
+
+    fn all(&self) -> MutexGuard<'_, BTreeMap<String, Approver>> {
+        // A panic elsewhere leaves nothing half done here.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Context {
+    /// Has the kubelets of a hosted cluster get their certificates; those of others are somebody else's.
+    pub(super) async fn approve(&self, subject: &Subject, kubeconfig: &Kubeconfig) {
+        let name = &*subject.cluster.metadata.name;
+        if self.settings.hosted.is_none() || !is_hosted(subject) {
+            return self.approvers.end(name);
+        }
+        let (kubeconfig, reserved) = (kubeconfig.to_yaml(), reserved(subject));
+        let mut hasher = DefaultHasher::new();
+        (&kubeconfig, &reserved).hash(&mut hasher);
+        let made_of = hasher.finish();
+        if self.approvers.runs(name, made_of) {
+            return;
+        }
+        // The pass says what is wrong with it.
+        let Ok(foreign) = Foreign::new(&kubeconfig, Dialer::direct()).await else { return };
+        let round = Round { cluster: name.to_owned(), foreign, reserved, tally: self.tally.clone() };
+        let task = tokio::spawn(round.repeat());
+        self.approvers.all().insert(name.to_owned(), Approver { made_of, task });
+    }
+}
+
+/// What no node is: the names and addresses by which the control plane and Services are reached.
+fn reserved(subject: &Subject) -> Reserved {
+    let spec = &subject.exposed.spec;
+    let host = spec.address.url.strip_prefix("https://").unwrap_or_default();
+    let host = host.rsplit_once(':').map_or(host, |(host, _)| host);
+    let single = [spec.address.ip, spec.tunnel.map(|tunnel| tunnel.agent_ip)];
+    let mut reserved: Vec<IpNet> = single.into_iter().flatten().map(IpNet::from).collect();
+    // Where the Cluster says nothing, its provider decides which of both it has.
+    for kubevirt in [false, true] {
+        reserved.extend(networks::services(&subject.cluster, kubevirt));
+    }
+    Reserved { names: vec![spec.address.external_name.to_string(), host.to_owned()], networks: reserved }
+}
+
+/// What was not approved, and when it was judged.
+type Left = BTreeMap<String, (Unapproved, Instant)>;
+
+/// One cluster, again and again.
+struct Round {
+    cluster: String,
+    foreign: Foreign,
+    reserved: Reserved,
+    tally: Tally,
+}
+
+impl Round {
+    async fn repeat(self) {
+        let (mut left, mut failures) = (Left::new(), 0);
+        loop {
+            let wait = match self.once(&mut left).await {
+                Ok(()) => {
+                    failures = 0;
+                    LEAST_PAUSE
+                }
+                Err(error) => {
+                    debug!(cluster = self.cluster, %error, "cannot approve certificates of kubelets");
+                    self.tally.failed(reason(&error));
+                    failures += 1;
+                    pause(failures, FIRST_RETRY, LAST_RETRY)
+                }
+            };
+            sleep(wait).await;
+        }
+    }
+
+    /// Judges what waits, then waits until there is something to look at.
+    async fn once(&self, left: &mut Left) -> Result<(), ForeignError> {
+        let selected = format!("{REQUESTS}?fieldSelector=spec.signerName%3D{}", SIGNER.replace('/', "%2F"));
+        let (waiting, since) = self.list(&selected).await?;
+        left.retain(|name, _| waiting.contains(name));
+        let due = |name: &&String| match left.get(*name) {
+            Some((Unapproved::Address, judged)) => judged.elapsed() >= AGAIN,
+            Some(_) => false,
+            None => true,
+        };
+        let due: Vec<&String> = waiting.iter().filter(due).take(MOST_JUDGED).collect();
+        let all = due.len() < MOST_JUDGED;
+        for name in due {
+            let judged = match self.judge(name).await {
+                // One request of somebody must not keep the others waiting.
+                Err(ForeignError::TooLong(_) | ForeignError::Unreadable(_)) => Err(Unapproved::Unreadable),
+                judged => judged?,
+            };
+            match judged {
+                Ok(()) => _ = left.remove(name),
+                Err(why) => {
+                    debug!(cluster = self.cluster, request = name, %why, "a certificate is not approved");
+                    if left.insert(name.clone(), (why, Instant::now())).is_none() {
+                        self.tally.failed(why.reason());
+                    }
+                }
+            }
+        }
+        if !all {
+            return Ok(());
+        }
+        let again = left.values().any(|(why, _)| *why == Unapproved::Address);
+        let limit = if again { AGAIN } else { LONGEST_WATCH };
+        self.foreign.changed(&format!("{selected}&resourceVersion={since}"), limit).await
+    }
+
+    /// The names of the requests that nobody has decided on, and the version of the list.
+    async fn list(&self, selected: &str) -> Result<(Vec<String>, String), ForeignError> {
+        let (mut all, mut version, mut rest) = (Vec::new(), String::new(), String::new());
+        for _ in 0..MOST_LISTS {
+            let table = self.foreign.table(&format!("{selected}&limit={MOST_LISTED}{rest}")).await?;
+            all.extend(waiting(&table));
+            let word = |field: &str| {
+                let text = table["metadata"][field].as_str().unwrap_or_default();
+                let allowed = |letter: char| letter.is_ascii_alphanumeric() || "-_".contains(letter);
+                if text.chars().all(allowed) { text.to_owned() } else { String::new() }
+            };
+            version = word("resourceVersion");
+            match word("continue") {
+                next if next.is_empty() => break,
+                next => rest = format!("&continue={next}"),
+            }
+        }
+        Ok((all, version))
+    }
+
+    /// Approves one request, unless there is something wrong with it.
+    async fn judge(&self, name: &str) -> Result<Result<(), Unapproved>, ForeignError> {
+        let path = format!("{REQUESTS}/{name}");
+        // It may be gone by now.
+        let Some(object) = self.foreign.get(&path).await? else { return Ok(Ok(())) };
+        let Ok(request) = serde_json::from_value::<CertificateSigningRequest>(object.clone()) else {
+            return Ok(Err(Unapproved::Unreadable));
+        };
+        let spec = &request.spec;
+        let ByteString(text) = &spec.request;
+        let user = spec.username.as_deref().unwrap_or_default();
+        let asked = Asked {
+            signer: &spec.signer_name,
+            user,
+            groups: spec.groups.as_deref().unwrap_or_default(),
+            usages: spec.usages.as_deref().unwrap_or_default(),
+            request: text,
+        };
+        let addresses = match node_of(user).filter(|node| is_name(node)) {
+            Some(node) => self.foreign.get(&format!("/api/v1/nodes/{node}")).await?,
+            None => None,
+        };
+        let addresses = addresses.as_ref().map(node_addresses).unwrap_or_default();
+        if let Err(why) = judge(&asked, &addresses, &self.reserved) {
+            return Ok(Err(why));
+        }
+        self.write(&path, object).await.map(Ok)
+    }
+
+    async fn write(&self, path: &str, mut object: Value) -> Result<(), ForeignError> {
+        object["status"]["conditions"] = json!([{"type": "Approved", "status": "True",
+            "reason": "PorticoApproved",
+            "message": "the names and addresses in it are those of the Node"}]);
+        match self.foreign.replace(&format!("{path}/approval"), &object).await {
+            Ok(_) => {
+                self.tally.wrote("CertificateSigningRequest");
+                Ok(())
+            }
+            // Somebody else was there first, or it is gone.
+            Err(ForeignError::Refused { code: 404 | 409, .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// The names of the requests that nobody has decided on, in a table of them.
+fn waiting(table: &Value) -> Vec<String> {
+    let column = |name: &str| {
+        let columns = table["columnDefinitions"].as_array()?;
+        columns.iter().position(|column| column["name"] == name)
+    };
+    let (Some(name), Some(condition)) = (column("Name"), column("Condition")) else { return Vec::new() };
+    let rows = table["rows"].as_array().into_iter().flatten().take(MOST_LISTED);
+    let pending = rows.filter(|row| row["cells"][condition] == "Pending");
+    let names = pending.filter_map(|row| row["cells"][name].as_str()).filter(|name| is_name(name));
+    names.map(str::to_owned).collect()
+}
+
+/// Whether a text is the name of an object, which may stand in a path.
+fn is_name(text: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
+    !text.is_empty() && !text.contains("..") && text != "." && text.bytes().all(allowed)
+}
+
+fn node_addresses(node: &Value) -> Vec<NodeAddress> {
+    let addresses = node["status"]["addresses"].as_array().into_iter().flatten();
+    let address = |address: &Value| {
+        let text = address["address"].as_str()?;
+        match address["type"].as_str()? {
+            "InternalIP" | "ExternalIP" => Some(NodeAddress::Ip(text.parse().ok()?)),
+            "Hostname" | "InternalDNS" | "ExternalDNS" => Some(NodeAddress::Name(text.to_owned())),
+            _ => None,
+        }
+    };
+    addresses.filter_map(address).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_nobody_has_decided_on_waits_and_a_name_that_is_none_is_not_followed() {
+        let row = |name: &str, condition: &str| json!({"cells": [name, "3s", SIGNER, "x", "y", condition]});
+        let columns = ["Name", "Age", "SignerName", "Requestor", "RequestedDuration", "Condition"];
+        let columns = columns.map(|name| json!({"name": name}));
+        let table = json!({"columnDefinitions": columns, "rows": [
+            row("csr-1", "Pending"), row("csr-2", "Approved,Issued"), row("../nodes", "Pending"),
+            row("a/approval", "Pending"), row("csr-3?x", "Pending"), row("csr-4", "Pending")]});
+        assert_eq!(waiting(&table), ["csr-1", "csr-4"]);
+        assert!(waiting(&json!({"rows": [row("csr-1", "Pending")]})).is_empty());
+    }
+}

@@ -1,0 +1,38 @@
+//! What a hosted cluster has inside beside what every cluster has: decided on by `portico_hosting`.
+
+use portico_api::annotations::LAYOUT;
+use portico_expose::user_cluster::Inside;
+use portico_expose::validate::usable;
+use portico_hosting::Reach;
+use portico_pki::inventory::{CA_CERTIFICATE, Signer};
+
+use super::Context;
+use super::pass::{Subject, text};
+use crate::write::RequestError;
+
+impl Context {
+    /// What a hosted cluster has inside; nothing for others. What cannot be decided on is left as it is.
+    pub(super) async fn hosted(&self, subject: &Subject) -> Result<Inside, RequestError> {
+        let cluster = &subject.cluster;
+        let Some(settings) = self.settings.hosted.as_ref().filter(|_| is_hosted(subject)) else {
+            return Ok(Inside::default());
+        };
+        let secret = self.secret(&subject.namespace, Signer::Clients.secret()).await?;
+        let client_ca = secret.and_then(|secret| text(&secret, CA_CERTIFICATE));
+        let reach = Reach { url: &subject.exposed.spec.address.url, client_ca: client_ca.as_deref() };
+        let seeds = self.above.seeds.seeds();
+        let found = self.above.configurations.one().ok().and_then(|configuration| {
+            let scope = usable(cluster, &seeds, configuration.as_ref()).ok()?;
+            portico_hosting::inside(&scope, settings, reach).ok()
+        });
+        Ok(found.unwrap_or_else(|| Inside {
+            waiting: vec!["what a hosted cluster has inside: the Cluster cannot be used as it is written"],
+            ..Inside::default()
+        }))
+    }
+}
+
+/// Whether Portico hosts the control plane.
+pub(super) fn is_hosted(subject: &Subject) -> bool {
+    subject.cluster.metadata.annotation(LAYOUT).is_some()
+}
