@@ -61,6 +61,9 @@ const PERIOD: Duration = Duration::from_secs(480);
 /// Keeps the passes of thousands of clusters from coming together for ever.
 const SPREAD: Duration = Duration::from_secs(240);
 
+/// When to look again whether the Seeds are known, at the start.
+const SEEDS_SOON: Duration = Duration::from_secs(1);
+
 /// The first pause after a failed pass; doubled with every further one.
 const FIRST_RETRY: Duration = Duration::from_secs(5);
 
@@ -153,6 +156,10 @@ async fn reconcile(exposed: Arc<Seen<Written>>, context: Arc<Context>) -> Result
         context.status.user_clusters(|clusters| clusters.reports.remove(&name));
         context.approvers.end(&name);
         return Ok(Action::await_change());
+    }
+    // What a hosted cluster has follows from its Seed too, and must not be taken for a mistake before.
+    if context.settings.hosted.is_some() && !context.above.seeds.is_asked() {
+        return Ok(Action::requeue(SEEDS_SOON));
     }
     let (started, mut leads) = (Instant::now(), context.leads.clone());
     if let Some(left) = context.rests.left(&name, started) {

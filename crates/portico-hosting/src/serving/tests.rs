@@ -72,6 +72,22 @@ fn a_node_gets_a_certificate_for_its_own_addresses() {
     }
 }
 
+/// As the library of Go writes it, which kubelets ask by.
+#[test]
+fn a_request_of_a_real_kubelet_is_understood() {
+    let request = "-----BEGIN CERTIFICATE REQUEST-----
+MIIBLjCB1gIBADA2MRUwEwYDVQQKEwxzeXN0ZW06bm9kZXMxHTAbBgNVBAMTFHN5
+c3RlbTpub2RlOndvcmtlci0xMFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEG5Zx
+Il/ghkzqSvaqmEYSgFHi6D7aj50gYRv3TpDWmXkfCUqYUqOU9eu3y8caZZxJH2xV
+6T6RPtmxZkSOLhHujKA+MDwGCSqGSIb3DQEJDjEvMC0wKwYDVR0RBCQwIoIId29y
+a2VyLTGHBMAAAgeHECABDbgAAAAAAAAAAAAAAAcwCgYIKoZIzj0EAwIDRwAwRAIg
+Z+oMku4ECkpKDTv08MaTWweO/dlYty8cT1Xr+g0MfckCIAPkDW2sInogYevDGlQV
+uZ1Q6kwx07H20ogpChAgIcmg
+-----END CERTIFICATE REQUEST-----
+";
+    assert_eq!(judged(request), Ok(()));
+}
+
 #[test]
 fn names_and_addresses_of_others_are_not_its_own() {
     for (names, why) in [
