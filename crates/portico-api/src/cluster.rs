@@ -95,6 +95,9 @@ impl Cluster {
         self.spec.components_override = ComponentsOverride { apiserver, ..ComponentsOverride::default() };
         self.status.address = Address { ip: self.status.address.ip, ..Address::default() };
         self.status.conditions.clear();
+        self.status.extended_health.clear();
+        self.status.phase = "".into();
+        self.metadata.finalizers = Box::default();
         if *self.status.namespace_name == *self.name().namespace() {
             self.status.namespace_name = "".into();
         }
@@ -341,10 +344,22 @@ pub struct ClusterStatus {
     /// What controllers found, by type.
     #[serde(deserialize_with = "or_default")]
     pub conditions: BTreeMap<Box<str>, ClusterCondition>,
+    /// How it stands with each program of its control plane, by KKP's names: `HealthStatusUp`.
+    #[serde(deserialize_with = "or_default")]
+    pub extended_health: BTreeMap<Box<str>, Value>,
+    /// `Creating`, `Updating`, `Running` or `Terminating`.
+    #[serde(deserialize_with = "or_default")]
+    pub phase: Box<str>,
 }
 
 /// The condition that says whether clients find the cluster.
 pub const EXPOSED: &str = "PorticoExposed";
+
+/// The condition that says whether the control plane runs that Portico hosts.
+pub const CONTROL_PLANE_READY: &str = "PorticoControlPlaneReady";
+
+/// KKP's condition that says, for ever, that the cluster's etcd has held data.
+pub const ETCD_INITIALIZED: &str = "EtcdClusterInitialized";
 
 /// The condition that says whether what is inside the cluster is as it should be.
 pub const USER_CLUSTER_READY: &str = "PorticoUserClusterReady";

@@ -32,6 +32,9 @@ pub struct ObjectMeta {
     /// Set while the object waits for its finalizers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deletion_timestamp: Option<Timestamp>,
+    /// What keeps it once it is deleted.
+    #[serde(skip_serializing_if = "<[_]>::is_empty", deserialize_with = "null_is_none")]
+    pub finalizers: Box<[Box<str>]>,
     /// `metadata.labels`.
     #[serde(skip_serializing_if = "Strings::is_empty", deserialize_with = "null_is_empty")]
     pub labels: Strings,
@@ -65,6 +68,10 @@ impl ObjectMeta {
 
 fn str_is_empty(text: &str) -> bool {
     text.is_empty()
+}
+
+fn null_is_none<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Box<[Box<str>]>, D::Error> {
+    Ok(Option::<Box<[Box<str>]>>::deserialize(deserializer)?.unwrap_or_default())
 }
 
 /// `labels: null` and `labels:` without a value mean no labels, as in the Kubernetes API.

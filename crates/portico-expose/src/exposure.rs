@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use portico_api::annotations::EXPOSE_NAMESPACED;
+use portico_api::annotations::{EXPOSE_NAMESPACED, LAYOUT};
 use portico_api::cluster::Cluster;
 use portico_api::configuration::KubermaticConfiguration;
 use portico_api::endpoints;
@@ -136,7 +136,13 @@ pub fn exposure<S: AsRef<Seed>>(
 /// The namespace of a cluster, as it is applied. It belongs to the Cluster, and goes with it.
 pub fn namespace(cluster: &Cluster) -> Wanted {
     let name = cluster.name().namespace();
-    let labels = labels(cluster, &[]);
+    let mut labels = labels(cluster, &[]);
+    if cluster.metadata.annotation(LAYOUT).is_some() {
+        // Its pods are planned for that.
+        for mode in ["enforce", "warn"] {
+            labels.insert(format!("pod-security.kubernetes.io/{mode}").into(), "restricted".into());
+        }
+    }
     let fields = json!({"metadata": {"name": name, "labels": labels, "ownerReferences": [owner(cluster)]}});
     Wanted { name: name.to_string(), fields }
 }

@@ -13,8 +13,8 @@ use crate::config::{self, Files};
 use crate::settings::Settings;
 use crate::versions::{Minor, Versions};
 
-/// KKP's label with the name of the Cluster.
-pub(crate) const CLUSTER: &str = "cluster";
+/// KKP's label with the name of the Cluster, on everything that its control plane is made of.
+pub const CLUSTER: &str = "cluster";
 
 /// Members of etcd where a Cluster does not say, as in KKP.
 const MEMBERS: u16 = 3;

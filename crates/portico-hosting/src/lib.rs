@@ -21,7 +21,7 @@ pub mod settings;
 mod validate;
 pub mod versions;
 
-pub use facts::{Digests, digest};
+pub use facts::{CLUSTER, Digests, digest};
 pub use inside::{Reach, inside};
 pub use pki::{SecretUse, pki, secrets};
 pub use plan::{ControlPlane, plan};

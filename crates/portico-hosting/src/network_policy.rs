@@ -59,8 +59,12 @@ fn selected(pods: &[&str]) -> Value {
 
 /// What these pods may reach: `rule`, or nothing.
 fn egress(pods: &[&str], rule: Option<Value>) -> Value {
-    let rules: Vec<Value> = rule.into_iter().collect();
-    json!({"podSelector": selected(pods), "policyTypes": ["Egress"], "egress": rules})
+    let mut policy = json!({"podSelector": selected(pods), "policyTypes": ["Egress"]});
+    // An empty list is not kept by API servers: each look would find it missing.
+    if let Some(rule) = rule {
+        policy["egress"] = json!([rule]);
+    }
+    policy
 }
 
 fn ports(numbers: &[u16]) -> Value {

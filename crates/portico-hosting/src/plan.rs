@@ -3,7 +3,7 @@
 use portico_api::cluster::HostingSpec;
 use portico_api::hosting::{AntiAffinity, Layout};
 use portico_api::problem::Problem;
-use portico_expose::exposure::{CLUSTER_LABEL, MANAGED_BY, owner};
+use portico_expose::exposure::{CLUSTER_LABEL, MANAGED_BY, namespace, owner};
 use portico_expose::inputs::Scope;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -69,13 +69,14 @@ pub fn plan(scope: &Scope<'_>, settings: &Settings, digests: &Digests) -> Result
 impl Facts<'_> {
     /// Namespace, configuration and policies: there before the first pod.
     fn foundation(&self) -> Vec<Value> {
-        let mut namespace = self.object("v1", "Namespace", &self.namespace);
-        if let Some(meta) = namespace["metadata"].as_object_mut() {
-            meta.remove("namespace");
-        }
-        let labels = &mut namespace["metadata"]["labels"];
-        for mode in ["enforce", "warn"] {
-            labels[format!("pod-security.kubernetes.io/{mode}")] = json!("restricted");
+        let cluster = self.scope.cluster;
+        let mut namespace = namespace(cluster).fields;
+        namespace["apiVersion"] = json!("v1");
+        namespace["kind"] = json!("Namespace");
+        if cluster.metadata.uid.is_empty()
+            && let Some(meta) = namespace["metadata"].as_object_mut()
+        {
+            meta.remove("ownerReferences");
         }
         let mut objects = vec![namespace];
         for (name, files) in &self.configs {

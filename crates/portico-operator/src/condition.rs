@@ -2,11 +2,21 @@
 
 use jiff::Timestamp;
 use portico_api::cluster::ClusterCondition;
+use portico_api::problem::Problem;
 use portico_kube::text::one_line;
 use serde_json::{Value, json};
 
 /// Characters of a message. It may quote what somebody else has written.
 const LONGEST: usize = 2_000;
+
+/// What is wrong: the first problem, and how many more there are.
+pub(crate) fn one_text(problems: &[Problem]) -> String {
+    let first = problems.first().map(ToString::to_string).unwrap_or_default();
+    match problems.len().saturating_sub(1) {
+        0 => first,
+        more => format!("{first} (and {more} more: portico check --kubeconfig names them)"),
+    }
+}
 
 /// What a condition is to say, after `before`, and whether that is something else.
 ///

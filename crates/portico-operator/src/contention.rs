@@ -6,6 +6,7 @@
 //!
 //! Pure: the caller passes the time.
 
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
@@ -59,6 +60,38 @@ enum Phase {
     Pausing(Instant),
     /// Writes are allowed again since this time. One revert ends it.
     Trying(Instant),
+}
+
+/// The objects of one cluster that others may write too, by kind and name.
+#[derive(Debug, Default)]
+pub(crate) struct Fights(BTreeMap<(&'static str, String), Fight>);
+
+impl Fights {
+    /// That over one object.
+    pub(crate) fn of(&mut self, kind: &'static str, name: &str) -> &mut Fight {
+        self.0.entry((kind, name.to_owned())).or_default()
+    }
+
+    /// When time alone changes something.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.0.values().filter_map(Fight::due).min()
+    }
+
+    /// Whether an object is not left to another writer.
+    pub(crate) fn may_write(&mut self, kind: &'static str, name: &str, now: Instant) -> bool {
+        self.0.get_mut(&(kind, name.to_owned())).is_none_or(|fight| fight.may_write(now))
+    }
+
+    /// The first object that is left to another writer, as kind and name, and that writer.
+    pub(crate) fn yielded(&mut self, now: Instant) -> Option<String> {
+        self.0.iter_mut().find_map(|((kind, name), fight)| {
+            if fight.may_write(now) {
+                return None;
+            }
+            let writer = fight.yielded_to().unwrap_or_default();
+            Some(format!("{kind} {name} is changed back by {writer} each time it is written"))
+        })
+    }
 }
 
 impl Contention {

@@ -11,14 +11,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::ready;
 use futures_util::{Stream, StreamExt, stream};
 use k8s_openapi::Resource;
 use k8s_openapi::api::core::v1::ObjectReference;
+use kube::Client;
 use kube::runtime::controller::Action;
-use kube::runtime::reflector::{self, ObjectRef, Store};
-use kube::runtime::{WatchStreamExt, watcher};
-use kube::{Api, Client};
+use kube::runtime::reflector::ObjectRef;
 use portico_api::cluster::{Address, Cluster};
 use portico_api::exposed_cluster::ExposedCluster;
 use portico_api::meta::Kind;
@@ -37,7 +35,8 @@ use tracing::{debug, warn};
 
 use crate::above::Above;
 use crate::cache::{Cache, api};
-use crate::follow::{drive, follow, on_change, pause};
+use crate::clusters::{ClusterWatch, Work};
+use crate::follow::{drive, on_change, pause};
 use crate::status::StatusHandle;
 use crate::tally::Tally;
 use crate::write::WRITE_REFUSED;
@@ -100,7 +99,7 @@ enum State {
 /// Everything that a reconciliation needs.
 struct Context {
     client: Client,
-    clusters: Store<Served<Cluster>>,
+    clusters: ClusterWatch,
     written: Arc<Cache<Written>>,
     above: Above,
     leads: channel::Receiver<bool>,
@@ -110,23 +109,20 @@ struct Context {
     states: Mutex<BTreeMap<String, State>>,
 }
 
-/// What there is to reconcile.
-type Work = Vec<ObjectRef<Served<Cluster>>>;
-
 /// Watches and writes, for ever.
 pub(crate) async fn run(
     client: Client,
+    clusters: ClusterWatch,
     above: Above,
     exposed: ExposedWatch,
     events: Events,
     status: StatusHandle,
     leads: channel::Receiver<bool>,
 ) {
-    let (clusters, clusters_writer) = reflector::store();
     let changes = above.changes();
     let tally = Tally::new(CONTROLLER, &status);
     let context = Arc::new(Context {
-        client: client.clone(),
+        client,
         clusters: clusters.clone(),
         written: Arc::clone(&exposed.cache),
         above,
@@ -137,15 +133,7 @@ pub(crate) async fn run(
         states: Mutex::default(),
     });
     let triggers = stream::select_all([
-        follow_clusters(
-            &client,
-            clusters_writer,
-            &context,
-            &context.status,
-            Context::all,
-            Context::forget_gone,
-        )
-        .boxed(),
+        clusters.changes(&context, Context::forget_gone).boxed(),
         follow_written(&exposed, &context, Context::all).boxed(),
         on_change(changes, &context, Context::all).boxed(),
         // Another replica writes from now on, or has written until now.
@@ -156,7 +144,7 @@ pub(crate) async fn run(
         .boxed(),
     ]);
     let retry = |cluster: Arc<_>, _: &_, context: Arc<Context>| context.retry(&cluster);
-    drive(reconcile, retry, context, clusters, triggers, CONCURRENCY, tally).await;
+    drive(reconcile, retry, context, clusters.store(), triggers, CONCURRENCY, tally).await;
 }
 
 /// Makes the ExposedCluster of one Cluster as it should be.
@@ -254,7 +242,7 @@ impl Context {
 
     /// Drops what is recorded about Clusters that are gone.
     fn forget_gone(&self) {
-        self.states().retain(|name, _| self.clusters.get(&ObjectRef::new(name)).is_some());
+        self.states().retain(|name, _| self.clusters.exists(name));
         self.report();
     }
 
@@ -285,7 +273,7 @@ impl Context {
     }
 
     fn all(&self) -> Work {
-        self.clusters.state().iter().map(|served| ObjectRef::from_obj(&**served)).collect()
+        self.clusters.all()
     }
 }
 
@@ -319,42 +307,6 @@ pub(crate) fn projection(
         "ownerReferences": [owner(cluster)]});
     let spec = serde_json::to_value(&exposed.spec).map_err(|error| error.to_string())?;
     Ok(json!({"metadata": metadata, "spec": spec}))
-}
-
-/// Watches the Clusters, and yields those that changed: `all` of them after a list, and nothing for one that
-/// is gone, of which `forget` drops what is recorded.
-pub(crate) fn follow_clusters<C: Send + Sync + 'static>(
-    client: &Client,
-    writer: reflector::store::Writer<Served<Cluster>>,
-    context: &Arc<C>,
-    status: &StatusHandle,
-    all: fn(&C) -> Work,
-    forget: fn(&C),
-) -> impl Stream<Item = Work> + Send + use<C> {
-    let context = Arc::clone(context);
-    let api = Api::<Served<Cluster>>::all_with(client.clone(), &());
-    follow(api, Kind::Cluster.name(), status.clone())
-        // Of one that cannot be read the last readable version stays.
-        .filter(|event| {
-            use watcher::Event::{Apply, InitApply};
-            let unreadable = matches!(event, Ok(Apply(served) | InitApply(served)) if served.object.is_err());
-            ready(!unreadable)
-        })
-        .reflect(writer)
-        .filter_map(move |event| {
-            ready(match event.ok() {
-                None | Some(watcher::Event::Init | watcher::Event::InitApply(_)) => None,
-                Some(watcher::Event::InitDone) => {
-                    forget(&context);
-                    Some(all(&context))
-                }
-                Some(watcher::Event::Apply(served)) => Some(vec![ObjectRef::from_obj(&served)]),
-                Some(watcher::Event::Delete(_)) => {
-                    forget(&context);
-                    None
-                }
-            })
-        })
 }
 
 /// Yields the Clusters of the ExposedClusters that changed; `all` of them after a list.

@@ -18,7 +18,7 @@ use futures_util::{Stream, StreamExt, stream};
 use k8s_openapi::api::core::v1::{Namespace, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::runtime::controller::Action;
-use kube::runtime::reflector::{ObjectRef, Store, store::Writer};
+use kube::runtime::reflector::ObjectRef;
 use kube::{Client, ResourceExt};
 use portico_api::cluster::{Address, Cluster};
 use portico_api::meta::ObjectKey;
@@ -36,12 +36,14 @@ use tracing::info;
 
 use crate::above::Above;
 use crate::cache::{Cache, api, version};
-use crate::exposed::{ExposedWatch, Written, follow_clusters, follow_written};
+use crate::clusters::{ClusterWatch, Work};
+use crate::contention::Fights;
+use crate::exposed::{ExposedWatch, Written, follow_written};
 use crate::follow::{drive, on_change, pause};
 use crate::kkp::{Kkp, KkpWatch};
 use crate::status::StatusHandle;
 use crate::tally::Tally;
-use crate::write::DEFINITION_OUTDATED;
+use crate::write::{DEFINITION_OUTDATED, RequestError};
 
 mod found;
 mod pass;
@@ -55,7 +57,7 @@ use pass::Outcome;
 pub(crate) use pass::belongs_to;
 use reports::report;
 use resolver::{PATIENCE, Resolver};
-use write::{Fights, PassError};
+use write::PassError;
 
 /// The first pause after a failed pass; doubled with every further one.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
@@ -66,6 +68,10 @@ const LAST_RETRY: Duration = Duration::from_secs(60);
 /// Clusters that are reconciled at the same time. One that an admission webhook keeps waiting must not hold
 /// the others up.
 const CONCURRENCY: u16 = 32;
+
+/// While the definition of Clusters drops conditions, so often is one written all the same, of any cluster,
+/// to see whether the definition is newer.
+const PROBE: Duration = Duration::from_secs(10);
 
 /// The name of the controller on Events.
 pub(crate) const CONTROLLER: &str = "portico-exposure";
@@ -88,7 +94,7 @@ pub struct ExposureSettings {
 struct Context {
     client: Client,
     settings: ExposureSettings,
-    clusters: Store<Served<Cluster>>,
+    clusters: ClusterWatch,
     namespaces: Arc<Cache<Namespace>>,
     services: Arc<Cache<Service>>,
     slices: Arc<Cache<EndpointSlice>>,
@@ -107,22 +113,20 @@ struct Context {
     fights: Mutex<BTreeMap<String, Fights>>,
     /// The version of each Cluster that was written last, since the last list.
     written: Mutex<HashMap<String, u64>>,
+    /// Until then the definition of Clusters is taken to drop conditions.
+    outdated_until: Mutex<Option<Instant>>,
 }
-
-/// What there is to reconcile.
-type Work = Vec<ObjectRef<Served<Cluster>>>;
 
 /// Watches and writes, for ever.
 pub(crate) async fn run(
     client: Client,
     settings: ExposureSettings,
-    clusters_writer: Writer<Served<Cluster>>,
+    clusters: ClusterWatch,
     above: Above,
     (exposed, kkp): (ExposedWatch, KkpWatch),
     events: Events,
     (status, leads): (StatusHandle, channel::Receiver<bool>),
 ) {
-    let clusters = clusters_writer.as_reader();
     let (namespaces, namespaces_writer) = Cache::new();
     let (services, services_writer) = Cache::new();
     let (slices, slices_writer) = Cache::new();
@@ -150,6 +154,7 @@ pub(crate) async fn run(
         tally: tally.clone(),
         fights: Mutex::default(),
         written: Mutex::default(),
+        outdated_until: Mutex::default(),
     });
     status.clusters(|_| ());
     let all = |context: &Arc<Context>| {
@@ -164,8 +169,7 @@ pub(crate) async fn run(
     let own_slices =
         labelled(api::<EndpointSlice>(&client, ""), &format!("{}={}", MANAGED_BY.0, MANAGED_BY.1));
     let triggers = stream::select_all([
-        follow_clusters(&client, clusters_writer, &context, &status, Context::all, Context::forget_gone)
-            .boxed(),
+        clusters.changes(&context, Context::forget_gone).boxed(),
         follow_written(&exposed, &context, Context::all).boxed(),
         context
             .namespaces
@@ -213,7 +217,7 @@ pub(crate) async fn run(
         .boxed(),
     ]);
     let retry = |cluster: Arc<_>, _: &_, context: Arc<Context>| context.retry(&cluster);
-    drive(reconcile, retry, context, clusters, triggers, CONCURRENCY, tally).await;
+    drive(reconcile, retry, context, clusters.store(), triggers, CONCURRENCY, tally).await;
 }
 
 /// Makes one cluster reachable.
@@ -328,7 +332,15 @@ impl Context {
         address: Option<&Address>,
         failed: bool,
     ) -> Result<(), PassError> {
-        let written = self.write_status(cluster, standing, address).await;
+        let outdated = *self.outdated_until();
+        let written = if outdated.is_some_and(|until| Instant::now() < until) {
+            Err(RequestError::Dropped { kind: "Clusters", field: "status.conditions" }.into())
+        } else {
+            let written = self.write_status(cluster, standing, address).await;
+            let dropped = matches!(&written, Err(error) if error.standing().reason == DEFINITION_OUTDATED);
+            *self.outdated_until() = dropped.then(|| Instant::now() + PROBE);
+            written
+        };
         let (mut told, mut again, mut failed) = (standing.clone(), Ok(()), failed);
         if let Err(error) = written.or_else(PassError::unless_another_leads) {
             let why = error.standing();
@@ -378,12 +390,12 @@ impl Context {
     }
 
     fn all(&self) -> Work {
-        self.clusters.state().iter().map(|served| ObjectRef::from_obj(&**served)).collect()
+        self.clusters.all()
     }
 
     /// Drops what is recorded about Clusters that are gone.
     fn forget_gone(&self) {
-        let exists = |name: &str| self.clusters.get(&ObjectRef::new(name)).is_some();
+        let exists = |name: &str| self.clusters.exists(name);
         self.status.clusters(|clusters| clusters.reports.retain(|name, _| exists(name)));
         self.fights().retain(|name, _| exists(name));
         self.resolver.retain(exists);
@@ -401,6 +413,10 @@ impl Context {
         self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn outdated_until(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.outdated_until.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn fights(&self) -> MutexGuard<'_, BTreeMap<String, Fights>> {
         self.fights.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -411,7 +427,7 @@ fn of_cluster(namespace: &Seen<Namespace>) -> bool {
     ClusterName::of_namespace(&namespace.name_any()).is_some()
 }
 
-fn in_cluster<K: k8s_openapi::Resource>(object: &Seen<K>) -> bool {
+pub(crate) fn in_cluster<K: k8s_openapi::Resource>(object: &Seen<K>) -> bool {
     object.namespace().is_some_and(|namespace| ClusterName::of_namespace(&namespace).is_some())
 }
 
@@ -420,7 +436,7 @@ fn is<K: k8s_openapi::Resource>(object: &Seen<K>, key: &ObjectKey) -> bool {
 }
 
 /// The cluster of the namespace of an object, or all clusters.
-fn of_namespace<K: k8s_openapi::Resource>(
+pub(crate) fn of_namespace<K: k8s_openapi::Resource>(
     all: impl Fn() -> Work,
 ) -> impl FnMut(Option<ObjectRef<Seen<K>>>) -> Work {
     move |object| {

@@ -1,13 +1,13 @@
 //! The controllers of a seed, one a file, on [`kube::runtime::Controller`].
 //!
-//! `exposure` makes each Cluster reachable, `user_cluster` keeps what is inside of it, and `components` the
-//! gateway that it is reached by. [`front`] publishes the ports of clusters on the LoadBalancer Services in
-//! front of them: that of the seed, and, beside KKP, those of clusters with the strategy LoadBalancer.
-//! `exposed` writes what gateways must know of Clusters, where `exposure` does not. `webhook` refuses
-//! mistakes when they are made. `follow`, `above` and `cache` watch what controllers work from, `contention`
-//! gives way to other writers, `outage` tells when the seed was away, and `tally` counts what each did.
-//! `operator` runs them, `leadership` decides whether they write. [`mesh`] puts on nodes what
-//! `portico-preflight` finds between them.
+//! `hosting` makes the control plane of each Cluster that asks for one, `exposure` makes each reachable,
+//! `user_cluster` keeps what is inside, and `components` the gateway. [`front`] publishes the ports of
+//! clusters on the LoadBalancer Services in front of them: that of the seed, and, beside KKP, those of
+//! clusters with the strategy LoadBalancer. `exposed` writes what gateways must know of Clusters, where
+//! `exposure` does not. `webhook` refuses mistakes when they are made. `follow`, `above`, `clusters` and
+//! `cache` watch what controllers work from, `contention` gives way to other writers, `outage` tells when the
+//! seed was away, and `tally` counts what each did. `operator` runs them, `leadership` decides whether they
+//! write. [`mesh`] puts on nodes what `portico-preflight` finds between them.
 //!
 //! What should exist is computed by pure code in `portico-expose`; what every controller needs is in
 //! `portico-kube`. Only this crate writes to Kubernetes; bytes pass through the gateway, in another process
@@ -15,6 +15,7 @@
 
 mod above;
 mod cache;
+mod clusters;
 mod components;
 mod condition;
 mod contention;
@@ -22,6 +23,7 @@ mod exposed;
 mod exposure;
 mod follow;
 pub mod front;
+mod hosting;
 mod issued;
 mod kkp;
 mod leadership;
@@ -40,6 +42,7 @@ mod write;
 pub use components::ComponentSettings;
 pub use exposure::ExposureSettings;
 pub use front::Settings;
+pub use hosting::HostingSettings;
 pub use operator::{Operator, OperatorError};
 pub use status::{
     ClusterReport, ClustersStatus, ControllerStatus, ExposedClustersStatus, OperatorStatus, SeedReport,

@@ -12,10 +12,12 @@ use tokio::sync::watch as channel;
 use tokio::time::timeout;
 
 use crate::above::{Above, reference};
+use crate::clusters::ClusterWatch;
 use crate::components::{self, ComponentSettings};
 use crate::exposed::{self, ExposedWatch};
 use crate::exposure::{self, ExposureSettings};
 use crate::front::{self, Settings};
+use crate::hosting::{self, HostingSettings};
 use crate::kkp::KkpWatch;
 use crate::leadership;
 use crate::outage;
@@ -40,6 +42,7 @@ pub struct Operator {
     front: Settings,
     exposure: Option<ExposureSettings>,
     user_clusters: Option<UserClusterSettings>,
+    hosting: Option<HostingSettings>,
     components: Option<ComponentSettings>,
     webhook: Option<WebhookSettings>,
     status: StatusHandle,
@@ -49,7 +52,16 @@ impl Operator {
     /// The controller of front Services alone, that of ExposedClusters if it is asked for; not started yet.
     pub fn front(client: Client, front: Settings) -> Self {
         let status = StatusHandle::default();
-        Self { client, front, exposure: None, user_clusters: None, components: None, webhook: None, status }
+        Self {
+            client,
+            front,
+            exposure: None,
+            user_clusters: None,
+            hosting: None,
+            components: None,
+            webhook: None,
+            status,
+        }
     }
 
     /// All controllers; not started yet. That of Clusters writes the ExposedClusters.
@@ -62,6 +74,12 @@ impl Operator {
     #[must_use]
     pub fn with_user_clusters(self, settings: UserClusterSettings) -> Self {
         Self { user_clusters: Some(settings), ..self }
+    }
+
+    /// Makes the control planes of clusters that ask for one. Needs the controllers of [`Self::new`].
+    #[must_use]
+    pub fn with_hosting(self, hosting: HostingSettings) -> Self {
+        Self { hosting: Some(hosting), ..self }
     }
 
     /// With the controller that makes the gateway.
@@ -94,7 +112,7 @@ impl Operator {
             tokio::spawn(leadership::elect_front(client, front, leading))
         };
         let ended = {
-            let Self { client, front, exposure, user_clusters, components, webhook, status } = self;
+            let Self { client, front, exposure, user_clusters, hosting, components, webhook, status } = self;
             let both = exposure.is_some() || front.exposed_clusters || components.is_some();
             let (above, above_kept) = Above::new(&client, &status, both);
             // A process with the front Service alone has no right to look.
@@ -105,6 +123,8 @@ impl Operator {
             let projected = front.exposed_clusters && exposure.is_none();
             let works = exposure.is_some() || user_clusters.is_some() || projected;
             let exposed_kept = optional(works.then_some(exposed_kept));
+            let (clusters, clusters_kept) = ClusterWatch::new(&client, &status);
+            let clusters_kept = optional((exposure.is_some() || projected).then_some(clusters_kept));
             let (seeds, changes) = (Arc::clone(&above.seeds), above.changes());
             // Gone with what works by it.
             let leads = leads;
@@ -116,6 +136,11 @@ impl Operator {
                 let (above, watched) = (above.clone(), (exposed.clone(), kkp.clone()));
                 user_cluster::run(client.clone(), settings, above, watched, events, shared)
             }));
+            let hosted = optional(hosting.map(|settings| {
+                let (shared, events) = (shared(), events(hosting::CONTROLLER));
+                let (above, watched) = (above.clone(), (exposed.clone(), kkp.clone()));
+                hosting::run(client.clone(), settings, clusters.clone(), above, watched, events, shared)
+            }));
             let components = optional(components.map(|settings| {
                 let ((status, leads), events) = (shared(), events(components::CONTROLLER));
                 let (above, kkp) = (above.clone(), kkp.clone());
@@ -123,20 +148,20 @@ impl Operator {
             }));
             let projections = optional(projected.then(|| {
                 let ((status, leads), events) = (shared(), events(front::CONTROLLER));
-                exposed::run(client.clone(), above.clone(), exposed.clone(), events, status, leads)
+                let clusters = clusters.clone();
+                exposed::run(client.clone(), clusters, above.clone(), exposed.clone(), events, status, leads)
             }));
-            let (cluster_writer, service_writer) = (Writer::default(), Writer::default());
+            let service_writer = Writer::default();
             let webhook = optional(webhook.map(|settings| {
                 let (shared, events) = (shared(), events(webhook::CONTROLLER));
-                let stores =
-                    Stores { clusters: cluster_writer.as_reader(), services: service_writer.as_reader() };
+                let stores = Stores { clusters: clusters.store(), services: service_writer.as_reader() };
                 let (above, kkp) = (above.clone(), kkp.clone());
                 webhook::run(client.clone(), settings, above, stores, kkp, events, shared)
             }));
-            let clusters = optional(exposure.map(|settings| {
+            let exposures = optional(exposure.map(|settings| {
                 let (shared, events) = (shared(), events(exposure::CONTROLLER));
                 let (above, watched) = (above.clone(), (exposed.clone(), kkp.clone()));
-                exposure::run(client.clone(), settings, cluster_writer, above, watched, events, shared)
+                exposure::run(client.clone(), settings, clusters.clone(), above, watched, events, shared)
             }));
             // A process with the front Service alone keeps no cluster.
             let outages = optional(asks.then(|| {
@@ -152,12 +177,14 @@ impl Operator {
             let fronts = front::run(client, front, service_writer, seeds, changes, status, leads);
             tokio::select! {
                 () = fronts => Err(OperatorError::Ended("the controller of front Services")),
-                () = clusters => Err(OperatorError::Ended("the controller of Clusters")),
+                () = exposures => Err(OperatorError::Ended("the controller of Clusters")),
+                () = hosted => Err(OperatorError::Ended("the controller of control planes")),
                 () = projections => Err(OperatorError::Ended("the controller of ExposedClusters")),
                 () = insides => Err(OperatorError::Ended("the controller of user clusters")),
                 () = components => Err(OperatorError::Ended("the controller of seed components")),
                 () = webhook => Err(OperatorError::Ended("the admission webhook")),
                 () = outages => Err(OperatorError::Ended("the watch of outages")),
+                () = clusters_kept => Err(OperatorError::Ended("the watch of Clusters")),
                 () = above_kept => Err(OperatorError::Ended("the watch of Seeds")),
                 () = exposed_kept => Err(OperatorError::Ended("the watch of ExposedClusters")),
                 () = kkp_kept => Err(OperatorError::Ended("the watch of KKP's Deployment")),

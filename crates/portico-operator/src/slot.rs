@@ -20,7 +20,7 @@ use tokio::time::{Instant, timeout};
 use crate::cache::{Cache, api};
 use crate::contention::Fight;
 use crate::status::StatusHandle;
-use crate::write::{REQUEST_TIMEOUT, RequestError, WRITE_REFUSED, only_this, request};
+use crate::write::{REQUEST_TIMEOUT, RequestError, WRITE_REFUSED, only_this, request, status};
 
 /// Why an object was not written. Retried with back-off.
 #[derive(Debug, Error)]
@@ -32,16 +32,39 @@ pub(crate) enum WriteError {
     /// It cannot even be asked for: no certificate can have the names that were configured.
     #[error("{0}")]
     Impossible(String),
+    #[error(
+        "{kind} {key} is somebody else's, and nothing is written over it; delete it, and it is made here"
+    )]
+    Foreign { kind: &'static str, key: ObjectKey },
     #[error("another replica leads by now")]
     NotLeading,
 }
 
 impl WriteError {
+    fn status(&self) -> Option<&Status> {
+        match self {
+            Self::Apply { source, .. } => status(&source.source),
+            Self::Request(error) => error.status(),
+            Self::Foreign { .. } | Self::Impossible(_) | Self::NotLeading => None,
+        }
+    }
+
+    /// Somebody, perhaps this process, has written the object since it was read.
+    pub(crate) fn is_conflict(&self) -> bool {
+        self.status().is_some_and(Status::is_conflict)
+    }
+
+    /// The object is gone.
+    pub(crate) fn is_not_found(&self) -> bool {
+        self.status().is_some_and(Status::is_not_found)
+    }
+
     /// The reason of the condition that follows.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Impossible(_) => "InvalidConfiguration",
             Self::Request(error) => error.reason(),
+            Self::Foreign { .. } => "ForeignObject",
             Self::Apply { .. } | Self::NotLeading => WRITE_REFUSED,
         }
     }
@@ -129,35 +152,55 @@ impl<K: Resource + Send + Sync + 'static> Slot<K> {
     }
 
     async fn apply(&self, client: &Client, wanted: &Value) -> Result<Put, WriteError> {
-        let current = self.seen();
-        let api = api::<K>(client, &self.key.namespace);
-        let what = || format!("applying {} {}", K::KIND, self.key);
-        let applied = timeout(REQUEST_TIMEOUT, apply(&api, wanted, current.as_deref()));
-        let applied = applied.await.map_err(|_| RequestError::NoAnswer(what()))?;
-        let applied = applied.map_err(|source| WriteError::Apply { kind: K::KIND, source })?;
-        let changed = matches!(applied, Applied::Changed(_));
-        let back = self.fight().applied(wanted, current.as_deref(), changed, Instant::now());
-        let Applied::Changed(object) = applied else { return Ok(Put::Unchanged) };
-        self.cache.written(object);
-        Ok(back.map_or(Put::Changed, |done| Put::Back(format!("{} {} {done}", K::KIND, self.key))))
+        put(client, &self.cache, &self.key, wanted, |record| record(&mut self.fight())).await
     }
 
     async fn delete(&self, client: &Client) -> Result<bool, WriteError> {
         if self.presence() != Presence::Ours {
             return Ok(false);
         }
-        let params = only_this(&self.value().unwrap_or_default());
-        let api = api::<K>(client, &self.key.namespace);
-        let what = format!("deleting {} {}", K::KIND, self.key);
-        match request(&what, api.delete(&self.key.name, &params)).await {
-            Ok(_) => {}
-            Err(error) if error.status().is_some_and(Status::is_not_found) => {}
-            Err(error) => return Err(error.into()),
-        }
-        self.cache.gone(&self.key.namespace, &self.key.name);
+        delete(client, &self.cache, &self.key, &self.value().unwrap_or_default()).await?;
         self.fight().deleted();
         Ok(true)
     }
+}
+
+/// Applies an object, and lets `fight` record what became of it.
+pub(crate) async fn put<K: Resource + Send + Sync + 'static>(
+    client: &Client,
+    cache: &Cache<K>,
+    key: &ObjectKey,
+    wanted: &Value,
+    fight: impl FnOnce(&dyn Fn(&mut Fight) -> Option<String>) -> Option<String>,
+) -> Result<Put, WriteError> {
+    let current = cache.get(&key.namespace, &key.name);
+    let api = api::<K>(client, &key.namespace);
+    let applied = timeout(REQUEST_TIMEOUT, apply(&api, wanted, current.as_deref())).await;
+    let applied = applied.map_err(|_| RequestError::NoAnswer(format!("applying {} {key}", K::KIND)))?;
+    let applied = applied.map_err(|source| WriteError::Apply { kind: K::KIND, source })?;
+    let changed = matches!(applied, Applied::Changed(_));
+    let back = fight(&|fight| fight.applied(wanted, current.as_deref(), changed, Instant::now()));
+    let Applied::Changed(object) = applied else { return Ok(Put::Unchanged) };
+    cache.written(object);
+    Ok(back.map_or(Put::Changed, |done| Put::Back(format!("{} {key} {done}", K::KIND))))
+}
+
+/// Deletes `object`, and none that somebody made anew under its name.
+pub(crate) async fn delete<K: Resource + Send + Sync + 'static>(
+    client: &Client,
+    cache: &Cache<K>,
+    key: &ObjectKey,
+    object: &Value,
+) -> Result<(), WriteError> {
+    let params = only_this(object);
+    let api = api::<K>(client, &key.namespace);
+    match request(&format!("deleting {} {key}", K::KIND), api.delete(&key.name, &params)).await {
+        Ok(_) => {}
+        Err(error) if error.status().is_some_and(Status::is_not_found) => {}
+        Err(error) => return Err(error.into()),
+    }
+    cache.gone(&key.namespace, &key.name);
+    Ok(())
 }
 
 impl<K: Resource + Send + Sync + 'static> Held for Slot<K> {

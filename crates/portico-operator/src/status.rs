@@ -36,6 +36,9 @@ pub struct ControllerStatus {
     /// The insides of clusters; on the leader alone. `None` where this process keeps none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user_clusters: Option<UserClustersStatus>,
+    /// The control planes that this process keeps; on the leader alone. `None` where it keeps none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub control_planes: Option<UserClustersStatus>,
     /// The Seeds whose gateway this process makes; on the leader alone. `None` where it makes none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seeds: Option<SeedsStatus>,
@@ -216,6 +219,10 @@ pub struct WatchStatus {
     /// The last error, until the API server answers again. What is known stays.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// The first object that cannot be read and has no earlier version, and why; nothing is written that
+    /// may follow from it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unreadable: Option<String>,
     /// Errors since this process started.
     pub failures: u64,
     /// When the API server answered last.
@@ -271,6 +278,11 @@ impl StatusHandle {
     /// Changes the status of the insides of clusters.
     pub(crate) fn user_clusters<T>(&self, change: impl FnOnce(&mut UserClustersStatus) -> T) -> T {
         self.update(|status| change(status.user_clusters.get_or_insert_default()))
+    }
+
+    /// Changes the status of the control planes.
+    pub(crate) fn control_planes<T>(&self, change: impl FnOnce(&mut UserClustersStatus) -> T) -> T {
+        self.update(|status| change(status.control_planes.get_or_insert_default()))
     }
 
     /// Changes the status of the Seeds.

@@ -107,7 +107,7 @@ Examples:
     portico crds | kubectl apply --server-side -f -
     kubectl apply -f deploy/operator.yaml
     kubectl annotate cluster a portico.k8c.io/endpoints=192.0.2.7:6443")]
-    Operator(verb::operator::Flags),
+    Operator(Box<verb::operator::Flags>),
     /// Print the definitions of the kinds that Portico works with, for kubectl apply
     ///
     /// KubermaticConfiguration, Seed and Cluster as KKP has them, and ExposedCluster. On a seed with KKP,

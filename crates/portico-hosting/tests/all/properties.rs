@@ -14,6 +14,17 @@ use serde_json::{Value, json};
 
 use crate::*;
 
+/// The first value of an object that an API server does not keep.
+fn unkept(value: &Value) -> Option<&Value> {
+    match value {
+        Value::Null => Some(value),
+        Value::Array(items) if items.is_empty() => Some(value),
+        Value::Array(items) => items.iter().find_map(unkept),
+        Value::Object(fields) => fields.values().find_map(unkept),
+        _ => None,
+    }
+}
+
 /// A Cluster of either layout, with any of the fields of [`everything`].
 fn any_spec() -> impl Strategy<Value = (&'static str, Value)> {
     let chosen = prop::collection::vec(any::<bool>(), everything("compact").as_object().unwrap().len());
@@ -44,6 +55,14 @@ proptest! {
         prop_assert_eq!(&plans[0], &plans[1]);
         prop_assert_eq!(&plans[0], &plans[2]);
         prop_assert_eq!(&plans[0], &planned(layout, &spec));
+    }
+
+    /// An API server does not keep them, and each look at the object would find that something is missing.
+    #[test]
+    fn no_object_has_an_empty_list_or_a_null((layout, spec) in any_spec()) {
+        for object in &planned(layout, &spec).objects {
+            prop_assert_eq!(unkept(object), None, "{}", object);
+        }
     }
 
     #[test]

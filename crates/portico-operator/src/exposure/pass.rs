@@ -9,7 +9,6 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use portico_api::cluster::{Address, Cluster, EXPOSED as CONDITION};
-use portico_api::problem::Problem;
 use portico_api::strategy::ExposeStrategy;
 use portico_expose::exposure::{
     CLUSTER_LABEL, Exposure, Found, SERVICE_NAME, Standing, Wanted, exposure, namespace,
@@ -28,7 +27,7 @@ use tokio::time::Instant;
 use super::Context;
 use super::found::node_ports_of;
 use super::write::PassError;
-use crate::condition::condition;
+use crate::condition::{condition, one_text};
 use crate::exposed::projection;
 use crate::write::as_portico;
 
@@ -279,13 +278,4 @@ pub(crate) fn belongs_to(namespace: &Seen<Namespace>, cluster: &Cluster) -> bool
     let value = namespace.value();
     let label = value.pointer("/metadata/labels").and_then(|labels| labels.get(CLUSTER_LABEL));
     label.and_then(Value::as_str) == Some(&cluster.metadata.name)
-}
-
-/// The first problem, and how many more there are.
-fn one_text(problems: &[Problem]) -> String {
-    let first = problems.first().map(ToString::to_string).unwrap_or_default();
-    match problems.len().saturating_sub(1) {
-        0 => first,
-        more => format!("{first} (and {more} more: portico check --kubeconfig names them)"),
-    }
 }

@@ -1,7 +1,6 @@
 //! Single writes of the exposure controller: each is applied once it is needed, by the leader alone, within
 //! its time limit, and counted. An object that another client changes back each time is left to it.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::Resource;
@@ -103,33 +102,6 @@ impl PassError {
 
 /// What is written of a Service that has a selector and should have none.
 const SELECTOR: &str = "selector of Service";
-
-/// The objects of one cluster that others may write too, by kind and name.
-#[derive(Debug, Default)]
-pub(super) struct Fights(BTreeMap<(&'static str, String), Fight>);
-
-impl Fights {
-    /// When time alone changes something.
-    pub(super) fn due(&self) -> Option<Instant> {
-        self.0.values().filter_map(Fight::due).min()
-    }
-
-    /// Whether an object is not left to another writer.
-    fn may_write(&mut self, kind: &'static str, name: &str, now: Instant) -> bool {
-        self.0.get_mut(&(kind, name.to_owned())).is_none_or(|fight| fight.may_write(now))
-    }
-
-    /// The first object that is left to another writer, as kind and name, and that writer.
-    pub(super) fn yielded(&mut self, now: Instant) -> Option<String> {
-        self.0.iter_mut().find_map(|((kind, name), fight)| {
-            if fight.may_write(now) {
-                return None;
-            }
-            let writer = fight.yielded_to().unwrap_or_default();
-            Some(format!("{kind} {name} is changed back by {writer} each time it is written"))
-        })
-    }
-}
 
 impl Context {
     /// Applies a Service. One that is gone asks for the NodePort that users know, `remembered`.
@@ -260,9 +232,8 @@ impl Context {
         cache.gone(own, &name);
         if let Some(cluster) = ClusterName::of_namespace(own)
             && let Some(fights) = self.fights().get_mut(cluster.as_str())
-            && let Some(fight) = fights.0.get_mut(&(K::KIND, name))
         {
-            fight.deleted();
+            fights.of(K::KIND, &name).deleted();
         }
         Ok(())
     }
@@ -291,7 +262,7 @@ impl Context {
     ) -> T {
         let mut fights = self.fights();
         let fights = fights.entry(cluster.metadata.name.to_string()).or_default();
-        record(fights.0.entry((kind, name.to_owned())).or_default())
+        record(fights.of(kind, name))
     }
 
     /// Ends a pass that another replica does by now.

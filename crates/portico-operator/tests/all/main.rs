@@ -9,6 +9,7 @@ mod components;
 mod exposure;
 mod front;
 mod hanging;
+mod hosting;
 mod kkp_fields;
 mod leaving;
 mod older_kkp;

@@ -3,19 +3,17 @@
 
 use anyhow::{anyhow, bail, ensure};
 use clap::{Args, ValueEnum};
-use ipnet::IpNet;
 use portico_admin::table;
 use portico_api::annotations::LAYOUT;
 use portico_api::cluster::Cluster;
 use portico_api::hosting::Layout;
 use portico_api::problem::{Problem, Severity};
-use portico_hosting::{ControlPlane, Digests, Settings, plan};
+use portico_hosting::{ControlPlane, Digests, plan};
 use portico_sync::Site;
 use serde_json::Value;
 
-use crate::args::network;
 use crate::finding::Finding;
-use crate::hosted::Hosted;
+use crate::hosted::{Hosted, Installation};
 use crate::offline::Source;
 use crate::outcome::{Outcome, print};
 
@@ -30,35 +28,14 @@ pub(crate) struct Flags {
     /// Print this layout, whatever the annotation of the Cluster says
     #[arg(long, value_name = "LAYOUT", value_parser = layout)]
     layout: Option<Layout>,
+    /// The image of Portico, for the Konnectivity server
+    #[arg(long, value_name = "IMAGE", default_value = "localhost/portico:dev")]
+    image: String,
     #[command(flatten)]
     installation: Installation,
     /// How the answer is printed
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     output: Format,
-}
-
-/// What holds for all control planes of a seed.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Installation")]
-struct Installation {
-    /// The image of Portico, for the Konnectivity server
-    #[arg(long, value_name = "IMAGE", default_value = "localhost/portico:dev")]
-    image: String,
-    /// What takes the place of registry.k8s.io, with a path or without; names and tags stay
-    #[arg(long, value_name = "REGISTRY")]
-    registry_mirror: Option<String>,
-    /// Pull an image by its digest; may be repeated
-    #[arg(long, value_name = "IMAGE=DIGEST", value_parser = image_digest)]
-    image_digest: Vec<(String, String)>,
-    /// Secret in the namespace of each cluster with credentials of registries; may be repeated
-    #[arg(long, value_name = "NAME")]
-    image_pull_secret: Vec<String>,
-    /// Class of the volumes of etcd, where a Cluster names none [default: that of the seed]
-    #[arg(long, value_name = "CLASS")]
-    storage_class: Option<String>,
-    /// Networks of pods, Services and nodes of the seed; those of clusters must not overlap them
-    #[arg(long, value_name = "CIDR", value_delimiter = ',', value_parser = network)]
-    seed_network: Vec<IpNet>,
 }
 
 /// How a control plane is printed.
@@ -77,7 +54,7 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     let site = flags.source.load()?;
     let site = site.ok_or_else(|| anyhow!("name the objects: --manifests DIR, or --kubeconfig FILE"))?;
     let hosted = Hosted::among(&site.originals);
-    let settings = flags.installation.settings();
+    let settings = flags.installation.settings(&flags.image);
     let (mut planes, mut refused) = (Vec::new(), false);
     for cluster in flags.chosen(&hosted)? {
         let cluster = flags.with_layout(cluster);
@@ -132,19 +109,6 @@ impl Flags {
             cluster.metadata.annotations.insert(LAYOUT.into(), layout.name().into());
         }
         cluster
-    }
-}
-
-impl Installation {
-    fn settings(&self) -> Settings {
-        Settings {
-            image: self.image.clone(),
-            registry_mirror: self.registry_mirror.clone(),
-            digests: self.image_digest.iter().cloned().collect(),
-            pull_secrets: self.image_pull_secret.clone(),
-            storage_class: self.storage_class.clone(),
-            seed_networks: self.seed_network.clone(),
-        }
     }
 }
 
@@ -220,31 +184,4 @@ fn as_yaml(plane: &ControlPlane) -> String {
 
 fn layout(text: &str) -> Result<Layout, String> {
     text.parse().map_err(|_| "write compact or dedicated".to_owned())
-}
-
-fn image_digest(text: &str) -> Result<(String, String), String> {
-    let remedy = "write IMAGE=DIGEST, as in registry.k8s.io/etcd:3.6.5-0=sha256:… with 64 hex digits";
-    let (image, digest) = text.split_once('=').ok_or(remedy)?;
-    let hex = digest.strip_prefix("sha256:").ok_or(remedy)?;
-    let is_digest = hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_hexdigit());
-    if image.is_empty() || !is_digest {
-        Err(remedy.to_owned())
-    } else {
-        Ok((image.to_owned(), digest.to_owned()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_digest_belongs_to_an_image() {
-        let digest = format!("sha256:{}", "a".repeat(64));
-        let read = image_digest(&format!("registry.k8s.io/etcd:3.6.5-0={digest}"));
-        assert_eq!(read, Ok(("registry.k8s.io/etcd:3.6.5-0".to_owned(), digest)));
-        for text in ["", "etcd", "etcd=", "etcd=sha256:1", "=sha256:1", "etcd@sha256:1"] {
-            assert!(image_digest(text).is_err(), "{text}");
-        }
-    }
 }

@@ -126,6 +126,9 @@ fn readiness(status: &ControllerStatus, verbose: bool) -> Readiness {
     for (kind, watch) in &status.watches {
         let detail = watch.error.as_deref().unwrap_or(if watch.not_served { "not served" } else { "works" });
         readiness.check(&format!("watch {kind}"), watch.error.is_none(), detail);
+        if let Some(text) = &watch.unreadable {
+            readiness.warn(format_args!("{text}; nothing is written that may follow from it"));
+        }
     }
     if let Some(text) = status.operator.as_ref().and_then(|operator| operator.waits_for.as_ref()) {
         readiness.warn(format_args!("leadership: {text}"));
@@ -164,13 +167,15 @@ fn readiness(status: &ControllerStatus, verbose: bool) -> Readiness {
             )),
         }
     }
-    if let Some(clusters) = &status.user_clusters {
+    let parts = [("user clusters", &status.user_clusters), ("control planes", &status.control_planes)];
+    for (what, part) in parts {
+        let Some(clusters) = part else { continue };
         let troubled = || clusters.reports.iter().filter(|(_, report)| !report.ready);
         let (all, count) = (clusters.reports.len(), troubled().count());
         match troubled().next() {
-            None => readiness.fine(format_args!("user clusters: {all} as they should be")),
+            None => readiness.fine(format_args!("{what}: {all} as they should be")),
             Some((name, report)) => readiness.warn(format_args!(
-                "user clusters: {count} of {all} not as they should be; {name}: {}: {}",
+                "{what}: {count} of {all} not as they should be; {name}: {}: {}",
                 report.reason, report.message
             )),
         }

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use http::Uri;
 use jiff::Timestamp;
 use portico_api::meta::ObjectKey;
@@ -12,13 +12,16 @@ use portico_expose::components::{AdminPeer, GatewaySettings};
 use portico_expose::front::{SNI_PORT, TUNNEL_PORT};
 use portico_expose::user_cluster::AgentSettings;
 use portico_operator::{
-    ComponentSettings, ExposureSettings, Operator, Reached, UserClusterSettings, WebhookSettings,
+    ComponentSettings, ExposureSettings, HostingSettings, Operator, Reached, UserClusterSettings,
+    WebhookSettings,
 };
+use portico_pki::KeyKind;
 use portico_tunnel::client::GatewayAddress;
 use tokio::net::TcpListener;
 
 use crate::args::{Listen, Port};
 use crate::daemon;
+use crate::hosted::Installation;
 use crate::outcome::Outcome;
 use crate::verb::front::FrontFlags;
 
@@ -37,7 +40,8 @@ pub(crate) struct Flags {
     /// may be repeated [default: what DNS says]
     #[arg(long, value_name = "IP", value_delimiter = ',')]
     node_address: Vec<IpAddr>,
-    /// Image of Portico, for the agents inside user clusters; without it none are made
+    /// Image of Portico, for the agents inside user clusters and for the Konnectivity servers of control
+    /// planes; without it none are made, and no control plane is hosted
     #[arg(long, value_name = "IMAGE")]
     image: Option<String>,
     /// A gateway as the agents of all clusters reach it; may be repeated [default: the external name of each
@@ -49,6 +53,8 @@ pub(crate) struct Flags {
     agent_server_name: Option<String>,
     #[command(flatten)]
     gateway: GatewayFlags,
+    #[command(flatten)]
+    hosting: HostingFlags,
     #[command(flatten)]
     webhook: WebhookFlags,
 }
@@ -68,6 +74,26 @@ struct GatewayFlags {
     /// of namespaces; may be repeated [default: no NetworkPolicy]
     #[arg(long, value_name = "CIDR|NAMESPACE", requires = "gateway_image", value_delimiter = ',')]
     admin_from: Vec<AdminPeer>,
+}
+
+/// How control planes are made.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Control planes")]
+struct HostingFlags {
+    #[command(flatten)]
+    installation: Installation,
+    /// Keys of new certificates. What exists stays
+    #[arg(long, value_name = "KIND", default_value = "ecdsa")]
+    keys: Keys,
+}
+
+/// A kind of keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Keys {
+    /// ECDSA on P-256
+    Ecdsa,
+    /// RSA with 2,048 bits, for tools that know nothing else
+    Rsa,
 }
 
 /// How mistakes are refused when they are made.
@@ -149,12 +175,24 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         seed: front.seed.clone(),
         clock: Timestamp::now,
     });
+    let hosting = flags.image.as_ref().map(|image| HostingSettings {
+        plan: flags.hosting.installation.settings(image),
+        keys: match flags.hosting.keys {
+            Keys::Ecdsa => KeyKind::EcdsaP256,
+            Keys::Rsa => KeyKind::Rsa2048,
+        },
+        clock: Timestamp::now,
+    });
     daemon::run(async {
         let webhook = flags.webhook.settings(&flags.front).await?;
         let serving = flags.front.serve(|client| {
             let operator = Operator::new(client, front, exposure).with_user_clusters(user_clusters);
             let operator = match components {
                 Some(components) => operator.with_components(components),
+                None => operator,
+            };
+            let operator = match hosting {
+                Some(hosting) => operator.with_hosting(hosting),
                 None => operator,
             };
             match webhook {

@@ -45,7 +45,17 @@ impl<F: Fn() -> ControllerStatus + Send + Sync + 'static> Collector for FrontMet
         write_services(&status, &mut out)?;
         write_exposed_clusters(&status, &mut out)?;
         status.clusters.as_ref().map_or(Ok(()), |clusters| write_clusters(clusters, &mut out))?;
-        status.user_clusters.as_ref().map_or(Ok(()), |clusters| write_user_clusters(clusters, &mut out))?;
+        if let Some(insides) = &status.user_clusters {
+            let help = "Clusters by the reason of the condition about their inside.";
+            let not_ready =
+                ("operator_user_clusters_not_ready", "Clusters whose inside is not as it should be.");
+            write_part(insides, ("operator_user_clusters", help), not_ready, &mut out)?;
+        }
+        if let Some(planes) = &status.control_planes {
+            let help = "Hosted control planes by the reason of their condition.";
+            let not_ready = ("operator_control_planes_not_ready", "Hosted control planes that do not serve.");
+            write_part(planes, ("operator_control_planes", help), not_ready, &mut out)?;
+        }
         status.seeds.as_ref().map_or(Ok(()), |seeds| write_seeds(seeds, &mut out))?;
         status.webhook.as_ref().map_or(Ok(()), |webhook| write_webhook(webhook, &mut out))
     }
@@ -142,18 +152,22 @@ fn write_clusters(status: &ClustersStatus, out: &mut Families<'_>) -> fmt::Resul
     out.one_gauge("operator_observing", help, None, observing)
 }
 
-/// The insides of clusters; those of an operator alone.
-fn write_user_clusters(status: &UserClustersStatus, out: &mut Families<'_>) -> fmt::Result {
+/// A part of every cluster that an operator keeps, by its condition: the gauges `all` and `not_ready`, each
+/// with its help text.
+fn write_part(
+    status: &UserClustersStatus,
+    all: (&str, &str),
+    not_ready: (&str, &str),
+    out: &mut Families<'_>,
+) -> fmt::Result {
     let mut reasons = BTreeMap::<&str, u64>::new();
     for report in status.reports.values() {
         *reasons.entry(report.reason).or_default() += 1;
     }
     let by_reason = reasons.iter().map(|(reason, clusters)| ([("reason", *reason)], *clusters));
-    let help = "Clusters by the reason of the condition about their inside.";
-    out.gauge("operator_user_clusters", help, None, by_reason)?;
-    let not_ready = status.reports.values().filter(|report| !report.ready).count() as u64;
-    let help = "Clusters whose inside is not as it should be.";
-    out.one_gauge("operator_user_clusters_not_ready", help, None, not_ready)
+    out.gauge(all.0, all.1, None, by_reason)?;
+    let count = status.reports.values().filter(|report| !report.ready).count() as u64;
+    out.one_gauge(not_ready.0, not_ready.1, None, count)
 }
 
 /// Those of an operator that makes the gateway.
@@ -213,6 +227,7 @@ mod tests {
         let message = String::new();
         let report = UserClusterReport { ready: true, reason: "Ready", message, failures: 0 };
         inside.reports.insert("a".into(), report);
+        status.control_planes = Some(inside.clone());
         status.user_clusters = Some(inside);
         let report = SeedReport {
             ready: true,

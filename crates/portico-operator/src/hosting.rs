@@ -1,0 +1,298 @@
+//! The hosting controller: the control plane of each Cluster that asks for one, on this seed.
+//!
+//! Secrets are decided on by [`portico_pki`], objects by [`portico_hosting`]. Secrets are first, because
+//! pods are told by their digests what to read anew. A workload is made once those before it serve. Nothing
+//! is written that is as it should be; what cannot be made anew, the authorities and what holds data, never
+//! is, and is told. A Cluster that must not be used as written keeps what it has.
+//!
+//! The namespace is made by the exposure controller, and deleted here: a finalizer keeps the Cluster until
+//! nothing of its control plane is left.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::stream::{self, StreamExt};
+use jiff::Timestamp;
+use k8s_openapi::Resource;
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::controller::Action;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Client, ResourceExt};
+use portico_api::annotations::LAYOUT;
+use portico_api::cluster::Cluster;
+use portico_api::names::ClusterName;
+use portico_kube::events::Events;
+use portico_pki::KeyKind;
+use portico_source::Object;
+use portico_source::served::Served;
+use tokio::sync::watch as channel;
+use tokio::time::Instant;
+
+use crate::above::Above;
+use crate::cache::{Cache, version};
+use crate::clusters::{ClusterWatch, Work};
+use crate::exposed::{ExposedWatch, Written, follow_written};
+use crate::follow::{drive, on_change, pause};
+use crate::kkp::{Kkp, KkpWatch};
+use crate::slot::WriteError;
+use crate::status::StatusHandle;
+use crate::tally::Tally;
+
+mod deletion;
+mod health;
+mod kinds;
+mod pass;
+mod reports;
+mod secrets;
+
+use kinds::{Kind, Shared};
+use pass::Standing;
+
+/// The first pause after a failed pass; doubled with every further one.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+
+/// The longest pause between two attempts. Never given up: the cause may have been repaired.
+const LAST_RETRY: Duration = Duration::from_secs(60);
+
+/// The longest time without a look. Timers do not count the time that a machine sleeps.
+const PERIOD: Duration = Duration::from_hours(12);
+
+/// Clusters that are reconciled at the same time. One that an admission webhook keeps waiting must not hold
+/// the others up.
+const CONCURRENCY: u16 = 32;
+
+/// The name of the controller on Events.
+pub(crate) const CONTROLLER: &str = "portico-hosting";
+
+/// What the controller does, on Events.
+const ACTION: &str = "KeepControlPlane";
+
+/// What the controller is to do.
+#[derive(Debug, Clone)]
+pub struct HostingSettings {
+    /// What holds for all control planes.
+    pub plan: portico_hosting::Settings,
+    /// The kind of keys that are made.
+    pub keys: KeyKind,
+    /// What time it is.
+    pub clock: fn() -> Timestamp,
+}
+
+/// Everything that a reconciliation needs.
+struct Context {
+    client: Client,
+    settings: HostingSettings,
+    clusters: ClusterWatch,
+    exposed: Arc<Cache<Written>>,
+    kinds: Vec<Box<dyn Kind>>,
+    pods: Arc<Cache<Pod>>,
+    kkp: KkpWatch,
+    above: Above,
+    leads: channel::Receiver<bool>,
+    events: Events,
+    status: StatusHandle,
+    tally: Tally,
+    fights: Mutex<BTreeMap<String, Shared>>,
+    /// The version of each Cluster that was written last, since the last list.
+    written: Mutex<HashMap<String, u64>>,
+}
+
+/// Watches and writes, for ever.
+pub(crate) async fn run(
+    client: Client,
+    settings: HostingSettings,
+    clusters: ClusterWatch,
+    above: Above,
+    (exposed, kkp): (ExposedWatch, KkpWatch),
+    events: Events,
+    (status, leads): (StatusHandle, channel::Receiver<bool>),
+) {
+    let (kinds, mut changed) = kinds::all(&client, &status);
+    let (pods, pods_changed) = kinds::followed::<Pod>(&client, portico_hosting::CLUSTER, &status);
+    changed.push(pods_changed);
+    changed.extend(secrets::changes(&client, &status));
+    let changes = above.changes();
+    let tally = Tally::new(CONTROLLER, &status);
+    status.control_planes(|_| ());
+    let context = Arc::new(Context {
+        client,
+        settings,
+        clusters: clusters.clone(),
+        exposed: Arc::clone(&exposed.cache),
+        kinds,
+        pods,
+        kkp: kkp.clone(),
+        above,
+        leads: leads.clone(),
+        events,
+        status,
+        tally: tally.clone(),
+        fights: Mutex::default(),
+        written: Mutex::default(),
+    });
+    let all = Arc::clone(&context);
+    let of_namespace =
+        move |namespace: Option<String>| match namespace.as_deref().map(ClusterName::of_namespace) {
+            Some(Some(cluster)) => vec![ObjectRef::new(cluster.as_str())],
+            Some(None) => Work::new(),
+            None => all.clusters.all(),
+        };
+    let triggers = stream::select_all([
+        clusters.changes(&context, Context::forget_gone).boxed(),
+        follow_written(&exposed, &context, |context| context.clusters.all()).boxed(),
+        stream::select_all(changed).map(of_namespace).boxed(),
+        on_change(kkp.changes(), &context, |context| context.clusters.all()).boxed(),
+        on_change(changes, &context, |context| context.clusters.all()).boxed(),
+        // Another replica writes from now on, or has written until now.
+        on_change(leads, &context, |context| {
+            context.all_fights().clear();
+            context.status.control_planes(|planes| planes.reports.clear());
+            context.clusters.all()
+        })
+        .boxed(),
+    ]);
+    let retry = |cluster: Arc<_>, _: &_, context: Arc<Context>| context.retry(&cluster);
+    drive(reconcile, retry, context, clusters.store(), triggers, CONCURRENCY, tally).await;
+}
+
+/// Makes one control plane.
+async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Result<Action, WriteError> {
+    let Ok(Object::Cluster(cluster)) = &served.object else { return Ok(Action::await_change()) };
+    if !context.is_ready() || context.is_behind(&served) || context.kkp.now() != Kkp::Absent {
+        return Ok(Action::await_change());
+    }
+    let ends = cluster.metadata.deletion_timestamp.is_some();
+    let hosted = cluster.metadata.annotation(LAYOUT).is_some();
+    if !hosted && !deletion::is_held(cluster) {
+        context.forget(&cluster.metadata.name);
+        return Ok(Action::await_change());
+    }
+    if cluster.spec.pause && !ends {
+        let message = "the Cluster is paused: everything stays as it is".to_owned();
+        let paused = Standing { ready: true, reason: "Paused", message };
+        context.record(cluster, &paused, false).await;
+        return Ok(Action::await_change());
+    }
+    let started = Instant::now();
+    let done = match (ends, hosted) {
+        (true, _) => context.delete(cluster, &served).await,
+        (false, true) => context.keep(cluster, &served).await,
+        (false, false) => context.no_longer(cluster, &served).await,
+    };
+    context.tally.passed(started.elapsed());
+    match done {
+        Ok(due) => Ok(Action::requeue(due.unwrap_or(PERIOD).clamp(FIRST_RETRY, PERIOD))),
+        // The new leader begins anew.
+        Err(WriteError::NotLeading) => Ok(Action::await_change()),
+        // The watch is behind, and brings a newer Cluster at once.
+        Err(error) if error.is_conflict() => Ok(Action::requeue(FIRST_RETRY)),
+        Err(error) => {
+            context.tally.failed(error.reason());
+            let standing = Standing::bad(error.reason(), error.to_string());
+            // What failed first is what counts.
+            drop(context.report(cluster, &standing, None, true).await);
+            Err(error)
+        }
+    }
+}
+
+impl Context {
+    /// One pass. Returns when to look again without any change.
+    async fn keep(
+        &self,
+        cluster: &Cluster,
+        served: &Served<Cluster>,
+    ) -> Result<Option<Duration>, WriteError> {
+        self.hold(cluster, served).await?;
+        let outcome = self.pass(cluster).await?;
+        self.report(cluster, &outcome.standing, outcome.health.as_ref(), false).await?;
+        Ok(outcome.due)
+    }
+
+    /// Of a Cluster that asked for a control plane once.
+    async fn no_longer(
+        &self,
+        cluster: &Cluster,
+        served: &Served<Cluster>,
+    ) -> Result<Option<Duration>, WriteError> {
+        let namespace = cluster.name().namespace();
+        let Some(set) = self.ours_in(StatefulSet::KIND, &namespace).into_iter().next() else {
+            self.release(cluster, served).await?;
+            self.forget(&cluster.metadata.name);
+            return Ok(None);
+        };
+        let message = format!(
+            "the annotation {LAYOUT} is gone, and StatefulSet {namespace}/{set} is here: the control plane \
+             stays as it is and is kept no longer. Set the annotation again, or delete the Cluster"
+        );
+        self.report(cluster, &Standing::bad("LayoutRemoved", message), None, false).await?;
+        Ok(None)
+    }
+
+    /// Whether this replica writes, and everything is known that decides what.
+    fn is_ready(&self) -> bool {
+        let known = [
+            self.above.seeds.is_known(),
+            self.above.configurations.is_known(),
+            self.exposed.is_known(),
+            self.pods.is_known(),
+        ];
+        *self.leads.borrow()
+            && known.into_iter().all(|known| known)
+            && self.kinds.iter().all(|kind| kind.is_known())
+    }
+
+    /// Ends a pass that another replica does by now.
+    fn lead(&self) -> Result<(), WriteError> {
+        if *self.leads.borrow() { Ok(()) } else { Err(WriteError::NotLeading) }
+    }
+
+    fn kind(&self, name: &str) -> Option<&dyn Kind> {
+        self.kinds.iter().find(|kind| kind.name() == name).map(|kind| &**kind)
+    }
+
+    /// The names of Portico's objects of a kind in a namespace.
+    fn ours_in(&self, kind: &str, namespace: &str) -> Vec<String> {
+        self.kind(kind).map(|kind| kind.ours_in(namespace)).unwrap_or_default()
+    }
+
+    /// Whether the watch has not brought yet what was written last. It will, and that triggers another pass.
+    fn is_behind(&self, cluster: &Served<Cluster>) -> bool {
+        let written = self.written().get(&cluster.name_any()).copied();
+        written.is_some_and(|written| version(cluster) < written)
+    }
+
+    fn retry(&self, cluster: &Served<Cluster>) -> Action {
+        let name = &*cluster.reference.key.name;
+        let failures =
+            self.status.control_planes(|planes| planes.reports.get(name).map_or(1, |report| report.failures));
+        Action::requeue(pause(failures, FIRST_RETRY, LAST_RETRY))
+    }
+
+    /// Drops what is recorded about Clusters that are gone.
+    fn forget_gone(&self) {
+        self.status.control_planes(|planes| planes.reports.retain(|name, _| self.clusters.exists(name)));
+        self.all_fights().retain(|name, _| self.clusters.exists(name));
+        // Versions may begin anew, where etcd was restored.
+        self.written().clear();
+    }
+
+    fn forget(&self, name: &str) {
+        self.status.control_planes(|planes| planes.reports.remove(name));
+        self.all_fights().remove(name);
+    }
+
+    fn fights(&self, cluster: &str) -> Shared {
+        Arc::clone(self.all_fights().entry(cluster.to_owned()).or_default())
+    }
+
+    fn all_fights(&self) -> MutexGuard<'_, BTreeMap<String, Shared>> {
+        self.fights.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn written(&self) -> MutexGuard<'_, HashMap<String, u64>> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

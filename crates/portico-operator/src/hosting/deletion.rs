@@ -1,0 +1,138 @@
+//! How a control plane ends: a finalizer keeps the Cluster until its namespace is gone.
+//!
+//! Nothing inside the user cluster is asked for: a cluster whose API server never comes up is deleted as any
+//! other. What does not go by itself is named after [`PATIENCE`].
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Namespace;
+use kube::ResourceExt;
+use kube::api::{Api, Patch};
+use portico_api::cluster::Cluster;
+use portico_source::served::Served;
+use serde_json::{Value, json};
+
+use super::Context;
+use super::pass::Standing;
+use crate::cache::{api, version};
+use crate::exposure::belongs_to;
+use crate::slot::WriteError;
+use crate::write::{as_portico, only_this, request};
+
+/// The finalizer.
+const FINALIZER: &str = "portico.k8c.io/control-plane";
+
+/// How long a namespace may take to go before what is left is named.
+const PATIENCE: jiff::SignedDuration = jiff::SignedDuration::from_mins(2);
+
+/// How often to look whether it is gone.
+const PERIOD: Duration = Duration::from_secs(2);
+
+/// The same once it takes long.
+const LATE_PERIOD: Duration = Duration::from_secs(30);
+
+/// Whether this Cluster waits for its control plane to go.
+pub(super) fn is_held(cluster: &Cluster) -> bool {
+    cluster.metadata.finalizers.iter().any(|finalizer| &**finalizer == FINALIZER)
+}
+
+impl Context {
+    /// Sees to it that the Cluster stays until its control plane is gone.
+    pub(super) async fn hold(&self, cluster: &Cluster, served: &Served<Cluster>) -> Result<(), WriteError> {
+        if is_held(cluster) {
+            return Ok(());
+        }
+        let finalizers = cluster.metadata.finalizers.iter().map(|name| &**name).chain([FINALIZER]);
+        self.write_finalizers(served, finalizers.collect()).await
+    }
+
+    /// Lets the Cluster go.
+    pub(super) async fn release(
+        &self,
+        cluster: &Cluster,
+        served: &Served<Cluster>,
+    ) -> Result<(), WriteError> {
+        let others = cluster.metadata.finalizers.iter().map(|name| &**name).filter(|&name| name != FINALIZER);
+        self.write_finalizers(served, others.collect()).await
+    }
+
+    /// Deletes the namespace, and lets the Cluster go once it is gone. Returns when to look again.
+    pub(super) async fn delete(
+        &self,
+        cluster: &Cluster,
+        served: &Served<Cluster>,
+    ) -> Result<Option<Duration>, WriteError> {
+        if !is_held(cluster) {
+            return Ok(None);
+        }
+        let name = cluster.name().namespace();
+        let namespaces = api::<Namespace>(&self.client, "");
+        let what = format!("reading Namespace {name}");
+        let found = request(&what, namespaces.get_opt(&name)).await?;
+        let Some(namespace) = found.filter(|found| belongs_to(found, cluster)) else {
+            self.release(cluster, served).await?;
+            self.forget(&cluster.metadata.name);
+            return Ok(None);
+        };
+        let namespace = namespace.value();
+        if namespace.pointer("/metadata/deletionTimestamp").is_none() {
+            self.lead()?;
+            let what = format!("deleting Namespace {name}");
+            request(&what, namespaces.delete(&name, &only_this(&namespace))).await?;
+            self.tally.wrote("Namespace");
+        }
+        let since = cluster.metadata.deletion_timestamp.unwrap_or_default();
+        let late = (self.settings.clock)().duration_since(since) > PATIENCE;
+        let standing = if late {
+            let left = left(&namespace);
+            let message = format!("Namespace {name} does not go: {left}. It is waited for");
+            Standing::bad("DeletionHangs", message)
+        } else {
+            Standing::bad("Terminating", format!("Namespace {name} is being deleted"))
+        };
+        self.report(cluster, &standing, None, false).await?;
+        Ok(Some(if late { LATE_PERIOD } else { PERIOD }))
+    }
+
+    async fn write_finalizers(
+        &self,
+        served: &Served<Cluster>,
+        finalizers: Vec<&str>,
+    ) -> Result<(), WriteError> {
+        self.lead()?;
+        let name = served.name_any();
+        // The version keeps what others write into the list in this moment.
+        let patch = json!({"metadata": {"resourceVersion": served.resource_version(),
+            "finalizers": finalizers}});
+        let clusters = Api::<Served<Cluster>>::all_with(self.client.clone(), &());
+        let (params, patch) = (as_portico(), Patch::Merge(&patch));
+        let what = format!("finalizers of Cluster {name}");
+        let written = request(&what, clusters.patch(&name, &params, &patch)).await?;
+        self.written().insert(name, version(&written));
+        self.tally.wrote("Cluster");
+        Ok(())
+    }
+}
+
+/// What a namespace that is being deleted still has, as Kubernetes says it.
+fn left(namespace: &Value) -> String {
+    let conditions = namespace.pointer("/status/conditions").and_then(Value::as_array);
+    let holds = conditions.into_iter().flatten().filter(|condition| condition["status"] == "True");
+    let texts: Vec<&str> = holds.filter_map(|condition| condition["message"].as_str()).collect();
+    if texts.is_empty() { "Kubernetes does not say why".to_owned() } else { texts.join("; ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_is_what_kubernetes_says() {
+        let namespace = json!({"status": {"conditions": [
+            {"type": "NamespaceDeletionContentFailure", "status": "False", "message": "All content deleted"},
+            {"type": "NamespaceContentRemaining", "status": "True",
+                "message": "Some resources are remaining: pods. has 1 resource instances"}]}});
+        assert_eq!(left(&namespace), "Some resources are remaining: pods. has 1 resource instances");
+        assert_eq!(left(&json!({})), "Kubernetes does not say why");
+    }
+}

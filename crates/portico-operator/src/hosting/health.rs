@@ -1,0 +1,194 @@
+//! How it stands with the programs of a control plane, from its workloads and pods. Pure.
+
+use portico_api::hosting::Layout;
+use portico_kube::text::one_line;
+use serde_json::{Map, Value, json};
+
+/// The program whose readiness is that of the cluster.
+pub(super) const API_SERVER: &str = "apiserver";
+
+/// Most characters of what a kubelet or a scheduler says that get into a message.
+const QUOTED: usize = 300;
+
+/// One program of a control plane.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Component {
+    /// The name of its containers.
+    pub(super) name: String,
+    pub(super) wanted: usize,
+    pub(super) ready: usize,
+    /// Why one of them is not ready, if its node or the scheduler says so.
+    trouble: Option<String>,
+}
+
+/// The programs of these workloads, in their order.
+pub(super) fn components<'a>(workloads: impl Iterator<Item = &'a Value>, pods: &[Value]) -> Vec<Component> {
+    let mut found: Vec<Component> = Vec::new();
+    for workload in workloads {
+        let wanted =
+            usize::try_from(workload["spec"]["replicas"].as_u64().unwrap_or(1)).unwrap_or(usize::MAX);
+        let pod = &workload["spec"]["template"];
+        let app = &pod["metadata"]["labels"]["app"];
+        let own: Vec<&Value> = pods.iter().filter(|pod| pod["metadata"]["labels"]["app"] == *app).collect();
+        for field in ["initContainers", "containers"] {
+            for container in pod["spec"][field].as_array().into_iter().flatten() {
+                let name = container["name"].as_str().unwrap_or_default();
+                found.push(component(name, wanted, &own));
+            }
+        }
+    }
+    found
+}
+
+fn component(name: &str, wanted: usize, pods: &[&Value]) -> Component {
+    let mut component = Component { name: name.to_owned(), wanted, ready: 0, trouble: None };
+    for pod in pods {
+        let ends = pod["metadata"]["deletionTimestamp"].is_string();
+        let status = container_status(pod, name);
+        if !ends && status.is_some_and(|status| status["ready"] == true) {
+            component.ready += 1;
+        } else if component.trouble.is_none() {
+            component.trouble = status.and_then(trouble).or_else(|| unscheduled(pod));
+        }
+    }
+    component
+}
+
+fn container_status<'a>(pod: &'a Value, name: &str) -> Option<&'a Value> {
+    let all = ["initContainerStatuses", "containerStatuses"].map(|field| pod["status"][field].as_array());
+    all.into_iter().flatten().flatten().find(|status| status["name"] == name)
+}
+
+/// What the node says of a container that is not ready. Times and numbers that change by themselves are left
+/// out: what is said must be the same at the next look.
+fn trouble(status: &Value) -> Option<String> {
+    let said = |state: &Value| -> Option<String> {
+        let reason = state["reason"].as_str()?;
+        let message = state["message"].as_str().map(|message| format!(" ({})", one_line(message, QUOTED)));
+        Some(format!("{reason}{}", message.unwrap_or_default()))
+    };
+    let ended = &status["lastState"]["terminated"];
+    let code = ended["exitCode"].as_i64().map(|code| format!("it ended with exit code {code}"));
+    match status["state"]["waiting"]["reason"].as_str() {
+        // Normal at the beginning.
+        Some("PodInitializing" | "ContainerCreating") | None => code,
+        // The message has the pause, which grows.
+        Some("CrashLoopBackOff") => {
+            let code = code.unwrap_or_default();
+            Some(format!("CrashLoopBackOff: {code}; its log says why"))
+        }
+        Some(_) => said(&status["state"]["waiting"]),
+    }
+}
+
+/// Why no node takes a pod.
+fn unscheduled(pod: &Value) -> Option<String> {
+    let conditions = pod["status"]["conditions"].as_array()?;
+    let scheduled = conditions.iter().find(|condition| condition["type"] == "PodScheduled")?;
+    let message = scheduled["message"].as_str().filter(|_| scheduled["status"] == "False")?;
+    Some(format!("no node takes it ({})", one_line(message, QUOTED)))
+}
+
+/// Whether clients are served: one API server at least is ready.
+pub(super) fn serves(components: &[Component]) -> bool {
+    components.iter().any(|component| component.name == API_SERVER && component.ready > 0)
+}
+
+/// Whether everything runs.
+pub(super) fn is_whole(components: &[Component]) -> bool {
+    components.iter().all(|component| component.ready >= component.wanted)
+}
+
+/// What is not as it should be, in words.
+pub(super) fn text(components: &[Component]) -> String {
+    let missing = components.iter().filter(|component| component.ready < component.wanted);
+    let texts: Vec<String> = missing
+        .map(|Component { name, wanted, ready, trouble }| {
+            let trouble = trouble.as_ref().map(|trouble| format!(": {trouble}")).unwrap_or_default();
+            format!("{name} {ready} of {wanted}{trouble}")
+        })
+        .collect();
+    texts.join("; ")
+}
+
+/// `status.extendedHealth` of a Cluster, with KKP's names and values: `was_up` once it has served.
+pub(super) fn extended(components: &[Component], layout: Layout, was_up: bool) -> Map<String, Value> {
+    let mut health = Map::new();
+    for Component { name, wanted, ready, .. } in components {
+        let key = match name.as_str() {
+            "controller-manager" => "controller",
+            "konnectivity-server" => "konnectivity",
+            other => other,
+        };
+        let least = if name == "etcd" && layout == Layout::Dedicated { wanted / 2 + 1 } else { 1 };
+        let value = match () {
+            () if ready >= wanted => "Up",
+            () if *ready < least && was_up => "Down",
+            () => "Provisioning",
+        };
+        health.insert(key.to_owned(), json!(format!("HealthStatus{value}")));
+    }
+    health
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn workload(app: &str, replicas: u64, sidecars: &[&str], programs: &[&str]) -> Value {
+        let named = |names: &[&str]| names.iter().map(|name| json!({"name": name})).collect::<Vec<_>>();
+        json!({"spec": {"replicas": replicas, "template": {"metadata": {"labels": {"app": app}},
+            "spec": {"initContainers": named(sidecars), "containers": named(programs)}}}})
+    }
+
+    fn pod(app: &str, statuses: &Value) -> Value {
+        json!({"metadata": {"labels": {"app": app}}, "status": {"containerStatuses": statuses}})
+    }
+
+    #[test]
+    fn every_program_is_told_by_itself_with_what_its_node_says() {
+        let workloads = [workload("apiserver", 1, &["etcd"], &["apiserver", "scheduler"])];
+        let mut one = pod(
+            "apiserver",
+            &json!([
+                {"name": "apiserver", "ready": true},
+                {"name": "scheduler", "ready": false, "lastState": {"terminated": {"exitCode": 2}},
+                    "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}}}]),
+        );
+        one["status"]["initContainerStatuses"] = json!([{"name": "etcd", "ready": false,
+            "state": {"waiting": {"reason": "ErrImagePull", "message": "no\nsuch image"}}}]);
+        let found = components(workloads.iter(), &[one]);
+        assert!(serves(&found) && !is_whole(&found));
+        assert_eq!(
+            text(&found),
+            "etcd 0 of 1: ErrImagePull (no such image); scheduler 0 of 1: CrashLoopBackOff: it ended with \
+             exit code 2; its log says why"
+        );
+        let health = extended(&found, Layout::Compact, true);
+        assert_eq!(health["apiserver"], "HealthStatusUp");
+        assert_eq!(health["etcd"], "HealthStatusDown");
+        assert_eq!(extended(&found, Layout::Compact, false)["etcd"], "HealthStatusProvisioning");
+    }
+
+    #[test]
+    fn a_pod_that_no_node_takes_says_why() {
+        let workloads = [workload("etcd", 3, &[], &["etcd"])];
+        let waiting = json!({"metadata": {"labels": {"app": "etcd"}}, "status": {"conditions": [
+            {"type": "PodScheduled", "status": "False", "message": "unbound PersistentVolumeClaims"}]}});
+        let found = components(workloads.iter(), &[waiting]);
+        assert_eq!(text(&found), "etcd 0 of 3: no node takes it (unbound PersistentVolumeClaims)");
+        assert!(!serves(&found));
+    }
+
+    #[test]
+    fn most_of_etcd_keeps_a_control_plane_from_being_down() {
+        let workloads = [workload("etcd", 3, &[], &["etcd"])];
+        let ready = || pod("etcd", &json!([{"name": "etcd", "ready": true}]));
+        let health = |pods: &[Value]| {
+            extended(&components(workloads.iter(), pods), Layout::Dedicated, true)["etcd"].clone()
+        };
+        assert_eq!(health(&[ready(), ready(), ready()]), "HealthStatusUp");
+        assert_eq!(health(&[ready(), ready()]), "HealthStatusProvisioning");
+        assert_eq!(health(&[ready()]), "HealthStatusDown");
+    }
+}

@@ -1,0 +1,174 @@
+//! The kinds of objects that a control plane is made of: as they are on the seed, and how they are written.
+//!
+//! Only objects with the labels of a control plane are watched. One that is not among them is asked for
+//! before it is first written: what somebody else made under its name is left alone.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::stream::{BoxStream, StreamExt};
+use k8s_openapi::Resource;
+use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Service};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Client, ResourceExt};
+use portico_api::meta::ObjectKey;
+use portico_expose::exposure::MANAGED_BY;
+use portico_kube::seen::Seen;
+use portico_kube::watch::labelled;
+use serde_json::Value;
+
+use crate::cache::{Cache, api};
+use crate::contention::Fights;
+use crate::exposure::in_cluster;
+use crate::slot::{Put, WriteError, delete, put};
+use crate::status::StatusHandle;
+use crate::write::request;
+
+/// The fights over the objects of one cluster.
+pub(super) type Shared = Arc<Mutex<Fights>>;
+
+/// The namespace of an object that changed; `None` stands for all of them.
+pub(super) type Changed = Option<String>;
+
+/// The objects of one kind.
+pub(super) trait Kind: Send + Sync {
+    /// Its name.
+    fn name(&self) -> &'static str;
+    /// Whether all objects are known.
+    fn is_known(&self) -> bool;
+    /// One object.
+    fn get(&self, key: &ObjectKey) -> Option<Value>;
+    /// The names of Portico's objects in a namespace.
+    fn ours_in(&self, namespace: &str) -> Vec<String>;
+    /// Applies an object.
+    fn put<'a>(
+        &'a self,
+        client: &'a Client,
+        key: &'a ObjectKey,
+        wanted: &'a Value,
+        fights: &'a Shared,
+    ) -> BoxFuture<'a, Result<Put, WriteError>>;
+    /// Deletes an object of Portico's.
+    fn remove<'a>(
+        &'a self,
+        client: &'a Client,
+        key: &'a ObjectKey,
+        fights: &'a Shared,
+    ) -> BoxFuture<'a, Result<(), WriteError>>;
+}
+
+/// Every kind, and the namespaces in which something changes.
+pub(super) fn all(
+    client: &Client,
+    status: &StatusHandle,
+) -> (Vec<Box<dyn Kind>>, Vec<BoxStream<'static, Changed>>) {
+    let kinds = [
+        kind::<ConfigMap>(client, status),
+        kind::<NetworkPolicy>(client, status),
+        kind::<PodDisruptionBudget>(client, status),
+        kind::<Service>(client, status),
+        kind::<PersistentVolumeClaim>(client, status),
+        kind::<StatefulSet>(client, status),
+        kind::<Deployment>(client, status),
+    ];
+    kinds.into_iter().unzip()
+}
+
+fn kind<K: Resource + Send + Sync + 'static>(
+    client: &Client,
+    status: &StatusHandle,
+) -> (Box<dyn Kind>, BoxStream<'static, Changed>) {
+    let selector = format!("{}={},{}", MANAGED_BY.0, MANAGED_BY.1, portico_hosting::CLUSTER);
+    let (objects, changes) = followed::<K>(client, &selector, status);
+    (Box::new(Objects(objects)), changes)
+}
+
+/// The objects that a selector fits, in namespaces of clusters, and where they change.
+pub(super) fn followed<K: Resource + Send + Sync + 'static>(
+    client: &Client,
+    selector: &str,
+    status: &StatusHandle,
+) -> (Arc<Cache<K>>, BoxStream<'static, Changed>) {
+    let (cache, writer) = Cache::new();
+    let cache = Arc::new(cache);
+    let signs = labelled(api::<K>(client, ""), selector);
+    let changes = cache.follow(signs, in_cluster, writer, status.clone());
+    (cache, changes.map(|object| object.and_then(namespace)).boxed())
+}
+
+fn namespace<K: Resource>(object: ObjectRef<Seen<K>>) -> Option<String> {
+    object.namespace
+}
+
+struct Objects<K: Resource + 'static>(Arc<Cache<K>>);
+
+impl<K: Resource + Send + Sync + 'static> Objects<K> {
+    async fn apply(
+        &self,
+        client: &Client,
+        key: &ObjectKey,
+        wanted: &Value,
+        fights: &Shared,
+    ) -> Result<Put, WriteError> {
+        if self.0.get(&key.namespace, &key.name).is_none() {
+            let api = api::<K>(client, &key.namespace);
+            let found = request(&format!("reading {} {key}", K::KIND), api.get_opt(&key.name)).await?;
+            if found.is_some_and(|found| !found.is_ours()) {
+                return Err(WriteError::Foreign { kind: K::KIND, key: key.clone() });
+            }
+        }
+        put(client, &self.0, key, wanted, |record| {
+            let mut fights = fights.lock().unwrap_or_else(PoisonError::into_inner);
+            record(fights.of(K::KIND, &key.name))
+        })
+        .await
+    }
+
+    async fn delete(&self, client: &Client, key: &ObjectKey, fights: &Shared) -> Result<(), WriteError> {
+        let Some(value) = self.get(key) else { return Ok(()) };
+        delete(client, &self.0, key, &value).await?;
+        fights.lock().unwrap_or_else(PoisonError::into_inner).of(K::KIND, &key.name).deleted();
+        Ok(())
+    }
+}
+
+impl<K: Resource + Send + Sync + 'static> Kind for Objects<K> {
+    fn name(&self) -> &'static str {
+        K::KIND
+    }
+
+    fn is_known(&self) -> bool {
+        self.0.is_known()
+    }
+
+    fn get(&self, key: &ObjectKey) -> Option<Value> {
+        self.0.get(&key.namespace, &key.name).map(|seen| seen.value())
+    }
+
+    fn ours_in(&self, namespace: &str) -> Vec<String> {
+        let objects = self.0.in_namespace(namespace);
+        objects.iter().filter(|seen| seen.is_ours()).map(|seen| seen.name_any()).collect()
+    }
+
+    fn put<'a>(
+        &'a self,
+        client: &'a Client,
+        key: &'a ObjectKey,
+        wanted: &'a Value,
+        fights: &'a Shared,
+    ) -> BoxFuture<'a, Result<Put, WriteError>> {
+        self.apply(client, key, wanted, fights).boxed()
+    }
+
+    fn remove<'a>(
+        &'a self,
+        client: &'a Client,
+        key: &'a ObjectKey,
+        fights: &'a Shared,
+    ) -> BoxFuture<'a, Result<(), WriteError>> {
+        self.delete(client, key, fights).boxed()
+    }
+}

@@ -1,0 +1,354 @@
+//! One pass over the control plane of a cluster: Secrets first, then objects in the order of their plan.
+
+use std::sync::{MutexGuard, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::Resource;
+use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use portico_api::annotations::LAYOUT;
+use portico_api::cluster::{Cluster, ETCD_INITIALIZED};
+use portico_api::exposed_cluster::ExposedCluster;
+use portico_api::hosting::Layout;
+use portico_api::meta::ObjectKey;
+use portico_expose::inputs::{Inputs, Known, LoadBalancers, Scope};
+use portico_expose::validate::usable;
+use portico_hosting::{ControlPlane, pki, plan};
+use portico_kube::events::{Note, Severity};
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::health::{self, Component};
+use super::kinds::Shared;
+use super::secrets::Reviewed;
+use super::{ACTION, Context};
+use crate::cache::api;
+use crate::condition::one_text;
+use crate::contention::Fights;
+use crate::exposed::reference;
+use crate::exposure::belongs_to;
+use crate::slot::{Put, WriteError};
+use crate::write::{PUT_BACK, part, request};
+
+/// Kinds of which something may belong to no plan any more. Nothing that holds data is among them.
+const PRUNED: [&str; 3] = [ConfigMap::KIND, NetworkPolicy::KIND, PodDisruptionBudget::KIND];
+
+/// A cluster, with what it stands in.
+pub(super) struct Subject<'a> {
+    pub(super) scope: Scope<'a>,
+    pub(super) namespace: String,
+    layout: Layout,
+}
+
+/// How it stands with a control plane, as its condition says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Standing {
+    pub(super) ready: bool,
+    /// One word, in CamelCase.
+    pub(super) reason: &'static str,
+    /// A sentence: what was found, and what to do about it.
+    pub(super) message: String,
+}
+
+/// What a pass found.
+pub(super) struct Outcome {
+    pub(super) standing: Standing,
+    /// The programs, where that is known.
+    pub(super) health: Option<(Layout, Vec<Component>)>,
+    /// When to look again without any change.
+    pub(super) due: Option<Duration>,
+}
+
+impl Standing {
+    pub(super) fn bad(reason: &'static str, message: String) -> Self {
+        Self { ready: false, reason, message }
+    }
+}
+
+impl Outcome {
+    /// Nothing more is done before something changes.
+    fn stopped(reason: &'static str, message: String) -> Self {
+        Self { standing: Standing::bad(reason, message), health: None, due: None }
+    }
+}
+
+impl Subject<'_> {
+    /// Whether its etcd has held data.
+    pub(super) fn is_initialized(&self) -> bool {
+        is_initialized(self.scope.cluster)
+    }
+
+    fn key(&self, name: &str) -> ObjectKey {
+        ObjectKey::new(&self.namespace, name)
+    }
+}
+
+/// Whether the etcd of a cluster has held data. Remembered on the Cluster, because everything else may be
+/// deleted with its namespace.
+pub(super) fn is_initialized(cluster: &Cluster) -> bool {
+    cluster.status.conditions.get(ETCD_INITIALIZED).is_some_and(|condition| &*condition.status == "True")
+}
+
+impl Context {
+    /// Makes the control plane of `cluster` as it should be. Returns how it stands with it then.
+    pub(super) async fn pass(&self, cluster: &Cluster) -> Result<Outcome, WriteError> {
+        let seeds = self.above.seeds.seeds();
+        let refused = |message| Ok(Outcome::stopped("InvalidConfiguration", message));
+        let configuration = match self.above.configurations.one() {
+            Ok(configuration) => configuration,
+            Err(several) => return refused(several.to_string()),
+        };
+        let scope = match usable(cluster, &seeds, configuration.as_ref()) {
+            Ok(scope) => scope,
+            Err(problems) => return refused(one_text(&problems)),
+        };
+        let verdict = portico_hosting::validate(&scope, &self.settings.plan);
+        let layout = cluster.metadata.annotation(LAYOUT).and_then(|text| text.parse().ok());
+        let Some(layout) = layout.filter(|_| !verdict.refused) else {
+            return refused(one_text(&verdict.problems));
+        };
+        let subject = Subject { scope, namespace: cluster.name().namespace().to_string(), layout };
+        let Some(exposed) = self.exposed(&subject).await? else {
+            let message = "waits until the cluster is exposed: the condition PorticoExposed says how that \
+                           stands";
+            return Ok(Outcome::stopped("NotExposed", message.to_owned()));
+        };
+        let fights = self.fights(&cluster.metadata.name);
+        let yielded = lock(&fights).yielded(Instant::now());
+        if let Some(message) = yielded {
+            let message = format!("{message}; stop that writer, this one waits");
+            return Ok(Outcome {
+                due: self.fight_due(&fights),
+                ..Outcome::stopped("ForeignWriter", message)
+            });
+        }
+        let mut held = self.secrets(&subject.namespace).await?;
+        let used =
+            subject.is_initialized() || !self.ours_in(StatefulSet::KIND, &subject.namespace).is_empty();
+        let address = &exposed.spec.address;
+        let pki = {
+            // Load balancers are in the address.
+            let (known, node_ports) = (Known::default(), |_: &str, _: &str| None);
+            let load_balancers = LoadBalancers::CloudAndGateway;
+            let inputs =
+                Inputs { scope, node_ports: &node_ports, known: &known, load_balancers, sni_port: 0 };
+            pki(&inputs, address, layout, self.settings.keys)
+        };
+        let reviewed = self.keep_secrets(&subject, &pki, &mut held, used).await?;
+        let due = self.next(&reviewed, &fights);
+        if let Some(standing) = secrets_standing(&reviewed) {
+            let health = self.components(&subject, None);
+            return Ok(Outcome { standing, health, due });
+        }
+        let plane = match plan(&scope, &self.settings.plan, &held.digests()) {
+            Ok(plane) => plane,
+            Err(problems) => return refused(one_text(&problems)),
+        };
+        if let Some(standing) = self.another_shape(&subject, &plane) {
+            return Ok(Outcome { standing, health: self.components(&subject, None), due });
+        }
+        self.apply(&subject, &plane, &fights).await?;
+        self.prune(&subject, &plane, &fights).await?;
+        let health = self.components(&subject, Some(&plane));
+        let components = health.as_ref().map_or(&[][..], |(_, components)| components);
+        Ok(Outcome { standing: standing(&subject, &plane, components), health, due })
+    }
+
+    /// The ExposedCluster, once the cluster has its namespace.
+    async fn exposed(&self, subject: &Subject<'_>) -> Result<Option<ExposedCluster>, WriteError> {
+        let cluster = subject.scope.cluster;
+        let Some(seen) = self.exposed.get("", &cluster.metadata.name) else { return Ok(None) };
+        let value = seen.value();
+        let owner = value.pointer("/metadata/ownerReferences/0/uid").and_then(Value::as_str);
+        if owner != Some(&cluster.metadata.uid) {
+            // That of a Cluster of the same name before.
+            return Ok(None);
+        }
+        let namespaces = api::<Namespace>(&self.client, "");
+        let what = format!("reading Namespace {}", subject.namespace);
+        let namespace = request(&what, namespaces.get_opt(&subject.namespace)).await?;
+        let is_there = namespace.is_some_and(|namespace| {
+            let ends = namespace.value().pointer("/metadata/deletionTimestamp").is_some();
+            belongs_to(&namespace, cluster) && !ends
+        });
+        Ok(if is_there { serde_json::from_value(value).ok() } else { None })
+    }
+
+    /// What must not be changed under a cluster that has data: where it is.
+    fn another_shape(&self, subject: &Subject<'_>, plane: &ControlPlane) -> Option<Standing> {
+        let wanted = |name: &str| {
+            let sets = plane.objects.iter().filter(|object| object["kind"] == StatefulSet::KIND);
+            sets.into_iter().find(|object| object["metadata"]["name"] == name)
+        };
+        let kind = self.kind(StatefulSet::KIND)?;
+        for name in self.ours_in(StatefulSet::KIND, &subject.namespace) {
+            let Some(wanted) = wanted(&name) else {
+                let message = format!(
+                    "StatefulSet {name} holds the data of this cluster, which the layout {} has in \
+                     another; Portico does not move it: set the annotation {LAYOUT} back",
+                    subject.layout
+                );
+                return Some(Standing::bad("LayoutChanged", message));
+            };
+            let found = kind.get(&subject.key(&name))?;
+            let replicas = |object: &Value| object["spec"]["replicas"].as_u64();
+            if replicas(&found) != replicas(wanted) {
+                let message = format!(
+                    "etcd has {} members, and spec.componentsOverride.etcd.clusterSize asks for {}; \
+                     Portico does not change their number: set it back",
+                    replicas(&found).unwrap_or_default(),
+                    replicas(wanted).unwrap_or_default()
+                );
+                return Some(Standing::bad("EtcdSizeChanged", message));
+            }
+        }
+        None
+    }
+
+    /// Applies the objects of the plan. A workload is made once those before it serve, so that none begins
+    /// with a crash; what exists is kept as it should be in any case.
+    async fn apply(
+        &self,
+        subject: &Subject<'_>,
+        plane: &ControlPlane,
+        fights: &Shared,
+    ) -> Result<(), WriteError> {
+        let mut serving = true;
+        for wanted in &plane.objects {
+            let (kind, name) = names(wanted);
+            // The exposure controller makes the namespace, which clusters without a control plane have too.
+            let Some(kind) = self.kind(kind) else { continue };
+            let (key, workload) =
+                (subject.key(name), [StatefulSet::KIND, Deployment::KIND].contains(&kind.name()));
+            let before = kind.get(&key);
+            if workload && before.is_none() && !serving {
+                continue;
+            }
+            self.lead()?;
+            match kind.put(&self.client, &key, wanted, fights).await? {
+                Put::Unchanged => {}
+                Put::Changed => self.tally.wrote(kind.name()),
+                Put::Back(done) => {
+                    self.tally.wrote(kind.name());
+                    let note =
+                        Note { severity: Severity::Normal, reason: PUT_BACK, action: ACTION, text: &done };
+                    let cluster = reference(subject.scope.cluster);
+                    self.events.publish_about(&cluster, part(kind.name(), &key), note).await;
+                }
+            }
+            if workload {
+                let ready = kind.get(&key).and_then(|found| found["status"]["readyReplicas"].as_u64());
+                let wanted = wanted["spec"]["replicas"].as_u64().unwrap_or(1);
+                serving &= ready.unwrap_or_default() > wanted / 2;
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes what an earlier plan had.
+    async fn prune(
+        &self,
+        subject: &Subject<'_>,
+        plane: &ControlPlane,
+        fights: &Shared,
+    ) -> Result<(), WriteError> {
+        for kind in PRUNED.into_iter().filter_map(|kind| self.kind(kind)) {
+            for name in kind.ours_in(&subject.namespace) {
+                let wanted = plane.objects.iter().any(|object| names(object) == (kind.name(), &*name));
+                if !wanted {
+                    self.lead()?;
+                    kind.remove(&self.client, &subject.key(&name), fights).await?;
+                    self.tally.wrote(kind.name());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The programs: those of the plan, or without one those that there are.
+    fn components(
+        &self,
+        subject: &Subject<'_>,
+        plane: Option<&ControlPlane>,
+    ) -> Option<(Layout, Vec<Component>)> {
+        let kinds = [StatefulSet::KIND, Deployment::KIND];
+        let workloads: Vec<Value> = match plane {
+            Some(plane) => {
+                plane.objects.iter().filter(|object| kinds.contains(&names(object).0)).cloned().collect()
+            }
+            None => {
+                let of = |kind| {
+                    let names = self.ours_in(kind, &subject.namespace).into_iter();
+                    names.filter_map(move |name| self.kind(kind)?.get(&subject.key(&name)))
+                };
+                kinds.into_iter().flat_map(of).collect()
+            }
+        };
+        let pods: Vec<Value> =
+            self.pods.in_namespace(&subject.namespace).iter().map(|seen| seen.value()).collect();
+        let components = health::components(workloads.iter(), &pods);
+        (!components.is_empty()).then_some((subject.layout, components))
+    }
+
+    /// When time alone changes something.
+    fn next(&self, reviewed: &Reviewed, fights: &Shared) -> Option<Duration> {
+        let renewal = reviewed.review.next.map(|next| until(next, (self.settings.clock)()));
+        renewal.into_iter().chain(self.fight_due(fights)).min()
+    }
+
+    fn fight_due(&self, fights: &Shared) -> Option<Duration> {
+        lock(fights).due().map(|due| due.saturating_duration_since(Instant::now()))
+    }
+}
+
+fn lock(fights: &Shared) -> MutexGuard<'_, Fights> {
+    fights.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Kind and name of a planned object.
+fn names(object: &Value) -> (&str, &str) {
+    let [kind, name] = [&object["kind"], &object["metadata"]["name"]].map(Value::as_str);
+    (kind.unwrap_or_default(), name.unwrap_or_default())
+}
+
+fn until(time: Timestamp, now: Timestamp) -> Duration {
+    time.duration_since(now).try_into().unwrap_or_default()
+}
+
+/// How it stands where Secrets keep the rest from being written.
+fn secrets_standing(reviewed: &Reviewed) -> Option<Standing> {
+    if let Some(lost) = reviewed.review.lost.first() {
+        let more = match reviewed.review.lost.len() - 1 {
+            0 => String::new(),
+            more => format!(" (and {more} more)"),
+        };
+        return Some(Standing::bad("KeysLost", format!("{lost}{more}")));
+    }
+    let first = reviewed.foreign.first()?;
+    let message = format!(
+        "Secret {first} is somebody else's and does not fit; delete it, and it is made here, or let it fit \
+         what docs/pki.md says"
+    );
+    Some(Standing::bad("ForeignObject", message))
+}
+
+/// How it stands once everything is written.
+fn standing(subject: &Subject<'_>, plane: &ControlPlane, components: &[Component]) -> Standing {
+    let what = format!("Kubernetes {}, {}", plane.version, plane.layout);
+    let serves = health::serves(components);
+    match (serves, health::is_whole(components)) {
+        (true, true) => Standing { ready: true, reason: "Ready", message: what },
+        (true, false) => {
+            let message = format!("{what}; users are served, but: {}", health::text(components));
+            Standing { ready: true, reason: "Degraded", message }
+        }
+        (false, _) => {
+            let reason = if subject.is_initialized() { "NotServing" } else { "Starting" };
+            Standing::bad(reason, format!("{what}: {}", health::text(components)))
+        }
+    }
+}

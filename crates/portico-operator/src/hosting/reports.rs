@@ -1,0 +1,133 @@
+//! How it stands with every control plane: as conditions and health of its Cluster, in the log and as an
+//! Event when it changes, and in the status.
+
+use kube::Api;
+use kube::ResourceExt;
+use kube::api::Patch;
+use portico_api::cluster::{CONTROL_PLANE_READY, Cluster, ETCD_INITIALIZED};
+use portico_api::hosting::Layout;
+use portico_kube::events::{Note, Severity};
+use portico_source::served::Served;
+use serde_json::{Map, Value, json};
+use tracing::{debug, warn};
+
+use super::health::{self, Component};
+use super::pass::{Standing, is_initialized};
+use super::{ACTION, Context};
+use crate::cache::version;
+use crate::condition::condition;
+use crate::exposed::reference;
+use crate::slot::WriteError;
+use crate::status::UserClusterReport;
+use crate::write::{as_portico, has_condition, request};
+
+/// What is the way of every control plane that begins or ends: neither a warning in the log nor on the
+/// Cluster.
+const EXPECTED: [&str; 3] = ["NotExposed", "Starting", "Terminating"];
+
+/// Clusters whose trouble is written to the log one by one; `/status` has all of them.
+const MAX_LOGGED: usize = 10;
+
+impl Context {
+    /// Says how it stands with a control plane. `failed` counts a failed pass, and so does a status that
+    /// cannot be written.
+    pub(super) async fn report(
+        &self,
+        cluster: &Cluster,
+        standing: &Standing,
+        health: Option<&(Layout, Vec<Component>)>,
+        failed: bool,
+    ) -> Result<(), WriteError> {
+        let written = self.write_status(cluster, standing, health).await;
+        let gone = written.as_ref().is_err_and(WriteError::is_not_found);
+        let written = if gone { Ok(()) } else { written };
+        self.record(cluster, standing, failed || written.is_err()).await;
+        written
+    }
+
+    /// Records how it stands, and says so if that is news.
+    pub(super) async fn record(&self, cluster: &Cluster, standing: &Standing, failed: bool) {
+        let name = &*cluster.metadata.name;
+        let Standing { ready, reason, message } = standing;
+        let troubled = self.status.control_planes(|planes| {
+            let before = planes.reports.get(name);
+            let news = before.is_none_or(|before| (before.ready, before.reason) != (*ready, *reason));
+            let failures = before.map_or(0, |before| before.failures);
+            let failures = if failed { failures.saturating_add(1) } else { 0 };
+            let report = UserClusterReport { ready: *ready, reason, message: message.clone(), failures };
+            planes.reports.insert(name.to_owned(), report);
+            news.then(|| planes.reports.values().filter(|report| !report.ready).count())
+        });
+        let Some(troubled) = troubled else { return };
+        let well = *ready || EXPECTED.contains(reason);
+        match (well, troubled) {
+            (false, ..=MAX_LOGGED) => warn!(cluster = name, reason, "{message}"),
+            _ => debug!(cluster = name, reason, "{message}"),
+        }
+        let severity = if well { Severity::Normal } else { Severity::Warning };
+        let note = Note { severity, reason, action: ACTION, text: message };
+        self.events.publish(&reference(cluster), note).await;
+    }
+
+    /// Writes conditions, health and phase, if they say something else than before.
+    async fn write_status(
+        &self,
+        cluster: &Cluster,
+        standing: &Standing,
+        health: Option<&(Layout, Vec<Component>)>,
+    ) -> Result<(), WriteError> {
+        let Some(status) = status(cluster, standing, health) else { return Ok(()) };
+        self.lead()?;
+        let patch = json!({"metadata": {"uid": cluster.metadata.uid}, "status": status});
+        let clusters = Api::<Served<Cluster>>::all_with(self.client.clone(), &());
+        let (params, patch) = (as_portico(), Patch::Merge(&patch));
+        let written = clusters.patch_status(&cluster.metadata.name, &params, &patch);
+        let written = request("status of the Cluster", written).await?;
+        has_condition(&written, CONTROL_PLANE_READY)?;
+        self.written().insert(written.name_any(), version(&written));
+        self.tally.wrote("Cluster");
+        Ok(())
+    }
+}
+
+/// What of the status of `cluster` is to be another one.
+fn status(
+    cluster: &Cluster,
+    standing: &Standing,
+    health: Option<&(Layout, Vec<Component>)>,
+) -> Option<Value> {
+    let before = &cluster.status;
+    let mut status = Map::new();
+    let mut conditions = Map::new();
+    let Standing { ready, reason, message } = standing;
+    let (own, changed) = condition(before.conditions.get(CONTROL_PLANE_READY), *ready, reason, message);
+    if changed {
+        conditions.insert(CONTROL_PLANE_READY.to_owned(), own);
+    }
+    let served = health.is_some_and(|(_, components)| health::serves(components));
+    if served && !is_initialized(cluster) {
+        let message = "the API server has served: etcd holds data, and authorities are in use";
+        let (first, _) = condition(None, true, "Served", message);
+        conditions.insert(ETCD_INITIALIZED.to_owned(), first);
+    }
+    if !conditions.is_empty() {
+        status.insert("conditions".to_owned(), Value::Object(conditions));
+    }
+    let was_up = is_initialized(cluster) || served;
+    if let Some((layout, components)) = health {
+        let health = health::extended(components, *layout, was_up);
+        let differs = |(key, value): (&String, &Value)| before.extended_health.get(&**key) != Some(value);
+        if health.iter().any(differs) {
+            status.insert("extendedHealth".to_owned(), Value::Object(health));
+        }
+    }
+    let phase = match (cluster.metadata.deletion_timestamp, was_up) {
+        (Some(_), _) => "Terminating",
+        (None, true) => "Running",
+        (None, false) => "Creating",
+    };
+    if &*before.phase != phase {
+        status.insert("phase".to_owned(), json!(phase));
+    }
+    (!status.is_empty()).then_some(Value::Object(status))
+}

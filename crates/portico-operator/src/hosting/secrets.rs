@@ -1,0 +1,167 @@
+//! The Secrets of a control plane: read for each pass, because what must not be made anew must not be decided
+//! on by an old view, and not kept, because they are many times the size of the rest.
+
+use std::collections::BTreeMap;
+
+use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use kube::Client;
+use kube::runtime::watcher::Event;
+use portico_api::meta::ObjectKey;
+use portico_expose::exposure::{CLUSTER_LABEL, MANAGED_BY, owner};
+use portico_hosting::{CLUSTER, Digests, digest};
+use portico_kube::apply::{Applied, apply};
+use portico_kube::events::{Note, Severity};
+use portico_kube::seen::Seen;
+use portico_kube::watch::signs;
+use portico_pki::{ClusterPki, Due, Review, Secrets, Why};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use super::kinds::Changed;
+use super::pass::Subject;
+use super::{ACTION, Context};
+use crate::cache::api;
+use crate::exposed::reference;
+use crate::follow::recorded;
+use crate::slot::WriteError;
+use crate::status::StatusHandle;
+use crate::write::{REQUEST_TIMEOUT, RequestError, part, request};
+
+/// Reads that are under way at a time, of one cluster.
+const AT_ONCE: usize = 4;
+
+/// What the API server calls the kind.
+const KIND: &str = "Secret";
+
+/// The Secrets of one cluster as they were read.
+pub(super) struct Held {
+    seen: BTreeMap<String, Seen<Secret>>,
+    /// What they hold.
+    data: Secrets,
+}
+
+/// What came of a review.
+pub(super) struct Reviewed {
+    /// It, without what was written.
+    pub(super) review: Review,
+    /// Secrets that are due, and somebody else's.
+    pub(super) foreign: Vec<&'static str>,
+}
+
+/// The namespaces in which a Secret of such a name changes. Nothing is kept.
+pub(super) fn changes(client: &Client, status: &StatusHandle) -> Vec<BoxStream<'static, Changed>> {
+    let secrets = portico_hosting::secrets();
+    let changes = secrets.iter().map(|secret| {
+        let signs = signs(api::<Secret>(client, ""), Some(&secret.name));
+        recorded(signs, KIND, status.clone())
+            .filter_map(async |event| match event {
+                Ok(Event::Apply(seen) | Event::Delete(seen)) => Some(kube::ResourceExt::namespace(&seen)),
+                Ok(Event::InitDone) => Some(None),
+                Ok(Event::Init | Event::InitApply(_)) | Err(_) => None,
+            })
+            .boxed()
+    });
+    changes.collect()
+}
+
+impl Context {
+    pub(super) async fn secrets(&self, namespace: &str) -> Result<Held, WriteError> {
+        let secrets = api::<Secret>(&self.client, namespace);
+        let names = portico_hosting::secrets().into_iter().map(|secret| secret.name);
+        let read = |name: String| {
+            let secrets = secrets.clone();
+            async move {
+                let what = format!("reading Secret {namespace}/{name}");
+                Ok::<_, WriteError>((request(&what, secrets.get_opt(&name)).await?, name))
+            }
+        };
+        let found: Vec<_> = stream::iter(names).map(read).buffered(AT_ONCE).try_collect().await?;
+        let found = found.into_iter().filter_map(|(seen, name)| Some((name, seen?)));
+        let seen: BTreeMap<String, Seen<Secret>> = found.collect();
+        let data = seen.iter().map(|(name, seen)| (name.clone(), texts(&seen.value()))).collect();
+        Ok(Held { seen, data })
+    }
+
+    /// Writes what is due, but nothing over what somebody else has made, and nothing that rests on what is
+    /// lost. `used` is whether the cluster may have been up.
+    pub(super) async fn keep_secrets(
+        &self,
+        subject: &Subject<'_>,
+        pki: &ClusterPki,
+        held: &mut Held,
+        used: bool,
+    ) -> Result<Reviewed, WriteError> {
+        let now = (self.settings.clock)();
+        let review = pki.review(&held.data, used, now);
+        let mut review = review.map_err(|why| WriteError::Impossible(format!("certificates: {why}")))?;
+        let mut foreign = Vec::new();
+        for due in std::mem::take(&mut review.due) {
+            let current = held.seen.get(due.secret);
+            if current.is_some_and(|current| !current.is_ours()) {
+                foreign.push(due.secret);
+                continue;
+            }
+            self.write(subject, &due, current).await?;
+            let data = due.data.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+            held.data.insert(due.secret.to_owned(), data);
+        }
+        Ok(Reviewed { review, foreign })
+    }
+
+    async fn write(
+        &self,
+        subject: &Subject<'_>,
+        due: &Due,
+        current: Option<&Seen<Secret>>,
+    ) -> Result<(), WriteError> {
+        self.lead()?;
+        let namespace = &subject.namespace;
+        let secrets = api::<Secret>(&self.client, namespace);
+        let wanted = wanted(subject, due);
+        let what = || format!("applying Secret {namespace}/{}", due.secret);
+        let applied = timeout(REQUEST_TIMEOUT, apply(&secrets, &wanted, current)).await;
+        let applied = applied.map_err(|_| RequestError::NoAnswer(what()))?;
+        let applied = applied.map_err(|source| WriteError::Apply { kind: KIND, source })?;
+        if let Applied::Changed(_) = applied {
+            self.tally.wrote(KIND);
+        }
+        // The first ones are what everybody expects.
+        if due.why != Why::Missing || current.is_some() || subject.is_initialized() {
+            let text = &*format!("Secret {} is written again: {}", due.secret, due.why);
+            let note = Note { severity: Severity::Normal, reason: "SecretRenewed", action: ACTION, text };
+            let about = part(KIND, &ObjectKey::new(namespace, due.secret));
+            self.events.publish_about(&reference(subject.scope.cluster), about, note).await;
+        }
+        Ok(())
+    }
+}
+
+impl Held {
+    /// What pods are told of them, so that a change replaces those that read them at their start.
+    pub(super) fn digests(&self) -> Digests {
+        let digest = |data: &BTreeMap<String, String>| {
+            digest(data.iter().map(|(key, value)| (key.as_str(), value.as_str())))
+        };
+        self.data.iter().map(|(name, data)| (name.clone(), digest(data))).collect()
+    }
+}
+
+/// A Secret as it is applied.
+fn wanted(subject: &Subject<'_>, due: &Due) -> Value {
+    let cluster = subject.scope.cluster;
+    let name = &cluster.metadata.name;
+    let labels = json!({MANAGED_BY.0: MANAGED_BY.1, CLUSTER_LABEL: name, CLUSTER: name});
+    let data: BTreeMap<_, _> =
+        due.data.iter().map(|(&key, value)| (key, ByteString(value.clone().into_bytes()))).collect();
+    json!({"metadata": {"name": due.secret, "namespace": subject.namespace, "labels": labels,
+        "ownerReferences": [owner(cluster)]}, "data": data})
+}
+
+/// What a Secret holds. What is no text fits nothing, and is told as that.
+fn texts(secret: &Value) -> BTreeMap<String, String> {
+    let secret: Secret = serde_json::from_value(secret.clone()).unwrap_or_default();
+    let data = secret.data.unwrap_or_default().into_iter();
+    data.map(|(key, value)| (key, String::from_utf8_lossy(&value.0).into_owned())).collect()
+}

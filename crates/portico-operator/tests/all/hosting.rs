@@ -1,0 +1,303 @@
+//! The controller that makes control planes, beside a real API server with its controllers and without a
+//! node: what it makes of one object, with the rights of deploy/operator.yaml alone; what others break; and a
+//! kill at every write.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result, ensure};
+use jiff::Timestamp;
+use kube::Client;
+use portico_lab::faulty_api::FaultyApi;
+use portico_lab::{ApiServer, Kubectl};
+use portico_operator::{HostingSettings, WorkStatus};
+use portico_pki::KeyKind;
+use serde_json::{Value, json};
+
+use crate::support::{Running, cluster, install, release};
+use crate::until;
+
+const LAYOUT: &str = "portico.k8c.io/layout";
+
+/// Without the one for users: their address is not known before there is a NodePort, or a name.
+const SECRETS: usize = 16;
+
+async fn seed(name: &str) -> (ApiServer, Client) {
+    let api = ApiServer::start_with_controllers(name).unwrap();
+    let client = install(api.kubectl(), api.access()).await;
+    (api, client)
+}
+
+fn start(client: &Client, identity: &str) -> Running {
+    Running::start_with(client, identity, |operator| {
+        operator.with_hosting(HostingSettings {
+            plan: portico_hosting::Settings {
+                image: "localhost/portico:dev".into(),
+                ..portico_hosting::Settings::default()
+            },
+            keys: KeyKind::EcdsaP256,
+            clock: Timestamp::now,
+        })
+    })
+}
+
+fn hosted(name: &str, layout: &str) -> Value {
+    let mut cluster = cluster(name, "Tunneling");
+    cluster["metadata"]["annotations"] = json!({LAYOUT: layout});
+    cluster
+}
+
+fn work(operator: &Running) -> WorkStatus {
+    operator.work("portico-hosting")
+}
+
+fn condition(kubectl: &Kubectl, name: &str) -> Result<Value> {
+    let cluster = kubectl.get(&["cluster", name])?;
+    let condition = cluster.pointer("/status/conditions/PorticoControlPlaneReady");
+    condition.cloned().context("no condition")
+}
+
+fn wait_reason(kubectl: &Kubectl, name: &str, reason: &str) -> String {
+    let mut message = String::new();
+    until(reason, || {
+        let condition = condition(kubectl, name)?;
+        ensure!(condition["reason"] == reason, "{condition}");
+        message = condition["message"].as_str().unwrap_or_default().to_owned();
+        Ok(())
+    });
+    message
+}
+
+fn patch(kubectl: &Kubectl, object: &[&str], change: &Value) {
+    let change = change.to_string();
+    kubectl.run(&[&["patch"], object, &["--type=merge", "-p", &change]].concat()).unwrap();
+}
+
+/// Says of the pod of a compact control plane that all of it runs, as a kubelet does.
+fn run_pod(kubectl: &Kubectl, name: &str) {
+    let namespace = format!("cluster-{name}");
+    let (pod, mut found) = (["pod", "control-plane-0", "-n", &namespace], Value::Null);
+    until("the pod", || {
+        found = kubectl.get(&pod)?;
+        Ok(())
+    });
+    let ready = |field: &str| -> Vec<Value> {
+        let containers = found["spec"][field].as_array().into_iter().flatten();
+        let status = |container: &Value| {
+            json!({"name": container["name"], "image": "", "imageID": "", "restartCount": 0,
+                "ready": true, "started": true})
+        };
+        containers.map(status).collect()
+    };
+    let status = json!({"status": {"phase": "Running", "containerStatuses": ready("containers"),
+        "initContainerStatuses": ready("initContainers"),
+        "conditions": [{"type": "Ready", "status": "True"}]}});
+    patch(kubectl, &[&pod[..], &["--subresource=status"]].concat(), &status);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
+    let (api, client) = seed("hosting").await;
+    let kubectl = api.kubectl();
+    let operator = start(&client, "one");
+    kubectl.apply_json(&hosted("a", "compact")).unwrap();
+    let message = wait_reason(kubectl, "a", "Starting");
+    assert!(message.starts_with("Kubernetes 1.35.8, compact: etcd 0 of 1"), "{message}");
+    until("why no node takes it", || {
+        let condition = condition(kubectl, "a")?;
+        let pods = kubectl.get(&["pods", "-n", "cluster-a"])?;
+        ensure!(
+            condition["message"].as_str().unwrap_or_default().contains("no node takes it"),
+            "{condition} {pods}"
+        );
+        Ok(())
+    });
+    let namespace = kubectl.get(&["namespace", "cluster-a"]).unwrap();
+    assert_eq!(namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"], "restricted");
+    let secrets = || kubectl.get(&["secrets", "-n", "cluster-a", "-l", "cluster=a"]).unwrap();
+    assert_eq!(secrets()["items"].as_array().unwrap().len(), SECRETS);
+    let cluster = kubectl.get(&["cluster", "a"]).unwrap();
+    assert_eq!(cluster["status"]["phase"], "Creating");
+    assert_eq!(cluster["status"]["extendedHealth"]["apiserver"], "HealthStatusProvisioning");
+
+    run_pod(kubectl, "a");
+    assert_eq!(wait_reason(kubectl, "a", "Ready"), "Kubernetes 1.35.8, compact");
+    let cluster = kubectl.get(&["cluster", "a"]).unwrap();
+    assert_eq!(cluster["status"]["phase"], "Running");
+    assert_eq!(cluster["status"]["conditions"]["EtcdClusterInitialized"]["status"], "True");
+    let health = &cluster["status"]["extendedHealth"];
+    for program in ["apiserver", "controller", "etcd", "konnectivity", "scheduler"] {
+        assert_eq!(health[program], "HealthStatusUp", "{health}");
+    }
+
+    let written: u64 = work(&operator).writes.values().sum();
+    assert!(written <= 35, "{written}");
+
+    // At rest a look at everything writes nothing, in the other layout neither. Of that, what needs etcd is
+    // not made yet.
+    kubectl.apply_json(&hosted("d", "dedicated")).unwrap();
+    let etcd = "etcd 0 of 3: no node takes it";
+    until(etcd, || {
+        let condition = condition(kubectl, "d")?;
+        ensure!(condition["message"].as_str().unwrap_or_default().contains(etcd), "{condition}");
+        Ok(())
+    });
+    assert!(kubectl.get(&["deployment", "apiserver", "-n", "cluster-d"]).is_err());
+    let (before, passes) = (work(&operator).writes, work(&operator).passes);
+    for name in ["a", "d"] {
+        patch(kubectl, &["cluster", name], &json!({"metadata": {"labels": {"looked": "at"}}}));
+    }
+    until("a pass over each", || {
+        ensure!(work(&operator).passes > passes + 1);
+        Ok(())
+    });
+    assert_eq!(work(&operator).writes, before);
+
+    // What can be made anew comes back; of what cannot be, that is said, and the pods stay as they are.
+    let set = || kubectl.get(&["statefulset", "control-plane", "-n", "cluster-a"]).unwrap();
+    let generation = set()["metadata"]["generation"].clone();
+    for object in ["configmap/kube-apiserver-egress", "secret/apiserver-tls"] {
+        kubectl.run(&["delete", object, "-n", "cluster-a"]).unwrap();
+        until(object, || kubectl.get(&[object, "-n", "cluster-a"]).map(drop));
+    }
+    let keys =
+        ["ca", "service-account-key"].map(|name| (name, kubectl.get(&["secret", name, "-n", "cluster-a"])));
+    for (name, found) in keys {
+        let mut found = found.unwrap();
+        kubectl.run(&["delete", "secret", name, "-n", "cluster-a"]).unwrap();
+        let message = wait_reason(kubectl, "a", "KeysLost");
+        assert!(message.contains(name) && message.contains("restore the Secret from a backup"), "{message}");
+        assert!(kubectl.get(&["secret", name, "-n", "cluster-a"]).is_err());
+        for chosen in ["uid", "resourceVersion", "creationTimestamp", "managedFields"] {
+            found["metadata"].as_object_mut().unwrap().remove(chosen);
+        }
+        kubectl.apply_json(&found).unwrap();
+        wait_reason(kubectl, "a", "Ready");
+    }
+    assert_eq!(set()["metadata"]["generation"], generation);
+
+    // Another layout would leave the data behind.
+    patch(kubectl, &["cluster", "a"], &json!({"metadata": {"annotations": {LAYOUT: "dedicated"}}}));
+    let message = wait_reason(kubectl, "a", "LayoutChanged");
+    assert!(message.contains("StatefulSet control-plane holds the data"), "{message}");
+    assert!(kubectl.get(&["deployment", "apiserver", "-n", "cluster-a"]).is_err());
+    patch(kubectl, &["cluster", "a"], &json!({"metadata": {"annotations": {LAYOUT: null}}}));
+    wait_reason(kubectl, "a", "LayoutRemoved");
+    patch(kubectl, &["cluster", "a"], &json!({"metadata": {"annotations": {LAYOUT: "compact"}}}));
+    wait_reason(kubectl, "a", "Ready");
+
+    // The namespace with all that was in it: an empty cluster of the same name would be another one.
+    kubectl.run(&["delete", "namespace", "cluster-a", "--wait=false"]).unwrap();
+    kubectl.run(&["delete", "pods", "--all", "-n", "cluster-a", "--grace-period=0", "--force"]).unwrap();
+    wait_reason(kubectl, "a", "KeysLost");
+    assert!(kubectl.get(&["statefulset", "control-plane", "-n", "cluster-a"]).is_err());
+
+    kubectl.run(&["delete", "cluster", "a", "--wait=false"]).unwrap();
+    until("nothing to be left", || {
+        ensure!(kubectl.get(&["cluster", "a"]).is_err(), "the Cluster");
+        ensure!(kubectl.get(&["namespace", "cluster-a"]).is_err(), "the namespace");
+        Ok(())
+    });
+    operator.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_somebody_else_made_under_a_name_is_left_alone_and_named() {
+    let (api, client) = seed("hosting-foreign").await;
+    let kubectl = api.kubectl();
+    let labels = json!({"app": "theirs"});
+    let objects = json!({"apiVersion": "v1", "kind": "List", "items": [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "cluster-b",
+            "labels": {"portico.k8c.io/cluster": "b"}}},
+        {"apiVersion": "apps/v1", "kind": "StatefulSet",
+            "metadata": {"name": "control-plane", "namespace": "cluster-b"},
+            "spec": {"replicas": 0, "serviceName": "x", "selector": {"matchLabels": labels},
+                "template": {"metadata": {"labels": labels},
+                    "spec": {"containers": [{"name": "x", "image": "x"}]}}}}]});
+    kubectl.apply_json(&objects).unwrap();
+    let operator = start(&client, "one");
+    kubectl.apply_json(&hosted("b", "compact")).unwrap();
+    let names = |what: &str| {
+        until(what, || {
+            let condition = condition(kubectl, "b")?;
+            let message = condition["message"].as_str().unwrap_or_default();
+            ensure!(condition["reason"] == "ForeignObject" && message.starts_with(what), "{condition}");
+            Ok(())
+        });
+    };
+    names("StatefulSet cluster-b/control-plane is somebody else's");
+    let set = kubectl.get(&["statefulset", "control-plane", "-n", "cluster-b"]).unwrap();
+    assert_eq!(set["spec"]["replicas"], 0);
+    let theirs = json!({"apiVersion": "v1", "kind": "Secret",
+        "metadata": {"name": "apiserver-tls", "namespace": "cluster-b"},
+        "stringData": {"apiserver-tls.crt": "theirs", "apiserver-tls.key": "theirs"}});
+    kubectl.run_with_input(&["replace", "-f", "-"], &theirs.to_string()).unwrap();
+    names("Secret apiserver-tls is somebody else's");
+    let secret = kubectl.get(&["secret", "apiserver-tls", "-n", "cluster-b"]).unwrap();
+    assert_eq!(secret["data"]["apiserver-tls.crt"], "dGhlaXJz");
+    kubectl.run(&["delete", "secret", "apiserver-tls", "-n", "cluster-b"]).unwrap();
+    names("StatefulSet");
+    kubectl.run(&["delete", "statefulset", "control-plane", "-n", "cluster-b"]).unwrap();
+    wait_reason(kubectl, "b", "Starting");
+    operator.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_at_any_write_the_next_one_makes_the_same_control_plane() {
+    let (api, direct) = seed("hosting-kill").await;
+    let kubectl = api.kubectl();
+    let mut expected: Option<Vec<Value>> = None;
+    // Every third write in the short form.
+    let step = if std::env::var_os("PORTICO_PROVE").is_some() { 1 } else { 3 };
+    for writes in (0..).step_by(step) {
+        // Each time another one: those of before are at rest.
+        let name = format!("k{writes:02}");
+        let faulty = FaultyApi::default();
+        faulty.rules(|rules| rules.writes_left = Some(writes));
+        let killed = start(&faulty.client(&direct), &format!("killed-{writes}"));
+        kubectl.apply_json(&hosted(&name, "compact")).unwrap();
+        let mut complete = false;
+        until("a write that is withheld, or the end", || {
+            complete = condition(kubectl, &name).is_ok_and(|condition| condition["reason"] == "Starting");
+            ensure!(complete || faulty.rules(|rules| rules.withheld));
+            Ok(())
+        });
+        killed.kill().await;
+        release(kubectl);
+        let next = start(&direct, &format!("next-{writes}"));
+        wait_reason(kubectl, &name, "Starting");
+        let found = made(kubectl, &name);
+        match &expected {
+            None => expected = Some(found),
+            Some(expected) => assert_eq!(*expected, found, "killed after {writes} writes"),
+        }
+        next.stop().await;
+        if complete {
+            assert!(writes > 20, "only {writes} writes were withheld");
+            return;
+        }
+    }
+}
+
+/// Everything of a cluster, less what differs from one to the next.
+fn made(kubectl: &Kubectl, name: &str) -> Vec<Value> {
+    const KINDS: &str = "secrets,configmaps,networkpolicies,poddisruptionbudgets,services,\
+                         persistentvolumeclaims,statefulsets,deployments";
+    let all = kubectl.get(&[KINDS, "-n", &format!("cluster-{name}")]).unwrap()["items"].take();
+    let stable = |object: Value| {
+        let keys = object["data"].as_object().map(|data| data.keys().cloned().collect::<Vec<_>>());
+        let template = &object["spec"]["template"]["spec"];
+        let text =
+            json!([object["kind"], object["metadata"]["name"], object["metadata"]["labels"], keys, template]);
+        serde_json::from_str(&text.to_string().replace(name, "NAME")).unwrap()
+    };
+    let by_name = |object: &Value| (object[0].to_string(), object[1].to_string());
+    let all: BTreeMap<_, Value> = all
+        .as_array()
+        .unwrap()
+        .iter()
+        .cloned()
+        .map(stable)
+        .map(|object| (by_name(&object), object))
+        .collect();
+    all.into_values().collect()
+}
