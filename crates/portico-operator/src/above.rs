@@ -1,6 +1,6 @@
 //! What stands above every Cluster: the Seeds and the KubermaticConfiguration, as they were last readable.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -38,7 +38,8 @@ pub(crate) struct Kept<K: ServedKind> {
     /// All of them have been listed.
     listed: AtomicBool,
     /// Objects without any readable version.
-    unreadable: Mutex<BTreeSet<ObjectKey>>,
+    unreadable: Mutex<BTreeMap<ObjectKey, String>>,
+    status: StatusHandle,
     changed: channel::Sender<()>,
 }
 
@@ -59,7 +60,7 @@ impl Above {
         both: bool,
     ) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let (changed, changes) = channel::channel(());
-        let (outage, outages) = Outage::new(Instant::now());
+        let (outage, outages) = Outage::new();
         let (seeds, seeds_work) = Kept::new(client, status, changed.clone(), Some(outage));
         let (configurations, configurations_work) = Kept::new(client, status, changed, None);
         let work = async move {
@@ -102,6 +103,7 @@ impl<K: ServedKind> Kept<K> {
             asked: AtomicBool::new(false),
             listed: AtomicBool::new(false),
             unreadable: Mutex::default(),
+            status: status.clone(),
             changed,
         });
         let (this, client, status) = (Arc::clone(&kept), client.clone(), status.clone());
@@ -141,14 +143,23 @@ impl<K: ServedKind> Kept<K> {
                     let object = &served.reference;
                     warn!(%object, %error, "cannot be read; its last readable version stays");
                     if self.store.get(&ObjectRef::from_obj(served)).is_none() {
-                        unreadable.insert(served.reference.key.clone());
+                        let text = format!("{object} cannot be read: {error}; correct it");
+                        unreadable.insert(served.reference.key.clone(), text);
                     }
+                    self.tell(&unreadable);
                     return None;
                 }
             },
             Ok(watcher::Event::InitDone) | Err(_) => {}
         }
+        self.tell(&unreadable);
         Some(event)
+    }
+
+    /// Says what keeps everything waiting.
+    fn tell(&self, unreadable: &BTreeMap<ObjectKey, String>) {
+        let first = unreadable.values().next().cloned();
+        self.status.update(|status| status.watches.entry(K::KIND.name()).or_default().unreadable = first);
     }
 
     fn applied(&self, event: Result<&watcher::Event<Served<K>>, &watcher::Error>) {

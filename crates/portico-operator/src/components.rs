@@ -218,7 +218,10 @@ async fn reconcile(served: Arc<Served<Seed>>, context: Arc<Context>) -> Result<A
     }
     let started = Instant::now();
     let outcome = match context.pass(seed).await {
-        Ok(state) => Ok(context.with_clock(state).await),
+        Ok(state) => {
+            let before = context.status.seeds(|seeds| seeds.reports.get(&seed.metadata.key()).cloned());
+            Ok(context.with_clock(state, before.as_ref()).await)
+        }
         failed => failed,
     };
     context.tally.passed(started.elapsed());

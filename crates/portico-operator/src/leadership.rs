@@ -49,7 +49,8 @@ pub(crate) async fn elect_operator(
     let settings = LeaseSettings {
         namespace: NAMESPACE.to_owned(),
         name: NAME.to_owned(),
-        identity: front.identity.clone(),
+        // Pods of two installations, in two namespaces, may have the same name.
+        identity: format!("{}_{service}", front.identity),
         says: Some((SERVICE, service.clone())),
     };
     let (holding, holds) = channel::channel(false);

@@ -2,7 +2,6 @@
 //!
 //! By the watch of Seeds, which hears from the API server every minute at least.
 
-use std::mem;
 use std::time::Duration;
 
 use futures_util::future;
@@ -23,28 +22,29 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The name of this watcher on Events.
 pub(crate) const CONTROLLER: &str = "portico-operator";
 
-/// When the API server was heard last, and whether it has failed since.
+/// Since when the API server fails.
 pub(crate) struct Outage {
-    heard: Instant,
-    fails: bool,
+    /// From when on it was asked in vain, at the latest.
+    since: Option<Instant>,
     over: channel::Sender<Duration>,
 }
 
 impl Outage {
     /// Begins with an API server that answers, and returns how long each outage was that is over.
-    pub(crate) fn new(now: Instant) -> (Self, channel::Receiver<Duration>) {
+    pub(crate) fn new() -> (Self, channel::Receiver<Duration>) {
         let (over, outages) = channel::channel(Duration::ZERO);
-        (Self { heard: now, fails: false, over }, outages)
+        (Self { since: None, over }, outages)
     }
 
-    /// The API server has answered, or has failed to.
+    /// The API server has answered, or has failed to. The silence before the first failure does not count: a
+    /// quiet seed has nothing to say for a minute.
     pub(crate) fn sign(&mut self, answers: bool, now: Instant) {
         if !answers {
-            self.fails = true;
+            self.since.get_or_insert(now);
             return;
         }
-        let away = now.duration_since(mem::replace(&mut self.heard, now));
-        if mem::take(&mut self.fails) && away >= TOLD {
+        let away = self.since.take().map(|since| now.duration_since(since));
+        if let Some(away) = away.filter(|away| *away >= TOLD) {
             self.over.send_replace(away);
         }
     }
@@ -61,8 +61,8 @@ pub(crate) async fn run(
     while outages.changed().await.is_ok() {
         let away = outages.borrow_and_update().as_secs();
         let text = format!(
-            "the API server of this seed gave no usable answer for {away} s; changes of that time are made \
-             up for now"
+            "the API server of this seed gave no usable answer for {away} s or more; changes of that time \
+             are made up for now"
         );
         warn!(away, "{text}");
         let leads = timeout(PATIENCE, leads.wait_for(|leads| *leads)).await.is_ok_and(|leads| leads.is_ok());
@@ -85,18 +85,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_outage_is_told_once_it_is_over_with_the_silence_before_it() {
+    fn a_long_outage_is_told_once_it_is_over_without_the_silence_before_it() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let (mut outage, mut outages) = Outage::new(start);
-        for (second, answers) in [(60, true), (100, false), (120, false)] {
+        let (mut outage, mut outages) = Outage::new();
+        for (second, answers) in [(60, true), (119, false), (120, true), (170, false), (180, false)] {
             outage.sign(answers, at(second));
             assert!(!outages.has_changed().unwrap(), "{second}");
         }
-        outage.sign(true, at(150));
-        assert_eq!(*outages.borrow_and_update(), Duration::from_secs(90));
+        outage.sign(true, at(210));
+        assert_eq!(*outages.borrow_and_update(), Duration::from_secs(40));
         // A restart, and then silence without a failure.
-        for (second, answers) in [(151, false), (160, true), (220, true)] {
+        for (second, answers) in [(211, false), (220, true), (280, true)] {
             outage.sign(answers, at(second));
         }
         assert!(!outages.has_changed().unwrap());

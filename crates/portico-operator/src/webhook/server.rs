@@ -97,20 +97,21 @@ pub(super) async fn serve(
         let shared = Arc::clone(&shared);
         tasks.spawn(async move {
             tokio::select! {
-                () = serve_connection(stream, config, shared) => {}
-                () = poll_fn(|cx| slot.poll_evicted(cx)) => {}
+                () = serve_connection(stream, config, &shared) => {}
+                // It may have been the API server's, in the middle of a question, which it admits then.
+                () = poll_fn(|cx| slot.poll_evicted(cx)) => shared.reviewer.count("other", "evicted"),
             }
         });
     }
 }
 
-async fn serve_connection(stream: TcpStream, config: Arc<ServerConfig>, shared: Arc<Shared>) {
+async fn serve_connection(stream: TcpStream, config: Arc<ServerConfig>, shared: &Shared) {
     let accepting = TlsAcceptor::from(config).accept(stream);
     let Ok(Ok(stream)) = timeout(HANDSHAKE_TIMEOUT, accepting).await else {
         debug!("a client of the webhook did not end its TLS handshake");
         return;
     };
-    let service = service_fn(|request| async { Ok::<_, Infallible>(answer(request, &shared).await) });
+    let service = service_fn(|request| async { Ok::<_, Infallible>(answer(request, shared).await) });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(IDLE_TIMEOUT)

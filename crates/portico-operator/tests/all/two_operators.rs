@@ -35,7 +35,8 @@ async fn of_two_operators_with_services_of_their_own_one_writes_and_the_other_sa
         Ok(())
     });
     let service = ObjectKey::new("portico", "other");
-    let second = Running::start_for(&client, "second", service, Vec::new(), |operator| operator);
+    // In another namespace its pod may have the same name.
+    let second = Running::start_for(&client, "first", service, Vec::new(), |operator| operator);
     until("the second one to wait", || {
         let text = waits_for(&second).unwrap_or_default();
         ensure!(text.contains("portico/portico (replica first"), "{text}");
@@ -62,7 +63,7 @@ async fn of_two_operators_with_services_of_their_own_one_writes_and_the_other_sa
     let other = Running::start(&client, "again");
     until("the first one to wait, now that it comes back", || {
         let text = waits_for(&other).unwrap_or_default();
-        ensure!(text.contains("portico/other (replica second"), "{text}");
+        ensure!(text.contains("portico/other (replica first"), "{text}");
         Ok(())
     });
     second.stop().await;

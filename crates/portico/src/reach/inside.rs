@@ -73,9 +73,15 @@ fn answered(asked: Result<Option<Value>, ForeignError>) -> Link {
         Err(error) => error,
     };
     let remedy = match &error {
-        ForeignError::Refused { code: 401 | 403, .. } => {
-            let remedy = "it is up; what the Secret admin-kubeconfig holds is of another cluster, has \
-                          ended, or has no rights";
+        ForeignError::Refused { code: 401, .. } => {
+            let remedy = "it is up, and does not know the credential in the Secret admin-kubeconfig: that \
+                          has ended, or is of another cluster. Where Portico issues it, delete the Secret; \
+                          else put a new one there";
+            return Link::unknown(API_SERVER, error.to_string(), remedy);
+        }
+        ForeignError::Refused { code: 403, .. } => {
+            let remedy = "it is up, and knows the user of the Secret admin-kubeconfig, who has no right to \
+                          look: bind it to cluster-admin inside the cluster";
             return Link::unknown(API_SERVER, error.to_string(), remedy);
         }
         ForeignError::Refused { code: 500.., .. } | ForeignError::NoAnswer(_) => {
@@ -186,6 +192,8 @@ mod tests {
         let state = |asked| answered(asked).state;
         assert_eq!(state(Ok(Some(json!({})))), State::Holds);
         assert_eq!([state(Err(refused(401))), state(Err(refused(403)))], [State::Unknown; 2]);
+        let remedy = |code| answered(Err(refused(code))).remedy;
+        assert!(remedy(401).contains("has ended") && remedy(403).contains("has no right"));
         for broken in [
             refused(500),
             refused(503),
