@@ -150,6 +150,7 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         node_ips: flags.node_address.clone(),
         name_servers: Vec::new(),
     };
+    let planes = flags.image.as_ref().map(|image| flags.hosting.installation.settings(image));
     let user_clusters = UserClusterSettings {
         agents: AgentSettings {
             image: flags.image.clone(),
@@ -159,10 +160,7 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         },
         namespace: flags.front.service.namespace.to_string(),
         pass_timeout: USER_CLUSTER_TIMEOUT,
-        hosted: flags.image.as_ref().map(|image| portico_hosting::Settings {
-            image: image.clone(),
-            ..portico_hosting::Settings::default()
-        }),
+        hosted: planes.clone(),
     };
     let components = flags.gateway.gateway_image.clone().map(|image| ComponentSettings {
         gateway: GatewaySettings {
@@ -175,8 +173,8 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         seed: front.seed.clone(),
         clock: Timestamp::now,
     });
-    let hosting = flags.image.as_ref().map(|image| HostingSettings {
-        plan: flags.hosting.installation.settings(image),
+    let hosting = planes.map(|plan| HostingSettings {
+        plan,
         keys: match flags.hosting.keys {
             Keys::Ecdsa => KeyKind::EcdsaP256,
             Keys::Rsa => KeyKind::Rsa2048,
