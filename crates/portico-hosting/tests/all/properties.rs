@@ -113,7 +113,10 @@ proptest! {
         let plane = planned(layout, &spec);
         for object in &plane.objects {
             let meta = &object["metadata"];
-            prop_assert_eq!(&meta["labels"]["cluster"], "a");
+            // The namespace is one as every cluster has it.
+            if object["kind"] != "Namespace" {
+                prop_assert_eq!(&meta["labels"]["cluster"], "a");
+            }
             prop_assert_eq!(&meta["labels"]["portico.k8c.io/cluster"], "a");
             prop_assert_eq!(&meta["ownerReferences"][0]["kind"], "Cluster");
             let namespace = if object["kind"] == "Namespace" { &meta["name"] } else { &meta["namespace"] };
