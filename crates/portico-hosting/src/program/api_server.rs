@@ -140,6 +140,8 @@ fn admission(server: &mut Program, facts: &Facts<'_>) {
         }
     }
     server.arg("enable-admission-plugins", plugins.join(","));
+    // kube-proxy and network plugins are privileged; Pod Security decides where pods may be.
+    server.arg("allow-privileged", true);
     if let Some(files) = config::admission(facts.hosting) {
         // The first names the others by their place beside it.
         for key in files.keys() {
