@@ -44,6 +44,8 @@ pub(crate) fn program(facts: &Facts<'_>) -> Program {
     }
     server.arg("profiling", false);
     feature_gates(&mut server, facts);
+    // Without it a server that is told to stop waits a minute for each watch of its users.
+    server.arg("shutdown-watch-termination-grace-period", "3s");
     if facts.layout == Layout::Dedicated {
         server.arg("shutdown-delay-duration", DRAIN);
     } else {
