@@ -27,8 +27,14 @@ use crate::{konnectivity, programs, wait};
 pub const CLUSTERS: [(&str, &str); 3] =
     [("by-port", "NodePort"), ("by-balancer", "LoadBalancer"), ("by-name", "Tunneling")];
 
+/// A cluster that is not there yet: stories have it hosted. The operator is told of its name before.
+pub const HOSTED: &str = "hosted";
+
 /// The Seed.
 pub const SEED: &str = "north";
+
+/// Clusters that are reached by the front Service.
+const BEHIND_THE_FRONT: [&str; 3] = ["by-port", "by-name", HOSTED];
 
 /// The domain of all Seeds: names of clusters are below `SEED.DOMAIN`.
 const DOMAIN: &str = "clusters.example.com";
@@ -59,7 +65,7 @@ impl Operated {
         let lab = seed.host().lab().clone();
         let client = lab.host("client")?;
         let front = lab.spare_address()?;
-        for name in ["by-port", "by-name"] {
+        for name in BEHIND_THE_FRONT {
             for prefix in ["", "konnectivity-server."] {
                 lab.name_resolves(&format!("{prefix}{}", external_name(name)), front)?;
             }
@@ -151,7 +157,7 @@ fn install(seed: &Seed, front: Ipv4Addr) -> Result<()> {
     // The seed has no name server: the operator is told what everybody's DNS would say.
     let before = "      serviceAccountName: portico-operator\n";
     ensure!(operator.matches(before).count() == 1, "operator.yaml: one pod has {before:?}");
-    let names = ["by-port", "by-name"].map(external_name);
+    let names = BEHIND_THE_FRONT.map(external_name);
     let aliases = json!([{"ip": front, "hostnames": names}]);
     kubectl.apply(&operator.replace(before, &format!("{before}      hostAliases: {aliases}\n")))?;
     for kind in ["clusters", "seeds", "kubermaticconfigurations"] {
@@ -166,7 +172,8 @@ fn install(seed: &Seed, front: Ipv4Addr) -> Result<()> {
     kubectl.apply_json(&above).map(drop)
 }
 
-fn cluster_object((name, strategy): (&str, &str), version: &str) -> Value {
+/// A Cluster that somebody else hosts.
+pub fn cluster_object((name, strategy): (&str, &str), version: &str) -> Value {
     json!({"apiVersion": "kubermatic.k8c.io/v1", "kind": "Cluster", "metadata": {"name": name},
         "spec": {"humanReadableName": name, "version": version, "exposeStrategy": strategy,
             "cloud": {"dc": "lab-1", "bringyourown": {}}}})

@@ -1,8 +1,8 @@
-//! Control planes as `portico control-plane` prints them, as real pods under Pod Security `restricted`:
-//! upstream's programs with the flags, files, probes and volumes of the plan, and the Secrets of its PKI.
+//! Hosted control planes as real pods under Pod Security `restricted`: upstream's programs with the flags,
+//! files, probes and volumes of a plan, and the Secrets of its PKI.
 //!
-//! kubectl applies them here, so that a plan is proven without what will apply it. Times and memory are
-//! printed, never asserted: this machine does much else.
+//! The layout `compact` is made by the operator, in its story. `dedicated` is applied by kubectl as `portico
+//! control-plane` prints it. Times and memory are printed, never asserted: this machine does much else.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +18,7 @@ use portico_expose::inputs::{Inputs, Known, LoadBalancers};
 use portico_expose::validate::usable;
 use portico_hosting::pki;
 use portico_lab::kubectl::condition;
-use portico_lab::{Host, Kubectl, Lab, Seed, long_form, programs, say, wait};
+use portico_lab::{Host, Image, Kubectl, Lab, Seed, long_form, operated, programs, say, volumes, wait};
 use portico_pki::{KeyKind, Secrets};
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
@@ -28,8 +28,8 @@ use crate::support::SOON;
 /// Volumes mounted, four programs started one after the other: ten seconds on an idle machine.
 const STARTING: Duration = Duration::from_secs(240);
 
-/// Members of etcd of both stories, each of which takes a volume.
-pub(crate) const MEMBERS: usize = 4;
+/// Members of etcd of the layout `dedicated`, each of which takes a volume.
+pub(crate) const MEMBERS: usize = 3;
 
 const SEED: &str = "north";
 const DOMAIN: &str = "hosted.example.com";
@@ -43,36 +43,8 @@ struct Hosted<'a> {
     kubectl: Kubectl,
 }
 
-/// One pod with everything: whatever in it is killed comes back, and what users made is still there.
-pub(crate) fn a_planned_control_plane_serves_heals_and_keeps_its_data(lab: &Lab, seed: &Seed) {
-    let client = lab.host("admin-small").unwrap();
-    let hosted = Hosted::start("small", "compact", 30_005, seed, &client);
-    let pod = hosted.ready_pod("app=apiserver").unwrap();
-    hosted.controllers_work();
-    hosted.tell_memory(&pod);
-
-    hosted.keep();
-    for program in ["kube-apiserver", "etcd"] {
-        hosted.kill(&pod, program);
-        wait::until("an answer after that", STARTING, || hosted.is_kept()).unwrap();
-    }
-    assert_eq!(hosted.ready_pod("app=apiserver").unwrap(), pod, "containers are started again, not pods");
-
-    let deleted = Instant::now();
-    seed.kubectl().run(&["delete", "pod", "-n", &hosted.namespace(), "-l=app=apiserver"]).unwrap();
-    let gone = deleted.elapsed().as_secs_f64();
-    wait::until("an answer of the next pod", STARTING, || hosted.is_kept()).unwrap();
-    let seconds = deleted.elapsed().as_secs_f64();
-    say(format_args!(
-        "a pod that is deleted is gone after {gone:.1} s, the next answers after {seconds:.1} s"
-    ));
-    assert_ne!(hosted.ready_pod("app=apiserver").unwrap(), pod);
-    hosted.controllers_work();
-    hosted.end();
-}
-
-/// A pod for each program, three of etcd and two of the API server: new
-/// pods take their place and nobody notices.
+/// By kubectl: a pod for each program, three of etcd and two of the API server. All are replaced and nobody
+/// notices.
 pub(crate) fn a_planned_control_plane_of_many_pods_is_replaced_unnoticed(lab: &Lab, seed: &Seed) {
     let client = lab.host("admin-large").unwrap();
     let hosted = Hosted::start("large", "dedicated", 30_006, seed, &client);
@@ -86,6 +58,48 @@ pub(crate) fn a_planned_control_plane_of_many_pods_is_replaced_unnoticed(lab: &L
     hosted.is_kept().unwrap();
     hosted.controllers_work();
     hosted.end();
+}
+
+/// By the operator: a Cluster that asks for it gets a control plane, which its administrator reaches through
+/// the gateway, and which goes with it.
+pub(crate) fn one_object_becomes_a_control_plane(seed: &Seed, client: &Host) {
+    seed.import(&Image::api_server().unwrap()).unwrap();
+    volumes::offer(seed, 1, "5Gi").unwrap();
+    let (kubectl, namespace) = (seed.kubectl(), format!("cluster-{}", operated::HOSTED));
+    let version = programs::kube_version().unwrap();
+    let mut cluster =
+        operated::cluster_object((operated::HOSTED, "Tunneling"), version.trim_start_matches('v'));
+    cluster["metadata"]["annotations"] = json!({"portico.k8c.io/layout": "compact"});
+    let start = Instant::now();
+    kubectl.apply_json(&cluster).unwrap();
+    let file = client.dir().join("hosted.kubeconfig");
+    wait::until("the administrator's kubeconfig", STARTING, || {
+        let template = "--output=go-template={{.data.kubeconfig | base64decode}}";
+        let kubeconfig = kubectl.run(&["get", "secret", "admin-kubeconfig", "-n", &namespace, template])?;
+        Ok(fs::write(&file, kubeconfig)?)
+    })
+    .unwrap();
+    let hosted = Hosted {
+        name: operated::HOSTED,
+        node_port: 0,
+        seed,
+        client,
+        kubectl: Kubectl::new(client, &file).unwrap(),
+    };
+    wait::until("the first answer", STARTING, || hosted.answers()).unwrap();
+    say(format_args!("hosted: the first answer after {:.1} s", start.elapsed().as_secs_f64()));
+    for condition in ["PorticoControlPlaneReady", "PorticoUserClusterReady"] {
+        operated::wait_condition(seed, operated::HOSTED, condition).unwrap();
+        say(format_args!("hosted: {condition} after {:.1} s", start.elapsed().as_secs_f64()));
+    }
+    hosted.controllers_work();
+    hosted.heals_and_keeps_its_data();
+
+    let start = Instant::now();
+    kubectl.run(&["delete", "cluster", operated::HOSTED]).unwrap();
+    say(format_args!("hosted: the Cluster is gone after {:.1} s", start.elapsed().as_secs_f64()));
+    let left = kubectl.run(&["get", "namespace", &namespace, "--ignore-not-found", "--output=name"]).unwrap();
+    assert_eq!(left, "", "nothing of its control plane is left");
 }
 
 impl<'a> Hosted<'a> {
@@ -249,6 +263,32 @@ impl<'a> Hosted<'a> {
         })
         .unwrap();
         kubectl.run(&["delete", "pod", "waits", "--force", "--grace-period=0"]).unwrap();
+    }
+
+    /// One pod with everything: whatever in it is killed comes back, and what users made is still there, also
+    /// after the pod was deleted.
+    fn heals_and_keeps_its_data(&self) {
+        let pod = self.ready_pod("app=apiserver").unwrap();
+        self.tell_memory(&pod);
+        self.tell_restarts();
+        self.keep();
+        for program in ["kube-apiserver", "etcd"] {
+            self.kill(&pod, program);
+            wait::until("an answer after that", STARTING, || self.is_kept()).unwrap();
+        }
+        assert_eq!(self.ready_pod("app=apiserver").unwrap(), pod, "containers are started again, not pods");
+
+        let start = Instant::now();
+        let namespace = self.namespace();
+        self.seed.kubectl().run(&["delete", "pod", "-n", &namespace, "-l=app=apiserver"]).unwrap();
+        let gone = start.elapsed().as_secs_f64();
+        wait::until("an answer of the next pod", STARTING, || self.is_kept()).unwrap();
+        let next = start.elapsed().as_secs_f64();
+        say(format_args!(
+            "{}: a deleted pod is gone after {gone:.1} s, the next answers after {next:.1} s",
+            self.name
+        ));
+        assert_ne!(self.ready_pod("app=apiserver").unwrap(), pod);
     }
 
     /// SIGKILL for a program of the pod.

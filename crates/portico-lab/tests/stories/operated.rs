@@ -1,5 +1,5 @@
 //! A seed without KKP, on which the operator is installed as the README says, and everything else by it
-//! ([`Operated`]): kubectl from outside, a pod's requests, `logs` and `exec`.
+//! ([`Operated`]): kubectl from outside, a pod's requests, `logs` and `exec`. A fourth cluster is hosted.
 //!
 //! Then the operator is killed, the gateway replaced, objects are deleted, and API servers stand still. What
 //! a step says about times is printed and never asserted: this machine does much else.
@@ -12,6 +12,7 @@ use portico_lab::{Image, Node, Operated, Seed, Steps, UserCluster, say, wait};
 use rustix::process::{Signal, kill_process};
 use serde_json::json;
 
+use crate::hosted;
 use crate::support::{Knocking, SOON, Watch, Way, beat_all};
 use crate::tunnel::client::{self, Client};
 use crate::tunnel::seed::{api_server, kubectl_inside};
@@ -21,14 +22,14 @@ const ROLLING_OUT: Duration = Duration::from_secs(240);
 
 #[test]
 fn one_object_each_makes_clusters_that_users_nodes_and_pods_reach() {
-    let (_turn, _lab, seed) = crate::seeded("operator-story");
+    let (_turn, _lab, seed) = crate::seeded_by("operator-story", Seed::start_with_names);
     let operated = Operated::start(seed, &Steps::new(), true).unwrap();
     let ways: Vec<Way> = CLUSTERS
         .iter()
         .zip(&operated.hosted)
         .map(|((name, _), cluster)| Way::new(name, &operated.client, &operated.access(cluster).unwrap()))
         .collect();
-    let Operated { workers, hosted, seed, .. } = operated;
+    let Operated { workers, hosted, seed, client } = operated;
     let clients: Vec<Client> =
         ways.iter().zip(&workers).map(|(way, worker)| client_pod(way, worker)).collect();
     clients.iter().for_each(|client| wait::until("a pod's request", SOON, || client.ask()).unwrap());
@@ -36,6 +37,7 @@ fn one_object_each_makes_clusters_that_users_nodes_and_pods_reach() {
     story.nodes_are_reached_by_konnectivity();
     say("pods reach their API servers, and these their nodes");
 
+    hosted::one_object_becomes_a_control_plane(&story.seed, &client);
     let watches: Vec<Watch<'_>> = story.ways.iter().map(Way::watch).collect();
     story.a_killed_operator_is_not_felt(&watches);
     story.an_upgrade_of_the_gateway_is_not_felt(&watches);

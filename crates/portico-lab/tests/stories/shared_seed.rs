@@ -12,7 +12,7 @@ use crate::{deployed, hosted, kubernetes, seeded_by};
 /// A story: its name, and what it does with the seed.
 type Story = (&'static str, fn(&Lab, &Seed));
 
-const STORIES: [Story; 5] = [
+const STORIES: [Story; 4] = [
     (
         "a seed runs pods with logs, exec and Services",
         kubernetes::a_seed_runs_pods_with_logs_exec_and_services,
@@ -20,10 +20,6 @@ const STORIES: [Story; 5] = [
     (
         "a worker joins a user cluster hosted in the seed",
         kubernetes::a_worker_joins_a_user_cluster_hosted_in_the_seed,
-    ),
-    (
-        "a planned control plane serves, heals and keeps its data",
-        hosted::a_planned_control_plane_serves_heals_and_keeps_its_data,
     ),
     (
         "a planned control plane of many pods is replaced unnoticed",
