@@ -9,8 +9,8 @@
 //! this manager alone has applied. See KEP-555.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
+use kube::Api;
 use kube::api::{Patch, PatchParams};
-use kube::{Api, ResourceExt};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
@@ -55,16 +55,20 @@ where
         object.insert("apiVersion".into(), K::API_VERSION.into());
         object.insert("kind".into(), K::KIND.into());
     }
-    if let Some(present) = current.map(Seen::value)
-        && is_applied(&fields, &present, &Seen::<K>::managed(&present))
+    let present = current.map(Seen::value);
+    if let Some(present) = &present
+        && is_applied(&fields, present, &Seen::<K>::managed(present))
     {
         return Ok(Applied::Unchanged);
     }
     let name = wanted["metadata"]["name"].as_str().unwrap_or_default();
     let written = api.patch(name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&fields)).await;
     let object = written.map_err(|source| ApplyError { name: name.to_owned(), source: Box::new(source) })?;
-    let before = current.and_then(ResourceExt::resource_version);
-    Ok(if object.resource_version() == before { Applied::Unchanged } else { Applied::Changed(object) })
+    let same = present.is_some_and(|present| {
+        // What Portico manages of it may be another thing though the object is the same.
+        current.is_some_and(Seen::is_ours) && is_same_but_status(&present, &object.value())
+    });
+    Ok(if same { Applied::Unchanged } else { Applied::Changed(object) })
 }
 
 /// Whether applying `wanted` would change nothing: all of it is there, Portico has applied it, and Portico
@@ -115,7 +119,7 @@ fn wants_all(wanted: &Value, owned: &Map<String, Value>) -> bool {
         }
         let found = match path.split_once(':') {
             Some(("f", name)) => wanted.get(name),
-            Some(("k", keys)) => item(wanted, keys, contains),
+            Some(("k", keys)) => item(wanted, keys, has_keys),
             Some(("v", value)) => item(wanted, value, |item, value| item == value),
             Some(("i", index)) => index.parse::<usize>().ok().and_then(|index| wanted.get(index)),
             _ => None,
@@ -129,6 +133,34 @@ fn wants_all(wanted: &Value, owned: &Map<String, Value>) -> bool {
 fn item<'a>(list: &'a Value, text: &str, fits: impl Fn(&Value, &Value) -> bool) -> Option<&'a Value> {
     let wanted: Value = serde_json::from_str(text).ok()?;
     list.as_array()?.iter().find(|item| fits(item, &wanted))
+}
+
+/// Whether an item of a list is the one with these keys. A key that it leaves out has its default: the
+/// protocol of a port.
+fn has_keys(item: &Value, keys: &Value) -> bool {
+    let mut present = keys.as_object().into_iter().flatten().filter_map(|(key, value)| {
+        let own = item.get(key)?;
+        Some(own == value)
+    });
+    present.next() == Some(true) && present.all(|same| same)
+}
+
+/// Whether only what other clients write has changed: the status. A controller of Kubernetes may do that
+/// between the view that was compared with and the write.
+fn is_same_but_status(before: &Value, after: &Value) -> bool {
+    let stripped = |object: &Value| {
+        let mut object = object.clone();
+        for path in ["", "/metadata"] {
+            let fields = object.pointer_mut(path).and_then(Value::as_object_mut);
+            fields.into_iter().for_each(|fields| {
+                fields.retain(|key, _| {
+                    !["apiVersion", "kind", "status", "resourceVersion", "managedFields"].contains(&&**key)
+                });
+            });
+        }
+        object
+    };
+    stripped(before) == stripped(after)
 }
 
 #[cfg(test)]
@@ -180,6 +212,28 @@ mod tests {
     #[test]
     fn an_object_as_wanted_is_not_written_again() {
         assert!(is_applied(&wanted(), &current(), &managers(owned())));
+    }
+
+    #[test]
+    fn a_port_without_its_protocol_is_not_written_again() {
+        let mut wanted = wanted();
+        wanted["spec"]["ports"] = json!([{"name": "https", "port": 443}]);
+        let mut owned = owned();
+        let key = r#"k:{"port":443,"protocol":"TCP"}"#;
+        owned["f:spec"]["f:ports"] = json!({key: {".": {}, "f:name": {}, "f:port": {}}});
+        assert!(is_applied(&wanted, &current(), &managers(owned.clone())));
+        wanted["spec"]["ports"] = json!([{"name": "https", "port": 444}]);
+        assert!(!is_applied(&wanted, &current(), &managers(owned)));
+    }
+
+    #[test]
+    fn a_status_that_others_write_meanwhile_is_no_change() {
+        let mut later = current();
+        later["metadata"]["resourceVersion"] = json!("8");
+        later["status"] = json!({"readyReplicas": 2});
+        assert!(is_same_but_status(&current(), &later));
+        later["spec"]["clusterIP"] = json!("10.0.0.2");
+        assert!(!is_same_but_status(&current(), &later));
     }
 
     #[test]
