@@ -24,6 +24,6 @@ pub mod versions;
 pub use facts::{CLUSTER, Digests, digest};
 pub use inside::{Reach, inside};
 pub use pki::{SecretUse, pki, secrets};
-pub use plan::{ControlPlane, plan};
+pub use plan::{ControlPlane, claim_name, plan};
 pub use settings::Settings;
-pub use validate::validate;
+pub use validate::{MOST_MEMBERS, validate};

@@ -14,6 +14,9 @@ use crate::program::{api_server, controller_manager, etcd, scheduler};
 /// Switches the policies off that restrict the API server.
 const FEATURE: &str = "apiserverNetworkPolicy";
 
+/// Port of an issuer whose URL names none.
+const HTTPS: u16 = 443;
+
 /// Addresses on the link, among them those of clouds that hand out credentials.
 const LINK_LOCAL: [&str; 2] = ["169.254.0.0/16", "fe80::/10"];
 
@@ -43,8 +46,10 @@ pub(crate) fn policies(facts: &Facts<'_>) -> Vec<(&'static str, Value)> {
             egress(pods, Some(to(api_server::NAME, &[api_server::PORT]))),
         ));
     }
-    let issuer = &facts.hosting.oidc.issuer_url;
-    if let Some(port) = issuer_port(issuer) {
+    // Who issues by a file of the user's own is not known: any HTTPS outside.
+    let by_file = !facts.hosting.authentication_configuration.secret_name.is_empty();
+    let port = if by_file { Some(HTTPS) } else { issuer_port(&facts.hosting.oidc.issuer_url) };
+    if let Some(port) = port {
         policies.push(("oidc-issuer-allow", egress(&[api_server::NAME], Some(outside(facts, port)))));
     }
     policies
@@ -105,7 +110,7 @@ pub(crate) fn issuer_port(url: &str) -> Option<u16> {
     let port = match authority.rsplit_once(':') {
         Some((host, port)) if !host.is_empty() && !port.contains(']') => port.parse().ok()?,
         _ if authority.is_empty() => return None,
-        _ => 443,
+        _ => HTTPS,
     };
     (port > 0).then_some(port)
 }

@@ -18,6 +18,12 @@ use crate::validate::validate;
 
 /// Size of a volume of etcd where a Cluster does not say, as in KKP.
 const DISK: &str = "5Gi";
+
+/// The volume of a member of etcd. Under either layout it has the name that a StatefulSet gives to it.
+pub fn claim_name(member: u16) -> String {
+    format!("{}-{}-{member}", etcd::VOLUME, etcd::NAME)
+}
+
 /// The control plane of one cluster.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -91,17 +97,13 @@ impl Facts<'_> {
     /// One pod, and its volume. The volume and the member of etcd have the names of the first ones of the
     /// other layout.
     fn compact(&self) -> Vec<Value> {
-        let claim = with(
-            self.object("v1", "PersistentVolumeClaim", &format!("{}-etcd-0", etcd::VOLUME)),
-            "spec",
-            self.claim(),
-        );
+        let claim = with(self.object("v1", "PersistentVolumeClaim", &claim_name(0)), "spec", self.claim());
         let name = "control-plane";
         let sidecars = [etcd::program(self), konnectivity::program(self), api_server::program(self)];
         let programs = [controller_manager::program(self), scheduler::program(self)];
         let volumes = vec![
             json!({"name": etcd::VOLUME,
-                "persistentVolumeClaim": {"claimName": format!("{}-etcd-0", etcd::VOLUME)}}),
+                "persistentVolumeClaim": {"claimName": claim_name(0)}}),
             socket_volume(),
         ];
         let etcd = self.scope.cluster.spec.components_override.etcd.as_deref();

@@ -21,7 +21,7 @@ use crate::settings::Settings;
 use crate::versions::Versions;
 
 /// Most members of etcd, as in KKP; the certificate has names for so many.
-const MOST_MEMBERS: u16 = 9;
+pub const MOST_MEMBERS: u16 = 9;
 /// Most replicas of one program. More is a typing mistake.
 const MOST_REPLICAS: u16 = 20;
 

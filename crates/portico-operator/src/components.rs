@@ -33,13 +33,13 @@ use tokio::time::Instant;
 use tracing::info;
 
 use crate::above::Above;
+use crate::clock::CLOCK_OFF;
 use crate::follow::{drive, on_change, pause};
 use crate::issued::Issued;
 use crate::kkp::{Kkp, KkpWatch};
 use crate::slot::{Held, Slot, WriteError};
 use crate::status::StatusHandle;
 use crate::tally::Tally;
-use clock::CLOCK_OFF;
 
 mod clock;
 mod pass;

@@ -160,10 +160,16 @@ pub(crate) async fn run(
 /// Makes one control plane.
 async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Result<Action, WriteError> {
     let Ok(Object::Cluster(cluster)) = &served.object else { return Ok(Action::await_change()) };
-    if !context.is_ready() || context.is_behind(&served) || context.kkp.now() != Kkp::Absent {
+    if !context.is_ready() || context.is_behind(&served) {
         return Ok(Action::await_change());
     }
     let ends = cluster.metadata.deletion_timestamp.is_some();
+    match context.kkp.now() {
+        Kkp::Absent => {}
+        // What waits for this process to let it go would wait for ever.
+        Kkp::Present(_) if ends && deletion::is_held(cluster) => {}
+        Kkp::Present(_) | Kkp::Unknown => return Ok(Action::await_change()),
+    }
     let hosted = cluster.metadata.annotation(LAYOUT).is_some();
     if !hosted && !deletion::is_held(cluster) {
         context.forget(&cluster.metadata.name);
@@ -192,7 +198,8 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
             context.tally.failed(error.reason());
             let standing = Standing::bad(error.reason(), error.to_string());
             // What failed first is what counts.
-            drop(context.report(cluster, &standing, None, true).await);
+            let health = context.health_now(cluster);
+            drop(context.report(cluster, &standing, health.as_ref(), true).await);
             Err(error)
         }
     }
@@ -207,7 +214,8 @@ impl Context {
     ) -> Result<Option<Duration>, WriteError> {
         self.hold(cluster, served).await?;
         let outcome = self.pass(cluster).await?;
-        self.report(cluster, &outcome.standing, outcome.health.as_ref(), false).await?;
+        let health = outcome.health.or_else(|| self.health_now(cluster));
+        self.report(cluster, &outcome.standing, health.as_ref(), false).await?;
         Ok(outcome.due)
     }
 

@@ -15,6 +15,7 @@
 
 mod above;
 mod cache;
+mod clock;
 mod clusters;
 mod components;
 mod condition;

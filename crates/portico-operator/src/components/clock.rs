@@ -1,31 +1,9 @@
-//! Whether the clock of this machine agrees with that of the API server.
-//!
-//! One that is off by an hour breaks nothing here: Leases are judged by how long they stay as they are, and
-//! certificates begin two hours before they are issued. One that is off by more issues what nobody accepts;
-//! it goes on all the same, because the API server's clock may be the one that is wrong.
-
-use hyper::Request;
-use hyper::header::DATE;
-use jiff::SignedDuration;
-use jiff::fmt::rfc2822;
-use kube::client::Body;
+//! What is said of a clock that is off. The gateway is kept all the same: the API server's clock may be the
+//! one that is wrong.
 
 use super::{Context, State};
+use crate::clock::{CLOCK_OFF, ahead, judged};
 use crate::status::SeedReport;
-use crate::write::request;
-
-/// Clocks that differ by less are no trouble: the usual bound of those who sign with the time.
-const TOLERATED: SignedDuration = SignedDuration::from_mins(5);
-
-/// Certificates begin so long before they are issued: of a clock that is ahead by more, nobody accepts a new
-/// one yet.
-const HARMLESS: SignedDuration = SignedDuration::from_hours(2);
-
-/// What a bound is lowered by for a clock that is beyond it: at the bound itself, nothing must flip.
-const MARGIN: SignedDuration = SignedDuration::from_mins(1);
-
-/// The reason of a Seed whose operator has a clock of its own.
-pub(super) const CLOCK_OFF: &str = "ClockOff";
 
 impl Context {
     /// How it stands, with the clock: of what is well otherwise, that it is off. `before` is what was said of
@@ -35,7 +13,8 @@ impl Context {
             return state;
         }
         let before = before.filter(|before| before.reason == CLOCK_OFF).map(|before| before.ready);
-        match self.ahead().await.and_then(|ahead| judged(ahead, before)) {
+        let ahead = ahead(&self.client, self.settings.clock).await;
+        match ahead.and_then(|ahead| judged(ahead, before)) {
             None => state,
             Some((ready, text)) => {
                 let message = format!(
@@ -46,51 +25,5 @@ impl Context {
                 State { ready, reason: CLOCK_OFF, message }
             }
         }
-    }
-
-    /// How much the clock here is ahead. Nothing if the API server does not tell: then others tell of that.
-    async fn ahead(&self) -> Option<SignedDuration> {
-        let ask = Request::get("/version").body(Body::empty()).ok()?;
-        let answer = request("asking for the time", self.client.send(ask)).await.ok()?;
-        let theirs = rfc2822::parse(answer.headers().get(DATE)?.to_str().ok()?).ok()?;
-        Some((self.settings.clock)().duration_since(theirs.timestamp()))
-    }
-}
-
-/// Whether a clock that is off breaks nothing yet, and what to say of it; nothing of one that is right.
-/// `before` is whether it broke nothing when it was off at the last look.
-fn judged(ahead: SignedDuration, before: Option<bool>) -> Option<(bool, String)> {
-    let beyond = |bound: SignedDuration, was: bool| ahead.abs() > if was { bound - MARGIN } else { bound };
-    let side = if ahead.is_positive() { "ahead of" } else { "behind" };
-    if beyond(HARMLESS, before == Some(false)) {
-        Some((false, format!("more than two hours {side} the API server's, and what it issues may be void")))
-    } else if beyond(TOLERATED, before.is_some()) {
-        Some((true, format!("more than {} minutes {side} the API server's", TOLERATED.as_mins())))
-    } else {
-        None
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_clock_is_told_by_bounds_at_which_nothing_flips() {
-        let seconds = |seconds| SignedDuration::from_secs(seconds);
-        let level = |ahead, before| judged(seconds(ahead), before).map(|(ready, _)| ready);
-        for side in [1, -1] {
-            assert_eq!(level(side * 300, None), None);
-            assert_eq!(level(side * 301, None), Some(true));
-            assert_eq!(level(side * 299, Some(true)), Some(true));
-            assert_eq!(level(side * 240, Some(true)), None);
-            assert_eq!(level(side * 7_200, Some(true)), Some(true));
-            assert_eq!(level(side * 7_201, Some(true)), Some(false));
-            assert_eq!(level(side * 7_199, Some(false)), Some(false));
-            assert_eq!(level(side * 7_140, Some(false)), Some(true));
-        }
-        // What is said is the same at each look.
-        assert_eq!(judged(seconds(400), None), judged(seconds(4_000), Some(true)));
-        assert!(judged(seconds(-400), None).unwrap().1.contains("behind"));
     }
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::Resource;
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
-use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use portico_api::annotations::LAYOUT;
@@ -27,6 +27,7 @@ use super::kinds::Shared;
 use super::secrets::Reviewed;
 use super::{ACTION, Context};
 use crate::cache::api;
+use crate::clock::CLOCK_OFF;
 use crate::condition::one_text;
 use crate::contention::Fights;
 use crate::exposed::reference;
@@ -36,6 +37,9 @@ use crate::write::{PUT_BACK, part, request};
 
 /// Kinds of which something may belong to no plan any more. Nothing that holds data is among them.
 const PRUNED: [&str; 3] = [ConfigMap::KIND, NetworkPolicy::KIND, PodDisruptionBudget::KIND];
+
+/// How often to look whether a clock is right again.
+const CLOCK_PERIOD: Duration = Duration::from_secs(30);
 
 /// A cluster, with what it stands in.
 pub(super) struct Subject<'a> {
@@ -141,21 +145,21 @@ impl Context {
         let reviewed = self.keep_secrets(&subject, &pki, &mut held, used).await?;
         let due = self.next(&reviewed, &fights);
         if let Some(standing) = secrets_standing(&reviewed) {
-            let health = self.components(&subject, None);
-            return Ok(Outcome { standing, health, due });
+            return Ok(Outcome { standing, health: None, due });
         }
         let plane = match plan(&scope, &self.settings.plan, &held.digests()) {
             Ok(plane) => plane,
             Err(problems) => return refused(one_text(&problems)),
         };
-        if let Some(standing) = self.another_shape(&subject, &plane) {
-            return Ok(Outcome { standing, health: self.components(&subject, None), due });
+        let unmade = self.another_shape(&subject, &plane).or_else(|| self.data_lost(&subject));
+        if let Some(standing) = unmade {
+            return Ok(Outcome { standing, health: None, due });
         }
         self.apply(&subject, &plane, &fights).await?;
         self.prune(&subject, &plane, &fights).await?;
-        let health = self.components(&subject, Some(&plane));
-        let components = health.as_ref().map_or(&[][..], |(_, components)| components);
-        Ok(Outcome { standing: standing(&subject, &plane, components), health, due })
+        let components = self.components(&subject.namespace, Some(&plane));
+        let standing = standing(&subject, &plane, &components);
+        Ok(Outcome { standing, health: Some((layout, components)), due })
     }
 
     /// The ExposedCluster, once the cluster has its namespace.
@@ -195,18 +199,35 @@ impl Context {
                 return Some(Standing::bad("LayoutChanged", message));
             };
             let found = kind.get(&subject.key(&name))?;
-            let replicas = |object: &Value| object["spec"]["replicas"].as_u64();
-            if replicas(&found) != replicas(wanted) {
+            // Not by its replicas, which anybody may scale and which are put back.
+            let (has, asked) = (members(&found), members(wanted));
+            if has != asked {
                 let message = format!(
-                    "etcd has {} members, and spec.componentsOverride.etcd.clusterSize asks for {}; \
-                     Portico does not change their number: set it back",
-                    replicas(&found).unwrap_or_default(),
-                    replicas(wanted).unwrap_or_default()
+                    "etcd was made with {} members, and spec.componentsOverride.etcd.clusterSize asks for \
+                     {}; Portico does not change their number: set it back",
+                    has.unwrap_or_default(),
+                    asked.unwrap_or_default()
                 );
                 return Some(Standing::bad("EtcdSizeChanged", message));
             }
         }
         None
+    }
+
+    /// What etcd held is gone: an empty one in its place, under the same name, would look well.
+    fn data_lost(&self, subject: &Subject<'_>) -> Option<Standing> {
+        let claims = self.kind(PersistentVolumeClaim::KIND)?;
+        let is_there = |member| claims.get(&subject.key(&portico_hosting::claim_name(member))).is_some();
+        if !subject.is_initialized() || (0..portico_hosting::MOST_MEMBERS).any(is_there) {
+            return None;
+        }
+        let message = format!(
+            "the volumes of etcd in {} are gone, and with them all that the cluster held; restore \
+             PersistentVolumeClaim {}, or have an empty cluster as docs/hosting.md says",
+            subject.namespace,
+            portico_hosting::claim_name(0)
+        );
+        Some(Standing::bad("DataLost", message))
     }
 
     /// Applies the objects of the plan. A workload is made once those before it serve, so that none begins
@@ -229,6 +250,7 @@ impl Context {
                 continue;
             }
             self.lead()?;
+            let wanted = &kept_storage(wanted, before.as_ref());
             match kind.put(&self.client, &key, wanted, fights).await? {
                 Put::Unchanged => {}
                 Put::Changed => self.tally.wrote(kind.name()),
@@ -269,12 +291,15 @@ impl Context {
         Ok(())
     }
 
+    /// The programs that there are, where a pass ended before its plan.
+    pub(super) fn health_now(&self, cluster: &Cluster) -> Option<(Layout, Vec<Component>)> {
+        let layout = cluster.metadata.annotation(LAYOUT)?.parse().ok()?;
+        let components = self.components(&cluster.name().namespace(), None);
+        (!components.is_empty()).then_some((layout, components))
+    }
+
     /// The programs: those of the plan, or without one those that there are.
-    fn components(
-        &self,
-        subject: &Subject<'_>,
-        plane: Option<&ControlPlane>,
-    ) -> Option<(Layout, Vec<Component>)> {
+    fn components(&self, namespace: &str, plane: Option<&ControlPlane>) -> Vec<Component> {
         let kinds = [StatefulSet::KIND, Deployment::KIND];
         let workloads: Vec<Value> = match plane {
             Some(plane) => {
@@ -282,22 +307,21 @@ impl Context {
             }
             None => {
                 let of = |kind| {
-                    let names = self.ours_in(kind, &subject.namespace).into_iter();
-                    names.filter_map(move |name| self.kind(kind)?.get(&subject.key(&name)))
+                    let names = self.ours_in(kind, namespace).into_iter();
+                    names.filter_map(move |name| self.kind(kind)?.get(&ObjectKey::new(namespace, &name)))
                 };
                 kinds.into_iter().flat_map(of).collect()
             }
         };
-        let pods: Vec<Value> =
-            self.pods.in_namespace(&subject.namespace).iter().map(|seen| seen.value()).collect();
-        let components = health::components(workloads.iter(), &pods);
-        (!components.is_empty()).then_some((subject.layout, components))
+        let pods: Vec<Value> = self.pods.in_namespace(namespace).iter().map(|seen| seen.value()).collect();
+        health::components(workloads.iter(), &pods)
     }
 
     /// When time alone changes something.
     fn next(&self, reviewed: &Reviewed, fights: &Shared) -> Option<Duration> {
         let renewal = reviewed.review.next.map(|next| until(next, (self.settings.clock)()));
-        renewal.into_iter().chain(self.fight_due(fights)).min()
+        let clock = reviewed.clock.as_ref().map(|_| CLOCK_PERIOD);
+        renewal.into_iter().chain(clock).chain(self.fight_due(fights)).min()
     }
 
     fn fight_due(&self, fights: &Shared) -> Option<Duration> {
@@ -315,12 +339,45 @@ fn names(object: &Value) -> (&str, &str) {
     (kind.unwrap_or_default(), name.unwrap_or_default())
 }
 
+/// How many members the etcd of a StatefulSet was made with.
+fn members(set: &Value) -> Option<usize> {
+    let pod = set.pointer("/spec/template/spec")?;
+    let containers = ["initContainers", "containers"].map(|field| pod[field].as_array());
+    let mut arguments =
+        containers.into_iter().flatten().flatten().filter_map(|one| one["args"].as_array()).flatten();
+    let list = arguments.find_map(|argument| argument.as_str()?.strip_prefix("--initial-cluster="))?;
+    Some(list.split(',').count())
+}
+
+/// An object as it is wanted, with the class and size that its volumes have: of a volume that exists neither
+/// can be changed here, and to ask for it would keep the rest from being written.
+fn kept_storage(wanted: &Value, found: Option<&Value>) -> Value {
+    let mut kept = wanted.clone();
+    for claim in ["/spec", "/spec/volumeClaimTemplates/0/spec"] {
+        for field in ["/storageClassName", "/resources/requests/storage"] {
+            let path = format!("{claim}{field}");
+            let before = found.and_then(|found| found.pointer(&path));
+            if let (Some(value), Some(before)) = (kept.pointer_mut(&path), before) {
+                *value = before.clone();
+            }
+        }
+    }
+    kept
+}
+
 fn until(time: Timestamp, now: Timestamp) -> Duration {
     time.duration_since(now).try_into().unwrap_or_default()
 }
 
 /// How it stands where Secrets keep the rest from being written.
 fn secrets_standing(reviewed: &Reviewed) -> Option<Standing> {
+    if let Some(clock) = &reviewed.clock {
+        let message = format!(
+            "certificates are due or seem lost, and the operator's clock is {clock}: nothing is written \
+             before it is right. See NTP on the operator's node and on the seed's control plane"
+        );
+        return Some(Standing::bad(CLOCK_OFF, message));
+    }
     if let Some(lost) = reviewed.review.lost.first() {
         let more = match reviewed.review.lost.len() - 1 {
             0 => String::new(),

@@ -23,6 +23,7 @@ use super::kinds::Changed;
 use super::pass::Subject;
 use super::{ACTION, Context};
 use crate::cache::api;
+use crate::clock::{ahead, judged};
 use crate::exposed::reference;
 use crate::follow::recorded;
 use crate::slot::WriteError;
@@ -48,6 +49,8 @@ pub(super) struct Reviewed {
     pub(super) review: Review,
     /// Secrets that are due, and somebody else's.
     pub(super) foreign: Vec<&'static str>,
+    /// Why the clock keeps everything as it is.
+    pub(super) clock: Option<String>,
 }
 
 /// The namespaces in which a Secret of such a name changes. Nothing is kept.
@@ -97,6 +100,13 @@ impl Context {
         let review = pki.review(&held.data, used, now);
         let mut review = review.map_err(|why| WriteError::Impossible(format!("certificates: {why}")))?;
         let mut foreign = Vec::new();
+        if !review.due.is_empty() || !review.lost.is_empty() {
+            // What looks as if it had ended may be good, and what is issued now may be good for nobody.
+            let ahead = ahead(&self.client, self.settings.clock).await;
+            if let Some((false, clock)) = ahead.and_then(|ahead| judged(ahead, None)) {
+                return Ok(Reviewed { review, foreign, clock: Some(clock) });
+            }
+        }
         for due in std::mem::take(&mut review.due) {
             let current = held.seen.get(due.secret);
             if current.is_some_and(|current| !current.is_ours()) {
@@ -107,7 +117,7 @@ impl Context {
             let data = due.data.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
             held.data.insert(due.secret.to_owned(), data);
         }
-        Ok(Reviewed { review, foreign })
+        Ok(Reviewed { review, foreign, clock: None })
     }
 
     async fn write(

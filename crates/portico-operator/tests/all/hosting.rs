@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use kube::Client;
 use portico_lab::faulty_api::FaultyApi;
 use portico_lab::{ApiServer, Kubectl};
@@ -28,6 +28,10 @@ async fn seed(name: &str) -> (ApiServer, Client) {
 }
 
 fn start(client: &Client, identity: &str) -> Running {
+    start_at(client, identity, Timestamp::now)
+}
+
+fn start_at(client: &Client, identity: &str, clock: fn() -> Timestamp) -> Running {
     Running::start_with(client, identity, |operator| {
         operator.with_hosting(HostingSettings {
             plan: portico_hosting::Settings {
@@ -35,7 +39,7 @@ fn start(client: &Client, identity: &str) -> Running {
                 ..portico_hosting::Settings::default()
             },
             keys: KeyKind::EcdsaP256,
-            clock: Timestamp::now,
+            clock,
         })
     })
 }
@@ -185,6 +189,25 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
     patch(kubectl, &["cluster", "a"], &json!({"metadata": {"annotations": {LAYOUT: "compact"}}}));
     wait_reason(kubectl, "a", "Ready");
 
+    // Replicas of somebody's are put back, and a size that a volume cannot have any more stops nothing.
+    kubectl.run(&["scale", "statefulset", "control-plane", "-n", "cluster-a", "--replicas=0"]).unwrap();
+    until("one replica", || {
+        ensure!(set()["spec"]["replicas"] == 1);
+        Ok(())
+    });
+    let size = json!({"spec": {"componentsOverride": {"etcd": {"diskSize": "1Gi"}}}});
+    patch(kubectl, &["cluster", "a"], &size);
+    run_pod(kubectl, "a");
+    wait_reason(kubectl, "a", "Ready");
+
+    // The volume: an empty one would look well.
+    kubectl.run(&["delete", "pvc", "data-etcd-0", "-n", "cluster-a", "--wait=false"]).unwrap();
+    kubectl
+        .run(&["delete", "pod", "control-plane-0", "-n", "cluster-a", "--grace-period=0", "--force"])
+        .unwrap();
+    wait_reason(kubectl, "a", "DataLost");
+    assert!(kubectl.get(&["pvc", "data-etcd-0", "-n", "cluster-a"]).is_err());
+
     // The namespace with all that was in it: an empty cluster of the same name would be another one.
     kubectl.run(&["delete", "namespace", "cluster-a", "--wait=false"]).unwrap();
     kubectl.run(&["delete", "pods", "--all", "-n", "cluster-a", "--grace-period=0", "--force"]).unwrap();
@@ -201,7 +224,7 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_somebody_else_made_under_a_name_is_left_alone_and_named() {
+async fn a_clock_that_is_far_off_issues_nothing_and_what_somebody_else_made_is_left_alone_and_named() {
     let (api, client) = seed("hosting-foreign").await;
     let kubectl = api.kubectl();
     let labels = json!({"app": "theirs"});
@@ -214,8 +237,13 @@ async fn what_somebody_else_made_under_a_name_is_left_alone_and_named() {
                 "template": {"metadata": {"labels": labels},
                     "spec": {"containers": [{"name": "x", "image": "x"}]}}}}]});
     kubectl.apply_json(&objects).unwrap();
-    let operator = start(&client, "one");
     kubectl.apply_json(&hosted("b", "compact")).unwrap();
+    // What a clock issues that is far ahead is good for nobody.
+    let ahead = start_at(&client, "ahead", || Timestamp::now() + SignedDuration::from_hours(24 * 300));
+    wait_reason(kubectl, "b", "ClockOff");
+    assert!(kubectl.get(&["secret", "ca", "-n", "cluster-b"]).is_err());
+    ahead.stop().await;
+    let operator = start(&client, "one");
     let names = |what: &str| {
         until(what, || {
             let condition = condition(kubectl, "b")?;

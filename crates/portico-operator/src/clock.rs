@@ -1,0 +1,72 @@
+//! Whether the clock of this machine agrees with that of the API server.
+//!
+//! One that is off by an hour breaks nothing here: Leases are judged by how long they stay as they are, and
+//! certificates begin two hours before they are issued. One that is off by more issues what nobody accepts.
+
+use hyper::Request;
+use hyper::header::DATE;
+use jiff::fmt::rfc2822;
+use jiff::{SignedDuration, Timestamp};
+use kube::Client;
+use kube::client::Body;
+
+use crate::write::request;
+
+/// Clocks that differ by less are no trouble: the usual bound of those who sign with the time.
+const TOLERATED: SignedDuration = SignedDuration::from_mins(5);
+
+/// Certificates begin so long before they are issued: of a clock that is ahead by more, nobody accepts a new
+/// one yet.
+const HARMLESS: SignedDuration = SignedDuration::from_hours(2);
+
+/// What a bound is lowered by for a clock that is beyond it: at the bound itself, nothing must flip.
+const MARGIN: SignedDuration = SignedDuration::from_mins(1);
+
+/// The reason of what a wrong clock is told by.
+pub(crate) const CLOCK_OFF: &str = "ClockOff";
+
+/// How much `now` is ahead of the API server. Nothing if it does not tell: then others tell of that.
+pub(crate) async fn ahead(client: &Client, now: fn() -> Timestamp) -> Option<SignedDuration> {
+    let ask = Request::get("/version").body(Body::empty()).ok()?;
+    let answer = request("asking for the time", client.send(ask)).await.ok()?;
+    let theirs = rfc2822::parse(answer.headers().get(DATE)?.to_str().ok()?).ok()?;
+    Some(now().duration_since(theirs.timestamp()))
+}
+
+/// Whether a clock that is off breaks nothing yet, and what to say of it; nothing of one that is right.
+/// `before` is whether it broke nothing when it was off at the last look.
+pub(crate) fn judged(ahead: SignedDuration, before: Option<bool>) -> Option<(bool, String)> {
+    let beyond = |bound: SignedDuration, was: bool| ahead.abs() > if was { bound - MARGIN } else { bound };
+    let side = if ahead.is_positive() { "ahead of" } else { "behind" };
+    if beyond(HARMLESS, before == Some(false)) {
+        Some((false, format!("more than two hours {side} the API server's, and what it issues may be void")))
+    } else if beyond(TOLERATED, before.is_some()) {
+        Some((true, format!("more than {} minutes {side} the API server's", TOLERATED.as_mins())))
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_is_told_by_bounds_at_which_nothing_flips() {
+        let seconds = |seconds| SignedDuration::from_secs(seconds);
+        let level = |ahead, before| judged(seconds(ahead), before).map(|(ready, _)| ready);
+        for side in [1, -1] {
+            assert_eq!(level(side * 300, None), None);
+            assert_eq!(level(side * 301, None), Some(true));
+            assert_eq!(level(side * 299, Some(true)), Some(true));
+            assert_eq!(level(side * 240, Some(true)), None);
+            assert_eq!(level(side * 7_200, Some(true)), Some(true));
+            assert_eq!(level(side * 7_201, Some(true)), Some(false));
+            assert_eq!(level(side * 7_199, Some(false)), Some(false));
+            assert_eq!(level(side * 7_140, Some(false)), Some(true));
+        }
+        // What is said is the same at each look.
+        assert_eq!(judged(seconds(400), None), judged(seconds(4_000), Some(true)));
+        assert!(judged(seconds(-400), None).unwrap().1.contains("behind"));
+    }
+}
