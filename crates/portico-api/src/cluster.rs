@@ -52,6 +52,11 @@ impl Cluster {
         self.metadata.labels.contains_key(MIGRATION_LABEL)
     }
 
+    /// Whether Portico hosts its control plane, as far as the Cluster says.
+    pub fn is_hosted(&self) -> bool {
+        self.metadata.annotation(LAYOUT).is_some()
+    }
+
     /// Whether it runs on the cloud provider `name` (`aws`, `kubevirt`).
     pub fn is_on(&self, name: &str) -> bool {
         let cloud = &self.spec.cloud;

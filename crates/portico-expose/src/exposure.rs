@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use portico_api::annotations::{EXPOSE_NAMESPACED, LAYOUT};
+use portico_api::annotations::EXPOSE_NAMESPACED;
 use portico_api::cluster::Cluster;
 use portico_api::configuration::KubermaticConfiguration;
 use portico_api::endpoints;
@@ -137,7 +137,7 @@ pub fn exposure<S: AsRef<Seed>>(
 pub fn namespace(cluster: &Cluster) -> Wanted {
     let name = cluster.name().namespace();
     let mut labels = labels(cluster, &[]);
-    if cluster.metadata.annotation(LAYOUT).is_some() {
+    if cluster.is_hosted() {
         // Its pods are planned for that.
         for mode in ["enforce", "warn"] {
             labels.insert(format!("pod-security.kubernetes.io/{mode}").into(), "restricted".into());

@@ -4,7 +4,7 @@
 //! and names. `openvpn-server` is not in the list: it stood in for Konnectivity, which can no longer be
 //! switched off.
 
-use portico_api::annotations::{ENDPOINTS, KONNECTIVITY_ENDPOINTS, LAYOUT};
+use portico_api::annotations::{ENDPOINTS, KONNECTIVITY_ENDPOINTS};
 use portico_api::cluster::Cluster;
 use portico_api::meta::{ObjectMeta, Strings};
 use portico_api::names::{Authority, HostName};
@@ -135,11 +135,6 @@ pub(crate) fn runs_elsewhere(cluster: &Cluster) -> bool {
     cluster.metadata.annotation(ENDPOINTS).is_some()
 }
 
-/// Whether Portico hosts the API server of `cluster`.
-pub(crate) fn is_hosted(cluster: &Cluster) -> bool {
-    cluster.metadata.annotation(LAYOUT).is_some()
-}
-
 impl Child {
     /// Its type: `by_strategy`, unless the datacenter gives the API server another.
     pub(crate) fn service_type(&self, by_strategy: ServiceType, of_api: Option<ServiceType>) -> ServiceType {
@@ -169,7 +164,7 @@ impl Child {
         let target_port = match &self.target {
             // One that Portico hosts listens on the same port under every strategy: a change of the strategy
             // restarts nothing.
-            Target::ApiServer if is_hosted(cluster) => TargetPort::Number(APISERVER_PORT),
+            Target::ApiServer if cluster.is_hosted() => TargetPort::Number(APISERVER_PORT),
             Target::ApiServer => TargetPort::Number(api_server_port),
             Target::Number(number) => TargetPort::Number(*number),
             Target::Name(name) => TargetPort::Name((*name).into()),

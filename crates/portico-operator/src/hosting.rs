@@ -170,7 +170,7 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
         Kkp::Present(_) if ends && deletion::is_held(cluster) => {}
         Kkp::Present(_) | Kkp::Unknown => return Ok(Action::await_change()),
     }
-    let hosted = cluster.metadata.annotation(LAYOUT).is_some();
+    let hosted = cluster.is_hosted();
     if !hosted && !deletion::is_held(cluster) {
         context.forget(&cluster.metadata.name);
         return Ok(Action::await_change());

@@ -2,7 +2,6 @@
 
 use clap::Args;
 use ipnet::IpNet;
-use portico_api::annotations::LAYOUT;
 use portico_api::cluster::Cluster;
 use portico_api::configuration::KubermaticConfiguration;
 use portico_api::problem::Problem;
@@ -49,7 +48,7 @@ impl<'a> Hosted<'a> {
     /// What keeps Clusters that ask for it from being hosted. What keeps them from being exposed is found by
     /// others.
     pub(crate) fn problems(&self) -> Vec<Problem> {
-        let asking = self.clusters.iter().filter(|cluster| cluster.metadata.annotation(LAYOUT).is_some());
+        let asking = self.clusters.iter().filter(|cluster| cluster.is_hosted());
         let found =
             asking.filter_map(|cluster| Some(validate(&self.scope(cluster).ok()?, &Settings::default())));
         found.flat_map(|verdict| verdict.problems).collect()

@@ -23,7 +23,6 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tracing::debug;
 
-use super::hosted::is_hosted;
 use super::inside::reason;
 use super::pass::Subject;
 use super::{Context, FIRST_RETRY, LAST_RETRY};
@@ -92,7 +91,7 @@ impl Context {
     /// Has the kubelets of a hosted cluster get their certificates; those of others are somebody else's.
     pub(super) async fn approve(&self, subject: &Subject, kubeconfig: &Kubeconfig) {
         let name = &*subject.cluster.metadata.name;
-        if self.settings.hosted.is_none() || !is_hosted(subject) {
+        if self.settings.hosted.is_none() || !subject.cluster.is_hosted() {
             return self.approvers.end(name);
         }
         let (kubeconfig, reserved) = (kubeconfig.to_yaml(), reserved(subject));

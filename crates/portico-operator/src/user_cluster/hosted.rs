@@ -1,6 +1,5 @@
 //! What a hosted cluster has inside beside what every cluster has: decided on by `portico_hosting`.
 
-use portico_api::annotations::LAYOUT;
 use portico_expose::user_cluster::Inside;
 use portico_expose::validate::usable;
 use portico_hosting::Reach;
@@ -14,7 +13,7 @@ impl Context {
     /// What a hosted cluster has inside; nothing for others. What cannot be decided on is left as it is.
     pub(super) async fn hosted(&self, subject: &Subject) -> Result<Inside, RequestError> {
         let cluster = &subject.cluster;
-        let Some(settings) = self.settings.hosted.as_ref().filter(|_| is_hosted(subject)) else {
+        let Some(settings) = self.settings.hosted.as_ref().filter(|_| cluster.is_hosted()) else {
             return Ok(Inside::default());
         };
         let secret = self.secret(&subject.namespace, Signer::Clients.secret()).await?;
@@ -30,9 +29,4 @@ impl Context {
             ..Inside::default()
         }))
     }
-}
-
-/// Whether Portico hosts the control plane.
-pub(super) fn is_hosted(subject: &Subject) -> bool {
-    subject.cluster.metadata.annotation(LAYOUT).is_some()
 }

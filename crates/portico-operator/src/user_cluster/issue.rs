@@ -8,7 +8,6 @@ use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Resource;
-use portico_api::annotations::LAYOUT;
 use portico_expose::exposure::{CLUSTER_LABEL, MANAGED_BY};
 use portico_kube::apply::{Applied, apply};
 use portico_kube::seen::Seen;
@@ -28,7 +27,7 @@ impl Context {
     /// Makes the Secret as it should be; `Err` says why there can be none.
     pub(super) async fn issue(&self, subject: &Subject) -> Result<Result<(), String>, RequestError> {
         let (name, namespace) = (&*subject.cluster.metadata.name, &*subject.namespace);
-        if subject.cluster.metadata.annotation(LAYOUT).is_some() {
+        if subject.cluster.is_hosted() {
             // One of many Secrets that the hosting controller keeps.
             return Ok(Ok(()));
         }

@@ -82,8 +82,7 @@ impl Flags {
     /// The Clusters that are asked for.
     fn chosen<'a>(&self, hosted: &Hosted<'a>) -> anyhow::Result<Vec<&'a Cluster>> {
         let Some(name) = &self.cluster else {
-            let asks =
-                |cluster: &&&Cluster| self.layout.is_some() || cluster.metadata.annotation(LAYOUT).is_some();
+            let asks = |cluster: &&&Cluster| self.layout.is_some() || cluster.is_hosted();
             let chosen: Vec<_> = hosted.clusters.iter().filter(asks).copied().collect();
             ensure!(
                 !chosen.is_empty(),
