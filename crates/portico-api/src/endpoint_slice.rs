@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::meta::ObjectMeta;
 use crate::service::Protocol;
+use crate::setting::or_default;
 
 /// The label that names the Service a slice belongs to.
 pub const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
@@ -17,10 +18,10 @@ pub struct EndpointSlice {
     /// `IPv4`, `IPv6` or `FQDN`; the last is not used for routes.
     pub address_type: Box<str>,
     /// The endpoints.
-    #[serde(deserialize_with = "null_is_empty")]
+    #[serde(deserialize_with = "or_default")]
     pub endpoints: Vec<Endpoint>,
     /// The ports every endpoint serves.
-    #[serde(deserialize_with = "null_is_empty")]
+    #[serde(deserialize_with = "or_default")]
     pub ports: Vec<EndpointPort>,
 }
 
@@ -63,13 +64,4 @@ pub struct EndpointPort {
     /// Transport protocol; absent means TCP.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub protocol: Option<Protocol>,
-}
-
-/// Go writes an empty list as `null`.
-fn null_is_empty<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
-where
-    D: serde::Deserializer<'de>,
-    T: Deserialize<'de>,
-{
-    Ok(Option::<Vec<T>>::deserialize(deserializer)?.unwrap_or_default())
 }

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::intern::Interner;
+use crate::setting::or_default;
 
 /// Labels or annotations. Boxed strings are smaller: they hardly ever change, and a gateway holds 10,000
 /// objects.
@@ -33,13 +34,13 @@ pub struct ObjectMeta {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deletion_timestamp: Option<Timestamp>,
     /// What keeps it once it is deleted.
-    #[serde(skip_serializing_if = "<[_]>::is_empty", deserialize_with = "null_is_none")]
+    #[serde(skip_serializing_if = "<[_]>::is_empty", deserialize_with = "or_default")]
     pub finalizers: Box<[Box<str>]>,
     /// `metadata.labels`.
-    #[serde(skip_serializing_if = "Strings::is_empty", deserialize_with = "null_is_empty")]
+    #[serde(skip_serializing_if = "Strings::is_empty", deserialize_with = "or_default")]
     pub labels: Strings,
     /// `metadata.annotations`.
-    #[serde(skip_serializing_if = "Strings::is_empty", deserialize_with = "null_is_empty")]
+    #[serde(skip_serializing_if = "Strings::is_empty", deserialize_with = "or_default")]
     pub annotations: Strings,
 }
 
@@ -68,15 +69,6 @@ impl ObjectMeta {
 
 fn str_is_empty(text: &str) -> bool {
     text.is_empty()
-}
-
-fn null_is_none<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Box<[Box<str>]>, D::Error> {
-    Ok(Option::<Box<[Box<str>]>>::deserialize(deserializer)?.unwrap_or_default())
-}
-
-/// `labels: null` and `labels:` without a value mean no labels, as in the Kubernetes API.
-fn null_is_empty<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Strings, D::Error> {
-    Ok(Option::<Strings>::deserialize(deserializer)?.unwrap_or_default())
 }
 
 /// Namespace and name of an object; the kind is known from the context.

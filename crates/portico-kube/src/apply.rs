@@ -150,13 +150,11 @@ fn has_keys(item: &Value, keys: &Value) -> bool {
 fn is_same_but_status(before: &Value, after: &Value) -> bool {
     let stripped = |object: &Value| {
         let mut object = object.clone();
-        for path in ["", "/metadata"] {
-            let fields = object.pointer_mut(path).and_then(Value::as_object_mut);
-            fields.into_iter().for_each(|fields| {
-                fields.retain(|key, _| {
-                    !["apiVersion", "kind", "status", "resourceVersion", "managedFields"].contains(&&**key)
-                });
-            });
+        for field in ["apiVersion", "kind", "status"] {
+            object[field] = Value::Null;
+        }
+        for field in ["resourceVersion", "managedFields"] {
+            object["metadata"][field] = Value::Null;
         }
         object
     };
