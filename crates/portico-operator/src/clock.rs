@@ -3,6 +3,8 @@
 //! One that is off by an hour breaks nothing here: Leases are judged by how long they stay as they are, and
 //! certificates begin two hours before they are issued. One that is off by more issues what nobody accepts.
 
+use std::time::Duration;
+
 use hyper::Request;
 use hyper::header::DATE;
 use jiff::fmt::rfc2822;
@@ -21,6 +23,9 @@ const HARMLESS: SignedDuration = SignedDuration::from_hours(2);
 
 /// What a bound is lowered by for a clock that is beyond it: at the bound itself, nothing must flip.
 const MARGIN: SignedDuration = SignedDuration::from_mins(1);
+
+/// How often to look whether a clock that is off is right again.
+pub(crate) const CLOCK_PERIOD: Duration = Duration::from_secs(30);
 
 /// The reason of what a wrong clock is told by.
 pub(crate) const CLOCK_OFF: &str = "ClockOff";

@@ -1,22 +1,20 @@
 //! The one watch of Clusters, for all controllers that work from them.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::future::ready;
-use futures_util::{Stream, StreamExt, stream};
+use futures_util::{Stream, StreamExt};
 use kube::runtime::reflector::{ObjectRef, Store, store::Writer};
 use kube::runtime::{WatchStreamExt, watcher};
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt};
 use portico_api::cluster::Cluster;
 use portico_api::meta::Kind;
 use portico_source::served::Served;
-use tokio::sync::broadcast::{self, error::RecvError};
 
-use crate::follow::follow;
+use crate::cache::version;
+use crate::follow::{Changes, follow};
 use crate::status::StatusHandle;
-
-/// Changes that a controller may be behind. One that is further behind looks at all objects.
-const BEHIND: usize = 1_024;
 
 /// What there is to reconcile.
 pub(crate) type Work = Vec<ObjectRef<Served<Cluster>>>;
@@ -35,7 +33,7 @@ enum Changed {
 #[derive(Clone)]
 pub(crate) struct ClusterWatch {
     store: Store<Served<Cluster>>,
-    changed: broadcast::Sender<Changed>,
+    changed: Changes<Changed>,
 }
 
 impl ClusterWatch {
@@ -45,7 +43,7 @@ impl ClusterWatch {
         status: &StatusHandle,
     ) -> (Self, impl Future<Output = ()> + Send + use<>) {
         let writer = Writer::default();
-        let (changed, _) = broadcast::channel(BEHIND);
+        let changed = Changes::new();
         let watch = Self { store: writer.as_reader(), changed: changed.clone() };
         let api = Api::<Served<Cluster>>::all_with(client.clone(), &());
         let status = status.clone();
@@ -68,8 +66,9 @@ impl ClusterWatch {
                         }
                         Some(watcher::Event::Delete(_)) => Some(Changed::Gone),
                     };
-                    // Fails where no controller listens.
-                    _ = change.map(|change| changed.send(change));
+                    if let Some(change) = change {
+                        changed.tell(change);
+                    }
                     ready(())
                 })
                 .await;
@@ -93,21 +92,14 @@ impl ClusterWatch {
     }
 
     /// Yields the Clusters that changed: all of them after a list, and nothing for one that is gone, of which
-    /// `forget` drops what is recorded. Begins with all: some may be known by now.
+    /// `forget` drops what is recorded.
     pub(crate) fn changes<C: Send + Sync + 'static>(
         &self,
         context: &Arc<C>,
         forget: fn(&C),
     ) -> impl Stream<Item = Work> + Send + use<C> {
-        let later = stream::unfold(self.changed.subscribe(), |mut changed| async {
-            match changed.recv().await {
-                Ok(change) => Some((change, changed)),
-                Err(RecvError::Lagged(_)) => Some((Changed::All, changed)),
-                Err(RecvError::Closed) => None,
-            }
-        });
         let (context, this) = (Arc::clone(context), self.clone());
-        stream::once(ready(Changed::All)).chain(later).filter_map(move |change| {
+        self.changed.heard(Changed::All).filter_map(move |change| {
             ready(match change {
                 Changed::One(cluster) => Some(vec![cluster]),
                 Changed::Gone => {
@@ -120,5 +112,31 @@ impl ClusterWatch {
                 }
             })
         })
+    }
+}
+
+/// The version of each Cluster that a controller wrote last, since the last list: no pass works from an older
+/// one.
+#[derive(Debug, Default)]
+pub(crate) struct LastWritten(Mutex<HashMap<String, u64>>);
+
+impl LastWritten {
+    /// The Cluster as it was written.
+    pub(crate) fn wrote(&self, written: &Served<Cluster>) {
+        self.all().insert(written.name_any(), version(written));
+    }
+
+    /// Whether the watch has not brought yet what was written last. It will, and that triggers another pass.
+    pub(crate) fn is_ahead_of(&self, cluster: &Served<Cluster>) -> bool {
+        self.all().get(&cluster.name_any()).is_some_and(|&written| version(cluster) < written)
+    }
+
+    /// Versions may begin anew, where etcd was restored.
+    pub(crate) fn forget(&self) {
+        self.all().clear();
+    }
+
+    fn all(&self) -> MutexGuard<'_, HashMap<String, u64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -33,7 +33,7 @@ use tokio::time::Instant;
 use tracing::info;
 
 use crate::above::Above;
-use crate::clock::CLOCK_OFF;
+use crate::clock::{CLOCK_OFF, CLOCK_PERIOD};
 use crate::follow::{drive, on_change, pause};
 use crate::issued::Issued;
 use crate::kkp::{Kkp, KkpWatch};
@@ -54,9 +54,6 @@ const LAST_RETRY: Duration = Duration::from_secs(60);
 
 /// How often everything is looked at without any change: certificates end, and clocks drift, by time alone.
 const PERIOD: Duration = Duration::from_mins(10);
-
-/// The same while the clock is off.
-const CLOCK_PERIOD: Duration = Duration::from_secs(30);
 
 /// Seeds at a time. They share the gateway.
 const CONCURRENCY: u16 = 1;

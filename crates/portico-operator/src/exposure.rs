@@ -9,7 +9,7 @@
 //! is killed between two of them leaves the rest to the next one. Where KKP's controllers run, nothing is
 //! written at all.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -35,8 +35,8 @@ use tokio::time::Instant;
 use tracing::info;
 
 use crate::above::Above;
-use crate::cache::{Cache, api, version};
-use crate::clusters::{ClusterWatch, Work};
+use crate::cache::{Cache, api};
+use crate::clusters::{ClusterWatch, LastWritten, Work};
 use crate::contention::Fights;
 use crate::exposed::{ExposedWatch, Written, follow_written};
 use crate::follow::{drive, on_change, pause};
@@ -111,8 +111,7 @@ struct Context {
     status: StatusHandle,
     tally: Tally,
     fights: Mutex<BTreeMap<String, Fights>>,
-    /// The version of each Cluster that was written last, since the last list.
-    written: Mutex<HashMap<String, u64>>,
+    written: LastWritten,
     /// Until then the definition of Clusters is taken to drop conditions.
     outdated_until: Mutex<Option<Instant>>,
 }
@@ -153,7 +152,7 @@ pub(crate) async fn run(
         status: status.clone(),
         tally: tally.clone(),
         fights: Mutex::default(),
-        written: Mutex::default(),
+        written: LastWritten::default(),
         outdated_until: Mutex::default(),
     });
     status.clusters(|_| ());
@@ -223,7 +222,7 @@ pub(crate) async fn run(
 /// Makes one cluster reachable.
 async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Result<Action, PassError> {
     let Ok(Object::Cluster(cluster)) = &served.object else { return Ok(Action::await_change()) };
-    if !context.is_ready() || context.is_behind(&served) {
+    if !context.is_ready() || context.written.is_ahead_of(&served) {
         return Ok(Action::await_change());
     }
     match context.kkp.now() {
@@ -399,18 +398,7 @@ impl Context {
         self.status.clusters(|clusters| clusters.reports.retain(|name, _| exists(name)));
         self.fights().retain(|name, _| exists(name));
         self.resolver.retain(exists);
-        // Versions may begin anew, where etcd was restored.
-        self.written().clear();
-    }
-
-    /// Whether the watch has not brought yet what was written last. It will, and that triggers another pass.
-    fn is_behind(&self, cluster: &Served<Cluster>) -> bool {
-        let written = self.written().get(&cluster.name_any()).copied();
-        written.is_some_and(|written| version(cluster) < written)
-    }
-
-    fn written(&self) -> MutexGuard<'_, HashMap<String, u64>> {
-        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+        self.written.forget();
     }
 
     fn outdated_until(&self) -> MutexGuard<'_, Option<Instant>> {

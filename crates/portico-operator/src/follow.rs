@@ -18,6 +18,7 @@ use kube::{Api, Resource};
 use portico_kube::error::describe;
 use portico_kube::watch::{Sign, signs};
 use serde::de::DeserializeOwned;
+use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::sync::watch as channel;
 use tokio::time::Instant;
 use tracing::{error, info, warn};
@@ -80,6 +81,46 @@ where
             }
         })
     })
+}
+
+/// Changes that a controller may be behind. One that is further behind looks at all objects.
+const BEHIND: usize = 1_024;
+
+/// What one watch tells to several controllers.
+#[derive(Debug, Clone)]
+pub(crate) struct Changes<T>(broadcast::Sender<T>);
+
+impl<T: Clone + Send + 'static> Changes<T> {
+    /// Nobody listens yet.
+    pub(crate) fn new() -> Self {
+        Self(broadcast::channel(BEHIND).0)
+    }
+
+    /// Tells of a change.
+    pub(crate) fn tell(&self, change: T) {
+        // Fails where no controller listens.
+        _ = self.0.send(change);
+    }
+
+    /// Every change from now on. Begins with `all`, because some objects may be known by now, and has it
+    /// again where the controller was too far behind.
+    pub(crate) fn heard(&self, all: T) -> impl Stream<Item = T> + Send + use<T>
+    where
+        T: Sync,
+    {
+        let missed = all.clone();
+        let later = stream::unfold(self.0.subscribe(), move |mut changed| {
+            let missed = missed.clone();
+            async move {
+                match changed.recv().await {
+                    Ok(change) => Some((change, changed)),
+                    Err(RecvError::Lagged(_)) => Some((missed, changed)),
+                    Err(RecvError::Closed) => None,
+                }
+            }
+        });
+        stream::once(ready(all)).chain(later)
+    }
 }
 
 /// Yields what `work` returns, at each change of `receiver`.

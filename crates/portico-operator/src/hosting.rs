@@ -8,7 +8,7 @@
 //! The namespace is made by the exposure controller, and deleted here: a finalizer keeps the Cluster until
 //! nothing of its control plane is left.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,12 +17,10 @@ use jiff::Timestamp;
 use k8s_openapi::Resource;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::Pod;
+use kube::Client;
 use kube::runtime::controller::Action;
-use kube::runtime::reflector::ObjectRef;
-use kube::{Client, ResourceExt};
 use portico_api::annotations::LAYOUT;
 use portico_api::cluster::Cluster;
-use portico_api::names::ClusterName;
 use portico_kube::events::Events;
 use portico_pki::KeyKind;
 use portico_source::Object;
@@ -31,8 +29,8 @@ use tokio::sync::watch as channel;
 use tokio::time::Instant;
 
 use crate::above::Above;
-use crate::cache::{Cache, version};
-use crate::clusters::{ClusterWatch, Work};
+use crate::cache::Cache;
+use crate::clusters::{ClusterWatch, LastWritten};
 use crate::exposed::{ExposedWatch, Written, follow_written};
 use crate::follow::{drive, on_change, pause};
 use crate::kkp::{Kkp, KkpWatch};
@@ -95,8 +93,7 @@ struct Context {
     status: StatusHandle,
     tally: Tally,
     fights: Mutex<BTreeMap<String, Shared>>,
-    /// The version of each Cluster that was written last, since the last list.
-    written: Mutex<HashMap<String, u64>>,
+    written: LastWritten,
 }
 
 /// Watches and writes, for ever.
@@ -109,10 +106,10 @@ pub(crate) async fn run(
     events: Events,
     (status, leads): (StatusHandle, channel::Receiver<bool>),
 ) {
-    let (kinds, mut changed) = kinds::all(&client, &status);
-    let (pods, pods_changed) = kinds::followed::<Pod>(&client, portico_hosting::CLUSTER, &status);
+    let (kinds, mut changed) = kinds::all(&client, &clusters, &status);
+    let (pods, pods_changed) = kinds::followed::<Pod>(&client, &clusters, portico_hosting::CLUSTER, &status);
     changed.push(pods_changed);
-    changed.extend(secrets::changes(&client, &status));
+    changed.extend(secrets::changes(&client, &clusters, &status));
     let changes = above.changes();
     let tally = Tally::new(CONTROLLER, &status);
     status.control_planes(|_| ());
@@ -130,19 +127,12 @@ pub(crate) async fn run(
         status,
         tally: tally.clone(),
         fights: Mutex::default(),
-        written: Mutex::default(),
+        written: LastWritten::default(),
     });
-    let all = Arc::clone(&context);
-    let of_namespace =
-        move |namespace: Option<String>| match namespace.as_deref().map(ClusterName::of_namespace) {
-            Some(Some(cluster)) => vec![ObjectRef::new(cluster.as_str())],
-            Some(None) => Work::new(),
-            None => all.clusters.all(),
-        };
     let triggers = stream::select_all([
         clusters.changes(&context, Context::forget_gone).boxed(),
         follow_written(&exposed, &context, |context| context.clusters.all()).boxed(),
-        stream::select_all(changed).map(of_namespace).boxed(),
+        stream::select_all(changed).boxed(),
         on_change(kkp.changes(), &context, |context| context.clusters.all()).boxed(),
         on_change(changes, &context, |context| context.clusters.all()).boxed(),
         // Another replica writes from now on, or has written until now.
@@ -160,7 +150,7 @@ pub(crate) async fn run(
 /// Makes one control plane.
 async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Result<Action, WriteError> {
     let Ok(Object::Cluster(cluster)) = &served.object else { return Ok(Action::await_change()) };
-    if !context.is_ready() || context.is_behind(&served) {
+    if !context.is_ready() || context.written.is_ahead_of(&served) {
         return Ok(Action::await_change());
     }
     let ends = cluster.metadata.deletion_timestamp.is_some();
@@ -266,12 +256,6 @@ impl Context {
         self.kind(kind).map(|kind| kind.ours_in(namespace)).unwrap_or_default()
     }
 
-    /// Whether the watch has not brought yet what was written last. It will, and that triggers another pass.
-    fn is_behind(&self, cluster: &Served<Cluster>) -> bool {
-        let written = self.written().get(&cluster.name_any()).copied();
-        written.is_some_and(|written| version(cluster) < written)
-    }
-
     fn retry(&self, cluster: &Served<Cluster>) -> Action {
         let name = &*cluster.reference.key.name;
         let failures =
@@ -283,8 +267,7 @@ impl Context {
     fn forget_gone(&self) {
         self.status.control_planes(|planes| planes.reports.retain(|name, _| self.clusters.exists(name)));
         self.all_fights().retain(|name, _| self.clusters.exists(name));
-        // Versions may begin anew, where etcd was restored.
-        self.written().clear();
+        self.written.forget();
     }
 
     fn forget(&self, name: &str) {
@@ -298,9 +281,5 @@ impl Context {
 
     fn all_fights(&self) -> MutexGuard<'_, BTreeMap<String, Shared>> {
         self.fights.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn written(&self) -> MutexGuard<'_, HashMap<String, u64>> {
-        self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

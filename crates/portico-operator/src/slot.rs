@@ -174,15 +174,25 @@ pub(crate) async fn put<K: Resource + Send + Sync + 'static>(
     fight: impl FnOnce(&dyn Fn(&mut Fight) -> Option<String>) -> Option<String>,
 ) -> Result<Put, WriteError> {
     let current = cache.get(&key.namespace, &key.name);
-    let api = api::<K>(client, &key.namespace);
-    let applied = timeout(REQUEST_TIMEOUT, apply(&api, wanted, current.as_deref())).await;
-    let applied = applied.map_err(|_| RequestError::NoAnswer(format!("applying {} {key}", K::KIND)))?;
-    let applied = applied.map_err(|source| WriteError::Apply { kind: K::KIND, source })?;
+    let applied = applied(client, key, wanted, current.as_deref()).await?;
     let changed = matches!(applied, Applied::Changed(_));
     let back = fight(&|fight| fight.applied(wanted, current.as_deref(), changed, Instant::now()));
     let Applied::Changed(object) = applied else { return Ok(Put::Unchanged) };
     cache.written(object);
     Ok(back.map_or(Put::Changed, |done| Put::Back(format!("{} {key} {done}", K::KIND))))
+}
+
+/// Applies an object that was last seen as `current`.
+pub(crate) async fn applied<K: Resource + Send + Sync + 'static>(
+    client: &Client,
+    key: &ObjectKey,
+    wanted: &Value,
+    current: Option<&Seen<K>>,
+) -> Result<Applied<Seen<K>>, WriteError> {
+    let api = api::<K>(client, &key.namespace);
+    let applied = timeout(REQUEST_TIMEOUT, apply(&api, wanted, current)).await;
+    let applied = applied.map_err(|_| RequestError::NoAnswer(format!("applying {} {key}", K::KIND)))?;
+    applied.map_err(|source| WriteError::Apply { kind: K::KIND, source })
 }
 
 /// Deletes `object`, and none that somebody made anew under its name.

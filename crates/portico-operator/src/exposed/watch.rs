@@ -3,19 +3,16 @@
 use std::sync::Arc;
 
 use futures_util::future::ready;
-use futures_util::{Stream, StreamExt, stream};
+use futures_util::{Stream, StreamExt};
 use kube::Client;
 use kube::runtime::reflector::ObjectRef;
 use portico_kube::seen::Seen;
 use portico_kube::watch::signs;
-use tokio::sync::broadcast::{self, error::RecvError};
 
 use super::Written;
 use crate::cache::{Cache, api};
+use crate::follow::Changes;
 use crate::status::StatusHandle;
-
-/// Changes that a controller may be behind. One that is further behind looks at all objects.
-const BEHIND: usize = 1_024;
 
 /// An object that changed or is gone; `None` stands for all of them.
 pub(crate) type Changed = Option<ObjectRef<Seen<Written>>>;
@@ -24,7 +21,7 @@ pub(crate) type Changed = Option<ObjectRef<Seen<Written>>>;
 #[derive(Clone)]
 pub(crate) struct ExposedWatch {
     pub(crate) cache: Arc<Cache<Written>>,
-    changed: broadcast::Sender<Changed>,
+    changed: Changes<Changed>,
 }
 
 impl ExposedWatch {
@@ -35,15 +32,14 @@ impl ExposedWatch {
     ) -> (Self, impl Future<Output = ()> + Send + use<>) {
         let (cache, writer) = Cache::new();
         let cache = Arc::new(cache);
-        let (changed, _) = broadcast::channel(BEHIND);
+        let changed = Changes::new();
         let signs = signs(api(client, ""), None);
         let (followed, tell, status) = (Arc::clone(&cache), changed.clone(), status.clone());
         let work = async move {
             let changes = followed.follow(signs, |_| true, writer, status);
             changes
                 .for_each(|object| {
-                    // Fails where no controller listens.
-                    let _ = tell.send(object);
+                    tell.tell(object);
                     ready(())
                 })
                 .await;
@@ -53,13 +49,6 @@ impl ExposedWatch {
 
     /// Tells of every change. Begins with all objects: some may be known by now.
     pub(crate) fn changes(&self) -> impl Stream<Item = Changed> + Send + use<> {
-        let later = stream::unfold(self.changed.subscribe(), |mut changed| async {
-            match changed.recv().await {
-                Ok(object) => Some((object, changed)),
-                Err(RecvError::Lagged(_)) => Some((None, changed)),
-                Err(RecvError::Closed) => None,
-            }
-        });
-        stream::once(ready(None)).chain(later)
+        self.changed.heard(None)
     }
 }

@@ -22,7 +22,7 @@ use tokio::time::{Instant, timeout};
 
 use super::Context;
 use super::reports::tell_put_back;
-use crate::cache::{Cache, api, version};
+use crate::cache::{Cache, api};
 use crate::contention::Fight;
 use crate::write::{
     self, DEFINITION_OUTDATED, NEWER_DEFINITIONS, NOT_DECLARED, REQUEST_TIMEOUT, RequestError, WRITE_REFUSED,
@@ -272,7 +272,7 @@ impl Context {
 
     /// The Cluster as it was written: no pass works from an older one.
     pub(super) fn wrote_cluster(&self, written: &Served<Cluster>) {
-        self.written().insert(written.name_any(), version(written));
+        self.written.wrote(written);
         self.tally.wrote("Cluster");
     }
 

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::ResourceExt;
 use kube::api::{Api, Patch};
@@ -14,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::Context;
 use super::pass::Standing;
-use crate::cache::{api, version};
+use crate::cache::api;
 use crate::exposure::belongs_to;
 use crate::slot::WriteError;
 use crate::write::{as_portico, only_this, request};
@@ -23,7 +24,7 @@ use crate::write::{as_portico, only_this, request};
 const FINALIZER: &str = "portico.k8c.io/control-plane";
 
 /// How long a namespace may take to go before what is left is named.
-const PATIENCE: jiff::SignedDuration = jiff::SignedDuration::from_mins(2);
+const PATIENCE: SignedDuration = SignedDuration::from_mins(2);
 
 /// How often to look whether it is gone.
 const PERIOD: Duration = Duration::from_secs(2);
@@ -108,7 +109,7 @@ impl Context {
         let (params, patch) = (as_portico(), Patch::Merge(&patch));
         let what = format!("finalizers of Cluster {name}");
         let written = request(&what, clusters.patch(&name, &params, &patch)).await?;
-        self.written().insert(name, version(&written));
+        self.written.wrote(&written);
         self.tally.wrote("Cluster");
         Ok(())
     }

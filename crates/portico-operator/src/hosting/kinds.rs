@@ -12,26 +12,22 @@ use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use kube::runtime::reflector::ObjectRef;
 use kube::{Client, ResourceExt};
 use portico_api::meta::ObjectKey;
 use portico_expose::exposure::MANAGED_BY;
-use portico_kube::seen::Seen;
 use portico_kube::watch::labelled;
 use serde_json::Value;
 
 use crate::cache::{Cache, api};
+use crate::clusters::{ClusterWatch, Work};
 use crate::contention::Fights;
-use crate::exposure::in_cluster;
+use crate::exposure::{in_cluster, of_namespace};
 use crate::slot::{Put, WriteError, delete, put};
 use crate::status::StatusHandle;
 use crate::write::request;
 
 /// The fights over the objects of one cluster.
 pub(super) type Shared = Arc<Mutex<Fights>>;
-
-/// The namespace of an object that changed; `None` stands for all of them.
-pub(super) type Changed = Option<String>;
 
 /// The objects of one kind.
 pub(super) trait Kind: Send + Sync {
@@ -60,47 +56,47 @@ pub(super) trait Kind: Send + Sync {
     ) -> BoxFuture<'a, Result<(), WriteError>>;
 }
 
-/// Every kind, and the namespaces in which something changes.
+/// Every kind, and the clusters in whose namespaces something changes.
 pub(super) fn all(
     client: &Client,
+    clusters: &ClusterWatch,
     status: &StatusHandle,
-) -> (Vec<Box<dyn Kind>>, Vec<BoxStream<'static, Changed>>) {
+) -> (Vec<Box<dyn Kind>>, Vec<BoxStream<'static, Work>>) {
     let kinds = [
-        kind::<ConfigMap>(client, status),
-        kind::<NetworkPolicy>(client, status),
-        kind::<PodDisruptionBudget>(client, status),
-        kind::<Service>(client, status),
-        kind::<PersistentVolumeClaim>(client, status),
-        kind::<StatefulSet>(client, status),
-        kind::<Deployment>(client, status),
+        kind::<ConfigMap>(client, clusters, status),
+        kind::<NetworkPolicy>(client, clusters, status),
+        kind::<PodDisruptionBudget>(client, clusters, status),
+        kind::<Service>(client, clusters, status),
+        kind::<PersistentVolumeClaim>(client, clusters, status),
+        kind::<StatefulSet>(client, clusters, status),
+        kind::<Deployment>(client, clusters, status),
     ];
     kinds.into_iter().unzip()
 }
 
 fn kind<K: Resource + Send + Sync + 'static>(
     client: &Client,
+    clusters: &ClusterWatch,
     status: &StatusHandle,
-) -> (Box<dyn Kind>, BoxStream<'static, Changed>) {
+) -> (Box<dyn Kind>, BoxStream<'static, Work>) {
     let selector = format!("{}={},{}", MANAGED_BY.0, MANAGED_BY.1, portico_hosting::CLUSTER);
-    let (objects, changes) = followed::<K>(client, &selector, status);
+    let (objects, changes) = followed::<K>(client, clusters, &selector, status);
     (Box::new(Objects(objects)), changes)
 }
 
-/// The objects that a selector fits, in namespaces of clusters, and where they change.
+/// The objects that a selector fits, in namespaces of clusters, and the clusters where they change.
 pub(super) fn followed<K: Resource + Send + Sync + 'static>(
     client: &Client,
+    clusters: &ClusterWatch,
     selector: &str,
     status: &StatusHandle,
-) -> (Arc<Cache<K>>, BoxStream<'static, Changed>) {
+) -> (Arc<Cache<K>>, BoxStream<'static, Work>) {
     let (cache, writer) = Cache::new();
     let cache = Arc::new(cache);
     let signs = labelled(api::<K>(client, ""), selector);
     let changes = cache.follow(signs, in_cluster, writer, status.clone());
-    (cache, changes.map(|object| object.and_then(namespace)).boxed())
-}
-
-fn namespace<K: Resource>(object: ObjectRef<Seen<K>>) -> Option<String> {
-    object.namespace
+    let clusters = clusters.clone();
+    (cache, changes.map(of_namespace(move || clusters.all())).boxed())
 }
 
 struct Objects<K: Resource + 'static>(Arc<Cache<K>>);

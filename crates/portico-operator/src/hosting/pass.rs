@@ -6,8 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::Resource;
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
-use k8s_openapi::api::core::v1::Namespace;
-use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, PersistentVolumeClaim};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use portico_api::annotations::LAYOUT;
@@ -27,7 +26,7 @@ use super::kinds::Shared;
 use super::secrets::Reviewed;
 use super::{ACTION, Context};
 use crate::cache::api;
-use crate::clock::CLOCK_OFF;
+use crate::clock::{CLOCK_OFF, CLOCK_PERIOD};
 use crate::condition::one_text;
 use crate::contention::Fights;
 use crate::exposed::reference;
@@ -38,8 +37,8 @@ use crate::write::{PUT_BACK, part, request};
 /// Kinds of which something may belong to no plan any more. Nothing that holds data is among them.
 const PRUNED: [&str; 3] = [ConfigMap::KIND, NetworkPolicy::KIND, PodDisruptionBudget::KIND];
 
-/// How often to look whether a clock is right again.
-const CLOCK_PERIOD: Duration = Duration::from_secs(30);
+/// Kinds of which pods are made.
+const WORKLOADS: [&str; 2] = [StatefulSet::KIND, Deployment::KIND];
 
 /// A cluster, with what it stands in.
 pub(super) struct Subject<'a> {
@@ -157,7 +156,8 @@ impl Context {
         }
         self.apply(&subject, &plane, &fights).await?;
         self.prune(&subject, &plane, &fights).await?;
-        let components = self.components(&subject.namespace, Some(&plane));
+        let workloads = plane.objects.iter().filter(|object| WORKLOADS.contains(&names(object).0));
+        let components = self.components(&subject.namespace, workloads);
         let standing = standing(&subject, &plane, &components);
         Ok(Outcome { standing, health: Some((layout, components)), due })
     }
@@ -184,10 +184,8 @@ impl Context {
 
     /// What must not be changed under a cluster that has data: where it is.
     fn another_shape(&self, subject: &Subject<'_>, plane: &ControlPlane) -> Option<Standing> {
-        let wanted = |name: &str| {
-            let sets = plane.objects.iter().filter(|object| object["kind"] == StatefulSet::KIND);
-            sets.into_iter().find(|object| object["metadata"]["name"] == name)
-        };
+        let wanted =
+            |name: &str| plane.objects.iter().find(|object| names(object) == (StatefulSet::KIND, name));
         let kind = self.kind(StatefulSet::KIND)?;
         for name in self.ours_in(StatefulSet::KIND, &subject.namespace) {
             let Some(wanted) = wanted(&name) else {
@@ -243,8 +241,7 @@ impl Context {
             let (kind, name) = names(wanted);
             // The exposure controller makes the namespace, which clusters without a control plane have too.
             let Some(kind) = self.kind(kind) else { continue };
-            let (key, workload) =
-                (subject.key(name), [StatefulSet::KIND, Deployment::KIND].contains(&kind.name()));
+            let (key, workload) = (subject.key(name), WORKLOADS.contains(&kind.name()));
             let before = kind.get(&key);
             if workload && before.is_none() && !serving {
                 continue;
@@ -294,27 +291,20 @@ impl Context {
     /// The programs that there are, where a pass ended before its plan.
     pub(super) fn health_now(&self, cluster: &Cluster) -> Option<(Layout, Vec<Component>)> {
         let layout = cluster.metadata.annotation(LAYOUT)?.parse().ok()?;
-        let components = self.components(&cluster.name().namespace(), None);
+        let namespace = &*cluster.name().namespace();
+        let of = |kind| {
+            let names = self.ours_in(kind, namespace).into_iter();
+            names.filter_map(move |name| self.kind(kind)?.get(&ObjectKey::new(namespace, &name)))
+        };
+        let workloads: Vec<Value> = WORKLOADS.into_iter().flat_map(of).collect();
+        let components = self.components(namespace, workloads.iter());
         (!components.is_empty()).then_some((layout, components))
     }
 
-    /// The programs: those of the plan, or without one those that there are.
-    fn components(&self, namespace: &str, plane: Option<&ControlPlane>) -> Vec<Component> {
-        let kinds = [StatefulSet::KIND, Deployment::KIND];
-        let workloads: Vec<Value> = match plane {
-            Some(plane) => {
-                plane.objects.iter().filter(|object| kinds.contains(&names(object).0)).cloned().collect()
-            }
-            None => {
-                let of = |kind| {
-                    let names = self.ours_in(kind, namespace).into_iter();
-                    names.filter_map(move |name| self.kind(kind)?.get(&ObjectKey::new(namespace, &name)))
-                };
-                kinds.into_iter().flat_map(of).collect()
-            }
-        };
+    /// The programs of these workloads.
+    fn components<'a>(&self, namespace: &str, workloads: impl Iterator<Item = &'a Value>) -> Vec<Component> {
         let pods: Vec<Value> = self.pods.in_namespace(namespace).iter().map(|seen| seen.value()).collect();
-        health::components(workloads.iter(), &pods)
+        health::components(workloads, &pods)
     }
 
     /// When time alone changes something.

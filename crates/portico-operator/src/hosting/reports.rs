@@ -2,7 +2,6 @@
 //! Event when it changes, and in the status.
 
 use kube::Api;
-use kube::ResourceExt;
 use kube::api::Patch;
 use portico_api::cluster::{CONTROL_PLANE_READY, Cluster, ETCD_INITIALIZED};
 use portico_api::hosting::Layout;
@@ -14,7 +13,6 @@ use tracing::{debug, warn};
 use super::health::{self, Component};
 use super::pass::{Standing, is_initialized};
 use super::{ACTION, Context};
-use crate::cache::version;
 use crate::condition::condition;
 use crate::exposed::reference;
 use crate::slot::WriteError;
@@ -84,7 +82,7 @@ impl Context {
         let written = clusters.patch_status(&cluster.metadata.name, &params, &patch);
         let written = request("status of the Cluster", written).await?;
         has_condition(&written, CONTROL_PLANE_READY)?;
-        self.written().insert(written.name_any(), version(&written));
+        self.written.wrote(&written);
         self.tally.wrote("Cluster");
         Ok(())
     }

@@ -4,37 +4,37 @@
 use std::collections::BTreeMap;
 
 use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
-use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::{ByteString, Resource};
 use kube::Client;
+use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher::Event;
 use portico_api::meta::ObjectKey;
 use portico_expose::exposure::{CLUSTER_LABEL, MANAGED_BY, owner};
 use portico_hosting::{CLUSTER, Digests, digest};
-use portico_kube::apply::{Applied, apply};
+use portico_kube::apply::Applied;
 use portico_kube::events::{Note, Severity};
 use portico_kube::seen::Seen;
 use portico_kube::watch::signs;
 use portico_pki::{ClusterPki, Due, Review, Secrets, Why};
 use serde_json::{Value, json};
-use tokio::time::timeout;
 
-use super::kinds::Changed;
 use super::pass::Subject;
 use super::{ACTION, Context};
 use crate::cache::api;
 use crate::clock::{ahead, judged};
+use crate::clusters::{ClusterWatch, Work};
 use crate::exposed::reference;
+use crate::exposure::{in_cluster, of_namespace};
 use crate::follow::recorded;
-use crate::slot::WriteError;
+use crate::slot::{WriteError, applied};
 use crate::status::StatusHandle;
-use crate::write::{REQUEST_TIMEOUT, RequestError, part, request};
+use crate::write::{part, request};
 
 /// Reads that are under way at a time, of one cluster.
 const AT_ONCE: usize = 4;
 
-/// What the API server calls the kind.
-const KIND: &str = "Secret";
+const KIND: &str = Secret::KIND;
 
 /// The Secrets of one cluster as they were read.
 pub(super) struct Held {
@@ -53,17 +53,25 @@ pub(super) struct Reviewed {
     pub(super) clock: Option<String>,
 }
 
-/// The namespaces in which a Secret of such a name changes. Nothing is kept.
-pub(super) fn changes(client: &Client, status: &StatusHandle) -> Vec<BoxStream<'static, Changed>> {
+/// The clusters of which such a Secret changes. Nothing is kept.
+pub(super) fn changes(
+    client: &Client,
+    clusters: &ClusterWatch,
+    status: &StatusHandle,
+) -> Vec<BoxStream<'static, Work>> {
     let secrets = portico_hosting::secrets();
     let changes = secrets.iter().map(|secret| {
         let signs = signs(api::<Secret>(client, ""), Some(&secret.name));
+        let clusters = clusters.clone();
         recorded(signs, KIND, status.clone())
             .filter_map(async |event| match event {
-                Ok(Event::Apply(seen) | Event::Delete(seen)) => Some(kube::ResourceExt::namespace(&seen)),
+                Ok(Event::Apply(seen) | Event::Delete(seen)) => {
+                    in_cluster(&seen).then(|| Some(ObjectRef::from_obj(&seen)))
+                }
                 Ok(Event::InitDone) => Some(None),
                 Ok(Event::Init | Event::InitApply(_)) | Err(_) => None,
             })
+            .map(of_namespace(move || clusters.all()))
             .boxed()
     });
     changes.collect()
@@ -127,13 +135,8 @@ impl Context {
         current: Option<&Seen<Secret>>,
     ) -> Result<(), WriteError> {
         self.lead()?;
-        let namespace = &subject.namespace;
-        let secrets = api::<Secret>(&self.client, namespace);
-        let wanted = wanted(subject, due);
-        let what = || format!("applying Secret {namespace}/{}", due.secret);
-        let applied = timeout(REQUEST_TIMEOUT, apply(&secrets, &wanted, current)).await;
-        let applied = applied.map_err(|_| RequestError::NoAnswer(what()))?;
-        let applied = applied.map_err(|source| WriteError::Apply { kind: KIND, source })?;
+        let key = ObjectKey::new(&subject.namespace, due.secret);
+        let applied = applied(&self.client, &key, &wanted(subject, due), current).await?;
         if let Applied::Changed(_) = applied {
             self.tally.wrote(KIND);
         }
@@ -141,8 +144,7 @@ impl Context {
         if due.why != Why::Missing || current.is_some() || subject.is_initialized() {
             let text = &*format!("Secret {} is written again: {}", due.secret, due.why);
             let note = Note { severity: Severity::Normal, reason: "SecretRenewed", action: ACTION, text };
-            let about = part(KIND, &ObjectKey::new(namespace, due.secret));
-            self.events.publish_about(&reference(subject.scope.cluster), about, note).await;
+            self.events.publish_about(&reference(subject.scope.cluster), part(KIND, &key), note).await;
         }
         Ok(())
     }
