@@ -34,6 +34,7 @@ use tracing::info;
 
 use crate::above::Above;
 use crate::clock::{CLOCK_OFF, CLOCK_PERIOD};
+use crate::condition::State;
 use crate::follow::{drive, on_change, pause};
 use crate::issued::Issued;
 use crate::kkp::{Kkp, KkpWatch};
@@ -70,24 +71,6 @@ pub struct ComponentSettings {
     pub seed: Option<String>,
     /// What time it is.
     pub clock: fn() -> Timestamp,
-}
-
-/// How it stands with a Seed, as its condition says.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct State {
-    ready: bool,
-    reason: &'static str,
-    message: String,
-}
-
-impl State {
-    fn good(reason: &'static str, message: String) -> Self {
-        Self { ready: true, reason, message }
-    }
-
-    fn bad(reason: &'static str, message: String) -> Self {
-        Self { ready: false, reason, message }
-    }
 }
 
 /// Everything that a reconciliation needs.

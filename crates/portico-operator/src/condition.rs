@@ -9,6 +9,26 @@ use serde_json::{Value, json};
 /// Characters of a message. It may quote what somebody else has written.
 const LONGEST: usize = 2_000;
 
+/// How it stands with something, as its condition says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct State {
+    pub(crate) ready: bool,
+    /// One word, in CamelCase.
+    pub(crate) reason: &'static str,
+    /// A sentence: what was found, and what to do about it.
+    pub(crate) message: String,
+}
+
+impl State {
+    pub(crate) fn good(reason: &'static str, message: String) -> Self {
+        Self { ready: true, reason, message }
+    }
+
+    pub(crate) fn bad(reason: &'static str, message: String) -> Self {
+        Self { ready: false, reason, message }
+    }
+}
+
 /// What is wrong: the first problem, and how many more there are.
 pub(crate) fn one_text(problems: &[Problem]) -> String {
     let first = problems.first().map(ToString::to_string).unwrap_or_default();

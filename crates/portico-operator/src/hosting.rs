@@ -31,6 +31,7 @@ use tokio::time::Instant;
 use crate::above::Above;
 use crate::cache::Cache;
 use crate::clusters::{ClusterWatch, LastWritten};
+use crate::condition::State;
 use crate::exposed::{ExposedWatch, Written, follow_written};
 use crate::follow::{drive, on_change, pause};
 use crate::kkp::{Kkp, KkpWatch};
@@ -46,7 +47,6 @@ mod reports;
 mod secrets;
 
 use kinds::{Kind, Shared};
-use pass::Standing;
 
 /// The first pause after a failed pass; doubled with every further one.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
@@ -167,7 +167,7 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
     }
     if cluster.spec.pause && !ends {
         let message = "the Cluster is paused: everything stays as it is".to_owned();
-        let paused = Standing { ready: true, reason: "Paused", message };
+        let paused = State::good("Paused", message);
         context.record(cluster, &paused, false).await;
         return Ok(Action::await_change());
     }
@@ -186,10 +186,10 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
         Err(error) if error.is_conflict() => Ok(Action::requeue(FIRST_RETRY)),
         Err(error) => {
             context.tally.failed(error.reason());
-            let standing = Standing::bad(error.reason(), error.to_string());
+            let state = State::bad(error.reason(), error.to_string());
             // What failed first is what counts.
             let health = context.health_now(cluster);
-            drop(context.report(cluster, &standing, health.as_ref(), true).await);
+            drop(context.report(cluster, &state, health.as_ref(), true).await);
             Err(error)
         }
     }
@@ -205,7 +205,7 @@ impl Context {
         self.hold(cluster, served).await?;
         let outcome = self.pass(cluster).await?;
         let health = outcome.health.or_else(|| self.health_now(cluster));
-        self.report(cluster, &outcome.standing, health.as_ref(), false).await?;
+        self.report(cluster, &outcome.state, health.as_ref(), false).await?;
         Ok(outcome.due)
     }
 
@@ -225,7 +225,7 @@ impl Context {
             "the annotation {LAYOUT} is gone, and StatefulSet {namespace}/{set} is here: the control plane \
              stays as it is and is kept no longer. Set the annotation again, or delete the Cluster"
         );
-        self.report(cluster, &Standing::bad("LayoutRemoved", message), None, false).await?;
+        self.report(cluster, &State::bad("LayoutRemoved", message), None, false).await?;
         Ok(None)
     }
 

@@ -46,9 +46,8 @@ pub use front::Settings;
 pub use hosting::HostingSettings;
 pub use operator::{Operator, OperatorError};
 pub use status::{
-    ClusterReport, ClustersStatus, ControllerStatus, ExposedClustersStatus, OperatorStatus, SeedReport,
-    SeedsStatus, ServiceStatus, StatusHandle, UserClusterReport, UserClustersStatus, WatchStatus,
-    WebhookStatus,
+    ClusterReport, ClustersStatus, ControllerStatus, ExposedClustersStatus, OperatorStatus, PartReport,
+    PartsStatus, SeedReport, SeedsStatus, ServiceStatus, StatusHandle, WatchStatus, WebhookStatus,
 };
 pub use tally::WorkStatus;
 pub use user_cluster::UserClusterSettings;

@@ -35,10 +35,10 @@ pub struct ControllerStatus {
     pub clusters: Option<ClustersStatus>,
     /// The insides of clusters; on the leader alone. `None` where this process keeps none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub user_clusters: Option<UserClustersStatus>,
+    pub user_clusters: Option<PartsStatus>,
     /// The control planes that this process keeps; on the leader alone. `None` where it keeps none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub control_planes: Option<UserClustersStatus>,
+    pub control_planes: Option<PartsStatus>,
     /// The Seeds whose gateway this process makes; on the leader alone. `None` where it makes none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seeds: Option<SeedsStatus>,
@@ -105,18 +105,18 @@ pub struct SeedReport {
     pub condition_written: bool,
 }
 
-/// The insides of the clusters that an operator keeps.
+/// A part of every cluster that an operator keeps: its inside, or its control plane.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct UserClustersStatus {
+pub struct PartsStatus {
     /// How it stands with each.
-    pub reports: BTreeMap<String, UserClusterReport>,
+    pub reports: BTreeMap<String, PartReport>,
 }
 
-/// How it stands with the inside of one cluster.
+/// How it stands with that part of one cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct UserClusterReport {
+pub struct PartReport {
     /// Whether everything is as it should be.
     pub ready: bool,
     /// One word, in CamelCase: that of its condition.
@@ -125,6 +125,25 @@ pub struct UserClusterReport {
     pub message: String,
     /// Failed passes in a row.
     pub failures: u32,
+}
+
+impl PartsStatus {
+    /// Records how it stands with a cluster: whether it is ready, the reason, and a sentence. `failed` counts
+    /// a failed pass. If it is news, returns how many have trouble.
+    pub(crate) fn record(
+        &mut self,
+        cluster: &str,
+        (ready, reason, message): (bool, &'static str, &str),
+        failed: bool,
+    ) -> Option<usize> {
+        let before = self.reports.get(cluster);
+        let news = before.is_none_or(|before| (before.ready, before.reason) != (ready, reason));
+        let failures = before.map_or(0, |before| before.failures);
+        let failures = if failed { failures.saturating_add(1) } else { 0 };
+        let report = PartReport { ready, reason, message: message.to_owned(), failures };
+        self.reports.insert(cluster.to_owned(), report);
+        news.then(|| self.reports.values().filter(|report| !report.ready).count())
+    }
 }
 
 /// The clusters that an operator exposes.
@@ -276,12 +295,12 @@ impl StatusHandle {
     }
 
     /// Changes the status of the insides of clusters.
-    pub(crate) fn user_clusters<T>(&self, change: impl FnOnce(&mut UserClustersStatus) -> T) -> T {
+    pub(crate) fn user_clusters<T>(&self, change: impl FnOnce(&mut PartsStatus) -> T) -> T {
         self.update(|status| change(status.user_clusters.get_or_insert_default()))
     }
 
     /// Changes the status of the control planes.
-    pub(crate) fn control_planes<T>(&self, change: impl FnOnce(&mut UserClustersStatus) -> T) -> T {
+    pub(crate) fn control_planes<T>(&self, change: impl FnOnce(&mut PartsStatus) -> T) -> T {
         self.update(|status| change(status.control_planes.get_or_insert_default()))
     }
 

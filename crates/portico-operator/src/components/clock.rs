@@ -1,8 +1,9 @@
 //! What is said of a clock that is off. The gateway is kept all the same: the API server's clock may be the
 //! one that is wrong.
 
-use super::{Context, State};
+use super::Context;
 use crate::clock::{CLOCK_OFF, ahead, judged};
+use crate::condition::State;
 use crate::status::SeedReport;
 
 impl Context {

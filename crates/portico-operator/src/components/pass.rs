@@ -15,9 +15,10 @@ use serde_json::Value;
 use tokio::time::Instant;
 use tracing::info;
 
+use super::Context;
 use super::tunnel::{is_in_the_way, names};
-use super::{Context, State};
 use crate::above::reference;
+use crate::condition::State;
 use crate::exposure::ingress_of;
 use crate::slot::{Held, Presence, Put, WriteError};
 use crate::write::{PUT_BACK, part, request};

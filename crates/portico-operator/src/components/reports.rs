@@ -10,10 +10,10 @@ use portico_source::served::ServedKind;
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use super::{Context, State};
+use super::Context;
 use crate::above::reference;
 use crate::cache::api;
-use crate::condition::condition;
+use crate::condition::{State, condition};
 use crate::slot::WriteError;
 use crate::status::SeedReport;
 use crate::write::{DEFINITION_OUTDATED, RequestError, as_portico, request};

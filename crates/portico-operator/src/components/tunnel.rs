@@ -15,7 +15,8 @@ use portico_pki::inventory::{CA_CERTIFICATE, TUNNEL};
 use portico_pki::{IssueError, Names, Pair, Profile, ends, unfit};
 use serde_json::json;
 
-use super::{Context, State};
+use super::Context;
+use crate::condition::State;
 use crate::issued::{Issued, text};
 use crate::slot::{Held, Presence, WriteError};
 

@@ -14,8 +14,8 @@ use portico_source::served::Served;
 use serde_json::{Value, json};
 
 use super::Context;
-use super::pass::Standing;
 use crate::cache::api;
+use crate::condition::State;
 use crate::exposure::belongs_to;
 use crate::slot::WriteError;
 use crate::write::{as_portico, only_this, request};
@@ -84,14 +84,14 @@ impl Context {
         }
         let since = cluster.metadata.deletion_timestamp.unwrap_or_default();
         let late = (self.settings.clock)().duration_since(since) > PATIENCE;
-        let standing = if late {
+        let state = if late {
             let left = left(&namespace);
             let message = format!("Namespace {name} does not go: {left}. It is waited for");
-            Standing::bad("DeletionHangs", message)
+            State::bad("DeletionHangs", message)
         } else {
-            Standing::bad("Terminating", format!("Namespace {name} is being deleted"))
+            State::bad("Terminating", format!("Namespace {name} is being deleted"))
         };
-        self.report(cluster, &standing, None, false).await?;
+        self.report(cluster, &state, None, false).await?;
         Ok(Some(if late { LATE_PERIOD } else { PERIOD }))
     }
 

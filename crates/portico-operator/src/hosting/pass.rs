@@ -27,7 +27,7 @@ use super::secrets::Reviewed;
 use super::{ACTION, Context};
 use crate::cache::api;
 use crate::clock::{CLOCK_OFF, CLOCK_PERIOD};
-use crate::condition::one_text;
+use crate::condition::{State, one_text};
 use crate::contention::Fights;
 use crate::exposed::reference;
 use crate::exposure::belongs_to;
@@ -47,35 +47,19 @@ pub(super) struct Subject<'a> {
     layout: Layout,
 }
 
-/// How it stands with a control plane, as its condition says.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Standing {
-    pub(super) ready: bool,
-    /// One word, in CamelCase.
-    pub(super) reason: &'static str,
-    /// A sentence: what was found, and what to do about it.
-    pub(super) message: String,
-}
-
 /// What a pass found.
 pub(super) struct Outcome {
-    pub(super) standing: Standing,
+    pub(super) state: State,
     /// The programs, where that is known.
     pub(super) health: Option<(Layout, Vec<Component>)>,
     /// When to look again without any change.
     pub(super) due: Option<Duration>,
 }
 
-impl Standing {
-    pub(super) fn bad(reason: &'static str, message: String) -> Self {
-        Self { ready: false, reason, message }
-    }
-}
-
 impl Outcome {
     /// Nothing more is done before something changes.
     fn stopped(reason: &'static str, message: String) -> Self {
-        Self { standing: Standing::bad(reason, message), health: None, due: None }
+        Self { state: State::bad(reason, message), health: None, due: None }
     }
 }
 
@@ -143,23 +127,23 @@ impl Context {
         };
         let reviewed = self.keep_secrets(&subject, &pki, &mut held, used).await?;
         let due = self.next(&reviewed, &fights);
-        if let Some(standing) = secrets_standing(&reviewed) {
-            return Ok(Outcome { standing, health: None, due });
+        if let Some(state) = secrets_state(&reviewed) {
+            return Ok(Outcome { state, health: None, due });
         }
         let plane = match plan(&scope, &self.settings.plan, &held.digests()) {
             Ok(plane) => plane,
             Err(problems) => return refused(one_text(&problems)),
         };
         let unmade = self.another_shape(&subject, &plane).or_else(|| self.data_lost(&subject));
-        if let Some(standing) = unmade {
-            return Ok(Outcome { standing, health: None, due });
+        if let Some(state) = unmade {
+            return Ok(Outcome { state, health: None, due });
         }
         self.apply(&subject, &plane, &fights).await?;
         self.prune(&subject, &plane, &fights).await?;
         let workloads = plane.objects.iter().filter(|object| WORKLOADS.contains(&names(object).0));
         let components = self.components(&subject.namespace, workloads);
-        let standing = standing(&subject, &plane, &components);
-        Ok(Outcome { standing, health: Some((layout, components)), due })
+        let state = state(&subject, &plane, &components);
+        Ok(Outcome { state, health: Some((layout, components)), due })
     }
 
     /// The ExposedCluster, once the cluster has its namespace.
@@ -183,7 +167,7 @@ impl Context {
     }
 
     /// What must not be changed under a cluster that has data: where it is.
-    fn another_shape(&self, subject: &Subject<'_>, plane: &ControlPlane) -> Option<Standing> {
+    fn another_shape(&self, subject: &Subject<'_>, plane: &ControlPlane) -> Option<State> {
         let wanted =
             |name: &str| plane.objects.iter().find(|object| names(object) == (StatefulSet::KIND, name));
         let kind = self.kind(StatefulSet::KIND)?;
@@ -194,7 +178,7 @@ impl Context {
                      another; Portico does not move it: set the annotation {LAYOUT} back",
                     subject.layout
                 );
-                return Some(Standing::bad("LayoutChanged", message));
+                return Some(State::bad("LayoutChanged", message));
             };
             let found = kind.get(&subject.key(&name))?;
             // Not by its replicas, which anybody may scale and which are put back.
@@ -206,14 +190,14 @@ impl Context {
                     has.unwrap_or_default(),
                     asked.unwrap_or_default()
                 );
-                return Some(Standing::bad("EtcdSizeChanged", message));
+                return Some(State::bad("EtcdSizeChanged", message));
             }
         }
         None
     }
 
     /// What etcd held is gone: an empty one in its place, under the same name, would look well.
-    fn data_lost(&self, subject: &Subject<'_>) -> Option<Standing> {
+    fn data_lost(&self, subject: &Subject<'_>) -> Option<State> {
         let claims = self.kind(PersistentVolumeClaim::KIND)?;
         let is_there = |member| claims.get(&subject.key(&portico_hosting::claim_name(member))).is_some();
         if !subject.is_initialized() || (0..portico_hosting::MOST_MEMBERS).any(is_there) {
@@ -225,7 +209,7 @@ impl Context {
             subject.namespace,
             portico_hosting::claim_name(0)
         );
-        Some(Standing::bad("DataLost", message))
+        Some(State::bad("DataLost", message))
     }
 
     /// Applies the objects of the plan. A workload is made once those before it serve, so that none begins
@@ -360,42 +344,42 @@ fn until(time: Timestamp, now: Timestamp) -> Duration {
 }
 
 /// How it stands where Secrets keep the rest from being written.
-fn secrets_standing(reviewed: &Reviewed) -> Option<Standing> {
+fn secrets_state(reviewed: &Reviewed) -> Option<State> {
     if let Some(clock) = &reviewed.clock {
         let message = format!(
             "certificates are due or seem lost, and the operator's clock is {clock}: nothing is written \
              before it is right. See NTP on the operator's node and on the seed's control plane"
         );
-        return Some(Standing::bad(CLOCK_OFF, message));
+        return Some(State::bad(CLOCK_OFF, message));
     }
     if let Some(lost) = reviewed.review.lost.first() {
         let more = match reviewed.review.lost.len() - 1 {
             0 => String::new(),
             more => format!(" (and {more} more)"),
         };
-        return Some(Standing::bad("KeysLost", format!("{lost}{more}")));
+        return Some(State::bad("KeysLost", format!("{lost}{more}")));
     }
     let first = reviewed.foreign.first()?;
     let message = format!(
         "Secret {first} is somebody else's and does not fit; delete it, and it is made here, or let it fit \
          what docs/pki.md says"
     );
-    Some(Standing::bad("ForeignObject", message))
+    Some(State::bad("ForeignObject", message))
 }
 
 /// How it stands once everything is written.
-fn standing(subject: &Subject<'_>, plane: &ControlPlane, components: &[Component]) -> Standing {
+fn state(subject: &Subject<'_>, plane: &ControlPlane, components: &[Component]) -> State {
     let what = format!("Kubernetes {}, {}", plane.version, plane.layout);
     let serves = health::serves(components);
     match (serves, health::is_whole(components)) {
-        (true, true) => Standing { ready: true, reason: "Ready", message: what },
+        (true, true) => State::good("Ready", what),
         (true, false) => {
             let message = format!("{what}; users are served, but: {}", health::text(components));
-            Standing { ready: true, reason: "Degraded", message }
+            State::good("Degraded", message)
         }
         (false, _) => {
             let reason = if subject.is_initialized() { "NotServing" } else { "Starting" };
-            Standing::bad(reason, format!("{what}: {}", health::text(components)))
+            State::bad(reason, format!("{what}: {}", health::text(components)))
         }
     }
 }

@@ -11,12 +11,11 @@ use serde_json::{Map, Value, json};
 use tracing::{debug, warn};
 
 use super::health::{self, Component};
-use super::pass::{Standing, is_initialized};
+use super::pass::is_initialized;
 use super::{ACTION, Context};
-use crate::condition::condition;
+use crate::condition::{State, condition};
 use crate::exposed::reference;
 use crate::slot::WriteError;
-use crate::status::UserClusterReport;
 use crate::write::{as_portico, has_condition, request};
 
 /// What is the way of every control plane that begins or ends: neither a warning in the log nor on the
@@ -32,30 +31,23 @@ impl Context {
     pub(super) async fn report(
         &self,
         cluster: &Cluster,
-        standing: &Standing,
+        state: &State,
         health: Option<&(Layout, Vec<Component>)>,
         failed: bool,
     ) -> Result<(), WriteError> {
-        let written = self.write_status(cluster, standing, health).await;
+        let written = self.write_status(cluster, state, health).await;
         let gone = written.as_ref().is_err_and(WriteError::is_not_found);
         let written = if gone { Ok(()) } else { written };
-        self.record(cluster, standing, failed || written.is_err()).await;
+        self.record(cluster, state, failed || written.is_err()).await;
         written
     }
 
     /// Records how it stands, and says so if that is news.
-    pub(super) async fn record(&self, cluster: &Cluster, standing: &Standing, failed: bool) {
+    pub(super) async fn record(&self, cluster: &Cluster, state: &State, failed: bool) {
         let name = &*cluster.metadata.name;
-        let Standing { ready, reason, message } = standing;
-        let troubled = self.status.control_planes(|planes| {
-            let before = planes.reports.get(name);
-            let news = before.is_none_or(|before| (before.ready, before.reason) != (*ready, *reason));
-            let failures = before.map_or(0, |before| before.failures);
-            let failures = if failed { failures.saturating_add(1) } else { 0 };
-            let report = UserClusterReport { ready: *ready, reason, message: message.clone(), failures };
-            planes.reports.insert(name.to_owned(), report);
-            news.then(|| planes.reports.values().filter(|report| !report.ready).count())
-        });
+        let State { ready, reason, message } = state;
+        let troubled =
+            self.status.control_planes(|planes| planes.record(name, (*ready, reason, message), failed));
         let Some(troubled) = troubled else { return };
         let well = *ready || EXPECTED.contains(reason);
         match (well, troubled) {
@@ -71,10 +63,10 @@ impl Context {
     async fn write_status(
         &self,
         cluster: &Cluster,
-        standing: &Standing,
+        state: &State,
         health: Option<&(Layout, Vec<Component>)>,
     ) -> Result<(), WriteError> {
-        let Some(status) = status(cluster, standing, health) else { return Ok(()) };
+        let Some(status) = status(cluster, state, health) else { return Ok(()) };
         self.lead()?;
         let patch = json!({"metadata": {"uid": cluster.metadata.uid}, "status": status});
         let clusters = Api::<Served<Cluster>>::all_with(self.client.clone(), &());
@@ -89,15 +81,11 @@ impl Context {
 }
 
 /// What of the status of `cluster` is to be another one.
-fn status(
-    cluster: &Cluster,
-    standing: &Standing,
-    health: Option<&(Layout, Vec<Component>)>,
-) -> Option<Value> {
+fn status(cluster: &Cluster, state: &State, health: Option<&(Layout, Vec<Component>)>) -> Option<Value> {
     let before = &cluster.status;
     let mut status = Map::new();
     let mut conditions = Map::new();
-    let Standing { ready, reason, message } = standing;
+    let State { ready, reason, message } = state;
     let (own, changed) = condition(before.conditions.get(CONTROL_PLANE_READY), *ready, reason, message);
     if changed {
         conditions.insert(CONTROL_PLANE_READY.to_owned(), own);

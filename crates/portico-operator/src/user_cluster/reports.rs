@@ -13,7 +13,6 @@ use super::Context;
 use super::pass::{NO_KUBECONFIG, NOT_EXPOSED, Standing};
 use crate::condition::condition;
 use crate::exposed::reference;
-use crate::status::UserClusterReport;
 use crate::write::{RequestError, as_portico, has_condition, request};
 
 /// What is no trouble, but the way of a new cluster, or of one whose inside is somebody else's: neither in
@@ -55,15 +54,7 @@ impl Context {
         if standing.failed {
             self.tally.failed(reason);
         }
-        self.status.user_clusters(|clusters| {
-            let before = clusters.reports.get(name);
-            let news = before.is_none_or(|before| (before.ready, before.reason) != (*ready, *reason));
-            let failures = before.map_or(0, |before| before.failures);
-            let failures = if failed { failures.saturating_add(1) } else { 0 };
-            let report = UserClusterReport { ready: *ready, reason, message: message.clone(), failures };
-            clusters.reports.insert(name.to_owned(), report);
-            news.then(|| clusters.reports.values().filter(|report| !report.ready).count())
-        })
+        self.status.user_clusters(|clusters| clusters.record(name, (*ready, reason, message), failed))
     }
 
     async fn write_condition(&self, cluster: &Cluster, standing: &Standing) -> Result<(), RequestError> {

@@ -9,7 +9,7 @@ use kube::Client;
 use portico_lab::control_plane::{ADMINS, ControlPlane, Options};
 use portico_lab::hostile_api::{ENDLESS, HostileApi};
 use portico_lab::{Access, Authority, Etcd, Host, Kubectl, Lab};
-use portico_operator::{UserClustersStatus, WorkStatus};
+use portico_operator::{PartsStatus, WorkStatus};
 use portico_pki::{Credential, Kubeconfig, Pair};
 use serde_json::{Value, json};
 
@@ -119,7 +119,7 @@ fn wait_reason(kubectl: &Kubectl, name: &str, expected: &str) -> String {
     said
 }
 
-fn user_clusters(operator: &Running) -> UserClustersStatus {
+fn user_clusters(operator: &Running) -> PartsStatus {
     operator.status.get().user_clusters.unwrap_or_default()
 }
 

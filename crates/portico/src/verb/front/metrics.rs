@@ -5,8 +5,8 @@ use std::fmt;
 
 use portico_admin::exposition::{Exposition, Families};
 use portico_operator::{
-    ClustersStatus, ControllerStatus, SeedsStatus, ServiceStatus, StatusHandle, UserClustersStatus,
-    WebhookStatus, WorkStatus,
+    ClustersStatus, ControllerStatus, PartsStatus, SeedsStatus, ServiceStatus, StatusHandle, WebhookStatus,
+    WorkStatus,
 };
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -155,7 +155,7 @@ fn write_clusters(status: &ClustersStatus, out: &mut Families<'_>) -> fmt::Resul
 /// A part of every cluster that an operator keeps, by its condition: the gauges `all` and `not_ready`, each
 /// with its help text.
 fn write_part(
-    status: &UserClustersStatus,
+    status: &PartsStatus,
     all: (&str, &str),
     not_ready: (&str, &str),
     out: &mut Families<'_>,
@@ -203,7 +203,7 @@ fn write_webhook(status: &WebhookStatus, out: &mut Families<'_>) -> fmt::Result 
 #[cfg(test)]
 mod tests {
     use portico_lab::metrics::names;
-    use portico_operator::{ClusterReport, OperatorStatus, SeedReport, UserClusterReport};
+    use portico_operator::{ClusterReport, OperatorStatus, PartReport, SeedReport};
     use prometheus_client::encoding::text;
     use prometheus_client::registry::Registry;
 
@@ -223,9 +223,9 @@ mod tests {
         let report = ClusterReport { exposed: true, reason: "Exposed", message: String::new(), failures: 0 };
         clusters.reports.insert("a".into(), report);
         status.clusters = Some(clusters);
-        let mut inside = UserClustersStatus::default();
+        let mut inside = PartsStatus::default();
         let message = String::new();
-        let report = UserClusterReport { ready: true, reason: "Ready", message, failures: 0 };
+        let report = PartReport { ready: true, reason: "Ready", message, failures: 0 };
         inside.reports.insert("a".into(), report);
         status.control_planes = Some(inside.clone());
         status.user_clusters = Some(inside);
