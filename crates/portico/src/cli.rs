@@ -146,6 +146,15 @@ Examples:
   Which images have to be in a mirror:
     portico control-plane --manifests manifests/ -o json | jq -r '..|.image?|strings' | sort -u")]
     ControlPlane(Box<verb::control_plane::Flags>),
+    /// Start etcd in the pods of a control plane, and look after it
+    ///
+    /// For the pods that the operator makes: `install` copies this program into a pod whose containers have
+    /// upstream's images, `run` starts etcd there and stays with it.
+    #[command(subcommand)]
+    #[command(after_help = "\
+Example:
+  portico etcd run -- etcd --data-dir=/var/lib/etcd/data")]
+    Etcd(verb::etcd::Verb),
     /// Find every problem in a directory of manifests, or in a live seed
     ///
     /// Prints each with file, line, object and remedy. Exit code 1 if one of them is an error. Of a live seed
@@ -295,6 +304,7 @@ impl Verb {
             Self::Crds(flags) => verb::crds::run(flags),
             Self::Kubeconfig(flags) => verb::kubeconfig::run(flags),
             Self::ControlPlane(flags) => verb::control_plane::run(flags),
+            Self::Etcd(verb) => verb::etcd::run(verb),
             Self::Check(flags) => verb::check::run(flags),
             Self::Status(flags) => verb::status::run(flags),
             Self::Why(flags) => verb::why::run(flags),

@@ -6,6 +6,7 @@ pub(crate) mod check;
 pub(crate) mod control_plane;
 pub(crate) mod crds;
 pub(crate) mod demo;
+pub(crate) mod etcd;
 pub(crate) mod firewall;
 pub(crate) mod front;
 pub(crate) mod gateway;

@@ -11,6 +11,7 @@ mod command_line;
 mod common;
 mod control_plane;
 mod demo;
+mod etcd;
 mod fd_exhaustion;
 mod firewalled;
 mod gateway;

@@ -1,0 +1,269 @@
+//! What a running ring needs: space given back, an alarm ended, a learner that votes.
+//!
+//! The launcher beside the leader decides for all, so that one member at a time is defragmented, which
+//! answers nobody meanwhile. [`next`] is pure; [`run`] asks, does one thing, and looks again.
+
+use std::fmt;
+use std::time::Duration;
+
+use tokio::time::sleep;
+use tracing::{debug, error, info, warn};
+
+use super::client::Client;
+
+/// Between a thing that was done and the next look: there may be more.
+const SOON: Duration = Duration::from_secs(1);
+
+/// How it stands with a member.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Seen {
+    pub(super) url: String,
+    pub(super) id: u64,
+    /// Whom it takes for the leader; 0 for nobody.
+    pub(super) leader: u64,
+    pub(super) is_learner: bool,
+    /// Bytes of its file.
+    pub(super) size: u64,
+    /// Of these, bytes in use.
+    pub(super) in_use: u64,
+    /// The size above which it takes no more writes.
+    pub(super) quota: u64,
+    pub(super) revision: u64,
+}
+
+/// An alarm, until somebody ends it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Alarm {
+    pub(super) member: u64,
+    /// NOSPACE; another one is CORRUPT.
+    pub(super) is_full: bool,
+}
+
+/// One thing to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Act {
+    /// Lets this member vote.
+    Promote(u64),
+    /// Forgets what was before this revision.
+    Compact(u64),
+    /// Gives the free space of this member back.
+    Defragment(String),
+    /// Ends the alarm of this member.
+    Disarm(u64),
+}
+
+/// What was seen and done before.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Before {
+    /// The revision of the last look.
+    revision: u64,
+    compacted: u64,
+}
+
+/// What `own` is to do. `others` are all other members that were asked, `None` one that is not healthy.
+fn next(own: &Seen, others: &[Option<Seen>], alarms: &[Alarm], before: Before) -> Option<Act> {
+    if own.is_learner {
+        return Some(Act::Promote(own.id));
+    }
+    // What a member that is corrupt should do only people can say.
+    if own.leader != own.id || alarms.iter().any(|alarm| !alarm.is_full) {
+        return None;
+    }
+    let is_whole = |seen: &&Seen| seen.leader == own.id && !seen.is_learner;
+    let healthy: Vec<&Seen> = others.iter().flatten().filter(is_whole).collect();
+    if healthy.len() < others.len() {
+        return None;
+    }
+    // The leader is last: while it is busy there are no writes.
+    let mut members = healthy.into_iter().chain([own]);
+    let Some(alarm) = alarms.first() else {
+        return members.find(|seen| seen.is_mostly_free()).map(|seen| Act::Defragment(seen.url.clone()));
+    };
+    // API servers compact by a write, which is refused now. What was the present at the last look is read by
+    // nobody any more who keeps up.
+    if before.revision > before.compacted {
+        return Some(Act::Compact(before.revision));
+    }
+    if members.clone().all(Seen::has_space) {
+        return Some(Act::Disarm(alarm.member));
+    }
+    members.find(|seen| seen.gets_space()).map(|seen| Act::Defragment(seen.url.clone()))
+}
+
+impl Seen {
+    /// Half of a file of some size is nothing.
+    fn is_mostly_free(&self) -> bool {
+        self.size >= self.quota / 4 && self.in_use <= self.size / 2
+    }
+
+    /// Enough for an alarm that has ended not to come back with the next write.
+    fn has_space(&self) -> bool {
+        self.size <= self.quota / 10 * 9
+    }
+
+    /// Whether it would have space if its free pages were given back.
+    fn gets_space(&self) -> bool {
+        !self.has_space() && self.in_use <= self.quota / 10 * 8
+    }
+}
+
+/// Looks after the ring, for ever.
+pub(super) async fn run(client: &Client, own: &str, every: Duration) {
+    let (mut before, mut told) = (Before::default(), Vec::new());
+    loop {
+        // One that does not answer starts, or ends; whoever asks for its health sees that.
+        let acted = match client.seen(own).await {
+            Ok((seen, alarms)) => {
+                if alarms != told {
+                    tell(&seen, &alarms);
+                    told.clone_from(&alarms);
+                }
+                look(client, &seen, &alarms, &mut before).await
+            }
+            Err(_) => true,
+        };
+        sleep(if acted { SOON.min(every) } else { every }).await;
+    }
+}
+
+/// Does one thing, if there is one to do.
+async fn look(client: &Client, own: &Seen, alarms: &[Alarm], before: &mut Before) -> bool {
+    let mut others = Vec::new();
+    if own.leader == own.id {
+        for url in client.urls().filter(|url| *url != own.url) {
+            let healthy = client.reads(url).await.is_ok();
+            others.push(client.seen(url).await.ok().filter(|_| healthy).map(|(seen, _)| seen));
+        }
+    }
+    let act = next(own, &others, alarms, *before);
+    before.revision = own.revision;
+    let Some(act) = act else { return false };
+    match (act.perform(client, &own.url).await, &act) {
+        (Ok(()), Act::Compact(revision)) => before.compacted = *revision,
+        (Ok(()), _) => info!("{act}: done"),
+        // Until it has caught up.
+        (Err(error), Act::Promote(_)) => debug!("{act}: {error:#}"),
+        (Err(error), _) => warn!("{act}: {error:#}; tried again"),
+    }
+    true
+}
+
+impl fmt::Display for Act {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Promote(_) => f.write_str("letting this member vote"),
+            Self::Compact(revision) => write!(f, "compacting to revision {revision}"),
+            Self::Defragment(url) => write!(f, "defragmenting the member at {url}"),
+            Self::Disarm(_) => f.write_str("ending the alarm NOSPACE"),
+        }
+    }
+}
+
+impl Act {
+    async fn perform(&self, client: &Client, own: &str) -> anyhow::Result<()> {
+        match self {
+            Self::Promote(id) => client.promote(*id).await,
+            Self::Compact(revision) => client.compact(own, *revision).await,
+            Self::Defragment(url) => client.defragment(url).await,
+            Self::Disarm(member) => client.disarm(own, *member).await,
+        }
+    }
+}
+
+/// Says what an alarm means, and what to do, once.
+fn tell(own: &Seen, alarms: &[Alarm]) {
+    let Seen { size, in_use, quota, .. } = own;
+    match alarms.first() {
+        Some(alarm) if !alarm.is_full => error!(
+            member = format_args!("{:x}", alarm.member),
+            "CORRUPT: this member's data differs from that of the others; delete its volume and its pod, and \
+             it gets all data from them. The only member: restore a backup"
+        ),
+        Some(_) => warn!(
+            size,
+            in_use,
+            quota,
+            "NOSPACE: the database is full, and etcd refuses writes; delete objects that nobody needs, or \
+             raise spec.componentsOverride.etcd.quotaBackendGb"
+        ),
+        None => info!(size, in_use, quota, "no alarm any more: etcd takes writes"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const QUOTA: u64 = 1_000;
+    const FULL: Alarm = Alarm { member: 2, is_full: true };
+
+    /// The first one leads.
+    fn seen(id: u64, size: u64, in_use: u64) -> Seen {
+        let url = format!("http://{id}");
+        Seen { url, id, leader: 1, is_learner: false, size, in_use, quota: QUOTA, revision: 50 }
+    }
+
+    fn after(revision: u64, compacted: u64) -> Before {
+        Before { revision, compacted }
+    }
+
+    fn defragment(id: u64) -> Option<Act> {
+        Some(Act::Defragment(format!("http://{id}")))
+    }
+
+    #[test]
+    fn space_is_given_back_by_followers_first_and_only_where_it_is_worth_it() {
+        let (large, small) = ([500, 100], [200, 10]);
+        let of = |id, [size, in_use]: [u64; 2]| seen(id, size, in_use);
+        let others = |second, third| [Some(of(2, second)), Some(of(3, third))];
+        let next = |own, others: &[Option<Seen>]| next(&of(1, own), others, &[], Before::default());
+        assert_eq!(next(large, &others(small, large)), defragment(3));
+        assert_eq!(next(large, &others(small, small)), defragment(1));
+        assert_eq!(next(small, &others(small, [900, 800])), None);
+        assert_eq!(next(large, &[]), defragment(1));
+    }
+
+    #[test]
+    fn a_full_database_is_compacted_defragmented_and_ends_its_alarm() {
+        let (full, freed) = (seen(1, 1_100, 300), seen(1, 320, 300));
+        assert_eq!(next(&full, &[], &[FULL], after(40, 0)), Some(Act::Compact(40)));
+        assert_eq!(next(&full, &[], &[FULL], after(40, 40)), defragment(1));
+        assert_eq!(next(&freed, &[], &[FULL], after(40, 40)), Some(Act::Disarm(2)));
+        // What is in use stays so until somebody deletes something.
+        assert_eq!(next(&seen(1, 1_100, 950), &[], &[FULL], after(40, 40)), None);
+    }
+
+    #[test]
+    fn a_learner_only_asks_to_vote() {
+        let learner = Seen { is_learner: true, ..seen(2, 1_100, 10) };
+        assert_eq!(next(&learner, &[], &[FULL], after(40, 0)), Some(Act::Promote(2)));
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_is_done_by_followers_beside_one_that_is_not_healthy_or_with_corrupt_data(
+            sizes in proptest::collection::vec((0..2_000_u64, 0..2_000_u64), 3),
+            trouble in 0..4_u8,
+            full in any::<bool>(),
+            compacted in 0..60_u64,
+        ) {
+            let [mut own, second, mut third] = [0, 1, 2].map(|index| {
+                let (size, in_use) = sizes[index];
+                seen(index as u64 + 1, size, in_use.min(size))
+            });
+            let mut alarms = if full { vec![FULL] } else { Vec::new() };
+            match trouble {
+                0 => own.leader = 2,
+                1 => third.leader = 0,
+                2 => third.is_learner = true,
+                _ => alarms.push(Alarm { member: 3, is_full: false }),
+            }
+            let act = next(&own, &[Some(second.clone()), Some(third)], &alarms, after(50, compacted));
+            prop_assert_eq!(act, None);
+            let away = next(&seen(1, 1_100, 10), &[Some(second), None], &alarms, after(50, compacted));
+            prop_assert_eq!(away, None);
+        }
+    }
+}
