@@ -55,6 +55,12 @@ pub const MIGRATION_LABEL: &str = "unsafe-expose-strategy-migration";
 /// On a Service: source ranges for clouds that do not read `spec.loadBalancerSourceRanges`.
 pub const LOAD_BALANCER_SOURCE_RANGES: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
 
+/// Whether a key is one of KKP's or of Portico's, or has source ranges.
+pub fn is_known(key: &str) -> bool {
+    let prefixes = ["nodeport-proxy.k8s.io/", "portico.k8c.io/"];
+    prefixes.into_iter().any(|prefix| key.starts_with(prefix)) || key == LOAD_BALANCER_SOURCE_RANGES
+}
+
 /// The annotations by which a Service asks to be exposed. The first that it has counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExposeKeys(Arc<[Box<str>]>);

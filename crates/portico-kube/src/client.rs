@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http::{Request, Response, Uri};
+use http::{HeaderValue, Request, Response, Uri};
 use http_body_util::Limited;
 use hyper::body::Incoming;
 use hyper::rt::{Read, ReadBufCursor, Write};
@@ -23,6 +23,7 @@ use kube::{Client, Config};
 use portico_dial::{
     ConnectAnyError, Dialer, ProxyError, ProxyFiles, ProxySetting, Socket, Target, TargetError,
 };
+use secrecy::ExposeSecret;
 use thiserror::Error;
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn};
 
@@ -115,6 +116,11 @@ fn service(
     + 'static
     + use<>,
 > {
+    // The layer for it panics at what no header can hold.
+    if let Some(token) = &config.auth_info.token {
+        let header = HeaderValue::from_str(token.expose_secret());
+        header.map_err(|_| kube::Error::Service(Box::new(BadToken)))?;
+    }
     let tcp = service_fn(move |uri| connect(Arc::clone(&dialer), uri));
     let tls = config.rustls_https_connector_with_connector(tcp)?;
     let mut connector = TimeoutConnector::new(tls);
@@ -128,6 +134,11 @@ fn service(
         .map_err(BoxError::from)
         .service(http))
 }
+
+/// A token that no request can carry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("the token in the kubeconfig has a line break, or another character that no token has")]
+struct BadToken;
 
 /// Why there is no connection. Both say what was tried.
 #[derive(Debug, Error)]

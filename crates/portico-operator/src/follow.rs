@@ -6,6 +6,7 @@
 
 use std::convert::Infallible;
 use std::fmt::Debug;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +29,9 @@ use crate::tally::{Queue, Tally};
 
 /// HTTP status of a kind that is not served: no KKP, or one that is installed later.
 const NOT_FOUND: u16 = 404;
+
+/// Until an object at which a pass panicked is looked at again, unless something changes before.
+const AFTER_A_PANIC: Duration = Duration::from_mins(10);
 
 /// Lists and watches the objects of `api`, of this kind, for ever.
 pub(crate) fn follow<T>(
@@ -164,11 +168,23 @@ pub(crate) async fn drive<K, C, E, F>(
     E: std::error::Error + Send + 'static,
     F: Future<Output = Result<Action, E>> + Send + 'static,
 {
-    let queue = Queue::new(tally);
-    let (begins, gone) = (queue.clone(), queue.clone());
+    let queue = Queue::new(tally.clone());
+    let (begins, gone, panicked) = (queue.clone(), queue.clone(), tally.clone());
     let reconcile = move |object: Arc<K>, context| {
-        begins.take(&ObjectRef::from_obj(&*object));
-        reconcile(object, context).boxed()
+        let reference = ObjectRef::from_obj(&*object);
+        begins.take(&reference);
+        let tally = panicked.clone();
+        // A defect that one object brings to light stops no other. What passes share is behind locks that
+        // outlive a panic, and each pass compares anew.
+        let pass = AssertUnwindSafe(reconcile(object, context)).catch_unwind();
+        pass.map(move |done| {
+            done.unwrap_or_else(|_| {
+                error!(object = %reference, "a pass panicked: a defect, please report it; tried again later");
+                tally.failed("Panicked");
+                Ok(Action::requeue(AFTER_A_PANIC))
+            })
+        })
+        .boxed()
     };
     let queue = triggers.inspect(move |objects| queue.add(objects));
     let queue = queue.flat_map(stream::iter).map(Ok::<_, Infallible>);
@@ -200,8 +216,10 @@ pub(crate) fn is_not_served(error: &watcher::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use k8s_openapi::api::core::v1::ConfigMap;
-    use kube::runtime::reflector;
+    use kube::runtime::reflector::{self, store::Writer};
     use thiserror::Error;
     use tokio::sync::{Semaphore, mpsc};
     use tokio::time::sleep;
@@ -218,19 +236,22 @@ mod tests {
         Ok(Action::await_change())
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn objects_that_wait_behind_one_that_hangs_are_counted_once_each_and_no_others() {
+    /// A store of these objects.
+    fn known(names: &[&str]) -> (Store<ConfigMap>, Writer<ConfigMap>) {
         let (store, mut writer) = reflector::store();
-        let object = |name: &str| {
+        writer.apply_watcher_event(&watcher::Event::Init);
+        for &name in names {
             let mut map = ConfigMap::default();
             map.metadata.name = Some(name.to_owned());
-            map
-        };
-        writer.apply_watcher_event(&watcher::Event::Init);
-        for name in ["a", "b", "c"] {
-            writer.apply_watcher_event(&watcher::Event::InitApply(object(name)));
+            writer.apply_watcher_event(&watcher::Event::InitApply(map));
         }
         writer.apply_watcher_event(&watcher::Event::InitDone);
+        (store, writer)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn objects_that_wait_behind_one_that_hangs_are_counted_once_each_and_no_others() {
+        let (store, _writer) = known(&["a", "b", "c"]);
         let (permits, status) = (Arc::new(Semaphore::new(0)), StatusHandle::default());
         let (changes, received) = mpsc::channel(8);
         let triggers = stream::unfold(received, |mut received| async {
@@ -250,6 +271,30 @@ mod tests {
         assert_eq!(change(&["b"]).await, 3);
         permits.add_permits(3);
         assert_eq!(change(&[]).await, 0);
+        driven.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pass_that_panics_stops_no_other_and_is_made_again() {
+        let (store, _writer) = known(&["a", "b"]);
+        let passes = Arc::new(Mutex::new(Vec::new()));
+        let panics_at_a = |map: Arc<ConfigMap>, passes: Arc<Mutex<Vec<String>>>| async move {
+            let name = map.metadata.name.clone().unwrap_or_default();
+            passes.lock().unwrap().push(name.clone());
+            assert_ne!(name, "a", "a defect");
+            Ok(Action::await_change())
+        };
+        let status = StatusHandle::default();
+        let (tally, retry) = (Tally::new("maps", &status), |_, _: &Never, _| Action::await_change());
+        let both = vec![ObjectRef::new("a"), ObjectRef::new("b")];
+        let triggers = stream::once(ready(both)).chain(stream::pending());
+        let driven = drive(panics_at_a, retry, Arc::clone(&passes), store, triggers, 1, tally);
+        let driven = tokio::spawn(driven);
+        sleep(AFTER_A_PANIC + Duration::from_secs(1)).await;
+        let mut made = std::mem::take(&mut *passes.lock().unwrap());
+        made.sort();
+        assert_eq!(made, ["a", "a", "b"]);
+        assert_eq!(status.get().controllers["maps"].errors["Panicked"], 2);
         driven.abort();
     }
 }

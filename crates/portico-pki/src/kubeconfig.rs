@@ -67,6 +67,9 @@ pub enum BadKubeconfig {
     /// Neither a token nor a certificate with its key.
     #[error("its user has neither a token nor a certificate with its key, or both")]
     Credential,
+    /// A token that no request can carry.
+    #[error("its token has a space, a line break or another character that no token has (RFC 6750)")]
+    Token,
 }
 
 #[derive(Deserialize)]
@@ -160,7 +163,11 @@ impl Kubeconfig {
         let cluster = named("cluster", file.clusters, &context.cluster)?;
         let user = named("user", file.users, &context.user)?;
         let credential = match (user.token, user.client_certificate_data, user.client_key_data) {
-            (Some(token), None, None) => Credential::Token(token),
+            // It becomes part of a header, where a line break has no place.
+            (Some(token), None, None) if token.bytes().all(|byte| byte.is_ascii_graphic()) => {
+                Credential::Token(token)
+            }
+            (Some(_), None, None) => return Err(BadKubeconfig::Token),
             (None, Some(certificate), Some(key)) => {
                 let certificate = decode("client-certificate-data", &certificate)?;
                 Credential::Certificate(Pair { certificate, key: decode("client-key-data", &key)? })

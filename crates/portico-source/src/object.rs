@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use portico_api::annotations;
 use portico_api::change::Keyed;
 use portico_api::cluster::Cluster;
 use portico_api::configuration::KubermaticConfiguration;
@@ -16,6 +17,12 @@ use thiserror::Error;
 
 /// The namespace of an object that names none although its kind has one, as with `kubectl apply`.
 const DEFAULT_NAMESPACE: &str = "default";
+
+/// Longest value of an annotation under a key that is not ours nor KKP's.
+const LONGEST_EXPOSE: usize = 128;
+
+/// Most bytes of labels and annotations of a Service: a CA of 16 KiB, and much of everything else.
+const MOST_METADATA: usize = 24 * 1_024;
 
 /// Longest name of an object (RFC 1123 subdomain, as the Kubernetes API checks it).
 const MAX_NAME: usize = 253;
@@ -82,6 +89,9 @@ impl Object {
     pub(crate) fn from_value(kind: Kind, value: Value) -> Result<Self, InvalidObject> {
         let mut object = Self::of_kind(kind, value)?;
         let meta = object.metadata_mut();
+        if kind == Kind::Service {
+            keep_what_counts(meta)?;
+        }
         if matches!(kind, Kind::Cluster | Kind::ExposedCluster) {
             meta.namespace = Arc::default();
         } else if meta.namespace.is_empty() {
@@ -112,6 +122,24 @@ impl Keyed for Object {
 fn typed<T: DeserializeOwned>(value: Value) -> Result<T, InvalidObject> {
     portico_yaml::typed(value)
         .map_err(|invalid| InvalidObject { field: invalid.field, message: invalid.message })
+}
+
+/// Drops the annotations of a Service that nobody reads, and refuses one whose others are too long: a tenant
+/// may make Services by the thousand, each with 256 KiB of them, and all are held in memory.
+fn keep_what_counts(meta: &mut ObjectMeta) -> Result<(), InvalidObject> {
+    // The key that asks for exposure is a setting; its value is one word, or a few.
+    meta.annotations.retain(|key, value| annotations::is_known(key) || value.len() <= LONGEST_EXPOSE);
+    let strings = meta.annotations.iter().chain(&meta.labels);
+    let length: usize = strings.map(|(key, value)| key.len() + value.len()).sum();
+    if length <= MOST_METADATA {
+        return Ok(());
+    }
+    Err(InvalidObject {
+        field: "metadata.annotations".to_owned(),
+        message: format!(
+            "hold {length} bytes with the labels, of which {MOST_METADATA} are read; make them fewer"
+        ),
+    })
 }
 
 /// Accepts what Kubernetes accepts as a name: an RFC 1123 subdomain.
@@ -172,6 +200,24 @@ mod tests {
             message(json!({"protocol": "tcp"})),
             "`tcp` is not known, expected one of `TCP`, `UDP`, `SCTP`"
         );
+    }
+
+    #[test]
+    fn of_the_annotations_of_a_service_only_those_are_held_that_somebody_reads() {
+        let service = |annotations: Value| {
+            let value = json!({"metadata": {"name": "a", "annotations": annotations}});
+            Object::from_value(Kind::Service, value)
+        };
+        let long = "x".repeat(200_000);
+        let expose = "nodeport-proxy.k8s.io/expose";
+        let object = service(json!({"theirs": long, "example.com/expose": "SNI", expose: "SNI"})).unwrap();
+        let kept: Vec<&str> = object.metadata().annotations.keys().map(|key| &**key).collect();
+        assert_eq!(kept, ["example.com/expose", expose]);
+        let error = service(json!({"nodeport-proxy.k8s.io/port-mapping": long})).unwrap_err();
+        assert_eq!(error.field, "metadata.annotations");
+        let many: serde_json::Map<_, _> =
+            (0..1_000).map(|number| (format!("k{number}"), "x".repeat(100).into())).collect();
+        assert_eq!(service(many.into()).unwrap_err().field, "metadata.annotations");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret, Service};
 use kube::Api;
 use portico_api::annotations::API_SERVER_CA;
+use portico_api::api_server_ca::ApiServerCa;
 use portico_api::cluster::Cluster;
 use portico_api::exposed_cluster::ExposedCluster;
 use portico_api::strategy::ExposeStrategy;
@@ -273,11 +274,12 @@ fn usable(secret: &Secret) -> Result<Kubeconfig, String> {
     let key = inventory::KUBECONFIG;
     let text = text(secret, key).ok_or_else(|| format!("it has no text under the key {key:?}"))?;
     let kubeconfig = Kubeconfig::parse(&text).map_err(|bad| bad.to_string())?;
-    if kubeconfig.server.starts_with("https://") {
-        Ok(kubeconfig)
-    } else {
-        Err("its server does not begin with https://".to_owned())
+    if !kubeconfig.server.starts_with("https://") {
+        return Err("its server does not begin with https://".to_owned());
     }
+    // Under Tunneling it becomes the annotation of the Cluster, which admission would refuse.
+    ApiServerCa::parse(&kubeconfig.authority).map_err(|bad| format!("its CA cannot be used: {bad}"))?;
+    Ok(kubeconfig)
 }
 
 /// What a Secret holds under a key.

@@ -21,6 +21,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use portico_net::slots::{Slots, Source};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch as channel};
+use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
@@ -102,6 +103,8 @@ pub(super) async fn serve(
                 () = poll_fn(|cx| slot.poll_evicted(cx)) => shared.reviewer.count("other", "evicted"),
             }
         });
+        // The one that gave way is closed before the next takes a descriptor.
+        yield_now().await;
     }
 }
 

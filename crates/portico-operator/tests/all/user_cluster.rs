@@ -178,12 +178,17 @@ fn hostile_ones_are_told_apart(stage: &Stage, operator: &Running) {
         Kubeconfig { server, authority: authority.cert(), ..good.clone() }.to_yaml()
     };
     let exec = good.to_yaml().replace("client-key-data", "exec: {command: /bin/touch}\n    client-key-data");
+    let token = Kubeconfig { credential: Credential::Token("a\nb".to_owned()), ..good.clone() };
+    let no_anchor =
+        Kubeconfig { authority: stage.user.access().authority().cert()[..300].into(), ..good.clone() };
     let hostile = [
         ("mute", at(mute_url, &other), "Unreachable"),
         ("flood", at(flood.url("127.0.0.1"), flood.authority()), "AnswerTooLong"),
         ("broken", at(broken.url("127.0.0.1"), broken.authority()), "Refused"),
         ("wrong", at(good.server.clone(), &other), "Unreachable"),
         ("exec", exec, "BadKubeconfig"),
+        ("token", token.to_yaml(), "BadKubeconfig"),
+        ("no-anchor", no_anchor.to_yaml(), "BadKubeconfig"),
     ];
     for (name, kubeconfig, _) in &hostile {
         kubectl.apply_json(&cluster(name, "Tunneling")).unwrap();
@@ -212,8 +217,12 @@ fn hostile_ones_are_told_apart(stage: &Stage, operator: &Running) {
     put_kubeconfig(kubectl, "exec", "healed: no\n");
     let message = wait_reason(kubectl, "exec", "BadKubeconfig");
     assert!(!message.contains("touch"), "{message}");
-    kubectl.run(&["delete", "clusters", "mute", "flood", "broken", "wrong", "exec"]).unwrap();
-    kubectl.run(&["delete", "exposedclusters", "mute", "flood", "broken", "wrong", "exec"]).unwrap();
+    kubectl
+        .run(&["delete", "clusters", "mute", "flood", "broken", "wrong", "exec", "token", "no-anchor"])
+        .unwrap();
+    kubectl
+        .run(&["delete", "exposedclusters", "mute", "flood", "broken", "wrong", "exec", "token", "no-anchor"])
+        .unwrap();
 }
 
 fn one_pass_makes_everything(stage: &Stage, operator: &Running) {

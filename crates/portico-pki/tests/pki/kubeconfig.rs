@@ -57,6 +57,14 @@ fn what_is_wrong_with_a_file_is_said_without_what_stands_in_it() {
 }
 
 #[test]
+fn a_token_that_no_header_can_hold_is_refused() {
+    for token in ["a\nb", "a\n", "a b", "\u{1b}[2J", "t\u{f6}ken"] {
+        let file = with(Credential::Token(token.to_owned())).to_yaml();
+        assert_eq!(Kubeconfig::parse(&file).unwrap_err(), BadKubeconfig::Token, "{token:?}");
+    }
+}
+
+#[test]
 fn a_file_of_kkp_is_read() {
     let text = "
 apiVersion: v1
