@@ -1,5 +1,6 @@
 //! How a verb ends: the exit codes of the command line contract, and the way to print.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -40,7 +41,7 @@ pub(crate) fn complain(error: &anyhow::Error, format: LogFormat) {
         }
     }
     let line = match format {
-        LogFormat::Text => format!("portico: {text}"),
+        LogFormat::Text => format!("portico: {}", plain(&text)),
         LogFormat::Json => serde_json::json!({
             "timestamp": jiff::Timestamp::now(),
             "level": "ERROR",
@@ -56,8 +57,26 @@ pub(crate) fn complain(error: &anyhow::Error, format: LogFormat) {
 /// Writes to standard output. A reader that left early, such as `head`, is no error.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    match out.write_all(plain(text).as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),
+    }
+}
+
+/// What a terminal only shows: lines and tabs stay, other control characters are seen and not obeyed. Whoever
+/// may write an object would else write to the screen of its reader.
+fn plain(text: &str) -> Cow<'_, str> {
+    let is_obeyed = |letter: char| letter.is_control() && !matches!(letter, '\n' | '\t');
+    if text.contains(is_obeyed) { text.replace(is_obeyed, "\u{fffd}").into() } else { text.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::plain;
+
+    #[test]
+    fn no_object_writes_to_the_terminal_of_its_reader() {
+        assert_eq!(plain("a\tb\nc\n"), "a\tb\nc\n");
+        assert_eq!(plain("dc \u{1b}[2J\u{9b}1m\r"), "dc \u{fffd}[2J\u{fffd}1m\u{fffd}");
     }
 }

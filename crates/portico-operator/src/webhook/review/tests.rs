@@ -75,20 +75,23 @@ fn a_cluster_in_a_datacenter_of_no_seed_is_refused() {
 }
 
 #[test]
-fn a_cluster_whose_name_a_service_has_is_refused_before_its_services_are_made() {
+fn a_cluster_takes_its_name_from_a_service_of_somebody_else_and_that_is_told() {
     let mut world = world();
     world.services.push(served(&service("else", "web", "B.North.example.com")));
-    let errors = created::<Cluster>(&world, &cluster("b", "lab-1"));
-    assert_eq!(errors.len(), 1, "{errors:?}");
+    let change = Change { before: None, after: object::<Cluster>(&cluster("b", "lab-1")) };
+    let verdict = review(&world, &change);
+    assert_eq!(verdict.errors, []);
+    let warnings: Vec<String> = verdict.warnings.iter().map(ToString::to_string).collect();
+    let told = warnings.iter().find(|told| told.starts_with("Service else/web: ")).unwrap();
     assert!(
-        errors[0].starts_with("Service else/web: ")
-            && errors[0].contains(
-                "host b.north.example.com belongs to Service cluster-b/apiserver-external: the namespace of \
-                 a Cluster comes before any other; choose another host name"
-            ),
-        "{errors:?}"
+        told.contains(
+            "host b.north.example.com belongs to Service cluster-b/apiserver-external: the namespace of a \
+             Cluster comes before any other; choose another host name"
+        ),
+        "{told}"
     );
-    assert_eq!(created::<Cluster>(&world, &cluster("c", "lab-1")), [""; 0]);
+    let other = Change { before: None, after: object::<Cluster>(&cluster("c", "lab-1")) };
+    assert!(review(&world, &other).warnings.iter().all(|told| told.object.kind != Kind::Service));
 }
 
 #[test]
