@@ -6,9 +6,12 @@ use std::process::Command;
 
 use super::site::upstream;
 
-/// These dial 198.18.0.254 and expect silence, which another machine may answer. [`super::dials`] asks the
-/// same of a port of loopback.
-const OUTSIDE: &str = "^(TestProxyDial_RequestCancelled_GRPC|TestProxyDial_AgentTimeout_GRPC)$";
+/// Two dial 198.18.0.254 and expect silence, which another machine may answer. [`super::dials`] asks the same
+/// of a port of loopback. The third expects one of two errors that race inside upstream's client once its
+/// request is cancelled: with upstream's own agent as a program it failed 9 times of 120. What must be left
+/// behind then, nothing, is `a_frontend_that_leaves_leaves_nothing_behind`.
+const SKIPPED: &str = "^(TestProxyDial_RequestCancelled_GRPC|TestProxyDial_AgentTimeout_GRPC|\
+                       TestProxyHandle_TunnelContextCancelled_GRPC)$";
 
 #[test]
 fn upstreams_integration_tests_pass_with_our_agent() {
@@ -19,7 +22,7 @@ fn upstreams_integration_tests_pass_with_our_agent() {
     fs::write(&agent, script).unwrap();
     fs::set_permissions(&agent, fs::Permissions::from_mode(0o755)).unwrap();
     let mut suite = Command::new(upstream("suite"));
-    suite.current_dir(folder.path()).args(["-test.v", "-test.timeout=10m", "-test.skip", OUTSIDE]);
+    suite.current_dir(folder.path()).args(["-test.v", "-test.timeout=10m", "-test.skip", SKIPPED]);
     suite.arg("-agent-path").arg(&agent);
     let output = suite.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
