@@ -20,7 +20,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use portico_net::slots::{Slots, Source};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch as channel};
+use tokio::sync::{Semaphore, SemaphorePermit, watch as channel};
 use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
@@ -59,7 +59,7 @@ const LONGEST_HEAD: usize = 16 * 1_024;
 
 /// Bytes of all questions that are read at a time, in units of [`UNIT`].
 const BUDGET: usize = 16 * 1_024;
-const UNIT: u64 = 1_024;
+const UNIT: usize = 1_024;
 
 /// Rest after a failed accept(2), which nearly always means that descriptors are out.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
@@ -147,21 +147,21 @@ async fn answer(request: Request<Incoming>, shared: &Shared) -> Response<Full<By
         refused(code, text)
     };
     let body = request.into_body();
-    // Every API server says how long it is; so memory is spoken for before the first byte.
+    // Every API server says how long it is.
     let Some(length) = body.size_hint().exact() else {
         return malformed(StatusCode::LENGTH_REQUIRED, "Content-Length is missing\n");
     };
     if length > LARGEST {
         return malformed(StatusCode::PAYLOAD_TOO_LARGE, "no AdmissionReview is longer than 4 MiB\n");
     }
-    let units = u32::try_from(length.div_ceil(UNIT)).unwrap_or(u32::MAX);
-    let Ok(_held) = shared.budget.try_acquire_many(units) else {
-        shared.reviewer.count("other", "overloaded");
-        return refused(StatusCode::SERVICE_UNAVAILABLE, "too much is asked at once\n");
-    };
-    let body = match timeout(BODY_TIMEOUT, body.collect()).await {
-        Ok(Ok(body)) => body.to_bytes(),
-        Ok(Err(_)) => return malformed(StatusCode::BAD_REQUEST, "the body ended early\n"),
+    let length = usize::try_from(length).unwrap_or_default();
+    let (body, _held) = match timeout(BODY_TIMEOUT, read(body, length, &shared.budget)).await {
+        Ok(Ok(read)) => read,
+        Ok(Err(Unread::Overloaded)) => {
+            shared.reviewer.count("other", "overloaded");
+            return refused(StatusCode::SERVICE_UNAVAILABLE, "too much is asked at once\n");
+        }
+        Ok(Err(Unread::Ended)) => return malformed(StatusCode::BAD_REQUEST, "the body ended early\n"),
         Err(_) => return malformed(StatusCode::REQUEST_TIMEOUT, "the body takes too long\n"),
     };
     match shared.reviewer.answer(body).await {
@@ -175,6 +175,38 @@ async fn answer(request: Request<Incoming>, shared: &Shared) -> Response<Full<By
             refused(StatusCode::BAD_REQUEST, "this is no AdmissionReview of admission.k8s.io/v1\n")
         }
     }
+}
+
+/// Why a question was not read.
+enum Unread {
+    /// What is read at a time, of all questions, is used up.
+    Overloaded,
+    /// The client left before its end.
+    Ended,
+}
+
+/// Reads a question of `length` bytes, and takes its share of `budget` as they come: who announces much and
+/// sends nothing takes nothing from the others.
+async fn read<'a>(
+    mut body: Incoming,
+    length: usize,
+    budget: &'a Semaphore,
+) -> Result<(Bytes, Option<SemaphorePermit<'a>>), Unread> {
+    let mut held: Option<SemaphorePermit<'a>> = None;
+    // Pages that nothing is written to take no memory.
+    let mut text = Vec::with_capacity(length);
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame.map_err(|_| Unread::Ended)?.into_data() else { continue };
+        text.extend_from_slice(&data);
+        let has = held.as_ref().map_or(0, SemaphorePermit::num_permits);
+        let lacks = u32::try_from(text.len().div_ceil(UNIT) - has).unwrap_or(u32::MAX);
+        let more = budget.try_acquire_many(lacks).map_err(|_| Unread::Overloaded)?;
+        match &mut held {
+            Some(held) => held.merge(more),
+            None => held = Some(more),
+        }
+    }
+    Ok((text.into(), held))
 }
 
 fn refused(code: StatusCode, text: &'static str) -> Response<Full<Bytes>> {
