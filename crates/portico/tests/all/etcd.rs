@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use base64::Engine;
+use portico_lab::pki::{Authority, Certificate};
 use portico_lab::programs;
+use rcgen::ExtendedKeyUsagePurpose;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -17,12 +19,32 @@ struct Ring {
     /// For clients, members, probes.
     ports: Vec<[u16; 3]>,
     quota: u64,
+    /// Whether members and clients show each other certificates, as in a control plane.
+    tls: bool,
 }
 
 impl Ring {
     fn of(members: usize) -> Self {
         let ports = (0..members).map(|_| [free_port(), free_port(), free_port()]).collect();
-        Self { folder: tempfile::tempdir().unwrap(), ports, quota: 64 << 20 }
+        Self { folder: tempfile::tempdir().unwrap(), ports, quota: 64 << 20, tls: false }
+    }
+
+    /// One certificate for every place, as the plan has it for members of etcd.
+    fn with_tls(self) -> Self {
+        let authority = Authority::new("etcd-ca").unwrap();
+        let both = Certificate::server(&["127.0.0.1"])
+            .with(|params| params.extended_key_usages.push(ExtendedKeyUsagePurpose::ClientAuth));
+        authority.issue(both).unwrap().write(self.folder.path(), "etcd").unwrap();
+        fs::write(self.file("ca.crt"), authority.cert()).unwrap();
+        Self { tls: true, ..self }
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+
+    fn url(&self, port: u16) -> String {
+        format!("{}://127.0.0.1:{port}", if self.tls { "https" } else { "http" })
     }
 
     fn data(&self, member: usize) -> PathBuf {
@@ -30,9 +52,9 @@ impl Ring {
     }
 
     fn start(&self, member: usize, initialized: bool) -> Process {
-        let [client, peer, probe] = self.ports[member].map(|port| format!("http://127.0.0.1:{port}"));
-        let all =
-            |index: usize| self.ports.iter().map(move |ports| format!("http://127.0.0.1:{}", ports[index]));
+        let [client, peer, probe] = self.ports[member];
+        let [client, peer, probe] = [self.url(client), self.url(peer), format!("http://127.0.0.1:{probe}")];
+        let all = |index: usize| self.ports.iter().map(move |ports| self.url(ports[index]));
         let ring: Vec<String> =
             all(1).enumerate().map(|(number, url)| format!("etcd-{number}={url}")).collect();
         let mut command = portico();
@@ -53,17 +75,29 @@ impl Ring {
             format!("--initial-cluster={}", ring.join(",")),
             format!("--quota-backend-bytes={}", self.quota),
         ]);
+        if self.tls {
+            let files = ["etcd.crt", "etcd.key", "ca.crt"].map(|name| self.file(name));
+            for (flag, file) in ["cert-file", "key-file", "trusted-ca-file"].into_iter().zip(files) {
+                command.args([format!("--{flag}={file}"), format!("--peer-{flag}={file}")]);
+            }
+            command.args(["--client-cert-auth", "--peer-client-cert-auth"]);
+        }
         Process::of(&mut command)
     }
 
     /// A call of a member's JSON gateway.
     fn call(&self, member: usize, path: &str, body: &Value) -> Value {
-        let url = format!("http://127.0.0.1:{}/v3/{path}", self.ports[member][0]);
+        let url = format!("{}/v3/{path}", self.url(self.ports[member][0]));
         let file = tempfile::NamedTempFile::new_in(self.folder.path()).unwrap();
         fs::write(file.path(), body.to_string()).unwrap();
         let body = format!("@{}", file.path().display());
-        let output =
-            Command::new("curl").args(["-s", "--max-time", "5", "-d", &body, &url]).output().unwrap();
+        let mut curl = Command::new("curl");
+        curl.args(["-s", "--max-time", "5", "-d", &body, &url]);
+        if self.tls {
+            let [certificate, key, ca] = ["etcd.crt", "etcd.key", "ca.crt"].map(|name| self.file(name));
+            curl.args(["--cert", &certificate, "--key", &key, "--cacert", &ca]);
+        }
+        let output = curl.output().unwrap();
         serde_json::from_slice(&output.stdout).unwrap_or_default()
     }
 
@@ -165,7 +199,7 @@ fn a_member_of_three_that_lost_its_folder_gets_its_data_from_the_others_and_vote
 
 #[test]
 fn a_full_database_is_told_and_takes_writes_again_once_objects_are_deleted() {
-    let ring = Ring { quota: 8 << 20, ..Ring::of(1) };
+    let ring = Ring { quota: 8 << 20, ..Ring::of(1) }.with_tls();
     let mut etcd = ring.start(0, false);
     ring.wait_ready(0);
     let large = vec![7; 1 << 20];
