@@ -1,4 +1,5 @@
-//! TLS as a client: to a gateway with the tunnel inside, to a Konnectivity server, to an `https://` proxy.
+//! TLS as a client: to a gateway with the tunnel inside, to a Konnectivity server, to etcd, to an `https://`
+//! proxy.
 //!
 //! Files are read again when they change. A connection takes the configuration that is current when it
 //! begins. When a certificate is not accepted, the error names its issuer, by which a corporate proxy that
@@ -64,6 +65,8 @@ enum Peer {
     Proxy,
     /// With the protocols that are offered to it.
     Konnectivity(Vec<Vec<u8>>),
+    /// Its JSON gateway: HTTP/1.1, for which nothing is offered.
+    Etcd,
 }
 
 impl Peer {
@@ -73,6 +76,7 @@ impl Peer {
             Self::Gateway => owned(&TUNNEL),
             Self::Proxy => owned(&PROXY),
             Self::Konnectivity(protocols) => protocols.clone(),
+            Self::Etcd => Vec::new(),
         }
     }
 }
@@ -164,6 +168,12 @@ impl ClientTls {
         )
     }
 
+    /// Reads the files for TLS to members of etcd.
+    pub fn etcd(files: ClientTlsFiles) -> Result<Self, ClientTlsError> {
+        let pair = Self::pair(files.certificate, files.key)?;
+        Self::of(Files { ca: files.ca, pair }, Peer::Etcd)
+    }
+
     fn pair(
         certificate: Option<PathBuf>,
         key: Option<PathBuf>,
@@ -202,9 +212,9 @@ impl ClientTls {
         Ok(true)
     }
 
-    /// Speaks TLS over a connection to a gateway, which must have a certificate for this name or IP address.
-    /// The protocol inside is in `get_ref().1.alpn_protocol()`: `portico-tunnel`, `h2`, or none from a server
-    /// without ALPN. The caller bounds the time.
+    /// Speaks TLS over a connection to a server, which must have a certificate for this name or IP address.
+    /// The protocol inside a gateway's is in `get_ref().1.alpn_protocol()`: `portico-tunnel`, `h2`, or none
+    /// from a server without ALPN. The caller bounds the time.
     pub async fn connect(
         &self,
         server_name: &str,
@@ -242,6 +252,7 @@ impl ClientTls {
                 Peer::Konnectivity(_) => {
                     "it must be the agent port of a Konnectivity server, 8091 by default"
                 }
+                Peer::Etcd => "if this etcd serves no TLS, write http://",
             };
             let problem = error::problem(error, recorder.leaf.get(), self.trust(), hint);
             HandshakeError { answered: recorder.answered.load(Relaxed), ..failed(problem) }
@@ -254,6 +265,7 @@ impl ClientTls {
             Peer::Gateway => "--tls-ca",
             Peer::Proxy => "--proxy-ca",
             Peer::Konnectivity(_) => "--ca-cert",
+            Peer::Etcd => "--trusted-ca-file",
         };
         match &self.files.ca {
             Some(path) => format!("{flag} {}", path.display()),

@@ -10,6 +10,7 @@ mod client;
 mod join;
 mod upkeep;
 
+use std::convert::Infallible;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
@@ -115,7 +116,7 @@ fn install(file: &Path) -> anyhow::Result<Outcome> {
 impl Flags {
     async fn launch(&self) -> anyhow::Result<Outcome> {
         let mut arguments = Arguments::of(&self.etcd)?;
-        let own = arguments.own_endpoint();
+        let own = arguments.endpoint.clone();
         let mut endpoints = self.endpoints.clone();
         if !endpoints.contains(&own) {
             endpoints.push(own.clone());
@@ -178,7 +179,7 @@ impl Flags {
 /// Runs etcd, with looks at it, until it ends.
 async fn supervise(
     command: &[String],
-    looks: impl Future<Output = ()>,
+    looks: impl Future<Output = Infallible>,
     mut daemon: Daemon,
 ) -> anyhow::Result<Outcome> {
     let (program, rest) = command.split_first().context("no command")?;
@@ -198,7 +199,7 @@ async fn supervise(
                     let _ = kill_process(pid, Signal::TERM);
                 }
             }
-            () = &mut looks => {}
+            never = &mut looks => match never {},
         }
     }
 }

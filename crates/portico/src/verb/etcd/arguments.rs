@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use anyhow::Context;
+use portico_dial::ClientTlsFiles;
 
-use super::client::TlsFiles;
 use super::join::Own;
 
 /// The command of etcd.
@@ -13,8 +13,8 @@ pub(super) struct Arguments {
     pub(super) command: Vec<String>,
     pub(super) data_dir: PathBuf,
     pub(super) own: Own,
-    /// What it advertises to clients.
-    pub(super) advertised: Vec<String>,
+    /// Where this member itself is asked: the first URL that it advertises to clients.
+    pub(super) endpoint: String,
 }
 
 impl Arguments {
@@ -28,26 +28,22 @@ impl Arguments {
         let ring = list.split(',').map(member).collect::<Option<Vec<_>>>();
         let ring = ring.with_context(|| format!("--initial-cluster={list}: write NAME=URL, by commas"))?;
         let clients = value("advertise-client-urls").unwrap_or_else(|| "http://127.0.0.1:2379".to_owned());
+        let endpoint = clients.split(',').next().unwrap_or_default().to_owned();
         Ok(Self {
             command: command.to_vec(),
             data_dir: data_dir.into(),
             own: Own { name, peer_url, ring },
-            advertised: clients.split(',').map(str::to_owned).collect(),
+            endpoint,
         })
     }
 
-    /// Where this member itself is asked.
-    pub(super) fn own_endpoint(&self) -> String {
-        self.advertised.first().cloned().unwrap_or_default()
-    }
-
     /// What other members know this one by. Nothing where etcd is spoken to in the clear.
-    pub(super) fn tls(&self) -> Option<TlsFiles> {
+    pub(super) fn tls(&self) -> Option<ClientTlsFiles> {
         let file = |flag: &str| value(&self.command, flag).map(PathBuf::from);
-        Some(TlsFiles {
-            certificate: file("cert-file")?,
-            key: file("key-file")?,
-            ca: file("trusted-ca-file")?,
+        Some(ClientTlsFiles {
+            certificate: Some(file("cert-file")?),
+            key: Some(file("key-file")?),
+            ca: Some(file("trusted-ca-file")?),
         })
     }
 

@@ -2,8 +2,6 @@
 //!
 //! Each call has a connection of its own: they are rare, and a certificate that was renewed is read.
 
-use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
@@ -15,14 +13,11 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use portico_dial::{Dialer, Target, pem, provider};
-use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, RootCertStore};
+use portico_dial::{ClientTls, ClientTlsFiles, Dialer, Target};
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
-use tokio_rustls::TlsConnector;
 
 use super::join::{Answer, Member};
 use super::upkeep::{Alarm, Seen};
@@ -39,19 +34,11 @@ const WORK: Duration = Duration::from_secs(300);
 /// Longest answer read.
 const MAX_ANSWER: usize = 256 * 1_024;
 
-/// By what a client and a member know each other.
-#[derive(Debug, Clone)]
-pub(super) struct TlsFiles {
-    pub(super) certificate: PathBuf,
-    pub(super) key: PathBuf,
-    pub(super) ca: PathBuf,
-}
-
 /// A client of all members.
 #[derive(Debug)]
 pub(super) struct Client {
     endpoints: Vec<Endpoint>,
-    tls: Option<TlsFiles>,
+    tls: Option<ClientTlsFiles>,
     dialer: Dialer,
 }
 
@@ -63,7 +50,7 @@ struct Endpoint {
 }
 
 impl Client {
-    pub(super) fn new(urls: &[String], tls: Option<TlsFiles>) -> anyhow::Result<Self> {
+    pub(super) fn new(urls: &[String], tls: Option<ClientTlsFiles>) -> anyhow::Result<Self> {
         let endpoints = urls.iter().map(|url| Endpoint::of(url)).collect::<anyhow::Result<_>>()?;
         Ok(Self { endpoints, tls, dialer: Dialer::direct() })
     }
@@ -197,10 +184,9 @@ impl Client {
         if !endpoint.tls {
             return exchange(socket, endpoint, path, body).await;
         }
-        let files = self.tls.as_ref().context("https needs --cert-file, --key-file and --trusted-ca-file")?;
-        let connector = TlsConnector::from(Arc::new(files.configuration()?));
-        let name = ServerName::try_from(endpoint.target.host.to_string()).context("its name")?;
-        exchange(connector.connect(name, socket).await.context("TLS")?, endpoint, path, body).await
+        let files = self.tls.clone().context("https needs --cert-file, --key-file and --trusted-ca-file")?;
+        let tls = ClientTls::etcd(files)?.connect(&endpoint.target.host, socket).await?;
+        exchange(tls, endpoint, path, body).await
     }
 }
 
@@ -213,22 +199,6 @@ impl Endpoint {
         };
         let target = rest.trim_end_matches('/').parse().with_context(|| format!("the URL {url}"))?;
         Ok(Self { url: url.to_owned(), target, tls })
-    }
-}
-
-impl TlsFiles {
-    fn configuration(&self) -> anyhow::Result<ClientConfig> {
-        let read = |path: &PathBuf| pem::read(path);
-        let mut roots = RootCertStore::empty();
-        for certificate in pem::certificates(&self.ca, &read(&self.ca)?)? {
-            roots.add(certificate).with_context(|| format!("CA {}", self.ca.display()))?;
-        }
-        let chain = pem::certificates(&self.certificate, &read(&self.certificate)?)?;
-        let key = pem::private_key(&self.key, &read(&self.key)?)?;
-        let builder =
-            ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
-        let pair = || format!("certificate {} with key {}", self.certificate.display(), self.key.display());
-        builder.with_root_certificates(roots).with_client_auth_cert(chain, key).with_context(pair)
     }
 }
 

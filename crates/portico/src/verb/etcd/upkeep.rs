@@ -3,6 +3,7 @@
 //! The launcher beside the leader decides for all, so that one member at a time is defragmented, which
 //! answers nobody meanwhile. [`next`] is pure; [`run`] asks, does one thing, and looks again.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::time::Duration;
 
@@ -108,7 +109,7 @@ impl Seen {
 }
 
 /// Looks after the ring, for ever.
-pub(super) async fn run(client: &Client, own: &str, every: Duration) {
+pub(super) async fn run(client: &Client, own: &str, every: Duration) -> Infallible {
     let (mut before, mut told) = (Before::default(), Vec::new());
     loop {
         // One that does not answer starts, or ends; whoever asks for its health sees that.
