@@ -169,11 +169,11 @@ pub(crate) async fn drive<K, C, E, F>(
     F: Future<Output = Result<Action, E>> + Send + 'static,
 {
     let queue = Queue::new(tally.clone());
-    let (begins, gone, panicked) = (queue.clone(), queue.clone(), tally.clone());
+    let (begins, gone) = (queue.clone(), queue.clone());
     let reconcile = move |object: Arc<K>, context| {
         let reference = ObjectRef::from_obj(&*object);
         begins.take(&reference);
-        let tally = panicked.clone();
+        let tally = tally.clone();
         // A defect that one object brings to light stops no other. What passes share is behind locks that
         // outlive a panic, and each pass compares anew.
         let pass = AssertUnwindSafe(reconcile(object, context)).catch_unwind();

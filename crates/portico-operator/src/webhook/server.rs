@@ -191,20 +191,16 @@ async fn read<'a>(
     mut body: Incoming,
     length: usize,
     budget: &'a Semaphore,
-) -> Result<(Bytes, Option<SemaphorePermit<'a>>), Unread> {
-    let mut held: Option<SemaphorePermit<'a>> = None;
+) -> Result<(Bytes, SemaphorePermit<'a>), Unread> {
+    let take = |units| budget.try_acquire_many(units).map_err(|_| Unread::Overloaded);
+    let mut held = take(0)?;
     // Pages that nothing is written to take no memory.
     let mut text = Vec::with_capacity(length);
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame.map_err(|_| Unread::Ended)?.into_data() else { continue };
         text.extend_from_slice(&data);
-        let has = held.as_ref().map_or(0, SemaphorePermit::num_permits);
-        let lacks = u32::try_from(text.len().div_ceil(UNIT) - has).unwrap_or(u32::MAX);
-        let more = budget.try_acquire_many(lacks).map_err(|_| Unread::Overloaded)?;
-        match &mut held {
-            Some(held) => held.merge(more),
-            None => held = Some(more),
-        }
+        let lacks = text.len().div_ceil(UNIT) - held.num_permits();
+        held.merge(take(u32::try_from(lacks).unwrap_or(u32::MAX))?);
     }
     Ok((text.into(), held))
 }

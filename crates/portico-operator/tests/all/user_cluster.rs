@@ -217,12 +217,10 @@ fn hostile_ones_are_told_apart(stage: &Stage, operator: &Running) {
     put_kubeconfig(kubectl, "exec", "healed: no\n");
     let message = wait_reason(kubectl, "exec", "BadKubeconfig");
     assert!(!message.contains("touch"), "{message}");
-    kubectl
-        .run(&["delete", "clusters", "mute", "flood", "broken", "wrong", "exec", "token", "no-anchor"])
-        .unwrap();
-    kubectl
-        .run(&["delete", "exposedclusters", "mute", "flood", "broken", "wrong", "exec", "token", "no-anchor"])
-        .unwrap();
+    let names = hostile.each_ref().map(|(name, ..)| *name);
+    for kind in ["clusters", "exposedclusters"] {
+        kubectl.run(&[&["delete", kind], &names[..]].concat()).unwrap();
+    }
 }
 
 fn one_pass_makes_everything(stage: &Stage, operator: &Running) {
