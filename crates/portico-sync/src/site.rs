@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 use ipnet::IpNet;
 use portico_api::annotations::ExposeKeys;
 use portico_api::change::Change;
+use portico_api::names::ClusterName;
 use portico_api::problem::{Problem, Severity};
+use portico_expose::exposure::MANAGED_BY;
 use portico_expose::node_ports::PortKey;
 use portico_expose::persisted::PersistedState;
 use portico_expose::planner::{Mode, Settings as PlannerSettings};
@@ -86,7 +88,8 @@ pub struct Site {
     pub allocated: Vec<u16>,
     /// What they were read as.
     pub read_as: ReadAs,
-    /// Where a gateway in the seed would differ from KKP's proxy; none for a directory.
+    /// Where a gateway in the seed would differ from KKP's proxy; none for a directory, and none where the
+    /// operator exposes clusters: it does so only without KKP.
     pub differences: Vec<Problem>,
 }
 
@@ -147,8 +150,8 @@ impl Site {
             namespace.is_none_or(|name| objects.iter().any(|object| belongs_to(object, name)));
         let is_slice = |object: &&Object| matches!(object, Object::EndpointSlice(_));
         let originals = objects.iter().filter(|object| !is_slice(object)).cloned().collect();
-        let today =
-            (read_as == ReadAs::Seed).then(|| Today::of(&objects, settings.expose_annotations.first()));
+        let beside_kkp = read_as == ReadAs::Seed && !objects.iter().any(is_of_operator);
+        let today = beside_kkp.then(|| Today::of(&objects, settings.expose_annotations.first()));
         let mut pipeline = Pipeline::new(index, planner, persisted, SEED);
         if read_as == ReadAs::Seed {
             if objects.iter().any(|object| matches!(object, Object::Seed(_) | Object::Cluster(_))) {
@@ -191,6 +194,15 @@ fn looks_like(objects: &[Object]) -> ReadAs {
         _ => false,
     };
     if objects.iter().any(is_made) { ReadAs::Seed } else { ReadAs::Directory }
+}
+
+/// Whether it is a Service that Portico's operator made for a cluster.
+fn is_of_operator(object: &Object) -> bool {
+    let Object::Service(service) = object else { return false };
+    let (key, value) = MANAGED_BY;
+    let label = service.metadata.labels.get(key);
+    label.is_some_and(|label| **label == *value)
+        && ClusterName::of_namespace(&service.metadata.namespace).is_some()
 }
 
 fn belongs_to(object: &Object, namespace: &str) -> bool {

@@ -267,3 +267,14 @@ fn addresses_are_those_that_users_were_given() {
     let plans: Vec<_> = site.pipeline.plans().map(|plan| plan.address.url).collect();
     assert_eq!(plans, ["https://n.given.example.com:31234".into()]);
 }
+
+#[test]
+fn a_seed_whose_clusters_the_operator_exposes_has_no_proxy_of_kkp_to_differ_from() {
+    let tunnel = "nodeport-proxy.k8s.io/expose: 'SNI,Tunneling', nodeport-proxy.k8s.io/port-mapping: \
+                  '{\"secure\": \"a.example.com\"}'";
+    let theirs = service("cluster-a", "apiserver-external", 1, tunnel, "ClusterIP", true);
+    assert_ne!(differences(&[cluster("a", "Tunneling"), theirs.clone()]).join("\n"), "");
+    let ours = theirs.replace("  uid: u1", "  uid: u1\n  labels: {app.kubernetes.io/managed-by: portico}");
+    let found = differences(&[cluster("a", "Tunneling"), ours]);
+    assert!(found.iter().all(|line| !line.contains("KKP")), "{found:?}");
+}
