@@ -116,6 +116,8 @@ fn service(
     + 'static
     + use<>,
 > {
+    // Without the URL: it may hold a password.
+    target(&config.cluster_url).map_err(|why| kube::Error::Service(Box::new(BadServer(why))))?;
     // The layer for it panics at what no header can hold.
     if let Some(token) = &config.auth_info.token {
         let header = HeaderValue::from_str(token.expose_secret());
@@ -140,11 +142,26 @@ fn service(
 #[error("the token in the kubeconfig has a line break, or another character that no token has")]
 struct BadToken;
 
+/// A server that cannot be connected to.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("the server in the kubeconfig: {0}")]
+struct BadServer(BadUrl);
+
+/// Why a URL cannot be connected to.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+enum BadUrl {
+    #[error("no host and port to connect to: {0}")]
+    Target(#[from] TargetError),
+    /// Besides host and port: a user, or a port that is no number from 0 to 65535.
+    #[error("expected https://HOST or https://HOST:PORT, without a user, and with a port up to 65535")]
+    Authority,
+}
+
 /// Why there is no connection. Both say what was tried.
 #[derive(Debug, Error)]
 enum ConnectError {
-    #[error("{0}: no host and port to connect to: {1}")]
-    Target(Uri, TargetError),
+    #[error("{0}: {1}")]
+    Target(Uri, BadUrl),
     #[error(transparent)]
     Connect(#[from] ConnectAnyError),
 }
@@ -155,10 +172,17 @@ async fn connect(dialer: Arc<Dialer>, uri: Uri) -> Result<Stream, ConnectError> 
     Ok(Stream(TokioIo::new(dialer.connect_any(&target).await?)))
 }
 
-fn target(uri: &Uri) -> Result<Target, TargetError> {
-    let plain = uri.scheme() == Some(&http::uri::Scheme::HTTP);
-    let port = uri.port_u16().unwrap_or(if plain { 80 } else { 443 });
-    format!("{}:{port}", uri.host().unwrap_or_default()).parse()
+fn target(uri: &Uri) -> Result<Target, BadUrl> {
+    let host = uri.host().unwrap_or_default();
+    let authority = uri.authority().map_or("", |authority| authority.as_str());
+    let port = match uri.port_u16() {
+        Some(port) if authority == format!("{host}:{port}") => port,
+        // A port that is no number counts as none, and would lead to another server.
+        None if authority == host && uri.scheme() == Some(&http::uri::Scheme::HTTP) => 80,
+        None if authority == host => 443,
+        _ => return Err(BadUrl::Authority),
+    };
+    Ok(format!("{host}:{port}").parse::<Target>()?)
 }
 
 /// A connection with the traits that hyper needs.
@@ -212,7 +236,13 @@ mod tests {
         ] {
             assert_eq!(target(&url.parse().unwrap()).unwrap().to_string(), expected);
         }
-        assert!(target(&"/version".parse().unwrap()).is_err());
+        for url in
+            ["/version", "https://:443", "https://a:99999", "https://a:", "https://u:p@a:443", "https://u@a"]
+        {
+            if let Ok(url) = url.parse() {
+                assert!(target(&url).is_err(), "{url}");
+            }
+        }
     }
 
     #[tokio::test]

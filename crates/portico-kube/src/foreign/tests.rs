@@ -94,6 +94,16 @@ fn an_object_is_ours_if_portico_applied_it() {
 }
 
 #[tokio::test]
+async fn a_server_that_is_no_host_and_port_is_refused_at_once_and_no_password_in_it_is_told() {
+    let authority = Authority::new("a").unwrap();
+    for server in ["https://:443", "https://a:99999", "https://me:secret@a:443"] {
+        let refused = Foreign::new(&kubeconfig(server, &authority), Dialer::direct()).await.err().unwrap();
+        let text = crate::error::describe(&refused);
+        assert!(text.contains("the server in the kubeconfig") && !text.contains("secret"), "{text}");
+    }
+}
+
+#[tokio::test]
 async fn a_proxy_of_the_dialer_is_used() {
     let dead = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let proxy = format!("http://{dead}").parse::<ProxySetting>().unwrap();
