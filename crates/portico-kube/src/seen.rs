@@ -14,11 +14,14 @@ use serde_json::Value;
 
 use crate::FIELD_MANAGER;
 
+/// Prefix of the annotations by which people tell Portico something.
+const OWN_ANNOTATIONS: &str = "portico.k8c.io/";
+
 /// An object of kind `K` as it was last seen.
 pub struct Seen<K> {
     /// Name, namespace, resourceVersion.
     meta: ObjectMeta,
-    /// The object, with what [`FIELD_MANAGER`] manages, and no other manager.
+    /// The object, with what [`FIELD_MANAGER`] manages, and no other manager, nor their annotations.
     text: Box<str>,
     /// The manager, other than Portico, that wrote it last.
     other_writer: Option<Box<str>>,
@@ -64,6 +67,7 @@ impl<'de, K> Deserialize<'de> for Seen<K> {
             other_writer = newest.and_then(|entry| entry["manager"].as_str()).map(Into::into);
             entries.retain(|entry| entry["manager"] == FIELD_MANAGER);
         }
+        drop_annotations_of_others(&mut value);
         let field = |name: &str| {
             value.pointer(&format!("/metadata/{name}")).and_then(Value::as_str).map(str::to_owned)
         };
@@ -75,6 +79,23 @@ impl<'de, K> Deserialize<'de> for Seen<K> {
         };
         Ok(Self { meta, text: value.to_string().into(), other_writer, kind: PhantomData })
     }
+}
+
+/// Drops annotations that Portico neither manages nor reads: who may write an object may give it 256 KiB of
+/// them, and all objects are held in memory.
+fn drop_annotations_of_others(object: &mut Value) {
+    let Some(annotations) = object.pointer_mut("/metadata/annotations").map(Value::take) else { return };
+    let Value::Object(mut annotations) = annotations else { return };
+    let managed = object.pointer("/metadata/managedFields").and_then(Value::as_array);
+    let own: Vec<&Value> = managed
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.pointer("/fieldsV1/f:metadata/f:annotations"))
+        .collect();
+    annotations.retain(|key, _| {
+        key.starts_with(OWN_ANNOTATIONS) || own.iter().any(|own| own.get(format!("f:{key}")).is_some())
+    });
+    object["metadata"]["annotations"] = annotations.into();
 }
 
 // Written out, because derive would require `K: Clone`.
@@ -155,5 +176,16 @@ mod tests {
         let foreign: Seen<Service> =
             serde_json::from_value(json!({"metadata": {"managedFields": [entry("helm")]}})).unwrap();
         assert!(!foreign.is_ours());
+    }
+
+    #[test]
+    fn of_annotations_those_are_kept_that_portico_manages_or_reads() {
+        let entry = |manager: &str, key: &str| json!({"manager": manager, "fieldsV1": {"f:metadata": {"f:annotations": {format!("f:{key}"): {}}}}});
+        let object = json!({"metadata": {
+            "annotations": {"applied": "1", "portico.k8c.io/tunnel-certificate": "provided", "theirs": "x"},
+            "managedFields": [entry("portico", "applied"), entry("helm", "theirs")]}});
+        let seen: Seen<Service> = serde_json::from_value(object).unwrap();
+        let kept = json!({"applied": "1", "portico.k8c.io/tunnel-certificate": "provided"});
+        assert_eq!(seen.value()["metadata"]["annotations"], kept);
     }
 }

@@ -24,7 +24,8 @@ use portico_api::cluster::{Address, Cluster};
 use portico_api::meta::ObjectKey;
 use portico_api::names::ClusterName;
 use portico_expose::exposure::{MANAGED_BY, SERVICE_NAME, Standing};
-use portico_expose::services::APISERVER;
+use portico_expose::services::{APISERVER, EXPOSED};
+use portico_expose::strategy::FRONT;
 use portico_kube::events::Events;
 use portico_kube::seen::Seen;
 use portico_kube::watch::{labelled, signs};
@@ -179,7 +180,7 @@ pub(crate) async fn run(
             .services
             .follow(
                 signs(api(&client, ""), None),
-                move |service| in_cluster(service) || is(service, &front),
+                move |service| is_written(service) || is(service, &front),
                 services_writer,
                 status.clone(),
             )
@@ -419,6 +420,12 @@ pub(crate) fn in_cluster<K: k8s_openapi::Resource>(object: &Seen<K>) -> bool {
     object.namespace().is_some_and(|namespace| ClusterName::of_namespace(&namespace).is_some())
 }
 
+/// Whether a Service is one that is written for a cluster. Of others there may be any number.
+fn is_written(service: &Seen<Service>) -> bool {
+    let name = service.name_any();
+    in_cluster(service) && EXPOSED.into_iter().chain([FRONT]).any(|written| written == name)
+}
+
 fn is<K: k8s_openapi::Resource>(object: &Seen<K>, key: &ObjectKey) -> bool {
     object.name_any() == *key.name && object.namespace().as_deref() == Some(&*key.namespace)
 }
@@ -447,4 +454,23 @@ fn names(resolved: mpsc::Receiver<String>) -> impl Stream<Item = Work> + Send {
         let cluster = resolved.recv().await?;
         Some((vec![ObjectRef::new(&cluster)], resolved))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn of_services_in_the_namespace_of_a_cluster_those_are_held_that_are_written_there() {
+        let service = |namespace: &str, name: &str| -> Seen<Service> {
+            serde_json::from_value(json!({"metadata": {"namespace": namespace, "name": name}})).unwrap()
+        };
+        for name in ["apiserver-external", "konnectivity-server", "front-loadbalancer"] {
+            assert!(is_written(&service("cluster-a", name)), "{name}");
+            assert!(!is_written(&service("other", name)), "{name}");
+        }
+        assert!(!is_written(&service("cluster-a", "of-a-tenant")));
+    }
 }
