@@ -14,7 +14,7 @@ use thiserror::Error;
 const MOST_CERTIFICATES: usize = 16;
 
 /// Longest annotation that is read, in bytes. Kubernetes allows 256 KiB for all annotations of an object.
-const LONGEST: usize = 64 * 1024;
+const LONGEST: usize = 16 * 1024;
 
 /// CA certificates: at least one, each a valid trust anchor.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,8 +23,8 @@ pub struct ApiServerCa(Arc<Box<[CertificateDer<'static>]>>);
 /// Why an annotation names no CA.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum BadCa {
-    /// Longer than 64 KiB.
-    #[error("it is longer than 64 KiB")]
+    /// Longer than 16 KiB.
+    #[error("it is longer than 16 KiB")]
     TooLong,
     /// Malformed PEM.
     #[error("it is no PEM: {0}")]
@@ -114,6 +114,6 @@ mod tests {
             error(garbage)
         );
         assert_eq!(error(&PEM.repeat(17)), "it holds more than 16 certificates");
-        assert_eq!(error(&"#".repeat(LONGEST + 1)), "it is longer than 64 KiB");
+        assert_eq!(error(&"#".repeat(LONGEST + 1)), "it is longer than 16 KiB");
     }
 }

@@ -12,6 +12,19 @@ use thiserror::Error;
 /// Longest host name DNS can carry in text form (RFC 1035 section 2.3.4, without the trailing dot).
 pub const MAX_HOST_NAME: usize = 253;
 
+/// Longest name of an object of Kubernetes.
+pub const MAX_OBJECT_NAME: usize = 253;
+
+/// Whether Kubernetes accepts a text as the name of an object: a subdomain of RFC 1123. Such a name may stand
+/// in a path.
+pub fn is_object_name(text: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let is_label = |label: &str| {
+        !label.is_empty() && label.bytes().all(inner) && !label.starts_with('-') && !label.ends_with('-')
+    };
+    text.len() <= MAX_OBJECT_NAME && text.split('.').all(is_label)
+}
+
 /// Namespace of a user cluster's control plane on the seed: this prefix and the Cluster's name.
 pub const CLUSTER_NAMESPACE_PREFIX: &str = "cluster-";
 
@@ -271,6 +284,16 @@ impl From<Authority> for Arc<str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_of_an_object_is_what_kubernetes_accepts() {
+        for name in ["a", "node-1", "ip-10-0-0-1.eu.compute.internal", "0", &"a".repeat(253)] {
+            assert!(is_object_name(name), "{name}");
+        }
+        for name in ["", ".", "..", "a..b", "a.", "-a", "a-", "A", "a_b", "a/b", "ä", &"a".repeat(254)] {
+            assert!(!is_object_name(name), "{name}");
+        }
+    }
 
     #[test]
     fn case_and_trailing_dot_do_not_make_another_name() {

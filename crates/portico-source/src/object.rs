@@ -9,6 +9,7 @@ use portico_api::configuration::KubermaticConfiguration;
 use portico_api::endpoint_slice::EndpointSlice;
 use portico_api::exposed_cluster::ExposedCluster;
 use portico_api::meta::{Kind, ObjectMeta, ObjectRef};
+use portico_api::names::{MAX_OBJECT_NAME, is_object_name};
 use portico_api::seed::Seed;
 use portico_api::service::Service;
 use serde::de::DeserializeOwned;
@@ -23,9 +24,6 @@ const LONGEST_EXPOSE: usize = 128;
 
 /// Most bytes of labels and annotations of a Service: a CA of 16 KiB, and much of everything else.
 const MOST_METADATA: usize = 24 * 1_024;
-
-/// Longest name of an object (RFC 1123 subdomain, as the Kubernetes API checks it).
-const MAX_NAME: usize = 253;
 
 /// Why data is no object of its kind.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -142,24 +140,17 @@ fn keep_what_counts(meta: &mut ObjectMeta) -> Result<(), InvalidObject> {
     })
 }
 
-/// Accepts what Kubernetes accepts as a name: an RFC 1123 subdomain.
+/// Accepts what Kubernetes accepts as a name.
 fn check_name(field: &str, name: &str) -> Result<(), InvalidObject> {
-    let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
-    let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
-    let bytes = name.as_bytes();
-    if bytes.len() <= MAX_NAME
-        && bytes.iter().all(|&byte| legal(byte))
-        && edge(bytes.first())
-        && edge(bytes.last())
-    {
+    if is_object_name(name) {
         return Ok(());
     }
     let message = if name.is_empty() {
         "is missing".to_owned()
     } else {
         format!(
-            "is {name:?}, but may only hold up to {MAX_NAME} lower-case letters, digits, '-' and '.', and \
-             must begin and end with a letter or a digit"
+            "is {name:?}, but may only hold up to {MAX_OBJECT_NAME} lower-case letters, digits, '-' and '.', \
+             and must begin and end with a letter or a digit, and so must every part between two dots"
         )
     };
     Err(InvalidObject { field: field.to_owned(), message })

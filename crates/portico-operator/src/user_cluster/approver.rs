@@ -13,6 +13,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use portico_api::names::is_object_name;
 use portico_dial::Dialer;
 use portico_expose::networks;
 use portico_hosting::serving::{Asked, NodeAddress, Reserved, SIGNER, Unapproved, judge, node_of};
@@ -228,7 +229,7 @@ impl Round {
             usages: spec.usages.as_deref().unwrap_or_default(),
             request: text,
         };
-        let addresses = match node_of(user).filter(|node| is_name(node)) {
+        let addresses = match node_of(user).filter(|node| is_object_name(node)) {
             Some(node) => self.foreign.get(&format!("/api/v1/nodes/{node}")).await?,
             None => None,
         };
@@ -264,14 +265,8 @@ fn waiting(table: &Value) -> Vec<String> {
     let (Some(name), Some(condition)) = (column("Name"), column("Condition")) else { return Vec::new() };
     let rows = table["rows"].as_array().into_iter().flatten().take(MOST_LISTED);
     let pending = rows.filter(|row| row["cells"][condition] == "Pending");
-    let names = pending.filter_map(|row| row["cells"][name].as_str()).filter(|name| is_name(name));
+    let names = pending.filter_map(|row| row["cells"][name].as_str()).filter(|name| is_object_name(name));
     names.map(str::to_owned).collect()
-}
-
-/// Whether a text is the name of an object, which may stand in a path.
-fn is_name(text: &str) -> bool {
-    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
-    !text.is_empty() && !text.contains("..") && text != "." && text.bytes().all(allowed)
 }
 
 fn node_addresses(node: &Value) -> Vec<NodeAddress> {

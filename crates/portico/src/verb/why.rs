@@ -4,7 +4,7 @@
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use portico_admin::listing::OutputFormat;
-use portico_api::names::ClusterName;
+use portico_api::names::{ClusterName, is_object_name};
 
 use crate::daemon;
 use crate::outcome::{Outcome, print};
@@ -45,10 +45,9 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     Ok(if chain.broken().is_some() { Outcome::No } else { Outcome::Done })
 }
 
-/// A name that a node can have (RFC 1123), which becomes part of a path.
+/// A name that a node can have, which becomes part of a path.
 fn node_name(name: &str) -> anyhow::Result<&str> {
-    let valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
-    ensure!(!name.is_empty() && name.chars().all(valid), "{name:?} is no name of a node; give CLUSTER/NODE");
+    ensure!(is_object_name(name), "{name:?} is no name of a node; give CLUSTER/NODE");
     Ok(name)
 }
 
