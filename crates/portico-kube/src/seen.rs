@@ -180,7 +180,10 @@ mod tests {
 
     #[test]
     fn of_annotations_those_are_kept_that_portico_manages_or_reads() {
-        let entry = |manager: &str, key: &str| json!({"manager": manager, "fieldsV1": {"f:metadata": {"f:annotations": {format!("f:{key}"): {}}}}});
+        let entry = |manager: &str, key: &str| {
+            let annotations = json!({format!("f:{key}"): {}});
+            json!({"manager": manager, "fieldsV1": {"f:metadata": {"f:annotations": annotations}}})
+        };
         let object = json!({"metadata": {
             "annotations": {"applied": "1", "portico.k8c.io/tunnel-certificate": "provided", "theirs": "x"},
             "managedFields": [entry("portico", "applied"), entry("helm", "theirs")]}});
