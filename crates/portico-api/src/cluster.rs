@@ -57,6 +57,13 @@ impl Cluster {
         self.metadata.annotation(LAYOUT).is_some()
     }
 
+    /// Whether its etcd has held data, as its condition says for ever: everything else may be deleted with
+    /// its namespace.
+    pub fn has_held_data(&self) -> bool {
+        let condition = self.status.conditions.get(ETCD_INITIALIZED);
+        condition.is_some_and(|condition| &*condition.status == "True")
+    }
+
     /// Whether it runs on the cloud provider `name` (`aws`, `kubevirt`).
     pub fn is_on(&self, name: &str) -> bool {
         let cloud = &self.spec.cloud;

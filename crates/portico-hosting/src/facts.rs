@@ -10,6 +10,7 @@ use portico_api::port_range::PortRange;
 use portico_expose::inputs::Scope;
 
 use crate::config::{self, Files};
+use crate::program::etcd;
 use crate::settings::Settings;
 use crate::versions::{Minor, Versions};
 
@@ -79,6 +80,9 @@ impl<'a> Facts<'a> {
             Layout::Compact => 1,
             Layout::Dedicated => written.copied().unwrap_or(default),
         };
+        let mut configs = config::maps(hosting, version);
+        let initialized = cluster.has_held_data().to_string();
+        configs.push((etcd::CONFIG, Files::from([(etcd::INITIALIZED, initialized)])));
         let gates = cluster.metadata.annotation(FEATURE_GATES).map(str::trim).filter(|text| !text.is_empty());
         Some(Self {
             scope,
@@ -93,7 +97,7 @@ impl<'a> Facts<'a> {
             members: or_default(members, MEMBERS),
             kubevirt: scope.is_on("kubevirt"),
             feature_gates: gates.map(str::to_owned),
-            configs: config::maps(hosting, version),
+            configs,
         })
     }
 

@@ -105,6 +105,7 @@ impl Facts<'_> {
             json!({"name": etcd::VOLUME,
                 "persistentVolumeClaim": {"claimName": claim_name(0)}}),
             socket_volume(),
+            launcher_volume(),
         ];
         let etcd = self.scope.cluster.spec.components_override.etcd.as_deref();
         // Of all programs, etcd decides where the pod runs: it has the volume.
@@ -116,7 +117,8 @@ impl Facts<'_> {
         };
         // The Services lead to pods with the name of the API server.
         let app = api_server::NAME;
-        let template = template(self, app, &sidecars, &programs, &placement, volumes);
+        let template =
+            template(self, app, (Some(etcd::launcher(self)), &sidecars, &programs), &placement, volumes);
         // A StatefulSet, because two pods must never have the volume: not even while a node is silent.
         let set = self.workload(
             "StatefulSet",
@@ -160,7 +162,13 @@ impl Facts<'_> {
         let mut placement =
             Placement::of(&written.tolerations, &written.host_anti_affinity, &written.zone_anti_affinity);
         placement.node_selector = Some(&written.node_selector);
-        let template = template(self, etcd::NAME, &[], &[etcd::program(self)], &placement, Vec::new());
+        let template = template(
+            self,
+            etcd::NAME,
+            (Some(etcd::launcher(self)), &[], &[etcd::program(self)]),
+            &placement,
+            vec![launcher_volume()],
+        );
         let claim = json!({
             "metadata": {"name": etcd::VOLUME, "labels": self.labels()},
             "spec": self.claim(),
@@ -181,7 +189,7 @@ impl Facts<'_> {
             Placement::of(&settings.tolerations, &settings.host_anti_affinity, &settings.zone_anti_affinity);
         let (sidecars, programs) = ([konnectivity::program(self)], [api_server::program(self)]);
         let volumes = vec![socket_volume()];
-        let template = template(self, api_server::NAME, &sidecars, &programs, &placement, volumes);
+        let template = template(self, api_server::NAME, (None, &sidecars, &programs), &placement, volumes);
         let spec = rolling(self.api_servers, &placement);
         self.workload("Deployment", api_server::NAME, api_server::NAME, spec, template)
     }
@@ -197,7 +205,7 @@ impl Facts<'_> {
         let placement =
             Placement::of(&settings.tolerations, &settings.host_anti_affinity, &settings.zone_anti_affinity);
         let name = program.name;
-        let template = template(self, name, &[], &[program], &placement, Vec::new());
+        let template = template(self, name, (None, &[], &[program]), &placement, Vec::new());
         let spec = rolling(settings.replicas.get().copied().unwrap_or(1), &placement);
         self.workload("Deployment", name, name, spec, template)
     }
@@ -278,6 +286,11 @@ fn with(mut object: Value, field: &str, value: Value) -> Value {
 /// Where API server and Konnectivity server meet.
 fn socket_volume() -> Value {
     json!({"name": konnectivity::SOCKET_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}})
+}
+
+/// The program that starts etcd.
+fn launcher_volume() -> Value {
+    json!({"name": etcd::LAUNCHER_VOLUME, "emptyDir": {}})
 }
 
 /// Replicas, and how they are replaced: one comes before one goes, unless there may be no room for it.

@@ -36,13 +36,12 @@ impl<'a> Placement<'a> {
     }
 }
 
-/// A pod template. `sidecars` start in their order, each once the one before has started, and end in the
-/// reverse order, after `programs`.
+/// A pod template. `before` runs to its end first; `sidecars` start in their order, each once the one before
+/// has started, and end in the reverse order, after `programs`.
 pub(crate) fn template(
     facts: &Facts<'_>,
     app: &str,
-    sidecars: &[Program],
-    programs: &[Program],
+    (before, sidecars, programs): (Option<Program>, &[Program], &[Program]),
     placement: &Placement<'_>,
     volumes: Vec<Value>,
 ) -> Value {
@@ -71,8 +70,10 @@ pub(crate) fn template(
         "containers": programs.iter().map(|program| program.container(false)).collect::<Vec<_>>(),
         "volumes": all().filter_map(Program::volume).chain(volumes).collect::<Vec<_>>(),
     });
-    if !sidecars.is_empty() {
-        spec["initContainers"] = sidecars.iter().map(|program| program.container(true)).collect();
+    let before = before.iter().map(|program| program.container(false));
+    let first: Vec<Value> = before.chain(sidecars.iter().map(|program| program.container(true))).collect();
+    if !first.is_empty() {
+        spec["initContainers"] = json!(first);
     }
     let secrets = &facts.settings.pull_secrets;
     if !secrets.is_empty() {

@@ -1,8 +1,9 @@
 //! etcd. Members find each other by a list that does not change: the number of members is that of the day the
-//! cluster was made.
+//! cluster was made. `portico etcd` starts it, in upstream's image: an init container brings the program.
 
 use portico_api::hosting::Layout;
 use portico_pki::inventory::CA_CERTIFICATE;
+use serde_json::json;
 
 use super::{DATA_FOLDER, Program, pod_name, probe, readiness, resources};
 use crate::facts::Facts;
@@ -18,12 +19,24 @@ pub(crate) const METRICS_PORT: u16 = 2_378;
 /// The volume.
 pub(crate) const VOLUME: &str = "data";
 
+/// Copies the program that starts etcd.
+const LAUNCHER: &str = "etcd-launcher";
+/// The volume with that program.
+pub(crate) const LAUNCHER_VOLUME: &str = "launcher";
+const LAUNCHER_FOLDER: &str = "/launcher";
+const LAUNCHER_FILE: &str = "/launcher/portico";
+
+/// What the launcher is told, by a ConfigMap: in the pod itself it would restart etcd once it changes.
+pub(crate) const CONFIG: &str = "etcd-launcher";
+/// Whether the cluster has held data.
+pub(crate) const INITIALIZED: &str = "initialized";
+
 /// Its certificate.
 const SECRET: &str = "etcd-tls-certificate";
 
 pub(crate) fn program(facts: &Facts<'_>) -> Program {
     let image = facts.settings.upstream("etcd", &facts.minor.etcd);
-    let mut etcd = Program::new(NAME, image, &["etcd"]);
+    let mut etcd = Program::new(NAME, image, &[LAUNCHER_FILE]);
     let namespace = &facts.namespace;
     let alone = facts.layout == Layout::Compact;
     let host = |name: &str| match alone {
@@ -39,6 +52,15 @@ pub(crate) fn program(facts: &Facts<'_>) -> Program {
     if !alone {
         etcd.env.push(pod_name());
     }
+    // Read anew whenever the container starts.
+    let told = json!({"name": CONFIG, "key": INITIALIZED});
+    etcd.env.push(json!({"name": "INITIALIZED", "valueFrom": {"configMapKeyRef": told}}));
+    etcd.args = ["etcd", "run"].map(str::to_owned).to_vec();
+    etcd.arg("initialized", "$(INITIALIZED)");
+    let members: Vec<String> = (0..facts.members).map(|number| format!("etcd-{number}")).collect();
+    let urls = members.iter().map(|member| format!("https://{}:{CLIENT_PORT}", host(member)));
+    etcd.arg("endpoints", urls.collect::<Vec<_>>().join(","));
+    etcd.args.extend(["--", "etcd"].map(str::to_owned));
     etcd.arg("name", name);
     etcd.arg("data-dir", format_args!("{DATA_FOLDER}/data"));
     etcd.arg("listen-client-urls", format_args!("https://{listen}:{CLIENT_PORT}"));
@@ -46,10 +68,8 @@ pub(crate) fn program(facts: &Facts<'_>) -> Program {
     etcd.arg("listen-peer-urls", format_args!("https://{listen}:{PEER_PORT}"));
     etcd.arg("initial-advertise-peer-urls", format_args!("https://{own}:{PEER_PORT}"));
     etcd.arg("listen-metrics-urls", format_args!("http://0.0.0.0:{METRICS_PORT}"));
-    let members = (0..facts.members).map(|number| format!("etcd-{number}"));
-    let members: Vec<String> =
-        members.map(|member| format!("{member}=https://{}:{PEER_PORT}", host(&member))).collect();
-    etcd.arg("initial-cluster", members.join(","));
+    let ring = members.iter().map(|member| format!("{member}=https://{}:{PEER_PORT}", host(member)));
+    etcd.arg("initial-cluster", ring.collect::<Vec<_>>().join(","));
     etcd.arg("initial-cluster-token", &facts.scope.cluster.metadata.name);
     etcd.arg("initial-cluster-state", "new");
     tls(&mut etcd);
@@ -70,6 +90,7 @@ pub(crate) fn program(facts: &Facts<'_>) -> Program {
         etcd.ports.extend([("client", CLIENT_PORT), ("peer", PEER_PORT)]);
     }
     etcd.mounts.push((VOLUME, DATA_FOLDER));
+    etcd.read_mounts.push((LAUNCHER_VOLUME, LAUNCHER_FOLDER));
     // Without other members yet, a member is alive and not ready.
     let started = if alone { "/readyz" } else { "/livez" };
     etcd.startup = Some(probe("HTTP", started, METRICS_PORT, 1, 5, 300));
@@ -81,6 +102,15 @@ pub(crate) fn program(facts: &Facts<'_>) -> Program {
     };
     etcd.resources = resources(written.and_then(|written| written.resources.as_ref()), default);
     etcd
+}
+
+/// What brings the launcher into the pod before etcd starts.
+pub(crate) fn launcher(facts: &Facts<'_>) -> Program {
+    let mut launcher = Program::new(LAUNCHER, facts.settings.own(), &[]);
+    launcher.args = ["etcd", "install", LAUNCHER_FILE].map(str::to_owned).to_vec();
+    launcher.mounts.push((LAUNCHER_VOLUME, LAUNCHER_FOLDER));
+    launcher.resources = resources(None, [["10m", "16Mi"], ["1", "128Mi"]]);
+    launcher
 }
 
 /// One certificate, for clients and for other members. It is read again for each connection.

@@ -60,6 +60,8 @@ pub(crate) struct Program {
     ports: Vec<(&'static str, u16)>,
     files: BTreeSet<(Holder, String)>,
     mounts: Vec<(&'static str, &'static str)>,
+    /// Volumes that another container writes.
+    read_mounts: Vec<(&'static str, &'static str)>,
     startup: Option<Value>,
     liveness: Value,
     readiness: Option<Value>,
@@ -79,6 +81,7 @@ impl Program {
             ports: Vec::new(),
             files: BTreeSet::new(),
             mounts: Vec::new(),
+            read_mounts: Vec::new(),
             startup: None,
             liveness: Value::Null,
             readiness: None,
@@ -114,10 +117,15 @@ impl Program {
         self.files.iter().map(|(holder, _)| holder).collect()
     }
 
-    /// As a container of a pod; `sidecar` if others wait for it and end before it.
+    /// As a container of a pod; `sidecar` if others wait for it to have started, and end before it.
     pub(crate) fn container(&self, sidecar: bool) -> Value {
         let mut mounts: Vec<Value> =
             self.mounts.iter().map(|(name, path)| json!({"name": name, "mountPath": path})).collect();
+        mounts.extend(
+            self.read_mounts
+                .iter()
+                .map(|(name, path)| json!({"name": name, "mountPath": path, "readOnly": true})),
+        );
         if !self.files.is_empty() {
             mounts.push(json!({"name": self.volume_name(), "mountPath": FILES, "readOnly": true}));
         }
@@ -130,8 +138,6 @@ impl Program {
             "name": self.name,
             "image": self.image,
             "args": self.args,
-            "ports": ports.collect::<Vec<_>>(),
-            "livenessProbe": self.liveness,
             "resources": self.resources,
             "securityContext": {
                 "allowPrivilegeEscalation": false,
@@ -141,6 +147,8 @@ impl Program {
             "volumeMounts": mounts,
         });
         let optional = [
+            ("ports", (!self.ports.is_empty()).then(|| ports.collect())),
+            ("livenessProbe", (!self.liveness.is_null()).then(|| self.liveness.clone())),
             ("command", (!self.command.is_empty()).then(|| json!(self.command))),
             ("env", (!self.env.is_empty()).then(|| json!(self.env))),
             ("startupProbe", self.startup.clone()),

@@ -90,7 +90,6 @@ fn templates(plane: &ControlPlane) -> Vec<(&str, &Value)> {
 
 /// Containers and sidecars of a pod template.
 fn containers(template: &Value) -> impl Iterator<Item = &Value> {
-    ["initContainers", "containers"]
-        .into_iter()
-        .flat_map(|field| template["spec"][field].as_array().into_iter().flatten())
+    let listed = |field: &str| template["spec"][field].as_array().into_iter().flatten();
+    listed("initContainers").filter(|one| one["restartPolicy"] == "Always").chain(listed("containers"))
 }

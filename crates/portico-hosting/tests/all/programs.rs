@@ -26,8 +26,14 @@ fn every_flag_of_kubernetes_and_etcd_is_known_to_its_program() {
                 for container in containers(template) {
                     // The Konnectivity server is the entrypoint of its image.
                     let Some(command) = container["command"][0].as_str() else { continue };
-                    let name = command.trim_start_matches("/usr/local/bin/");
                     let args = container["args"].as_array().unwrap().iter().map(|arg| arg.as_str().unwrap());
+                    let mut args: Vec<&str> = args.collect();
+                    let mut name = command.trim_start_matches("/usr/local/bin/");
+                    // What the launcher runs.
+                    if let Some(end) = args.iter().position(|arg| *arg == "--") {
+                        name = args[end + 1];
+                        args.drain(..end + 2);
+                    }
                     let output = Command::new(folder.join(name)).args(args).arg("--help").output().unwrap();
                     let said = String::from_utf8_lossy(&output.stderr);
                     assert!(output.status.success(), "{name}: {said}");

@@ -30,17 +30,23 @@ pub(super) fn components<'a>(workloads: impl Iterator<Item = &'a Value>, pods: &
         let pod = &workload["spec"]["template"];
         let app = &pod["metadata"]["labels"]["app"];
         let own: Vec<&Value> = pods.iter().filter(|pod| pod["metadata"]["labels"]["app"] == *app).collect();
-        for field in ["initContainers", "containers"] {
-            for container in pod["spec"][field].as_array().into_iter().flatten() {
-                let name = container["name"].as_str().unwrap_or_default();
-                found.push(component(name, wanted, &own));
-            }
+        let (sidecars, before): (Vec<&Value>, Vec<&Value>) =
+            listed(pod, "initContainers").partition(|container| container["restartPolicy"] == "Always");
+        let before: Vec<&str> = before.iter().filter_map(|container| container["name"].as_str()).collect();
+        for container in sidecars.into_iter().chain(listed(pod, "containers")) {
+            let name = container["name"].as_str().unwrap_or_default();
+            found.push(component(name, wanted, &own, &before));
         }
     }
     found
 }
 
-fn component(name: &str, wanted: usize, pods: &[&Value]) -> Component {
+fn listed<'a>(pod: &'a Value, field: &str) -> impl Iterator<Item = &'a Value> {
+    pod["spec"][field].as_array().into_iter().flatten()
+}
+
+/// One program. What runs to its end `before` all others keeps each of them from starting.
+fn component(name: &str, wanted: usize, pods: &[&Value], before: &[&str]) -> Component {
     let mut component = Component { name: name.to_owned(), wanted, ready: 0, trouble: None };
     for pod in pods {
         let ends = pod["metadata"]["deletionTimestamp"].is_string();
@@ -48,7 +54,9 @@ fn component(name: &str, wanted: usize, pods: &[&Value]) -> Component {
         if !ends && status.is_some_and(|status| status["ready"] == true) {
             component.ready += 1;
         } else if component.trouble.is_none() {
-            component.trouble = status.and_then(trouble).or_else(|| unscheduled(pod));
+            let mut before = before.iter().filter_map(|name| container_status(pod, name));
+            let earlier = || before.find(|status| status["ready"] != true).and_then(trouble);
+            component.trouble = status.and_then(trouble).or_else(earlier).or_else(|| unscheduled(pod));
         }
     }
     component
@@ -68,14 +76,18 @@ fn trouble(status: &Value) -> Option<String> {
         Some(format!("{reason}{}", message.unwrap_or_default()))
     };
     let ended = &status["lastState"]["terminated"];
-    let code = ended["exitCode"].as_i64().map(|code| format!("it ended with exit code {code}"));
+    let words = ended["message"].as_str().map(|words| format!(" ({})", one_line(words, QUOTED)));
+    let code = ended["exitCode"].as_i64();
+    let code =
+        code.map(|code| format!("it ended with exit code {code}{}", words.as_deref().unwrap_or_default()));
     match status["state"]["waiting"]["reason"].as_str() {
         // Normal at the beginning.
         Some("PodInitializing" | "ContainerCreating") | None => code,
         // The message has the pause, which grows.
         Some("CrashLoopBackOff") => {
             let code = code.unwrap_or_default();
-            Some(format!("CrashLoopBackOff: {code}; its log says why"))
+            let log = if words.is_some() { "" } else { "; its log says why" };
+            Some(format!("CrashLoopBackOff: {code}{log}"))
         }
         Some(_) => said(&status["state"]["waiting"]),
     }
@@ -136,7 +148,9 @@ mod tests {
     use super::*;
 
     fn workload(app: &str, replicas: u64, sidecars: &[&str], programs: &[&str]) -> Value {
-        let named = |names: &[&str]| names.iter().map(|name| json!({"name": name})).collect::<Vec<_>>();
+        let named = |names: &[&str]| -> Vec<Value> {
+            names.iter().map(|name| json!({"name": name, "restartPolicy": "Always"})).collect()
+        };
         json!({"spec": {"replicas": replicas, "template": {"metadata": {"labels": {"app": app}},
             "spec": {"initContainers": named(sidecars), "containers": named(programs)}}}})
     }
@@ -178,6 +192,31 @@ mod tests {
         let found = components(workloads.iter(), &[waiting]);
         assert_eq!(text(&found), "etcd 0 of 3: no node takes it (unbound PersistentVolumeClaims)");
         assert!(!serves(&found));
+    }
+
+    #[test]
+    fn what_runs_before_a_program_is_none_itself_and_its_trouble_is_that_of_the_program() {
+        let mut etcd = workload("etcd", 1, &[], &["etcd"]);
+        etcd["spec"]["template"]["spec"]["initContainers"] = json!([{"name": "etcd-launcher"}]);
+        let mut one = pod(
+            "etcd",
+            &json!([{"name": "etcd", "ready": false,
+            "state": {"waiting": {"reason": "PodInitializing"}}}]),
+        );
+        one["status"]["initContainerStatuses"] = json!([{"name": "etcd-launcher", "ready": false,
+            "state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}}]);
+        let found = components([&etcd].into_iter(), &[one]);
+        assert_eq!(text(&found), "etcd 0 of 1: ErrImagePull (no such image)");
+    }
+
+    #[test]
+    fn the_last_words_of_a_program_are_quoted() {
+        let waiting = json!([{"name": "etcd", "ready": false,
+            "lastState": {"terminated": {"exitCode": 1, "message": "restore the volume"}},
+            "state": {"waiting": {"reason": "CrashLoopBackOff"}}}]);
+        let found = components([workload("etcd", 1, &[], &["etcd"])].iter(), &[pod("etcd", &waiting)]);
+        let words = "etcd 0 of 1: CrashLoopBackOff: it ended with exit code 1 (restore the volume)";
+        assert_eq!(text(&found), words);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Namespace, PersistentVolumeClaim};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use portico_api::annotations::LAYOUT;
-use portico_api::cluster::{Cluster, ETCD_INITIALIZED};
+use portico_api::cluster::Cluster;
 use portico_api::exposed_cluster::ExposedCluster;
 use portico_api::hosting::Layout;
 use portico_api::meta::ObjectKey;
@@ -66,18 +66,12 @@ impl Outcome {
 impl Subject<'_> {
     /// Whether its etcd has held data.
     pub(super) fn is_initialized(&self) -> bool {
-        is_initialized(self.scope.cluster)
+        self.scope.cluster.has_held_data()
     }
 
     fn key(&self, name: &str) -> ObjectKey {
         ObjectKey::new(&self.namespace, name)
     }
-}
-
-/// Whether the etcd of a cluster has held data. Remembered on the Cluster, because everything else may be
-/// deleted with its namespace.
-pub(super) fn is_initialized(cluster: &Cluster) -> bool {
-    cluster.status.conditions.get(ETCD_INITIALIZED).is_some_and(|condition| &*condition.status == "True")
 }
 
 impl Context {

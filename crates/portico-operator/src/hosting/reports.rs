@@ -11,7 +11,6 @@ use serde_json::{Map, Value, json};
 use tracing::{debug, warn};
 
 use super::health::{self, Component};
-use super::pass::is_initialized;
 use super::{ACTION, Context};
 use crate::condition::{State, condition};
 use crate::exposed::reference;
@@ -91,7 +90,7 @@ fn status(cluster: &Cluster, state: &State, health: Option<&(Layout, Vec<Compone
         conditions.insert(CONTROL_PLANE_READY.to_owned(), own);
     }
     let served = health.is_some_and(|(_, components)| health::serves(components));
-    if served && !is_initialized(cluster) {
+    if served && !cluster.has_held_data() {
         let message = "the API server has served: etcd holds data, and authorities are in use";
         let (first, _) = condition(None, true, "Served", message);
         conditions.insert(ETCD_INITIALIZED.to_owned(), first);
@@ -99,7 +98,7 @@ fn status(cluster: &Cluster, state: &State, health: Option<&(Layout, Vec<Compone
     if !conditions.is_empty() {
         status.insert("conditions".to_owned(), Value::Object(conditions));
     }
-    let was_up = is_initialized(cluster) || served;
+    let was_up = cluster.has_held_data() || served;
     if let Some((layout, components)) = health {
         let health = health::extended(components, *layout, was_up);
         let differs = |(key, value): (&String, &Value)| before.extended_health.get(&**key) != Some(value);

@@ -150,7 +150,9 @@ fn detail(object: &Value) -> String {
     let spec = &object["spec"];
     let names = |field: &str| {
         let containers = spec["template"]["spec"][field].as_array().into_iter().flatten();
-        containers.filter_map(|container| container["name"].as_str()).collect::<Vec<_>>()
+        // What only comes before a program is none itself.
+        let stays = |one: &&Value| field == "containers" || one["restartPolicy"] == "Always";
+        containers.filter(stays).filter_map(|container| container["name"].as_str()).collect::<Vec<_>>()
     };
     let storage = |claim: &Value| claim["resources"]["requests"]["storage"].as_str().map(str::to_owned);
     if let Some(replicas) = spec["replicas"].as_u64() {

@@ -189,11 +189,13 @@ async fn supervise(
         .with_context(|| format!("starting {program}; give etcd, or its path, after --"))?;
     let pid = etcd.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
     let mut looks = pin!(looks);
+    let mut told = false;
     loop {
         tokio::select! {
-            ended = etcd.wait() => return end(ended.context("waiting for etcd")?),
+            ended = etcd.wait() => return end(ended.context("waiting for etcd")?, told),
             signal = daemon.asked_to_stop() => {
                 info!(%signal, "passed on to etcd");
+                told = true;
                 if let Some(pid) = pid {
                     // An error means that it has ended by itself.
                     let _ = kill_process(pid, Signal::TERM);
@@ -204,10 +206,11 @@ async fn supervise(
     }
 }
 
-/// As etcd ended, so does this.
-fn end(status: ExitStatus) -> anyhow::Result<Outcome> {
+/// As etcd ended, so does this; by the signal that it was `told` to end by is a good end.
+fn end(status: ExitStatus, told: bool) -> anyhow::Result<Outcome> {
     match (status.code(), status.signal()) {
         (Some(0), _) => Ok(Outcome::Done),
+        (None, Some(signal)) if told && signal == Signal::TERM.as_raw() => Ok(Outcome::Done),
         // As shells say it.
         (code, signal) => {
             let code = code.or(signal.map(|signal| 128 + signal)).unwrap_or(1);
