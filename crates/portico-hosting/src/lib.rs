@@ -24,6 +24,7 @@ pub mod versions;
 pub use facts::{CLUSTER, Digests, digest};
 pub use inside::{Reach, inside};
 pub use pki::{SecretUse, pki, secrets};
-pub use plan::{ControlPlane, claim_name, plan};
+pub use plan::{ControlPlane, claim_name, has_etcd, plan};
+pub use program::etcd::METRICS_PORT as ETCD_PROBES;
 pub use settings::Settings;
 pub use validate::{MOST_MEMBERS, validate};

@@ -16,12 +16,20 @@ use crate::program::{Program, api_server, controller_manager, etcd, konnectivity
 use crate::settings::Settings;
 use crate::validate::validate;
 
+/// The workload of `compact`.
+const COMPACT: &str = "control-plane";
+
 /// Size of a volume of etcd where a Cluster does not say, as in KKP.
 const DISK: &str = "5Gi";
 
 /// The volume of a member of etcd. Under either layout it has the name that a StatefulSet gives to it.
 pub fn claim_name(member: u16) -> String {
     format!("{}-{}-{member}", etcd::VOLUME, etcd::NAME)
+}
+
+/// Whether a pod of this name has a member of etcd.
+pub fn has_etcd(pod: &str) -> bool {
+    pod.rsplit_once('-').is_some_and(|(set, _)| set == COMPACT || set == etcd::NAME)
 }
 
 /// The control plane of one cluster.
@@ -98,7 +106,7 @@ impl Facts<'_> {
     /// other layout.
     fn compact(&self) -> Vec<Value> {
         let claim = with(self.object("v1", "PersistentVolumeClaim", &claim_name(0)), "spec", self.claim());
-        let name = "control-plane";
+        let name = COMPACT;
         let sidecars = [etcd::program(self), konnectivity::program(self), api_server::program(self)];
         let programs = [controller_manager::program(self), scheduler::program(self)];
         let volumes = vec![

@@ -39,6 +39,7 @@ use crate::slot::WriteError;
 use crate::status::StatusHandle;
 use crate::tally::Tally;
 
+mod alarms;
 mod deletion;
 mod health;
 mod kinds;
@@ -46,6 +47,7 @@ mod pass;
 mod reports;
 mod secrets;
 
+use alarms::Alarms;
 use kinds::{Kind, Shared};
 
 /// The first pause after a failed pass; doubled with every further one.
@@ -76,6 +78,8 @@ pub struct HostingSettings {
     pub keys: KeyKind,
     /// What time it is.
     pub clock: fn() -> Timestamp,
+    /// Time between two questions of members of etcd whether they have an alarm.
+    pub alarm_period: Duration,
 }
 
 /// Everything that a reconciliation needs.
@@ -86,6 +90,7 @@ struct Context {
     exposed: Arc<Cache<Written>>,
     kinds: Vec<Box<dyn Kind>>,
     pods: Arc<Cache<Pod>>,
+    alarms: Alarms,
     kkp: KkpWatch,
     above: Above,
     leads: channel::Receiver<bool>,
@@ -120,6 +125,7 @@ pub(crate) async fn run(
         exposed: Arc::clone(&exposed.cache),
         kinds,
         pods,
+        alarms: Alarms::default(),
         kkp: kkp.clone(),
         above,
         leads: leads.clone(),
@@ -133,11 +139,13 @@ pub(crate) async fn run(
         clusters.changes(&context, Context::forget_gone).boxed(),
         follow_written(&exposed, &context, |context| context.clusters.all()).boxed(),
         stream::select_all(changed).boxed(),
+        alarms::changes(&context).boxed(),
         on_change(kkp.changes(), &context, |context| context.clusters.all()).boxed(),
         on_change(changes, &context, |context| context.clusters.all()).boxed(),
         // Another replica writes from now on, or has written until now.
         on_change(leads, &context, |context| {
             context.all_fights().clear();
+            context.alarms.retain(|_| false);
             context.status.control_planes(|planes| planes.reports.clear());
             context.clusters.all()
         })
@@ -267,6 +275,7 @@ impl Context {
     fn forget_gone(&self) {
         self.status.control_planes(|planes| planes.reports.retain(|name, _| self.clusters.exists(name)));
         self.all_fights().retain(|name, _| self.clusters.exists(name));
+        self.alarms.retain(|name| self.clusters.exists(name));
         self.written.forget();
     }
 

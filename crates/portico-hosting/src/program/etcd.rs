@@ -14,7 +14,7 @@ pub(crate) const CLIENT_PORT: u16 = 2_379;
 /// Port of other members.
 pub(crate) const PEER_PORT: u16 = 2_380;
 /// Port of probes and metrics, without TLS.
-pub(crate) const METRICS_PORT: u16 = 2_378;
+pub const METRICS_PORT: u16 = 2_378;
 
 /// The volume.
 pub(crate) const VOLUME: &str = "data";

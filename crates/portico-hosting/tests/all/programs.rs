@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use portico_hosting::{ETCD_PROBES, has_etcd};
 use portico_lab::{ApiServer, programs};
 use serde_json::{Value, json};
 
@@ -79,4 +80,19 @@ fn a_real_api_server_starts_with_the_configuration_of_a_plan() {
     let version: Value =
         serde_json::from_str(&api.kubectl().run(&["get", "--raw", "/version"]).unwrap()).unwrap();
     assert_eq!(version["major"], "1");
+}
+
+#[test]
+fn a_member_of_etcd_is_found_by_the_name_of_its_pod_and_asked_at_its_port() {
+    for layout in ["compact", "dedicated"] {
+        let plane = planned(layout, &json!({}));
+        for (name, template) in templates(&plane) {
+            let etcd = containers(template).find(|container| container["name"] == "etcd");
+            assert_eq!(has_etcd(&format!("{name}-0")), etcd.is_some(), "{name}");
+            let Some(etcd) = etcd else { continue };
+            let ports = etcd["ports"].as_array().unwrap();
+            assert!(ports.iter().any(|port| port["containerPort"] == ETCD_PROBES), "{ports:?}");
+        }
+    }
+    assert!(!has_etcd("apiserver-77b9c6d5f-x2x7q"));
 }

@@ -21,6 +21,7 @@ use portico_kube::events::{Note, Severity};
 use serde_json::Value;
 use tokio::time::Instant;
 
+use super::alarms::Alarm;
 use super::health::{self, Component};
 use super::kinds::Shared;
 use super::secrets::Reviewed;
@@ -136,7 +137,7 @@ impl Context {
         self.prune(&subject, &plane, &fights).await?;
         let workloads = plane.objects.iter().filter(|object| WORKLOADS.contains(&names(object).0));
         let components = self.components(&subject.namespace, workloads);
-        let state = state(&subject, &plane, &components);
+        let state = state(&subject, &plane, &components, self.alarms.of(cluster));
         Ok(Outcome { state, health: Some((layout, components)), due })
     }
 
@@ -362,8 +363,17 @@ fn secrets_state(reviewed: &Reviewed) -> Option<State> {
 }
 
 /// How it stands once everything is written.
-fn state(subject: &Subject<'_>, plane: &ControlPlane, components: &[Component]) -> State {
+fn state(
+    subject: &Subject<'_>,
+    plane: &ControlPlane,
+    components: &[Component],
+    alarm: Option<Alarm>,
+) -> State {
     let what = format!("Kubernetes {}, {}", plane.version, plane.layout);
+    // Whatever is not ready may be so by it.
+    if let Some(alarm) = alarm {
+        return alarm.state(&what, &health::text(components));
+    }
     let serves = health::serves(components);
     match (serves, health::is_whole(components)) {
         (true, true) => State::good("Ready", what),

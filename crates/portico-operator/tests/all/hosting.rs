@@ -3,12 +3,14 @@
 //! kill at every write.
 
 use std::collections::BTreeMap;
+use std::process::{Child, Command};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use jiff::{SignedDuration, Timestamp};
 use kube::Client;
 use portico_lab::faulty_api::FaultyApi;
-use portico_lab::{ApiServer, Kubectl};
+use portico_lab::{ApiServer, Kubectl, programs};
 use portico_operator::{HostingSettings, WorkStatus};
 use portico_pki::KeyKind;
 use serde_json::{Value, json};
@@ -40,6 +42,7 @@ fn start_at(client: &Client, identity: &str, clock: fn() -> Timestamp) -> Runnin
             },
             keys: KeyKind::EcdsaP256,
             clock,
+            alarm_period: Duration::from_millis(200),
         })
     })
 }
@@ -92,10 +95,76 @@ fn run_pod(kubectl: &Kubectl, name: &str) {
         };
         containers.map(status).collect()
     };
-    let status = json!({"status": {"phase": "Running", "containerStatuses": ready("containers"),
+    let status = json!({"status": {"phase": "Running", "podIP": Etcd::address(),
+        "containerStatuses": ready("containers"),
         "initContainerStatuses": ready("initContainers"),
         "conditions": [{"type": "Ready", "status": "True"}]}});
     patch(kubectl, &[&pod[..], &["--subresource=status"]].concat(), &status);
+}
+
+/// A member of etcd where its pod would be.
+struct Etcd {
+    process: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Etcd {
+    /// Of this machine, and of no other test.
+    fn address() -> String {
+        let [.., high, low] = std::process::id().to_be_bytes();
+        format!("127.88.{high}.{low}")
+    }
+
+    fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let url = |port: u16| format!("http://{}:{port}", Self::address());
+        // Whatever becomes of a test, no etcd outlives it.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--"]).arg(programs::kube().unwrap().join("etcd"));
+        command.arg("--data-dir").arg(folder.path()).args([
+            "--log-level=error".to_owned(),
+            "--unsafe-no-fsync".to_owned(),
+            format!("--listen-client-urls={}", url(2_379)),
+            format!("--advertise-client-urls={}", url(2_379)),
+            format!("--listen-peer-urls={}", url(2_380)),
+            format!("--listen-metrics-urls={}", url(2_378)),
+        ]);
+        Self { process: command.spawn().unwrap(), folder }
+    }
+
+    /// Raises or ends an alarm.
+    fn alarm(&self, action: &str, alarm: &str) {
+        let url = format!("http://{}:2379/v3/maintenance/alarm", Self::address());
+        let body = json!({"action": action, "alarm": alarm}).to_string();
+        until("etcd to take it", || {
+            let output = Command::new("curl").args(["-sS", "--max-time", "5", "-d", &body, &url]).output()?;
+            let said = String::from_utf8_lossy(&output.stdout);
+            ensure!(said.contains(alarm), "{said} in {}", self.folder.path().display());
+            Ok(())
+        });
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Of two alarms the worse one.
+fn alarms_of_etcd_are_told(kubectl: &Kubectl) {
+    let etcd = Etcd::start();
+    etcd.alarm("ACTIVATE", "NOSPACE");
+    let message = wait_reason(kubectl, "a", "EtcdFull");
+    assert!(message.contains("etcd refuses every write"), "{message}");
+    assert_eq!(condition(kubectl, "a").unwrap()["status"], "False");
+    etcd.alarm("ACTIVATE", "CORRUPT");
+    wait_reason(kubectl, "a", "EtcdCorrupt");
+    etcd.alarm("DEACTIVATE", "CORRUPT");
+    wait_reason(kubectl, "a", "EtcdFull");
+    etcd.alarm("DEACTIVATE", "NOSPACE");
+    wait_reason(kubectl, "a", "Ready");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -135,6 +204,7 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
 
     let written: u64 = work(&operator).writes.values().sum();
     assert!(written <= 35, "{written}");
+    alarms_of_etcd_are_told(kubectl);
 
     // At rest a look at everything writes nothing, in the other layout neither. Of that, what needs etcd is
     // not made yet.

@@ -31,6 +31,9 @@ const WEBHOOK_SERVICE: &str = "portico-operator";
 /// Time limit of a pass over the inside of one user cluster: dozens of requests over a long way.
 const USER_CLUSTER_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Between two questions of members of etcd: a question is small, and an alarm is for people.
+const ALARM_PERIOD: Duration = Duration::from_secs(30);
+
 /// `portico operator`.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
@@ -180,6 +183,7 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
             Keys::Rsa => KeyKind::Rsa2048,
         },
         clock: Timestamp::now,
+        alarm_period: ALARM_PERIOD,
     });
     daemon::run(async {
         let webhook = flags.webhook.settings(&flags.front).await?;

@@ -1,0 +1,252 @@
+//! What members of etcd say about themselves: that the database is full, or that data differs.
+//!
+//! Nothing else tells. With a full database all programs run, and questions are answered; only writes are
+//! refused. A member says it to anybody on its port of probes, without TLS, a right or a write. Where the
+//! operator cannot reach pods, what was known before counts.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream::{self, Stream, StreamExt};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::Request;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper::header::HOST;
+use hyper_util::rt::TokioIo;
+use kube::ResourceExt;
+use kube::runtime::reflector::ObjectRef;
+use portico_api::cluster::{CONTROL_PLANE_READY, Cluster};
+use portico_api::names::ClusterName;
+use portico_source::Object;
+use serde_json::Value;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use super::Context;
+use crate::clusters::Work;
+use crate::condition::State;
+use crate::kkp::Kkp;
+
+/// Without asking the other members: each is asked.
+const QUESTION: &str = "/health?serializable=true";
+
+/// Of several alarms etcd names one, each time another. This asks for the worse one.
+const BUT_FULL: &str = "/health?serializable=true&exclude=NOSPACE";
+
+/// For one member.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Longest answer read: it has one sentence.
+const MAX_ANSWER: usize = 4 * 1_024;
+
+/// Members that are asked at the same time.
+const CONCURRENCY: usize = 16;
+
+/// An alarm of etcd, the worse one last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Alarm {
+    /// NOSPACE.
+    Full,
+    /// CORRUPT.
+    Corrupt,
+}
+
+/// What is known of the members of each cluster, by its name.
+#[derive(Debug, Default)]
+pub(super) struct Alarms(Mutex<BTreeMap<String, Option<Alarm>>>);
+
+impl Alarms {
+    /// Before a member has answered to this process, what the Cluster itself says counts: a new leader must
+    /// not say that all is well, and take it back.
+    pub(super) fn of(&self, cluster: &Cluster) -> Option<Alarm> {
+        let known = self.all().get(&*cluster.metadata.name).copied();
+        known.unwrap_or_else(|| {
+            let condition = cluster.status.conditions.get(CONTROL_PLANE_READY)?;
+            [Alarm::Full, Alarm::Corrupt].into_iter().find(|alarm| alarm.reason() == &*condition.reason)
+        })
+    }
+
+    /// Takes what the members of `cluster` have answered. Returns whether that is news.
+    fn learn(&self, cluster: &Cluster, answered: Option<Alarm>) -> bool {
+        let before = self.of(cluster);
+        self.all().insert(cluster.metadata.name.to_string(), answered);
+        before != answered
+    }
+
+    /// Drops what is known of those that `stays` does not keep.
+    pub(super) fn retain(&self, stays: impl Fn(&str) -> bool) {
+        self.all().retain(|cluster, _| stays(cluster));
+    }
+
+    fn all(&self) -> MutexGuard<'_, BTreeMap<String, Option<Alarm>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Alarm {
+    fn reason(self) -> &'static str {
+        match self {
+            Self::Full => "EtcdFull",
+            Self::Corrupt => "EtcdCorrupt",
+        }
+    }
+
+    /// How it stands with a control plane, `what`, that has this alarm; `rest` is what is not ready.
+    pub(super) fn state(self, what: &str, rest: &str) -> State {
+        let text = match self {
+            Self::Full => {
+                "etcd refuses every write: its database is as large as its quota allows (NOSPACE). Delete \
+                 objects of the cluster that nobody needs, or raise \
+                 spec.componentsOverride.etcd.quotaBackendGb; it takes writes again by itself then"
+            }
+            Self::Corrupt => {
+                "a member of etcd has other data than the rest (CORRUPT); the logs of etcd name it. Of \
+                 several members, delete its PersistentVolumeClaim and its pod: it gets all data from the \
+                 others. The only one: restore its volume from a backup"
+            }
+        };
+        let rest = if rest.is_empty() { String::new() } else { format!("; not ready: {rest}") };
+        State::bad(self.reason(), format!("{what}: {text}{rest}"))
+    }
+
+    /// What an answer says, if it is one of etcd.
+    fn read(answer: &[u8]) -> Option<Option<Self>> {
+        let answer: Value = serde_json::from_slice(answer).ok()?;
+        answer["health"].as_str()?;
+        let reason = answer["reason"].as_str().unwrap_or_default();
+        Some(match reason {
+            _ if reason.contains("CORRUPT") => Some(Self::Corrupt),
+            _ if reason.contains("NOSPACE") => Some(Self::Full),
+            _ => None,
+        })
+    }
+}
+
+/// Asks all members again and again. Yields the clusters of which something else is known then.
+pub(super) fn changes(context: &Arc<Context>) -> impl Stream<Item = Work> + Send + use<> {
+    stream::unfold(Arc::clone(context), |context| async {
+        loop {
+            sleep(context.settings.alarm_period).await;
+            let news = context.ask_for_alarms().await;
+            if !news.is_empty() {
+                return Some((news, context));
+            }
+        }
+    })
+}
+
+impl Context {
+    async fn ask_for_alarms(&self) -> Work {
+        if !self.is_ready() || self.kkp.now() != Kkp::Absent {
+            return Vec::new();
+        }
+        let pods = self.pods.all();
+        let pods = pods.iter().filter(|pod| portico_hosting::has_etcd(&pod.name_any()));
+        let members: BTreeSet<(String, IpAddr)> = pods
+            .filter_map(|pod| {
+                let cluster = ClusterName::of_namespace(&pod.namespace()?)?.to_string();
+                Some((cluster, address(&pod.value())?))
+            })
+            .collect();
+        let asked = stream::iter(members).map(|(cluster, address)| async move {
+            Some((cluster, timeout(PATIENCE, ask(address)).await.ok()??))
+        });
+        let answers = asked.buffer_unordered(CONCURRENCY).filter_map(std::future::ready);
+        let known = answers
+            .fold(BTreeMap::<String, Option<Alarm>>::new(), |mut known, (cluster, alarm)| {
+                let worst = known.entry(cluster).or_default();
+                *worst = alarm.max(*worst);
+                std::future::ready(known)
+            })
+            .await;
+        let news = known.into_iter().filter_map(|(name, alarm)| {
+            let name = ObjectRef::new(&name);
+            let served = self.clusters.store().get(&name)?;
+            let Ok(Object::Cluster(cluster)) = &served.object else { return None };
+            self.alarms.learn(cluster, alarm).then_some(name)
+        });
+        news.collect()
+    }
+}
+
+/// Where a pod is reached. Not of one that has ended: its address may be another's by now.
+fn address(pod: &Value) -> Option<IpAddr> {
+    let status = &pod["status"];
+    let ended = status["phase"] == "Failed" || status["phase"] == "Succeeded";
+    status["podIP"].as_str().filter(|_| !ended)?.parse().ok()
+}
+
+/// The alarm of a member. Nothing from one that does not answer as etcd does.
+async fn ask(address: IpAddr) -> Option<Option<Alarm>> {
+    let stream = TcpStream::connect((address, portico_hosting::ETCD_PROBES)).await.ok()?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.ok()?;
+    // Ended with this future.
+    let mut driver = JoinSet::new();
+    driver.spawn(connection);
+    let alarm = get(&mut sender, QUESTION).await?;
+    if alarm == Some(Alarm::Full) {
+        return Some(alarm.max(get(&mut sender, BUT_FULL).await?));
+    }
+    Some(alarm)
+}
+
+async fn get(sender: &mut SendRequest<Empty<Bytes>>, path: &str) -> Option<Option<Alarm>> {
+    sender.ready().await.ok()?;
+    let request = Request::get(path).header(HOST, "etcd").body(Empty::new()).ok()?;
+    let response = sender.send_request(request).await.ok()?;
+    let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await.ok()?;
+    Alarm::read(&body.to_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_alarm_is_read_from_what_etcd_answers() {
+        for (answer, alarm) in [
+            (r#"{"health":"true","reason":""}"#, Some(None)),
+            (r#"{"health":"false","reason":"ALARM NOSPACE"}"#, Some(Some(Alarm::Full))),
+            (r#"{"health":"false","reason":"ALARM CORRUPT"}"#, Some(Some(Alarm::Corrupt))),
+            (r#"{"health":"false","reason":"RAFT NO LEADER"}"#, Some(None)),
+            ("{}", None),
+            ("404 page not found", None),
+        ] {
+            assert_eq!(Alarm::read(answer.as_bytes()), alarm, "{answer}");
+        }
+    }
+
+    #[test]
+    fn news_is_what_differs_from_the_last_answer_or_before_one_from_the_condition() {
+        let cluster = |reason: &str| -> Cluster {
+            let condition = json!({"status": "False", "reason": reason});
+            serde_json::from_value(json!({"metadata": {"name": "a"},
+                "status": {"conditions": {CONTROL_PLANE_READY: condition}}}))
+            .unwrap()
+        };
+        let (ready, full, alarms) = (cluster("Ready"), cluster("EtcdFull"), Alarms::default());
+        assert_eq!(alarms.of(&full), Some(Alarm::Full));
+        assert!(!alarms.learn(&full, Some(Alarm::Full)));
+        assert!(alarms.learn(&full, None));
+        assert_eq!(alarms.of(&full), None);
+        alarms.retain(|_| false);
+        assert!(!alarms.learn(&ready, None));
+        assert!(alarms.learn(&ready, Some(Alarm::Corrupt)));
+        assert_eq!(alarms.of(&ready), Some(Alarm::Corrupt));
+    }
+
+    #[test]
+    fn a_pod_that_has_ended_is_asked_nothing() {
+        let pod = |phase| json!({"status": {"podIP": "10.0.0.7", "phase": phase}});
+        // A member that does not get ready keeps its pod at that.
+        assert_eq!(address(&pod("Pending")), Some(IpAddr::from([10, 0, 0, 7])));
+        assert_eq!(address(&pod("Failed")), None);
+        assert_eq!(address(&json!({"status": {}})), None);
+    }
+}
