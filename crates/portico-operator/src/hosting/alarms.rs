@@ -1,8 +1,8 @@
 //! What members of etcd say about themselves: that the database is full, or that data differs.
 //!
-//! Nothing else tells. With a full database all programs run, and questions are answered; only writes are
-//! refused. A member says it to anybody on its port of probes, without TLS, a right or a write. Where the
-//! operator cannot reach pods, what was known before counts.
+//! Of the first nothing else tells: all programs run, questions are answered, only writes are refused. A
+//! member says it to anybody on its port of probes, without TLS, a right or a write. Where the operator
+//! cannot reach pods, what was known before counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -104,9 +104,9 @@ impl Alarm {
                  spec.componentsOverride.etcd.quotaBackendGb; it takes writes again by itself then"
             }
             Self::Corrupt => {
-                "a member of etcd has other data than the rest (CORRUPT); the logs of etcd name it. Of \
-                 several members, delete its PersistentVolumeClaim and its pod: it gets all data from the \
-                 others. The only one: restore its volume from a backup"
+                "a member of etcd has other data than the rest, so etcd refuses everything (CORRUPT). Of \
+                 several members the log of that one says so: delete its PersistentVolumeClaim and its pod, \
+                 and it gets all data from the others. The only one: restore its volume from a backup"
             }
         };
         let rest = if rest.is_empty() { String::new() } else { format!("; not ready: {rest}") };

@@ -61,7 +61,8 @@ Example:
     ///
     /// While etcd runs, the leader's launcher gives free space back to the file system, one member after the
     /// other and only while all are healthy. When the database is full (NOSPACE) it compacts, does the same,
-    /// and ends the alarm once there is space again. Signals are passed on to etcd, and its exit code is
+    /// and ends the alarm once there is space again. The alarm CORRUPT it ends once the member that has it
+    /// has left the ring, as one without its data does. Signals are passed on to etcd, and its exit code is
     /// this one's.
     #[command(after_help = "\
 Examples:

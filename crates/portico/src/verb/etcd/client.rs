@@ -136,9 +136,10 @@ impl Client {
         self.call(self.endpoint(url)?, "maintenance/defragment", &json!({}), WORK).await.map(drop)
     }
 
-    /// Ends the alarm that a member's database is full.
-    pub(super) async fn disarm(&self, url: &str, member: u64) -> anyhow::Result<()> {
-        let body = json!({"action": "DEACTIVATE", "memberID": member.to_string(), "alarm": "NOSPACE"});
+    /// Ends an alarm.
+    pub(super) async fn disarm(&self, url: &str, alarm: Alarm) -> anyhow::Result<()> {
+        let member = alarm.member.to_string();
+        let body = json!({"action": "DEACTIVATE", "memberID": member, "alarm": alarm.name()});
         self.call(self.endpoint(url)?, "maintenance/alarm", &body, CHANGE).await.map(drop)
     }
 

@@ -32,9 +32,10 @@ pub(super) struct Seen {
     pub(super) revision: u64,
 }
 
-/// An alarm, until somebody ends it.
+/// An alarm, until somebody ends it. A member that leaves the ring leaves its alarm behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Alarm {
+    /// 0 where etcd cannot tell whose data is right.
     pub(super) member: u64,
     /// NOSPACE; another one is CORRUPT.
     pub(super) is_full: bool,
@@ -49,8 +50,8 @@ enum Act {
     Compact(u64),
     /// Gives the free space of this member back.
     Defragment(String),
-    /// Ends the alarm of this member.
-    Disarm(u64),
+    /// Ends an alarm.
+    Disarm(Alarm),
 }
 
 /// What was seen and done before.
@@ -61,14 +62,28 @@ struct Before {
     compacted: u64,
 }
 
-/// What `own` is to do. `others` are all other members that were asked, `None` one that is not healthy.
-fn next(own: &Seen, others: &[Option<Seen>], alarms: &[Alarm], before: Before) -> Option<Act> {
+/// What `own` is to do. `others` are all other members that were asked, `None` one that is not healthy;
+/// `ring` is who belongs to the ring, where a member has other data than the rest and a majority says who.
+fn next(
+    own: &Seen,
+    others: &[Option<Seen>],
+    ring: Option<&[u64]>,
+    alarms: &[Alarm],
+    before: Before,
+) -> Option<Act> {
     if own.is_learner {
         return Some(Act::Promote(own.id));
     }
-    // What a member that is corrupt should do only people can say.
-    if own.leader != own.id || alarms.iter().any(|alarm| !alarm.is_full) {
+    if own.leader != own.id {
         return None;
+    }
+    let mut corrupt = alarms.iter().filter(|alarm| !alarm.is_full).peekable();
+    if corrupt.peek().is_some() {
+        // What to do with a member only people can say. Once it is gone, its data is. Until this alarm ends
+        // etcd answers nobody, so nobody is healthy.
+        let ring = ring?;
+        let mut left = corrupt.filter(|alarm| alarm.member != 0 && !ring.contains(&alarm.member));
+        return left.next().map(|alarm| Act::Disarm(*alarm));
     }
     let is_whole = |seen: &&Seen| seen.leader == own.id && !seen.is_learner;
     let healthy: Vec<&Seen> = others.iter().flatten().filter(is_whole).collect();
@@ -86,9 +101,16 @@ fn next(own: &Seen, others: &[Option<Seen>], alarms: &[Alarm], before: Before) -
         return Some(Act::Compact(before.revision));
     }
     if members.clone().all(Seen::has_space) {
-        return Some(Act::Disarm(alarm.member));
+        return Some(Act::Disarm(*alarm));
     }
     members.find(|seen| seen.gets_space()).map(|seen| Act::Defragment(seen.url.clone()))
+}
+
+impl Alarm {
+    /// As etcd has it.
+    pub(super) fn name(self) -> &'static str {
+        if self.is_full { "NOSPACE" } else { "CORRUPT" }
+    }
 }
 
 impl Seen {
@@ -136,7 +158,9 @@ async fn look(client: &Client, own: &Seen, alarms: &[Alarm], before: &mut Before
             others.push(client.seen(url).await.ok().filter(|_| healthy).map(|(seen, _)| seen));
         }
     }
-    let act = next(own, &others, alarms, *before);
+    let members = if alarms.iter().all(|alarm| alarm.is_full) { None } else { client.members().await.0 };
+    let ring: Option<Vec<u64>> = members.map(|members| members.iter().map(|member| member.id).collect());
+    let act = next(own, &others, ring.as_deref(), alarms, *before);
     before.revision = own.revision;
     let Some(act) = act else { return false };
     match (act.perform(client, &own.url).await, &act) {
@@ -155,7 +179,9 @@ impl fmt::Display for Act {
             Self::Promote(_) => f.write_str("letting this member vote"),
             Self::Compact(revision) => write!(f, "compacting to revision {revision}"),
             Self::Defragment(url) => write!(f, "defragmenting the member at {url}"),
-            Self::Disarm(_) => f.write_str("ending the alarm NOSPACE"),
+            Self::Disarm(alarm) => {
+                write!(f, "ending the alarm {} of member {:x}", alarm.name(), alarm.member)
+            }
         }
     }
 }
@@ -166,7 +192,7 @@ impl Act {
             Self::Promote(id) => client.promote(*id).await,
             Self::Compact(revision) => client.compact(own, *revision).await,
             Self::Defragment(url) => client.defragment(url).await,
-            Self::Disarm(member) => client.disarm(own, *member).await,
+            Self::Disarm(alarm) => client.disarm(own, *alarm).await,
         }
     }
 }
@@ -177,8 +203,10 @@ fn tell(own: &Seen, alarms: &[Alarm]) {
     match alarms.first() {
         Some(alarm) if !alarm.is_full => error!(
             member = format_args!("{:x}", alarm.member),
-            "CORRUPT: this member's data differs from that of the others; delete its volume and its pod, and \
-             it gets all data from them. The only member: restore a backup"
+            is_this = alarm.member == own.id,
+            "CORRUPT: a member's data differs from that of the others, and etcd refuses everything; delete \
+             its volume and its pod, and it gets all data from them. The only member, or member 0, which \
+             stands for any: restore a backup"
         ),
         Some(_) => warn!(
             size,
@@ -219,7 +247,7 @@ mod tests {
         let (large, small) = ([500, 100], [200, 10]);
         let of = |id, [size, in_use]: [u64; 2]| seen(id, size, in_use);
         let others = |second, third| [Some(of(2, second)), Some(of(3, third))];
-        let next = |own, others: &[Option<Seen>]| next(&of(1, own), others, &[], Before::default());
+        let next = |own, others: &[Option<Seen>]| next(&of(1, own), others, None, &[], Before::default());
         assert_eq!(next(large, &others(small, large)), defragment(3));
         assert_eq!(next(large, &others(small, small)), defragment(1));
         assert_eq!(next(small, &others(small, [900, 800])), None);
@@ -229,17 +257,30 @@ mod tests {
     #[test]
     fn a_full_database_is_compacted_defragmented_and_ends_its_alarm() {
         let (full, freed) = (seen(1, 1_100, 300), seen(1, 320, 300));
-        assert_eq!(next(&full, &[], &[FULL], after(40, 0)), Some(Act::Compact(40)));
-        assert_eq!(next(&full, &[], &[FULL], after(40, 40)), defragment(1));
-        assert_eq!(next(&freed, &[], &[FULL], after(40, 40)), Some(Act::Disarm(2)));
+        let next = |own: &Seen, before| next(own, &[], None, &[FULL], before);
+        assert_eq!(next(&full, after(40, 0)), Some(Act::Compact(40)));
+        assert_eq!(next(&full, after(40, 40)), defragment(1));
+        assert_eq!(next(&freed, after(40, 40)), Some(Act::Disarm(FULL)));
         // What is in use stays so until somebody deletes something.
-        assert_eq!(next(&seen(1, 1_100, 950), &[], &[FULL], after(40, 40)), None);
+        assert_eq!(next(&seen(1, 1_100, 950), after(40, 40)), None);
     }
 
     #[test]
     fn a_learner_only_asks_to_vote() {
         let learner = Seen { is_learner: true, ..seen(2, 1_100, 10) };
-        assert_eq!(next(&learner, &[], &[FULL], after(40, 0)), Some(Act::Promote(2)));
+        assert_eq!(next(&learner, &[], None, &[FULL], after(40, 0)), Some(Act::Promote(2)));
+    }
+
+    #[test]
+    fn a_corrupt_member_keeps_its_alarm_until_it_has_left_the_ring() {
+        let corrupt = |member| Alarm { member, is_full: false };
+        let next = |alarms: &[Alarm], ring: Option<&[u64]>| {
+            next(&seen(1, 320, 300), &[None, None], ring, alarms, after(40, 0))
+        };
+        assert_eq!(next(&[corrupt(2)], Some(&[1, 2, 3])), None);
+        assert_eq!(next(&[corrupt(2)], None), None);
+        assert_eq!(next(&[FULL, corrupt(2)], Some(&[1, 4, 3])), Some(Act::Disarm(corrupt(2))));
+        assert_eq!(next(&[corrupt(0)], Some(&[1, 4, 3])), None);
     }
 
     proptest! {
@@ -261,9 +302,10 @@ mod tests {
                 2 => third.is_learner = true,
                 _ => alarms.push(Alarm { member: 3, is_full: false }),
             }
-            let act = next(&own, &[Some(second.clone()), Some(third)], &alarms, after(50, compacted));
+            let (ring, before) = (Some(&[1, 2, 3][..]), after(50, compacted));
+            let act = next(&own, &[Some(second.clone()), Some(third)], ring, &alarms, before);
             prop_assert_eq!(act, None);
-            let away = next(&seen(1, 1_100, 10), &[Some(second), None], &alarms, after(50, compacted));
+            let away = next(&seen(1, 1_100, 10), &[Some(second), None], ring, &alarms, before);
             prop_assert_eq!(away, None);
         }
     }
