@@ -28,8 +28,8 @@ use crate::support::SOON;
 /// Volumes mounted, four programs started one after the other: ten seconds on an idle machine.
 const STARTING: Duration = Duration::from_secs(240);
 
-/// Members of etcd of the layout `dedicated`, each of which takes a volume.
-pub(crate) const MEMBERS: usize = 3;
+/// One for each member of etcd of the layout `dedicated`, and one in place of a volume that is lost.
+pub(crate) const VOLUMES: usize = 4;
 
 const SEED: &str = "north";
 const DOMAIN: &str = "hosted.example.com";
@@ -54,6 +54,9 @@ pub(crate) fn a_planned_control_plane_of_many_pods_is_replaced_unnoticed(lab: &L
     // etcd takes half a minute.
     for workload in long_form(&["deployment/apiserver"][..], &["deployment/apiserver", "statefulset/etcd"]) {
         hosted.answers_while_replacing(workload);
+    }
+    if long_form(false, true) {
+        hosted.answers_while_a_member_loses_its_volume();
     }
     hosted.is_kept().unwrap();
     hosted.controllers_work();
@@ -211,20 +214,45 @@ impl<'a> Hosted<'a> {
     fn answers_while_replacing(&self, workload: &str) {
         let (kubectl, namespace) = (self.seed.kubectl(), self.namespace());
         let limit = format!("--timeout={}s", STARTING.as_secs());
+        self.answers_while(&format!("{workload} was replaced"), || {
+            kubectl.run(&["rollout", "restart", workload, "-n", &namespace])?;
+            kubectl.run(&["rollout", "status", workload, "-n", &namespace, &limit]).map(drop)
+        });
+    }
+
+    /// As the manual says it to people. The member comes back with all data, from the others.
+    fn answers_while_a_member_loses_its_volume(&self) {
+        let (kubectl, namespace) = (self.seed.kubectl(), self.namespace());
+        let pod = || kubectl.get(&["pod", "etcd-2", "-n", &namespace]);
+        let before = pod().unwrap()["metadata"]["uid"].clone();
+        self.answers_while("a member got its data from the others", || {
+            kubectl.run(&["delete", "pvc", "data-etcd-2", "-n", &namespace, "--wait=false"])?;
+            kubectl.run(&["delete", "pod", "etcd-2", "-n", &namespace])?;
+            wait::until("the member", STARTING, || {
+                let now = pod()?;
+                ensure!(now["metadata"]["uid"] != before && condition(&now, "Ready"), "{}", now["status"]);
+                Ok(())
+            })
+        });
+        let log = kubectl.run(&["logs", "etcd-2", "-n", &namespace]).unwrap();
+        assert!(log.contains("letting this member vote: done"), "{log}");
+    }
+
+    /// Every single request is answered while `work` is done.
+    fn answers_while(&self, what: &str, work: impl FnOnce() -> Result<()> + Send) {
+        let start = Instant::now();
         let answers = thread::scope(|scope| {
-            let replacing = scope.spawn(|| {
-                kubectl.run(&["rollout", "restart", workload, "-n", &namespace])?;
-                kubectl.run(&["rollout", "status", workload, "-n", &namespace, &limit])
-            });
+            let working = scope.spawn(work);
             let mut answers = 0;
-            while !replacing.is_finished() {
+            while !working.is_finished() {
                 self.answers().unwrap();
                 answers += 1;
             }
-            replacing.join().unwrap().unwrap();
+            working.join().unwrap().unwrap();
             answers
         });
-        say(format_args!("{}: {answers} answers while {workload} was replaced", self.name));
+        let seconds = start.elapsed().as_secs_f64();
+        say(format_args!("{}: {answers} answers in {seconds:.1} s, while {what}", self.name));
     }
 
     fn keep(&self) {

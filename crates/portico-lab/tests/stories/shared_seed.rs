@@ -36,7 +36,7 @@ fn stories_on_one_seed_hold_and_leave_nothing() {
     let (_turn, lab, seed) = seeded_by("shared-seed", Seed::start_with_names);
     seed.import(&Image::busybox().unwrap()).unwrap();
     seed.import(&Image::api_server().unwrap()).unwrap();
-    volumes::offer(&seed, hosted::MEMBERS, "5Gi").unwrap();
+    volumes::offer(&seed, hosted::VOLUMES, "5Gi").unwrap();
     let mut failed = Vec::new();
     for (name, story) in STORIES {
         say(format_args!("story: {name}"));

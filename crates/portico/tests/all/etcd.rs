@@ -158,7 +158,7 @@ fn a_single_member_starts_starts_again_and_is_not_begun_anew_without_its_data() 
 
 #[test]
 fn a_member_of_three_that_lost_its_folder_gets_its_data_from_the_others_and_votes_again() {
-    let ring = Ring::of(3);
+    let ring = Ring::of(3).with_tls();
     let mut running: Vec<Process> = (0..3).map(|member| ring.start(member, false)).collect();
     (0..3).for_each(|member| ring.wait_ready(member));
     ring.put(0, "kept", b"x");
