@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 use thiserror::Error;
 
 use crate::FIELD_MANAGER;
+use crate::error::describe;
 use crate::seen::Seen;
 
 /// What [`apply`] did.
@@ -28,7 +29,7 @@ pub enum Applied<K> {
 
 /// Why an object was not applied: the API server refused it, or was not reached. Retry with back-off.
 #[derive(Debug, Error)]
-#[error("cannot apply {name}: {source}")]
+#[error("cannot apply {name}: {}", describe(source))]
 pub struct ApplyError {
     /// The object.
     pub name: String,

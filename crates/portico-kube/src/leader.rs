@@ -8,6 +8,9 @@
 //! `Candidate::next_step` decides and is pure; [`elect`] acts on it. The published crates are bound to older
 //! `kube`s.
 
+use std::future;
+use std::pin::pin;
+use std::task::Poll;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -46,6 +49,22 @@ pub struct LeaseSettings {
     pub identity: String,
     /// An annotation of the Lease that says more about its holder.
     pub says: Option<(&'static str, String)>,
+}
+
+/// Whether this replica may write.
+///
+/// It says no by itself once the Lease was not renewed in time: a process that was stopped, or a machine that
+/// was asleep, must not write with what it believed before.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Leads {
+    until: Option<Instant>,
+}
+
+impl Leads {
+    /// Whether it may write now.
+    pub fn now(self) -> bool {
+        self.until.is_some_and(|until| Instant::now() < until)
+    }
 }
 
 /// Another replica that holds the Lease.
@@ -183,19 +202,19 @@ fn holder(lease: &Lease, settings: &LeaseSettings) -> Holder {
 pub async fn elect(
     client: Client,
     settings: LeaseSettings,
-    leading: watch::Sender<bool>,
+    leading: watch::Sender<Leads>,
     other: watch::Sender<Option<Holder>>,
 ) {
-    let always = watch::Sender::new(true);
-    elect_while(client, settings, always.subscribe(), leading, other).await;
+    elect_while(client, settings, None, leading, other).await;
 }
 
-/// The same, but for as long as it `may` hold the Lease: without that it stops at once, and releases it.
+/// The same, but, with `may`, for as long as that leads: once it does not, this stops at once, and releases
+/// its Lease.
 pub async fn elect_while(
     client: Client,
     settings: LeaseSettings,
-    mut may: watch::Receiver<bool>,
-    leading: watch::Sender<bool>,
+    mut may: Option<watch::Receiver<Leads>>,
+    leading: watch::Sender<Leads>,
     other: watch::Sender<Option<Holder>>,
 ) {
     let api: Api<Lease> = Api::namespaced(client, &settings.namespace);
@@ -204,12 +223,12 @@ pub async fn elect_while(
     loop {
         // Whoever does not hold it may take its time: it takes a read and a write, at a slow API server too.
         let limit = if renewed.is_some() { REQUEST_TIMEOUT } else { 2 * REQUEST_TIMEOUT };
-        let now_may = *may.borrow_and_update();
+        let now_may = may.as_mut().is_none_or(|may| may.borrow_and_update().now());
         let attempt = timeout(limit, candidate.attempt(&api, &settings, now_may));
         let attempted = tokio::select! {
             attempted = attempt => attempted,
             // What comes of a write in flight the next read shows.
-            Ok(()) = may.changed() => Ok(Ok(None)),
+            () = changed(&mut may) => Ok(Ok(None)),
         };
         match attempted {
             Ok(Ok(held_since)) => renewed = held_since,
@@ -225,7 +244,8 @@ pub async fn elect_while(
         }
         renewed = renewed.filter(|at| at.elapsed() < RENEW_DEADLINE);
         let holds = renewed.is_some();
-        if leading.send_if_modified(|leads| std::mem::replace(leads, holds) != holds) {
+        let until = renewed.map(|at| at + RENEW_DEADLINE);
+        if leading.send_if_modified(|leads| std::mem::replace(&mut leads.until, until).is_some() != holds) {
             info!(lease = settings.name, identity = settings.identity, leads = holds, "leadership changed");
         }
         other.send_if_modified(|known| {
@@ -238,7 +258,7 @@ pub async fn elect_while(
             renewed.map_or(RETRY, |at| RETRY.min((at + RENEW_DEADLINE).duration_since(Instant::now())));
         tokio::select! {
             () = sleep(pause) => {}
-            Ok(()) = may.changed() => {}
+            () = changed(&mut may) => {}
             () = leading.closed() => break,
         }
     }
@@ -248,6 +268,32 @@ pub async fn elect_while(
         let error = describe(&error);
         warn!(lease = settings.name, error, "cannot release the Lease; it expires by itself");
     }
+}
+
+/// Runs `pass` for as long as this replica leads. `None` if it does not any more; then nothing of the pass is
+/// begun that was not begun before.
+pub async fn while_leading<T>(mut leads: watch::Receiver<Leads>, pass: impl Future<Output = T>) -> Option<T> {
+    let now = leads.clone();
+    let mut pass = pin!(pass);
+    // At each step: what a process that was stopped wakes up to is its next step, and not the election.
+    let guarded = future::poll_fn(|cx| match now.borrow().now() {
+        true => pass.as_mut().poll(cx).map(Some),
+        false => Poll::Ready(None),
+    });
+    tokio::select! {
+        outcome = guarded => outcome,
+        _ = leads.wait_for(|leads| !leads.now()) => None,
+    }
+}
+
+/// Waits until the Lease above this one is gained or lost.
+async fn changed(above: &mut Option<watch::Receiver<Leads>>) {
+    if let Some(above) = above
+        && above.changed().await.is_ok()
+    {
+        return;
+    }
+    future::pending().await
 }
 
 /// Lets another replica begin at once.

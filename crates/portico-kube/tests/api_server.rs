@@ -12,7 +12,7 @@ use kube::api::{ListParams, Patch, PatchParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use portico_kube::apply::{Applied, apply};
 use portico_kube::events::{Events, Note, Severity};
-use portico_kube::leader::{LeaseSettings, elect};
+use portico_kube::leader::{Leads, LeaseSettings, elect};
 use portico_kube::seen::Seen;
 use portico_kube::{FIELD_MANAGER, client};
 use portico_lab::ApiServer;
@@ -107,18 +107,18 @@ async fn one_replica_leads_and_the_next_goes_on_at_once(client: &Client) {
             identity: identity.into(),
             says: None,
         };
-        let (leading, leads) = watch::channel(false);
+        let (leading, leads) = watch::channel(Leads::default());
         (tokio::spawn(elect(client.clone(), settings, leading, watch::Sender::new(None))), leads)
     };
     let (first, mut first_leads) = replica("first");
-    timeout(LIMIT, first_leads.wait_for(|leads| *leads)).await.unwrap().unwrap();
+    timeout(LIMIT, first_leads.wait_for(|leads| leads.now())).await.unwrap().unwrap();
     let (second, mut second_leads) = replica("second");
-    let early = timeout(Duration::from_secs(5), second_leads.wait_for(|leads| *leads)).await.is_ok();
+    let early = timeout(Duration::from_secs(5), second_leads.wait_for(|leads| leads.now())).await.is_ok();
     assert!(!early, "one replica leads");
     drop(first_leads);
     timeout(LIMIT, first).await.unwrap().unwrap();
     // Released, and not expired.
-    timeout(Duration::from_secs(10), second_leads.wait_for(|leads| *leads)).await.unwrap().unwrap();
+    timeout(Duration::from_secs(10), second_leads.wait_for(|leads| leads.now())).await.unwrap().unwrap();
     drop(second_leads);
     timeout(LIMIT, second).await.unwrap().unwrap();
 }

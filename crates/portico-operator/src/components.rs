@@ -26,6 +26,7 @@ use portico_api::meta::ObjectKey;
 use portico_api::seed::Seed;
 use portico_expose::components::{GatewaySettings, Part};
 use portico_kube::events::Events;
+use portico_kube::leader::Leads;
 use portico_source::Object;
 use portico_source::served::Served;
 use tokio::sync::watch as channel;
@@ -87,7 +88,7 @@ struct Context {
     trusted: Slot<ConfigMap>,
     kkp: KkpWatch,
     above: Above,
-    leads: channel::Receiver<bool>,
+    leads: channel::Receiver<Leads>,
     events: Events,
     status: StatusHandle,
     tally: Tally,
@@ -104,7 +105,7 @@ pub(crate) async fn run(
     kkp: KkpWatch,
     events: Events,
     status: StatusHandle,
-    leads: channel::Receiver<bool>,
+    leads: channel::Receiver<Leads>,
 ) {
     let front = settings.gateway.front.clone();
     let mut changes = Vec::new();
@@ -224,7 +225,7 @@ impl Context {
     /// Whether this replica writes, and everything is known that decides what.
     fn is_ready(&self) -> bool {
         let known = [self.above.seeds.is_known(), self.above.configurations.is_known()];
-        *self.leads.borrow() && known.into_iter().all(|known| known) && self.held().all(Held::is_known)
+        self.leads.borrow().now() && known.into_iter().all(|known| known) && self.held().all(Held::is_known)
     }
 
     /// All objects.

@@ -25,6 +25,7 @@ use portico_expose::projection::exposed_cluster;
 use portico_kube::apply::{Applied, ApplyError, apply};
 use portico_kube::error::describe;
 use portico_kube::events::{Events, Note, Severity};
+use portico_kube::leader::Leads;
 use portico_source::Object;
 use portico_source::served::{Served, ServedKind};
 use serde_json::{Value, json};
@@ -102,7 +103,7 @@ struct Context {
     clusters: ClusterWatch,
     written: Arc<Cache<Written>>,
     above: Above,
-    leads: channel::Receiver<bool>,
+    leads: channel::Receiver<Leads>,
     events: Events,
     status: StatusHandle,
     tally: Tally,
@@ -117,7 +118,7 @@ pub(crate) async fn run(
     exposed: ExposedWatch,
     events: Events,
     status: StatusHandle,
-    leads: channel::Receiver<bool>,
+    leads: channel::Receiver<Leads>,
 ) {
     let changes = above.changes();
     let tally = Tally::new(CONTROLLER, &status);
@@ -185,7 +186,7 @@ impl Context {
     /// The ExposedCluster as it should be; `None` while that is not known, or this replica does not write.
     async fn wanted(&self, cluster: &Cluster) -> Option<Value> {
         let known = self.above.seeds.is_known() && self.above.configurations.is_known();
-        if !*self.leads.borrow() || !known || !self.written.is_known() {
+        if !self.leads.borrow().now() || !known || !self.written.is_known() {
             return None;
         }
         match projection(cluster, &self.above, None) {

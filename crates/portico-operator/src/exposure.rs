@@ -27,6 +27,7 @@ use portico_expose::exposure::{MANAGED_BY, SERVICE_NAME, Standing};
 use portico_expose::services::{APISERVER, EXPOSED};
 use portico_expose::strategy::FRONT;
 use portico_kube::events::Events;
+use portico_kube::leader::Leads;
 use portico_kube::seen::Seen;
 use portico_kube::watch::{labelled, signs};
 use portico_source::Object;
@@ -107,7 +108,7 @@ struct Context {
     kkp: KkpWatch,
     resolver: Resolver,
     above: Above,
-    leads: channel::Receiver<bool>,
+    leads: channel::Receiver<Leads>,
     events: Events,
     status: StatusHandle,
     tally: Tally,
@@ -125,7 +126,7 @@ pub(crate) async fn run(
     above: Above,
     (exposed, kkp): (ExposedWatch, KkpWatch),
     events: Events,
-    (status, leads): (StatusHandle, channel::Receiver<bool>),
+    (status, leads): (StatusHandle, channel::Receiver<Leads>),
 ) {
     let (namespaces, namespaces_writer) = Cache::new();
     let (services, services_writer) = Cache::new();
@@ -294,7 +295,7 @@ impl Context {
             self.above.configurations.is_known(),
             self.exposed.is_known(),
         ];
-        *self.leads.borrow() && known.into_iter().all(|known| known)
+        self.leads.borrow().now() && known.into_iter().all(|known| known)
     }
 
     /// Records whether KKP's controllers do this work.

@@ -36,6 +36,7 @@ use portico_kube::conditions::{self, Observed};
 use portico_kube::debounce::{DEFAULT_MAX_WAIT, DEFAULT_QUIET, Debounce};
 use portico_kube::error::describe;
 use portico_kube::events::{Events, Note};
+use portico_kube::leader::Leads;
 use portico_kube::leader::LeaseSettings;
 use portico_source::Object;
 use portico_source::served::Served;
@@ -174,7 +175,7 @@ pub(crate) async fn run(
     seeds: Arc<Kept<Seed>>,
     changes: channel::Receiver<()>,
     status: StatusHandle,
-    leads: channel::Receiver<bool>,
+    leads: channel::Receiver<Leads>,
 ) {
     let services = services_writer.as_reader();
     status.service(&settings.plan.front, |service| service.found = false);
@@ -208,7 +209,7 @@ struct Context {
     services: Store<Served<Service>>,
     seeds: Arc<Kept<Seed>>,
     events: Events,
-    leads: channel::Receiver<bool>,
+    leads: channel::Receiver<Leads>,
     status: StatusHandle,
     tally: Tally,
     fronts: Mutex<BTreeMap<ObjectKey, State>>,
@@ -302,7 +303,7 @@ impl Context {
             None
         });
         let mut outcome = Pass::Done;
-        if *self.leads.borrow() && self.may_write(key, &front) {
+        if self.leads.borrow().now() && self.may_write(key, &front) {
             outcome = self.write(&api, key, &mut front, &plan, wanted.as_ref(), &mut troubles).await;
         }
         let yielded_to = self.state(key, |state| state.contention.yielded_to().map(str::to_owned));
@@ -321,7 +322,7 @@ impl Context {
             status.troubles =
                 troubles.iter().map(|(trouble, text)| (trouble.reason(), text.clone())).collect();
         });
-        if *self.leads.borrow() {
+        if self.leads.borrow().now() {
             if !self.set_condition(&api, key, &front, &troubles).await {
                 outcome = Pass::Failed;
             }
@@ -526,7 +527,7 @@ impl Context {
 
     /// This replica has become the leader, or is it no longer. Returns what to reconcile.
     fn leadership_changed(&self) -> Vec<ObjectRef<Served<Service>>> {
-        let leader = *self.leads.borrow();
+        let leader = self.leads.borrow().now();
         self.status.update(|status| status.leader = leader);
         // What another leader writes meanwhile is no revert.
         for state in self.fronts().values_mut() {

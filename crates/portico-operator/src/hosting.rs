@@ -22,6 +22,7 @@ use kube::runtime::controller::Action;
 use portico_api::annotations::LAYOUT;
 use portico_api::cluster::Cluster;
 use portico_kube::events::Events;
+use portico_kube::leader::Leads;
 use portico_pki::KeyKind;
 use portico_source::Object;
 use portico_source::served::Served;
@@ -93,7 +94,7 @@ struct Context {
     alarms: Alarms,
     kkp: KkpWatch,
     above: Above,
-    leads: channel::Receiver<bool>,
+    leads: channel::Receiver<Leads>,
     events: Events,
     status: StatusHandle,
     tally: Tally,
@@ -109,7 +110,7 @@ pub(crate) async fn run(
     above: Above,
     (exposed, kkp): (ExposedWatch, KkpWatch),
     events: Events,
-    (status, leads): (StatusHandle, channel::Receiver<bool>),
+    (status, leads): (StatusHandle, channel::Receiver<Leads>),
 ) {
     let (kinds, mut changed) = kinds::all(&client, &clusters, &status);
     let (pods, pods_changed) = kinds::followed::<Pod>(&client, &clusters, portico_hosting::CLUSTER, &status);
@@ -245,14 +246,14 @@ impl Context {
             self.exposed.is_known(),
             self.pods.is_known(),
         ];
-        *self.leads.borrow()
+        self.leads.borrow().now()
             && known.into_iter().all(|known| known)
             && self.kinds.iter().all(|kind| kind.is_known())
     }
 
     /// Ends a pass that another replica does by now.
     fn lead(&self) -> Result<(), WriteError> {
-        if *self.leads.borrow() { Ok(()) } else { Err(WriteError::NotLeading) }
+        if self.leads.borrow().now() { Ok(()) } else { Err(WriteError::NotLeading) }
     }
 
     fn kind(&self, name: &str) -> Option<&dyn Kind> {

@@ -9,7 +9,7 @@ use futures_util::future::join3;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use portico_kube::events::{Events, Note, Severity};
-use portico_kube::leader::{self, Holder, LeaseSettings};
+use portico_kube::leader::{self, Holder, Leads, LeaseSettings};
 use portico_kube::text::one_line;
 use tokio::sync::watch as channel;
 use tracing::{info, warn};
@@ -33,7 +33,7 @@ pub(crate) const CONTROLLER: &str = "portico-operator";
 const QUOTED: usize = 100;
 
 /// Tries to lead for the front Service of `front`, until `leading` has no receiver left.
-pub(crate) async fn elect_front(client: Client, front: Settings, leading: channel::Sender<bool>) {
+pub(crate) async fn elect_front(client: Client, front: Settings, leading: channel::Sender<Leads>) {
     leader::elect(client, front.lease(), leading, channel::Sender::new(None)).await;
 }
 
@@ -43,7 +43,7 @@ pub(crate) async fn elect_operator(
     front: Settings,
     events: Events,
     status: StatusHandle,
-    leading: channel::Sender<bool>,
+    leading: channel::Sender<Leads>,
 ) {
     let service = front.plan.front.to_string();
     let settings = LeaseSettings {
@@ -53,11 +53,11 @@ pub(crate) async fn elect_operator(
         identity: format!("{}_{service}", front.identity),
         says: Some((SERVICE, service.clone())),
     };
-    let (holding, holds) = channel::channel(false);
+    let (holding, holds) = channel::channel(Leads::default());
     let (other, others) = channel::channel(None);
     let whole = leader::elect(client.clone(), settings, holding, other);
     // In this order: two that each hold one of the two would wait for each other for ever.
-    let within = leader::elect_while(client, front.lease(), holds, leading, channel::Sender::new(None));
+    let within = leader::elect_while(client, front.lease(), Some(holds), leading, channel::Sender::new(None));
     join3(whole, within, tell(service, others, events, status)).await;
 }
 

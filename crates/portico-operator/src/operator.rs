@@ -7,6 +7,7 @@ use futures_util::future;
 use kube::Client;
 use kube::runtime::reflector::store::Writer;
 use portico_kube::events::Events;
+use portico_kube::leader::Leads;
 use thiserror::Error;
 use tokio::sync::watch as channel;
 use tokio::time::timeout;
@@ -102,7 +103,7 @@ impl Operator {
     /// Runs until `stop` is ready, then releases its Leases. An operator shares that of the front Service
     /// with a process that has its controller alone: of both, one writes.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Result<(), OperatorError> {
-        let (leading, leads) = channel::channel(false);
+        let (leading, leads) = channel::channel(Leads::default());
         let (client, front) = (self.client.clone(), self.front.clone());
         let mut election = if self.exposure.is_some() {
             let events = Events::new(client.clone(), leadership::CONTROLLER, &front.identity);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::future;
 use k8s_openapi::api::core::v1::ObjectReference;
 use portico_kube::events::{Events, Note, Severity};
+use portico_kube::leader::Leads;
 use tokio::sync::watch as channel;
 use tokio::time::{Instant, timeout};
 use tracing::warn;
@@ -56,7 +57,7 @@ pub(crate) async fn run(
     seeds: impl Fn() -> Vec<ObjectReference>,
     kkp: KkpWatch,
     events: Events,
-    mut leads: channel::Receiver<bool>,
+    mut leads: channel::Receiver<Leads>,
 ) {
     while outages.changed().await.is_ok() {
         let away = outages.borrow_and_update().as_secs();
@@ -65,7 +66,8 @@ pub(crate) async fn run(
              are made up for now"
         );
         warn!(away, "{text}");
-        let leads = timeout(PATIENCE, leads.wait_for(|leads| *leads)).await.is_ok_and(|leads| leads.is_ok());
+        let leads =
+            timeout(PATIENCE, leads.wait_for(|leads| leads.now())).await.is_ok_and(|leads| leads.is_ok());
         // Beside KKP nothing is written, no Event either.
         if !leads || kkp.now() != Kkp::Absent {
             continue;

@@ -25,6 +25,7 @@ use kube::{Api, Client, ResourceExt};
 use portico_api::names::ClusterName;
 use portico_expose::user_cluster::AgentSettings;
 use portico_kube::events::Events;
+use portico_kube::leader::{Leads, while_leading};
 use portico_kube::seen::Seen;
 use portico_kube::watch::signs;
 use thiserror::Error;
@@ -98,7 +99,7 @@ struct Context {
     above: Above,
     clusters: Store<Seen<Written>>,
     kkp: KkpWatch,
-    leads: channel::Receiver<bool>,
+    leads: channel::Receiver<Leads>,
     events: Events,
     status: StatusHandle,
     tally: Tally,
@@ -116,7 +117,7 @@ pub(crate) async fn run(
     above: Above,
     (exposed, kkp): (ExposedWatch, KkpWatch),
     events: Events,
-    (status, leads): (StatusHandle, channel::Receiver<bool>),
+    (status, leads): (StatusHandle, channel::Receiver<Leads>),
 ) {
     let clusters = exposed.cache.store();
     let tally = Tally::new(CONTROLLER, &status);
@@ -152,7 +153,7 @@ pub(crate) async fn run(
 /// Makes the inside of one cluster as it should be.
 async fn reconcile(exposed: Arc<Seen<Written>>, context: Arc<Context>) -> Result<Action, Failed> {
     let name = exposed.name_any();
-    if !*context.leads.borrow() || context.kkp.now() != Kkp::Absent {
+    if !context.leads.borrow().now() || context.kkp.now() != Kkp::Absent {
         context.status.user_clusters(|clusters| clusters.reports.remove(&name));
         context.approvers.end(&name);
         return Ok(Action::await_change());
@@ -161,14 +162,13 @@ async fn reconcile(exposed: Arc<Seen<Written>>, context: Arc<Context>) -> Result
     if context.settings.hosted.is_some() && !context.above.seeds.is_asked() {
         return Ok(Action::requeue(SEEDS_SOON));
     }
-    let (started, mut leads) = (Instant::now(), context.leads.clone());
+    let (started, leads) = (Instant::now(), context.leads.clone());
     if let Some(left) = context.rests.left(&name, started) {
         return Ok(Action::requeue(left));
     }
-    let outcome = tokio::select! {
-        outcome = context.pass(&name, &exposed) => outcome,
-        // Another replica does it by now.
-        _ = leads.wait_for(|leads| !leads) => return Ok(Action::await_change()),
+    // Another replica does it by then.
+    let Some(outcome) = while_leading(leads, context.pass(&name, &exposed)).await else {
+        return Ok(Action::await_change());
     };
     context.tally.passed(started.elapsed());
     context.rests.passed(&name, started, Instant::now());

@@ -24,6 +24,7 @@ use portico_api::cluster::Cluster;
 use portico_api::meta::ObjectKey;
 use portico_api::service::Service;
 use portico_kube::events::Events;
+use portico_kube::leader::Leads;
 use portico_pki::inventory::WEBHOOK;
 use portico_source::served::Served;
 use tokio::net::TcpListener;
@@ -108,7 +109,7 @@ struct Context {
     authority: Slot<Secret>,
     configuration: Slot<ValidatingWebhookConfiguration>,
     kkp: KkpWatch,
-    leads: channel::Receiver<bool>,
+    leads: channel::Receiver<Leads>,
     events: Events,
     status: StatusHandle,
     tally: Tally,
@@ -128,7 +129,7 @@ pub(crate) async fn run(
     stores: Stores,
     kkp: KkpWatch,
     events: Events,
-    (status, leads): (StatusHandle, channel::Receiver<bool>),
+    (status, leads): (StatusHandle, channel::Receiver<Leads>),
 ) {
     let WebhookSettings { listener, reached, namespace, expose_annotation, seed_is_named, clock } = settings;
     let issued = Issued::new(WEBHOOK, &namespace, "portico-operator");
@@ -200,7 +201,7 @@ async fn keep(
                 }
             }
         } else {
-            if !*context.leads.borrow() {
+            if !context.leads.borrow().now() {
                 context.forget();
             }
             PERIOD
@@ -231,7 +232,7 @@ impl Context {
 
     /// Whether this replica writes, and knows what is there.
     fn is_ready(&self) -> bool {
-        *self.leads.borrow() && self.held().into_iter().all(Held::is_known)
+        self.leads.borrow().now() && self.held().into_iter().all(Held::is_known)
     }
 
     /// When to look again without any change.

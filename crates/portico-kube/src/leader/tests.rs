@@ -143,7 +143,7 @@ fn failure(code: u16, reason: &str) -> serde_json::Value {
 }
 
 /// Begins to elect.
-fn replica(server: &Arc<Server>, way: &Arc<Way>, identity: &str) -> watch::Receiver<bool> {
+fn replica(server: &Arc<Server>, way: &Arc<Way>, identity: &str) -> watch::Receiver<Leads> {
     telling(server, way, identity).0
 }
 
@@ -152,19 +152,19 @@ fn telling(
     server: &Arc<Server>,
     way: &Arc<Way>,
     identity: &str,
-) -> (watch::Receiver<bool>, watch::Receiver<Option<Holder>>) {
-    let ((leading, leads), (other, others)) = (watch::channel(false), watch::channel(None));
+) -> (watch::Receiver<Leads>, watch::Receiver<Option<Holder>>) {
+    let ((leading, leads), (other, others)) = (watch::channel(Leads::default()), watch::channel(None));
     tokio::spawn(elect(way.client(server), settings(identity), leading, other));
     (leads, others)
 }
 
 /// How the two stand, second by second. Never lead both.
-async fn for_seconds(seconds: u64, a: &watch::Receiver<bool>, b: &watch::Receiver<bool>) -> (bool, bool) {
+async fn for_seconds(seconds: u64, a: &watch::Receiver<Leads>, b: &watch::Receiver<Leads>) -> (bool, bool) {
     for _ in 0..seconds * 10 {
         sleep(Duration::from_millis(100)).await;
-        assert!(!(*a.borrow() && *b.borrow()), "two leaders");
+        assert!(!(a.borrow().now() && b.borrow().now()), "two leaders");
     }
-    (*a.borrow(), *b.borrow())
+    (a.borrow().now(), b.borrow().now())
 }
 
 #[tokio::test(start_paused = true)]
@@ -175,7 +175,7 @@ async fn a_replica_leads_at_a_slow_api_server_and_no_two_do_when_it_goes_mute_fo
     }
     let a = replica(&server, &ours, "a");
     sleep(Duration::from_secs(6)).await;
-    assert!(*a.borrow(), "a read and a write take five seconds");
+    assert!(a.borrow().now(), "a read and a write take five seconds");
     let b = replica(&server, &theirs, "b");
     for _ in 0..60 {
         assert_eq!(for_seconds(5, &a, &b).await, (true, false));
@@ -201,7 +201,7 @@ async fn a_holder_renews_by_one_request_and_reads_again_once_somebody_else_wrote
     server.lease.lock().unwrap().as_mut().unwrap()["metadata"]["resourceVersion"] = "other".into();
     for _ in 0..60 {
         sleep(Duration::from_secs(1)).await;
-        assert!(*a.borrow());
+        assert!(a.borrow().now());
     }
 }
 
@@ -216,28 +216,44 @@ async fn who_waits_knows_who_holds_and_what_that_one_says_until_it_holds_itself(
     assert_eq!((of_a.borrow().clone(), of_b.borrow().clone()), (None, Some(holder)));
     drop(a);
     sleep(Duration::from_secs(5)).await;
-    assert!(*b.borrow() && of_b.borrow().is_none());
+    assert!(b.borrow().now() && of_b.borrow().is_none());
 }
 
 #[tokio::test(start_paused = true)]
 async fn who_may_not_hold_a_lease_neither_takes_nor_keeps_it_and_takes_one_of_a_dead_holder_at_once() {
     let (server, way) = (Arc::<Server>::default(), Arc::<Way>::default());
-    let (allow, may) = watch::channel(false);
-    let (leading, mut leads) = watch::channel(false);
+    let (allow, may) = watch::channel(Leads::default());
+    let (leading, mut leads) = watch::channel(Leads::default());
     let other = watch::Sender::new(None);
-    tokio::spawn(elect_while(way.client(&server), settings("a"), may, leading, other));
+    tokio::spawn(elect_while(way.client(&server), settings("a"), Some(may), leading, other));
     sleep(Duration::from_secs(5)).await;
-    assert!(server.lease.lock().unwrap().is_none() && !*leads.borrow());
+    assert!(server.lease.lock().unwrap().is_none() && !leads.borrow().now());
     *server.lease.lock().unwrap() = Some(serde_json::to_value(lease("dead", "1")).unwrap());
     sleep(Duration::from_secs(20)).await;
-    allow.send_replace(true);
-    timeout(Duration::from_secs(1), leads.wait_for(|leads| *leads)).await.unwrap().unwrap();
+    let hour = Duration::from_secs(3_600);
+    allow.send_replace(Leads { until: Some(Instant::now() + hour) });
+    timeout(Duration::from_secs(1), leads.wait_for(|leads| leads.now())).await.unwrap().unwrap();
     way.mute.store(true, Ordering::Relaxed);
     sleep(Duration::from_secs(3)).await;
-    allow.send_replace(false);
-    timeout(Duration::from_millis(1), leads.wait_for(|leads| !*leads)).await.unwrap().unwrap();
+    allow.send_replace(Leads::default());
+    timeout(Duration::from_millis(1), leads.wait_for(|leads| !leads.now())).await.unwrap().unwrap();
     way.mute.store(false, Ordering::Relaxed);
     sleep(Duration::from_secs(15)).await;
     let holder = server.lease.lock().unwrap().as_ref().unwrap()["spec"]["holderIdentity"].clone();
     assert!(holder.is_null(), "{holder}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_did_not_renew_in_time_writes_nothing_before_it_is_told() {
+    let leads = watch::Sender::new(Leads { until: Some(Instant::now() + RENEW_DEADLINE) });
+    let mut writes = 0;
+    let pass = async {
+        // As a process that is stopped between two writes.
+        for pause in [1, 60, 1] {
+            sleep(Duration::from_secs(pause)).await;
+            writes += 1;
+        }
+    };
+    assert_eq!(while_leading(leads.subscribe(), pass).await, None);
+    assert_eq!(writes, 1);
 }

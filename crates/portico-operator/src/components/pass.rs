@@ -210,7 +210,7 @@ impl Context {
 
     /// Ends a pass that another replica does by now.
     pub(super) fn lead(&self) -> Result<(), WriteError> {
-        if *self.leads.borrow() { Ok(()) } else { Err(WriteError::NotLeading) }
+        if self.leads.borrow().now() { Ok(()) } else { Err(WriteError::NotLeading) }
     }
 
     pub(super) fn count(&self, written: bool, kind: &'static str) {

@@ -267,7 +267,7 @@ impl Context {
 
     /// Ends a pass that another replica does by now.
     fn lead(&self) -> Result<(), PassError> {
-        if *self.leads.borrow() { Ok(()) } else { Err(PassError::NotLeading) }
+        if self.leads.borrow().now() { Ok(()) } else { Err(PassError::NotLeading) }
     }
 
     /// The Cluster as it was written: no pass works from an older one.

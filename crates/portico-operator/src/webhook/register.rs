@@ -201,7 +201,7 @@ impl Context {
 
     /// Ends a pass that another replica does by now.
     fn lead(&self) -> Result<(), WriteError> {
-        if *self.leads.borrow() { Ok(()) } else { Err(WriteError::NotLeading) }
+        if self.leads.borrow().now() { Ok(()) } else { Err(WriteError::NotLeading) }
     }
 
     /// Records how it stands, and says so if that is news.
