@@ -42,6 +42,11 @@ pub struct Cluster {
 }
 
 impl Cluster {
+    /// One of which nothing else is known.
+    pub fn with_metadata(metadata: ObjectMeta) -> Self {
+        Self { metadata, ..Self::default() }
+    }
+
     /// Its name as an identity.
     pub fn name(&self) -> ClusterName {
         ClusterName::new(&self.metadata.name)

@@ -10,6 +10,7 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
 use portico_api::cluster::Cluster;
 use portico_api::meta::Kind;
+use portico_source::Object;
 use portico_source::served::Served;
 
 use crate::cache::version;
@@ -46,15 +47,15 @@ impl ClusterWatch {
         let changed = Changes::new();
         let watch = Self { store: writer.as_reader(), changed: changed.clone() };
         let api = Api::<Served<Cluster>>::all_with(client.clone(), &());
-        let status = status.clone();
+        let (status, store) = (status.clone(), watch.store());
         let work = async move {
             follow(api, Kind::Cluster.name(), status)
-                // Of one that cannot be read the last readable version stays.
-                .filter(|event| {
+                .map(move |mut event| {
                     use watcher::Event::{Apply, InitApply};
-                    let unreadable =
-                        matches!(event, Ok(Apply(served) | InitApply(served)) if served.object.is_err());
-                    ready(!unreadable)
+                    if let Ok(Apply(served) | InitApply(served)) = &mut event {
+                        keep_last_read(served, store.get(&ObjectRef::from_obj(served)).as_deref());
+                    }
+                    event
                 })
                 .reflect(writer)
                 .for_each(|event| {
@@ -115,6 +116,21 @@ impl ClusterWatch {
     }
 }
 
+/// Of a Cluster that cannot be read, what was read last stays, less the metadata that must be known of it. Of
+/// one that is deleted nothing else counts.
+fn keep_last_read(served: &mut Served<Cluster>, last: Option<&Served<Cluster>>) {
+    let Some(unread) = served.unread.as_ref().filter(|unread| unread.metadata.deletion_timestamp.is_none())
+    else {
+        return;
+    };
+    let Some(Ok(Object::Cluster(last))) = last.map(|last| &last.object) else { return };
+    if last.metadata.uid == unread.metadata.uid {
+        let mut kept = last.clone();
+        kept.metadata.finalizers = unread.metadata.finalizers.clone();
+        served.object = Ok(Object::Cluster(kept));
+    }
+}
+
 /// The version of each Cluster that a controller wrote last, since the last list: no pass works from an older
 /// one.
 #[derive(Debug, Default)]
@@ -138,5 +154,30 @@ impl LastWritten {
 
     fn all(&self) -> MutexGuard<'_, HashMap<String, u64>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn of_a_cluster_that_cannot_be_read_the_last_reading_stays_until_it_is_deleted() {
+        let served = |metadata: Value, pause: Value| -> Served<Cluster> {
+            serde_json::from_value(json!({"metadata": metadata, "spec": {"pause": pause}})).unwrap()
+        };
+        let last = served(json!({"name": "a", "uid": "1"}), json!(true));
+        let mut unread = served(json!({"name": "a", "uid": "1", "finalizers": ["x"]}), json!("no"));
+        keep_last_read(&mut unread, Some(&last));
+        let Ok(Object::Cluster(kept)) = &unread.object else { panic!("{:?}", unread.object) };
+        assert!(kept.spec.pause && &*kept.metadata.finalizers[0] == "x");
+        let deleted = json!({"name": "a", "uid": "1", "deletionTimestamp": "2026-01-01T00:00:00Z"});
+        for metadata in [deleted, json!({"name": "a", "uid": "2"})] {
+            let mut unread = served(metadata, json!("no"));
+            keep_last_read(&mut unread, Some(&last));
+            assert!(unread.object.is_err());
+        }
     }
 }

@@ -158,7 +158,15 @@ pub(crate) async fn run(
 
 /// Makes one control plane.
 async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Result<Action, WriteError> {
-    let Ok(Object::Cluster(cluster)) = &served.object else { return Ok(Action::await_change()) };
+    let from_metadata;
+    let cluster = match (&served.object, &served.unread) {
+        (Ok(Object::Cluster(cluster)), _) => &**cluster,
+        (Err(_), Some(unread)) => {
+            from_metadata = Cluster::with_metadata(unread.metadata.clone());
+            &from_metadata
+        }
+        _ => return Ok(Action::await_change()),
+    };
     if !context.is_ready() || context.written.is_ahead_of(&served) {
         return Ok(Action::await_change());
     }
@@ -172,6 +180,13 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
     let hosted = cluster.is_hosted();
     if !hosted && !deletion::is_held(cluster) {
         context.forget(&cluster.metadata.name);
+        return Ok(Action::await_change());
+    }
+    if !ends
+        && served.object.is_err()
+        && let Some(state) = unreadable(&served)
+    {
+        context.record(cluster, &state, false).await;
         return Ok(Action::await_change());
     }
     if cluster.spec.pause && !ends {
@@ -197,11 +212,26 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
             context.tally.failed(error.reason());
             let state = State::bad(error.reason(), error.to_string());
             // What failed first is what counts.
-            let health = context.health_now(cluster);
-            drop(context.report(cluster, &state, health.as_ref(), true).await);
+            if served.unread.is_some() {
+                context.record(cluster, &state, true).await;
+            } else {
+                let health = context.health_now(cluster);
+                drop(context.report(cluster, &state, health.as_ref(), true).await);
+            }
             Err(error)
         }
     }
+}
+
+/// How it stands with a Cluster that cannot be read. No condition says so: what its status has is not known.
+fn unreadable(served: &Served<Cluster>) -> Option<State> {
+    let why = &served.unread.as_ref()?.why;
+    let message = format!(
+        "{} of the Cluster cannot be read ({why}): its control plane stays as it is. Mend the field, or \
+         delete the Cluster",
+        if why.field.is_empty() { "the object" } else { &why.field }
+    );
+    Some(State::bad("Unreadable", message))
 }
 
 impl Context {
@@ -213,6 +243,10 @@ impl Context {
     ) -> Result<Option<Duration>, WriteError> {
         self.hold(cluster, served).await?;
         let outcome = self.pass(cluster).await?;
+        if let Some(state) = unreadable(served) {
+            self.record(cluster, &state, false).await;
+            return Ok(outcome.due);
+        }
         let health = outcome.health.or_else(|| self.health_now(cluster));
         self.report(cluster, &outcome.state, health.as_ref(), false).await?;
         Ok(outcome.due)

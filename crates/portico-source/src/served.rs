@@ -14,7 +14,7 @@ use portico_api::cluster::Cluster;
 use portico_api::configuration::KubermaticConfiguration;
 use portico_api::endpoint_slice::EndpointSlice;
 use portico_api::exposed_cluster::ExposedCluster;
-use portico_api::meta::{Kind, ObjectKey, ObjectRef};
+use portico_api::meta::{Kind, ObjectKey, ObjectMeta as Metadata, ObjectRef};
 use portico_api::seed::Seed;
 use portico_api::service::Service;
 use serde::{Deserialize, Deserializer};
@@ -61,7 +61,18 @@ pub struct Served<K> {
     pub reference: ObjectRef,
     /// The object, or why it cannot be read.
     pub object: Result<Object, InvalidObject>,
+    /// Where it cannot be read; there `object` may be put back to what was read last.
+    pub unread: Option<Box<Unread>>,
     kind: PhantomData<K>,
+}
+
+/// What is known of an object that cannot be read: enough to let it go once it is deleted.
+#[derive(Debug, Clone)]
+pub struct Unread {
+    /// Why.
+    pub why: InvalidObject,
+    /// Name, UID, finalizers, and the time of its deletion.
+    pub metadata: Metadata,
 }
 
 impl<'de, K: ServedKind> Deserialize<'de> for Served<K> {
@@ -79,7 +90,16 @@ impl<'de, K: ServedKind> Deserialize<'de> for Served<K> {
             meta.name.as_deref().unwrap_or_default(),
         );
         let reference = ObjectRef { kind: K::KIND, key };
-        Ok(Self { meta, reference, object: Object::from_value(K::KIND, value), kind: PhantomData })
+        let known = ["name", "uid", "finalizers", "deletionTimestamp"];
+        let known = known.map(|name| Some((name.to_owned(), value["metadata"].get(name)?.clone())));
+        let object = Object::from_value(K::KIND, value);
+        let unread = object.as_ref().err().map(|why| {
+            let metadata = Value::Object(known.into_iter().flatten().collect());
+            // An API server has no object with other metadata.
+            let metadata = serde_json::from_value(metadata).unwrap_or_default();
+            Box::new(Unread { why: why.clone(), metadata })
+        });
+        Ok(Self { meta, reference, object, unread, kind: PhantomData })
     }
 }
 
@@ -90,6 +110,7 @@ impl<K> Clone for Served<K> {
             meta: self.meta.clone(),
             reference: self.reference.clone(),
             object: self.object.clone(),
+            unread: self.unread.clone(),
             kind: PhantomData,
         }
     }
@@ -151,7 +172,7 @@ mod tests {
                 "spec": {"ports": [{"port": 443}]},
             },
             {
-                "metadata": {"name": "b", "namespace": "n", "resourceVersion": "8"},
+                "metadata": {"name": "b", "namespace": "n", "resourceVersion": "8", "finalizers": ["x"]},
                 "spec": {"ports": "none"},
             },
         ]);
@@ -160,6 +181,8 @@ mod tests {
         assert_eq!(list[0].meta().resource_version.as_deref(), Some("7"));
         assert_eq!(list[1].reference.to_string(), "Service n/b");
         assert_eq!(list[1].object.as_ref().unwrap_err().field, "spec.ports");
+        assert!(list[0].unread.is_none());
+        assert_eq!(&*list[1].unread.as_ref().unwrap().metadata.finalizers[0], "x");
     }
 
     #[test]

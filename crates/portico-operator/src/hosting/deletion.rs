@@ -91,7 +91,11 @@ impl Context {
         } else {
             State::bad("Terminating", format!("Namespace {name} is being deleted"))
         };
-        self.report(cluster, &state, None, false).await?;
+        if served.unread.is_some() {
+            self.record(cluster, &state, false).await;
+        } else {
+            self.report(cluster, &state, None, false).await?;
+        }
         Ok(Some(if late { LATE_PERIOD } else { PERIOD }))
     }
 

@@ -401,3 +401,52 @@ fn made(kubectl: &Kubectl, name: &str) -> Vec<Value> {
         .collect();
     all.into_values().collect()
 }
+
+/// As somebody has it who edits a Cluster by definitions that know less.
+fn unreadable(kubectl: &Kubectl, name: &str) {
+    let spec = json!([{"op": "replace", "path": "/spec/versions/0/schema/openAPIV3Schema/properties/spec",
+        "value": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}]);
+    let definition = ["crd", "clusters.kubermatic.k8c.io", "--type=json", "-p", &spec.to_string()];
+    kubectl.run(&[&["patch"][..], &definition].concat()).unwrap();
+    let change = json!({"spec": {"pause": "no"}}).to_string();
+    until("what does not fit to be taken", || {
+        kubectl.run(&["patch", "cluster", name, "--type=merge", "-p", &change]).map(drop)
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_cannot_be_read_any_more_keeps_what_it_has_and_goes_when_it_is_deleted() {
+    let (api, client) = seed("hosting-unread").await;
+    let kubectl = api.kubectl();
+    let operator = start(&client, "one");
+    kubectl.apply_json(&hosted("a", "compact")).unwrap();
+    wait_reason(kubectl, "a", "Starting");
+    unreadable(kubectl, "a");
+    let told = |operator: &Running, what: &str| {
+        until(what, || {
+            let reports = operator.status.get().control_planes.unwrap_or_default().reports;
+            let report = reports.get("a").context("no report")?;
+            ensure!(report.reason == what && report.message.contains("spec.pause"), "{report:?}");
+            Ok(())
+        });
+    };
+    told(&operator, "Unreadable");
+    // By what was read last.
+    kubectl.run(&["delete", "configmap", "kube-apiserver-egress", "-n", "cluster-a"]).unwrap();
+    until("what is missing", || {
+        kubectl.get(&["configmap", "kube-apiserver-egress", "-n", "cluster-a"]).map(drop)
+    });
+    operator.stop().await;
+
+    // One that has never read it.
+    let operator = start(&client, "two");
+    told(&operator, "Unreadable");
+    kubectl.run(&["delete", "cluster", "a", "--wait=false"]).unwrap();
+    until("nothing to be left", || {
+        kubectl.run(&["delete", "pods", "--all", "-n", "cluster-a", "--grace-period=0", "--force"])?;
+        ensure!(kubectl.get(&["cluster", "a"]).is_err(), "the Cluster");
+        ensure!(kubectl.get(&["namespace", "cluster-a"]).is_err(), "the namespace");
+        Ok(())
+    });
+    operator.stop().await;
+}
