@@ -132,6 +132,37 @@ struct Signing {
 }
 
 impl ClusterPki {
+    /// What follows from Secrets alone, for a cluster of which nothing else is certain: names and addresses
+    /// are those that it has. Only [`Review::endings`] of it are to be written.
+    pub fn as_found(cluster: &str, namespace: &str, found: &Secrets, keys: KeyKind) -> Self {
+        let names = |of: NamesOf| {
+            let leaf = LEAVES.iter().find(|leaf| leaf.names == of);
+            let certificate = leaf.and_then(|leaf| match leaf.stored {
+                Stored::Pair(certificate, _) => found.get(leaf.secret)?.get(certificate),
+                Stored::Kubeconfig(_) => None,
+            });
+            // One that cannot be read is not written again.
+            certificate.and_then(|pem| Names::of(pem).ok()).unwrap_or_default()
+        };
+        let url = |of: Server| {
+            let at = |leaf: &Leaf| matches!(leaf.stored, Stored::Kubeconfig(server) if server == of);
+            let mut texts = LEAVES.iter().filter(|leaf| at(leaf)).filter_map(|leaf| found.get(leaf.secret));
+            texts.find_map(|data| Some(Kubeconfig::parse(data.get(KUBECONFIG)?).ok()?.server))
+        };
+        Self {
+            cluster: cluster.to_owned(),
+            namespace: namespace.to_owned(),
+            // No authority is made.
+            external_name: cluster.to_owned(),
+            api_server: names(NamesOf::ApiServer),
+            konnectivity: names(NamesOf::Konnectivity),
+            external_url: url(Server::External),
+            internal_url: url(Server::Internal).unwrap_or_default(),
+            control_plane_url: url(Server::ControlPlane).unwrap_or_default(),
+            keys,
+        }
+    }
+
     /// Compares the Secrets of the namespace with what they should be. `used` is whether the cluster has been
     /// up once; Secrets that depend on another say so too.
     ///
@@ -291,6 +322,14 @@ impl ClusterPki {
 }
 
 impl Review {
+    /// What ends soon, and nothing else.
+    #[must_use]
+    pub fn endings(mut self) -> Self {
+        self.due.retain(|due| matches!(due.why, Why::Renewal(Reason::Expiring(_))));
+        self.lost.clear();
+        self
+    }
+
     fn make<const N: usize>(&mut self, secret: &'static str, data: [(&'static str, &String); N]) {
         let data = data.into_iter().map(|(key, value)| (key, value.clone())).collect();
         self.due.push(Due { secret, data, why: Why::Missing });

@@ -5,6 +5,8 @@ use std::net::IpAddr;
 
 use jiff::SignedDuration;
 
+use crate::certificate;
+
 /// Validity of a certificate that is no authority, as in KKP.
 pub const LIFETIME: SignedDuration = SignedDuration::from_hours(365 * 24);
 
@@ -30,6 +32,21 @@ pub struct Names {
     pub dns: BTreeSet<String>,
     /// Addresses.
     pub ips: BTreeSet<IpAddr>,
+}
+
+impl Names {
+    /// Those of a certificate.
+    pub(crate) fn of(pem: &str) -> Result<Self, String> {
+        let (der, _) = certificate::first(pem)?;
+        let mut names = Self::default();
+        for name in certificate::alternative_names(&certificate::parse(&der)?)? {
+            match name.parse() {
+                Ok(ip) => _ = names.ips.insert(ip),
+                Err(_) => _ = names.dns.insert(name),
+            }
+        }
+        Ok(names)
+    }
 }
 
 /// What a certificate is for.

@@ -57,13 +57,6 @@ pub(super) struct Outcome {
     pub(super) due: Option<Duration>,
 }
 
-impl Outcome {
-    /// Nothing more is done before something changes.
-    fn stopped(reason: &'static str, message: String) -> Self {
-        Self { state: State::bad(reason, message), health: None, due: None }
-    }
-}
-
 impl Subject<'_> {
     /// Whether its etcd has held data.
     pub(super) fn is_initialized(&self) -> bool {
@@ -79,34 +72,33 @@ impl Context {
     /// Makes the control plane of `cluster` as it should be. Returns how it stands with it then.
     pub(super) async fn pass(&self, cluster: &Cluster) -> Result<Outcome, WriteError> {
         let seeds = self.above.seeds.seeds();
-        let refused = |message| Ok(Outcome::stopped("InvalidConfiguration", message));
+        let refused = |message| self.stopped(cluster, "InvalidConfiguration", message);
         let configuration = match self.above.configurations.one() {
             Ok(configuration) => configuration,
-            Err(several) => return refused(several.to_string()),
+            Err(several) => return refused(several.to_string()).await,
         };
         let scope = match usable(cluster, &seeds, configuration.as_ref()) {
             Ok(scope) => scope,
-            Err(problems) => return refused(one_text(&problems)),
+            Err(problems) => return refused(one_text(&problems)).await,
         };
         let verdict = portico_hosting::validate(&scope, &self.settings.plan);
         let layout = cluster.metadata.annotation(LAYOUT).and_then(|text| text.parse().ok());
         let Some(layout) = layout.filter(|_| !verdict.refused) else {
-            return refused(one_text(&verdict.problems));
+            return refused(one_text(&verdict.problems)).await;
         };
         let subject = Subject { scope, namespace: cluster.name().namespace().to_string(), layout };
         let Some(exposed) = self.exposed(&subject).await? else {
             let message = "waits until the cluster is exposed: the condition PorticoExposed says how that \
                            stands";
-            return Ok(Outcome::stopped("NotExposed", message.to_owned()));
+            return self.stopped(cluster, "NotExposed", message.to_owned()).await;
         };
         let fights = self.fights(&cluster.metadata.name);
         let yielded = lock(&fights).yielded(Instant::now());
         if let Some(message) = yielded {
             let message = format!("{message}; stop that writer, this one waits");
-            return Ok(Outcome {
-                due: self.fight_due(&fights),
-                ..Outcome::stopped("ForeignWriter", message)
-            });
+            let stopped = self.stopped(cluster, "ForeignWriter", message).await?;
+            let due = stopped.due.into_iter().chain(self.fight_due(&fights)).min();
+            return Ok(Outcome { due, ..stopped });
         }
         let mut held = self.secrets(&subject.namespace).await?;
         let used =
@@ -120,14 +112,17 @@ impl Context {
                 Inputs { scope, node_ports: &node_ports, known: &known, load_balancers, sni_port: 0 };
             pki(&inputs, address, layout, self.settings.keys)
         };
-        let reviewed = self.keep_secrets(&subject, &pki, &mut held, used).await?;
+        let reviewed = self.keep_secrets(cluster, &pki, &mut held, used).await?;
         let due = self.next(&reviewed, &fights);
         if let Some(state) = secrets_state(&reviewed) {
             return Ok(Outcome { state, health: None, due });
         }
         let plane = match plan(&scope, &self.settings.plan, &held.digests()) {
             Ok(plane) => plane,
-            Err(problems) => return refused(one_text(&problems)),
+            Err(problems) => {
+                let state = State::bad("InvalidConfiguration", one_text(&problems));
+                return Ok(Outcome { state, health: None, due });
+            }
         };
         let unmade = self.another_shape(&subject, &plane).or_else(|| self.data_lost(&subject));
         if let Some(state) = unmade {
@@ -139,6 +134,17 @@ impl Context {
         let components = self.components(&subject.namespace, workloads);
         let state = state(&subject, &plane, &components, self.alarms.of(cluster));
         Ok(Outcome { state, health: Some((layout, components)), due })
+    }
+
+    /// Nothing is made before something changes; what exists lives on.
+    async fn stopped(
+        &self,
+        cluster: &Cluster,
+        reason: &'static str,
+        message: String,
+    ) -> Result<Outcome, WriteError> {
+        let due = self.renew(cluster).await?;
+        Ok(Outcome { state: State::bad(reason, message), health: None, due })
     }
 
     /// The ExposedCluster, once the cluster has its namespace.
@@ -288,9 +294,14 @@ impl Context {
 
     /// When time alone changes something.
     fn next(&self, reviewed: &Reviewed, fights: &Shared) -> Option<Duration> {
+        self.renewal(reviewed).into_iter().chain(self.fight_due(fights)).min()
+    }
+
+    /// When the next certificate is due, or the clock may be right again.
+    pub(super) fn renewal(&self, reviewed: &Reviewed) -> Option<Duration> {
         let renewal = reviewed.review.next.map(|next| until(next, (self.settings.clock)()));
         let clock = reviewed.clock.as_ref().map(|_| CLOCK_PERIOD);
-        renewal.into_iter().chain(clock).chain(self.fight_due(fights)).min()
+        renewal.into_iter().chain(clock).min()
     }
 
     fn fight_due(&self, fights: &Shared) -> Option<Duration> {

@@ -2,13 +2,16 @@
 //! on by an old view, and not kept, because they are many times the size of the rest.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
+use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::{ByteString, Resource};
 use kube::Client;
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher::Event;
+use portico_api::cluster::Cluster;
 use portico_api::meta::ObjectKey;
 use portico_expose::exposure::{CLUSTER_LABEL, MANAGED_BY, owner};
 use portico_hosting::{CLUSTER, Digests, digest};
@@ -19,7 +22,6 @@ use portico_kube::watch::signs;
 use portico_pki::{ClusterPki, Due, Review, Secrets, Why};
 use serde_json::{Value, json};
 
-use super::pass::Subject;
 use super::{ACTION, Context};
 use crate::cache::api;
 use crate::clock::{ahead, judged};
@@ -99,14 +101,40 @@ impl Context {
     /// lost. `used` is whether the cluster may have been up.
     pub(super) async fn keep_secrets(
         &self,
-        subject: &Subject<'_>,
+        cluster: &Cluster,
         pki: &ClusterPki,
         held: &mut Held,
         used: bool,
     ) -> Result<Reviewed, WriteError> {
-        let now = (self.settings.clock)();
-        let review = pki.review(&held.data, used, now);
-        let mut review = review.map_err(|why| WriteError::Impossible(format!("certificates: {why}")))?;
+        let review = self.review(pki, held, used)?;
+        self.write_due(cluster, review, held).await
+    }
+
+    /// Keeps alive what exists while it is not known what it should be: what ends is issued again with the
+    /// names that it has. Returns when to look again.
+    pub(super) async fn renew(&self, cluster: &Cluster) -> Result<Option<Duration>, WriteError> {
+        let (name, namespace) = (&cluster.metadata.name, cluster.name().namespace());
+        if self.ours_in(StatefulSet::KIND, &namespace).is_empty() {
+            return Ok(None);
+        }
+        let mut held = self.secrets(&namespace).await?;
+        let pki = ClusterPki::as_found(name, &namespace, &held.data, self.settings.keys);
+        let review = self.review(&pki, &held, true)?.endings();
+        let reviewed = self.write_due(cluster, review, &mut held).await?;
+        Ok(self.renewal(&reviewed))
+    }
+
+    fn review(&self, pki: &ClusterPki, held: &Held, used: bool) -> Result<Review, WriteError> {
+        let review = pki.review(&held.data, used, (self.settings.clock)());
+        review.map_err(|why| WriteError::Impossible(format!("certificates: {why}")))
+    }
+
+    async fn write_due(
+        &self,
+        cluster: &Cluster,
+        mut review: Review,
+        held: &mut Held,
+    ) -> Result<Reviewed, WriteError> {
         let mut foreign = Vec::new();
         if !review.due.is_empty() || !review.lost.is_empty() {
             // What looks as if it had ended may be good, and what is issued now may be good for nobody.
@@ -121,7 +149,7 @@ impl Context {
                 foreign.push(due.secret);
                 continue;
             }
-            self.write(subject, &due, current).await?;
+            self.write(cluster, &due, current).await?;
             let data = due.data.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
             held.data.insert(due.secret.to_owned(), data);
         }
@@ -130,21 +158,21 @@ impl Context {
 
     async fn write(
         &self,
-        subject: &Subject<'_>,
+        cluster: &Cluster,
         due: &Due,
         current: Option<&Seen<Secret>>,
     ) -> Result<(), WriteError> {
         self.lead()?;
-        let key = ObjectKey::new(&subject.namespace, due.secret);
-        let applied = applied(&self.client, &key, &wanted(subject, due), current).await?;
+        let key = ObjectKey::new(&cluster.name().namespace(), due.secret);
+        let applied = applied(&self.client, &key, &wanted(cluster, due), current).await?;
         if let Applied::Changed(_) = applied {
             self.tally.wrote(KIND);
         }
         // The first ones are what everybody expects.
-        if due.why != Why::Missing || current.is_some() || subject.is_initialized() {
+        if due.why != Why::Missing || current.is_some() || cluster.has_held_data() {
             let text = &*format!("Secret {} is written again: {}", due.secret, due.why);
             let note = Note { severity: Severity::Normal, reason: "SecretRenewed", action: ACTION, text };
-            self.events.publish_about(&reference(subject.scope.cluster), part(KIND, &key), note).await;
+            self.events.publish_about(&reference(cluster), part(KIND, &key), note).await;
         }
         Ok(())
     }
@@ -161,13 +189,12 @@ impl Held {
 }
 
 /// A Secret as it is applied.
-fn wanted(subject: &Subject<'_>, due: &Due) -> Value {
-    let cluster = subject.scope.cluster;
+fn wanted(cluster: &Cluster, due: &Due) -> Value {
     let name = &cluster.metadata.name;
     let labels = json!({MANAGED_BY.0: MANAGED_BY.1, CLUSTER_LABEL: name, CLUSTER: name});
     let data: BTreeMap<_, _> =
         due.data.iter().map(|(&key, value)| (key, ByteString(value.clone().into_bytes()))).collect();
-    json!({"metadata": {"name": due.secret, "namespace": subject.namespace, "labels": labels,
+    json!({"metadata": {"name": due.secret, "namespace": cluster.name().namespace(), "labels": labels,
         "ownerReferences": [owner(cluster)]}, "data": data})
 }
 

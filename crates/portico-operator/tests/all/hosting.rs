@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
 use portico_lab::faulty_api::FaultyApi;
 use portico_lab::{ApiServer, Kubectl, programs};
 use portico_operator::{HostingSettings, WorkStatus};
-use portico_pki::KeyKind;
+use portico_pki::{Authority, KeyKind, Names, Pair, Profile, Usage};
 use serde_json::{Value, json};
 
 use crate::support::{Running, cluster, install, release};
@@ -446,6 +447,46 @@ async fn a_cluster_that_cannot_be_read_any_more_keeps_what_it_has_and_goes_when_
         kubectl.run(&["delete", "pods", "--all", "-n", "cluster-a", "--grace-period=0", "--force"])?;
         ensure!(kubectl.get(&["cluster", "a"]).is_err(), "the Cluster");
         ensure!(kubectl.get(&["namespace", "cluster-a"]).is_err(), "the namespace");
+        Ok(())
+    });
+    operator.stop().await;
+}
+
+/// Gives the API server a certificate that ends in twenty days, with a name that no plan has.
+fn end_soon(kubectl: &Kubectl, name: &str) -> String {
+    let namespace = format!("cluster-{name}");
+    let found = kubectl.get(&["secret", "ca", "-n", &namespace]).unwrap();
+    let data = serde_json::from_value::<Secret>(found).unwrap().data.unwrap();
+    let [certificate, key] = ["ca.crt", "ca.key"].map(|key| String::from_utf8(data[key].0.clone()).unwrap());
+    let authority = Authority::read(&Pair { certificate, key }, Timestamp::now()).unwrap();
+    let profile = Profile {
+        common_name: "kube-apiserver".to_owned(),
+        organisation: None,
+        names: Names { dns: ["kept.example.com".to_owned()].into(), ..Names::default() },
+        usage: Usage::Server,
+        lifetime: SignedDuration::from_hours(20 * 24),
+    };
+    let pair = authority.issue(&profile, KeyKind::EcdsaP256, Timestamp::now()).unwrap();
+    let data = json!({"apiserver-tls.crt": pair.certificate, "apiserver-tls.key": pair.key});
+    patch(kubectl, &["secret", "apiserver-tls", "-n", &namespace], &json!({"stringData": data}));
+    pair.certificate
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_must_not_be_used_as_written_has_its_certificates_renewed() {
+    let (api, client) = seed("hosting-refused").await;
+    let kubectl = api.kubectl();
+    let operator = start(&client, "one");
+    kubectl.apply_json(&hosted("a", "compact")).unwrap();
+    wait_reason(kubectl, "a", "Starting");
+    patch(kubectl, &["cluster", "a"], &json!({"metadata": {"annotations": {LAYOUT: "round"}}}));
+    wait_reason(kubectl, "a", "InvalidConfiguration");
+    let short = end_soon(kubectl, "a");
+    until("another certificate", || {
+        let secret = kubectl.get(&["secret", "apiserver-tls", "-n", "cluster-a"])?;
+        let secret: Secret = serde_json::from_value(secret)?;
+        let found = secret.data.context("no data")?["apiserver-tls.crt"].0.clone();
+        ensure!(found != short.as_bytes(), "it is the same");
         Ok(())
     });
     operator.stop().await;

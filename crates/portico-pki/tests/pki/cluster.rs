@@ -188,3 +188,21 @@ fn nothing_secret_is_in_a_log() {
     assert!(!format!("{pair:?}").contains("secret"));
     let _: Timestamp = review.next.unwrap();
 }
+
+#[test]
+fn without_anything_but_its_secrets_what_ends_is_issued_again_with_the_names_it_has() {
+    let mut secrets = made(&pki());
+    let as_found = |secrets: &Secrets| ClusterPki::as_found("a", "cluster-a", secrets, KeyKind::default());
+    let review = |secrets: &Secrets, now| as_found(secrets).review(secrets, true, now).unwrap();
+    assert_eq!(as_found(&secrets), ClusterPki { external_name: "a".to_owned(), ..pki() });
+    assert!(review(&secrets, now()).due.is_empty());
+    secrets.remove("admin-kubeconfig");
+    secrets.get_mut("konnectivityproxy-tls").unwrap().clear();
+    let later = now() + days(340);
+    let endings = review(&secrets, later).endings();
+    assert!(endings.due.iter().all(|due| matches!(due.why, Why::Renewal(Reason::Expiring(_)))));
+    assert!(due(&endings).contains("apiserver-tls"), "{endings:?}");
+    apply(&mut secrets, &endings);
+    let rest = pki().review(&secrets, true, later).unwrap();
+    assert_eq!(due(&rest), BTreeSet::from(["admin-kubeconfig", "konnectivityproxy-tls"]));
+}
