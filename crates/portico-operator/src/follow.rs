@@ -54,15 +54,19 @@ pub(crate) fn recorded<T>(
 where
     T: Send + 'static,
 {
-    status.update(|status| _ = status.watches.entry(kind).or_default());
+    status.watch(kind, |_| ());
+    // That of this watch: there may be several of a kind, and another one that works does not end it.
+    let mut failing: Option<String> = None;
     signs.filter_map(move |sign| {
-        let record = |change: &dyn Fn(&mut WatchStatus) -> bool| {
-            status.update(|status| change(status.watches.entry(kind).or_default()))
-        };
+        let now = Instant::now();
         ready(match sign {
+            // A listing that begins is no answer yet.
+            Ok(Sign::Event(event @ watcher::Event::Init)) => Some(Ok(event)),
             Ok(sign) => {
                 let listed = matches!(sign, Sign::Event(watcher::Event::InitDone));
-                if record(&|watch| watch.worked(listed, Instant::now())) {
+                let healed = failing.take().is_some();
+                status.watch(kind, |watch| watch.worked(listed, healed, now));
+                if healed {
                     info!(kind, "the watch works again");
                 }
                 match sign {
@@ -72,12 +76,15 @@ where
             }
             Err(error) => {
                 if is_not_served(&error) {
-                    if record(&|watch| !std::mem::replace(&mut watch.not_served, true)) {
+                    let known = |watch: &mut WatchStatus| std::mem::replace(&mut watch.not_served, true);
+                    if !status.watch(kind, known) {
                         info!(kind, "the API server does not serve this kind; asking again");
                     }
                 } else {
                     let text = describe(&error);
-                    if record(&|watch| watch.failed(&text)) {
+                    let before = failing.replace(text.clone());
+                    status.watch(kind, |watch| watch.failed(&text, before.is_none()));
+                    if before.as_ref() != Some(&text) {
                         warn!(kind, error = text, "watch failed; what is known stays, and it is tried again");
                     }
                 }
@@ -216,6 +223,7 @@ pub(crate) fn is_not_served(error: &watcher::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
     use std::sync::Mutex;
 
     use k8s_openapi::api::core::v1::ConfigMap;
@@ -247,6 +255,31 @@ mod tests {
         }
         writer.apply_watcher_event(&watcher::Event::InitDone);
         (store, writer)
+    }
+
+    #[tokio::test]
+    async fn a_watch_whose_every_listing_is_refused_never_counts_as_one_that_works() {
+        let refused = || Err(watcher::Error::NoResourceVersion);
+        let begins = || Ok(Sign::Event(watcher::Event::<ConfigMap>::Init));
+        let signs = stream::iter([refused(), begins(), refused(), begins()]);
+        let status = StatusHandle::default();
+        recorded(signs, "ConfigMap", status.clone()).for_each(|_| ready(())).await;
+        let watch = &status.get().watches["ConfigMap"];
+        assert!(watch.error.is_some() && watch.age().is_none(), "{watch:?}");
+    }
+
+    #[tokio::test]
+    async fn of_two_watches_of_a_kind_one_that_works_does_not_end_the_error_of_the_other() {
+        let status = StatusHandle::default();
+        let error = || status.get().watches["ConfigMap"].error.clone();
+        let watch = |signs| recorded(stream::iter::<Vec<_>>(signs), "ConfigMap", status.clone());
+        let fails = || Err(watcher::Error::NoResourceVersion);
+        let mut one = pin!(watch(vec![fails(), Ok(Sign::Event(watcher::Event::<ConfigMap>::InitDone))]));
+        one.next().await;
+        watch(vec![Ok(Sign::Event(watcher::Event::InitDone))]).for_each(|_| ready(())).await;
+        assert!(error().is_some());
+        one.next().await;
+        assert_eq!(error(), None);
     }
 
     #[tokio::test(start_paused = true)]

@@ -244,6 +244,9 @@ pub struct WatchStatus {
     pub unreadable: Option<String>,
     /// Errors since this process started.
     pub failures: u64,
+    /// How many watches of the kind fail now.
+    #[serde(skip)]
+    failing: usize,
     /// When the API server answered last.
     #[serde(skip)]
     answered: Option<Instant>,
@@ -255,18 +258,22 @@ impl WatchStatus {
         self.answered.map(|at| at.elapsed())
     }
 
-    /// Records an error. Returns whether it is news, for the log.
-    pub(crate) fn failed(&mut self, error: &str) -> bool {
+    /// Records an error of a watch of this kind, with which it `begins` to fail or goes on to.
+    pub(crate) fn failed(&mut self, error: &str, begins: bool) {
         self.failures += 1;
-        self.error.replace(error.to_owned()).is_none_or(|before| before != error)
+        self.failing += usize::from(begins);
+        self.error = Some(error.to_owned());
     }
 
-    /// Records a sign of life, which may end a listing. Returns whether the watch had failed.
-    pub(crate) fn worked(&mut self, listed: bool, now: Instant) -> bool {
+    /// Records a sign of life, which may end a listing, and with which a watch of this kind may have `healed`.
+    pub(crate) fn worked(&mut self, listed: bool, healed: bool, now: Instant) {
         self.listed |= listed;
         self.not_served = false;
         self.answered = Some(now);
-        self.error.take().is_some()
+        self.failing -= usize::from(healed);
+        if self.failing == 0 {
+            self.error = None;
+        }
     }
 }
 
@@ -309,6 +316,11 @@ impl StatusHandle {
         self.update(|status| change(status.seeds.get_or_insert_default()))
     }
 
+    /// Changes the status of the watches of a kind.
+    pub(crate) fn watch<T>(&self, kind: &'static str, change: impl FnOnce(&mut WatchStatus) -> T) -> T {
+        self.update(|status| change(status.watches.entry(kind).or_default()))
+    }
+
     /// Changes the status of the admission webhook.
     pub(crate) fn webhook<T>(&self, change: impl FnOnce(&mut WebhookStatus) -> T) -> T {
         self.update(|status| change(status.webhook.get_or_insert_default()))
@@ -317,22 +329,5 @@ impl StatusHandle {
     /// Changes the status of one Service.
     pub(crate) fn service<T>(&self, service: &ObjectKey, change: impl FnOnce(&mut ServiceStatus) -> T) -> T {
         self.update(|status| change(status.services.entry(service.clone()).or_default()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_error_of_a_watch_is_news_when_it_begins_and_when_it_changes() {
-        let (mut watch, now) = (WatchStatus::default(), Instant::now());
-        assert!(watch.failed("away"));
-        assert!(!watch.failed("away"));
-        assert!(watch.failed("forbidden"));
-        assert!(watch.worked(true, now));
-        assert!(!watch.worked(false, now));
-        assert!(watch.failed("forbidden"));
-        assert_eq!((watch.failures, watch.listed), (4, true));
     }
 }
