@@ -265,7 +265,7 @@ impl WatchStatus {
         self.error = Some(error.to_owned());
     }
 
-    /// Records a sign of life, which may end a listing, and with which a watch of this kind may have `healed`.
+    /// Records a sign of life, which may end a listing, or with which a watch of the kind may have `healed`.
     pub(crate) fn worked(&mut self, listed: bool, healed: bool, now: Instant) {
         self.listed |= listed;
         self.not_served = false;
