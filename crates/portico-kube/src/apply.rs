@@ -8,6 +8,8 @@
 //! Not for lists whose items other managers may have written and Portico must remove: apply removes only what
 //! this manager alone has applied. See KEP-555.
 
+use std::hash::{BuildHasher, RandomState};
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
@@ -70,6 +72,26 @@ where
         current.is_some_and(Seen::is_ours) && is_same_but_status(&present, &object.value())
     });
     Ok(if same { Applied::Unchanged } else { Applied::Changed(object) })
+}
+
+/// Makes an object as `wanted`, of which there must never be a second version: who comes second gets a
+/// conflict, also where both believe to lead. To apply it later is another write, which [`apply`] does.
+///
+/// As a manager that nobody else is and without force, because a right to create cannot be limited to a
+/// name, and that to apply can.
+pub async fn make_once<K>(api: &Api<Seen<K>>, wanted: &Value) -> Result<Seen<K>, ApplyError>
+where
+    K: k8s_openapi::Resource + 'static,
+{
+    let mut fields = wanted.clone();
+    if let Some(object) = fields.as_object_mut() {
+        object.insert("apiVersion".into(), K::API_VERSION.into());
+        object.insert("kind".into(), K::KIND.into());
+    }
+    let name = wanted["metadata"]["name"].as_str().unwrap_or_default();
+    let manager = format!("{FIELD_MANAGER}-{:016x}", RandomState::new().hash_one(name));
+    let written = api.patch(name, &PatchParams::apply(&manager), &Patch::Apply(&fields)).await;
+    written.map_err(|source| ApplyError { name: name.to_owned(), source: Box::new(source) })
 }
 
 /// Whether applying `wanted` would change nothing: all of it is there, Portico has applied it, and Portico

@@ -164,9 +164,11 @@ impl FaultyApi {
         })?;
         let (status, body) = match answer {
             Answer::Status(code) => {
+                // Clients tell by the reason that there is no such object.
+                let reason = if code == 404 { "NotFound" } else { "X" };
                 let body = format!(
                     r#"{{"kind": "Status", "status": "Failure", "code": {code},
-                        "reason": "X", "message": "no"}}"#
+                        "reason": "{reason}", "message": "no"}}"#
                 );
                 (code, body)
             }

@@ -9,7 +9,7 @@ use kube::Client;
 use kube::core::Status;
 use portico_api::meta::ObjectKey;
 use portico_expose::exposure::MANAGED_BY;
-use portico_kube::apply::{Applied, ApplyError, apply};
+use portico_kube::apply::{Applied, ApplyError, apply, make_once};
 use portico_kube::error::describe;
 use portico_kube::seen::Seen;
 use portico_kube::watch::signs;
@@ -193,6 +193,18 @@ pub(crate) async fn applied<K: Resource + Send + Sync + 'static>(
     let applied = timeout(REQUEST_TIMEOUT, apply(&api, wanted, current)).await;
     let applied = applied.map_err(|_| RequestError::NoAnswer(format!("applying {} {key}", K::KIND)))?;
     applied.map_err(|source| WriteError::Apply { kind: K::KIND, source })
+}
+
+/// Makes an object of which there must never be a second version.
+pub(crate) async fn made_once<K: Resource + Send + Sync + 'static>(
+    client: &Client,
+    key: &ObjectKey,
+    wanted: &Value,
+) -> Result<Seen<K>, WriteError> {
+    let api = api::<K>(client, &key.namespace);
+    let made = timeout(REQUEST_TIMEOUT, make_once(&api, wanted)).await;
+    let made = made.map_err(|_| RequestError::NoAnswer(format!("making {} {key}", K::KIND)))?;
+    made.map_err(|source| WriteError::Apply { kind: K::KIND, source })
 }
 
 /// Deletes `object`, and none that somebody made anew under its name.

@@ -70,6 +70,14 @@ pub struct Due {
     pub why: Why,
 }
 
+impl Due {
+    /// Whether everything breaks if there is ever another version of it.
+    pub fn is_irreplaceable(&self) -> bool {
+        let authorities = Signer::OF_A_CLUSTER.map(Signer::secret);
+        self.secret == SERVICE_ACCOUNT_KEYS || authorities.contains(&self.secret)
+    }
+}
+
 impl std::fmt::Debug for Due {
     /// Without the data.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -29,7 +29,7 @@ use crate::clusters::{ClusterWatch, Work};
 use crate::exposed::reference;
 use crate::exposure::{in_cluster, of_namespace};
 use crate::follow::recorded;
-use crate::slot::{WriteError, applied};
+use crate::slot::{WriteError, applied, made_once};
 use crate::status::StatusHandle;
 use crate::write::{part, request};
 
@@ -164,8 +164,12 @@ impl Context {
     ) -> Result<(), WriteError> {
         self.lead()?;
         let key = ObjectKey::new(&cluster.name().namespace(), due.secret);
-        let applied = applied(&self.client, &key, &wanted(cluster, due), current).await?;
-        if let Applied::Changed(_) = applied {
+        let wanted = wanted(cluster, due);
+        if due.is_irreplaceable() && current.is_none() {
+            // After a conflict the pass begins anew, with what is there.
+            made_once::<Secret>(&self.client, &key, &wanted).await?;
+            self.tally.wrote(KIND);
+        } else if let Applied::Changed(_) = applied(&self.client, &key, &wanted, current).await? {
             self.tally.wrote(KIND);
         }
         // The first ones are what everybody expects.

@@ -8,12 +8,14 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
-use portico_lab::faulty_api::FaultyApi;
+use portico_lab::faulty_api::{Answer, FaultyApi};
 use portico_lab::{ApiServer, Kubectl, programs};
 use portico_operator::{HostingSettings, WorkStatus};
-use portico_pki::{Authority, KeyKind, Names, Pair, Profile, Usage};
+use portico_pki::inventory::{SIGNING_KEY, VERIFYING_KEYS};
+use portico_pki::{Authority, KeyKind, Names, Pair, Profile, ServiceAccountKeys, Usage};
 use serde_json::{Value, json};
 
 use crate::support::{Running, cluster, install, release};
@@ -489,5 +491,33 @@ async fn a_cluster_that_must_not_be_used_as_written_has_its_certificates_renewed
         ensure!(found != short.as_bytes(), "it is the same");
         Ok(())
     });
+    operator.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_authority_that_another_leader_has_just_made_is_used_and_not_written_over() {
+    let (api, direct) = seed("hosting-once").await;
+    let kubectl = api.kubectl();
+    let keys = ServiceAccountKeys::create(KeyKind::EcdsaP256).unwrap();
+    let metadata = json!({"name": "service-account-key", "namespace": "cluster-c"});
+    let bytes = |text: &str| ByteString(text.as_bytes().to_vec());
+    let objects = json!({"apiVersion": "v1", "kind": "List", "items": [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "cluster-c",
+            "labels": {"portico.k8c.io/cluster": "c"}}},
+        {"apiVersion": "v1", "kind": "Secret", "metadata": metadata,
+            "data": {SIGNING_KEY: bytes(&keys.signing), VERIFYING_KEYS: bytes(&keys.verifying)}}]});
+    // As the API server takes what a leader applies.
+    let manager = ["apply", "--server-side", "--field-manager=portico", "-f", "-"];
+    kubectl.run_with_input(&manager, &objects.to_string()).unwrap();
+    let faulty = FaultyApi::default();
+    // The view of one that has been frozen since before.
+    faulty.rules(|rules| rules.answers = vec![("/secrets/service-account-key", Answer::Status(404), 1)]);
+    let operator = start(&faulty.client(&direct), "frozen");
+    kubectl.apply_json(&hosted("c", "compact")).unwrap();
+    wait_reason(kubectl, "c", "Starting");
+    assert!(faulty.rules(|rules| rules.answers.iter().all(|answer| answer.2 == 0)), "it was not asked for");
+    let found = kubectl.get(&["secret", "service-account-key", "-n", "cluster-c"]).unwrap();
+    let found: Secret = serde_json::from_value(found).unwrap();
+    assert!(found.data.unwrap()[SIGNING_KEY].0 == keys.signing.as_bytes(), "another key is there");
     operator.stop().await;
 }
