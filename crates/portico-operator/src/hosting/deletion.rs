@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use super::Context;
 use crate::cache::api;
+use crate::clock::ahead;
 use crate::condition::State;
 use crate::exposure::belongs_to;
 use crate::slot::WriteError;
@@ -83,7 +84,11 @@ impl Context {
             self.tally.wrote("Namespace");
         }
         let since = cluster.metadata.deletion_timestamp.unwrap_or_default();
-        let late = (self.settings.clock)().duration_since(since) > PATIENCE;
+        // By the clock that has set that time: this machine's may be hours off. Without its answer nothing is
+        // known to be late.
+        let ahead = ahead(&self.client, self.settings.clock).await;
+        let taken = ahead.map(|ahead| (self.settings.clock)().duration_since(since) - ahead);
+        let late = taken.is_some_and(|taken| taken > PATIENCE);
         let state = if late {
             let left = left(&namespace);
             let message = format!("Namespace {name} does not go: {left}. It is waited for");

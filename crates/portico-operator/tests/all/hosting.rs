@@ -2,7 +2,7 @@
 //! node: what it makes of one object, with the rights of deploy/operator.yaml alone; what others break; and a
 //! kill at every write.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Child, Command};
 use std::time::Duration;
 
@@ -519,5 +519,26 @@ async fn an_authority_that_another_leader_has_just_made_is_used_and_not_written_
     let found = kubectl.get(&["secret", "service-account-key", "-n", "cluster-c"]).unwrap();
     let found: Secret = serde_json::from_value(found).unwrap();
     assert!(found.data.unwrap()[SIGNING_KEY].0 == keys.signing.as_bytes(), "another key is there");
+    operator.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deletion_is_late_by_the_clock_of_the_api_server() {
+    let (api, client) = seed("hosting-late").await;
+    let kubectl = api.kubectl();
+    let operator = start_at(&client, "ahead", || Timestamp::now() + SignedDuration::from_mins(90));
+    kubectl.apply_json(&hosted("a", "compact")).unwrap();
+    wait_reason(kubectl, "a", "Starting");
+    let egress = ["configmap", "kube-apiserver-egress", "-n", "cluster-a"];
+    patch(kubectl, &egress, &json!({"metadata": {"finalizers": ["example.com/stays"]}}));
+    kubectl.run(&["delete", "cluster", "a", "--wait=false"]).unwrap();
+    let mut reasons = BTreeSet::new();
+    until("a look at it", || {
+        let reports = operator.status.get().control_planes.unwrap_or_default().reports;
+        reasons.extend(reports.get("a").map(|report| report.reason));
+        ensure!(["Terminating", "DeletionHangs"].iter().any(|reason| reasons.contains(reason)));
+        Ok(())
+    });
+    assert!(!reasons.contains("DeletionHangs"), "{reasons:?}");
     operator.stop().await;
 }
