@@ -1,28 +1,45 @@
-//! One page of a list, bounded in bytes. An API server bounds pages in objects only, and one object may have
-//! megabytes: five hundred of them would take more memory than a small pod has.
+//! Answers bounded in bytes: one object, and one page of a list. An API server bounds pages in objects only,
+//! and one object may have megabytes: five hundred of them would take more memory than a small pod has.
 
 use futures_util::AsyncReadExt;
 use kube::api::{ListParams, ObjectList};
 use kube::core::Request;
-use kube::{Api, Error, Resource};
+use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
+use thiserror::Error;
 
-/// Longest page that is read. Five hundred ordinary objects have one or two megabytes, and the largest object
+/// Longest answer that is read. Five hundred ordinary objects have one or two megabytes, and the largest object
 /// that etcd takes has less than this in JSON.
-pub(crate) const MAX_BYTES: usize = 16 << 20;
+pub const MAX_BYTES: usize = 16 << 20;
+
+/// Objects in one page of a list, unless those are so large that it takes too much; the same as in client-go.
+pub const OBJECTS: u32 = 500;
+
+/// An answer that is not read, because of its length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("the answer has more than {} MiB of JSON; make the object smaller, or delete it", MAX_BYTES >> 20)]
+pub struct TooLarge;
 
 /// Reads a page of the objects of `api`; `None` if it is longer than [`MAX_BYTES`].
-pub(crate) async fn page<K>(api: &Api<K>, params: &ListParams) -> kube::Result<Option<ObjectList<K>>>
+pub async fn page<K>(api: &Api<K>, params: &ListParams) -> kube::Result<Option<ObjectList<K>>>
 where
     K: Resource + Clone + DeserializeOwned,
 {
-    let request = Request::new(api.resource_url()).list(params).map_err(Error::BuildRequest)?;
-    let body = api.clone().into_client().request_stream(request).await?;
+    let request = Request::new(api.resource_url()).list(params).map_err(kube::Error::BuildRequest)?;
+    bounded(&api.clone().into_client(), request).await
+}
+
+/// Reads what answers a request; `None` if it is longer than [`MAX_BYTES`].
+pub(crate) async fn bounded<T: DeserializeOwned>(
+    client: &Client,
+    request: http::Request<Vec<u8>>,
+) -> kube::Result<Option<T>> {
+    let body = client.request_stream(request).await?;
     let mut text = Vec::new();
     let most = u64::try_from(MAX_BYTES).unwrap_or(u64::MAX);
-    body.take(most.saturating_add(1)).read_to_end(&mut text).await.map_err(Error::ReadEvents)?;
+    body.take(most.saturating_add(1)).read_to_end(&mut text).await.map_err(kube::Error::ReadEvents)?;
     if text.len() > MAX_BYTES {
         return Ok(None);
     }
-    serde_json::from_slice(&text).map(Some).map_err(Error::SerdeError)
+    serde_json::from_slice(&text).map(Some).map_err(kube::Error::SerdeError)
 }

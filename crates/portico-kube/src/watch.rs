@@ -21,10 +21,7 @@ use serde::de::DeserializeOwned;
 use thiserror::Error as ThisError;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::page::{MAX_BYTES, page};
-
-/// Objects in one page of a list, unless those are so large that it takes too much; the same as in client-go.
-const PAGE: u32 = 500;
+use crate::page::{OBJECTS, TooLarge, page};
 
 /// Length of one watch request in seconds; another one costs the API server next to nothing.
 const WATCH_SECONDS: u32 = 60;
@@ -78,11 +75,6 @@ enum Silent {
     #[error("the watch ended within {SHORTEST_WATCH:?}")]
     Short,
 }
-
-/// A single object is longer than what is read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ThisError)]
-#[error("a list has an object with more than {} MiB of JSON; make it smaller, or delete it", MAX_BYTES >> 20)]
-struct TooLarge;
 
 /// Why a listing is not believed at first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ThisError)]
@@ -146,7 +138,7 @@ where
         state: State::Unlisted,
         known: Known::default(),
         doubted: false,
-        page: PAGE,
+        page: OBJECTS,
         failures: 0,
         pause: Duration::ZERO,
     };
@@ -208,7 +200,7 @@ where
         sleep(std::mem::take(&mut self.pause)).await;
         match std::mem::replace(&mut self.state, State::Unlisted) {
             State::Unlisted => {
-                self.page = PAGE;
+                self.page = OBJECTS;
                 self.state =
                     State::Listing { objects: Vec::new().into_iter(), next: NextPage::First, count: 0 };
                 Ok(Sign::Event(Event::Init))

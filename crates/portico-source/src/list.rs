@@ -16,15 +16,13 @@ use portico_api::meta::Kind;
 use portico_api::seed::Seed;
 use portico_api::service::Service;
 use portico_kube::error::describe;
+use portico_kube::page::{OBJECTS, TooLarge, page};
 use thiserror::Error;
 use tokio::time::{Instant, timeout_at};
 
 use crate::load::Loaded;
 use crate::reflector::invalid;
 use crate::served::{Served, ServedKind};
-
-/// Objects in one answer.
-const PAGE: u32 = 500;
 
 /// HTTP status of a path that is not served.
 const NOT_FOUND: u16 = 404;
@@ -84,13 +82,20 @@ impl Listing<'_> {
             Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &()),
             None => Api::all_with(self.client.clone(), &()),
         };
-        let mut params = ListParams::default().limit(PAGE);
+        let failed = |reason| Err(ListError::Failed { kind, reason });
+        let (mut objects, mut params) = (OBJECTS, ListParams::default());
         loop {
-            let answer = timeout_at(self.deadline, api.list(&params)).await;
+            params.limit = Some(objects);
+            let answer = timeout_at(self.deadline, page(&api, &params)).await;
             let page = match answer.map_err(|_| ListError::TooSlow { kind, limit: self.limit })? {
-                Ok(page) => page,
+                Ok(Some(page)) => page,
+                Ok(None) if objects == 1 => return failed(TooLarge.to_string()),
+                Ok(None) => {
+                    objects /= 2;
+                    continue;
+                }
                 Err(kube::Error::Api(status)) if status.code == NOT_FOUND => return Ok(()),
-                Err(error) => return Err(ListError::Failed { kind, reason: describe(&error) }),
+                Err(error) => return failed(describe(&error)),
             };
             for served in page.items {
                 self.add(served);

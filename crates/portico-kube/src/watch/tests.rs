@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use tower::service_fn;
 
 use super::*;
+use crate::page::MAX_BYTES;
 
 /// What the API server does with a request.
 enum Answer {
