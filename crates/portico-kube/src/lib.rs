@@ -6,9 +6,9 @@
 //! [`conditions`] keeps the conditions of a status, and [`error`] puts an error of the API into words.
 //!
 //! [`mod@watch`] lists and watches with deadlines, whatever the API server does; [`mod@read`] reads one
-//! object, [`mod@page`] a part of a list; [`foreign`] talks to an API server that is not trusted; [`json`] bounds what is parsed, [`text`]
-//! what is told. What a controller decides is in `portico-expose` and its like; the controllers are in
-//! `portico-operator`.
+//! object, [`mod@page`] a part of a list; [`foreign`] talks to an API server that is not trusted; [`json`]
+//! bounds what is parsed, [`text`] what is told. What a controller decides is in `portico-expose` and its
+//! like; the controllers are in `portico-operator`.
 
 pub mod apply;
 pub mod client;

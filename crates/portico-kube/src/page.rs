@@ -8,8 +8,8 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-/// Longest answer that is read. Five hundred ordinary objects have one or two megabytes, and the largest object
-/// that etcd takes has less than this in JSON.
+/// Longest answer that is read. Five hundred ordinary objects have one or two megabytes, and the largest
+/// object that etcd takes has less than this in JSON.
 pub const MAX_BYTES: usize = 16 << 20;
 
 /// Objects in one page of a list, unless those are so large that it takes too much; the same as in client-go.
