@@ -11,7 +11,14 @@ const FORBIDDEN: u16 = 403;
 /// If the API server itself returned a status, the text is that status, with what to do about it.
 pub fn describe(error: &(dyn std::error::Error + 'static)) -> String {
     let mut causes = std::iter::successors(Some(error), |error| error.source());
-    if let Some(kube::Error::Api(status)) = causes.find_map(|cause| cause.downcast_ref()) {
+    let said = causes.find_map(|cause| cause.downcast_ref());
+    if let Some(kube::Error::SerdeError(error)) = said {
+        return format!(
+            "what answered is no Kubernetes API ({error}); see whether the address is right, and what is on \
+             the way"
+        );
+    }
+    if let Some(kube::Error::Api(status)) = said {
         let answer = format!("the API server answered {}: {}", status.code, status.message);
         return match status.code {
             FORBIDDEN => format!("{answer}; grant it, the rules are in deploy/"),
