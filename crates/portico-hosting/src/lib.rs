@@ -3,7 +3,8 @@
 //! [`validate`] says what is wrong with a Cluster as far as hosting goes. [`plan`] returns its
 //! [`ControlPlane`]: every object, whole, in the order in which they are made. [`pki`] says what its Secrets
 //! should hold, for `portico-pki`. [`inside`] says what the cluster has inside, and [`serving`] which
-//! certificates its kubelets get. Which images belong to a version is in [`versions`].
+//! certificates its kubelets get, [`join`] how machines become its nodes. Which images belong to a version is
+//! in [`versions`].
 //!
 //! No plan depends on the expose strategy: a Cluster that migrates has the same one before and after, so
 //! nothing restarts. Everything is a plain function or a plain value: no I/O, no clock, no random numbers.
@@ -11,6 +12,7 @@
 mod config;
 mod facts;
 mod inside;
+pub mod join;
 mod network_policy;
 mod pki;
 mod plan;

@@ -11,6 +11,7 @@ use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
 use portico_yaml::{Documents, InvalidField, typed};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::json;
 use thiserror::Error;
 
@@ -61,6 +62,9 @@ pub enum BadKubeconfig {
     /// More than one, where none may get lost.
     #[error("it has {0} contexts; only one of exactly one can be used")]
     Contexts(usize),
+    /// More than one cluster, or none, where one is meant.
+    #[error("it has {0} clusters; only exactly one can be meant")]
+    Clusters(usize),
     /// A field that is not base64 of text.
     #[error("{0} is no base64 of PEM")]
     Data(&'static str),
@@ -79,6 +83,12 @@ struct File {
     contexts: Vec<Named<Context>>,
     clusters: Vec<Named<Cluster>>,
     users: Vec<Named<User>>,
+}
+
+/// As much of `cluster-info` as counts. kubeadm writes a null where there are no users.
+#[derive(Deserialize)]
+struct Info {
+    clusters: Vec<Named<Cluster>>,
 }
 
 #[derive(Deserialize)]
@@ -155,7 +165,7 @@ impl Kubeconfig {
 
     /// Reads a file with one context and everything in it.
     pub fn parse(text: &str) -> Result<Self, BadKubeconfig> {
-        let file = read(text)?;
+        let file: File = read(text)?;
         if file.contexts.len() != 1 {
             return Err(BadKubeconfig::Contexts(file.contexts.len()));
         }
@@ -193,6 +203,15 @@ pub fn cluster_info(server: &str, authority: &str) -> String {
     }))
 }
 
+/// What signs the certificate of the API server, in PEM, by the text of [`cluster_info`], or by kubeadm's.
+pub fn read_cluster_info(text: &str) -> Result<String, BadKubeconfig> {
+    let info: Info = read(text)?;
+    match &info.clusters[..] {
+        [one] => decode("certificate-authority-data", &one.value.certificate_authority_data),
+        others => Err(BadKubeconfig::Clusters(others.len())),
+    }
+}
+
 impl fmt::Debug for Credential {
     /// Without key and token.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -204,7 +223,7 @@ impl fmt::Debug for Credential {
 }
 
 /// Says where something is wrong, and not what stands there: it may be a token or a key.
-fn read(text: &str) -> Result<File, BadKubeconfig> {
+fn read<T: DeserializeOwned>(text: &str) -> Result<T, BadKubeconfig> {
     let wrong = |text: &str| BadKubeconfig::Fields(text.to_owned());
     let document = Documents::new(text).next().ok_or_else(|| wrong("it is empty"))?;
     let document = document.map_err(|error| wrong(&format!("line {} is no YAML", error.line)))?;

@@ -22,7 +22,7 @@ mod succession;
 
 pub use authority::{Authority, IssueError, Unusable};
 pub use cluster::{ClusterPki, Due, Lost, LostWhy, Review, Secrets, Why};
-pub use kubeconfig::{BadKubeconfig, Credential, Kubeconfig, cluster_info};
+pub use kubeconfig::{BadKubeconfig, Credential, Kubeconfig, cluster_info, read_cluster_info};
 pub use pair::{KeyKind, Pair};
 pub use profile::{LIFETIME, Names, Profile, Usage};
 pub use renewal::{Reason, unfit, wants_renewal};

@@ -137,3 +137,15 @@ fn what_leads_to_programs_files_and_proxies_is_refused() {
         assert!(matches!(refused, Err(BadKubeconfig::Fields(_))), "{further}: {refused:?}");
     }
 }
+
+#[test]
+fn cluster_info_is_read_again_also_as_kubeadm_writes_it() {
+    let ours = portico_pki::cluster_info("https://a.example.com:6443", "CA");
+    assert_eq!(portico_pki::read_cluster_info(&ours).as_deref(), Ok("CA"));
+    let kubeadm = ours.replace("contexts: []", "contexts: null").replace("users: []", "users: null");
+    assert_eq!(portico_pki::read_cluster_info(&kubeadm).as_deref(), Ok("CA"));
+    let none = portico_pki::read_cluster_info("clusters: []");
+    assert_eq!(none, Err(BadKubeconfig::Clusters(0)));
+    let wrong = "clusters: [{name: '', cluster: {certificate-authority-data: '?', server: a}}]";
+    assert!(matches!(portico_pki::read_cluster_info(wrong), Err(BadKubeconfig::Data(_))));
+}
