@@ -8,8 +8,10 @@
 
 use std::time::Duration;
 
-use http::{HeaderName, Method, Request, header};
+use http::{HeaderMap, HeaderName, Method, Request, header};
 use http_body_util::{BodyExt, LengthLimitError};
+use jiff::Timestamp;
+use jiff::fmt::rfc2822;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::Client;
 use kube::client::Body;
@@ -149,10 +151,19 @@ impl Foreign {
         }
     }
 
+    /// What the server says of itself, and what time it has, if it says so.
+    pub async fn version(&self) -> Result<(Value, Option<Timestamp>), ForeignError> {
+        let accept = "application/json";
+        let (version, headers) =
+            self.exchange(Method::GET, "/version", header::ACCEPT, accept, &Value::Null).await?;
+        let date = headers.get(header::DATE).and_then(|date| date.to_str().ok());
+        Ok((version, date.and_then(|date| rfc2822::parse(date).ok()).map(|date| date.timestamp())))
+    }
+
     /// The list at `url` as a table, without the objects.
     pub async fn table(&self, url: &str) -> Result<Value, ForeignError> {
         let url = format!("{url}&includeObject=None");
-        self.exchange(Method::GET, &url, header::ACCEPT, AS_TABLE, &Value::Null).await
+        Ok(self.exchange(Method::GET, &url, header::ACCEPT, AS_TABLE, &Value::Null).await?.0)
     }
 
     /// Replaces the object at `path`, which is one that was read.
@@ -191,7 +202,7 @@ impl Foreign {
         content_type: &str,
         body: &Value,
     ) -> Result<Value, ForeignError> {
-        self.exchange(method, url, header::CONTENT_TYPE, content_type, body).await
+        Ok(self.exchange(method, url, header::CONTENT_TYPE, content_type, body).await?.0)
     }
 
     async fn exchange(
@@ -201,7 +212,7 @@ impl Foreign {
         header: HeaderName,
         media_type: &str,
         body: &Value,
-    ) -> Result<Value, ForeignError> {
+    ) -> Result<(Value, HeaderMap), ForeignError> {
         let what = format!("{method} {}", path_of(url));
         let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
         let request = Request::builder().method(method).uri(url);
@@ -210,11 +221,11 @@ impl Foreign {
         let request = request.map_err(|error| failed(&error))?;
         let exchange = async {
             let response = self.0.send(request).await.map_err(|error| failed(&error))?;
-            let status = response.status();
-            let bytes = response.into_body().collect().await.map_err(|error| failed(&error))?.to_bytes();
-            Ok((status, bytes))
+            let (head, body) = response.into_parts();
+            let bytes = body.collect().await.map_err(|error| failed(&error))?.to_bytes();
+            Ok((head, bytes))
         };
-        let (status, bytes) = match timeout(REQUEST_TIMEOUT, exchange).await {
+        let (head, bytes) = match timeout(REQUEST_TIMEOUT, exchange).await {
             Ok(answer) => answer?,
             Err(_) => return Err(ForeignError::NoAnswer(what)),
         };
@@ -222,12 +233,12 @@ impl Foreign {
             return Err(ForeignError::TooLong(what));
         }
         let object: Option<Value> = serde_json::from_slice(&bytes).ok().filter(Value::is_object);
-        if !status.is_success() {
+        if !head.status.is_success() {
             let said = object.as_ref().and_then(|status| status["message"].as_str());
             let message = quoted(said.unwrap_or("nothing that explains it"));
-            return Err(ForeignError::Refused { what, code: status.as_u16(), message });
+            return Err(ForeignError::Refused { what, code: head.status.as_u16(), message });
         }
-        object.ok_or(ForeignError::Unreadable(what))
+        object.map(|object| (object, head.headers)).ok_or(ForeignError::Unreadable(what))
     }
 }
 

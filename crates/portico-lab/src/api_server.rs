@@ -27,16 +27,17 @@ impl ApiServer {
 
     /// As [`start`](ApiServer::start), with further flags of kube-apiserver.
     pub fn start_with(name: &str, flags: &[&str]) -> Result<ApiServer> {
+        Self::start_as(name, flags, false)
+    }
+
+    /// As [`start_with`](ApiServer::start_with), with controller manager and scheduler.
+    pub fn start_with_controllers(name: &str, flags: &[&str]) -> Result<ApiServer> {
+        Self::start_as(name, flags, true)
+    }
+
+    fn start_as(name: &str, flags: &[&str], controllers: bool) -> Result<ApiServer> {
         let api_server_flags = flags.iter().map(|&flag| flag.to_owned()).collect();
-        Self::start_as(name, Options { controllers: false, api_server_flags, ..Options::new("seed") })
-    }
-
-    /// As [`start`](ApiServer::start), with controller manager and scheduler.
-    pub fn start_with_controllers(name: &str) -> Result<ApiServer> {
-        Self::start_as(name, Options::new("seed"))
-    }
-
-    fn start_as(name: &str, options: Options) -> Result<ApiServer> {
+        let options = Options { controllers, api_server_flags, ..Options::new("seed") };
         let host = Lab::start(name)?.host("seed")?;
         let etcd = Etcd::start(&host)?;
         let control_plane = ControlPlane::start(&host, &etcd, &options)?;

@@ -129,6 +129,28 @@ Examples:
   For somebody who may only look, where the cluster has such credentials:
     portico kubeconfig a --kubeconfig seed.kubeconfig --secret viewer-kubeconfig")]
     Kubeconfig(verb::kubeconfig::Flags),
+    /// Make this machine a node of a cluster that Portico hosts
+    ///
+    /// `portico join token CLUSTER` prints the whole command. This one runs as root on the machine, which has
+    /// containerd and a kubelet: it asks the cluster, whose authority --ca-hash pins, looks for what would
+    /// keep the machine out, writes the files of the kubelet under the names that kubeadm gives them, starts
+    /// it, and waits until it has its certificate. Running it again does no harm. Exit code 1 if something
+    /// keeps the machine out: then nothing was written.
+    #[command(after_help = "\
+Examples:
+  On the machine of an administrator, for any number of machines within a day:
+    portico join token a --kubeconfig seed.kubeconfig --ttl 24h
+
+  What would happen on this machine, with the command that it printed:
+    portico join --server https://a.example.com:6443 --token TOKEN --ca-hash sha256:HASH --dry-run
+
+  A machine without systemd, which keeps this running:
+    portico join --server https://a.example.com:6443 --token TOKEN --ca-hash sha256:HASH \\
+      --kubelet /usr/local/bin/kubelet
+
+  Out again:
+    portico join remove")]
+    Join(Box<verb::join::Command>),
     /// Print what the control plane of a cluster is made of, before it is made
     ///
     /// The objects of a Cluster with the annotation portico.k8c.io/layout (compact or dedicated): workloads
@@ -303,6 +325,7 @@ impl Verb {
             Self::Operator(flags) => verb::operator::run(flags),
             Self::Crds(flags) => verb::crds::run(flags),
             Self::Kubeconfig(flags) => verb::kubeconfig::run(flags),
+            Self::Join(command) => verb::join::run(command),
             Self::ControlPlane(flags) => verb::control_plane::run(flags),
             Self::Etcd(verb) => verb::etcd::run(verb),
             Self::Check(flags) => verb::check::run(flags),
@@ -387,7 +410,7 @@ mod tests {
     }
 
     /// Where sockets that accept are made. A new place needs a flag above, or a reason here.
-    const BINDING: [&str; 8] = [
+    const BINDING: [&str; 9] = [
         // What `--admin-listen` of every verb opens.
         "portico-admin/src/server.rs",
         // `--forward`.
@@ -401,6 +424,8 @@ mod tests {
         // The demo, on loopback.
         "portico/src/verb/demo/ports.rs",
         "portico/src/verb/demo/stand_in.rs",
+        // Whether the kubelet's ports are free, for a moment; nobody is answered.
+        "portico/src/verb/join/checks.rs",
         // `--webhook-listen`.
         "portico/src/verb/operator.rs",
     ];

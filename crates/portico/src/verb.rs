@@ -10,6 +10,7 @@ pub(crate) mod etcd;
 pub(crate) mod firewall;
 pub(crate) mod front;
 pub(crate) mod gateway;
+pub(crate) mod join;
 pub(crate) mod konnectivity;
 pub(crate) mod kubeconfig;
 pub(crate) mod operator;

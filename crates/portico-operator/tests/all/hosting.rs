@@ -27,7 +27,7 @@ const LAYOUT: &str = "portico.k8c.io/layout";
 const SECRETS: usize = 16;
 
 async fn seed(name: &str) -> (ApiServer, Client) {
-    let api = ApiServer::start_with_controllers(name).unwrap();
+    let api = ApiServer::start_with_controllers(name, &[]).unwrap();
     let client = install(api.kubectl(), api.access()).await;
     (api, client)
 }

@@ -138,7 +138,7 @@ fn write(path: &Path, kubeconfig: &Kubeconfig) -> anyhow::Result<()> {
 }
 
 /// The name of an object, as it can stand in a path of the API.
-fn label(text: &str) -> Result<String, String> {
+pub(crate) fn label(text: &str) -> Result<String, String> {
     match HostName::parse(text) {
         Ok(name) if name.as_str() == text => Ok(text.to_owned()),
         _ => Err("give the name of one object, such as a or p4k2m7xzq9".to_owned()),

@@ -17,6 +17,7 @@ mod firewalled;
 mod gateway;
 mod ipv6;
 mod isolation;
+mod join;
 mod konnectivity;
 mod konnectivity_agent;
 mod konnectivity_api_server;

@@ -1,0 +1,219 @@
+//! The files of a machine that joins, and the record by which they are removed again.
+//!
+//! The record is written before the files: whatever ends the program, they are known. What is there already
+//! and was not written by Portico is never replaced.
+
+use std::fs::{self, Permissions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail, ensure};
+use portico_hosting::join::machine::{NewFile, Places};
+use portico_hosting::join::trust::CaHash;
+use serde::{Deserialize, Serialize};
+
+/// What was joined.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Record {
+    /// The URL of the API server.
+    pub(super) server: String,
+    /// The hashes of its authorities that were pinned.
+    pub(super) authority: Vec<String>,
+    /// The name of the node.
+    pub(super) node: String,
+    /// What was written.
+    pub(super) files: Vec<PathBuf>,
+    /// Whether systemd runs the kubelet.
+    pub(super) systemd: bool,
+}
+
+/// How the machine stands before.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Before {
+    /// It belongs to nobody, or was on its way into this cluster.
+    Open {
+        /// What was written then.
+        ours: Vec<PathBuf>,
+    },
+    /// It is a node of this cluster.
+    Joined(Record),
+}
+
+/// Reads the record, if there is one.
+pub(super) fn record(places: &Places) -> anyhow::Result<Option<Record>> {
+    let path = places.record();
+    let Some(text) = read(&path)? else { return Ok(None) };
+    let record = serde_json::from_str(&text);
+    record.map(Some).with_context(|| format!("{} is not as `portico join` writes it", path.display()))
+}
+
+/// Whether the machine can join the cluster with these authorities.
+pub(super) fn before(places: &Places, pins: &[CaHash]) -> anyhow::Result<Before> {
+    let has_kubeconfig = places.kubeconfig().exists();
+    match record(places)? {
+        None if has_kubeconfig => bail!(
+            "{} exists and `portico join` did not make it: this machine belongs to a cluster already. If it \
+             is to leave that, `kubeadm reset`, or as the one says who had it join",
+            places.kubeconfig().display()
+        ),
+        None => Ok(Before::Open { ours: Vec::new() }),
+        Some(record) => {
+            let same = pins.iter().any(|pin| record.authority.contains(&pin.to_string()));
+            ensure!(
+                same,
+                "this machine is node {} of the cluster at {}: `portico join remove` takes it out there, and \
+                 `kubectl delete node {}` removes its Node",
+                record.node,
+                record.server,
+                record.node
+            );
+            Ok(if has_kubeconfig { Before::Joined(record) } else { Before::Open { ours: record.files } })
+        }
+    }
+}
+
+/// Writes the files, of which those of `ours` may be replaced.
+pub(super) fn write(
+    places: &Places,
+    mut record: Record,
+    files: &[NewFile],
+    ours: &[PathBuf],
+) -> anyhow::Result<()> {
+    let mut missing = Vec::new();
+    for file in files {
+        match read(&file.path)? {
+            Some(content) if !ours.contains(&file.path) => ensure!(
+                content == file.content,
+                "{} exists, is another, and was not written by `portico join`: move it away",
+                file.path.display()
+            ),
+            _ => missing.push(file),
+        }
+    }
+    record.files = missing.iter().map(|file| file.path.clone()).collect();
+    let content = format!("{}\n", serde_json::to_string_pretty(&record)?);
+    put(&NewFile { path: places.record(), content, mode: 0o600 })?;
+    missing.into_iter().try_for_each(put)
+}
+
+/// Replaces a file at once, or not at all.
+fn put(file: &NewFile) -> anyhow::Result<()> {
+    let cannot = || format!("cannot write {}", file.path.display());
+    let folder = file.path.parent().with_context(cannot)?;
+    fs::create_dir_all(folder).with_context(cannot)?;
+    let mut new = tempfile::NamedTempFile::new_in(folder).with_context(cannot)?;
+    new.write_all(file.content.as_bytes()).with_context(cannot)?;
+    new.as_file().set_permissions(Permissions::from_mode(file.mode)).with_context(cannot)?;
+    new.as_file().sync_all().with_context(cannot)?;
+    new.persist(&file.path).with_context(cannot)?;
+    Ok(())
+}
+
+/// Removes what was written, and what the kubelet made of it; returns what was there. The record goes last.
+pub(super) fn remove(places: &Places, record: &Record) -> anyhow::Result<Vec<PathBuf>> {
+    let cannot = |path: &Path| format!("cannot remove {}", path.display());
+    let mut paths = record.files.clone();
+    paths.push(places.kubeconfig());
+    match fs::read_dir(places.certificates()) {
+        Ok(entries) => {
+            for entry in entries {
+                paths.push(entry.with_context(|| cannot(&places.certificates()))?.path());
+            }
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(error).with_context(|| cannot(&places.certificates())),
+    }
+    paths.push(places.record());
+    let mut removed = Vec::new();
+    for path in paths {
+        match fs::remove_file(&path) {
+            Ok(()) => removed.push(path),
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error).with_context(|| cannot(&path)),
+        }
+    }
+    Ok(removed)
+}
+
+fn read(path: &Path) -> anyhow::Result<Option<String>> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PIN: &str = "sha256:00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+    const OTHER: &str = "sha256:ff112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+
+    fn record_of(pin: &str) -> Record {
+        let (server, node) = ("https://a.example.com:6443".to_owned(), "worker-1".to_owned());
+        Record { server, authority: vec![pin.to_owned()], node, files: Vec::new(), systemd: false }
+    }
+
+    fn new_file(places: &Places, content: &str) -> NewFile {
+        NewFile { path: places.bootstrap(), content: content.to_owned(), mode: 0o600 }
+    }
+
+    #[test]
+    fn what_was_written_is_removed_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let places = Places::below(dir.path());
+        let file = new_file(&places, "token");
+        write(&places, record_of(PIN), std::slice::from_ref(&file), &[]).unwrap();
+        assert_eq!(fs::metadata(&file.path).unwrap().permissions().mode() & 0o777, 0o600);
+        fs::create_dir_all(places.certificates()).unwrap();
+        fs::write(places.certificate(), "of the kubelet").unwrap();
+        fs::write(places.kubeconfig(), "of the kubelet").unwrap();
+        let others = dir.path().join("etc/kubernetes/manifests.yaml");
+        fs::write(&others, "somebody's").unwrap();
+        let record = record(&places).unwrap().unwrap();
+        assert_eq!(remove(&places, &record).unwrap().len(), 4);
+        assert!(others.exists() && !places.kubeconfig().exists() && !places.certificate().exists());
+        assert_eq!(before(&places, &[]).unwrap(), Before::Open { ours: Vec::new() });
+        assert_eq!(remove(&places, &record).unwrap(), Vec::<PathBuf>::new(), "a second time is harmless");
+    }
+
+    #[test]
+    fn a_machine_of_another_cluster_is_refused_with_how_it_leaves() {
+        let dir = tempfile::tempdir().unwrap();
+        let (places, pins) = (Places::below(dir.path()), [PIN.parse().unwrap()]);
+        write(&places, record_of(OTHER), &[], &[]).unwrap();
+        let error = before(&places, &pins).unwrap_err().to_string();
+        assert!(error.contains("portico join remove") && error.contains("worker-1"), "{error}");
+        fs::remove_file(places.record()).unwrap();
+        fs::create_dir_all(places.kubeconfig().parent().unwrap()).unwrap();
+        fs::write(places.kubeconfig(), "kubeadm's").unwrap();
+        let error = before(&places, &pins).unwrap_err().to_string();
+        assert!(error.contains("kubeadm reset"), "{error}");
+    }
+
+    #[test]
+    fn a_second_time_replaces_only_what_the_first_wrote() {
+        let dir = tempfile::tempdir().unwrap();
+        let (places, pins) = (Places::below(dir.path()), [PIN.parse().unwrap()]);
+        write(&places, record_of(PIN), &[new_file(&places, "old")], &[]).unwrap();
+        let Before::Open { ours } = before(&places, &pins).unwrap() else { panic!("it is not a node yet") };
+        write(&places, record_of(PIN), &[new_file(&places, "new")], &ours).unwrap();
+        assert_eq!(fs::read_to_string(places.bootstrap()).unwrap(), "new");
+        let error = write(&places, record_of(PIN), &[new_file(&places, "newer")], &[]).unwrap_err();
+        assert!(error.to_string().contains("move it away"), "{error}");
+        assert_eq!(fs::read_to_string(places.bootstrap()).unwrap(), "new");
+        fs::write(places.kubeconfig(), "the kubelet's").unwrap();
+        assert!(matches!(before(&places, &pins).unwrap(), Before::Joined(_)));
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_read_stops_everything() {
+        let dir = tempfile::tempdir().unwrap();
+        let places = Places::below(dir.path());
+        fs::create_dir_all(places.record().parent().unwrap()).unwrap();
+        fs::write(places.record(), "{").unwrap();
+        assert!(before(&places, &[]).unwrap_err().to_string().contains("join.json"));
+    }
+}

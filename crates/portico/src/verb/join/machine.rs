@@ -1,0 +1,259 @@
+//! `portico join --server`: the order of things on the machine. Look, decide, write, start, wait.
+
+use std::fmt::Write as _;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail, ensure};
+use clap::Args;
+use portico_hosting::join::machine::{Cluster, Machine, NewFile, Places, arguments, files, settings, unit};
+use portico_hosting::join::options::{Label, NodeName, Taint};
+use portico_hosting::join::token::Token;
+use portico_hosting::join::trust::CaHash;
+use serde_json::Value;
+
+use super::checks::Findings;
+use super::cluster::{Answers, Server, ask};
+use super::files::{Before, Record, before, write};
+use super::kubelet;
+use crate::args::positive_duration;
+use crate::outcome::{Outcome, print};
+
+/// Where packages and people put the kubelet.
+const PROGRAMS: [&str; 2] = ["/usr/bin/kubelet", "/usr/local/bin/kubelet"];
+
+/// `portico join`.
+#[derive(Debug, Args)]
+pub(super) struct Flags {
+    /// URL of the cluster's API server
+    #[arg(long, value_name = "URL")]
+    server: Server,
+    /// The bootstrap token
+    #[arg(long, value_name = "TOKEN")]
+    token: Token,
+    /// Hash of the cluster's authority; nothing else is trusted. Can be given several times
+    #[arg(long, value_name = "HASH", required = true)]
+    ca_hash: Vec<CaHash>,
+    /// Name of the node [default: the machine's]
+    #[arg(long, value_name = "NAME")]
+    node_name: Option<NodeName>,
+    /// Address that others reach the node at [default: the kubelet's choice]
+    #[arg(long, value_name = "ADDRESS")]
+    node_ip: Option<IpAddr>,
+    /// Label of the node, KEY=VALUE. Can be given several times
+    #[arg(long, value_name = "LABEL")]
+    label: Vec<Label>,
+    /// Taint of the node, KEY=VALUE:EFFECT. Can be given several times
+    #[arg(long, value_name = "TAINT")]
+    taint: Vec<Taint>,
+    /// Start this kubelet and stay with it, instead of having systemd run the installed one
+    #[arg(long, value_name = "FILE")]
+    kubelet: Option<PathBuf>,
+    /// Fields of a KubeletConfiguration for this machine, over those of the cluster
+    #[arg(long, value_name = "FILE")]
+    kubelet_config: Option<PathBuf>,
+    /// Time limit for the node's certificate
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = positive_duration)]
+    wait: Duration,
+    /// Print what would be written and started, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Folder below which files are written, for machines that share their disk
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    root: PathBuf,
+}
+
+/// Who runs the kubelet.
+enum Runner<'a> {
+    Systemd { program: &'a Path, has_unit: bool },
+    Here(&'a Path),
+}
+
+/// Makes this machine a node.
+pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
+    let places = Places::below(&std::path::absolute(&flags.root)?);
+    let name = match &flags.node_name {
+        Some(name) => name.clone(),
+        None => host_name()?,
+    };
+    let own = flags.kubelet_config.as_deref().map(own_settings).transpose()?.unwrap_or_default();
+    let machine = Machine {
+        name: &name,
+        address: flags.node_ip,
+        labels: &flags.label,
+        taints: &flags.taint,
+        own: &own,
+    };
+    let arguments = arguments(&machine, &places);
+    let runner = runner(flags, &places)?;
+    let ours = match before(&places, &flags.ca_hash)? {
+        Before::Open { ours } => ours,
+        Before::Joined(record) => return again(flags, &record, &runner, &places, &name, &arguments).await,
+    };
+
+    // A kubelet that systemd starts knows nothing of the proxy that this environment names.
+    let by_environment = matches!(runner, Runner::Here(_));
+    let asked = ask(&flags.server, &flags.token, &flags.ca_hash, &name, by_environment).await;
+    let mut findings = Findings::default();
+    findings.machine(asked.time);
+    let answers = match asked.answers {
+        Ok(answers) => Some(answers),
+        Err(error) => {
+            findings.fail(format!("{error:#}"));
+            None
+        }
+    };
+    let config = answers.as_ref().map(|answers| answers.kubelet.of(&machine, &places));
+    if let (Some(answers), Some(config)) = (&answers, &config) {
+        if answers.name_is_taken {
+            findings.fail(format!(
+                "a Node {name} is there and ready: another machine has this name, and --node-name gives this \
+                 one another. If this machine had it until now: kubectl delete node {name}"
+            ));
+        }
+        findings.configuration(config);
+        findings.kubelet(runner.program(), &answers.version);
+    }
+    print(&findings.lines())?;
+    let (Some(answers), Some(config), false) = (answers, config, findings.keep_out()) else {
+        return Ok(Outcome::No);
+    };
+
+    let files = all_files(flags, &answers, &config, &runner, &places, &arguments);
+    if flags.dry_run {
+        print(&plan(&files, &runner, &arguments))?;
+        return Ok(Outcome::Done);
+    }
+    let record = Record {
+        server: flags.server.to_string(),
+        authority: CaHash::all(&answers.authority).iter().map(ToString::to_string).collect(),
+        node: name.to_string(),
+        files: Vec::new(),
+        systemd: matches!(runner, Runner::Systemd { .. }),
+    };
+    write(&places, record, &files, &ours)?;
+    start(flags, &runner, &places, &name, &arguments).await
+}
+
+/// A machine that joined before: with systemd there is nothing to do, else its kubelet is started again.
+async fn again(
+    flags: &Flags,
+    record: &Record,
+    runner: &Runner<'_>,
+    places: &Places,
+    name: &NodeName,
+    arguments: &[String],
+) -> anyhow::Result<Outcome> {
+    ensure!(
+        record.node == name.as_str(),
+        "this machine is node {} of this cluster, and cannot become {name} as well: `portico join remove` \
+         takes it out first",
+        record.node
+    );
+    if let (Runner::Here(_), false) = (runner, flags.dry_run) {
+        return start(flags, runner, places, name, arguments).await;
+    }
+    print(&format!("This machine is node {name} of the cluster at {} already\n", record.server))?;
+    Ok(Outcome::Done)
+}
+
+/// Starts the kubelet, and waits until it is a node's.
+async fn start(
+    flags: &Flags,
+    runner: &Runner<'_>,
+    places: &Places,
+    name: &NodeName,
+    arguments: &[String],
+) -> anyhow::Result<Outcome> {
+    let welcome = format!("This machine is node {name} of the cluster at {}\n", flags.server);
+    match runner {
+        Runner::Systemd { .. } => {
+            kubelet::start_unit().await?;
+            kubelet::joined(places, name, flags.wait).await?;
+            print(&welcome)?;
+        }
+        Runner::Here(program) => {
+            let mut child = kubelet::start(program, arguments)?;
+            tokio::select! {
+                status = child.wait() => bail!(kubelet::ended(status?)),
+                joined = kubelet::joined(places, name, flags.wait) => joined?,
+            }
+            print(&welcome)?;
+            kubelet::stay(&mut child).await?;
+        }
+    }
+    Ok(Outcome::Done)
+}
+
+impl Runner<'_> {
+    fn program(&self) -> &Path {
+        match self {
+            Self::Systemd { program, .. } | Self::Here(program) => program,
+        }
+    }
+}
+
+fn runner<'a>(flags: &'a Flags, places: &Places) -> anyhow::Result<Runner<'a>> {
+    if let Some(program) = &flags.kubelet {
+        return Ok(Runner::Here(program));
+    }
+    ensure!(
+        Path::new("/run/systemd/system").exists(),
+        "systemd does not run this machine: name a kubelet by --kubelet, which this command then stays with"
+    );
+    let program = PROGRAMS.map(Path::new).into_iter().find(|path| path.exists());
+    let program = program.ok_or_else(|| {
+        anyhow!("there is no kubelet at {}: install one, or name it by --kubelet", PROGRAMS.join(" or "))
+    })?;
+    // Not the one that joining wrote when it was run before.
+    let written = places.unit(false);
+    let ours = super::files::record(places)?.is_some_and(|record| record.files.contains(&written));
+    let has_unit = places.units().iter().any(|unit| unit.exists() && !(ours && *unit == written));
+    Ok(Runner::Systemd { program, has_unit })
+}
+
+fn all_files(
+    flags: &Flags,
+    answers: &Answers,
+    config: &Value,
+    runner: &Runner<'_>,
+    places: &Places,
+    arguments: &[String],
+) -> Vec<NewFile> {
+    let cluster = Cluster { server: &flags.server.url, authority: &answers.authority, token: &flags.token };
+    let mut files = Vec::from(files(&cluster, &answers.kubelet, config, places));
+    if let Runner::Systemd { program, has_unit } = runner {
+        files.push(unit(program, arguments, *has_unit, places));
+    }
+    files
+}
+
+/// What would happen. The token is not repeated: what this prints is pasted into tickets.
+fn plan(files: &[NewFile], runner: &Runner<'_>, arguments: &[String]) -> String {
+    let mut plan = String::new();
+    for file in files {
+        let is_secret = file.mode & 0o077 == 0;
+        let content = if is_secret { "(holds the token)\n" } else { &file.content };
+        // Writing to a String cannot fail.
+        let _ = writeln!(plan, "# {} ({:o})\n{content}", file.path.display(), file.mode);
+    }
+    let command = match runner {
+        Runner::Systemd { .. } => "systemctl restart kubelet.service".to_owned(),
+        Runner::Here(program) => format!("{} {}", program.display(), arguments.join(" ")),
+    };
+    let _ = writeln!(plan, "# then\n{command}");
+    plan
+}
+
+fn own_settings(path: &Path) -> anyhow::Result<Value> {
+    let cannot = || format!("cannot use {}", path.display());
+    let text = std::fs::read_to_string(path).with_context(cannot)?;
+    settings(&text).map_err(|error| anyhow!(error)).with_context(cannot)
+}
+
+/// As kubelets name their nodes: the host name in lower case.
+fn host_name() -> anyhow::Result<NodeName> {
+    let name = rustix::system::uname().nodename().to_string_lossy().trim().to_lowercase();
+    name.parse().map_err(|error| anyhow!("{error}; --node-name gives one"))
+}

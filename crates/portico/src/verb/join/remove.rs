@@ -1,0 +1,36 @@
+//! `portico join remove`: undoes what joining wrote, by its record.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use portico_hosting::join::machine::Places;
+
+use super::{files, kubelet};
+use crate::outcome::{Outcome, print};
+
+/// `portico join remove`.
+#[derive(Debug, Args)]
+pub(super) struct Flags {
+    /// Folder below which the files are, as when the machine joined
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    root: PathBuf,
+}
+
+/// Removes what was written.
+pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
+    let places = Places::below(&flags.root);
+    let Some(record) = files::record(&places)? else {
+        print("`portico join` has written nothing here: nothing to remove\n")?;
+        return Ok(Outcome::Done);
+    };
+    if record.systemd {
+        kubelet::stop().await?;
+    }
+    let removed = files::remove(&places, &record)?;
+    if record.systemd {
+        kubelet::reload().await?;
+    }
+    let lines: String = removed.iter().map(|path| format!("removed {}\n", path.display())).collect();
+    print(&format!("{lines}The Node is still there: kubectl delete node {}\n", record.node))?;
+    Ok(Outcome::Done)
+}
