@@ -4,7 +4,8 @@
 //! from such a Secret and issues a [`Pair`] for a [`Profile`]; [`wants_renewal`] says whether a pair that
 //! exists has to be issued again, and why; [`unfit`] says that of one that something else issues. A
 //! [`Succession`] replaces an authority long before it ends. [`Kubeconfig`] is what users and controllers
-//! get. [`ClusterPki`] says which Secrets of a cluster are due, all together.
+//! get, and a [`Request`] what is signed elsewhere. [`ClusterPki`] says which Secrets of a cluster are due,
+//! all together.
 //!
 //! Everything here is a plain function or a plain value: no I/O, and the time is passed in. Keys come from
 //! the operating system's random numbers. What writes Secrets is `portico-operator`.
@@ -17,6 +18,7 @@ mod kubeconfig;
 mod pair;
 mod profile;
 mod renewal;
+mod request;
 mod service_account;
 mod succession;
 
@@ -26,5 +28,6 @@ pub use kubeconfig::{BadKubeconfig, Credential, Kubeconfig, cluster_info, read_c
 pub use pair::{KeyKind, Pair};
 pub use profile::{LIFETIME, Names, Profile, Usage};
 pub use renewal::{Reason, unfit, wants_renewal};
+pub use request::Request;
 pub use service_account::{BadKeys, ServiceAccountKeys};
 pub use succession::{Step, Succession, ends};

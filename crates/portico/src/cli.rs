@@ -120,11 +120,16 @@ Examples:
     /// Write a kubeconfig for a user cluster, with its present address
     ///
     /// Takes the address from the status of the Cluster, CA and credentials from a Secret in its namespace,
-    /// under the names that KKP gives them. Needs the right to read both, and nothing else.
+    /// under the names that KKP gives them. Needs the right to read both, and nothing else. With --as, the
+    /// cluster signs a certificate of that user, by these credentials, which are not handed out then.
     #[command(after_help = "\
 Examples:
   portico kubeconfig a --kubeconfig seed.kubeconfig -o a.kubeconfig
   kubectl --kubeconfig a.kubeconfig get nodes
+
+  For one person, for a day, with the rights that the cluster binds:
+    portico kubeconfig a --kubeconfig seed.kubeconfig --as alice --group dev --for 24h -o alice.kubeconfig
+    kubectl --kubeconfig a.kubeconfig create clusterrolebinding dev --clusterrole=view --group=dev
 
   For somebody who may only look, where the cluster has such credentials:
     portico kubeconfig a --kubeconfig seed.kubeconfig --secret viewer-kubeconfig")]

@@ -1,7 +1,8 @@
 //! `portico kubeconfig CLUSTER`: the way into a user cluster, by its present address.
 //!
 //! Address from the Cluster, CA and credentials from the Secret in which KKP keeps them. Only what was read
-//! is written: nothing changes on the seed.
+//! is written: nothing changes on the seed. With `--as` the credentials are a certificate for one person,
+//! which the cluster signs ([`personal`]).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,6 +23,8 @@ use crate::args::kubeconfig;
 use crate::daemon;
 use crate::outcome::{Outcome, print};
 
+mod personal;
+
 /// The Secret with the credentials of an administrator, as KKP and the operator make it.
 const SECRET: &str = "admin-kubeconfig";
 
@@ -41,6 +44,8 @@ pub(crate) struct Flags {
     /// Secret in the namespace of the cluster that holds the credentials, for example viewer-kubeconfig
     #[arg(long, value_name = "NAME", default_value = SECRET, value_parser = label)]
     secret: String,
+    #[command(flatten)]
+    personal: personal::Person,
 }
 
 /// A Secret, as far as it counts here.
@@ -54,7 +59,11 @@ struct Secret {
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     let found = daemon::runtime()?.block_on(async {
         let client = portico_kube::client(kubeconfig(flags.kubeconfig.as_deref()).as_deref()).await?;
-        fetch(&client, &flags.cluster, &flags.secret).await
+        let admin = fetch(&client, &flags.cluster, &flags.secret).await?;
+        match &flags.personal.user {
+            Some(user) => personal::issue(admin, user, &flags.personal).await,
+            None => Ok(admin),
+        }
     })?;
     match &flags.output {
         Some(path) => write(path, &found)?,

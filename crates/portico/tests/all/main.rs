@@ -22,6 +22,7 @@ mod konnectivity;
 mod konnectivity_agent;
 mod konnectivity_api_server;
 mod konnectivity_slow_reader;
+mod kubeconfig;
 mod mesh;
 mod network_faults;
 mod operator;

@@ -59,9 +59,9 @@ pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     let object = inside.get(KUBELET_CONFIG).await.with_context(|| format!("at {}", admin.server))?;
     let object = object.with_context(|| {
         format!(
-            "the cluster at {} has no ConfigMap kube-system/kubelet-config: Portico hosts it not, or has not \
-             made it yet (condition PorticoUserClusterReady of the Cluster). Machines join the control plane \
-             of somebody else as he says",
+            "the cluster at {} has no ConfigMap kube-system/kubelet-config: Portico does not host it, or has \
+             not made it yet (condition PorticoUserClusterReady of the Cluster). Where another product made \
+             the control plane, machines join as that product says",
             admin.server
         )
     })?;
