@@ -45,11 +45,13 @@ mod deletion;
 mod health;
 mod kinds;
 mod pass;
+mod relists;
 mod reports;
 mod secrets;
 
 use alarms::Alarms;
 use kinds::{Kind, Shared};
+use relists::Relists;
 
 /// The first pause after a failed pass; doubled with every further one.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
@@ -112,10 +114,11 @@ pub(crate) async fn run(
     events: Events,
     (status, leads): (StatusHandle, channel::Receiver<Leads>),
 ) {
-    let (kinds, mut changed) = kinds::all(&client, &clusters, &status);
-    let (pods, pods_changed) = kinds::followed::<Pod>(&client, &clusters, portico_hosting::CLUSTER, &status);
+    let relists = Relists::new();
+    let (kinds, mut changed) = kinds::all(&client, &relists, &status);
+    let (pods, pods_changed) = kinds::followed::<Pod>(&client, &relists, portico_hosting::CLUSTER, &status);
     changed.push(pods_changed);
-    changed.extend(secrets::changes(&client, &clusters, &status));
+    changed.extend(secrets::changes(&client, &relists, &status));
     let changes = above.changes();
     let tally = Tally::new(CONTROLLER, &status);
     status.control_planes(|_| ());
@@ -136,10 +139,13 @@ pub(crate) async fn run(
         fights: Mutex::default(),
         written: LastWritten::default(),
     });
+    let (after_lists, knowing) = (Arc::clone(&context), Arc::clone(&context));
+    let relisted = relists.work(move || after_lists.clusters.all(), move || knowing.is_known());
     let triggers = stream::select_all([
         clusters.changes(&context, Context::forget_gone).boxed(),
         follow_written(&exposed, &context, |context| context.clusters.all()).boxed(),
         stream::select_all(changed).boxed(),
+        relisted.boxed(),
         alarms::changes(&context).boxed(),
         on_change(kkp.changes(), &context, |context| context.clusters.all()).boxed(),
         on_change(changes, &context, |context| context.clusters.all()).boxed(),
@@ -274,15 +280,17 @@ impl Context {
 
     /// Whether this replica writes, and everything is known that decides what.
     fn is_ready(&self) -> bool {
+        self.leads.borrow().now() && self.is_known()
+    }
+
+    fn is_known(&self) -> bool {
         let known = [
             self.above.seeds.is_known(),
             self.above.configurations.is_known(),
             self.exposed.is_known(),
             self.pods.is_known(),
         ];
-        self.leads.borrow().now()
-            && known.into_iter().all(|known| known)
-            && self.kinds.iter().all(|kind| kind.is_known())
+        known.into_iter().all(|known| known) && self.kinds.iter().all(|kind| kind.is_known())
     }
 
     /// Ends a pass that another replica does by now.

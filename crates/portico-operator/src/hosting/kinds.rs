@@ -18,8 +18,9 @@ use portico_expose::exposure::MANAGED_BY;
 use portico_kube::watch::labelled;
 use serde_json::Value;
 
+use super::relists::Relists;
 use crate::cache::{Cache, api};
-use crate::clusters::{ClusterWatch, Work};
+use crate::clusters::Work;
 use crate::contention::Fights;
 use crate::exposure::{in_cluster, of_namespace};
 use crate::slot::{Put, WriteError, delete, put};
@@ -59,35 +60,35 @@ pub(super) trait Kind: Send + Sync {
 /// Every kind, and the clusters in whose namespaces something changes.
 pub(super) fn all(
     client: &Client,
-    clusters: &ClusterWatch,
+    relists: &Relists,
     status: &StatusHandle,
 ) -> (Vec<Box<dyn Kind>>, Vec<BoxStream<'static, Work>>) {
     let kinds = [
-        kind::<ConfigMap>(client, clusters, status),
-        kind::<NetworkPolicy>(client, clusters, status),
-        kind::<PodDisruptionBudget>(client, clusters, status),
-        kind::<Service>(client, clusters, status),
-        kind::<PersistentVolumeClaim>(client, clusters, status),
-        kind::<StatefulSet>(client, clusters, status),
-        kind::<Deployment>(client, clusters, status),
+        kind::<ConfigMap>(client, relists, status),
+        kind::<NetworkPolicy>(client, relists, status),
+        kind::<PodDisruptionBudget>(client, relists, status),
+        kind::<Service>(client, relists, status),
+        kind::<PersistentVolumeClaim>(client, relists, status),
+        kind::<StatefulSet>(client, relists, status),
+        kind::<Deployment>(client, relists, status),
     ];
     kinds.into_iter().unzip()
 }
 
 fn kind<K: Resource + Send + Sync + 'static>(
     client: &Client,
-    clusters: &ClusterWatch,
+    relists: &Relists,
     status: &StatusHandle,
 ) -> (Box<dyn Kind>, BoxStream<'static, Work>) {
     let selector = format!("{}={},{}", MANAGED_BY.0, MANAGED_BY.1, portico_hosting::CLUSTER);
-    let (objects, changes) = followed::<K>(client, clusters, &selector, status);
+    let (objects, changes) = followed::<K>(client, relists, &selector, status);
     (Box::new(Objects(objects)), changes)
 }
 
 /// The objects that a selector fits, in namespaces of clusters, and the clusters where they change.
 pub(super) fn followed<K: Resource + Send + Sync + 'static>(
     client: &Client,
-    clusters: &ClusterWatch,
+    relists: &Relists,
     selector: &str,
     status: &StatusHandle,
 ) -> (Arc<Cache<K>>, BoxStream<'static, Work>) {
@@ -95,8 +96,8 @@ pub(super) fn followed<K: Resource + Send + Sync + 'static>(
     let cache = Arc::new(cache);
     let signs = labelled(api::<K>(client, ""), selector);
     let changes = cache.follow(signs, in_cluster, writer, status.clone());
-    let clusters = clusters.clone();
-    (cache, changes.map(of_namespace(move || clusters.all())).boxed())
+    let relists = relists.clone();
+    (cache, changes.map(of_namespace(move || relists.note())).boxed())
 }
 
 struct Objects<K: Resource + 'static>(Arc<Cache<K>>);

@@ -8,11 +8,13 @@ use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::{ByteString, Resource};
-use kube::Client;
+use kube::core::PartialObjectMeta;
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher::Event;
+use kube::{Api, Client, ResourceExt};
 use portico_api::cluster::Cluster;
 use portico_api::meta::ObjectKey;
+use portico_api::names::ClusterName;
 use portico_expose::exposure::{CLUSTER_LABEL, MANAGED_BY, owner};
 use portico_hosting::{CLUSTER, Digests, digest};
 use portico_kube::apply::Applied;
@@ -22,12 +24,12 @@ use portico_kube::watch::signs;
 use portico_pki::{ClusterPki, Due, Review, Secrets, Why};
 use serde_json::{Value, json};
 
+use super::relists::Relists;
 use super::{ACTION, Context};
 use crate::cache::api;
 use crate::clock::{ahead, judged};
-use crate::clusters::{ClusterWatch, Work};
+use crate::clusters::Work;
 use crate::exposed::reference;
-use crate::exposure::{in_cluster, of_namespace};
 use crate::follow::recorded;
 use crate::slot::{WriteError, applied, made_once};
 use crate::status::StatusHandle;
@@ -55,25 +57,25 @@ pub(super) struct Reviewed {
     pub(super) clock: Option<String>,
 }
 
-/// The clusters of which such a Secret changes. Nothing is kept.
+/// The clusters of which such a Secret changes. Nothing is kept, and what they hold is not even read.
 pub(super) fn changes(
     client: &Client,
-    clusters: &ClusterWatch,
+    relists: &Relists,
     status: &StatusHandle,
 ) -> Vec<BoxStream<'static, Work>> {
     let secrets = portico_hosting::secrets();
     let changes = secrets.iter().map(|secret| {
-        let signs = signs(api::<Secret>(client, ""), Some(&secret.name));
-        let clusters = clusters.clone();
-        recorded(signs, KIND, status.clone())
-            .filter_map(async |event| match event {
+        let api = Api::<PartialObjectMeta<Secret>>::all(client.clone());
+        let relists = relists.clone();
+        recorded(signs(api, Some(&secret.name)), KIND, status.clone())
+            .map(move |event| match event {
                 Ok(Event::Apply(seen) | Event::Delete(seen)) => {
-                    in_cluster(&seen).then(|| Some(ObjectRef::from_obj(&seen)))
+                    let cluster = ClusterName::of_namespace(&seen.namespace().unwrap_or_default());
+                    cluster.map(|cluster| ObjectRef::new(cluster.as_str())).into_iter().collect()
                 }
-                Ok(Event::InitDone) => Some(None),
-                Ok(Event::Init | Event::InitApply(_)) | Err(_) => None,
+                Ok(Event::InitDone) => relists.note(),
+                Ok(Event::Init | Event::InitApply(_)) | Err(_) => Work::new(),
             })
-            .map(of_namespace(move || clusters.all()))
             .boxed()
     });
     changes.collect()
