@@ -11,14 +11,20 @@ const FORBIDDEN: u16 = 403;
 /// If the API server itself returned a status, the text is that status, with what to do about it.
 pub fn describe(error: &(dyn std::error::Error + 'static)) -> String {
     let mut causes = std::iter::successors(Some(error), |error| error.source());
+    let no_api = |why: &str| {
+        format!(
+            "what answered is no Kubernetes API ({why}); see whether the address is right, and what is on the \
+             way"
+        )
+    };
     let said = causes.find_map(|cause| cause.downcast_ref());
     if let Some(kube::Error::SerdeError(error)) = said {
-        return format!(
-            "what answered is no Kubernetes API ({error}); see whether the address is right, and what is on \
-             the way"
-        );
+        return no_api(&error.to_string());
     }
     if let Some(kube::Error::Api(status)) = said {
+        if status.code == 0 {
+            return no_api("a failure without a code");
+        }
         let answer = format!("the API server answered {}: {}", status.code, status.message);
         return match status.code {
             FORBIDDEN => format!("{answer}; grant it, the rules are in deploy/"),

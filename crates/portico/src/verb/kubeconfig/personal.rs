@@ -51,7 +51,8 @@ pub(super) struct Person {
     #[arg(long, value_name = "GROUP", requires = "user", value_parser = name)]
     group: Option<String>,
     /// How long that certificate is valid, at least 10m; the cluster may make it less
-    #[arg(long = "for", value_name = "TIME", requires = "user", default_value = "8h", value_parser = lifetime)]
+    #[arg(long = "for", value_name = "TIME", requires = "user", default_value = "8h")]
+    #[arg(value_parser = lifetime)]
     lifetime: Duration,
 }
 
@@ -169,7 +170,10 @@ mod tests {
 
     #[test]
     fn a_request_that_is_not_signed_says_why() {
-        let object = |kind: &str| json!({"status": {"conditions": [{"type": "Approved"}, {"type": kind, "message": "no\nkey"}]}});
+        let object = |kind: &str| {
+            let last = json!({"type": kind, "message": "no\nkey"});
+            json!({"status": {"conditions": [{"type": "Approved"}, last]}})
+        };
         assert_eq!(failed(&object("Failed")).as_deref(), Some("no key"));
         assert_eq!(failed(&object("Denied")).as_deref(), Some("no key"));
         assert_eq!(failed(&object("Other")), None);
