@@ -13,8 +13,8 @@ pub fn describe(error: &(dyn std::error::Error + 'static)) -> String {
     let mut causes = std::iter::successors(Some(error), |error| error.source());
     let no_api = |why: &str| {
         format!(
-            "what answered is no Kubernetes API ({why}); see whether the address is right, and what is on the \
-             way"
+            "what answered is no Kubernetes API ({why}); see whether the address is right, and what is on \
+             the way"
         )
     };
     let said = causes.find_map(|cause| cause.downcast_ref());
