@@ -135,7 +135,7 @@ impl Operator {
             let insides = optional(user_clusters.map(|settings| {
                 let (shared, events) = (shared(), events(user_cluster::CONTROLLER));
                 let (above, watched) = (above.clone(), (exposed.clone(), kkp.clone()));
-                user_cluster::run(client.clone(), settings, above, watched, events, shared)
+                user_cluster::run(client.clone(), settings, clusters.clone(), above, watched, events, shared)
             }));
             let hosted = optional(hosting.map(|settings| {
                 let (shared, events) = (shared(), events(hosting::CONTROLLER));

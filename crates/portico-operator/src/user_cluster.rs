@@ -11,8 +11,9 @@
 //! `portico_kube::foreign` bounds the rest.
 //! The leader alone writes, and nothing where KKP's controllers run.
 
+use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt, stream};
@@ -21,18 +22,21 @@ use kube::core::PartialObjectMeta;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher;
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client, Resource, ResourceExt};
+use portico_api::annotations::WITHOUT;
 use portico_api::names::ClusterName;
 use portico_expose::user_cluster::AgentSettings;
 use portico_kube::events::Events;
 use portico_kube::leader::{Leads, while_leading};
 use portico_kube::seen::Seen;
 use portico_kube::watch::signs;
+use portico_source::Object;
 use thiserror::Error;
 use tokio::sync::watch as channel;
 use tokio::time::Instant;
 
 use crate::above::Above;
+use crate::clusters::ClusterWatch;
 use crate::exposed::{ExposedWatch, Written};
 use crate::follow::{drive, on_change, pause, recorded};
 use crate::kkp::{Kkp, KkpWatch};
@@ -105,7 +109,12 @@ struct Context {
     tally: Tally,
     rests: Rests,
     approvers: Approvers,
+    /// What each Cluster said.
+    seen: Mutex<HashMap<String, Said>>,
 }
+
+/// The generation of a Cluster, which counts changes of its spec, and the parts that it does not get inside.
+type Said = (Option<i64>, Option<String>);
 
 /// What there is to reconcile.
 type Work = Vec<ObjectRef<Seen<Written>>>;
@@ -114,6 +123,7 @@ type Work = Vec<ObjectRef<Seen<Written>>>;
 pub(crate) async fn run(
     client: Client,
     settings: UserClusterSettings,
+    written: ClusterWatch,
     above: Above,
     (exposed, kkp): (ExposedWatch, KkpWatch),
     events: Events,
@@ -133,10 +143,12 @@ pub(crate) async fn run(
         tally: tally.clone(),
         rests: Rests::default(),
         approvers: Approvers::default(),
+        seen: Mutex::default(),
     });
     status.user_clusters(|_| ());
     let triggers = stream::select_all([
         changed_clusters(&context, &exposed).boxed(),
+        changed_specs(&context, &written).boxed(),
         changed_kubeconfigs(&context).boxed(),
         on_change(kkp.changes(), &context, Context::all).boxed(),
         // Another replica writes from now on, or has written until now.
@@ -194,6 +206,25 @@ fn changed_clusters(
     })
 }
 
+/// The clusters whose Cluster says something else than before. Its status does not count: controllers write
+/// that all the time.
+fn changed_specs(context: &Arc<Context>, written: &ClusterWatch) -> impl Stream<Item = Work> + Send + use<> {
+    let (context, store) = (Arc::clone(context), written.store());
+    written.changes(&Arc::clone(&context), Context::forget_gone).map(move |changed| {
+        let mut seen = context.seen();
+        let changed = changed.into_iter().filter_map(|cluster| {
+            let served = store.get(&cluster)?;
+            let Ok(Object::Cluster(written)) = &served.object else { return None };
+            let without = written.metadata.annotation(WITHOUT).map(str::to_owned);
+            let now = (served.meta().generation, without);
+            // The first time is that of its ExposedCluster.
+            let before = seen.insert(cluster.name.clone(), now.clone())?;
+            (before != now).then(|| ObjectRef::new(&cluster.name))
+        });
+        changed.collect()
+    })
+}
+
 /// The clusters whose kubeconfig changed. Its content is not kept: it is read in each pass.
 fn changed_kubeconfigs(context: &Arc<Context>) -> impl Stream<Item = Work> + Send + use<> {
     let secrets = Api::<PartialObjectMeta<Secret>>::all(context.client.clone());
@@ -228,6 +259,11 @@ impl Context {
         self.status.user_clusters(|clusters| clusters.reports.retain(|name, _| exists(name)));
         self.rests.retain(exists);
         self.approvers.retain(exists);
+        self.seen().retain(|name, _| exists(name));
+    }
+
+    fn seen(&self) -> MutexGuard<'_, HashMap<String, Said>> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

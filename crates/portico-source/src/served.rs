@@ -1,7 +1,7 @@
 //! Objects as a Kubernetes API serves them, in the form that `kube` can list and watch.
 //!
-//! `kube` needs an object with its own `ObjectMeta`. A [`Served`] has one with name, namespace and
-//! resourceVersion only, beside the compact object that the rest of Portico works with; managed fields and
+//! `kube` needs an object with its own `ObjectMeta`. A [`Served`] has one with name, namespace,
+//! resourceVersion and generation only, beside the compact object that the rest of Portico works with; managed fields and
 //! status are dropped before the next object of a page is read. An object that does not fit its kind is a
 //! value too: it must not fail the list of ten thousand others.
 
@@ -83,6 +83,7 @@ impl<'de, K: ServedKind> Deserialize<'de> for Served<K> {
             name: field("/metadata/name").map(str::to_owned),
             namespace: field("/metadata/namespace").map(str::to_owned),
             resource_version: field("/metadata/resourceVersion").map(str::to_owned),
+            generation: value.pointer("/metadata/generation").and_then(Value::as_i64),
             ..ObjectMeta::default()
         };
         let key = ObjectKey::new(

@@ -75,12 +75,15 @@ fn what_is_left_out_goes_away_and_what_is_somebody_elses_stays(stage: &Stage, op
     let (kubectl, inside) = (&stage.kubectl, &stage.inside);
     let without = |parts: &str| {
         kubectl.run(&["annotate", "cluster", "a", "--overwrite", &format!("{WITHOUT}={parts}")]).unwrap();
-        touch(stage, operator, "a");
     };
+    // Without waiting for the next look.
     without("coredns,metrics-server");
+    until("what is left out to be gone", || {
+        let left = inside.run(&["get", "deployments,services,configmaps,pdb", "-n", "kube-system"])?;
+        ensure!(!left.contains("coredns") && !left.contains("metrics-server"), "{left}");
+        Ok(())
+    });
     wait_reason(kubectl, "a", "Ready");
-    let left = inside.run(&["get", "deployments,services,configmaps,pdb", "-n", "kube-system"]).unwrap();
-    assert!(!left.contains("coredns") && !left.contains("metrics-server"), "{left}");
     assert!(inside.get(&["apiservice", "v1beta1.metrics.k8s.io"]).is_err());
     inside.get(&["daemonset", "kube-proxy", "-n", "kube-system"]).unwrap();
     // A mistake changes nothing.
