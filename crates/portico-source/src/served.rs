@@ -1,9 +1,9 @@
 //! Objects as a Kubernetes API serves them, in the form that `kube` can list and watch.
 //!
 //! `kube` needs an object with its own `ObjectMeta`. A [`Served`] has one with name, namespace,
-//! resourceVersion and generation only, beside the compact object that the rest of Portico works with; managed fields and
-//! status are dropped before the next object of a page is read. An object that does not fit its kind is a
-//! value too: it must not fail the list of ten thousand others.
+//! resourceVersion and generation only, beside the compact object that the rest of Portico works with;
+//! managed fields and status are dropped before the next object of a page is read. An object that does not
+//! fit its kind is a value too: it must not fail the list of ten thousand others.
 
 use std::borrow::Cow;
 use std::marker::PhantomData;
