@@ -1,8 +1,9 @@
 //! What a hosted cluster has inside, beside the agents and what `portico_expose::user_cluster` decides on:
 //! what nodes need to join, kube-proxy, CoreDNS and metrics-server.
 //!
-//! Each part is a manifest in `inside/`, with its blanks filled in. The names are those of kubeadm and of
-//! upstream, so that people and tools find them. What a Cluster leaves out goes away, if Portico made it.
+//! Each part is a manifest in `inside/`, with its blanks filled in; the rights of the Konnectivity server are
+//! those of `deploy/konnectivity`. The names are those of kubeadm and of upstream, so that people and tools
+//! find them. What a Cluster leaves out goes away, if Portico made it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
@@ -28,6 +29,8 @@ const CLIENT_CA_FILE: &str = "/etc/kubernetes/pki/ca.crt";
 /// What the containers of a workload are in.
 const POD: &str = "/spec/template";
 
+static KONNECTIVITY: LazyLock<Vec<Object>> =
+    LazyLock::new(|| manifest(include_str!("../../../deploy/konnectivity/server-rights.yaml")));
 static NODES: LazyLock<Vec<Object>> = LazyLock::new(|| manifest(include_str!("../inside/nodes.yaml")));
 static PROXY: LazyLock<Vec<Object>> = LazyLock::new(|| manifest(include_str!("../inside/kube-proxy.yaml")));
 static NAMES: LazyLock<Vec<Object>> = LazyLock::new(|| manifest(include_str!("../inside/coredns.yaml")));
@@ -104,6 +107,7 @@ pub fn inside(scope: &Scope<'_>, settings: &Settings, reach: Reach<'_>) -> Resul
         return Err(verdict.problems);
     };
     let mut inside = Inside::default();
+    inside.wanted.extend(KONNECTIVITY.iter().cloned());
     match reach.client_ca {
         Some(client_ca) => {
             let data = json!({"kubelet": portico_yaml::write(&kubelet(dns)), "client-ca.crt": client_ca});

@@ -33,8 +33,43 @@ pub struct Node {
     socket: PathBuf,
     // An Option, so that Drop can end it before the pods.
     kubelet: Option<Process>,
-    kube_proxy: Process,
+    // None where the cluster is to bring its own.
+    _kube_proxy: Option<Process>,
     _containerd: Process,
+}
+
+/// A containerd that serves, with a network for pods.
+struct Runtime {
+    dir: PathBuf,
+    socket: PathBuf,
+    containerd: Process,
+}
+
+impl Runtime {
+    fn start(host: &Host, pod_cidr: &str) -> Result<Runtime> {
+        programs::check_node_tools()?;
+        let dir = host.dir().join("node");
+        for part in ["cni", "kubelet", "pki", "pods", "volume-plugins"] {
+            fs::create_dir_all(dir.join(part)).with_context(|| format!("making {part} of a node"))?;
+        }
+        pods_cgroup(host).make()?;
+        host.run(&["sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"])?;
+
+        let socket = dir.join("containerd.sock");
+        write(&dir.join("containerd.toml"), &containerd_config(&dir, &socket))?;
+        write(&dir.join("cni/10-lab.conflist"), &cni_config(&dir, pod_cidr).to_string())?;
+        let containerd = host.spawn(
+            "containerd",
+            programs::find("containerd")?,
+            [format!("--config={}", dir.join("containerd.toml").display())],
+        )?;
+        wait::until("containerd to serve", STARTING, || {
+            containerd.check()?;
+            ctr(host, &socket, &["version"]).map(drop)
+        })?;
+        import(host, &socket, &Image::pause()?)?;
+        Ok(Runtime { dir, socket, containerd })
+    }
 }
 
 impl Node {
@@ -52,30 +87,8 @@ impl Node {
         pod_cidr: &str,
         name_server: Option<Ipv4Addr>,
     ) -> Result<Node> {
-        programs::check_node_tools()?;
         let kube = programs::kube()?;
-        let dir = host.dir().join("node");
-        for part in ["cni", "kubelet", "pki", "pods", "volume-plugins"] {
-            fs::create_dir_all(dir.join(part)).with_context(|| format!("making {part} of a node"))?;
-        }
-        pods_cgroup(host).make()?;
-        host.run(&["sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"])?;
-
-        let socket = dir.join("containerd.sock");
-        write(&dir.join("containerd.toml"), &containerd_config(&dir, &socket))?;
-        write(&dir.join("cni/10-lab.conflist"), &cni_config(&dir, pod_cidr).to_string())?;
-        let containerd = host.spawn(
-            "containerd",
-            programs::find("containerd")?,
-            [format!("--config={}", dir.join("containerd.toml").display())],
-        )?;
-        let import = |image: &Image| import(host, &socket, image);
-        wait::until("containerd to serve", STARTING, || {
-            containerd.check()?;
-            ctr(host, &socket, &["version"]).map(drop)
-        })?;
-        import(&Image::pause()?)?;
-
+        let Runtime { dir, socket, containerd } = Runtime::start(host, pod_cidr)?;
         let name = host.name();
         access
             .authority()
@@ -108,16 +121,42 @@ impl Node {
             kube.join("kube-proxy"),
             [format!("--config={}", dir.join("kube-proxy.yaml").display())],
         )?;
-        let node = Node {
-            host: host.clone(),
-            socket: socket.clone(),
-            kubelet: Some(kubelet),
-            kube_proxy,
-            _containerd: containerd,
-        };
-        let kubectl = access.kubectl(host)?;
+        let (host, kubelet, kube_proxy) = (host.clone(), Some(kubelet), Some(kube_proxy));
+        let kubectl = access.kubectl(&host)?;
+        let node = Node { host, socket, kubelet, _kube_proxy: kube_proxy, _containerd: containerd };
         node.wait_ready(&kubectl)?;
         Ok(node)
+    }
+
+    /// Makes `host` a node by the command that `portico join token` printed, as an administrator of the
+    /// machine would, and waits until it is Ready. `kubectl` is the administrator's of the cluster.
+    pub fn join_by(host: &Host, command: &[&str], kubectl: &Kubectl, pod_cidr: &str) -> Result<Node> {
+        let Runtime { dir, socket, containerd } = Runtime::start(host, pod_cidr)?;
+        let own = dir.join("own.yaml");
+        write(&own, &machine_config(host, &dir, &socket).to_string())?;
+        let further = [
+            format!("--kubelet={}", programs::kube()?.join("kubelet").display()),
+            format!("--kubelet-config={}", own.display()),
+            format!("--node-name={}", host.name()),
+            format!("--node-ip={}", host.address()),
+            format!("--root={}", dir.join("root").display()),
+        ];
+        let words = command.iter().map(|&word| word.to_owned()).chain(further);
+        let kubelet = host.spawn("kubelet", programs::portico()?, words)?;
+        let (host, kubelet) = (host.clone(), Some(kubelet));
+        let node = Node { host, socket, kubelet, _kube_proxy: None, _containerd: containerd };
+        node.wait_ready(kubectl)?;
+        Ok(node)
+    }
+
+    /// Ends the kubelet, and undoes what [`join_by`](Self::join_by) had written. Returns what is told of it.
+    pub fn leave(&mut self) -> Result<String> {
+        if let Some(kubelet) = self.kubelet.take() {
+            kubelet.stop(STARTING)?;
+        }
+        let (portico, root) = (programs::portico()?, self.host.dir().join("node/root"));
+        let (portico, root) = (portico.display().to_string(), root.display().to_string());
+        self.host.run(&[&portico, "join", "remove", "--root", &root])
     }
 
     /// The host it runs on.
@@ -133,11 +172,6 @@ impl Node {
     /// The kubelet's process.
     pub fn kubelet(&self) -> Option<&Process> {
         self.kubelet.as_ref()
-    }
-
-    /// The kube-proxy's process.
-    pub fn kube_proxy(&self) -> &Process {
-        &self.kube_proxy
     }
 
     /// The processes of the pod with this UID whose program has this name, such as `portico` (at most 15
@@ -270,18 +304,24 @@ fn cni_config(dir: &Path, pod_cidr: &str) -> Value {
 }
 
 fn kubelet_config(host: &Host, dir: &Path, socket: &Path) -> Value {
+    let mut config = machine_config(host, dir, socket);
+    config["authentication"] = json!({
+        "anonymous": {"enabled": false},
+        "webhook": {"enabled": true},
+        "x509": {"clientCAFile": dir.join("pki/ca.crt")},
+    });
+    config["authorization"] = json!({"mode": "Webhook"});
+    config["tlsCertFile"] = json!(dir.join("pki/kubelet.crt"));
+    config["tlsPrivateKeyFile"] = json!(dir.join("pki/kubelet.key"));
+    config
+}
+
+/// What follows from the machine, whatever the cluster.
+fn machine_config(host: &Host, dir: &Path, socket: &Path) -> Value {
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "address": host.address(),
-        "authentication": {
-            "anonymous": {"enabled": false},
-            "webhook": {"enabled": true},
-            "x509": {"clientCAFile": dir.join("pki/ca.crt")},
-        },
-        "authorization": {"mode": "Webhook"},
-        "tlsCertFile": dir.join("pki/kubelet.crt"),
-        "tlsPrivateKeyFile": dir.join("pki/kubelet.key"),
         "containerRuntimeEndpoint": format!("unix://{}", socket.display()),
         "podLogsDir": dir.join("pods"),
         "volumePluginDir": dir.join("volume-plugins"),

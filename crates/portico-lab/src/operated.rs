@@ -180,7 +180,7 @@ pub fn cluster_object((name, strategy): (&str, &str), version: &str) -> Value {
 }
 
 /// Nor has a user cluster a name server. The Deployment of Konnectivity's agents keeps what others add to it.
-fn tell_agents(inside: &Kubectl, name: &str, front: Ipv4Addr) -> Result<()> {
+pub fn tell_agents(inside: &Kubectl, name: &str, front: Ipv4Addr) -> Result<()> {
     let name = external_name(name);
     let names = [format!("konnectivity-server.{name}"), name];
     let aliases =

@@ -13,6 +13,8 @@ const HEALTH_PORT: u16 = 8_134;
 pub(crate) const SOCKET_VOLUME: &str = "konnectivity-uds";
 /// The audience of the tokens of agents.
 pub(crate) const AUDIENCE: &str = "system:konnectivity-server";
+/// The service account of agents, which `deploy/konnectivity/agent.yaml` makes.
+const AGENT_ACCOUNT: &str = "konnectivity-agent";
 
 pub(crate) fn program(facts: &Facts<'_>) -> Program {
     let mut server = Program::new(NAME, facts.settings.own(), &[]);
@@ -26,7 +28,7 @@ pub(crate) fn program(facts: &Facts<'_>) -> Program {
     server.arg_secret("cluster-key", "konnectivityproxy-tls", "konnectivityproxy-tls.key");
     server.arg_secret("kubeconfig", "konnectivity-kubeconfig", "kubeconfig");
     server.arg("agent-namespace", "kube-system");
-    server.arg("agent-service-account", "system-konnectivity-agent");
+    server.arg("agent-service-account", AGENT_ACCOUNT);
     server.arg("authentication-audience", AUDIENCE);
     server.arg("server-id", "$(POD_NAME)");
     server.arg("server-count", facts.api_servers);
@@ -42,4 +44,16 @@ pub(crate) fn program(facts: &Facts<'_>) -> Program {
     let default = [["10m", "16Mi"], ["2", "200Mi"]];
     server.resources = resources(written.and_then(|written| written.resources.as_ref()), default);
     server
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{AGENT_ACCOUNT, AUDIENCE};
+
+    #[test]
+    fn the_server_expects_the_agents_that_portico_deploys() {
+        let agents = include_str!("../../../../deploy/konnectivity/agent.yaml");
+        assert!(agents.contains(&format!("      serviceAccountName: {AGENT_ACCOUNT}\n")));
+        assert!(agents.contains(&format!(" audience: {AUDIENCE}\n")));
+    }
 }

@@ -18,7 +18,7 @@ use portico_expose::inputs::{Inputs, Known, LoadBalancers};
 use portico_expose::validate::usable;
 use portico_hosting::pki;
 use portico_lab::kubectl::condition;
-use portico_lab::{Host, Image, Kubectl, Lab, Seed, long_form, operated, programs, say, volumes, wait};
+use portico_lab::{Host, Image, Kubectl, Lab, Node, Seed, long_form, operated, programs, say, volumes, wait};
 use portico_pki::{KeyKind, Secrets};
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
@@ -97,6 +97,7 @@ pub(crate) fn one_object_becomes_a_control_plane(seed: &Seed, client: &Host) {
     }
     hosted.controllers_work();
     hosted.heals_and_keeps_its_data();
+    hosted.a_machine_joins_by_one_command_and_leaves();
 
     let start = Instant::now();
     kubectl.run(&["delete", "cluster", operated::HOSTED]).unwrap();
@@ -317,6 +318,44 @@ impl<'a> Hosted<'a> {
             self.name
         ));
         assert_ne!(self.ready_pod("app=apiserver").unwrap(), pod);
+    }
+
+    /// A node whose pods are reached by Konnectivity, with a certificate that the operator approved.
+    fn a_machine_joins_by_one_command_and_leaves(&self) {
+        let start = Instant::now();
+        let (portico, kubectl) = (programs::portico().unwrap().display().to_string(), &self.kubectl);
+        let admin = self.client.dir().join("hosted.kubeconfig").display().to_string();
+        let printed = self.client.run(&[&portico, "join", "token", "--cluster-kubeconfig", &admin]).unwrap();
+        let command = printed.replace("\\\n", " ");
+        let command = command.lines().find_map(|line| line.strip_prefix("portico ")).unwrap();
+        let words: Vec<&str> = command.split_whitespace().collect();
+        let host = self.client.lab().host("worker-joined").unwrap();
+        let mut node = Node::join_by(&host, &words, kubectl, "172.25.250.0/24").unwrap();
+        say(format_args!("{}: a machine is a Node after {:.1} s", self.name, start.elapsed().as_secs_f64()));
+        let busybox = Image::busybox().unwrap();
+        [Image::portico().unwrap(), Image::busybox().unwrap()]
+            .iter()
+            .for_each(|image| node.import(image).unwrap());
+        let front = self.seed.kubectl().get(&["service", "portico", "-n", "portico"]).unwrap();
+        let front = front["status"]["loadBalancer"]["ingress"][0]["ip"].as_str().unwrap().parse().unwrap();
+        operated::tell_agents(kubectl, self.name, front).unwrap();
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "runs"}, "spec": {
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{"name": "any", "image": busybox.name(), "imagePullPolicy": "Never",
+                "command": ["sh", "-c", "echo it runs; sleep 3600"]}]}});
+        kubectl.apply_json(&pod).unwrap();
+        wait::until("the log by Konnectivity", STARTING, || {
+            let log = kubectl.run(&["logs", "runs", "--request-timeout=20s"])?;
+            ensure!(log.trim() == "it runs", "{log}");
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(kubectl.run(&["exec", "runs", "--", "echo", "it works"]).unwrap().trim(), "it works");
+        let seconds = start.elapsed().as_secs_f64();
+        say(format_args!("{}: logs and exec of its pod after {seconds:.1} s", self.name));
+        let told = node.leave().unwrap();
+        assert!(told.contains("kubectl delete node worker-joined"), "{told}");
+        kubectl.run(&["delete", "node", "worker-joined"]).unwrap();
     }
 
     /// SIGKILL for a program of the pod.
