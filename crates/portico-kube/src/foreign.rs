@@ -27,6 +27,10 @@ use crate::error::describe;
 use crate::json::may_hold_more_than;
 use crate::text::one_line;
 
+mod rows;
+
+pub use rows::Rows;
+
 /// Time limit for a connection, TLS included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -39,9 +43,6 @@ pub const LONGEST_ANSWER: usize = 64 * 1_024;
 
 /// The longest time that a watch takes.
 pub const LONGEST_WATCH: Duration = Duration::from_secs(300);
-
-/// Lines of a list as they are printed: short, whatever the objects hold.
-const AS_TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
 
 /// Most values of an answer: our longest object has some hundred. As a tree each takes 100 to 200 bytes.
 const MOST_VALUES: usize = 4_096;
@@ -158,12 +159,6 @@ impl Foreign {
             self.exchange(Method::GET, "/version", header::ACCEPT, accept, &Value::Null).await?;
         let date = headers.get(header::DATE).and_then(|date| date.to_str().ok());
         Ok((version, date.and_then(|date| rfc2822::parse(date).ok()).map(|date| date.timestamp())))
-    }
-
-    /// The list at `url` as a table, without the objects.
-    pub async fn table(&self, url: &str) -> Result<Value, ForeignError> {
-        let url = format!("{url}&includeObject=None");
-        Ok(self.exchange(Method::GET, &url, header::ACCEPT, AS_TABLE, &Value::Null).await?.0)
     }
 
     /// Replaces the object at `path`, which is one that was read.

@@ -90,6 +90,7 @@ impl Image {
             "ls",
             "mkdir",
             "nc",
+            "nslookup",
             "printf",
             "rm",
             "seq",
@@ -132,6 +133,25 @@ impl Image {
         let program = programs::coredns()?.join("coredns");
         let name = format!("registry.k8s.io/coredns/coredns:{}", programs::coredns_version()?);
         Ok(Image::new(&name).file("coredns", &program).entrypoint(&["/coredns"]))
+    }
+
+    /// kube-proxy under the name of upstream's image, with this machine's `nft`.
+    pub fn kube_proxy() -> Result<Image> {
+        let (kube, nft) = (programs::kube()?.join("kube"), programs::find("nft")?);
+        let name = format!("registry.k8s.io/kube-proxy:{}", programs::kube_version()?);
+        let start = programs::checkout().join("lab/kube-proxy/kube-proxy");
+        let mut image = Image::new(&name)
+            .file("kube", &kube)
+            .file("usr/local/bin/kube-proxy", &start)
+            .file("bin/busybox", &programs::find("busybox")?)
+            .file("usr/sbin/nft", &nft);
+        for applet in ["sh", "cat"] {
+            image = image.link(&format!("bin/{applet}"), "busybox");
+        }
+        for library in programs::libraries(&nft)? {
+            image = image.file(&library.display().to_string(), &library);
+        }
+        Ok(image)
     }
 
     /// The API server alone, whose file has the capability of upstream's: to listen on ports below 1024.
@@ -212,7 +232,7 @@ impl Image {
             "config": {
                 "Entrypoint": self.entrypoint,
                 "User": self.user,
-                "Env": ["PATH=/usr/local/bin:/bin:/"],
+                "Env": ["PATH=/usr/local/bin:/usr/sbin:/bin:/"],
                 "WorkingDir": "/",
             },
             "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{diff_id}")]},

@@ -132,8 +132,12 @@ impl Node {
     /// machine would, and waits until it is Ready. `kubectl` is the administrator's of the cluster.
     pub fn join_by(host: &Host, command: &[&str], kubectl: &Kubectl, pod_cidr: &str) -> Result<Node> {
         let Runtime { dir, socket, containerd } = Runtime::start(host, pod_cidr)?;
-        let own = dir.join("own.yaml");
-        write(&own, &machine_config(host, &dir, &socket).to_string())?;
+        let (own, resolver) = (dir.join("own.yaml"), dir.join("resolv.conf"));
+        let mut config = machine_config(host, &dir, &socket);
+        config["resolvConf"] = json!(resolver);
+        write(&own, &config.to_string())?;
+        // No name server is there. Without one, that of the cluster would ask itself.
+        write(&resolver, "nameserver 192.0.2.53\n")?;
         let further = [
             format!("--kubelet={}", programs::kube()?.join("kubelet").display()),
             format!("--kubelet-config={}", own.display()),

@@ -27,14 +27,15 @@ use crate::{konnectivity, programs, wait};
 pub const CLUSTERS: [(&str, &str); 3] =
     [("by-port", "NodePort"), ("by-balancer", "LoadBalancer"), ("by-name", "Tunneling")];
 
-/// A cluster that is not there yet: stories have it hosted. The operator is told of its name before.
-pub const HOSTED: &str = "hosted";
+/// Clusters that are not there yet: stories have them hosted. The operator is told of their names before.
+pub const HOSTED: [(&str, &str); 3] =
+    [("hosted", "Tunneling"), ("hosted-port", "NodePort"), ("hosted-balancer", "LoadBalancer")];
 
 /// The Seed.
 pub const SEED: &str = "north";
 
 /// Clusters that are reached by the front Service.
-const BEHIND_THE_FRONT: [&str; 3] = ["by-port", "by-name", HOSTED];
+const BEHIND_THE_FRONT: [&str; 4] = ["by-port", "by-name", HOSTED[0].0, HOSTED[1].0];
 
 /// The domain of all Seeds: names of clusters are below `SEED.DOMAIN`.
 const DOMAIN: &str = "clusters.example.com";

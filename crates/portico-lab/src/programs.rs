@@ -86,6 +86,16 @@ pub fn find(program: &str) -> Result<PathBuf> {
     )
 }
 
+/// The shared libraries that a program needs, the loader among them.
+pub(crate) fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
+    let told = Command::new("ldd").arg(program).output().context("starting ldd (Debian package libc-bin)")?;
+    let told = String::from_utf8_lossy(&told.stdout);
+    let paths = told.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from);
+    let libraries: Vec<PathBuf> = paths.collect();
+    ensure!(!libraries.is_empty(), "ldd names no library of {}: {told}", program.display());
+    Ok(libraries)
+}
+
 /// Envoy, as `scripts/setup` brings it: inside a Python wheel, below a folder named for the version of
 /// Python.
 pub fn envoy() -> Result<PathBuf> {

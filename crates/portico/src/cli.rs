@@ -156,6 +156,16 @@ Examples:
   Out again:
     portico join remove")]
     Join(Box<verb::join::Command>),
+    /// The nodes of a cluster, and by which path each of them speaks
+    ///
+    /// What the cluster's API server says: whether a node is ready, how its pods reach the API server, how
+    /// that reaches its kubelet, and what is wrong. `portico why CLUSTER/NODE` tries the way to one node.
+    /// Exit code 1 if a node is not ready, or lacks its path.
+    #[command(after_help = "\
+Examples:
+  portico nodes a --kubeconfig seed.kubeconfig
+  portico nodes --cluster-kubeconfig a.kubeconfig -o json")]
+    Nodes(verb::nodes::Flags),
     /// Print what the control plane of a cluster is made of, before it is made
     ///
     /// The objects of a Cluster with the annotation portico.k8c.io/layout (compact or dedicated): workloads
@@ -331,6 +341,7 @@ impl Verb {
             Self::Crds(flags) => verb::crds::run(flags),
             Self::Kubeconfig(flags) => verb::kubeconfig::run(flags),
             Self::Join(command) => verb::join::run(command),
+            Self::Nodes(flags) => verb::nodes::run(flags),
             Self::ControlPlane(flags) => verb::control_plane::run(flags),
             Self::Etcd(verb) => verb::etcd::run(verb),
             Self::Check(flags) => verb::check::run(flags),

@@ -123,7 +123,7 @@ async fn a_watch_ends_with_the_first_news_or_with_its_time_and_a_list_without_en
     };
     let flood = HostileApi::start("HTTP/1.1 200 OK\r\n\r\n{", true).unwrap();
     way(&flood).await.changed(LIST, LONGEST_WATCH).await.unwrap();
-    let error = way(&flood).await.table(LIST).await.unwrap_err();
+    let error = way(&flood).await.rows(LIST, ["Name"], 1, 1).await.unwrap_err();
     assert!(matches!(error, ForeignError::TooLong(_)), "{error}");
     assert!(flood.sent() < ENDLESS / 10, "{} bytes were taken", flood.sent());
     let quiet = HostileApi::start("HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n", false).unwrap();

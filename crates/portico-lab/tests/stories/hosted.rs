@@ -4,6 +4,8 @@
 //! The layout `compact` is made by the operator, in its story. `dedicated` is applied by kubectl as `portico
 //! control-plane` prints it. Times and memory are printed, never asserted: this machine does much else.
 
+mod joined;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::thread;
@@ -18,7 +20,7 @@ use portico_expose::inputs::{Inputs, Known, LoadBalancers};
 use portico_expose::validate::usable;
 use portico_hosting::pki;
 use portico_lab::kubectl::condition;
-use portico_lab::{Host, Image, Kubectl, Lab, Node, Seed, long_form, operated, programs, say, volumes, wait};
+use portico_lab::{Host, Image, Kubectl, Lab, Seed, long_form, operated, programs, say, volumes, wait};
 use portico_pki::{KeyKind, Secrets};
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
@@ -63,47 +65,62 @@ pub(crate) fn a_planned_control_plane_of_many_pods_is_replaced_unnoticed(lab: &L
     hosted.end();
 }
 
-/// By the operator: a Cluster that asks for it gets a control plane, which its administrator reaches through
-/// the gateway, and which goes with it.
-pub(crate) fn one_object_becomes_a_control_plane(seed: &Seed, client: &Host) {
+/// By the operator: a Cluster for each strategy gets a control plane, which its administrator reaches through
+/// the gateway; machines join; and all of it goes with the Cluster.
+pub(crate) fn one_object_each_becomes_a_cluster_with_nodes(seed: &Seed, client: &Host) {
     seed.import(&Image::api_server().unwrap()).unwrap();
-    volumes::offer(seed, 1, "5Gi").unwrap();
-    let (kubectl, namespace) = (seed.kubectl(), format!("cluster-{}", operated::HOSTED));
+    volumes::offer(seed, operated::HOSTED.len(), "5Gi").unwrap();
+    let kubectl = seed.kubectl();
     let version = programs::kube_version().unwrap();
-    let mut cluster =
-        operated::cluster_object((operated::HOSTED, "Tunneling"), version.trim_start_matches('v'));
-    cluster["metadata"]["annotations"] = json!({"portico.k8c.io/layout": "compact"});
+    let items = operated::HOSTED.map(|cluster| {
+        let mut object = operated::cluster_object(cluster, version.trim_start_matches('v'));
+        object["metadata"]["annotations"] = json!({"portico.k8c.io/layout": "compact"});
+        object["spec"]["clusterNetwork"] = json!({"proxyMode": "nftables"});
+        object
+    });
     let start = Instant::now();
-    kubectl.apply_json(&cluster).unwrap();
-    let file = client.dir().join("hosted.kubeconfig");
+    kubectl.apply_json(&json!({"apiVersion": "v1", "kind": "List", "items": items})).unwrap();
+    wait::until("a load balancer", SOON, || {
+        seed.give_address("cluster-hosted-balancer", "front-loadbalancer")
+    })
+    .unwrap();
+    let clusters = thread::scope(|scope| {
+        let made = operated::HOSTED.map(|(name, _)| scope.spawn(move || made(name, seed, client, start)));
+        made.map(|one| one.join().unwrap())
+    });
+    clusters[0].controllers_work();
+    clusters[0].heals_and_keeps_its_data();
+    joined::machines_join_by_one_command_and_leave(&clusters);
+
+    let start = Instant::now();
+    let names = operated::HOSTED.map(|(name, _)| name);
+    kubectl.run(&[&["delete", "cluster"], &names[..]].concat()).unwrap();
+    say(format_args!("hosted: the Clusters are gone after {:.1} s", start.elapsed().as_secs_f64()));
+    for name in names {
+        let namespace = format!("cluster-{name}");
+        let left = ["get", "namespace", &namespace, "--ignore-not-found", "--output=name"];
+        assert_eq!(kubectl.run(&left).unwrap(), "", "nothing of its control plane is left");
+    }
+}
+
+/// The cluster of this name, once all of it is ready.
+fn made<'a>(name: &'static str, seed: &'a Seed, client: &'a Host, start: Instant) -> Hosted<'a> {
+    let (kubectl, namespace) = (seed.kubectl(), format!("cluster-{name}"));
+    let file = client.dir().join(format!("{name}.kubeconfig"));
     wait::until("the administrator's kubeconfig", STARTING, || {
         let template = "--output=go-template={{.data.kubeconfig | base64decode}}";
         let kubeconfig = kubectl.run(&["get", "secret", "admin-kubeconfig", "-n", &namespace, template])?;
         Ok(fs::write(&file, kubeconfig)?)
     })
     .unwrap();
-    let hosted = Hosted {
-        name: operated::HOSTED,
-        node_port: 0,
-        seed,
-        client,
-        kubectl: Kubectl::new(client, &file).unwrap(),
-    };
+    let hosted = Hosted { name, node_port: 0, seed, client, kubectl: Kubectl::new(client, &file).unwrap() };
     wait::until("the first answer", STARTING, || hosted.answers()).unwrap();
-    say(format_args!("hosted: the first answer after {:.1} s", start.elapsed().as_secs_f64()));
+    say(format_args!("{name}: the first answer after {:.1} s", start.elapsed().as_secs_f64()));
     for condition in ["PorticoControlPlaneReady", "PorticoUserClusterReady"] {
-        operated::wait_condition(seed, operated::HOSTED, condition).unwrap();
-        say(format_args!("hosted: {condition} after {:.1} s", start.elapsed().as_secs_f64()));
+        operated::wait_condition(seed, name, condition).unwrap();
+        say(format_args!("{name}: {condition} after {:.1} s", start.elapsed().as_secs_f64()));
     }
-    hosted.controllers_work();
-    hosted.heals_and_keeps_its_data();
-    hosted.a_machine_joins_by_one_command_and_leaves();
-
-    let start = Instant::now();
-    kubectl.run(&["delete", "cluster", operated::HOSTED]).unwrap();
-    say(format_args!("hosted: the Cluster is gone after {:.1} s", start.elapsed().as_secs_f64()));
-    let left = kubectl.run(&["get", "namespace", &namespace, "--ignore-not-found", "--output=name"]).unwrap();
-    assert_eq!(left, "", "nothing of its control plane is left");
+    hosted
 }
 
 impl<'a> Hosted<'a> {
@@ -318,44 +335,6 @@ impl<'a> Hosted<'a> {
             self.name
         ));
         assert_ne!(self.ready_pod("app=apiserver").unwrap(), pod);
-    }
-
-    /// A node whose pods are reached by Konnectivity, with a certificate that the operator approved.
-    fn a_machine_joins_by_one_command_and_leaves(&self) {
-        let start = Instant::now();
-        let (portico, kubectl) = (programs::portico().unwrap().display().to_string(), &self.kubectl);
-        let admin = self.client.dir().join("hosted.kubeconfig").display().to_string();
-        let printed = self.client.run(&[&portico, "join", "token", "--cluster-kubeconfig", &admin]).unwrap();
-        let command = printed.replace("\\\n", " ");
-        let command = command.lines().find_map(|line| line.strip_prefix("portico ")).unwrap();
-        let words: Vec<&str> = command.split_whitespace().collect();
-        let host = self.client.lab().host("worker-joined").unwrap();
-        let mut node = Node::join_by(&host, &words, kubectl, "172.25.250.0/24").unwrap();
-        say(format_args!("{}: a machine is a Node after {:.1} s", self.name, start.elapsed().as_secs_f64()));
-        let busybox = Image::busybox().unwrap();
-        [Image::portico().unwrap(), Image::busybox().unwrap()]
-            .iter()
-            .for_each(|image| node.import(image).unwrap());
-        let front = self.seed.kubectl().get(&["service", "portico", "-n", "portico"]).unwrap();
-        let front = front["status"]["loadBalancer"]["ingress"][0]["ip"].as_str().unwrap().parse().unwrap();
-        operated::tell_agents(kubectl, self.name, front).unwrap();
-        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "runs"}, "spec": {
-            "terminationGracePeriodSeconds": 0,
-            "containers": [{"name": "any", "image": busybox.name(), "imagePullPolicy": "Never",
-                "command": ["sh", "-c", "echo it runs; sleep 3600"]}]}});
-        kubectl.apply_json(&pod).unwrap();
-        wait::until("the log by Konnectivity", STARTING, || {
-            let log = kubectl.run(&["logs", "runs", "--request-timeout=20s"])?;
-            ensure!(log.trim() == "it runs", "{log}");
-            Ok(())
-        })
-        .unwrap();
-        assert_eq!(kubectl.run(&["exec", "runs", "--", "echo", "it works"]).unwrap().trim(), "it works");
-        let seconds = start.elapsed().as_secs_f64();
-        say(format_args!("{}: logs and exec of its pod after {seconds:.1} s", self.name));
-        let told = node.leave().unwrap();
-        assert!(told.contains("kubectl delete node worker-joined"), "{told}");
-        kubectl.run(&["delete", "node", "worker-joined"]).unwrap();
     }
 
     /// SIGKILL for a program of the pod.

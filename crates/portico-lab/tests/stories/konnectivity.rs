@@ -7,10 +7,10 @@
 //! and never asserted: this machine does much else.
 
 mod agents;
-mod metrics_server;
+pub(crate) mod metrics_server;
 mod server;
 mod streams;
-mod uses;
+pub(crate) mod uses;
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
 //! A seed without KKP, on which the operator is installed as the README says, and everything else by it
-//! ([`Operated`]): kubectl from outside, a pod's requests, `logs` and `exec`. A fourth cluster is hosted.
+//! ([`Operated`]): kubectl from outside, a pod's requests, `logs` and `exec`. Three more clusters are hosted.
 //!
 //! Then the operator is killed, the gateway replaced, objects are deleted, and API servers stand still. What
 //! a step says about times is printed and never asserted: this machine does much else.
@@ -37,7 +37,7 @@ fn one_object_each_makes_clusters_that_users_nodes_and_pods_reach() {
     story.nodes_are_reached_by_konnectivity();
     say("pods reach their API servers, and these their nodes");
 
-    hosted::one_object_becomes_a_control_plane(&story.seed, &client);
+    hosted::one_object_each_becomes_a_cluster_with_nodes(&story.seed, &client);
     let watches: Vec<Watch<'_>> = story.ways.iter().map(Way::watch).collect();
     story.a_killed_operator_is_not_felt(&watches);
     story.an_upgrade_of_the_gateway_is_not_felt(&watches);

@@ -17,7 +17,7 @@ use portico_api::names::is_object_name;
 use portico_dial::Dialer;
 use portico_expose::networks;
 use portico_hosting::serving::{Asked, NodeAddress, Reserved, SIGNER, Unapproved, judge, node_of};
-use portico_kube::foreign::{Foreign, ForeignError, LONGEST_WATCH};
+use portico_kube::foreign::{Foreign, ForeignError, LONGEST_WATCH, Rows};
 use portico_pki::Kubeconfig;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -40,7 +40,7 @@ const LEAST_PAUSE: Duration = Duration::from_secs(1);
 /// after this time. Kubelets wait for 15 minutes.
 const AGAIN: Duration = Duration::from_secs(20);
 
-/// Most lines of one list. Within the longest answer they have room for names of 200 characters.
+/// Most lines of one list.
 const MOST_LISTED: usize = 200;
 
 /// Most lists of one look. Those that are decided on stay for an hour.
@@ -193,22 +193,10 @@ impl Round {
 
     /// The names of the requests that nobody has decided on, and the version of the list.
     async fn list(&self, selected: &str) -> Result<(Vec<String>, String), ForeignError> {
-        let (mut all, mut version, mut rest) = (Vec::new(), String::new(), String::new());
-        for _ in 0..MOST_LISTS {
-            let table = self.foreign.table(&format!("{selected}&limit={MOST_LISTED}{rest}")).await?;
-            all.extend(waiting(&table));
-            let word = |field: &str| {
-                let text = table["metadata"][field].as_str().unwrap_or_default();
-                let allowed = |letter: char| letter.is_ascii_alphanumeric() || "-_".contains(letter);
-                if text.chars().all(allowed) { text.to_owned() } else { String::new() }
-            };
-            version = word("resourceVersion");
-            match word("continue") {
-                next if next.is_empty() => break,
-                next => rest = format!("&continue={next}"),
-            }
-        }
-        Ok((all, version))
+        let columns = ["Name", "Condition"];
+        let Rows { rows, version, .. } =
+            self.foreign.rows(selected, columns, MOST_LISTED, MOST_LISTS).await?;
+        Ok((waiting(rows), version))
     }
 
     /// Approves one request, unless there is something wrong with it.
@@ -256,17 +244,10 @@ impl Round {
     }
 }
 
-/// The names of the requests that nobody has decided on, in a table of them.
-fn waiting(table: &Value) -> Vec<String> {
-    let column = |name: &str| {
-        let columns = table["columnDefinitions"].as_array()?;
-        columns.iter().position(|column| column["name"] == name)
-    };
-    let (Some(name), Some(condition)) = (column("Name"), column("Condition")) else { return Vec::new() };
-    let rows = table["rows"].as_array().into_iter().flatten().take(MOST_LISTED);
-    let pending = rows.filter(|row| row["cells"][condition] == "Pending");
-    let names = pending.filter_map(|row| row["cells"][name].as_str()).filter(|name| is_object_name(name));
-    names.map(str::to_owned).collect()
+/// The names of the requests that nobody has decided on.
+fn waiting(rows: Vec<[String; 2]>) -> Vec<String> {
+    let pending = rows.into_iter().filter(|[_, condition]| condition == "Pending");
+    pending.map(|[name, _]| name).filter(|name| is_object_name(name)).collect()
 }
 
 fn node_addresses(node: &Value) -> Vec<NodeAddress> {
@@ -288,13 +269,15 @@ mod tests {
 
     #[test]
     fn only_what_nobody_has_decided_on_waits_and_a_name_that_is_none_is_not_followed() {
-        let row = |name: &str, condition: &str| json!({"cells": [name, "3s", SIGNER, "x", "y", condition]});
-        let columns = ["Name", "Age", "SignerName", "Requestor", "RequestedDuration", "Condition"];
-        let columns = columns.map(|name| json!({"name": name}));
-        let table = json!({"columnDefinitions": columns, "rows": [
-            row("csr-1", "Pending"), row("csr-2", "Approved,Issued"), row("../nodes", "Pending"),
-            row("a/approval", "Pending"), row("csr-3?x", "Pending"), row("csr-4", "Pending")]});
-        assert_eq!(waiting(&table), ["csr-1", "csr-4"]);
-        assert!(waiting(&json!({"rows": [row("csr-1", "Pending")]})).is_empty());
+        let rows = [
+            ["csr-1", "Pending"],
+            ["csr-2", "Approved,Issued"],
+            ["../nodes", "Pending"],
+            ["a/approval", "Pending"],
+            ["csr-3?x", "Pending"],
+            ["csr-4", "Pending"],
+        ];
+        let rows = rows.map(|row| row.map(str::to_owned)).to_vec();
+        assert_eq!(waiting(rows), ["csr-1", "csr-4"]);
     }
 }

@@ -4,14 +4,13 @@
 
 use portico_api::cluster::Cluster;
 use portico_api::strategy::ExposeStrategy;
-use portico_dial::{Dialer, ProxyFiles, ProxySetting};
 use portico_kube::Client;
 use portico_kube::foreign::{Foreign, ForeignError};
 use serde_json::Value;
 
 use super::Chain;
 use super::links::Link;
-use crate::verb::kubeconfig::of_cluster;
+use crate::verb::kubeconfig::{inside, of_cluster};
 
 /// Where `portico operator` runs the agent, and how its pods are found.
 const AGENTS: &str =
@@ -26,7 +25,7 @@ const MESH: &str = "PorticoMesh";
 /// Adds the links of a node, up to the first that is broken. `seed` is the way to the seed.
 pub(super) async fn try_node(chain: &mut Chain, seed: &Client, cluster: &Cluster, node: &str) {
     let name = &*cluster.metadata.name;
-    let inside = match inside(seed, name).await {
+    let inside = match admin(seed, name).await {
         Ok(inside) => inside,
         Err(error) => {
             let remedy = format!("as `portico kubeconfig {name}` would say");
@@ -57,7 +56,7 @@ pub(super) async fn try_node(chain: &mut Chain, seed: &Client, cluster: &Cluster
 /// Adds what the cluster's API server answers to its admin: to a request that needs its storage, over TLS by
 /// the cluster's own CA.
 pub(super) async fn try_api_server(chain: &mut Chain, seed: &Client, cluster: &Cluster) {
-    chain.push(match inside(seed, &cluster.metadata.name).await {
+    chain.push(match admin(seed, &cluster.metadata.name).await {
         Ok(inside) => answered(inside.get("/api/v1/namespaces/default").await),
         Err(error) => {
             let remedy = "give the Cluster an admin kubeconfig, or yourself the right to read it";
@@ -96,11 +95,8 @@ fn answered(asked: Result<Option<Value>, ForeignError>) -> Link {
     Link::broken(API_SERVER, error.to_string(), remedy)
 }
 
-/// The way into the cluster that the admin has from here, by the corporate proxy of the environment.
-async fn inside(seed: &Client, name: &str) -> anyhow::Result<Foreign> {
-    let kubeconfig = of_cluster(seed, name).await?;
-    let dialer = Dialer::new(ProxySetting::Env, ProxyFiles::default())?;
-    Ok(Foreign::new(&kubeconfig.to_yaml(), dialer).await?)
+async fn admin(seed: &Client, name: &str) -> anyhow::Result<Foreign> {
+    inside(&of_cluster(seed, name).await?).await
 }
 
 fn unasked(link: &'static str, error: &ForeignError) -> Link {

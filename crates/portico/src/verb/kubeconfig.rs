@@ -15,6 +15,8 @@ use base64::engine::general_purpose::STANDARD;
 use clap::Args;
 use portico_api::cluster::{Cluster, EXPOSED};
 use portico_api::names::{ClusterName, HostName};
+use portico_dial::{Dialer, ProxyFiles, ProxySetting};
+use portico_kube::foreign::Foreign;
 use portico_kube::{Client, read};
 use portico_pki::{Kubeconfig, inventory};
 use serde::Deserialize;
@@ -46,6 +48,43 @@ pub(crate) struct Flags {
     secret: String,
     #[command(flatten)]
     personal: personal::Person,
+}
+
+/// The administrator of a user cluster: as the seed knows it, or by a kubeconfig of its own.
+#[derive(Debug, Args)]
+pub(crate) struct AdminFlags {
+    /// Name of the Cluster
+    #[arg(value_name = "CLUSTER", required_unless_present = "cluster_kubeconfig", value_parser = label)]
+    cluster: Option<String>,
+    /// How to reach the seed [default: as kubectl does: $KUBECONFIG, the pod's own, or ~/.kube/config]
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// The kubeconfig of an administrator of the cluster; the seed is not asked then
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["cluster", "kubeconfig"])]
+    cluster_kubeconfig: Option<PathBuf>,
+}
+
+impl AdminFlags {
+    /// The kubeconfig of the administrator.
+    pub(crate) async fn read(&self) -> anyhow::Result<Kubeconfig> {
+        match (&self.cluster_kubeconfig, &self.cluster) {
+            (Some(path), _) => {
+                let cannot = || format!("cannot use {}", path.display());
+                Kubeconfig::parse(&fs::read_to_string(path).with_context(cannot)?).with_context(cannot)
+            }
+            (None, Some(name)) => {
+                let seed = portico_kube::client(kubeconfig(self.kubeconfig.as_deref()).as_deref()).await?;
+                of_cluster(&seed, name).await
+            }
+            (None, None) => bail!("name a Cluster, or give --cluster-kubeconfig"),
+        }
+    }
+}
+
+/// The way into the cluster that the administrator has from here, by the corporate proxy of the environment.
+pub(crate) async fn inside(admin: &Kubeconfig) -> anyhow::Result<Foreign> {
+    let dialer = Dialer::new(ProxySetting::Env, ProxyFiles::default())?;
+    Ok(Foreign::new(&admin.to_yaml(), dialer).await?)
 }
 
 /// A Secret, as far as it counts here.

@@ -25,6 +25,7 @@ mod konnectivity_slow_reader;
 mod kubeconfig;
 mod mesh;
 mod network_faults;
+mod nodes;
 mod operator;
 mod ports;
 mod preflight;

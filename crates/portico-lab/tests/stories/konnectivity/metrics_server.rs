@@ -3,7 +3,7 @@
 
 use anyhow::{Result, ensure};
 use portico_lab::kubectl::condition;
-use portico_lab::{Image, wait};
+use portico_lab::{Image, Kubectl, wait};
 use serde_json::{Value, json};
 
 use super::{SOON, Story};
@@ -40,8 +40,7 @@ pub(crate) fn deploy(story: &Story) {
 }
 
 /// Its API answers, through the cluster's.
-pub(crate) fn answers(story: &Story) {
-    let kubectl = story.kubectl();
+pub(crate) fn answers(kubectl: &Kubectl, node: &str) {
     wait::until("the APIService to be available", SOON, || {
         let object = kubectl.get(&["apiservice", API])?;
         ensure!(condition(&object, "Available"), "{}", object["status"]);
@@ -50,7 +49,7 @@ pub(crate) fn answers(story: &Story) {
     .unwrap();
     wait::until("metrics of the worker", SOON, || -> Result<()> {
         let said = kubectl.run(&["top", "nodes", "--no-headers"])?;
-        ensure!(said.starts_with(story.worker.host().name()), "{said}");
+        ensure!(said.starts_with(node), "{said}");
         Ok(())
     })
     .unwrap();

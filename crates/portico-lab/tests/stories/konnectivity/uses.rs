@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Result, ensure};
-use portico_lab::{long_form, say, wait};
+use portico_lab::{Authority, Host, Kubectl, long_form, say, wait};
 use serde_json::json;
 
 use super::{SOON, Story, metrics_server};
@@ -26,10 +26,20 @@ fn is_long() -> bool {
     long_form(false, true)
 }
 
-/// A pod to talk to, and a webhook that judges ConfigMaps of namespace `default`.
+/// A pod to talk to, and a webhook.
 pub(crate) fn prepare(story: &Story) {
     let kubectl = story.kubectl();
-    let identity = story.cluster.authority().server("webhook", &["webhook.default.svc"]).unwrap();
+    deploy_webhook(kubectl, &story.client, story.cluster.authority());
+    kubectl.apply_json(&ticking_pod()).unwrap();
+    kubectl.wait_pod_ready("default", "web", SOON).unwrap();
+    if is_long() {
+        metrics_server::deploy(story);
+    }
+}
+
+/// A webhook that judges ConfigMaps of namespace `default`, with a certificate of this authority.
+pub(crate) fn deploy_webhook(kubectl: &Kubectl, client: &Host, authority: &Authority) {
+    let identity = authority.server("webhook", &["webhook.default.svc"]).unwrap();
     let files = [("tls.crt", identity.cert.as_str()), ("tls.key", identity.key.as_str())];
     put_secret(kubectl, "default", "webhook", &files);
     let container = json!({
@@ -59,8 +69,7 @@ pub(crate) fn prepare(story: &Story) {
         "metadata": {"name": "webhook"},
         "spec": {"selector": {"app": "webhook"}, "ports": [{"port": 443, "targetPort": 8443}]},
     });
-    let authority = story.client.run_with_input(&["base64", "-w0"], &story.cluster.authority().cert());
-    let authority = authority.unwrap();
+    let authority = client.run_with_input(&["base64", "-w0"], &authority.cert()).unwrap();
     let hook = json!({
         "name": "refuses.portico.test",
         "clientConfig": {
@@ -88,13 +97,8 @@ pub(crate) fn prepare(story: &Story) {
     // Pods are refused until the controller manager has made the namespace's service account.
     wait::until("the webhook's pod to be accepted", SOON, || kubectl.apply_json(&pod)).unwrap();
     kubectl.apply_json(&service).unwrap();
-    kubectl.apply_json(&ticking_pod()).unwrap();
     kubectl.wait_pod_ready("default", "webhook", SOON).unwrap();
-    kubectl.wait_pod_ready("default", "web", SOON).unwrap();
     kubectl.apply_json(&configuration).unwrap();
-    if is_long() {
-        metrics_server::deploy(story);
-    }
 }
 
 /// Everything, with much of it.
@@ -102,7 +106,7 @@ pub(crate) fn everything(story: &Story) {
     the_most(story);
     copies(story, copied());
     if is_long() {
-        metrics_server::answers(story);
+        metrics_server::answers(story.kubectl(), story.worker.host().name());
     }
     say("logs -f, exec, port-forward, attach, cp and a webhook go through the tunnel");
 }
@@ -114,7 +118,7 @@ pub(crate) fn the_most(story: &Story) {
         forwards(story, web_sockets);
     }
     logs_and_attaches(story);
-    admits(story);
+    admits(story.kubectl());
 }
 
 /// A megabyte to the pod and back.
@@ -201,8 +205,8 @@ fn copies(story: &Story, mebibytes: u64) {
 }
 
 /// The webhook is asked, and what it says counts.
-fn admits(story: &Story) {
-    let create = |name: &str| -> Result<String> { story.kubectl().run(&["create", "configmap", name]) };
+pub(crate) fn admits(kubectl: &Kubectl) {
+    let create = |name: &str| -> Result<String> { kubectl.run(&["create", "configmap", name]) };
     wait::until("the webhook to be asked", SOON, || {
         let error = match create("refused") {
             Ok(said) => anyhow::bail!("nobody refused it: {said}"),
@@ -213,5 +217,5 @@ fn admits(story: &Story) {
     })
     .unwrap();
     create("admitted").unwrap();
-    story.kubectl().run(&["delete", "configmap", "admitted"]).unwrap();
+    kubectl.run(&["delete", "configmap", "admitted"]).unwrap();
 }

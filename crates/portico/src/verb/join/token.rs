@@ -1,23 +1,20 @@
 //! `portico join token CLUSTER`: a bootstrap token, and the command for the machines.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail, ensure};
 use aws_lc_rs::rand;
 use clap::Args;
 use jiff::Timestamp;
-use portico_dial::{Dialer, ProxyFiles, ProxySetting};
 use portico_hosting::join::machine::KubeletConfig;
 use portico_hosting::join::token::Token;
 use portico_hosting::join::trust::CaHash;
-use portico_kube::foreign::{Applied, Foreign};
-use portico_pki::Kubeconfig;
+use portico_kube::foreign::Applied;
 
 use super::cluster::KUBELET_CONFIG;
-use crate::args::{kubeconfig, positive_duration};
+use crate::args::positive_duration;
 use crate::outcome::{Outcome, print};
-use crate::verb::kubeconfig::{label, of_cluster};
+use crate::verb::kubeconfig::{AdminFlags, inside};
 
 /// Of twice as many bytes as a token has letters, more than enough are used.
 const RANDOM: usize = 64;
@@ -25,15 +22,8 @@ const RANDOM: usize = 64;
 /// `portico join token`.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
-    /// Name of the Cluster
-    #[arg(value_name = "CLUSTER", required_unless_present = "cluster_kubeconfig", value_parser = label)]
-    cluster: Option<String>,
-    /// How to reach the seed [default: as kubectl does: $KUBECONFIG, the pod's own, or ~/.kube/config]
-    #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
-    /// The kubeconfig of an administrator of the cluster; the seed is not asked then
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["cluster", "kubeconfig"])]
-    cluster_kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    admin: AdminFlags,
     /// How long machines can join with the token
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = positive_duration)]
     ttl: Duration,
@@ -41,21 +31,10 @@ pub(super) struct Flags {
 
 /// Makes the token.
 pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
-    let admin = match (&flags.cluster_kubeconfig, &flags.cluster) {
-        (Some(path), _) => {
-            let cannot = || format!("cannot use {}", path.display());
-            Kubeconfig::parse(&std::fs::read_to_string(path).with_context(cannot)?).with_context(cannot)?
-        }
-        (None, Some(name)) => {
-            let seed = portico_kube::client(kubeconfig(flags.kubeconfig.as_deref()).as_deref()).await?;
-            of_cluster(&seed, name).await?
-        }
-        (None, None) => bail!("name a Cluster, or give --cluster-kubeconfig"),
-    };
+    let admin = flags.admin.read().await?;
     let hashes = CaHash::all(&admin.authority);
     ensure!(!hashes.is_empty(), "the kubeconfig of the cluster has no authority that machines could pin");
-    let dialer = Dialer::new(ProxySetting::Env, ProxyFiles::default())?;
-    let inside = Foreign::new(&admin.to_yaml(), dialer).await?;
+    let inside = inside(&admin).await?;
     let object = inside.get(KUBELET_CONFIG).await.with_context(|| format!("at {}", admin.server))?;
     let object = object.with_context(|| {
         format!(

@@ -12,13 +12,13 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use clap::Args;
 use jiff::Timestamp;
-use portico_dial::{Dialer, ProxyFiles, ProxySetting};
 use portico_kube::foreign::{Applied, Foreign, ForeignError};
 use portico_kube::text::one_line;
 use portico_pki::{Credential, Kubeconfig, Pair, Request, ends};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
+use super::inside;
 use crate::args::positive_duration;
 
 const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
@@ -59,8 +59,7 @@ pub(super) struct Person {
 /// The way that `admin` has, with a certificate of this user.
 pub(super) async fn issue(admin: Kubeconfig, user: &str, flags: &Person) -> anyhow::Result<Kubeconfig> {
     let Request { request, key } = Request::new(user, flags.group.as_deref())?;
-    let dialer = Dialer::new(ProxySetting::Env, ProxyFiles::default())?;
-    let inside = Foreign::new(&admin.to_yaml(), dialer).await?;
+    let inside = inside(&admin).await?;
     let mut random = [0; 8];
     rand::fill(&mut random).map_err(|_| anyhow!("the system has no random numbers"))?;
     let id = format!("portico-kubeconfig-{:016x}", u64::from_be_bytes(random));

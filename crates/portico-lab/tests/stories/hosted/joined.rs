@@ -1,0 +1,231 @@
+//! Machines become nodes of hosted clusters by `portico join`, one of each cluster and two of the first; and
+//! what people do with a cluster works there: Services, names, Jobs, rights, definitions, webhooks.
+
+use std::thread;
+use std::time::Instant;
+
+use anyhow::ensure;
+use portico_lab::{Authority, Image, Kubectl, Node, long_form, operated, programs, say, wait};
+use serde_json::{Value, json};
+
+use super::{Hosted, STARTING};
+use crate::konnectivity::{metrics_server, uses};
+use crate::support::SOON;
+
+/// Names and addresses of pods of each machine; the machine's number is the second of two.
+fn machine(cluster: usize, number: usize) -> (String, String) {
+    (format!("joined-{cluster}-{number}"), format!("172.25.{}.0/24", 240 + cluster * 2 + number))
+}
+
+pub(super) fn machines_join_by_one_command_and_leave(clusters: &[Hosted<'_>]) {
+    let join = |(index, cluster): (usize, &Hosted<'_>)| -> Vec<Node> {
+        let machines = if index == 0 { 2 } else { 1 };
+        (0..machines).map(|number| cluster.join(machine(index, number))).collect()
+    };
+    let nodes: Vec<Vec<Node>> = thread::scope(|scope| {
+        let joining: Vec<_> = clusters.iter().enumerate().map(|one| scope.spawn(move || join(one))).collect();
+        joining.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    for (cluster, nodes) in clusters.iter().zip(&nodes) {
+        for node in nodes {
+            cluster.runs_a_pod_on(node);
+        }
+    }
+    clusters.iter().zip(&nodes).for_each(|(cluster, nodes)| cluster.lists_its_nodes(nodes));
+    clusters[0].does_what_clusters_do(&nodes[0]);
+    for (cluster, nodes) in clusters.iter().zip(nodes) {
+        for mut node in nodes {
+            let name = node.host().name().to_owned();
+            let told = node.leave().unwrap();
+            assert!(told.contains(&format!("kubectl delete node {name}")), "{told}");
+            cluster.kubectl.run(&["delete", "node", &name]).unwrap();
+        }
+    }
+}
+
+impl Hosted<'_> {
+    /// A machine with everything that its pods run, as there is no registry.
+    fn join(&self, (name, pods): (String, String)) -> Node {
+        let start = Instant::now();
+        let portico = programs::portico().unwrap().display().to_string();
+        let admin = self.kubectl.kubeconfig().display().to_string();
+        let printed = self.client.run(&[&portico, "join", "token", "--cluster-kubeconfig", &admin]).unwrap();
+        let command = printed.replace("\\\n", " ");
+        let command = command.lines().find_map(|line| line.strip_prefix("portico ")).unwrap();
+        let words: Vec<&str> = command.split_whitespace().collect();
+        let host = self.client.lab().host(&name).unwrap();
+        let node = Node::join_by(&host, &words, &self.kubectl, &pods).unwrap();
+        let seconds = start.elapsed().as_secs_f64();
+        say(format_args!("{}: {name} is a Node after {seconds:.1} s", self.name));
+        let mut images = vec![Image::portico(), Image::busybox()];
+        if self.name == operated::HOSTED[0].0 {
+            images.extend([Image::kube_proxy(), Image::coredns(), Image::webhook()]);
+            images.extend(long_form(None, Some(Image::metrics_server())));
+        }
+        images.into_iter().for_each(|image| node.import(&image.unwrap()).unwrap());
+        let front = self.seed.kubectl().get(&["service", "portico", "-n", "portico"]).unwrap();
+        let front = front["status"]["loadBalancer"]["ingress"][0]["ip"].as_str().unwrap().parse().unwrap();
+        operated::tell_agents(&self.kubectl, self.name, front).unwrap();
+        node
+    }
+
+    /// A pod that is reached by Konnectivity, at a kubelet with a certificate that the operator approved.
+    fn runs_a_pod_on(&self, node: &Node) {
+        let (start, kubectl) = (Instant::now(), &self.kubectl);
+        let name = node.host().name();
+        let script = "echo \"it runs\"; sleep 3600";
+        kubectl.apply_json(&pod(name, json!({"nodeName": name}), script)).unwrap();
+        wait::until("the log by Konnectivity", STARTING, || {
+            let log = kubectl.run(&["logs", name, "--request-timeout=20s"])?;
+            ensure!(log.trim() == "it runs", "{log}");
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(kubectl.run(&["exec", name, "--", "echo", "it works"]).unwrap().trim(), "it works");
+        let seconds = start.elapsed().as_secs_f64();
+        say(format_args!("{}: logs and exec of a pod on {name} after {seconds:.1} s", self.name));
+    }
+
+    /// By the paths of its strategy, and no certificate waits.
+    fn lists_its_nodes(&self, nodes: &[Node]) {
+        let portico = programs::portico().unwrap().display().to_string();
+        let admin = self.kubectl.kubeconfig().display().to_string();
+        let said = wait::until("all paths", SOON, || {
+            self.client.run(&[&portico, "nodes", "--cluster-kubeconfig", &admin])
+        })
+        .unwrap();
+        for node in nodes {
+            let line = said.lines().find(|line| line.starts_with(node.host().name())).unwrap();
+            let pods = if self.name == operated::HOSTED[0].0 { "  agent  " } else { "  direct  " };
+            assert!(line.contains(pods) && line.contains("agent"), "{said}");
+        }
+    }
+
+    /// What upstream's conformance tests ask, in short, of the parts that the control plane is for.
+    fn does_what_clusters_do(&self, nodes: &[Node]) {
+        let (start, kubectl) = (Instant::now(), &self.kubectl);
+        // The lab has no network plugin: each machine is told where the pods of the other are.
+        for (number, node) in nodes.iter().enumerate() {
+            let (_, pods) = machine(0, 1 - number);
+            let by = nodes[1 - number].host().address().to_string();
+            node.host().run(&["ip", "route", "add", &pods, "via", &by]).unwrap();
+        }
+        let [here, there] = [0, 1].map(|number| nodes[number].host().name());
+        services_lead_to_pods_of_every_node(kubectl, here, there);
+        names_of_services_are_known(kubectl, here);
+        jobs_end_and_read_their_configuration(kubectl);
+        rights_are_what_was_given(kubectl);
+        definitions_are_served_and_hold(kubectl);
+        let authority = Authority::new("webhook authority").unwrap();
+        uses::deploy_webhook(kubectl, self.client, &authority);
+        uses::admits(kubectl);
+        if long_form(false, true) {
+            metrics_server::answers(kubectl, here);
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        say(format_args!(
+            "{}: Services, names, Jobs, rights, definitions, webhooks in {seconds:.1} s",
+            self.name
+        ));
+    }
+}
+
+fn pod(name: &str, place: Value, script: &str) -> Value {
+    let mut spec = place;
+    spec["terminationGracePeriodSeconds"] = json!(0);
+    spec["containers"] = json!([{"name": "any", "image": "lab/busybox:1", "imagePullPolicy": "Never",
+        "command": ["sh", "-c", script]}]);
+    let metadata = json!({"name": name, "labels": {"app": name}});
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+}
+
+/// kube-proxy translates on one node, and the pods of both answer.
+fn services_lead_to_pods_of_every_node(kubectl: &Kubectl, here: &str, there: &str) {
+    for node in [here, there] {
+        let script = format!("mkdir /www; echo {node} > /www/index.html; httpd -f -p 8080 -h /www");
+        let mut web = pod(&format!("web-{node}"), json!({"nodeName": node}), &script);
+        web["metadata"]["labels"] = json!({"app": "web"});
+        kubectl.apply_json(&web).unwrap();
+    }
+    let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"},
+        "spec": {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": 8080}]}});
+    kubectl.apply_json(&service).unwrap();
+    let service = kubectl.get(&["service", "web"]).unwrap();
+    let address = service["spec"]["clusterIP"].as_str().unwrap();
+    let ask = format!("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 {address} 80");
+    let (mut by_here, mut by_there) = (false, false);
+    wait::until("answers of both pods", STARTING, || {
+        let said = kubectl.run(&["exec", here, "--", "sh", "-c", &ask])?;
+        by_here |= said.trim().ends_with(here);
+        by_there |= said.trim().ends_with(there);
+        ensure!(by_here && by_there, "Service web led to {said}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// By the name server that a kubelet tells its pods.
+fn names_of_services_are_known(kubectl: &Kubectl, pod: &str) {
+    kubectl.wait_rolled_out("kube-system", "coredns", STARTING).unwrap();
+    for (name, address) in [("kubernetes.default", "10.240.16.1"), ("kube-dns.kube-system", "10.240.16.10")] {
+        let name = format!("{name}.svc.cluster.local");
+        wait::until(&format!("the address of {name}"), SOON, || {
+            let said = kubectl.run(&["exec", pod, "--", "nslookup", "-type=a", &name])?;
+            ensure!(said.contains(address), "{said}");
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
+fn jobs_end_and_read_their_configuration(kubectl: &Kubectl) {
+    kubectl.run(&["create", "configmap", "settings", "--from-literal=colour=green"]).unwrap();
+    let mut pod = pod("job", json!({"restartPolicy": "Never"}), "echo $COLOUR; cat /settings/colour");
+    pod["spec"]["volumes"] = json!([{"name": "settings", "configMap": {"name": "settings"}}]);
+    let container = &mut pod["spec"]["containers"][0];
+    container["volumeMounts"] = json!([{"name": "settings", "mountPath": "/settings"}]);
+    let from = json!({"configMapKeyRef": {"name": "settings", "key": "colour"}});
+    container["env"] = json!([{"name": "COLOUR", "valueFrom": from}]);
+    let job = json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "reads"},
+        "spec": {"completions": 2, "parallelism": 2, "template": {"spec": pod["spec"]}}});
+    kubectl.apply_json(&job).unwrap();
+    wait::until("the Job", STARTING, || {
+        let job = kubectl.get(&["job", "reads"])?;
+        ensure!(job["status"]["succeeded"] == 2, "{}", job["status"]);
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(kubectl.run(&["logs", "job/reads"]).unwrap().trim(), "green\ngreen");
+}
+
+fn rights_are_what_was_given(kubectl: &Kubectl) {
+    kubectl.run(&["create", "serviceaccount", "reader"]).unwrap();
+    kubectl.run(&["create", "role", "reader", "--verb=get", "--resource=configmaps"]).unwrap();
+    kubectl
+        .run(&["create", "rolebinding", "reader", "--role=reader", "--serviceaccount=default:reader"])
+        .unwrap();
+    let reader = "--as=system:serviceaccount:default:reader";
+    kubectl.run(&["get", "configmap", "settings", reader]).unwrap();
+    let refused = kubectl.run(&["delete", "configmap", "settings", reader]).unwrap_err();
+    assert!(format!("{refused:#}").contains("(Forbidden)"), "{refused:#}");
+}
+
+fn definitions_are_served_and_hold(kubectl: &Kubectl) {
+    let schema = json!({"type": "object", "properties": {"spec": {"type": "object", "properties":
+        {"size": {"type": "integer", "minimum": 1}}}}});
+    let definition = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "boxes.example.com"}, "spec": {"group": "example.com", "scope": "Namespaced",
+            "names": {"plural": "boxes", "singular": "box", "kind": "Box"},
+            "versions": [{"name": "v1", "served": true, "storage": true,
+                "schema": {"openAPIV3Schema": schema}}]}});
+    kubectl.apply_json(&definition).unwrap();
+    kubectl.wait_served("boxes.example.com").unwrap();
+    let of_size = |size: i32| {
+        json!({"apiVersion": "example.com/v1", "kind": "Box", "metadata": {"name": "box"},
+            "spec": {"size": size}})
+    };
+    let refused = kubectl.apply_json(&of_size(0)).unwrap_err();
+    assert!(format!("{refused:#}").contains("greater than or equal to 1"), "{refused:#}");
+    kubectl.apply_json(&of_size(2)).unwrap();
+    assert_eq!(kubectl.get(&["box", "box"]).unwrap()["spec"]["size"], 2);
+}
