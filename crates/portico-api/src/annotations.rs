@@ -50,6 +50,8 @@ pub const WITHOUT: &str = "portico.k8c.io/without";
 pub const TUNNEL_CERTIFICATE: &str = "portico.k8c.io/tunnel-certificate";
 /// The value of [`TUNNEL_CERTIFICATE`] for a certificate that something else makes, such as cert-manager.
 pub const PROVIDED: &str = "provided";
+/// On a Seed: most clusters whose control planes it hosts.
+pub const MAX_HOSTED: &str = "portico.k8c.io/max-hosted-clusters";
 /// On a Cluster, with any value: its expose strategy may be changed.
 pub const MIGRATION_LABEL: &str = "unsafe-expose-strategy-migration";
 /// On a Service: source ranges for clouds that do not read `spec.loadBalancerSourceRanges`.

@@ -7,6 +7,7 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::annotations::MAX_HOSTED;
 use crate::duration::GoDuration;
 use crate::meta::{ObjectMeta, Strings};
 use crate::network::Network;
@@ -33,6 +34,15 @@ impl Seed {
             .into_iter()
             .find(|label| !label.is_empty())
             .unwrap_or_default()
+    }
+
+    /// Most clusters whose control planes it hosts; `None` for any number.
+    ///
+    /// # Errors
+    /// The value of the annotation [`MAX_HOSTED`], if it is no number.
+    pub fn max_hosted(&self) -> Result<Option<usize>, &str> {
+        let value = self.metadata.annotation(MAX_HOSTED);
+        value.map(|text| text.parse().map_err(|_| text)).transpose()
     }
 }
 

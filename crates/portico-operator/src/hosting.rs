@@ -19,8 +19,10 @@ use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use kube::runtime::controller::Action;
-use portico_api::annotations::LAYOUT;
+use portico_api::annotations::{LAYOUT, MAX_HOSTED};
 use portico_api::cluster::Cluster;
+use portico_expose::resolve::seed_of;
+use portico_hosting::quota::{self, Candidate};
 use portico_kube::events::Events;
 use portico_kube::leader::Leads;
 use portico_pki::KeyKind;
@@ -61,6 +63,9 @@ const LAST_RETRY: Duration = Duration::from_secs(60);
 
 /// The longest time without a look. Timers do not count the time that a machine sleeps.
 const PERIOD: Duration = Duration::from_hours(12);
+
+/// How often a Cluster beyond the quota looks whether there is room, which costs no request.
+const ROOM_PERIOD: Duration = Duration::from_secs(5);
 
 /// Clusters that are reconciled at the same time. One that an admission webhook keeps waiting must not hold
 /// the others up.
@@ -247,6 +252,10 @@ impl Context {
         cluster: &Cluster,
         served: &Served<Cluster>,
     ) -> Result<Option<Duration>, WriteError> {
+        if let Some(state) = self.no_room(cluster) {
+            self.report(cluster, &state, None, false).await?;
+            return Ok(Some(ROOM_PERIOD));
+        }
         self.hold(cluster, served).await?;
         let outcome = self.pass(cluster).await?;
         if let Some(state) = unreadable(served) {
@@ -256,6 +265,38 @@ impl Context {
         let health = outcome.health.or_else(|| self.health_now(cluster));
         self.report(cluster, &outcome.state, health.as_ref(), false).await?;
         Ok(outcome.due)
+    }
+
+    /// Why the control plane of `cluster` must not be begun on its seed now.
+    fn no_room(&self, cluster: &Cluster) -> Option<State> {
+        if deletion::is_held(cluster) {
+            return None;
+        }
+        let seeds = self.above.seeds.seeds();
+        // Which seed it is will be told by the pass, if none can be found.
+        let seed = seed_of(cluster, &seeds).ok()?;
+        let name = &*seed.metadata.name;
+        let limit = match seed.max_hosted() {
+            Ok(limit) => limit?,
+            Err(value) => {
+                let message = format!(
+                    "Seed {name}: metadata.annotations[{MAX_HOSTED}]: {value:?} is no number of clusters; \
+                     write one, or leave the annotation out"
+                );
+                return Some(State::bad("InvalidConfiguration", message));
+            }
+        };
+        let all = self.clusters.store().state();
+        let read = all.iter().filter_map(|served| match &served.object {
+            Ok(Object::Cluster(cluster)) => Some(&**cluster),
+            _ => None,
+        });
+        let here = read.filter(|other| {
+            seed_of(other, &seeds).is_ok_and(|other| *other.metadata.name == *seed.metadata.name)
+        });
+        let candidates = here.map(|cluster| Candidate { cluster, begun: deletion::is_held(cluster) });
+        let admitted = quota::admits(limit, cluster, candidates);
+        (!admitted).then(|| State::bad("QuotaExceeded", quota::exceeded(name, limit)))
     }
 
     /// Of a Cluster that asked for a control plane once.

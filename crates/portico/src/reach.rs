@@ -31,10 +31,12 @@ mod gateways;
 mod here;
 mod inside;
 mod links;
+mod orphans;
 
 use gateways::{Gateways, LoadBalancers};
 pub(crate) use links::Link;
 use links::State;
+pub(crate) use orphans::Orphan;
 
 /// The seed that is asked, and where its gateways are.
 #[derive(Debug, Args)]
@@ -94,6 +96,11 @@ impl Seed {
     /// The Clusters by name.
     pub(crate) fn clusters(&self) -> &BTreeMap<Arc<str>, Cluster> {
         &self.clusters
+    }
+
+    /// What Clusters that are gone have left on the seed.
+    pub(crate) async fn orphans(&self) -> anyhow::Result<Vec<Orphan>> {
+        orphans::find(&self.client, |name| self.clusters.contains_key(name)).await
     }
 
     /// The Service port that claims a host, or an authority.

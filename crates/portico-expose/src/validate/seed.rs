@@ -1,6 +1,6 @@
 //! What is wrong with a Seed.
 
-use portico_api::annotations::{PROVIDED, TUNNEL_CERTIFICATE};
+use portico_api::annotations::{MAX_HOSTED, PROVIDED, TUNNEL_CERTIFICATE};
 use portico_api::duration::GoDuration;
 use portico_api::meta::Kind;
 use portico_api::names::HostName;
@@ -45,6 +45,11 @@ pub fn seed(seed: &Seed) -> Verdict {
     findings.connection_settings(&proxy.connection_settings);
     findings.replicas(&proxy.replicas);
     findings.tunnel_certificate(seed.metadata.annotation(TUNNEL_CERTIFICATE));
+    if let Err(value) = seed.max_hosted() {
+        let field = format!("metadata.annotations[{MAX_HOSTED}]");
+        let message = format!("{value:?} is no number of clusters: no new one is hosted meanwhile");
+        findings.void("max-hosted", &field, message, "write a number, or leave the annotation out");
+    }
     findings.verdict
 }
 
@@ -206,6 +211,18 @@ mod tests {
         seed.metadata.annotations.insert("portico.k8c.io/tunnel-certificate".into(), "theirs".into());
         let verdict = super::seed(&seed);
         assert_eq!((verdict.refused, verdict.problems.len()), (false, 1));
+    }
+
+    #[test]
+    fn a_quota_that_is_no_number_is_told_and_the_seed_is_used() {
+        let mut seed = read("north", "{}");
+        for (value, limit, problems) in [("3", Ok(Some(3)), 0), ("-1", Err("-1"), 1), ("few", Err("few"), 1)]
+        {
+            seed.metadata.annotations.insert("portico.k8c.io/max-hosted-clusters".into(), value.into());
+            let verdict = super::seed(&seed);
+            assert_eq!((verdict.refused, verdict.problems.len()), (false, problems), "{value}");
+            assert_eq!(seed.max_hosted(), limit);
+        }
     }
 
     #[test]

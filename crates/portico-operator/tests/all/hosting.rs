@@ -542,3 +542,44 @@ async fn a_deletion_is_late_by_the_clock_of_the_api_server() {
     assert!(!reasons.contains("DeletionHangs"), "{reasons:?}");
     operator.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_seed_hosts_as_many_clusters_as_it_is_told_and_the_next_waits_for_room() {
+    let (api, client) = seed("hosting-quota").await;
+    let kubectl = api.kubectl();
+    let quota = |value: &str| {
+        let annotation = format!("portico.k8c.io/max-hosted-clusters={value}");
+        kubectl.run(&["annotate", "seed", "north", "-n", "portico", "--overwrite", &annotation]).unwrap();
+    };
+    quota("few");
+    let operator = start(&client, "quota");
+    kubectl.apply_json(&hosted("a", "compact")).unwrap();
+    let message = wait_reason(kubectl, "a", "InvalidConfiguration");
+    assert!(message.contains("\"few\" is no number of clusters"), "{message}");
+    quota("1");
+    wait_reason(kubectl, "a", "Starting");
+    kubectl.apply_json(&hosted("b", "compact")).unwrap();
+    let message = wait_reason(kubectl, "b", "QuotaExceeded");
+    assert!(
+        message.starts_with("Seed north hosts as many clusters") && message.contains("allows, 1;"),
+        "{message}"
+    );
+    let made = ["get", "secrets,statefulsets", "-n", "cluster-b", "--output=name"];
+    assert_eq!(kubectl.run(&made).unwrap(), "");
+    // Less than there are: what is there stays.
+    quota("0");
+    patch(
+        kubectl,
+        &["cluster", "a"],
+        &json!({"metadata": {"annotations": {"kubermatic.k8c.io/last-restart": "1"}}}),
+    );
+    until("a change of what is hosted", || {
+        let set = kubectl.get(&["statefulset", "control-plane", "-n", "cluster-a"])?;
+        ensure!(set["spec"]["template"].to_string().contains("last-restart"), "{set}");
+        Ok(())
+    });
+    quota("1");
+    kubectl.run(&["delete", "cluster", "a"]).unwrap();
+    wait_reason(kubectl, "b", "Starting");
+    operator.stop().await;
+}

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::daemon;
 use crate::outcome::{Outcome, print};
-use crate::reach::{Chain, Link, Seed, SeedFlags};
+use crate::reach::{Chain, Link, Orphan, Seed, SeedFlags};
 
 /// `portico status`.
 #[derive(Debug, Args)]
@@ -30,6 +30,8 @@ pub(crate) struct Flags {
 struct Status {
     gateways: Gateways,
     clusters: Vec<Row>,
+    /// What Clusters that are gone have left; not looked for if one CLUSTER is asked for.
+    orphans: Vec<Orphan>,
 }
 
 #[derive(Serialize)]
@@ -65,7 +67,8 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
 /// How it stands, and what more there is to say of the one CLUSTER.
 async fn status(flags: &Flags) -> anyhow::Result<(Status, String)> {
     let seed = Seed::read(&flags.seed).await?;
-    let (mut clusters, mut text) = (Vec::new(), String::new());
+    let (mut clusters, mut orphans) = (Vec::new(), Vec::new());
+    let text;
     if let Some(name) = &flags.cluster {
         let chain = seed.whole_chain(&ClusterName::new(name)).await;
         text = chain.text(name);
@@ -73,9 +76,24 @@ async fn status(flags: &Flags) -> anyhow::Result<(Status, String)> {
     } else {
         let all = seed.clusters().iter();
         clusters.extend(all.map(|(name, cluster)| row(name, Some(cluster), seed.chain(&cluster.name()))));
+        match seed.orphans().await {
+            Ok(found) => orphans = found,
+            Err(error) => tracing::warn!("what Clusters that are gone have left is not known: {error:#}"),
+        }
+        text = left(&orphans);
     }
     let (ready, total) = seed.gateways();
-    Ok((Status { gateways: Gateways { ready, total }, clusters }, text))
+    Ok((Status { gateways: Gateways { ready, total }, clusters, orphans }, text))
+}
+
+/// Names what Clusters that are gone have left.
+fn left(orphans: &[Orphan]) -> String {
+    if orphans.is_empty() {
+        return String::new();
+    }
+    let line = |one: &Orphan| format!("  {} {}, of Cluster {}\n", one.kind, one.name, one.cluster);
+    let lines: String = orphans.iter().map(line).collect();
+    format!("Left by Clusters that are gone; where nobody needs it, kubectl delete:\n{lines}")
 }
 
 fn row(name: &str, cluster: Option<&Cluster>, chain: Chain) -> Row {

@@ -34,4 +34,5 @@ mod routes;
 mod scale;
 mod secure;
 mod slow_loris;
+mod status;
 mod tunnel_identity;

@@ -1,0 +1,80 @@
+//! How many clusters a seed hosts at most, and which of those that ask get a control plane.
+
+use portico_api::annotations::MAX_HOSTED;
+use portico_api::cluster::Cluster;
+
+/// A Cluster that asks for a control plane on the same seed, or has one.
+#[derive(Debug, Clone, Copy)]
+pub struct Candidate<'a> {
+    /// The Cluster.
+    pub cluster: &'a Cluster,
+    /// Whether its control plane was begun: it counts, and is kept whatever the quota is.
+    pub begun: bool,
+}
+
+/// Whether the control plane of `new`, which is not begun, may be begun on a seed that hosts at most `limit`
+/// clusters, beside the `others`. The older comes first, then the one whose name does; what is paused or ends
+/// waits for nothing.
+pub fn admits<'a>(limit: usize, new: &Cluster, others: impl IntoIterator<Item = Candidate<'a>>) -> bool {
+    let rank = |cluster: &'a Cluster| (cluster.metadata.creation_timestamp, &*cluster.metadata.name);
+    let own = (new.metadata.creation_timestamp, &*new.metadata.name);
+    let waits = |cluster: &Cluster| {
+        cluster.is_hosted() && !cluster.spec.pause && cluster.metadata.deletion_timestamp.is_none()
+    };
+    let before = others.into_iter().filter(|Candidate { cluster, begun }| {
+        *cluster.metadata.name != *new.metadata.name && (*begun || waits(cluster) && rank(cluster) < own)
+    });
+    before.count() < limit
+}
+
+/// Why a Cluster has to wait.
+pub fn exceeded(seed: &str, limit: usize) -> String {
+    format!(
+        "Seed {seed} hosts as many clusters as its annotation {MAX_HOSTED} allows, {limit}; this one is made \
+         once there is room: raise the number, or delete a Cluster that nobody needs"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn cluster(name: &str, second: u8) -> Cluster {
+        let text = json!({"metadata": {"name": name, "annotations": {"portico.k8c.io/layout": "compact"},
+            "creationTimestamp": format!("2026-01-01T00:00:0{second}Z")}});
+        serde_json::from_value(text).unwrap()
+    }
+
+    #[test]
+    fn what_has_begun_counts_and_among_new_ones_the_older_goes_first() {
+        let all = [cluster("c", 1), cluster("a", 2), cluster("b", 2)];
+        let admitted = |limit, begun: &[&str]| -> Vec<&str> {
+            let candidates = all
+                .iter()
+                .map(|cluster| Candidate { cluster, begun: begun.contains(&&*cluster.metadata.name) });
+            let new = all.iter().filter(|cluster| !begun.contains(&&*cluster.metadata.name));
+            let admitted = new.filter(|cluster| admits(limit, cluster, candidates.clone()));
+            admitted.map(|cluster| &*cluster.metadata.name).collect()
+        };
+        assert_eq!(admitted(0, &[]), [""; 0]);
+        assert_eq!(admitted(2, &[]), ["c", "a"]);
+        assert_eq!(admitted(2, &["b"]), ["c"]);
+        // The quota was lowered.
+        assert_eq!(admitted(1, &["a", "b"]), [""; 0]);
+        assert_eq!(admitted(3, &["a", "b"]), ["c"]);
+    }
+
+    #[test]
+    fn what_is_paused_ends_or_is_not_hosted_keeps_no_place() {
+        let new = cluster("z", 9);
+        let mut others = [cluster("a", 1), cluster("b", 1), cluster("c", 1)];
+        others[0].spec.pause = true;
+        others[1].metadata.deletion_timestamp = others[1].metadata.creation_timestamp;
+        others[2].metadata.annotations = Default::default();
+        let of = |begun| others.iter().map(move |cluster| Candidate { cluster, begun });
+        assert!(admits(1, &new, of(false)));
+        assert!(!admits(3, &new, of(true)) && admits(4, &new, of(true)));
+    }
+}

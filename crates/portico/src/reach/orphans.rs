@@ -1,0 +1,81 @@
+//! What the control plane of a Cluster that is gone has left on the seed: its namespace, where something kept
+//! the Cluster's deletion from taking it along, and volumes that are to be kept.
+
+use portico_api::names::ClusterName;
+use portico_expose::exposure::CLUSTER_LABEL;
+use portico_kube::{Client, read};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// One object without its Cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Orphan {
+    /// `Namespace` or `PersistentVolume`.
+    pub(crate) kind: &'static str,
+    /// Its name.
+    pub(crate) name: String,
+    /// The Cluster that is gone.
+    pub(crate) cluster: String,
+}
+
+/// A list, as far as it counts here.
+#[derive(Default, Deserialize)]
+struct List {
+    items: Vec<Value>,
+}
+
+/// Lists them. `exists` knows the Clusters.
+pub(super) async fn find(client: &Client, exists: impl Fn(&str) -> bool) -> anyhow::Result<Vec<Orphan>> {
+    let selector = CLUSTER_LABEL.replace('/', "%2F");
+    let path = format!("/api/v1/namespaces?labelSelector={selector}");
+    let namespaces: Option<List> = read(client, &path, "namespaces of clusters").await?;
+    let volumes: Option<List> = read(client, "/api/v1/persistentvolumes", "PersistentVolumes").await?;
+    let [namespaces, volumes] = [namespaces, volumes].map(|list| list.unwrap_or_default().items);
+    let found = namespaces.iter().filter_map(namespace).chain(volumes.iter().filter_map(volume));
+    Ok(found.filter(|orphan| !exists(&orphan.cluster)).collect())
+}
+
+fn text<'a>(object: &'a Value, path: &str) -> &'a str {
+    object.pointer(path).and_then(Value::as_str).unwrap_or_default()
+}
+
+fn namespace(object: &Value) -> Option<Orphan> {
+    let cluster = object["metadata"]["labels"][CLUSTER_LABEL].as_str()?.to_owned();
+    // What ends by itself is none.
+    let stays = object["metadata"].get("deletionTimestamp").is_none();
+    let name = text(object, "/metadata/name").to_owned();
+    stays.then_some(Orphan { kind: "Namespace", name, cluster })
+}
+
+fn volume(object: &Value) -> Option<Orphan> {
+    let cluster = ClusterName::of_namespace(text(object, "/spec/claimRef/namespace"))?;
+    let name = text(object, "/metadata/name").to_owned();
+    let released = text(object, "/status/phase") == "Released";
+    released.then(|| Orphan { kind: "PersistentVolume", name, cluster: cluster.as_str().to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_namespace_that_portico_made_and_a_volume_that_nobody_claims_any_more_belong_to_a_cluster() {
+        let made = json!({"metadata": {"name": "cluster-a", "labels": {"portico.k8c.io/cluster": "a"}}});
+        let orphan = |kind, name: &str| Some(Orphan { kind, name: name.into(), cluster: "a".into() });
+        assert_eq!(namespace(&made), orphan("Namespace", "cluster-a"));
+        let mut ends = made;
+        ends["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        assert_eq!(namespace(&ends), None);
+        assert_eq!(namespace(&json!({"metadata": {"name": "cluster-a"}})), None);
+        let claimed = |namespace: &str, phase: &str| {
+            json!({"metadata": {"name": "v"}, "spec": {"claimRef": {"namespace": namespace}},
+                "status": {"phase": phase}})
+        };
+        assert_eq!(volume(&claimed("cluster-a", "Released")), orphan("PersistentVolume", "v"));
+        assert_eq!(volume(&claimed("cluster-a", "Bound")), None);
+        assert_eq!(volume(&claimed("default", "Released")), None);
+        assert_eq!(volume(&json!(7)), None);
+    }
+}
