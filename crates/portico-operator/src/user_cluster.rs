@@ -24,6 +24,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 use portico_api::annotations::WITHOUT;
+use portico_api::cluster::{CONTROL_PLANE_READY, Cluster};
 use portico_api::names::ClusterName;
 use portico_expose::user_cluster::AgentSettings;
 use portico_kube::events::Events;
@@ -113,8 +114,25 @@ struct Context {
     seen: Mutex<HashMap<String, Said>>,
 }
 
-/// The generation of a Cluster, which counts changes of its spec, and the parts that it does not get inside.
-type Said = (Option<i64>, Option<String>);
+/// What counts of a Cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Said {
+    /// Counts changes of its spec.
+    generation: Option<i64>,
+    /// The parts that it does not get inside.
+    without: Option<String>,
+    /// Whether its control plane is ready, where that is hosted here.
+    serves: bool,
+}
+
+impl Said {
+    fn of(cluster: &Cluster, generation: Option<i64>) -> Self {
+        let without = cluster.metadata.annotation(WITHOUT).map(str::to_owned);
+        let ready = cluster.status.conditions.get(CONTROL_PLANE_READY);
+        let serves = ready.is_some_and(|condition| &*condition.status == "True");
+        Self { generation, without, serves }
+    }
+}
 
 /// What there is to reconcile.
 type Work = Vec<ObjectRef<Seen<Written>>>;
@@ -206,7 +224,8 @@ fn changed_clusters(
     })
 }
 
-/// The clusters whose Cluster says something else than before. Its status does not count: controllers write
+/// The clusters whose Cluster says something else than before, or whose control plane has come up: passes
+/// before have failed, and the next would be late. What else its status has does not count: controllers write
 /// that all the time.
 fn changed_specs(context: &Arc<Context>, written: &ClusterWatch) -> impl Stream<Item = Work> + Send + use<> {
     let (context, store) = (Arc::clone(context), written.store());
@@ -215,8 +234,7 @@ fn changed_specs(context: &Arc<Context>, written: &ClusterWatch) -> impl Stream<
         let changed = changed.into_iter().filter_map(|cluster| {
             let served = store.get(&cluster)?;
             let Ok(Object::Cluster(written)) = &served.object else { return None };
-            let without = written.metadata.annotation(WITHOUT).map(str::to_owned);
-            let now = (served.meta().generation, without);
+            let now = Said::of(written, served.meta().generation);
             // The first time is that of its ExposedCluster.
             let before = seen.insert(cluster.name.clone(), now.clone())?;
             (before != now).then(|| ObjectRef::new(&cluster.name))
@@ -281,7 +299,22 @@ fn share(name: &str) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn a_control_plane_that_comes_up_is_news_and_what_else_a_status_has_is_not() {
+        let said = |conditions| {
+            let text = json!({"metadata": {"name": "a"}, "status": {"conditions": conditions}});
+            Said::of(&serde_json::from_value(text).unwrap(), Some(1))
+        };
+        let ready = |status: &str| json!({"PorticoControlPlaneReady": {"status": status, "reason": "R"}});
+        let other = json!({"PorticoExposed": {"status": "True"}});
+        assert_eq!(said(json!({})), said(other));
+        assert_eq!(said(json!({})), said(ready("False")));
+        assert_ne!(said(ready("False")), said(ready("True")));
+    }
 
     #[test]
     fn passes_of_many_clusters_are_spread_over_minutes() {
