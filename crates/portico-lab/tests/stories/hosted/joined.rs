@@ -60,7 +60,10 @@ impl Hosted<'_> {
         let mut images = vec![Image::portico(), Image::busybox()];
         if self.name == operated::HOSTED[0].0 {
             images.extend([Image::kube_proxy(), Image::coredns(), Image::webhook()]);
-            images.extend(long_form(None, Some(Image::metrics_server())));
+            // Building metrics-server costs minutes.
+            if long_form(false, true) {
+                images.push(Image::metrics_server());
+            }
         }
         images.into_iter().for_each(|image| node.import(&image.unwrap()).unwrap());
         let front = self.seed.kubectl().get(&["service", "portico", "-n", "portico"]).unwrap();
