@@ -65,7 +65,12 @@ impl Cluster {
     /// Whether its etcd has held data, as its condition says for ever: everything else may be deleted with
     /// its namespace.
     pub fn has_held_data(&self) -> bool {
-        let condition = self.status.conditions.get(ETCD_INITIALIZED);
+        self.is_true(ETCD_INITIALIZED)
+    }
+
+    /// Whether this condition is true, as its status says.
+    pub fn is_true(&self, condition: &str) -> bool {
+        let condition = self.status.conditions.get(condition);
         condition.is_some_and(|condition| &*condition.status == "True")
     }
 

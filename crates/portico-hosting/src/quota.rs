@@ -16,15 +16,18 @@ pub struct Candidate<'a> {
 /// clusters, beside the `others`. The older comes first, then the one whose name does; what is paused or ends
 /// waits for nothing.
 pub fn admits<'a>(limit: usize, new: &Cluster, others: impl IntoIterator<Item = Candidate<'a>>) -> bool {
-    let rank = |cluster: &'a Cluster| (cluster.metadata.creation_timestamp, &*cluster.metadata.name);
-    let own = (new.metadata.creation_timestamp, &*new.metadata.name);
     let waits = |cluster: &Cluster| {
         cluster.is_hosted() && !cluster.spec.pause && cluster.metadata.deletion_timestamp.is_none()
     };
     let before = others.into_iter().filter(|Candidate { cluster, begun }| {
-        *cluster.metadata.name != *new.metadata.name && (*begun || waits(cluster) && rank(cluster) < own)
+        *cluster.metadata.name != *new.metadata.name
+            && (*begun || waits(cluster) && rank(cluster) < rank(new))
     });
     before.count() < limit
+}
+
+fn rank(cluster: &Cluster) -> impl Ord + '_ {
+    (cluster.metadata.creation_timestamp, &*cluster.metadata.name)
 }
 
 /// Why a Cluster has to wait.

@@ -19,6 +19,14 @@ use x509_parser::x509::X509Name;
 /// Whose certificates these are.
 pub const SIGNER: &str = "kubernetes.io/kubelet-serving";
 
+/// Where the requests for certificates of a cluster are.
+pub const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
+
+/// The list of those that are for kubelets to serve with.
+pub fn listed() -> String {
+    format!("{REQUESTS}?fieldSelector=spec.signerName%3D{}", SIGNER.replace('/', "%2F"))
+}
+
 /// The group of all nodes, and the organisation in their certificates.
 const NODES: &str = "system:nodes";
 /// What the name of a node's user begins with.

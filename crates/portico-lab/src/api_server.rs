@@ -60,6 +60,11 @@ impl ApiServer {
         &self.kubectl
     }
 
+    /// The kubeconfig of its administrator, with everything in it.
+    pub fn admin_with_everything(&self) -> Result<String> {
+        self.kubectl.run(&["config", "view", "--raw", "--flatten"])
+    }
+
     /// The kubeconfig of its administrator.
     pub fn admin(&self) -> Result<PathBuf> {
         self.access().kubeconfig("admin", Some(ADMINS))

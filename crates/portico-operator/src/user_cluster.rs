@@ -128,9 +128,7 @@ struct Said {
 impl Said {
     fn of(cluster: &Cluster, generation: Option<i64>) -> Self {
         let without = cluster.metadata.annotation(WITHOUT).map(str::to_owned);
-        let ready = cluster.status.conditions.get(CONTROL_PLANE_READY);
-        let serves = ready.is_some_and(|condition| &*condition.status == "True");
-        Self { generation, without, serves }
+        Self { generation, without, serves: cluster.is_true(CONTROL_PLANE_READY) }
     }
 }
 

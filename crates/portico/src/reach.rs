@@ -19,10 +19,12 @@ use portico_api::strategy::ExposeStrategy;
 use portico_expose::front::SNI_PORT;
 use portico_expose::services::APISERVER;
 use portico_expose::strategy::FRONT;
-use portico_kube::Client;
+use portico_kube::{Client, read};
 use portico_routes::route::RouteKey;
 use portico_routes::rows::{RouteRow, RouteState};
 use portico_source::Object;
+use serde::Deserialize;
+use serde_json::Value;
 
 use crate::args::{duration, kubeconfig, object_key};
 use crate::offline::live_site;
@@ -189,6 +191,16 @@ impl Seed {
         }
         found
     }
+}
+
+/// The objects of a list of the seed's API; none where that kind is not known.
+async fn items(client: &Client, path: &str, what: &str) -> anyhow::Result<Vec<Value>> {
+    #[derive(Deserialize)]
+    struct List {
+        items: Vec<Value>,
+    }
+    let list: Option<List> = read(client, path, what).await?;
+    Ok(list.map(|list| list.items).unwrap_or_default())
 }
 
 /// The key by which users come: the API server's host under Tunneling, its NodePort otherwise.

@@ -45,11 +45,7 @@ pub fn seed(seed: &Seed) -> Verdict {
     findings.connection_settings(&proxy.connection_settings);
     findings.replicas(&proxy.replicas);
     findings.tunnel_certificate(seed.metadata.annotation(TUNNEL_CERTIFICATE));
-    if let Err(value) = seed.max_hosted() {
-        let field = format!("metadata.annotations[{MAX_HOSTED}]");
-        let message = format!("{value:?} is no number of clusters: no new one is hosted meanwhile");
-        findings.void("max-hosted", &field, message, "write a number, or leave the annotation out");
-    }
+    findings.max_hosted(seed.max_hosted());
     findings.verdict
 }
 
@@ -68,6 +64,13 @@ impl Findings {
         let field = format!("metadata.annotations[{TUNNEL_CERTIFICATE}]");
         let message = format!("{value:?} is not {PROVIDED:?}");
         self.void(GATEWAY_SETTING, &field, message, "write it so, or leave the annotation out");
+    }
+
+    fn max_hosted(&mut self, limit: Result<Option<usize>, &str>) {
+        let Err(value) = limit else { return };
+        let field = format!("metadata.annotations[{MAX_HOSTED}]");
+        let message = format!("{value:?} is no number of clusters: no new one is hosted meanwhile");
+        self.void("max-hosted", &field, message, "write a number, or leave the annotation out");
     }
 
     fn connection_settings(&mut self, settings: &ConnectionSettings) {

@@ -158,10 +158,14 @@ impl<'a> Hosted<'a> {
         fs::create_dir_all(&folder).unwrap();
         let list = json!({"apiVersion": "v1", "kind": "List", "items": site});
         fs::write(folder.join("site.yaml"), list.to_string()).unwrap();
-        let (portico, folder) = (programs::portico().unwrap(), folder.display().to_string());
-        let portico = portico.display().to_string();
-        let words = [&portico, "control-plane", self.name, "--manifests", &folder, "-o", "yaml"];
-        self.client.run(&words).unwrap()
+        let folder = folder.display().to_string();
+        self.portico(&["control-plane", self.name, "--manifests", &folder, "-o", "yaml"]).unwrap()
+    }
+
+    /// Runs `portico` on the administrator's host.
+    fn portico(&self, words: &[&str]) -> Result<String> {
+        let portico = programs::portico()?.display().to_string();
+        self.client.run(&[&[&*portico], words].concat())
     }
 
     /// Secrets first: the kubelet looks again only later for one that a pod misses.

@@ -16,7 +16,7 @@ use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use portico_api::names::is_object_name;
 use portico_dial::Dialer;
 use portico_expose::networks;
-use portico_hosting::serving::{Asked, NodeAddress, Reserved, SIGNER, Unapproved, judge, node_of};
+use portico_hosting::serving::{self, Asked, NodeAddress, REQUESTS, Reserved, Unapproved, judge, node_of};
 use portico_kube::foreign::{Foreign, ForeignError, LONGEST_WATCH, Rows};
 use portico_pki::Kubeconfig;
 use serde_json::{Value, json};
@@ -29,9 +29,6 @@ use super::pass::Subject;
 use super::{Context, FIRST_RETRY, LAST_RETRY};
 use crate::follow::pause;
 use crate::tally::Tally;
-
-/// Where the requests are.
-const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 
 /// The shortest time from one look to the next.
 const LEAST_PAUSE: Duration = Duration::from_secs(1);
@@ -157,7 +154,7 @@ impl Round {
 
     /// Judges what waits, then waits until there is something to look at.
     async fn once(&self, left: &mut Left) -> Result<(), ForeignError> {
-        let selected = format!("{REQUESTS}?fieldSelector=spec.signerName%3D{}", SIGNER.replace('/', "%2F"));
+        let selected = serving::listed();
         let (waiting, since) = self.list(&selected).await?;
         left.retain(|name, _| waiting.contains(name));
         let due = |name: &&String| match left.get(*name) {

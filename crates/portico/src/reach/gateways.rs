@@ -7,9 +7,9 @@ use portico_api::meta::ObjectKey;
 use portico_expose::front::ADMIN_PORT;
 use portico_kube::{Client, read};
 use portico_routes::route::RouteKey;
-use serde::Deserialize;
 use serde_json::Value;
 
+use super::items;
 use super::links::AtGateway;
 
 /// The label by which the pods of a gateway are found (deploy/gateway.yaml).
@@ -17,11 +17,6 @@ const GATEWAYS: &str = "app.kubernetes.io%2Fname%3Dportico-gateway";
 
 /// The Service of the proxy that KKP runs in a seed.
 const KKP_PROXY: &str = "nodeport-proxy";
-
-#[derive(Deserialize)]
-struct List {
-    items: Vec<Value>,
-}
 
 /// The gateways of a seed.
 pub(super) struct Gateways(Vec<Gateway>);
@@ -43,8 +38,7 @@ impl Gateways {
     /// Asks each gateway that is ready.
     pub(super) async fn ask(client: &Client, namespace: &str) -> anyhow::Result<Self> {
         let path = format!("/api/v1/namespaces/{namespace}/pods?labelSelector={GATEWAYS}");
-        let pods: Option<List> = read(client, &path, "the pods of the gateways").await?;
-        let pods = pods.map(|list| list.items).unwrap_or_default();
+        let pods = items(client, &path, "the pods of the gateways").await?;
         Ok(Self(join_all(pods.iter().map(|pod| Gateway::ask(client, namespace, pod))).await))
     }
 
@@ -118,8 +112,7 @@ pub(super) struct LoadBalancers(BTreeMap<ObjectKey, LoadBalancer>);
 impl LoadBalancers {
     pub(super) async fn read(client: &Client) -> anyhow::Result<Self> {
         let path = "/api/v1/services?fieldSelector=spec.type%3DLoadBalancer";
-        let services: Option<List> = read(client, path, "Services of type LoadBalancer").await?;
-        let services = services.map(|list| list.items).unwrap_or_default();
+        let services = items(client, path, "Services of type LoadBalancer").await?;
         Ok(Self(services.iter().map(balancer_of).collect()))
     }
 

@@ -3,9 +3,11 @@
 
 use portico_api::names::ClusterName;
 use portico_expose::exposure::CLUSTER_LABEL;
-use portico_kube::{Client, read};
-use serde::{Deserialize, Serialize};
+use portico_kube::Client;
+use serde::Serialize;
 use serde_json::Value;
+
+use super::items;
 
 /// One object without its Cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -18,19 +20,12 @@ pub(crate) struct Orphan {
     pub(crate) cluster: String,
 }
 
-/// A list, as far as it counts here.
-#[derive(Default, Deserialize)]
-struct List {
-    items: Vec<Value>,
-}
-
 /// Lists them. `exists` knows the Clusters.
 pub(super) async fn find(client: &Client, exists: impl Fn(&str) -> bool) -> anyhow::Result<Vec<Orphan>> {
     let selector = CLUSTER_LABEL.replace('/', "%2F");
     let path = format!("/api/v1/namespaces?labelSelector={selector}");
-    let namespaces: Option<List> = read(client, &path, "namespaces of clusters").await?;
-    let volumes: Option<List> = read(client, "/api/v1/persistentvolumes", "PersistentVolumes").await?;
-    let [namespaces, volumes] = [namespaces, volumes].map(|list| list.unwrap_or_default().items);
+    let namespaces = items(client, &path, "namespaces of clusters").await?;
+    let volumes = items(client, "/api/v1/persistentvolumes", "PersistentVolumes").await?;
     let found = namespaces.iter().filter_map(namespace).chain(volumes.iter().filter_map(volume));
     Ok(found.filter(|orphan| !exists(&orphan.cluster)).collect())
 }

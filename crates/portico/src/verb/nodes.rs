@@ -9,6 +9,7 @@ use anyhow::Context;
 use clap::Args;
 use portico_admin::listing::OutputFormat;
 use portico_admin::table;
+use portico_hosting::serving;
 use portico_kube::foreign::{Foreign, ForeignError};
 use portico_kube::text::one_line;
 use serde::Serialize;
@@ -32,8 +33,6 @@ const NODES: &str = "/api/v1/nodes";
 const AGENTS: [&str; 2] = ["daemonsets/portico-agent", "daemonsets/envoy-agent"];
 /// By which the API server reaches nodes.
 const KONNECTIVITY: &str = "deployments/konnectivity-agent";
-const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests\
-                        ?fieldSelector=spec.signerName%3Dkubernetes.io%2Fkubelet-serving";
 const SLICE: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes";
 
 /// `portico nodes`.
@@ -111,7 +110,7 @@ impl Said {
     async fn read(inside: &Foreign) -> Result<Self, ForeignError> {
         let columns = ["Name", "Status", "Version", "Internal-IP"];
         let nodes = inside.rows(NODES, columns, AT_ONCE, ANSWERS).await?;
-        let requests = inside.rows(REQUESTS, ["Requestor", "Condition"], AT_ONCE, ANSWERS).await?;
+        let requests = inside.rows(&serving::listed(), ["Requestor", "Condition"], AT_ONCE, ANSWERS).await?;
         let waiting = requests.rows.into_iter().filter(|[_, condition]| condition == "Pending");
         Ok(Self {
             nodes: nodes.rows,
@@ -152,7 +151,7 @@ impl Said {
                 }
                 Some(_) => format!("by {}", working.join(", ")),
             };
-            if self.waiting.iter().any(|user| user.strip_prefix("system:node:") == Some(name)) {
+            if self.waiting.iter().any(|user| serving::node_of(user) == Some(name)) {
                 problems.push(
                     "its certificate for serving waits for approval: no logs, no exec; kubectl get csr"
                         .to_owned(),
@@ -176,9 +175,8 @@ impl Said {
 impl Nodes {
     fn table(&self) -> String {
         let row = |node: &Row| {
-            let cells = [&node.name, &node.status, &node.version, &node.address, &node.pods, &node.way_back];
-            let [name, status, version, address, pods, way_back] = cells.map(Clone::clone);
-            [name, status, version, address, pods, way_back, node.problems.join("; ")]
+            let Row { name, status, version, address, pods, way_back, problems, .. } = node;
+            [name, status, version, address, pods, way_back, &problems.join("; ")].map(Clone::clone)
         };
         if self.nodes.is_empty() {
             return format!(

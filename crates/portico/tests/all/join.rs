@@ -38,7 +38,7 @@ impl Cluster {
         let api = ApiServer::start_with_controllers(name, &["--enable-bootstrap-token-auth"]).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let admin = folder.path().join("admin.kubeconfig");
-        fs::write(&admin, api.kubectl().run(&["config", "view", "--raw", "--flatten"]).unwrap()).unwrap();
+        fs::write(&admin, api.admin_with_everything().unwrap()).unwrap();
         Self { api, admin, folder }
     }
 

@@ -19,7 +19,7 @@ fn a_person_gets_a_certificate_that_the_cluster_signs_and_that_ends() {
     let kubectl = api.kubectl();
     let folder = tempfile::tempdir().unwrap();
     let admin = folder.path().join("admin.kubeconfig");
-    let text = kubectl.run(&["config", "view", "--raw", "--flatten"]).unwrap();
+    let text = api.admin_with_everything().unwrap();
     fs::write(&admin, &text).unwrap();
     kubectl.apply(DEFINITIONS).unwrap();
     kubectl.wait_served("clusters.kubermatic.k8c.io").unwrap();

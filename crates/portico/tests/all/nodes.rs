@@ -14,7 +14,7 @@ fn each_node_is_listed_with_its_paths_and_one_that_lacks_them_makes_the_answer_n
     let api = ApiServer::start("nodes").unwrap();
     let kubectl = api.kubectl();
     let admin = api.host().dir().join("admin.kubeconfig");
-    std::fs::write(&admin, kubectl.run(&["config", "view", "--raw", "--flatten"]).unwrap()).unwrap();
+    std::fs::write(&admin, api.admin_with_everything().unwrap()).unwrap();
     let nodes = |flags: &[&str]| -> Output {
         let mut command = api.host().command(env!("CARGO_BIN_EXE_portico")).unwrap();
         command.args(["nodes", "--cluster-kubeconfig"]).arg(&admin).args(flags).output().unwrap()

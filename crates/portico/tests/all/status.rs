@@ -10,9 +10,7 @@ use crate::common::{stderr, stdout};
 #[test]
 fn what_clusters_that_are_gone_have_left_is_listed() {
     let api = ApiServer::start("status").unwrap();
-    let kubectl = api.kubectl();
-    let admin = api.host().dir().join("admin.kubeconfig");
-    std::fs::write(&admin, kubectl.run(&["config", "view", "--raw", "--flatten"]).unwrap()).unwrap();
+    let (kubectl, admin) = (api.kubectl(), api.admin().unwrap());
     for definitions in [
         include_str!("../../../../deploy/crds-kubermatic.yaml"),
         include_str!("../../../../deploy/crds.yaml"),

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::ensure;
-use portico_lab::{Authority, Image, Kubectl, Node, long_form, operated, programs, say, wait};
+use portico_lab::{Authority, Image, Kubectl, Node, long_form, operated, say, wait};
 use serde_json::{Value, json};
 
 use super::{Hosted, STARTING};
@@ -47,9 +47,8 @@ impl Hosted<'_> {
     /// A machine with everything that its pods run, as there is no registry.
     fn join(&self, (name, pods): (String, String)) -> Node {
         let start = Instant::now();
-        let portico = programs::portico().unwrap().display().to_string();
         let admin = self.kubectl.kubeconfig().display().to_string();
-        let printed = self.client.run(&[&portico, "join", "token", "--cluster-kubeconfig", &admin]).unwrap();
+        let printed = self.portico(&["join", "token", "--cluster-kubeconfig", &admin]).unwrap();
         let command = printed.replace("\\\n", " ");
         let command = command.lines().find_map(|line| line.strip_prefix("portico ")).unwrap();
         let words: Vec<&str> = command.split_whitespace().collect();
@@ -91,12 +90,9 @@ impl Hosted<'_> {
 
     /// By the paths of its strategy, and no certificate waits.
     fn lists_its_nodes(&self, nodes: &[Node]) {
-        let portico = programs::portico().unwrap().display().to_string();
         let admin = self.kubectl.kubeconfig().display().to_string();
-        let said = wait::until("all paths", SOON, || {
-            self.client.run(&[&portico, "nodes", "--cluster-kubeconfig", &admin])
-        })
-        .unwrap();
+        let ask = || self.portico(&["nodes", "--cluster-kubeconfig", &admin]);
+        let said = wait::until("all paths", SOON, ask).unwrap();
         for node in nodes {
             let line = said.lines().find(|line| line.starts_with(node.host().name())).unwrap();
             let pods = if self.name == operated::HOSTED[0].0 { "  agent  " } else { "  direct  " };

@@ -12,6 +12,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use clap::Args;
 use jiff::Timestamp;
+use portico_hosting::serving::REQUESTS;
 use portico_kube::foreign::{Applied, Foreign, ForeignError};
 use portico_kube::text::one_line;
 use portico_pki::{Credential, Kubeconfig, Pair, Request, ends};
@@ -20,8 +21,6 @@ use tokio::time::{Instant, sleep};
 
 use super::inside;
 use crate::args::positive_duration;
-
-const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 
 /// Who signs what opens the API server.
 const SIGNER: &str = "kubernetes.io/kube-apiserver-client";
