@@ -27,7 +27,7 @@ where
     F: Fn() -> S + Send + Sync + 'static,
     S: Serialize + Send + 'static,
 {
-    fn answer(&self, request: &Request<Incoming>) -> Answer {
+    async fn answer(&self, request: &Request<Incoming>) -> Answer {
         match request.uri().path() {
             "/healthz" | "/livez" => text(StatusCode::OK, "ok\n".into()),
             "/readyz" => (self.readiness)(&(self.status)(), Query::of(request.uri()).has("verbose")).answer(),

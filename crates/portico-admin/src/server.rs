@@ -63,7 +63,7 @@ pub type Answer = Response<Body>;
 /// What an admin listener serves: the answer to a path and a query. Only GET and HEAD come this far.
 pub trait Pages: Send + Sync + 'static {
     /// The answer to `request`.
-    fn answer(&self, request: &Request<Incoming>) -> Answer;
+    fn answer(&self, request: &Request<Incoming>) -> impl Future<Output = Answer> + Send;
 }
 
 /// Opens the listener that [`serve`] serves.
@@ -253,11 +253,14 @@ async fn serve_connection(
     let service = service_fn(move |request| {
         // Before the answer is made: one that takes a while to make must not be evicted as one that waits.
         connections.answers(number, State::Short);
-        let answer = answer(&*pages, &request);
-        if answer.body().size_hint().exact().is_none() {
-            connections.answers(number, State::Long);
+        let (pages, connections) = (Arc::clone(&pages), Arc::clone(&connections));
+        async move {
+            let answer = answer(&*pages, &request).await;
+            if answer.body().size_hint().exact().is_none() {
+                connections.answers(number, State::Long);
+            }
+            Ok::<_, Infallible>(answer)
         }
-        async move { Ok::<_, Infallible>(answer) }
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -269,9 +272,9 @@ async fn serve_connection(
     }
 }
 
-fn answer(pages: &impl Pages, request: &Request<Incoming>) -> Answer {
+async fn answer(pages: &impl Pages, request: &Request<Incoming>) -> Answer {
     if matches!(*request.method(), Method::GET | Method::HEAD) {
-        return pages.answer(request);
+        return pages.answer(request).await;
     }
     let mut refused = text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are served here\n".into());
     refused.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
@@ -341,7 +344,7 @@ mod tests {
     struct Endless;
 
     impl Pages for Endless {
-        fn answer(&self, _: &Request<Incoming>) -> Answer {
+        async fn answer(&self, _: &Request<Incoming>) -> Answer {
             typed(
                 "text/plain",
                 stream(|out| {

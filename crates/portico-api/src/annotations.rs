@@ -46,6 +46,8 @@ pub const LAYOUT: &str = "portico.k8c.io/layout";
 pub const FEATURE_GATES: &str = "portico.k8c.io/feature-gates";
 /// On a Cluster with [`LAYOUT`]: parts that it does not get inside, separated by commas.
 pub const WITHOUT: &str = "portico.k8c.io/without";
+/// On a Cluster with [`LAYOUT`]: whether it gets a Prometheus of its own, `"true"` or `"false"`.
+pub const PROMETHEUS: &str = "portico.k8c.io/prometheus";
 /// On a Seed: where the certificate of the tunnel listener comes from. The only value is [`PROVIDED`].
 pub const TUNNEL_CERTIFICATE: &str = "portico.k8c.io/tunnel-certificate";
 /// The value of [`TUNNEL_CERTIFICATE`] for a certificate that something else makes, such as cert-manager.

@@ -110,6 +110,7 @@ impl Cluster {
             LAYOUT,
         ];
         meta.annotations.retain(|key, _| kept.contains(&&**key));
+        self.spec.human_readable_name = Box::default();
         self.spec.features.clear();
         self.spec.cni_plugin = CniPlugin::default();
         self.spec.hosting = None;
@@ -131,6 +132,9 @@ impl Cluster {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ClusterSpec {
+    /// Its name for people.
+    #[serde(deserialize_with = "or_default")]
+    pub human_readable_name: Box<str>,
     /// Its own choice of strategy.
     pub expose_strategy: Setting<ExposeStrategy>,
     /// Controllers leave a paused cluster as it is.

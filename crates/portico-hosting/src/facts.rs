@@ -10,7 +10,7 @@ use portico_api::port_range::PortRange;
 use portico_expose::inputs::Scope;
 
 use crate::config::{self, Files};
-use crate::program::etcd;
+use crate::program::{etcd, prometheus};
 use crate::settings::Settings;
 use crate::versions::{Minor, Versions};
 
@@ -83,6 +83,10 @@ impl<'a> Facts<'a> {
         let mut configs = config::maps(hosting, version);
         let initialized = cluster.has_held_data().to_string();
         configs.push((etcd::CONFIG, Files::from([(etcd::INITIALIZED, initialized)])));
+        if prometheus::is_asked_for(cluster) {
+            let (name, seed) = (&cluster.metadata.name, &scope.seed.metadata.name);
+            configs.push(prometheus::config(name, seed, &settings.metrics_url));
+        }
         let gates = cluster.metadata.annotation(FEATURE_GATES).map(str::trim).filter(|text| !text.is_empty());
         Some(Self {
             scope,

@@ -31,6 +31,8 @@ const POD: &str = "/spec/template";
 
 static KONNECTIVITY: LazyLock<Vec<Object>> =
     LazyLock::new(|| manifest(include_str!("../../../deploy/konnectivity/server-rights.yaml")));
+static MONITORING: LazyLock<Vec<Object>> =
+    LazyLock::new(|| manifest(include_str!("../inside/monitoring.yaml")));
 static NODES: LazyLock<Vec<Object>> = LazyLock::new(|| manifest(include_str!("../inside/nodes.yaml")));
 static PROXY: LazyLock<Vec<Object>> = LazyLock::new(|| manifest(include_str!("../inside/kube-proxy.yaml")));
 static NAMES: LazyLock<Vec<Object>> = LazyLock::new(|| manifest(include_str!("../inside/coredns.yaml")));
@@ -107,7 +109,7 @@ pub fn inside(scope: &Scope<'_>, settings: &Settings, reach: Reach<'_>) -> Resul
         return Err(verdict.problems);
     };
     let mut inside = Inside::default();
-    inside.wanted.extend(KONNECTIVITY.iter().cloned());
+    inside.wanted.extend(KONNECTIVITY.iter().chain(&*MONITORING).cloned());
     match reach.client_ca {
         Some(client_ca) => {
             let data = json!({"kubelet": portico_yaml::write(&kubelet(dns)), "client-ca.crt": client_ca});

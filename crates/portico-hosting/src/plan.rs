@@ -12,7 +12,7 @@ use crate::facts::{CLUSTER, Digests, Facts};
 use crate::network_policy;
 use crate::pki::{self, SecretUse};
 use crate::pod::{Placement, template};
-use crate::program::{Program, api_server, controller_manager, etcd, konnectivity, scheduler};
+use crate::program::{Program, api_server, controller_manager, etcd, konnectivity, prometheus, scheduler};
 use crate::settings::Settings;
 use crate::validate::validate;
 
@@ -69,6 +69,9 @@ pub fn plan(scope: &Scope<'_>, settings: &Settings, digests: &Digests) -> Result
     match facts.layout {
         Layout::Compact => objects.extend(facts.compact()),
         Layout::Dedicated => objects.extend(facts.dedicated()),
+    }
+    if prometheus::is_asked_for(scope.cluster) {
+        objects.extend(facts.prometheus());
     }
     Ok(ControlPlane {
         cluster: scope.cluster.metadata.name.to_string(),
@@ -149,6 +152,22 @@ impl Facts<'_> {
         objects.push(self.deployment(controller_manager::program(self)));
         objects.push(self.deployment(scheduler::program(self)));
         objects
+    }
+
+    /// A Deployment, since nothing of it stays: two for a moment do no harm.
+    fn prometheus(&self) -> [Value; 2] {
+        let mut service = self.object("v1", "Service", prometheus::NAME);
+        for (label, value) in prometheus::SERVICE_LABELS {
+            service["metadata"]["labels"][label] = json!(value);
+        }
+        let placement = Placement { tolerations: &[], node_selector: None, host: None, zone: None };
+        let (name, programs) = (prometheus::NAME, [prometheus::program(self)]);
+        let template = template(self, name, (None, &[], &programs), &placement, vec![prometheus::volume()]);
+        let spec = rolling(1, &placement);
+        [
+            with(service, "spec", prometheus::service(self)),
+            self.workload("Deployment", name, name, spec, template),
+        ]
     }
 
     /// The names of the members, also of those that are not ready: they look for each other.

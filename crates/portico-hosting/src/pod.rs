@@ -47,7 +47,7 @@ pub(crate) fn template(
 ) -> Value {
     let all = || sidecars.iter().chain(programs);
     let mut labels = json!({"app": app, CLUSTER: facts.scope.cluster.metadata.name});
-    if app != program::etcd::NAME {
+    if ![program::etcd::NAME, program::prometheus::NAME].contains(&app) {
         labels["version"] = json!(facts.version.to_string());
     }
     let mut metadata = json!({"labels": labels});

@@ -19,6 +19,8 @@ pub struct Settings {
     pub pull_secrets: Vec<String>,
     /// Class of the volumes of etcd, where a Cluster names none; `None` for the seed's default.
     pub storage_class: Option<String>,
+    /// Where `portico metrics` is reached from the pods of the seed, as `http://HOST:PORT`.
+    pub metrics_url: String,
     /// Networks of the seed: of its pods, Services and nodes. Those of a user cluster must not overlap them.
     pub seed_networks: Vec<IpNet>,
 }
@@ -28,6 +30,15 @@ impl Settings {
     pub(crate) fn upstream(&self, name: &str, tag: &str) -> String {
         let registry = self.registry_mirror.as_deref().unwrap_or(&Versions::known().registry);
         self.pinned(format!("{}/{name}:{tag}", registry.trim_end_matches('/')))
+    }
+
+    /// An image of another registry, by its whole name.
+    pub(crate) fn image(&self, image: &str) -> String {
+        let name = |mirror: &String| {
+            let path = image.split_once('/').map_or(image, |(_, path)| path);
+            format!("{}/{path}", mirror.trim_end_matches('/'))
+        };
+        self.pinned(self.registry_mirror.as_ref().map_or_else(|| image.to_owned(), name))
     }
 
     /// The image of Portico.

@@ -6,7 +6,7 @@
 mod networks;
 mod resources;
 
-use portico_api::annotations::{ENDPOINTS, FEATURE_GATES, LAYOUT, WITHOUT};
+use portico_api::annotations::{ENDPOINTS, FEATURE_GATES, LAYOUT, PROMETHEUS, WITHOUT};
 use portico_api::cluster::{Cluster, HostingSpec};
 use portico_api::hosting::{Layout, LeaderElection, Oidc, PodSettings};
 use portico_api::meta::Kind;
@@ -221,6 +221,13 @@ fn parts(cluster: &Cluster, findings: &mut Findings) {
     for message in left_out(cluster).filter_map(Result::err) {
         let remedy = "write kube-proxy, coredns or metrics-server, separated by commas";
         findings.refuse("without", &format!("metadata.annotations[{WITHOUT}]"), message, remedy);
+    }
+    if let Some(other) =
+        cluster.metadata.annotation(PROMETHEUS).filter(|text| !matches!(*text, "true" | "false"))
+    {
+        let message = format!("{other:?} is neither true nor false");
+        let remedy = "write \"true\" for a Prometheus of the cluster's own, or leave the annotation out";
+        findings.refuse("prometheus", &format!("metadata.annotations[{PROMETHEUS}]"), message, remedy);
     }
     let mode = &*cluster.spec.cluster_network.proxy_mode;
     if !matches!(mode, "" | "iptables" | "ipvs" | "nftables" | "ebpf") {

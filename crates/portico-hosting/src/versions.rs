@@ -18,6 +18,8 @@ static VERSIONS: LazyLock<Versions> = LazyLock::new(|| {
 pub struct Versions {
     /// The registry of all images.
     pub registry: String,
+    /// The image of a cluster's own Prometheus, where it asks for one.
+    pub prometheus: String,
     /// The minor versions, oldest first.
     pub minors: Vec<Minor>,
 }

@@ -7,7 +7,8 @@
 //! `exposure` does not. `webhook` refuses mistakes when they are made. `follow`, `above`, `clusters` and
 //! `cache` watch what controllers work from, `contention` gives way to other writers, `outage` tells when the
 //! seed was away, and `tally` counts what each did. `operator` runs them, `leadership` decides whether they
-//! write. [`mesh`] puts on nodes what `portico-preflight` finds between them.
+//! write. [`mesh`] puts on nodes what `portico-preflight` finds between them, and [`monitored`] knows the
+//! control planes whose metrics are read.
 //!
 //! What should exist is computed by pure code in `portico-expose`; what every controller needs is in
 //! `portico-kube`. Only this crate writes to Kubernetes; bytes pass through the gateway, in another process
@@ -29,6 +30,7 @@ mod issued;
 mod kkp;
 mod leadership;
 pub mod mesh;
+pub mod monitored;
 mod operator;
 mod outage;
 mod slot;
@@ -46,8 +48,9 @@ pub use front::Settings;
 pub use hosting::HostingSettings;
 pub use operator::{Operator, OperatorError};
 pub use status::{
-    ClusterReport, ClustersStatus, ControllerStatus, ExposedClustersStatus, OperatorStatus, PartReport,
-    PartsStatus, SeedReport, SeedsStatus, ServiceStatus, StatusHandle, WatchStatus, WebhookStatus,
+    ClusterInfo, ClusterReport, ClustersStatus, ControllerStatus, ExposedClustersStatus, OperatorStatus,
+    PartReport, PartsStatus, SeedReport, SeedsStatus, ServiceStatus, StatusHandle, WatchStatus,
+    WebhookStatus,
 };
 pub use tally::WorkStatus;
 pub use user_cluster::UserClusterSettings;

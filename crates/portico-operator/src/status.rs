@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use portico_api::cluster::Cluster;
 use portico_api::meta::ObjectKey;
 use portico_expose::front::Waiting;
 use serde::Serialize;
@@ -169,6 +170,47 @@ pub struct ClusterReport {
     pub message: String,
     /// Failed passes in a row.
     pub failures: u32,
+    /// What dashboards list clusters by.
+    #[serde(skip)]
+    pub info: ClusterInfo,
+}
+
+/// What dashboards list clusters by: the labels of KKP's `kubermatic_cluster_info`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ClusterInfo {
+    /// Its name for people.
+    pub display_name: Box<str>,
+    /// Its external address, or nothing.
+    pub ip: String,
+    /// The version of Kubernetes that it asks for.
+    pub spec_version: String,
+    /// The cloud provider.
+    pub cloud_provider: Box<str>,
+    /// The datacenter.
+    pub datacenter: Box<str>,
+    /// Whether it is paused.
+    pub pause: bool,
+    /// The project that it belongs to, at KKP.
+    pub project: Box<str>,
+    /// The phase in its status.
+    pub phase: Box<str>,
+}
+
+impl ClusterInfo {
+    pub(crate) fn of(cluster: &Cluster) -> Self {
+        let (spec, status) = (&cluster.spec, &cluster.status);
+        let version = spec.hosting.as_ref().and_then(|hosting| hosting.version.get());
+        Self {
+            display_name: spec.human_readable_name.clone(),
+            ip: status.address.ip.map(|ip| ip.to_string()).unwrap_or_default(),
+            spec_version: version.map(ToString::to_string).unwrap_or_default(),
+            cloud_provider: spec.cloud.provider_name.clone(),
+            datacenter: spec.cloud.dc.clone(),
+            pause: spec.pause,
+            project: cluster.metadata.labels.get("project-id").cloned().unwrap_or_default(),
+            phase: status.phase.clone(),
+        }
+    }
 }
 
 /// The status of the ExposedClusters.

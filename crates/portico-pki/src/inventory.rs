@@ -142,7 +142,7 @@ pub const WEBHOOK: Leaf =
 
 /// Every certificate that an authority of [`Signer::ALL`] signs by Portico's hand. Kubelets' are signed by
 /// the controller manager of their cluster.
-pub const LEAVES: [Leaf; 13] = [
+pub const LEAVES: [Leaf; 14] = [
     TUNNEL,
     WEBHOOK,
     server(
@@ -191,6 +191,7 @@ pub const LEAVES: [Leaf; 13] = [
     kubeconfig("scheduler-kubeconfig", Server::ControlPlane, "system:kube-scheduler", None),
     kubeconfig("controllermanager-kubeconfig", Server::ControlPlane, "system:kube-controller-manager", None),
     kubeconfig("konnectivity-kubeconfig", Server::ControlPlane, "system:konnectivity-server", None),
+    kubeconfig("prometheus-kubeconfig", Server::Internal, "prometheus", None),
 ];
 
 /// The group that may do everything.

@@ -192,6 +192,17 @@ Examples:
 Example:
   portico etcd run -- etcd --data-dir=/var/lib/etcd/data")]
     Etcd(verb::etcd::Verb),
+    /// Give Prometheus the control planes of a seed, and of their metrics what is of use
+    ///
+    /// A control plane exposes some twenty thousand series; of those the ones are passed on that dashboards
+    /// and alerts ask for, with the names and labels of KKP. /targets lists them for `http_sd_configs`,
+    /// /scrape/CLUSTER/POD/PROGRAM has the metrics of one program. deploy/monitoring.yaml installs it.
+    #[command(after_help = "\
+Examples:
+  portico metrics --kubeconfig seed.kubeconfig
+  curl 127.0.0.1:8007/targets?cluster=a
+  curl 127.0.0.1:8007/scrape/a/control-plane-0/apiserver")]
+    Metrics(verb::metrics::Flags),
     /// Find every problem in a directory of manifests, or in a live seed
     ///
     /// Prints each with file, line, object and remedy. Exit code 1 if one of them is an error. Of a live seed
@@ -342,6 +353,7 @@ impl Verb {
             Self::Kubeconfig(flags) => verb::kubeconfig::run(flags),
             Self::Join(command) => verb::join::run(command),
             Self::Nodes(flags) => verb::nodes::run(flags),
+            Self::Metrics(flags) => verb::metrics::run(flags),
             Self::ControlPlane(flags) => verb::control_plane::run(flags),
             Self::Etcd(verb) => verb::etcd::run(verb),
             Self::Check(flags) => verb::check::run(flags),

@@ -71,6 +71,9 @@ pub(crate) struct Installation {
     /// Class of the volumes of etcd, where a Cluster names none [default: that of the seed]
     #[arg(long, value_name = "CLASS")]
     storage_class: Option<String>,
+    /// Where pods of the seed reach `portico metrics`, for clusters with a Prometheus of their own
+    #[arg(long, value_name = "URL", default_value = "http://portico-metrics.portico.svc:8007")]
+    metrics_url: String,
     /// Networks of pods, Services and nodes of the seed; those of clusters must not overlap them
     #[arg(long, value_name = "CIDR", value_delimiter = ',', value_parser = network)]
     seed_network: Vec<IpNet>,
@@ -85,6 +88,7 @@ impl Installation {
             digests: self.image_digest.iter().cloned().collect(),
             pull_secrets: self.image_pull_secret.clone(),
             storage_class: self.storage_class.clone(),
+            metrics_url: self.metrics_url.trim_end_matches('/').to_owned(),
             seed_networks: self.seed_network.clone(),
         }
     }

@@ -13,6 +13,7 @@ pub(crate) mod gateway;
 pub(crate) mod join;
 pub(crate) mod konnectivity;
 pub(crate) mod kubeconfig;
+pub(crate) mod metrics;
 pub(crate) mod nodes;
 pub(crate) mod operator;
 pub(crate) mod ports;

@@ -13,6 +13,7 @@ use crate::facts::{Facts, joined};
 pub(crate) const NAME: &str = "apiserver";
 /// Where it listens.
 pub(crate) const PORT: u16 = portico_expose::services::APISERVER_PORT;
+pub(crate) const PORT_NAME: &str = "secure";
 
 /// The issuer of the tokens of service accounts. Pods find its keys by this name; it is no other one when the
 /// cluster's address changes.
@@ -52,7 +53,7 @@ pub(crate) fn program(facts: &Facts<'_>) -> Program {
         // A sixth less memory, for a little CPU.
         server.env.push(serde_json::json!({"name": "GOGC", "value": "50"}));
     }
-    server.ports = vec![("secure", PORT)];
+    server.ports = vec![(PORT_NAME, PORT)];
     server.mounts.push((konnectivity::SOCKET_VOLUME, SOCKET_FOLDER));
     server.startup = Some(probe("HTTPS", "/livez", PORT, 1, 15, 120));
     server.liveness = probe("HTTPS", "/livez", PORT, 10, 15, 8);

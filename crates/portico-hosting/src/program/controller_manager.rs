@@ -7,6 +7,7 @@ use crate::facts::{Facts, joined};
 
 pub(crate) const NAME: &str = "controller-manager";
 const PORT: u16 = 10_257;
+pub(crate) const PORT_NAME: &str = "ctrl-manager";
 
 pub(crate) fn program(facts: &Facts<'_>) -> Program {
     let command = &["/usr/local/bin/kube-controller-manager"];
@@ -31,7 +32,7 @@ pub(crate) fn program(facts: &Facts<'_>) -> Program {
     let settings = facts.scope.cluster.spec.components_override.controller_manager.as_deref();
     leader_election(&mut manager, facts, settings);
     feature_gates(&mut manager, facts);
-    manager.ports = vec![("ctrl-manager", PORT)];
+    manager.ports = vec![(PORT_NAME, PORT)];
     manager.liveness = probe("HTTPS", "/healthz", PORT, 10, 15, 8);
     manager.readiness = readiness(facts, probe("HTTPS", "/healthz", PORT, 10, 15, 3));
     let default = [["20m", "48Mi"], ["2", "2Gi"]];

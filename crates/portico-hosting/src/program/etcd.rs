@@ -9,12 +9,15 @@ use super::{DATA_FOLDER, Program, pod_name, probe, readiness, resources};
 use crate::facts::Facts;
 
 pub(crate) const NAME: &str = "etcd";
+/// The first member, which is the only one of `compact`.
+pub(crate) const FIRST: &str = "etcd-0";
 /// Port of clients.
 pub(crate) const CLIENT_PORT: u16 = 2_379;
 /// Port of other members.
 pub(crate) const PEER_PORT: u16 = 2_380;
 /// Port of probes and metrics, without TLS.
 pub const METRICS_PORT: u16 = 2_378;
+pub(crate) const METRICS_PORT_NAME: &str = "etcd-metrics";
 
 /// The volume.
 pub(crate) const VOLUME: &str = "data";
@@ -46,7 +49,7 @@ pub(crate) fn program(facts: &Facts<'_>) -> Program {
     // Nothing outside the pod reaches a member that serves its own pod alone.
     let listen = if alone { "127.0.0.1" } else { "0.0.0.0" };
     let (name, own) = match alone {
-        true => ("etcd-0", host("etcd-0")),
+        true => (FIRST, host(FIRST)),
         false => ("$(POD_NAME)", host("$(POD_NAME)")),
     };
     if !alone {
@@ -85,7 +88,7 @@ pub(crate) fn program(facts: &Facts<'_>) -> Program {
     if let Some(quota) = written.and_then(|written| written.quota_backend_gb.get()) {
         etcd.arg("quota-backend-bytes", u64::from(*quota) << 30);
     }
-    etcd.ports = vec![("etcd-metrics", METRICS_PORT)];
+    etcd.ports = vec![(METRICS_PORT_NAME, METRICS_PORT)];
     if !alone {
         etcd.ports.extend([("client", CLIENT_PORT), ("peer", PEER_PORT)]);
     }

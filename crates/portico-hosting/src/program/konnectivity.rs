@@ -9,6 +9,7 @@ pub(crate) const NAME: &str = "konnectivity-server";
 pub(crate) const AGENT_PORT: u16 = 8_132;
 /// Port of probes and metrics.
 const HEALTH_PORT: u16 = 8_134;
+pub(crate) const HEALTH_PORT_NAME: &str = "healthport";
 /// The volume with the socket.
 pub(crate) const SOCKET_VOLUME: &str = "konnectivity-uds";
 /// The audience of the tokens of agents.
@@ -37,7 +38,7 @@ pub(crate) fn program(facts: &Facts<'_>) -> Program {
         server.arg("keepalive-time", time);
     }
     server.env.push(pod_name());
-    server.ports = vec![("agentport", AGENT_PORT), ("healthport", HEALTH_PORT)];
+    server.ports = vec![("agentport", AGENT_PORT), (HEALTH_PORT_NAME, HEALTH_PORT)];
     server.mounts.push((SOCKET_VOLUME, SOCKET_FOLDER));
     // No readiness probe: a new cluster has no agent yet, and needs its API server to get one.
     server.liveness = probe("HTTP", "/healthz", HEALTH_PORT, 10, 5, 3);

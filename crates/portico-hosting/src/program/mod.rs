@@ -7,6 +7,7 @@ pub(crate) mod api_server;
 pub(crate) mod controller_manager;
 pub(crate) mod etcd;
 pub(crate) mod konnectivity;
+pub(crate) mod prometheus;
 pub(crate) mod scheduler;
 
 use std::collections::{BTreeMap, BTreeSet};

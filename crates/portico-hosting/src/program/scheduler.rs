@@ -5,6 +5,7 @@ use crate::facts::Facts;
 
 pub(crate) const NAME: &str = "scheduler";
 const PORT: u16 = 10_259;
+pub(crate) const PORT_NAME: &str = "scheduler";
 
 pub(crate) fn program(facts: &Facts<'_>) -> Program {
     let mut scheduler =
@@ -17,7 +18,7 @@ pub(crate) fn program(facts: &Facts<'_>) -> Program {
     let settings = facts.scope.cluster.spec.components_override.scheduler.as_deref();
     leader_election(&mut scheduler, facts, settings);
     feature_gates(&mut scheduler, facts);
-    scheduler.ports = vec![("scheduler", PORT)];
+    scheduler.ports = vec![(PORT_NAME, PORT)];
     scheduler.liveness = probe("HTTPS", "/healthz", PORT, 10, 15, 8);
     scheduler.readiness = readiness(facts, probe("HTTPS", "/readyz", PORT, 10, 15, 3));
     let default = [["10m", "32Mi"], ["1", "512Mi"]];

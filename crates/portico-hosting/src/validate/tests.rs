@@ -92,6 +92,7 @@ fn parts_modes_and_network_plugins_are_those_that_are_known() {
             json!({"clusterNetwork": {"proxyMode": "userspace"}}),
             "write iptables, ipvs or nftables",
         ),
+        (json!({PROMETHEUS: "yes"}), json!({}), "write \"true\" for a Prometheus of the cluster's own"),
         (json!({}), json!({"cniPlugin": {"type": "flannel"}}), "write none, and install one"),
         (json!({}), json!({"cniPlugin": {"type": "canal"}}), "Portico installs no network plugin"),
     ] {

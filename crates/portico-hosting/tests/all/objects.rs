@@ -2,11 +2,11 @@
 
 use std::fmt::Write;
 
-use portico_hosting::ControlPlane;
+use portico_hosting::{ControlPlane, Digests, Settings};
 use portico_lab::ApiServer;
 use serde_json::{Value, json};
 
-use crate::{everything, planned, templates};
+use crate::{cluster, everything, planned, planned_with, settings, templates};
 
 fn written(plane: &ControlPlane) -> String {
     plane.objects.iter().fold(String::new(), |mut text, object| {
@@ -23,6 +23,24 @@ fn the_layout_compact_is_one_pod() {
 #[test]
 fn the_layout_dedicated_is_a_workload_for_each_program() {
     insta::assert_snapshot!(written(&planned("dedicated", &everything("dedicated"))));
+}
+
+#[test]
+fn a_cluster_that_asks_for_it_gets_a_prometheus_and_nothing_else_of_it_changes() {
+    let mut cluster = cluster("compact", &json!({}));
+    let without = planned_with(&cluster, &settings(), &Digests::new());
+    cluster.metadata.annotations.insert("portico.k8c.io/prometheus".into(), "true".into());
+    let settings = Settings { metrics_url: "http://portico-metrics.portico.svc:8007".into(), ..settings() };
+    let mut with = planned_with(&cluster, &settings, &Digests::new());
+    with.objects.retain(|object| !without.objects.contains(object));
+    // The rules are those of deploy/control-plane-rules.yaml.
+    for object in &mut with.objects {
+        if object["kind"] == "ConfigMap" {
+            let rules = object["data"]["rules.yaml"].take();
+            assert!(rules.as_str().unwrap().starts_with("groups:\n"), "{rules}");
+        }
+    }
+    insta::assert_snapshot!(written(&with));
 }
 
 /// Dry runs, of what is planned and of its pods: Pod Security judges those.

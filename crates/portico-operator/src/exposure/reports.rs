@@ -7,7 +7,7 @@ use portico_kube::events::{Events, Note, Severity};
 use tracing::{debug, warn};
 
 use crate::exposed::reference;
-use crate::status::{ClusterReport, StatusHandle};
+use crate::status::{ClusterInfo, ClusterReport, StatusHandle};
 use crate::write::{PUT_BACK, part};
 
 /// Clusters whose trouble is written to the log one by one; `/status` has all of them.
@@ -28,7 +28,13 @@ pub(super) async fn report(
         let failures = before.map_or(0, |before| before.failures);
         let news = before.is_none_or(|before| (before.exposed, before.reason) != (*exposed, *reason));
         let failures = if failed { failures.saturating_add(1) } else { 0 };
-        let report = ClusterReport { exposed: *exposed, reason, message: message.clone(), failures };
+        let report = ClusterReport {
+            exposed: *exposed,
+            reason,
+            message: message.clone(),
+            failures,
+            info: ClusterInfo::of(cluster),
+        };
         clusters.reports.insert(name.to_owned(), report);
         news.then(|| clusters.reports.values().filter(|report| !report.exposed).count())
     });

@@ -130,6 +130,7 @@ pub(super) fn extended(components: &[Component], layout: Layout, was_up: bool) -
         let key = match name.as_str() {
             "controller-manager" => "controller",
             "konnectivity-server" => "konnectivity",
+            portico_hosting::PROMETHEUS => "monitoring",
             other => other,
         };
         let least = if name == "etcd" && layout == Layout::Dedicated { wanted / 2 + 1 } else { 1 };

@@ -6,7 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::Resource;
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, PersistentVolumeClaim, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use portico_api::annotations::LAYOUT;
@@ -36,7 +36,7 @@ use crate::slot::{Put, WriteError};
 use crate::write::{PUT_BACK, part, request};
 
 /// Kinds of which something may belong to no plan any more. Nothing that holds data is among them.
-const PRUNED: [&str; 3] = [ConfigMap::KIND, NetworkPolicy::KIND, PodDisruptionBudget::KIND];
+const PRUNED: [&str; 4] = [ConfigMap::KIND, NetworkPolicy::KIND, PodDisruptionBudget::KIND, Deployment::KIND];
 
 /// Kinds of which pods are made.
 const WORKLOADS: [&str; 2] = [StatefulSet::KIND, Deployment::KIND];
@@ -260,14 +260,15 @@ impl Context {
         plane: &ControlPlane,
         fights: &Shared,
     ) -> Result<(), WriteError> {
-        for kind in PRUNED.into_iter().filter_map(|kind| self.kind(kind)) {
-            for name in kind.ours_in(&subject.namespace) {
-                let wanted = plane.objects.iter().any(|object| names(object) == (kind.name(), &*name));
-                if !wanted {
-                    self.lead()?;
-                    kind.remove(&self.client, &subject.key(&name), fights).await?;
-                    self.tally.wrote(kind.name());
-                }
+        let of_kind = |kind| self.ours_in(kind, &subject.namespace).into_iter().map(move |name| (kind, name));
+        // Other Services are of the exposure controller.
+        let services = of_kind(Service::KIND).filter(|(_, name)| name == portico_hosting::PROMETHEUS);
+        for (kind, name) in PRUNED.into_iter().flat_map(of_kind).chain(services) {
+            let wanted = plane.objects.iter().any(|object| names(object) == (kind, &*name));
+            if let Some(kind) = self.kind(kind).filter(|_| !wanted) {
+                self.lead()?;
+                kind.remove(&self.client, &subject.key(&name), fights).await?;
+                self.tally.wrote(kind.name());
             }
         }
         Ok(())

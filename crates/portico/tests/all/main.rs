@@ -24,6 +24,7 @@ mod konnectivity_api_server;
 mod konnectivity_slow_reader;
 mod kubeconfig;
 mod mesh;
+mod metrics;
 mod network_faults;
 mod nodes;
 mod operator;

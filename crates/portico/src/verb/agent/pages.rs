@@ -41,7 +41,7 @@ impl AgentPages {
 }
 
 impl Pages for AgentPages {
-    fn answer(&self, request: &Request<Incoming>) -> Answer {
+    async fn answer(&self, request: &Request<Incoming>) -> Answer {
         let query = Query::of(request.uri());
         match request.uri().path() {
             "/" => text(StatusCode::OK, INDEX.into()),

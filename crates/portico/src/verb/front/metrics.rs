@@ -5,8 +5,8 @@ use std::fmt;
 
 use portico_admin::exposition::{Exposition, Families};
 use portico_operator::{
-    ClustersStatus, ControllerStatus, PartsStatus, SeedsStatus, ServiceStatus, StatusHandle, WebhookStatus,
-    WorkStatus,
+    ClusterReport, ClustersStatus, ControllerStatus, PartsStatus, SeedsStatus, ServiceStatus, StatusHandle,
+    WebhookStatus, WorkStatus,
 };
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -14,7 +14,42 @@ use prometheus_client::registry::Unit;
 
 /// The metrics of the controllers.
 pub(super) fn front_metrics(status: StatusHandle) -> Exposition {
-    Exposition::of(FrontMetrics(move || status.get()))
+    let clusters = status.clone();
+    Exposition::with_names_of_another(
+        FrontMetrics(move || status.get()),
+        KkpMetrics(move || clusters.get().clusters.unwrap_or_default()),
+    )
+}
+
+/// What KKP's dashboards list clusters by, under its name; on the leader alone, so that each is there once.
+struct KkpMetrics<F>(F);
+
+impl<F> fmt::Debug for KkpMetrics<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KkpMetrics")
+    }
+}
+
+impl<F: Fn() -> ClustersStatus + Send + Sync + 'static> Collector for KkpMetrics<F> {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let clusters = (self.0)();
+        let labels = clusters.reports.iter().map(|(name, ClusterReport { info, .. })| {
+            let labels = [
+                ("name", &**name),
+                ("display_name", &info.display_name),
+                ("ip", &info.ip),
+                ("spec_version", &info.spec_version),
+                ("cloud_provider", &info.cloud_provider),
+                ("datacenter", &info.datacenter),
+                ("pause", if info.pause { "true" } else { "false" }),
+                ("project", &info.project),
+                ("phase", &info.phase),
+            ];
+            (labels, 1_u64)
+        });
+        let help = "1 for each cluster, with what is known of it.";
+        Families(encoder).gauge("kubermatic_cluster_info", help, None, labels)
+    }
 }
 
 /// What the status that this returns says.
@@ -203,7 +238,7 @@ fn write_webhook(status: &WebhookStatus, out: &mut Families<'_>) -> fmt::Result 
 #[cfg(test)]
 mod tests {
     use portico_lab::metrics::names;
-    use portico_operator::{ClusterReport, OperatorStatus, PartReport, SeedReport};
+    use portico_operator::{ClusterInfo, OperatorStatus, PartReport, SeedReport};
     use prometheus_client::encoding::text;
     use prometheus_client::registry::Registry;
 
@@ -220,7 +255,9 @@ mod tests {
         let mut registry = Registry::with_prefix("portico");
         let mut status = ControllerStatus::default();
         let mut clusters = ClustersStatus::default();
-        let report = ClusterReport { exposed: true, reason: "Exposed", message: String::new(), failures: 0 };
+        let info = ClusterInfo { display_name: "my cluster".into(), ..ClusterInfo::default() };
+        let report =
+            ClusterReport { exposed: true, reason: "Exposed", message: String::new(), failures: 0, info };
         clusters.reports.insert("a".into(), report);
         status.clusters = Some(clusters);
         let mut inside = PartsStatus::default();
@@ -247,9 +284,15 @@ mod tests {
         webhook.reviews.insert("Cluster", [("refused", 1)].into());
         status.webhook = Some(webhook);
         status.operator = Some(OperatorStatus::default());
+        let clusters = status.clusters.clone().unwrap();
         registry.register_collector(Box::new(FrontMetrics(move || status.clone())));
+        let mut others = Registry::default();
+        others.register_collector(Box::new(KkpMetrics(move || clusters.clone())));
         let mut metrics = String::new();
         text::encode(&mut metrics, &registry).unwrap();
+        let mut kkp = String::new();
+        text::encode(&mut kkp, &others).unwrap();
+        assert!(kkp.contains("kubermatic_cluster_info{name=\"a\",display_name=\"my cluster\","), "{kkp}");
         let names = names(&metrics);
         assert!(names.len() > 10, "{metrics}");
         for name in names {

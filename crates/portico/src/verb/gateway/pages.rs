@@ -41,7 +41,7 @@ impl GatewayPages {
 }
 
 impl Pages for GatewayPages {
-    fn answer(&self, request: &Request<Incoming>) -> Answer {
+    async fn answer(&self, request: &Request<Incoming>) -> Answer {
         let query = Query::of(request.uri());
         match request.uri().path() {
             "/" => text(StatusCode::OK, INDEX.into()),

@@ -37,7 +37,7 @@ impl HealthPages {
 }
 
 impl Pages for HealthPages {
-    fn answer(&self, request: &Request<Incoming>) -> Answer {
+    async fn answer(&self, request: &Request<Incoming>) -> Answer {
         match request.uri().path() {
             "/" => text(StatusCode::OK, HEALTH_INDEX.into()),
             "/healthz" | "/livez" => text(StatusCode::OK, "ok".into()),
@@ -73,7 +73,7 @@ impl AdminPages {
 }
 
 impl Pages for AdminPages {
-    fn answer(&self, request: &Request<Incoming>) -> Answer {
+    async fn answer(&self, request: &Request<Incoming>) -> Answer {
         let query = Query::of(request.uri());
         match request.uri().path() {
             "/" => text(StatusCode::OK, ADMIN_INDEX.into()),

@@ -1,0 +1,98 @@
+//! What a client needs that reads the metrics of one cluster.
+
+use std::sync::Arc;
+
+use portico_dial::provider;
+use portico_pki::{Credential, Kubeconfig};
+use rustls::client::Resumption;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+
+/// The cluster's certificate for its metrics, and whom it is shown to.
+#[derive(Debug)]
+pub(super) struct Credentials {
+    /// To who has a certificate of the cluster's authority.
+    pub(super) verified: Arc<ClientConfig>,
+    /// To anybody. The controller manager and the scheduler make their own certificate when they start, as
+    /// everywhere. Whoever sits in between learns nothing by it: it can only lie about numbers.
+    pub(super) unverified: Arc<ClientConfig>,
+}
+
+impl Credentials {
+    /// Those of a kubeconfig, which has a client certificate.
+    pub(super) fn of(kubeconfig: &Kubeconfig) -> Result<Self, String> {
+        let Credential::Certificate(pair) = &kubeconfig.credential else {
+            return Err("its user has no certificate".to_owned());
+        };
+        let text = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
+        let mut roots = RootCertStore::empty();
+        for certificate in CertificateDer::pem_slice_iter(kubeconfig.authority.as_bytes()) {
+            let certificate = certificate.map_err(|error| text("its authority", &error))?;
+            roots.add(certificate).map_err(|error| text("its authority", &error))?;
+        }
+        let chain = CertificateDer::pem_slice_iter(pair.certificate.as_bytes());
+        let chain: Vec<_> =
+            chain.collect::<Result<_, _>>().map_err(|error| text("its certificate", &error))?;
+        let key =
+            || PrivateKeyDer::from_pem_slice(pair.key.as_bytes()).map_err(|error| text("its key", &error));
+        let provider = provider();
+        let builder = || {
+            ClientConfig::builder_with_provider(Arc::clone(&provider))
+                .with_safe_default_protocol_versions()
+                .map_err(|error| text("TLS", &error))
+        };
+        let finished = |config: Result<ClientConfig, rustls::Error>| {
+            let mut config = config.map_err(|error| text("its certificate and key", &error))?;
+            // A connection carries one answer, and the next one comes after half a minute.
+            config.resumption = Resumption::disabled();
+            Ok::<_, String>(Arc::new(config))
+        };
+        let verified = builder()?.with_root_certificates(roots).with_client_auth_cert(chain.clone(), key()?);
+        let anybody = Arc::new(AnyCertificate(Arc::clone(&provider)));
+        let unverified = builder()?.dangerous().with_custom_certificate_verifier(anybody);
+        let unverified = unverified.with_client_auth_cert(chain, key()?);
+        Ok(Self { verified: finished(verified)?, unverified: finished(unverified)? })
+    }
+}
+
+/// Takes every certificate of whoever has its key.
+#[derive(Debug)]
+struct AnyCertificate(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for AnyCertificate {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
