@@ -128,6 +128,14 @@ impl Image {
             .entrypoint(&["/metrics-server"]))
     }
 
+    /// Debian's Prometheus under `name`.
+    pub fn prometheus(name: &str) -> Result<Image> {
+        let program = programs::find("prometheus")?;
+        let image = Image::new(name).file("bin/prometheus", &program).entrypoint(&["/bin/prometheus"]);
+        let libraries = programs::libraries(&program)?;
+        Ok(libraries.iter().fold(image, |image, library| image.file(&library.display().to_string(), library)))
+    }
+
     /// CoreDNS under the name of upstream's image.
     pub fn coredns() -> Result<Image> {
         let program = programs::coredns()?.join("coredns");

@@ -5,6 +5,7 @@
 //! control-plane` prints it. Times and memory are printed, never asserted: this machine does much else.
 
 mod joined;
+mod monitored;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -89,8 +90,11 @@ pub(crate) fn one_object_each_becomes_a_cluster_with_nodes(seed: &Seed, client: 
         made.map(|one| one.join().unwrap())
     });
     clusters[0].controllers_work();
+    let prometheus = monitored::Prometheus::of(&clusters[0]);
     clusters[0].heals_and_keeps_its_data();
     joined::machines_join_by_one_command_and_leave(&clusters);
+    monitored::every_program_is_scraped(&clusters);
+    prometheus.knows_its_cluster_and_goes();
 
     let start = Instant::now();
     let names = operated::HOSTED.map(|(name, _)| name);

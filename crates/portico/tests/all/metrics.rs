@@ -53,12 +53,14 @@ fn prometheus_finds_a_control_plane_and_gets_what_is_kept_of_it_and_no_more() {
     assert!(refused.starts_with("etcd in cluster-a/control-plane-0: connecting: "), "{refused}");
     assert!(scrape("scheduler").contains("/targets lists them"));
 
-    let config = format!(
-        "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nrule_files: [rules.yaml]\nscrape_configs:\n\
-         - {{job_name: control-planes, http_sd_configs: [{{url: 'http://{RELAY}/targets'}}]}}\n"
-    );
+    let config = json!({
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": ["rules.yaml"],
+        "scrape_configs": [{"job_name": "control-planes",
+            "http_sd_configs": [{"url": format!("http://{RELAY}/targets")}]}],
+    });
     let folder = host.dir();
-    fs::write(folder.join("prometheus.yaml"), config).unwrap();
+    fs::write(folder.join("prometheus.yaml"), config.to_string()).unwrap();
     let rules = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/control-plane-rules.yaml"));
     let rules = portico_yaml::Documents::new(rules).next().unwrap().unwrap().to_value();
     fs::write(folder.join("rules.yaml"), rules["spec"].to_string()).unwrap();
@@ -92,7 +94,10 @@ fn prometheus_finds_a_control_plane_and_gets_what_is_kept_of_it_and_no_more() {
 /// The objects by which the API server of the seed is one of a hosted cluster. Its etcd does not answer.
 fn control_plane(api: &ApiServer) {
     let kubectl = api.kubectl();
-    let object = |kind: &str, name: &str| json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "namespace": "cluster-a"}});
+    let object = |kind: &str, name: &str| {
+        let metadata = json!({"name": name, "namespace": "cluster-a"});
+        json!({"apiVersion": "v1", "kind": kind, "metadata": metadata})
+    };
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "cluster-a"}});
     kubectl.apply_json(&namespace).unwrap();
     kubectl.apply_json(&object("ServiceAccount", "default")).unwrap();
