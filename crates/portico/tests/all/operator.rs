@@ -13,6 +13,7 @@ use crate::common::{Process, free_port, get, run, stdout, wait_until};
 use crate::proof::{Usage, report};
 
 mod failing;
+mod hosted;
 
 /// Far longer than a start with all clusters takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -34,14 +35,16 @@ struct Operator {
 
 impl Operator {
     fn start(api: &ApiServer) -> Self {
+        Self::start_with(api, &[])
+    }
+
+    fn start_with(api: &ApiServer, more: &[&str]) -> Self {
         let (kubeconfig, admin) = (api.admin().unwrap(), free_port());
-        let process = Process::start(&[
-            "operator",
-            "--service=portico/portico",
-            "--tunnel-port=off",
-            &format!("--kubeconfig={}", kubeconfig.display()),
-            &format!("--admin-listen=127.0.0.1:{admin}"),
-        ]);
+        let kubeconfig = format!("--kubeconfig={}", kubeconfig.display());
+        let admin_listen = format!("--admin-listen=127.0.0.1:{admin}");
+        let flags =
+            ["operator", "--service=portico/portico", "--tunnel-port=off", &kubeconfig, &admin_listen];
+        let process = Process::start(&[&flags, more].concat());
         wait_until("it serves its status", || std::net::TcpStream::connect(("127.0.0.1", admin)).is_ok());
         Self { process, admin }
     }

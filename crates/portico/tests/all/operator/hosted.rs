@@ -1,0 +1,60 @@
+//! Many clusters whose control planes are hosted, as far as their objects go: no kubelet runs here.
+
+use std::time::Instant;
+
+use portico_lab::{ApiServer, long_form};
+use serde_json::{Value, json};
+
+use super::{MEMORY, Operator, all_writes, create, install};
+use crate::proof::{Usage, report};
+
+/// Most writes to the seed's API by which a cluster gets its control plane, Events and conditions included.
+const WRITES: u64 = 50;
+
+fn cluster(index: usize) -> Value {
+    let layout = if index.is_multiple_of(5) { "dedicated" } else { "compact" };
+    json!({"apiVersion": "kubermatic.k8c.io/v1", "kind": "Cluster",
+        "metadata": {"name": format!("c{index}"), "annotations": {"portico.k8c.io/layout": layout}},
+        "spec": {"humanReadableName": "one of many", "version": "1.34.4", "exposeStrategy": "Tunneling",
+            "cloud": {"dc": "lab-1", "bringyourown": {}}}})
+}
+
+/// 20 clusters; 500 with `PORTICO_PROVE=1`.
+#[test]
+fn many_clusters_are_hosted_with_few_writes_each_and_none_at_rest() {
+    let count = long_form(20, 500);
+    let api = ApiServer::start("hosts").unwrap();
+    let kubectl = api.kubectl();
+    install(kubectl);
+    create(kubectl, &(0..count).map(cluster).collect::<Vec<_>>());
+    let start = Instant::now();
+    let operator = Operator::start_with(&api, &["--image=localhost/portico:dev"]);
+    operator.wait_status("every control plane is made", |status| {
+        let reports = status["controlPlanes"]["reports"].as_object();
+        let starting = reports.into_iter().flatten().filter(|(_, report)| report["reason"] == "Starting");
+        starting.count() == count
+    });
+    let made = start.elapsed();
+    let idle = |status: &Value| {
+        let controllers = status["controllers"].as_object();
+        controllers.is_some_and(|all| all.values().all(|work| work["queued"] == 0))
+    };
+    operator.wait_status("nothing to wait", idle);
+    let (writes, memory) = (all_writes(&operator.status()), Usage(operator.process.id()));
+    let each = writes.div_ceil(count as u64);
+    assert!(each <= WRITES, "{each} writes for a cluster");
+    let sets = kubectl.get(&["statefulsets", "-A"]).unwrap();
+    assert_eq!(sets["items"].as_array().unwrap().len(), count, "one pod, or that of etcd first");
+    let passes = |status: &Value| status["controllers"]["portico-hosting"]["passes"].as_u64();
+    let before = passes(&operator.status());
+    kubectl.run(&["label", "cluster", "c0", "touched=true"]).unwrap();
+    operator.wait_status("another pass", |status| passes(status) > before && idle(status));
+    assert_eq!(all_writes(&operator.status()), writes, "nothing is written at rest");
+    report(format_args!(
+        "{count} hosted clusters, objects alone: made after {made:.1?}, {each} writes each, {} MB private, \
+         {} MB at most",
+        memory.data_kb() / 1_000,
+        memory.peak_kb() / 1_000,
+    ));
+    assert!(memory.data_kb() <= MEMORY, "{} KiB", memory.data_kb());
+}
