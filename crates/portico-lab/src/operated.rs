@@ -142,12 +142,12 @@ impl Operated {
 }
 
 /// The name in DNS of a cluster.
-fn external_name(cluster: &str) -> String {
+pub fn external_name(cluster: &str) -> String {
     format!("{cluster}.{SEED}.{DOMAIN}")
 }
 
-/// What the README says, and the two objects that are above clusters.
-fn install(seed: &Seed, front: Ipv4Addr) -> Result<()> {
+/// What the README says, and the two objects that are above clusters. Clients reach the seed at `front`.
+pub fn install(seed: &Seed, front: Ipv4Addr) -> Result<()> {
     let kubectl = seed.kubectl();
     let deploy = programs::checkout().join("deploy");
     for file in ["crds-kubermatic.yaml", "crds.yaml"] {

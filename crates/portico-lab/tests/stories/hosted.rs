@@ -4,6 +4,7 @@
 //! The layout `compact` is made by the operator, in its story. `dedicated` is applied by kubectl as `portico
 //! control-plane` prints it. Times and memory are printed, never asserted: this machine does much else.
 
+mod bars;
 mod joined;
 mod monitored;
 

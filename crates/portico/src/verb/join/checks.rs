@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::net::{Ipv6Addr, TcpListener};
+use std::net::{IpAddr, Ipv6Addr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
@@ -17,6 +17,12 @@ const CLOCK: SignedDuration = SignedDuration::from_secs(60);
 const OLDER: u32 = 3;
 /// The port of the kubelet, where its configuration names no other.
 const PORT: u64 = 10_250;
+/// What a kubelet limits pods by.
+const CONTROLLERS: [&str; 4] = ["cpu", "cpuset", "memory", "pids"];
+/// Where containerd reads its settings.
+const CONTAINERD_CONFIG: &str = "/etc/containerd/config.toml";
+/// The name servers that pods get, where the kubelet's configuration names no other file.
+const RESOLV_CONF: &str = "/etc/resolv.conf";
 
 /// What was found.
 #[derive(Debug, Default)]
@@ -78,8 +84,25 @@ impl Findings {
                  containerRuntimeEndpoint in the file of --kubelet-config"
             ));
         }
-        let has_v2 = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
-        if config["failCgroupV1"] != false && !has_v2 {
+        let controllers = fs::read_to_string("/sys/fs/cgroup/cgroup.controllers");
+        if let Some(missing) = controllers.as_deref().ok().and_then(missing_controllers) {
+            self.fail(format!(
+                "the kernel has no cgroup controller {missing}, by which kubelets limit pods: enable it, as \
+                 by cgroup_enable=memory on the command line of the kernel"
+            ));
+        }
+        if config["cgroupDriver"] == "systemd" {
+            let containerd = fs::read_to_string(CONTAINERD_CONFIG).ok();
+            let has_systemd = Path::new("/run/systemd/system").exists();
+            self.warnings.extend(driver(has_systemd, containerd.as_deref()).map(str::to_owned));
+        }
+        let resolv_conf = config["resolvConf"].as_str().unwrap_or(RESOLV_CONF);
+        // An empty one means that pods get none.
+        if !resolv_conf.is_empty() {
+            let text = fs::read_to_string(resolv_conf).unwrap_or_default();
+            self.warnings.extend(name_servers(resolv_conf, &text));
+        }
+        if config["failCgroupV1"] != false && controllers.is_err() {
             self.fail(
                 "the machine has cgroup v1 at /sys/fs/cgroup, which kubelets refuse from 1.35 on: start the \
                  kernel with systemd.unified_cgroup_hierarchy=1, or set failCgroupV1: false in the file of \
@@ -133,6 +156,51 @@ fn clock(theirs: Timestamp, ours: Timestamp) -> Option<String> {
             "the clock of this machine is {} s {which} that of the API server: certificates would not be \
              valid. Set it, for example by chrony",
             off.abs().as_secs()
+        )
+    })
+}
+
+/// A controller without which kubelets do not start.
+fn missing_controllers(there: &str) -> Option<String> {
+    let there: Vec<&str> = there.split_whitespace().collect();
+    let missing: Vec<&str> = CONTROLLERS.into_iter().filter(|name| !there.contains(name)).collect();
+    (!missing.is_empty()).then(|| missing.join(", "))
+}
+
+/// Why pods may be started in cgroups that the kubelet does not know: it leaves them to systemd.
+fn driver(has_systemd: bool, containerd: Option<&str>) -> Option<&'static str> {
+    if !has_systemd {
+        return Some(
+            "the kubelet is to leave cgroups to systemd, which this machine has not: set cgroupDriver: \
+             cgroupfs in the file of --kubelet-config, unless the container runtime tells its driver \
+             (containerd from 2.0 on does)",
+        );
+    }
+    // Without a file, or from version 3 of it on, containerd decides by itself, or tells its driver.
+    let is_systemds = |text: &str| {
+        text.lines().any(|line| line.replace(char::is_whitespace, "").starts_with("SystemdCgroup=true"))
+    };
+    let is_old =
+        containerd.is_some_and(|text| text.contains("io.containerd.grpc.v1.cri") && !is_systemds(text));
+    is_old.then_some(
+        "containerd makes cgroups by itself, and the kubelet leaves them to systemd: pods would end for no \
+         visible reason. Set SystemdCgroup = true in /etc/containerd/config.toml and restart containerd",
+    )
+}
+
+/// Why pods that ask the machine's name server, as CoreDNS does, would ask themselves or nobody.
+fn name_servers(path: &str, text: &str) -> Option<String> {
+    let servers = text.lines().filter_map(|line| line.trim().strip_prefix("nameserver")?.trim().parse().ok());
+    let servers: Vec<IpAddr> = servers.collect();
+    if servers.is_empty() {
+        return Some(format!("{path} has no name server: pods would find no name outside the cluster"));
+    }
+    let own = servers.iter().all(IpAddr::is_loopback);
+    own.then(|| {
+        format!(
+            "the name server in {path} is this machine itself, which in a pod is the pod: CoreDNS would ask \
+             itself. Name a file with others as resolvConf in the file of --kubelet-config; with \
+             systemd-resolved that is /run/systemd/resolve/resolv.conf"
         )
     })
 }
@@ -191,5 +259,29 @@ mod tests {
         assert!(!has_swap("Filename Type Size Used Priority\n"));
         assert!(!has_swap(""));
         assert!(has_swap("Filename Type Size Used Priority\n/swap file 1 0 -2\n"));
+    }
+
+    #[test]
+    fn cgroups_that_two_would_make_and_controllers_that_lack_are_told() {
+        assert_eq!(missing_controllers("cpuset cpu io memory hugetlb pids\n"), None);
+        assert_eq!(missing_controllers("cpuset cpu io pids\n").as_deref(), Some("memory"));
+        let old = "[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options]\n";
+        let right = format!("{old}  SystemdCgroup = true\n");
+        assert_eq!(driver(true, None), None);
+        assert_eq!(driver(true, Some("version = 3\n")), None);
+        assert_eq!(driver(true, Some(&right)), None);
+        for wrong in [old.to_owned(), format!("{old}SystemdCgroup = false\n")] {
+            assert!(driver(true, Some(&wrong)).unwrap().contains("SystemdCgroup = true"), "{wrong}");
+        }
+        assert!(driver(false, Some(&right)).unwrap().contains("cgroupfs"));
+    }
+
+    #[test]
+    fn name_servers_that_are_the_machine_itself_are_told() {
+        let told = |text: &str| name_servers("/etc/resolv.conf", text);
+        assert_eq!(told("nameserver 192.0.2.53\n"), None);
+        assert_eq!(told("nameserver 127.0.0.53\nnameserver 2001:db8::53\n"), None);
+        assert!(told("# nameserver 192.0.2.53\n").unwrap().contains("no name server"));
+        assert!(told("search a\nnameserver 127.0.0.53\n").unwrap().contains("systemd-resolved"));
     }
 }
