@@ -8,8 +8,8 @@ use super::kept::is_kept;
 /// Longest line read. Labels of Kubernetes make a few hundred bytes.
 const LONGEST_LINE: usize = 16 * 1_024;
 
-/// Most bytes that are kept of one answer: a thousand times what a cluster at rest has.
-const MOST_KEPT: usize = 8 << 20;
+/// Most bytes that are kept of one answer: a hundred times what a cluster at rest has.
+const MOST_KEPT: usize = 2 << 20;
 
 /// Why an answer is not passed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -118,7 +118,7 @@ mod tests {
         let pieces = vec![&long[..1_000]; 20];
         assert_eq!(kept(Source::Etcd, &pieces), Err(TooLong::Line));
         let line = format!("process_open_fds{{a=\"{}\"}} 1\n", "x".repeat(10_000));
-        assert_eq!(kept(Source::Etcd, &vec![line.as_bytes(); 1_000]), Err(TooLong::Kept));
+        assert_eq!(kept(Source::Etcd, &vec![line.as_bytes(); 300]), Err(TooLong::Kept));
     }
 
     proptest! {

@@ -1,5 +1,5 @@
 //! The metrics that are kept: those that `deploy/control-plane-rules.yaml` and KKP's dashboards ask for, and
-//! little else. None has a series for each kind of object: a tenant can define thousands.
+//! little else. At rest none has a series for each kind of object, of which a tenant can define thousands.
 
 use super::Source;
 

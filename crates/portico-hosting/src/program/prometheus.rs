@@ -25,6 +25,9 @@ const CONFIG: &str = NAME;
 const CONFIG_KEY: &str = "prometheus.yaml";
 const RULES_KEY: &str = "rules.yaml";
 
+/// Most samples of one answer. A program at rest has two hundred.
+const SAMPLES: u32 = 5_000;
+
 /// What KKP calls the clusters of users, on the Services by which the seed's Prometheus finds theirs.
 const FEDERATED: &str = "user";
 
@@ -81,6 +84,7 @@ pub(crate) fn config(cluster: &str, seed: &str, relay: &str) -> (&'static str, F
         ]}]},
         "scrape_configs": [{
             "job_name": "control-plane",
+            "sample_limit": SAMPLES,
             "http_sd_configs": [{"url": format!("{relay}/targets?cluster={cluster}")}],
         }],
     });

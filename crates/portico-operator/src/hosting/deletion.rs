@@ -6,10 +6,13 @@
 use std::time::Duration;
 
 use jiff::SignedDuration;
-use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::Resource;
+use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim};
 use kube::ResourceExt;
 use kube::api::{Api, Patch};
 use portico_api::cluster::Cluster;
+use portico_api::meta::ObjectKey;
 use portico_source::served::Served;
 use serde_json::{Value, json};
 
@@ -26,6 +29,9 @@ const FINALIZER: &str = "portico.k8c.io/control-plane";
 
 /// How long a namespace may take to go before what is left is named.
 const PATIENCE: SignedDuration = SignedDuration::from_mins(2);
+
+/// How long its pods may take to end before the namespace is deleted with them.
+const PODS_PATIENCE: SignedDuration = SignedDuration::from_mins(1);
 
 /// How often to look whether it is gone.
 const PERIOD: Duration = Duration::from_secs(2);
@@ -58,7 +64,8 @@ impl Context {
         self.write_finalizers(served, others.collect()).await
     }
 
-    /// Deletes the namespace, and lets the Cluster go once it is gone. Returns when to look again.
+    /// Ends pods and volumes, deletes the namespace, and lets the Cluster go once it is gone. Returns when to
+    /// look again.
     pub(super) async fn delete(
         &self,
         cluster: &Cluster,
@@ -77,18 +84,21 @@ impl Context {
             return Ok(None);
         };
         let namespace = namespace.value();
-        if namespace.pointer("/metadata/deletionTimestamp").is_none() {
-            self.lead()?;
-            let what = format!("deleting Namespace {name}");
-            request(&what, namespaces.delete(&name, &only_this(&namespace))).await?;
-            self.tally.wrote("Namespace");
-        }
         let since = cluster.metadata.deletion_timestamp.unwrap_or_default();
         // By the clock that has set that time: this machine's may be hours off. Without its answer nothing is
         // known to be late.
         let ahead = ahead(&self.client, self.settings.clock).await;
         let taken = ahead.map(|ahead| (self.settings.clock)().duration_since(since) - ahead);
-        let late = taken.is_some_and(|taken| taken > PATIENCE);
+        let longer_than = |limit| taken.is_some_and(|taken| taken > limit);
+        let ends = namespace.pointer("/metadata/deletionTimestamp").is_some();
+        let gone = ends || self.end_workloads(cluster, &name).await?;
+        if !ends && (gone || longer_than(PODS_PATIENCE)) {
+            self.lead()?;
+            let what = format!("deleting Namespace {name}");
+            request(&what, namespaces.delete(&name, &only_this(&namespace))).await?;
+            self.tally.wrote("Namespace");
+        }
+        let late = longer_than(PATIENCE);
         let state = if late {
             let left = left(&namespace);
             let message = format!("Namespace {name} does not go: {left}. It is waited for");
@@ -102,6 +112,27 @@ impl Context {
             self.report(cluster, &state, None, false).await?;
         }
         Ok(Some(if late { LATE_PERIOD } else { PERIOD }))
+    }
+
+    /// Ends workloads and volumes. While those end, the controller of namespaces looks again only after half
+    /// of the grace period of pods, and after eight seconds where something has a finalizer. Returns whether
+    /// they are gone.
+    async fn end_workloads(&self, cluster: &Cluster, namespace: &str) -> Result<bool, WriteError> {
+        let (fights, mut gone) = (self.fights(&cluster.metadata.name), true);
+        let kinds = [Deployment::KIND, StatefulSet::KIND, PersistentVolumeClaim::KIND];
+        for kind in kinds.into_iter().filter_map(|kind| self.kind(kind)) {
+            for name in kind.ours_in(namespace) {
+                let key = ObjectKey::new(namespace, &name);
+                let Some(found) = kind.get(&key) else { continue };
+                gone = false;
+                if found.pointer("/metadata/deletionTimestamp").is_none() {
+                    self.lead()?;
+                    kind.remove(&self.client, &key, &fights).await?;
+                    self.tally.wrote(kind.name());
+                }
+            }
+        }
+        Ok(gone && self.pods.in_namespace(namespace).is_empty())
     }
 
     async fn write_finalizers(

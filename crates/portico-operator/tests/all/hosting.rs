@@ -24,7 +24,7 @@ use crate::until;
 const LAYOUT: &str = "portico.k8c.io/layout";
 
 /// Without the one for users: their address is not known before there is a NodePort, or a name.
-const SECRETS: usize = 16;
+const SECRETS: usize = 17;
 
 async fn seed(name: &str) -> (ApiServer, Client) {
     let api = ApiServer::start_with_controllers(name, &[]).unwrap();

@@ -19,9 +19,6 @@ const AT_ONCE: [&str; 10] = ["t0", "t1", "t2", "t3", "t4", "t5", "t6", "t7", "t8
 /// The name of each that is made alone.
 const ALONE: &str = "alone";
 
-/// Between two looks of one of many that wait: they must not keep the machine busy.
-const LOOK: Duration = Duration::from_millis(500);
-
 /// A figure beside its bar.
 struct Row(&'static str, f64, f64);
 
@@ -111,28 +108,19 @@ fn create(seed: &Seed, names: &[&str], layout: &str) {
     seed.kubectl().apply_json(&json!({"apiVersion": "v1", "kind": "List", "items": items})).unwrap();
 }
 
-/// Once its administrator is answered, from outside.
+/// Once its administrator is answered, from outside. Ten that look again and again would take half of the
+/// machine: kubectl watches, and nobody is answered before the condition that it waits for.
 fn answered<'a>(name: &'static str, seed: &'a Seed, client: &'a Host) -> Hosted<'a> {
-    let namespace = format!("cluster-{name}");
+    let (kubectl, limit) = (seed.kubectl(), format!("--timeout={}s", STARTING.as_secs()));
+    let ready = "--for=jsonpath={.status.conditions.PorticoControlPlaneReady.status}=True";
+    kubectl.run(&["wait", ready, &limit, &format!("cluster/{name}")]).unwrap();
     let file = client.dir().join(format!("{name}.kubeconfig"));
     let template = "--output=go-template={{.data.kubeconfig | base64decode}}";
-    let secret = ["get", "secret", "admin-kubeconfig", "-n", &namespace, template];
-    look(|| std::fs::write(&file, seed.kubectl().run(&secret)?).map_err(Into::into));
+    let secret = ["get", "secret", "admin-kubeconfig", "-n", &format!("cluster-{name}"), template];
+    std::fs::write(&file, kubectl.run(&secret).unwrap()).unwrap();
     let hosted = Hosted { name, node_port: 0, seed, client, kubectl: Kubectl::new(client, &file).unwrap() };
-    // Whether anybody listens costs a hundredth of what kubectl costs.
-    let url = format!("https://{}:6443/livez", operated::external_name(name));
-    look(|| client.run(&["curl", "-skf", "--max-time", "5", &url]).map(drop));
-    look(|| hosted.answers());
+    wait::until("the first answer", SOON, || hosted.answers()).unwrap();
     hosted
-}
-
-/// Looks again and again until `probe` succeeds.
-fn look(mut probe: impl FnMut() -> anyhow::Result<()>) {
-    let start = Instant::now();
-    while let Err(error) = probe() {
-        assert!(start.elapsed() < STARTING, "{error:#}");
-        thread::park_timeout(LOOK);
-    }
 }
 
 /// Deletes Clusters, and returns how long that took in seconds.

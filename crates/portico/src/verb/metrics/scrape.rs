@@ -15,7 +15,6 @@ use rustls::pki_types::ServerName;
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -23,12 +22,9 @@ use tokio_rustls::TlsConnector;
 use super::counts::Counts;
 use super::credentials::Credentials;
 
-/// Time limit of one scrape, waiting for a place included. Prometheus gives up after 10 s.
+/// Time limit of one scrape. Prometheus gives up after 10 s. How many are under way is bounded by the
+/// connections of the admin listener: one that lets them wait loses its oldest first.
 const PATIENCE: Duration = Duration::from_secs(8);
-
-/// Scrapes that are under way at a time, of all clusters: what one costs is some 100 ms of an API server, and
-/// what is kept of one answer.
-const AT_ONCE: usize = 32;
 
 /// A name that the certificate of each API server has.
 const API_SERVER: &str = "kubernetes";
@@ -80,13 +76,12 @@ impl ScrapeError {
 /// Reads the metrics of programs.
 #[derive(Debug)]
 pub(super) struct Scraper {
-    places: Semaphore,
     counts: Arc<Counts>,
 }
 
 impl Scraper {
     pub(super) fn new(counts: Arc<Counts>) -> Self {
-        Self { places: Semaphore::new(AT_ONCE), counts }
+        Self { counts }
     }
 
     /// The metrics of `target` that are kept.
@@ -95,12 +90,8 @@ impl Scraper {
         target: &Target,
         credentials: Option<&Credentials>,
     ) -> Result<Vec<u8>, ScrapeError> {
-        let scraped = timeout(PATIENCE, async {
-            // Never closed.
-            let _place = self.places.acquire().await;
-            self.fetch(target, credentials).await
-        });
-        let scraped = scraped.await.unwrap_or(Err(ScrapeError::Late));
+        let scraped = timeout(PATIENCE, self.fetch(target, credentials)).await;
+        let scraped = scraped.unwrap_or(Err(ScrapeError::Late));
         let word = match &scraped {
             Ok(kept) => {
                 self.counts.kept.fetch_add(kept.len() as u64, Relaxed);
