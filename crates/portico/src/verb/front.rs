@@ -16,6 +16,7 @@ use portico_expose::front::FrontSettings;
 use portico_kube::{Client, client};
 use portico_operator::{ControllerStatus, Operator, Settings};
 
+use crate::allocator;
 use crate::args::{Listen, Port, annotation_key, object_key};
 use crate::daemon::{self, Admin, Daemon, Hangup};
 use crate::outcome::Outcome;
@@ -107,7 +108,11 @@ impl FrontFlags {
             let signal = daemon.asked_to_stop().await;
             tracing::info!(%signal, "told to stop");
         };
-        Ok(operator.run(stopped).await?)
+        tokio::select! {
+            ended = operator.run(stopped) => Ok(ended?),
+            // The first look at all objects takes several times what is kept of them.
+            never = allocator::give_back_after_bursts() => match never {},
+        }
     }
 }
 
