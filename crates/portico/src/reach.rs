@@ -102,7 +102,7 @@ impl Seed {
 
     /// What Clusters that are gone have left on the seed.
     pub(crate) async fn orphans(&self) -> anyhow::Result<Vec<Orphan>> {
-        orphans::find(&self.client, |name| self.clusters.contains_key(name)).await
+        orphans::find(&self.client).await
     }
 
     /// The Service port that claims a host, or an authority.

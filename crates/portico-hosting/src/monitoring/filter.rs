@@ -8,8 +8,8 @@ use super::kept::is_kept;
 /// Longest line read. Labels of Kubernetes make a few hundred bytes.
 const LONGEST_LINE: usize = 16 * 1_024;
 
-/// Most bytes that are kept of one answer: a hundred times what a cluster at rest has.
-const MOST_KEPT: usize = 2 << 20;
+/// Most bytes that are kept of one answer: twenty times what a cluster at rest has.
+const MOST_KEPT: usize = 512 << 10;
 
 /// Why an answer is not passed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -43,9 +43,13 @@ impl Filter {
         if !self.begun.is_empty()
             && let Some(rest) = lines.next()
         {
-            let mut line = std::mem::take(&mut self.begun);
-            line.extend_from_slice(rest);
-            self.line(&line)?;
+            self.begun.extend_from_slice(rest);
+            if rest.last() == Some(&b'\n') {
+                let line = std::mem::take(&mut self.begun);
+                self.line(&line)?;
+            } else if self.begun.len() > LONGEST_LINE {
+                return Err(TooLong::Line);
+            }
         }
         lines.try_for_each(|line| self.line(line))
     }
@@ -63,7 +67,7 @@ impl Filter {
             self.begun.extend_from_slice(line);
             return Ok(());
         }
-        if is_kept(self.source, line) {
+        if is_kept(self.source, line) && std::str::from_utf8(line).is_ok() {
             if self.kept.len() + line.len() > MOST_KEPT {
                 return Err(TooLong::Kept);
             }

@@ -20,12 +20,15 @@ pub(crate) struct Orphan {
     pub(crate) cluster: String,
 }
 
-/// Lists them. `exists` knows the Clusters.
-pub(super) async fn find(client: &Client, exists: impl Fn(&str) -> bool) -> anyhow::Result<Vec<Orphan>> {
+/// Lists them. Clusters are asked for by name alone and last: one that cannot be read lives on, and one may
+/// have been made a moment ago.
+pub(super) async fn find(client: &Client) -> anyhow::Result<Vec<Orphan>> {
     let selector = CLUSTER_LABEL.replace('/', "%2F");
     let path = format!("/api/v1/namespaces?labelSelector={selector}");
     let namespaces = items(client, &path, "namespaces of clusters").await?;
     let volumes = items(client, "/api/v1/persistentvolumes", "PersistentVolumes").await?;
+    let clusters = items(client, "/apis/kubermatic.k8c.io/v1/clusters", "Clusters").await?;
+    let exists = |name: &str| clusters.iter().any(|cluster| text(cluster, "/metadata/name") == name);
     let found = namespaces.iter().filter_map(namespace).chain(volumes.iter().filter_map(volume));
     Ok(found.filter(|orphan| !exists(&orphan.cluster)).collect())
 }

@@ -3,7 +3,8 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::net::{IpAddr, Ipv6Addr, TcpListener};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
@@ -119,8 +120,7 @@ impl Findings {
             );
         }
         let port = config["port"].as_u64().unwrap_or(PORT);
-        let bound = u16::try_from(port).map(|port| TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)));
-        if !matches!(bound, Ok(Ok(_))) {
+        if u16::try_from(port).map_or(true, is_taken) {
             self.fail(format!(
                 "port {port} of the kubelet is not free: `ss -ltnp 'sport = :{port}'` says who has it; a \
                  kubelet that runs already is stopped by systemctl stop kubelet"
@@ -145,6 +145,14 @@ impl Findings {
             self.fail(format!("the kubelet at {shown} {why}"));
         }
     }
+}
+
+/// Whether something listens at a port. A kernel without IPv6 has IPv4 alone.
+fn is_taken(port: u16) -> bool {
+    let in_use =
+        |bound: io::Result<TcpListener>| bound.is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse);
+    in_use(TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)))
+        || in_use(TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
 }
 
 /// What is wrong with the clock here.

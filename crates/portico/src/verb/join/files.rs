@@ -9,8 +9,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
+use jiff::Timestamp;
 use portico_hosting::join::machine::{NewFile, Places};
-use portico_hosting::join::trust::CaHash;
+use portico_hosting::join::trust::{CaHash, node_of};
+use portico_pki::ends;
 use serde::{Deserialize, Serialize};
 
 /// What was joined.
@@ -68,9 +70,17 @@ pub(super) fn before(places: &Places, pins: &[CaHash]) -> anyhow::Result<Before>
                 record.server,
                 record.node
             );
-            Ok(if has_kubeconfig { Before::Joined(record) } else { Before::Open { ours: record.files } })
+            // The kubelet writes the kubeconfig when it starts, before it has a certificate.
+            let is_node = has_kubeconfig && has_certificate(places, &record.node, Timestamp::now());
+            Ok(if is_node { Before::Joined(record) } else { Before::Open { ours: record.files } })
         }
     }
+}
+
+/// Whether the kubelet has a certificate for this node that is still good.
+fn has_certificate(places: &Places, node: &str, now: Timestamp) -> bool {
+    let Ok(text) = fs::read_to_string(places.certificate()) else { return false };
+    node_of(&text).is_some_and(|name| name == node) && ends(&text).is_some_and(|end| end > now)
 }
 
 /// Writes the files, of which those of `ours` may be replaced.
@@ -91,7 +101,10 @@ pub(super) fn write(
             _ => missing.push(file),
         }
     }
-    record.files = missing.iter().map(|file| file.path.clone()).collect();
+    // What an earlier time wrote, and this one does not, is removed with the rest.
+    record.files = ours.to_vec();
+    let new = missing.iter().map(|file| &file.path).filter(|path| !ours.contains(path));
+    record.files.extend(new.cloned());
     let content = format!("{}\n", serde_json::to_string_pretty(&record)?);
     put(&NewFile { path: places.record(), content, mode: 0o600 })?;
     missing.into_iter().try_for_each(put)
@@ -204,8 +217,32 @@ mod tests {
         let error = write(&places, record_of(PIN), &[new_file(&places, "newer")], &[]).unwrap_err();
         assert!(error.to_string().contains("move it away"), "{error}");
         assert_eq!(fs::read_to_string(places.bootstrap()).unwrap(), "new");
+        // The kubelet has started, and waits for its certificate: another token may be what it needs.
         fs::write(places.kubeconfig(), "the kubelet's").unwrap();
-        assert!(matches!(before(&places, &pins).unwrap(), Before::Joined(_)));
+        let Before::Open { ours } = before(&places, &pins).unwrap() else { panic!("it is not a node yet") };
+        assert_eq!(ours, [places.bootstrap()]);
+        write(&places, record_of(PIN), &[], &ours).unwrap();
+        assert_eq!(record(&places).unwrap().unwrap().files, ours, "what was written once is not forgotten");
+    }
+
+    #[test]
+    fn a_machine_is_a_node_with_a_certificate_of_that_name_that_has_not_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let (places, pins) = (Places::below(dir.path()), [PIN.parse().unwrap()]);
+        write(&places, record_of(PIN), &[], &[]).unwrap();
+        fs::create_dir_all(places.certificates()).unwrap();
+        fs::create_dir_all(places.kubeconfig().parent().unwrap()).unwrap();
+        fs::write(places.kubeconfig(), "the kubelet's").unwrap();
+        let issue = |name: &str, year: i32| {
+            let mut params = rcgen::CertificateParams::default();
+            params.distinguished_name.push(rcgen::DnType::CommonName, format!("system:node:{name}"));
+            params.not_after = rcgen::date_time_ymd(year, 1, 1);
+            let key = rcgen::KeyPair::generate().unwrap();
+            fs::write(places.certificate(), params.self_signed(&key).unwrap().pem()).unwrap();
+            matches!(before(&places, &pins).unwrap(), Before::Joined(_))
+        };
+        assert!(issue("worker-1", 2_999));
+        assert!(!issue("worker-1", 2_001) && !issue("worker-2", 2_999));
     }
 
     #[test]

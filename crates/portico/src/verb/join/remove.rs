@@ -23,7 +23,8 @@ pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         print("`portico join` has written nothing here: nothing to remove\n")?;
         return Ok(Outcome::Done);
     };
-    if record.systemd {
+    // Joining may have been ended before it wrote the unit, the last of its files.
+    if record.systemd && places.units().iter().any(|unit| unit.exists()) {
         kubelet::stop().await?;
     }
     let removed = files::remove(&places, &record)?;

@@ -49,7 +49,7 @@ pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     let mut bytes = [0; RANDOM];
     rand::fill(&mut bytes).map_err(|_| anyhow!("the system has no random numbers"))?;
     let token = Token::from_random(bytes).context("the system has no good random numbers")?;
-    let ends = Timestamp::now() + flags.ttl;
+    let ends = Timestamp::now().checked_add(flags.ttl).context("--ttl reaches beyond the year 9999")?;
     let ends = ends.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     match inside.apply(&token.path(), &token.object(&ends)).await.context("making the bootstrap token")? {
         Applied::Changed => {}
