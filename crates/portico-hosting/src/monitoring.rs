@@ -1,8 +1,8 @@
 //! What Prometheus learns about control planes: where their metrics are, and which of them are kept.
 //!
 //! A small control plane exposes some twenty thousand series, of which few are ever looked at. `portico
-//! metrics` asks each program, by the certificate that the cluster has for it, and passes on what is
-//! [`kept`]. Names of jobs and labels are those that KKP's Prometheus has, so that its dashboards and alerts
+//! metrics` asks each program, by the certificate that the cluster has for it, and passes on what [`Filter`]
+//! keeps. Names of jobs and labels are those that KKP's Prometheus has, so that its dashboards and alerts
 //! find them.
 
 mod filter;
