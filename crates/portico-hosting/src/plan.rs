@@ -157,9 +157,7 @@ impl Facts<'_> {
     /// A Deployment, since nothing of it stays: two for a moment do no harm.
     fn prometheus(&self) -> [Value; 2] {
         let mut service = self.object("v1", "Service", prometheus::NAME);
-        for (label, value) in prometheus::SERVICE_LABELS {
-            service["metadata"]["labels"][label] = json!(value);
-        }
+        service["metadata"]["labels"][CLUSTER] = json!(prometheus::FEDERATED);
         let placement = Placement { tolerations: &[], node_selector: None, host: None, zone: None };
         let (name, programs) = (prometheus::NAME, [prometheus::program(self)]);
         let template = template(self, name, (None, &[], &programs), &placement, vec![prometheus::volume()]);

@@ -28,13 +28,13 @@ pub struct Filter {
     source: Source,
     /// A line whose end has not come yet.
     begun: Vec<u8>,
-    kept: Vec<u8>,
+    kept: String,
 }
 
 impl Filter {
     /// For an answer of `source`.
     pub const fn of(source: Source) -> Self {
-        Self { source, begun: Vec::new(), kept: Vec::new() }
+        Self { source, begun: Vec::new(), kept: String::new() }
     }
 
     /// Takes the next piece.
@@ -55,7 +55,7 @@ impl Filter {
     }
 
     /// What was kept. A last line without its end is none: the answer was cut.
-    pub fn into_kept(self) -> Vec<u8> {
+    pub fn into_kept(self) -> String {
         self.kept
     }
 
@@ -67,11 +67,11 @@ impl Filter {
             self.begun.extend_from_slice(line);
             return Ok(());
         }
-        if is_kept(self.source, line) && std::str::from_utf8(line).is_ok() {
-            if self.kept.len() + line.len() > MOST_KEPT {
+        if let Some(text) = std::str::from_utf8(line).ok().filter(|_| is_kept(self.source, line)) {
+            if self.kept.len() + text.len() > MOST_KEPT {
                 return Err(TooLong::Kept);
             }
-            self.kept.extend_from_slice(line);
+            self.kept.push_str(text);
         }
         Ok(())
     }
@@ -95,7 +95,7 @@ mod tests {
     fn kept(source: Source, pieces: &[&[u8]]) -> Result<String, TooLong> {
         let mut filter = Filter::of(source);
         pieces.iter().try_for_each(|piece| filter.push(piece))?;
-        Ok(String::from_utf8(filter.into_kept()).unwrap())
+        Ok(filter.into_kept())
     }
 
     #[test]

@@ -28,8 +28,8 @@ const RULES_KEY: &str = "rules.yaml";
 /// Most samples of one answer. A program at rest has two hundred.
 const SAMPLES: u32 = 5_000;
 
-/// What KKP calls the clusters of users, on the Services by which the seed's Prometheus finds theirs.
-const FEDERATED: &str = "user";
+/// What the Service has as the label [`CLUSTER`]: by it KKP's seed Prometheus finds those of clusters.
+pub(crate) const FEDERATED: &str = "user";
 
 /// Whether the cluster asks for one.
 pub(crate) fn is_asked_for(cluster: &Cluster) -> bool {
@@ -65,9 +65,6 @@ pub(crate) fn service(facts: &Facts<'_>) -> Value {
         "ports": [{"name": PORT_NAME, "port": PORT, "targetPort": PORT}],
     })
 }
-
-/// The labels of that Service, beside those that everything has.
-pub(crate) const SERVICE_LABELS: [(&str, &str); 1] = [(CLUSTER, FEDERATED)];
 
 /// Its configuration.
 pub(crate) fn config(cluster: &str, seed: &str, relay: &str) -> (&'static str, Files) {

@@ -114,7 +114,7 @@ impl MetricsPages {
         };
         let credentials = self.known.credentials(&cluster);
         match self.scraper.scrape(&target, credentials.as_deref()).await {
-            Ok(kept) => typed(TEXT, whole(String::from_utf8_lossy(&kept).into_owned())),
+            Ok(kept) => typed(TEXT, whole(kept)),
             Err(error) => {
                 let (pod, program) = (&target.pod, source.name());
                 text(

@@ -89,7 +89,7 @@ impl Scraper {
         &self,
         target: &Target,
         credentials: Option<&Credentials>,
-    ) -> Result<Vec<u8>, ScrapeError> {
+    ) -> Result<String, ScrapeError> {
         let scraped = timeout(PATIENCE, self.fetch(target, credentials)).await;
         let scraped = scraped.unwrap_or(Err(ScrapeError::Late));
         let word = match &scraped {
@@ -103,11 +103,7 @@ impl Scraper {
         scraped
     }
 
-    async fn fetch(
-        &self,
-        target: &Target,
-        credentials: Option<&Credentials>,
-    ) -> Result<Vec<u8>, ScrapeError> {
+    async fn fetch(&self, target: &Target, credentials: Option<&Credentials>) -> Result<String, ScrapeError> {
         let credentials = || credentials.ok_or(ScrapeError::NoCredentials);
         let config = match target.source.access() {
             Access::Plain => None,
@@ -126,7 +122,7 @@ impl Scraper {
         &self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         target: &Target,
-    ) -> Result<Vec<u8>, ScrapeError> {
+    ) -> Result<String, ScrapeError> {
         let mut request = Request::new(Empty::<Bytes>::new());
         *request.uri_mut() = http::Uri::from_static("/metrics");
         request.headers_mut().insert(HOST, http::HeaderValue::from_static(API_SERVER));
