@@ -28,6 +28,9 @@ const ANSWERS: usize = 100;
 /// Most characters of a cell.
 const LONGEST: usize = 80;
 
+/// Most agents that are named as the way back to a node without its own.
+const NAMED: usize = 3;
+
 const NODES: &str = "/api/v1/nodes";
 /// By which pods reach the API server: Portico's, or KKP's.
 const AGENTS: [&str; 2] = ["daemonsets/portico-agent", "daemonsets/envoy-agent"];
@@ -128,6 +131,8 @@ impl Said {
     fn rows(&self) -> Vec<Row> {
         let all = self.konnectivity.iter().flatten();
         let working: Vec<&str> = all.filter(|(_, ready)| **ready).map(|(node, _)| node.as_str()).collect();
+        // Once, and not for each of thousands of nodes.
+        let by_others = format!("by {}", few(&working));
         let row = |[name, status, version, address]: &[String; 4]| {
             let mut problems = Vec::new();
             if status.split(',').next() != Some("Ready") {
@@ -149,7 +154,7 @@ impl Said {
                     problems.push("no Konnectivity agent is ready: no logs, no exec".to_owned());
                     "none".to_owned()
                 }
-                Some(_) => format!("by {}", working.join(", ")),
+                Some(_) => by_others.clone(),
             };
             if self.waiting.iter().any(|user| serving::node_of(user) == Some(name)) {
                 problems.push(
@@ -229,6 +234,15 @@ fn all_ready(text: &str) -> bool {
     text.split_once('/').is_some_and(|(ready, all)| ready == all && all != "0")
 }
 
+/// The first of these names, and how many there are beside them.
+fn few(names: &[&str]) -> String {
+    let (first, more) = names.split_at(names.len().min(NAMED));
+    match more.len() {
+        0 => first.join(", "),
+        more => format!("{} and {more} more", first.join(", ")),
+    }
+}
+
 fn endpoints(slice: &Value) -> Vec<String> {
     let endpoints = slice["endpoints"].as_array().into_iter().flatten();
     let addresses = endpoints.flat_map(|endpoint| endpoint["addresses"].as_array().into_iter().flatten());
@@ -267,6 +281,13 @@ mod tests {
         assert_eq!(paths, [["agent", "its own agent"], ["none", "by a"], ["none", "by a"]]);
         assert_eq!(rows.iter().map(|row| row.ok).collect::<Vec<_>>(), [true, false, false]);
         assert!(rows[1].problems[0].contains("not ready") && rows[2].problems[0].contains("no agent"));
+    }
+
+    #[test]
+    fn of_many_agents_the_first_are_named() {
+        assert_eq!(few(&["a"]), "a");
+        assert_eq!(few(&["a", "b", "c"]), "a, b, c");
+        assert_eq!(few(&["a", "b", "c", "d", "e"]), "a, b, c and 2 more");
     }
 
     #[test]

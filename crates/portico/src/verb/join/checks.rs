@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -24,6 +24,9 @@ const CONTROLLERS: [&str; 4] = ["cpu", "cpuset", "memory", "pids"];
 const CONTAINERD_CONFIG: &str = "/etc/containerd/config.toml";
 /// The name servers that pods get, where the kubelet's configuration names no other file.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
+
+/// Bytes that are read of a file with name servers.
+const LONGEST_FILE: u64 = 64 << 10;
 
 /// What was found.
 #[derive(Debug, Default)]
@@ -100,8 +103,7 @@ impl Findings {
         let resolv_conf = config["resolvConf"].as_str().unwrap_or(RESOLV_CONF);
         // An empty one means that pods get none.
         if !resolv_conf.is_empty() {
-            let text = fs::read_to_string(resolv_conf).unwrap_or_default();
-            self.warnings.extend(name_servers(resolv_conf, &text));
+            self.warnings.extend(name_servers(resolv_conf, &beginning(resolv_conf)));
         }
         if config["failCgroupV1"] != false && controllers.is_err() {
             self.fail(
@@ -145,6 +147,17 @@ impl Findings {
             self.fail(format!("the kubelet at {shown} {why}"));
         }
     }
+}
+
+/// The beginning of a file that the cluster may have named: it may be a device without an end, or a pipe that
+/// nobody writes to, and is taken for empty then.
+fn beginning(path: &str) -> String {
+    let mut text = String::new();
+    if fs::metadata(path).is_ok_and(|file| file.is_file()) {
+        // What is no text has no name server.
+        let _ = fs::File::open(path).and_then(|file| file.take(LONGEST_FILE).read_to_string(&mut text));
+    }
+    text
 }
 
 /// Whether something listens at a port. A kernel without IPv6 has IPv4 alone.
@@ -291,5 +304,12 @@ mod tests {
         assert_eq!(told("nameserver 127.0.0.53\nnameserver 2001:db8::53\n"), None);
         assert!(told("# nameserver 192.0.2.53\n").unwrap().contains("no name server"));
         assert!(told("search a\nnameserver 127.0.0.53\n").unwrap().contains("systemd-resolved"));
+    }
+
+    #[test]
+    fn a_file_without_an_end_is_not_read() {
+        assert_eq!(beginning("/dev/zero"), "");
+        assert_eq!(beginning("/no/such/file"), "");
+        assert!(!beginning("/etc/passwd").is_empty());
     }
 }

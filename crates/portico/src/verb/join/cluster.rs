@@ -16,12 +16,16 @@ use portico_hosting::join::options::NodeName;
 use portico_hosting::join::token::Token;
 use portico_hosting::join::trust::{CaHash, pinned};
 use portico_kube::foreign::{Foreign, ForeignError};
+use portico_kube::text::one_line;
 use portico_pki::{Credential, Kubeconfig};
 use serde_json::{Value, json};
 
 /// What the operator keeps there for kubelets.
 pub(super) const KUBELET_CONFIG: &str = "/api/v1/namespaces/kube-system/configmaps/kubelet-config";
 const CLUSTER_INFO: &str = "/api/v1/namespaces/kube-public/configmaps/cluster-info";
+
+/// Most characters of a version, which gets to the terminal of an administrator.
+const LONGEST_VERSION: usize = 40;
 
 /// The URL of an API server.
 #[derive(Debug, Clone)]
@@ -112,7 +116,8 @@ async fn questions(
         )
     })?;
     let kubelet = KubeletConfig::read(&object)?;
-    let version = inside.version().await?.0["gitVersion"].as_str().unwrap_or_default().to_owned();
+    let version = inside.version().await?.0;
+    let version = one_line(version["gitVersion"].as_str().unwrap_or_default(), LONGEST_VERSION);
     let node = inside.get(&format!("/api/v1/nodes/{name}")).await?;
     Ok(Answers { authority, kubelet, version, name_is_taken: node.as_ref().is_some_and(reports) })
 }
