@@ -10,7 +10,7 @@ use http_body_util::{BodyExt, Empty};
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use portico_hosting::monitoring::{Access, Filter, Target, TooLong};
+use portico_hosting::monitoring::{Access, Filter, Source, Target, TooLong};
 use rustls::pki_types::ServerName;
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -73,6 +73,19 @@ impl ScrapeError {
     }
 }
 
+/// Counts a scrape when it is dropped: also one whose client went away, or had to make room for another.
+struct Ending<'a> {
+    counts: &'a Counts,
+    source: Source,
+    word: &'static str,
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.counts.ended(self.source, self.word);
+    }
+}
+
 /// Reads the metrics of programs.
 #[derive(Debug)]
 pub(super) struct Scraper {
@@ -90,16 +103,16 @@ impl Scraper {
         target: &Target,
         credentials: Option<&Credentials>,
     ) -> Result<String, ScrapeError> {
+        let mut ending = Ending { counts: &self.counts, source: target.source, word: "abandoned" };
         let scraped = timeout(PATIENCE, self.fetch(target, credentials)).await;
         let scraped = scraped.unwrap_or(Err(ScrapeError::Late));
-        let word = match &scraped {
+        ending.word = match &scraped {
             Ok(kept) => {
                 self.counts.kept.fetch_add(kept.len() as u64, Relaxed);
                 "ok"
             }
             Err(error) => error.word(),
         };
-        self.counts.ended(target.source, word);
         scraped
     }
 
