@@ -4,6 +4,7 @@
 //! Needs what the lab needs (`cargo run -p portico-lab -- install`), and root.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
@@ -12,7 +13,7 @@ use portico_lab::{ApiServer, programs};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::common::{Process, run, stderr, stdout};
+use crate::common::{Process, run, stderr, stdout, wait_until};
 
 /// The rights of machines, as the operator makes them; its ConfigMap follows, without data.
 const RIGHTS: &str = include_str!("../../../portico-hosting/inside/nodes.yaml");
@@ -121,6 +122,21 @@ impl Machine {
         command.iter().cloned().chain(own).chain(further).collect()
     }
 
+    /// A kubelet that never gets to ask for its certificate, and tells by files that it runs and was asked to
+    /// end.
+    fn slow_kubelet(&self) -> PathBuf {
+        let kubelet = programs::kube().unwrap().join("kubelet");
+        let (path, kubelet) = (self.root.join("slow-kubelet"), kubelet.display());
+        let script = format!(
+            "#!/bin/sh\n[ \"$1\" = --version ] && exec {kubelet} --version\n\
+             trap 'touch \"$0.ended\"; exit 0' TERM\ntouch \"$0.runs\"\n\
+             while :; do sleep 1 & wait; done\n"
+        );
+        fs::write(&path, script).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
     /// Every file below the root that no test put there.
     fn files(&self) -> Vec<String> {
         fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
@@ -174,6 +190,17 @@ fn a_machine_joins_by_the_printed_command_and_leaves_without_a_trace() {
     let token = &command[command.iter().position(|word| word == "--token").unwrap() + 1];
     assert!(stdout(&output).contains("kubelet.config.k8s.io") && !stdout(&output).contains(&**token));
     assert_eq!(machine.files(), Vec::<String>::new());
+
+    // Ended before there is a certificate: the kubelet is asked to end too, and the next attempt joins.
+    let slow = machine.slow_kubelet();
+    let mut words = machine.with(&command, &[]);
+    *words.iter_mut().find(|word| word.starts_with("--kubelet=")).unwrap() =
+        format!("--kubelet={}", slow.display());
+    let mut joining = Process::of(&mut cluster.portico(&words));
+    wait_until("the kubelet runs", || slow.with_extension("runs").exists());
+    joining.signal("TERM");
+    assert!(joining.wait().success(), "{}", joining.said());
+    assert!(slow.with_extension("ended").exists(), "{}", joining.said());
 
     let mut joining = Process::of(&mut cluster.portico(&machine.with(&command, &[])));
     joining.wait_for("This machine is node worker-1 of the cluster at https://");

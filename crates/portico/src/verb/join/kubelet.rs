@@ -4,13 +4,13 @@ use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, bail, ensure};
+use anyhow::{Context, anyhow, ensure};
 use portico_hosting::join::machine::{Places, UNIT};
 use portico_hosting::join::options::NodeName;
 use portico_hosting::join::trust::node_of;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal as SignalStream, SignalKind, signal};
 use tokio::time::{sleep, timeout};
 
 /// Between two looks for the certificate: the kubelet tells nobody that it has one.
@@ -69,14 +69,30 @@ pub(super) async fn joined(places: &Places, name: &NodeName, limit: Duration) ->
     })
 }
 
-/// Stays with the kubelet until it ends, or this process is asked to end.
-pub(super) async fn stay(child: &mut Child) -> anyhow::Result<()> {
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    tokio::select! {
-        status = child.wait() => bail!(ended(status?)),
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+/// The signals by which this process is asked to end. From [`Self::new`] on it does not end by them alone:
+/// the kubelet would outlive it.
+pub(super) struct EndSignals {
+    terminate: SignalStream,
+    interrupt: SignalStream,
+}
+
+impl EndSignals {
+    pub(super) fn new() -> anyhow::Result<Self> {
+        let [terminate, interrupt] = [SignalKind::terminate(), SignalKind::interrupt()].map(signal);
+        Ok(Self { terminate: terminate?, interrupt: interrupt? })
     }
+
+    /// Ready once there is one.
+    pub(super) async fn asked(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// Asks the kubelet to end, and waits until it has.
+pub(super) async fn end(child: &mut Child) -> anyhow::Result<()> {
     if let Some(pid) = child.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
         kill_process(pid, Signal::TERM).context("cannot ask the kubelet to end")?;
     }

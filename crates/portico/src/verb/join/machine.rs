@@ -1,6 +1,7 @@
 //! `portico join --server`: the order of things on the machine. Look, decide, write, start, wait.
 
 use std::fmt::Write as _;
+use std::future;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -174,13 +175,18 @@ async fn start(
             print(&welcome)?;
         }
         Runner::Here(program) => {
+            let mut end = kubelet::EndSignals::new()?;
             let mut child = kubelet::start(program, arguments)?;
+            let joined = async {
+                kubelet::joined(places, name, flags.wait).await?;
+                print(&welcome)?;
+                future::pending::<anyhow::Result<()>>().await
+            };
             tokio::select! {
                 status = child.wait() => bail!(kubelet::ended(status?)),
-                joined = kubelet::joined(places, name, flags.wait) => joined?,
+                failed = joined => failed?,
+                () = end.asked() => kubelet::end(&mut child).await?,
             }
-            print(&welcome)?;
-            kubelet::stay(&mut child).await?;
         }
     }
     Ok(Outcome::Done)
@@ -198,6 +204,10 @@ fn runner<'a>(flags: &'a Flags, places: &Places) -> anyhow::Result<Runner<'a>> {
     if let Some(program) = &flags.kubelet {
         return Ok(Runner::Here(program));
     }
+    ensure!(
+        flags.dry_run || flags.root == Path::new("/"),
+        "systemd runs the kubelet of this machine, whose files are below /: --root goes with --kubelet"
+    );
     ensure!(
         Path::new("/run/systemd/system").exists(),
         "systemd does not run this machine: name a kubelet by --kubelet, which this command then stays with"
