@@ -10,7 +10,6 @@ use portico_hosting::join::options::NodeName;
 use portico_hosting::join::trust::node_of;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
-use tokio::signal::unix::{Signal as SignalStream, SignalKind, signal};
 use tokio::time::{sleep, timeout};
 
 /// Between two looks for the certificate: the kubelet tells nobody that it has one.
@@ -67,28 +66,6 @@ pub(super) async fn joined(places: &Places, name: &NodeName, limit: Duration) ->
              it; `portico join remove` removes them"
         )
     })
-}
-
-/// The signals by which this process is asked to end. From [`Self::new`] on it does not end by them alone:
-/// the kubelet would outlive it.
-pub(super) struct EndSignals {
-    terminate: SignalStream,
-    interrupt: SignalStream,
-}
-
-impl EndSignals {
-    pub(super) fn new() -> anyhow::Result<Self> {
-        let [terminate, interrupt] = [SignalKind::terminate(), SignalKind::interrupt()].map(signal);
-        Ok(Self { terminate: terminate?, interrupt: interrupt? })
-    }
-
-    /// Ready once there is one.
-    pub(super) async fn asked(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
-    }
 }
 
 /// Asks the kubelet to end, and waits until it has.

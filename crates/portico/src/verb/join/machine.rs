@@ -19,6 +19,7 @@ use super::cluster::{Answers, Server, ask};
 use super::files::{Before, Record, before, write};
 use super::kubelet;
 use crate::args::positive_duration;
+use crate::daemon::{Daemon, Hangup};
 use crate::outcome::{Outcome, print};
 
 /// Where packages and people put the kubelet.
@@ -175,7 +176,8 @@ async fn start(
             print(&welcome)?;
         }
         Runner::Here(program) => {
-            let mut end = kubelet::EndSignals::new()?;
+            // Before the kubelet runs: it would outlive a process that a signal ends.
+            let mut daemon = Daemon::start(Hangup::Stops)?;
             let mut child = kubelet::start(program, arguments)?;
             let joined = async {
                 kubelet::joined(places, name, flags.wait).await?;
@@ -185,7 +187,7 @@ async fn start(
             tokio::select! {
                 status = child.wait() => bail!(kubelet::ended(status?)),
                 failed = joined => failed?,
-                () = end.asked() => kubelet::end(&mut child).await?,
+                _ = daemon.asked_to_stop() => kubelet::end(&mut child).await?,
             }
         }
     }
