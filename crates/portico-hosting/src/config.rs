@@ -47,13 +47,17 @@ pub(crate) fn maps(hosting: &HostingSpec, version: Version) -> Vec<(&'static str
 }
 
 /// Nodes, pods and webhooks are reached through Konnectivity; etcd and identity providers directly.
+///
+/// For Kubernetes a webhook that is named by its URL belongs to `controlplane`. Tenants write that URL, and
+/// without a selection the API server would dial it from its pod: whatever the seed reaches.
 fn egress() -> String {
     let transport = json!({"uds": {"udsName": socket()}});
     let connection = json!({"proxyProtocol": "GRPC", "transport": transport});
+    let selections = ["cluster", "controlplane"].map(|name| json!({"name": name, "connection": connection}));
     portico_yaml::write(&json!({
         "apiVersion": "apiserver.k8s.io/v1beta1",
         "kind": "EgressSelectorConfiguration",
-        "egressSelections": [{"name": "cluster", "connection": connection}],
+        "egressSelections": selections,
     }))
 }
 
