@@ -3,27 +3,29 @@
 use portico_api::annotations::MAX_HOSTED;
 use portico_api::cluster::Cluster;
 
-/// A Cluster that asks for a control plane on the same seed, or has one.
-#[derive(Debug, Clone, Copy)]
-pub struct Candidate<'a> {
-    /// The Cluster.
-    pub cluster: &'a Cluster,
-    /// Whether its control plane was begun: it counts, and is kept whatever the quota is.
-    pub begun: bool,
-}
-
 /// Whether the control plane of `new`, which is not begun, may be begun on a seed that hosts at most `limit`
-/// clusters, beside the `others`. The older comes first, then the one whose name does; what is paused or ends
-/// waits for nothing.
-pub fn admits<'a>(limit: usize, new: &Cluster, others: impl IntoIterator<Item = Candidate<'a>>) -> bool {
+/// clusters. Those that are `begun` count, and are kept whatever the quota is. Of the others there the older
+/// comes first, then the one whose name does; what is paused, ends, or cannot be hosted as it is written
+/// (`usable`) waits for nothing.
+pub fn admits<'a>(
+    limit: usize,
+    new: &Cluster,
+    begun: usize,
+    others: impl IntoIterator<Item = &'a Cluster>,
+    usable: impl Fn(&Cluster) -> bool,
+) -> bool {
     let waits = |cluster: &Cluster| {
         cluster.is_hosted() && !cluster.spec.pause && cluster.metadata.deletion_timestamp.is_none()
     };
-    let before = others.into_iter().filter(|Candidate { cluster, begun }| {
+    let before = |cluster: &&Cluster| {
         *cluster.metadata.name != *new.metadata.name
-            && (*begun || waits(cluster) && rank(cluster) < rank(new))
-    });
-    before.count() < limit
+            && waits(cluster)
+            && rank(cluster) < rank(new)
+            && usable(cluster)
+    };
+    let room = limit.saturating_sub(begun);
+    // Without room nobody is judged: thousands may wait.
+    others.into_iter().filter(before).take(room).count() < room
 }
 
 fn rank(cluster: &Cluster) -> impl Ord + '_ {
@@ -54,11 +56,9 @@ mod tests {
     fn what_has_begun_counts_and_among_new_ones_the_older_goes_first() {
         let all = [cluster("c", 1), cluster("a", 2), cluster("b", 2)];
         let admitted = |limit, begun: &[&str]| -> Vec<&str> {
-            let candidates = all
-                .iter()
-                .map(|cluster| Candidate { cluster, begun: begun.contains(&&*cluster.metadata.name) });
             let new = all.iter().filter(|cluster| !begun.contains(&&*cluster.metadata.name));
-            let admitted = new.filter(|cluster| admits(limit, cluster, candidates.clone()));
+            let admitted =
+                new.clone().filter(|cluster| admits(limit, cluster, begun.len(), new.clone(), |_| true));
             admitted.map(|cluster| &*cluster.metadata.name).collect()
         };
         assert_eq!(admitted(0, &[]), [""; 0]);
@@ -70,14 +70,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_paused_ends_or_is_not_hosted_keeps_no_place() {
+    fn what_is_paused_ends_is_not_hosted_or_cannot_be_keeps_no_place() {
         let new = cluster("z", 9);
-        let mut others = [cluster("a", 1), cluster("b", 1), cluster("c", 1)];
+        let mut others = [cluster("a", 1), cluster("b", 1), cluster("c", 1), cluster("d", 1)];
         others[0].spec.pause = true;
         others[1].metadata.deletion_timestamp = others[1].metadata.creation_timestamp;
         others[2].metadata.annotations = Default::default();
-        let of = |begun| others.iter().map(move |cluster| Candidate { cluster, begun });
-        assert!(admits(1, &new, of(false)));
-        assert!(!admits(3, &new, of(true)) && admits(4, &new, of(true)));
+        let usable = |cluster: &Cluster| *cluster.metadata.name != *"d";
+        assert!(admits(1, &new, 0, &others, usable));
+        assert!(!admits(1, &new, 0, &others, |_| true) && admits(2, &new, 0, &others, |_| true));
+    }
+
+    #[test]
+    fn without_room_no_other_is_judged() {
+        let (new, other) = (cluster("z", 9), cluster("a", 1));
+        assert!(!admits(3, &new, 3, [&other], |_| panic!("it was judged")));
     }
 }

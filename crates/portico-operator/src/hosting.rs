@@ -22,7 +22,7 @@ use kube::runtime::controller::Action;
 use portico_api::annotations::{LAYOUT, MAX_HOSTED};
 use portico_api::cluster::Cluster;
 use portico_expose::resolve::seed_of;
-use portico_hosting::quota::{self, Candidate};
+use portico_hosting::quota;
 use portico_kube::events::Events;
 use portico_kube::leader::Leads;
 use portico_pki::KeyKind;
@@ -66,6 +66,9 @@ const PERIOD: Duration = Duration::from_hours(12);
 
 /// How often a Cluster beyond the quota looks whether there is room, which costs no request.
 const ROOM_PERIOD: Duration = Duration::from_secs(5);
+
+/// The reason of a Cluster that cannot be hosted as it is written.
+const INVALID: &str = "InvalidConfiguration";
 
 /// Clusters that are reconciled at the same time. One that an admission webhook keeps waiting must not hold
 /// the others up.
@@ -252,9 +255,16 @@ impl Context {
         cluster: &Cluster,
         served: &Served<Cluster>,
     ) -> Result<Option<Duration>, WriteError> {
-        if let Some(state) = self.no_room(cluster) {
-            self.report(cluster, &state, None, false).await?;
-            return Ok(Some(ROOM_PERIOD));
+        if !deletion::is_held(cluster) {
+            // Before it holds a place: one that can never be made would keep it from others.
+            if let Some(message) = self.refusal(cluster) {
+                self.report(cluster, &State::bad(INVALID, message), None, false).await?;
+                return Ok(None);
+            }
+            if let Some(state) = self.no_room(cluster) {
+                self.report(cluster, &state, None, false).await?;
+                return Ok(Some(ROOM_PERIOD));
+            }
         }
         self.hold(cluster, served).await?;
         let outcome = self.pass(cluster).await?;
@@ -267,11 +277,8 @@ impl Context {
         Ok(outcome.due)
     }
 
-    /// Why the control plane of `cluster` must not be begun on its seed now.
+    /// Why the control plane of `cluster`, which is not begun, must not be begun on its seed now.
     fn no_room(&self, cluster: &Cluster) -> Option<State> {
-        if deletion::is_held(cluster) {
-            return None;
-        }
         let seeds = self.above.seeds.seeds();
         // Which seed it is will be told by the pass, if none can be found.
         let seed = seed_of(cluster, &seeds).ok()?;
@@ -283,7 +290,7 @@ impl Context {
                     "Seed {name}: metadata.annotations[{MAX_HOSTED}]: {value:?} is no number of clusters; \
                      write one, or leave the annotation out"
                 );
-                return Some(State::bad("InvalidConfiguration", message));
+                return Some(State::bad(INVALID, message));
             }
         };
         let all = self.clusters.store().state();
@@ -291,11 +298,18 @@ impl Context {
             Ok(Object::Cluster(cluster)) => Some(&**cluster),
             _ => None,
         });
-        let here = read.filter(|other| {
-            seed_of(other, &seeds).is_ok_and(|other| *other.metadata.name == *seed.metadata.name)
-        });
-        let candidates = here.map(|cluster| Candidate { cluster, begun: deletion::is_held(cluster) });
-        let admitted = quota::admits(limit, cluster, candidates);
+        let (begun, others): (Vec<&Cluster>, Vec<&Cluster>) = read
+            .filter(|other| {
+                seed_of(other, &seeds).is_ok_and(|other| *other.metadata.name == *seed.metadata.name)
+            })
+            .partition(|other| deletion::is_held(other));
+        // Which seed has one that cannot be read is not known: it counts everywhere.
+        let unread = all.iter().filter(|served| served.object.is_err());
+        let unread = unread.filter_map(|served| served.unread.as_ref());
+        let held = unread.filter(|unread| deletion::holds(&unread.metadata));
+        let begun = begun.len() + held.count();
+        let usable = |other: &Cluster| self.refusal(other).is_none();
+        let admitted = quota::admits(limit, cluster, begun, others, usable);
         (!admitted).then(|| State::bad("QuotaExceeded", quota::exceeded(name, limit)))
     }
 

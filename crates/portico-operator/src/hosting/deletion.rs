@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim};
 use kube::ResourceExt;
 use kube::api::{Api, Patch};
 use portico_api::cluster::Cluster;
-use portico_api::meta::ObjectKey;
+use portico_api::meta::{ObjectKey, ObjectMeta};
 use portico_source::served::Served;
 use serde_json::{Value, json};
 
@@ -41,7 +41,12 @@ const LATE_PERIOD: Duration = Duration::from_secs(30);
 
 /// Whether this Cluster waits for its control plane to go.
 pub(super) fn is_held(cluster: &Cluster) -> bool {
-    cluster.metadata.finalizers.iter().any(|finalizer| &**finalizer == FINALIZER)
+    holds(&cluster.metadata)
+}
+
+/// The same of a Cluster that cannot be read.
+pub(super) fn holds(metadata: &ObjectMeta) -> bool {
+    metadata.finalizers.iter().any(|finalizer| &**finalizer == FINALIZER)
 }
 
 impl Context {

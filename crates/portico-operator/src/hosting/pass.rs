@@ -1,6 +1,6 @@
 //! One pass over the control plane of a cluster: Secrets first, then objects in the order of their plan.
 
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -11,9 +11,11 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use portico_api::annotations::LAYOUT;
 use portico_api::cluster::Cluster;
+use portico_api::configuration::KubermaticConfiguration;
 use portico_api::exposed_cluster::ExposedCluster;
 use portico_api::hosting::Layout;
 use portico_api::meta::ObjectKey;
+use portico_api::seed::Seed;
 use portico_expose::inputs::{Inputs, Known, LoadBalancers, Scope};
 use portico_expose::validate::usable;
 use portico_hosting::{ControlPlane, pki, plan};
@@ -25,7 +27,8 @@ use super::alarms::Alarm;
 use super::health::{self, Component};
 use super::kinds::Shared;
 use super::secrets::Reviewed;
-use super::{ACTION, Context};
+use super::{ACTION, Context, INVALID};
+use crate::above::SeveralConfigurations;
 use crate::cache::api;
 use crate::clock::{CLOCK_OFF, CLOCK_PERIOD};
 use crate::condition::{State, one_text};
@@ -72,19 +75,10 @@ impl Context {
     /// Makes the control plane of `cluster` as it should be. Returns how it stands with it then.
     pub(super) async fn pass(&self, cluster: &Cluster) -> Result<Outcome, WriteError> {
         let seeds = self.above.seeds.seeds();
-        let refused = |message| self.stopped(cluster, "InvalidConfiguration", message);
-        let configuration = match self.above.configurations.one() {
-            Ok(configuration) => configuration,
-            Err(several) => return refused(several.to_string()).await,
-        };
-        let scope = match usable(cluster, &seeds, configuration.as_ref()) {
-            Ok(scope) => scope,
-            Err(problems) => return refused(one_text(&problems)).await,
-        };
-        let verdict = portico_hosting::validate(&scope, &self.settings.plan);
-        let layout = cluster.metadata.annotation(LAYOUT).and_then(|text| text.parse().ok());
-        let Some(layout) = layout.filter(|_| !verdict.refused) else {
-            return refused(one_text(&verdict.problems)).await;
+        let configuration = self.above.configurations.one();
+        let (scope, layout) = match self.usable(cluster, &seeds, &configuration) {
+            Ok(usable) => usable,
+            Err(message) => return self.stopped(cluster, INVALID, message).await,
         };
         let subject = Subject { scope, namespace: cluster.name().namespace().to_string(), layout };
         let Some(exposed) = self.exposed(&subject).await? else {
@@ -120,7 +114,7 @@ impl Context {
         let plane = match plan(&scope, &self.settings.plan, &held.digests()) {
             Ok(plane) => plane,
             Err(problems) => {
-                let state = State::bad("InvalidConfiguration", one_text(&problems));
+                let state = State::bad(INVALID, one_text(&problems));
                 return Ok(Outcome { state, health: None, due });
             }
         };
@@ -134,6 +128,27 @@ impl Context {
         let components = self.components(&subject.namespace, workloads);
         let state = state(&subject, &plane, &components, self.alarms.of(cluster));
         Ok(Outcome { state, health: Some((layout, components)), due })
+    }
+
+    /// Why `cluster` cannot be hosted as it is written.
+    pub(super) fn refusal(&self, cluster: &Cluster) -> Option<String> {
+        let (seeds, configuration) = (self.above.seeds.seeds(), self.above.configurations.one());
+        self.usable(cluster, &seeds, &configuration).err()
+    }
+
+    /// What a Cluster stands in, and its layout; or why it cannot be hosted.
+    fn usable<'a>(
+        &self,
+        cluster: &'a Cluster,
+        seeds: &'a [Arc<Seed>],
+        configuration: &'a Result<Option<KubermaticConfiguration>, SeveralConfigurations>,
+    ) -> Result<(Scope<'a>, Layout), String> {
+        let configuration = configuration.as_ref().map_err(ToString::to_string)?;
+        let scope = usable(cluster, seeds, configuration.as_ref()).map_err(|all| one_text(&all))?;
+        let verdict = portico_hosting::validate(&scope, &self.settings.plan);
+        let layout = cluster.metadata.annotation(LAYOUT).and_then(|text| text.parse().ok());
+        let layout = layout.filter(|_| !verdict.refused).ok_or_else(|| one_text(&verdict.problems))?;
+        Ok((scope, layout))
     }
 
     /// Nothing is made before something changes; what exists lives on.

@@ -347,8 +347,8 @@ async fn killed_at_any_write_the_next_one_makes_the_same_control_plane() {
     let (api, direct) = seed("hosting-kill").await;
     let kubectl = api.kubectl();
     let mut expected: Option<Vec<Value>> = None;
-    // Every third write in the short form.
-    let step = if std::env::var_os("PORTICO_PROVE").is_some() { 1 } else { 3 };
+    // Every tenth write in the short form.
+    let step = if std::env::var_os("PORTICO_PROVE").is_some() { 1 } else { 10 };
     for writes in (0..).step_by(step) {
         // Each time another one: those of before are at rest.
         let name = format!("k{writes:02}");
@@ -377,6 +377,40 @@ async fn killed_at_any_write_the_next_one_makes_the_same_control_plane() {
             return;
         }
     }
+}
+
+/// Each operator of the creation gets one write done, and is killed before its second.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_at_every_write_of_one_creation_the_control_plane_is_the_same() {
+    let (api, direct) = seed("hosting-each").await;
+    let kubectl = api.kubectl();
+    kubectl.apply_json(&hosted("k0", "compact")).unwrap();
+    let undisturbed = start(&direct, "undisturbed");
+    wait_reason(kubectl, "k0", "Starting");
+    undisturbed.stop().await;
+
+    kubectl.apply_json(&hosted("k1", "compact")).unwrap();
+    let mut killed = 0;
+    loop {
+        release(kubectl);
+        let faulty = FaultyApi::default();
+        faulty.rules(|rules| rules.writes_left = Some(1));
+        let operator = start(&faulty.client(&direct), &format!("life-{killed}"));
+        let mut complete = false;
+        until("a write that is withheld, or the end", || {
+            complete = condition(kubectl, "k1").is_ok_and(|condition| condition["reason"] == "Starting");
+            ensure!(complete || faulty.rules(|rules| rules.withheld));
+            Ok(())
+        });
+        operator.kill().await;
+        if complete {
+            break;
+        }
+        killed += 1;
+        assert!(killed < 100, "each of so many operators made a write, and the control plane is not made");
+    }
+    assert!(killed > 20, "only {killed} operators were killed");
+    assert_eq!(made(kubectl, "k0"), made(kubectl, "k1"));
 }
 
 /// Everything of a cluster, less what differs from one to the next.
@@ -553,33 +587,50 @@ async fn a_seed_hosts_as_many_clusters_as_it_is_told_and_the_next_waits_for_room
     };
     quota("few");
     let operator = start(&client, "quota");
-    kubectl.apply_json(&hosted("a", "compact")).unwrap();
-    let message = wait_reason(kubectl, "a", "InvalidConfiguration");
-    assert!(message.contains("\"few\" is no number of clusters"), "{message}");
-    quota("1");
-    wait_reason(kubectl, "a", "Starting");
+    // One that can never be hosted is older than the others, and keeps no place.
+    let mut never = hosted("a", "compact");
+    never["spec"]["version"] = json!("1.2.3");
+    kubectl.apply_json(&never).unwrap();
+    wait_reason(kubectl, "a", "InvalidConfiguration");
     kubectl.apply_json(&hosted("b", "compact")).unwrap();
-    let message = wait_reason(kubectl, "b", "QuotaExceeded");
+    let message = wait_reason(kubectl, "b", "InvalidConfiguration");
+    assert!(message.contains("\"few\" is no number of clusters"), "{message}");
+    kubectl.apply_json(&hosted("c", "compact")).unwrap();
+    wait_reason(kubectl, "c", "InvalidConfiguration");
+    // Both are judged at the same moment.
+    quota("1");
+    wait_reason(kubectl, "b", "Starting");
+    let message = wait_reason(kubectl, "c", "QuotaExceeded");
     assert!(
         message.starts_with("Seed north hosts as many clusters") && message.contains("allows, 1;"),
         "{message}"
     );
-    let made = ["get", "secrets,statefulsets", "-n", "cluster-b", "--output=name"];
+    let made = ["get", "secrets,statefulsets", "-n", "cluster-c", "--output=name"];
     assert_eq!(kubectl.run(&made).unwrap(), "");
     // Less than there are: what is there stays.
     quota("0");
     patch(
         kubectl,
-        &["cluster", "a"],
+        &["cluster", "b"],
         &json!({"metadata": {"annotations": {"kubermatic.k8c.io/last-restart": "1"}}}),
     );
     until("a change of what is hosted", || {
-        let set = kubectl.get(&["statefulset", "control-plane", "-n", "cluster-a"])?;
+        let set = kubectl.get(&["statefulset", "control-plane", "-n", "cluster-b"])?;
         ensure!(set["spec"]["template"].to_string().contains("last-restart"), "{set}");
         Ok(())
     });
     quota("1");
-    kubectl.run(&["delete", "cluster", "a"]).unwrap();
-    wait_reason(kubectl, "b", "Starting");
+    // What cannot be read counts, also for an operator that has never read it.
+    unreadable(kubectl, "b");
+    operator.stop().await;
+    let operator = start(&client, "later");
+    until("the operator to know of both", || {
+        let reports = operator.status.get().control_planes.map(|planes| planes.reports).unwrap_or_default();
+        let reason = |name: &str| reports.get(name).map(|report| report.reason);
+        ensure!(reason("b") == Some("Unreadable") && reason("c") == Some("QuotaExceeded"), "{reports:?}");
+        Ok(())
+    });
+    kubectl.run(&["delete", "cluster", "b"]).unwrap();
+    wait_reason(kubectl, "c", "Starting");
     operator.stop().await;
 }
