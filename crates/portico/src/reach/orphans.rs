@@ -1,5 +1,5 @@
 //! What the control plane of a Cluster that is gone has left on the seed: its namespace, where something kept
-//! the Cluster's deletion from taking it along, and volumes that are to be kept.
+//! the Cluster's deletion from taking it along, and volumes of etcd that are to be kept.
 
 use portico_api::names::ClusterName;
 use portico_expose::exposure::CLUSTER_LABEL;
@@ -49,7 +49,14 @@ fn volume(object: &Value) -> Option<Orphan> {
     let cluster = ClusterName::of_namespace(text(object, "/spec/claimRef/namespace"))?;
     let name = text(object, "/metadata/name").to_owned();
     let released = text(object, "/status/phase") == "Released";
-    released.then(|| Orphan { kind: "PersistentVolume", name, cluster: cluster.as_str().to_owned() })
+    let claim = text(object, "/spec/claimRef/name");
+    let of_etcd =
+        (0..portico_hosting::MOST_MEMBERS).any(|member| portico_hosting::claim_name(member) == claim);
+    (released && of_etcd).then(|| Orphan {
+        kind: "PersistentVolume",
+        name,
+        cluster: cluster.as_str().to_owned(),
+    })
 }
 
 #[cfg(test)]
@@ -67,13 +74,15 @@ mod tests {
         ends["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         assert_eq!(namespace(&ends), None);
         assert_eq!(namespace(&json!({"metadata": {"name": "cluster-a"}})), None);
-        let claimed = |namespace: &str, phase: &str| {
-            json!({"metadata": {"name": "v"}, "spec": {"claimRef": {"namespace": namespace}},
+        let claimed = |namespace: &str, claim: &str, phase: &str| {
+            json!({"metadata": {"name": "v"}, "spec": {"claimRef": {"namespace": namespace, "name": claim}},
                 "status": {"phase": phase}})
         };
-        assert_eq!(volume(&claimed("cluster-a", "Released")), orphan("PersistentVolume", "v"));
-        assert_eq!(volume(&claimed("cluster-a", "Bound")), None);
-        assert_eq!(volume(&claimed("default", "Released")), None);
+        let etcd = "data-etcd-0";
+        assert_eq!(volume(&claimed("cluster-a", etcd, "Released")), orphan("PersistentVolume", "v"));
+        assert_eq!(volume(&claimed("cluster-a", etcd, "Bound")), None);
+        assert_eq!(volume(&claimed("cluster-a", "dump", "Released")), None);
+        assert_eq!(volume(&claimed("default", etcd, "Released")), None);
         assert_eq!(volume(&json!(7)), None);
     }
 }
