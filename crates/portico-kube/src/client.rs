@@ -14,6 +14,7 @@ use http::{HeaderValue, Request, Response, Uri};
 use http_body_util::Limited;
 use hyper::body::Incoming;
 use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_timeout::TimeoutConnector;
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -23,6 +24,8 @@ use kube::{Client, Config};
 use portico_dial::{
     ConnectAnyError, Dialer, ProxyError, ProxyFiles, ProxySetting, Socket, Target, TargetError,
 };
+use rustls::client::Resumption;
+use rustls::pki_types::ServerName;
 use secrecy::ExposeSecret;
 use thiserror::Error;
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn};
@@ -124,7 +127,7 @@ fn service(
         header.map_err(|_| kube::Error::Service(Box::new(BadToken)))?;
     }
     let tcp = service_fn(move |uri| connect(Arc::clone(&dialer), uri));
-    let tls = config.rustls_https_connector_with_connector(tcp)?;
+    let tls = tls(config, tcp)?;
     let mut connector = TimeoutConnector::new(tls);
     connector.set_connect_timeout(Some(connect_timeout));
     connector.set_write_timeout(config.write_timeout);
@@ -136,6 +139,28 @@ fn service(
         .map_err(BoxError::from)
         .service(http))
 }
+
+/// As kube makes it, without a cache of sessions: one is 15 KiB from the start, for each of thousands of user
+/// clusters, whose connections are held for minutes.
+fn tls<T>(config: &Config, tcp: T) -> kube::Result<HttpsConnector<T>> {
+    let mut settings = config.rustls_client_config()?;
+    settings.resumption = Resumption::disabled();
+    let builder = HttpsConnectorBuilder::new().with_tls_config(settings).https_or_http();
+    let builder = match &config.tls_server_name {
+        Some(name) => {
+            let name = ServerName::try_from(name.clone());
+            let name = name.map_err(|_| kube::Error::Service(Box::new(BadServerName)))?;
+            builder.with_server_name_resolver(FixedServerNameResolver::new(name))
+        }
+        None => builder,
+    };
+    Ok(builder.enable_http1().wrap_connector(tcp))
+}
+
+/// A name that no certificate can have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("the server in the kubeconfig has a name that no certificate can have")]
+struct BadServerName;
 
 /// A token that no request can carry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]

@@ -86,8 +86,9 @@ impl Approvers {
 }
 
 impl Context {
-    /// Has the kubelets of a hosted cluster get their certificates; those of others are somebody else's.
-    pub(super) async fn approve(&self, subject: &Subject, kubeconfig: &Kubeconfig) {
+    /// Has the kubelets of a hosted cluster get their certificates, once its API server answers; those of
+    /// others are somebody else's.
+    pub(super) async fn approve(&self, subject: &Subject, kubeconfig: &Kubeconfig, answers: bool) {
         let name = &*subject.cluster.metadata.name;
         if self.settings.hosted.is_none() || !subject.cluster.is_hosted() {
             return self.approvers.end(name);
@@ -97,6 +98,11 @@ impl Context {
         (&kubeconfig, &reserved).hash(&mut hasher);
         let made_of = hasher.finish();
         if self.approvers.runs(name, made_of) {
+            return;
+        }
+        self.approvers.end(name);
+        // Nobody asks before. A pass follows when it answers.
+        if !answers {
             return;
         }
         // The pass says what is wrong with it.

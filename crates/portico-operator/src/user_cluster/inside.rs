@@ -11,7 +11,7 @@ use portico_pki::{Kubeconfig, cluster_info};
 use tokio::time::timeout;
 
 use super::Context;
-use super::pass::{Standing, Subject};
+use super::pass::{BAD_KUBECONFIG, NO_ANSWER, Standing, Subject, UNREACHABLE};
 
 /// The name of everything that belongs to the node agent.
 const AGENT: &str = "portico-agent";
@@ -55,7 +55,7 @@ impl Context {
         // It holds programs and files no more: what was read is written anew.
         let foreign = match Foreign::new(&kubeconfig.to_yaml(), Dialer::direct()).await {
             Ok(foreign) => foreign,
-            Err(error) => return Standing::waits("BadKubeconfig", describe(&error)),
+            Err(error) => return Standing::waits(BAD_KUBECONFIG, describe(&error)),
         };
         let mut done = Done::default();
         let limit = self.settings.pass_timeout;
@@ -116,8 +116,8 @@ impl Done {
 
 pub(super) fn reason(error: &ForeignError) -> &'static str {
     match error {
-        ForeignError::Unreachable { .. } => "Unreachable",
-        ForeignError::NoAnswer(_) => "NoAnswer",
+        ForeignError::Unreachable { .. } => UNREACHABLE,
+        ForeignError::NoAnswer(_) => NO_ANSWER,
         ForeignError::TooLong(_) => "AnswerTooLong",
         ForeignError::Refused { .. } => "Refused",
         ForeignError::Unreadable(_) => "AnswerUnreadable",

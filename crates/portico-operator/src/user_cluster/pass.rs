@@ -33,6 +33,15 @@ pub(super) const NOT_EXPOSED: &str = "NotExposed";
 /// The reason of a cluster whose inside is left alone.
 pub(super) const NO_KUBECONFIG: &str = "NoKubeconfig";
 
+/// The reason of a cluster whose kubeconfig cannot be used.
+pub(super) const BAD_KUBECONFIG: &str = "BadKubeconfig";
+
+/// The reason of a cluster to whose API server there is no connection.
+pub(super) const UNREACHABLE: &str = "Unreachable";
+
+/// The reason of a cluster whose API server says nothing, or breaks off.
+pub(super) const NO_ANSWER: &str = "NoAnswer";
+
 /// How it stands with the inside of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Standing {
@@ -164,7 +173,7 @@ impl Context {
             Err(why) => {
                 self.approvers.end(&subject.cluster.metadata.name);
                 let message = format!("Secret {namespace}/{INTERNAL_KUBECONFIG} cannot be used: {why}");
-                return Ok(Standing::waits("BadKubeconfig", message));
+                return Ok(Standing::waits(BAD_KUBECONFIG, message));
             }
         };
         let konnectivity = self.konnectivity(subject).await?;
@@ -174,9 +183,11 @@ impl Context {
             tunnel_ca = self.tunnel_ca().await?;
         }
         let hosted = self.hosted(subject).await?;
-        self.approve(subject, &kubeconfig).await;
-        let (konnectivity, tunnel_ca) = (&konnectivity, tunnel_ca.as_deref());
-        Ok(self.keep_inside(subject, &kubeconfig, konnectivity, tunnel_ca, hosted).await)
+        let tunnel_ca = tunnel_ca.as_deref();
+        let standing = self.keep_inside(subject, &kubeconfig, &konnectivity, tunnel_ca, hosted).await;
+        let answers = !matches!(standing.reason, UNREACHABLE | NO_ANSWER | BAD_KUBECONFIG);
+        self.approve(subject, &kubeconfig, answers).await;
+        Ok(standing)
     }
 
     async fn konnectivity(&self, subject: &Subject) -> Result<Konnectivity, RequestError> {
