@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::Resource;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::Pod;
@@ -91,6 +91,8 @@ pub struct HostingSettings {
     pub clock: fn() -> Timestamp,
     /// Time between two questions of members of etcd whether they have an alarm.
     pub alarm_period: Duration,
+    /// How long the namespace of a Cluster that is deleted may take to go before what is left is named.
+    pub deletion_patience: SignedDuration,
 }
 
 /// Everything that a reconciliation needs.

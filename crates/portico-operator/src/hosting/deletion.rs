@@ -1,16 +1,16 @@
 //! How a control plane ends: a finalizer keeps the Cluster until its namespace is gone.
 //!
 //! Nothing inside the user cluster is asked for: a cluster whose API server never comes up is deleted as any
-//! other. What does not go by itself is named after [`PATIENCE`].
+//! other. What does not go by itself is named after a stated time.
 
 use std::time::Duration;
 
 use jiff::SignedDuration;
 use k8s_openapi::Resource;
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
-use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
-use kube::api::{Api, Patch};
+use kube::api::{Api, DeleteParams, Patch};
 use portico_api::cluster::Cluster;
 use portico_api::meta::{ObjectKey, ObjectMeta};
 use portico_source::served::Served;
@@ -27,11 +27,11 @@ use crate::write::{as_portico, only_this, request};
 /// The finalizer.
 const FINALIZER: &str = "portico.k8c.io/control-plane";
 
-/// How long a namespace may take to go before what is left is named.
-const PATIENCE: SignedDuration = SignedDuration::from_mins(2);
-
 /// How long its pods may take to end before the namespace is deleted with them.
 const PODS_PATIENCE: SignedDuration = SignedDuration::from_mins(1);
+
+/// How long a pod of a cluster that is deleted may take to end, in seconds. Its data goes with it.
+const LAST_GRACE: u32 = 2;
 
 /// How often to look whether it is gone.
 const PERIOD: Duration = Duration::from_secs(2);
@@ -94,16 +94,15 @@ impl Context {
         // known to be late.
         let ahead = ahead(&self.client, self.settings.clock).await;
         let taken = ahead.map(|ahead| (self.settings.clock)().duration_since(since) - ahead);
-        let longer_than = |limit| taken.is_some_and(|taken| taken > limit);
         let ends = namespace.pointer("/metadata/deletionTimestamp").is_some();
         let gone = ends || self.end_workloads(cluster, &name).await?;
-        if !ends && (gone || longer_than(PODS_PATIENCE)) {
+        if !ends && (gone || taken.is_some_and(|taken| taken > PODS_PATIENCE)) {
             self.lead()?;
             let what = format!("deleting Namespace {name}");
             request(&what, namespaces.delete(&name, &only_this(&namespace))).await?;
             self.tally.wrote("Namespace");
         }
-        let late = longer_than(PATIENCE);
+        let late = taken.is_some_and(|taken| taken > self.settings.deletion_patience);
         let state = if late {
             let left = left(&namespace);
             let message = format!("Namespace {name} does not go: {left}. It is waited for");
@@ -137,7 +136,34 @@ impl Context {
                 }
             }
         }
-        Ok(gone && self.pods.in_namespace(namespace).is_empty())
+        let pods = self.pods.in_namespace(namespace);
+        for pod in &pods {
+            self.hurry(&pod.value()).await?;
+        }
+        Ok(gone && pods.is_empty())
+    }
+
+    /// Gives a pod that ends less time to do so. An API server would go on serving until its clients have found
+    /// another one, and there is none. One that does not end yet may be made anew by its workload.
+    async fn hurry(&self, pod: &Value) -> Result<(), WriteError> {
+        let text = |path| pod.pointer(path).and_then(Value::as_str).unwrap_or_default();
+        let grace = pod.pointer("/metadata/deletionGracePeriodSeconds").and_then(Value::as_u64);
+        if grace.is_none_or(|grace| grace <= u64::from(LAST_GRACE)) {
+            return Ok(());
+        }
+        self.lead()?;
+        let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
+        let pods = api::<Pod>(&self.client, namespace);
+        let params = DeleteParams { grace_period_seconds: Some(LAST_GRACE), ..only_this(pod) };
+        let what = format!("ending Pod {namespace}/{name}");
+        let ended = request(&what, pods.delete(name, &params)).await.map_err(WriteError::from);
+        match ended {
+            Ok(_) => self.tally.wrote(Pod::KIND),
+            // It is gone, or there is another of its name.
+            Err(error) if error.is_not_found() || error.is_conflict() => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 
     async fn write_finalizers(

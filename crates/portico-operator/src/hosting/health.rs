@@ -7,8 +7,18 @@ use serde_json::{Map, Value, json};
 /// The program whose readiness is that of the cluster.
 pub(super) const API_SERVER: &str = "apiserver";
 
+/// KKP's name of the Prometheus of a cluster, which only some have.
+const MONITORING: &str = "monitoring";
+
 /// Most characters of what a kubelet or a scheduler says that get into a message.
 const QUOTED: usize = 300;
+
+/// What to do about an image that a node does not get.
+const IMAGE_REMEDY: &str = ", see the operator's --registry-mirror, --image-pull-secret and --image";
+
+/// What to do about a volume that nobody makes.
+const VOLUME_REMEDY: &str = ", its storage class is that of spec.componentsOverride.etcd.storageClass, else of \
+                             the operator's --storage-class, else the seed's default";
 
 /// One program of a control plane.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,6 +99,9 @@ fn trouble(status: &Value) -> Option<String> {
             let log = if words.is_some() { "" } else { "; its log says why" };
             Some(format!("CrashLoopBackOff: {code}{log}"))
         }
+        Some("ErrImagePull" | "ImagePullBackOff" | "InvalidImageName") => {
+            Some(said(&status["state"]["waiting"])? + IMAGE_REMEDY)
+        }
         Some(_) => said(&status["state"]["waiting"]),
     }
 }
@@ -98,7 +111,8 @@ fn unscheduled(pod: &Value) -> Option<String> {
     let conditions = pod["status"]["conditions"].as_array()?;
     let scheduled = conditions.iter().find(|condition| condition["type"] == "PodScheduled")?;
     let message = scheduled["message"].as_str().filter(|_| scheduled["status"] == "False")?;
-    Some(format!("no node takes it ({})", one_line(message, QUOTED)))
+    let remedy = if message.contains("PersistentVolumeClaim") { VOLUME_REMEDY } else { "" };
+    Some(format!("no node takes it ({}){remedy}", one_line(message, QUOTED)))
 }
 
 /// Whether clients are served: one API server at least is ready.
@@ -123,14 +137,15 @@ pub(super) fn text(components: &[Component]) -> String {
     texts.join("; ")
 }
 
-/// `status.extendedHealth` of a Cluster, with KKP's names and values: `was_up` once it has served.
+/// `status.extendedHealth` of a Cluster, with KKP's names and values: `was_up` once it has served. What a
+/// cluster may have or not is null where it has not.
 pub(super) fn extended(components: &[Component], layout: Layout, was_up: bool) -> Map<String, Value> {
-    let mut health = Map::new();
+    let mut health = Map::from_iter([(MONITORING.to_owned(), Value::Null)]);
     for Component { name, wanted, ready, .. } in components {
         let key = match name.as_str() {
             "controller-manager" => "controller",
             "konnectivity-server" => "konnectivity",
-            portico_hosting::PROMETHEUS => "monitoring",
+            portico_hosting::PROMETHEUS => MONITORING,
             other => other,
         };
         let least = if name == "etcd" && layout == Layout::Dedicated { wanted / 2 + 1 } else { 1 };
@@ -176,11 +191,13 @@ mod tests {
         assert!(serves(&found) && !is_whole(&found));
         assert_eq!(
             text(&found),
-            "etcd 0 of 1: ErrImagePull (no such image); scheduler 0 of 1: CrashLoopBackOff: it ended with \
-             exit code 2; its log says why"
+            "etcd 0 of 1: ErrImagePull (no such image), see the operator's --registry-mirror, \
+             --image-pull-secret and --image; scheduler 0 of 1: CrashLoopBackOff: it ended with exit code 2; \
+             its log says why"
         );
         let health = extended(&found, Layout::Compact, true);
         assert_eq!(health["apiserver"], "HealthStatusUp");
+        assert_eq!(health["monitoring"], Value::Null, "it is taken away with its Prometheus");
         assert_eq!(health["etcd"], "HealthStatusDown");
         assert_eq!(extended(&found, Layout::Compact, false)["etcd"], "HealthStatusProvisioning");
     }
@@ -191,7 +208,9 @@ mod tests {
         let waiting = json!({"metadata": {"labels": {"app": "etcd"}}, "status": {"conditions": [
             {"type": "PodScheduled", "status": "False", "message": "unbound PersistentVolumeClaims"}]}});
         let found = components(workloads.iter(), &[waiting]);
-        assert_eq!(text(&found), "etcd 0 of 3: no node takes it (unbound PersistentVolumeClaims)");
+        let said = "etcd 0 of 3: no node takes it (unbound PersistentVolumeClaims), its storage class is that of \
+                    spec.componentsOverride.etcd.storageClass";
+        assert!(text(&found).starts_with(said), "{}", text(&found));
         assert!(!serves(&found));
     }
 
@@ -207,7 +226,8 @@ mod tests {
         one["status"]["initContainerStatuses"] = json!([{"name": "etcd-launcher", "ready": false,
             "state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}}]);
         let found = components([&etcd].into_iter(), &[one]);
-        assert_eq!(text(&found), "etcd 0 of 1: ErrImagePull (no such image)");
+        let said = text(&found);
+        assert!(said.starts_with("etcd 0 of 1: ErrImagePull (no such image), see"), "{said}");
     }
 
     #[test]

@@ -101,7 +101,9 @@ fn status(cluster: &Cluster, state: &State, health: Option<&(Layout, Vec<Compone
     let was_up = cluster.has_held_data() || served;
     if let Some((layout, components)) = health {
         let health = health::extended(components, *layout, was_up);
-        let differs = |(key, value): (&String, &Value)| before.extended_health.get(&**key) != Some(value);
+        let differs = |(key, value): (&String, &Value)| {
+            before.extended_health.get(&**key).unwrap_or(&Value::Null) != value
+        };
         if health.iter().any(differs) {
             status.insert("extendedHealth".to_owned(), Value::Object(health));
         }

@@ -16,7 +16,7 @@ use portico_api::cluster::Cluster;
 use portico_api::meta::ObjectKey;
 use portico_api::names::ClusterName;
 use portico_expose::exposure::{CLUSTER_LABEL, MANAGED_BY, owner};
-use portico_hosting::{CLUSTER, Digests, digest};
+use portico_hosting::{CLUSTER, Digests, digests};
 use portico_kube::apply::Applied;
 use portico_kube::events::{Note, Severity};
 use portico_kube::seen::Seen;
@@ -187,10 +187,7 @@ impl Context {
 impl Held {
     /// What pods are told of them, so that a change replaces those that read them at their start.
     pub(super) fn digests(&self) -> Digests {
-        let digest = |data: &BTreeMap<String, String>| {
-            digest(data.iter().map(|(key, value)| (key.as_str(), value.as_str())))
-        };
-        self.data.iter().map(|(name, data)| (name.clone(), digest(data))).collect()
+        digests(&self.data)
     }
 }
 

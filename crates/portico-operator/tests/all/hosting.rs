@@ -37,6 +37,15 @@ fn start(client: &Client, identity: &str) -> Running {
 }
 
 fn start_at(client: &Client, identity: &str, clock: fn() -> Timestamp) -> Running {
+    start_with(client, identity, clock, SignedDuration::from_mins(2))
+}
+
+fn start_with(
+    client: &Client,
+    identity: &str,
+    clock: fn() -> Timestamp,
+    deletion_patience: SignedDuration,
+) -> Running {
     Running::start_with(client, identity, |operator| {
         operator.with_hosting(HostingSettings {
             plan: portico_hosting::Settings {
@@ -46,6 +55,7 @@ fn start_at(client: &Client, identity: &str, clock: fn() -> Timestamp) -> Runnin
             keys: KeyKind::EcdsaP256,
             clock,
             alarm_period: Duration::from_millis(200),
+            deletion_patience,
         })
     })
 }
@@ -195,6 +205,18 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
     assert_eq!(cluster["status"]["phase"], "Creating");
     assert_eq!(cluster["status"]["extendedHealth"]["apiserver"], "HealthStatusProvisioning");
 
+    let pod = ["pod", "control-plane-0", "-n", "cluster-a", "--subresource=status"];
+    let waiting = json!({"waiting": {"reason": "ErrImagePull", "message": "no such image"}});
+    let waits = json!({"name": "etcd-launcher", "image": "", "imageID": "", "restartCount": 0, "ready": false,
+        "state": waiting});
+    patch(kubectl, &pod, &json!({"status": {"initContainerStatuses": [waits]}}));
+    until("what its node says of an image", || {
+        let condition = condition(kubectl, "a")?;
+        let message = condition["message"].as_str().unwrap_or_default();
+        let said = "ErrImagePull (no such image), see the operator's --registry-mirror";
+        ensure!(condition["reason"] == "Starting" && message.contains(said), "{condition}");
+        Ok(())
+    });
     run_pod(kubectl, "a");
     assert_eq!(wait_reason(kubectl, "a", "Ready"), "Kubernetes 1.35.8, compact");
     let cluster = kubectl.get(&["cluster", "a"]).unwrap();
@@ -228,6 +250,26 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
         Ok(())
     });
     assert_eq!(work(&operator).writes, before);
+
+    // What is paused stays as it is, also broken.
+    patch(kubectl, &["cluster", "a"], &json!({"spec": {"pause": true}}));
+    until("the pause to be seen", || {
+        let reports = operator.status.get().control_planes.unwrap_or_default().reports;
+        ensure!(reports["a"].reason == "Paused");
+        Ok(())
+    });
+    let egress = ["configmap/kube-apiserver-egress", "-n", "cluster-a"];
+    kubectl.run(&[&["delete"][..], &egress].concat()).unwrap();
+    let passes = work(&operator).passes;
+    patch(kubectl, &["cluster", "d"], &json!({"metadata": {"labels": {"looked": "again"}}}));
+    until("a pass over another one", || {
+        ensure!(work(&operator).passes > passes);
+        Ok(())
+    });
+    assert!(kubectl.get(&egress).is_err());
+    patch(kubectl, &["cluster", "a"], &json!({"spec": {"pause": false}}));
+    until("what was missing", || kubectl.get(&egress).map(drop));
+    wait_reason(kubectl, "a", "Ready");
 
     // What can be made anew comes back; of what cannot be, that is said, and the pods stay as they are.
     let set = || kubectl.get(&["statefulset", "control-plane", "-n", "cluster-a"]).unwrap();
@@ -557,7 +599,7 @@ async fn an_authority_that_another_leader_has_just_made_is_used_and_not_written_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_deletion_is_late_by_the_clock_of_the_api_server() {
+async fn a_deletion_is_late_by_the_clock_of_the_api_server_and_names_what_is_left() {
     let (api, client) = seed("hosting-late").await;
     let kubectl = api.kubectl();
     let operator = start_at(&client, "ahead", || Timestamp::now() + SignedDuration::from_mins(90));
@@ -574,6 +616,16 @@ async fn a_deletion_is_late_by_the_clock_of_the_api_server() {
         Ok(())
     });
     assert!(!reasons.contains("DeletionHangs"), "{reasons:?}");
+    operator.stop().await;
+
+    let operator = start_with(&client, "impatient", Timestamp::now, SignedDuration::ZERO);
+    until("what is left to be named", || {
+        let condition = condition(kubectl, "a")?;
+        ensure!(condition["reason"] == "DeletionHangs", "{condition}");
+        let message = condition["message"].as_str().unwrap_or_default();
+        ensure!(message.contains("example.com/stays"), "{message}");
+        Ok(())
+    });
     operator.stop().await;
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use http::Uri;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use portico_api::meta::ObjectKey;
 use portico_expose::components::{AdminPeer, GatewaySettings};
 use portico_expose::front::{SNI_PORT, TUNNEL_PORT};
@@ -33,6 +33,9 @@ const USER_CLUSTER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Between two questions of members of etcd: a question is small, and an alarm is for people.
 const ALARM_PERIOD: Duration = Duration::from_secs(30);
+
+/// The time that docs/hosting.md states for a deletion.
+const DELETION_PATIENCE: SignedDuration = SignedDuration::from_mins(2);
 
 /// `portico operator`.
 #[derive(Debug, Args)]
@@ -184,6 +187,7 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         },
         clock: Timestamp::now,
         alarm_period: ALARM_PERIOD,
+        deletion_patience: DELETION_PATIENCE,
     });
     daemon::run(async {
         let webhook = flags.webhook.settings(&flags.front).await?;
