@@ -296,7 +296,7 @@ impl Facts<'_> {
             secrets.push(SecretUse {
                 name: name.clone(),
                 keys: vec![".dockerconfigjson".to_owned()],
-                holds: "credentials of a registry; to be there before, Portico does not make it".to_owned(),
+                holds: "credentials of a registry, copied from the namespace of the operator".to_owned(),
             });
         }
         secrets

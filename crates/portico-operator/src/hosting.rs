@@ -85,6 +85,8 @@ const ACTION: &str = "KeepControlPlane";
 pub struct HostingSettings {
     /// What holds for all control planes.
     pub plan: portico_hosting::Settings,
+    /// The namespace of Portico, where credentials of registries are.
+    pub namespace: String,
     /// The kind of keys that are made.
     pub keys: KeyKind,
     /// What time it is.

@@ -65,7 +65,8 @@ pub(crate) struct Installation {
     /// Pull an image by its digest; may be repeated
     #[arg(long, value_name = "IMAGE=DIGEST", value_parser = image_digest)]
     image_digest: Vec<(String, String)>,
-    /// Secret in the namespace of each cluster with credentials of registries; may be repeated
+    /// Secret with credentials of registries, which the operator copies from its own namespace into that of
+    /// each cluster; may be repeated
     #[arg(long, value_name = "NAME")]
     image_pull_secret: Vec<String>,
     /// Class of the volumes of etcd, where a Cluster names none [default: that of the seed]

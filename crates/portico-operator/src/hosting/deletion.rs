@@ -143,8 +143,8 @@ impl Context {
         Ok(gone && pods.is_empty())
     }
 
-    /// Gives a pod that ends less time to do so. An API server would go on serving until its clients have found
-    /// another one, and there is none. One that does not end yet may be made anew by its workload.
+    /// Gives a pod that ends less time to do so. An API server would go on serving until its clients have
+    /// found another one, and there is none. A pod that does not end yet may be made anew by its workload.
     async fn hurry(&self, pod: &Value) -> Result<(), WriteError> {
         let text = |path| pod.pointer(path).and_then(Value::as_str).unwrap_or_default();
         let grace = pod.pointer("/metadata/deletionGracePeriodSeconds").and_then(Value::as_u64);

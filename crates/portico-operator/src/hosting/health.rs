@@ -17,7 +17,7 @@ const QUOTED: usize = 300;
 const IMAGE_REMEDY: &str = ", see the operator's --registry-mirror, --image-pull-secret and --image";
 
 /// What to do about a volume that nobody makes.
-const VOLUME_REMEDY: &str = ", its storage class is that of spec.componentsOverride.etcd.storageClass, else of \
+const VOLUME_REMEDY: &str = ", its storage class is that of spec.componentsOverride.etcd.storageClass, else \
                              the operator's --storage-class, else the seed's default";
 
 /// One program of a control plane.
@@ -208,8 +208,7 @@ mod tests {
         let waiting = json!({"metadata": {"labels": {"app": "etcd"}}, "status": {"conditions": [
             {"type": "PodScheduled", "status": "False", "message": "unbound PersistentVolumeClaims"}]}});
         let found = components(workloads.iter(), &[waiting]);
-        let said = "etcd 0 of 3: no node takes it (unbound PersistentVolumeClaims), its storage class is that of \
-                    spec.componentsOverride.etcd.storageClass";
+        let said = "etcd 0 of 3: no node takes it (unbound PersistentVolumeClaims), its storage class is";
         assert!(text(&found).starts_with(said), "{}", text(&found));
         assert!(!serves(&found));
     }

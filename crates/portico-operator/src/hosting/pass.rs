@@ -122,6 +122,7 @@ impl Context {
         if let Some(state) = unmade {
             return Ok(Outcome { state, health: None, due });
         }
+        self.copy_pull_secrets(cluster).await?;
         self.apply(&subject, &plane, &fights).await?;
         self.prune(&subject, &plane, &fights).await?;
         let workloads = plane.objects.iter().filter(|object| WORKLOADS.contains(&names(object).0));

@@ -126,6 +126,33 @@ impl Context {
         Ok(self.renewal(&reviewed))
     }
 
+    /// Copies the credentials of registries from the namespace of the operator. One that is not there, or
+    /// that somebody else has put in the namespace of the cluster, is left as it is: pods say what they lack.
+    pub(super) async fn copy_pull_secrets(&self, cluster: &Cluster) -> Result<(), WriteError> {
+        for name in &self.settings.plan.pull_secrets {
+            let source = self.secret(&ObjectKey::new(&self.settings.namespace, name)).await?;
+            let key = ObjectKey::new(&cluster.name().namespace(), name);
+            let Some(source) = source else { continue };
+            let current = self.secret(&key).await?;
+            if current.as_ref().is_some_and(|current| !current.is_ours()) {
+                continue;
+            }
+            self.lead()?;
+            let source = source.value();
+            let (data, kind) = (&source["data"], &source["type"]);
+            let wanted = json!({"metadata": metadata(cluster, name), "data": data, "type": kind});
+            if let Applied::Changed(_) = applied(&self.client, &key, &wanted, current.as_ref()).await? {
+                self.tally.wrote(KIND);
+            }
+        }
+        Ok(())
+    }
+
+    async fn secret(&self, key: &ObjectKey) -> Result<Option<Seen<Secret>>, WriteError> {
+        let secrets = api::<Secret>(&self.client, &key.namespace);
+        Ok(request(&format!("reading Secret {key}"), secrets.get_opt(&key.name)).await?)
+    }
+
     fn review(&self, pki: &ClusterPki, held: &Held, used: bool) -> Result<Review, WriteError> {
         let review = pki.review(&held.data, used, (self.settings.clock)());
         review.map_err(|why| WriteError::Impossible(format!("certificates: {why}")))
@@ -193,12 +220,16 @@ impl Held {
 
 /// A Secret as it is applied.
 fn wanted(cluster: &Cluster, due: &Due) -> Value {
-    let name = &cluster.metadata.name;
-    let labels = json!({MANAGED_BY.0: MANAGED_BY.1, CLUSTER_LABEL: name, CLUSTER: name});
     let data: BTreeMap<_, _> =
         due.data.iter().map(|(&key, value)| (key, ByteString(value.clone().into_bytes()))).collect();
-    json!({"metadata": {"name": due.secret, "namespace": cluster.name().namespace(), "labels": labels,
-        "ownerReferences": [owner(cluster)]}, "data": data})
+    json!({"metadata": metadata(cluster, due.secret), "data": data})
+}
+
+fn metadata(cluster: &Cluster, secret: &str) -> Value {
+    let name = &cluster.metadata.name;
+    let labels = json!({MANAGED_BY.0: MANAGED_BY.1, CLUSTER_LABEL: name, CLUSTER: name});
+    json!({"name": secret, "namespace": cluster.name().namespace(), "labels": labels,
+        "ownerReferences": [owner(cluster)]})
 }
 
 /// What a Secret holds. What is no text fits nothing, and is told as that.

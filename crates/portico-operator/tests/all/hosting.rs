@@ -50,8 +50,10 @@ fn start_with(
         operator.with_hosting(HostingSettings {
             plan: portico_hosting::Settings {
                 image: "localhost/portico:dev".into(),
+                pull_secrets: vec!["dockercfg".into()],
                 ..portico_hosting::Settings::default()
             },
+            namespace: "portico".into(),
             keys: KeyKind::EcdsaP256,
             clock,
             alarm_period: Duration::from_millis(200),
@@ -184,9 +186,16 @@ fn alarms_of_etcd_are_told(kubectl: &Kubectl) {
 async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
     let (api, client) = seed("hosting").await;
     let kubectl = api.kubectl();
+    let credentials = json!({"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/dockerconfigjson",
+        "metadata": {"name": "dockercfg", "namespace": "portico"},
+        "stringData": {".dockerconfigjson": r#"{"auths": {}}"#}});
+    kubectl.apply_json(&credentials).unwrap();
     let operator = start(&client, "one");
     kubectl.apply_json(&hosted("a", "compact")).unwrap();
     let message = wait_reason(kubectl, "a", "Starting");
+    let copied = kubectl.get(&["secret", "dockercfg", "-n", "cluster-a"]).unwrap();
+    assert_eq!(copied["data"][".dockerconfigjson"], "eyJhdXRocyI6IHt9fQ==");
+    assert_eq!(copied["type"], "kubernetes.io/dockerconfigjson");
     assert!(message.starts_with("Kubernetes 1.35.8, compact: etcd 0 of 1"), "{message}");
     until("why no node takes it", || {
         let condition = condition(kubectl, "a")?;
@@ -200,7 +209,7 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
     let namespace = kubectl.get(&["namespace", "cluster-a"]).unwrap();
     assert_eq!(namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"], "restricted");
     let secrets = || kubectl.get(&["secrets", "-n", "cluster-a", "-l", "cluster=a"]).unwrap();
-    assert_eq!(secrets()["items"].as_array().unwrap().len(), SECRETS);
+    assert_eq!(secrets()["items"].as_array().unwrap().len(), SECRETS + 1);
     let cluster = kubectl.get(&["cluster", "a"]).unwrap();
     assert_eq!(cluster["status"]["phase"], "Creating");
     assert_eq!(cluster["status"]["extendedHealth"]["apiserver"], "HealthStatusProvisioning");
@@ -228,7 +237,7 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
     }
 
     let written: u64 = work(&operator).writes.values().sum();
-    assert!(written <= 35, "{written}");
+    assert!(written <= 36, "{written}");
     alarms_of_etcd_are_told(kubectl);
 
     // At rest a look at everything writes nothing, in the other layout neither. Of that, what needs etcd is

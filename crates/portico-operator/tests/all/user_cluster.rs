@@ -18,6 +18,7 @@ use crate::until;
 
 mod answers;
 mod hosted;
+mod hostile_tenant;
 mod killed;
 
 /// A seed with everything installed, and one user cluster, both real.
@@ -27,7 +28,7 @@ struct Stage {
     inside: Kubectl,
     user: ControlPlane,
     // The last to go.
-    _seed: ControlPlane,
+    seed: ControlPlane,
     _etcd: Etcd,
     host: Host,
 }
@@ -48,7 +49,7 @@ impl Stage {
         let kubectl = seed.access().kubectl(&host).unwrap();
         let inside = user.access().kubectl(&host).unwrap();
         let client = install(&kubectl, seed.access()).await;
-        Self { kubectl, client, inside, user, _seed: seed, _etcd: etcd, host }
+        Self { kubectl, client, inside, user, seed, _etcd: etcd, host }
     }
 
     fn operator(&self, identity: &str) -> Running {

@@ -181,6 +181,7 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     });
     let hosting = planes.map(|plan| HostingSettings {
         plan,
+        namespace: flags.front.service.namespace.to_string(),
         keys: match flags.hosting.keys {
             Keys::Ecdsa => KeyKind::EcdsaP256,
             Keys::Rsa => KeyKind::Rsa2048,
