@@ -1,14 +1,18 @@
 //! Hosted control planes as real pods under Pod Security `restricted`: upstream's programs with the flags,
 //! files, probes and volumes of a plan, and the Secrets of its PKI.
 //!
-//! The layout `compact` is made by the operator, in its story. `dedicated` is applied by kubectl as `portico
-//! control-plane` prints it. Times and memory are printed, never asserted: this machine does much else.
+//! By the operator, in its story, from one object each: [`LAYOUTS`]. One of `dedicated` with three members of
+//! etcd is applied by kubectl as `portico control-plane` prints it. Times and memory are printed, never
+//! asserted: this machine does much else.
 
+mod away;
 mod bars;
+mod hostile;
 mod joined;
 mod monitored;
+mod people;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -35,12 +39,25 @@ const STARTING: Duration = Duration::from_secs(240);
 /// One for each member of etcd of the layout `dedicated`, and one in place of a volume that is lost.
 pub(crate) const VOLUMES: usize = 4;
 
+/// API servers of the layout `dedicated` without further ado, each with a Konnectivity server beside it.
+const API_SERVERS: usize = 2;
+
+/// The layout of each of [`operated::HOSTED`].
+const LAYOUTS: [&str; 3] = ["compact", "dedicated", "compact"];
+
+/// The Secret with the operator's way into a cluster. It looks into the cluster when this changes.
+const WAY_IN: &str = "internal-admin-kubeconfig";
+
+/// What the operator makes inside each cluster: it comes back if somebody takes it away.
+const CLUSTER_INFO: [&str; 4] = ["configmap", "cluster-info", "-n", "kube-public"];
+
 const SEED: &str = "north";
 const DOMAIN: &str = "hosted.example.com";
 
 /// A hosted cluster, and its administrator.
 struct Hosted<'a> {
     name: &'static str,
+    layout: &'static str,
     node_port: u16,
     seed: &'a Seed,
     client: &'a Host,
@@ -74,42 +91,93 @@ pub(crate) fn one_object_each_becomes_a_cluster_with_nodes(seed: &Seed, client: 
     volumes::offer(seed, operated::HOSTED.len(), "5Gi").unwrap();
     let kubectl = seed.kubectl();
     let version = programs::kube_version().unwrap();
-    let items = operated::HOSTED.map(|cluster| {
+    let clusters = operated::HOSTED.iter().zip(LAYOUTS);
+    let items = clusters.map(|(&cluster, layout)| {
         let mut object = operated::cluster_object(cluster, version.trim_start_matches('v'));
-        object["metadata"]["annotations"] = json!({"portico.k8c.io/layout": "compact"});
+        object["metadata"]["annotations"] = json!({"portico.k8c.io/layout": layout});
         object["spec"]["clusterNetwork"] = json!({"proxyMode": "nftables"});
+        // One etcd is what this machine has volumes and room for.
+        object["spec"]["componentsOverride"] = json!({"etcd": {"clusterSize": 1}});
         object
     });
-    let start = Instant::now();
+    let (items, start) = (Value::from_iter(items), Instant::now());
     kubectl.apply_json(&json!({"apiVersion": "v1", "kind": "List", "items": items})).unwrap();
     wait::until("a load balancer", SOON, || {
         seed.give_address("cluster-hosted-balancer", "front-loadbalancer")
     })
     .unwrap();
     let clusters = thread::scope(|scope| {
-        let made = operated::HOSTED.map(|(name, _)| scope.spawn(move || made(name, seed, client, start)));
-        made.map(|one| one.join().unwrap())
+        let made: Vec<_> = operated::HOSTED
+            .iter()
+            .zip(LAYOUTS)
+            .map(|(&(name, _), layout)| scope.spawn(move || made(name, layout, seed, client, start)))
+            .collect();
+        made.into_iter().map(|one| one.join().unwrap()).collect::<Vec<_>>()
     });
     clusters[0].controllers_work();
     let prometheus = monitored::Prometheus::of(&clusters[0]);
     clusters[0].heals_and_keeps_its_data();
-    joined::machines_join_by_one_command_and_leave(&clusters);
+    clusters[0].is_known_by_its_certificate(&clusters[1]);
+    clusters[0].knows_its_people();
+    let nodes = joined::machines_join_by_one_command(&clusters);
+    away::the_seeds_api_server_is_not_missed(&clusters, &nodes);
+    let hostile = hostile::Hostile::harms_nobody_else(&clusters, &nodes[0]);
     monitored::every_program_is_scraped(&clusters);
     prometheus.knows_its_cluster_and_goes();
+    hostile.ends_well();
+    joined::machines_leave(&clusters, nodes);
 
     let start = Instant::now();
     let names = operated::HOSTED.map(|(name, _)| name);
     kubectl.run(&[&["delete", "cluster"], &names[..]].concat()).unwrap();
     say(format_args!("hosted: the Clusters are gone after {:.1} s", start.elapsed().as_secs_f64()));
-    for name in names {
-        let namespace = format!("cluster-{name}");
-        let left = ["get", "namespace", &namespace, "--ignore-not-found", "--output=name"];
-        assert_eq!(kubectl.run(&left).unwrap(), "", "nothing of its control plane is left");
+    nothing_is_left_but_volumes(seed, client, &names);
+}
+
+/// The volumes of etcd are kept, as their class has it, and `portico status` lists them.
+fn nothing_is_left_but_volumes(seed: &Seed, client: &Host, names: &[&str]) {
+    let kubectl = seed.kubectl();
+    let of_them = |kind: &str, place: &str, prefix: &str| -> Vec<Value> {
+        let mut found = kubectl.get(&[kind, "--all-namespaces"]).unwrap();
+        let Value::Array(mut found) = found["items"].take() else { panic!("{found}") };
+        let theirs = |text: &str| text.strip_prefix(prefix).is_some_and(|name| names.contains(&name));
+        found.retain(|object| object.pointer(place).and_then(Value::as_str).is_some_and(theirs));
+        found
+    };
+    for (kind, place, prefix) in [
+        ("exposedclusters", "/metadata/name", ""),
+        ("namespaces", "/metadata/name", "cluster-"),
+        ("persistentvolumeclaims", "/metadata/namespace", "cluster-"),
+    ] {
+        assert_eq!(of_them(kind, place, prefix), Vec::<Value>::new(), "{kind}");
     }
+    let kept = of_them("persistentvolumes", "/spec/claimRef/namespace", "cluster-");
+    let kept: BTreeSet<&str> = kept.iter().filter_map(|volume| volume["metadata"]["name"].as_str()).collect();
+    assert_eq!(kept.len(), names.len(), "one of each cluster: {kept:?}");
+    let (portico, way) = (programs::portico().unwrap(), kubectl.kubeconfig().display().to_string());
+    let ask = [&portico.display().to_string(), "status", "--kubeconfig", &way, "--output=json"];
+    wait::until("volumes to be released", SOON, || {
+        // Its exit code says whether all other clusters are reached.
+        let output = client.output(&ask, "")?;
+        let status: Value = serde_json::from_slice(&output.stdout)
+            .with_context(|| String::from_utf8_lossy(&output.stderr).into_owned())?;
+        let orphans = status["orphans"].as_array().context("orphans are a list")?;
+        let listed: BTreeSet<&str> = orphans.iter().filter_map(|orphan| orphan["name"].as_str()).collect();
+        let volumes = orphans.iter().all(|orphan| orphan["kind"] == "PersistentVolume");
+        ensure!(volumes && listed == kept, "{orphans:?} instead of volumes {kept:?}");
+        Ok(())
+    })
+    .unwrap();
 }
 
 /// The cluster of this name, once all of it is ready.
-fn made<'a>(name: &'static str, seed: &'a Seed, client: &'a Host, start: Instant) -> Hosted<'a> {
+fn made<'a>(
+    name: &'static str,
+    layout: &'static str,
+    seed: &'a Seed,
+    client: &'a Host,
+    start: Instant,
+) -> Hosted<'a> {
     let (kubectl, namespace) = (seed.kubectl(), format!("cluster-{name}"));
     let file = client.dir().join(format!("{name}.kubeconfig"));
     wait::until("the administrator's kubeconfig", STARTING, || {
@@ -118,7 +186,8 @@ fn made<'a>(name: &'static str, seed: &'a Seed, client: &'a Host, start: Instant
         Ok(fs::write(&file, kubeconfig)?)
     })
     .unwrap();
-    let hosted = Hosted { name, node_port: 0, seed, client, kubectl: Kubectl::new(client, &file).unwrap() };
+    let kubectl = Kubectl::new(client, &file).unwrap();
+    let hosted = Hosted { name, layout, node_port: 0, seed, client, kubectl };
     wait::until("the first answer", STARTING, || hosted.answers()).unwrap();
     say(format_args!("{name}: the first answer after {:.1} s", start.elapsed().as_secs_f64()));
     for condition in ["PorticoControlPlaneReady", "PorticoUserClusterReady"] {
@@ -132,7 +201,7 @@ impl<'a> Hosted<'a> {
     /// Applies what is planned for a new Cluster, and waits for the first answer to its administrator.
     fn start(
         name: &'static str,
-        layout: &str,
+        layout: &'static str,
         node_port: u16,
         seed: &'a Seed,
         client: &'a Host,
@@ -143,7 +212,8 @@ impl<'a> Hosted<'a> {
         let secrets = secrets(&site, node_port);
         let file = client.dir().join(format!("{name}.kubeconfig"));
         fs::write(&file, &secrets["admin-kubeconfig"]["kubeconfig"]).unwrap();
-        let hosted = Hosted { name, node_port, seed, client, kubectl: Kubectl::new(client, &file).unwrap() };
+        let kubectl = Kubectl::new(client, &file).unwrap();
+        let hosted = Hosted { name, layout, node_port, seed, client, kubectl };
         let objects = hosted.planned(&site);
         let start = Instant::now();
         hosted.apply(&objects, &secrets).unwrap();
@@ -151,6 +221,13 @@ impl<'a> Hosted<'a> {
         let seconds = start.elapsed().as_secs_f64();
         say(format_args!("{name}, {layout}: its administrator is answered {seconds:.1} s after the objects"));
         hosted
+    }
+
+    /// Has the operator look into the cluster, by a label with this value.
+    fn have_it_looked_at(&self, why: &str) {
+        let (label, namespace) = (format!("looked={why}"), self.namespace());
+        let look = ["label", "secret", WAY_IN, "-n", &namespace, &label, "--overwrite"];
+        self.seed.kubectl().run(&look).unwrap();
     }
 
     fn namespace(&self) -> String {

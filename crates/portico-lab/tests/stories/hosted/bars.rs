@@ -45,7 +45,7 @@ fn hosted_clusters_hold_their_bars() {
         for round in 0..rounds {
             let start = Instant::now();
             create(&seed, &[ALONE], layout);
-            let hosted = answered(ALONE, &seed, &client);
+            let hosted = answered(ALONE, layout, &seed, &client);
             answers.push(start.elapsed().as_secs_f64());
             for condition in ["PorticoControlPlaneReady", "PorticoUserClusterReady"] {
                 operated::wait_condition(&seed, ALONE, condition).unwrap();
@@ -72,7 +72,7 @@ fn hosted_clusters_hold_their_bars() {
     create(&seed, &AT_ONCE, "compact");
     let times = thread::scope(|scope| {
         let one = |name| {
-            answered(name, &seed, &client);
+            answered(name, "compact", &seed, &client);
             start.elapsed().as_secs_f64()
         };
         let waiting = AT_ONCE.map(|name| scope.spawn(move || one(name)));
@@ -110,7 +110,7 @@ fn create(seed: &Seed, names: &[&str], layout: &str) {
 
 /// Once its administrator is answered, from outside. Ten that look again and again would take half of the
 /// machine: kubectl watches, and nobody is answered before the condition that it waits for.
-fn answered<'a>(name: &'static str, seed: &'a Seed, client: &'a Host) -> Hosted<'a> {
+fn answered<'a>(name: &'static str, layout: &'static str, seed: &'a Seed, client: &'a Host) -> Hosted<'a> {
     let (kubectl, limit) = (seed.kubectl(), format!("--timeout={}s", STARTING.as_secs()));
     let ready = "--for=jsonpath={.status.conditions.PorticoControlPlaneReady.status}=True";
     kubectl.run(&["wait", ready, &limit, &format!("cluster/{name}")]).unwrap();
@@ -118,7 +118,8 @@ fn answered<'a>(name: &'static str, seed: &'a Seed, client: &'a Host) -> Hosted<
     let template = "--output=go-template={{.data.kubeconfig | base64decode}}";
     let secret = ["get", "secret", "admin-kubeconfig", "-n", &format!("cluster-{name}"), template];
     std::fs::write(&file, kubectl.run(&secret).unwrap()).unwrap();
-    let hosted = Hosted { name, node_port: 0, seed, client, kubectl: Kubectl::new(client, &file).unwrap() };
+    let kubectl = Kubectl::new(client, &file).unwrap();
+    let hosted = Hosted { name, layout, node_port: 0, seed, client, kubectl };
     wait::until("the first answer", SOON, || hosted.answers()).unwrap();
     hosted
 }

@@ -1,5 +1,6 @@
 //! Machines become nodes of hosted clusters by `portico join`, one of each cluster and two of the first; and
-//! what people do with a cluster works there: Services, names, Jobs, rights, definitions, webhooks.
+//! what people do with a cluster works there: Services, names, Jobs, rights, definitions, webhooks. Every API
+//! server of a cluster reaches its nodes, also where there is more than one.
 
 use std::thread;
 use std::time::Instant;
@@ -8,7 +9,7 @@ use anyhow::ensure;
 use portico_lab::{Authority, Image, Kubectl, Node, long_form, operated, say, wait};
 use serde_json::{Value, json};
 
-use super::{Hosted, STARTING};
+use super::{API_SERVERS, Hosted, STARTING};
 use crate::konnectivity::{metrics_server, uses};
 use crate::support::SOON;
 
@@ -17,7 +18,8 @@ fn machine(cluster: usize, number: usize) -> (String, String) {
     (format!("joined-{cluster}-{number}"), format!("172.25.{}.0/24", 240 + cluster * 2 + number))
 }
 
-pub(super) fn machines_join_by_one_command_and_leave(clusters: &[Hosted<'_>]) {
+/// For each cluster its machines, on each of which a pod of its name runs.
+pub(super) fn machines_join_by_one_command(clusters: &[Hosted<'_>]) -> Vec<Vec<Node>> {
     let join = |(index, cluster): (usize, &Hosted<'_>)| -> Vec<Node> {
         let machines = if index == 0 { 2 } else { 1 };
         (0..machines).map(|number| cluster.join(machine(index, number))).collect()
@@ -33,6 +35,11 @@ pub(super) fn machines_join_by_one_command_and_leave(clusters: &[Hosted<'_>]) {
     }
     clusters.iter().zip(&nodes).for_each(|(cluster, nodes)| cluster.lists_its_nodes(nodes));
     clusters[0].does_what_clusters_do(&nodes[0]);
+    nodes
+}
+
+/// And leave again.
+pub(super) fn machines_leave(clusters: &[Hosted<'_>], nodes: Vec<Vec<Node>>) {
     for (cluster, nodes) in clusters.iter().zip(nodes) {
         for mut node in nodes {
             let name = node.host().name().to_owned();
@@ -77,15 +84,35 @@ impl Hosted<'_> {
         let name = node.host().name();
         let script = "echo \"it runs\"; sleep 3600";
         kubectl.apply_json(&pod(name, json!({"nodeName": name}), script)).unwrap();
-        wait::until("the log by Konnectivity", STARTING, || {
-            let log = kubectl.run(&["logs", name, "--request-timeout=20s"])?;
-            ensure!(log.trim() == "it runs", "{log}");
-            Ok(())
-        })
-        .unwrap();
-        assert_eq!(kubectl.run(&["exec", name, "--", "echo", "it works"]).unwrap().trim(), "it works");
+        // Past the gateway, which chooses one of them for each connection.
+        let (kubectl, servers) =
+            (Kubectl::new(self.seed.host(), kubectl.kubeconfig()).unwrap(), self.servers());
+        for server in &servers {
+            let at = [server, "--tls-server-name=kubernetes", "--request-timeout=20s"];
+            wait::until("the log by Konnectivity", STARTING, || {
+                let log = kubectl.run(&[&at[..], &["logs", name]].concat())?;
+                ensure!(log.trim() == "it runs", "{log}");
+                Ok(())
+            })
+            .unwrap();
+            let said = kubectl.run(&[&at[..], &["exec", name, "--", "echo", "it works"]].concat()).unwrap();
+            assert_eq!(said.trim(), "it works", "{server}");
+        }
+        let words = ["exec", name, "--", "echo", "it works"];
+        assert_eq!(self.kubectl.run(&words).unwrap().trim(), "it works", "by the gateway");
         let seconds = start.elapsed().as_secs_f64();
         say(format_args!("{}: logs and exec of a pod on {name} after {seconds:.1} s", self.name));
+    }
+
+    /// Flags of kubectl for each of its API servers.
+    fn servers(&self) -> Vec<String> {
+        let pods = ["pods", "-n", &self.namespace(), "-l", "app=apiserver"];
+        let pods = self.seed.kubectl().get(&pods).unwrap();
+        let flag =
+            |pod: &Value| format!("--server=https://{}:6443", pod["status"]["podIP"].as_str().unwrap());
+        let servers: Vec<String> = pods["items"].as_array().unwrap().iter().map(flag).collect();
+        assert_eq!(servers.len(), if self.layout == "dedicated" { API_SERVERS } else { 1 }, "{servers:?}");
+        servers
     }
 
     /// By the paths of its strategy, and no certificate waits.

@@ -8,7 +8,7 @@ use portico_hosting::versions::Versions;
 use portico_lab::{Image, Seed, programs, say, wait};
 use serde_json::Value;
 
-use super::{Hosted, STARTING};
+use super::{API_SERVERS, Hosted, STARTING};
 
 /// The annotation by which a cluster gets a Prometheus.
 const ASKS: &str = "portico.k8c.io/prometheus";
@@ -30,7 +30,8 @@ pub(super) fn every_program_is_scraped(clusters: &[Hosted<'_>]) {
         seed.host().run(&["curl", "-sS", "--fail-with-body", "--max-time", "20", &url])
     };
     let targets: Vec<Value> = serde_json::from_str(&get("/targets").unwrap()).unwrap();
-    assert_eq!(targets.len(), PROGRAMS * clusters.len(), "{targets:?}");
+    let programs: usize = clusters.iter().map(programs_of).sum();
+    assert_eq!(targets.len(), programs, "{targets:?}");
     let (mut bytes, mut series) = (0, 0);
     for target in &targets {
         let path = target["labels"]["__metrics_path__"].as_str().unwrap();
@@ -41,6 +42,13 @@ pub(super) fn every_program_is_scraped(clusters: &[Hosted<'_>]) {
     }
     let (bytes, series) = (bytes / clusters.len(), series / clusters.len());
     say(format_args!("metrics: {series} series and {bytes} bytes are kept of a cluster"));
+}
+
+/// Programs of a cluster with metrics.
+fn programs_of(cluster: &Hosted<'_>) -> usize {
+    // Each API server more has a Konnectivity server more beside it.
+    let more = if cluster.layout == "dedicated" { 2 * (API_SERVERS - 1) } else { 0 };
+    PROGRAMS + more
 }
 
 /// The address of a pod with this label.
