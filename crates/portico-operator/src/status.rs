@@ -145,6 +145,13 @@ impl PartsStatus {
         self.reports.insert(cluster.to_owned(), report);
         news.then(|| self.reports.values().filter(|report| !report.ready).count())
     }
+
+    /// What failed before counts no more: the next pause is the first, and short.
+    pub(crate) fn begin_anew(&mut self, cluster: &str) {
+        if let Some(report) = self.reports.get_mut(cluster) {
+            report.failures = 0;
+        }
+    }
 }
 
 /// The clusters that an operator exposes.

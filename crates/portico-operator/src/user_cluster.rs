@@ -235,7 +235,11 @@ fn changed_specs(context: &Arc<Context>, written: &ClusterWatch) -> impl Stream<
             let now = Said::of(written, served.meta().generation);
             // The first time is that of its ExposedCluster.
             let before = seen.insert(cluster.name.clone(), now.clone())?;
-            (before != now).then(|| ObjectRef::new(&cluster.name))
+            // Services lead to a control plane that has come up a moment later: this pass may fail too.
+            (before != now).then(|| {
+                context.status.user_clusters(|clusters| clusters.begin_anew(&cluster.name));
+                ObjectRef::new(&cluster.name)
+            })
         });
         changed.collect()
     })

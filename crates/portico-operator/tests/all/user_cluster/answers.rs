@@ -91,6 +91,7 @@ async fn api_servers_that_hang_hold_no_other_cluster_up_and_each_bad_answer_is_t
     ];
     kubectl.apply_json(&json!({"apiVersion": "v1", "kind": "List", "items": items.concat()})).unwrap();
     is_told(kubectl, &operator, "odd", "AnswerUnreadable");
+    pauses_begin_anew_when_a_control_plane_comes_up(kubectl, &operator);
     no_kubeconfig_can_be_issued(kubectl, &operator);
     is_told(kubectl, &operator, "slow", "TooSlow");
 
@@ -123,6 +124,28 @@ fn one_place_is_enough_for_the_others(
         Ok(())
     });
     assert_eq!(given_up, 0, "they hang still");
+}
+
+/// What failed before it was there makes no pause longer.
+fn pauses_begin_anew_when_a_control_plane_comes_up(kubectl: &Kubectl, operator: &Running) {
+    let failures = || user_clusters(operator).reports["odd"].failures;
+    for touch in 0..3 {
+        let (before, touch) = (failures(), format!("touched={touch}"));
+        let secret = ["label", "secret", "internal-admin-kubeconfig", "-n", "cluster-odd", &touch];
+        kubectl.run(&[&secret[..], &["--overwrite"]].concat()).unwrap();
+        until("another failed pass", || {
+            ensure!(failures() > before, "{before}");
+            Ok(())
+        });
+    }
+    let ready = json!({"status": "True", "reason": "Ready"});
+    let status = json!({"status": {"conditions": {"PorticoControlPlaneReady": ready}}}).to_string();
+    kubectl.run(&["patch", "cluster", "odd", "--subresource=status", "--type=merge", "-p", &status]).unwrap();
+    until("the first failed pass", || {
+        let failures = failures();
+        ensure!(failures == 1, "{failures}");
+        Ok(())
+    });
 }
 
 /// As after a restore of half a backup: told, and healed by the right key alone.
