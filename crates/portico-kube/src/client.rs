@@ -103,6 +103,10 @@ pub(crate) async fn bounded(
     // Certificates have no name with a dot at its end; DNS needs it for names that are complete.
     let host = config.cluster_url.host().unwrap_or_default();
     config.tls_server_name = host.strip_suffix('.').map(str::to_owned);
+    if config.accept_invalid_certs {
+        // Else those of the system are read for nothing, and a machine that has none fails.
+        config.root_cert.get_or_insert_default();
+    }
     let service = service(&config, Arc::new(dialer), connect_timeout).map_err(refused)?;
     let service = service.map_response(move |response| response.map(|body| Limited::new(body, longest)));
     Ok(Client::new(service, config.default_namespace))
