@@ -4,6 +4,8 @@
 //! corporate proxy where one is named. A pod reaches its own API server directly, whatever the environment
 //! says about proxies: those are for the way out of the cluster.
 
+mod renewal;
+
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,7 +18,8 @@ use hyper::body::Incoming;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_timeout::TimeoutConnector;
-use hyper_util::client::legacy::connect::{Connected, Connection};
+use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::{Connect, Connected, Connection};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use kube::client::{Body, ConfigExt};
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -29,6 +32,8 @@ use rustls::pki_types::ServerName;
 use secrecy::ExposeSecret;
 use thiserror::Error;
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn};
+
+use renewal::Renewing;
 
 /// Time limit for a connection, TLS included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -60,6 +65,8 @@ pub enum ClientError {
 
 /// Returns a client by `kubeconfig`, or, without one, by the service account of the pod this runs in. No
 /// request is made.
+///
+/// Where a kubeconfig names certificate and key as files, they are read again when they change.
 ///
 /// With a kubeconfig the proxy is its `proxy-url`, or else what the environment names. `NO_PROXY` is honoured
 /// for both.
@@ -130,18 +137,29 @@ fn service(
         let header = HeaderValue::from_str(token.expose_secret());
         header.map_err(|_| kube::Error::Service(Box::new(BadToken)))?;
     }
-    let tcp = service_fn(move |uri| connect(Arc::clone(&dialer), uri));
-    let tls = tls(config, tcp)?;
-    let mut connector = TimeoutConnector::new(tls);
-    connector.set_connect_timeout(Some(connect_timeout));
-    connector.set_write_timeout(config.write_timeout);
-    let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build(connector);
+    let again = config.clone();
+    let connections = move || connections(&again, &dialer, connect_timeout);
+    let http = Renewing::new(&config.auth_info, connections)?;
     Ok(ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)
         .service(http))
+}
+
+/// What keeps connections to the API server, and makes them.
+fn connections(
+    config: &Config,
+    dialer: &Arc<Dialer>,
+    connect_timeout: Duration,
+) -> kube::Result<legacy::Client<impl Connect + Clone + Send + Sync + 'static + use<>, Body>> {
+    let dialer = Arc::clone(dialer);
+    let tls = tls(config, service_fn(move |uri| connect(Arc::clone(&dialer), uri)))?;
+    let mut connector = TimeoutConnector::new(tls);
+    connector.set_connect_timeout(Some(connect_timeout));
+    connector.set_write_timeout(config.write_timeout);
+    Ok(legacy::Client::builder(TokioExecutor::new()).build(connector))
 }
 
 /// As kube makes it, without a cache of sessions: one is 15 KiB from the start, for each of thousands of user

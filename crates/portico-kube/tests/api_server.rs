@@ -6,9 +6,10 @@
 
 use std::time::Duration;
 
+use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use k8s_openapi::api::core::v1::{ConfigMap, Service};
 use k8s_openapi::api::events::v1::Event;
-use kube::api::{ListParams, Patch, PatchParams};
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use portico_kube::apply::{Applied, apply};
 use portico_kube::events::{Events, Note, Severity};
@@ -32,6 +33,25 @@ async fn a_controller_has_what_it_needs_from_a_real_api_server() {
     a_service_with_defaults_and_fields_of_others_is_at_rest(&client).await;
     repeated_events_are_one_series(&client).await;
     one_replica_leads_and_the_next_goes_on_at_once(&client).await;
+    a_certificate_in_files_is_read_again_and_one_that_does_not_fit_its_key_is_not_used(&api).await;
+}
+
+async fn a_certificate_in_files_is_read_again_and_one_that_does_not_fit_its_key_is_not_used(api: &ApiServer) {
+    let file = |user: &str| api.access().kubeconfig(user, None).unwrap();
+    let kubeconfig = file("before");
+    let client = client(Some(&kubeconfig)).await.unwrap();
+    let who = async || {
+        let reviews: Api<SelfSubjectReview> = Api::all(client.clone());
+        let review = reviews.create(&PostParams::default(), &SelfSubjectReview::default()).await.unwrap();
+        review.status.unwrap().user_info.unwrap().username.unwrap()
+    };
+    assert_eq!(who().await, "before");
+    let after = file("after");
+    for (end, user) in [("crt", "before"), ("key", "after")] {
+        let (from, to) = (after.with_file_name("after"), kubeconfig.with_file_name("before"));
+        std::fs::rename(from.with_extension(end), to.with_extension(end)).unwrap();
+        assert_eq!(who().await, user, "after the change of .{end}");
+    }
 }
 
 fn changed<K>(applied: Applied<K>) -> K {
