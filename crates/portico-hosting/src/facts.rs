@@ -8,6 +8,8 @@ use portico_api::cluster::HostingSpec;
 use portico_api::hosting::{Layout, Version};
 use portico_api::port_range::PortRange;
 use portico_expose::inputs::Scope;
+use portico_pki::Secrets;
+use portico_pki::inventory::{KUBECONFIG_OF_FILES, LEAVES, Stored};
 
 use crate::config::{self, Files};
 use crate::program::{etcd, prometheus};
@@ -24,7 +26,8 @@ const API_SERVERS: u16 = 2;
 /// Size of the pod network of a node where a Cluster does not say: IPv4 and IPv6, as in KKP.
 const NODE_MASKS: [u8; 2] = [24, 64];
 
-/// What Secrets hold, as [`digest`] tells it, by name. Those that are not known yet are left out.
+/// What programs read of Secrets at their start only, as [`digests`] tells it, by name. Those that are not
+/// known yet are left out.
 pub type Digests = BTreeMap<String, String>;
 
 /// What all parts of a plan follow from.
@@ -47,8 +50,25 @@ pub(crate) struct Facts<'a> {
     pub(crate) configs: Vec<(&'static str, Files)>,
 }
 
-/// A short text that differs when one of the values does: of a Secret or ConfigMap, for [`Digests`].
-pub fn digest<'a>(data: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
+/// What pods are told of Secrets, so that a change replaces them. Certificates and keys of servers and
+/// clients are not among it: programs read those files again, and a renewal restarts nothing. Of a
+/// kubeconfig, the address and the authority are.
+pub fn digests(secrets: &Secrets) -> Digests {
+    let read_once = |name: &str, key: &str| match LEAVES.iter().find(|leaf| leaf.secret == name) {
+        None => true,
+        Some(leaf) => matches!(leaf.stored, Stored::Kubeconfig(_)) && key == KUBECONFIG_OF_FILES,
+    };
+    let of = |(name, data): (&String, &BTreeMap<String, String>)| {
+        let data = data.iter().map(|(key, value)| (&**key, &**value));
+        let mut told = data.filter(|(key, _)| read_once(name, key)).peekable();
+        told.peek()?;
+        Some((name.clone(), digest(told)))
+    };
+    secrets.iter().filter_map(of).collect()
+}
+
+/// A short text that differs when one of the values does.
+pub(crate) fn digest<'a>(data: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
     let mut context = aws_lc_rs::digest::Context::new(&aws_lc_rs::digest::SHA256);
     for text in data.into_iter().flat_map(|(key, value)| [key, value]) {
         context.update(&(text.len() as u64).to_be_bytes());

@@ -25,7 +25,7 @@ pub mod settings;
 mod validate;
 pub mod versions;
 
-pub use facts::{CLUSTER, Digests, digest};
+pub use facts::{CLUSTER, Digests, digests};
 pub use inside::{Reach, inside};
 pub use pki::{SecretUse, pki, secrets};
 pub use plan::{ControlPlane, claim_name, has_etcd, plan};

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use portico_api::hosting::{AntiAffinity, Layout};
 use portico_api::setting::Setting;
-use portico_pki::inventory::{LEAVES, Stored};
 use serde_json::{Map, Value, json};
 
 use crate::facts::{CLUSTER, Facts};
@@ -85,9 +84,11 @@ pub(crate) fn template(
 
 fn annotations<'a>(facts: &Facts<'_>, programs: impl Iterator<Item = &'a Program>) -> Map<String, Value> {
     let mut annotations = Map::new();
-    for holder in programs.flat_map(Program::holders).filter(|holder| is_read_once(holder)) {
+    for holder in programs.flat_map(Program::holders) {
         let digest = match holder {
             Holder::Secret(name) => facts.digests.get(name).cloned(),
+            // The API server reads its identity providers again.
+            Holder::ConfigMap(name) if name == config::AUTHENTICATION => None,
             Holder::ConfigMap(name) => facts.config_digest(name),
         };
         if let Some(digest) = digest {
@@ -98,17 +99,6 @@ fn annotations<'a>(facts: &Facts<'_>, programs: impl Iterator<Item = &'a Program
         annotations.insert(LAST_RESTART.to_owned(), json!(time));
     }
     annotations
-}
-
-/// Whether programs read it at their start only. Certificates of servers and clients are read again when they
-/// change, and so is the configuration of identity providers: a renewal restarts nothing.
-fn is_read_once(holder: &Holder) -> bool {
-    let is_leaf =
-        |name: &str| LEAVES.iter().any(|leaf| leaf.secret == name && matches!(leaf.stored, Stored::Pair(..)));
-    match holder {
-        Holder::Secret(name) => !is_leaf(name),
-        Holder::ConfigMap(name) => name != config::AUTHENTICATION,
-    }
 }
 
 fn place(spec: &mut Value, facts: &Facts<'_>, app: &str, placement: &Placement<'_>) {

@@ -12,8 +12,8 @@ use thiserror::Error;
 
 use crate::authority::{Authority, IssueError, Unusable};
 use crate::inventory::{
-    CA_CERTIFICATE, CA_KEY, KUBECONFIG, LEAVES, Leaf, NamesOf, SERVICE_ACCOUNT_KEYS, SIGNING_KEY, Server,
-    Signer, Stored, VERIFYING_KEYS, etcd,
+    CA_CERTIFICATE, CA_KEY, CLIENT_CERTIFICATE, CLIENT_KEY, KUBECONFIG, KUBECONFIG_OF_FILES, LEAVES, Leaf,
+    NamesOf, SERVICE_ACCOUNT_KEYS, SIGNING_KEY, Server, Signer, Stored, VERIFYING_KEYS, etcd,
 };
 use crate::kubeconfig::{Credential, Kubeconfig};
 use crate::pair::{KeyKind, Pair};
@@ -94,6 +94,9 @@ pub enum Why {
     /// Its certificate has to be issued again.
     #[error("{0}")]
     Renewal(Reason),
+    /// Some of its keys are not there: somebody removed them, or an earlier version had none.
+    #[error("it lacks {}", .0.join(", "))]
+    Incomplete(Vec<&'static str>),
     /// What stands beside the certificate differs: the address in a kubeconfig, or an authority.
     #[error("address or authority have changed")]
     Beside,
@@ -277,7 +280,14 @@ impl ClusterPki {
                     now,
                 )?;
                 data.insert(KUBECONFIG, kubeconfig.to_yaml());
-                (before.and_then(pair_of), pair_of(kubeconfig.credential))
+                let of_files = kubeconfig.to_yaml_of_files(CLIENT_CERTIFICATE, CLIENT_KEY);
+                let pair = pair_of(kubeconfig.credential);
+                if let (Server::ControlPlane, Some(pair)) = (server, &pair) {
+                    data.insert(KUBECONFIG_OF_FILES, of_files);
+                    data.insert(CLIENT_CERTIFICATE, pair.certificate.clone());
+                    data.insert(CLIENT_KEY, pair.key.clone());
+                }
+                (before.and_then(pair_of), pair)
             }
         };
         let end = after.and_then(|pair| ends(&pair.certificate));
@@ -285,8 +295,16 @@ impl ClusterPki {
         let same = |(key, value): (&&str, &String)| text(key).as_ref() == Some(value);
         if !data.iter().all(same) {
             let renewal = before.as_ref().and_then(judge).map(Why::Renewal);
-            let otherwise = if current.is_none() { Why::Missing } else { Why::Beside };
-            review.due.push(Due { secret: leaf.secret, data, why: renewal.unwrap_or(otherwise) });
+            let otherwise = || {
+                let lacking: Vec<_> = data.keys().copied().filter(|key| text(key).is_none()).collect();
+                match current {
+                    None => Why::Missing,
+                    Some(_) if lacking.is_empty() => Why::Beside,
+                    Some(_) => Why::Incomplete(lacking),
+                }
+            };
+            let why = renewal.unwrap_or_else(otherwise);
+            review.due.push(Due { secret: leaf.secret, data, why });
         }
         Ok(())
     }

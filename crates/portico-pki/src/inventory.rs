@@ -16,6 +16,13 @@ pub const CA_CERTIFICATE: &str = "ca.crt";
 pub const CA_KEY: &str = "ca.key";
 /// Key of a kubeconfig in its Secret.
 pub const KUBECONFIG: &str = "kubeconfig";
+/// Key of a kubeconfig that names [`CLIENT_CERTIFICATE`] and [`CLIENT_KEY`] as files beside it. Programs read
+/// files again when a certificate is renewed, and a kubeconfig never.
+pub const KUBECONFIG_OF_FILES: &str = "kubeconfig-files";
+/// Key of the certificate of such a kubeconfig.
+pub const CLIENT_CERTIFICATE: &str = "client.crt";
+/// Key of the private key of such a kubeconfig.
+pub const CLIENT_KEY: &str = "client.key";
 
 /// The Secret of the keys of service accounts.
 pub const SERVICE_ACCOUNT_KEYS: &str = "service-account-key";
@@ -99,7 +106,8 @@ pub struct Leaf {
 pub enum Stored {
     /// Certificate and private key under these keys.
     Pair(&'static str, &'static str),
-    /// In a kubeconfig under [`KUBECONFIG`], which leads to this address.
+    /// In a kubeconfig under [`KUBECONFIG`], which leads to this address. That of a program of the control
+    /// plane is there as [`KUBECONFIG_OF_FILES`] too.
     Kubeconfig(Server),
 }
 
@@ -244,6 +252,9 @@ impl Leaf {
     /// for backups mount one Secret.
     pub fn keys(&self) -> Vec<&'static str> {
         match self.stored {
+            Stored::Kubeconfig(Server::ControlPlane) => {
+                vec![KUBECONFIG, KUBECONFIG_OF_FILES, CLIENT_CERTIFICATE, CLIENT_KEY]
+            }
             Stored::Kubeconfig(_) => vec![KUBECONFIG],
             Stored::Pair(certificate, key) if self.signer == Signer::Etcd => {
                 vec![certificate, key, CA_CERTIFICATE]

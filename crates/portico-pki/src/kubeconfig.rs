@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use portico_yaml::{Documents, InvalidField, typed};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::json;
+use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::authority::{Authority, IssueError};
@@ -122,13 +122,21 @@ struct User {
 impl Kubeconfig {
     /// The file, as YAML.
     pub fn to_yaml(&self) -> String {
-        let user = match &self.credential {
+        self.with_user(&match &self.credential {
             Credential::Token(token) => json!({"token": token}),
             Credential::Certificate(pair) => json!({
                 "client-certificate-data": STANDARD.encode(&pair.certificate),
                 "client-key-data": STANDARD.encode(&pair.key),
             }),
-        };
+        })
+    }
+
+    /// The file, as YAML, with the credential in two other files: paths that begin at its own folder.
+    pub fn to_yaml_of_files(&self, certificate: &str, key: &str) -> String {
+        self.with_user(&json!({"client-certificate": certificate, "client-key": key}))
+    }
+
+    fn with_user(&self, user: &Value) -> String {
         let cluster =
             json!({"certificate-authority-data": STANDARD.encode(&self.authority), "server": self.server});
         let file = json!({

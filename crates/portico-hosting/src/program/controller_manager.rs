@@ -12,9 +12,8 @@ pub(crate) const PORT_NAME: &str = "ctrl-manager";
 pub(crate) fn program(facts: &Facts<'_>) -> Program {
     let command = &["/usr/local/bin/kube-controller-manager"];
     let mut manager = Program::new(NAME, facts.kubernetes("kube-controller-manager"), command);
-    for flag in ["kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig"] {
-        manager.arg_secret(flag, "controllermanager-kubeconfig", "kubeconfig");
-    }
+    let kubeconfigs = ["kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig"];
+    manager.arg_kubeconfig(&kubeconfigs, "controllermanager-kubeconfig");
     manager.arg_secret("client-ca-file", "client-ca", "ca.crt");
     manager.arg_secret("root-ca-file", "ca", "ca.crt");
     manager.arg_secret("service-account-private-key-file", "service-account-key", "sa.key");

@@ -27,7 +27,7 @@ pub(crate) fn program(facts: &Facts<'_>) -> Program {
     server.arg("health-port", HEALTH_PORT);
     server.arg_secret("cluster-cert", "konnectivityproxy-tls", "konnectivityproxy-tls.crt");
     server.arg_secret("cluster-key", "konnectivityproxy-tls", "konnectivityproxy-tls.key");
-    server.arg_secret("kubeconfig", "konnectivity-kubeconfig", "kubeconfig");
+    server.arg_kubeconfig(&["kubeconfig"], "konnectivity-kubeconfig");
     server.arg("agent-namespace", "kube-system");
     server.arg("agent-service-account", AGENT_ACCOUNT);
     server.arg("authentication-audience", AUDIENCE);

@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use portico_api::hosting::{Layout, PodSettings};
 use portico_api::seed::Resources;
+use portico_pki::inventory::{CLIENT_CERTIFICATE, CLIENT_KEY, KUBECONFIG_OF_FILES};
 use serde_json::{Value, json};
 
 use crate::facts::Facts;
@@ -111,6 +112,16 @@ impl Program {
     /// An argument that is a file of a Secret.
     fn arg_secret(&mut self, flag: &str, secret: &str, key: &str) {
         self.arg_file(flag, Holder::secret(secret), key);
+    }
+
+    /// Arguments that are the kubeconfig in a Secret, with the certificate and the key that it names.
+    fn arg_kubeconfig(&mut self, flags: &[&str], secret: &str) {
+        for flag in flags {
+            self.arg_secret(flag, secret, KUBECONFIG_OF_FILES);
+        }
+        for key in [CLIENT_CERTIFICATE, CLIENT_KEY] {
+            self.file(Holder::secret(secret), key);
+        }
     }
 
     /// What it reads.

@@ -10,9 +10,8 @@ pub(crate) const PORT_NAME: &str = "scheduler";
 pub(crate) fn program(facts: &Facts<'_>) -> Program {
     let mut scheduler =
         Program::new(NAME, facts.kubernetes("kube-scheduler"), &["/usr/local/bin/kube-scheduler"]);
-    for flag in ["kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig"] {
-        scheduler.arg_secret(flag, "scheduler-kubeconfig", "kubeconfig");
-    }
+    let kubeconfigs = ["kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig"];
+    scheduler.arg_kubeconfig(&kubeconfigs, "scheduler-kubeconfig");
     scheduler.arg_secret("client-ca-file", "client-ca", "ca.crt");
     scheduler.arg("profiling", false);
     let settings = facts.scope.cluster.spec.components_override.scheduler.as_deref();

@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use jiff::{SignedDuration, Timestamp};
 use portico_api::hosting::Layout;
 use portico_api::strategy::ExposeStrategy;
 use portico_expose::inputs::{Ingress, Inputs, Known, LoadBalancers};
 use portico_expose::plan as exposure;
 use portico_expose::validate::usable;
-use portico_hosting::{Digests, pki, secrets};
-use portico_pki::KeyKind;
+use portico_hosting::{Digests, digests, pki, secrets};
+use portico_pki::inventory::{LEAVES, Signer};
+use portico_pki::{ClusterPki, KeyKind, Secrets};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -142,20 +144,56 @@ fn in_one_pod_the_api_server_alone_decides_whether_that_is_ready() {
     assert_eq!(ready("dedicated"), ["etcd", "apiserver", "controller-manager", "scheduler"]);
 }
 
+/// The PKI of a cluster of this layout.
+fn pki_of(layout: Layout) -> ClusterPki {
+    let (seeds, configuration) = (seeds(), configuration());
+    let cluster = cluster(layout.name(), &json!({}));
+    let scope = usable(&cluster, &seeds, Some(&configuration)).unwrap();
+    let (known, load_balancers) = (Known::default(), LoadBalancers::CloudAndGateway);
+    let inputs =
+        Inputs { scope, node_ports: &|_, _| Some(31_000), known: &known, load_balancers, sni_port: 6_443 };
+    pki(&inputs, &exposure::plan(&inputs).address, layout, KeyKind::default())
+}
+
+fn kept(pki: &ClusterPki, secrets: &mut Secrets, now: Timestamp) -> usize {
+    let review = pki.review(secrets, false, now).unwrap();
+    for due in &review.due {
+        let data = due.data.iter().map(|(&key, value)| (key.to_owned(), value.clone()));
+        secrets.insert(due.secret.to_owned(), data.collect());
+    }
+    review.due.len()
+}
+
 /// What is read at the start replaces pods when it changes; what is read again does not.
 #[test]
-fn a_renewed_certificate_restarts_nothing_and_a_new_authority_does() {
-    let annotations = |secret: &str| {
-        let digests = Digests::from([(secret.to_owned(), "0123".to_owned())]);
-        let plane = planned_with(&cluster("compact", &json!({})), &settings(), &digests);
-        let (_, template) = templates(&plane)[0];
-        template["metadata"]["annotations"][format!("checksum.portico.k8c.io/{secret}")].clone()
-    };
-    for reloaded in ["apiserver-tls", "etcd-tls-certificate", "apiserver-proxy-client-certificate"] {
-        assert_eq!(annotations(reloaded), Value::Null, "{reloaded}");
-    }
-    for read_once in ["ca", "client-ca", "service-account-key", "scheduler-kubeconfig"] {
-        assert_eq!(annotations(read_once), "0123", "{read_once}");
+fn renewed_certificates_restart_nothing_and_a_new_authority_or_address_does() {
+    let now: Timestamp = "2026-11-22T12:30:00Z".parse().unwrap();
+    for layout in [Layout::Compact, Layout::Dedicated] {
+        let planned = |secrets: &Secrets| {
+            planned_with(&cluster(layout.name(), &json!({})), &settings(), &digests(secrets))
+        };
+        let pki = pki_of(layout);
+        let mut secrets = Secrets::new();
+        let all = kept(&pki, &mut secrets, now);
+        let before = planned(&secrets);
+        let leaves = LEAVES.iter().filter(|leaf| Signer::OF_A_CLUSTER.contains(&leaf.signer)).count();
+        let later = now.checked_add(SignedDuration::from_hours(340 * 24)).unwrap();
+        let mut renewed = secrets.clone();
+        assert_eq!((kept(&pki, &mut renewed, later), all), (leaves, leaves + Signer::OF_A_CLUSTER.len() + 1));
+        assert_eq!(planned(&renewed), before, "{layout}");
+        // Authorities of which a program has the certificate, and keys.
+        for (secret, key) in [("ca", "ca.crt"), ("client-ca", "ca.crt"), ("service-account-key", "sa.pub")] {
+            let mut changed = secrets.clone();
+            changed.get_mut(secret).unwrap().insert(key.to_owned(), "another".to_owned());
+            assert_ne!(planned(&changed), before, "{layout}: {secret}");
+        }
+        let moved = ClusterPki { control_plane_url: "https://192.0.2.1".to_owned(), ..pki };
+        assert_eq!(kept(&moved, &mut secrets, now), 3);
+        let after = planned(&secrets);
+        for (name, template) in templates(&after) {
+            let before = templates(&before).into_iter().find(|(found, _)| *found == name).unwrap().1;
+            assert_eq!(template != before, name != "etcd", "{layout}: {name}");
+        }
     }
     // Of ConfigMaps, by what the plan puts into them.
     let of = |preset: &str| {

@@ -1,29 +1,34 @@
 //! All Secrets of one cluster: made, renewed, and never made anew once something depends on them.
 
 use std::collections::BTreeSet;
+use std::sync::LazyLock;
 
 use jiff::Timestamp;
-use portico_pki::inventory::{KUBECONFIG, LEAVES, SERVICE_ACCOUNT_KEYS, Signer};
+use portico_pki::inventory::{KUBECONFIG, LEAVES, Leaf, SERVICE_ACCOUNT_KEYS, Server, Signer, Stored};
 use portico_pki::{
-    Authority, BadKeys, ClusterPki, KeyKind, Kubeconfig, LostWhy, Pair, Reason, Review, Secrets,
+    Authority, BadKeys, ClusterPki, Credential, KeyKind, Kubeconfig, LostWhy, Pair, Reason, Review, Secrets,
     ServiceAccountKeys, Why,
 };
 
 use crate::{days, names, now};
 
-fn pki() -> ClusterPki {
+pub(crate) fn pki() -> ClusterPki {
     ClusterPki {
         cluster: "a".to_owned(),
         namespace: "cluster-a".to_owned(),
         external_name: "a.north.example.com".to_owned(),
         api_server: names(&["a.north.example.com", "kubernetes"], &["127.0.0.1"]),
-        konnectivity: names(&["konnectivity-server.a.north.example.com"], &[]),
+        konnectivity: names(&["konnectivity-server.a.north.example.com"], &["10.240.16.1", "2001:db8::7"]),
         external_url: Some("https://a.north.example.com:6443".to_owned()),
         internal_url: "https://apiserver-external.cluster-a.svc.cluster.local.".to_owned(),
         control_plane_url: "https://127.0.0.1:6443".to_owned(),
         keys: KeyKind::default(),
     }
 }
+
+/// All Secrets of a cluster with RSA keys, of which each takes a while.
+pub(crate) static RSA: LazyLock<Secrets> =
+    LazyLock::new(|| made(&ClusterPki { keys: KeyKind::Rsa2048, ..pki() }));
 
 fn apply(secrets: &mut Secrets, review: &Review) {
     for due in &review.due {
@@ -32,7 +37,7 @@ fn apply(secrets: &mut Secrets, review: &Review) {
     }
 }
 
-fn made(pki: &ClusterPki) -> Secrets {
+pub(crate) fn made(pki: &ClusterPki) -> Secrets {
     let mut secrets = Secrets::new();
     let review = pki.review(&secrets, false, now()).unwrap();
     apply(&mut secrets, &review);
@@ -130,6 +135,49 @@ fn another_address_changes_no_credential() {
     assert!(!made(&unknown).contains_key("admin-kubeconfig"));
 }
 
+/// Programs read the files again when their certificate is renewed, and the kubeconfig only at their start.
+#[test]
+fn a_kubeconfig_of_a_program_names_the_files_beside_it_and_a_renewal_changes_those_alone() {
+    let mut secrets = made(&pki());
+    let of_program = |leaf: &&Leaf| leaf.stored == Stored::Kubeconfig(Server::ControlPlane);
+    let programs: BTreeSet<&str> = LEAVES.iter().filter(of_program).map(|leaf| leaf.secret).collect();
+    assert_eq!(programs.len(), 3);
+    let before = secrets.clone();
+    let late = now() + days(340);
+    apply(&mut secrets, &pki().review(&before, true, late).unwrap());
+    for name in &programs {
+        for held in [&before[*name], &secrets[*name]] {
+            let inline = Kubeconfig::parse(&held[KUBECONFIG]).unwrap();
+            let pair = Pair { certificate: held["client.crt"].clone(), key: held["client.key"].clone() };
+            assert_eq!(inline.credential, Credential::Certificate(pair));
+            let text = held["kubeconfig-files"].replace(
+                "    client-certificate: client.crt\n    client-key: client.key\n",
+                "    token: t\n",
+            );
+            let of_files = Kubeconfig::parse(&text).unwrap();
+            assert_eq!(of_files, Kubeconfig { credential: Credential::Token("t".to_owned()), ..inline });
+        }
+        assert_eq!(before[*name]["kubeconfig-files"], secrets[*name]["kubeconfig-files"]);
+        assert_ne!(before[*name]["client.crt"], secrets[*name]["client.crt"]);
+    }
+}
+
+#[test]
+fn secrets_of_before_get_the_keys_that_they_lack_and_keep_their_certificates() {
+    let whole = made(&pki());
+    let mut secrets = whole.clone();
+    for data in secrets.values_mut() {
+        data.retain(|key, _| !["kubeconfig-files", "client.crt", "client.key"].contains(&&**key));
+    }
+    let review = pki().review(&secrets, true, now() + days(1)).unwrap();
+    let lacking = vec!["client.crt", "client.key", "kubeconfig-files"];
+    assert!(review.due.len() == 3 && review.lost.is_empty(), "{review:?}");
+    assert!(review.due.iter().all(|due| due.why == Why::Incomplete(lacking.clone())), "{review:?}");
+    assert_eq!(review.due[0].why.to_string(), "it lacks client.crt, client.key, kubeconfig-files");
+    apply(&mut secrets, &review);
+    assert_eq!(secrets, whole);
+}
+
 #[test]
 fn a_new_name_renews_the_server_and_nothing_else() {
     let secrets = made(&pki());
@@ -172,12 +220,12 @@ fn keys_of_service_accounts_may_be_several_and_the_one_that_signs_is_among_them(
 
 #[test]
 fn rsa_is_a_choice_for_everything_of_a_cluster() {
-    let secrets = made(&ClusterPki { keys: KeyKind::Rsa2048, ..pki() });
+    let secrets = &*RSA;
     let length = |secret: &str, key: &str| secrets[secret][key].len();
     assert!(length("ca", "ca.key") > 1_600 && length("etcd-tls-certificate", "etcd-tls.key") > 1_600);
     assert!(length(SERVICE_ACCOUNT_KEYS, "sa.key") > 1_600);
     // Another kind is no reason to issue again.
-    assert!(pki().review(&secrets, true, now()).unwrap().due.is_empty());
+    assert!(pki().review(secrets, true, now()).unwrap().due.is_empty());
 }
 
 #[test]

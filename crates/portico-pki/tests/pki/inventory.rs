@@ -38,7 +38,10 @@ fn the_manual_lists_every_certificate() {
                 }
                 Stored::Kubeconfig(Server::External) => "`kubeconfig` (external)".to_owned(),
                 Stored::Kubeconfig(Server::Internal) => "`kubeconfig` (internal)".to_owned(),
-                Stored::Kubeconfig(Server::ControlPlane) => "`kubeconfig` (control plane)".to_owned(),
+                Stored::Kubeconfig(Server::ControlPlane) => {
+                    let files = leaf.keys().into_iter().skip(1).map(|key| format!(", `{key}`"));
+                    format!("`kubeconfig` (control plane){}", files.collect::<String>())
+                }
             };
             let organisation = leaf.organisation.map(|name| format!(", O `{name}`")).unwrap_or_default();
             let usage = match leaf.usage {

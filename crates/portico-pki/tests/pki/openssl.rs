@@ -1,11 +1,14 @@
 //! What is made here is accepted by OpenSSL, and what OpenSSL made is accepted here.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
 use jiff::Timestamp;
-use portico_pki::{Authority, KeyKind, Pair, Reason, Unusable, Usage, wants_renewal};
+use portico_pki::inventory::{KUBECONFIG, LEAVES, NamesOf, Signer, Stored, etcd};
+use portico_pki::{Authority, Credential, KeyKind, Kubeconfig, Pair, Reason, Unusable, Usage, wants_renewal};
 
+use crate::cluster::{RSA, made, pki};
 use crate::{days, names, now, profile};
 
 /// Runs openssl in `dir` and returns what it prints; panics with its complaint if it fails.
@@ -53,6 +56,71 @@ fn openssl_verifies_every_kind_of_certificate_under_authorities_of_both_kinds() 
                     openssl(dir, &format!("{verify} -verify_ip 2001:db8::7 leaf.crt"));
                 }
             }
+        }
+    }
+}
+
+/// Of these certificates, those that `openssl verify` accepts with these words.
+fn accepted(dir: &Path, words: &str, certificates: &[&str]) -> BTreeSet<String> {
+    let at = format!("verify -x509_strict -attime {}", now().as_second());
+    let files = certificates.iter().map(|name| format!("{name}.crt"));
+    let mut command = Command::new("openssl");
+    command.args(at.split(' ')).args(words.split(' ')).args(files).current_dir(dir);
+    let output = command.output().expect("openssl is installed (Debian package openssl)");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    said.lines().filter_map(|line| Some(line.strip_suffix(".crt: OK")?.to_owned())).collect()
+}
+
+#[test]
+fn openssl_verifies_every_certificate_of_a_cluster_by_its_authority_and_by_no_other() {
+    let of_cluster = || LEAVES.iter().filter(|leaf| Signer::OF_A_CLUSTER.contains(&leaf.signer));
+    let all: Vec<&str> = of_cluster().map(|leaf| leaf.secret).collect();
+    for secrets in [&made(&pki()), &*RSA] {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        for leaf in of_cluster() {
+            let data = &secrets[leaf.secret];
+            let certificate = match leaf.stored {
+                Stored::Pair(certificate, _) => data[certificate].clone(),
+                Stored::Kubeconfig(_) => {
+                    let kubeconfig = Kubeconfig::parse(&data[KUBECONFIG]).unwrap();
+                    // By which the API server is trusted.
+                    assert_eq!(kubeconfig.authority, secrets["ca"]["ca.crt"], "{}", leaf.secret);
+                    let Credential::Certificate(pair) = kubeconfig.credential else { panic!("{leaf:?}") };
+                    pair.certificate
+                }
+            };
+            std::fs::write(dir.join(format!("{}.crt", leaf.secret)), certificate).unwrap();
+        }
+        for signer in Signer::OF_A_CLUSTER {
+            let name = signer.secret();
+            std::fs::write(dir.join(format!("{name}.crt")), &secrets[name]["ca.crt"]).unwrap();
+            for (purpose, other) in [("sslserver", Usage::Client), ("sslclient", Usage::Server)] {
+                let fits = of_cluster().filter(|leaf| leaf.signer == signer && leaf.usage != other);
+                let expected: BTreeSet<String> = fits.map(|leaf| leaf.secret.to_owned()).collect();
+                let words = format!("-purpose {purpose} -CAfile {name}.crt");
+                assert_eq!(accepted(dir, &words, &all), expected, "{words}");
+            }
+        }
+        for leaf in of_cluster() {
+            let names = match leaf.names {
+                NamesOf::ApiServer => pki().api_server,
+                NamesOf::Konnectivity => pki().konnectivity,
+                NamesOf::Etcd => etcd(&pki().namespace),
+                NamesOf::Client => continue,
+                seed => panic!("{}: {seed:?}", leaf.secret),
+            };
+            let verify = |name: String| {
+                let words = format!("{name} -purpose sslserver -CAfile {}.crt", leaf.signer.secret());
+                !accepted(dir, &words, &[leaf.secret]).is_empty()
+            };
+            for name in &names.dns {
+                assert!(verify(format!("-verify_hostname {name}")), "{}: {name}", leaf.secret);
+            }
+            for ip in &names.ips {
+                assert!(verify(format!("-verify_ip {ip}")), "{}: {ip}", leaf.secret);
+            }
+            assert!(!verify("-verify_hostname else.example.com".to_owned()), "{}", leaf.secret);
         }
     }
 }
