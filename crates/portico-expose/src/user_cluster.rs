@@ -245,7 +245,7 @@ fn agents(facts: &Facts<'_>, inside: &mut Inside) {
             let namespace = facts.exposed.name().namespace();
             let fill = manifests::Agent {
                 image,
-                gateways: gateways(facts),
+                gateways: gateways(facts.exposed, facts.agents),
                 server_name: facts.agents.server_name.as_deref(),
                 ca: facts.tunnel_ca,
                 namespace: &namespace,
@@ -256,11 +256,12 @@ fn agents(facts: &Facts<'_>, inside: &mut Inside) {
     }
 }
 
-fn gateways(facts: &Facts<'_>) -> String {
-    if facts.agents.gateways.is_empty() {
-        format!("{}:{}", facts.exposed.spec.address.external_name, facts.agents.tunnel_port)
+/// The gateways that the node agents of a cluster go to, as `portico agent --gateway` takes them.
+pub fn gateways(exposed: &ExposedCluster, agents: &AgentSettings) -> String {
+    if agents.gateways.is_empty() {
+        format!("{}:{}", exposed.spec.address.external_name, agents.tunnel_port)
     } else {
-        facts.agents.gateways.join(",")
+        agents.gateways.join(",")
     }
 }
 

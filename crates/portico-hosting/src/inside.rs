@@ -18,6 +18,7 @@ use portico_expose::user_cluster::{Inside, Kind, Object, manifest};
 use serde_json::{Value, json};
 
 use crate::facts::{digest, joined};
+use crate::join::reach::{self, Way};
 use crate::settings::Settings;
 use crate::validate::validate;
 use crate::versions::{Minor, Versions};
@@ -90,6 +91,8 @@ pub struct Reach<'a> {
     /// The authority, in PEM, that signs clients of kubelets: the API server is one. `None` while it is not
     /// known.
     pub client_ca: Option<&'a str>,
+    /// Where agents go, for machines to try before they join.
+    pub ways: &'a [Way],
 }
 
 /// What the cluster of `scope` has inside, which is that of [`portico_expose::validate::usable`].
@@ -112,7 +115,10 @@ pub fn inside(scope: &Scope<'_>, settings: &Settings, reach: Reach<'_>) -> Resul
     inside.wanted.extend(KONNECTIVITY.iter().chain(&*MONITORING).cloned());
     match reach.client_ca {
         Some(client_ca) => {
-            let data = json!({"kubelet": portico_yaml::write(&kubelet(dns)), "client-ca.crt": client_ca});
+            let mut data = json!({"kubelet": portico_yaml::write(&kubelet(dns)), "client-ca.crt": client_ca});
+            if !reach.ways.is_empty() {
+                data[reach::KEY] = reach::write(reach.ways).into();
+            }
             inside.wanted.extend(filled(&NODES, None, &data, None));
         }
         None => inside.waiting.push("what nodes need to join: Secret client-ca is not there yet"),

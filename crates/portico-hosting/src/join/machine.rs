@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use thiserror::Error;
 
 use super::options::{Label, NodeName, Taint};
+use super::reach::{self, BadReach, Way};
 use super::token::Token;
 
 /// What containerd listens at where nobody says otherwise.
@@ -72,6 +73,7 @@ pub struct Machine<'a> {
 pub struct KubeletConfig {
     config: Value,
     client_ca: String,
+    reach: Option<String>,
 }
 
 /// Why that cannot be used.
@@ -152,7 +154,15 @@ impl KubeletConfig {
         let config = settings(data("kubelet").unwrap_or_default()).map_err(BadKubeletConfig::Config)?;
         let client_ca = data("client-ca.crt").filter(|pem| pem.contains("-----BEGIN CERTIFICATE-----"));
         let client_ca = client_ca.ok_or(BadKubeletConfig::ClientCa)?.to_owned();
-        Ok(Self { config, client_ca })
+        Ok(Self { config, client_ca, reach: data(reach::KEY).map(str::to_owned) })
+    }
+
+    /// Where agents of this machine will go. None, if an operator wrote it that does not say so yet.
+    ///
+    /// # Errors
+    /// It says something that no operator of this version writes.
+    pub fn ways(&self) -> Result<Vec<Way>, BadReach> {
+        self.reach.as_deref().map_or(Ok(Vec::new()), reach::read)
     }
 
     /// The configuration of this machine's kubelet.

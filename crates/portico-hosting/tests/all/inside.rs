@@ -6,6 +6,7 @@ use std::fmt::Write;
 use portico_api::cluster::Cluster;
 use portico_expose::user_cluster::{Id, Inside};
 use portico_expose::validate::usable;
+use portico_hosting::join::reach::{Purpose, Way};
 use portico_hosting::{Reach, Settings, inside};
 use portico_lab::ApiServer;
 use serde_json::json;
@@ -13,7 +14,7 @@ use serde_json::json;
 use crate::{cluster, configuration, everything, seeds, settings};
 
 const REACH: Reach<'_> =
-    Reach { url: "https://a.north.example.com:6443", client_ca: Some("-----CLIENT CA-----\n") };
+    Reach { url: "https://a.north.example.com:6443", client_ca: Some("-----CLIENT CA-----\n"), ways: &[] };
 
 fn found_with(cluster: &Cluster, settings: &Settings, reach: Reach<'_>) -> Inside {
     let (seeds, configuration) = (seeds(), configuration());
@@ -72,6 +73,18 @@ fn another_address_restarts_the_proxies_and_nothing_else() {
     let changed = before.wanted.iter().zip(&after.wanted).filter(|(before, after)| before != after);
     let changed = names(changed.map(|(before, _)| &before.id));
     assert_eq!(changed, ["ConfigMap kube-system/kube-proxy", "DaemonSet kube-system/kube-proxy"]);
+}
+
+#[test]
+fn another_way_of_agents_is_told_to_machines_and_restarts_nothing() {
+    let cluster = cluster("dedicated", &everything("dedicated"));
+    let ways = [Way { purpose: Purpose::Tunnel, address: "a.north.example.com:8088".into() }];
+    let (before, after) =
+        (found(&cluster), found_with(&cluster, &settings(), Reach { ways: &ways, ..REACH }));
+    let changed = before.wanted.iter().zip(&after.wanted).filter(|(before, after)| before != after);
+    let changed: Vec<_> = changed.map(|(_, after)| after).collect();
+    assert_eq!(names(changed.iter().map(|object| &object.id)), ["ConfigMap kube-system/kubelet-config"]);
+    assert_eq!(changed[0].fields["data"]["reach"], "tunnel a.north.example.com:8088\n");
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! What a hosted cluster has inside beside what every cluster has: decided on by `portico_hosting`.
 
-use portico_expose::user_cluster::Inside;
+use portico_expose::user_cluster::{Inside, Konnectivity};
 use portico_expose::validate::usable;
 use portico_hosting::Reach;
+use portico_hosting::join::reach::ways;
 use portico_pki::inventory::{CA_CERTIFICATE, Signer};
 
 use super::Context;
@@ -11,14 +12,20 @@ use crate::write::RequestError;
 
 impl Context {
     /// What a hosted cluster has inside; nothing for others. What cannot be decided on is left as it is.
-    pub(super) async fn hosted(&self, subject: &Subject) -> Result<Inside, RequestError> {
+    pub(super) async fn hosted(
+        &self,
+        subject: &Subject,
+        konnectivity: &Konnectivity,
+    ) -> Result<Inside, RequestError> {
         let cluster = &subject.cluster;
         let Some(settings) = self.settings.hosted.as_ref().filter(|_| cluster.is_hosted()) else {
             return Ok(Inside::default());
         };
         let secret = self.secret(&subject.namespace, Signer::Clients.secret()).await?;
         let client_ca = secret.and_then(|secret| text(&secret, CA_CERTIFICATE));
-        let reach = Reach { url: &subject.exposed.spec.address.url, client_ca: client_ca.as_deref() };
+        let exposed = &subject.exposed;
+        let ways = ways(exposed, konnectivity, &self.settings.agents);
+        let reach = Reach { url: &exposed.spec.address.url, client_ca: client_ca.as_deref(), ways: &ways };
         let seeds = self.above.seeds.seeds();
         let found = self.above.configurations.one().ok().and_then(|configuration| {
             let scope = usable(cluster, &seeds, configuration.as_ref()).ok()?;

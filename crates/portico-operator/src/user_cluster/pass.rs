@@ -182,7 +182,7 @@ impl Context {
             self.name_authority(subject, &kubeconfig.authority).await?;
             tunnel_ca = self.tunnel_ca().await?;
         }
-        let hosted = self.hosted(subject).await?;
+        let hosted = self.hosted(subject, &konnectivity).await?;
         let tunnel_ca = tunnel_ca.as_deref();
         let standing = self.keep_inside(subject, &kubeconfig, &konnectivity, tunnel_ca, hosted).await;
         let answers = !matches!(standing.reason, UNREACHABLE | NO_ANSWER | BAD_KUBECONFIG);

@@ -1,9 +1,9 @@
 //! `portico join`: machines become nodes of hosted clusters.
 //!
 //! An administrator has a [`token`] made, and gets the one command for the machines. There [`machine`] is the
-//! order of things: the cluster is asked ([`cluster`]), the machine looked at ([`checks`]), files written
-//! ([`files`]), the kubelet started ([`kubelet`]). [`remove`] undoes that. What is written, and whom a
-//! machine trusts, is decided in `portico_hosting::join`.
+//! order of things: the cluster is asked ([`cluster`]), the machine looked at ([`checks`]), what its agents
+//! go to tried ([`ways`]), files written ([`files`]), the kubelet started ([`kubelet`]). [`remove`] undoes
+//! that. What is written, and whom a machine trusts, is decided in `portico_hosting::join`.
 
 mod checks;
 mod cluster;
@@ -12,6 +12,7 @@ mod kubelet;
 mod machine;
 mod remove;
 mod token;
+mod ways;
 
 use anyhow::bail;
 use clap::{Args, Subcommand};

@@ -4,9 +4,10 @@
 //! Needs what the lab needs (`cargo run -p portico-lab -- install`), and root.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::process::Output;
 
 use portico_hosting::join::trust::CaHash;
 use portico_lab::{ApiServer, programs};
@@ -34,17 +35,51 @@ struct Machine {
     _runtime: UnixListener,
 }
 
+/// A machine with a root of its own, on which systemd seems to run, and where each word for it is kept.
+struct SystemdMachine {
+    root: PathBuf,
+    _runtime: UnixListener,
+}
+
+/// What takes the machine's files for those of `/`. Nothing can get to those of this machine then.
+const AS_ROOT: &str = "\
+    root=$1; shift; for place in usr proc sys dev; do mount --rbind /$place $root/$place; done
+    mount -t tmpfs stubs $root/usr/local/bin && cp $root/stubs/* $root/usr/local/bin/
+    mount --bind \"$1\" $root/portico && shift
+    PATH=/usr/local/bin:/usr/bin:/usr/sbin exec chroot $root \"$@\"";
+
+/// Says what it is asked for, beside the files of units that there are, and has a kubelet that is told to run
+/// get its certificate at once.
+const SYSTEMCTL: &str = "\
+#!/bin/sh
+cd /etc/systemd/system
+echo \"$*:\" $(find . -type f | sort) >>/systemctl.log
+[ \"$1\" = restart ] || exit 0
+mkdir -p /var/lib/kubelet/pki
+cp /node.pem /var/lib/kubelet/pki/kubelet-client-current.pem
+touch /etc/kubernetes/kubelet.conf
+";
+
 impl Cluster {
     fn start(name: &str) -> Self {
         let api = ApiServer::start_with_controllers(name, &["--enable-bootstrap-token-auth"]).unwrap();
+        Self::of(api)
+    }
+
+    /// Without anybody who signs certificates.
+    fn start_alone(name: &str) -> Self {
+        Self::of(ApiServer::start_with(name, &["--enable-bootstrap-token-auth"]).unwrap())
+    }
+
+    fn of(api: ApiServer) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let admin = folder.path().join("admin.kubeconfig");
         fs::write(&admin, api.admin_with_everything().unwrap()).unwrap();
         Self { api, admin, folder }
     }
 
-    /// As the operator leaves it, to the authority of its servers.
-    fn host(&self) {
+    /// As the operator leaves it, to the authority of its servers, with these ways of agents.
+    fn host(&self, reach: &str) {
         let (authority, server) = (self.api.access().authority().cert(), self.api.access().server());
         self.api.kubectl().apply(RIGHTS).unwrap();
         let kubelet = json!({"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
@@ -60,7 +95,7 @@ impl Cluster {
             config(
                 "kube-system",
                 "kubelet-config",
-                json!({"kubelet": kubelet.to_string(), "client-ca.crt": authority}),
+                json!({"kubelet": kubelet.to_string(), "client-ca.crt": authority, "reach": reach}),
             ),
             config(
                 "kube-public",
@@ -87,6 +122,47 @@ impl Cluster {
             "failSwapOn": false, "failCgroupV1": false});
         fs::write(&config, own.to_string()).unwrap();
         Machine { root, config, _runtime: UnixListener::bind(&socket).unwrap() }
+    }
+
+    fn systemd_machine(&self) -> SystemdMachine {
+        let root = self.folder.path().join("systemd");
+        let folders =
+            ["usr", "proc", "sys", "dev", "stubs", "etc/systemd/system", "run/systemd/system", "tmp"];
+        let runtime = "run/containerd";
+        for folder in folders.iter().chain([&runtime]) {
+            fs::create_dir_all(root.join(folder)).unwrap();
+        }
+        for link in ["bin", "sbin", "lib", "lib64"] {
+            symlink(format!("usr/{link}"), root.join(link)).unwrap();
+        }
+        let version = programs::kube_version().unwrap();
+        let kubelet = format!("#!/bin/sh\necho Kubernetes {version}\n");
+        for (name, script) in [("systemctl", SYSTEMCTL), ("kubelet", &kubelet)] {
+            put_program(&root.join("stubs").join(name), script);
+        }
+        let mut params = rcgen::CertificateParams::default();
+        params.distinguished_name.push(rcgen::DnType::CommonName, "system:node:worker-1");
+        let key = rcgen::KeyPair::generate().unwrap();
+        let server = self.api.access().server();
+        let address = server.trim_start_matches("https://").rsplit_once(':').unwrap().0;
+        for (name, content) in [
+            ("portico", String::new()),
+            ("own.yaml", json!({"failSwapOn": false, "failCgroupV1": false}).to_string()),
+            ("node.pem", params.self_signed(&key).unwrap().pem()),
+            ("etc/hosts", format!("{address} gateway.example.com\n")),
+        ] {
+            fs::write(root.join(name), content).unwrap();
+        }
+        let runtime = UnixListener::bind(root.join("run/containerd/containerd.sock")).unwrap();
+        SystemdMachine { root, _runtime: runtime }
+    }
+
+    /// Runs a program on that machine.
+    fn run_on(&self, machine: &SystemdMachine, words: &[String]) -> Output {
+        let mut command = self.api.host().command("unshare").unwrap();
+        command.args(["--mount", "--propagation=private", "sh", "-ec", AS_ROOT, "sh"]);
+        command.arg(&machine.root).arg(env!("CARGO_BIN_EXE_portico")).args(words);
+        command.output().unwrap()
     }
 
     /// Has a token made, and returns the words of the command for machines.
@@ -132,8 +208,7 @@ impl Machine {
              trap 'touch \"$0.ended\"; exit 0' TERM\ntouch \"$0.runs\"\n\
              while :; do sleep 1 & wait; done\n"
         );
-        fs::write(&path, script).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        put_program(&path, &script);
         path
     }
 
@@ -154,6 +229,29 @@ impl Machine {
     }
 }
 
+impl SystemdMachine {
+    fn path(&self, path: &str) -> PathBuf {
+        self.root.join(path)
+    }
+
+    /// What systemctl was asked for since the last time, beside the units at that moment.
+    fn asked(&self) -> Vec<String> {
+        let log = self.path("systemctl.log");
+        let text = fs::read_to_string(&log).unwrap_or_default();
+        fs::write(&log, "").unwrap();
+        text.lines().map(str::to_owned).collect()
+    }
+}
+
+fn put_program(path: &Path, script: &str) {
+    fs::write(path, script).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+fn words(words: &[&str]) -> Vec<String> {
+    words.iter().map(|&word| word.to_owned()).collect()
+}
+
 #[test]
 fn a_machine_joins_by_the_printed_command_and_leaves_without_a_trace() {
     let cluster = Cluster::start("join");
@@ -163,7 +261,7 @@ fn a_machine_joins_by_the_printed_command_and_leaves_without_a_trace() {
     let refused = run(&["join", "token", "--cluster-kubeconfig", &admin]);
     assert_eq!(refused.status.code(), Some(2));
     assert!(stderr(&refused).contains("no ConfigMap kube-system/kubelet-config"), "{}", stderr(&refused));
-    cluster.host();
+    cluster.host("");
 
     let command = cluster.command();
     let secrets = cluster.api.kubectl().get(&["secrets", "-n", "kube-system"]).unwrap();
@@ -223,6 +321,101 @@ fn a_machine_joins_by_the_printed_command_and_leaves_without_a_trace() {
     assert_eq!(machine.files(), Vec::<String>::new());
     let output = run(&["join", "remove", "--root", &root]);
     assert!(stdout(&output).contains("nothing to remove"), "a second time is harmless");
+}
+
+#[test]
+fn a_machine_that_reaches_what_its_agents_need_is_run_by_systemd() {
+    let cluster = Cluster::start_alone("join-systemd");
+    let port = cluster.api.access().server().rsplit_once(':').unwrap().1.to_owned();
+    let machine = cluster.systemd_machine();
+    cluster.host("konnectivity gateway.example.com:1\ntunnel gateway.example.com:2\n");
+    let join = words(&["/portico", "--kubelet-config=/own.yaml", "--node-name=worker-1"]);
+    let join: Vec<String> = [&join[..1], &cluster.command(), &join[1..]].concat();
+
+    // A firewall, as it were. Nothing is written.
+    let output = cluster.run_on(&machine, &join);
+    let told = stdout(&output);
+    assert_eq!(output.status.code(), Some(1), "{told}{}", stderr(&output));
+    let line = |word: &str| told.lines().find(|line| line.starts_with(word) && line.contains("gateway.ex"));
+    let (Some(fails), Some(warns)) = (line("FAIL"), line("WARN")) else { panic!("{told}") };
+    assert!(fails.contains("gateway.example.com:2, a gateway") && fails.contains("tcp/2 is"), "{told}");
+    assert!(
+        warns.contains("gateway.example.com:1, the Konnectivity") && warns.contains("tcp/1 is"),
+        "{told}"
+    );
+    assert!(!machine.path("etc/kubernetes").exists() && !machine.path("var").exists());
+    assert_eq!(machine.asked(), Vec::<String>::new());
+
+    let way = format!("gateway.example.com:{port}");
+    cluster.host(&format!("konnectivity {way}\ntunnel {way}\n"));
+    let output = cluster.run_on(&machine, &join);
+    let told = stdout(&output);
+    assert!(output.status.success(), "{told}{}", stderr(&output));
+    assert!(
+        told.contains("This machine is node worker-1") && !told.contains("gateway.example.com"),
+        "{told}"
+    );
+    let unit = "./kubelet.service";
+    let started = |unit: &str| {
+        ["daemon-reload", "enable kubelet.service", "restart kubelet.service"]
+            .map(|one| format!("{one}: {unit}"))
+    };
+    assert_eq!(machine.asked(), started(unit), "the unit is there before");
+    let written = fs::read_to_string(machine.path("etc/systemd/system/kubelet.service")).unwrap();
+    assert!(
+        written.contains("ExecStart=/usr/local/bin/kubelet \\\n  --bootstrap-kubeconfig=/etc/"),
+        "{written}"
+    );
+    if programs::find("systemd-analyze").is_ok() {
+        let verify = words(&["systemd-analyze", "verify", "/etc/systemd/system/kubelet.service"]);
+        let output = cluster.run_on(&machine, &verify);
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert!(!stderr(&output).contains("kubelet.service:"), "{}", stderr(&output));
+    }
+
+    // A second time there is nothing to do.
+    let output = cluster.run_on(&machine, &join);
+    assert!(stdout(&output).contains("worker-1 of the cluster") && output.status.success(), "{output:?}");
+    assert_eq!(machine.asked(), Vec::<String>::new());
+
+    let remove = words(&["/portico", "join", "remove"]);
+    let left = |output: &Output| {
+        assert!(output.status.success(), "{}", stderr(output));
+        let gone =
+            ["etc/kubernetes/kubelet.conf", "var/lib/kubelet/config.yaml", "var/lib/portico/join.json"];
+        assert!(!gone.iter().any(|path| machine.path(path).exists()));
+    };
+    left(&cluster.run_on(&machine, &remove));
+    assert_eq!(
+        machine.asked(),
+        [format!("disable --now kubelet.service: {unit}"), "daemon-reload:".to_owned()],
+        "it is stopped while its unit is there"
+    );
+
+    // The unit of a package is changed, and stays when the machine leaves.
+    let package = "[Service]\nExecStart=/usr/local/bin/kubelet\n";
+    fs::write(machine.path("etc/systemd/system/kubelet.service"), package).unwrap();
+    let output = cluster.run_on(&machine, &join);
+    assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
+    let both = format!("{unit} ./kubelet.service.d/50-portico.conf");
+    assert_eq!(machine.asked(), started(&both));
+    left(&cluster.run_on(&machine, &remove));
+    assert_eq!(
+        machine.asked(),
+        [format!("disable --now kubelet.service: {both}"), format!("daemon-reload: {unit}")]
+    );
+    let kept = fs::read_to_string(machine.path("etc/systemd/system/kubelet.service")).unwrap();
+    assert_eq!(kept, package);
+}
+
+#[test]
+fn another_root_is_for_kubelets_that_systemd_does_not_run() {
+    let hash = other_hash();
+    let join =
+        ["join", "--server", "https://192.0.2.1:6443", "--token", "abcdef.0123456789abcdef", "--ca-hash"];
+    let output = run(&[&join[..], &[&hash, "--root", "/no/such/root"]].concat());
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("--root goes with --kubelet"), "{}", stderr(&output));
 }
 
 fn other_hash() -> String {

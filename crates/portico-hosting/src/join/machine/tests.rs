@@ -43,8 +43,7 @@ fn the_files_are_those_of_kubeadm_and_only_the_one_with_the_token_is_secret() {
 fn the_machines_own_settings_go_before_the_clusters_and_these_before_nothing() {
     let name = "worker-1".parse().unwrap();
     let own = json!({"cgroupDriver": "cgroupfs", "authentication": {"webhook": {"enabled": true}}});
-    let taints = ["dedicated=gpu:NoSchedule".parse().unwrap()];
-    let machine = Machine { taints: &taints, ..machine(&name, &own) };
+    let machine = machine(&name, &own);
     let config = KubeletConfig::read(&object()).unwrap().of(&machine, &Places::below(Path::new("/r")));
     assert_eq!(config["cgroupDriver"], "cgroupfs");
     assert_eq!(config["clusterDNS"], json!(["10.240.16.10"]));
@@ -52,7 +51,30 @@ fn the_machines_own_settings_go_before_the_clusters_and_these_before_nothing() {
     let wanted = json!({"anonymous": {"enabled": false}, "webhook": {"enabled": true}, "x509": x509});
     assert_eq!(config["authentication"], wanted);
     assert_eq!(config["containerRuntimeEndpoint"], CONTAINERD);
-    assert_eq!(config["registerWithTaints"][0]["effect"], "NoSchedule");
+}
+
+#[test]
+fn taints_of_the_command_line_replace_those_of_the_settings() {
+    let name = "worker-1".parse().unwrap();
+    let own = json!({"registerWithTaints": [{"key": "own", "effect": "NoExecute"}]});
+    let (kubelet, places) = (KubeletConfig::read(&object()).unwrap(), Places::below(Path::new("/")));
+    let without = machine(&name, &own);
+    assert_eq!(kubelet.of(&without, &places)["registerWithTaints"], own["registerWithTaints"]);
+    let taints = ["dedicated=gpu:NoSchedule".parse().unwrap()];
+    let config = kubelet.of(&Machine { taints: &taints, ..without }, &places);
+    let wanted = json!([{"key": "dedicated", "value": "gpu", "effect": "NoSchedule"}]);
+    assert_eq!(config["registerWithTaints"], wanted);
+}
+
+#[test]
+fn ways_of_agents_are_read_where_the_operator_writes_them() {
+    let mut object = object();
+    assert_eq!(KubeletConfig::read(&object).unwrap().ways(), Ok(Vec::new()), "an older operator");
+    object["data"]["reach"] = json!("tunnel a.example.com:8088\n");
+    let ways = KubeletConfig::read(&object).unwrap().ways().unwrap();
+    assert_eq!(ways[0].address, "a.example.com:8088");
+    object["data"]["reach"] = json!("everywhere");
+    assert_eq!(KubeletConfig::read(&object).unwrap().ways(), Err(BadReach::Line(1)));
 }
 
 #[test]

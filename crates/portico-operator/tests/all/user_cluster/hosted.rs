@@ -63,6 +63,7 @@ fn everything_is_made_and_named_as_people_know_it(stage: &Stage, operator: &Runn
     let read = ["get", "configmap", "kubelet-config", "-n", "kube-system", "-o=json"];
     let config = inside.run(&[&read[..], &joins].concat()).unwrap();
     assert!(config.contains("-----CLIENTS-----") && config.contains("10.240.16.10"), "{config}");
+    assert!(config.contains("tunnel a.north.kkp.invalid:8088"), "{config}");
     for verb in ["create certificatesigningrequests", "get nodes"] {
         let (verb, kind) = verb.split_once(' ').unwrap();
         let may = inside.run(&[&["auth", "can-i", verb, kind][..], &joins].concat()).unwrap();

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::Command;
 
 use jiff::{SignedDuration, Timestamp};
+use portico_kube::text::one_line;
 use serde_json::Value;
 
 /// Certificates begin at most this much before they are issued, and tokens end by the minute.
@@ -27,6 +28,10 @@ const RESOLV_CONF: &str = "/etc/resolv.conf";
 
 /// Bytes that are read of a file with name servers.
 const LONGEST_FILE: u64 = 64 << 10;
+/// Where files are that tell what goes on, and forget what was read or wait for more.
+const OF_THE_KERNEL: [&str; 2] = ["/proc", "/sys"];
+/// Characters that are shown of a finding.
+const LONGEST_FINDING: usize = 1_000;
 
 /// What was found.
 #[derive(Debug, Default)]
@@ -41,18 +46,23 @@ impl Findings {
         self.failures.push(what);
     }
 
+    /// Notes what would trouble it.
+    pub(super) fn warn(&mut self, what: String) {
+        self.warnings.push(what);
+    }
+
     /// Whether something keeps it out.
     pub(super) fn keep_out(&self) -> bool {
         !self.failures.is_empty()
     }
 
-    /// A line each.
+    /// A line each: much of it is text of the cluster.
     pub(super) fn lines(&self) -> String {
         let mut lines = String::new();
         for (word, found) in [("FAIL", &self.failures), ("WARN", &self.warnings)] {
             for text in found {
                 // Writing to a String cannot fail.
-                let _ = writeln!(lines, "{word} {text}");
+                let _ = writeln!(lines, "{word} {}", one_line(text, LONGEST_FINDING));
             }
         }
         lines
@@ -73,7 +83,7 @@ impl Findings {
             if fs::read_to_string(file).is_ok_and(|text| text.trim() == "1") {
                 continue;
             }
-            self.warnings.push(format!(
+            self.warn(format!(
                 "{name} is not 1: most pod networks need it (modprobe br_netfilter; sysctl -w {name}=1)"
             ));
         }
@@ -149,11 +159,13 @@ impl Findings {
     }
 }
 
-/// The beginning of a file that the cluster may have named: it may be a device without an end, or a pipe that
-/// nobody writes to, and is taken for empty then.
+/// The beginning of a file that the cluster may have named: it may be a device without an end, a pipe that
+/// nobody writes to, or one of the kernel's that waits for news. Those are not opened, and taken for empty.
 fn beginning(path: &str) -> String {
     let mut text = String::new();
-    if fs::metadata(path).is_ok_and(|file| file.is_file()) {
+    let Ok(path) = fs::canonicalize(path) else { return text };
+    let is_of_the_kernel = OF_THE_KERNEL.iter().any(|folder| path.starts_with(folder));
+    if !is_of_the_kernel && fs::metadata(&path).is_ok_and(|file| file.is_file()) {
         // What is no text has no name server.
         let _ = fs::File::open(path).and_then(|file| file.take(LONGEST_FILE).read_to_string(&mut text));
     }
@@ -254,6 +266,8 @@ fn numbers(version: &str) -> Option<(u32, u32)> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -311,5 +325,42 @@ mod tests {
         assert_eq!(beginning("/dev/zero"), "");
         assert_eq!(beginning("/no/such/file"), "");
         assert!(!beginning("/etc/passwd").is_empty());
+    }
+
+    #[test]
+    fn files_of_the_kernel_are_not_read_under_any_name() {
+        let folder = tempfile::tempdir().unwrap();
+        for (number, path) in
+            ["/proc/version", "/proc/self/status", "/sys/kernel/mm/transparent_hugepage/enabled"]
+                .into_iter()
+                .enumerate()
+        {
+            let link = folder.path().join(number.to_string());
+            std::os::unix::fs::symlink(path, &link).unwrap();
+            for path in [path, link.to_str().unwrap(), &format!("/etc/..{path}")] {
+                assert_eq!(beginning(path), "", "{path}");
+            }
+        }
+        let link = folder.path().join("resolv.conf");
+        std::os::unix::fs::symlink("/etc/passwd", &link).unwrap();
+        assert!(!beginning(link.to_str().unwrap()).is_empty());
+    }
+
+    #[test]
+    fn what_the_cluster_says_stays_on_the_line_of_its_finding() {
+        let mut findings = Findings::default();
+        let config = json!({"containerRuntimeEndpoint": "unix:///no\nFAIL such\u{1b}[2J",
+            "resolvConf": format!("/none\r\nWARN {}", "a".repeat(2_000)),
+            "failSwapOn": false, "failCgroupV1": false, "port": 0});
+        findings.configuration(&config);
+        let lines = findings.lines();
+        assert!(lines.contains("answers at unix:///no FAIL such [2J: "), "{lines}");
+        assert!(lines.lines().any(|line| line.starts_with("WARN /none  WARN a")), "{lines}");
+        let is_of_a_finding = |line: &str| {
+            line.starts_with("FAIL no ")
+                || line.starts_with("WARN /none")
+                || line.starts_with("FAIL the kernel")
+        };
+        assert!(lines.lines().all(|line| is_of_a_finding(line) && line.chars().count() < 1_010), "{lines}");
     }
 }

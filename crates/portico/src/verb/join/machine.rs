@@ -17,7 +17,7 @@ use serde_json::Value;
 use super::checks::Findings;
 use super::cluster::{Answers, Server, ask};
 use super::files::{Before, Record, before, write};
-use super::kubelet;
+use super::{kubelet, ways};
 use crate::args::positive_duration;
 use crate::daemon::{Daemon, Hangup};
 use crate::outcome::{Outcome, print};
@@ -116,6 +116,7 @@ pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         }
         findings.configuration(config);
         findings.kubelet(runner.program(), &answers.version);
+        ways::look(&answers.kubelet, &mut findings).await;
     }
     print(&findings.lines())?;
     let (Some(answers), Some(config), false) = (answers, config, findings.keep_out()) else {

@@ -1,0 +1,165 @@
+//! Whether agents of this machine will reach what they go to: names resolve, and something accepts.
+//!
+//! The cluster names these addresses, and what is tried is bounded: its administrator may be anybody. What
+//! they need is tried without the corporate proxy that the environment may name, as pods know nothing of it.
+
+use std::net::SocketAddr;
+
+use futures_util::future::join_all;
+use portico_dial::{Dialer, ProxyFiles, ProxySetting, Target};
+use portico_hosting::join::machine::KubeletConfig;
+use portico_hosting::join::reach::{Purpose, Way};
+use portico_preflight::Seen;
+use portico_preflight::check::{Limits, dns, tcp};
+
+use super::checks::Findings;
+
+/// Most addresses of a name that are tried.
+const MOST: usize = 4;
+
+/// What came of trying one.
+struct Tried<'a> {
+    way: &'a Way,
+    target: Target,
+    /// By address, or of the name.
+    seen: Vec<(Option<SocketAddr>, Seen)>,
+}
+
+/// Tries all at once.
+pub(super) async fn look(kubelet: &KubeletConfig, findings: &mut Findings) {
+    let ways = match kubelet.ways() {
+        Ok(ways) => ways,
+        Err(why) => {
+            return findings.warn(format!(
+                "where the agents of a node go was not tried: ConfigMap kube-system/kubelet-config has a key \
+                 reach that this version cannot read: {why}. Use `portico` of the operator's version"
+            ));
+        }
+    };
+    // The environment's proxy is that of this shell. If it cannot be used, there is none.
+    let dialer = Dialer::new(ProxySetting::Env, ProxyFiles::default()).unwrap_or_else(|_| Dialer::direct());
+    let mut targets = Vec::new();
+    for way in &ways {
+        match way.address.parse::<Target>() {
+            Ok(target) => targets.push((way, target)),
+            Err(error) => findings.warn(format!("{}: not tried: {error}", way.address)),
+        }
+    }
+    let trying = targets.into_iter().map(|(way, target)| attempt(&dialer, way, target));
+    let tried = join_all(trying).await;
+    for purpose in Purpose::ALL {
+        let of_this = || tried.iter().filter(move |one| one.way.purpose == purpose);
+        let one_answers = of_this().any(Tried::answers);
+        for one in of_this().filter(|one| !one.answers()) {
+            let text = one.told();
+            let by_proxy = dialer.via(&one.target).is_some();
+            if purpose == Purpose::Tunnel && !one_answers && !by_proxy {
+                findings.fail(text);
+            } else {
+                findings.warn(text);
+            }
+        }
+    }
+}
+
+async fn attempt<'a>(dialer: &Dialer, way: &'a Way, target: Target) -> Tried<'a> {
+    let resolved = dns::resolve(dialer, &target.host).await;
+    let Seen::Resolved { addresses } = resolved else {
+        return Tried { way, target, seen: vec![(None, resolved)] };
+    };
+    let addresses = addresses.into_iter().take(MOST).map(|address| SocketAddr::new(address, target.port));
+    let connects =
+        addresses.map(|to| async move { (Some(to), tcp::check(to, Limits::default()).await.seen) });
+    let seen = join_all(connects).await;
+    Tried { way, target, seen }
+}
+
+impl Tried<'_> {
+    fn answers(&self) -> bool {
+        self.seen.iter().any(|(_, seen)| matches!(seen, Seen::Answered { .. }))
+    }
+
+    /// What is missing, for what, and who can help.
+    fn told(&self) -> String {
+        let Self { way, target, seen } = self;
+        let what = match way.purpose {
+            Purpose::Tunnel => "a gateway of the seed, by which pods of this machine reach the API server",
+            Purpose::Konnectivity => {
+                "the Konnectivity server, by which logs, exec and webhooks work once its agent runs on this \
+                 machine"
+            }
+        };
+        let each = seen.iter().map(|(address, seen)| match address {
+            Some(address) => format!("{}: {seen}", address.ip()),
+            None => seen.to_string(),
+        });
+        let port = target.port;
+        let remedy = match seen.first() {
+            Some((None, _)) => "have the name put into the DNS that this machine asks".to_owned(),
+            Some((_, Seen::Refused { .. } | Seen::Reset)) => format!(
+                "the seed's administrator sees whether tcp/{port} is served there, and who runs a firewall on \
+                 the way, whether it refuses"
+            ),
+            _ => format!(
+                "who runs the firewalls between has to let this machine through to tcp/{port} there; \
+                 `portico firewall` prints the rules"
+            ),
+        };
+        let each = each.collect::<Vec<_>>().join(", ");
+        format!("no answer at {}, {what}: {each}; {remedy}", way.address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use serde_json::json;
+    use tokio::net::TcpSocket;
+
+    use super::*;
+
+    async fn lines(reach: &str) -> String {
+        let kubelet = "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\n";
+        let object = json!({"data": {"kubelet": kubelet, "reach": reach,
+            "client-ca.crt": "-----BEGIN CERTIFICATE-----"}});
+        let mut findings = Findings::default();
+        look(&KubeletConfig::read(&object).unwrap(), &mut findings).await;
+        findings.lines()
+    }
+
+    #[tokio::test]
+    async fn one_gateway_of_several_is_enough_and_another_node_may_reach_konnectivity() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let open = listener.local_addr().unwrap();
+        // It has a port that nobody else gets, and does not listen.
+        let silent = TcpSocket::new_v4().unwrap();
+        silent.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let closed = silent.local_addr().unwrap();
+        assert_eq!(lines(&format!("konnectivity {open}\ntunnel {open}\n")).await, "");
+        let told = lines(&format!("tunnel {open}\ntunnel {closed}\n")).await;
+        assert!(told.starts_with(&format!("WARN no answer at {closed}, a gateway")), "{told}");
+        assert_eq!(told.lines().count(), 1, "{told}");
+        let told = lines(&format!("konnectivity {closed}\ntunnel {closed}\n")).await;
+        assert!(told.contains(&format!("FAIL no answer at {closed}, a gateway")), "{told}");
+        assert!(told.contains(&format!("WARN no answer at {closed}, the Konnectivity server")), "{told}");
+        assert!(told.contains("127.0.0.1: refused (reset); the seed's administrator"), "{told}");
+        assert!(told.contains(&format!("tcp/{} is served", closed.port())), "{told}");
+    }
+
+    #[tokio::test]
+    async fn names_that_do_not_resolve_and_lines_that_are_not_known_are_told() {
+        let told = lines("tunnel a_b.invalid:8088\n").await;
+        assert!(
+            told.starts_with("FAIL no answer at a_b.invalid:8088") && told.contains("DNS that"),
+            "{told}"
+        );
+        let told = lines("tunnel a:b:8088\n").await;
+        assert!(told.starts_with("WARN a:b:8088: not tried: the host is neither"), "{told}");
+        let told = lines("mesh 192.0.2.1:8088\n").await;
+        assert!(
+            told.starts_with("WARN") && told.contains("its line 1") && told.contains("version"),
+            "{told}"
+        );
+    }
+}
