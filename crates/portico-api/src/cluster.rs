@@ -387,6 +387,12 @@ pub const CONTROL_PLANE_READY: &str = "PorticoControlPlaneReady";
 /// KKP's condition that says, for ever, that the cluster's etcd has held data.
 pub const ETCD_INITIALIZED: &str = "EtcdClusterInitialized";
 
+/// KKP's condition that says, for ever, that everything of the cluster has run once.
+pub const INITIALIZED: &str = "ClusterInitialized";
+
+/// KKP's condition that says whether all pods of the control plane are as they should be.
+pub const UP_TO_DATE: &str = "SeedResourcesUpToDate";
+
 /// The condition that says whether what is inside the cluster is as it should be.
 pub const USER_CLUSTER_READY: &str = "PorticoUserClusterReady";
 

@@ -3,7 +3,7 @@
 
 use kube::Api;
 use kube::api::Patch;
-use portico_api::cluster::{CONTROL_PLANE_READY, Cluster, ETCD_INITIALIZED};
+use portico_api::cluster::{CONTROL_PLANE_READY, Cluster, ETCD_INITIALIZED, INITIALIZED, UP_TO_DATE};
 use portico_api::hosting::Layout;
 use portico_kube::events::{Note, Severity};
 use portico_source::served::Served;
@@ -79,6 +79,21 @@ impl Context {
     }
 }
 
+/// What KKP's tools wait for: whether all pods are as they should be, and whether everything has run once.
+fn kkp_conditions(cluster: &Cluster, whole: bool, ready: bool) -> impl Iterator<Item = (String, Value)> {
+    let (reason, message) = if whole {
+        ("ClusterUpdateSuccessful", "all programs of the control plane are as they should be")
+    } else {
+        ("ClusterUpdateInProgress", "PorticoControlPlaneReady says which programs are not there yet")
+    };
+    let (now, changed) = condition(cluster.status.conditions.get(UP_TO_DATE), whole, reason, message);
+    let first = (ready && !cluster.is_true(INITIALIZED)).then(|| {
+        let (first, _) = condition(None, true, "ClusterInitialized", "the control plane has been ready");
+        (INITIALIZED.to_owned(), first)
+    });
+    changed.then(|| (UP_TO_DATE.to_owned(), now)).into_iter().chain(first)
+}
+
 /// What of the status of `cluster` is to be another one.
 fn status(cluster: &Cluster, state: &State, health: Option<&(Layout, Vec<Component>)>) -> Option<Value> {
     let before = &cluster.status;
@@ -94,6 +109,10 @@ fn status(cluster: &Cluster, state: &State, health: Option<&(Layout, Vec<Compone
         let message = "the API server has served: etcd holds data, and authorities are in use";
         let (first, _) = condition(None, true, "Served", message);
         conditions.insert(ETCD_INITIALIZED.to_owned(), first);
+    }
+    if let Some((_, components)) = health {
+        let whole = health::is_whole(components);
+        conditions.extend(kkp_conditions(cluster, whole, whole && *ready));
     }
     if !conditions.is_empty() {
         status.insert("conditions".to_owned(), Value::Object(conditions));

@@ -212,6 +212,9 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
     assert_eq!(secrets()["items"].as_array().unwrap().len(), SECRETS + 1);
     let cluster = kubectl.get(&["cluster", "a"]).unwrap();
     assert_eq!(cluster["status"]["phase"], "Creating");
+    let conditions = &cluster["status"]["conditions"];
+    assert_eq!(conditions["SeedResourcesUpToDate"]["status"], "False");
+    assert!(conditions.get("ClusterInitialized").is_none(), "{conditions}");
     assert_eq!(cluster["status"]["extendedHealth"]["apiserver"], "HealthStatusProvisioning");
 
     let pod = ["pod", "control-plane-0", "-n", "cluster-a", "--subresource=status"];
@@ -230,7 +233,9 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
     assert_eq!(wait_reason(kubectl, "a", "Ready"), "Kubernetes 1.35.8, compact");
     let cluster = kubectl.get(&["cluster", "a"]).unwrap();
     assert_eq!(cluster["status"]["phase"], "Running");
-    assert_eq!(cluster["status"]["conditions"]["EtcdClusterInitialized"]["status"], "True");
+    for condition in ["EtcdClusterInitialized", "ClusterInitialized", "SeedResourcesUpToDate"] {
+        assert_eq!(cluster["status"]["conditions"][condition]["status"], "True", "{condition}");
+    }
     let health = &cluster["status"]["extendedHealth"];
     for program in ["apiserver", "controller", "etcd", "konnectivity", "scheduler"] {
         assert_eq!(health[program], "HealthStatusUp", "{health}");

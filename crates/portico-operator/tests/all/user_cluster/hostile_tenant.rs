@@ -1,5 +1,6 @@
 //! A tenant that is the administrator of a real user cluster, and hostile: a webhook that never answers,
-//! definitions by the hundred. It is told by its condition, holds no other cluster up, and heals once it stops.
+//! definitions by the hundred. It is told by its condition, holds no other cluster up, and heals once it
+//! stops.
 
 use std::time::Duration;
 
