@@ -6,6 +6,7 @@ mod inside;
 mod objects;
 mod programs;
 mod properties;
+mod renewed;
 
 use portico_api::cluster::Cluster;
 use portico_api::configuration::KubermaticConfiguration;

@@ -145,7 +145,7 @@ fn in_one_pod_the_api_server_alone_decides_whether_that_is_ready() {
 }
 
 /// The PKI of a cluster of this layout.
-fn pki_of(layout: Layout) -> ClusterPki {
+pub(crate) fn pki_of(layout: Layout) -> ClusterPki {
     let (seeds, configuration) = (seeds(), configuration());
     let cluster = cluster(layout.name(), &json!({}));
     let scope = usable(&cluster, &seeds, Some(&configuration)).unwrap();
@@ -155,7 +155,8 @@ fn pki_of(layout: Layout) -> ClusterPki {
     pki(&inputs, &exposure::plan(&inputs).address, layout, KeyKind::default())
 }
 
-fn kept(pki: &ClusterPki, secrets: &mut Secrets, now: Timestamp) -> usize {
+/// Makes what is due. Returns how many Secrets that are.
+pub(crate) fn kept(pki: &ClusterPki, secrets: &mut Secrets, now: Timestamp) -> usize {
     let review = pki.review(secrets, false, now).unwrap();
     for due in &review.due {
         let data = due.data.iter().map(|(&key, value)| (key.to_owned(), value.clone()));

@@ -1,8 +1,8 @@
 //! A client certificate that stands in files is read again when they change, as by client-go: a program whose
 //! certificate is renewed needs no restart.
 //!
-//! Connections are left as well: an API server looks at the certificate of a connection for every request, and
-//! one that is always busy would outlive its certificate.
+//! Connections are left as well: an API server looks at the certificate of a connection for every request,
+//! and one that is always busy would outlive its certificate.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
