@@ -1,8 +1,8 @@
 //! What the agents of a node reach beside the API server, so that a machine can try it before it joins.
 //!
 //! The operator writes it into ConfigMap `kube-system/kubelet-config`, under the key [`KEY`], a line each:
-//! `PURPOSE HOST:PORT`. Administrators of the cluster can write there too, so a machine reads little of it and
-//! shows it as text of somebody else.
+//! `PURPOSE HOST:PORT`. Administrators of the cluster can write there too, so a machine reads little of it
+//! and shows it as text of somebody else.
 
 use std::fmt;
 
