@@ -30,6 +30,10 @@ const REFILL: Duration = Duration::from_secs(300);
 /// the memory.
 const MAX_OBJECTS: usize = 4_096;
 
+/// Events after which a recorder is left for another one. It keeps each for six minutes, and at rest for ever,
+/// to merge repeated ones: with a thousand objects that have just been made that is more than the objects.
+const MAX_MERGED: u32 = 256;
+
 /// An Event that is not accepted by then is given up.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -57,7 +61,10 @@ pub struct Note<'a> {
 
 /// Publishes Events of one controller.
 pub struct Events {
-    recorder: Recorder,
+    client: Client,
+    reporter: Reporter,
+    /// With the number of Events that it has published.
+    recorder: Mutex<(Recorder, u32)>,
     budgets: Mutex<Budgets>,
 }
 
@@ -65,7 +72,18 @@ impl Events {
     /// Events reported by `controller`, replica `instance`.
     pub fn new(client: Client, controller: &str, instance: &str) -> Self {
         let reporter = Reporter { controller: controller.to_owned(), instance: Some(instance.to_owned()) };
-        Self { recorder: Recorder::new(client, reporter), budgets: Mutex::default() }
+        let recorder = Mutex::new((Recorder::new(client.clone(), reporter.clone()), 0));
+        Self { client, reporter, recorder, budgets: Mutex::default() }
+    }
+
+    /// What publishes the next Event. Clones share what they remember.
+    fn recorder(&self) -> Recorder {
+        let mut current = self.recorder.lock().unwrap_or_else(PoisonError::into_inner);
+        if current.1 >= MAX_MERGED {
+            *current = (Recorder::new(self.client.clone(), self.reporter.clone()), 0);
+        }
+        current.1 += 1;
+        current.0.clone()
     }
 
     /// Publishes `note` on the object. Waits until the API server has it, but no longer than ten seconds.
@@ -99,7 +117,7 @@ impl Events {
             action: note.action.to_owned(),
             secondary: part,
         };
-        let error = match timeout(REQUEST_TIMEOUT, self.recorder.publish(&event, object)).await {
+        let error = match timeout(REQUEST_TIMEOUT, self.recorder().publish(&event, object)).await {
             Ok(Ok(())) => return,
             Ok(Err(error)) => describe(&error),
             Err(_) => format!("no answer within {REQUEST_TIMEOUT:?}"),

@@ -1,6 +1,6 @@
 //! Many clusters whose control planes are hosted, as far as their objects go: no kubelet runs here.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use portico_lab::{ApiServer, long_form};
 use serde_json::{Value, json};
@@ -55,10 +55,17 @@ fn many_clusters_are_hosted_with_few_writes_each_and_none_at_rest() {
     kubectl.run(&["label", "cluster", "c0", "touched=true"]).unwrap();
     operator.wait_status("another pass", |status| passes(&work(status)) > before && idle(status));
     assert_eq!(written_by(&work(&operator.status())), written, "nothing is written at rest");
+    // At rest: what making them has left free is given back by then.
+    let burst = memory.data_kb();
+    let given_up = Instant::now() + Duration::from_secs(60);
+    while memory.data_kb() > MEMORY && Instant::now() < given_up {
+        std::thread::sleep(Duration::from_secs(1));
+    }
     report(format_args!(
-        "{count} hosted clusters, objects alone: made after {made:.1?}, {each} writes each, {} MB private, \
-         {} MB at most",
+        "{count} hosted clusters, objects alone: made after {made:.1?}, {each} writes each, {} MB private, {} MB \
+         just after, {} MB at most",
         memory.data_kb() / 1_000,
+        burst / 1_000,
         memory.peak_kb() / 1_000,
     ));
     assert!(memory.data_kb() <= MEMORY, "{} KiB", memory.data_kb());
