@@ -62,8 +62,8 @@ fn many_clusters_are_hosted_with_few_writes_each_and_none_at_rest() {
         std::thread::sleep(Duration::from_secs(1));
     }
     report(format_args!(
-        "{count} hosted clusters, objects alone: made after {made:.1?}, {each} writes each, {} MB private, {} MB \
-         just after, {} MB at most",
+        "{count} hosted clusters, objects alone: made after {made:.1?}, {each} writes each, {} MB private, \
+         {} MB just after, {} MB at most",
         memory.data_kb() / 1_000,
         burst / 1_000,
         memory.peak_kb() / 1_000,
