@@ -1,5 +1,5 @@
-//! The administrator of a hosted cluster is hostile. Where its API server sends webhooks, requests to kubelets
-//! and whole APIs is his to write, so he names an address of the seed.
+//! The administrator of a hosted cluster is hostile. Where its API server sends webhooks, requests to
+//! kubelets and whole APIs is his to write, so he names an address of the seed.
 //!
 //! Connections do arrive there: his own machines open them, which could do so anyway. None comes from the pod
 //! of his control plane, which reaches what he does not. The lab enforces no NetworkPolicy that would hide
