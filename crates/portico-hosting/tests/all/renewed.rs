@@ -1,5 +1,6 @@
 //! Real programs with the Secrets of a cluster, RSA throughout: they serve, and take renewed certificates
-//! while they run. `portico konnectivity server` has its client from `portico-kube`, which has a test of its own.
+//! while they run. `portico konnectivity server` has its client from `portico-kube`, which has a test of its
+//! own.
 
 use std::fs;
 use std::path::{Path, PathBuf};
