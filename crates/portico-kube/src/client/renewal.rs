@@ -30,6 +30,8 @@ pub(super) struct Files<C, M> {
     /// When they were written, as far as that is known.
     written: [Option<SystemTime>; 2],
     current: Client<C, Body>,
+    /// They could not be used, and the log says so.
+    failed: bool,
     /// Reads them.
     connections: M,
 }
@@ -49,7 +51,7 @@ where
         // Before they are read: a change in between is seen at the next request.
         let written = written(&paths);
         let current = connections()?;
-        Ok(Self::Files(Arc::new(Mutex::new(Files { paths, written, current, connections }))))
+        Ok(Self::Files(Arc::new(Mutex::new(Files { paths, written, current, failed: false, connections }))))
     }
 
     fn current(&self) -> Client<C, Body> {
@@ -69,12 +71,18 @@ where
     fn current(&mut self) -> &Client<C, Body> {
         let written = written(&self.paths);
         if written != self.written {
-            self.written = written;
             match (self.connections)() {
-                Ok(connections) => self.current = connections,
+                Ok(connections) => {
+                    self.current = connections;
+                    self.written = written;
+                    self.failed = false;
+                }
+                // Tried again with the next request: what is wrong may pass without another change.
                 Err(error) => {
                     let [certificate, key] = self.paths.each_ref().map(|path| path.display());
-                    tracing::warn!(%error, %certificate, %key, "client certificate not read again");
+                    if !std::mem::replace(&mut self.failed, true) {
+                        tracing::warn!(%error, %certificate, %key, "client certificate not read again");
+                    }
                 }
             }
         }

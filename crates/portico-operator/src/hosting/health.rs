@@ -31,6 +31,23 @@ pub(super) struct Component {
     trouble: Option<String>,
 }
 
+/// How it stands with all of them.
+pub(super) struct Health {
+    pub(super) layout: Layout,
+    pub(super) components: Vec<Component>,
+    /// Whether all of them are as the plan wants them by now; unknown where a pass ended before its plan.
+    pub(super) rolled_out: Option<bool>,
+}
+
+/// Whether all pods of a workload are ready, and made of what it says now.
+pub(super) fn is_rolled_out(workload: &Value) -> bool {
+    let status = &workload["status"];
+    let wanted = workload["spec"]["replicas"].as_u64().unwrap_or(1);
+    let all = |field: &str| status[field].as_u64() == Some(wanted);
+    status["observedGeneration"] == workload["metadata"]["generation"]
+        && ["replicas", "updatedReplicas", "readyReplicas"].into_iter().all(all)
+}
+
 /// The programs of these workloads, in their order.
 pub(super) fn components<'a>(workloads: impl Iterator<Item = &'a Value>, pods: &[Value]) -> Vec<Component> {
     let mut found: Vec<Component> = Vec::new();
@@ -200,6 +217,21 @@ mod tests {
         assert_eq!(health["monitoring"], Value::Null, "it is taken away with its Prometheus");
         assert_eq!(health["etcd"], "HealthStatusDown");
         assert_eq!(extended(&found, Layout::Compact, false)["etcd"], "HealthStatusProvisioning");
+    }
+
+    #[test]
+    fn a_workload_is_rolled_out_once_all_its_pods_are_new_and_ready() {
+        let workload = |generation: u64, replicas: u64, updated: u64, ready: u64| {
+            json!({"metadata": {"generation": generation}, "spec": {"replicas": 2},
+                "status": {"observedGeneration": 3, "replicas": replicas, "updatedReplicas": updated,
+                    "readyReplicas": ready}})
+        };
+        assert!(is_rolled_out(&workload(3, 2, 2, 2)));
+        // Not seen yet; a third one beside two of before; one that does not start.
+        for other in [workload(4, 2, 2, 2), workload(3, 3, 1, 2), workload(3, 2, 2, 1)] {
+            assert!(!is_rolled_out(&other), "{other}");
+        }
+        assert!(!is_rolled_out(&json!({"metadata": {"generation": 1}, "spec": {}})));
     }
 
     #[test]

@@ -22,9 +22,10 @@ use portico_hosting::{ControlPlane, pki, plan};
 use portico_kube::events::{Note, Severity};
 use serde_json::Value;
 use tokio::time::Instant;
+use tracing::warn;
 
 use super::alarms::Alarm;
-use super::health::{self, Component};
+use super::health::{self, Component, Health};
 use super::kinds::Shared;
 use super::secrets::Reviewed;
 use super::{ACTION, Context, INVALID};
@@ -55,7 +56,7 @@ pub(super) struct Subject<'a> {
 pub(super) struct Outcome {
     pub(super) state: State,
     /// The programs, where that is known.
-    pub(super) health: Option<(Layout, Vec<Component>)>,
+    pub(super) health: Option<Health>,
     /// When to look again without any change.
     pub(super) due: Option<Duration>,
 }
@@ -122,13 +123,19 @@ impl Context {
         if let Some(state) = unmade {
             return Ok(Outcome { state, health: None, due });
         }
-        self.copy_pull_secrets(cluster).await?;
+        if let Err(error) = self.copy_pull_secrets(cluster).await {
+            // Most images need none of them, and pods say what they lack.
+            self.lead()?;
+            self.tally.failed(error.reason());
+            warn!(cluster = &*cluster.metadata.name, %error, "credentials of a registry are not copied");
+        }
         self.apply(&subject, &plane, &fights).await?;
         self.prune(&subject, &plane, &fights).await?;
         let workloads = plane.objects.iter().filter(|object| WORKLOADS.contains(&names(object).0));
         let components = self.components(&subject.namespace, workloads);
         let state = state(&subject, &plane, &components, self.alarms.of(cluster));
-        Ok(Outcome { state, health: Some((layout, components)), due })
+        let rolled_out = Some(self.is_rolled_out(&subject, &plane));
+        Ok(Outcome { state, health: Some(Health { layout, components, rolled_out }), due })
     }
 
     /// Why `cluster` cannot be hosted as it is written.
@@ -291,7 +298,7 @@ impl Context {
     }
 
     /// The programs that there are, where a pass ended before its plan.
-    pub(super) fn health_now(&self, cluster: &Cluster) -> Option<(Layout, Vec<Component>)> {
+    pub(super) fn health_now(&self, cluster: &Cluster) -> Option<Health> {
         let layout = cluster.metadata.annotation(LAYOUT)?.parse().ok()?;
         let namespace = &*cluster.name().namespace();
         let of = |kind| {
@@ -300,7 +307,14 @@ impl Context {
         };
         let workloads: Vec<Value> = WORKLOADS.into_iter().flat_map(of).collect();
         let components = self.components(namespace, workloads.iter());
-        (!components.is_empty()).then_some((layout, components))
+        (!components.is_empty()).then_some(Health { layout, components, rolled_out: None })
+    }
+
+    /// Whether every workload of the plan is there, and all its pods are those of its newest version.
+    fn is_rolled_out(&self, subject: &Subject<'_>, plane: &ControlPlane) -> bool {
+        let workloads = plane.objects.iter().map(names).filter(|(kind, _)| WORKLOADS.contains(kind));
+        let mut found = workloads.map(|(kind, name)| self.kind(kind)?.get(&subject.key(name)));
+        found.all(|workload| workload.is_some_and(|workload| health::is_rolled_out(&workload)))
     }
 
     /// The programs of these workloads.

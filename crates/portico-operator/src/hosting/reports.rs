@@ -4,13 +4,12 @@
 use kube::Api;
 use kube::api::Patch;
 use portico_api::cluster::{CONTROL_PLANE_READY, Cluster, ETCD_INITIALIZED, INITIALIZED, UP_TO_DATE};
-use portico_api::hosting::Layout;
 use portico_kube::events::{Note, Severity};
 use portico_source::served::Served;
 use serde_json::{Map, Value, json};
 use tracing::{debug, warn};
 
-use super::health::{self, Component};
+use super::health::{self, Health};
 use super::{ACTION, Context};
 use crate::condition::{State, condition};
 use crate::exposed::reference;
@@ -31,7 +30,7 @@ impl Context {
         &self,
         cluster: &Cluster,
         state: &State,
-        health: Option<&(Layout, Vec<Component>)>,
+        health: Option<&Health>,
         failed: bool,
     ) -> Result<(), WriteError> {
         let written = self.write_status(cluster, state, health).await;
@@ -63,7 +62,7 @@ impl Context {
         &self,
         cluster: &Cluster,
         state: &State,
-        health: Option<&(Layout, Vec<Component>)>,
+        health: Option<&Health>,
     ) -> Result<(), WriteError> {
         let Some(status) = status(cluster, state, health) else { return Ok(()) };
         self.lead()?;
@@ -95,7 +94,7 @@ fn kkp_conditions(cluster: &Cluster, whole: bool, ready: bool) -> impl Iterator<
 }
 
 /// What of the status of `cluster` is to be another one.
-fn status(cluster: &Cluster, state: &State, health: Option<&(Layout, Vec<Component>)>) -> Option<Value> {
+fn status(cluster: &Cluster, state: &State, health: Option<&Health>) -> Option<Value> {
     let before = &cluster.status;
     let mut status = Map::new();
     let mut conditions = Map::new();
@@ -104,21 +103,20 @@ fn status(cluster: &Cluster, state: &State, health: Option<&(Layout, Vec<Compone
     if changed {
         conditions.insert(CONTROL_PLANE_READY.to_owned(), own);
     }
-    let served = health.is_some_and(|(_, components)| health::serves(components));
+    let served = health.is_some_and(|health| health::serves(&health.components));
     if served && !cluster.has_held_data() {
         let message = "the API server has served: etcd holds data, and authorities are in use";
         let (first, _) = condition(None, true, "Served", message);
         conditions.insert(ETCD_INITIALIZED.to_owned(), first);
     }
-    if let Some((_, components)) = health {
-        let whole = health::is_whole(components);
+    if let Some(whole) = health.and_then(|health| health.rolled_out) {
         conditions.extend(kkp_conditions(cluster, whole, whole && *ready));
     }
     if !conditions.is_empty() {
         status.insert("conditions".to_owned(), Value::Object(conditions));
     }
     let was_up = cluster.has_held_data() || served;
-    if let Some((layout, components)) = health {
+    if let Some(Health { layout, components, .. }) = health {
         let health = health::extended(components, *layout, was_up);
         let differs = |(key, value): (&String, &Value)| {
             before.extended_health.get(&**key).unwrap_or(&Value::Null) != value

@@ -11,7 +11,7 @@ use portico_pki::{Kubeconfig, cluster_info};
 use tokio::time::timeout;
 
 use super::Context;
-use super::pass::{BAD_KUBECONFIG, NO_ANSWER, Standing, Subject, UNREACHABLE};
+use super::pass::{BAD_KUBECONFIG, Standing, Subject};
 
 /// The name of everything that belongs to the node agent.
 const AGENT: &str = "portico-agent";
@@ -19,6 +19,8 @@ const AGENT: &str = "portico-agent";
 /// What one pass inside a user cluster did.
 #[derive(Debug, Default)]
 struct Done {
+    /// A request had a proper answer, a refusal too.
+    answered: bool,
     /// Objects written, by kind.
     writes: BTreeMap<&'static str, u64>,
     /// The first object that is somebody else's and not as wanted, and the one who wrote it last.
@@ -30,7 +32,8 @@ struct Done {
 }
 
 impl Context {
-    /// Makes what is inside the cluster as it should be, and says how it stands.
+    /// Makes what is inside the cluster as it should be. Returns how it stands, and whether its API server
+    /// has answered anything.
     pub(super) async fn keep_inside(
         &self,
         subject: &Subject,
@@ -38,7 +41,7 @@ impl Context {
         konnectivity: &Konnectivity,
         tunnel_ca: Option<&str>,
         hosted: Inside,
-    ) -> Standing {
+    ) -> (Standing, bool) {
         let (cluster, exposed) = (&subject.cluster, &subject.exposed);
         let facts = Facts {
             exposed,
@@ -55,14 +58,14 @@ impl Context {
         // It holds programs and files no more: what was read is written anew.
         let foreign = match Foreign::new(&kubeconfig.to_yaml(), Dialer::direct()).await {
             Ok(foreign) => foreign,
-            Err(error) => return Standing::waits(BAD_KUBECONFIG, describe(&error)),
+            Err(error) => return (Standing::waits(BAD_KUBECONFIG, describe(&error)), false),
         };
         let mut done = Done::default();
         let limit = self.settings.pass_timeout;
         let ended = timeout(limit, write(&foreign, &inside, &mut done)).await;
         self.tally.wrote_many(std::mem::take(&mut done.writes));
         let server = &kubeconfig.server;
-        match ended {
+        let standing = match ended {
             Ok(Ok(())) => standing(&inside, &done),
             Ok(Err(error)) => {
                 let message = format!(
@@ -74,21 +77,26 @@ impl Context {
                 let message = format!("its API server at {server} is too slow: {limit:?} are not enough");
                 Standing::failed("TooSlow", message)
             }
-        }
+        };
+        (standing, done.answered)
     }
 }
 
 /// Applies what is wanted and removes what is not. Ends at the first request without a proper answer.
 async fn write(foreign: &Foreign, inside: &Inside, done: &mut Done) -> Result<(), ForeignError> {
     done.envoy = inside.tunneling && foreign.get(&ENVOY_AGENT.path()).await?.is_some();
+    done.answered = inside.tunneling;
     for Object { id, fields } in &inside.wanted {
         // Two agents would fight about the address on each node.
         if done.envoy && id.name == AGENT {
             continue;
         }
         match foreign.apply(&id.path(), fields).await {
-            Ok(Applied::Unchanged) => {}
-            Ok(Applied::Changed) => *done.writes.entry(id.kind.name()).or_default() += 1,
+            Ok(Applied::Unchanged) => done.answered = true,
+            Ok(Applied::Changed) => {
+                done.answered = true;
+                *done.writes.entry(id.kind.name()).or_default() += 1;
+            }
             Ok(Applied::Foreign(writer)) => _ = done.foreign.get_or_insert((id.clone(), writer)),
             Err(error) => done.refusal(error)?,
         }
@@ -109,6 +117,7 @@ impl Done {
         if !matches!(error, ForeignError::Refused { .. }) {
             return Err(error);
         }
+        self.answered = true;
         self.refused.get_or_insert(error);
         Ok(())
     }
@@ -116,8 +125,8 @@ impl Done {
 
 pub(super) fn reason(error: &ForeignError) -> &'static str {
     match error {
-        ForeignError::Unreachable { .. } => UNREACHABLE,
-        ForeignError::NoAnswer(_) => NO_ANSWER,
+        ForeignError::Unreachable { .. } => "Unreachable",
+        ForeignError::NoAnswer(_) => "NoAnswer",
         ForeignError::TooLong(_) => "AnswerTooLong",
         ForeignError::Refused { .. } => "Refused",
         ForeignError::Unreadable(_) => "AnswerUnreadable",

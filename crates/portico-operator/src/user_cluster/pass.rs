@@ -36,12 +36,6 @@ pub(super) const NO_KUBECONFIG: &str = "NoKubeconfig";
 /// The reason of a cluster whose kubeconfig cannot be used.
 pub(super) const BAD_KUBECONFIG: &str = "BadKubeconfig";
 
-/// The reason of a cluster to whose API server there is no connection.
-pub(super) const UNREACHABLE: &str = "Unreachable";
-
-/// The reason of a cluster whose API server says nothing, or breaks off.
-pub(super) const NO_ANSWER: &str = "NoAnswer";
-
 /// How it stands with the inside of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Standing {
@@ -184,8 +178,8 @@ impl Context {
         }
         let hosted = self.hosted(subject, &konnectivity).await?;
         let tunnel_ca = tunnel_ca.as_deref();
-        let standing = self.keep_inside(subject, &kubeconfig, &konnectivity, tunnel_ca, hosted).await;
-        let answers = !matches!(standing.reason, UNREACHABLE | NO_ANSWER | BAD_KUBECONFIG);
+        let (standing, answers) =
+            self.keep_inside(subject, &kubeconfig, &konnectivity, tunnel_ca, hosted).await;
         self.approve(subject, &kubeconfig, answers).await;
         Ok(standing)
     }

@@ -50,7 +50,8 @@ fn start_with(
         operator.with_hosting(HostingSettings {
             plan: portico_hosting::Settings {
                 image: "localhost/portico:dev".into(),
-                pull_secrets: vec!["dockercfg".into()],
+                // deploy/operator.yaml gives no right to the second one, which must stop nothing.
+                pull_secrets: vec!["dockercfg".into(), "another".into()],
                 ..portico_hosting::Settings::default()
             },
             namespace: "portico".into(),

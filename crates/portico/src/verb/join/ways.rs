@@ -3,7 +3,7 @@
 //! The cluster names these addresses, and what is tried is bounded: its administrator may be anybody. What
 //! they need is tried without the corporate proxy that the environment may name, as pods know nothing of it.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use futures_util::future::join_all;
 use portico_dial::{Dialer, ProxyFiles, ProxySetting, Target};
@@ -14,7 +14,7 @@ use portico_preflight::check::{Limits, dns, tcp};
 
 use super::checks::Findings;
 
-/// Most addresses of a name that are tried.
+/// Most addresses of a name that are tried, of each family: a machine may have one of them alone.
 const MOST: usize = 4;
 
 /// What came of trying one.
@@ -45,7 +45,7 @@ pub(super) async fn look(kubelet: &KubeletConfig, findings: &mut Findings) {
             Err(error) => findings.warn(format!("{}: not tried: {error}", way.address)),
         }
     }
-    let trying = targets.into_iter().map(|(way, target)| attempt(&dialer, way, target));
+    let trying = targets.into_iter().map(|(way, target)| attempt(way, target));
     let tried = join_all(trying).await;
     for purpose in Purpose::ALL {
         let of_this = || tried.iter().filter(move |one| one.way.purpose == purpose);
@@ -62,14 +62,16 @@ pub(super) async fn look(kubelet: &KubeletConfig, findings: &mut Findings) {
     }
 }
 
-async fn attempt<'a>(dialer: &Dialer, way: &'a Way, target: Target) -> Tried<'a> {
-    let resolved = dns::resolve(dialer, &target.host).await;
+async fn attempt(way: &Way, target: Target) -> Tried<'_> {
+    let resolved = dns::resolve(&Dialer::direct(), &target.host).await;
     let Seen::Resolved { addresses } = resolved else {
         return Tried { way, target, seen: vec![(None, resolved)] };
     };
-    let addresses = addresses.into_iter().take(MOST).map(|address| SocketAddr::new(address, target.port));
-    let connects =
-        addresses.map(|to| async move { (Some(to), tcp::check(to, Limits::default()).await.seen) });
+    let (v4, v6): (Vec<IpAddr>, Vec<IpAddr>) = addresses.into_iter().partition(IpAddr::is_ipv4);
+    let tried = v4.into_iter().take(MOST).chain(v6.into_iter().take(MOST));
+    let connects = tried
+        .map(|address| SocketAddr::new(address, target.port))
+        .map(|to| async move { (Some(to), tcp::check(to, Limits::default()).await.seen) });
     let seen = join_all(connects).await;
     Tried { way, target, seen }
 }
