@@ -65,6 +65,7 @@ fn hosted_clusters_hold_their_bars() {
             rows.push(Row("compact, deleted, the slowest of 20, s", ends[rounds - 1], 20.0));
         } else {
             rows.push(Row("dedicated, first authenticated answer, s", answers[rounds / 2], f64::INFINITY));
+            rows.push(Row("dedicated, deleted, the slowest of 3, s", ends[rounds - 1], 20.0));
         }
     }
 
