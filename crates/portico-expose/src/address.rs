@@ -3,6 +3,7 @@
 use portico_api::cluster::Address;
 use portico_api::service::ServiceType;
 
+use crate::hosts::bracketed;
 use crate::inputs::Inputs;
 use crate::services::APISERVER;
 use crate::strategy::Endpoint;
@@ -42,8 +43,4 @@ fn api_server_load_balancer(inputs: &Inputs<'_>) -> String {
         .map(str::to_owned)
         .or(ip)
         .map_or_else(String::new, |host| format!("https://{}", bracketed(&host)))
-}
-
-fn bracketed(host: &str) -> String {
-    if host.contains(':') { format!("[{host}]") } else { host.to_owned() }
 }

@@ -30,3 +30,8 @@ impl HostSuffix {
 pub fn authority(service: &str, namespace: &str, port: u16) -> Result<Authority, HostNameError> {
     Ok(Authority::new(&HostName::parse(&format!("{service}.{namespace}.svc.cluster.local"))?, port))
 }
+
+/// A host as it stands before a port: an IPv6 address in brackets.
+pub fn bracketed(host: &str) -> String {
+    if host.contains(':') { format!("[{host}]") } else { host.to_owned() }
+}

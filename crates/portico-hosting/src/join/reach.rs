@@ -7,6 +7,7 @@
 use std::fmt;
 
 use portico_api::exposed_cluster::ExposedCluster;
+use portico_expose::hosts::bracketed;
 use portico_expose::user_cluster::{AgentSettings, Konnectivity, gateways};
 use thiserror::Error;
 
@@ -63,8 +64,7 @@ impl Purpose {
 pub fn ways(exposed: &ExposedCluster, konnectivity: &Konnectivity, agents: &AgentSettings) -> Vec<Way> {
     let mut ways = Vec::new();
     if let Konnectivity::At(host, port) = konnectivity {
-        let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
-        ways.push(Way { purpose: Purpose::Konnectivity, address: format!("{host}:{port}") });
+        ways.push(Way { purpose: Purpose::Konnectivity, address: format!("{}:{port}", bracketed(host)) });
     }
     if exposed.spec.tunnel.is_some() {
         let gateways = gateways(exposed, agents);

@@ -83,14 +83,9 @@ pub(super) fn changes(
 
 impl Context {
     pub(super) async fn secrets(&self, namespace: &str) -> Result<Held, WriteError> {
-        let secrets = api::<Secret>(&self.client, namespace);
         let names = portico_hosting::secrets().into_iter().map(|secret| secret.name);
-        let read = |name: String| {
-            let secrets = secrets.clone();
-            async move {
-                let what = format!("reading Secret {namespace}/{name}");
-                Ok::<_, WriteError>((request(&what, secrets.get_opt(&name)).await?, name))
-            }
+        let read = |name: String| async move {
+            Ok::<_, WriteError>((self.secret(&ObjectKey::new(namespace, &name)).await?, name))
         };
         let found: Vec<_> = stream::iter(names).map(read).buffered(AT_ONCE).try_collect().await?;
         let found = found.into_iter().filter_map(|(seen, name)| Some((name, seen?)));

@@ -91,12 +91,11 @@ async fn write(foreign: &Foreign, inside: &Inside, done: &mut Done) -> Result<()
         if done.envoy && id.name == AGENT {
             continue;
         }
-        match foreign.apply(&id.path(), fields).await {
-            Ok(Applied::Unchanged) => done.answered = true,
-            Ok(Applied::Changed) => {
-                done.answered = true;
-                *done.writes.entry(id.kind.name()).or_default() += 1;
-            }
+        let applied = foreign.apply(&id.path(), fields).await;
+        done.answered |= applied.is_ok();
+        match applied {
+            Ok(Applied::Unchanged) => {}
+            Ok(Applied::Changed) => *done.writes.entry(id.kind.name()).or_default() += 1,
             Ok(Applied::Foreign(writer)) => _ = done.foreign.get_or_insert((id.clone(), writer)),
             Err(error) => done.refusal(error)?,
         }
