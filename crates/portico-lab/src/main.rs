@@ -45,17 +45,19 @@ enum Verb {
     /// Build what tests run, where it is not there yet
     Build {
         /// Only these; all of them without any
-        #[arg(default_values = ["kubernetes", "konnectivity", "coredns", "portico"])]
+        #[arg(default_values = ["kubernetes", "konnectivity", "coredns", "metrics-server", "portico"])]
         programs: Vec<Built>,
     },
 }
 
-/// What [`Verb::Build`] builds: Kubernetes, upstream's Konnectivity, CoreDNS, a static portico.
+/// What [`Verb::Build`] builds: Kubernetes, upstream's Konnectivity, CoreDNS, metrics-server, a static
+/// portico.
 #[derive(Clone, Copy, ValueEnum)]
 enum Built {
     Kubernetes,
     Konnectivity,
     Coredns,
+    MetricsServer,
     Portico,
 }
 
@@ -148,6 +150,7 @@ fn build(program: Built) -> Result<()> {
         Built::Kubernetes => ("the Kubernetes programs are in", programs::kube()?),
         Built::Konnectivity => ("upstream's Konnectivity is in", programs::konnectivity()?),
         Built::Coredns => ("CoreDNS is in", programs::coredns()?),
+        Built::MetricsServer => ("metrics-server is in", programs::metrics_server()?),
         Built::Portico => ("a static portico is", programs::portico()?),
     };
     say(format_args!("{what} {}", path.display()));

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::ensure;
-use portico_lab::{Authority, Image, Kubectl, Node, long_form, operated, say, wait};
+use portico_lab::{Authority, Image, Kubectl, Node, operated, say, wait};
 use serde_json::{Value, json};
 
 use super::{API_SERVERS, Hosted, STARTING};
@@ -65,11 +65,7 @@ impl Hosted<'_> {
         say(format_args!("{}: {name} is a Node after {seconds:.1} s", self.name));
         let mut images = vec![Image::portico(), Image::busybox()];
         if self.name == operated::HOSTED[0].0 {
-            images.extend([Image::kube_proxy(), Image::coredns(), Image::webhook()]);
-            // Building metrics-server costs minutes.
-            if long_form(false, true) {
-                images.push(Image::metrics_server());
-            }
+            images.extend([Image::kube_proxy(), Image::coredns(), Image::webhook(), Image::metrics_server()]);
         }
         images.into_iter().for_each(|image| node.import(&image.unwrap()).unwrap());
         let front = self.seed.kubectl().get(&["service", "portico", "-n", "portico"]).unwrap();
@@ -145,12 +141,10 @@ impl Hosted<'_> {
         let authority = Authority::new("webhook authority").unwrap();
         uses::deploy_webhook(kubectl, self.client, &authority);
         uses::admits(kubectl);
-        if long_form(false, true) {
-            metrics_server::answers(kubectl, here);
-        }
+        metrics_server::answers(kubectl, here);
         let seconds = start.elapsed().as_secs_f64();
         say(format_args!(
-            "{}: Services, names, Jobs, rights, definitions, webhooks in {seconds:.1} s",
+            "{}: Services, names, Jobs, rights, definitions, webhooks, top in {seconds:.1} s",
             self.name
         ));
     }

@@ -21,7 +21,7 @@ fn copied() -> u64 {
     long_form(32, 200)
 }
 
-/// Building metrics-server costs minutes.
+/// With metrics-server: in the short form only hosted clusters have it.
 fn is_long() -> bool {
     long_form(false, true)
 }
