@@ -65,17 +65,18 @@ pub fn is_known(key: &str) -> bool {
     prefixes.into_iter().any(|prefix| key.starts_with(prefix)) || key == LOAD_BALANCER_SOURCE_RANGES
 }
 
-/// The annotations by which a Service asks to be exposed. The first that it has counts.
+/// The annotations by which a Service asks to be exposed. A Service is exposed by all of them together, as by
+/// KKP's two proxies; a void one costs itself alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExposeKeys(Arc<[Box<str>]>);
 
 impl ExposeKeys {
-    /// The one of `meta` that counts, with its value.
-    pub fn of<'a>(&'a self, meta: &'a ObjectMeta) -> Option<(&'a str, &'a str)> {
-        self.0.iter().find_map(|key| Some((&**key, meta.annotation(key)?)))
+    /// Those of `meta`, each with its value.
+    pub fn all<'a>(&'a self, meta: &'a ObjectMeta) -> impl Iterator<Item = (&'a str, &'a str)> {
+        self.0.iter().filter_map(|key| Some((&**key, meta.annotation(key)?)))
     }
 
-    /// The first, which counts most; [`EXPOSE`] if there is none.
+    /// The first; [`EXPOSE`] if there is none.
     pub fn first(&self) -> &str {
         self.0.first().map_or(EXPOSE, |key| key)
     }
@@ -89,8 +90,15 @@ impl Default for ExposeKeys {
 }
 
 impl<T: Into<Box<str>>> FromIterator<T> for ExposeKeys {
+    /// A key that is there twice counts once, or each of its mistakes would be reported twice.
     fn from_iter<I: IntoIterator<Item = T>>(keys: I) -> Self {
-        Self(keys.into_iter().map(Into::into).collect())
+        let mut once: Vec<Box<str>> = Vec::new();
+        for key in keys.into_iter().map(Into::into) {
+            if !once.contains(&key) {
+                once.push(key);
+            }
+        }
+        Self(once.into())
     }
 }
 
@@ -106,7 +114,7 @@ pub struct ExposeTypes {
     pub tunneling: bool,
 }
 
-/// Why a value of the expose annotation is void: the Service is not exposed at all.
+/// Why a value of the expose annotation is void: it exposes the Service in no way.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum VoidAnnotation {
     /// Empty, or an empty item between two commas.
@@ -157,6 +165,16 @@ impl ExposeTypes {
         }
         Ok(types)
     }
+
+    /// In all ways of either.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            node_port: self.node_port || other.node_port,
+            sni: self.sni || other.sni,
+            tunneling: self.tunneling || other.tunneling,
+        }
+    }
 }
 
 impl fmt::Display for ExposeTypes {
@@ -182,6 +200,19 @@ mod tests {
         let types = ExposeTypes::parse(" Tunneling , SNI").unwrap();
         assert_eq!(types, ExposeTypes { node_port: false, sni: true, tunneling: true });
         assert_eq!(types.to_string(), "SNI,Tunneling");
+        assert_eq!(types.and(ExposeTypes::NODE_PORT).to_string(), "NodePort,SNI,Tunneling");
+    }
+
+    #[test]
+    fn each_annotation_that_a_service_has_counts_once() {
+        let annotations = [("b", "2"), ("a", "1"), ("x", "0")].map(|(key, value)| (key.into(), value.into()));
+        let meta = ObjectMeta { annotations: annotations.into(), ..ObjectMeta::default() };
+        let all = |keys: &[&str]| {
+            let keys: ExposeKeys = keys.iter().copied().collect();
+            keys.all(&meta).map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>()
+        };
+        assert_eq!(all(&["a", "b", "a", "c"]), ["a=1", "b=2"]);
+        assert_eq!(all(&["c"]), [""; 0]);
     }
 
     #[test]

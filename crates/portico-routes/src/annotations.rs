@@ -1,7 +1,8 @@
 //! The expose annotations of a Service: what it claims, and what of that is void.
 //!
 //! Values are those of KKP: an existing installation works as it is. One bad item voids the whole expose
-//! annotation, as in KKP. Every other mistake costs only the part it concerns, and is reported.
+//! annotation, as in KKP; another expose annotation of the Service still counts. Every other mistake costs
+//! only the part it concerns, and is reported.
 
 use std::sync::Arc;
 
@@ -38,10 +39,10 @@ pub(crate) fn read(
     expose: &ExposeKeys,
     names: &mut Interner,
 ) -> Option<ServiceFacts> {
-    let (expose, value) = expose.of(&service.metadata)?;
+    expose.all(&service.metadata).next()?;
     let mut findings = Findings::of(ObjectRef::new(Kind::Service, &service.metadata));
     let key = service.key();
-    let types = expose_types(service, expose, value, &mut findings);
+    let types = expose_types(service, expose, &mut findings);
     let ports = types.map(|types| exposed_ports(service, types, names, &mut findings)).unwrap_or_default();
     Some(ServiceFacts {
         key: ObjectKey { namespace: names.share(&key.namespace), name: names.share(&key.name) },
@@ -56,37 +57,34 @@ pub(crate) fn read(
     })
 }
 
-fn expose_types(
-    service: &Service,
-    expose: &str,
-    value: &str,
-    findings: &mut Findings,
-) -> Option<ExposeTypes> {
+/// What all annotations of `service` that are not void ask for; `None` if each is void.
+fn expose_types(service: &Service, expose: &ExposeKeys, findings: &mut Findings) -> Option<ExposeTypes> {
     if service.spec.service_type == ServiceType::ExternalName {
+        let keys: Vec<&str> = expose.all(&service.metadata).map(|(key, _)| key).collect();
         findings.error(
             "external-name",
             "spec.type",
             "a Service of type ExternalName has no endpoints to expose",
-            format!("use type ClusterIP or NodePort, or remove the annotation {expose}"),
+            format!("use type ClusterIP or NodePort, or remove the annotation {}", keys.join(" and ")),
         );
         return None;
     }
-    match ExposeTypes::parse(value) {
-        Ok(types) => Some(types),
-        Err(error) => {
-            findings.error(
-                "void-annotation",
-                annotation_field(expose),
-                format!(
-                    "{} is void, the Service is not exposed: {}",
-                    shown(value),
-                    clipped(&error.to_string())
-                ),
-                "use true, or a comma list of NodePort, SNI and Tunneling",
-            );
-            None
-        }
+    let mut void = Vec::new();
+    let read = |(key, value)| ExposeTypes::parse(value).map_err(|error| void.push((key, value, error))).ok();
+    let types = expose.all(&service.metadata).filter_map(read).reduce(ExposeTypes::and);
+    for (key, value, error) in void {
+        let costs = match types {
+            None => "the Service is not exposed".to_owned(),
+            Some(types) => format!("the Service is exposed only as another annotation says ({types})"),
+        };
+        findings.error(
+            "void-annotation",
+            annotation_field(key),
+            format!("{} is void, {costs}: {}", shown(value), clipped(&error.to_string())),
+            "use true, or a comma list of NodePort, SNI and Tunneling",
+        );
     }
+    types
 }
 
 fn exposed_ports(

@@ -27,9 +27,9 @@ pub(crate) struct ServiceFacts {
     pub(crate) origin: Origin,
     /// Decides conflicts between Services of one origin.
     pub(crate) age: Age,
-    /// How it asks to be exposed; `None` if the annotation is void.
+    /// How it asks to be exposed, by all of its annotations; `None` if each is void.
     pub(crate) types: Option<ExposeTypes>,
-    /// Its TCP ports, in the order written; none if the annotation is void.
+    /// Its TCP ports, in the order written; none if it is not exposed.
     pub(crate) ports: Box<[ExposedPort]>,
     /// What its own annotations say about access and budget; `None` without any. Counts only where no policy
     /// is known for the namespace.

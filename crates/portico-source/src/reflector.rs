@@ -174,7 +174,8 @@ impl Reflector {
 
     fn ignores(&self, service: &Service) -> bool {
         let by_nodes = matches!(service.spec.service_type, ServiceType::NodePort | ServiceType::LoadBalancer);
-        !by_nodes && self.annotations.as_ref().is_some_and(|keys| keys.of(&service.metadata).is_none())
+        !by_nodes
+            && self.annotations.as_ref().is_some_and(|keys| keys.all(&service.metadata).next().is_none())
     }
 
     fn note_cluster_ips(&mut self, service: &Service) {

@@ -1,9 +1,10 @@
 //! What the annotations of a Service promise: which keys lead to it, and what is said about those that do
 //! not.
 
-use portico_api::annotations::{EXPOSE, ExposeKeys};
+use portico_api::annotations::{EXPOSE, EXPOSE_NAMESPACED, ExposeKeys};
 use portico_api::service::{Protocol, ServiceType};
 use portico_routes::index::{ObjectChange, Settings};
+use portico_routes::route::RouteKey;
 
 use crate::follower::{Follower, index};
 use crate::objects::*;
@@ -59,11 +60,8 @@ fn an_ip_address_is_no_server_name() {
 fn a_comma_list_exposes_in_every_way_it_names() {
     let list = service("cluster-a/api", " NodePort ,SNI, Tunneling").node_port(30_001);
     let index = index([written(list.mapping(r#"{"secure":"a.example.com"}"#))]);
-    let keys = [
-        portico_routes::route::RouteKey::Port(30_001),
-        host("a.example.com"),
-        authority("api.cluster-a.svc.cluster.local:443"),
-    ];
+    let keys =
+        [RouteKey::Port(30_001), host("a.example.com"), authority("api.cluster-a.svc.cluster.local:443")];
     for key in keys {
         assert_eq!(index.owner(&key).as_deref(), Some("cluster-a/api"), "{key}");
     }
@@ -212,14 +210,70 @@ fn an_index_of_one_namespace_ignores_all_others() {
     assert_eq!(index.routes().len(), 1);
 }
 
+/// An index for the annotations of KKP's seed-wide proxy and of its proxy of a single cluster.
+fn of_both_proxies(changes: impl IntoIterator<Item = ObjectChange>) -> Follower {
+    let expose_annotations = ExposeKeys::from_iter([EXPOSE, EXPOSE_NAMESPACED]);
+    let mut index = Follower::new(Settings { expose_annotations, ..Settings::default() });
+    index.apply(changes);
+    index
+}
+
+/// What a cluster of the strategy LoadBalancer has while the door by Tunneling is open too.
+fn with_both(expose: &str) -> ObjectChange {
+    let both = service("cluster-a/apiserver-external", expose).annotated(EXPOSE_NAMESPACED, "true");
+    written(both.node_port(30_001).mapping(r#"{"secure":"a.north.example.com"}"#))
+}
+
 #[test]
 fn another_annotation_can_expose() {
-    let namespaced = "nodeport-proxy.k8s.io/expose-namespaced";
     let mut index = Follower::new(Settings {
-        expose_annotations: ExposeKeys::from_iter([namespaced]),
+        expose_annotations: ExposeKeys::from_iter([EXPOSE_NAMESPACED]),
         ..Settings::default()
     });
-    let own_proxy = service("cluster-a/api", "NodePort").node_port(30_001).annotated(namespaced, "true");
-    index.apply([written(own_proxy), written(service("cluster-b/api", "NodePort").node_port(30_002))]);
+    let own_proxy = service("cluster-a/api", "NodePort").node_port(30_001);
+    index.apply([
+        written(own_proxy.annotated(EXPOSE_NAMESPACED, "true")),
+        written(service("cluster-b/api", "NodePort").node_port(30_002)),
+    ]);
     assert_eq!(index.table.ports.keys().collect::<Vec<_>>(), [&30_001]);
+}
+
+#[test]
+fn a_service_with_both_annotations_is_exposed_in_every_way_that_either_names() {
+    let mut index = of_both_proxies([with_both("SNI,Tunneling")]);
+    let by_name = [host("a.north.example.com"), authority(AUTHORITY)];
+    for key in by_name.iter().chain(&[RouteKey::Port(30_001)]) {
+        assert_eq!(index.owner(key).as_deref(), Some("cluster-a/apiserver-external"), "{key}");
+    }
+    assert_eq!(index.routes().len(), 3);
+    assert!(index.reasons().is_empty());
+
+    index.apply([with_both("true")]);
+    assert_eq!(index.routes().len(), 1, "the other annotation asks for the same");
+    let owner = index.owner(&RouteKey::Port(30_001));
+    assert_eq!(owner.as_deref(), Some("cluster-a/apiserver-external"));
+}
+
+#[test]
+fn a_void_annotation_leaves_the_other_one_in_force() {
+    let index = of_both_proxies([with_both("SNI,tunneling")]);
+    assert_eq!(index.routes().into_keys().collect::<Vec<_>>(), [RouteKey::Port(30_001)]);
+    assert_eq!(index.reasons(), ["void-annotation"]);
+    let problem = index.problems().next().unwrap().into_owned();
+    assert_eq!(
+        (&*problem.field, &*problem.message),
+        (
+            "metadata.annotations[nodeport-proxy.k8s.io/expose]",
+            "\"SNI,tunneling\" is void, the Service is exposed only as another annotation says (NodePort): \
+             \"tunneling\" is none of NodePort, SNI, Tunneling (upper and lower case matter)"
+        )
+    );
+}
+
+#[test]
+fn of_two_void_annotations_each_is_a_problem() {
+    let both = service("cluster-a/api", "sni").annotated(EXPOSE_NAMESPACED, "yes");
+    let index = of_both_proxies([written(both)]);
+    assert!(index.routes().is_empty());
+    assert_eq!(index.reasons(), ["void-annotation", "void-annotation"]);
 }

@@ -115,6 +115,22 @@ fn an_object_that_no_longer_fits_its_kind_keeps_its_last_good_version() {
 }
 
 #[test]
+fn a_service_is_kept_while_it_has_any_of_the_annotations() {
+    let mut reflector = Reflector::new(Some(ExposeKeys::from_iter(["x", "y"])));
+    reflector.watch(KIND);
+    reflector.apply(KIND, Event::Init);
+    let with = |key: &str| {
+        let value = json!({"metadata": {"name": "a", "namespace": "n", "annotations": {key: "true"}}});
+        received(KIND, "a", Object::from_value(KIND, value))
+    };
+    reflector.apply(KIND, with("x"));
+    reflector.apply(KIND, Event::InitDone);
+    reflector.apply(KIND, with("y"));
+    reflector.apply(KIND, with("z"));
+    assert_eq!(taken(&mut reflector).0, ["+a", "+a", "-a"]);
+}
+
+#[test]
 fn a_service_that_loses_the_annotation_is_gone() {
     let mut reflector = Reflector::new(Some(ExposeKeys::from_iter(["x"])));
     reflector.watch(KIND);
