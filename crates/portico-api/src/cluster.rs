@@ -17,6 +17,7 @@ use crate::hosting::{
     ServiceAccountSettings, Version,
 };
 use crate::meta::ObjectMeta;
+use crate::migration::{BadMigrationSettings, MIGRATION, MigrationSettings};
 use crate::names::ClusterName;
 use crate::network::Network;
 use crate::port_range::PortRange;
@@ -55,6 +56,11 @@ impl Cluster {
     /// Whether its expose strategy may be changed.
     pub fn may_migrate(&self) -> bool {
         self.metadata.labels.contains_key(MIGRATION_LABEL)
+    }
+
+    /// How it migrates, or why its annotation cannot be used.
+    pub fn migration_settings(&self) -> Result<MigrationSettings, BadMigrationSettings> {
+        MigrationSettings::of(self.metadata.annotation(MIGRATION))
     }
 
     /// Whether Portico hosts its control plane, as far as the Cluster says.
@@ -108,6 +114,7 @@ impl Cluster {
             ENDPOINTS,
             KONNECTIVITY_ENDPOINTS,
             LAYOUT,
+            MIGRATION,
         ];
         meta.annotations.retain(|key, _| kept.contains(&&**key));
         self.spec.human_readable_name = Box::default();

@@ -10,6 +10,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::api_server_ca::ApiServerCa;
@@ -36,7 +37,7 @@ pub struct ExposedCluster {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExposedClusterSpec {
-    /// Its strategy.
+    /// Its strategy: that of the way in that users and nodes have been told of.
     pub expose_strategy: ExposeStrategy,
     /// The Seed that hosts it.
     pub seed: Box<str>,
@@ -70,6 +71,57 @@ pub struct ExposedClusterSpec {
     /// With strategy Tunneling: what its node agents need.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tunnel: Option<Tunnel>,
+    /// While it migrates between strategies: how far it is. Hardly any cluster has this, and a gateway holds
+    /// ten thousand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub migration: Option<Box<Migration>>,
+}
+
+/// `ExposedCluster.spec.migration`: the record of a migration between expose strategies. It is one write with
+/// the strategy in force, so that a flip of the two cannot stop half-way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Migration {
+    /// What is under way.
+    pub state: MigrationState,
+    /// When this state began.
+    pub since: Timestamp,
+    /// The other way in, beside that of the cluster's own strategy.
+    pub second: SecondDoor,
+}
+
+/// What is under way in a migration between expose strategies. The first door is the way in that users and
+/// nodes have been told of; the second is the other one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum MigrationState {
+    /// The second door is being opened: Services, load balancer, name, certificate. Nobody is told of it.
+    Opening,
+    /// It is open, and is tried: from outside, from every node, and by Konnectivity.
+    Proving,
+    /// Everybody is told of the first door, which was the second until now: status, kubeconfigs, Service
+    /// `kubernetes`, kube-proxy, agents.
+    Moving,
+    /// Kubelets, and what else on nodes has the address in a file, follow, node by node.
+    MovingNodes,
+    /// Nothing of ours leads to the second door, and its last clients are waited for.
+    Quieting,
+    /// The second door is being closed, and what belonged to it removed.
+    Closing,
+}
+
+/// `ExposedCluster.spec.migration.second`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SecondDoor {
+    /// Its strategy.
+    pub expose_strategy: ExposeStrategy,
+    /// Where the cluster is reached by it, as far as known.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub address: Address,
+    /// With strategy Tunneling: what its node agents need. An address that the Cluster has no longer is still
+    /// here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tunnel: Option<Tunnel>,
 }
 
 /// `ExposedCluster.spec.tunnel`.
@@ -80,10 +132,36 @@ pub struct Tunnel {
     pub agent_ip: IpAddr,
 }
 
+impl MigrationState {
+    /// All states, in their order.
+    pub const ALL: [Self; 6] =
+        [Self::Opening, Self::Proving, Self::Moving, Self::MovingNodes, Self::Quieting, Self::Closing];
+
+    /// Its name, as manifests spell it and conditions say it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Opening => "Opening",
+            Self::Proving => "Proving",
+            Self::Moving => "Moving",
+            Self::MovingNodes => "MovingNodes",
+            Self::Quieting => "Quieting",
+            Self::Closing => "Closing",
+        }
+    }
+}
+
 impl ExposedCluster {
     /// The Cluster's name as an identity.
     pub fn name(&self) -> ClusterName {
         ClusterName::new(&self.metadata.name)
+    }
+
+    /// The same cluster by its second door, while it migrates: for everything that is computed for one.
+    pub fn by_second(&self) -> Option<Self> {
+        let SecondDoor { expose_strategy, address, tunnel } = self.spec.migration.as_ref()?.second.clone();
+        let spec =
+            ExposedClusterSpec { expose_strategy, address, tunnel, migration: None, ..self.spec.clone() };
+        Some(Self { metadata: self.metadata.clone(), spec })
     }
 
     /// What accepts connections at its address.
@@ -163,6 +241,11 @@ mod tests {
             r#""nodePortListenersDisabled": "yes""#,
             r#""budget": {"maxConnections": -1}"#,
             r#""budget": {"fairShare": 101}"#,
+            r#""migration": {"state": "Opened", "since": "2026-01-02T03:04:05Z",
+                "second": {"exposeStrategy": "Tunneling"}}"#,
+            r#""migration": {"state": "Opening", "since": "today",
+                "second": {"exposeStrategy": "Tunneling"}}"#,
+            r#""migration": {"state": "Opening", "since": "2026-01-02T03:04:05Z"}"#,
         ] {
             assert!(read(&format!(r#"{{"exposeStrategy": "NodePort", "seed": "n", {wrong}}}"#)).is_err());
         }
@@ -179,5 +262,38 @@ mod tests {
         let object: ExposedCluster = serde_json::from_str(written).unwrap();
         let expected: serde_json::Value = serde_json::from_str(written).unwrap();
         assert_eq!(serde_json::to_value(&object).unwrap(), expected);
+    }
+
+    fn migrating() -> ExposedCluster {
+        read(
+            r#"{"exposeStrategy": "NodePort", "seed": "north", "allowedIPRanges": ["198.51.100.0/24"],
+                "address": {"url": "https://a.example.com:31234", "port": 31234},
+                "migration": {"state": "MovingNodes", "since": "2026-01-02T03:04:05.000000678Z",
+                    "second": {"exposeStrategy": "Tunneling", "address": {"port": 6443},
+                        "tunnel": {"agentIP": "100.64.30.11"}}}}"#,
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn the_record_of_a_migration_is_read_as_it_was_written_to_the_nanosecond() {
+        let object = migrating();
+        let written = serde_json::to_value(&object).unwrap();
+        assert_eq!(written["spec"]["migration"]["since"], "2026-01-02T03:04:05.000000678Z");
+        assert_eq!(serde_json::from_value::<ExposedCluster>(written).unwrap(), object);
+        for state in MigrationState::ALL {
+            assert_eq!(serde_json::to_value(state).unwrap(), state.name());
+        }
+    }
+
+    #[test]
+    fn by_its_second_door_only_what_depends_on_the_door_differs() {
+        let second = migrating().by_second().unwrap();
+        let expected = read(
+            r#"{"exposeStrategy": "Tunneling", "seed": "north", "allowedIPRanges": ["198.51.100.0/24"],
+                "address": {"port": 6443}, "tunnel": {"agentIP": "100.64.30.11"}}"#,
+        );
+        assert_eq!(second, expected.unwrap());
+        assert_eq!(second.by_second(), None);
     }
 }

@@ -5,8 +5,8 @@
 //!   concern exposure. [`exposed_cluster`]: Portico's own, what follows from the first three for a gateway.
 //! - [`annotations`], [`strategy`], [`policy`], [`network`], [`api_server_ca`], [`endpoints`]: exposure.
 //! - [`meta`], [`names`]: what every object carries, and identities that must never be mixed up.
-//! - [`change`]: one change to one object. [`problem`]: what is wrong with an object. [`intern`]: one copy of
-//!   each name.
+//! - [`migration`]: how a Cluster's strategy changes. [`change`]: one change to one object. [`problem`]: what
+//!   is wrong with an object. [`intern`]: one copy of each name.
 //!
 //! Reading is lenient: unknown fields are ignored, and a mistyped field keeps its text ([`setting`]), so that
 //! it becomes a message and not the loss of the document.
@@ -26,6 +26,7 @@ pub mod exposed_cluster;
 pub mod hosting;
 pub mod intern;
 pub mod meta;
+pub mod migration;
 pub mod names;
 pub mod network;
 pub mod policy;

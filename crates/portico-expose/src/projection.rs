@@ -61,6 +61,7 @@ fn spec(scope: &Scope<'_>) -> ExposedClusterSpec {
         tunnel: strategy::of(decision.strategy)
             .has_agent()
             .then(|| Tunnel { agent_ip: networks::agent_ip(cluster) }),
+        migration: None,
     }
 }
 

@@ -157,7 +157,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use portico_api::cluster::Address;
-    use portico_api::exposed_cluster::{ExposedClusterSpec, Tunnel};
+    use portico_api::exposed_cluster::{ExposedClusterSpec, Migration, MigrationState, SecondDoor, Tunnel};
     use portico_api::policy::{Budget, Percent};
     use portico_api::strategy::ExposeStrategy;
     use serde_json::{Map, json};
@@ -210,6 +210,15 @@ mod tests {
         let version = &crd["spec"]["versions"][0];
         assert_eq!(version["name"], ExposedCluster::VERSION);
         let schema = &version["schema"]["openAPIV3Schema"]["properties"]["spec"];
+        let address = Address {
+            url: "u".into(),
+            port: Some(6443),
+            external_name: "e".into(),
+            internal_url: "i".into(),
+            ip: Some([192, 0, 2, 1].into()),
+            api_server_external_address: "a".into(),
+        };
+        let tunnel = Some(Tunnel { agent_ip: [192, 0, 2, 1].into() });
         let whole = ExposedClusterSpec {
             expose_strategy: ExposeStrategy::Tunneling,
             seed: "north".into(),
@@ -232,21 +241,21 @@ mod tests {
             }))
             .unwrap(),
             api_server_ca: "PEM".into(),
-            address: Address {
-                url: "u".into(),
-                port: Some(6443),
-                external_name: "e".into(),
-                internal_url: "i".into(),
-                ip: Some([192, 0, 2, 1].into()),
-                api_server_external_address: "a".into(),
-            },
-            tunnel: Some(Tunnel { agent_ip: [192, 0, 2, 1].into() }),
+            address: address.clone(),
+            tunnel,
+            migration: Some(Box::new(Migration {
+                state: MigrationState::Moving,
+                since: "2026-01-02T03:04:05Z".parse().unwrap(),
+                second: SecondDoor { expose_strategy: ExposeStrategy::Tunneling, address, tunnel },
+            })),
         };
         fits(&serde_json::to_value(&whole).unwrap(), schema, "spec");
-        for strategy in ExposeStrategy::ALL {
-            let strategies = schema["properties"]["exposeStrategy"]["enum"].as_array().unwrap();
-            assert!(strategies.contains(&json!(strategy.name())));
-        }
+        let words = |field: &Value| field["enum"].clone();
+        let migration = &schema["properties"]["migration"]["properties"];
+        let strategies = json!(ExposeStrategy::ALL);
+        assert_eq!(words(&schema["properties"]["exposeStrategy"]), strategies);
+        assert_eq!(words(&migration["second"]["properties"]["exposeStrategy"]), strategies);
+        assert_eq!(words(&migration["state"]), json!(MigrationState::ALL));
     }
 
     fn fits(value: &Value, schema: &Value, path: &str) {

@@ -7,6 +7,7 @@ use portico_api::annotations::{
 use portico_api::cluster::Cluster;
 use portico_api::endpoints;
 use portico_api::meta::{Kind, ObjectRef};
+use portico_api::migration::MIGRATION;
 use portico_api::policy::Percent;
 use portico_api::port_range::PortRange;
 use portico_api::problem::{Problem, Severity};
@@ -46,6 +47,7 @@ pub fn cluster(scope: &Scope<'_>, before: Option<Before<'_>>) -> Verdict {
     findings.budget(cluster);
     findings.api_server_ca(cluster);
     findings.endpoints(cluster);
+    findings.migration(cluster);
     findings.verdict
 }
 
@@ -190,6 +192,14 @@ impl Findings {
                 remedy,
             );
         }
+    }
+
+    fn migration(&mut self, cluster: &Cluster) {
+        let Err(error) = cluster.migration_settings() else { return };
+        let message = format!("{error}, so the former way in is not closed at the end of a migration");
+        let field = format!("metadata.annotations[{MIGRATION}]");
+        let remedy = "write it as in quiet=10m,close=NodePort, each at most once, or remove the annotation";
+        self.void("migration", &field, message, remedy);
     }
 
     fn budget(&mut self, cluster: &Cluster) {

@@ -1,4 +1,5 @@
 //! The policy of deploy/admission.yaml: what a request changes is checked, in the words of `portico check`.
+//! And what the definition of deploy/crds.yaml keeps and refuses of a migration.
 
 use portico_lab::{ApiServer, Kubectl};
 use serde_json::{Value, json};
@@ -39,6 +40,7 @@ fn mistakes_on_a_cluster_are_refused_when_they_are_made_and_nothing_else_is() {
     good_values_pass(kubectl);
     bad_values_are_refused_with_their_text(kubectl);
     a_strategy_changes_with_the_label_alone(kubectl);
+    the_record_of_a_migration_is_kept_whole_and_has_two_doors(kubectl);
 }
 
 fn what_was_there_may_stay(kubectl: &Kubectl) {
@@ -56,6 +58,8 @@ fn good_values_pass(kubectl: &Kubectl) {
         &[("fair-share", "100"), ("api-server-ca", pem)],
         &[("endpoints", "192.0.2.7:6443, [2001:db8::7]:443")],
         &[("endpoints", "192.0.2.7:6443"), ("konnectivity-endpoints", "192.0.2.7:8132")],
+        &[("migration", "quiet=1h30m, close=LoadBalancer")],
+        &[("migration", "close=NodePort,quiet=0")],
         // Not one of those that are known here: a later version's, or somebody's own.
         &[("unknown", "anything")],
     ] {
@@ -69,6 +73,7 @@ fn bad_values_are_refused_with_their_text(kubectl: &Kubectl) {
     let share = format!("{bound}100");
     let no_endpoint = "is no IP:PORT, such as 192.0.2.7:6443 or [2001:db8::7]:6443";
     let unusable = "cannot be an endpoint";
+    let migration = "it cannot be read, so the former way in is not closed at the end of a migration";
     let many: Vec<String> = (1..=17).map(|number| format!("192.0.2.{number}:6443")).collect();
     let many = many.join(",");
     let digits = "9".repeat(30);
@@ -93,6 +98,12 @@ fn bad_values_are_refused_with_their_text(kubectl: &Kubectl) {
         ("endpoints", "[ff02::1]:6443", unusable),
         ("endpoints", &many, "there are 17 addresses; at most 16 can be used"),
         ("konnectivity-endpoints", "192.0.2.7:8132", "does not count without the annotation"),
+        ("migration", "", migration),
+        ("migration", "quiet=10", migration),
+        ("migration", "quiet=-1m", migration),
+        ("migration", "quiet=1m,quiet=2m", migration),
+        ("migration", "close=nodeport", migration),
+        ("migration", "close=NodePort,nodes=by-hand", migration),
         ("api-server-ca", "ca.crt", "it holds no certificate, so no token of this cluster can be reviewed"),
     ] {
         let error = apply(kubectl, &[(key, value)]).expect_err(&format!("{key}={value}"));
@@ -123,4 +134,33 @@ fn a_strategy_changes_with_the_label_alone(kubectl: &Kubectl) {
     );
     with("Tunneling", &json!({"unsafe-expose-strategy-migration": ""})).unwrap();
     with("Tunneling", &json!({})).unwrap();
+}
+
+fn the_record_of_a_migration_is_kept_whole_and_has_two_doors(kubectl: &Kubectl) {
+    kubectl.apply(&manifest("crds.yaml")).unwrap();
+    kubectl.wait_served("exposedclusters.portico.k8c.io").unwrap();
+    let migrating = |change: &dyn Fn(&mut Value)| {
+        let mut spec = json!({"exposeStrategy": "NodePort", "seed": "north", "migration": {
+            "state": "MovingNodes", "since": "2026-01-02T03:04:05.000000678Z", "second": {
+                "exposeStrategy": "Tunneling", "tunnel": {"agentIP": "100.64.30.11"},
+                "address": {"url": "https://a.example.com:6443", "port": 6443,
+                    "externalName": "a.example.com", "ip": "192.0.2.1"}}}});
+        change(&mut spec);
+        let object = json!({"apiVersion": "portico.k8c.io/v1alpha1", "kind": "ExposedCluster",
+            "metadata": {"name": "a"}, "spec": spec});
+        (spec, kubectl.apply_json(&object).map_err(|error| format!("{error:#}")))
+    };
+    let (spec, applied) = migrating(&|_| ());
+    applied.unwrap();
+    assert_eq!(kubectl.get(&["exposedcluster", "a"]).unwrap()["spec"], spec);
+    let refused = |change: &dyn Fn(&mut Value), expected: &str| {
+        let error = migrating(change).1.unwrap_err();
+        assert!(error.contains(expected), "{error}");
+    };
+    let same = "the second way in is by another strategy than the first";
+    refused(&|spec| spec["migration"]["second"] = json!({"exposeStrategy": "NodePort"}), same);
+    let tunnel = "tunnel belongs to the strategy Tunneling, and to no other";
+    refused(&|spec| spec["migration"]["second"]["exposeStrategy"] = json!("LoadBalancer"), tunnel);
+    refused(&|spec| spec["migration"]["since"] = json!("today"), "since");
+    refused(&|spec| spec["migration"]["state"] = json!("Settled"), "Unsupported value");
 }

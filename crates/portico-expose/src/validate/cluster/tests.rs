@@ -230,6 +230,24 @@ fn a_node_port_range_must_parse_and_never_changes() {
 }
 
 #[test]
+fn settings_of_a_migration_that_cannot_be_read_close_nothing() {
+    let with = |value: &str| {
+        let meta = format!(r#"{{"name": "a", "annotations": {{"portico.k8c.io/migration": "{value}"}}}}"#);
+        // What gateways and the webhook hold is told of too.
+        let cluster = json::<Cluster>(&format!(r#"{{"metadata": {meta}}}"#)).trimmed();
+        judge(&cluster, None, &seed("north", "{}"), DOMAIN)
+    };
+    assert_eq!(with("quiet=1h,close=NodePort"), "refused: false\n");
+    assert_eq!(
+        with("quiet=1d"),
+        "refused: false\n\
+         Cluster a: metadata.annotations[portico.k8c.io/migration]: quiet: \"1d\" is no time: a unit is \
+         missing or unknown, as in 90s or 1m30s, so the former way in is not closed at the end of a \
+         migration; write it as in quiet=10m,close=NodePort, each at most once, or remove the annotation"
+    );
+}
+
+#[test]
 fn budgets_that_are_no_bounds_are_void() {
     let cluster: Cluster = json(
         r#"{"metadata": {"name": "a", "annotations": {"portico.k8c.io/max-connections": "0",
