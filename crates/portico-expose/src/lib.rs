@@ -1,11 +1,11 @@
 //! The exposure domain: strategies, plans, host names, addresses, NodePort allocation.
 //!
 //! For one cluster: [`resolve`] finds its seed and strategy, [`validate`] what is wrong with it, and [`plan`]
-//! what should exist. [`strategy`] holds one file for each strategy. For all clusters: the [`planner`] holds
-//! the objects, applies each [`change`] and returns what follows. [`node_ports`] allocates NodePort numbers.
-//! For the load balancers in front of a seed: their ports ([`front`]) and settings ([`load_balancer`]). For
-//! gateways that must not read Clusters: [`projection`]. Inside a cluster: [`user_cluster`]. What the gateway
-//! of a Seed itself is made of: [`components`].
+//! what should exist. [`strategy`] holds one file for each strategy, and [`doors`] merges the plans of two.
+//! For all clusters: the [`planner`] holds the objects, applies each [`change`] and returns what follows.
+//! [`node_ports`] allocates NodePort numbers. For the load balancers in front of a seed: their ports
+//! ([`front`]) and settings ([`load_balancer`]). For gateways that must not read Clusters: [`projection`].
+//! Inside a cluster: [`user_cluster`]. What the gateway of a Seed itself is made of: [`components`].
 //!
 //! Everything here is a plain function or a plain value: no I/O, no async, no clock. Random numbers follow
 //! from a seed ([`random`]).
@@ -14,6 +14,7 @@ mod address;
 pub mod certificate;
 pub mod change;
 pub mod components;
+pub mod doors;
 pub mod exposure;
 pub mod findings;
 pub mod front;

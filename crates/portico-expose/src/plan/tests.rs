@@ -2,9 +2,7 @@
 
 use proptest::prelude::*;
 
-use portico_api::cluster::Cluster;
 use portico_api::names::Authority;
-use portico_api::seed::Seed;
 use portico_api::strategy::ExposeStrategy;
 
 use super::*;
@@ -12,26 +10,7 @@ use crate::inputs::{Ingress, Known, LoadBalancers};
 use crate::networks::DEFAULT_AGENT_IP;
 use crate::resolve;
 use crate::services::APISERVER;
-use crate::testing::{cluster, configuration, seed};
-
-const DOMAIN: &str = r#"{"ingress": {"domain": "kkp.example.com"}}"#;
-
-/// Ports as an allocator would give them: 31234, 31235, 31236.
-fn node_port(service: &str, _: &str) -> Option<u16> {
-    let index = ["apiserver-external", "konnectivity-server", "mla-gateway-ext"]
-        .iter()
-        .position(|&name| name == service)?;
-    Some(31_234 + u16::try_from(index).unwrap())
-}
-
-fn plan_of(cluster: &Cluster, seed: &Seed, known: &Known, load_balancers: LoadBalancers) -> Plan {
-    let configuration = configuration(DOMAIN);
-    let configuration = Some(&configuration);
-    let decision = resolve::strategy(cluster, seed, configuration);
-    let node_ports = &node_port;
-    let scope = Scope { cluster, decision, seed, configuration };
-    plan(&Inputs { scope, node_ports, known, load_balancers, sni_port: 6_443 })
-}
+use crate::testing::{behind, cluster, plan_of, seed, shown};
 
 fn p4k2(spec: &str, seed_spec: &str) -> Plan {
     plan_of(
@@ -42,36 +21,11 @@ fn p4k2(spec: &str, seed_spec: &str) -> Plan {
     )
 }
 
-/// Each Service in a few lines, as `kubectl` would show what matters.
-fn shown(plan: &Plan) -> String {
-    let mut text = String::new();
-    for service in &plan.services {
-        let port = &service.spec.ports[0];
-        let target = serde_json::to_string(&port.target_port).unwrap();
-        let node_port = port.node_port.map_or(String::new(), |port| format!(" nodePort {port}"));
-        let selector = serde_json::to_string(&service.spec.selector).unwrap();
-        text += &format!(
-            "{} {:?} {} {} -> {target}{node_port} {selector}\n",
-            service.metadata.key(),
-            service.spec.service_type,
-            port.name,
-            port.port,
-        );
-        for (key, value) in &service.metadata.annotations {
-            text += &format!("  {key}: {value}\n");
-        }
-        if !service.spec.load_balancer_source_ranges.is_empty() {
-            text += &format!("  ranges: {}\n", service.spec.load_balancer_source_ranges.join(" "));
-        }
-    }
-    text
-}
-
 #[test]
 fn a_node_port_cluster_has_node_port_services() {
     let plan = p4k2("{}", r#"{"seedDNSOverwrite": "north"}"#);
     assert_eq!(
-        shown(&plan),
+        shown(&plan.services),
         "cluster-p4k2m7xzq9/apiserver-external NodePort secure 443 -> 31234 nodePort 31234 \
          {\"app\":\"apiserver\"}\n  \
            nodeport-proxy.k8s.io/expose: NodePort\n\
@@ -91,7 +45,7 @@ fn a_tunneling_cluster_has_host_names_and_authorities() {
         r#"{"seedDNSOverwrite": "north", "mla": {"userClusterMLAEnabled": true}}"#,
     );
     assert_eq!(
-        shown(&plan),
+        shown(&plan.services),
         "cluster-p4k2m7xzq9/apiserver-external ClusterIP secure 443 -> 6443 {\"app\":\"apiserver\"}\n  \
            nodeport-proxy.k8s.io/expose: SNI,Tunneling\n  \
            nodeport-proxy.k8s.io/port-mapping: {\"secure\":\"p4k2m7xzq9.north.kkp.example.com\"}\n\
@@ -146,7 +100,7 @@ const RANGES: &str = r#"{"defaultAPIServerAllowedIPRanges": ["198.51.100.0/24"],
 #[test]
 fn a_load_balancer_cluster_has_a_load_balancer_of_its_own() {
     assert_eq!(
-        shown(&p4k2(LOAD_BALANCER, RANGES)),
+        shown(&p4k2(LOAD_BALANCER, RANGES).services),
         "cluster-p4k2m7xzq9/apiserver-external NodePort secure 443 -> 31234 nodePort 31234 \
          {\"app\":\"apiserver\"}\n  \
            nodeport-proxy.k8s.io/expose-namespaced: true\n\
@@ -177,14 +131,6 @@ fn a_load_balancer_on_aws_has_the_annotations_that_keep_idle_connections() {
         front.metadata.annotation("service.beta.kubernetes.io/aws-load-balancer-connection-idle-timeout"),
         Some("3600")
     );
-}
-
-fn behind(ingress: &[(&str, &str)]) -> Known {
-    let front = ingress
-        .iter()
-        .map(|&(ip, hostname)| Ingress { ip: ip.parse().ok(), hostname: hostname.into() })
-        .collect();
-    Known { front, ..Known::default() }
 }
 
 #[test]

@@ -1,0 +1,187 @@
+//! The ways into a cluster while there are two of them: what should exist so that both are open.
+//!
+//! A [`Door`] is the way in by one strategy. A cluster has one, or two while it migrates. Each is planned by
+//! itself ([`crate::plan`]), and [`both`] merges the two plans: no strategy knows of another. A third door is
+//! never open.
+//!
+//! Whether a second door is opened, which of the two users are told of, and when one is closed, is decided
+//! elsewhere: here both are simply open.
+
+use std::net::IpAddr;
+
+use portico_api::annotations::{EXPOSE, ExposeTypes};
+use portico_api::cluster::Cluster;
+use portico_api::meta::Strings;
+use portico_api::policy::ClusterPolicy;
+use portico_api::service::{Service, ServiceType, TargetPort};
+use portico_api::setting::Setting;
+use portico_api::strategy::ExposeStrategy;
+use serde::Serialize;
+
+use crate::certificate::SubjectNames;
+use crate::networks;
+use crate::plan::Plan;
+use crate::services::Entry;
+use crate::strategy;
+
+/// The way in by one strategy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Door {
+    /// The strategy.
+    pub strategy: ExposeStrategy,
+    /// Where the agent on each worker node listens, if there is one.
+    pub agent_ip: Option<IpAddr>,
+}
+
+/// What should exist while two doors are open.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BothDoors {
+    /// The Services of both, each once.
+    pub services: Vec<Service>,
+    /// What they are reached by, in the same order; the load balancer's own Service is not among them.
+    pub entries: Vec<Entry>,
+    /// Names on the API server's serving certificate.
+    pub certificate: SubjectNames,
+    /// What the cluster allows and may use.
+    pub policy: ClusterPolicy,
+    /// What stands in the way. An API server that KKP made listens on its NodePort: while that is not
+    /// allocated, the plan has another port, and the conflict is not seen.
+    pub conflicts: Vec<PortConflict>,
+}
+
+/// A Service whose pods would have to listen on two ports.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PortConflict {
+    /// The Service.
+    pub service: &'static str,
+    /// The port of its pods by the first door.
+    pub first: Option<TargetPort>,
+    /// The same by the second one.
+    pub second: Option<TargetPort>,
+}
+
+impl Door {
+    /// The door of `cluster` by `strategy`: its agents listen where the Cluster says, or by default.
+    pub fn of(cluster: &Cluster, strategy: ExposeStrategy) -> Self {
+        let has_agent = strategy::of(strategy).has_agent();
+        Self { strategy, agent_ip: has_agent.then(|| networks::agent_ip(cluster)) }
+    }
+
+    /// The Cluster as it would be with this door alone. An address of agents stands where there are agents
+    /// and nowhere else, as KKP's rules ask.
+    #[must_use]
+    pub fn alone(&self, cluster: &Cluster) -> Cluster {
+        let mut alone = cluster.clone();
+        alone.spec.expose_strategy = Setting::Good(self.strategy);
+        let written = &mut alone.spec.cluster_network.tunneling_agent_ip;
+        match self.agent_ip {
+            // Left as it is, for validation: it refuses what is no address, and names the default as such.
+            Some(ip) if ip == networks::agent_ip(cluster) => {}
+            Some(ip) => *written = Setting::Good(ip),
+            None => *written = Setting::Unset,
+        }
+        alone
+    }
+}
+
+/// What should exist so that the doors of both plans are open; the plans are of one cluster. `first` is the
+/// door that users have been told of: where both cannot be had, it counts.
+pub fn both(first: &Plan, second: &Plan) -> BothDoors {
+    let conflict = |entry: &Entry| conflict(entry.service, &first.services, &second.services);
+    BothDoors {
+        services: union(&first.services, &second.services, |service| &service.metadata.name, add_service),
+        entries: union(&first.entries, &second.entries, |entry| &entry.service, add_entry),
+        certificate: SubjectNames {
+            dns: &first.certificate.dns | &second.certificate.dns,
+            ips: &first.certificate.ips | &second.certificate.ips,
+        },
+        policy: policy(first, second),
+        conflicts: first.entries.iter().filter_map(conflict).collect(),
+    }
+}
+
+/// All of `first` and `second`, each once. `add` brings into one of `first` what `second` has under its name.
+fn union<T: Clone, N: PartialEq + ?Sized>(
+    first: &[T],
+    second: &[T],
+    name: impl Fn(&T) -> &N,
+    add: impl Fn(&mut T, &T),
+) -> Vec<T> {
+    let mut all = first.to_vec();
+    for other in second {
+        match all.iter_mut().find(|one| name(one) == name(other)) {
+            Some(one) => add(one, other),
+            None => all.push(other.clone()),
+        }
+    }
+    all
+}
+
+fn add_service(service: &mut Service, other: &Service) {
+    add_annotations(&mut service.metadata.annotations, &other.metadata.annotations);
+    let spec = &mut service.spec;
+    if reach(other.spec.service_type) > reach(spec.service_type) {
+        spec.service_type = other.spec.service_type;
+    }
+    // A Service has the same ports under every strategy.
+    for (port, other) in spec.ports.iter_mut().zip(&other.spec.ports) {
+        port.node_port = port.node_port.or(other.node_port);
+    }
+}
+
+/// Adds what is missing; a Service that both doors expose is exposed in every way of either.
+fn add_annotations(annotations: &mut Strings, others: &Strings) {
+    let exposed = [annotations.get(EXPOSE), others.get(EXPOSE)].into_iter().flatten();
+    let types = exposed.filter_map(|value| ExposeTypes::parse(value).ok()).reduce(ExposeTypes::and);
+    for (key, value) in others {
+        annotations.entry(key.clone()).or_insert_with(|| value.clone());
+    }
+    if let Some(types) = types {
+        annotations.insert(EXPOSE.into(), types.to_string().into());
+    }
+}
+
+/// How far a Service is published: each type has what those before it have.
+fn reach(service_type: ServiceType) -> u8 {
+    match service_type {
+        ServiceType::ExternalName => 0,
+        ServiceType::ClusterIP => 1,
+        ServiceType::NodePort => 2,
+        ServiceType::LoadBalancer => 3,
+    }
+}
+
+fn add_entry(entry: &mut Entry, other: &Entry) {
+    entry.node_port = entry.node_port.or(other.node_port);
+    entry.host = entry.host.take().or_else(|| other.host.clone());
+    entry.authority = entry.authority.take().or_else(|| other.authority.clone());
+}
+
+/// What the doors allow together. The list of a load balancer holds what any other door admits, since it has
+/// the seed's ranges beside the cluster's own.
+fn policy(first: &Plan, second: &Plan) -> ClusterPolicy {
+    let has_load_balancer = |plan: &&Plan| strategy::of(plan.decision.strategy).has_load_balancer();
+    let widest = [first, second].into_iter().find(has_load_balancer).unwrap_or(first);
+    ClusterPolicy {
+        node_port_listeners: first.policy.node_port_listeners || second.policy.node_port_listeners,
+        ..widest.policy.clone()
+    }
+}
+
+/// Where both doors lead to the same pods, these have one port. Of a Service without a selector, the
+/// EndpointSlices say the port.
+fn conflict(name: &'static str, first: &[Service], second: &[Service]) -> Option<PortConflict> {
+    let service = |services: &[Service]| {
+        let service = services.iter().find(|service| *service.metadata.name == *name)?;
+        let has_pods = service.spec.selector.is_some();
+        has_pods.then(|| service.spec.ports.first().and_then(|port| port.target_port.clone()))
+    };
+    let (first, second) = (service(first)?, service(second)?);
+    (first != second).then_some(PortConflict { service: name, first, second })
+}
+
+#[cfg(test)]
+mod tests;
