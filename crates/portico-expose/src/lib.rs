@@ -5,7 +5,8 @@
 //! For all clusters: the [`planner`] holds the objects, applies each [`change`] and returns what follows.
 //! [`node_ports`] allocates NodePort numbers. For the load balancers in front of a seed: their ports
 //! ([`front`]) and settings ([`load_balancer`]). For gateways that must not read Clusters: [`projection`].
-//! Inside a cluster: [`user_cluster`]. What the gateway of a Seed itself is made of: [`components`].
+//! From one strategy to another: [`migration`]. Inside a cluster: [`user_cluster`]. What the gateway of a
+//! Seed itself is made of: [`components`].
 //!
 //! Everything here is a plain function or a plain value: no I/O, no async, no clock. Random numbers follow
 //! from a seed ([`random`]).
@@ -24,6 +25,7 @@ pub mod inputs;
 mod kkp_rules;
 pub mod load_balancer;
 mod manifest;
+pub mod migration;
 pub mod networks;
 pub mod node_ports;
 pub mod persisted;
