@@ -8,14 +8,13 @@ use std::time::Duration;
 use jiff::SignedDuration;
 use k8s_openapi::Resource;
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
-use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim};
 use kube::ResourceExt;
-use kube::api::{Api, DeleteParams, Patch};
+use kube::api::{Api, Patch};
 use portico_api::cluster::Cluster;
 use portico_api::meta::{ObjectKey, ObjectMeta};
 use portico_source::served::Served;
 use serde_json::{Value, json};
-use tracing::debug;
 
 use super::Context;
 use crate::cache::api;
@@ -30,9 +29,6 @@ const FINALIZER: &str = "portico.k8c.io/control-plane";
 
 /// How long its pods may take to end before the namespace is deleted with them.
 const PODS_PATIENCE: SignedDuration = SignedDuration::from_mins(1);
-
-/// How long a pod of a cluster that is deleted may take to end, in seconds. Its data goes with it.
-const LAST_GRACE: u32 = 2;
 
 /// How often to look whether it is gone.
 const PERIOD: Duration = Duration::from_secs(2);
@@ -120,13 +116,14 @@ impl Context {
     }
 
     /// Ends workloads and volumes. While those end, the controller of namespaces looks again only after half
-    /// of the grace period of pods, and after eight seconds where something has a finalizer. Returns whether
-    /// they are gone.
+    /// of the grace period of pods, and after eight seconds where something has a finalizer, as volume claims
+    /// do until Kubernetes has seen that no pod uses them. Those were made by the StatefulSet, with labels of
+    /// Portico. Returns whether all of this is gone.
     async fn end_workloads(&self, cluster: &Cluster, namespace: &str) -> Result<bool, WriteError> {
         let (fights, mut gone) = (self.fights(&cluster.metadata.name), true);
         let kinds = [Deployment::KIND, StatefulSet::KIND, PersistentVolumeClaim::KIND];
         for kind in kinds.into_iter().filter_map(|kind| self.kind(kind)) {
-            for name in kind.ours_in(namespace) {
+            for name in kind.names_in(namespace) {
                 let key = ObjectKey::new(namespace, &name);
                 let Some(found) = kind.get(&key) else { continue };
                 gone = false;
@@ -137,32 +134,7 @@ impl Context {
                 }
             }
         }
-        let pods = self.pods.in_namespace(namespace);
-        for pod in &pods {
-            self.hurry(&pod.value()).await?;
-        }
-        Ok(gone && pods.is_empty())
-    }
-
-    /// Gives a pod that ends less time to do so. An API server would go on serving until its clients have
-    /// found another one, and there is none. A pod that does not end yet may be made anew by its workload.
-    /// One that cannot be hurried takes its time.
-    async fn hurry(&self, pod: &Value) -> Result<(), WriteError> {
-        let text = |path| pod.pointer(path).and_then(Value::as_str).unwrap_or_default();
-        let grace = pod.pointer("/metadata/deletionGracePeriodSeconds").and_then(Value::as_u64);
-        if grace.is_none_or(|grace| grace <= u64::from(LAST_GRACE)) {
-            return Ok(());
-        }
-        self.lead()?;
-        let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
-        let pods = api::<Pod>(&self.client, namespace);
-        let params = DeleteParams { grace_period_seconds: Some(LAST_GRACE), ..only_this(pod) };
-        let what = format!("ending Pod {namespace}/{name}");
-        match request(&what, pods.delete(name, &params)).await {
-            Ok(_) => self.tally.wrote(Pod::KIND),
-            Err(error) => debug!(%error, "a pod of a deleted cluster ends in its own time"),
-        }
-        Ok(())
+        Ok(gone && self.pods.in_namespace(namespace).is_empty())
     }
 
     async fn write_finalizers(

@@ -38,7 +38,9 @@ pub(super) trait Kind: Send + Sync {
     fn is_known(&self) -> bool;
     /// One object.
     fn get(&self, key: &ObjectKey) -> Option<Value>;
-    /// The names of Portico's objects in a namespace.
+    /// The names of all objects with Portico's labels in a namespace.
+    fn names_in(&self, namespace: &str) -> Vec<String>;
+    /// The names of those that Portico has applied.
     fn ours_in(&self, namespace: &str) -> Vec<String>;
     /// Applies an object.
     fn put<'a>(
@@ -48,7 +50,7 @@ pub(super) trait Kind: Send + Sync {
         wanted: &'a Value,
         fights: &'a Shared,
     ) -> BoxFuture<'a, Result<Put, WriteError>>;
-    /// Deletes an object of Portico's.
+    /// Deletes an object.
     fn remove<'a>(
         &'a self,
         client: &'a Client,
@@ -143,6 +145,10 @@ impl<K: Resource + Send + Sync + 'static> Kind for Objects<K> {
 
     fn get(&self, key: &ObjectKey) -> Option<Value> {
         self.0.get(&key.namespace, &key.name).map(|seen| seen.value())
+    }
+
+    fn names_in(&self, namespace: &str) -> Vec<String> {
+        self.0.in_namespace(namespace).iter().map(|seen| seen.name_any()).collect()
     }
 
     fn ours_in(&self, namespace: &str) -> Vec<String> {
