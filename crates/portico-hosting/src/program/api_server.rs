@@ -49,10 +49,8 @@ pub(crate) fn program(facts: &Facts<'_>) -> Program {
     server.arg("shutdown-watch-termination-grace-period", "3s");
     if facts.layout == Layout::Dedicated {
         server.arg("shutdown-delay-duration", DRAIN);
-    } else {
-        // A sixth less memory, for a little CPU.
-        server.env.push(serde_json::json!({"name": "GOGC", "value": "50"}));
     }
+    server.small_heap(facts.layout);
     server.ports = vec![(PORT_NAME, PORT)];
     server.mounts.push((konnectivity::SOCKET_VOLUME, SOCKET_FOLDER));
     server.startup = Some(probe("HTTPS", "/livez", PORT, 1, 15, 120));

@@ -28,6 +28,7 @@ pub(crate) fn program(facts: &Facts<'_>) -> Program {
     manager.arg("controllers", "*,bootstrapsigner,tokencleaner");
     networks_of_nodes(&mut manager, facts);
     manager.arg("profiling", false);
+    manager.small_heap(facts.layout);
     let settings = facts.scope.cluster.spec.components_override.controller_manager.as_deref();
     leader_election(&mut manager, facts, settings);
     feature_gates(&mut manager, facts);

@@ -92,6 +92,13 @@ impl Program {
         }
     }
 
+    /// In one pod of many on a seed a Go program takes a sixth less memory, for a little CPU.
+    fn small_heap(&mut self, layout: Layout) {
+        if layout == Layout::Compact {
+            self.env.push(json!({"name": "GOGC", "value": "50"}));
+        }
+    }
+
     fn arg(&mut self, flag: &str, value: impl std::fmt::Display) {
         self.args.push(format!("--{flag}={value}"));
     }

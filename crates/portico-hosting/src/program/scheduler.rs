@@ -14,6 +14,7 @@ pub(crate) fn program(facts: &Facts<'_>) -> Program {
     scheduler.arg_kubeconfig(&kubeconfigs, "scheduler-kubeconfig");
     scheduler.arg_secret("client-ca-file", "client-ca", "ca.crt");
     scheduler.arg("profiling", false);
+    scheduler.small_heap(facts.layout);
     let settings = facts.scope.cluster.spec.components_override.scheduler.as_deref();
     leader_election(&mut scheduler, facts, settings);
     feature_gates(&mut scheduler, facts);

@@ -8,13 +8,14 @@ use std::time::Duration;
 use jiff::SignedDuration;
 use k8s_openapi::Resource;
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
-use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim};
-use kube::ResourceExt;
-use kube::api::{Api, Patch};
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod};
+use kube::{Resource as _, ResourceExt};
+use kube::api::{Api, DeleteParams, Patch};
 use portico_api::cluster::Cluster;
 use portico_api::meta::{ObjectKey, ObjectMeta};
 use portico_source::served::Served;
 use serde_json::{Value, json};
+use tracing::debug;
 
 use super::Context;
 use crate::cache::api;
@@ -29,6 +30,9 @@ const FINALIZER: &str = "portico.k8c.io/control-plane";
 
 /// How long its pods may take to end before the namespace is deleted with them.
 const PODS_PATIENCE: SignedDuration = SignedDuration::from_mins(1);
+
+/// How long a pod of a cluster that is deleted may take to end, in seconds. Its data goes with it.
+const LAST_GRACE: u32 = 2;
 
 /// How often to look whether it is gone.
 const PERIOD: Duration = Duration::from_secs(2);
@@ -115,11 +119,12 @@ impl Context {
         Ok(Some(if late { LATE_PERIOD } else { PERIOD }))
     }
 
-    /// Ends workloads and volumes. While those end, the controller of namespaces looks again only after half
+    /// Ends pods, workloads and volumes. While those end, the controller of namespaces looks again only after half
     /// of the grace period of pods, and after eight seconds where something has a finalizer, as volume claims
     /// do until Kubernetes has seen that no pod uses them. Those were made by the StatefulSet, with labels of
     /// Portico. Returns whether all of this is gone.
     async fn end_workloads(&self, cluster: &Cluster, namespace: &str) -> Result<bool, WriteError> {
+        self.end_pods(namespace).await?;
         let (fights, mut gone) = (self.fights(&cluster.metadata.name), true);
         let kinds = [Deployment::KIND, StatefulSet::KIND, PersistentVolumeClaim::KIND];
         for kind in kinds.into_iter().filter_map(|kind| self.kind(kind)) {
@@ -135,6 +140,26 @@ impl Context {
             }
         }
         Ok(gone && self.pods.in_namespace(namespace).is_empty())
+    }
+
+    /// Ends pods before their workloads do. An API server would go on serving until its clients have found
+    /// another one, and there is none. A kubelet keeps to the time that it is told first. What a workload
+    /// makes anew in between goes with it.
+    async fn end_pods(&self, namespace: &str) -> Result<(), WriteError> {
+        let pods = api::<Pod>(&self.client, namespace);
+        for pod in self.pods.in_namespace(namespace) {
+            if pod.meta().deletion_timestamp.is_some() {
+                continue;
+            }
+            self.lead()?;
+            let name = pod.name_any();
+            let params = DeleteParams { grace_period_seconds: Some(LAST_GRACE), ..only_this(&pod.value()) };
+            match request(&format!("ending Pod {namespace}/{name}"), pods.delete(&name, &params)).await {
+                Ok(_) => self.tally.wrote(Pod::KIND),
+                Err(error) => debug!(%error, "a pod of a deleted cluster ends in its own time"),
+            }
+        }
+        Ok(())
     }
 
     async fn write_finalizers(
