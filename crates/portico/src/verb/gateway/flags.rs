@@ -75,8 +75,8 @@ pub(crate) struct SourceFlags {
     /// (KKP's own, with their secrets), services (there are no clusters); auto for the first that is served
     #[arg(long, value_name = "SOURCE", default_value = "auto", conflicts_with = "manifests")]
     pub(crate) clusters_from: ClustersFrom,
-    /// The annotation by which a Service asks to be exposed; may be repeated, the first that a Service has
-    /// counts
+    /// The annotation by which a Service asks to be exposed; may be repeated: a Service is exposed in every
+    /// way that those it has ask for
     #[arg(long, value_name = "KEY", default_value = EXPOSE, value_parser = annotation_key)]
     pub(crate) expose_annotation: Vec<String>,
     /// External address of a seed node, where clusters are reached if the Seed disables its nodeport-proxy;
