@@ -9,8 +9,8 @@ use jiff::SignedDuration;
 use k8s_openapi::Resource;
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod};
-use kube::{Resource as _, ResourceExt};
 use kube::api::{Api, DeleteParams, Patch};
+use kube::{Resource as _, ResourceExt};
 use portico_api::cluster::Cluster;
 use portico_api::meta::{ObjectKey, ObjectMeta};
 use portico_source::served::Served;
@@ -119,10 +119,10 @@ impl Context {
         Ok(Some(if late { LATE_PERIOD } else { PERIOD }))
     }
 
-    /// Ends pods, workloads and volumes. While those end, the controller of namespaces looks again only after half
-    /// of the grace period of pods, and after eight seconds where something has a finalizer, as volume claims
-    /// do until Kubernetes has seen that no pod uses them. Those were made by the StatefulSet, with labels of
-    /// Portico. Returns whether all of this is gone.
+    /// Ends pods, workloads and volumes. While those end, the controller of namespaces looks again only after
+    /// half of the grace period of pods, and after eight seconds where something has a finalizer, as volume
+    /// claims do until Kubernetes has seen that no pod uses them. Those were made by the StatefulSet, with
+    /// labels of Portico. Returns whether all of this is gone.
     async fn end_workloads(&self, cluster: &Cluster, namespace: &str) -> Result<bool, WriteError> {
         self.end_pods(namespace).await?;
         let (fights, mut gone) = (self.fights(&cluster.metadata.name), true);

@@ -436,38 +436,67 @@ async fn killed_at_any_write_the_next_one_makes_the_same_control_plane() {
     }
 }
 
-/// Each operator of the creation gets one write done, and is killed before its second.
+/// Each operator gets one write done, and is killed before its second: while the control plane is made, and
+/// while it is found to be ready. While it is deleted, each gets two: until its workload is gone, a pod that
+/// ended is made anew.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn killed_at_every_write_of_one_creation_the_control_plane_is_the_same() {
+async fn killed_at_every_write_of_one_life_the_control_plane_is_the_same() {
     let (api, direct) = seed("hosting-each").await;
     let kubectl = api.kubectl();
     kubectl.apply_json(&hosted("k0", "compact")).unwrap();
     let undisturbed = start(&direct, "undisturbed");
     wait_reason(kubectl, "k0", "Starting");
+    let expected = made(kubectl, "k0");
     undisturbed.stop().await;
 
     kubectl.apply_json(&hosted("k1", "compact")).unwrap();
-    let mut killed = 0;
-    loop {
+    let reason = || condition(kubectl, "k1").ok().map(|condition| condition["reason"].clone());
+    let killed = killed_after(1, kubectl, &direct, || reason() == Some("Starting".into())).await;
+    assert!(killed > 20, "only {killed} operators were killed");
+    assert_eq!(made(kubectl, "k1"), expected);
+    run_pod(kubectl, "k1");
+    killed_after(1, kubectl, &direct, || is_running(kubectl, "k1")).await;
+    assert_eq!(made(kubectl, "k1"), expected);
+
+    kubectl.run(&["delete", "cluster", "k1", "--wait=false"]).unwrap();
+    let gone = |kind, name| {
+        kubectl.get(&[kind, name]).is_err_and(|error| format!("{error:#}").contains("(NotFound)"))
+    };
+    let killed = killed_after(2, kubectl, &direct, || gone("cluster", "k1")).await;
+    assert!(killed > 1, "only {killed} operators were killed");
+    assert!(gone("namespace", "cluster-k1") && gone("exposedcluster", "k1"));
+    assert_eq!(made(kubectl, "k0"), expected);
+}
+
+/// Has operators, each of which gets so many writes done, until that is so. Returns how many were killed.
+async fn killed_after(writes: usize, kubectl: &Kubectl, direct: &Client, is_so: impl Fn() -> bool) -> usize {
+    for killed in 0..100 {
         release(kubectl);
         let faulty = FaultyApi::default();
-        faulty.rules(|rules| rules.writes_left = Some(1));
-        let operator = start(&faulty.client(&direct), &format!("life-{killed}"));
+        faulty.rules(|rules| rules.writes_left = Some(writes));
+        let operator = start(&faulty.client(direct), &format!("life-{killed}"));
         let mut complete = false;
         until("a write that is withheld, or the end", || {
-            complete = condition(kubectl, "k1").is_ok_and(|condition| condition["reason"] == "Starting");
+            complete = is_so();
             ensure!(complete || faulty.rules(|rules| rules.withheld));
             Ok(())
         });
         operator.kill().await;
         if complete {
-            break;
+            return killed;
         }
-        killed += 1;
-        assert!(killed < 100, "each of so many operators made a write, and the control plane is not made");
     }
-    assert!(killed > 20, "only {killed} operators were killed");
-    assert_eq!(made(kubectl, "k0"), made(kubectl, "k1"));
+    panic!("each of a hundred operators got its writes done, and that was not enough");
+}
+
+/// Whether all is said that is to be said of a new control plane.
+fn is_running(kubectl: &Kubectl, name: &str) -> bool {
+    let Ok(cluster) = kubectl.get(&["cluster", name]) else { return false };
+    let conditions = &cluster["status"]["conditions"];
+    let holds = |name: &str| conditions[name]["status"] == "True";
+    cluster["status"]["phase"] == "Running"
+        && holds("PorticoControlPlaneReady")
+        && holds("ClusterInitialized")
 }
 
 /// Everything of a cluster, less what differs from one to the next.
