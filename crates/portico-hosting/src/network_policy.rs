@@ -1,15 +1,16 @@
-//! What the pods of a control plane may reach, and what may reach etcd.
+//! What the pods of a control plane may reach, and what may reach them.
 //!
 //! A user cluster's administrator decides where its API server sends webhooks. They go through Konnectivity
 //! into the user cluster; the policies see to it that nothing goes to the seed or to other tenants instead.
-//! Names are KKP's. Clients may come from anywhere, as far as ports are theirs.
+//! Names are KKP's where KKP has one. Clients may come from anywhere, to the ports that are theirs. Ports
+//! of metrics answer strangers with as much memory as those like to use, so they are for Portico's own pods.
 
 use ipnet::IpNet;
 use portico_api::hosting::Layout;
 use serde_json::{Value, json};
 
 use crate::facts::Facts;
-use crate::program::{api_server, controller_manager, etcd, scheduler};
+use crate::program::{api_server, controller_manager, etcd, konnectivity, scheduler};
 
 /// Switches the policies off that restrict the API server.
 const FEATURE: &str = "apiserverNetworkPolicy";
@@ -20,21 +21,25 @@ const HTTPS: u16 = 443;
 /// Addresses on the link, among them those of clouds that hand out credentials.
 const LINK_LOCAL: [&str; 2] = ["169.254.0.0/16", "fe80::/10"];
 
+/// The pods of Portico that ask programs for metrics and alarms, by their label.
+const WATCHERS: (&str, [&str; 2]) = ("app.kubernetes.io/name", ["portico-operator", "portico-metrics"]);
+
 /// Every policy, by name, with its `spec`.
 pub(crate) fn policies(facts: &Facts<'_>) -> Vec<(&'static str, Value)> {
     let cluster = facts.scope.cluster;
     let dedicated = facts.layout == Layout::Dedicated;
-    let mut policies = Vec::new();
+    let pods: &[&str] = match facts.layout {
+        Layout::Compact => &[api_server::NAME],
+        Layout::Dedicated => &[api_server::NAME, etcd::NAME, controller_manager::NAME, scheduler::NAME],
+    };
+    let clients = json!({"ports": ports(&[api_server::PORT, konnectivity::AGENT_PORT])});
+    let mut policies = vec![("control-plane-ingress", ingress(pods, &[clients, watchers()]))];
     if dedicated {
         policies.push(("etcd-ingress", etcd_ingress()));
     }
     if cluster.spec.features.get(FEATURE) == Some(&false) {
         return policies;
     }
-    let pods: &[&str] = match facts.layout {
-        Layout::Compact => &[api_server::NAME],
-        Layout::Dedicated => &[api_server::NAME, etcd::NAME, controller_manager::NAME, scheduler::NAME],
-    };
     policies.push(("default-deny-all-egress", egress(pods, None)));
     let dns = json!({"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]});
     policies.push(("dns-allow", egress(pods, Some(dns))));
@@ -72,6 +77,27 @@ fn egress(pods: &[&str], rule: Option<Value>) -> Value {
     policy
 }
 
+/// What may reach these pods besides what other policies admit. A node reaches its own pods in any case, by
+/// what Kubernetes asks of network plugins: probes.
+fn ingress(pods: &[&str], rules: &[Value]) -> Value {
+    json!({"podSelector": selected(pods), "policyTypes": ["Ingress"], "ingress": rules})
+}
+
+/// The operator and the relay of metrics, in whatever namespace they are.
+fn watchers() -> Value {
+    let (label, names) = WATCHERS;
+    let pods = json!({"matchExpressions": [{"key": label, "operator": "In", "values": names}]});
+    json!({
+        "from": [{"namespaceSelector": {}, "podSelector": pods}],
+        "ports": ports(&[
+            etcd::METRICS_PORT,
+            konnectivity::HEALTH_PORT,
+            controller_manager::PORT,
+            scheduler::PORT,
+        ]),
+    })
+}
+
 fn ports(numbers: &[u16]) -> Value {
     numbers.iter().map(|port| json!({"protocol": "TCP", "port": port})).collect()
 }
@@ -80,17 +106,11 @@ fn to(pods: &str, numbers: &[u16]) -> Value {
     json!({"to": [{"podSelector": selected(&[pods])}], "ports": ports(numbers)})
 }
 
-/// Members know each other and the API server; metrics are for anybody who may reach the pod.
+/// Members know each other and the API server.
 fn etcd_ingress() -> Value {
     let from = json!([{"podSelector": selected(&[api_server::NAME, etcd::NAME])}]);
-    json!({
-        "podSelector": selected(&[etcd::NAME]),
-        "policyTypes": ["Ingress"],
-        "ingress": [
-            {"from": from, "ports": ports(&[etcd::CLIENT_PORT, etcd::PEER_PORT])},
-            {"ports": ports(&[etcd::METRICS_PORT])},
-        ],
-    })
+    let members = json!({"from": from, "ports": ports(&[etcd::CLIENT_PORT, etcd::PEER_PORT])});
+    ingress(&[etcd::NAME], &[members])
 }
 
 /// Any address but those of the seed and of the link. An issuer inside the seed needs a policy of its own.

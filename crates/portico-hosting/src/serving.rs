@@ -32,6 +32,9 @@ const NODES: &str = "system:nodes";
 /// What the name of a node's user begins with.
 const NODE: &str = "system:node:";
 
+/// Names of one request; a kubelet asks for a handful. Each is compared with each of the Node.
+const MOST_NAMES: usize = 64;
+
 /// What a CertificateSigningRequest says.
 #[derive(Debug, Clone, Copy)]
 pub struct Asked<'a> {
@@ -83,8 +86,8 @@ pub enum Unapproved {
     /// It is for somebody else.
     #[error("the subject is not the node that asks")]
     Subject,
-    /// It has no names, or names of another kind.
-    #[error("there is no name or address in it, or one of another kind")]
+    /// It has no names, names of another kind, or far too many.
+    #[error("there is no name or address in it, or one of another kind, or more than {MOST_NAMES}")]
     Names,
     /// It has a name or an address of the control plane.
     #[error("a name or an address in it belongs to the control plane")]
@@ -160,6 +163,9 @@ fn names(asked: &Asked<'_>) -> Result<Vec<NodeAddress>, Unapproved> {
     let ParsedExtension::SubjectAlternativeName(names) = extension.parsed_extension() else {
         return Err(Unapproved::Names);
     };
+    if names.general_names.len() > MOST_NAMES {
+        return Err(Unapproved::Names);
+    }
     let names = names.general_names.iter().map(|name| match name {
         GeneralName::DNSName(name) => Ok(NodeAddress::Name((*name).to_owned())),
         GeneralName::IPAddress(bytes) => ip(bytes).map(NodeAddress::Ip).ok_or(Unapproved::Names),

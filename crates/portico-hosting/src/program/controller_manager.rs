@@ -6,7 +6,7 @@ use super::{Program, feature_gates, leader_election, probe, readiness, resources
 use crate::facts::{Facts, joined};
 
 pub(crate) const NAME: &str = "controller-manager";
-const PORT: u16 = 10_257;
+pub(crate) const PORT: u16 = 10_257;
 pub(crate) const PORT_NAME: &str = "ctrl-manager";
 
 pub(crate) fn program(facts: &Facts<'_>) -> Program {

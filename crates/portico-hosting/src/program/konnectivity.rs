@@ -8,7 +8,7 @@ pub(crate) const NAME: &str = "konnectivity-server";
 /// Port of agents.
 pub(crate) const AGENT_PORT: u16 = 8_132;
 /// Port of probes and metrics.
-const HEALTH_PORT: u16 = 8_134;
+pub(crate) const HEALTH_PORT: u16 = 8_134;
 pub(crate) const HEALTH_PORT_NAME: &str = "healthport";
 /// The volume with the socket.
 pub(crate) const SOCKET_VOLUME: &str = "konnectivity-uds";

@@ -4,7 +4,7 @@ use super::{Program, feature_gates, leader_election, probe, readiness, resources
 use crate::facts::Facts;
 
 pub(crate) const NAME: &str = "scheduler";
-const PORT: u16 = 10_259;
+pub(crate) const PORT: u16 = 10_259;
 pub(crate) const PORT_NAME: &str = "scheduler";
 
 pub(crate) fn program(facts: &Facts<'_>) -> Program {

@@ -160,6 +160,12 @@ fn only_nodes_ask_and_only_to_serve() {
 }
 
 #[test]
+fn more_names_than_a_kubelet_has_are_not_compared() {
+    assert_eq!(judged(&own(&["worker-1"; 64])), Ok(()));
+    assert_eq!(judged(&own(&["worker-1"; 65])), Err(Unapproved::Names));
+}
+
+#[test]
 fn what_is_no_request_of_a_kubelet_is_refused() {
     let ca = {
         let mut params = CertificateParams::new(vec!["worker-1".to_owned()]).unwrap();

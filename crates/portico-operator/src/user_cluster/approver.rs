@@ -163,12 +163,7 @@ impl Round {
         let selected = serving::listed();
         let (waiting, since) = self.list(&selected).await?;
         left.retain(|name, _| waiting.contains(name));
-        let due = |name: &&String| match left.get(*name) {
-            Some((Unapproved::Address, judged)) => judged.elapsed() >= AGAIN,
-            Some(_) => false,
-            None => true,
-        };
-        let due: Vec<&String> = waiting.iter().filter(due).take(MOST_JUDGED).collect();
+        let due = due(&waiting, left);
         let all = due.len() < MOST_JUDGED;
         for name in due {
             let judged = match self.judge(name).await {
@@ -266,9 +261,35 @@ fn node_addresses(node: &Value) -> Vec<NodeAddress> {
     addresses.filter_map(address).collect()
 }
 
+/// Which requests are to be judged now. Those that were never judged come first, or requests that fail again
+/// and again would hold them up.
+fn due<'a>(waiting: &'a [String], left: &Left) -> Vec<&'a String> {
+    let is_due = |name: &&String| match left.get(*name) {
+        Some((Unapproved::Address, judged)) => judged.elapsed() >= AGAIN,
+        Some(_) => false,
+        None => true,
+    };
+    let mut due: Vec<&String> = waiting.iter().filter(is_due).collect();
+    due.sort_by_key(|name| left.get(*name).map(|(_, judged)| *judged));
+    due.truncate(MOST_JUDGED);
+    due
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn requests_that_fail_again_and_again_hold_up_no_other() {
+        let waiting: Vec<String> = (0..200).map(|number| format!("csr-{number:03}")).collect();
+        let long_ago = Instant::now().checked_sub(2 * AGAIN).unwrap();
+        let failed = |name: &String| (name.clone(), (Unapproved::Address, long_ago));
+        let mut left: Left = waiting[..199].iter().map(failed).collect();
+        left.insert("csr-000".to_owned(), (Unapproved::Names, long_ago));
+        let due = due(&waiting, &left);
+        assert_eq!((due.len(), &**due[0]), (MOST_JUDGED, "csr-199"));
+        assert!(!due.contains(&&waiting[0]), "nothing about it changes");
+    }
 
     #[test]
     fn only_what_nobody_has_decided_on_waits_and_a_name_that_is_none_is_not_followed() {
