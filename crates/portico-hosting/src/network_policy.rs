@@ -137,7 +137,17 @@ pub(crate) fn issuer_port(url: &str) -> Option<u16> {
 
 #[cfg(test)]
 mod tests {
-    use super::issuer_port;
+    use super::{WATCHERS, issuer_port};
+
+    #[test]
+    fn the_pods_that_ask_for_metrics_have_the_label_that_lets_them() {
+        let manifests =
+            [include_str!("../../../deploy/operator.yaml"), include_str!("../../../deploy/monitoring.yaml")];
+        let (label, names) = WATCHERS;
+        for (name, manifest) in names.into_iter().zip(manifests) {
+            assert!(manifest.contains(&format!("\n      labels: {{{label}: {name}, ")), "{name}");
+        }
+    }
 
     #[test]
     fn the_port_of_an_issuer_is_that_of_its_url() {

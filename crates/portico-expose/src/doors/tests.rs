@@ -269,7 +269,8 @@ proptest! {
         let swapped = |PortConflict { service, first, second }: PortConflict| {
             PortConflict { service, first: second, second: first }
         };
-        prop_assert_eq!(there.conflicts.clone(), back.conflicts.iter().cloned().map(swapped).collect::<Vec<_>>());
+        let expected: Vec<PortConflict> = back.conflicts.iter().cloned().map(swapped).collect();
+        prop_assert_eq!(&there.conflicts, &expected);
         let without_ports = |mut both: BothDoors| {
             let ports = both.services.iter_mut().flat_map(|service| &mut service.spec.ports);
             ports.for_each(|port| port.target_port = None);

@@ -13,7 +13,7 @@ use portico_lab::{ApiServer, Authority, Kubectl};
 use portico_operator::{ComponentSettings, SeedsStatus, WorkStatus};
 use serde_json::{Value, json};
 
-use crate::support::{Running, beside_kkp, install, install_operator, kkp_deployment, release};
+use crate::support::{Running, beside_kkp, install, install_operator, kkp_deployment, release, withheld_or};
 use crate::until;
 
 /// The objects of the gateway, as kubectl names them.
@@ -530,12 +530,7 @@ async fn killed_at_any_write_the_next_one_leaves_the_same_gateway() {
         let faulty = FaultyApi::default();
         faulty.rules(|rules| rules.writes_left = Some(writes));
         let killed = start(&faulty.client(&direct), &format!("killed-{writes}"));
-        let mut complete = false;
-        until("a write that is withheld, or the end", || {
-            complete = condition(kubectl, "north").is_ok();
-            ensure!(complete || faulty.rules(|rules| rules.withheld));
-            Ok(())
-        });
+        let complete = withheld_or(&faulty, || condition(kubectl, "north").is_ok());
         killed.kill().await;
         release(kubectl);
         let next = start(&direct, &format!("next-{writes}"));

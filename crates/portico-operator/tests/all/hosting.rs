@@ -18,7 +18,7 @@ use portico_pki::inventory::{SIGNING_KEY, VERIFYING_KEYS};
 use portico_pki::{Authority, KeyKind, Names, Pair, Profile, ServiceAccountKeys, Usage};
 use serde_json::{Value, json};
 
-use crate::support::{Running, cluster, install, release};
+use crate::support::{Running, cluster, install, release, withheld_or};
 use crate::until;
 
 const LAYOUT: &str = "portico.k8c.io/layout";
@@ -413,11 +413,8 @@ async fn killed_at_any_write_the_next_one_makes_the_same_control_plane() {
         faulty.rules(|rules| rules.writes_left = Some(writes));
         let killed = start(&faulty.client(&direct), &format!("killed-{writes}"));
         kubectl.apply_json(&hosted(&name, "compact")).unwrap();
-        let mut complete = false;
-        until("a write that is withheld, or the end", || {
-            complete = condition(kubectl, &name).is_ok_and(|condition| condition["reason"] == "Starting");
-            ensure!(complete || faulty.rules(|rules| rules.withheld));
-            Ok(())
+        let complete = withheld_or(&faulty, || {
+            condition(kubectl, &name).is_ok_and(|condition| condition["reason"] == "Starting")
         });
         killed.kill().await;
         release(kubectl);
@@ -475,12 +472,7 @@ async fn killed_after(writes: usize, kubectl: &Kubectl, direct: &Client, is_so: 
         let faulty = FaultyApi::default();
         faulty.rules(|rules| rules.writes_left = Some(writes));
         let operator = start(&faulty.client(direct), &format!("life-{killed}"));
-        let mut complete = false;
-        until("a write that is withheld, or the end", || {
-            complete = is_so();
-            ensure!(complete || faulty.rules(|rules| rules.withheld));
-            Ok(())
-        });
+        let complete = withheld_or(&faulty, &is_so);
         operator.kill().await;
         if complete {
             return killed;

@@ -3,12 +3,14 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use anyhow::ensure;
 use kube::Client;
 use portico_api::annotations::EXPOSE;
 use portico_api::meta::ObjectKey;
 use portico_expose::front::FrontSettings;
 use portico_expose::user_cluster::AgentSettings;
 use portico_kube::client;
+use portico_lab::faulty_api::FaultyApi;
 use portico_lab::{Access, Kubectl};
 use portico_operator::{
     ClustersStatus, ExposureSettings, Operator, Settings, StatusHandle, UserClusterSettings, WorkStatus,
@@ -17,7 +19,7 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::manifest;
+use crate::{manifest, until};
 
 /// Longer than a request may take, so that one without an answer is told as such.
 const PASS_TIMEOUT: Duration = Duration::from_secs(12);
@@ -182,4 +184,15 @@ pub(crate) fn release(kubectl: &Kubectl) {
     for (name, namespace) in [("portico-operator", "kube-system"), ("portico-front-portico", "portico")] {
         kubectl.run(&["patch", "lease", name, "-n", namespace, "--type=merge", "-p", free]).unwrap();
     }
+}
+
+/// Waits for the write that `faulty` withholds, or the end. Returns whether it is the end.
+pub(crate) fn withheld_or(faulty: &FaultyApi, is_end: impl Fn() -> bool) -> bool {
+    let mut ended = false;
+    until("a write that is withheld, or the end", || {
+        ended = is_end();
+        ensure!(ended || faulty.rules(|rules| rules.withheld));
+        Ok(())
+    });
+    ended
 }
