@@ -56,6 +56,9 @@ pub const PROVIDED: &str = "provided";
 pub const MAX_HOSTED: &str = "portico.k8c.io/max-hosted-clusters";
 /// On a Cluster, with any value: its expose strategy may be changed.
 pub const MIGRATION_LABEL: &str = "unsafe-expose-strategy-migration";
+
+/// The value of [`MIGRATION_LABEL`] as `portico migrate` sets it: for one migration, after which it goes.
+pub const MIGRATION_LABEL_OURS: &str = "portico";
 /// On a Service: source ranges for clouds that do not read `spec.loadBalancerSourceRanges`.
 pub const LOAD_BALANCER_SOURCE_RANGES: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
 

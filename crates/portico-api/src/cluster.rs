@@ -388,6 +388,10 @@ pub struct ClusterStatus {
 /// The condition that says whether clients find the cluster.
 pub const EXPOSED: &str = "PorticoExposed";
 
+/// The condition that says how far a migration between expose strategies is. A Cluster that never migrated
+/// has none.
+pub const MIGRATING: &str = "PorticoMigration";
+
 /// The condition that says whether the control plane runs that Portico hosts.
 pub const CONTROL_PLANE_READY: &str = "PorticoControlPlaneReady";
 

@@ -8,6 +8,7 @@ use portico_api::names::HostName;
 use portico_api::service::ServiceType;
 use serde::Serialize;
 
+use crate::doors::Doors;
 use crate::inputs::{Ingress, Inputs};
 use crate::networks;
 use crate::services::APISERVER;
@@ -47,13 +48,16 @@ impl SubjectNames {
     }
 
     /// What the certificate of a hosted API server holds, whatever the strategy: its host name, the agents'
-    /// address, and the external addresses that are known. No name of it depends on the strategy.
-    pub fn hosted(inputs: &Inputs<'_>, address: &Address) -> Self {
+    /// addresses, and the external names and addresses of its doors that are known. No name of it depends on
+    /// the strategy.
+    pub fn hosted(inputs: &Inputs<'_>, doors: &Doors) -> Self {
         let cluster = inputs.scope.cluster;
-        let mut names = Self::common(inputs, address);
+        let mut names = Self::common(inputs, &doors.first);
         names.add_host(inputs.host().as_ref().map_or("", HostName::as_str));
-        names.add_ip(Some(networks::agent_ip(cluster)));
-        for ip in [address.ip, cluster.status.address.ip] {
+        names.add_host(&doors.second.external_name);
+        let agents = [Some(networks::agent_ip(cluster)), doors.agent_ip];
+        let external = [doors.first.ip, doors.second.ip, cluster.status.address.ip];
+        for ip in agents.into_iter().chain(external) {
             names.add_ip(ip);
         }
         names.add_ingress(&inputs.known.front);
@@ -61,13 +65,15 @@ impl SubjectNames {
     }
 
     /// The same for its Konnectivity server, which agents find by the same addresses and a name of its own.
-    pub fn hosted_konnectivity(inputs: &Inputs<'_>, address: &Address) -> Self {
-        let api_server = Self::hosted(inputs, address);
+    pub fn hosted_konnectivity(inputs: &Inputs<'_>, doors: &Doors) -> Self {
+        let api_server = Self::hosted(inputs, doors);
         let mut names = Self { dns: BTreeSet::new(), ips: api_server.ips };
         for host in [inputs.host(), inputs.host_of_konnectivity()].into_iter().flatten() {
             names.add_host(host.as_str());
         }
-        names.add_host(&address.external_name);
+        for door in [&doors.first, &doors.second] {
+            names.add_host(&door.external_name);
+        }
         names.add_ingress(&inputs.known.front);
         names
     }

@@ -10,7 +10,8 @@
 use std::net::IpAddr;
 
 use portico_api::annotations::{EXPOSE, ExposeTypes};
-use portico_api::cluster::Cluster;
+use portico_api::cluster::{Address, Cluster};
+use portico_api::exposed_cluster::ExposedClusterSpec;
 use portico_api::meta::Strings;
 use portico_api::policy::ClusterPolicy;
 use portico_api::service::{Service, ServiceType, TargetPort};
@@ -19,9 +20,10 @@ use portico_api::strategy::ExposeStrategy;
 use serde::Serialize;
 
 use crate::certificate::SubjectNames;
+use crate::migration::Now;
 use crate::networks;
 use crate::plan::Plan;
-use crate::services::Entry;
+use crate::services::{Entry, runs_elsewhere};
 use crate::strategy;
 
 /// The way in by one strategy.
@@ -61,6 +63,79 @@ pub struct PortConflict {
     pub first: Option<TargetPort>,
     /// The same by the second one.
     pub second: Option<TargetPort>,
+}
+
+/// The doors of a cluster as they are recorded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Doors {
+    /// Which there are, and how far a migration is.
+    pub now: Now,
+    /// What users and nodes have been told of.
+    pub first: Address,
+    /// Where the cluster is reached by the second door, as far as known.
+    pub second: Address,
+    /// Where the agents on nodes listen, if one of the doors has agents.
+    pub agent_ip: Option<IpAddr>,
+}
+
+impl Doors {
+    /// One door, of which nothing is known but what the Cluster says.
+    pub fn new(cluster: &Cluster, strategy: ExposeStrategy) -> Self {
+        let first = cluster.status.address.clone();
+        Self { now: Now::settled(strategy), first, second: Address::default(), agent_ip: None }
+    }
+
+    /// What is recorded of a cluster.
+    pub fn of(exposed: &ExposedClusterSpec) -> Self {
+        let second = exposed.migration.as_ref().map(|migration| &migration.second);
+        let tunnel = exposed.tunnel.or(second.and_then(|second| second.tunnel));
+        Self {
+            now: Now::of(exposed),
+            first: exposed.address.clone(),
+            second: second.map(|second| second.address.clone()).unwrap_or_default(),
+            agent_ip: tunnel.map(|tunnel| tunnel.agent_ip),
+        }
+    }
+
+    /// What is to be recorded once `now` is: addresses stay with their doors, also where these change places.
+    #[must_use]
+    pub fn moved_to(&self, now: Now) -> Self {
+        let of = |strategy: ExposeStrategy| match self.now.second {
+            _ if strategy == self.now.first => self.first.clone(),
+            Some(second) if strategy == second.strategy => self.second.clone(),
+            _ => Address::default(),
+        };
+        let second = now.second.map(|second| of(second.strategy)).unwrap_or_default();
+        let doors = [Some(now.first), now.second.map(|second| second.strategy)];
+        let has_agent = doors.into_iter().flatten().any(|door| strategy::of(door).has_agent());
+        Self { now, first: of(now.first), second, agent_ip: self.agent_ip.filter(|_| has_agent) }
+    }
+
+    /// Where the agents of a door listen, if it has any. An address that the Cluster had to give up with the
+    /// strategy is in the record alone.
+    pub fn agent_ip(&self, cluster: &Cluster, strategy: ExposeStrategy) -> Option<IpAddr> {
+        let written = !cluster.spec.cluster_network.tunneling_agent_ip.is_unset();
+        let recorded = self.agent_ip.filter(|_| !written);
+        Door::of(cluster, strategy).agent_ip.map(|ip| recorded.unwrap_or(ip))
+    }
+
+    /// The Cluster as it would be with the door by `strategy` alone, its address included.
+    #[must_use]
+    pub fn alone(&self, cluster: &Cluster, strategy: ExposeStrategy) -> Cluster {
+        let door = Door { strategy, agent_ip: self.agent_ip(cluster, strategy) };
+        let mut alone = door.alone(cluster);
+        if let Some(second) = self.now.second {
+            let address = if strategy == second.strategy { &self.second } else { &self.first };
+            alone.status.address = address.clone();
+        }
+        alone
+    }
+}
+
+/// Whether a cluster can have two doors: the ports of its API server are its own under every strategy.
+/// Somebody's pods behind the Services listen on the NodePort, as in KKP, and on one port alone.
+pub fn can_be_two(cluster: &Cluster) -> bool {
+    cluster.is_hosted() || runs_elsewhere(cluster)
 }
 
 impl Door {
@@ -160,15 +235,23 @@ fn add_entry(entry: &mut Entry, other: &Entry) {
     entry.authority = entry.authority.take().or_else(|| other.authority.clone());
 }
 
-/// What the doors allow together. The list of a load balancer holds what any other door admits, since it has
-/// the seed's ranges beside the cluster's own.
 fn policy(first: &Plan, second: &Plan) -> ClusterPolicy {
-    let has_load_balancer = |plan: &&Plan| strategy::of(plan.decision.strategy).has_load_balancer();
-    let widest = [first, second].into_iter().find(has_load_balancer).unwrap_or(first);
-    ClusterPolicy {
-        node_port_listeners: first.policy.node_port_listeners || second.policy.node_port_listeners,
-        ..widest.policy.clone()
-    }
+    let of = |plan: &Plan| (plan.decision.strategy, plan.policy.clone());
+    policy_of(of(first), Some(of(second)))
+}
+
+/// What doors allow together. The list of a load balancer holds what any other door admits, since it has the
+/// seed's ranges beside the cluster's own.
+pub(crate) fn policy_of(
+    first: (ExposeStrategy, ClusterPolicy),
+    second: Option<(ExposeStrategy, ClusterPolicy)>,
+) -> ClusterPolicy {
+    let (strategy, policy) = first;
+    let Some((other, others)) = second else { return policy };
+    let node_port_listeners = policy.node_port_listeners || others.node_port_listeners;
+    let has_load_balancer = |door| strategy::of(door).has_load_balancer();
+    let wider = !has_load_balancer(strategy) && has_load_balancer(other);
+    ClusterPolicy { node_port_listeners, ..if wider { others } else { policy } }
 }
 
 /// Where both doors lead to the same pods, these have one port. Of a Service without a selector, the

@@ -7,8 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use portico_api::annotations::EXPOSE_NAMESPACED;
-use portico_api::cluster::Cluster;
+use jiff::Timestamp;
+use portico_api::annotations::{EXPOSE_NAMESPACED, ExposeTypes};
+use portico_api::cluster::{Address, Cluster};
 use portico_api::configuration::KubermaticConfiguration;
 use portico_api::endpoints;
 use portico_api::meta::{ObjectKey, Strings};
@@ -18,16 +19,19 @@ use portico_api::service::{Service, ServicePort, ServiceType};
 use portico_api::strategy::ExposeStrategy;
 use serde_json::{Value, json};
 
+use crate::doors::{Door, Doors, both};
 use crate::front::{ADMIN_PORT, FrontSettings, plan_front_ports};
 use crate::inputs::{Ingress, Inputs, Known, LoadBalancers, Scope};
+use crate::migration::Now;
 use crate::plan::{Plan, node_ports_needed, plan};
+use crate::resolve::Decision;
 use crate::services::{APISERVER, APISERVER_PORT, children, runs_elsewhere};
 use crate::strategy::FRONT;
 use crate::validate::{strategy_change, usable};
 
 mod standing;
 
-pub use standing::{Standing, standing};
+pub use standing::{Standing, standing, standing_of_second};
 
 /// The label of everything that Portico's operator writes, and its value.
 pub const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "portico");
@@ -47,18 +51,22 @@ pub type NodePorts = BTreeMap<(Box<str>, Box<str>), u16>;
 /// What was found on the seed and outside, for one cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Found {
-    /// The strategy in force.
-    pub strategy: Option<ExposeStrategy>,
+    /// What is recorded of its doors; `None` for a new cluster.
+    pub doors: Option<Doors>,
     /// NodePorts that are allocated.
     pub node_ports: NodePorts,
     /// Load balancers, DNS and nodes.
     pub known: Known,
+    /// Addresses that DNS returns for the name of the second door, where there is one.
+    pub second_resolved: Vec<IpAddr>,
     /// Addresses of the gateway's ready pods.
     pub gateways: BTreeSet<IpAddr>,
     /// Addresses of the load balancer in front of the gateway.
     pub front: Vec<Ingress>,
     /// Why the name of the cluster could not be resolved.
     pub dns_error: Option<String>,
+    /// The same of the name of the second door.
+    pub second_dns_error: Option<String>,
     /// Whether no API server is ready behind the cluster's Service.
     pub no_endpoints: bool,
 }
@@ -75,8 +83,12 @@ pub struct Wanted {
 /// What should exist for a cluster.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Exposure {
-    /// What it follows from, and what is shown to users.
+    /// What it follows from, and what is shown to users: that of the first door.
     pub plan: Plan,
+    /// That of the second door, while it is open.
+    pub second: Option<Plan>,
+    /// The strategy that is wanted.
+    pub decision: Decision,
     /// The Services. Of those with NodePorts that are not allocated yet, a second plan differs.
     pub services: Vec<Wanted>,
     /// The EndpointSlices of Services that select no pods.
@@ -86,12 +98,13 @@ pub struct Exposure {
 }
 
 /// What should exist for `cluster`, on the one of `seeds` that hosts it. `sni_port` is the port at which
-/// clients find the listener that routes by server name. A strategy other than the one in force needs the
-/// label that allows it.
+/// clients find the listener that routes by server name. Of a cluster with two doors both are open. A strategy
+/// other than the one in force needs the label that allows it.
 ///
 /// # Errors
 /// Everything wrong with the Cluster, or with what stands above it, if one of them must not be used as
-/// written. What exists must stay then.
+/// written. What exists must stay then. A door that is open already is not judged again: it was allowed, and
+/// the way out of it must not be barred.
 pub fn exposure<S: AsRef<Seed>>(
     cluster: &Cluster,
     seeds: &[S],
@@ -100,26 +113,37 @@ pub fn exposure<S: AsRef<Seed>>(
     sni_port: u16,
 ) -> Result<Exposure, Vec<Problem>> {
     let scope = usable(cluster, seeds, configuration)?;
-    if let Some(before) = found.strategy.filter(|&before| before != scope.decision.strategy)
-        && !cluster.may_migrate()
-    {
-        return Err(vec![strategy_change(cluster, before, scope.decision)]);
+    let doors = found.doors.clone().unwrap_or_else(|| Doors::new(cluster, scope.decision.strategy));
+    if doors.now.second.is_none() && doors.now.first != scope.decision.strategy && !cluster.may_migrate() {
+        return Err(vec![strategy_change(cluster, doors.now.first, scope.decision)]);
     }
     let node_port = |service: &str, port: &str| found.node_ports.get(&(service.into(), port.into())).copied();
-    let inputs = Inputs {
-        scope,
-        node_ports: &node_port,
-        known: &found.known,
-        load_balancers: LoadBalancers::CloudAndGateway,
-        sni_port,
+    let planned = |strategy: ExposeStrategy| {
+        let alone = doors.alone(cluster, strategy);
+        let scope = Scope { cluster: &alone, decision: Decision { strategy, ..scope.decision }, ..scope };
+        let second = strategy != doors.now.first;
+        let known = if second { known_by_second(found) } else { found.known.clone() };
+        let load_balancers = LoadBalancers::CloudAndGateway;
+        let inputs = Inputs { scope, node_ports: &node_port, known: &known, load_balancers, sni_port };
+        (plan(&inputs), node_ports_needed(scope).collect::<Vec<_>>())
     };
-    let plan = plan(&inputs);
+    let (first, mut needed) = planned(doors.now.first);
+    let second = doors.now.open().nth(1).map(planned).map(|(plan, also)| {
+        needed.extend(also);
+        plan
+    });
+    needed.sort_unstable();
+    needed.dedup();
     let unallocated: Vec<_> =
-        node_ports_needed(scope).filter(|(service, port)| node_port(service, port).is_none()).collect();
-    let front_ports = front_ports(cluster, &plan.services);
+        needed.into_iter().filter(|(service, port)| node_port(service, port).is_none()).collect();
+    let planned = match &second {
+        Some(second) => both(&first, second).services,
+        None => first.services.clone(),
+    };
+    let front_ports = front_ports(cluster, &planned);
     let mut slices = own_slices(scope);
     let mut services = Vec::new();
-    for service in &plan.services {
+    for service in &planned {
         if *service.metadata.name == *FRONT {
             // Its ports are NodePorts of the others: it waits for them.
             if unallocated.is_empty() {
@@ -130,7 +154,48 @@ pub fn exposure<S: AsRef<Seed>>(
             services.push(wanted(cluster, service, &service.spec));
         }
     }
-    Ok(Exposure { services, slices, unallocated, plan })
+    Ok(Exposure { plan: first, second, decision: scope.decision, services, slices, unallocated })
+}
+
+/// The doors of a cluster without a record, as its Services tell: `expose` is the annotation of its API
+/// server's, and `has_front` whether it has a load balancer of its own.
+pub fn doors_of_services(
+    scope: Scope<'_>,
+    (expose, has_front): (Option<&str>, bool),
+    found: &Found,
+    sni_port: u16,
+    clock: Timestamp,
+) -> Option<Doors> {
+    let types = expose.and_then(|expose| ExposeTypes::parse(expose).ok());
+    let open = ExposeStrategy::ALL.into_iter().filter(|strategy| match strategy {
+        ExposeStrategy::NodePort => types.is_some_and(|types| types.node_port),
+        ExposeStrategy::LoadBalancer => has_front,
+        ExposeStrategy::Tunneling => types.is_some_and(|types| types.tunneling),
+    });
+    let node_port = |service: &str, port: &str| found.node_ports.get(&(service.into(), port.into())).copied();
+    let address = |strategy: ExposeStrategy| {
+        let alone = Door::of(scope.cluster, strategy).alone(scope.cluster);
+        let scope = Scope { cluster: &alone, decision: Decision { strategy, ..scope.decision }, ..scope };
+        let (known, load_balancers) = (&found.known, LoadBalancers::CloudAndGateway);
+        plan(&Inputs { scope, node_ports: &node_port, known, load_balancers, sni_port }).address
+    };
+    let open: Vec<(ExposeStrategy, Address)> = open.map(|strategy| (strategy, address(strategy))).collect();
+    let by_url: Vec<_> = open.iter().map(|(strategy, address)| (*strategy, &*address.url)).collect();
+    let told = &*scope.cluster.status.address.url;
+    let now = Now::rebuilt(&by_url, told, scope.decision.strategy, clock)?;
+    let of = |door: ExposeStrategy| open.iter().find(|(strategy, _)| *strategy == door);
+    let address = |door| of(door).map(|(_, address)| address.clone()).unwrap_or_default();
+    Some(Doors {
+        now,
+        first: address(now.first),
+        second: now.second.map(|second| address(second.strategy)).unwrap_or_default(),
+        agent_ip: None,
+    })
+}
+
+/// What was found outside, for the plan of the second door.
+fn known_by_second(found: &Found) -> Known {
+    Known { resolved: found.second_resolved.clone(), ..found.known.clone() }
 }
 
 /// The namespace of a cluster, as it is applied. It belongs to the Cluster, and goes with it.
@@ -281,13 +346,22 @@ fn slice(
 }
 
 /// The NodePort of the API server that users know, to be asked for again where its Service is gone; `None`
-/// where that is not known, or the Service has none.
-pub fn remembered_node_port(cluster: &Cluster, plan: &Plan) -> Option<(&'static str, u16)> {
-    let service = plan.services.iter().find(|service| *service.metadata.name == *APISERVER)?;
-    let number = cluster.status.address.port?;
-    let by_port = service.spec.service_type == ServiceType::NodePort;
+/// where that is not known, or the Service has none. Either door may be the one that has it.
+pub fn remembered_node_port(
+    cluster: &Cluster,
+    exposure: &Exposure,
+    doors: Option<&Doors>,
+) -> Option<(&'static str, u16)> {
+    let plans = [Some(&exposure.plan), exposure.second.as_ref()];
+    let by_port = plans.into_iter().flatten().any(|plan| {
+        let of_api = plan.services.iter().find(|service| *service.metadata.name == *APISERVER);
+        of_api.is_some_and(|service| service.spec.service_type == ServiceType::NodePort)
+    });
+    let recorded = doors.into_iter().flat_map(|doors| [doors.first.port, doors.second.port]);
+    let mut told = [cluster.status.address.port].into_iter().chain(recorded).flatten();
     // That of a strategy without NodePorts is 6443.
-    (by_port && number != APISERVER_PORT).then_some((APISERVER, number))
+    let number = told.find(|&number| number != APISERVER_PORT).filter(|_| by_port)?;
+    Some((APISERVER, number))
 }
 
 /// The addresses that a client of this cluster may connect to, for messages.

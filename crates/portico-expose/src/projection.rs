@@ -3,22 +3,22 @@
 use portico_api::annotations::API_SERVER_CA;
 use portico_api::cluster::Cluster;
 use portico_api::configuration::KubermaticConfiguration;
-use portico_api::exposed_cluster::{ExposedCluster, ExposedClusterSpec, Tunnel};
+use portico_api::exposed_cluster::{ExposedCluster, ExposedClusterSpec, Migration, SecondDoor, Tunnel};
 use portico_api::meta::ObjectMeta;
 use portico_api::problem::Problem;
 use portico_api::seed::Seed;
 
+use crate::doors::{Doors, policy_of};
 use crate::inputs::{LoadBalancers, Scope};
-use crate::networks;
 use crate::policy::policy;
-use crate::strategy;
 use crate::validate::usable;
 
 /// The label of a Cluster by which people select its ExposedCluster too: the project.
 pub const PROJECT_LABEL: &str = "project-id";
 
 /// Returns the ExposedCluster of `cluster` as KKP runs it, on the one of `seeds` that hosts it. `cluster` is
-/// the whole object, not [`Cluster::trimmed`]. Neither owner nor resourceVersion is set.
+/// the whole object, not [`Cluster::trimmed`]. With `doors` it has these; without, that of its own strategy,
+/// and the address in its status. Neither owner nor resourceVersion is set.
 ///
 /// # Errors
 /// Everything wrong with the Cluster or its Seed, if one of them must not be used as written. The
@@ -28,9 +28,11 @@ pub fn exposed_cluster<S: AsRef<Seed>>(
     cluster: &Cluster,
     seeds: &[S],
     configuration: Option<&KubermaticConfiguration>,
+    doors: Option<&Doors>,
 ) -> Result<ExposedCluster, Vec<Problem>> {
     let scope = usable(cluster, seeds, configuration)?;
-    Ok(ExposedCluster { metadata: metadata(cluster), spec: spec(&scope) })
+    let own = Doors::new(cluster, scope.decision.strategy);
+    Ok(ExposedCluster { metadata: metadata(cluster), spec: spec(&scope, doors.unwrap_or(&own)) })
 }
 
 fn metadata(cluster: &Cluster) -> ObjectMeta {
@@ -39,12 +41,23 @@ fn metadata(cluster: &Cluster) -> ObjectMeta {
     ObjectMeta { name: cluster.metadata.name.clone(), labels, ..ObjectMeta::default() }
 }
 
-fn spec(scope: &Scope<'_>) -> ExposedClusterSpec {
-    let Scope { cluster, decision, seed, .. } = *scope;
-    let policy = policy(cluster, decision.strategy, seed, LoadBalancers::Cloud);
+fn spec(scope: &Scope<'_>, doors: &Doors) -> ExposedClusterSpec {
+    let Scope { cluster, seed, .. } = *scope;
+    let of = |strategy| (strategy, policy(cluster, strategy, seed, LoadBalancers::Cloud));
+    let policy = policy_of(of(doors.now.first), doors.now.open().nth(1).map(of));
+    let tunnel = |strategy| doors.agent_ip(cluster, strategy).map(|agent_ip| Tunnel { agent_ip });
+    let migration = doors.now.second.map(|second| Migration {
+        state: second.state,
+        since: second.since,
+        second: SecondDoor {
+            expose_strategy: second.strategy,
+            address: doors.second.clone(),
+            tunnel: tunnel(second.strategy),
+        },
+    });
     let allowed = policy.allow.networks();
     ExposedClusterSpec {
-        expose_strategy: decision.strategy,
+        expose_strategy: doors.now.first,
         seed: (*seed.metadata.name).into(),
         datacenter: cluster.spec.cloud.dc.clone(),
         paused: cluster.spec.pause,
@@ -57,19 +70,20 @@ fn spec(scope: &Scope<'_>) -> ExposedClusterSpec {
             Some(_) => cluster.metadata.annotation(API_SERVER_CA).unwrap_or_default().into(),
             None => "".into(),
         },
-        address: cluster.status.address.clone(),
-        tunnel: strategy::of(decision.strategy)
-            .has_agent()
-            .then(|| Tunnel { agent_ip: networks::agent_ip(cluster) }),
-        migration: None,
+        address: doors.first.clone(),
+        tunnel: tunnel(doors.now.first),
+        migration: migration.map(Box::new),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use portico_api::cluster::Address;
+    use portico_api::exposed_cluster::MigrationState;
     use portico_api::strategy::ExposeStrategy;
 
     use super::*;
+    use crate::migration::{Now, Second};
     use crate::policy::policy;
     use crate::testing::{cluster, configuration, read, seed};
 
@@ -93,7 +107,7 @@ mod tests {
 
     fn project(cluster: &Cluster, seed: Seed) -> Result<ExposedCluster, Vec<Problem>> {
         let configuration = configuration(r#"{"ingress": {"domain": "example.com"}}"#);
-        exposed_cluster(cluster, &[Box::new(seed)], Some(&configuration))
+        exposed_cluster(cluster, &[Box::new(seed)], Some(&configuration), None)
     }
 
     #[test]
@@ -109,6 +123,40 @@ mod tests {
             same(strategy, seed("north", SEED));
         }
         same(ExposeStrategy::NodePort, seed("north", r#"{"nodeportProxy": {"disable": true}}"#));
+    }
+
+    #[test]
+    fn the_record_of_two_doors_is_what_was_to_be_recorded() {
+        let mut cluster = whole();
+        cluster.spec.expose_strategy = read("\"NodePort\"");
+        let second = Second {
+            strategy: ExposeStrategy::Tunneling,
+            state: MigrationState::Quieting,
+            since: "2026-01-02T03:04:05.000000006Z".parse().unwrap(),
+        };
+        let at = |port| Address { port: Some(port), ..Address::default() };
+        let doors = Doors {
+            now: Now { first: ExposeStrategy::NodePort, second: Some(second) },
+            first: at(31_234),
+            second: at(6_443),
+            // The Cluster has it no longer.
+            agent_ip: Some("100.64.30.77".parse().unwrap()),
+        };
+        let configuration = configuration(r#"{"ingress": {"domain": "example.com"}}"#);
+        let seeds = [Box::new(seed("north", SEED))];
+        let projected = exposed_cluster(&cluster, &seeds, Some(&configuration), Some(&doors)).unwrap();
+        assert_eq!(Doors::of(&projected.spec), doors);
+        assert_eq!(projected.spec.tunnel, None, "that of the second door is with the second door");
+        // After Tunneling the address of agents is nobody's.
+        let settled = doors.moved_to(Now::settled(ExposeStrategy::NodePort));
+        assert_eq!((settled.first, settled.second), (at(31_234), Address::default()));
+        assert_eq!(settled.agent_ip, None);
+        let back = Now {
+            first: ExposeStrategy::Tunneling,
+            second: Some(Second { strategy: ExposeStrategy::NodePort, ..second }),
+        };
+        let back = doors.moved_to(back);
+        assert_eq!((back.first, back.second, back.agent_ip), (at(6_443), at(31_234), doors.agent_ip));
     }
 
     #[test]
@@ -128,7 +176,7 @@ mod tests {
         assert!(project(&good, north.clone()).is_ok());
         let bad = cluster("a", r#"{"apiServerAllowedIPRanges": {"cidrBlocks": ["192.0.2.0/33"]}}"#);
         assert_eq!(project(&bad, north).unwrap_err().len(), 1);
-        assert!(exposed_cluster::<Box<Seed>>(&good, &[], None).is_err());
+        assert!(exposed_cluster::<Box<Seed>>(&good, &[], None, None).is_err());
         let bad_seed = seed("north", r#"{"defaultAPIServerAllowedIPRanges": ["192.0.2.0/33"]}"#);
         assert!(project(&good, bad_seed).is_err());
     }

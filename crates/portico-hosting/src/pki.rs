@@ -1,8 +1,8 @@
 //! The certificates and keys of a hosted cluster, for `portico-pki`, and what each Secret holds in words.
 
-use portico_api::cluster::Address;
 use portico_api::hosting::Layout;
 use portico_expose::certificate::SubjectNames;
+use portico_expose::doors::Doors;
 use portico_expose::inputs::Inputs;
 use portico_pki::inventory::{
     CA_CERTIFICATE, CA_KEY, LEAVES, SERVICE_ACCOUNT_KEYS, SIGNING_KEY, Signer, Stored, VERIFYING_KEYS,
@@ -23,12 +23,12 @@ pub struct SecretUse {
     pub holds: String,
 }
 
-/// What the certificates of the cluster of `inputs` follow from; `address` is that of its plan.
+/// What the certificates of the cluster of `inputs` follow from.
 ///
 /// Names of servers do not depend on the expose strategy, but on what is known: a load balancer that a
 /// migration brings adds its address. Servers read the new certificate without a restart.
-pub fn pki(inputs: &Inputs<'_>, address: &Address, layout: Layout, keys: KeyKind) -> ClusterPki {
-    let cluster = inputs.scope.cluster;
+pub fn pki(inputs: &Inputs<'_>, doors: &Doors, layout: Layout, keys: KeyKind) -> ClusterPki {
+    let (cluster, address) = (inputs.scope.cluster, &doors.first);
     let internal_url = format!("https://{}", address.internal_url);
     let names = |names: SubjectNames| Names { dns: names.dns, ips: names.ips };
     let host = inputs.host().map(|host| host.to_string());
@@ -36,8 +36,8 @@ pub fn pki(inputs: &Inputs<'_>, address: &Address, layout: Layout, keys: KeyKind
         cluster: cluster.metadata.name.to_string(),
         namespace: cluster.name().namespace(),
         external_name: host.unwrap_or_else(|| cluster.metadata.name.to_string()),
-        api_server: names(SubjectNames::hosted(inputs, address)),
-        konnectivity: names(SubjectNames::hosted_konnectivity(inputs, address)),
+        api_server: names(SubjectNames::hosted(inputs, doors)),
+        konnectivity: names(SubjectNames::hosted_konnectivity(inputs, doors)),
         external_url: (!address.url.is_empty()).then(|| address.url.to_string()),
         control_plane_url: match layout {
             Layout::Compact => format!("https://127.0.0.1:{}", api_server::PORT),

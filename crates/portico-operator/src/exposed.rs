@@ -17,9 +17,10 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
-use portico_api::cluster::{Address, Cluster};
+use portico_api::cluster::Cluster;
 use portico_api::exposed_cluster::ExposedCluster;
 use portico_api::meta::Kind;
+use portico_expose::doors::Doors;
 use portico_expose::exposure::owner;
 use portico_expose::projection::exposed_cluster;
 use portico_kube::apply::{Applied, ApplyError, apply};
@@ -289,21 +290,15 @@ pub(crate) fn reference(cluster: &Cluster) -> ObjectReference {
     }
 }
 
-/// The ExposedCluster of `cluster` as it is applied, with this address, or else the one that the Cluster has.
+/// The ExposedCluster of `cluster` as it is applied, with these doors, or else the one that the Cluster asks
+/// for, at the address that it has.
 ///
 /// # Errors
 /// Why the Cluster, or what stands above it, must not be used as written. What was written before stays.
-pub(crate) fn projection(
-    cluster: &Cluster,
-    above: &Above,
-    address: Option<&Address>,
-) -> Result<Value, String> {
+pub(crate) fn projection(cluster: &Cluster, above: &Above, doors: Option<&Doors>) -> Result<Value, String> {
     let configuration = above.configurations.one().map_err(|error| error.to_string())?;
-    let mut exposed = exposed_cluster(cluster, &above.seeds.seeds(), configuration.as_ref())
+    let exposed = exposed_cluster(cluster, &above.seeds.seeds(), configuration.as_ref(), doors)
         .map_err(|problems| problems.first().map(ToString::to_string).unwrap_or_default())?;
-    if let Some(address) = address {
-        exposed.spec.address = address.clone();
-    }
     let metadata = json!({"name": cluster.metadata.name, "labels": exposed.metadata.labels,
         "ownerReferences": [owner(cluster)]});
     let spec = serde_json::to_value(&exposed.spec).map_err(|error| error.to_string())?;

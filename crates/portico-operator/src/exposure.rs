@@ -43,11 +43,14 @@ use crate::contention::Fights;
 use crate::exposed::{ExposedWatch, Written, follow_written};
 use crate::follow::{drive, on_change, pause};
 use crate::kkp::{Kkp, KkpWatch};
+use crate::observed::Observed;
 use crate::status::StatusHandle;
 use crate::tally::Tally;
 use crate::write::{DEFINITION_OUTDATED, RequestError};
 
 mod found;
+mod gateways;
+mod migration;
 mod pass;
 mod reports;
 mod resolver;
@@ -107,6 +110,7 @@ struct Context {
     api_servers: Arc<Cache<EndpointSlice>>,
     kkp: KkpWatch,
     resolver: Resolver,
+    observed: Observed,
     above: Above,
     leads: channel::Receiver<Leads>,
     events: Events,
@@ -124,7 +128,7 @@ pub(crate) async fn run(
     settings: ExposureSettings,
     clusters: ClusterWatch,
     above: Above,
-    (exposed, kkp): (ExposedWatch, KkpWatch),
+    (exposed, kkp, observed): (ExposedWatch, KkpWatch, Observed),
     events: Events,
     (status, leads): (StatusHandle, channel::Receiver<Leads>),
 ) {
@@ -148,6 +152,7 @@ pub(crate) async fn run(
         api_servers: Arc::new(api_servers),
         kkp: kkp.clone(),
         resolver,
+        observed: observed.clone(),
         above,
         leads: leads.clone(),
         events,
@@ -205,12 +210,14 @@ pub(crate) async fn run(
             .boxed(),
         on_change(kkp.changes(), &context, Context::all).boxed(),
         names(resolved).boxed(),
+        seen_inside(&observed, &context).boxed(),
         on_change(changes, &context, Context::all).boxed(),
         // Another replica writes from now on, or has written until now.
         on_change(leads, &context, |context| {
             context.fights().clear();
             context.status.clusters(|clusters| {
                 clusters.reports.clear();
+                clusters.migrating.clear();
                 clusters.observing = None;
             });
             context.all()
@@ -260,8 +267,9 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
         return Ok(Action::await_change());
     }
     let started = Instant::now();
-    let outcome = match context.pass(cluster, served.resource_version().as_deref()).await {
-        done @ Ok(Outcome::Done(..)) => done,
+    let version = served.resource_version();
+    let outcome = match context.pass(cluster, version.as_deref()).await {
+        done @ Ok(Outcome::Done(_)) => done,
         // Without the pods of a rollout before, whatever else must stay or could not be written.
         other => context.follow_gateways(cluster).await.and(other),
     };
@@ -272,9 +280,16 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
             context.mark(cluster, &standing, None, false).await?;
             Ok(context.next(cluster))
         }
-        Ok(Outcome::Done(standing, address)) => {
-            context.mark(cluster, &standing, Some(&address), false).await?;
-            Ok(context.next(cluster))
+        Ok(Outcome::Done(done)) => {
+            context.mark(cluster, &done.standing, Some(&done.exposure.plan.address), false).await?;
+            match context.migrate(cluster, version.as_deref(), &done).await {
+                Ok(Some(soon)) => Ok(Action::requeue(soon)),
+                Ok(None) => Ok(context.next(cluster)),
+                // What another has written in between is looked at anew.
+                Err(error) if error.is_conflict() => Ok(Action::requeue(FIRST_RETRY)),
+                Err(PassError::NotLeading) => Ok(Action::await_change()),
+                Err(error) => context.failed(cluster, error).await,
+            }
         }
         // The new leader begins anew.
         Err(PassError::NotLeading) => Ok(Action::await_change()),
@@ -397,9 +412,13 @@ impl Context {
     /// Drops what is recorded about Clusters that are gone.
     fn forget_gone(&self) {
         let exists = |name: &str| self.clusters.exists(name);
-        self.status.clusters(|clusters| clusters.reports.retain(|name, _| exists(name)));
+        self.status.clusters(|clusters| {
+            clusters.reports.retain(|name, _| exists(name));
+            clusters.migrating.retain(|name, _| exists(name));
+        });
         self.fights().retain(|name, _| exists(name));
         self.resolver.retain(exists);
+        self.observed.retain(exists);
         self.written.forget();
     }
 
@@ -447,6 +466,15 @@ pub(crate) fn of_namespace<K: k8s_openapi::Resource>(
 
 fn to_all<T>(all: impl Fn() -> Work) -> impl FnMut(T) -> Work {
     move |_| all()
+}
+
+/// The clusters that migrate and of whose inside something else is known.
+fn seen_inside(observed: &Observed, context: &Arc<Context>) -> impl Stream<Item = Work> + Send + use<> {
+    let context = Arc::clone(context);
+    observed.changes().map(move |cluster| match cluster {
+        Some(cluster) => vec![ObjectRef::new(&cluster)],
+        None => context.all(),
+    })
 }
 
 /// The clusters whose names have another answer.

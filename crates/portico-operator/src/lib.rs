@@ -15,6 +15,7 @@
 //! with fewer rights.
 
 mod above;
+mod ask;
 mod cache;
 mod clock;
 mod clusters;
@@ -31,6 +32,7 @@ mod kkp;
 mod leadership;
 pub mod mesh;
 pub mod monitored;
+mod observed;
 mod operator;
 mod outage;
 mod slot;

@@ -21,6 +21,7 @@ use crate::front::{self, Settings};
 use crate::hosting::{self, HostingSettings};
 use crate::kkp::KkpWatch;
 use crate::leadership;
+use crate::observed::Observed;
 use crate::outage;
 use crate::status::StatusHandle;
 use crate::user_cluster::{self, UserClusterSettings};
@@ -130,6 +131,7 @@ impl Operator {
             // Gone with what works by it.
             let leads = leads;
             let identity = front.identity.clone();
+            let observed = Observed::new();
             let shared = || (status.clone(), leads.clone());
             let events = |controller| Events::new(client.clone(), controller, &identity);
             let insides = optional(user_clusters.map(|settings| {
@@ -161,7 +163,7 @@ impl Operator {
             }));
             let exposures = optional(exposure.map(|settings| {
                 let (shared, events) = (shared(), events(exposure::CONTROLLER));
-                let (above, watched) = (above.clone(), (exposed.clone(), kkp.clone()));
+                let (above, watched) = (above.clone(), (exposed.clone(), kkp.clone(), observed.clone()));
                 exposure::run(client.clone(), settings, clusters.clone(), above, watched, events, shared)
             }));
             // A process with the front Service alone keeps no cluster.

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use portico_api::cluster::Cluster;
+use portico_api::exposed_cluster::MigrationState;
 use portico_api::meta::ObjectKey;
 use portico_expose::front::Waiting;
 use serde::Serialize;
@@ -160,6 +161,9 @@ impl PartsStatus {
 pub struct ClustersStatus {
     /// How it stands with each.
     pub reports: BTreeMap<String, ClusterReport>,
+    /// Those that migrate between strategies, and what is under way.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub migrating: BTreeMap<String, MigrationState>,
     /// Why nothing is written, though this replica leads: other controllers do this work.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observing: Option<String>,

@@ -18,6 +18,7 @@ use portico_api::policy::AllowList;
 use portico_api::problem::{Problem, Severity};
 use portico_api::seed::Seed;
 use portico_api::service::{Protocol, Service, ServicePort, ServiceType};
+use portico_expose::doors::Doors;
 use portico_expose::front::{ADMIN_PORT, FrontSettings, SNI_PORT, TUNNEL_PORT, plan_front_ports};
 use portico_expose::projection::exposed_cluster;
 use portico_routes::rows::{RouteRow, RouteState};
@@ -317,8 +318,13 @@ pub fn unprojected(objects: &[Object]) -> Vec<Problem> {
     let mut missing: Vec<&Cluster> = Vec::new();
     for object in objects {
         let Object::Cluster(cluster) = object else { continue };
-        let wanted = exposed_cluster(cluster, &seeds, configuration);
-        match (exposed.get(&cluster.name()), wanted) {
+        let exposed = exposed.get(&cluster.name());
+        // Of a migration the Cluster says only where it leads.
+        let migrates = exposed.filter(|exposed| exposed.spec.migration.is_some());
+        let doors = migrates
+            .map(|exposed| Doors { first: cluster.status.address.clone(), ..Doors::of(&exposed.spec) });
+        let wanted = exposed_cluster(cluster, &seeds, configuration, doors.as_ref());
+        match (exposed, wanted) {
             (None, _) => missing.push(cluster),
             (Some(exposed), Ok(wanted)) if exposed.spec != wanted.spec => found.push(warning(
                 "projection-differs",

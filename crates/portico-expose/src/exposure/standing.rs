@@ -4,8 +4,9 @@ use std::net::IpAddr;
 
 use portico_api::annotations::ENDPOINTS;
 
-use super::{Exposure, Found, text};
+use super::{Exposure, Found, known_by_second, text};
 use crate::inputs::Ingress;
+use crate::plan::Plan;
 use crate::services::APISERVER;
 use crate::strategy::AnsweredBy;
 
@@ -26,9 +27,20 @@ impl Standing {
     }
 }
 
-/// How it stands with a cluster whose objects are as `exposure` wants them.
+/// How it stands with a cluster whose objects are as `exposure` wants them: with its first door.
 pub fn standing(exposure: &Exposure, found: &Found) -> Standing {
-    let plan = &exposure.plan;
+    of_door(&exposure.plan, exposure, found)
+}
+
+/// How it stands with the second door, while it is open.
+pub fn standing_of_second(exposure: &Exposure, found: &Found) -> Option<Standing> {
+    let second = exposure.second.as_ref()?;
+    let known = known_by_second(found);
+    let found = Found { known, dns_error: found.second_dns_error.clone(), ..found.clone() };
+    Some(of_door(second, exposure, &found))
+}
+
+fn of_door(plan: &Plan, exposure: &Exposure, found: &Found) -> Standing {
     let address = &plan.address;
     if let Some((service, port)) = exposure.unallocated.first() {
         let message = format!("Service {service}: port {port} has no NodePort yet");
@@ -51,7 +63,7 @@ pub fn standing(exposure: &Exposure, found: &Found) -> Standing {
         };
     }
     let name = &*address.external_name;
-    let expected = expected(exposure, found);
+    let expected = expected(plan, found);
     let known = &found.known.resolved;
     if found.dns_error.is_some() || address.ip.is_none() {
         let why = found.dns_error.as_deref().unwrap_or("it was not looked up yet");
@@ -81,9 +93,9 @@ pub fn standing(exposure: &Exposure, found: &Found) -> Standing {
 }
 
 /// Where the name of the cluster should lead, as far as that is known.
-fn expected(exposure: &Exposure, found: &Found) -> Vec<IpAddr> {
+fn expected(plan: &Plan, found: &Found) -> Vec<IpAddr> {
     let ips = |ingress: &[Ingress]| ingress.iter().filter_map(|ingress| ingress.ip).collect();
-    match exposure.plan.answered_by {
+    match plan.answered_by {
         AnsweredBy::Gateway => ips(&found.front),
         AnsweredBy::SeedNodes => found.known.node_ips.clone(),
         AnsweredBy::LoadBalancer => ips(&found.known.front),

@@ -1,7 +1,9 @@
 use portico_api::cluster::Address;
+use portico_api::exposed_cluster::MigrationState;
 use serde_json::json;
 
 use super::*;
+use crate::migration::{Now, Second};
 use crate::testing::{configuration, read, seed};
 
 const HOST: &str = "a.north.kkp.example.com";
@@ -22,6 +24,14 @@ fn allocated() -> Found {
     let ports = [("apiserver-external", 31_001), ("konnectivity-server", 31_002)];
     let node_ports = ports.map(|(service, number)| ((service.into(), "secure".into()), number)).into();
     Found { node_ports, ..Found::default() }
+}
+
+/// Doors by these strategies, both open.
+fn doors(cluster: &Cluster, first: ExposeStrategy, second: ExposeStrategy) -> Doors {
+    let second =
+        Second { strategy: second, state: MigrationState::Opening, since: jiff::Timestamp::UNIX_EPOCH };
+    let now = Now { first, second: Some(second) };
+    Doors { now, ..Doors::new(cluster, first) }
 }
 
 fn ingress(ip: &str) -> Vec<Ingress> {
@@ -101,11 +111,12 @@ fn a_control_plane_that_runs_elsewhere_has_endpoints_and_no_selector() {
 
 #[test]
 fn another_strategy_than_the_one_in_force_needs_the_label() {
-    let found = Found { strategy: Some(ExposeStrategy::LoadBalancer), ..Found::default() };
-    let seeds = [Box::new(seed("north", "{}"))];
-    let plan = |cluster: &Cluster| super::exposure(cluster, &seeds, None, &found, 6_443);
     // The field was emptied, and the level above says something else.
     let mut cluster = cluster("{}");
+    let doors = Some(Doors::new(&cluster, ExposeStrategy::LoadBalancer));
+    let found = Found { doors, ..Found::default() };
+    let seeds = [Box::new(seed("north", "{}"))];
+    let plan = |cluster: &Cluster| super::exposure(cluster, &seeds, None, &found, 6_443);
     assert_eq!(plan(&cluster).unwrap_err()[0].reason, "strategy-change");
     cluster.metadata.labels.insert("unsafe-expose-strategy-migration".into(), "".into());
     assert!(plan(&cluster).is_ok());
@@ -114,12 +125,18 @@ fn another_strategy_than_the_one_in_force_needs_the_label() {
 #[test]
 fn a_service_that_is_gone_asks_for_the_port_that_users_know() {
     let mut cluster = cluster(r#"{"exposeStrategy": "NodePort"}"#);
-    let plan = |cluster: &Cluster| exposed(cluster, &Found::default()).plan;
-    assert_eq!(remembered_node_port(&cluster, &plan(&cluster)), None);
+    let remembered = |cluster: &Cluster, doors: Option<&Doors>| {
+        let found = Found { doors: doors.cloned(), ..Found::default() };
+        remembered_node_port(cluster, &exposed(cluster, &found), doors)
+    };
+    assert_eq!(remembered(&cluster, None), None);
     cluster.status.address = Address { port: Some(31_001), ..Address::default() };
-    assert_eq!(remembered_node_port(&cluster, &plan(&cluster)), Some((APISERVER, 31_001)));
+    assert_eq!(remembered(&cluster, None), Some((APISERVER, 31_001)));
     cluster.status.address.port = Some(6_443);
-    assert_eq!(remembered_node_port(&cluster, &plan(&cluster)), None, "that was another strategy");
+    assert_eq!(remembered(&cluster, None), None, "that was another strategy");
+    let second = Address { port: Some(31_002), ..Address::default() };
+    let doors = Doors { second, ..doors(&cluster, ExposeStrategy::Tunneling, ExposeStrategy::NodePort) };
+    assert_eq!(remembered(&cluster, Some(&doors)), Some((APISERVER, 31_002)), "of the other door");
 }
 
 #[test]
@@ -173,4 +190,49 @@ fn a_port_that_somebody_added_to_the_load_balancer_does_not_lead_to_the_gateway(
     // Also where the seed allocates NodePorts from where the gateway itself listens.
     found.node_ports.insert(("apiserver-external".into(), "admin".into()), 8_002);
     assert_eq!(numbers(&found), [31_001, 31_002]);
+}
+
+#[test]
+fn of_two_doors_both_are_open_until_the_second_is_being_closed() {
+    let cluster = cluster(r#"{"exposeStrategy": "Tunneling"}"#);
+    let mut doors = doors(&cluster, ExposeStrategy::NodePort, ExposeStrategy::Tunneling);
+    let annotation = |exposure: &Exposure| {
+        let service = exposure.services.iter().find(|service| service.name == APISERVER).unwrap();
+        let fields = &service.fields;
+        let exposed = fields["metadata"]["annotations"]["nodeport-proxy.k8s.io/expose"].clone();
+        (exposed, fields["spec"]["type"].clone())
+    };
+    let found = |doors: &Doors| Found { doors: Some(doors.clone()), ..allocated() };
+    let both = exposed(&cluster, &found(&doors));
+    assert_eq!(annotation(&both), (json!("NodePort,SNI,Tunneling"), json!("NodePort")));
+    assert_eq!(both.plan.decision.strategy, ExposeStrategy::NodePort, "what users have been told of");
+    assert_eq!(both.second.unwrap().decision.strategy, ExposeStrategy::Tunneling);
+    assert_eq!(both.decision.strategy, ExposeStrategy::Tunneling);
+    doors.now = Now { first: ExposeStrategy::Tunneling, ..doors.now };
+    let second = doors.now.second.as_mut().unwrap();
+    (second.strategy, second.state) = (ExposeStrategy::NodePort, MigrationState::Closing);
+    let closing = exposed(&cluster, &found(&doors));
+    assert_eq!((annotation(&closing).1, closing.second), (json!("ClusterIP"), None));
+}
+
+#[test]
+fn the_second_door_waits_for_its_node_ports_and_its_own_name() {
+    let cluster = cluster(r#"{"exposeStrategy": "LoadBalancer"}"#);
+    let doors = doors(&cluster, ExposeStrategy::Tunneling, ExposeStrategy::LoadBalancer);
+    let mut found = Found { doors: Some(doors), ..Found::default() };
+    found.known.resolved = vec!["203.0.113.9".parse().unwrap()];
+    let reasons = |found: &Found| {
+        let exposure = exposed(&cluster, found);
+        let second = standing_of_second(&exposure, found).unwrap();
+        (exposure.unallocated.len(), standing(&exposure, found).reason, second.reason)
+    };
+    assert_eq!(reasons(&found), (2, "NodePortPending", "NodePortPending"));
+    found.node_ports = allocated().node_ports;
+    assert_eq!(reasons(&found), (0, "Exposed", "LoadBalancerPending"));
+    found.known.front = vec![Ingress { ip: None, hostname: "lb.example.com".into() }];
+    found.second_dns_error = Some("no such host".into());
+    assert_eq!(reasons(&found), (0, "Exposed", "NameNotResolved"));
+    found.second_resolved = vec!["203.0.113.10".parse().unwrap()];
+    found.second_dns_error = None;
+    assert_eq!(reasons(&found).2, "Exposed");
 }

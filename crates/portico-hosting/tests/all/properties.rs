@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 use portico_api::hosting::Layout;
 use portico_api::strategy::ExposeStrategy;
+use portico_expose::doors::Doors;
 use portico_expose::inputs::{Ingress, Inputs, Known, LoadBalancers};
 use portico_expose::plan as exposure;
 use portico_expose::validate::usable;
@@ -144,6 +145,13 @@ fn in_one_pod_the_api_server_alone_decides_whether_that_is_ready() {
     assert_eq!(ready("dedicated"), ["etcd", "apiserver", "controller-manager", "scheduler"]);
 }
 
+/// The one door of a cluster, as planned.
+fn doors(inputs: &Inputs<'_>) -> Doors {
+    let planned = exposure::plan(inputs);
+    let doors = Doors::new(inputs.scope.cluster, planned.decision.strategy);
+    Doors { first: planned.address, ..doors }
+}
+
 /// The PKI of a cluster of this layout.
 pub(crate) fn pki_of(layout: Layout) -> ClusterPki {
     let (seeds, configuration) = (seeds(), configuration());
@@ -152,7 +160,7 @@ pub(crate) fn pki_of(layout: Layout) -> ClusterPki {
     let (known, load_balancers) = (Known::default(), LoadBalancers::CloudAndGateway);
     let inputs =
         Inputs { scope, node_ports: &|_, _| Some(31_000), known: &known, load_balancers, sni_port: 6_443 };
-    pki(&inputs, &exposure::plan(&inputs).address, layout, KeyKind::default())
+    pki(&inputs, &doors(&inputs), layout, KeyKind::default())
 }
 
 /// Makes what is due. Returns how many Secrets that are.
@@ -260,8 +268,7 @@ fn names_of_certificates_are_the_same_under_each_strategy() {
             load_balancers: LoadBalancers::CloudAndGateway,
             sni_port: 6_443,
         };
-        let address = exposure::plan(&inputs).address;
-        pki(&inputs, &address, Layout::Compact, KeyKind::default())
+        pki(&inputs, &doors(&inputs), Layout::Compact, KeyKind::default())
     };
     let known = Known { resolved: vec!["203.0.113.9".parse().unwrap()], ..Known::default() };
     let [port, balancer, tunnel] = ExposeStrategy::ALL.map(|strategy| of(strategy, &known));

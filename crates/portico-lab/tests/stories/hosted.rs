@@ -22,6 +22,7 @@ use jiff::Timestamp;
 use portico_api::cluster::Cluster;
 use portico_api::configuration::KubermaticConfiguration;
 use portico_api::seed::Seed as SeedObject;
+use portico_expose::doors::Doors;
 use portico_expose::inputs::{Inputs, Known, LoadBalancers};
 use portico_expose::validate::usable;
 use portico_hosting::pki;
@@ -492,9 +493,10 @@ fn secrets([configuration, seed, cluster]: &[Value; 3], node_port: u16) -> Secre
         load_balancers: LoadBalancers::CloudAndGateway,
         sni_port: 6_443,
     };
-    let address = portico_expose::plan::plan(&inputs).address;
+    let planned = portico_expose::plan::plan(&inputs);
+    let doors = Doors { first: planned.address, ..Doors::new(&cluster, planned.decision.strategy) };
     let layout = cluster.metadata.annotation("portico.k8c.io/layout").unwrap().parse().unwrap();
-    let pki = pki(&inputs, &address, layout, KeyKind::default());
+    let pki = pki(&inputs, &doors, layout, KeyKind::default());
     let review = pki.review(&Secrets::new(), false, Timestamp::now()).unwrap();
     let text =
         |data: BTreeMap<&str, String>| data.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();

@@ -2,10 +2,14 @@
 
 use std::net::IpAddr;
 
+use jiff::Timestamp;
+use portico_api::annotations::EXPOSE;
 use portico_api::cluster::Cluster;
-use portico_api::strategy::ExposeStrategy;
-use portico_expose::exposure::{Found, NodePorts};
-use portico_expose::inputs::Ingress;
+use portico_api::exposed_cluster::ExposedCluster;
+use portico_expose::doors::{Doors, can_be_two};
+use portico_expose::exposure::{Found, NodePorts, doors_of_services};
+use portico_expose::inputs::{Ingress, Scope};
+use portico_expose::migration::Now;
 use portico_expose::services::{APISERVER, EXPOSED};
 use portico_expose::strategy::FRONT;
 use serde_json::Value;
@@ -20,8 +24,7 @@ impl Context {
         let gateways = self.gateway_addresses();
         let slices = self.api_servers.in_namespace(&namespace);
         let no_endpoints = slices.iter().all(|slice| addresses_of(&slice.value()).is_empty());
-        let strategy = self.strategy_in_force(cluster);
-        let mut found = Found { gateways, strategy, no_endpoints, ..Found::default() };
+        let mut found = Found { gateways, no_endpoints, ..Found::default() };
         found.known.node_ips.clone_from(&self.settings.node_ips);
         let front = &self.settings.front;
         if let Some(front) = self.services.get(&front.namespace, &front.name) {
@@ -42,13 +45,53 @@ impl Context {
         found
     }
 
-    /// The strategy that the cluster's ExposedCluster has: what users and nodes know.
-    fn strategy_in_force(&self, cluster: &Cluster) -> Option<ExposeStrategy> {
-        let exposed = self.exposed.get("", &cluster.metadata.name)?.value();
+    /// The doors of a cluster: as they are recorded, or, without a record, as its Services tell. `None` for a
+    /// new cluster.
+    ///
+    /// # Errors
+    /// The record is of a newer version: what it asks for is not known here.
+    pub(super) fn doors(&self, scope: Scope<'_>, found: &Found) -> Result<Option<Doors>, String> {
+        let cluster = scope.cluster;
+        let wanted = scope.decision.strategy;
+        let recorded = match self.recorded(cluster)? {
+            Some(doors) => Some(doors),
+            None => self.doors_of_services(scope, found),
+        };
+        Ok(recorded.map(|doors| {
+            let moves = doors.now.second.is_none() && doors.now.first != wanted && cluster.may_migrate();
+            // One door is all that it can have: as by KKP, it has the other one at once.
+            if moves && !can_be_two(cluster) { doors.moved_to(Now::settled(wanted)) } else { doors }
+        }))
+    }
+
+    fn recorded(&self, cluster: &Cluster) -> Result<Option<Doors>, String> {
+        let name = &*cluster.metadata.name;
+        let Some(seen) = self.exposed.get("", name) else { return Ok(None) };
+        let exposed = seen.value();
         // One of a Cluster of the same name before says nothing.
         let owner = exposed.pointer("/metadata/ownerReferences/0/uid").and_then(Value::as_str);
-        let strategy = exposed.pointer("/spec/exposeStrategy").and_then(Value::as_str);
-        strategy.filter(|_| owner == Some(&cluster.metadata.uid))?.parse().ok()
+        if owner != Some(&cluster.metadata.uid) {
+            return Ok(None);
+        }
+        let migrates = exposed.pointer("/spec/migration").is_some();
+        match serde_json::from_value::<ExposedCluster>(exposed) {
+            Ok(exposed) => Ok(Some(Doors::of(&exposed.spec))),
+            Err(error) if migrates => Err(format!(
+                "ExposedCluster {name} records a migration that this version cannot read ({error}): nothing                  is opened or closed. Run the operator that wrote it, or delete the ExposedCluster: its                  doors are found again from its Services"
+            )),
+            // It is written anew.
+            Err(_) => Ok(None),
+        }
+    }
+
+    fn doors_of_services(&self, scope: Scope<'_>, found: &Found) -> Option<Doors> {
+        let namespace = scope.cluster.name().namespace();
+        let ours = |name: &str| self.services.get(&namespace, name).filter(|seen| seen.is_ours());
+        let service = ours(APISERVER).map(|seen| seen.value())?;
+        let annotations = service.pointer("/metadata/annotations");
+        let expose = annotations.and_then(|annotations| annotations.get(EXPOSE)?.as_str());
+        let seen = (expose, ours(FRONT).is_some());
+        doors_of_services(scope, seen, found, self.settings.sni_port, Timestamp::now())
     }
 }
 

@@ -10,6 +10,7 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use portico_api::cluster::{Address, Cluster, EXPOSED as CONDITION};
 use portico_api::strategy::ExposeStrategy;
+use portico_expose::doors::Doors;
 use portico_expose::exposure::{
     CLUSTER_LABEL, Exposure, Found, SERVICE_NAME, Standing, Wanted, exposure, namespace,
     remembered_node_port, slices_to_gateways, standing,
@@ -18,6 +19,7 @@ use portico_expose::networks::agent_ip;
 use portico_expose::resolve::DecidedBy;
 use portico_expose::services::EXPOSED;
 use portico_expose::strategy::FRONT;
+use portico_expose::validate::usable;
 use portico_kube::FIELD_MANAGER;
 use portico_kube::seen::Seen;
 use portico_source::served::Served;
@@ -37,8 +39,17 @@ pub(super) enum Outcome {
     Waits,
     /// Nothing was written: everything stays as it was.
     Stopped(Standing),
-    /// Everything is as it should be, with this address.
-    Done(Standing, Address),
+    /// Everything is as it should be.
+    Done(Box<Done>),
+}
+
+/// What a pass has come to.
+pub(super) struct Done {
+    pub(super) standing: Standing,
+    /// What is recorded.
+    pub(super) doors: Doors,
+    pub(super) exposure: Exposure,
+    pub(super) found: Found,
 }
 
 /// A pass that ends before its first write.
@@ -66,6 +77,14 @@ impl Context {
         let sni_port = self.settings.sni_port;
         let plan = |found: &Found| exposure(cluster, &seeds, Some(&configuration), found, sni_port);
         let mut found = self.found(cluster);
+        let scope = match usable(cluster, &seeds, Some(&configuration)) {
+            Ok(scope) => scope,
+            Err(problems) => return Ok(refused(one_text(&problems))),
+        };
+        found.doors = match self.doors(scope, &found) {
+            Ok(doors) => doors,
+            Err(newer) => return Ok(stopped(true, "NewerRecord", newer)),
+        };
         let mut wanted = match plan(&found) {
             Ok(wanted) => wanted,
             Err(problems) => return Ok(refused(one_text(&problems))),
@@ -104,7 +123,7 @@ impl Context {
             filled_in => filled_in?,
         }
         self.put(cluster, &self.namespaces, "", &namespace(cluster)).await?;
-        let remembered = remembered_node_port(cluster, &wanted.plan);
+        let remembered = remembered_node_port(cluster, &wanted, found.doors.as_ref());
         for service in wanted.services.clone() {
             if let Some(written) = self.put_service(cluster, &own, service.clone(), remembered).await? {
                 found.node_ports.extend(node_ports_of(&service.name, &written.value()));
@@ -123,27 +142,48 @@ impl Context {
             self.put(cluster, &self.slices, &own, slice).await?;
         }
         self.remove_leftovers(&own, &wanted).await?;
-        self.write_exposed(cluster, Some(&wanted.plan.address)).await?;
+        let recorded = found.doors.clone();
+        let recorded = recorded.unwrap_or_else(|| Doors::new(cluster, wanted.decision.strategy));
+        let doors = Doors {
+            first: wanted.plan.address.clone(),
+            second: wanted.second.as_ref().map_or(recorded.second, |second| second.address.clone()),
+            ..recorded
+        };
+        self.write_exposed(cluster, Some(&doors)).await?;
         // The answer triggers another pass. Until then a condition would say what nobody knows yet.
         Ok(if name_known {
-            Outcome::Done(standing(&wanted, &found), wanted.plan.address)
+            let standing = standing(&wanted, &found);
+            Outcome::Done(Box::new(Done { standing, doors, exposure: wanted, found }))
         } else {
             Outcome::Waits
         })
     }
 
-    /// Looks up the name of the cluster, if it has one. Returns whether there was an answer.
+    /// Looks up the names of the cluster's doors. Returns whether there was an answer about the first.
     fn resolve(&self, cluster: &Cluster, wanted: &Exposure, found: &mut Found) -> bool {
-        let host = &*wanted.plan.address.external_name;
-        if host.is_empty() || host.parse::<IpAddr>().is_ok() {
-            return true;
+        let cluster_name = &*cluster.metadata.name;
+        let hosts = [Some(&wanted.plan), wanted.second.as_ref()].map(|plan| {
+            let host = &*plan?.address.external_name;
+            (!host.is_empty() && host.parse::<IpAddr>().is_err()).then_some(host)
+        });
+        let look_up = |host: &str| self.resolver.answer(cluster_name, host, Instant::now());
+        let [first, second] = hosts.map(|host| host.map(look_up));
+        self.resolver.keep(cluster_name, |name| hosts.contains(&Some(name)));
+        if let Some(second) = second {
+            (found.second_dns_error, found.second_resolved) = (second.error, second.addresses);
+            if found.second_resolved.is_empty() {
+                let recorded = found.doors.as_ref().and_then(|doors| doors.second.ip);
+                found.second_resolved.extend(recorded);
+            }
         }
-        let answer = self.resolver.answer(&cluster.metadata.name, host, Instant::now());
+        let Some(answer) = first else { return true };
         let pending = answer.is_pending();
         (found.dns_error, found.known.resolved) = (answer.error, answer.addresses);
         if found.known.resolved.is_empty() {
             // An address that users have is not taken away because DNS is.
-            found.known.resolved.extend(cluster.status.address.ip);
+            let migrates = found.doors.as_ref().filter(|doors| doors.now.second.is_some());
+            let known = migrates.map_or(cluster.status.address.ip, |doors| doors.first.ip);
+            found.known.resolved.extend(known);
         }
         if found.known.node_ips.is_empty() {
             found.known.node_ips.clone_from(&found.known.resolved);
@@ -159,7 +199,7 @@ impl Context {
         version: Option<&str>,
         wanted: &Exposure,
     ) -> Result<(), PassError> {
-        let decision = wanted.plan.decision;
+        let decision = wanted.decision;
         let mut spec = json!({});
         if decision.decided_by != DecidedBy::Cluster {
             spec["exposeStrategy"] = json!(decision.strategy);
@@ -223,17 +263,18 @@ impl Context {
         Ok(())
     }
 
-    /// Writes what gateways must know of the cluster, with this address, or else the one that it has. What
-    /// cannot be used as written stays as it was.
+    /// Writes what gateways must know of the cluster, with these doors, or else the one that the Cluster asks
+    /// for. What cannot be used as written stays as it was.
     pub(super) async fn write_exposed(
         &self,
         cluster: &Cluster,
-        address: Option<&Address>,
+        doors: Option<&Doors>,
     ) -> Result<(), PassError> {
-        let Ok(fields) = projection(cluster, &self.above, address) else { return Ok(()) };
+        let Ok(fields) = projection(cluster, &self.above, doors) else { return Ok(()) };
         let wanted = Wanted { name: cluster.metadata.name.to_string(), fields };
         self.put(cluster, &self.exposed, "", &wanted).await?;
-        Ok(())
+        let settled = doors.is_some_and(|doors| doors.now.second.is_none());
+        if settled { self.end_record(&wanted.name).await } else { Ok(()) }
     }
 
     /// Writes address and condition, if they say something else than before. Without an address that of

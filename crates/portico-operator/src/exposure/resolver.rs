@@ -24,7 +24,7 @@ const FAILED: Duration = Duration::from_secs(30);
 /// A first lookup that takes longer counts as failed until it ends.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Names that a cluster waits for; each has one lookup under way at most.
+/// Clusters that wait for a name; each has one lookup under way at most for each of its names.
 const QUEUE: usize = 1_024;
 
 /// What is known of one name.
@@ -52,8 +52,8 @@ pub(super) struct Resolver {
     changed: mpsc::Sender<String>,
 }
 
-/// The name of each cluster.
-type Names = Mutex<HashMap<String, Entry>>;
+/// The names of each cluster: one, or while it has two doors, two.
+type Names = Mutex<HashMap<String, Vec<Entry>>>;
 
 #[derive(Debug)]
 struct Entry {
@@ -75,14 +75,16 @@ impl Resolver {
         (Self { names: Arc::default(), dialer, permits, changed }, changes)
     }
 
-    /// What is known of `name`, the name of `cluster`. Starts a lookup if that is too old.
+    /// What is known of `name`, one of the names of `cluster`. Starts a lookup if that is too old.
     pub(super) fn answer(&self, cluster: &str, name: &str, now: Instant) -> Answer {
         let mut names = lock(&self.names);
-        let anew = || Entry { name: name.to_owned(), answer: Answer::default(), due: Some(now), since: now };
-        let entry = names.entry(cluster.to_owned()).or_insert_with(anew);
-        if entry.name != name {
-            *entry = anew();
-        }
+        let entries = names.entry(cluster.to_owned()).or_default();
+        let index = entries.iter().position(|entry| entry.name == name).unwrap_or_else(|| {
+            let answer = Answer::default();
+            entries.push(Entry { name: name.to_owned(), answer, due: Some(now), since: now });
+            entries.len() - 1
+        });
+        let entry = &mut entries[index];
         if entry.due.is_some_and(|due| due <= now) {
             entry.due = None;
             self.look_up(cluster.to_owned(), name.to_owned());
@@ -94,11 +96,19 @@ impl Resolver {
         entry.answer.clone()
     }
 
-    /// How long the answer about the name of `cluster` counts. One that is under way may be the same as
+    /// Forgets the names that `cluster` has no longer.
+    pub(super) fn keep(&self, cluster: &str, is_kept: impl Fn(&str) -> bool) {
+        if let Some(entries) = lock(&self.names).get_mut(cluster) {
+            entries.retain(|entry| is_kept(&entry.name));
+        }
+    }
+
+    /// How long the answers about the names of `cluster` count. One that is under way may be the same as
     /// before, which triggers nothing: it is to be asked for again.
     pub(super) fn fresh_for(&self, cluster: &str, now: Instant) -> Option<Duration> {
-        let due = lock(&self.names).get(cluster)?.due;
-        Some(due.map_or(PATIENCE, |due| due.saturating_duration_since(now)))
+        let names = lock(&self.names);
+        let due = names.get(cluster)?.iter().map(|entry| entry.due);
+        due.map(|due| due.map_or(PATIENCE, |due| due.saturating_duration_since(now))).min()
     }
 
     /// Forgets the clusters that are gone.
@@ -133,7 +143,8 @@ fn record(
     now: Instant,
 ) -> bool {
     let mut names = lock(names);
-    let Some(entry) = names.get_mut(cluster).filter(|entry| entry.name == name) else { return false };
+    let entries = names.get_mut(cluster).into_iter().flatten();
+    let Some(entry) = entries.into_iter().find(|entry| entry.name == name) else { return false };
     let before = entry.answer.clone();
     match found {
         Ok(mut addresses) => {
@@ -150,7 +161,7 @@ fn record(
     entry.answer != before
 }
 
-fn lock(names: &Names) -> MutexGuard<'_, HashMap<String, Entry>> {
+fn lock(names: &Names) -> MutexGuard<'_, HashMap<String, Vec<Entry>>> {
     names.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -164,14 +175,14 @@ mod tests {
     fn a_failure_leaves_what_was_found_and_is_asked_again_sooner() {
         let now = Instant::now();
         let entry = Entry { name: NAME.into(), answer: Answer::default(), due: None, since: now };
-        let names = Names::new(HashMap::from([("a".to_owned(), entry)]));
+        let names = Names::new(HashMap::from([("a".to_owned(), vec![entry])]));
         let ip: IpAddr = "192.0.2.1".parse().unwrap();
         assert!(record(&names, "a", NAME, Ok(vec![ip, ip]), now));
         assert!(!record(&names, "a", NAME, Ok(vec![ip]), now), "no news");
         assert!(record(&names, "a", NAME, Err("away".into()), now));
         assert!(!record(&names, "a", "of-before.example.com", Ok(Vec::new()), now));
         let names = names.into_inner().unwrap();
-        let entry = &names["a"];
+        let entry = &names["a"][0];
         assert_eq!(entry.answer, Answer { addresses: vec![ip], error: Some("away".into()) });
         assert_eq!(entry.due, Some(now + FAILED));
     }
@@ -181,7 +192,7 @@ mod tests {
         let (resolver, _changes) = Resolver::new(&[]);
         let now = Instant::now();
         let entry = Entry { name: NAME.into(), answer: Answer::default(), due: None, since: now };
-        lock(&resolver.names).insert("a".into(), entry);
+        lock(&resolver.names).insert("a".into(), vec![entry]);
         assert!(resolver.answer("a", NAME, now).is_pending());
         assert!(resolver.answer("a", NAME, now + PATIENCE).error.is_some());
         assert_eq!(resolver.fresh_for("a", now), Some(PATIENCE), "or nobody would look again");
@@ -195,6 +206,9 @@ mod tests {
         assert_eq!(changes.recv().await.as_deref(), Some("a"));
         assert!(resolver.answer("a", "localhost", now).addresses.iter().any(IpAddr::is_loopback));
         assert_eq!(resolver.answer("a", "localhost.", now), Answer::default(), "another name");
+        resolver.keep("a", |name| name == "localhost");
+        assert!(resolver.answer("a", "localhost", now).error.is_none());
+        assert!(!resolver.answer("a", "localhost", now).addresses.is_empty(), "the other name was dropped");
         resolver.retain(|cluster| cluster != "a");
         assert_eq!(resolver.fresh_for("a", now), None);
     }

@@ -5,28 +5,20 @@
 //! cannot reach pods, what was known before counts.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::stream::{self, Stream, StreamExt};
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::Request;
-use hyper::client::conn::http1::{self, SendRequest};
-use hyper::header::HOST;
-use hyper_util::rt::TokioIo;
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use portico_api::cluster::{CONTROL_PLANE_READY, Cluster};
 use portico_api::names::ClusterName;
 use portico_source::Object;
 use serde_json::Value;
-use tokio::net::TcpStream;
-use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::Context;
+use crate::ask;
 use crate::clusters::Work;
 use crate::condition::State;
 use crate::kkp::Kkp;
@@ -36,9 +28,6 @@ const QUESTION: &str = "/health?serializable=true";
 
 /// Of several alarms etcd names one, each time another. This asks for the worse one.
 const BUT_FULL: &str = "/health?serializable=true&exclude=NOSPACE";
-
-/// For one member.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Longest answer read: it has one sentence.
 const MAX_ANSWER: usize = 4 * 1_024;
@@ -152,9 +141,8 @@ impl Context {
                 Some((cluster, address(&pod.value())?))
             })
             .collect();
-        let asked = stream::iter(members).map(|(cluster, address)| async move {
-            Some((cluster, timeout(PATIENCE, ask(address)).await.ok()??))
-        });
+        let asked = stream::iter(members)
+            .map(|(cluster, address)| async move { Some((cluster, alarm_of(address).await?)) });
         let answers = asked.buffer_unordered(CONCURRENCY).filter_map(std::future::ready);
         let known = answers
             .fold(BTreeMap::<String, Option<Alarm>>::new(), |mut known, (cluster, alarm)| {
@@ -181,25 +169,19 @@ fn address(pod: &Value) -> Option<IpAddr> {
 }
 
 /// The alarm of a member. Nothing from one that does not answer as etcd does.
-async fn ask(address: IpAddr) -> Option<Option<Alarm>> {
-    let stream = TcpStream::connect((address, portico_hosting::ETCD_PROBES)).await.ok()?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.ok()?;
-    // Ended with this future.
-    let mut driver = JoinSet::new();
-    driver.spawn(connection);
-    let alarm = get(&mut sender, QUESTION).await?;
+async fn alarm_of(address: IpAddr) -> Option<Option<Alarm>> {
+    let alarm = get(address, QUESTION).await?;
     if alarm == Some(Alarm::Full) {
-        return Some(alarm.max(get(&mut sender, BUT_FULL).await?));
+        return Some(alarm.max(get(address, BUT_FULL).await?));
     }
     Some(alarm)
 }
 
-async fn get(sender: &mut SendRequest<Empty<Bytes>>, path: &str) -> Option<Option<Alarm>> {
-    sender.ready().await.ok()?;
-    let request = Request::get(path).header(HOST, "etcd").body(Empty::new()).ok()?;
-    let response = sender.send_request(request).await.ok()?;
-    let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await.ok()?;
-    Alarm::read(&body.to_bytes())
+async fn get(address: IpAddr, path: &str) -> Option<Option<Alarm>> {
+    let address = SocketAddr::new(address, portico_hosting::ETCD_PROBES);
+    // An alarm is told with the status of a failure.
+    let (_, answer) = ask::get(address, path, MAX_ANSWER).await.ok()?;
+    Alarm::read(&answer)
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use portico_api::exposed_cluster::ExposedCluster;
 use portico_api::hosting::Layout;
 use portico_api::meta::ObjectKey;
 use portico_api::seed::Seed;
+use portico_expose::doors::Doors;
 use portico_expose::inputs::{Inputs, Known, LoadBalancers, Scope};
 use portico_expose::validate::usable;
 use portico_hosting::{ControlPlane, pki, plan};
@@ -98,14 +99,14 @@ impl Context {
         let mut held = self.secrets(&subject.namespace).await?;
         let used =
             subject.is_initialized() || !self.ours_in(StatefulSet::KIND, &subject.namespace).is_empty();
-        let address = &exposed.spec.address;
+        let doors = Doors::of(&exposed.spec);
         let pki = {
-            // Load balancers are in the address.
+            // Load balancers are in the addresses.
             let (known, node_ports) = (Known::default(), |_: &str, _: &str| None);
             let load_balancers = LoadBalancers::CloudAndGateway;
             let inputs =
                 Inputs { scope, node_ports: &node_ports, known: &known, load_balancers, sni_port: 0 };
-            pki(&inputs, address, layout, self.settings.keys)
+            pki(&inputs, &doors, layout, self.settings.keys)
         };
         let reviewed = self.keep_secrets(cluster, &pki, &mut held, used).await?;
         let due = self.next(&reviewed, &fights);

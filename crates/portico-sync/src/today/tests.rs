@@ -252,7 +252,7 @@ fn clusters_that_gateways_cannot_know_are_named_once() {
         panic!("they come first");
     };
     let project = |cluster: &Cluster| {
-        exposed_cluster(cluster, std::slice::from_ref(&seed), Some(&configuration)).unwrap()
+        exposed_cluster(cluster, std::slice::from_ref(&seed), Some(&configuration), None).unwrap()
     };
     let mut behind = project(&clusters[1]);
     behind.spec.paused = true;
