@@ -331,8 +331,13 @@ fn shape_policy(object: &mut Value, configuration: &KubermaticConfiguration, set
         ports["endPort"] = json!(range.last());
     }
     if let Some(from) = object.pointer_mut("/spec/ingress/1/from") {
-        *from = settings.admin_from.iter().map(AdminPeer::to_value).collect();
+        *from = settings.admin_from.iter().map(AdminPeer::to_value).chain([operator_pods()]).collect();
     }
+}
+
+/// The operator beside the gateway, which asks what that routes while a cluster migrates.
+fn operator_pods() -> Value {
+    json!({"podSelector": {"matchLabels": {"app.kubernetes.io/name": "portico-operator"}}})
 }
 
 /// The front Service with the settings of the Seed: a load balancer is restricted before it has clients.

@@ -2,6 +2,7 @@
 //! how it stands with names that hang, lead elsewhere, or are there at last.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use portico_lab::faulty_api::FaultyApi;
@@ -11,6 +12,7 @@ use tokio::net::UdpSocket;
 use tokio::sync::watch;
 
 use crate::exposure::{KUBERNETES, slice};
+use crate::names::{Says, Zone, serve};
 use crate::support::{Running, cluster, install};
 use crate::until;
 
@@ -24,16 +26,6 @@ const HANGING_NAMES: usize = 63;
 const FRONT: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 7);
 const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 8);
 
-/// What a name server says of a name.
-enum Says {
-    Address(Ipv4Addr),
-    /// There is no such name.
-    Unknown,
-    Nothing,
-}
-
-type Zone = fn(&str) -> Says;
-
 /// Every name is there.
 fn all(name: &str) -> Says {
     Says::Address(if name.starts_with("elsewhere") { ELSEWHERE } else { FRONT })
@@ -45,38 +37,6 @@ fn faulty(name: &str) -> Says {
         _ if name.starts_with("hang") => Says::Nothing,
         _ if name.starts_with("late") => Says::Unknown,
         _ => all(name),
-    }
-}
-
-/// Answers questions by what `zone` says at the time.
-async fn serve(socket: UdpSocket, zone: watch::Receiver<Zone>) -> std::io::Result<()> {
-    // RFC 1035, 4.1: a header of 12 bytes, then the name as labels, its type and its class.
-    const HEADER: usize = 12;
-    let mut buffer = [0; 512];
-    loop {
-        let (len, from) = socket.recv_from(&mut buffer).await?;
-        let question = &buffer[HEADER..len];
-        let (mut name, mut at) = (String::new(), 0);
-        while question[at] != 0 {
-            let end = at + 1 + usize::from(question[at]);
-            name += &format!("{}.", String::from_utf8_lossy(&question[at + 1..end]));
-            at = end;
-        }
-        let question = &question[..at + 5];
-        let is_ipv4 = question[at + 2] == 1;
-        let (code, answer) = match (*zone.borrow())(&name) {
-            Says::Address(address) if is_ipv4 => {
-                // The name of the question, type A, class IN, a second, four bytes.
-                let record = [0xc0, 0x0c, 0, 1, 0, 1, 0, 0, 0, 1, 0, 4];
-                (0, [&record[..], &address.octets()].concat())
-            }
-            Says::Address(_) => (0, Vec::new()),
-            Says::Unknown => (3, Vec::new()),
-            Says::Nothing => continue,
-        };
-        let answers = u8::from(!answer.is_empty());
-        let head = [buffer[0], buffer[1], 0x81, 0x80 | code, 0, 1, 0, answers, 0, 0, 0, 0];
-        socket.send_to(&[&head[..], question, &answer].concat(), from).await?;
     }
 }
 
@@ -140,7 +100,7 @@ async fn neither_writes_nor_names_that_hang_hold_another_cluster_up() {
     kubectl.run(&[&front[..], &[&status]].concat()).unwrap();
     let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let servers = vec![socket.local_addr().unwrap()];
-    let zone = watch::Sender::new(all as Zone);
+    let zone = watch::Sender::new(Arc::new(all) as Zone);
     let names = tokio::spawn(serve(socket, zone.subscribe()));
 
     writes_that_hang(kubectl, &direct, &servers).await;
@@ -161,7 +121,7 @@ async fn neither_writes_nor_names_that_hang_hold_another_cluster_up() {
     }
     operator.stop().await;
 
-    zone.send_replace(faulty);
+    zone.send_replace(Arc::new(faulty));
     let operator = Running::start_asking(&direct, "hanging", servers, |operator| operator);
     let mut hang_no_more = Vec::new();
     until("the one whose name does not hang", || {
@@ -174,7 +134,7 @@ async fn neither_writes_nor_names_that_hang_hold_another_cluster_up() {
     assert!(message.contains("hang0.north.kkp.example: ") && message.contains("203.0.113.7"), "{message}");
     assert_eq!(address(kubectl, "hang0").unwrap(), "203.0.113.7", "users have it");
     is_told(kubectl, &operator, "late", "NameNotResolved");
-    zone.send_replace(all);
+    zone.send_replace(Arc::new(all));
     // By themselves, at the next lookup.
     for name in ["late", "hang0"] {
         is_told(kubectl, &operator, name, "NoEndpoints");

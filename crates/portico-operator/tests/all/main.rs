@@ -12,6 +12,8 @@ mod hanging;
 mod hosting;
 mod kkp_fields;
 mod leaving;
+mod migration;
+mod names;
 mod older_kkp;
 mod seed_api;
 mod support;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use portico_admin::exposition::{Exposition, Families};
+use portico_api::exposed_cluster::MigrationState;
 use portico_operator::{
     ClusterReport, ClustersStatus, ControllerStatus, PartsStatus, SeedsStatus, ServiceStatus, StatusHandle,
     WebhookStatus, WorkStatus,
@@ -182,6 +183,12 @@ fn write_clusters(status: &ClustersStatus, out: &mut Families<'_>) -> fmt::Resul
     let not_exposed = status.reports.values().filter(|report| !report.exposed).count() as u64;
     let help = "Clusters that clients do not find.";
     out.one_gauge("operator_clusters_not_exposed", help, None, not_exposed)?;
+    let migrating = MigrationState::ALL.map(|state| {
+        let clusters = status.migrating.values().filter(|&&is| is == state).count() as u64;
+        ([("state", state.name())], clusters)
+    });
+    let help = "Clusters that migrate between strategies, by what is under way.";
+    out.gauge("operator_clusters_migrating", help, None, migrating)?;
     let observing = status.observing.is_some().into();
     let help = "1 while nothing is written because KKP's controllers do this work.";
     out.one_gauge("operator_observing", help, None, observing)
