@@ -17,6 +17,8 @@ use portico_api::exposed_cluster::{ExposedClusterSpec, MigrationState};
 use portico_api::migration::{BadMigrationSettings, MIGRATION, MigrationSettings};
 use portico_api::strategy::ExposeStrategy;
 
+pub mod plan;
+
 /// The doors of a cluster, and how far it is between them: what its ExposedCluster records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Now {

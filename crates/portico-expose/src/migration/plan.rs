@@ -1,0 +1,453 @@
+//! What a migration of a cluster would do, told before anybody begins it: both doors, what stands in the way,
+//! and each step with who acts, its proof, what users notice, and the way back.
+//!
+//! A [`MigrationPlan`] follows from plain values, and nothing is decided here: what happens is what
+//! [`step`](super::step) says. The steps are told per [`Keeper`], because not every cluster can have two
+//! doors: beside KKP, and with pods that somebody else keeps, the page says what a change costs there.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use portico_api::annotations::{ENDPOINTS, LAYOUT, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND};
+use portico_api::cluster::{Address, Cluster};
+use portico_api::exposed_cluster::MigrationState;
+use portico_api::names::ClusterName;
+use portico_api::problem::{Problem, Severity};
+use portico_api::strategy::ExposeStrategy;
+use serde::Serialize;
+
+use super::Now;
+use crate::doors::BothDoors;
+use crate::networks::DEFAULT_AGENT_IP;
+use crate::plan::Plan;
+use crate::services::{Entry, MLA_GATEWAY, runs_elsewhere};
+use crate::strategy;
+
+mod steps;
+mod text;
+
+/// Who keeps the control plane of a cluster, and so what becomes of it under another strategy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Keeper {
+    /// Portico hosts it.
+    Hosted,
+    /// It runs elsewhere, at addresses that the Cluster names.
+    Elsewhere,
+    /// Somebody's pods are behind the Services that Portico makes.
+    Pods,
+    /// KKP's controllers.
+    Kkp,
+}
+
+/// Who acts in a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Party {
+    /// Portico's operator.
+    Operator,
+    /// KKP's controllers.
+    Kkp,
+    /// Whoever answers for the cluster.
+    Administrator,
+}
+
+/// What a plan follows from.
+#[derive(Debug, Clone, Copy)]
+pub struct Facts<'a> {
+    /// The Cluster as it is.
+    pub cluster: &'a Cluster,
+    /// Who keeps its control plane.
+    pub keeper: Keeper,
+    /// The old door alone; its address is the one that users know.
+    pub from: &'a Plan,
+    /// The new door alone.
+    pub to: &'a Plan,
+    /// Both together.
+    pub both: &'a BothDoors,
+    /// What is recorded of its doors, if that is known.
+    pub now: Option<Now>,
+    /// What keeps the Cluster from the new strategy.
+    pub problems: &'a [Problem],
+    /// Names of the certificate at the address of now, if somebody looked.
+    pub presented: Option<&'a [Box<str>]>,
+}
+
+/// What a migration would do.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MigrationPlan {
+    /// The cluster.
+    pub cluster: ClusterName,
+    /// Who keeps its control plane.
+    pub keeper: Keeper,
+    /// The door that closes.
+    pub from: DoorPlan,
+    /// The door that takes its place.
+    pub to: DoorPlan,
+    /// Whether its API server has to restart for it.
+    pub restarts_api_server: bool,
+    /// What stands in the way. With one of them it is not begun.
+    pub blockers: Vec<Blocker>,
+    /// Names that the certificate at the address of now lacks for the new door.
+    pub missing_names: Vec<String>,
+    /// What exists while both doors are open; `None` where they never are.
+    pub both: Option<BothDoors>,
+    /// What happens, in order.
+    pub steps: Vec<Step>,
+    /// What else is worth to know before.
+    pub notes: Vec<String>,
+}
+
+/// One door.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DoorPlan {
+    /// Its strategy.
+    pub strategy: ExposeStrategy,
+    /// Where users and nodes find the cluster by it, as far as that is known.
+    pub address: Address,
+    /// What the gateway knows its connections by.
+    pub keys: Vec<String>,
+    /// Where the agent on each worker node listens, if there is one.
+    pub agent_ip: Option<IpAddr>,
+}
+
+/// Something that stands in the way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Blocker {
+    /// What.
+    pub what: String,
+    /// What to do about it.
+    pub remedy: String,
+}
+
+/// One step.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Step {
+    /// Its name: that of the state, where the operator leads.
+    pub name: &'static str,
+    /// The state of the machine that it is; `None` where another leads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<MigrationState>,
+    /// Who acts.
+    pub who: Party,
+    /// What is done.
+    pub does: String,
+    /// What proves that it is done.
+    pub proof: String,
+    /// What users notice.
+    pub users: String,
+    /// The way back from here.
+    pub back: String,
+}
+
+/// What a migration of a cluster would do.
+pub fn plan(facts: &Facts<'_>) -> MigrationPlan {
+    let Facts { cluster, keeper, from, to, both, .. } = *facts;
+    let conflicts = !both.conflicts.is_empty();
+    MigrationPlan {
+        cluster: cluster.name(),
+        keeper,
+        from: DoorPlan::of(from),
+        to: DoorPlan::of(to),
+        restarts_api_server: match keeper {
+            Keeper::Hosted | Keeper::Elsewhere => false,
+            Keeper::Pods => conflicts,
+            Keeper::Kkp => true,
+        },
+        blockers: blockers(facts),
+        missing_names: missing_names(facts),
+        both: has_two_doors(keeper).then(|| both.clone()),
+        steps: steps::steps(facts),
+        notes: notes(facts),
+    }
+}
+
+/// Whether a cluster that is kept like this can have two doors at once.
+pub fn has_two_doors(keeper: Keeper) -> bool {
+    matches!(keeper, Keeper::Hosted | Keeper::Elsewhere)
+}
+
+/// Who keeps the control plane of `cluster`, as far as the Cluster says; `kkp` is whether KKP's controllers
+/// are at work.
+pub fn keeper(cluster: &Cluster, kkp: bool) -> Keeper {
+    if kkp {
+        Keeper::Kkp
+    } else if cluster.is_hosted() {
+        Keeper::Hosted
+    } else if runs_elsewhere(cluster) {
+        Keeper::Elsewhere
+    } else {
+        Keeper::Pods
+    }
+}
+
+impl DoorPlan {
+    fn of(plan: &Plan) -> Self {
+        Self {
+            strategy: plan.decision.strategy,
+            address: plan.address.clone(),
+            keys: plan.entries.iter().flat_map(keys).collect(),
+            agent_ip: plan.agent_ip,
+        }
+    }
+
+    /// Its URL, or why there is none yet.
+    fn url(&self) -> &str {
+        match (&*self.address.url, strategy::of(self.strategy).has_load_balancer()) {
+            ("", true) => "not known before it has a load balancer",
+            ("", false) => "not known before it is open",
+            (url, _) => url,
+        }
+    }
+}
+
+/// What the gateway knows connections to a Service by.
+fn keys(entry: &Entry) -> Vec<String> {
+    let port = entry.node_port.map(|port| format!("port {port}"));
+    let host = entry.host.as_ref().map(|host| format!("host {host}"));
+    let authority = entry.authority.as_ref().map(|authority| format!("authority {authority}"));
+    let keys: Vec<String> = [port, host, authority].into_iter().flatten().collect();
+    if keys.is_empty() {
+        vec![format!("a port for {}, allocated once it opens", entry.service)]
+    } else {
+        keys
+    }
+}
+
+// === What stands in the way ===
+
+/// Whether the door that is asked for is the one that users have been told of, and another is open beside it.
+fn takes_back(facts: &Facts<'_>) -> bool {
+    let to = facts.to.decision.strategy;
+    facts.now.is_some_and(|now| now.first == to && now.second.is_some())
+}
+
+fn blockers(facts: &Facts<'_>) -> Vec<Blocker> {
+    let Facts { cluster, keeper, from, to, both, .. } = *facts;
+    let (old, new) = (from.decision.strategy, to.decision.strategy);
+    let mut found = Vec::new();
+    let mut block = |what: String, remedy: &str| found.push(Blocker { what, remedy: remedy.to_owned() });
+    if cluster.metadata.deletion_timestamp.is_some() {
+        block("the Cluster is being deleted".to_owned(), "let it go");
+    }
+    if old == new && !takes_back(facts) {
+        block(format!("its strategy is {new} already"), "name another strategy");
+    }
+    if cluster.spec.pause {
+        block("the Cluster is paused: nobody changes anything of it".to_owned(), "set spec.pause: false");
+    }
+    if from.address.url.is_empty() {
+        block(
+            "it has no address yet, so there is no door to keep open".to_owned(),
+            "wait until its condition PorticoExposed is True, or change spec.exposeStrategy right away",
+        );
+    }
+    let errors = facts.problems.iter().filter(|problem| problem.severity == Severity::Error);
+    for problem in errors {
+        block(format!("{}: {}", problem.field, problem.message), &problem.remedy);
+    }
+    let ranges = cluster.spec.api_server_allowed_ip_ranges.as_ref();
+    let has_ranges = ranges.is_some_and(|ranges| !ranges.cidr_blocks.is_empty());
+    if has_ranges && !strategy::of(new).has_load_balancer() {
+        block(
+            format!(
+                "spec.apiServerAllowedIPRanges is set: the definition of the kind refuses {new} with it, and \
+                 without it every client may come by either door"
+            ),
+            "decide whether every client may come, and remove the list first if so",
+        );
+    }
+    if let (Some(before), Some(after)) = (pods_reach(from), pods_reach(to))
+        && before.is_ipv4() != after.is_ipv4()
+        && has_two_doors(keeper)
+    {
+        block(
+            format!(
+                "pods reach the API server at {before} now and at {after} then: the EndpointSlice \
+                 `kubernetes` cannot change its family"
+            ),
+            "give the new door an address of the same family",
+        );
+    }
+    if keeper == Keeper::Pods {
+        for conflict in &both.conflicts {
+            let port = |port: &Option<_>| serde_json::to_string(port).unwrap_or_default();
+            let what = format!(
+                "the pods of Service {} would have to listen on {} by {old} and on {} by {new}, and one \
+                 process has one port",
+                conflict.service,
+                port(&conflict.first),
+                port(&conflict.second),
+            );
+            let remedy = format!(
+                "let Portico host it ({LAYOUT}), or name where it runs ({ENDPOINTS}); or accept the outage: \
+                 the steps below"
+            );
+            block(what, &remedy);
+        }
+    }
+    found
+}
+
+/// Where the Service `kubernetes` leads pods by a door, as far as known.
+fn pods_reach(plan: &Plan) -> Option<IpAddr> {
+    plan.agent_ip.or(plan.address.ip)
+}
+
+/// Names that the certificate needs for the new door and that are not there. Portico and KKP issue those of
+/// their own clusters anew.
+fn missing_names(facts: &Facts<'_>) -> Vec<String> {
+    let (Some(presented), Keeper::Elsewhere | Keeper::Pods) = (facts.presented, facts.keeper) else {
+        return Vec::new();
+    };
+    let has = |name: &String| presented.iter().any(|pattern| covers(pattern, name));
+    needed_names(facts).into_iter().filter(|name| !has(name)).collect()
+}
+
+/// The names by which users and nodes come by the new door.
+fn needed_names(facts: &Facts<'_>) -> BTreeSet<String> {
+    let Facts { from, to, .. } = *facts;
+    let dns = to.certificate.dns.difference(&from.certificate.dns).cloned();
+    let ips = to.certificate.ips.difference(&from.certificate.ips).map(ToString::to_string);
+    let agent = to.agent_ip.map(|ip| ip.to_string());
+    let name = Some(to.address.external_name.to_string()).filter(|name| !name.is_empty());
+    dns.chain(ips).chain(agent).chain(name).collect()
+}
+
+/// Whether a name of a certificate covers `name`: the same, or one label in place of `*`.
+fn covers(pattern: &str, name: &str) -> bool {
+    if pattern.eq_ignore_ascii_case(name) {
+        return true;
+    }
+    let parent = name.split_once('.').map(|(_, parent)| parent);
+    let is_address = name.parse::<IpAddr>().is_ok();
+    let wildcard = pattern.strip_prefix("*.");
+    !is_address && wildcard.zip(parent).is_some_and(|(ends, parent)| ends.eq_ignore_ascii_case(parent))
+}
+
+// === What else is worth to know ===
+
+fn notes(facts: &Facts<'_>) -> Vec<String> {
+    let Facts { cluster, keeper, from, to, now, .. } = *facts;
+    let (old, new) = (from.decision.strategy, to.decision.strategy);
+    let name = &cluster.metadata.name;
+    let mut notes = Vec::new();
+    if let Some(second) = now.and_then(|now| now.second) {
+        notes.push(if takes_back(facts) {
+            format!("{new} is the door that users know; {old}, beside it, closes again.")
+        } else if second.strategy == new {
+            format!("This migration is under way: {}.", second.state.name())
+        } else {
+            format!(
+                "{} is open beside {old} ({}): {new} waits until one door is left.",
+                second.strategy,
+                second.state.name()
+            )
+        });
+    }
+    notes.push(format!(
+        "Firewalls, proxies and NetworkPolicies that name {} need the new address too, before step 3: \
+         portico ports diff {old} {new}.",
+        DoorPlan::of(from).url()
+    ));
+    if has_two_doors(keeper) {
+        notes.push(format!(
+            "The operator tries the new door from the seed, and not from each node: where something between \
+             nodes and the seed may be in the way, try it from a node before step 4 \
+             (curl -k {}/version).",
+            url_or(to, "https://NEW-ADDRESS")
+        ));
+        notes.push(format!(
+            "Who still uses the old door is not counted yet: steps 4 and 5 end once you say so \
+             (portico migrate {name} --finish)."
+        ));
+        let by_port = |plan: &Plan| !strategy::of(plan.decision.strategy).has_agent();
+        if by_port(from) && by_port(to) {
+            notes.push(
+                "Both doors end at the same ports of the gateway, so its counters and its access log cannot \
+                 tell them apart: look for clients of the old address at the load balancers."
+                    .to_owned(),
+            );
+        }
+        let budget = [MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND].into_iter();
+        let budget = budget.filter_map(|key| Some(format!("{key}: {}", cluster.metadata.annotation(key)?)));
+        let budget: Vec<String> = budget.collect();
+        let of = if budget.is_empty() { String::new() } else { format!(" ({})", budget.join(", ")) };
+        notes.push(format!(
+            "Both doors are one tenant with one budget{of}, and during step 3 clients may be connected by \
+             both."
+        ));
+    }
+    agents(facts, &mut notes);
+    if keeper == Keeper::Elsewhere {
+        elsewhere(facts, &mut notes);
+    }
+    if cluster.spec.components_override.apiserver.endpoint_reconciling_disabled {
+        notes.push(
+            "endpointReconcilingDisabled is set: nobody changes the endpoints of Service kubernetes for you \
+             in step 3."
+                .to_owned(),
+        );
+    }
+    if to.entries.iter().any(|entry| entry.service == MLA_GATEWAY) {
+        notes.push(
+            "What sends metrics and logs from inside the cluster has the address of the MLA gateway in its \
+             configuration, and follows once whoever made that changes it."
+                .to_owned(),
+        );
+    }
+    if keeper == Keeper::Kkp {
+        notes.push(
+            "KKP's vendor does not support this: plan an outage, and rehearse it on a cluster with the same \
+             provider and images."
+                .to_owned(),
+        );
+    }
+    notes
+}
+
+fn url_or<'a>(plan: &'a Plan, otherwise: &'a str) -> &'a str {
+    if plan.address.url.is_empty() { otherwise } else { &plan.address.url }
+}
+
+/// The address of agents, where it is not the default, and where there are some on one side only.
+fn agents(facts: &Facts<'_>, notes: &mut Vec<String>) {
+    let custom = |plan: &Plan| plan.agent_ip.filter(|&ip| ip != DEFAULT_AGENT_IP);
+    if let Some(ip) = custom(facts.from) {
+        notes.push(format!(
+            "tunnelingAgentIP {ip} has to leave the Cluster in the write that leaves Tunneling. Until the \
+             old door is closed, --rollback brings it back; after that, write it again yourself."
+        ));
+    }
+    if let Some(ip) = facts.to.agent_ip.filter(|_| facts.from.agent_ip.is_none()) {
+        notes.push(format!(
+            "Agents will listen on {ip} of every node: no pod, Service or machine network may hold it."
+        ));
+    }
+}
+
+fn elsewhere(facts: &Facts<'_>, notes: &mut Vec<String>) {
+    notes.push(
+        "The API server runs elsewhere: Portico opens the door, and nodes, certificate and flags are yours."
+            .to_owned(),
+    );
+    let missing = missing_names(facts);
+    if !missing.is_empty() {
+        notes.push(format!("Step 1 waits until its certificate has {}.", missing.join(", ")));
+    } else if facts.presented.is_none() {
+        let needed: Vec<String> = needed_names(facts).into_iter().collect();
+        if !needed.is_empty() {
+            notes.push(format!(
+                "Nobody looked at its certificate. Step 1 waits until that has {}.",
+                needed.join(", ")
+            ));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,320 @@
+//! What is told for each two strategies and each keeper, two whole pages, and what holds for any plan.
+
+use portico_api::exposed_cluster::MigrationState;
+use portico_api::seed::Seed;
+use portico_api::strategy::ExposeStrategy::{LoadBalancer, NodePort, Tunneling};
+use proptest::prelude::*;
+
+use super::*;
+use crate::doors::{Door, both};
+use crate::inputs::LoadBalancers;
+use crate::migration::Second;
+use crate::testing::{behind, cluster, plan_of, seed};
+use crate::validate::usable;
+
+const ALL: [Keeper; 4] = [Keeper::Hosted, Keeper::Elsewhere, Keeper::Pods, Keeper::Kkp];
+
+/// Each two different strategies, in both orders.
+const PAIRS: [[ExposeStrategy; 2]; 6] = [
+    [NodePort, LoadBalancer],
+    [NodePort, Tunneling],
+    [LoadBalancer, NodePort],
+    [LoadBalancer, Tunneling],
+    [Tunneling, NodePort],
+    [Tunneling, LoadBalancer],
+];
+
+/// What a test asks about.
+#[derive(Debug, Clone)]
+struct Case {
+    keeper: Keeper,
+    cluster: Cluster,
+    seed: Seed,
+    presented: Option<Vec<Box<str>>>,
+    now: Option<Now>,
+}
+
+impl Case {
+    fn of(keeper: Keeper, spec: &str) -> Self {
+        let mut cluster = cluster("a", spec);
+        let annotation = match keeper {
+            Keeper::Hosted => Some((LAYOUT, "compact")),
+            Keeper::Elsewhere => Some((ENDPOINTS, "203.0.113.50:6443")),
+            Keeper::Pods | Keeper::Kkp => None,
+        };
+        let annotation = annotation.map(|(key, value)| (key.into(), value.into()));
+        cluster.metadata.annotations.extend(annotation);
+        Self { keeper, cluster, seed: seed("north", "{}"), presented: None, now: None }
+    }
+
+    fn plan(&self, [from, to]: [ExposeStrategy; 2]) -> MigrationPlan {
+        let known = behind(&[("203.0.113.9", "lb.example.com")]);
+        let load_balancers = match self.keeper {
+            Keeper::Kkp => LoadBalancers::Cloud,
+            _ => LoadBalancers::CloudAndGateway,
+        };
+        let alone = |strategy| Door::of(&self.cluster, strategy).alone(&self.cluster);
+        let by = |strategy| plan_of(&alone(strategy), &self.seed, &known, load_balancers);
+        let (from, target) = (by(from), alone(to));
+        let to = by(to);
+        let both = both(&from, &to);
+        let configuration = crate::testing::configuration(r#"{"ingress": {"domain": "kkp.example.com"}}"#);
+        let seeds = [Box::new(self.seed.clone())];
+        let problems = usable(&target, &seeds, Some(&configuration)).err().unwrap_or_default();
+        plan(&Facts {
+            cluster: &self.cluster,
+            keeper: self.keeper,
+            from: &from,
+            to: &to,
+            both: &both,
+            now: self.now,
+            problems: &problems,
+            presented: self.presented.as_deref(),
+        })
+    }
+}
+
+fn at(first: ExposeStrategy, second: ExposeStrategy, state: MigrationState) -> Option<Now> {
+    let since = "2026-01-02T03:04:05Z".parse().unwrap();
+    Some(Now { first, second: Some(Second { strategy: second, state, since }) })
+}
+
+#[test]
+fn each_two_strategies_can_be_exchanged_or_it_is_said_why_not() {
+    for pair in PAIRS {
+        for keeper in ALL {
+            let case = Case::of(keeper, "{}");
+            assert_eq!(super::keeper(&case.cluster, keeper == Keeper::Kkp), keeper);
+            let plan = case.plan(pair);
+            // Between the two by port the number, and so the port of the pods, is the same.
+            let conflict = keeper == Keeper::Pods && pair.contains(&Tunneling);
+            assert_eq!(plan.blockers.len(), usize::from(conflict), "{pair:?} {keeper:?}");
+            let restarts = conflict || keeper == Keeper::Kkp;
+            assert_eq!(plan.restarts_api_server, restarts, "{pair:?} {keeper:?}");
+            let both = matches!(keeper, Keeper::Hosted | Keeper::Elsewhere);
+            assert_eq!(plan.both.is_some(), both, "{pair:?} {keeper:?}");
+            let steps = if keeper == Keeper::Pods { 5 } else { 6 };
+            assert_eq!(plan.steps.len(), steps, "{pair:?} {keeper:?}");
+            let names: Vec<_> = plan.steps.iter().filter_map(|step| step.state).collect();
+            assert_eq!(names, if both { &MigrationState::ALL[..] } else { &[] });
+            let cannot_tell = plan.notes.iter().any(|note| note.contains("cannot tell"));
+            assert_eq!(cannot_tell, both && !pair.contains(&Tunneling), "{pair:?} {keeper:?}");
+        }
+    }
+}
+
+#[test]
+fn a_plan_that_stays_with_a_strategy_or_that_nobody_may_carry_out_is_blocked() {
+    let blocked = |spec: &str, pair| -> Vec<String> {
+        let plan = Case::of(Keeper::Hosted, spec).plan(pair);
+        plan.blockers.into_iter().map(|blocker| format!("{}; {}", blocker.what, blocker.remedy)).collect()
+    };
+    let only = |found: Vec<String>, expected: &str| {
+        assert!(found.len() == 1 && found[0].contains(expected), "{expected}: {found:?}");
+    };
+    let there = [NodePort, Tunneling];
+    only(blocked("{}", [NodePort, NodePort]), "its strategy is NodePort already");
+    only(blocked(r#"{"pause": true}"#, there), "spec.pause: false");
+    let ranges = r#"{"apiServerAllowedIPRanges": {"cidrBlocks": ["192.0.2.0/24"]}}"#;
+    only(blocked(ranges, there), "every client may come by either door");
+    assert_eq!(blocked(ranges, [NodePort, LoadBalancer]), Vec::<String>::new());
+    let inside = r#"{"clusterNetwork": {"pods": {"cidrBlocks": ["100.64.0.0/10"]}}}"#;
+    only(blocked(inside, there), "tunnelingAgentIP: 100.64.30.10 (the default) lies in the pod network");
+    let six = r#"{"clusterNetwork": {"tunnelingAgentIP": "2001:db8::1"}}"#;
+    assert!(blocked(six, [LoadBalancer, Tunneling]).iter().any(|text| text.contains("family")));
+    let mut going = Case::of(Keeper::Hosted, "{}");
+    going.cluster.metadata.deletion_timestamp = "2026-01-02T03:04:05Z".parse().ok();
+    assert_eq!(going.plan(there).blockers[0].what, "the Cluster is being deleted");
+}
+
+#[test]
+fn without_an_address_there_is_no_door_to_keep() {
+    let case = Case::of(Keeper::Hosted, "{}");
+    let by = |strategy| {
+        let alone = Door::of(&case.cluster, strategy).alone(&case.cluster);
+        plan_of(&alone, &case.seed, &Default::default(), LoadBalancers::CloudAndGateway)
+    };
+    let (from, to) = (by(LoadBalancer), by(Tunneling));
+    let both = both(&from, &to);
+    let (cluster, keeper) = (&case.cluster, Keeper::Hosted);
+    let facts = Facts {
+        cluster,
+        keeper,
+        from: &from,
+        to: &to,
+        both: &both,
+        now: None,
+        problems: &[],
+        presented: None,
+    };
+    let plan = plan(&facts);
+    assert_eq!(plan.blockers.len(), 1, "{:?}", plan.blockers);
+    assert!(plan.blockers[0].what.starts_with("it has no address yet"));
+    assert!(plan.to_string().contains("not known before it has a load balancer"));
+}
+
+#[test]
+fn names_that_a_certificate_elsewhere_lacks_are_told() {
+    let mut case = Case::of(Keeper::Elsewhere, "{}");
+    let missing = |case: &Case| case.plan([LoadBalancer, Tunneling]).missing_names;
+    let notes = |case: &Case| case.plan([LoadBalancer, Tunneling]).notes.join("\n");
+    assert!(missing(&case).is_empty() && notes(&case).contains("Nobody looked at its certificate"));
+    case.presented = Some(vec!["203.0.113.9".into()]);
+    assert_eq!(missing(&case), ["100.64.30.10", "a.north.kkp.example.com"]);
+    assert!(notes(&case).contains("Step 1 waits until its certificate has 100.64.30.10, a.north"));
+    case.presented = Some(vec!["100.64.30.10".into(), "*.North.kkp.example.com".into()]);
+    assert_eq!(missing(&case), Vec::<String>::new());
+    case.keeper = Keeper::Hosted;
+    case.presented = Some(Vec::new());
+    assert_eq!(missing(&case), Vec::<String>::new(), "Portico issues it anew");
+}
+
+#[test]
+fn a_name_with_a_star_stands_for_one_label_and_for_no_address() {
+    assert!(covers("*.example.com", "a.example.com") && covers("A.example.com", "a.EXAMPLE.com"));
+    for (pattern, name) in [
+        ("*.example.com", "a.b.example.com"),
+        ("*.example.com", "example.com"),
+        ("*.0.2.1", "192.0.2.1"),
+        ("*", "a"),
+    ] {
+        assert!(!covers(pattern, name), "{pattern} {name}");
+    }
+}
+
+#[test]
+fn a_plan_knows_what_is_under_way() {
+    let notes = |now, pair| {
+        let case = Case { now, ..Case::of(Keeper::Hosted, "{}") };
+        let plan = case.plan(pair);
+        assert_eq!(plan.blockers, []);
+        (plan.notes[0].clone(), plan.steps[0].name)
+    };
+    let opening = at(NodePort, Tunneling, MigrationState::Opening);
+    assert_eq!(notes(opening, [NodePort, Tunneling]).0, "This migration is under way: Opening.");
+    let (third, _) = notes(opening, [NodePort, LoadBalancer]);
+    assert_eq!(
+        third,
+        "Tunneling is open beside NodePort (Opening): LoadBalancer waits until one door is left."
+    );
+    let (back, first) = notes(opening, [Tunneling, NodePort]);
+    assert!(back.starts_with("NodePort is the door that users know; Tunneling"), "{back}");
+    assert_eq!(first, "Moving", "nobody was told of the other");
+}
+
+#[test]
+fn what_else_depends_on_the_address_is_noted() {
+    let spec = r#"{"clusterNetwork": {"tunnelingAgentIP": "100.64.30.99"}, "cloud": {"dc": "here"},
+        "mla": {"monitoringEnabled": true},
+        "componentsOverride": {"apiserver": {"endpointReconcilingDisabled": true}}}"#;
+    let mut case = Case::of(Keeper::Hosted, spec);
+    case.seed = seed("north", r#"{"mla": {"userClusterMLAEnabled": true}, "datacenters": {"here": {}}}"#);
+    case.cluster.metadata.annotations.insert(MAX_CONNECTIONS.into(), "100".into());
+    let leaving = case.plan([Tunneling, NodePort]).notes.join("\n");
+    for expected in [
+        "tunnelingAgentIP 100.64.30.99 has to leave the Cluster",
+        "endpointReconcilingDisabled is set",
+        "address of the MLA gateway",
+        "one budget (portico.k8c.io/max-connections: 100)",
+        "Firewalls, proxies and NetworkPolicies that name https://a.north.kkp.example.com:6443",
+        "not counted yet",
+    ] {
+        assert!(leaving.contains(expected), "no {expected} in:\n{leaving}");
+    }
+    let entering = case.plan([NodePort, Tunneling]).notes.join("\n");
+    assert!(entering.contains("Agents will listen on 100.64.30.99 of every node"), "{entering}");
+}
+
+#[test]
+fn the_page_of_a_hosted_cluster() {
+    insta::assert_snapshot!(Case::of(Keeper::Hosted, "{}").plan([NodePort, Tunneling]));
+}
+
+#[test]
+fn the_page_beside_kkp() {
+    insta::assert_snapshot!(Case::of(Keeper::Kkp, "{}").plan([Tunneling, LoadBalancer]));
+}
+
+#[test]
+fn the_page_of_somebodys_pods() {
+    insta::assert_snapshot!(Case::of(Keeper::Pods, "{}").plan([NodePort, Tunneling]));
+}
+
+#[test]
+fn programs_read_a_plan_in_camel_case() {
+    let plan = Case::of(Keeper::Hosted, "{}").plan([NodePort, Tunneling]);
+    let json = serde_json::to_value(&plan).unwrap();
+    let mut fields: Vec<&str> = json.as_object().unwrap().keys().map(String::as_str).collect();
+    fields.sort_unstable();
+    assert_eq!(
+        fields,
+        [
+            "blockers",
+            "both",
+            "cluster",
+            "from",
+            "keeper",
+            "missingNames",
+            "notes",
+            "restartsApiServer",
+            "steps",
+            "to"
+        ]
+    );
+    assert_eq!((&json["keeper"], &json["to"]["agentIp"]), (&"hosted".into(), &"100.64.30.10".into()));
+    assert_eq!(json["steps"][3]["state"], "MovingNodes");
+    assert_eq!(json["steps"][3]["who"], "administrator");
+}
+
+fn any_case() -> impl Strategy<Value = (Case, [ExposeStrategy; 2])> {
+    let strategy = || prop::sample::select(ExposeStrategy::ALL.to_vec());
+    let spec = prop::sample::select(vec![
+        "{}",
+        r#"{"pause": true}"#,
+        r#"{"clusterNetwork": {"tunnelingAgentIP": "2001:db8::1"}}"#,
+        r#"{"clusterNetwork": {"tunnelingAgentIP": "nonsense"}, "exposeStrategy": "Nothing"}"#,
+        r#"{"apiServerAllowedIPRanges": {"cidrBlocks": ["192.0.2.0/24", "x"]}, "cloud": {"dc": "gone"}}"#,
+        r#"{"mla": {"loggingEnabled": true}}"#,
+    ]);
+    let seed_spec = prop::sample::select(vec![
+        "{}",
+        r#"{"nodeportProxy": {"disable": true}}"#,
+        r#"{"mla": {"userClusterMLAEnabled": true}, "seedDNSOverwrite": "-"}"#,
+    ]);
+    let state = prop::option::of(prop::sample::select(MigrationState::ALL.to_vec()));
+    let presented = prop::option::of(prop::collection::vec("[*a-z.0-9:]{0,12}", 0..4));
+    let keeper = prop::sample::select(ALL.to_vec());
+    let strategies = [strategy(), strategy(), strategy(), strategy()];
+    (keeper, spec, seed_spec, state, presented, strategies).prop_map(
+        |(keeper, spec, seed_spec, state, presented, [from, to, first, second])| {
+            let mut case = Case::of(keeper, spec);
+            case.seed = seed("north", seed_spec);
+            case.presented = presented.map(|names| names.into_iter().map(Into::into).collect());
+            case.now = state.and_then(|state| at(first, second, state));
+            (case, [from, to])
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn every_step_has_a_proof_and_a_way_back_and_what_is_not_blocked_has_steps(
+        (case, pair) in any_case(),
+    ) {
+        let plan = case.plan(pair);
+        for step in &plan.steps {
+            let told = [&step.does, &step.proof, &step.users, &step.back];
+            prop_assert!(told.iter().all(|text| !text.is_empty()), "{step:?}");
+        }
+        prop_assert!(!plan.blockers.is_empty() || !plan.steps.is_empty());
+        for blocker in &plan.blockers {
+            prop_assert!(!blocker.what.is_empty() && !blocker.remedy.is_empty(), "{blocker:?}");
+        }
+        let text = plan.to_string();
+        for line in text.lines() {
+            let is_long = line.chars().count() > 110 && line.split_whitespace().all(|word| word.len() < 60);
+            let is_table = line.contains("  authority ");
+            prop_assert!(!is_long || is_table, "{line}");
+        }
+    }
+}
