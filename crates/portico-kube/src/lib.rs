@@ -6,9 +6,9 @@
 //! [`conditions`] keeps the conditions of a status, and [`error`] puts an error of the API into words.
 //!
 //! [`mod@watch`] lists and watches with deadlines, whatever the API server does; [`mod@read`] reads one
-//! object, [`mod@page`] a part of a list; [`foreign`] talks to an API server that is not trusted; [`json`]
-//! bounds what is parsed, [`text`] what is told. What a controller decides is in `portico-expose` and its
-//! like; the controllers are in `portico-operator`.
+//! object, [`patch`] merges into one, [`mod@page`] reads a part of a list; [`foreign`] talks to an API server
+//! that is not trusted; [`json`] bounds what is parsed, [`text`] what is told. What a controller decides is
+//! in `portico-expose` and its like; the controllers are in `portico-operator`.
 
 pub mod apply;
 pub mod client;
@@ -20,6 +20,7 @@ pub mod foreign;
 pub mod json;
 pub mod leader;
 pub mod page;
+pub mod patch;
 pub mod read;
 pub mod seen;
 pub mod text;

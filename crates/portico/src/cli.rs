@@ -252,6 +252,26 @@ Examples:
   portico why a/worker-1
   portico why a -o json | jq -r '.[] | select(.state == \"broken\") | .remedy'")]
     Why(verb::why::Flags),
+    /// Move a cluster to another expose strategy, while users and nodes keep the address they know
+    ///
+    /// The operator opens the new way in beside the old one, proves it, tells everybody of it, and closes the
+    /// old one once you say so (--finish). --plan says beforehand what would happen, who acts in each step,
+    /// what users notice and the way back, and what stands in the way. Without it, this writes one change to
+    /// the Cluster, and the operator does the rest. Exit code 1 if something stands in the way, or a wait
+    /// ends before it is done.
+    #[command(after_help = "\
+Examples:
+  portico migrate a --to Tunneling --plan --kubeconfig seed.kubeconfig
+  portico migrate a --to Tunneling --plan --manifests copy/ -o json | jq '.blockers'
+  portico migrate a --to Tunneling
+  portico status a
+
+  Once nodes are moved and users have new kubeconfigs (docs/migration.md), close the old way in:
+    portico migrate a --finish
+
+  Or go back, from any step:
+    portico migrate a --rollback --wait=30m")]
+    Migrate(Box<verb::migrate::Flags>),
     /// List network requirements: who talks to whom, on which ports, under which condition
     ///
     /// Of KKP, Kublr and Portico, from one model. What is known of an installation narrows the list: its
@@ -359,6 +379,7 @@ impl Verb {
             Self::Check(flags) => verb::check::run(flags),
             Self::Status(flags) => verb::status::run(flags),
             Self::Why(flags) => verb::why::run(flags),
+            Self::Migrate(flags) => verb::migrate::run(flags),
             Self::Routes(flags) => verb::routes::run(flags),
             Self::Capacity(flags) => verb::capacity::run(flags),
             Self::Firewall(command) => verb::firewall::run(command),
@@ -389,11 +410,12 @@ mod tests {
     use super::*;
 
     /// Flags that look like listeners and are none: ports of somebody else, or of a Service.
-    const NO_LISTENERS: [&str; 9] = [
+    const NO_LISTENERS: [&str; 10] = [
         "front --sni-port",
         "front --tunnel-port",
         "operator --sni-port",
         "operator --tunnel-port",
+        "migrate --sni-port",
         "status --sni-port",
         "why --sni-port",
         "konnectivity agent --proxy-server-port",

@@ -29,12 +29,14 @@ use serde_json::Value;
 use crate::args::{duration, kubeconfig, object_key};
 use crate::offline::live_site;
 
+pub(crate) mod doors;
 mod gateways;
 mod here;
 mod inside;
 mod links;
 mod orphans;
 
+use doors::{Doors, Migration};
 use gateways::{Gateways, LoadBalancers};
 pub(crate) use links::Link;
 use links::State;
@@ -63,6 +65,7 @@ pub(crate) struct Seed {
     problems: Vec<Problem>,
     rows: BTreeMap<Box<str>, Vec<RouteRow>>,
     clusters: BTreeMap<Arc<str>, Cluster>,
+    doors: Doors,
     gateways: Gateways,
     load_balancers: LoadBalancers,
     front: ObjectKey,
@@ -79,12 +82,14 @@ impl Seed {
             Object::Cluster(cluster) => Some((cluster.metadata.name.clone(), (**cluster).clone())),
             _ => None,
         });
+        let clusters = clusters.collect();
         let mut rows = BTreeMap::<Box<str>, Vec<RouteRow>>::new();
         for row in site.pipeline.rows() {
             rows.entry((*row.backend.service.namespace).into()).or_default().push(row);
         }
         Ok(Self {
-            clusters: clusters.collect(),
+            doors: doors::recorded(&client, &site.originals, &clusters).await?,
+            clusters,
             problems: site.pipeline.problems().into_iter().collect(),
             rows,
             gateways: Gateways::ask(&client, &flags.service.namespace).await?,
@@ -98,6 +103,18 @@ impl Seed {
     /// The Clusters by name.
     pub(crate) fn clusters(&self) -> &BTreeMap<Arc<str>, Cluster> {
         &self.clusters
+    }
+
+    /// The strategy in force for a cluster: that of the door that users have been told of. Where nothing is
+    /// recorded, the Cluster's own; `None` if that names none.
+    pub(crate) fn in_force(&self, cluster: &Cluster) -> Option<ExposeStrategy> {
+        let recorded = self.doors.get(&cluster.metadata.name).map(|now| now.first);
+        recorded.or_else(|| cluster.spec.expose_strategy.get().copied())
+    }
+
+    /// What is under way between two doors of a cluster.
+    pub(crate) fn migration(&self, cluster: &Cluster) -> Option<Migration> {
+        doors::migration(cluster, *self.doors.get(&cluster.metadata.name)?)
     }
 
     /// What Clusters that are gone have left on the seed.
@@ -125,6 +142,9 @@ impl Seed {
         let cluster = self.clusters.get(name.as_str());
         found.push(links::object(name.as_str(), cluster));
         let Some(cluster) = cluster else { return found };
+        if let Some(migration) = self.migration(cluster) {
+            found.push(migration.link());
+        }
         let namespace = name.namespace();
         let rows = self.rows.get(&*namespace).map_or(&[][..], Vec::as_slice);
         let own = self.problems.iter().filter(|problem| {
@@ -136,7 +156,7 @@ impl Seed {
         found.push(links::condition(cluster));
         found.push(links::service(&namespace, rows));
         found.push(links::endpoints(rows));
-        let strategy = cluster.spec.expose_strategy.get().copied().unwrap_or_default();
+        let strategy = self.in_force(cluster).unwrap_or_default();
         let Some(row) = way_in(strategy, rows) else {
             let text = format!("the strategy is {strategy}, and no Service of {namespace} asks for that");
             let remedy = "see its annotation nodeport-proxy.k8s.io/expose and its type";
@@ -187,7 +207,8 @@ impl Seed {
         if found.broken().is_none()
             && let Some(cluster) = self.clusters.get(name.as_str())
         {
-            inside::try_node(&mut found, &self.client, cluster, node).await;
+            let has_agents = self.in_force(cluster) == Some(ExposeStrategy::Tunneling);
+            inside::try_node(&mut found, &self.client, cluster, node, has_agents).await;
         }
         found
     }

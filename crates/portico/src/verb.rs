@@ -14,6 +14,7 @@ pub(crate) mod join;
 pub(crate) mod konnectivity;
 pub(crate) mod kubeconfig;
 pub(crate) mod metrics;
+pub(crate) mod migrate;
 pub(crate) mod nodes;
 pub(crate) mod operator;
 pub(crate) mod ports;

@@ -3,7 +3,6 @@
 //! The API server is a user cluster's: what it says is bounded, and shown, and decides nothing else.
 
 use portico_api::cluster::Cluster;
-use portico_api::strategy::ExposeStrategy;
 use portico_kube::Client;
 use portico_kube::foreign::{Foreign, ForeignError};
 use serde_json::Value;
@@ -22,8 +21,15 @@ const API_SERVER: &str = "API server";
 /// The condition that `portico preflight --mesh` writes.
 const MESH: &str = "PorticoMesh";
 
-/// Adds the links of a node, up to the first that is broken. `seed` is the way to the seed.
-pub(super) async fn try_node(chain: &mut Chain, seed: &Client, cluster: &Cluster, node: &str) {
+/// Adds the links of a node, up to the first that is broken. `seed` is the way to the seed; `has_agents` is
+/// whether pods need an agent on it by the door in force.
+pub(super) async fn try_node(
+    chain: &mut Chain,
+    seed: &Client,
+    cluster: &Cluster,
+    node: &str,
+    has_agents: bool,
+) {
     let name = &*cluster.metadata.name;
     let inside = match admin(seed, name).await {
         Ok(inside) => inside,
@@ -39,7 +45,7 @@ pub(super) async fn try_node(chain: &mut Chain, seed: &Client, cluster: &Cluster
     };
     chain.push(registered(node, object.as_ref()));
     let Some(object) = object else { return };
-    if cluster.spec.expose_strategy.get() == Some(&ExposeStrategy::Tunneling) {
+    if has_agents {
         let pods = inside.get(&format!("{AGENTS}&fieldSelector=spec.nodeName%3D{node}")).await;
         chain.push(match pods {
             Ok(pods) => agent(node, &pods.unwrap_or_default()),

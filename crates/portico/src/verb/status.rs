@@ -3,12 +3,12 @@
 use clap::Args;
 use portico_admin::listing::OutputFormat;
 use portico_admin::table;
-use portico_api::cluster::Cluster;
 use portico_api::names::ClusterName;
 use serde::Serialize;
 
 use crate::daemon;
 use crate::outcome::{Outcome, print};
+use crate::reach::doors::Migration;
 use crate::reach::{Chain, Link, Orphan, Seed, SeedFlags};
 
 /// `portico status`.
@@ -45,7 +45,11 @@ struct Gateways {
 #[serde(rename_all = "camelCase")]
 struct Row {
     name: String,
+    /// That of the door that users have been told of.
     strategy: String,
+    /// What is under way between it and another one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    migration: Option<Migration>,
     /// Where users find it; empty while nobody knows.
     address: String,
     ok: bool,
@@ -72,10 +76,10 @@ async fn status(flags: &Flags) -> anyhow::Result<(Status, String)> {
     if let Some(name) = &flags.cluster {
         let chain = seed.whole_chain(&ClusterName::new(name)).await;
         text = chain.text(name);
-        clusters.push(row(name, seed.clusters().get(&**name), chain));
+        clusters.push(row(&seed, name, chain));
     } else {
         let all = seed.clusters().iter();
-        clusters.extend(all.map(|(name, cluster)| row(name, Some(cluster), seed.chain(&cluster.name()))));
+        clusters.extend(all.map(|(name, cluster)| row(&seed, name, seed.chain(&cluster.name()))));
         match seed.orphans().await {
             Ok(found) => orphans = found,
             Err(error) => tracing::warn!("what Clusters that are gone have left is not known: {error:#}"),
@@ -96,11 +100,13 @@ fn left(orphans: &[Orphan]) -> String {
     format!("Left by Clusters that are gone; where nobody needs it, kubectl delete:\n{lines}")
 }
 
-fn row(name: &str, cluster: Option<&Cluster>, chain: Chain) -> Row {
-    let strategy = cluster.and_then(|cluster| cluster.spec.expose_strategy.get());
+fn row(seed: &Seed, name: &str, chain: Chain) -> Row {
+    let cluster = seed.clusters().get(name);
+    let strategy = cluster.and_then(|cluster| seed.in_force(cluster));
     Row {
         name: name.to_owned(),
-        strategy: strategy.map(ToString::to_string).unwrap_or_default(),
+        strategy: strategy.map(|strategy| strategy.to_string()).unwrap_or_default(),
+        migration: cluster.and_then(|cluster| seed.migration(cluster)),
         address: cluster.map(|cluster| cluster.status.address.url.to_string()).unwrap_or_default(),
         ok: chain.broken().is_none(),
         links: chain.links,
@@ -112,8 +118,12 @@ impl Status {
         let row = |cluster: &Row| {
             let broken = cluster.links.iter().find(|link| link.is_broken());
             let state = if cluster.ok { "ok" } else { "BROKEN" };
-            let why = broken.map(|link| format!("{}: {}", link.link, link.evidence)).unwrap_or_default();
-            [cluster.name.clone(), cluster.strategy.clone(), cluster.address.clone(), state.to_owned(), why]
+            let broken = broken.map(|link| format!("{}: {}", link.link, link.evidence));
+            let migration = cluster.migration.as_ref();
+            let told = migration.map(|migration| format!("({})", migration.told()));
+            let why = broken.into_iter().chain(told).collect::<Vec<_>>().join(" ");
+            let strategy = migration.map_or_else(|| cluster.strategy.clone(), Migration::doors);
+            [cluster.name.clone(), strategy, cluster.address.clone(), state.to_owned(), why]
         };
         let rows: Vec<[String; 5]> = self.clusters.iter().map(row).collect();
         let broken = self.clusters.iter().filter(|cluster| !cluster.ok).count();

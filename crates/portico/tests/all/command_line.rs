@@ -16,7 +16,7 @@ fn the_version_names_a_release() {
 #[test]
 fn every_verb_has_help_with_an_example() {
     let verbs = ["gateway", "front", "check", "routes", "ports", "firewall", "capacity", "preflight", "demo"];
-    for verb in verbs.into_iter().chain(["kubeconfig", "control-plane"]) {
+    for verb in verbs.into_iter().chain(["kubeconfig", "control-plane", "migrate"]) {
         let output = run(&[verb, "--help"]);
         assert!(output.status.success(), "{verb}");
         let text = stdout(&output);

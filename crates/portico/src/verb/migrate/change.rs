@@ -1,0 +1,231 @@
+//! What is to be written to a Cluster for an order, and when that is done: pure.
+
+use portico_api::annotations::MIGRATION_LABEL;
+use portico_api::cluster::Cluster;
+use portico_api::exposed_cluster::{ExposedClusterSpec, MigrationState};
+use portico_api::migration::{MIGRATION, MigrationSettings};
+use portico_api::strategy::ExposeStrategy;
+use portico_expose::migration::{Now, Second};
+use serde_json::{Value, json};
+
+/// The value of the label that this verb sets: the operator removes it at the end.
+const OURS: &str = "portico";
+
+/// What a person wants.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Order {
+    /// Another strategy, with another time of quiet than the default.
+    To { strategy: ExposeStrategy, quiet: Option<String> },
+    /// The way in that is not wanted now.
+    Rollback,
+    /// The end of the old way in.
+    Finish,
+}
+
+/// What follows from it.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Change {
+    /// What is merged into the Cluster; `None` if it is so already.
+    pub(super) patch: Option<Value>,
+    /// What to wait for.
+    pub(super) until: Until,
+    /// What is said to the person.
+    pub(super) said: String,
+}
+
+/// What a person waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Until {
+    /// This strategy is in force, and nothing is under way.
+    Settled(ExposeStrategy),
+    /// The door by this strategy is closed, whatever comes next; this one is wanted.
+    Closed { door: ExposeStrategy, wanted: ExposeStrategy },
+}
+
+impl Until {
+    /// The strategy that is wanted as long as nobody changes their mind.
+    pub(super) fn wanted(self) -> ExposeStrategy {
+        match self {
+            Self::Settled(wanted) | Self::Closed { wanted, .. } => wanted,
+        }
+    }
+}
+
+/// What `order` changes of `cluster`, of which `record` is recorded.
+///
+/// # Errors
+/// Why it cannot be carried out.
+pub(super) fn change(
+    order: &Order,
+    cluster: &Cluster,
+    record: &ExposedClusterSpec,
+) -> Result<Change, String> {
+    if cluster.spec.pause {
+        return Err("the Cluster is paused, and the operator stands still: set spec.pause: false".to_owned());
+    }
+    if cluster.metadata.deletion_timestamp.is_some() {
+        return Err("the Cluster is being deleted".to_owned());
+    }
+    let now = super::now(record);
+    let wanted = cluster.spec.expose_strategy.get().copied().unwrap_or(now.first);
+    match order {
+        Order::To { strategy, quiet } => to(*strategy, quiet.as_deref(), wanted, cluster, record),
+        Order::Rollback => {
+            let target = match now.second {
+                // What waits is given up, and then what is under way.
+                None if wanted != now.first => now.first,
+                Some(second) if wanted == now.first => second.strategy,
+                Some(_) => now.first,
+                None => {
+                    return Err(format!(
+                        "there is nothing to roll back: {} is the one way in, and nothing is under way; back to \
+                         a former strategy is a migration of its own (--to)",
+                        now.first
+                    ));
+                }
+            };
+            to(target, None, wanted, cluster, record)
+        }
+        Order::Finish => finish(now, wanted, cluster),
+    }
+}
+
+/// Makes `target` the wanted strategy.
+fn to(
+    target: ExposeStrategy,
+    quiet: Option<&str>,
+    wanted: ExposeStrategy,
+    cluster: &Cluster,
+    record: &ExposedClusterSpec,
+) -> Result<Change, String> {
+    let now = super::now(record);
+    if target == wanted && target == now.first && now.second.is_none() {
+        return Err(format!("its strategy is {target} already"));
+    }
+    let mut patch = json!({});
+    if !cluster.may_migrate() {
+        patch["metadata"]["labels"] = json!({MIGRATION_LABEL: OURS});
+    }
+    // An order of an earlier day to close this or the other door would come too early.
+    let keeps_order = target == wanted;
+    let settings = edited(cluster, |item| keeps_order && item.starts_with("close="), quiet, None)?;
+    if let Some(settings) = settings {
+        patch["metadata"]["annotations"] = json!({MIGRATION: settings});
+    }
+    if cluster.spec.expose_strategy.get() != Some(&target) {
+        patch["spec"]["exposeStrategy"] = json!(target);
+    }
+    let written = &cluster.spec.cluster_network.tunneling_agent_ip;
+    if target != ExposeStrategy::Tunneling {
+        if !written.is_unset() {
+            patch["spec"]["clusterNetwork"] = json!({"tunnelingAgentIP": null});
+        }
+    } else if let Some(ip) = agents(record).filter(|_| written.is_unset()) {
+        // The operator would write the default, and nodes have agents at this one.
+        patch["spec"]["clusterNetwork"] = json!({"tunnelingAgentIP": ip});
+    }
+    let patch = Some(patch).filter(|patch| *patch != json!({}));
+    Ok(Change { patch, until: Until::Settled(target), said: said(target, now, cluster) })
+}
+
+/// Where agents listen by the recorded door that has some.
+fn agents(record: &ExposedClusterSpec) -> Option<std::net::IpAddr> {
+    let second = record.migration.as_ref().and_then(|migration| migration.second.tunnel);
+    record.tunnel.or(second).map(|tunnel| tunnel.agent_ip)
+}
+
+/// What becomes of the doors.
+fn said(target: ExposeStrategy, now: Now, cluster: &Cluster) -> String {
+    let name = &cluster.metadata.name;
+    let first = now.first;
+    match now.second {
+        None if target == first => format!("{first} stays the one way in; nothing else was open"),
+        None => format!(
+            "from {first} to {target}. `portico status {name}` says how far it is. Move the nodes once it says \
+             MovingNodes, then portico migrate {name} --finish closes {first}; --rollback goes back"
+        ),
+        Some(Second { strategy, state: MigrationState::Opening | MigrationState::Proving, .. }) => {
+            if target == first {
+                format!("{first} stays, nobody was told of {strategy}, which closes again (--finish)")
+            } else if target == strategy {
+                format!("from {first} to {target}; that is under way already")
+            } else {
+                format!(
+                    "{target} waits until one door is left: {strategy} closes first (--finish), then it begins"
+                )
+            }
+        }
+        Some(Second { strategy, .. }) => {
+            if target == first {
+                format!("{first} is in force already, {strategy} closes (--finish)")
+            } else if target == strategy {
+                format!(
+                    "back from {first} to {target}: it is proven again, all are told of it, {first} closes"
+                )
+            } else {
+                format!(
+                    "{target} waits until one door is left: {strategy} closes first (--finish), then it begins"
+                )
+            }
+        }
+    }
+}
+
+/// Orders the door that is not in force to be closed.
+fn finish(now: Now, wanted: ExposeStrategy, cluster: &Cluster) -> Result<Change, String> {
+    let first = now.first;
+    let Some(Second { strategy, state, .. }) = now.second else {
+        return Err(format!("there is no second door to close: {first} is the one way in"));
+    };
+    if wanted == strategy {
+        return Err(format!(
+            "{strategy} is wanted and not in force yet ({}): --finish closes {first} once all are told of \
+             {strategy}; --rollback closes {strategy}",
+            state.name()
+        ));
+    }
+    let settings = edited(cluster, |_| false, None, Some(strategy))?;
+    let patch = settings.map(|settings| json!({"metadata": {"annotations": {MIGRATION: settings}}}));
+    let until =
+        if wanted == first { Until::Settled(first) } else { Until::Closed { door: strategy, wanted } };
+    let then = if wanted == first { String::new() } else { format!("; then {wanted} is opened") };
+    Ok(Change {
+        patch,
+        until,
+        said: format!("{strategy} closes, whoever still uses it; {first} stays{then}"),
+    })
+}
+
+/// The annotation with other settings, or `null` if none is left; `None` if it is so already. An order to
+/// close is kept where `keeps` says so.
+///
+/// # Errors
+/// What is wrong with the annotation as it is: what it asks for must not be lost unseen.
+fn edited(
+    cluster: &Cluster,
+    keeps: impl Fn(&str) -> bool,
+    quiet: Option<&str>,
+    close: Option<ExposeStrategy>,
+) -> Result<Option<Value>, String> {
+    let written = cluster.metadata.annotation(MIGRATION);
+    MigrationSettings::of(written).map_err(|error| {
+        format!("its annotation {MIGRATION} cannot be read: {error}; correct it, or remove it")
+    })?;
+    let items = written.into_iter().flat_map(|text| text.split(',')).map(str::trim);
+    let stays = |item: &&str| match item.split_once('=') {
+        Some(("quiet", _)) => quiet.is_none(),
+        _ => keeps(item),
+    };
+    let quiet = quiet.map(|quiet| format!("quiet={quiet}"));
+    let close = close.map(|close| format!("close={close}"));
+    let all: Vec<String> = items.filter(stays).map(str::to_owned).chain(quiet).chain(close).collect();
+    Ok(match (written, &*all.join(",")) {
+        (None, "") => None,
+        (Some(before), after) if before == after => None,
+        (Some(_), "") => Some(Value::Null),
+        (_, after) => Some(after.into()),
+    })
+}
+
+#[cfg(test)]
+mod tests;

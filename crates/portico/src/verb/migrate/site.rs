@@ -1,0 +1,276 @@
+//! What a plan follows from: the objects of a live seed, or of a directory.
+
+use std::path::Path;
+
+use anyhow::anyhow;
+use portico_api::cluster::{Address, Cluster};
+use portico_api::configuration::KubermaticConfiguration;
+use portico_api::exposed_cluster::ExposedClusterSpec;
+use portico_api::seed::Seed;
+use portico_api::strategy::ExposeStrategy;
+use portico_dial::{Dialer, ProxyFiles, ProxySetting, Target};
+use portico_expose::doors::{Door, both};
+use portico_expose::exposure::MANAGED_BY;
+use portico_expose::inputs::{Ingress, Inputs, Known, LoadBalancers, Scope};
+use portico_expose::migration::Now;
+use portico_expose::migration::plan::{self, Facts, Keeper, MigrationPlan};
+use portico_expose::node_ports::PortKey;
+use portico_expose::plan::{Plan, plan as plan_door};
+use portico_expose::resolve::{self, DecidedBy, Decision, seed_of};
+use portico_expose::strategy::FRONT;
+use portico_expose::validate::usable;
+use portico_kube::{Client, read};
+use portico_preflight::Seen;
+use portico_preflight::check::{Limits, tls};
+use portico_source::{Object, list_objects};
+use portico_sync::ReadAs;
+use serde_json::Value;
+
+use super::{Flags, no_cluster};
+use crate::offline;
+use crate::reach::doors::record;
+
+/// The Deployment of KKP whose presence says that its controllers keep the clusters of this seed; its pods
+/// have that name in a label, too.
+const KKP: &str = "kubermatic-seed-controller-manager";
+
+/// Port by Service and port name.
+type PortOf<'a> = &'a dyn Fn(&str, &str) -> Option<u16>;
+
+/// The objects that decide about one cluster.
+struct Objects<'a> {
+    cluster: &'a Cluster,
+    seeds: Vec<&'a Seed>,
+    configuration: Option<&'a KubermaticConfiguration>,
+}
+
+/// What is known beside them.
+struct Beside<'a> {
+    keeper: Keeper,
+    record: Option<&'a ExposedClusterSpec>,
+    /// The strategy that users know, where nothing is recorded.
+    before: Option<ExposeStrategy>,
+    node_port: PortOf<'a>,
+    /// What the cluster's own load balancer has, if there is one.
+    front: Vec<Ingress>,
+    presented: Option<Vec<Box<str>>>,
+    sni_port: u16,
+}
+
+/// The plan of a cluster of a directory.
+pub(super) fn of_manifests(
+    directory: &Path,
+    name: &str,
+    to: ExposeStrategy,
+    sni_port: u16,
+) -> anyhow::Result<MigrationPlan> {
+    let site = offline::read(directory)?;
+    let objects = Objects::of(&site.originals, name)?;
+    let persisted = site.pipeline.planner().persisted();
+    let of_services = node_ports(&site.originals, objects.cluster);
+    let namespace = objects.cluster.name().namespace();
+    let remembered =
+        |service: &str, port: &str| persisted.node_ports.get(&PortKey::new(&namespace, service, port));
+    let kkp = site.read_as == ReadAs::Seed && !site.originals.iter().any(is_of_operator);
+    let beside = Beside {
+        keeper: plan::keeper(objects.cluster, kkp),
+        record: None,
+        before: persisted.strategies.get(&objects.cluster.name()).copied(),
+        node_port: &|service, port| of_services(service, port).or_else(|| remembered(service, port)),
+        front: Vec::new(),
+        presented: None,
+        sni_port,
+    };
+    objects.plan(to, beside)
+}
+
+/// The plan of a cluster of a live seed.
+pub(super) async fn live(
+    client: &Client,
+    flags: &Flags,
+    to: ExposeStrategy,
+) -> anyhow::Result<MigrationPlan> {
+    let name = &*flags.cluster;
+    let namespace = portico_api::names::ClusterName::new(name).namespace();
+    let loaded = list_objects(client, Some(&namespace), flags.timeout).await?;
+    let objects = Objects::of(&loaded.objects, name)?;
+    let record = record(client, objects.cluster).await?;
+    let keeper = plan::keeper(objects.cluster, is_kkp_there(client, &loaded.objects).await);
+    let path = format!("/api/v1/namespaces/{namespace}/services/{FRONT}");
+    let front: Option<Value> = read(client, &path, &format!("Service {namespace}/{FRONT}")).await?;
+    let presented = match keeper {
+        Keeper::Elsewhere => presented(objects.cluster).await,
+        _ => None,
+    };
+    let beside = Beside {
+        keeper,
+        record: record.as_ref(),
+        before: None,
+        node_port: &node_ports(&loaded.objects, objects.cluster),
+        front: front.as_ref().map(ingress_of).unwrap_or_default(),
+        presented,
+        sni_port: flags.sni_port,
+    };
+    objects.plan(to, beside)
+}
+
+impl<'a> Objects<'a> {
+    fn of(objects: &'a [Object], name: &str) -> anyhow::Result<Self> {
+        let (mut cluster, mut seeds, mut configuration) = (None, Vec::new(), None);
+        for object in objects {
+            match object {
+                Object::Cluster(found) if *found.metadata.name == *name => cluster = Some(&**found),
+                Object::Seed(seed) => seeds.push(&**seed),
+                Object::KubermaticConfiguration(found) => {
+                    configuration.get_or_insert(&**found);
+                }
+                _ => {}
+            }
+        }
+        Ok(Self { cluster: cluster.ok_or_else(|| anyhow!(no_cluster(name)))?, seeds, configuration })
+    }
+
+    fn plan(&self, to: ExposeStrategy, beside: Beside<'_>) -> anyhow::Result<MigrationPlan> {
+        let cluster = self.cluster;
+        let seed = *seed_of(cluster, &self.seeds).map_err(|problem| anyhow!("{problem}"))?;
+        let now = beside.record.map(Now::of);
+        let in_force = now.map(|now| now.first).or(beside.before);
+        let in_force =
+            in_force.unwrap_or_else(|| resolve::strategy(cluster, seed, self.configuration).strategy);
+        // Back to the door that users know, the one that closes is the other.
+        let second = now.and_then(|now| now.second).map(|second| second.strategy);
+        let from = second.filter(|_| to == in_force).unwrap_or(in_force);
+        let door = |strategy| self.door(seed, strategy, in_force, &beside);
+        let (from, to_plan) = (door(from), door(to));
+        let wanted = alone(cluster, to, beside.record);
+        let problems = usable(&wanted, &self.seeds, self.configuration).err().unwrap_or_default();
+        Ok(plan::plan(&Facts {
+            cluster,
+            keeper: beside.keeper,
+            from: &from,
+            to: &to_plan,
+            both: &both(&from, &to_plan),
+            now,
+            problems: &problems,
+            presented: beside.presented.as_deref(),
+        }))
+    }
+
+    /// The door by one strategy alone, with the address that is known of it.
+    fn door(
+        &self,
+        seed: &Seed,
+        strategy: ExposeStrategy,
+        in_force: ExposeStrategy,
+        beside: &Beside<'_>,
+    ) -> Plan {
+        let mut cluster = alone(self.cluster, strategy, beside.record);
+        let told = std::mem::take(&mut cluster.status.address);
+        // Names by port and by tunnel lead to the same place; that of a load balancer leads to that alone.
+        let is_shared = |strategy| strategy != ExposeStrategy::LoadBalancer;
+        let ip = told.ip.filter(|_| is_shared(strategy) && is_shared(in_force));
+        cluster.status.address.ip = ip;
+        let known = Known { front: beside.front.clone(), resolved: Vec::from_iter(ip), ..Known::default() };
+        let decision = Decision { strategy, decided_by: DecidedBy::Cluster };
+        let mut plan = plan_door(&Inputs {
+            scope: Scope { cluster: &cluster, decision, seed, configuration: self.configuration },
+            node_ports: beside.node_port,
+            known: &known,
+            load_balancers: match beside.keeper {
+                Keeper::Kkp => LoadBalancers::Cloud,
+                _ => LoadBalancers::CloudAndGateway,
+            },
+            sni_port: beside.sni_port,
+        });
+        let second = beside.record.and_then(|record| record.migration.as_ref()).map(|it| &it.second);
+        let recorded = second.filter(|second| second.expose_strategy == strategy).map(|it| &it.address);
+        let address = if strategy == in_force { Some(&told) } else { recorded };
+        if let Some(address) = address.filter(|address| !address.url.is_empty()) {
+            plan.address = Address::clone(address);
+        }
+        plan
+    }
+}
+
+/// The Cluster with the door by `strategy` alone; agents listen where they are known to.
+fn alone(cluster: &Cluster, strategy: ExposeStrategy, record: Option<&ExposedClusterSpec>) -> Cluster {
+    let mut door = Door::of(cluster, strategy);
+    let second = record.and_then(|record| record.migration.as_ref()).and_then(|it| it.second.tunnel);
+    let recorded = record.and_then(|record| record.tunnel).or(second);
+    if let (Some(_), Some(tunnel)) = (door.agent_ip, recorded)
+        && cluster.spec.cluster_network.tunneling_agent_ip.is_unset()
+    {
+        door.agent_ip = Some(tunnel.agent_ip);
+    }
+    door.alone(cluster)
+}
+
+/// The NodePorts of the Services of a cluster.
+fn node_ports(objects: &[Object], cluster: &Cluster) -> impl Fn(&str, &str) -> Option<u16> {
+    let namespace = cluster.name().namespace();
+    move |service, port_name| {
+        let services = objects.iter().filter_map(|object| match object {
+            Object::Service(service) => Some(service),
+            _ => None,
+        });
+        let mut named = services
+            .filter(|found| *found.metadata.namespace == *namespace && *found.metadata.name == *service);
+        named.next()?.spec.ports.iter().find(|port| *port.name == *port_name)?.node_port
+    }
+}
+
+/// Whether it is a Service that Portico's operator made.
+fn is_of_operator(object: &Object) -> bool {
+    let (key, value) = MANAGED_BY;
+    matches!(object, Object::Service(service) if service.metadata.label(key) == Some(value))
+}
+
+/// Whether KKP's controllers are at work. Where that may not be read, they are taken not to be, and that is
+/// told.
+async fn is_kkp_there(client: &Client, objects: &[Object]) -> bool {
+    let path = format!("/apis/apps/v1/deployments?fieldSelector=metadata.name%3D{KKP}");
+    let list: Option<Value> = match read(client, &path, &format!("Deployments {KKP}")).await {
+        Ok(list) => list,
+        Err(error) => {
+            tracing::warn!("whether KKP's controllers are on this seed is not known: {error}");
+            return false;
+        }
+    };
+    let is_here = |namespace: &str| {
+        objects.iter().any(|object| match object {
+            Object::Seed(_) | Object::KubermaticConfiguration(_) => {
+                *object.metadata().namespace == *namespace
+            }
+            _ => false,
+        })
+    };
+    let is_it = |deployment: &Value| {
+        let text = |path: &str| deployment.pointer(path).and_then(Value::as_str);
+        text("/spec/selector/matchLabels/app.kubernetes.io~1name") == Some(KKP)
+            && text("/metadata/namespace").is_some_and(is_here)
+    };
+    list.as_ref().and_then(|list| list["items"].as_array()).into_iter().flatten().any(is_it)
+}
+
+/// The addresses that a load balancer gave to a Service.
+fn ingress_of(service: &Value) -> Vec<Ingress> {
+    let list = service.pointer("/status/loadBalancer/ingress").and_then(Value::as_array);
+    let ingress = |entry: &Value| Ingress {
+        ip: entry["ip"].as_str().and_then(|ip| ip.parse().ok()),
+        hostname: entry["hostname"].as_str().unwrap_or_default().into(),
+    };
+    list.into_iter().flatten().map(ingress).collect()
+}
+
+/// The names of the certificate at the address of now, as this machine sees it.
+async fn presented(cluster: &Cluster) -> Option<Vec<Box<str>>> {
+    let address = &cluster.status.address;
+    let (name, port) = (address.external_name.clone(), address.port?);
+    let dialer = Dialer::new(ProxySetting::Env, ProxyFiles::default()).ok()?;
+    let target = Target { host: name.clone(), port };
+    let server = tls::Server { target, name, trust: tls::Trust::Any, alpn: vec!["http/1.1".into()] };
+    match tls::check(&dialer, &server, Limits::default()).await.seen {
+        Seen::Tls(session) => Some(session.names),
+        _ => None,
+    }
+}

@@ -1,0 +1,144 @@
+//! Until a migration is done, or time is over: each change of its condition on a line.
+
+use std::time::Duration;
+
+use anyhow::anyhow;
+use portico_api::cluster::Cluster;
+use portico_api::exposed_cluster::ExposedClusterSpec;
+use portico_expose::migration::Now;
+use portico_kube::Client;
+use tokio::time::{Instant, sleep_until};
+
+use super::change::Until;
+use super::{no_cluster, read_cluster};
+use crate::outcome::{Outcome, print};
+use crate::reach::doors::{CONDITION, record};
+
+/// How often the seed is asked. A state lasts seconds at least: each waits for something on the network.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The reason of the condition once nothing is under way.
+const SETTLED: &str = "Settled";
+
+/// Says each change until it is done. The answer is "no" if that takes longer than `limit`, or somebody wants
+/// something else meanwhile.
+pub(super) async fn until(
+    client: &Client,
+    name: &str,
+    until: &Until,
+    limit: Duration,
+) -> anyhow::Result<Outcome> {
+    let deadline = Instant::now() + limit;
+    let mut told = None;
+    loop {
+        // An API server that is away for a moment is asked again.
+        let found = match look(client, name).await {
+            Ok((cluster, record)) => {
+                let wanted = cluster.spec.expose_strategy.get();
+                if let Some(other) = wanted.filter(|&&wanted| wanted != until.wanted()) {
+                    print(&format!("{name}  somebody else has written {other}, which is wanted now\n"))?;
+                    return Ok(Outcome::No);
+                }
+                let done = is_done(*until, &cluster, record.as_ref());
+                if let Some(line) = line(&cluster).filter(|line| done || !line.starts_with(SETTLED))
+                    && told.as_ref() != Some(&line)
+                {
+                    print(&format!("{name}  {line}\n"))?;
+                    told = Some(line);
+                }
+                if done {
+                    return Ok(Outcome::Done);
+                }
+                Ok(())
+            }
+            Err(error) if error.to_string() == no_cluster(name) => return Err(error),
+            Err(error) => Err(error),
+        };
+        if Instant::now() >= deadline {
+            found.map_err(|error| anyhow!("after {limit:?}: {error:#}"))?;
+            let told = told.unwrap_or_else(|| format!("the operator has not said anything ({CONDITION})"));
+            let finish = if told.contains("waits for") {
+                format!("; portico migrate {name} --finish waits for no node and no user")
+            } else {
+                String::new()
+            };
+            print(&format!("{name}  not done within {limit:?}: {told}{finish}\n"))?;
+            return Ok(Outcome::No);
+        }
+        sleep_until(deadline.min(Instant::now() + PAUSE)).await;
+    }
+}
+
+async fn look(client: &Client, name: &str) -> anyhow::Result<(Cluster, Option<ExposedClusterSpec>)> {
+    let (_, cluster) = read_cluster(client, name).await?;
+    let record = record(client, &cluster).await?;
+    Ok((cluster, record))
+}
+
+/// What the operator says, if it has said something.
+fn line(cluster: &Cluster) -> Option<String> {
+    let condition = cluster.status.conditions.get(CONDITION)?;
+    Some(format!("{:<11}  {}", condition.reason, condition.message))
+}
+
+/// Whether what is waited for is so. The condition alone may be that of an earlier migration.
+fn is_done(until: Until, cluster: &Cluster, record: Option<&ExposedClusterSpec>) -> bool {
+    let Some(now) = record.map(Now::of) else { return false };
+    match until {
+        Until::Settled(strategy) => {
+            let condition = cluster.status.conditions.get(CONDITION);
+            let says_so = condition.is_some_and(|it| &*it.reason == SETTLED && &*it.status == "True");
+            now == Now::settled(strategy) && says_so
+        }
+        Until::Closed { door, .. } => now.second.is_none_or(|second| second.strategy != door),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use portico_api::strategy::ExposeStrategy::{LoadBalancer, NodePort, Tunneling};
+    use serde_json::json;
+
+    use super::*;
+
+    fn cluster(status: &str, reason: &str) -> Cluster {
+        serde_json::from_value(json!({"metadata": {"name": "a"}, "status": {"conditions":
+            {CONDITION: {"status": status, "reason": reason, "message": "text"}}}}))
+        .unwrap()
+    }
+
+    fn record(first: &str, second: Option<&str>) -> ExposedClusterSpec {
+        let mut spec = json!({"exposeStrategy": first, "seed": "north"});
+        if let Some(second) = second {
+            spec["migration"] = json!({"state": "Closing", "since": "2026-01-02T03:04:05Z",
+                "second": {"exposeStrategy": second}});
+        }
+        serde_json::from_value(spec).unwrap()
+    }
+
+    #[test]
+    fn a_condition_of_before_is_not_the_end_and_neither_is_a_record_that_is_gone() {
+        let settled = cluster("True", "Settled");
+        let done = |cluster: &Cluster, record| is_done(Until::Settled(Tunneling), cluster, record);
+        assert!(done(&settled, Some(&record("Tunneling", None))));
+        assert!(!done(&settled, Some(&record("NodePort", None))));
+        assert!(!done(&settled, Some(&record("Tunneling", Some("NodePort")))));
+        assert!(!done(&settled, None));
+        assert!(!done(&cluster("False", "Closing"), Some(&record("Tunneling", None))));
+    }
+
+    #[test]
+    fn a_door_is_closed_whatever_comes_after_it() {
+        let until = Until::Closed { door: NodePort, wanted: LoadBalancer };
+        let any = cluster("False", "Opening");
+        assert!(!is_done(until, &any, Some(&record("Tunneling", Some("NodePort")))));
+        assert!(is_done(until, &any, Some(&record("Tunneling", Some("LoadBalancer")))));
+        assert!(is_done(until, &any, Some(&record("Tunneling", None))));
+    }
+
+    #[test]
+    fn a_line_is_what_the_operator_says() {
+        assert_eq!(line(&cluster("False", "Moving")).unwrap(), "Moving       text");
+        assert_eq!(line(&Cluster::default()), None);
+    }
+}
