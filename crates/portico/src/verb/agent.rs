@@ -2,9 +2,9 @@
 //! connections to a gateway.
 //!
 //! [`flags`] says what can be set, [`control`] is the order at start and end, [`status`] what the process
-//! knows of itself, shown by [`pages`] and [`metrics`]. [`check`] only looks whether the address is free, and
-//! [`ready`] asks a running agent whether it is ready. What moves bytes is in `portico-agent` and
-//! `portico-tunnel`.
+//! knows of itself, shown by [`pages`] and [`metrics`]. [`check`] only looks whether the address is free,
+//! [`ready`] asks a running agent whether it is ready, and [`reach`] tries an API server as kubelets do. What
+//! moves bytes is in `portico-agent` and `portico-tunnel`.
 
 mod check;
 mod conceal;
@@ -12,6 +12,7 @@ pub(super) mod control;
 pub(super) mod flags;
 mod metrics;
 mod pages;
+mod reach;
 mod ready;
 mod status;
 
@@ -52,6 +53,18 @@ Examples:
 Example:
   portico agent ready --instance \"$POD_NAME\"")]
     Ready(ready::Flags),
+    /// Try whether this machine reaches an API server as its kubelet does: exit code 1, if not
+    ///
+    /// Connects without a proxy, by TLS with the CA of the cluster and the host in the URL as the name, and
+    /// asks for /readyz without any credential, within 10 s. That it answers is enough, also with 401 or 403.
+    /// While a cluster migrates between expose strategies, this runs on every node (deploy/migration.yaml).
+    #[command(after_help = "\
+Examples:
+  portico agent reach https://a.example.com:6443 --ca-file /etc/kubernetes/pki/ca.crt
+
+  For as long as it runs, a line for each change:
+    portico agent reach https://a.example.com:6443 --ca-file ca.crt --every 5s")]
+    Reach(reach::Flags),
 }
 
 /// Does what is asked for.
@@ -59,6 +72,7 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<Outcome> {
     match &command.verb {
         Some(Verb::Check(flags)) => check::run(flags),
         Some(Verb::Ready(flags)) => ready::run(flags),
+        Some(Verb::Reach(flags)) => reach::run(flags),
         None => {
             conceal::conceal();
             daemon::run(async {

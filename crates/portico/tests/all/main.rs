@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
 mod agent;
+mod agent_reach;
 mod check;
 mod churn;
 mod command_line;

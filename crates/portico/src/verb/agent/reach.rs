@@ -1,0 +1,166 @@
+//! `portico agent reach`: whether this machine reaches API servers as a kubelet does: directly, by the CA of
+//! the cluster, and by the name in the URL. Nothing is shown to them, and what they say hardly counts: who
+//! has the certificate is the API server, also one that lets nobody in without a credential.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::Context;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use clap::Args;
+use futures_util::future::join_all;
+use http::Uri;
+use portico_dial::Dialer;
+use portico_dial::pem;
+use portico_kube::error::describe;
+use portico_kube::foreign::{Foreign, ForeignError};
+use serde_json::json;
+use tokio::time::sleep;
+
+use crate::args::positive_duration;
+use crate::daemon::{self, Daemon, Hangup};
+use crate::outcome::{Outcome, print};
+
+/// What is asked for: every API server has it.
+const ASKED: &str = "/readyz";
+
+/// `portico agent reach`.
+#[derive(Debug, Args)]
+pub(crate) struct Flags {
+    /// An API server; of several, each must be reached
+    #[arg(value_name = "URL", required = true)]
+    urls: Vec<Server>,
+    /// CA that its certificate must come from, PEM; read again for each attempt
+    #[arg(long, value_name = "FILE")]
+    ca_file: PathBuf,
+    /// Go on, with this time between two attempts, and print a line for each change
+    #[arg(long, value_name = "TIME", value_parser = positive_duration)]
+    every: Option<Duration>,
+}
+
+/// The URL of an API server.
+#[derive(Debug, Clone)]
+struct Server(String);
+
+impl FromStr for Server {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || "give https://HOST:PORT, without anything behind it".to_owned();
+        let uri: Uri = text.parse().map_err(|_| wrong())?;
+        let leads_to_a_host =
+            uri.scheme_str() == Some("https") && uri.host().is_some_and(|host| !host.is_empty());
+        if !leads_to_a_host || uri.path() != "/" || uri.query().is_some() || text.contains('@') {
+            return Err(wrong());
+        }
+        Ok(Self(text.trim_end_matches('/').to_owned()))
+    }
+}
+
+/// What came of an attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Reached {
+    Yes,
+    /// Why not.
+    No(String),
+}
+
+impl fmt::Display for Reached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Yes => f.write_str("reached"),
+            Self::No(why) => write!(f, "not reached: {why}"),
+        }
+    }
+}
+
+/// Tries once, or again and again until it is told to stop.
+pub(super) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
+    daemon::runtime()?.block_on(async {
+        let Some(pause) = flags.every else {
+            let reached = attempts(flags).await?;
+            tell(flags, &reached, &[])?;
+            let all = reached.iter().all(|reached| *reached == Reached::Yes);
+            return Ok(if all { Outcome::Done } else { Outcome::No });
+        };
+        let mut daemon = Daemon::start(Hangup::of_terminal())?;
+        tokio::select! {
+            Err(error) = repeat(flags, pause) => Err(error),
+            _ = daemon.asked_to_stop() => Ok(Outcome::Done),
+        }
+    })
+}
+
+async fn repeat(flags: &Flags, pause: Duration) -> anyhow::Result<()> {
+    let mut before = Vec::new();
+    loop {
+        let reached = attempts(flags).await?;
+        tell(flags, &reached, &before)?;
+        before = reached;
+        sleep(pause).await;
+    }
+}
+
+/// Prints a line for each server of which there is something else to say than `before`.
+fn tell(flags: &Flags, reached: &[Reached], before: &[Reached]) -> anyhow::Result<()> {
+    for (number, (Server(url), reached)) in flags.urls.iter().zip(reached).enumerate() {
+        if before.get(number) != Some(reached) {
+            print(&format!("{url}: {reached}\n"))?;
+        }
+    }
+    Ok(())
+}
+
+async fn attempts(flags: &Flags) -> anyhow::Result<Vec<Reached>> {
+    let authority = pem::read(&flags.ca_file).context("--ca-file")?;
+    // Without a certificate in it every server would look like the wrong one.
+    pem::certificates(&flags.ca_file, &authority).context("--ca-file")?;
+    Ok(join_all(flags.urls.iter().map(|server| attempt(server, &authority))).await)
+}
+
+async fn attempt(server: &Server, authority: &[u8]) -> Reached {
+    let way = match Foreign::new(&anonymous(server, authority), Dialer::direct()).await {
+        Ok(way) => way,
+        Err(error) => return Reached::No(describe(&error)),
+    };
+    match way.get(ASKED).await {
+        // A text and no object, which is what it says if all is well.
+        Ok(Some(_)) | Err(ForeignError::Unreadable(_) | ForeignError::Refused { code: 401 | 403, .. }) => {
+            Reached::Yes
+        }
+        Ok(None) => Reached::No(format!("GET {ASKED}: it answered 404: what answers is no API server")),
+        Err(error) => Reached::No(error.to_string()),
+    }
+}
+
+/// A kubeconfig that shows nothing.
+fn anonymous(Server(url): &Server, authority: &[u8]) -> String {
+    let authority = BASE64_STANDARD.encode(authority);
+    json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "any", "cluster": {"server": url, "certificate-authority-data": authority}}],
+        "users": [{"name": "nobody", "user": {}}],
+        "contexts": [{"name": "any", "context": {"cluster": "any", "user": "nobody"}}],
+        "current-context": "any",
+    })
+    .to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_an_url_of_a_host_alone() {
+        for good in ["https://a.example.com:6443", "https://[2001:db8::1]:6443", "https://a/"] {
+            assert_eq!(good.parse::<Server>().unwrap().0, good.trim_end_matches('/'));
+        }
+        for bad in ["", "a:6443", "http://a:6443", "https://a/b", "https://u@a", "https://a?b", "https://"] {
+            assert!(bad.parse::<Server>().is_err(), "{bad}");
+        }
+    }
+}
