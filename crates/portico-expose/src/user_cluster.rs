@@ -1,6 +1,9 @@
 //! Cluster → what should exist inside the user cluster: node agents under the strategy Tunneling,
 //! Konnectivity agents, the endpoints of Service `kubernetes`, and `cluster-info`.
 //!
+//! While a cluster migrates between strategies, there is what its second way in needs too, and what proves
+//! that it works. The second door counts until it is being closed ([`crate::migration`]).
+//!
 //! The agents are the manifests of `deploy/`, with their blanks filled in, so that both ways to install them
 //! mean the same. What cannot be decided yet is left as it is: neither wanted nor unwanted.
 
@@ -9,11 +12,12 @@ use std::net::IpAddr;
 
 use portico_api::annotations::KONNECTIVITY_ENDPOINTS;
 use portico_api::cluster::Cluster;
-use portico_api::exposed_cluster::ExposedCluster;
+use portico_api::exposed_cluster::{ExposedCluster, MigrationState};
 use portico_api::strategy::ExposeStrategy;
 use serde_json::{Value, json};
 
 use crate::exposure::MANAGED_BY;
+use crate::hosts::bracketed;
 use crate::services::{APISERVER_PORT, KONNECTIVITY_PREFIX, runs_elsewhere};
 
 mod manifests;
@@ -22,6 +26,23 @@ pub use manifests::manifest;
 
 /// The DaemonSet of KKP's agent, which holds the same address on each node.
 pub const ENVOY_AGENT: Id = id(Kind::DaemonSet, "kube-system", "envoy-agent");
+
+/// The DaemonSet of Portico's agent.
+pub const NODE_AGENT: Id = id(Kind::DaemonSet, "kube-system", "portico-agent");
+
+/// The Konnectivity agents by the first door.
+pub const KONNECTIVITY_AGENT: Id = id(Kind::Deployment, "kube-system", "konnectivity-agent");
+
+/// The Konnectivity agents by the door that all are about to be told of. They stay until those of
+/// [`KONNECTIVITY_AGENT`] have followed.
+pub const KONNECTIVITY_AGENT_NEXT: Id = id(Kind::Deployment, "kube-system", "konnectivity-agent-next");
+
+/// The DaemonSet whose pods are ready where the node reaches the second door.
+pub const NODE_PROBE: Id = id(Kind::DaemonSet, "kube-system", "portico-migration");
+
+/// The label by which the pods of a workload of Portico's manifests are found. Its value is the workload's
+/// name.
+pub const POD_LABEL: &str = "app.kubernetes.io/name";
 
 /// A kind of object inside a user cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -195,12 +216,18 @@ impl Konnectivity {
 /// What the inside of a user cluster follows from.
 #[derive(Debug, Clone, Copy)]
 pub struct Facts<'a> {
-    /// Strategy and address in force.
+    /// The cluster by its first door: strategy and address in force.
     pub exposed: &'a ExposedCluster,
+    /// The cluster by its second door, while it migrates.
+    pub second: Option<&'a ExposedCluster>,
+    /// What is under way then.
+    pub state: Option<MigrationState>,
     /// Whether the endpoints of Service `kubernetes` are kept at all.
     pub endpoints: bool,
-    /// Where its Konnectivity server is.
+    /// Where its Konnectivity server is, by the first door.
     pub konnectivity: &'a Konnectivity,
+    /// The same by the second door.
+    pub next: Option<&'a Konnectivity>,
     /// The kubeconfig without a user that `cluster-info` holds.
     pub cluster_info: &'a str,
     /// How agents are made.
@@ -222,30 +249,54 @@ pub struct Inside {
     pub tunneling: bool,
 }
 
+impl<'a> Facts<'a> {
+    /// The doors that are open, the first one first.
+    fn doors(&self) -> impl Iterator<Item = &'a ExposedCluster> + use<'a> {
+        [Some(self.exposed), self.second.filter(|_| self.state != Some(MigrationState::Closing))]
+            .into_iter()
+            .flatten()
+    }
+}
+
 /// What should exist inside a user cluster.
 pub fn inside(facts: &Facts<'_>) -> Inside {
     let mut inside = Inside::default();
     agents(facts, &mut inside);
     konnectivity(facts, &mut inside);
+    next_konnectivity(facts, &mut inside);
+    probe(facts, &mut inside);
     endpoints(facts, &mut inside);
     cluster_info(facts, &mut inside);
     inside
 }
 
+/// What a cluster has inside for a second door alone, once `exposed` is its first one.
+pub fn of_second_door(exposed: &ExposedCluster) -> Vec<Id> {
+    let agents = exposed.spec.tunnel.is_none().then(manifests::agent_ids);
+    let others = [KONNECTIVITY_AGENT_NEXT, NODE_PROBE];
+    agents.into_iter().flatten().chain(others).collect()
+}
+
 /// Comes before the endpoints, which lead to the agents.
 fn agents(facts: &Facts<'_>, inside: &mut Inside) {
-    let Some(tunnel) = facts.exposed.spec.tunnel else {
+    // Hardly any cluster goes from tunnels to tunnels, and both doors have one address then.
+    let door = facts.doors().find_map(|door| Some((door, door.spec.tunnel?)));
+    let Some((door, tunnel)) = door else {
         inside.unwanted.extend(manifests::agent_ids());
         return;
     };
     inside.tunneling = true;
+    let gateways = gateways(door, facts.agents);
     match &facts.agents.image {
         None => inside.waiting.push("node agents: the operator has no --image to make them with"),
+        Some(_) if gateways.is_empty() => {
+            inside.waiting.push("node agents: the name of the gateways is not known yet");
+        }
         Some(image) => {
-            let namespace = facts.exposed.name().namespace();
+            let namespace = door.name().namespace();
             let fill = manifests::Agent {
                 image,
-                gateways: gateways(facts.exposed, facts.agents),
+                gateways,
                 server_name: facts.agents.server_name.as_deref(),
                 ca: facts.tunnel_ca,
                 namespace: &namespace,
@@ -256,12 +307,14 @@ fn agents(facts: &Facts<'_>, inside: &mut Inside) {
     }
 }
 
-/// The gateways that the node agents of a cluster go to, as `portico agent --gateway` takes them.
+/// The gateways that the node agents of a cluster go to, as `portico agent --gateway` takes them. Empty if
+/// they are found by the external name of the cluster, and that is not known.
 pub fn gateways(exposed: &ExposedCluster, agents: &AgentSettings) -> String {
-    if agents.gateways.is_empty() {
-        format!("{}:{}", exposed.spec.address.external_name, agents.tunnel_port)
-    } else {
-        agents.gateways.join(",")
+    let name = &exposed.spec.address.external_name;
+    match &agents.gateways[..] {
+        [] if name.is_empty() => String::new(),
+        [] => format!("{name}:{}", agents.tunnel_port),
+        gateways => gateways.join(","),
     }
 }
 
@@ -280,7 +333,54 @@ fn konnectivity(facts: &Facts<'_>, inside: &mut Inside) {
     }
 }
 
-/// The endpoints of Service `kubernetes`: the agent on each node, or the address of the API server.
+/// Konnectivity by the door that is tried, beside that of the first door. When the two change places, they
+/// keep their server, and carry everything while the others follow.
+fn next_konnectivity(facts: &Facts<'_>, inside: &mut Inside) {
+    let next = match facts.state {
+        Some(MigrationState::Proving) => facts.next,
+        Some(MigrationState::Moving) => Some(facts.konnectivity),
+        _ => None,
+    };
+    match (next, &facts.agents.image) {
+        (None | Some(Konnectivity::Off), _) => inside.unwanted.push(KONNECTIVITY_AGENT_NEXT),
+        (Some(Konnectivity::Pending), _) => {
+            inside.waiting.push("Konnectivity agents of the other door: it has no address or port yet");
+        }
+        (_, None) => {
+            inside.waiting.push("Konnectivity agents of the other door: the operator has no --image")
+        }
+        (Some(Konnectivity::At(host, port)), Some(image)) => {
+            inside.wanted.extend(manifests::next_konnectivity(image, host, *port));
+        }
+    }
+}
+
+/// What proves on every node that it reaches the second door.
+fn probe(facts: &Facts<'_>, inside: &mut Inside) {
+    let second = facts.second.filter(|_| facts.state == Some(MigrationState::Proving));
+    let Some(second) = second else {
+        inside.unwanted.push(NODE_PROBE);
+        return;
+    };
+    match (&facts.agents.image, &*second.spec.address.url) {
+        (None, _) => inside.waiting.push("the probe of the second door: the operator has no --image"),
+        (_, "") => inside.waiting.push("the probe of the second door: its address is not known yet"),
+        (Some(image), _) => inside.wanted.extend(manifests::probe(image, &ways_of_nodes(second))),
+    }
+}
+
+/// The URLs by which the nodes of a cluster reach its API server: kubelets by its address, pods where there
+/// are agents by theirs.
+fn ways_of_nodes(exposed: &ExposedCluster) -> Vec<String> {
+    let agents = exposed
+        .spec
+        .tunnel
+        .map(|tunnel| format!("https://{}:{APISERVER_PORT}", bracketed(&tunnel.agent_ip.to_string())));
+    [exposed.spec.address.url.to_string()].into_iter().chain(agents).collect()
+}
+
+/// The endpoints of Service `kubernetes`: the agent on each node, or the address of the API server. They are
+/// those of the first door: agents of the second one stay until it is closed, so that none leads to nothing.
 fn endpoints(facts: &Facts<'_>, inside: &mut Inside) {
     if !facts.endpoints {
         return;

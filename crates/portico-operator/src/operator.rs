@@ -134,8 +134,9 @@ impl Operator {
             let observed = Observed::new();
             let shared = || (status.clone(), leads.clone());
             let events = |controller| Events::new(client.clone(), controller, &identity);
+            let observed = Observed::new();
             let insides = optional(user_clusters.map(|settings| {
-                let (shared, events) = (shared(), events(user_cluster::CONTROLLER));
+                let (shared, events) = (shared(), (events(user_cluster::CONTROLLER), observed.clone()));
                 let (above, watched) = (above.clone(), (exposed.clone(), kkp.clone()));
                 user_cluster::run(client.clone(), settings, clusters.clone(), above, watched, events, shared)
             }));

@@ -4,7 +4,8 @@
 //! [`portico_expose::user_cluster`] decides on inside the user cluster, with the kubeconfig in the Secret
 //! `internal-admin-kubeconfig` (`inside`). Nothing is kept of a user cluster between two passes: each has one
 //! when something changes on the seed, and every ten minutes. One that is hosted gets more (`hosted`), and is
-//! watched for what its kubelets ask for (`approver`), which cannot wait.
+//! watched for what its kubelets ask for (`approver`), which cannot wait. One that migrates is looked at all
+//! the time for what that waits for (`proofs`).
 //!
 //! User clusters are in other hands. One that is away, slow or hostile takes one of [`CONCURRENCY`] places
 //! for a time with a limit, and waits longer and longer, whatever changes on the seed meanwhile (`rest`);
@@ -41,6 +42,7 @@ use crate::clusters::ClusterWatch;
 use crate::exposed::{ExposedWatch, Written};
 use crate::follow::{drive, on_change, pause, recorded};
 use crate::kkp::{Kkp, KkpWatch};
+use crate::observed::Observed;
 use crate::status::StatusHandle;
 use crate::tally::Tally;
 use approver::Approvers;
@@ -51,6 +53,7 @@ mod hosted;
 mod inside;
 mod issue;
 mod pass;
+mod proofs;
 mod reports;
 mod rest;
 
@@ -66,6 +69,9 @@ const PERIOD: Duration = Duration::from_secs(480);
 
 /// Keeps the passes of thousands of clusters from coming together for ever.
 const SPREAD: Duration = Duration::from_secs(240);
+
+/// Time between the passes over a cluster that migrates: people wait for it.
+const MIGRATING: Duration = Duration::from_secs(10);
 
 /// When to look again whether the Seeds are known, at the start.
 const SEEDS_SOON: Duration = Duration::from_secs(1);
@@ -110,6 +116,8 @@ struct Context {
     tally: Tally,
     rests: Rests,
     approvers: Approvers,
+    /// What was seen of clusters that migrate, for the controller that takes them on.
+    observed: Observed,
     /// What each Cluster said.
     seen: Mutex<HashMap<String, Said>>,
 }
@@ -142,7 +150,7 @@ pub(crate) async fn run(
     written: ClusterWatch,
     above: Above,
     (exposed, kkp): (ExposedWatch, KkpWatch),
-    events: Events,
+    (events, observed): (Events, Observed),
     (status, leads): (StatusHandle, channel::Receiver<Leads>),
 ) {
     let clusters = exposed.cache.store();
@@ -159,6 +167,7 @@ pub(crate) async fn run(
         tally: tally.clone(),
         rests: Rests::default(),
         approvers: Approvers::default(),
+        observed,
         seen: Mutex::default(),
     });
     status.user_clusters(|_| ());
@@ -184,6 +193,7 @@ async fn reconcile(exposed: Arc<Seen<Written>>, context: Arc<Context>) -> Result
     if !context.leads.borrow().now() || context.kkp.now() != Kkp::Absent {
         context.status.user_clusters(|clusters| clusters.reports.remove(&name));
         context.approvers.end(&name);
+        context.observed.forget(&name);
         return Ok(Action::await_change());
     }
     // What a hosted cluster has follows from its Seed too, and must not be taken for a mistake before.
@@ -196,11 +206,13 @@ async fn reconcile(exposed: Arc<Seen<Written>>, context: Arc<Context>) -> Result
     }
     // Another replica does it by then.
     let Some(outcome) = while_leading(leads, context.pass(&name, &exposed)).await else {
+        context.observed.forget(&name);
         return Ok(Action::await_change());
     };
     context.tally.passed(started.elapsed());
     context.rests.passed(&name, started, Instant::now());
-    outcome.map(|()| Action::requeue(period(&name)))
+    let migrates = exposed.value().pointer("/spec/migration").is_some();
+    outcome.map(|()| Action::requeue(if migrates { MIGRATING } else { period(&name) }))
 }
 
 /// The ExposedClusters that changed; all of them after a list.
@@ -279,6 +291,7 @@ impl Context {
         self.status.user_clusters(|clusters| clusters.reports.retain(|name, _| exists(name)));
         self.rests.retain(exists);
         self.approvers.retain(exists);
+        self.observed.retain(exists);
         self.seen().retain(|name, _| exists(name));
     }
 

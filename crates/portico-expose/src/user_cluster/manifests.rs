@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use serde_json::{Value, json};
 
-use super::{Id, Kind, Object, managed};
+use super::{Id, KONNECTIVITY_AGENT, KONNECTIVITY_AGENT_NEXT, Kind, Object, POD_LABEL, managed};
 use crate::services::{APISERVER, APISERVER_PORT};
 
 /// The node agent.
@@ -15,6 +15,10 @@ static AGENT: LazyLock<Vec<Object>> =
 /// The Konnectivity agent.
 static KONNECTIVITY: LazyLock<Vec<Object>> =
     LazyLock::new(|| manifest(include_str!("../../../../deploy/konnectivity/agent.yaml")));
+
+/// What proves on each node that it reaches a door.
+static PROBE: LazyLock<Vec<Object>> =
+    LazyLock::new(|| manifest(include_str!("../../../../deploy/migration.yaml")));
 
 /// The first container of a workload.
 pub(super) const CONTAINER: &str = "/spec/template/spec/containers/0";
@@ -81,6 +85,48 @@ pub(super) fn konnectivity(image: &str, host: &str, port: u16) -> Vec<Object> {
     objects
 }
 
+/// The same agents by another name, with pods of their own. They share what is no workload.
+pub(super) fn next_konnectivity(image: &str, host: &str, port: u16) -> impl Iterator<Item = Object> {
+    let workloads =
+        konnectivity(image, host, port).into_iter().filter(|object| object.id == KONNECTIVITY_AGENT);
+    workloads.map(|mut object| {
+        object.id = KONNECTIVITY_AGENT_NEXT;
+        object.fields["metadata"]["name"] = KONNECTIVITY_AGENT_NEXT.name.into();
+        relabel(&mut object.fields, &KONNECTIVITY_AGENT_NEXT.name);
+        object
+    })
+}
+
+/// Gives another value to the label by which pods are found, wherever it is.
+fn relabel(value: &mut Value, name: &str) {
+    match value {
+        Value::Object(fields) => {
+            for (key, value) in fields {
+                if key == POD_LABEL { *value = name.into() } else { relabel(value, name) }
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(|value| relabel(value, name)),
+        _ => {}
+    }
+}
+
+/// What proves on each node that it reaches all of these URLs.
+pub(super) fn probe(image: &str, urls: &[String]) -> Vec<Object> {
+    let argument = |arg: &str| match arg.starts_with("https://") {
+        true => urls.to_vec(),
+        false => vec![arg.to_owned()],
+    };
+    let mut objects = PROBE.clone();
+    for object in &mut objects {
+        fill(object, image, argument);
+        let container = object.fields.pointer_mut(CONTAINER);
+        if let Some(asked) = container.and_then(|it| it.pointer_mut("/readinessProbe/exec/command")) {
+            *asked = arguments(asked, argument);
+        }
+    }
+    objects
+}
+
 /// What the node agent consists of. The DaemonSet first: without its pods nobody needs the rest.
 pub(super) fn agent_ids() -> impl Iterator<Item = Id> {
     AGENT.iter().rev().map(|object| object.id.clone())
@@ -95,9 +141,12 @@ pub(super) fn konnectivity_ids() -> impl Iterator<Item = Id> {
 fn fill(object: &mut Object, image: &str, argument: impl Fn(&str) -> Vec<String>) {
     let Some(container) = object.fields.pointer_mut(CONTAINER) else { return };
     container["image"] = image.into();
-    let args = container["args"].as_array().into_iter().flatten();
-    let args: Vec<String> = args.filter_map(Value::as_str).flat_map(argument).collect();
-    container["args"] = args.into();
+    container["args"] = arguments(&container["args"], argument);
+}
+
+fn arguments(written: &Value, argument: impl Fn(&str) -> Vec<String>) -> Value {
+    let written = written.as_array().into_iter().flatten();
+    written.filter_map(Value::as_str).flat_map(argument).collect()
 }
 
 /// The objects of a manifest that was there when this was compiled, with the label that says who keeps them.

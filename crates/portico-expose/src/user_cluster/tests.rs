@@ -31,7 +31,17 @@ fn agents() -> AgentSettings {
 }
 
 fn facts<'a>(exposed: &'a ExposedCluster, agents: &'a AgentSettings, at: &'a Konnectivity) -> Facts<'a> {
-    Facts { exposed, endpoints: true, konnectivity: at, cluster_info: CLUSTER_INFO, agents, tunnel_ca: None }
+    Facts {
+        exposed,
+        second: None,
+        state: None,
+        endpoints: true,
+        konnectivity: at,
+        next: None,
+        cluster_info: CLUSTER_INFO,
+        agents,
+        tunnel_ca: None,
+    }
 }
 
 fn at() -> Konnectivity {
@@ -54,7 +64,8 @@ fn under_tunneling_agents_hold_the_address_that_pods_find() {
         None => object.fields.clone(),
     });
     insta::assert_yaml_snapshot!(made.collect::<Vec<_>>());
-    assert!(inside.tunneling && inside.unwanted.is_empty() && inside.waiting.is_empty());
+    assert!(inside.tunneling && inside.waiting.is_empty());
+    assert_eq!(inside.unwanted, [KONNECTIVITY_AGENT_NEXT, NODE_PROBE]);
 }
 
 #[test]
@@ -64,8 +75,8 @@ fn other_strategies_have_no_agents_and_lead_to_the_address() {
     let inside = inside(&facts(&exposed, &agents, &at));
     let (agent, rest): (Vec<_>, Vec<_>) =
         inside.unwanted.iter().map(ToString::to_string).partition(|id| id.ends_with("portico-agent"));
-    assert_eq!(agent[0], "DaemonSet kube-system/portico-agent");
-    assert_eq!((agent.len(), rest.len()), (5, 0));
+    assert_eq!(agent[0], NODE_AGENT.to_string());
+    assert_eq!((agent.len(), rest.len()), (5, 2));
     let slice = inside.wanted.iter().find(|object| object.id.kind == Kind::EndpointSlice).unwrap();
     assert_eq!(slice.fields["endpoints"][0]["addresses"], json!(["203.0.113.9"]));
     assert_eq!(slice.fields["ports"][0]["port"], 31_234);
@@ -141,11 +152,11 @@ fn what_is_not_known_yet_is_left_as_it_is() {
     assert_eq!(names(&found), only);
     let tunneling = tunneling();
     let without_image = inside(&facts(&tunneling, &agents, &at()));
-    assert!(without_image.unwanted.is_empty(), "{:?}", without_image.unwanted);
+    assert_eq!(without_image.unwanted, [KONNECTIVITY_AGENT_NEXT, NODE_PROBE]);
     // Somebody else keeps the endpoints.
     let found = inside(&Facts { endpoints: false, ..facts(&tunneling, &agents, &Konnectivity::Off) });
     assert_eq!(names(&found), only);
-    assert_eq!(found.unwanted.len(), 3, "{:?}", found.unwanted);
+    assert_eq!(found.unwanted.len(), 5, "{:?}", found.unwanted);
 }
 
 #[test]
@@ -165,6 +176,175 @@ fn konnectivity_is_where_the_strategy_puts_it() {
     let elsewhere = json!({"name": "a", "annotations": {"portico.k8c.io/endpoints": "192.0.2.7:6443"}});
     let elsewhere = read(elsewhere, json!({}));
     assert_eq!(Konnectivity::of(&elsewhere, &tunneling(), None), Konnectivity::Off);
+}
+
+/// A cluster by each strategy, and where its Konnectivity server is then.
+fn door(strategy: &str) -> (ExposedCluster, Konnectivity) {
+    let by_port = |host: &str, ip: &str| {
+        let url = format!("https://{host}:31234");
+        let address = json!({"externalName": host, "url": url, "port": 31_234, "ip": ip});
+        (exposed(strategy, address), Konnectivity::At(host.into(), 32_000))
+    };
+    match strategy {
+        "Tunneling" => {
+            let host = "a.north.example.com";
+            let url = format!("https://{host}:6443");
+            (exposed(strategy, json!({"externalName": host, "url": url, "port": 6443})), at())
+        }
+        "NodePort" => by_port("a.north.example.com", "203.0.113.9"),
+        _ => by_port("203.0.113.10", "203.0.113.10"),
+    }
+}
+
+const STRATEGIES: [&str; 3] = ["NodePort", "LoadBalancer", "Tunneling"];
+
+/// What a cluster has inside in a state between two doors, without what it always has.
+fn migrating(first: &str, second: &str, state: MigrationState) -> Inside {
+    let ((exposed, at), (second, next), agents) = (door(first), door(second), agents());
+    let facts = Facts {
+        second: Some(&second),
+        state: Some(state),
+        next: Some(&next),
+        ..facts(&exposed, &agents, &at)
+    };
+    let inside = inside(&facts);
+    assert_eq!(inside.waiting, <[&str; 0]>::default());
+    let wanted: Vec<&Id> = inside.wanted.iter().map(|object| &object.id).collect();
+    assert!(inside.unwanted.iter().all(|id| !wanted.contains(&id)), "{:?}", inside.unwanted);
+    inside
+}
+
+#[test]
+fn each_state_of_a_migration_has_what_its_doors_need_and_no_more() {
+    use MigrationState::{Closing, Moving, Proving};
+
+    for state in MigrationState::ALL {
+        for (first, second) in pairs() {
+            let inside = migrating(first, second, state);
+            let has = |id: &Id| inside.wanted.iter().any(|object| object.id == *id);
+            let case = format!("{first}, {second}, {state:?}");
+            let tunnels = first == "Tunneling" || second == "Tunneling" && state != Closing;
+            assert_eq!((has(&NODE_AGENT), inside.tunneling), (tunnels, tunnels), "{case}");
+            assert!(has(&KONNECTIVITY_AGENT), "{case}");
+            assert_eq!(has(&KONNECTIVITY_AGENT_NEXT), [Proving, Moving].contains(&state), "{case}");
+            assert_eq!(has(&NODE_PROBE), state == Proving, "{case}");
+            for id in of_second_door(&door(first).0) {
+                assert!(has(&id) != inside.unwanted.contains(&id), "{id}: {case}");
+                assert!(state != Closing || !has(&id), "{id}: {case}");
+            }
+            // Whatever else there is, pods and machines are led to the first door.
+            let find = |kind| inside.wanted.iter().find(|object| object.id.kind == kind).unwrap();
+            let address = &find(Kind::EndpointSlice).fields["endpoints"][0]["addresses"][0];
+            let expected = match first {
+                "Tunneling" => "100.64.30.10",
+                "NodePort" => "203.0.113.9",
+                _ => "203.0.113.10",
+            };
+            assert_eq!(address, expected, "{case}");
+            let (_, at) = door(first);
+            assert_eq!(server(&inside, "konnectivity-agent"), at, "{case}");
+        }
+    }
+}
+
+/// All pairs of two strategies.
+fn pairs() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let all = STRATEGIES.into_iter().flat_map(|first| STRATEGIES.map(|second| (first, second)));
+    all.filter(|(first, second)| first != second)
+}
+
+/// Where the Konnectivity agents of a Deployment go.
+fn server(inside: &Inside, name: &str) -> Konnectivity {
+    let args = args(inside, name);
+    let value = |flag: &str| args.iter().find_map(|arg| arg.strip_prefix(flag)).unwrap().to_owned();
+    Konnectivity::At(value("--proxy-server-host="), value("--proxy-server-port=").parse().unwrap())
+}
+
+#[test]
+fn konnectivity_agents_that_were_proven_are_not_touched_when_the_doors_change_places() {
+    let next = |inside: Inside| {
+        inside.wanted.into_iter().find(|object| object.id == KONNECTIVITY_AGENT_NEXT).unwrap()
+    };
+    for (first, second) in pairs() {
+        let before = migrating(first, second, MigrationState::Proving);
+        let after = migrating(second, first, MigrationState::Moving);
+        assert_eq!(server(&before, "konnectivity-agent-next"), door(second).1);
+        assert_eq!(next(before), next(after), "{first}, {second}");
+    }
+}
+
+#[test]
+fn agents_go_to_the_gateways_by_the_name_of_the_door_with_the_tunnel() {
+    for state in [MigrationState::Opening, MigrationState::MovingNodes] {
+        let args = args(&migrating("LoadBalancer", "Tunneling", state), "portico-agent");
+        assert!(args.contains(&"--gateway=a.north.example.com:8088".into()), "{args:?}");
+        assert!(args.contains(&"--address=100.64.30.10".into()), "{args:?}");
+    }
+}
+
+#[test]
+fn the_objects_of_a_migration_are_as_before() {
+    let inside = migrating("NodePort", "Tunneling", MigrationState::Proving);
+    let new =
+        inside.wanted.into_iter().filter(|object| [KONNECTIVITY_AGENT_NEXT, NODE_PROBE].contains(&object.id));
+    insta::assert_yaml_snapshot!(new.map(|object| object.fields).collect::<Vec<_>>());
+}
+
+#[test]
+fn nodes_try_the_address_of_the_second_door_and_that_of_its_agents() {
+    let urls = |second: &str| {
+        let inside = migrating("NodePort", second, MigrationState::Proving);
+        let probe = inside.wanted.iter().find(|object| object.id == NODE_PROBE).unwrap();
+        let asked = probe.fields.pointer(CONTAINER).unwrap()["readinessProbe"]["exec"]["command"].clone();
+        let asked: Vec<String> = serde_json::from_value(asked).unwrap();
+        let urls = |all: &[String]| -> Vec<String> {
+            all.iter().filter(|arg| arg.starts_with("https:")).cloned().collect()
+        };
+        assert_eq!(urls(&args(&inside, "portico-migration")), urls(&asked));
+        urls(&asked)
+    };
+    assert_eq!(urls("LoadBalancer"), ["https://203.0.113.10:31234"]);
+    assert_eq!(urls("Tunneling"), ["https://a.north.example.com:6443", "https://100.64.30.10:6443"]);
+}
+
+#[test]
+fn of_a_second_door_that_is_not_known_yet_nothing_is_made_or_removed() {
+    let ((exposed, at), with_image) = (door("NodePort"), agents());
+    let without_image = AgentSettings { image: None, ..agents() };
+    let with_gateways = AgentSettings { gateways: vec!["gw.example.com:8088".into()], ..agents() };
+    let second = self::exposed("Tunneling", json!({}));
+    let facts = |agents| Facts {
+        second: Some(&second),
+        state: Some(MigrationState::Proving),
+        next: Some(&Konnectivity::Pending),
+        ..facts(&exposed, agents, &at)
+    };
+    let new = [NODE_AGENT, KONNECTIVITY_AGENT_NEXT, NODE_PROBE];
+    let untouched = |inside: &Inside| {
+        let ids = inside.wanted.iter().map(|object| &object.id).chain(&inside.unwanted);
+        ids.filter(|id| new.contains(id)).count() == 0
+    };
+    let found = inside(&facts(&with_image));
+    assert!(untouched(&found) && found.waiting.len() == 3, "{:?}", found.waiting);
+    let found = inside(&facts(&without_image));
+    assert!(untouched(&found) && found.waiting.len() == 4, "{:?}", found.waiting);
+    // Where gateways have a name of their own, that of the cluster is not needed.
+    let found = inside(&facts(&with_gateways));
+    assert_eq!(args(&found, "portico-agent")[1], "--gateway=gw.example.com:8088");
+}
+
+#[test]
+fn without_konnectivity_there_is_none_by_the_second_door() {
+    let ((exposed, _), (second, _), agents) = (door("NodePort"), door("Tunneling"), agents());
+    for state in MigrationState::ALL {
+        let facts = Facts {
+            second: Some(&second),
+            state: Some(state),
+            next: Some(&Konnectivity::Off),
+            ..facts(&exposed, &agents, &Konnectivity::Off)
+        };
+        assert!(inside(&facts).unwanted.contains(&KONNECTIVITY_AGENT_NEXT), "{state:?}");
+    }
 }
 
 #[test]

@@ -13,6 +13,8 @@ use std::time::Duration;
 use ipnet::IpNet;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use portico_api::cluster::Cluster;
+use portico_api::exposed_cluster::ExposedCluster;
 use portico_api::names::is_object_name;
 use portico_dial::Dialer;
 use portico_expose::networks;
@@ -25,7 +27,7 @@ use tokio::time::{Instant, sleep};
 use tracing::debug;
 
 use super::inside::reason;
-use super::pass::Subject;
+use super::pass::{Subject, host_of};
 use super::{Context, FIRST_RETRY, LAST_RETRY};
 use crate::follow::pause;
 use crate::tally::Tally;
@@ -93,7 +95,9 @@ impl Context {
         if self.settings.hosted.is_none() || !subject.cluster.is_hosted() {
             return self.approvers.end(name);
         }
-        let (kubeconfig, reserved) = (kubeconfig.to_yaml(), reserved(subject));
+        let doors = [Some(&subject.exposed), subject.second.as_ref()];
+        let reserved = reserved(&subject.cluster, doors.into_iter().flatten());
+        let kubeconfig = kubeconfig.to_yaml();
         let mut hasher = DefaultHasher::new();
         (&kubeconfig, &reserved).hash(&mut hasher);
         let made_of = hasher.finish();
@@ -113,18 +117,22 @@ impl Context {
     }
 }
 
-/// What no node is: the names and addresses by which the control plane and Services are reached.
-fn reserved(subject: &Subject) -> Reserved {
-    let spec = &subject.exposed.spec;
-    let host = spec.address.url.strip_prefix("https://").unwrap_or_default();
-    let host = host.rsplit_once(':').map_or(host, |(host, _)| host);
-    let single = [spec.address.ip, spec.tunnel.map(|tunnel| tunnel.agent_ip)];
-    let mut reserved: Vec<IpNet> = single.into_iter().flatten().map(IpNet::from).collect();
+/// What no node is: the names and addresses by which the control plane and Services are reached. A door that
+/// is being closed still has users.
+fn reserved<'a>(cluster: &Cluster, doors: impl IntoIterator<Item = &'a ExposedCluster>) -> Reserved {
+    let mut reserved = Reserved::default();
+    for door in doors {
+        let spec = &door.spec;
+        let names = [&*spec.address.external_name, host_of(&spec.address.url)];
+        reserved.names.extend(names.map(str::to_owned));
+        let single = [spec.address.ip, spec.tunnel.map(|tunnel| tunnel.agent_ip)];
+        reserved.networks.extend(single.into_iter().flatten().map(IpNet::from));
+    }
     // Where the Cluster says nothing, its provider decides which of both it has.
     for kubevirt in [false, true] {
-        reserved.extend(networks::services(&subject.cluster, kubevirt));
+        reserved.networks.extend(networks::services(cluster, kubevirt));
     }
-    Reserved { names: vec![spec.address.external_name.to_string(), host.to_owned()], networks: reserved }
+    reserved
 }
 
 /// What was not approved, and when it was judged.
@@ -278,6 +286,28 @@ fn due<'a>(waiting: &'a [String], left: &Left) -> Vec<&'a String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn while_a_cluster_migrates_no_node_gets_a_name_or_an_address_of_either_door() {
+        let exposed: ExposedCluster = serde_json::from_value(json!({"metadata": {"name": "a"}, "spec": {
+            "exposeStrategy": "LoadBalancer", "seed": "north",
+            "address": {"externalName": "203.0.113.10", "ip": "203.0.113.10",
+                "url": "https://[2001:db8::1]:31234"},
+            "migration": {"state": "Closing", "since": "2026-01-02T03:04:05Z", "second": {
+                "exposeStrategy": "Tunneling", "tunnel": {"agentIP": "100.64.30.11"},
+                "address": {"externalName": "a.example.com", "ip": "203.0.113.9",
+                    "url": "https://other.example.com:6443"}}}}}))
+        .unwrap();
+        let (second, cluster) = (exposed.by_second().unwrap(), Cluster::default());
+        let services = reserved(&cluster, []).networks;
+        let first = reserved(&cluster, [&exposed]);
+        assert_eq!(first.names, ["203.0.113.10", "2001:db8::1"]);
+        let both = reserved(&cluster, [&exposed, &second]);
+        assert_eq!(both.names[2..], ["a.example.com", "other.example.com"]);
+        let expected = ["203.0.113.10", "203.0.113.9", "100.64.30.11"]
+            .map(|ip| IpNet::from(ip.parse::<std::net::IpAddr>().unwrap()));
+        assert_eq!(both.networks, [&expected[..], &services].concat());
+    }
 
     #[test]
     fn requests_that_fail_again_and_again_hold_up_no_other() {

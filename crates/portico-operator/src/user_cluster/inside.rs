@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use portico_dial::Dialer;
-use portico_expose::user_cluster::{ENVOY_AGENT, Facts, Id, Inside, Konnectivity, Object, inside};
+use portico_expose::user_cluster::{ENVOY_AGENT, Facts, Id, Inside, Kind, Konnectivity, Object, inside};
 use portico_kube::error::describe;
 use portico_kube::foreign::{Applied, Foreign, ForeignError};
 use portico_pki::{Kubeconfig, cluster_info};
@@ -16,6 +16,20 @@ use super::pass::{BAD_KUBECONFIG, Standing, Subject};
 /// The name of everything that belongs to the node agent.
 const AGENT: &str = "portico-agent";
 
+/// What came of a pass inside a user cluster.
+pub(super) struct Kept {
+    /// How it stands.
+    pub(super) standing: Standing,
+    /// Its API server has answered something.
+    pub(super) answered: bool,
+    /// The way there; `None` if the kubeconfig leads nowhere.
+    pub(super) foreign: Option<Foreign>,
+    /// Objects that are somebody else's and not as wanted, each with the one who wrote it last.
+    pub(super) others: Vec<(Id, String)>,
+    /// The DaemonSets that it should have.
+    pub(super) daemon_sets: Vec<Id>,
+}
+
 /// What one pass inside a user cluster did.
 #[derive(Debug, Default)]
 struct Done {
@@ -23,8 +37,8 @@ struct Done {
     answered: bool,
     /// Objects written, by kind.
     writes: BTreeMap<&'static str, u64>,
-    /// The first object that is somebody else's and not as wanted, and the one who wrote it last.
-    foreign: Option<(Id, String)>,
+    /// Objects that are somebody else's and not as wanted, each with the one who wrote it last.
+    others: Vec<(Id, String)>,
     /// The first request that its API server refused. The others were made all the same.
     refused: Option<ForeignError>,
     /// KKP's agent is there.
@@ -32,21 +46,24 @@ struct Done {
 }
 
 impl Context {
-    /// Makes what is inside the cluster as it should be. Returns how it stands, and whether its API server
-    /// has answered anything.
+    /// Makes what is inside the cluster as it should be. `konnectivity` is where that is by the first door,
+    /// and by the second.
     pub(super) async fn keep_inside(
         &self,
         subject: &Subject,
         kubeconfig: &Kubeconfig,
-        konnectivity: &Konnectivity,
+        (konnectivity, next): (&Konnectivity, Option<&Konnectivity>),
         tunnel_ca: Option<&str>,
         hosted: Inside,
-    ) -> (Standing, bool) {
+    ) -> Kept {
         let (cluster, exposed) = (&subject.cluster, &subject.exposed);
         let facts = Facts {
             exposed,
+            second: subject.second.as_ref(),
+            state: subject.state(),
             endpoints: !cluster.spec.components_override.apiserver.endpoint_reconciling_disabled,
             konnectivity,
+            next,
             cluster_info: &cluster_info(&exposed.spec.address.url, &kubeconfig.authority),
             agents: &self.settings.agents,
             tunnel_ca,
@@ -58,7 +75,11 @@ impl Context {
         // It holds programs and files no more: what was read is written anew.
         let foreign = match Foreign::new(&kubeconfig.to_yaml(), Dialer::direct()).await {
             Ok(foreign) => foreign,
-            Err(error) => return (Standing::waits(BAD_KUBECONFIG, describe(&error)), false),
+            Err(error) => {
+                let standing = Standing::waits(BAD_KUBECONFIG, describe(&error));
+                let (others, daemon_sets) = (Vec::new(), Vec::new());
+                return Kept { standing, answered: false, foreign: None, others, daemon_sets };
+            }
         };
         let mut done = Done::default();
         let limit = self.settings.pass_timeout;
@@ -78,7 +99,9 @@ impl Context {
                 Standing::failed("TooSlow", message)
             }
         };
-        (standing, done.answered)
+        let wanted = inside.wanted.into_iter().map(|object| object.id);
+        let daemon_sets = wanted.filter(|id| id.kind == Kind::DaemonSet).collect();
+        Kept { standing, answered: done.answered, foreign: Some(foreign), others: done.others, daemon_sets }
     }
 }
 
@@ -96,7 +119,7 @@ async fn write(foreign: &Foreign, inside: &Inside, done: &mut Done) -> Result<()
         match applied {
             Ok(Applied::Unchanged) => {}
             Ok(Applied::Changed) => *done.writes.entry(id.kind.name()).or_default() += 1,
-            Ok(Applied::Foreign(writer)) => _ = done.foreign.get_or_insert((id.clone(), writer)),
+            Ok(Applied::Foreign(writer)) => done.others.push((id.clone(), writer)),
             Err(error) => done.refusal(error)?,
         }
     }
@@ -144,7 +167,7 @@ fn standing(inside: &Inside, done: &Done) -> Standing {
         );
         return Standing::waits("EnvoyAgent", message);
     }
-    if let Some((id, writer)) = &done.foreign {
+    if let Some((id, writer)) = done.others.first() {
         return Standing::waits("ForeignObject", foreign(id, writer));
     }
     if inside.waiting.is_empty() {
@@ -154,7 +177,8 @@ fn standing(inside: &Inside, done: &Done) -> Standing {
     Standing::waits("Incomplete", format!("left as they are: {}", inside.waiting.join("; ")))
 }
 
-fn foreign(id: &Id, writer: &str) -> String {
+/// What to do about an object that somebody else made, and that is not as wanted.
+pub(super) fn foreign(id: &Id, writer: &str) -> String {
     let kept_by_itself = id.name == "kubernetes" && writer == "kube-apiserver";
     let remedy = if kept_by_itself {
         "start its API server with --endpoint-reconciler-type=none, or set \

@@ -8,7 +8,9 @@ use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Resource;
+use portico_api::exposed_cluster::MigrationState;
 use portico_expose::exposure::{CLUSTER_LABEL, MANAGED_BY};
+use portico_expose::migration::{Fact, Proof};
 use portico_kube::apply::{Applied, apply};
 use portico_kube::seen::Seen;
 use portico_pki::inventory::{CA_CERTIFICATE, CA_KEY, KUBECONFIG, LEAVES, Signer};
@@ -17,6 +19,7 @@ use serde_json::{Value, json};
 
 use super::Context;
 use super::pass::{Subject, text};
+use super::proofs::Known;
 use crate::cache::api;
 use crate::write::{RequestError, request};
 
@@ -68,6 +71,41 @@ impl Context {
         }
         Ok(Ok(()))
     }
+
+    /// Whether the kubeconfig of a cluster that migrates leads to its first door, whoever keeps it.
+    pub(super) async fn prove_issued(
+        &self,
+        subject: &Subject,
+        known: &mut Known,
+    ) -> Result<(), RequestError> {
+        if subject.state() != Some(MigrationState::Moving) {
+            return Ok(());
+        }
+        let namespace = &subject.namespace;
+        let secret = self.read(api::<Secret>(&self.client, namespace), "Secret", ADMIN_KUBECONFIG).await?;
+        let (name, url) =
+            (format!("Secret {namespace}/{ADMIN_KUBECONFIG}"), &subject.exposed.spec.address.url);
+        let fact = match secret {
+            None if subject.cluster.is_hosted() => Fact::NotSo(format!("there is no {name} yet")),
+            secret => leads_to(&name, secret.as_ref(), url),
+        };
+        known.insert(Proof::Kubeconfigs, fact);
+        Ok(())
+    }
+}
+
+/// Whether a kubeconfig leads to `url`. None was issued if there is no Secret.
+fn leads_to(name: &str, secret: Option<&Seen<Secret>>, url: &str) -> Fact {
+    let Some(secret) = secret else { return Fact::So };
+    let why = match held(secret) {
+        Some(kubeconfig) if kubeconfig.server == url => return Fact::So,
+        Some(_) => "leads elsewhere",
+        None => "holds no kubeconfig that can be read",
+    };
+    Fact::NotSo(format!(
+        "{name} {why}, and not to {url}; Portico writes its own, one by somebody else is to be changed or \
+         deleted"
+    ))
 }
 
 /// The Secret as it is applied.
@@ -119,7 +157,7 @@ mod tests {
         "2026-08-01T00:00:00Z".parse().unwrap()
     }
 
-    fn leads_to(server: &str) -> Kubeconfig {
+    fn kubeconfig_to(server: &str) -> Kubeconfig {
         let credential = Credential::Token(String::new());
         Kubeconfig { cluster: "a".into(), server: server.into(), authority: "CA".into(), credential }
     }
@@ -127,23 +165,43 @@ mod tests {
     #[test]
     fn another_address_keeps_the_credential_and_a_late_one_is_issued_again() {
         let ca = Authority::create("client-ca", KeyKind::default(), now()).unwrap();
-        let first = present(None, leads_to("https://a:1"), &ca, now()).unwrap();
-        let moved = present(Some(first.clone()), leads_to("https://a:2"), &ca, now()).unwrap();
+        let first = present(None, kubeconfig_to("https://a:1"), &ca, now()).unwrap();
+        let moved = present(Some(first.clone()), kubeconfig_to("https://a:2"), &ca, now()).unwrap();
         assert_eq!(moved.server, "https://a:2");
         assert!(moved.credential == first.credential);
         let late = now() + (340 * 24).hours();
-        let renewed = present(Some(first.clone()), leads_to("https://a:1"), &ca, late).unwrap();
+        let renewed = present(Some(first.clone()), kubeconfig_to("https://a:1"), &ca, late).unwrap();
         assert!(renewed.credential != first.credential);
         let other = Authority::create("client-ca", KeyKind::default(), now()).unwrap();
-        let replaced = present(Some(first.clone()), leads_to("https://a:1"), &other, now()).unwrap();
+        let replaced = present(Some(first.clone()), kubeconfig_to("https://a:1"), &other, now()).unwrap();
         assert!(replaced.credential != first.credential);
+    }
+
+    #[test]
+    fn only_a_kubeconfig_to_the_first_door_counts_and_none_is_as_good() {
+        let of = |secret: Option<Value>| {
+            let secret = secret.map(|data| {
+                let meta = json!({"name": ADMIN_KUBECONFIG, "namespace": "cluster-a"});
+                let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": meta, "data": data});
+                serde_json::from_value::<Seen<Secret>>(secret).unwrap()
+            });
+            leads_to("Secret cluster-a/admin-kubeconfig", secret.as_ref(), "https://a:1")
+        };
+        let text = |text: String| json!({KUBECONFIG: ByteString(text.into_bytes())});
+        let kubeconfig =
+            |server| Kubeconfig { credential: Credential::Token("t".into()), ..kubeconfig_to(server) };
+        assert_eq!(of(None), Fact::So);
+        assert_eq!(of(Some(text(kubeconfig("https://a:1").to_yaml()))), Fact::So);
+        for bad in [text(kubeconfig("https://a:2").to_yaml()), text("mine".into()), json!({})] {
+            assert!(matches!(of(Some(bad)), Fact::NotSo(why) if why.contains("not to https://a:1")));
+        }
     }
 
     #[test]
     fn an_authority_that_cannot_sign_is_told_of() {
         let ca = Authority::create("client-ca", KeyKind::default(), now()).unwrap();
         let after = now() + (11 * 366 * 24).hours();
-        let why = present(None, leads_to("https://a:1"), &ca, after).unwrap_err();
+        let why = present(None, kubeconfig_to("https://a:1"), &ca, after).unwrap_err();
         assert!(why.starts_with("it expired on "), "{why}");
     }
 }

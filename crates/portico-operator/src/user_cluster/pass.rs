@@ -5,7 +5,7 @@ use kube::Api;
 use portico_api::annotations::API_SERVER_CA;
 use portico_api::api_server_ca::ApiServerCa;
 use portico_api::cluster::Cluster;
-use portico_api::exposed_cluster::ExposedCluster;
+use portico_api::exposed_cluster::{ExposedCluster, MigrationState};
 use portico_api::strategy::ExposeStrategy;
 use portico_expose::services::KONNECTIVITY;
 use portico_expose::user_cluster::Konnectivity;
@@ -15,6 +15,7 @@ use portico_pki::{Kubeconfig, inventory};
 use portico_source::served::ServedKind;
 use serde_json::{Value, json};
 
+use super::proofs::Known;
 use super::{Context, Failed, INTERNAL_KUBECONFIG};
 use crate::cache::api;
 use crate::exposed::Written;
@@ -80,27 +81,54 @@ pub(super) struct Subject {
     seen: Seen<Clusters>,
     /// Strategy and address in force.
     pub(super) exposed: ExposedCluster,
+    /// The same by its second door, while it migrates, also while that is being closed.
+    pub(super) second: Option<ExposedCluster>,
     /// Its namespace.
     pub(super) namespace: String,
+}
+
+impl Subject {
+    /// What is under way, while it migrates.
+    pub(super) fn state(&self) -> Option<MigrationState> {
+        self.exposed.spec.migration.as_ref().map(|migration| migration.state)
+    }
+
+    /// Its second door, until that is being closed.
+    fn open_second(&self) -> Option<&ExposedCluster> {
+        self.second.as_ref().filter(|_| self.state() != Some(MigrationState::Closing))
+    }
+
+    /// Whether its nodes have agents by one of its open doors.
+    fn has_tunnel(&self) -> bool {
+        [Some(&self.exposed), self.open_second()].into_iter().flatten().any(|door| door.spec.tunnel.is_some())
+    }
 }
 
 impl Context {
     /// Makes kubeconfig and inside of one cluster as they should be, and says how it stands.
     pub(super) async fn pass(&self, name: &str, exposed: &Seen<Written>) -> Result<(), Failed> {
-        let exposed = serde_json::from_value::<ExposedCluster>(exposed.value()).ok();
-        let known = |exposed: &ExposedCluster| !exposed.spec.address.url.is_empty();
-        let Some(exposed) = exposed.filter(known) else {
+        let Ok(exposed) = serde_json::from_value::<ExposedCluster>(exposed.value()) else {
+            self.observed.forget(name);
             self.record(name, &not_exposed(), false);
             return Ok(());
         };
+        if exposed.spec.address.url.is_empty() {
+            let standing = not_exposed();
+            self.observe(&exposed, Known::new(), &standing);
+            self.record(name, &standing, false);
+            return Ok(());
+        }
         let (seen, cluster) = match self.cluster(name).await {
             Ok(Some(found)) => found,
             Ok(None) => {
+                self.observed.forget(name);
                 self.approvers.end(name);
                 return Ok(());
             }
             Err(error) => {
-                self.record(name, &Standing::failed("SeedUnavailable", error.to_string()), true);
+                let standing = Standing::failed("SeedUnavailable", error.to_string());
+                self.observe(&exposed, Known::new(), &standing);
+                self.record(name, &standing, true);
                 return Err(Failed);
             }
         };
@@ -108,25 +136,30 @@ impl Context {
             self.approvers.end(name);
         }
         if cluster.metadata.deletion_timestamp.is_some() {
+            self.observed.forget(name);
             return Ok(());
         }
         if cluster.spec.pause {
             // Its status stays too.
             let message = "the Cluster is paused: everything stays as it is".to_owned();
             let paused = Standing { ready: true, reason: "Paused", message, failed: false };
+            self.observe(&exposed, Known::new(), &paused);
             self.record(name, &paused, false);
             return Ok(());
         }
         let namespace = cluster.name().namespace().to_string();
-        let subject = Subject { cluster, seen, exposed, namespace };
-        let standing = match self.steps(&subject).await {
+        let second = exposed.by_second();
+        let subject = Subject { cluster, seen, exposed, second, namespace };
+        let mut known = Known::new();
+        let standing = match self.steps(&subject, &mut known).await {
             Ok(standing) => standing,
             Err(error) => Standing::failed("SeedUnavailable", error.to_string()),
         };
+        self.observe(&subject.exposed, known, &standing);
         if self.mark(&subject.cluster, &standing).await { Err(Failed) } else { Ok(()) }
     }
 
-    async fn steps(&self, subject: &Subject) -> Result<Standing, RequestError> {
+    async fn steps(&self, subject: &Subject, known: &mut Known) -> Result<Standing, RequestError> {
         let namespaces = api::<Namespace>(&self.client, "");
         let namespace = self.read(namespaces, "Namespace", &subject.namespace).await?;
         let own = namespace.is_some_and(|namespace| {
@@ -137,11 +170,12 @@ impl Context {
             self.approvers.end(&subject.cluster.metadata.name);
             return Ok(not_exposed());
         }
-        if subject.exposed.spec.tunnel.is_none() {
+        if !subject.has_tunnel() {
             self.forget_authority(subject).await?;
         }
         let issued = self.issue(subject).await?;
-        let standing = self.inner(subject).await?;
+        self.prove_issued(subject, known).await?;
+        let standing = self.inner(subject, known).await?;
         Ok(match issued {
             Ok(()) => standing,
             Err(why) if standing.ready => Standing::failed("NoAdminKubeconfig", why),
@@ -150,7 +184,7 @@ impl Context {
     }
 
     /// The inside, with the kubeconfig that leads there.
-    async fn inner(&self, subject: &Subject) -> Result<Standing, RequestError> {
+    async fn inner(&self, subject: &Subject, known: &mut Known) -> Result<Standing, RequestError> {
         let namespace = &subject.namespace;
         let Some(secret) = self.secret(namespace, INTERNAL_KUBECONFIG).await? else {
             let message = format!(
@@ -170,32 +204,40 @@ impl Context {
                 return Ok(Standing::waits(BAD_KUBECONFIG, message));
             }
         };
-        let konnectivity = self.konnectivity(subject).await?;
+        let (first, next) = self.konnectivity(subject).await?;
+        let konnectivity = (&first, next.as_ref());
         let mut tunnel_ca = None;
-        if subject.exposed.spec.tunnel.is_some() {
+        if subject.has_tunnel() {
             self.name_authority(subject, &kubeconfig.authority).await?;
             tunnel_ca = self.tunnel_ca().await?;
         }
-        let hosted = self.hosted(subject, &konnectivity).await?;
+        let hosted = self.hosted(subject, &first).await?;
         let tunnel_ca = tunnel_ca.as_deref();
-        let (standing, answers) =
-            self.keep_inside(subject, &kubeconfig, &konnectivity, tunnel_ca, hosted).await;
-        self.approve(subject, &kubeconfig, answers).await;
-        Ok(standing)
+        let kept = self.keep_inside(subject, &kubeconfig, konnectivity, tunnel_ca, hosted).await;
+        self.approve(subject, &kubeconfig, kept.answered).await;
+        self.prove(subject, &kubeconfig, konnectivity, &kept, known).await;
+        Ok(kept.standing)
     }
 
-    async fn konnectivity(&self, subject: &Subject) -> Result<Konnectivity, RequestError> {
-        let node_port = match subject.exposed.spec.expose_strategy {
-            ExposeStrategy::Tunneling => None,
-            ExposeStrategy::NodePort | ExposeStrategy::LoadBalancer => {
-                let services = api::<Service>(&self.client, &subject.namespace);
-                let service = self.read(services, "Service", KONNECTIVITY).await?;
-                let number =
-                    service.and_then(|seen| seen.value().pointer("/spec/ports/0/nodePort")?.as_u64());
-                number.and_then(|number| u16::try_from(number).ok()).filter(|&number| number != 0)
-            }
+    /// Where Konnectivity is by the first door, and by the second until that is being closed.
+    async fn konnectivity(
+        &self,
+        subject: &Subject,
+    ) -> Result<(Konnectivity, Option<Konnectivity>), RequestError> {
+        let (first, second) = (&subject.exposed, subject.open_second());
+        let by_port = |door: &ExposedCluster| match door.spec.expose_strategy {
+            ExposeStrategy::Tunneling => false,
+            ExposeStrategy::NodePort | ExposeStrategy::LoadBalancer => true,
         };
-        Ok(Konnectivity::of(&subject.cluster, &subject.exposed, node_port))
+        let mut node_port = None;
+        if by_port(first) || second.is_some_and(by_port) {
+            let services = api::<Service>(&self.client, &subject.namespace);
+            let service = self.read(services, "Service", KONNECTIVITY).await?;
+            let number = service.and_then(|seen| seen.value().pointer("/spec/ports/0/nodePort")?.as_u64());
+            node_port = number.and_then(|number| u16::try_from(number).ok()).filter(|&number| number != 0);
+        }
+        let of = |door| Konnectivity::of(&subject.cluster, door, node_port);
+        Ok((of(first), second.map(of)))
     }
 
     /// What signs the tunnel certificate, if the seed has it.
@@ -287,7 +329,35 @@ fn usable(secret: &Secret) -> Result<Kubeconfig, String> {
     Ok(kubeconfig)
 }
 
+/// The host in the URL of an API server; an IPv6 address without its brackets.
+pub(super) fn host_of(url: &str) -> &str {
+    let authority = url.strip_prefix("https://").unwrap_or_default();
+    let host = match authority.rsplit_once(':') {
+        Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
+        _ => authority,
+    };
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
+}
+
 /// What a Secret holds under a key.
 pub(super) fn text(secret: &Secret, key: &str) -> Option<String> {
     String::from_utf8(secret.data.as_ref()?.get(key)?.0.clone()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::host_of;
+
+    #[test]
+    fn the_host_of_an_url_is_that_of_its_certificate() {
+        for (url, host) in [
+            ("https://a.example.com:6443", "a.example.com"),
+            ("https://a.example.com", "a.example.com"),
+            ("https://[2001:db8::1]:6443", "2001:db8::1"),
+            ("https://[2001:db8::1]", "2001:db8::1"),
+            ("", ""),
+        ] {
+            assert_eq!(host_of(url), host);
+        }
+    }
 }

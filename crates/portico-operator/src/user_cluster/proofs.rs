@@ -1,0 +1,313 @@
+//! What a migration between expose strategies waits for inside a user cluster, and what of it is so
+//! ([`portico_expose::migration`]). Each pass looks anew, in the state that is recorded then; nothing is kept.
+//!
+//! Of what cannot be told the text says why, and what to do. The text is part of a condition, so it is the
+//! same as long as nothing changes: no times in it, and names in their order.
+
+use std::collections::BTreeMap;
+
+use portico_api::exposed_cluster::{ExposedCluster, MigrationState};
+use portico_api::migration::MIGRATION;
+use portico_dial::Dialer;
+use portico_expose::migration::{Fact, Facts, Now, Proof};
+use portico_expose::user_cluster::{
+    Id, KONNECTIVITY_AGENT, KONNECTIVITY_AGENT_NEXT, Konnectivity, NODE_AGENT, NODE_PROBE, POD_LABEL,
+    of_second_door,
+};
+use portico_kube::error::describe;
+use portico_kube::foreign::{Foreign, ForeignError};
+use portico_pki::Kubeconfig;
+use serde_json::Value;
+use tokio::time::timeout;
+
+use super::Context;
+use super::inside::{Kept, foreign};
+use super::pass::{Standing, Subject, host_of};
+use presented::{NotPresented, presents};
+use rollout::{Nodes, Rollout};
+
+mod presented;
+mod rollout;
+
+const NODES: &str = "/api/v1/nodes";
+
+const PODS: &str = "/api/v1/namespaces/kube-system/pods";
+
+/// Lines of one answer; those of Nodes are long.
+const AT_ONCE: usize = 50;
+
+/// Answers to one list. No cluster of Kubernetes has more nodes than that.
+const ANSWERS: usize = 100;
+
+/// What kubeadm calls kube-proxy's pods.
+const PROXY_LABEL: &str = "k8s-app";
+
+/// The DaemonSet of kube-proxy.
+const PROXY: &str = "kube-proxy";
+
+/// What is known of the proofs of a state.
+pub(super) type Known = BTreeMap<Proof, Fact>;
+
+/// The proofs of a state that are looked for here.
+fn proofs(state: MigrationState) -> &'static [Proof] {
+    match state {
+        MigrationState::Opening => &[Proof::Certificate],
+        MigrationState::Proving => &[Proof::Answer, Proof::Reach, Proof::Agents, Proof::Konnectivity],
+        MigrationState::Moving => &[Proof::Kubeconfigs, Proof::Endpoints, Proof::Rollouts],
+        MigrationState::MovingNodes => &[Proof::Nodes],
+        MigrationState::Quieting => &[],
+        MigrationState::Closing => &[Proof::GoneInside],
+    }
+}
+
+impl Context {
+    /// Tells what is known of a cluster that migrates. What is not does not hold, because of how it `stands`
+    /// with the inside.
+    pub(super) fn observe(&self, exposed: &ExposedCluster, mut known: Known, stands: &Standing) {
+        let name = &*exposed.metadata.name;
+        let Some(migration) = &exposed.spec.migration else { return self.observed.forget(name) };
+        let mut facts = Facts::unknown(Now::of(&exposed.spec));
+        for &proof in proofs(migration.state) {
+            let fact = known.remove(&proof).unwrap_or_else(|| Fact::NotSo(stands.message.clone()));
+            facts.proofs.insert(proof, fact);
+        }
+        self.observed.tell(name, facts);
+    }
+
+    /// Looks for the proofs of the state that a cluster is in, after its inside was `kept`.
+    pub(super) async fn prove(
+        &self,
+        subject: &Subject,
+        kubeconfig: &Kubeconfig,
+        konnectivity: (&Konnectivity, Option<&Konnectivity>),
+        kept: &Kept,
+        known: &mut Known,
+    ) {
+        let (Some(state), Some(second)) = (subject.state(), &subject.second) else { return };
+        let Some(foreign) = kept.foreign.as_ref().filter(|_| !kept.standing.failed) else { return };
+        let look = Look { subject, second, kubeconfig, konnectivity, kept, foreign };
+        let limit = self.settings.pass_timeout;
+        if timeout(limit, look.proofs(state, known)).await.is_err() {
+            let slow =
+                format!("its API server at {} is too slow: {limit:?} are not enough", kubeconfig.server);
+            for &proof in proofs(state) {
+                known.entry(proof).or_insert_with(|| Fact::NotSo(slow.clone()));
+            }
+        }
+    }
+}
+
+/// A look at one cluster.
+struct Look<'a> {
+    subject: &'a Subject,
+    /// By its second door.
+    second: &'a ExposedCluster,
+    kubeconfig: &'a Kubeconfig,
+    /// By the first door, and by the second.
+    konnectivity: (&'a Konnectivity, Option<&'a Konnectivity>),
+    kept: &'a Kept,
+    foreign: &'a Foreign,
+}
+
+impl Look<'_> {
+    async fn proofs(&self, state: MigrationState, known: &mut Known) {
+        match state {
+            MigrationState::Opening => _ = known.insert(Proof::Certificate, self.certificate().await),
+            MigrationState::Proving => {
+                known.insert(Proof::Answer, self.answer().await);
+                let nodes = self.nodes().await;
+                known.insert(Proof::Reach, self.on_every_node(&nodes, &NODE_PROBE, POD_LABEL).await);
+                let agents = match self.second.spec.tunnel {
+                    Some(_) => self.on_every_node(&nodes, &NODE_AGENT, POD_LABEL).await,
+                    None => Fact::So,
+                };
+                known.insert(Proof::Agents, agents);
+                let next = self.konnectivity.1.unwrap_or(&Konnectivity::Pending);
+                known.insert(Proof::Konnectivity, self.agents(&nodes, next, &KONNECTIVITY_AGENT_NEXT).await);
+            }
+            MigrationState::Moving => {
+                known.insert(Proof::Endpoints, self.clean());
+                known.insert(Proof::Rollouts, self.rollouts().await);
+            }
+            MigrationState::MovingNodes => _ = known.insert(Proof::Nodes, self.moved().await),
+            MigrationState::Quieting => {}
+            MigrationState::Closing => _ = known.insert(Proof::GoneInside, self.gone().await),
+        }
+    }
+
+    /// Whether the API server's certificate holds for the second door. It is asked by the way that leads there
+    /// anyway: by the second door nobody may be able to come yet.
+    async fn certificate(&self) -> Fact {
+        let spec = &self.second.spec;
+        let host = host_of(&spec.address.url);
+        if host.is_empty() {
+            return Fact::NotSo("the address of the second door is not known yet".to_owned());
+        }
+        let server = &self.kubeconfig.server;
+        let agents = spec.tunnel.map(|tunnel| tunnel.agent_ip.to_string());
+        for name in [host.to_owned()].into_iter().chain(agents) {
+            match presents(server, &self.kubeconfig.authority, &name).await {
+                Ok(()) => {}
+                Err(error @ NotPresented::Unreachable(_)) => {
+                    return Fact::NotSo(format!("its API server at {server}: {error}"));
+                }
+                Err(error @ NotPresented::Other { .. }) => {
+                    return Fact::NotSo(format!(
+                        "its API server at {server}: {error}; where Portico hosts it, that follows by itself, \
+                         elsewhere issue one with the name"
+                    ));
+                }
+            }
+        }
+        Fact::So
+    }
+
+    /// Whether the API server answers by the second door, on the way of strangers.
+    async fn answer(&self) -> Fact {
+        let server = self.second.spec.address.url.to_string();
+        if server.is_empty() {
+            return Fact::NotSo("the address of the second door is not known yet".to_owned());
+        }
+        let why = |error: &dyn std::fmt::Display| {
+            Fact::NotSo(format!(
+                "at {server}, from the operator's pod: {error}; see load balancer, gateways, and the \
+                 firewalls and NetworkPolicies between"
+            ))
+        };
+        let kubeconfig = Kubeconfig { server: server.clone(), ..self.kubeconfig.clone() };
+        match Foreign::new(&kubeconfig.to_yaml(), Dialer::direct()).await {
+            Ok(stranger) => stranger.version().await.map_or_else(|error| why(&error), |_| Fact::So),
+            Err(error) => why(&describe(&error)),
+        }
+    }
+
+    /// The nodes; `Err` says why there is nothing to tell by them.
+    async fn nodes(&self) -> Result<Nodes, Fact> {
+        let found = self.foreign.rows(NODES, ["Name", "Status"], AT_ONCE, ANSWERS).await;
+        let found = found.map_err(|error| self.failed(&error))?;
+        if found.more {
+            let most = AT_ONCE * ANSWERS;
+            return Err(Fact::NotSo(format!("the cluster has more than {most} nodes, and no more are read")));
+        }
+        Ok(Nodes::of(found.rows))
+    }
+
+    /// Whether each ready node has a ready pod of a DaemonSet as it is now. `label` with its name is on them.
+    async fn on_every_node(&self, nodes: &Result<Nodes, Fact>, id: &Id, label: &str) -> Fact {
+        let nodes = match self.to_be_looked_at(nodes, id) {
+            Ok(nodes) => nodes,
+            Err(fact) => return fact,
+        };
+        let object = match self.workload(id).await {
+            Ok(object) => object,
+            Err(fact) => return fact,
+        };
+        let number = match rollout::of_daemon_set(id, object.as_ref(), nodes) {
+            Rollout::Told(fact) => return fact,
+            Rollout::ByPods(number) => number,
+        };
+        let selector =
+            format!("{}%3D{},pod-template-generation%3D{number}", label.replace('/', "%2F"), id.name);
+        let url = format!("{PODS}?labelSelector={selector}");
+        match self.foreign.rows(&url, ["Node", "Ready", "Status"], AT_ONCE, ANSWERS).await {
+            Ok(pods) => rollout::of_pods(id, label, pods.rows, nodes),
+            Err(error) => self.failed(&error),
+        }
+    }
+
+    /// Whether the Konnectivity agents of a Deployment are those of a server, if there is one.
+    async fn agents(&self, nodes: &Result<Nodes, Fact>, server: &Konnectivity, id: &Id) -> Fact {
+        match server {
+            Konnectivity::Off => return Fact::So,
+            Konnectivity::Pending => {
+                return Fact::NotSo("Service konnectivity-server has no address or NodePort yet".to_owned());
+            }
+            Konnectivity::At(..) => {}
+        }
+        let nodes = match self.to_be_looked_at(nodes, id) {
+            Ok(nodes) => nodes,
+            Err(fact) => return fact,
+        };
+        match self.workload(id).await {
+            Ok(object) => rollout::of_deployment(id, object.as_ref(), nodes),
+            Err(fact) => fact,
+        }
+    }
+
+    /// A workload; one that is not there for a reason is told of with that.
+    async fn workload(&self, id: &Id) -> Result<Option<Value>, Fact> {
+        match self.foreign.get(&id.path()).await {
+            Ok(None) if !self.kept.standing.ready => Err(Fact::NotSo(self.kept.standing.message.clone())),
+            found => found.map_err(|error| self.failed(&error)),
+        }
+    }
+
+    /// The nodes, if it is they that tell how it stands with a workload.
+    fn to_be_looked_at<'n>(&self, nodes: &'n Result<Nodes, Fact>, id: &Id) -> Result<&'n Nodes, Fact> {
+        if let Some((id, writer)) = self.kept.others.iter().find(|(other, _)| other == id) {
+            return Err(Fact::NotSo(foreign(id, writer)));
+        }
+        let nodes = nodes.as_ref().map_err(Clone::clone)?;
+        nodes.without_looking().map_or(Ok(nodes), Err)
+    }
+
+    /// Whether the pass inside left nothing to be done.
+    fn clean(&self) -> Fact {
+        let standing = &self.kept.standing;
+        if standing.ready { Fact::So } else { Fact::NotSo(standing.message.clone()) }
+    }
+
+    /// Whether what reaches the API server by its address has followed to the first door.
+    async fn rollouts(&self) -> Fact {
+        let nodes = self.nodes().await;
+        let agents = self.agents(&nodes, self.konnectivity.0, &KONNECTIVITY_AGENT).await;
+        let proxy = self.kept.daemon_sets.iter().find(|id| id.name == PROXY);
+        match (agents, proxy) {
+            (Fact::So, Some(proxy)) => self.on_every_node(&nodes, proxy, PROXY_LABEL).await,
+            (agents, _) => agents,
+        }
+    }
+
+    /// Whether kubelets use the first door. Nobody can see that from here, so it is a person who says so.
+    async fn moved(&self) -> Fact {
+        let nodes = match self.nodes().await {
+            Ok(nodes) => nodes,
+            Err(fact) => return fact,
+        };
+        if nodes.ready.is_empty() {
+            return Fact::So;
+        }
+        let (count, named) = (nodes.ready.len(), rollout::few(&nodes.ready));
+        let url = &self.subject.exposed.spec.address.url;
+        let strategy = self.second.spec.expose_strategy;
+        Fact::NotSo(format!(
+            "the kubelets of {count} nodes ({named}) must use {url}: docs/migration.md says how; once they \
+             do, or may be left behind, close={strategy} in the annotation {MIGRATION} of the Cluster ends \
+             the wait"
+        ))
+    }
+
+    /// Whether nothing is left of what the second door alone needed.
+    async fn gone(&self) -> Fact {
+        let mut left = Vec::new();
+        for id in of_second_door(&self.subject.exposed) {
+            match self.foreign.get(&id.path()).await {
+                Ok(None) => {}
+                Ok(Some(_)) => left.push(id.to_string()),
+                Err(error) => return self.failed(&error),
+            }
+        }
+        if left.is_empty() {
+            return Fact::So;
+        }
+        Fact::NotSo(format!(
+            "still inside the cluster: {}; what Portico made goes by itself, what somebody else made is to be \
+             deleted",
+            left.join(", ")
+        ))
+    }
+
+    fn failed(&self, error: &ForeignError) -> Fact {
+        Fact::NotSo(format!("its API server at {}: {error}", self.kubeconfig.server))
+    }
+}

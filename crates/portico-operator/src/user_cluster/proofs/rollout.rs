@@ -1,0 +1,267 @@
+//! What nodes and workloads say of themselves, as facts: pure. All of it comes from a user cluster, so names
+//! are made harmless and few of them are told.
+
+use std::collections::BTreeSet;
+
+use portico_expose::migration::Fact;
+use portico_expose::user_cluster::Id;
+use portico_kube::text::one_line;
+use serde_json::Value;
+
+/// Most names in one text.
+const NAMED: usize = 5;
+
+/// Most characters of a name.
+const LONGEST: usize = 80;
+
+/// Where the controller of DaemonSets counts the changes of the pods' template. Pods have the number as a
+/// label.
+const TEMPLATE: &str = "/metadata/annotations/deprecated.daemonset.template.generation";
+
+/// The nodes of a cluster.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Nodes {
+    /// Those that are ready.
+    pub(super) ready: BTreeSet<String>,
+    /// The others.
+    pub(super) away: BTreeSet<String>,
+}
+
+impl Nodes {
+    /// From lines of name and status, as kubectl shows them.
+    pub(super) fn of(rows: Vec<[String; 2]>) -> Self {
+        let mut nodes = Self::default();
+        for [name, status] in rows {
+            let ready = status.split(',').next() == Some("Ready");
+            if ready { &mut nodes.ready } else { &mut nodes.away }.insert(name);
+        }
+        nodes
+    }
+
+    /// What is so or not whatever there is on the nodes.
+    pub(super) fn without_looking(&self) -> Option<Fact> {
+        match (self.ready.len(), self.away.len()) {
+            (0, 0) => Some(Fact::So),
+            (0, count) => Some(Fact::NotSo(format!(
+                "no node is ready, so none can prove anything ({count} are not: {}): see why, or delete the \
+                 Nodes that are gone for good",
+                few(&self.away)
+            ))),
+            _ => None,
+        }
+    }
+
+    /// The nodes that hold nobody up, for a text about the others.
+    fn left_out(&self) -> String {
+        if self.away.is_empty() {
+            return String::new();
+        }
+        format!("; not ready, and left out: {}", few(&self.away))
+    }
+}
+
+/// The first of these names, and how many there are beside them.
+pub(super) fn few(names: &BTreeSet<String>) -> String {
+    let first: Vec<String> = names.iter().take(NAMED).map(|name| one_line(name, LONGEST)).collect();
+    match names.len().saturating_sub(NAMED) {
+        0 => first.join(", "),
+        more => format!("{} and {more} more", first.join(", ")),
+    }
+}
+
+/// How far a DaemonSet is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Rollout {
+    /// Its own count tells.
+    Told(Fact),
+    /// Its pods tell, with this number on them.
+    ByPods(u64),
+}
+
+/// How far a DaemonSet is, by its own count.
+pub(super) fn of_daemon_set(id: &Id, object: Option<&Value>, nodes: &Nodes) -> Rollout {
+    let object = match present(id, object) {
+        Ok(object) => object,
+        Err(why) => return Rollout::Told(Fact::NotSo(why)),
+    };
+    let [wanted, updated, ready] = ["desiredNumberScheduled", "updatedNumberScheduled", "numberReady"]
+        .map(|field| object["status"][field].as_u64().unwrap_or_default());
+    let enough = wanted >= nodes.ready.len() as u64;
+    if enough && updated == wanted && ready == wanted {
+        return Rollout::Told(Fact::So);
+    }
+    // Nodes that are away keep pods of a former generation, which count against it.
+    let number = object.pointer(TEMPLATE).and_then(Value::as_str).and_then(|number| number.parse().ok());
+    number.map_or_else(
+        || {
+            let text = format!("{id}: of {wanted} pods {updated} are as it says now, and {ready} are ready");
+            Rollout::Told(Fact::NotSo(text + &nodes.left_out()))
+        },
+        Rollout::ByPods,
+    )
+}
+
+/// How far a DaemonSet is, by lines of node, ready containers and status of its pods.
+pub(super) fn of_pods(id: &Id, label: &str, rows: Vec<[String; 3]>, nodes: &Nodes) -> Fact {
+    let works = |ready: &str, status: &str| {
+        status == "Running" && ready.split_once('/').is_some_and(|(ready, all)| ready == all && all != "0")
+    };
+    let on: BTreeSet<String> =
+        rows.into_iter().filter(|[_, ready, status]| works(ready, status)).map(|[node, ..]| node).collect();
+    let missing: BTreeSet<String> = nodes.ready.difference(&on).cloned().collect();
+    if missing.is_empty() {
+        return Fact::So;
+    }
+    Fact::NotSo(format!(
+        "{id} has no ready pod on {} of {} ready nodes: {}; kubectl -n kube-system describe pods -l \
+         {label}={} says why{}",
+        missing.len(),
+        nodes.ready.len(),
+        few(&missing),
+        id.name,
+        nodes.left_out()
+    ))
+}
+
+/// Whether all pods of a Deployment are as it says, and available.
+pub(super) fn of_deployment(id: &Id, object: Option<&Value>, nodes: &Nodes) -> Fact {
+    let object = match present(id, object) {
+        Ok(object) => object,
+        Err(why) => return Fact::NotSo(why),
+    };
+    let wanted = object["spec"]["replicas"].as_u64().unwrap_or(1);
+    let [all, updated, available] = ["replicas", "updatedReplicas", "availableReplicas"]
+        .map(|field| object["status"][field].as_u64().unwrap_or_default());
+    if all == wanted && updated == wanted && available == wanted {
+        return Fact::So;
+    }
+    Fact::NotSo(format!(
+        "{id}: of {wanted} pods {updated} are as it says now, and {available} are available; kubectl -n \
+         kube-system describe pods -l app.kubernetes.io/name={} says why{}",
+        id.name,
+        nodes.left_out()
+    ))
+}
+
+/// The workload, if it is there and its controller has seen it as it is now.
+fn present<'a>(id: &Id, object: Option<&'a Value>) -> Result<&'a Value, String> {
+    let object = object.ok_or_else(|| format!("there is no {id} yet"))?;
+    let now = object["metadata"]["generation"].as_u64();
+    let seen = object["status"]["observedGeneration"].as_u64();
+    if now.is_some() && seen >= now {
+        return Ok(object);
+    }
+    Err(format!("no controller has seen {id} as it is now: see whether a kube-controller-manager runs"))
+}
+
+#[cfg(test)]
+mod tests {
+    use portico_expose::user_cluster::{KONNECTIVITY_AGENT, NODE_PROBE, POD_LABEL};
+    use serde_json::json;
+
+    use super::*;
+
+    fn nodes(all: &[(&str, &str)]) -> Nodes {
+        Nodes::of(all.iter().map(|(name, status)| [(*name).to_owned(), (*status).to_owned()]).collect())
+    }
+
+    fn three() -> Nodes {
+        nodes(&[("c", "NotReady"), ("b", "Ready,SchedulingDisabled"), ("a", "Ready")])
+    }
+
+    fn why(fact: Fact) -> String {
+        match fact {
+            Fact::So => panic!("it holds"),
+            Fact::NotSo(why) => why,
+        }
+    }
+
+    #[test]
+    fn a_node_is_ready_or_away_and_without_any_there_is_nothing_to_prove() {
+        let nodes = three();
+        assert_eq!((few(&nodes.ready), few(&nodes.away)), ("a, b".to_owned(), "c".to_owned()));
+        assert_eq!(nodes.without_looking(), None);
+        assert_eq!(Nodes::default().without_looking(), Some(Fact::So));
+        let why = why(self::nodes(&[("b", "Unknown"), ("a", "")]).without_looking().unwrap());
+        assert!(why.starts_with("no node is ready") && why.contains("(2 are not: a, b)"), "{why}");
+    }
+
+    #[test]
+    fn five_nodes_are_named_in_their_order_and_what_they_are_called_is_made_harmless() {
+        let named: BTreeSet<String> = (0..9).rev().map(|number| format!("n{number}")).collect();
+        assert_eq!(few(&named), "n0, n1, n2, n3, n4 and 4 more");
+        let hostile = format!("\u{1b}[2J\n{}", "x".repeat(10_000));
+        let text = few(&[hostile].into());
+        assert!(!text.contains(char::is_control) && text.chars().count() == LONGEST + 1, "{text}");
+    }
+
+    fn daemon_set(status: Value) -> Value {
+        json!({"metadata": {"generation": 2,
+                "annotations": {"deprecated.daemonset.template.generation": "2"}},
+            "status": status})
+    }
+
+    #[test]
+    fn a_daemon_set_tells_by_its_count_if_all_is_well_and_its_pods_tell_otherwise() {
+        let count = |seen: u64, wanted: u64, updated: u64, ready: u64| {
+            daemon_set(json!({"observedGeneration": seen, "desiredNumberScheduled": wanted,
+                "updatedNumberScheduled": updated, "numberReady": ready}))
+        };
+        let of = |object: &Value| of_daemon_set(&NODE_PROBE, Some(object), &three());
+        assert_eq!(of(&count(2, 3, 3, 3)), Rollout::Told(Fact::So));
+        assert_eq!(of(&count(2, 3, 2, 3)), Rollout::ByPods(2), "one is of a former generation");
+        assert_eq!(of(&count(2, 3, 3, 2)), Rollout::ByPods(2));
+        assert_eq!(of(&count(2, 1, 1, 1)), Rollout::ByPods(2), "there are more nodes by now");
+        let unseen = format!("{:?}", of(&count(1, 3, 3, 3)));
+        assert!(
+            unseen.contains("no controller has seen DaemonSet kube-system/portico-migration"),
+            "{unseen}"
+        );
+        for nothing in [None, Some(&json!({})), Some(&json!([])), Some(&json!({"status": 7}))] {
+            let told = of_daemon_set(&NODE_PROBE, nothing, &three());
+            assert!(matches!(told, Rollout::Told(Fact::NotSo(_))), "{nothing:?}");
+        }
+        let mut no_number = count(2, 3, 3, 2);
+        no_number["metadata"]["annotations"].take();
+        let told = format!("{:?}", of(&no_number));
+        assert!(
+            told.contains("of 3 pods 3 are as it says now, and 2 are ready") && told.contains("c"),
+            "{told}"
+        );
+    }
+
+    #[test]
+    fn each_ready_node_must_have_a_ready_pod_and_others_are_told_of_only_if_one_has_not() {
+        let of = |rows: &[[&str; 3]]| {
+            let rows = rows.iter().map(|row| row.map(str::to_owned)).collect();
+            of_pods(&NODE_PROBE, POD_LABEL, rows, &three())
+        };
+        let a = ["a", "1/1", "Running"];
+        assert_eq!(of(&[a, ["b", "1/1", "Running"]]), Fact::So);
+        for bad in
+            [["b", "0/1", "Running"], ["b", "1/1", "Terminating"], ["c", "1/1", "Running"], ["", "", ""]]
+        {
+            let why = why(of(&[a, bad]));
+            assert!(why.contains("no ready pod on 1 of 2 ready nodes: b;"), "{why}");
+            assert!(why.ends_with("; not ready, and left out: c"), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_deployment_is_rolled_out_once_no_other_pod_is_left_and_all_are_available() {
+        let of = |all: u64, updated: u64, available: u64| {
+            let status = json!({"observedGeneration": 3, "replicas": all, "updatedReplicas": updated,
+                "availableReplicas": available});
+            let object = json!({"metadata": {"generation": 3}, "spec": {"replicas": 2}, "status": status});
+            of_deployment(&KONNECTIVITY_AGENT, Some(&object), &three())
+        };
+        assert_eq!(of(2, 2, 2), Fact::So);
+        for (all, updated, available) in [(3, 2, 2), (2, 1, 2), (2, 2, 1), (0, 0, 0)] {
+            let why = why(of(all, updated, available));
+            assert!(why.contains(&format!("of 2 pods {updated}")) && why.contains("left out: c"), "{why}");
+        }
+        assert!(
+            why(of_deployment(&KONNECTIVITY_AGENT, None, &three())).starts_with("there is no Deployment")
+        );
+    }
+}
