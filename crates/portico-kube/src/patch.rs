@@ -87,7 +87,12 @@ mod tests {
     async fn a_conflict_is_an_answer_and_a_refusal_is_an_error_in_the_words_of_the_api_server() {
         let object = json!({"kind": "Cluster"});
         assert_eq!(answered(StatusCode::OK, object.clone()).await.unwrap(), Patched::Written(object));
-        let status = |code: u16, reason: &str| json!({"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": "no"});
+        let failure = json!({"kind": "Status", "status": "Failure", "message": "no"});
+        let status = |code: u16, reason: &str| {
+            let mut status = failure.clone();
+            (status["code"], status["reason"]) = (code.into(), reason.into());
+            status
+        };
         let conflict = answered(StatusCode::CONFLICT, status(409, "Conflict")).await.unwrap();
         assert_eq!(conflict, Patched::Conflict);
         let refused = answered(StatusCode::UNPROCESSABLE_ENTITY, status(422, "Invalid")).await;

@@ -26,6 +26,7 @@ mod konnectivity_slow_reader;
 mod kubeconfig;
 mod mesh;
 mod metrics;
+mod migrate;
 mod network_faults;
 mod nodes;
 mod operator;

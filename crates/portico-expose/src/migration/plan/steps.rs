@@ -265,7 +265,8 @@ fn of_kkp(facts: &Facts<'_>) -> Vec<Step> {
     let left = if leaves(ExposeStrategy::LoadBalancer) {
         "; front-loadbalancer and the proxy of the cluster stay behind"
     } else if leaves(ExposeStrategy::Tunneling) {
-        "; DaemonSet and ConfigMap envoy-agent, its dummy interface and the annotation port-mapping stay behind"
+        "; DaemonSet and ConfigMap envoy-agent, its dummy interface and the annotation port-mapping stay \
+         behind"
     } else {
         ""
     };
@@ -274,7 +275,8 @@ fn of_kkp(facts: &Facts<'_>) -> Vec<Step> {
         guidance(
             "Prepare",
             Party::Administrator,
-            "drain or stop workloads: from step 3 on nodes have no control plane that could stop them cleanly",
+            "drain or stop workloads: from step 3 on nodes have no control plane that could stop them \
+             cleanly",
             "nothing runs that must not be cut off",
             "workloads stop",
             "start them again",
@@ -287,7 +289,8 @@ fn of_kkp(facts: &Facts<'_>) -> Vec<Step> {
                 "you {change}; KKP rewrites Services and restarts API servers, and the old door is gone"
             ),
             "the pods of the control plane are redeployed, and status.address is the new one",
-            "an outage: the API is away, pods and Services change at different moments; nodes become NotReady",
+            "an outage: the API is away, pods and Services change at different moments; nodes become \
+             NotReady",
             REVERSE,
         ),
         guidance(

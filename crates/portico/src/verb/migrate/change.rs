@@ -78,8 +78,8 @@ pub(super) fn change(
                 Some(_) => now.first,
                 None => {
                     return Err(format!(
-                        "there is nothing to roll back: {} is the one way in, and nothing is under way; back to \
-                         a former strategy is a migration of its own (--to)",
+                        "there is nothing to roll back: {} is the one way in, and nothing is under way; \
+                         back to a former strategy is a migration of its own (--to)",
                         now.first
                     ));
                 }
@@ -134,6 +134,10 @@ fn agents(record: &ExposedClusterSpec) -> Option<std::net::IpAddr> {
     record.tunnel.or(second).map(|tunnel| tunnel.agent_ip)
 }
 
+fn waits(third: ExposeStrategy, closes: ExposeStrategy) -> String {
+    format!("{third} waits until one door is left: {closes} closes first (--finish), then it begins")
+}
+
 /// What becomes of the doors.
 fn said(target: ExposeStrategy, now: Now, cluster: &Cluster) -> String {
     let name = &cluster.metadata.name;
@@ -141,8 +145,8 @@ fn said(target: ExposeStrategy, now: Now, cluster: &Cluster) -> String {
     match now.second {
         None if target == first => format!("{first} stays the one way in; nothing else was open"),
         None => format!(
-            "from {first} to {target}. `portico status {name}` says how far it is. Move the nodes once it says \
-             MovingNodes, then portico migrate {name} --finish closes {first}; --rollback goes back"
+            "from {first} to {target}. `portico status {name}` says how far it is. Move the nodes once it \
+             says MovingNodes, then portico migrate {name} --finish closes {first}; --rollback goes back"
         ),
         Some(Second { strategy, state: MigrationState::Opening | MigrationState::Proving, .. }) => {
             if target == first {
@@ -150,9 +154,7 @@ fn said(target: ExposeStrategy, now: Now, cluster: &Cluster) -> String {
             } else if target == strategy {
                 format!("from {first} to {target}; that is under way already")
             } else {
-                format!(
-                    "{target} waits until one door is left: {strategy} closes first (--finish), then it begins"
-                )
+                waits(target, strategy)
             }
         }
         Some(Second { strategy, .. }) => {
@@ -163,9 +165,7 @@ fn said(target: ExposeStrategy, now: Now, cluster: &Cluster) -> String {
                     "back from {first} to {target}: it is proven again, all are told of it, {first} closes"
                 )
             } else {
-                format!(
-                    "{target} waits until one door is left: {strategy} closes first (--finish), then it begins"
-                )
+                waits(target, strategy)
             }
         }
     }

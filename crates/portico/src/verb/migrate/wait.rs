@@ -119,12 +119,14 @@ mod tests {
     #[test]
     fn a_condition_of_before_is_not_the_end_and_neither_is_a_record_that_is_gone() {
         let settled = cluster("True", "Settled");
-        let done = |cluster: &Cluster, record| is_done(Until::Settled(Tunneling), cluster, record);
-        assert!(done(&settled, Some(&record("Tunneling", None))));
-        assert!(!done(&settled, Some(&record("NodePort", None))));
-        assert!(!done(&settled, Some(&record("Tunneling", Some("NodePort")))));
+        let done = |cluster: &Cluster, record: Option<ExposedClusterSpec>| {
+            is_done(Until::Settled(Tunneling), cluster, record.as_ref())
+        };
+        assert!(done(&settled, Some(record("Tunneling", None))));
+        assert!(!done(&settled, Some(record("NodePort", None))));
+        assert!(!done(&settled, Some(record("Tunneling", Some("NodePort")))));
         assert!(!done(&settled, None));
-        assert!(!done(&cluster("False", "Closing"), Some(&record("Tunneling", None))));
+        assert!(!done(&cluster("False", "Closing"), Some(record("Tunneling", None))));
     }
 
     #[test]
