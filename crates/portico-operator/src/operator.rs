@@ -131,7 +131,6 @@ impl Operator {
             // Gone with what works by it.
             let leads = leads;
             let identity = front.identity.clone();
-            let observed = Observed::new();
             let shared = || (status.clone(), leads.clone());
             let events = |controller| Events::new(client.clone(), controller, &identity);
             let observed = Observed::new();

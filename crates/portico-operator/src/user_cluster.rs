@@ -14,6 +14,7 @@
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -94,6 +95,9 @@ pub struct UserClusterSettings {
     pub namespace: String,
     /// Time limit of everything that is done inside one user cluster in one pass.
     pub pass_timeout: Duration,
+    /// The name servers that are asked for the names of clusters, where one is to be reached as from outside;
+    /// if there are none, those of the machine.
+    pub name_servers: Vec<SocketAddr>,
     /// What holds for all hosted clusters. Without it they get nothing that others do not get.
     pub hosted: Option<portico_hosting::Settings>,
 }

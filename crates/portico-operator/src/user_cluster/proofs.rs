@@ -5,6 +5,7 @@
 //! same as long as nothing changes: no times in it, and names in their order.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 use portico_api::exposed_cluster::{ExposedCluster, MigrationState};
 use portico_api::migration::MIGRATION;
@@ -85,7 +86,8 @@ impl Context {
     ) {
         let (Some(state), Some(second)) = (subject.state(), &subject.second) else { return };
         let Some(foreign) = kept.foreign.as_ref().filter(|_| !kept.standing.failed) else { return };
-        let look = Look { subject, second, kubeconfig, konnectivity, kept, foreign };
+        let name_servers = &*self.settings.name_servers;
+        let look = Look { subject, second, kubeconfig, konnectivity, kept, foreign, name_servers };
         let limit = self.settings.pass_timeout;
         if timeout(limit, look.proofs(state, known)).await.is_err() {
             let slow =
@@ -107,6 +109,8 @@ struct Look<'a> {
     konnectivity: (&'a Konnectivity, Option<&'a Konnectivity>),
     kept: &'a Kept,
     foreign: &'a Foreign,
+    /// Those that strangers ask.
+    name_servers: &'a [SocketAddr],
 }
 
 impl Look<'_> {
@@ -175,7 +179,8 @@ impl Look<'_> {
             ))
         };
         let kubeconfig = Kubeconfig { server: server.clone(), ..self.kubeconfig.clone() };
-        match Foreign::new(&kubeconfig.to_yaml(), Dialer::direct()).await {
+        let dialer = Dialer::direct().with_name_servers(self.name_servers);
+        match Foreign::new(&kubeconfig.to_yaml(), dialer).await {
             Ok(stranger) => stranger.version().await.map_or_else(|error| why(&error), |_| Fact::So),
             Err(error) => why(&describe(&error)),
         }

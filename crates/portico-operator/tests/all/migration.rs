@@ -1,7 +1,7 @@
 //! Migration between strategies beside real API servers and a real gateway: by bytes through each door, back
 //! from each state, with the record lost, and with operators that are killed at each write.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
@@ -53,7 +53,7 @@ impl Stage {
             ..Options::new(name)
         };
         let seed = ControlPlane::start(&planes, &etcd, &alone("seed", 6_443, Vec::new())).unwrap();
-        let of_user = vec![NAME.to_owned(), door.address().to_string()];
+        let of_user = vec![NAME.to_owned(), door.address().to_string(), "100.64.30.10".to_owned()];
         let user = ControlPlane::start(&planes, &etcd, &alone("user", 6_444, of_user)).unwrap();
         let kubectl = seed.access().kubectl(&planes).unwrap();
         let client = install(&kubectl, seed.access()).await;
@@ -113,6 +113,12 @@ impl Stage {
         let secret = json!({"apiVersion": "v1", "kind": "Secret",
             "metadata": {"name": "internal-admin-kubeconfig", "namespace": "cluster-a"},
             "stringData": {"kubeconfig": kubeconfig.to_yaml()}});
+        self.kubectl.apply_json(&secret).unwrap();
+        // By which it issues kubeconfigs.
+        let authority = self.user.access().authority().identity();
+        let secret = json!({"apiVersion": "v1", "kind": "Secret",
+            "metadata": {"name": "ca", "namespace": "cluster-a"},
+            "stringData": {"ca.crt": authority.cert, "ca.key": authority.key}});
         self.kubectl.apply_json(&secret).unwrap();
         self.answers_by("NodePort");
     }

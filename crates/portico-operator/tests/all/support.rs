@@ -108,7 +108,13 @@ pub(crate) fn insides(image: Option<&str>) -> UserClusterSettings {
         AgentSettings { image: image.clone(), gateways: Vec::new(), server_name: None, tunnel_port: 8_088 };
     let hosted =
         image.map(|image| portico_hosting::Settings { image, ..portico_hosting::Settings::default() });
-    UserClusterSettings { agents, namespace: "portico".into(), pass_timeout: PASS_TIMEOUT, hosted }
+    UserClusterSettings {
+        agents,
+        namespace: "portico".into(),
+        pass_timeout: PASS_TIMEOUT,
+        name_servers: Vec::new(),
+        hosted,
+    }
 }
 
 /// Installs everything, and a gateway by hand. Returns a client with the operator's rights alone.

@@ -166,6 +166,7 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         },
         namespace: flags.front.service.namespace.to_string(),
         pass_timeout: USER_CLUSTER_TIMEOUT,
+        name_servers: Vec::new(),
         hosted: planes.clone(),
     };
     let components = flags.gateway.gateway_image.clone().map(|image| ComponentSettings {
