@@ -40,22 +40,21 @@ pub(crate) fn policies(facts: &Facts<'_>) -> Vec<(&'static str, Value)> {
     if cluster.spec.features.get(FEATURE) == Some(&false) {
         return policies;
     }
-    policies.push(("default-deny-all-egress", egress(pods, None)));
+    // A pod that any policy of egress selects reaches what policies allow, and nothing else. This one selects
+    // them all, so that KKP's `default-deny-all-egress`, which allows nothing, would add nothing to it.
     let dns = json!({"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]});
-    policies.push(("dns-allow", egress(pods, Some(dns))));
+    policies.push(("dns-allow", egress(pods, dns)));
     if dedicated {
         let to_etcd = to(etcd::NAME, &[etcd::CLIENT_PORT, etcd::PEER_PORT]);
-        policies.push(("etcd-allow", egress(&[api_server::NAME, etcd::NAME], Some(to_etcd))));
-        policies.push((
-            "apiserver-internal-allow",
-            egress(pods, Some(to(api_server::NAME, &[api_server::PORT]))),
-        ));
+        policies.push(("etcd-allow", egress(&[api_server::NAME, etcd::NAME], to_etcd)));
+        let to_api_server = to(api_server::NAME, &[api_server::PORT]);
+        policies.push(("apiserver-internal-allow", egress(pods, to_api_server)));
     }
     // Who issues by a file of the user's own is not known: any HTTPS outside.
     let by_file = !facts.hosting.authentication_configuration.secret_name.is_empty();
     let port = if by_file { Some(HTTPS) } else { issuer_port(&facts.hosting.oidc.issuer_url) };
     if let Some(port) = port {
-        policies.push(("oidc-issuer-allow", egress(&[api_server::NAME], Some(outside(facts, port)))));
+        policies.push(("oidc-issuer-allow", egress(&[api_server::NAME], outside(facts, port))));
     }
     policies
 }
@@ -67,14 +66,9 @@ fn selected(pods: &[&str]) -> Value {
     }
 }
 
-/// What these pods may reach: `rule`, or nothing.
-fn egress(pods: &[&str], rule: Option<Value>) -> Value {
-    let mut policy = json!({"podSelector": selected(pods), "policyTypes": ["Egress"]});
-    // An empty list is not kept by API servers: each look would find it missing.
-    if let Some(rule) = rule {
-        policy["egress"] = json!([rule]);
-    }
-    policy
+/// What these pods may reach besides what other policies allow.
+fn egress(pods: &[&str], rule: Value) -> Value {
+    json!({"podSelector": selected(pods), "policyTypes": ["Egress"], "egress": [rule]})
 }
 
 /// What may reach these pods besides what other policies admit. A node reaches its own pods in any case, by

@@ -286,6 +286,20 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
     until("what was missing", || kubectl.get(&egress).map(drop));
     wait_reason(kubectl, "a", "Ready");
 
+    // What an operator before this one had is taken away.
+    let policy = json!({"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": {"name": "default-deny-all-egress", "namespace": "cluster-a",
+            "labels": {"app.kubernetes.io/managed-by": "portico", "portico.k8c.io/cluster": "a"}},
+        "spec": {"podSelector": {}, "policyTypes": ["Egress"]}});
+    let apply = ["apply", "--server-side", "--field-manager=portico", "-f", "-"];
+    kubectl.run_with_input(&apply, &policy.to_string()).unwrap();
+    until("an older policy to go", || {
+        let left = kubectl.run(&["get", "networkpolicies", "-n", "cluster-a", "--output=name"])?;
+        ensure!(!left.contains("default-deny") && left.contains("dns-allow"), "{left}");
+        Ok(())
+    });
+    wait_reason(kubectl, "a", "Ready");
+
     // What can be made anew comes back; of what cannot be, that is said, and the pods stay as they are.
     let set = || kubectl.get(&["statefulset", "control-plane", "-n", "cluster-a"]).unwrap();
     let generation = set()["metadata"]["generation"].clone();
