@@ -60,7 +60,8 @@ where
     }
     let present = current.map(Seen::value);
     if let Some(present) = &present
-        && is_applied(&fields, present, &Seen::<K>::managed(present))
+        && let Some(owned) = current.and_then(Seen::owned)
+        && is_as_applied(&fields, present, &owned)
     {
         return Ok(Applied::Unchanged);
     }
@@ -102,7 +103,12 @@ pub(crate) fn is_applied(wanted: &Value, current: &Value, managers: &[ManagedFie
         .find(|entry| is_ours(entry))
         .and_then(|entry| entry.fields_v1.as_ref())
         .and_then(|fields| fields.0.as_object());
-    owned.is_some_and(|owned| contains(current, wanted) && wants_all(wanted, owned))
+    owned.is_some_and(|owned| is_as_applied(wanted, current, owned))
+}
+
+/// Whether applying `wanted` would change nothing, where `owned` is what Portico has applied.
+fn is_as_applied(wanted: &Value, current: &Value, owned: &Map<String, Value>) -> bool {
+    contains(current, wanted) && wants_all(wanted, owned)
 }
 
 /// Whether this says what Portico has applied.
@@ -176,9 +182,7 @@ fn is_same_but_status(before: &Value, after: &Value) -> bool {
         for field in ["apiVersion", "kind", "status"] {
             object[field] = Value::Null;
         }
-        for field in ["resourceVersion", "managedFields"] {
-            object["metadata"][field] = Value::Null;
-        }
+        object["metadata"]["resourceVersion"] = Value::Null;
         object
     };
     stripped(before) == stripped(after)

@@ -1,35 +1,60 @@
 //! An object as a controller keeps it: what comparing needs, in a form that is small at rest.
 //!
 //! A controller holds thousands of objects to see whether each is as it wants it. A [`Seen`] keeps the object
-//! as one text, without what other managers say about their fields.
+//! as one text, without what other managers say about their fields. The names of those that Portico manages
+//! are a third of an object, and the same for every cluster: each such text is kept once.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::marker::PhantomData;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::Resource;
 use kube::api::{DynamicObject, ObjectMeta};
 use serde::{Deserialize, Deserializer};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::FIELD_MANAGER;
 
 /// Prefix of the annotations by which people tell Portico something.
 const OWN_ANNOTATIONS: &str = "portico.k8c.io/";
 
+/// The field of a set of fields under which those of the metadata are.
+const METADATA: &str = "f:metadata";
+
+/// What [`Owned`] objects have, each text once.
+static SHARED: Mutex<Shared> = Mutex::new(Shared { texts: BTreeSet::new(), most: 0 });
+
 /// An object of kind `K` as it was last seen.
 pub struct Seen<K> {
     /// Name, namespace, resourceVersion.
     meta: ObjectMeta,
-    /// The object, with what [`FIELD_MANAGER`] manages, and no other manager, nor their annotations.
+    /// The object, without managed fields, nor annotations of others.
     text: Box<str>,
+    /// What Portico has applied.
+    owned: Option<Owned>,
     /// The manager, other than Portico, that wrote it last.
     other_writer: Option<Box<str>>,
     kind: PhantomData<K>,
 }
 
+/// A set of fields in the format `FieldsV1`, as two texts: those of the metadata name the owner, and are the
+/// same for the objects of one cluster; the rest is the same for one object of all clusters.
+#[derive(Clone)]
+struct Owned {
+    metadata: Arc<str>,
+    rest: Arc<str>,
+}
+
+/// Texts that objects share.
+struct Shared {
+    texts: BTreeSet<Arc<str>>,
+    /// With so many, those that no object has any more are looked for.
+    most: usize,
+}
+
 impl<K> Seen<K> {
-    /// The object.
+    /// The object, without managed fields.
     pub fn value(&self) -> Value {
         // It was written from a value.
         serde_json::from_str(&self.text).unwrap_or_default()
@@ -40,17 +65,57 @@ impl<K> Seen<K> {
         self.other_writer.as_deref()
     }
 
-    /// What Portico manages of it.
-    pub(crate) fn managed(object: &Value) -> Vec<ManagedFieldsEntry> {
-        let entries = &object["metadata"]["managedFields"];
-        serde_json::from_value(entries.clone()).unwrap_or_default()
+    /// The fields that Portico has applied, in the format `FieldsV1`.
+    pub(crate) fn owned(&self) -> Option<Map<String, Value>> {
+        self.owned.as_ref().and_then(Owned::fields)
     }
 
     /// Whether Portico has applied it.
     pub fn is_ours(&self) -> bool {
-        Self::managed(&self.value())
-            .iter()
-            .any(|entry| entry.operation.as_deref() == Some("Apply") && entry.subresource.is_none())
+        self.owned.is_some()
+    }
+}
+
+impl Owned {
+    /// What the manager of this entry has applied; `None` if that is not Portico, or it has not.
+    fn of(entry: &Value) -> Option<Self> {
+        let is_ours = entry["manager"] == FIELD_MANAGER
+            && entry["operation"] == "Apply"
+            && entry["subresource"].as_str().unwrap_or_default().is_empty();
+        if !is_ours {
+            return None;
+        }
+        let mut rest = entry["fieldsV1"].clone();
+        let metadata = rest.as_object_mut().and_then(|fields| fields.remove(METADATA)).unwrap_or_default();
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(Self { metadata: shared.text(&metadata.to_string()), rest: shared.text(&rest.to_string()) })
+    }
+
+    fn fields(&self) -> Option<Map<String, Value>> {
+        // They were written from values.
+        let mut fields: Map<String, Value> = serde_json::from_str(&self.rest).ok()?;
+        let metadata: Value = serde_json::from_str(&self.metadata).ok()?;
+        if !metadata.is_null() {
+            fields.insert(METADATA.to_owned(), metadata);
+        }
+        Some(fields)
+    }
+}
+
+impl Shared {
+    /// This text, as others have it who asked for the same.
+    fn text(&mut self, text: &str) -> Arc<str> {
+        if let Some(known) = self.texts.get(text) {
+            return Arc::clone(known);
+        }
+        if self.texts.len() >= self.most {
+            self.texts.retain(|text| Arc::strong_count(text) > 1);
+            // Seldom enough to cost nothing, whatever there is.
+            self.most = 2 * self.texts.len() + 16;
+        }
+        let text: Arc<str> = text.into();
+        self.texts.insert(Arc::clone(&text));
+        text
     }
 }
 
@@ -58,6 +123,7 @@ impl<'de, K> Deserialize<'de> for Seen<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut value = Value::deserialize(deserializer)?;
         let mut other_writer = None;
+        let mut owned = None;
         if let Some(entries) = value.pointer_mut("/metadata/managedFields").and_then(Value::as_array_mut) {
             let others = entries
                 .iter()
@@ -65,9 +131,12 @@ impl<'de, K> Deserialize<'de> for Seen<K> {
             // Times in this form are ordered as texts.
             let newest = others.max_by_key(|entry| entry["time"].as_str().map(str::to_owned));
             other_writer = newest.and_then(|entry| entry["manager"].as_str()).map(Into::into);
-            entries.retain(|entry| entry["manager"] == FIELD_MANAGER);
+            owned = entries.iter().find_map(Owned::of);
         }
         drop_annotations_of_others(&mut value);
+        if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.remove("managedFields");
+        }
         let field = |name: &str| {
             value.pointer(&format!("/metadata/{name}")).and_then(Value::as_str).map(str::to_owned)
         };
@@ -77,7 +146,7 @@ impl<'de, K> Deserialize<'de> for Seen<K> {
             resource_version: field("resourceVersion"),
             ..ObjectMeta::default()
         };
-        Ok(Self { meta, text: value.to_string().into(), other_writer, kind: PhantomData })
+        Ok(Self { meta, text: value.to_string().into(), owned, other_writer, kind: PhantomData })
     }
 }
 
@@ -90,6 +159,7 @@ fn drop_annotations_of_others(object: &mut Value) {
     let own: Vec<&Value> = managed
         .into_iter()
         .flatten()
+        .filter(|entry| entry["manager"] == FIELD_MANAGER)
         .filter_map(|entry| entry.pointer("/fieldsV1/f:metadata/f:annotations"))
         .collect();
     annotations.retain(|key, _| {
@@ -104,6 +174,7 @@ impl<K> Clone for Seen<K> {
         Self {
             meta: self.meta.clone(),
             text: self.text.clone(),
+            owned: self.owned.clone(),
             other_writer: self.other_writer.clone(),
             kind: PhantomData,
         }
@@ -156,8 +227,8 @@ mod tests {
     #[test]
     fn what_others_manage_is_dropped_and_the_rest_is_kept() {
         let entry = |manager: &str| {
-            json!({"manager": manager, "operation": "Apply", "apiVersion": "v1",
-                "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {}}})
+            json!({"manager": manager, "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1",
+                "fieldsV1": {"f:metadata": {"f:labels": {"f:x": {}}}, "f:spec": {"f:type": {}}}})
         };
         let object = json!({
             "metadata": {"name": "a", "namespace": "n", "resourceVersion": "7", "labels": {"x": "y"},
@@ -167,7 +238,8 @@ mod tests {
         assert!(seen.is_ours());
         assert_eq!(seen.other_writer(), Some("kubectl"));
         let value = seen.value();
-        assert_eq!(value["metadata"]["managedFields"].as_array().unwrap().len(), 1);
+        assert_eq!(value["metadata"]["managedFields"], Value::Null);
+        assert_eq!(seen.owned().map(Value::from).unwrap(), entry("portico")["fieldsV1"]);
         assert_eq!(
             (&value["spec"]["type"], &value["metadata"]["labels"]["x"]),
             (&json!("ClusterIP"), &json!("y"))
@@ -176,6 +248,27 @@ mod tests {
         let foreign: Seen<Service> =
             serde_json::from_value(json!({"metadata": {"managedFields": [entry("helm")]}})).unwrap();
         assert!(!foreign.is_ours());
+    }
+
+    #[test]
+    fn the_names_of_managed_fields_are_kept_once_for_all_clusters_and_no_longer_than_an_object_has_them() {
+        let made = |cluster: &str, object: &str| -> Seen<Service> {
+            let owner = json!({format!("k:{{\"uid\":\"{cluster}\"}}"): {}});
+            let fields = json!({"f:metadata": {"f:ownerReferences": owner}, "f:spec": {object: {}}});
+            let entry = json!({"manager": "portico", "operation": "Apply", "fieldsV1": fields});
+            serde_json::from_value(json!({"metadata": {"managedFields": [entry]}})).unwrap()
+        };
+        let same = |one: &Arc<str>, other: &Arc<str>| Arc::ptr_eq(one, other);
+        let owned = |seen: &Seen<Service>| seen.owned.clone().unwrap();
+        let (one, beside, other) = (made("once-1", "f:a"), made("once-1", "f:b"), made("once-2", "f:a"));
+        assert!(same(&owned(&one).metadata, &owned(&beside).metadata));
+        assert!(same(&owned(&one).rest, &owned(&other).rest));
+        assert!(!same(&owned(&one).metadata, &owned(&other).metadata));
+        for cluster in 0..1_000 {
+            made(&format!("gone-{cluster}"), "f:a");
+        }
+        let kept = SHARED.lock().unwrap().texts.iter().filter(|text| text.contains("gone-")).count();
+        assert!(kept < 100, "{kept}");
     }
 
     #[test]
