@@ -50,6 +50,9 @@ Examples:
 Example:
   portico join remove")]
     Remove(remove::Flags),
+    /// Become a kubelet that ends with the process that started this
+    #[command(hide = true)]
+    Kubelet(kubelet::Becoming),
 }
 
 /// Does what is asked for.
@@ -58,6 +61,7 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<Outcome> {
         match &command.verb {
             Some(Verb::Token(flags)) => token::run(flags).await,
             Some(Verb::Remove(flags)) => remove::run(flags).await,
+            Some(Verb::Kubelet(flags)) => kubelet::turn(flags),
             None => match &command.flags {
                 Some(flags) => machine::run(flags).await,
                 None => bail!("give --server, --token and --ca-hash, as `portico join token` prints them"),

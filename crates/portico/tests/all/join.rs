@@ -300,6 +300,15 @@ fn a_machine_joins_by_the_printed_command_and_leaves_without_a_trace() {
     assert!(joining.wait().success(), "{}", joining.said());
     assert!(slow.with_extension("ended").exists(), "{}", joining.said());
 
+    // Not asked to end, but gone from one moment to the next: so is the kubelet.
+    fs::remove_file(slow.with_extension("runs")).unwrap();
+    fs::remove_file(slow.with_extension("ended")).unwrap();
+    let joining = Process::of(&mut cluster.portico(&words));
+    wait_until("the kubelet runs", || slow.with_extension("runs").exists());
+    joining.signal("KILL");
+    wait_until("the kubelet ends too", || slow.with_extension("ended").exists());
+    drop(joining);
+
     let mut joining = Process::of(&mut cluster.portico(&machine.with(&command, &[])));
     joining.wait_for("This machine is node worker-1 of the cluster at https://");
     drop(joining);

@@ -1,19 +1,39 @@
 //! Starting and stopping the kubelet: by systemd, or as a child of this process.
 
-use std::path::Path;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, ensure};
+use clap::Args;
 use portico_hosting::join::machine::{Places, UNIT};
 use portico_hosting::join::options::NodeName;
 use portico_hosting::join::trust::node_of;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
 use tokio::process::{Child, Command};
 use tokio::time::{sleep, timeout};
 
+use crate::outcome::Outcome;
+
 /// Between two looks for the certificate: the kubelet tells nobody that it has one.
 const LOOK: Duration = Duration::from_millis(200);
+
+/// This program, whatever has become of its file.
+const SELF: &str = "/proc/self/exe";
+
+/// `portico join kubelet`: what [`start`] starts, and what becomes the kubelet.
+#[derive(Debug, Args)]
+pub(super) struct Becoming {
+    /// The process to end with
+    parent: i32,
+    /// The kubelet
+    program: PathBuf,
+    /// Its arguments
+    #[arg(last = true)]
+    arguments: Vec<OsString>,
+}
 
 /// Starts the unit, or starts it anew with the files that it has now.
 pub(super) async fn start_unit() -> anyhow::Result<()> {
@@ -40,10 +60,23 @@ async fn systemctl(arguments: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Starts the kubelet itself. It ends with this process.
+/// Starts the kubelet itself. It ends with the thread that calls this, however that ends.
 pub(super) fn start(program: &Path, arguments: &[String]) -> anyhow::Result<Child> {
-    let cannot = || format!("cannot start {}", program.display());
-    Command::new(program).args(arguments).kill_on_drop(true).spawn().with_context(cannot)
+    let parent = std::process::id().to_string();
+    let mut command = Command::new(SELF);
+    command.args(["join", "kubelet", &parent]).arg(program).arg("--").args(arguments).kill_on_drop(true);
+    command.spawn().with_context(|| format!("cannot start {}", program.display()))
+}
+
+/// Becomes the kubelet. A process can ask only for itself to be told when its parent ends, and what it then
+/// becomes still is.
+pub(super) fn turn(flags: &Becoming) -> anyhow::Result<Outcome> {
+    set_parent_process_death_signal(Some(Signal::TERM)).context("cannot end with the process before")?;
+    // It may have ended meanwhile.
+    let parent = getppid().map(|parent| parent.as_raw_nonzero().get());
+    ensure!(parent == Some(flags.parent), "process {} has ended: the kubelet is not started", flags.parent);
+    let failed = std::process::Command::new(&flags.program).args(&flags.arguments).exec();
+    Err(failed).with_context(|| format!("cannot start {}", flags.program.display()))
 }
 
 /// Waits until the kubelet has a certificate for this node.
