@@ -62,16 +62,18 @@ impl Running {
         name_servers: Vec<SocketAddr>,
         with: impl FnOnce(Operator) -> Operator,
     ) -> Self {
-        let plan = FrontSettings {
-            front: front.clone(),
-            sni_port: Some(6_443),
-            tunnel_port: None,
-            listener_limit: None,
-            expose_annotation: EXPOSE.into(),
-            namespace: None,
-        };
+        let settings = Settings::new(plan(front.clone()), identity);
         let exposure = ExposureSettings { front, sni_port: 6_443, node_ips: Vec::new(), name_servers };
-        let operator = with(Operator::new(client.clone(), Settings::new(plan, identity), exposure));
+        Self::of(with(Operator::new(client.clone(), settings, exposure)))
+    }
+
+    /// One that keeps the insides of clusters, and leaves Clusters and ExposedClusters as they are.
+    pub(crate) fn start_insides(client: &Client, identity: &str, insides: UserClusterSettings) -> Self {
+        let settings = Settings::new(plan(ObjectKey::new("portico", "portico")), identity);
+        Self::of(Operator::front(client.clone(), settings).with_user_clusters(insides))
+    }
+
+    fn of(operator: Operator) -> Self {
         let (stop, stopped) = oneshot::channel();
         let status = operator.status();
         let task = tokio::spawn(async move {
@@ -98,6 +100,17 @@ impl Running {
     pub(crate) async fn kill(self) {
         self.task.abort();
         let _ = self.task.await;
+    }
+}
+
+fn plan(front: ObjectKey) -> FrontSettings {
+    FrontSettings {
+        front,
+        sni_port: Some(6_443),
+        tunnel_port: None,
+        listener_limit: None,
+        expose_annotation: EXPOSE.into(),
+        namespace: None,
     }
 }
 

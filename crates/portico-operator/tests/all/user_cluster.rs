@@ -20,6 +20,7 @@ mod answers;
 mod hosted;
 mod hostile_tenant;
 mod killed;
+mod migrating;
 
 /// A seed with everything installed, and one user cluster, both real.
 struct Stage {
