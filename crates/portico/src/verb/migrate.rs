@@ -58,20 +58,22 @@ pub(crate) struct Flags {
     #[arg(long)]
     finish: bool,
     /// Only say what would happen, and write nothing; exit code 1 if something stands in the way
-    #[arg(long, requires = "to")]
+    #[arg(long, requires = "to", conflicts_with_all = ["rollback", "finish"])]
     plan: bool,
     /// Say each change until it is done, or that time is over [default without TIME: 1h]
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, conflicts_with = "plan")]
     #[arg(default_missing_value = LONG, value_parser = positive_duration)]
     wait: Option<Duration>,
     /// The old way in closes by itself only after nobody used it for this long [default: 10m]
-    #[arg(long, value_name = "TIME", requires = "to", conflicts_with = "plan", value_parser = quiet)]
+    #[arg(long, value_name = "TIME", requires = "to", value_parser = quiet)]
+    #[arg(conflicts_with_all = ["plan", "rollback", "finish"])]
     quiet: Option<String>,
     /// How to reach the seed [default: as kubectl does: $KUBECONFIG, the pod's own, or ~/.kube/config]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// Plan from a directory of manifests, or from a copy of a seed's objects, instead of a live seed
-    #[arg(long, value_name = "DIR", requires = "plan", conflicts_with = "kubeconfig")]
+    #[arg(long, value_name = "DIR", requires = "plan")]
+    #[arg(conflicts_with_all = ["kubeconfig", "rollback", "finish"])]
     manifests: Option<PathBuf>,
     /// Port at which clients find the listener that routes by server name
     #[arg(long, value_name = "PORT", default_value_t = SNI_PORT)]
@@ -81,6 +83,7 @@ pub(crate) struct Flags {
     timeout: Duration,
     /// How the plan is printed
     #[arg(short, long, value_name = "FORMAT", default_value = "table", requires = "plan")]
+    #[arg(conflicts_with_all = ["rollback", "finish"])]
     output: OutputFormat,
 }
 

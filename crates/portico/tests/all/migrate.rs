@@ -119,7 +119,10 @@ fn wrong_usage_of_a_migration_is_told() {
     for (words, hint) in [
         (&["a"][..], "--to <STRATEGY>|--rollback|--finish"),
         (&["a", "--to", "Tunneling", "--rollback"], "cannot be used with"),
-        (&["a", "--rollback", "--plan"], "--to <STRATEGY>"),
+        (&["a", "--rollback", "--plan"], "cannot be used with"),
+        (&["a", "--finish", "--quiet", "1m"], "cannot be used with"),
+        (&["a", "--rollback", "--manifests", "."], "cannot be used with"),
+        (&["a", "--rollback", "-o", "json"], "cannot be used with"),
         (&["a", "--to", "Tunneling", "--manifests", "."], "--plan"),
         (&["a", "--to", "Tunneling", "--plan", "--wait"], "cannot be used with"),
         (&["a", "--to", "Tunneling", "--quiet", "10"], "a unit is missing"),
@@ -200,11 +203,20 @@ impl Seed {
 
     /// Writes the record, and what the operator says of it.
     fn is(&self, first: &str, second: Option<(&str, &str)>, message: &str) {
-        let mut spec = json!({"exposeStrategy": first, "seed": "north"});
+        let door = |strategy: &str| {
+            let tunnel = json!({"agentIP": "100.64.30.99"});
+            let mut door = json!({"exposeStrategy": strategy, "tunnel": tunnel});
+            if strategy != "Tunneling" {
+                door = json!({"exposeStrategy": strategy});
+            }
+            door
+        };
+        let mut spec = door(first);
+        spec["seed"] = "north".into();
         let (mut reason, mut status) = ("Settled", "True");
         if let Some((second, state)) = second {
-            spec["migration"] = json!({"state": state, "since": "2026-01-02T03:04:05Z",
-                "second": {"exposeStrategy": second}});
+            spec["migration"] =
+                json!({"state": state, "since": "2026-01-02T03:04:05Z", "second": door(second)});
             (reason, status) = (state, "False");
         }
         let uid = self.cluster()["metadata"]["uid"].clone();
@@ -273,11 +285,12 @@ fn an_order_is_one_write_and_what_cannot_be_done_writes_nothing() {
 
     // After the flip, back to what was left.
     seed.is("Tunneling", Some(("NodePort", "MovingNodes")), "waits for nodes: a");
+    let agents = || seed.cluster()["spec"]["clusterNetwork"]["tunnelingAgentIP"].clone();
     let (code, said) = seed.migrate(&["--to", "Tunneling"]);
-    assert_eq!(code, Some(0), "{said}");
+    assert_eq!((code, agents()), (Some(0), json!("100.64.30.99")), "{said}");
     let (code, said) = seed.migrate(&["--rollback"]);
     assert!(code == Some(0) && said.contains("back from Tunneling to NodePort"), "{said}");
-    assert_eq!(seed.cluster()["spec"]["exposeStrategy"], "NodePort");
+    assert_eq!((&seed.cluster()["spec"]["exposeStrategy"], agents()), (&json!("NodePort"), Value::Null));
 
     seed.kubectl().patch("", "cluster/hosted", "merge", &json!({"spec": {"pause": true}})).unwrap();
     for order in [&["--rollback"][..], &["--finish"], &["--to", "Tunneling"]] {
