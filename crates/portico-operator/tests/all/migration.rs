@@ -385,7 +385,8 @@ async fn an_operator_that_is_killed_at_any_write_of_a_migration_leaves_both_door
         let complete = withheld_or(&faulty, settled);
         killed.kill().await;
         // Whatever was done: what users were told of leads to the API server.
-        let url = stage.told()[0].clone();
+        let cluster = stage.cluster().unwrap();
+        let url = cluster["status"]["address"]["url"].as_str().unwrap();
         let told = if url.ends_with(":6443") { "Tunneling" } else { "NodePort" };
         stage.answers_by(told);
         release(&stage.kubectl);
