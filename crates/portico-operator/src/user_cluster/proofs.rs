@@ -1,5 +1,5 @@
 //! What a migration between expose strategies waits for inside a user cluster, and what of it is so
-//! ([`portico_expose::migration`]). Each pass looks anew, in the state that is recorded then; nothing is kept.
+//! ([`portico_expose::migration`]). Each pass looks anew, in the state that is recorded; nothing is kept.
 //!
 //! Of what cannot be told the text says why, and what to do. The text is part of a condition, so it is the
 //! same as long as nothing changes: no times in it, and names in their order.
@@ -139,8 +139,8 @@ impl Look<'_> {
         }
     }
 
-    /// Whether the API server's certificate holds for the second door. It is asked by the way that leads there
-    /// anyway: by the second door nobody may be able to come yet.
+    /// Whether the API server's certificate holds for the second door. It is asked by the way that leads
+    /// there anyway: by the second door nobody may be able to come yet.
     async fn certificate(&self) -> Fact {
         let spec = &self.second.spec;
         let host = host_of(&spec.address.url);
@@ -157,8 +157,8 @@ impl Look<'_> {
                 }
                 Err(error @ NotPresented::Other { .. }) => {
                     return Fact::NotSo(format!(
-                        "its API server at {server}: {error}; where Portico hosts it, that follows by itself, \
-                         elsewhere issue one with the name"
+                        "its API server at {server}: {error}; where Portico hosts it, that follows by \
+                         itself, elsewhere issue one with the name"
                     ));
                 }
             }
@@ -306,8 +306,8 @@ impl Look<'_> {
             return Fact::So;
         }
         Fact::NotSo(format!(
-            "still inside the cluster: {}; what Portico made goes by itself, what somebody else made is to be \
-             deleted",
+            "still inside the cluster: {}; what Portico made goes by itself, what somebody else made is to \
+             be deleted",
             left.join(", ")
         ))
     }
