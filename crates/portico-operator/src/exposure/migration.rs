@@ -143,8 +143,8 @@ impl Context {
     }
 
     /// Takes off the Cluster what `portico migrate` wrote for one migration: the label, if it is that
-    /// command's, and with it the order to close a door. Left behind, it would close the same door at once the
-    /// next time round.
+    /// command's, and with it the order to close a door. Left behind, it would close the same door at once
+    /// the next time round.
     async fn tidy(&self, cluster: &Cluster, version: Option<&str>) -> Result<(), PassError> {
         let metadata = &cluster.metadata;
         if metadata.labels.get(MIGRATION_LABEL).map(|value| &**value) != Some(MIGRATION_LABEL_OURS) {
