@@ -98,8 +98,8 @@ pub struct Exposure {
 }
 
 /// What should exist for `cluster`, on the one of `seeds` that hosts it. `sni_port` is the port at which
-/// clients find the listener that routes by server name. Of a cluster with two doors both are open. A strategy
-/// other than the one in force needs the label that allows it.
+/// clients find the listener that routes by server name. Of a cluster with two doors both are open. A
+/// strategy other than the one in force needs the label that allows it.
 ///
 /// # Errors
 /// Everything wrong with the Cluster, or with what stands above it, if one of them must not be used as
