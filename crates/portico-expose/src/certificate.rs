@@ -8,7 +8,6 @@ use portico_api::names::HostName;
 use portico_api::service::ServiceType;
 use serde::Serialize;
 
-use crate::doors::Doors;
 use crate::inputs::{Ingress, Inputs};
 use crate::networks;
 use crate::services::APISERVER;
@@ -50,13 +49,19 @@ impl SubjectNames {
     /// What the certificate of a hosted API server holds, whatever the strategy: its host name, the agents'
     /// addresses, and the external names and addresses of its doors that are known. No name of it depends on
     /// the strategy.
-    pub fn hosted(inputs: &Inputs<'_>, doors: &Doors) -> Self {
+    ///
+    /// `first` and `second` are the addresses of the doors, and `agent_ip` is what is recorded of the agents.
+    pub fn hosted(
+        inputs: &Inputs<'_>,
+        (first, second): (&Address, &Address),
+        agent_ip: Option<IpAddr>,
+    ) -> Self {
         let cluster = inputs.scope.cluster;
-        let mut names = Self::common(inputs, &doors.first);
+        let mut names = Self::common(inputs, first);
         names.add_host(inputs.host().as_ref().map_or("", HostName::as_str));
-        names.add_host(&doors.second.external_name);
-        let agents = [Some(networks::agent_ip(cluster)), doors.agent_ip];
-        let external = [doors.first.ip, doors.second.ip, cluster.status.address.ip];
+        names.add_host(&second.external_name);
+        let agents = [Some(networks::agent_ip(cluster)), agent_ip];
+        let external = [first.ip, second.ip, cluster.status.address.ip];
         for ip in agents.into_iter().chain(external) {
             names.add_ip(ip);
         }
@@ -65,13 +70,17 @@ impl SubjectNames {
     }
 
     /// The same for its Konnectivity server, which agents find by the same addresses and a name of its own.
-    pub fn hosted_konnectivity(inputs: &Inputs<'_>, doors: &Doors) -> Self {
-        let api_server = Self::hosted(inputs, doors);
+    pub fn hosted_konnectivity(
+        inputs: &Inputs<'_>,
+        (first, second): (&Address, &Address),
+        agent_ip: Option<IpAddr>,
+    ) -> Self {
+        let api_server = Self::hosted(inputs, (first, second), agent_ip);
         let mut names = Self { dns: BTreeSet::new(), ips: api_server.ips };
         for host in [inputs.host(), inputs.host_of_konnectivity()].into_iter().flatten() {
             names.add_host(host.as_str());
         }
-        for door in [&doors.first, &doors.second] {
+        for door in [first, second] {
             names.add_host(&door.external_name);
         }
         names.add_ingress(&inputs.known.front);

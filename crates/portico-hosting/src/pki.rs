@@ -29,6 +29,7 @@ pub struct SecretUse {
 /// migration brings adds its address. Servers read the new certificate without a restart.
 pub fn pki(inputs: &Inputs<'_>, doors: &Doors, layout: Layout, keys: KeyKind) -> ClusterPki {
     let (cluster, address) = (inputs.scope.cluster, &doors.first);
+    let (addresses, agent_ip) = ((address, &doors.second), doors.agent_ip);
     let internal_url = format!("https://{}", address.internal_url);
     let names = |names: SubjectNames| Names { dns: names.dns, ips: names.ips };
     let host = inputs.host().map(|host| host.to_string());
@@ -36,8 +37,8 @@ pub fn pki(inputs: &Inputs<'_>, doors: &Doors, layout: Layout, keys: KeyKind) ->
         cluster: cluster.metadata.name.to_string(),
         namespace: cluster.name().namespace(),
         external_name: host.unwrap_or_else(|| cluster.metadata.name.to_string()),
-        api_server: names(SubjectNames::hosted(inputs, doors)),
-        konnectivity: names(SubjectNames::hosted_konnectivity(inputs, doors)),
+        api_server: names(SubjectNames::hosted(inputs, addresses, agent_ip)),
+        konnectivity: names(SubjectNames::hosted_konnectivity(inputs, addresses, agent_ip)),
         external_url: (!address.url.is_empty()).then(|| address.url.to_string()),
         control_plane_url: match layout {
             Layout::Compact => format!("https://127.0.0.1:{}", api_server::PORT),

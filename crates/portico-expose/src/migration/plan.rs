@@ -356,12 +356,6 @@ fn notes(facts: &Facts<'_>) -> Vec<String> {
     ));
     if has_two_doors(keeper) {
         notes.push(format!(
-            "The operator tries the new door from the seed, and not from each node: where something between \
-             nodes and the seed may be in the way, try it from a node before step 4 \
-             (curl -k {}/version).",
-            url_or(to, "https://NEW-ADDRESS")
-        ));
-        notes.push(format!(
             "Who still uses the old door is not counted yet: steps 4 and 5 end once you say so \
              (portico migrate {name} --finish)."
         ));

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use portico_api::cluster::Cluster;
+use portico_api::cluster::{Cluster, MIGRATING};
 use portico_api::exposed_cluster::{ExposedCluster, ExposedClusterSpec, MigrationState};
 use portico_api::strategy::ExposeStrategy;
 use portico_expose::migration::{Now, Second};
@@ -14,9 +14,6 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::links::Link;
-
-/// The condition that says how far a migration is, and what it waits for.
-pub(crate) const CONDITION: &str = "PorticoMigration";
 
 /// What users of a cluster have been told of, by the name of the cluster.
 pub(super) type Doors = BTreeMap<Arc<str>, Now>;
@@ -82,7 +79,7 @@ pub(crate) fn migration(cluster: &Cluster, now: Now) -> Option<Migration> {
             ("Wanted", now.first, *wanted)
         }
     };
-    let condition = cluster.status.conditions.get(CONDITION).filter(|found| &*found.status != "True");
+    let condition = cluster.status.conditions.get(MIGRATING).filter(|found| &*found.status != "True");
     let message = condition.map(|condition| condition.message.to_string()).unwrap_or_default();
     Some(Migration { state, from, to, message })
 }
@@ -115,7 +112,7 @@ mod tests {
 
     fn cluster(wanted: &str, condition: &Value) -> Cluster {
         serde_json::from_value(json!({"metadata": {"name": "a", "uid": "1"},
-            "spec": {"exposeStrategy": wanted}, "status": {"conditions": {CONDITION: condition}}}))
+            "spec": {"exposeStrategy": wanted}, "status": {"conditions": {MIGRATING: condition}}}))
         .unwrap()
     }
 

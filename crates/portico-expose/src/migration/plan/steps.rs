@@ -91,8 +91,11 @@ fn proving(facts: &Facts<'_>) -> Step {
     state(
         MigrationState::Proving,
         Party::Operator,
-        format!("tries the new door from the seed; {does}"),
-        format!("the API server answers at {url} with its certificate;{proof} Konnectivity works by it"),
+        format!("tries the new door from the seed and from each node; {does}"),
+        format!(
+            "the API server answers at {url} with its certificate; every ready node reaches it;{proof} \
+             Konnectivity works by it"
+        ),
         "nothing: a few more pods in kube-system",
         back_at_once(facts),
     )

@@ -1,15 +1,12 @@
 //! What is to be written to a Cluster for an order, and when that is done: pure.
 
-use portico_api::annotations::MIGRATION_LABEL;
+use portico_api::annotations::{MIGRATION_LABEL, MIGRATION_LABEL_OURS};
 use portico_api::cluster::Cluster;
 use portico_api::exposed_cluster::{ExposedClusterSpec, MigrationState};
 use portico_api::migration::{MIGRATION, MigrationSettings};
 use portico_api::strategy::ExposeStrategy;
 use portico_expose::migration::{Now, Second};
 use serde_json::{Value, json};
-
-/// The value of the label that this verb sets: the operator removes it at the end.
-const OURS: &str = "portico";
 
 /// What a person wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,7 +101,7 @@ fn to(
     }
     let mut patch = json!({});
     if !cluster.may_migrate() {
-        patch["metadata"]["labels"] = json!({MIGRATION_LABEL: OURS});
+        patch["metadata"]["labels"] = json!({MIGRATION_LABEL: MIGRATION_LABEL_OURS});
     }
     // An order of an earlier day to close this or the other door would come too early.
     let keeps_order = target == wanted;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::anyhow;
-use portico_api::cluster::Cluster;
+use portico_api::cluster::{Cluster, MIGRATING};
 use portico_api::exposed_cluster::ExposedClusterSpec;
 use portico_expose::migration::Now;
 use portico_kube::Client;
@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep_until};
 use super::change::Until;
 use super::{no_cluster, read_cluster};
 use crate::outcome::{Outcome, print};
-use crate::reach::doors::{CONDITION, record};
+use crate::reach::doors::record;
 
 /// How often the seed is asked. A state lasts seconds at least: each waits for something on the network.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -56,7 +56,7 @@ pub(super) async fn until(
         };
         if Instant::now() >= deadline {
             found.map_err(|error| anyhow!("after {limit:?}: {error:#}"))?;
-            let told = told.unwrap_or_else(|| format!("the operator has not said anything ({CONDITION})"));
+            let told = told.unwrap_or_else(|| format!("the operator has not said anything ({MIGRATING})"));
             let finish = if told.contains("waits for") {
                 format!("; portico migrate {name} --finish waits for no node and no user")
             } else {
@@ -77,7 +77,7 @@ async fn look(client: &Client, name: &str) -> anyhow::Result<(Cluster, Option<Ex
 
 /// What the operator says, if it has said something.
 fn line(cluster: &Cluster) -> Option<String> {
-    let condition = cluster.status.conditions.get(CONDITION)?;
+    let condition = cluster.status.conditions.get(MIGRATING)?;
     Some(format!("{:<11}  {}", condition.reason, condition.message))
 }
 
@@ -86,7 +86,7 @@ fn is_done(until: Until, cluster: &Cluster, record: Option<&ExposedClusterSpec>)
     let Some(now) = record.map(Now::of) else { return false };
     match until {
         Until::Settled(strategy) => {
-            let condition = cluster.status.conditions.get(CONDITION);
+            let condition = cluster.status.conditions.get(MIGRATING);
             let says_so = condition.is_some_and(|it| &*it.reason == SETTLED && &*it.status == "True");
             now == Now::settled(strategy) && says_so
         }
@@ -103,7 +103,7 @@ mod tests {
 
     fn cluster(status: &str, reason: &str) -> Cluster {
         serde_json::from_value(json!({"metadata": {"name": "a"}, "status": {"conditions":
-            {CONDITION: {"status": status, "reason": reason, "message": "text"}}}}))
+            {MIGRATING: {"status": status, "reason": reason, "message": "text"}}}}))
         .unwrap()
     }
 
