@@ -289,7 +289,7 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
     // What an operator before this one had is taken away.
     let policy = json!({"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
         "metadata": {"name": "default-deny-all-egress", "namespace": "cluster-a",
-            "labels": {"app.kubernetes.io/managed-by": "portico", "portico.k8c.io/cluster": "a"}},
+            "labels": {"app.kubernetes.io/managed-by": "portico", "cluster": "a"}},
         "spec": {"podSelector": {}, "policyTypes": ["Egress"]}});
     let apply = ["apply", "--server-side", "--field-manager=portico", "-f", "-"];
     kubectl.run_with_input(&apply, &policy.to_string()).unwrap();
