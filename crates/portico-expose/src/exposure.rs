@@ -357,10 +357,18 @@ pub fn remembered_node_port(
         let of_api = plan.services.iter().find(|service| *service.metadata.name == *APISERVER);
         of_api.is_some_and(|service| service.spec.service_type == ServiceType::NodePort)
     });
-    let recorded = doors.into_iter().flat_map(|doors| [doors.first.port, doors.second.port]);
-    let mut told = [cluster.status.address.port].into_iter().chain(recorded).flatten();
-    // That of a strategy without NodePorts is 6443.
-    let number = told.find(|&number| number != APISERVER_PORT).filter(|_| by_port)?;
+    let recorded = doors.into_iter().flat_map(|doors| {
+        let second = doors.now.second.map(|second| (second.strategy, doors.second.port));
+        [Some((doors.now.first, doors.first.port)), second]
+    });
+    // What the status tells is of the first door.
+    let first = doors.map_or(exposure.plan.decision.strategy, |doors| doors.now.first);
+    let in_status = (first, cluster.status.address.port);
+    let mut told = [Some(in_status)].into_iter().chain(recorded).flatten().filter_map(|(strategy, port)| {
+        // The port of all clusters with a tunnel is that of the gateway.
+        port.filter(|&number| strategy != ExposeStrategy::Tunneling && number != APISERVER_PORT)
+    });
+    let number = told.next().filter(|_| by_port)?;
     Some((APISERVER, number))
 }
 

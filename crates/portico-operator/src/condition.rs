@@ -1,10 +1,15 @@
 //! One of `status.conditions` of a Cluster or a Seed, as controllers here write it.
 
 use jiff::Timestamp;
-use portico_api::cluster::ClusterCondition;
+use kube::api::Patch;
+use kube::{Api, Client};
+use portico_api::cluster::{Cluster, ClusterCondition};
 use portico_api::problem::Problem;
 use portico_kube::text::one_line;
+use portico_source::served::Served;
 use serde_json::{Value, json};
+
+use crate::write::{RequestError, as_portico, has_condition, request};
 
 /// Characters of a message. It may quote what somebody else has written.
 const LONGEST: usize = 2_000;
@@ -58,4 +63,27 @@ pub(crate) fn condition(
     let condition = json!({"status": status, "reason": reason, "message": message,
         "lastTransitionTime": since, "lastHeartbeatTime": now, "kubermaticVersion": ""});
     (condition, !same)
+}
+
+/// Writes what the condition `name` of a Cluster is to say, and no other part of its status. Returns whether
+/// it says something else than before; what it says already costs no request.
+pub(crate) async fn write_condition(
+    client: &Client,
+    cluster: &Cluster,
+    name: &str,
+    (holds, reason, message): (bool, &str, &str),
+) -> Result<bool, RequestError> {
+    let (condition, changed) = condition(cluster.status.conditions.get(name), holds, reason, message);
+    if !changed {
+        return Ok(false);
+    }
+    // Merged: what is applied to the status names its own conditions alone.
+    let patch =
+        json!({"metadata": {"uid": cluster.metadata.uid}, "status": {"conditions": {name: condition}}});
+    let clusters = Api::<Served<Cluster>>::all_with(client.clone(), &());
+    let (params, patch) = (as_portico(), Patch::Merge(&patch));
+    let written = clusters.patch_status(&cluster.metadata.name, &params, &patch);
+    let written = request("status of the Cluster", written).await?;
+    has_condition(&written, name)?;
+    Ok(true)
 }

@@ -137,6 +137,10 @@ fn a_service_that_is_gone_asks_for_the_port_that_users_know() {
     let second = Address { port: Some(31_002), ..Address::default() };
     let doors = Doors { second, ..doors(&cluster, ExposeStrategy::Tunneling, ExposeStrategy::NodePort) };
     assert_eq!(remembered(&cluster, Some(&doors)), Some((APISERVER, 31_002)), "of the other door");
+    let first = Address { port: Some(443), ..Address::default() };
+    let doors = Doors { first, ..doors };
+    cluster.status.address.port = Some(443);
+    assert_eq!(remembered(&cluster, Some(&doors)), Some((APISERVER, 31_002)), "a front may listen anywhere");
 }
 
 #[test]

@@ -37,7 +37,9 @@ impl Context {
                 found.known.apiserver = ingress_of(&service);
             }
         }
-        if let Some(service) = service(FRONT) {
+        // One that is being deleted is no way in any more, whatever its address leads to for now.
+        let stays = |service: &Value| service.pointer("/metadata/deletionTimestamp").is_none();
+        if let Some(service) = service(FRONT).filter(stays) {
             found.known.front = ingress_of(&service);
             let ip = service.pointer("/spec/loadBalancerIP").and_then(Value::as_str);
             found.known.front_ip = ip.and_then(|ip| ip.parse().ok());

@@ -1,10 +1,13 @@
 //! Whether every gateway routes a door: each is asked by its admin listener.
+//!
+//! A listing has every key that is claimed, also where something keeps it from being served.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use futures_util::stream::{self, StreamExt};
 use hyper::StatusCode;
+use portico_api::strategy::AnsweredBy;
 use portico_expose::front::ADMIN_PORT;
 use portico_expose::migration::Fact;
 use portico_expose::services::Entry;
@@ -19,12 +22,17 @@ const CONCURRENCY: usize = 16;
 /// Longest answer read: the routes of one cluster.
 const MAX_ANSWER: usize = 256 * 1_024;
 
-/// Whether every one of `gateways` has all keys of `entries`, which are of `cluster`.
-pub(super) async fn routed(gateways: &BTreeSet<IpAddr>, cluster: &str, entries: &[Entry]) -> Fact {
+/// Whether every one of `gateways` serves what `entries` of `cluster` are reached by.
+pub(super) async fn routed(
+    gateways: &BTreeSet<IpAddr>,
+    cluster: &str,
+    entries: &[Entry],
+    answered_by: AnsweredBy,
+) -> Fact {
     if gateways.is_empty() {
         return Fact::NotSo("no gateway is ready behind the front Service".to_owned());
     }
-    let keys: Vec<RouteKey> = entries.iter().flat_map(keys).collect();
+    let keys: Vec<RouteKey> = entries.iter().flat_map(|entry| keys(entry, answered_by)).collect();
     let path = format!("/routes?cluster={cluster}");
     let path = &path;
     let answers = stream::iter(gateways.iter().copied())
@@ -52,23 +60,29 @@ pub(super) async fn routed(gateways: &BTreeSet<IpAddr>, cluster: &str, entries: 
     }
 }
 
-fn keys(entry: &Entry) -> impl Iterator<Item = RouteKey> + use<> {
-    let by_port = entry.node_port.map(RouteKey::Port);
+/// What an entry is reached by at a gateway. NodePorts may be those of the seed's nodes instead.
+fn keys(entry: &Entry, answered_by: AnsweredBy) -> impl Iterator<Item = RouteKey> + use<> {
+    let by_port = entry.node_port.filter(|_| answered_by != AnsweredBy::SeedNodes).map(RouteKey::Port);
     let by_host = entry.host.clone().map(RouteKey::Host);
     let by_authority = entry.authority.clone().map(RouteKey::Authority);
     [by_port, by_host, by_authority].into_iter().flatten()
 }
 
-/// The first of `keys` that a listing of routes lacks.
+/// The first of `keys` that is not served, by a listing of routes.
 fn lacks(listing: &[u8], keys: &[RouteKey]) -> Option<String> {
     let Ok(listing) = serde_json::from_slice::<Value>(listing) else {
         return Some("answers /routes with something else".to_owned());
     };
-    let has = |key: &&RouteKey| {
-        let (key, routes) = (json!(key), listing["routes"].as_array());
-        routes.into_iter().flatten().any(|route| route["key"] == key)
-    };
-    keys.iter().find(|key| !has(key)).map(|key| format!("lacks {key}"))
+    keys.iter().find_map(|key| {
+        let (wanted, routes) = (json!(key), listing["routes"].as_array());
+        let mut of_key = routes.into_iter().flatten().filter(|route| route["key"] == wanted).peekable();
+        if of_key.peek().is_none() {
+            return Some(format!("lacks {key}"));
+        }
+        // That endpoints are ready is told by an answer of the API server.
+        let is_served = |route: &Value| route["state"] == "ready" || route["state"] == "notReady";
+        (!of_key.any(is_served)).then(|| format!("does not serve {key}; portico why says what is in the way"))
+    })
 }
 
 #[cfg(test)]
@@ -79,9 +93,11 @@ mod tests {
 
     #[test]
     fn the_first_key_that_a_gateway_lacks_is_named() {
-        let port = |number| RouteKey::Port(number);
-        let host = RouteKey::Host(HostName::parse("a.example.com").unwrap());
-        let listing = json!({"routes": [{"key": {"port": 31_234}}, {"key": {"host": "a.example.com"}}]});
+        let (port, host) = (RouteKey::Port, RouteKey::Host(HostName::parse("a.example.com").unwrap()));
+        let listing = json!({"routes": [
+            {"key": {"port": 31_234}, "state": "ready"},
+            {"key": {"host": "a.example.com"}, "state": "notReady"},
+        ]});
         let listing = listing.to_string();
         assert_eq!(lacks(listing.as_bytes(), &[port(31_234), host.clone()]), None);
         let lacking = lacks(listing.as_bytes(), &[host, port(31_235), port(31_236)]);
@@ -90,9 +106,33 @@ mod tests {
         assert!(lacks(b"{}", &[port(1)]).is_some());
     }
 
+    #[test]
+    fn a_key_that_is_claimed_and_not_served_is_lacking() {
+        for state in [
+            json!("listenersOff"),
+            json!({"listenerFailed": {"error": "in use"}}),
+            json!({"kept": {"tenant": "b"}}),
+            json!({"conflict": {"winner": {}}}),
+        ] {
+            let listing = json!({"routes": [{"key": {"port": 31_234}, "state": state}]}).to_string();
+            let lacking = lacks(listing.as_bytes(), &[RouteKey::Port(31_234)]).unwrap();
+            assert!(lacking.starts_with("does not serve port 31234"), "{lacking}");
+        }
+    }
+
+    #[test]
+    fn node_ports_of_the_seeds_own_nodes_are_asked_of_no_gateway() {
+        let host = HostName::parse("a.example.com").unwrap();
+        let (service, node_port) = ("apiserver-external", Some(31_234));
+        let entry = Entry { service, port: 6_443, node_port, host: Some(host.clone()), authority: None };
+        let asked = |by| keys(&entry, by).collect::<Vec<_>>();
+        assert_eq!(asked(AnsweredBy::SeedNodes), [RouteKey::Host(host.clone())]);
+        assert_eq!(asked(AnsweredBy::Gateway), [RouteKey::Port(31_234), RouteKey::Host(host)]);
+    }
+
     #[tokio::test]
     async fn without_a_gateway_nothing_is_routed() {
-        let fact = routed(&BTreeSet::new(), "a", &[]).await;
+        let fact = routed(&BTreeSet::new(), "a", &[], AnsweredBy::Gateway).await;
         assert_eq!(fact, Fact::NotSo("no gateway is ready behind the front Service".to_owned()));
     }
 }

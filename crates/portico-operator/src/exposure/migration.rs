@@ -6,15 +6,19 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Service;
 use kube::Api;
 use kube::api::Patch;
 use portico_api::annotations::{MIGRATION_LABEL, MIGRATION_LABEL_OURS};
 use portico_api::cluster::{Cluster, MIGRATING};
 use portico_api::exposed_cluster::MigrationState;
 use portico_api::migration::MIGRATION;
-use portico_expose::exposure::standing_of_second;
-use portico_expose::migration::{Fact, Facts, Next, Now, Proof, Use, step};
+use portico_expose::exposure::{Exposure, standing_of_second};
+use portico_expose::migration::{Fact, Facts, Next, Now, Proof, Second, Use, step};
+use portico_expose::strategy::FRONT;
 use portico_kube::events::{Note, Severity};
+use portico_kube::seen::Seen;
 use portico_source::served::Served;
 use serde_json::{Value, json};
 use tracing::info;
@@ -24,9 +28,9 @@ use super::gateways::routed;
 use super::pass::Done;
 use super::write::PassError;
 use crate::cache::api;
-use crate::condition::condition;
+use crate::condition::write_condition;
 use crate::exposed::{Written, reference};
-use crate::write::{as_portico, has_condition};
+use crate::write::as_portico;
 
 /// When to look again while a migration waits: what is outside of the seed tells nothing by itself.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -54,15 +58,23 @@ impl Context {
             self.tidy(cluster, version).await?;
             return Ok(None);
         }
-        let mut facts = self.facts(cluster, done).await;
+        let mut facts = self.facts(cluster, done).await?;
         if let Some(inside) = self.observed.of(name) {
             facts.add(&inside);
         }
-        let clock = jiff::Timestamp::now();
-        let next = step(now, wanted, &cluster.migration_settings(), &facts, clock);
+        let (clock, settings) = (Timestamp::now(), cluster.migration_settings());
+        let mut next = step(now, wanted, &settings, &facts, clock);
+        if next.now.first != now.first && !done.is_as_proven() {
+            next = opened_again(now, clock);
+        }
         let goes_on = next.now != now;
-        if goes_on {
-            self.write_exposed(cluster, Some(&done.doors.moved_to(next.now))).await?;
+        // Whoever gave it meant the door as it was before.
+        let opens = next.now.second.filter(|second| goes_on && second.state == MigrationState::Opening);
+        if opens.is_some_and(|door| settings.is_ok_and(|settings| settings.close == Some(door.strategy))) {
+            self.drop_order(cluster, version, false).await?;
+        }
+        if goes_on && !self.write_exposed(cluster, Some(&done.doors.moved_to(next.now))).await? {
+            return Ok(Some(PERIOD));
         }
         self.status.clusters(|clusters| match next.now.second {
             Some(second) => clusters.migrating.insert(name.to_owned(), second.state),
@@ -76,7 +88,7 @@ impl Context {
     }
 
     /// What is seen from here of what the present state waits for.
-    async fn facts(&self, cluster: &Cluster, done: &Done) -> Facts {
+    async fn facts(&self, cluster: &Cluster, done: &Done) -> Result<Facts, PassError> {
         let Done { doors, exposure, found, .. } = done;
         let mut facts = Facts::unknown(doors.now);
         let proofs = &mut facts.proofs;
@@ -90,8 +102,8 @@ impl Context {
                     None => Fact::NotSo("it is not planned yet".to_owned()),
                 };
                 if let (Fact::So, Some(second)) = (&address, &exposure.second) {
-                    let name = &cluster.metadata.name;
-                    proofs.insert(Proof::Routes, routed(&found.gateways, name, &second.entries).await);
+                    let (name, by) = (&cluster.metadata.name, second.answered_by);
+                    proofs.insert(Proof::Routes, routed(&found.gateways, name, &second.entries, by).await);
                 }
                 proofs.insert(Proof::Address, address);
             }
@@ -106,30 +118,42 @@ impl Context {
                     format!("connections by it are not counted; portico migrate {name} --finish closes it");
                 facts.second_door = Some(Use::Used(used));
             }
-            // The pass before this has removed it.
-            Some(MigrationState::Closing) => _ = proofs.insert(Proof::GoneOnSeed, Fact::So),
+            Some(MigrationState::Closing) => {
+                proofs.insert(Proof::GoneOnSeed, self.gone_on_seed(cluster, exposure).await?);
+            }
             Some(MigrationState::Proving | MigrationState::MovingNodes) => {}
         }
-        facts
+        Ok(facts)
+    }
+
+    /// Whether the load balancer of a door that was closed is gone, which the pass before this has deleted:
+    /// what made it in a cloud may hold it for minutes.
+    async fn gone_on_seed(&self, cluster: &Cluster, exposure: &Exposure) -> Result<Fact, PassError> {
+        if exposure.services.iter().any(|service| service.name == FRONT) {
+            return Ok(Fact::So);
+        }
+        let own = cluster.name().namespace();
+        // Asked, for the watch may be behind.
+        let services = api::<Service>(&self.client, &own);
+        let what = format!("reading Service {own}/{FRONT}");
+        let left = self.request(&what, services.get_opt(FRONT)).await?;
+        Ok(match left.filter(Seen::is_ours) {
+            None => Fact::So,
+            Some(_) => Fact::NotSo(format!(
+                "Service {FRONT} is being deleted, and something holds it: kubectl -n {own} get service \
+                 {FRONT} -o yaml shows its finalizers"
+            )),
+        })
     }
 
     async fn write_migration(&self, cluster: &Cluster, next: &Next) -> Result<(), PassError> {
-        let before = cluster.status.conditions.get(MIGRATING);
         let state = next.now.second.map_or(SETTLED, |second| second.state.name());
         let settled = next.now.second.is_none() && next.waits_for.is_empty();
-        let (condition, changed) = condition(before, settled, state, &next.to_string());
-        if !changed {
-            return Ok(());
+        self.lead()?;
+        let says = (settled, state, &*next.to_string());
+        if write_condition(&self.client, cluster, MIGRATING, says).await? {
+            self.tally.wrote("Cluster");
         }
-        // Merged: what is applied to the status names its own condition alone.
-        let patch = json!({"metadata": {"uid": cluster.metadata.uid},
-            "status": {"conditions": {MIGRATING: condition}}});
-        let clusters = Api::<Served<Cluster>>::all_with(self.client.clone(), &());
-        let (params, patch) = (as_portico(), Patch::Merge(&patch));
-        let written = clusters.patch_status(&cluster.metadata.name, &params, &patch);
-        let written = self.request("status of the Cluster", written).await?;
-        has_condition(&written, MIGRATING)?;
-        self.tally.wrote("Cluster");
         Ok(())
     }
 
@@ -142,22 +166,37 @@ impl Context {
         self.events.publish(&reference(cluster), note).await;
     }
 
-    /// Takes off the Cluster what `portico migrate` wrote for one migration: the label, if it is that
-    /// command's, and with it the order to close a door. Left behind, it would close the same door at once
-    /// the next time round.
+    /// Takes off the Cluster what counted for one migration: the order to close a door, and the label if it
+    /// is that of `portico migrate`. Left behind, the order would close the same door at once the next time
+    /// round.
     async fn tidy(&self, cluster: &Cluster, version: Option<&str>) -> Result<(), PassError> {
         let metadata = &cluster.metadata;
-        if metadata.labels.get(MIGRATION_LABEL).map(|value| &**value) != Some(MIGRATION_LABEL_OURS) {
-            return Ok(());
+        let label =
+            metadata.labels.get(MIGRATION_LABEL).is_some_and(|value| &**value == MIGRATION_LABEL_OURS);
+        let ordered = cluster.migration_settings().is_ok_and(|settings| settings.close.is_some());
+        if label || ordered { self.drop_order(cluster, version, label).await } else { Ok(()) }
+    }
+
+    /// Takes the order to close a door off the Cluster, and, if `label`, the label too.
+    async fn drop_order(
+        &self,
+        cluster: &Cluster,
+        version: Option<&str>,
+        label: bool,
+    ) -> Result<(), PassError> {
+        let mut metadata = json!({"resourceVersion": version});
+        if label {
+            metadata["labels"] = json!({MIGRATION_LABEL: null});
         }
-        let settings = metadata.annotation(MIGRATION).map(without_order);
-        let annotations = settings.map(|left| json!({MIGRATION: left}));
-        let patch = json!({"metadata": {"resourceVersion": version, "labels": {MIGRATION_LABEL: null},
-            "annotations": annotations.unwrap_or_else(|| json!({}))}});
+        if let Some(settings) = cluster.metadata.annotation(MIGRATION) {
+            metadata["annotations"] = json!({MIGRATION: without_order(settings)});
+        }
+        let patch = json!({"metadata": metadata});
         let clusters = Api::<Served<Cluster>>::all_with(self.client.clone(), &());
         let (params, patch) = (as_portico(), Patch::Merge(&patch));
-        let written = clusters.patch(&metadata.name, &params, &patch);
-        let written = self.request("label of the Cluster", written).await?;
+        let written = clusters.patch(&cluster.metadata.name, &params, &patch);
+        let what = format!("label and annotation {MIGRATION} of the Cluster");
+        let written = self.request(&what, written).await?;
         self.wrote_cluster(&written);
         Ok(())
     }
@@ -177,6 +216,20 @@ impl Context {
         self.tally.wrote("ExposedCluster");
         Ok(())
     }
+}
+
+impl Done {
+    /// Whether users can be told of the second door: its address is that of which the proofs are.
+    fn is_as_proven(&self) -> bool {
+        let proven = self.found.doors.as_ref().map(|doors| &doors.second.url);
+        !self.doors.second.url.is_empty() && proven == Some(&self.doors.second.url)
+    }
+}
+
+/// The second door has another address than was proven: all of it is proven anew.
+fn opened_again(now: Now, clock: Timestamp) -> Next {
+    let second = now.second.map(|second| Second { state: MigrationState::Opening, since: clock, ..second });
+    Next { now: Now { second, ..now }, waits_for: Vec::new(), later: None }
 }
 
 /// The settings in an annotation without an order to close; `null` if nothing is left.

@@ -117,7 +117,8 @@ impl Context {
             let message = format!("Namespace {own} is being deleted; it is made anew once it is gone");
             return Ok(stopped(false, "NamespaceTerminating", message));
         }
-        match self.fill_in(cluster, version, &wanted).await {
+        let recorded = found.doors.as_ref().and_then(|doors| doors.agent_ip);
+        match self.fill_in(cluster, version, &wanted, recorded).await {
             // The watch is behind, and brings a newer Cluster at once.
             Err(error) if error.is_conflict() => return Ok(Outcome::Waits),
             filled_in => filled_in?,
@@ -198,6 +199,7 @@ impl Context {
         cluster: &Cluster,
         version: Option<&str>,
         wanted: &Exposure,
+        recorded: Option<IpAddr>,
     ) -> Result<(), PassError> {
         let decision = wanted.decision;
         let mut spec = json!({});
@@ -206,7 +208,9 @@ impl Context {
         }
         let agent = &cluster.spec.cluster_network.tunneling_agent_ip;
         if decision.strategy == ExposeStrategy::Tunneling && agent.is_unset() {
-            spec["clusterNetwork"] = json!({"tunnelingAgentIP": agent_ip(cluster)});
+            // Of a door that is open still: agents listen there.
+            let agent = recorded.unwrap_or_else(|| agent_ip(cluster));
+            spec["clusterNetwork"] = json!({"tunnelingAgentIP": agent});
         }
         if spec == json!({}) {
             return Ok(());
@@ -264,17 +268,20 @@ impl Context {
     }
 
     /// Writes what gateways must know of the cluster, with these doors, or else the one that the Cluster asks
-    /// for. What cannot be used as written stays as it was.
+    /// for. What cannot be used as written stays as it was, and the answer is `false`.
     pub(super) async fn write_exposed(
         &self,
         cluster: &Cluster,
         doors: Option<&Doors>,
-    ) -> Result<(), PassError> {
-        let Ok(fields) = projection(cluster, &self.above, doors) else { return Ok(()) };
+    ) -> Result<bool, PassError> {
+        let Ok(fields) = projection(cluster, &self.above, doors) else { return Ok(false) };
         let wanted = Wanted { name: cluster.metadata.name.to_string(), fields };
         self.put(cluster, &self.exposed, "", &wanted).await?;
         let settled = doors.is_some_and(|doors| doors.now.second.is_none());
-        if settled { self.end_record(&wanted.name).await } else { Ok(()) }
+        if settled {
+            self.end_record(&wanted.name).await?;
+        }
+        Ok(true)
     }
 
     /// Writes address and condition, if they say something else than before. Without an address that of

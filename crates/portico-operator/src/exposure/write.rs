@@ -21,6 +21,7 @@ use thiserror::Error;
 use tokio::time::{Instant, timeout};
 
 use super::Context;
+use super::found::node_ports_of;
 use super::reports::tell_put_back;
 use crate::cache::{Cache, api};
 use crate::contention::Fight;
@@ -104,7 +105,8 @@ impl PassError {
 const SELECTOR: &str = "selector of Service";
 
 impl Context {
-    /// Applies a Service. One that is gone asks for the NodePort that users know, `remembered`.
+    /// Applies a Service. One that has no NodePort asks for that which users know, `remembered`: it is gone,
+    /// or its door was closed and is opened again.
     pub(super) async fn put_service(
         &self,
         cluster: &Cluster,
@@ -118,7 +120,8 @@ impl Context {
         let Some((_, number)) = remembered.filter(|(name, _)| *name == service.name) else {
             return self.put(cluster, &self.services, own, &service).await;
         };
-        if self.services.get(own, &service.name).is_some() {
+        let found = self.services.get(own, &service.name);
+        if found.is_some_and(|seen| !node_ports_of(&service.name, &seen.value()).is_empty()) {
             return self.put(cluster, &self.services, own, &service).await;
         }
         let without = service.clone();
@@ -266,7 +269,7 @@ impl Context {
     }
 
     /// Ends a pass that another replica does by now.
-    fn lead(&self) -> Result<(), PassError> {
+    pub(super) fn lead(&self) -> Result<(), PassError> {
         if self.leads.borrow().now() { Ok(()) } else { Err(PassError::NotLeading) }
     }
 

@@ -4,7 +4,7 @@
 //! Of what cannot be told the text says why, and what to do. The text is part of a condition, so it is the
 //! same as long as nothing changes: no times in it, and names in their order.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use portico_api::exposed_cluster::{ExposedCluster, MigrationState};
@@ -279,16 +279,18 @@ impl Look<'_> {
             Ok(nodes) => nodes,
             Err(fact) => return fact,
         };
-        if nodes.ready.is_empty() {
+        // A node that is away comes back with the address that its kubelet had.
+        let all: BTreeSet<String> = nodes.ready.union(&nodes.away).cloned().collect();
+        if all.is_empty() {
             return Fact::So;
         }
-        let (count, named) = (nodes.ready.len(), rollout::few(&nodes.ready));
+        let (count, named, away) = (all.len(), rollout::few(&all), nodes.not_ready());
         let url = &self.subject.exposed.spec.address.url;
         let strategy = self.second.spec.expose_strategy;
         Fact::NotSo(format!(
-            "the kubelets of {count} nodes ({named}) must use {url}: docs/migration.md says how; once they \
-             do, or may be left behind, close={strategy} in the annotation {MIGRATION} of the Cluster ends \
-             the wait"
+            "the kubelets of {count} nodes ({named}{away}) must use {url}: docs/migration.md says how; once \
+             they do, or may be left behind, close={strategy} in the annotation {MIGRATION} of the Cluster \
+             ends the wait"
         ))
     }
 

@@ -1,19 +1,15 @@
 //! How it stands with the inside of every cluster: as a condition, in the log and as an Event when it
 //! changes, and in the status.
 
-use kube::Api;
-use kube::api::Patch;
 use portico_api::cluster::{Cluster, USER_CLUSTER_READY};
 use portico_kube::events::{Note, Severity};
-use portico_source::served::Served;
-use serde_json::json;
 use tracing::{debug, warn};
 
 use super::Context;
 use super::pass::{NO_KUBECONFIG, NOT_EXPOSED, Standing};
-use crate::condition::condition;
+use crate::condition::write_condition;
 use crate::exposed::reference;
-use crate::write::{RequestError, as_portico, has_condition, request};
+use crate::write::RequestError;
 
 /// What is no trouble, but the way of a new cluster, or of one whose inside is somebody else's: neither in
 /// the log nor an Event.
@@ -58,19 +54,10 @@ impl Context {
     }
 
     async fn write_condition(&self, cluster: &Cluster, standing: &Standing) -> Result<(), RequestError> {
-        let before = cluster.status.conditions.get(USER_CLUSTER_READY);
-        let (condition, changed) = condition(before, standing.ready, standing.reason, &standing.message);
-        if !changed {
-            return Ok(());
+        let says = (standing.ready, standing.reason, &*standing.message);
+        if write_condition(&self.client, cluster, USER_CLUSTER_READY, says).await? {
+            self.tally.wrote("Cluster");
         }
-        let patch = json!({"metadata": {"uid": cluster.metadata.uid},
-            "status": {"conditions": {USER_CLUSTER_READY: condition}}});
-        let clusters = Api::<Served<Cluster>>::all_with(self.client.clone(), &());
-        let (params, patch) = (as_portico(), Patch::Merge(&patch));
-        let written = clusters.patch_status(&cluster.metadata.name, &params, &patch);
-        let written = request("status of the Cluster", written).await?;
-        has_condition(&written, USER_CLUSTER_READY)?;
-        self.tally.wrote("Cluster");
         Ok(())
     }
 }

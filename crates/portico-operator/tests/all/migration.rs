@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use kube::Client;
 use portico_lab::control_plane::{ADMINS, Access, ControlPlane, Options};
 use portico_lab::faulty_api::FaultyApi;
-use portico_lab::{Etcd, Host, Kubectl, Lab, Process, programs};
+use portico_lab::{Etcd, Host, Kubectl, Lab, Process, long_form, programs};
 use portico_pki::{Credential, Kubeconfig, Pair};
 use serde_json::{Value, json};
 use tokio::net::UdpSocket;
@@ -140,6 +140,14 @@ impl Stage {
         self.kubectl.run(&["annotate", "cluster", "a", "--overwrite", &annotation]).unwrap();
     }
 
+    fn wait_no_order(&self) {
+        until("the order to be gone", || {
+            let settings = self.cluster()?["metadata"]["annotations"]["portico.k8c.io/migration"].take();
+            ensure!(settings.is_null(), "{settings}");
+            Ok(())
+        });
+    }
+
     /// Gives the cluster's own load balancer the gateway's address, as a cloud does.
     fn give_address(&self) {
         let front = ["service", "front-loadbalancer", "-n", "cluster-a"];
@@ -263,13 +271,36 @@ fn from_a_port_to_a_name(stage: &Stage, port: u64) {
     stage.order("close=LoadBalancer");
     stage.order("close=nodeport");
     stage.wait_state("Quieting", "cannot be read");
+    going_back_from_a_door_that_is_being_closed_brings_its_port(stage, port);
     stage.order("close=NodePort");
     stage.wait_settled("Tunneling");
     assert_eq!(stage.service().unwrap()["spec"]["type"], "ClusterIP");
     assert!(stage.ask_by("NodePort").is_err());
     let label = &stage.cluster().unwrap()["metadata"]["labels"][LABEL];
     assert_eq!(label, "", "somebody else set it");
-    stage.order("quiet=10m");
+    stage.wait_no_order();
+}
+
+/// And an order of before closes nothing that was opened again.
+fn going_back_from_a_door_that_is_being_closed_brings_its_port(stage: &Stage, port: u64) {
+    let inside = stage.user.access().kubectl(&stage.planes).unwrap();
+    let labels = json!({"app": "theirs"});
+    let theirs = json!({"apiVersion": "apps/v1", "kind": "DaemonSet",
+        "metadata": {"name": "portico-migration", "namespace": "kube-system"},
+        "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels},
+            "spec": {"containers": [{"name": "x", "image": "x"}]}}}});
+    inside.apply_json(&theirs).unwrap();
+    stage.order("close=NodePort");
+    stage.wait_state("Closing", "portico-migration");
+    assert!(stage.node_port().is_err());
+    stage.want("NodePort", "");
+    stage.wait_state("Proving", "portico-migration");
+    assert_eq!(stage.node_port().unwrap(), port, "users have it");
+    stage.wait_no_order();
+    inside.run(&["delete", "daemonset", "portico-migration", "-n", "kube-system"]).unwrap();
+    stage.wait_state("Quieting", "NodePort is in force");
+    stage.want("Tunneling", "");
+    stage.wait_state("Quieting", "Tunneling is in force");
 }
 
 fn the_way_back_is_the_same_from_each_state(stage: &Stage) {
@@ -281,7 +312,6 @@ fn the_way_back_is_the_same_from_each_state(stage: &Stage) {
     stage.order("close=LoadBalancer");
     stage.wait_settled("Tunneling");
     assert!(stage.kubectl.get(&["service", "front-loadbalancer", "-n", "cluster-a"]).is_err());
-    stage.order("quiet=10m");
     // After it everybody was: the other way round.
     stage.want("NodePort", "");
     stage.wait_state("Quieting", "NodePort is in force");
@@ -292,7 +322,7 @@ fn the_way_back_is_the_same_from_each_state(stage: &Stage) {
     assert_eq!(stage.node_port().unwrap(), port, "it never closed");
     stage.order("close=NodePort");
     stage.wait_settled("Tunneling");
-    stage.order("quiet=10m");
+    stage.wait_no_order();
 }
 
 /// As `portico migrate` begins it: what that has written goes at the end.
@@ -321,7 +351,16 @@ fn a_third_strategy_waits_for_the_second_door_to_close(stage: &Stage) {
     stage.want("NodePort", "");
     stage.wait_state("Quieting", "NodePort waits until LoadBalancer is closed");
     stage.answers_by("LoadBalancer");
+    // A cloud that takes its time.
+    let front = ["patch", "service", "front-loadbalancer", "-n", "cluster-a", "--type=merge", "-p"];
+    let held_by = |finalizers: Value| {
+        let patch = json!({"metadata": {"finalizers": finalizers}}).to_string();
+        stage.kubectl.run(&[&front[..], &[&patch]].concat()).unwrap();
+    };
+    held_by(json!(["example.com/cloud"]));
     stage.order("close=LoadBalancer");
+    stage.wait_state("Closing", "front-loadbalancer is being deleted");
+    held_by(json!(null));
     stage.wait_state("Quieting", "NodePort is in force");
     assert_ne!(stage.node_port().unwrap(), 0);
     stage.answers_by("NodePort");
@@ -370,7 +409,8 @@ async fn an_operator_that_is_killed_at_any_write_of_a_migration_leaves_both_door
     operator.stop().await;
     let mut ends = ["Tunneling", "NodePort"].into_iter().cycle();
     let mut from = "NodePort";
-    for writes in 0.. {
+    // Every third write in the short form.
+    for writes in (0..).step_by(long_form(3, 1)) {
         let to = ends.next().unwrap();
         let faulty = FaultyApi::default();
         faulty.rules(|rules| rules.writes_left = Some(writes));

@@ -51,6 +51,11 @@ impl Nodes {
         }
     }
 
+    /// The nodes that are away, for a text that names all.
+    pub(super) fn not_ready(&self) -> String {
+        if self.away.is_empty() { String::new() } else { format!("; not ready: {}", few(&self.away)) }
+    }
+
     /// The nodes that hold nobody up, for a text about the others.
     fn left_out(&self) -> String {
         if self.away.is_empty() {
