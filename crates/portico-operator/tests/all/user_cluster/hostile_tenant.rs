@@ -40,7 +40,10 @@ fn definitions(inside: &Kubectl, count: usize) {
                     "schema": {"openAPIV3Schema": {"type": "object"}}}]}})
     };
     let items: Vec<Value> = (0..count).map(definition).collect();
-    inside.apply_json(&json!({"apiVersion": "v1", "kind": "List", "items": items})).unwrap();
+    // No more at once than one kubectl gets done in its time.
+    for items in items.chunks(100) {
+        inside.apply_json(&json!({"apiVersion": "v1", "kind": "List", "items": items})).unwrap();
+    }
 }
 
 /// 100 definitions; 1,000 with `PORTICO_PROVE=1`.
