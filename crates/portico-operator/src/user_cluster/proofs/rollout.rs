@@ -53,15 +53,16 @@ impl Nodes {
 
     /// The nodes that are away, for a text that names all.
     pub(super) fn not_ready(&self) -> String {
-        if self.away.is_empty() { String::new() } else { format!("; not ready: {}", few(&self.away)) }
+        self.away_as("not ready")
     }
 
     /// The nodes that hold nobody up, for a text about the others.
     fn left_out(&self) -> String {
-        if self.away.is_empty() {
-            return String::new();
-        }
-        format!("; not ready, and left out: {}", few(&self.away))
+        self.away_as("not ready, and left out")
+    }
+
+    fn away_as(&self, standing: &str) -> String {
+        if self.away.is_empty() { String::new() } else { format!("; {standing}: {}", few(&self.away)) }
     }
 }
 
