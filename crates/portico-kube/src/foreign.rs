@@ -8,8 +8,10 @@
 
 use std::time::Duration;
 
+use http::response::Parts;
 use http::{HeaderMap, HeaderName, Method, Request, header};
 use http_body_util::{BodyExt, LengthLimitError};
+use hyper::body::Bytes;
 use jiff::Timestamp;
 use jiff::fmt::rfc2822;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
@@ -161,6 +163,17 @@ impl Foreign {
         Ok((version, date.and_then(|date| rfc2822::parse(date).ok()).map(|date| date.timestamp())))
     }
 
+    /// Asks the server whether it takes requests. Those who may not ask are refused.
+    pub async fn ready(&self) -> Result<(), ForeignError> {
+        let path = "/readyz";
+        let (head, said) = self.answer(Method::GET, path, header::ACCEPT, "text/plain", &Value::Null).await?;
+        if head.status.is_success() {
+            return Ok(());
+        }
+        let message = quoted(&String::from_utf8_lossy(&said));
+        Err(ForeignError::Refused { what: what(&Method::GET, path), code: head.status.as_u16(), message })
+    }
+
     /// Replaces the object at `path`, which is one that was read.
     pub async fn replace(&self, path: &str, object: &Value) -> Result<Value, ForeignError> {
         self.send(Method::PUT, path, "application/json", object).await
@@ -208,22 +221,8 @@ impl Foreign {
         media_type: &str,
         body: &Value,
     ) -> Result<(Value, HeaderMap), ForeignError> {
-        let what = format!("{method} {}", path_of(url));
-        let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
-        let request = Request::builder().method(method).uri(url);
-        let request = request.header(header, media_type).body(Body::from(body));
-        let failed = |error: &(dyn std::error::Error + 'static)| failed(&what, error);
-        let request = request.map_err(|error| failed(&error))?;
-        let exchange = async {
-            let response = self.0.send(request).await.map_err(|error| failed(&error))?;
-            let (head, body) = response.into_parts();
-            let bytes = body.collect().await.map_err(|error| failed(&error))?.to_bytes();
-            Ok((head, bytes))
-        };
-        let (head, bytes) = match timeout(REQUEST_TIMEOUT, exchange).await {
-            Ok(answer) => answer?,
-            Err(_) => return Err(ForeignError::NoAnswer(what)),
-        };
+        let what = what(&method, url);
+        let (head, bytes) = self.answer(method, url, header, media_type, body).await?;
         if may_hold_more_than(&bytes, MOST_VALUES) {
             return Err(ForeignError::TooLong(what));
         }
@@ -235,6 +234,37 @@ impl Foreign {
         }
         object.map(|object| (object, head.headers)).ok_or(ForeignError::Unreadable(what))
     }
+
+    async fn answer(
+        &self,
+        method: Method,
+        url: &str,
+        header: HeaderName,
+        media_type: &str,
+        body: &Value,
+    ) -> Result<(Parts, Bytes), ForeignError> {
+        let what = what(&method, url);
+        let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
+        let request = Request::builder().method(method).uri(url);
+        let request = request.header(header, media_type).body(Body::from(body));
+        let failed = |error: &(dyn std::error::Error + 'static)| failed(&what, error);
+        let request = request.map_err(|error| failed(&error))?;
+        let exchange = async {
+            let response = self.0.send(request).await.map_err(|error| failed(&error))?;
+            let (head, body) = response.into_parts();
+            let bytes = body.collect().await.map_err(|error| failed(&error))?.to_bytes();
+            Ok((head, bytes))
+        };
+        match timeout(REQUEST_TIMEOUT, exchange).await {
+            Ok(answer) => answer,
+            Err(_) => Err(ForeignError::NoAnswer(what)),
+        }
+    }
+}
+
+/// What is tried, for a message.
+fn what(method: &Method, url: &str) -> String {
+    format!("{method} {}", path_of(url))
 }
 
 /// What of a URL gets into a message.

@@ -74,6 +74,19 @@ async fn what_it_says_is_short_and_on_one_line() {
     assert!(matches!(error, ForeignError::Unreadable(_)), "{error}");
 }
 
+#[tokio::test]
+async fn a_server_is_ready_if_it_says_so_in_whatever_words() {
+    let ready = async |answer: &'static str| {
+        let api = HostileApi::start(answer, false).unwrap();
+        let kubeconfig = kubeconfig(&api.url("127.0.0.1"), api.authority());
+        Foreign::new(&kubeconfig, Dialer::direct()).await.unwrap().ready().await
+    };
+    ready("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
+    let no = "HTTP/1.1 500 No\r\ncontent-length: 12\r\n\r\n[+]a\n[-]etcd";
+    let error = ready(no).await.unwrap_err().to_string();
+    assert_eq!(error, "GET /readyz: it answered 500: [+]a [-]etcd");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_server_that_says_nothing_is_given_up() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
