@@ -21,8 +21,8 @@ pub const CONTAINERD: &str = "unix:///run/containerd/containerd.sock";
 /// The name of the unit, as packages of Kubernetes have it.
 pub const UNIT: &str = "kubelet.service";
 
-/// Readable by root alone: it holds the token.
-const SECRET: u32 = 0o600;
+/// Readable by root alone: it holds the token, or stands beside what does.
+pub(super) const SECRET: u32 = 0o600;
 const PUBLIC: u32 = 0o644;
 
 /// Where a kubelet's files are.
@@ -129,6 +129,16 @@ impl Places {
     /// What was joined, and which files were written.
     pub fn record(&self) -> PathBuf {
         self.root.join("var/lib/portico/join.json")
+    }
+
+    /// What [`kubeconfig`](Self::kubeconfig) was before a move that is unfinished.
+    pub fn before_move(&self) -> PathBuf {
+        self.root.join("etc/kubernetes/kubelet.conf.before-move")
+    }
+
+    /// With which server the kubelet was started that `portico join --kubelet` stays with.
+    pub fn running(&self) -> PathBuf {
+        self.root.join("var/lib/portico/kubelet.json")
     }
 
     /// The unit itself, for machines whose packages have none; else what changes theirs.
