@@ -153,6 +153,9 @@ Examples:
     portico join --server https://a.example.com:6443 --token TOKEN --ca-hash sha256:HASH \\
       --kubelet /usr/local/bin/kubelet
 
+  To another address of the same cluster:
+    portico join move --server https://a.example.com:31234
+
   Out again:
     portico join remove")]
     Join(Box<verb::join::Command>),

@@ -2,15 +2,18 @@
 //!
 //! An administrator has a [`token`] made, and gets the one command for the machines. There [`machine`] is the
 //! order of things: the cluster is asked ([`cluster`]), the machine looked at ([`checks`]), what its agents
-//! go to tried ([`ways`]), files written ([`files`]), the kubelet started ([`kubelet`]). [`remove`] undoes
-//! that. What is written, and whom a machine trusts, is decided in `portico_hosting::join`.
+//! go to tried ([`ways`]), files written ([`files`]), the kubelet started ([`kubelet`]), with which this
+//! process may stay ([`staying`]). [`moving`] leads it to another address, and [`remove`] undoes all of it.
+//! What is written, and whom a machine trusts, is decided in `portico_hosting::join`.
 
 mod checks;
 mod cluster;
 mod files;
 mod kubelet;
 mod machine;
+mod moving;
 mod remove;
+mod staying;
 mod token;
 mod ways;
 
@@ -42,6 +45,25 @@ Examples:
   portico join token a --kubeconfig seed.kubeconfig
   portico join token --cluster-kubeconfig a.kubeconfig --ttl 24h")]
     Token(token::Flags),
+    /// Have the kubelet of this machine reach its API server by another address
+    ///
+    /// For a cluster whose address changes, on each machine that joined by `portico join`. The address is
+    /// tried first, as the kubelet would reach it: if no API server of this cluster answers there, nothing is
+    /// changed. Then the server in the kubelet's files is replaced, the kubelet restarted (one of `portico
+    /// join --kubelet` within a second), and waited for: it has to be well, and to renew the lease of its
+    /// Node. Else everything is put back. Containers run on, and the Node stays Ready; open exec, logs -f and
+    /// port-forward of this node end. Whatever ends this command, running it again finishes, or with the
+    /// former address undoes. Exit code 1 if the machine stays where it was.
+    #[command(
+        name = "move",
+        after_help = "\
+Examples:
+  portico join move --server https://a.example.com:6443
+
+  A machine that joined with --root, and joins more slowly than others:
+    portico join move --server https://a.example.com:6443 --root /srv/node --wait 5m"
+    )]
+    Move(moving::Flags),
     /// Undo on this machine what `portico join` wrote
     ///
     /// Stops the kubelet that systemd runs, and removes the files and the certificates. Containers go on
@@ -60,6 +82,7 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<Outcome> {
     daemon::runtime()?.block_on(async {
         match &command.verb {
             Some(Verb::Token(flags)) => token::run(flags).await,
+            Some(Verb::Move(flags)) => moving::run(flags).await,
             Some(Verb::Remove(flags)) => remove::run(flags).await,
             Some(Verb::Kubelet(flags)) => kubelet::turn(flags),
             None => match &command.flags {

@@ -20,8 +20,8 @@ use crate::common::{Process, run, stderr, stdout, wait_until};
 const RIGHTS: &str = include_str!("../../../portico-hosting/inside/nodes.yaml");
 
 /// A cluster that machines can join.
-struct Cluster {
-    api: ApiServer,
+pub(crate) struct Cluster {
+    pub(crate) api: ApiServer,
     /// The kubeconfig of its administrator, with everything in it.
     admin: PathBuf,
     folder: TempDir,
@@ -42,7 +42,7 @@ struct SystemdMachine {
 }
 
 /// What takes the machine's files for those of `/`. Nothing can get to those of this machine then.
-const AS_ROOT: &str = "\
+pub(crate) const AS_ROOT: &str = "\
     root=$1; shift; for place in usr proc sys dev; do mount --rbind /$place $root/$place; done
     mount -t tmpfs stubs $root/usr/local/bin && cp $root/stubs/* $root/usr/local/bin/
     mount --bind \"$1\" $root/portico && shift
@@ -61,7 +61,7 @@ touch /etc/kubernetes/kubelet.conf
 ";
 
 impl Cluster {
-    fn start(name: &str) -> Self {
+    pub(crate) fn start(name: &str) -> Self {
         let api = ApiServer::start_with_controllers(name, &["--enable-bootstrap-token-auth"]).unwrap();
         Self::of(api)
     }
@@ -79,7 +79,7 @@ impl Cluster {
     }
 
     /// As the operator leaves it, to the authority of its servers, with these ways of agents.
-    fn host(&self, reach: &str) {
+    pub(crate) fn host(&self, reach: &str) {
         let (authority, server) = (self.api.access().authority().cert(), self.api.access().server());
         self.api.kubectl().apply(RIGHTS).unwrap();
         let kubelet = json!({"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
@@ -126,15 +126,7 @@ impl Cluster {
 
     fn systemd_machine(&self) -> SystemdMachine {
         let root = self.folder.path().join("systemd");
-        let folders =
-            ["usr", "proc", "sys", "dev", "stubs", "etc/systemd/system", "run/systemd/system", "tmp"];
-        let runtime = "run/containerd";
-        for folder in folders.iter().chain([&runtime]) {
-            fs::create_dir_all(root.join(folder)).unwrap();
-        }
-        for link in ["bin", "sbin", "lib", "lib64"] {
-            symlink(format!("usr/{link}"), root.join(link)).unwrap();
-        }
+        skeleton(&root);
         let version = programs::kube_version().unwrap();
         let kubelet = format!("#!/bin/sh\necho Kubernetes {version}\n");
         for (name, script) in [("systemctl", SYSTEMCTL), ("kubelet", &kubelet)] {
@@ -166,7 +158,7 @@ impl Cluster {
     }
 
     /// Has a token made, and returns the words of the command for machines.
-    fn command(&self) -> Vec<String> {
+    pub(crate) fn command(&self) -> Vec<String> {
         let admin = self.admin.display().to_string();
         let output = run(&["join", "token", "--cluster-kubeconfig", &admin, "--ttl", "2h"]);
         assert!(output.status.success(), "{}", stderr(&output));
@@ -243,7 +235,19 @@ impl SystemdMachine {
     }
 }
 
-fn put_program(path: &Path, script: &str) {
+/// The folders of a machine for [`AS_ROOT`], which systemd seems to run.
+pub(crate) fn skeleton(root: &Path) {
+    let places = ["usr", "proc", "sys", "dev", "tmp", "stubs"];
+    let further = ["etc/systemd/system", "run/systemd/system", "run/containerd"];
+    for folder in places.iter().chain(&further) {
+        fs::create_dir_all(root.join(folder)).unwrap();
+    }
+    for link in ["bin", "sbin", "lib", "lib64"] {
+        symlink(format!("usr/{link}"), root.join(link)).unwrap();
+    }
+}
+
+pub(crate) fn put_program(path: &Path, script: &str) {
     fs::write(path, script).unwrap();
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }

@@ -19,6 +19,7 @@ mod gateway;
 mod ipv6;
 mod isolation;
 mod join;
+mod join_move;
 mod konnectivity;
 mod konnectivity_agent;
 mod konnectivity_api_server;

@@ -10,7 +10,7 @@ use std::str::FromStr;
 use anyhow::{Context, anyhow};
 use http::Uri;
 use jiff::Timestamp;
-use portico_dial::{Dialer, ProxyFiles, ProxySetting};
+use portico_dial::{Dialer, ProxyError, ProxyFiles, ProxySetting};
 use portico_hosting::join::machine::KubeletConfig;
 use portico_hosting::join::options::NodeName;
 use portico_hosting::join::token::Token;
@@ -94,11 +94,7 @@ async fn questions(
     by_environment: bool,
     time: &mut Option<Timestamp>,
 ) -> anyhow::Result<Answers> {
-    let dialer = || {
-        let proxy = if by_environment { ProxySetting::Env } else { ProxySetting::Off };
-        Dialer::new(proxy, ProxyFiles::default())
-    };
-    let stranger = Foreign::new(&unverified(server), dialer()?).await?;
+    let stranger = Foreign::new(&unverified(server), dialer(by_environment)?).await?;
     // The time is a help alone.
     *time = stranger.version().await.ok().and_then(|(_, time)| time);
     let info = stranger.get(CLUSTER_INFO).await?.ok_or_else(|| {
@@ -108,7 +104,7 @@ async fn questions(
     let credential = Credential::Token(token.reveal());
     let (cluster, url) = ("default".to_owned(), server.url.clone());
     let kubeconfig = Kubeconfig { cluster, server: url, authority: authority.clone(), credential };
-    let inside = Foreign::new(&kubeconfig.to_yaml(), dialer()?).await?;
+    let inside = Foreign::new(&kubeconfig.to_yaml(), dialer(by_environment)?).await?;
     let object = inside.get(KUBELET_CONFIG).await.map_err(explained)?.ok_or_else(|| {
         anyhow!(
             "there is no ConfigMap kube-system/kubelet-config: Portico exposes this cluster, and does not \
@@ -120,6 +116,12 @@ async fn questions(
     let version = one_line(version["gitVersion"].as_str().unwrap_or_default(), LONGEST_VERSION);
     let node = inside.get(&format!("/api/v1/nodes/{name}")).await?;
     Ok(Answers { authority, kubelet, version, name_is_taken: node.as_ref().is_some_and(reports) })
+}
+
+/// What connects as the kubelet will: through the proxy that this environment names, or through none.
+pub(super) fn dialer(by_environment: bool) -> Result<Dialer, ProxyError> {
+    let proxy = if by_environment { ProxySetting::Env } else { ProxySetting::Off };
+    Dialer::new(proxy, ProxyFiles::default())
 }
 
 /// A kubeconfig by which nobody is verified, and which shows nothing.

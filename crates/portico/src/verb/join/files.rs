@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use jiff::Timestamp;
 use portico_hosting::join::machine::{NewFile, Places};
+use portico_hosting::join::moving::Step;
 use portico_hosting::join::trust::{CaHash, node_of};
 use portico_pki::ends;
 use serde::{Deserialize, Serialize};
@@ -111,7 +112,7 @@ pub(super) fn write(
 }
 
 /// Replaces a file at once, or not at all.
-fn put(file: &NewFile) -> anyhow::Result<()> {
+pub(super) fn put(file: &NewFile) -> anyhow::Result<()> {
     let cannot = || format!("cannot write {}", file.path.display());
     let folder = file.path.parent().with_context(cannot)?;
     fs::create_dir_all(folder).with_context(cannot)?;
@@ -123,33 +124,58 @@ fn put(file: &NewFile) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Does what a move asks for. A file that is there keeps its mode.
+pub(super) fn take(steps: &[Step]) -> anyhow::Result<()> {
+    for step in steps {
+        match step {
+            Step::Write(file) => {
+                let there = fs::metadata(&file.path).map(|file| file.permissions().mode() & 0o7777);
+                put(&NewFile { mode: there.unwrap_or(file.mode), ..file.clone() })?;
+            }
+            Step::Remove(path) => drop(removed(path)?),
+        }
+    }
+    Ok(())
+}
+
 /// Removes what was written, and what the kubelet made of it; returns what was there. The record goes last.
 pub(super) fn remove(places: &Places, record: &Record) -> anyhow::Result<Vec<PathBuf>> {
-    let cannot = |path: &Path| format!("cannot remove {}", path.display());
     let mut paths = record.files.clone();
-    paths.push(places.kubeconfig());
+    paths.extend([places.kubeconfig(), places.before_move(), places.running()]);
     match fs::read_dir(places.certificates()) {
         Ok(entries) => {
             for entry in entries {
-                paths.push(entry.with_context(|| cannot(&places.certificates()))?.path());
+                paths.push(entry.with_context(|| cannot_remove(&places.certificates()))?.path());
             }
         }
         Err(error) if error.kind() == ErrorKind::NotFound => {}
-        Err(error) => return Err(error).with_context(|| cannot(&places.certificates())),
+        Err(error) => return Err(error).with_context(|| cannot_remove(&places.certificates())),
     }
     paths.push(places.record());
-    let mut removed = Vec::new();
+    let mut gone = Vec::new();
     for path in paths {
-        match fs::remove_file(&path) {
-            Ok(()) => removed.push(path),
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => return Err(error).with_context(|| cannot(&path)),
+        if removed(&path)? {
+            gone.push(path);
         }
     }
-    Ok(removed)
+    Ok(gone)
 }
 
-fn read(path: &Path) -> anyhow::Result<Option<String>> {
+/// Removes a file; whether it was there.
+fn removed(path: &Path) -> anyhow::Result<bool> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error).with_context(|| cannot_remove(path)),
+    }
+}
+
+fn cannot_remove(path: &Path) -> String {
+    format!("cannot remove {}", path.display())
+}
+
+/// The text of a file, if there is one.
+pub(super) fn read(path: &Path) -> anyhow::Result<Option<String>> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -190,6 +216,22 @@ mod tests {
         assert!(others.exists() && !places.kubeconfig().exists() && !places.certificate().exists());
         assert_eq!(before(&places, &[]).unwrap(), Before::Open { ours: Vec::new() });
         assert_eq!(remove(&places, &record).unwrap(), Vec::<PathBuf>::new(), "a second time is harmless");
+    }
+
+    #[test]
+    fn a_file_that_is_changed_keeps_its_mode_and_a_new_one_is_secret() {
+        let dir = tempfile::tempdir().unwrap();
+        let places = Places::below(dir.path());
+        let file = new_file(&places, "new");
+        let mode = || fs::metadata(&file.path).unwrap().permissions().mode() & 0o777;
+        take(&[Step::Write(file.clone())]).unwrap();
+        assert_eq!(mode(), 0o600);
+        fs::set_permissions(&file.path, Permissions::from_mode(0o640)).unwrap();
+        take(&[Step::Write(NewFile { content: "newer".to_owned(), ..file.clone() })]).unwrap();
+        assert_eq!((mode(), &*fs::read_to_string(&file.path).unwrap()), (0o640, "newer"));
+        let remove = Step::Remove(file.path.clone());
+        take(&[remove.clone(), remove]).unwrap();
+        assert!(!file.path.exists());
     }
 
     #[test]

@@ -1,24 +1,41 @@
 //! Starting and stopping the kubelet: by systemd, or as a child of this process.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, ensure};
 use clap::Args;
+use http::header::HOST;
+use http::{Request, StatusCode};
+use http_body_util::Empty;
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
 use portico_hosting::join::machine::{Places, UNIT};
 use portico_hosting::join::options::NodeName;
 use portico_hosting::join::trust::node_of;
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
+use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::outcome::Outcome;
 
 /// Between two looks for the certificate: the kubelet tells nobody that it has one.
 const LOOK: Duration = Duration::from_millis(200);
+
+/// systemd itself ends what does not after 90 seconds, and gives what starts as many.
+const LONGEST_JOB: Duration = Duration::from_secs(200);
+
+/// Longer than a kubelet takes that only ends, and leaves its containers alone.
+const LONGEST_END: Duration = Duration::from_secs(30);
+
+/// It answers on the same machine.
+const LONGEST_ANSWER: Duration = Duration::from_secs(5);
 
 /// This program, whatever has become of its file.
 const SELF: &str = "/proc/self/exe";
@@ -39,6 +56,11 @@ pub(super) struct Becoming {
 pub(super) async fn start_unit() -> anyhow::Result<()> {
     reload().await?;
     systemctl(&["enable", UNIT]).await?;
+    restart().await
+}
+
+/// Has systemd end the kubelet, and start it with the files that it has now.
+pub(super) async fn restart() -> anyhow::Result<()> {
     systemctl(&["restart", UNIT]).await
 }
 
@@ -54,7 +76,10 @@ pub(super) async fn reload() -> anyhow::Result<()> {
 
 async fn systemctl(arguments: &[&str]) -> anyhow::Result<()> {
     let what = || format!("systemctl {}", arguments.join(" "));
-    let output = Command::new("systemctl").args(arguments).output().await.with_context(what)?;
+    let output = Command::new("systemctl").args(arguments).output();
+    let output = timeout(LONGEST_JOB, output).await;
+    let output = output.map_err(|_| anyhow!("{}: no answer within {LONGEST_JOB:?}", what()))?;
+    let output = output.with_context(what)?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{}: {}: {}", what(), output.status, said.trim());
     Ok(())
@@ -101,16 +126,32 @@ pub(super) async fn joined(places: &Places, name: &NodeName, limit: Duration) ->
     })
 }
 
-/// Asks the kubelet to end, and waits until it has.
+/// Asks the kubelet to end, and waits until it has. One that does not is killed.
 pub(super) async fn end(child: &mut Child) -> anyhow::Result<()> {
     if let Some(pid) = child.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
         kill_process(pid, Signal::TERM).context("cannot ask the kubelet to end")?;
     }
-    child.wait().await?;
+    match timeout(LONGEST_END, child.wait()).await {
+        Ok(ended) => drop(ended?),
+        Err(_) => child.kill().await.context("cannot kill the kubelet, which does not end")?,
+    }
     Ok(())
 }
 
-/// That the kubelet ended by itself, which it never should.
-pub(super) fn ended(status: ExitStatus) -> String {
-    format!("the kubelet ended ({status}); what it wrote above says why")
+/// Whether the kubelet says of itself that it is well.
+pub(super) async fn healthy(address: SocketAddr) -> anyhow::Result<()> {
+    let asking = async {
+        let stream = TcpStream::connect(address).await?;
+        let request = Request::get("/healthz").header(HOST, address.to_string());
+        let request = request.body(Empty::<Bytes>::new())?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        // Ended with this future.
+        let mut driver = JoinSet::new();
+        driver.spawn(connection);
+        anyhow::Ok(sender.send_request(request).await?.status())
+    };
+    let asked = timeout(LONGEST_ANSWER, asking).await;
+    let status = asked.map_err(|_| anyhow!("no answer within {LONGEST_ANSWER:?}"))??;
+    ensure!(status == StatusCode::OK, "it answers {status}");
+    Ok(())
 }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, bail, ensure};
+use anyhow::{Context, anyhow, ensure};
 use clap::Args;
 use portico_hosting::join::machine::{Cluster, Machine, NewFile, Places, arguments, files, settings, unit};
 use portico_hosting::join::options::{Label, NodeName, Taint};
@@ -17,6 +17,7 @@ use serde_json::Value;
 use super::checks::Findings;
 use super::cluster::{Answers, Server, ask};
 use super::files::{Before, Record, before, write};
+use super::staying::Staying;
 use super::{kubelet, ways};
 use crate::args::positive_duration;
 use crate::daemon::{Daemon, Hangup};
@@ -136,7 +137,7 @@ pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         systemd: matches!(runner, Runner::Systemd { .. }),
     };
     write(&places, record, &files, &ours)?;
-    start(flags, &runner, &places, &name, &arguments).await
+    start(flags, &runner, &places, &name, &flags.server.url, &arguments).await
 }
 
 /// A machine that joined before: with systemd there is nothing to do, else its kubelet is started again.
@@ -155,9 +156,12 @@ async fn again(
         record.node
     );
     if let (Runner::Here(_), false) = (runner, flags.dry_run) {
-        return start(flags, runner, places, name, arguments).await;
+        return start(flags, runner, places, name, &record.server, arguments).await;
     }
     print(&format!("This machine is node {name} of the cluster at {} already\n", record.server))?;
+    if record.server != flags.server.url {
+        print(&format!("To the other address: portico join move --server {}\n", flags.server))?;
+    }
     Ok(Outcome::Done)
 }
 
@@ -167,9 +171,10 @@ async fn start(
     runner: &Runner<'_>,
     places: &Places,
     name: &NodeName,
+    server: &str,
     arguments: &[String],
 ) -> anyhow::Result<Outcome> {
-    let welcome = format!("This machine is node {name} of the cluster at {}\n", flags.server);
+    let welcome = format!("This machine is node {name} of the cluster at {server}\n");
     match runner {
         Runner::Systemd { .. } => {
             kubelet::start_unit().await?;
@@ -179,16 +184,16 @@ async fn start(
         Runner::Here(program) => {
             // Before the kubelet runs: it would outlive a process that a signal ends.
             let mut daemon = Daemon::start(Hangup::Stops)?;
-            let mut child = kubelet::start(program, arguments)?;
+            let mut kubelet = Staying::start(program, arguments, places)?;
             let joined = async {
                 kubelet::joined(places, name, flags.wait).await?;
                 print(&welcome)?;
                 future::pending::<anyhow::Result<()>>().await
             };
             tokio::select! {
-                status = child.wait() => bail!(kubelet::ended(status?)),
+                ended = kubelet.stay() => ended?,
                 failed = joined => failed?,
-                _ = daemon.asked_to_stop() => kubelet::end(&mut child).await?,
+                _ = daemon.asked_to_stop() => kubelet.end().await?,
             }
         }
     }

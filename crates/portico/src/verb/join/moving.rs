@@ -1,0 +1,280 @@
+//! `portico join move`: the kubelet of this machine reaches its API server by another address.
+//!
+//! The new address is tried first, with the kubelet's own credentials; nothing has changed until it answers.
+//! Then files change, the kubelet is started anew, and has to prove that it renews its lease: or all is put
+//! back. What becomes of the files, and that a second move goes on where one ended, is decided in
+//! `portico_hosting::join::moving`.
+
+use std::fs::File;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail, ensure};
+use clap::Args;
+use jiff::Timestamp;
+use portico_hosting::join::machine::{Places, UNIT, settings};
+use portico_hosting::join::moving::{Move, Present, health, plan};
+use portico_kube::foreign::{Foreign, ForeignError};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use tokio::time::{sleep, timeout};
+
+use super::checks::Findings;
+use super::cluster::{Server, dialer};
+use super::files::{self, Record, take};
+use super::{kubelet, staying};
+use crate::args::positive_duration;
+use crate::daemon::{Daemon, Hangup};
+use crate::outcome::{Outcome, print};
+
+/// Between two looks at the kubelet and its lease.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// `portico join move`.
+#[derive(Debug, Args)]
+pub(super) struct Flags {
+    /// URL of the cluster's API server from now on
+    #[arg(long, value_name = "URL")]
+    server: Server,
+    /// Time limit for the kubelet to restart, and to renew its lease by it; then all is put back
+    #[arg(long, value_name = "TIME", default_value = "2m", value_parser = positive_duration)]
+    wait: Duration,
+    /// Folder below which the files are, as when the machine joined
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    root: PathBuf,
+}
+
+/// A machine that is moved.
+struct Machine<'a> {
+    places: &'a Places,
+    record: &'a Record,
+    /// Where its kubelet tells how it is.
+    health: Option<SocketAddr>,
+    /// How long that may take to start anew, and then to be at work.
+    limit: Duration,
+}
+
+/// Moves the kubelet, or leaves everything as it is.
+pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
+    let places = Places::below(&std::path::absolute(&flags.root)?);
+    let _alone = alone(&places)?;
+    let record = files::record(&places)?.ok_or_else(|| never(&places))?;
+    ensure!(
+        !record.systemd || flags.root == Path::new("/"),
+        "systemd runs the kubelet of this machine, whose files are below /: --root goes with --kubelet"
+    );
+    let server = &flags.server.url;
+    let Some(way) = way(&places, server)? else {
+        let node = &record.node;
+        print(&format!("Node {node} is at {server} already: nothing was changed, no kubelet restarted\n"))?;
+        return Ok(Outcome::Done);
+    };
+    let health = health_of(&places)?;
+    let machine = Machine { places: &places, record: &record, health, limit: flags.wait };
+    if let Err(error) = machine.tries(&way.kubeconfig).await {
+        return no(&format!("{server} is no way for node {}: {error:#}. Nothing was changed", record.node));
+    }
+    // After a move that was not finished, it may be where it is to go back to.
+    let (node, is_new) = (&record.node, way.from != *server);
+    let from = if is_new { format!(" from {}", way.from) } else { String::new() };
+    print(&format!(
+        "Node {node} goes{from} to {server}: its kubelet restarts. Containers run on, and the Node stays \
+         Ready; open exec, logs -f and port-forward of this node end\n"
+    ))?;
+    // From here on a request to stop is a reason to put back, and not an end in between.
+    let mut daemon = Daemon::start(Hangup::Stops)?;
+    take(&way.begin)?;
+    let proven = tokio::select! {
+        proven = machine.proves(&way.kubeconfig, server) => proven,
+        signal = daemon.asked_to_stop() => Err(anyhow!("{signal} asked to stop")),
+    };
+    match proven {
+        Ok(()) => {
+            take(&way.finish)?;
+            print(&format!("Node {node} is at {server}, where its kubelet renews its lease\n"))?;
+            if is_new {
+                print(&format!("Back again: portico join move --server {}\n", way.from))?;
+            }
+            Ok(Outcome::Done)
+        }
+        Err(error) => machine.put_back(&way, &error).await,
+    }
+}
+
+impl Machine<'_> {
+    /// Tries the API server as the kubelet will reach it: TLS, whether it is ready, and whether it knows the
+    /// kubelet.
+    async fn tries(&self, kubeconfig: &str) -> anyhow::Result<()> {
+        let server = self.reach(kubeconfig).await?;
+        server.ready().await.map_err(explained)?;
+        // There is none if somebody deleted the Node, which the kubelet makes anew.
+        server.get(&self.lease()).await.map_err(explained)?;
+        Ok(())
+    }
+
+    /// Waits until the kubelet has been started anew, is well, and has renewed its lease.
+    async fn proves(&self, kubeconfig: &str, server: &str) -> anyhow::Result<()> {
+        let started = self.restarted(server).await?;
+        let api = self.reach(kubeconfig).await?;
+        let mut missing = anyhow!("nothing was seen of it");
+        let proof = async {
+            while let Err(error) = self.is_at_work(&api, started).await {
+                missing = error;
+                sleep(LOOK).await;
+            }
+        };
+        let (limit, in_time) = (self.limit, timeout(self.limit, proof).await);
+        in_time.map_err(|_| {
+            let log = if self.record.systemd { " (journalctl -u kubelet.service)" } else { "" };
+            anyhow!(
+                "the kubelet was started with {server}, and not at work within {limit:?}, the time that \
+                 --wait gives: {missing:#}. Its log says why{log}"
+            )
+        })
+    }
+
+    async fn is_at_work(&self, api: &Foreign, started: Timestamp) -> anyhow::Result<()> {
+        if let Some(address) = self.health {
+            kubelet::healthy(address).await.with_context(|| format!("http://{address}/healthz"))?;
+        }
+        let lease = api.get(&self.lease()).await?.context("the node has no lease")?;
+        let renewed = lease["spec"]["renewTime"].as_str().unwrap_or_default();
+        // By the clock of this machine, both.
+        let is_new = renewed.parse::<Timestamp>().is_ok_and(|renewed| renewed > started);
+        ensure!(is_new, "its lease was renewed at {renewed:?} and not since {started}");
+        Ok(())
+    }
+
+    /// Has the kubelet started anew. Returns a moment since which it runs with this server.
+    async fn restarted(&self, server: &str) -> anyhow::Result<Timestamp> {
+        if self.record.systemd {
+            kubelet::restart().await?;
+            return Ok(Timestamp::now());
+        }
+        let noticed = async {
+            loop {
+                match staying::running(self.places) {
+                    Some(running) if running.server.as_deref() == Some(server) => return running.started,
+                    _ => sleep(LOOK).await,
+                }
+            }
+        };
+        let limit = self.limit;
+        timeout(limit, noticed).await.map_err(|_| {
+            anyhow!(
+                "no `portico join --kubelet` has started the kubelet with {server} within {limit:?}, the \
+                 time that --wait gives: it has ended, or is of a version that does not notice another \
+                 server. Start it again, as when the machine joined, and then move"
+            )
+        })
+    }
+
+    /// Undoes everything, and says why.
+    async fn put_back(&self, way: &Move, why: &anyhow::Error) -> anyhow::Result<Outcome> {
+        let back = async {
+            take(&way.back)?;
+            self.restarted(&way.from).await?;
+            take(&way.undone)
+        };
+        match back.await {
+            Ok(()) => no(&format!("{why:#}. Everything was put back: the node is at {} as before", way.from)),
+            Err(error) => no(&format!(
+                "{why:#}. And not everything could be put back: {error:#}. Once that is seen to, \
+                 `portico join move --server {}` goes on",
+                way.from
+            )),
+        }
+    }
+
+    async fn reach(&self, kubeconfig: &str) -> anyhow::Result<Foreign> {
+        // A kubelet that systemd starts knows nothing of the proxy that this environment names.
+        Ok(Foreign::new(kubeconfig, dialer(!self.record.systemd)?).await?)
+    }
+
+    fn lease(&self) -> String {
+        format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{}", self.record.node)
+    }
+}
+
+/// Says what keeps the machine where it is.
+fn no(why: &str) -> anyhow::Result<Outcome> {
+    let mut findings = Findings::default();
+    findings.fail(why.to_owned());
+    print(&findings.lines())?;
+    Ok(Outcome::No)
+}
+
+/// What is to be done with the files that are there.
+fn way(places: &Places, server: &str) -> anyhow::Result<Option<Move>> {
+    let kubeconfig = files::read(&places.kubeconfig())?.with_context(|| {
+        format!(
+            "there is no {}: the kubelet of this machine has not got its certificate yet, and joins by the \
+             address that `portico join --server` names",
+            places.kubeconfig().display()
+        )
+    })?;
+    let (before, bootstrap) = (files::read(&places.before_move())?, files::read(&places.bootstrap())?);
+    let record = files::read(&places.record())?.unwrap_or_default();
+    let present = Present {
+        kubeconfig: &kubeconfig,
+        before: before.as_deref(),
+        bootstrap: bootstrap.as_deref(),
+        record: &record,
+    };
+    Ok(plan(&present, server, places)?)
+}
+
+fn health_of(places: &Places) -> anyhow::Result<Option<SocketAddr>> {
+    let path = places.config();
+    let cannot = || format!("cannot use {}", path.display());
+    let config = settings(&files::read(&path)?.unwrap_or_default());
+    Ok(health(&config.map_err(|error| anyhow!(error)).with_context(cannot)?))
+}
+
+/// Holds off a second move of this machine, for as long as it is kept.
+fn alone(places: &Places) -> anyhow::Result<Option<File>> {
+    let record = places.record();
+    // Without it nothing was joined, which is said later.
+    let Some(Ok(folder)) = record.parent().map(File::open) else { return Ok(None) };
+    match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(folder)),
+        Err(Errno::WOULDBLOCK) => bail!("another `portico join move` of this machine is under way"),
+        Err(error) => Err(error).with_context(|| format!("cannot lock the folder of {}", record.display())),
+    }
+}
+
+/// That this machine is nobody's, or another's.
+fn never(places: &Places) -> anyhow::Error {
+    let kubeconfig = places.kubeconfig();
+    if kubeconfig.exists() {
+        return anyhow!(
+            "`portico join` did not make this machine a node, and moves only what it wrote ({} is \
+             missing). In {} the server is another's to change; then systemctl restart {UNIT}",
+            places.record().display(),
+            kubeconfig.display()
+        );
+    }
+    anyhow!(
+        "this machine was never joined by `portico join`: there is no {}. `portico join token` prints the \
+         command by which it joins, with the present address; --root is as it was then",
+        places.record().display()
+    )
+}
+
+/// What to do about an API server that cannot be used.
+fn explained(error: ForeignError) -> anyhow::Error {
+    let remedy = match &error {
+        ForeignError::Unreachable { .. } | ForeignError::NoAnswer(_) => {
+            "the name has to resolve on this machine, firewalls have to let it through to that port \
+             (`portico firewall` prints the rules), and the certificate there has to have this name, and be \
+             signed by the authority in kubelet.conf. `portico status` says whether this way in is open"
+        }
+        ForeignError::Refused { code: 401 | 403, .. } => {
+            "it does not accept the kubelet's certificate: another cluster is there, or the certificate has \
+             ended, and the machine joins again by a new token (`portico join token`)"
+        }
+        _ => "the API server is not ready there: try again once `portico status` says that it is",
+    };
+    anyhow!("{error}; {remedy}")
+}

@@ -1,0 +1,102 @@
+//! The kubelet that this process stays with. A kubelet reads its kubeconfig once: this one is started anew
+//! when that names another server.
+
+use std::path::Path;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use anyhow::anyhow;
+use jiff::Timestamp;
+use portico_hosting::join::machine::{NewFile, Places};
+use portico_hosting::join::moving::server_of;
+use serde::{Deserialize, Serialize};
+use tokio::process::Child;
+use tokio::time::sleep;
+
+use super::{files, kubelet};
+
+/// Between two looks at the kubeconfig: nobody tells that it has changed.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What others on this machine may know of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Running {
+    /// The server that it was started with.
+    pub(super) server: Option<String>,
+    /// When it was.
+    pub(super) started: Timestamp,
+}
+
+/// A kubelet, and how it is started.
+pub(super) struct Staying<'a> {
+    program: &'a Path,
+    arguments: &'a [String],
+    places: &'a Places,
+    server: Option<String>,
+    child: Child,
+}
+
+impl<'a> Staying<'a> {
+    /// Starts it. It ends with this process.
+    pub(super) fn start(
+        program: &'a Path,
+        arguments: &'a [String],
+        places: &'a Places,
+    ) -> anyhow::Result<Self> {
+        // It makes its kubeconfig from that of the bootstrap.
+        let server = named(&places.kubeconfig()).or_else(|| named(&places.bootstrap()));
+        let started = Timestamp::now();
+        let child = kubelet::start(program, arguments)?;
+        let running = Running { server: server.clone(), started };
+        let content = serde_json::to_string(&running)?;
+        if let Err(error) = files::put(&NewFile { path: places.running(), content, mode: 0o644 }) {
+            // A node that runs is worth more than one that can be moved.
+            tracing::warn!(%error, "`portico join move` will not know with which server the kubelet runs");
+        }
+        Ok(Self { program, arguments, places, server, child })
+    }
+
+    /// Stays with it until it ends by itself, which it never should.
+    pub(super) async fn stay(&mut self) -> anyhow::Result<()> {
+        loop {
+            tokio::select! {
+                status = self.child.wait() => return Err(ended(status?)),
+                server = other_server(self.places, self.server.as_deref()) => {
+                    let before = self.server.as_deref();
+                    tracing::info!(server, before, "the kubelet starts anew, with another server");
+                }
+            }
+            self.end().await?;
+            *self = Self::start(self.program, self.arguments, self.places)?;
+        }
+    }
+
+    /// Asks it to end, and waits until it has.
+    pub(super) async fn end(&mut self) -> anyhow::Result<()> {
+        kubelet::end(&mut self.child).await
+    }
+}
+
+/// Returns another server than this one, once the kubeconfig names it.
+async fn other_server(places: &Places, server: Option<&str>) -> String {
+    loop {
+        sleep(LOOK).await;
+        match named(&places.kubeconfig()) {
+            Some(other) if server != Some(&other) => return other,
+            _ => {}
+        }
+    }
+}
+
+/// With which server the kubelet runs that a `portico join` stays with, or stayed with at last.
+pub(super) fn running(places: &Places) -> Option<Running> {
+    serde_json::from_str(&files::read(&places.running()).ok()??).ok()
+}
+
+fn named(kubeconfig: &Path) -> Option<String> {
+    server_of(&files::read(kubeconfig).ok()??)
+}
+
+fn ended(status: ExitStatus) -> anyhow::Error {
+    anyhow!("the kubelet ended ({status}); what it wrote above says why")
+}
