@@ -124,8 +124,9 @@ fn moving_nodes(facts: &Facts<'_>) -> Step {
         MigrationState::MovingNodes,
         Party::Administrator,
         format!(
-            "on each node: clusters[].cluster.server in /etc/kubernetes/kubelet.conf and \
-             bootstrap-kubelet.conf becomes {url}; systemctl restart kubelet"
+            "on each node: portico join move --server {url}; one that did not join by portico: \
+             clusters[].cluster.server in /etc/kubernetes/kubelet.conf and bootstrap-kubelet.conf becomes \
+             that, and systemctl restart kubelet"
         ),
         format!(
             "you say so, after `portico nodes {}`: --finish, or close={old} in the annotation",
