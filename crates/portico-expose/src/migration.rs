@@ -59,6 +59,9 @@ pub enum Proof {
     Agents,
     /// Konnectivity works by the second door, if there is Konnectivity.
     Konnectivity,
+    /// The address of the second door is the one by which the others were tried. Where it is another one by
+    /// now, they are worth nothing.
+    SameAddress,
     /// `status.address` is that of the first door.
     Status,
     /// Kubeconfigs that are issued lead to the first door.
@@ -199,7 +202,9 @@ impl Facts {
 fn proofs(state: MigrationState) -> &'static [Proof] {
     match state {
         MigrationState::Opening => &[Proof::Address, Proof::Routes, Proof::Certificate],
-        MigrationState::Proving => &[Proof::Answer, Proof::Reach, Proof::Agents, Proof::Konnectivity],
+        MigrationState::Proving => {
+            &[Proof::Answer, Proof::Reach, Proof::Agents, Proof::Konnectivity, Proof::SameAddress]
+        }
         MigrationState::Moving => &[Proof::Status, Proof::Kubeconfigs, Proof::Endpoints, Proof::Rollouts],
         MigrationState::MovingNodes => &[Proof::Nodes],
         MigrationState::Quieting => &[],
@@ -240,6 +245,7 @@ pub fn step(
     let Second { strategy, state, .. } = second;
     let forward = wanted == strategy;
     let to = |state| with_second(first, strategy, state);
+    let has_moved = matches!(facts.proofs.get(&Proof::SameAddress), Some(Fact::NotSo(_)));
     let waits_for = match state {
         Quieting => quiet(second, settings, facts, clock),
         MovingNodes if ordered(settings, strategy) => Vec::new(),
@@ -249,6 +255,8 @@ pub fn step(
         // A change of mind: what was proven before is proven again, and what was closed is opened again.
         (Opening | Proving, false) => to(Moving),
         (Moving | MovingNodes | Quieting | Closing, true) => to(Opening),
+        // Nobody is told of an address that was not proven.
+        (Proving, true) if has_moved => to(Opening),
         _ if !waits_for.is_empty() => Next { now, waits_for, later: None },
         (Opening, true) => to(Proving),
         // The two change places.
@@ -307,6 +315,7 @@ impl fmt::Display for Proof {
             Self::Reach => "every node to reach it",
             Self::Agents => "node agents on every node",
             Self::Konnectivity => "Konnectivity",
+            Self::SameAddress => "an address that stays",
             Self::Status => "status.address",
             Self::Kubeconfigs => "kubeconfigs",
             Self::Endpoints => "Service kubernetes and cluster-info",

@@ -11,40 +11,49 @@ use portico_expose::migration::Facts;
 
 use crate::follow::Changes;
 
+/// What one look inside a cluster saw.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Look {
+    /// What was found.
+    pub(crate) facts: Facts,
+    /// Where the second door was then: what was tried by it was tried there.
+    pub(crate) second_url: Box<str>,
+}
+
 /// The last look at each cluster that migrates. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Observed {
-    facts: Arc<Mutex<HashMap<String, Facts>>>,
+    looks: Arc<Mutex<HashMap<String, Look>>>,
     changed: Changes<Option<String>>,
 }
 
 impl Observed {
     /// Nothing is known.
     pub(crate) fn new() -> Self {
-        Self { facts: Arc::default(), changed: Changes::new() }
+        Self { looks: Arc::default(), changed: Changes::new() }
     }
 
     /// Replaces what is known of `cluster`, and tells of it if that is news.
-    pub(crate) fn tell(&self, cluster: &str, facts: Facts) {
-        let before = self.facts().insert(cluster.to_owned(), facts.clone());
-        if before.as_ref() != Some(&facts) {
+    pub(crate) fn tell(&self, cluster: &str, look: Look) {
+        let before = self.looks().insert(cluster.to_owned(), look.clone());
+        if before.as_ref() != Some(&look) {
             self.changed.tell(Some(cluster.to_owned()));
         }
     }
 
     /// What is known of `cluster`.
-    pub(crate) fn of(&self, cluster: &str) -> Option<Facts> {
-        self.facts().get(cluster).cloned()
+    pub(crate) fn of(&self, cluster: &str) -> Option<Look> {
+        self.looks().get(cluster).cloned()
     }
 
     /// Forgets the clusters that do not migrate.
     pub(crate) fn forget(&self, cluster: &str) {
-        self.facts().remove(cluster);
+        self.looks().remove(cluster);
     }
 
     /// Forgets the clusters that are gone.
     pub(crate) fn retain(&self, exists: impl Fn(&str) -> bool) {
-        self.facts().retain(|cluster, _| exists(cluster));
+        self.looks().retain(|cluster, _| exists(cluster));
     }
 
     /// The clusters of which something else is known than before; `None` stands for all of them.
@@ -52,7 +61,7 @@ impl Observed {
         self.changed.heard(None)
     }
 
-    fn facts(&self) -> MutexGuard<'_, HashMap<String, Facts>> {
-        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+    fn looks(&self) -> MutexGuard<'_, HashMap<String, Look>> {
+        self.looks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -18,7 +18,7 @@ type Settings = Result<MigrationSettings, BadMigrationSettings>;
 const NEEDED: [(Option<MigrationState>, &[Proof]); 6] = [
     (None, &[Proof::Permission]),
     (Some(Opening), &[Proof::Address, Proof::Routes, Proof::Certificate]),
-    (Some(Proving), &[Proof::Answer, Proof::Reach, Proof::Agents, Proof::Konnectivity]),
+    (Some(Proving), &[Proof::Answer, Proof::Reach, Proof::Agents, Proof::Konnectivity, Proof::SameAddress]),
     (Some(Moving), &[Proof::Status, Proof::Kubeconfigs, Proof::Endpoints, Proof::Rollouts]),
     (Some(MovingNodes), &[Proof::Nodes]),
     (Some(Closing), &[Proof::GoneInside, Proof::GoneOnSeed]),
@@ -97,10 +97,29 @@ fn each_proof_alone_holds_its_state_up_and_says_why() {
                 facts.proofs.remove(&proof);
                 facts.proofs.extend(fact.map(|fact| (proof, fact)));
                 let next = step(now, wanted, &settings("quiet=0"), &facts, time(9));
+                if (proof, why.is_some()) == (Proof::SameAddress, true) {
+                    assert_eq!(brief(next.now), (NodePort, Some((Tunneling, Opening))));
+                    continue;
+                }
                 let waits_for = vec![Waiting::For(proof, why)];
                 assert_eq!(next, Next { now, waits_for, later: None }, "{state:?}");
             }
         }
+    }
+}
+
+#[test]
+fn a_door_that_has_another_address_than_was_tried_is_opened_anew_and_the_way_back_does_not_ask() {
+    let now = at(NodePort, Tunneling, Proving);
+    for good in [good(now), Facts::unknown(now)] {
+        let mut facts = good;
+        facts.proofs.insert(Proof::SameAddress, Fact::NotSo("it is https://b".to_owned()));
+        let next = step(now, Tunneling, &settings("quiet=0"), &facts, time(9));
+        let opening = Second { strategy: Tunneling, state: Opening, since: time(9) };
+        let expected = Now { first: NodePort, second: Some(opening) };
+        assert_eq!(next, Next { now: expected, waits_for: Vec::new(), later: None });
+        let back = step(now, NodePort, &settings("quiet=0"), &facts, time(9));
+        assert_eq!(brief(back.now), (NodePort, Some((Tunneling, Moving))));
     }
 }
 
@@ -386,6 +405,11 @@ fn holds(facts: &Facts, state: Option<MigrationState>) -> bool {
     needed.iter().all(|proof| facts.proofs.get(proof) == Some(&Fact::So))
 }
 
+/// Whether the second door is elsewhere by now, as far as is known.
+fn has_moved(now: Now, facts: &Facts) -> bool {
+    facts.of == now && matches!(facts.proofs.get(&Proof::SameAddress), Some(Fact::NotSo(_)))
+}
+
 /// What must be so for a step from `before` to `after`, whatever the code is like.
 fn is_allowed(
     before: Now,
@@ -428,7 +452,9 @@ fn is_allowed(
     if brief(after) != brief(before) && !proven && state != Some(Quieting) {
         let (second, state) = brief(before).1.unwrap();
         let changed_mind = (second == wanted) != matches!(state, Opening | Proving);
-        assert!(changed_mind || (state == MovingNodes && ordered(second)));
+        let opened_anew = state == Proving && has_moved(before, facts);
+        assert!(changed_mind || opened_anew || (state == MovingNodes && ordered(second)));
+        assert!(changed_mind || !opened_anew || brief(after) == (before.first, Some((second, Opening))));
     }
 }
 
@@ -484,6 +510,12 @@ struct World {
     open: BTreeSet<ExposeStrategy>,
     /// The door of `status.address`.
     told: ExposeStrategy,
+    /// Where the second door is; it may be elsewhere at any time.
+    address: u8,
+    /// Where it is by the record.
+    recorded: u8,
+    /// Of which record, and where, the second door was last tried from inside.
+    tried: Option<(Now, u8)>,
 }
 
 impl World {
@@ -493,6 +525,12 @@ impl World {
         let rebuilt = || Now::rebuilt(&urls, self.told.name(), wanted, time(clock));
         let now = self.record.or_else(rebuilt).expect("a door is open");
         let mut facts = Facts { of: now, ..facts };
+        self.recorded = self.address;
+        facts.proofs.remove(&Proof::SameAddress);
+        if let Some((_, tried)) = self.tried.filter(|&(of, _)| of == now) {
+            let there = Fact::NotSo("elsewhere".to_owned());
+            facts.proofs.insert(Proof::SameAddress, if tried == self.address { Fact::So } else { there });
+        }
         let told = self.told == now.first;
         let closed = now.second.is_none_or(|second| !self.open.contains(&second.strategy));
         for (proof, so) in [(Proof::Status, told), (Proof::GoneOnSeed, closed)] {
@@ -503,6 +541,9 @@ impl World {
         let next = step(now, wanted, settings, &facts, time(clock)).now;
         if killed == 0 {
             return;
+        }
+        if next.first != now.first {
+            assert_eq!(self.tried, Some((now, self.address)), "told of an address that was not proven");
         }
         self.record = Some(next);
         if killed == 1 {
@@ -518,24 +559,38 @@ impl World {
         }
         self.told = next.first;
     }
+
+    /// A look from inside: by what is recorded, which may be behind.
+    fn look(&mut self) {
+        self.tried = self.record.map(|record| (record, self.recorded));
+    }
 }
 
 proptest! {
     #[test]
-    fn wherever_the_controller_is_killed_the_door_that_users_know_is_open_and_never_are_there_three(
+    fn wherever_the_controller_is_killed_users_know_an_open_door_that_was_proven_and_never_are_there_three(
         passes in prop::collection::vec(
-            (strategy(), any_settings(), facts_of(Now::settled(NodePort)), 0_usize..8, 0..10),
+            (strategy(), any_settings(), facts_of(Now::settled(NodePort)), 0_usize..8, 0..15),
             1..60,
         ),
         wanted in strategy(),
     ) {
-        let mut world = World { record: None, open: BTreeSet::from([NodePort]), told: NodePort };
+        let mut world = World {
+            record: None,
+            open: BTreeSet::from([NodePort]),
+            told: NodePort,
+            address: 0,
+            recorded: 0,
+            tried: None,
+        };
         let (mut clock, mut wish) = (0, NodePort);
         for (other, settings, facts, killed, event) in passes {
             clock += 300;
             match event {
                 0 => wish = other,
                 1 => world.record = None,
+                2 => world.address = world.address.wrapping_add(1),
+                3..9 => world.look(),
                 _ => {}
             }
             world.pass(wish, &settings, facts, clock, killed);
@@ -543,6 +598,7 @@ proptest! {
         }
         for hour in 1..=24 {
             let facts = good(Now::settled(NodePort));
+            world.look();
             world.pass(wanted, &settings("quiet=10m"), facts, clock + 3_600 * hour, 9);
         }
         prop_assert_eq!(world.record, Some(Now::settled(wanted)));

@@ -15,7 +15,7 @@ use portico_api::cluster::{Cluster, MIGRATING};
 use portico_api::exposed_cluster::MigrationState;
 use portico_api::migration::MIGRATION;
 use portico_expose::exposure::{Exposure, standing_of_second};
-use portico_expose::migration::{Fact, Facts, Next, Now, Proof, Second, Use, step};
+use portico_expose::migration::{Fact, Facts, Next, Now, Proof, Use, step};
 use portico_expose::strategy::FRONT;
 use portico_kube::events::{Note, Severity};
 use portico_kube::seen::Seen;
@@ -58,15 +58,9 @@ impl Context {
             self.tidy(cluster, version).await?;
             return Ok(None);
         }
-        let mut facts = self.facts(cluster, done).await?;
-        if let Some(inside) = self.observed.of(name) {
-            facts.add(&inside);
-        }
-        let (clock, settings) = (Timestamp::now(), cluster.migration_settings());
-        let mut next = step(now, wanted, &settings, &facts, clock);
-        if next.now.first != now.first && !done.is_as_proven() {
-            next = opened_again(now, clock);
-        }
+        let facts = self.facts(cluster, done).await?;
+        let settings = cluster.migration_settings();
+        let next = step(now, wanted, &settings, &facts, Timestamp::now());
         let goes_on = next.now != now;
         // Whoever gave it meant the door as it was before.
         let opens = next.now.second.filter(|second| goes_on && second.state == MigrationState::Opening);
@@ -87,10 +81,14 @@ impl Context {
         Ok(Some(if goes_on { Duration::ZERO } else { PERIOD }))
     }
 
-    /// What is seen from here of what the present state waits for.
+    /// What is seen of what the present state waits for, from here and inside the cluster.
     async fn facts(&self, cluster: &Cluster, done: &Done) -> Result<Facts, PassError> {
         let Done { doors, exposure, found, .. } = done;
         let mut facts = Facts::unknown(doors.now);
+        let inside = self.observed.of(&cluster.metadata.name);
+        if let Some(inside) = &inside {
+            facts.add(&inside.facts);
+        }
         let proofs = &mut facts.proofs;
         match doors.now.second.map(|second| second.state) {
             // The label was looked at, and a cluster that cannot have two doors never comes here.
@@ -107,6 +105,11 @@ impl Context {
                 }
                 proofs.insert(Proof::Address, address);
             }
+            Some(MigrationState::Proving) => {
+                let tried = inside.filter(|inside| inside.facts.of == doors.now);
+                proofs
+                    .extend(tried.map(|it| (Proof::SameAddress, is_same(&doors.second.url, &it.second_url))));
+            }
             Some(MigrationState::Moving) => {
                 let told = cluster.status.address == exposure.plan.address;
                 let waits = || Fact::NotSo("the Cluster has another one".to_owned());
@@ -121,7 +124,7 @@ impl Context {
             Some(MigrationState::Closing) => {
                 proofs.insert(Proof::GoneOnSeed, self.gone_on_seed(cluster, exposure).await?);
             }
-            Some(MigrationState::Proving | MigrationState::MovingNodes) => {}
+            Some(MigrationState::MovingNodes) => {}
         }
         Ok(facts)
     }
@@ -218,18 +221,13 @@ impl Context {
     }
 }
 
-impl Done {
-    /// Whether users can be told of the second door: its address is that of which the proofs are.
-    fn is_as_proven(&self) -> bool {
-        let proven = self.found.doors.as_ref().map(|doors| &doors.second.url);
-        !self.doors.second.url.is_empty() && proven == Some(&self.doors.second.url)
+/// Whether the second door is at `url` by now, of which the proofs are that were made at `tried`.
+fn is_same(url: &str, tried: &str) -> Fact {
+    match (url, tried) {
+        ("", _) => Fact::NotSo("it has none any more".to_owned()),
+        (url, tried) if url == tried => Fact::So,
+        (url, tried) => Fact::NotSo(format!("it is {url} by now, and {tried:?} was tried")),
     }
-}
-
-/// The second door has another address than was proven: all of it is proven anew.
-fn opened_again(now: Now, clock: Timestamp) -> Next {
-    let second = now.second.map(|second| Second { state: MigrationState::Opening, since: clock, ..second });
-    Next { now: Now { second, ..now }, waits_for: Vec::new(), later: None }
 }
 
 /// The settings in an annotation without an order to close; `null` if nothing is left.

@@ -24,6 +24,7 @@ use tokio::time::timeout;
 use super::Context;
 use super::inside::{Kept, foreign};
 use super::pass::{Standing, Subject, host_of};
+use crate::observed;
 use presented::{NotPresented, presents};
 use rollout::{Nodes, Rollout};
 
@@ -72,7 +73,8 @@ impl Context {
             let fact = known.remove(&proof).unwrap_or_else(|| Fact::NotSo(stands.message.clone()));
             facts.proofs.insert(proof, fact);
         }
-        self.observed.tell(name, facts);
+        let second_url = migration.second.address.url.clone();
+        self.observed.tell(name, observed::Look { facts, second_url });
     }
 
     /// Looks for the proofs of the state that a cluster is in, after its inside was `kept`.
