@@ -249,6 +249,8 @@ pub fn step(
     let waits_for = match state {
         Quieting => quiet(second, settings, facts, clock),
         MovingNodes if ordered(settings, strategy) => Vec::new(),
+        // What has not followed may never do. The door that the status names stays open all the same.
+        Moving if ordered(settings, strategy) => facts.missing(&[Proof::Status]),
         _ => facts.missing(proofs(state)),
     };
     let next = match (state, forward) {

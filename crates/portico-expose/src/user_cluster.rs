@@ -44,6 +44,12 @@ pub const NODE_PROBE: Id = id(Kind::DaemonSet, "kube-system", "portico-migration
 /// name.
 pub const POD_LABEL: &str = "app.kubernetes.io/name";
 
+/// The reason of a cluster of which the operator has no kubeconfig: its inside is left alone.
+pub const NO_KUBECONFIG: &str = "NoKubeconfig";
+
+/// The reason of a cluster whose kubeconfig cannot be used.
+pub const BAD_KUBECONFIG: &str = "BadKubeconfig";
+
 /// A kind of object inside a user cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {

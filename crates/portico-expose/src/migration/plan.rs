@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use portico_api::annotations::{ENDPOINTS, LAYOUT, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND};
-use portico_api::cluster::{Address, Cluster};
+use portico_api::cluster::{Address, Cluster, USER_CLUSTER_READY};
 use portico_api::exposed_cluster::MigrationState;
 use portico_api::names::ClusterName;
 use portico_api::problem::{Problem, Severity};
@@ -22,6 +22,7 @@ use crate::networks::DEFAULT_AGENT_IP;
 use crate::plan::Plan;
 use crate::services::{Entry, MLA_GATEWAY, runs_elsewhere};
 use crate::strategy;
+use crate::user_cluster::{BAD_KUBECONFIG, NO_KUBECONFIG};
 
 mod steps;
 mod text;
@@ -71,6 +72,8 @@ pub struct Facts<'a> {
     pub problems: &'a [Problem],
     /// Names of the certificate at the address of now, if somebody looked.
     pub presented: Option<&'a [Box<str>]>,
+    /// Whether the operator has an image to start something with inside the cluster, if that is known.
+    pub has_image: Option<bool>,
 }
 
 /// What a migration would do.
@@ -272,6 +275,22 @@ fn blockers(facts: &Facts<'_>) -> Vec<Blocker> {
             ),
             "give the new door an address of the same family",
         );
+    }
+    if has_two_doors(keeper) && !takes_back(facts) {
+        let inside = cluster.status.conditions.get(USER_CLUSTER_READY);
+        if let Some(found) = inside.filter(|it| [NO_KUBECONFIG, BAD_KUBECONFIG].contains(&&*it.reason)) {
+            block(
+                format!("nothing inside the cluster can be looked at: {}", found.message),
+                &format!("wait then until the reason of its condition {USER_CLUSTER_READY} is another one"),
+            );
+        }
+        if facts.has_image == Some(false) {
+            block(
+                "the operator was started without --image: nothing can try the new door from the nodes"
+                    .to_owned(),
+                "give its Deployment the argument --image=IMAGE, as in deploy/operator.yaml",
+            );
+        }
     }
     if keeper == Keeper::Pods {
         for conflict in &both.conflicts {

@@ -263,16 +263,36 @@ fn a_door_that_is_used_or_not_known_not_to_be_closes_by_an_order_with_its_name_a
 }
 
 #[test]
-fn an_order_to_close_waits_for_no_node_and_for_everything_before() {
+fn an_order_to_close_waits_for_nobody_but_for_the_status_and_for_what_is_to_be_removed() {
     let ordered = settings("close=NodePort");
     for (state, next_state) in [(Moving, Moving), (MovingNodes, Quieting), (Closing, Closing)] {
         let now = at(Tunneling, NodePort, state);
         let next = step(now, Tunneling, &ordered, &Facts::unknown(now), time(9));
         assert_eq!(brief(next.now), (Tunneling, Some((NodePort, next_state))));
     }
-    let now = at(Tunneling, NodePort, MovingNodes);
-    let next = step(now, Tunneling, &settings("close=Tunneling"), &Facts::unknown(now), time(9));
-    assert_eq!(next.now, now);
+    for state in [Moving, MovingNodes] {
+        let now = at(Tunneling, NodePort, state);
+        let mut facts = Facts::unknown(now);
+        facts.proofs.insert(Proof::Status, Fact::So);
+        let next = step(now, Tunneling, &settings("close=Tunneling"), &facts, time(9));
+        assert_eq!(next.now, now);
+    }
+}
+
+#[test]
+fn where_nothing_follows_an_order_closes_the_door_that_the_status_does_not_name() {
+    let now = at(Tunneling, NodePort, Moving);
+    let mut facts = Facts::unknown(now);
+    for proof in [Proof::Kubeconfigs, Proof::Endpoints, Proof::Rollouts] {
+        facts.proofs.insert(proof, Fact::NotSo("there is no Secret".to_owned()));
+    }
+    let ordered = |facts: &Facts| step(now, Tunneling, &settings("close=NodePort"), facts, time(9));
+    for (status, state) in [(Fact::NotSo("another".to_owned()), Moving), (Fact::So, MovingNodes)] {
+        facts.proofs.insert(Proof::Status, status.clone());
+        assert_eq!(brief(ordered(&facts).now), (Tunneling, Some((NodePort, state))), "{status:?}");
+    }
+    let waits = step(now, Tunneling, &settings("quiet=0"), &facts, time(9)).waits_for;
+    assert_eq!(waits.len(), 3, "without an order it is waited for: {waits:?}");
 }
 
 #[test]
@@ -453,7 +473,9 @@ fn is_allowed(
         let (second, state) = brief(before).1.unwrap();
         let changed_mind = (second == wanted) != matches!(state, Opening | Proving);
         let opened_anew = state == Proving && has_moved(before, facts);
-        assert!(changed_mind || opened_anew || (state == MovingNodes && ordered(second)));
+        let status = facts.of == before && facts.proofs.get(&Proof::Status) == Some(&Fact::So);
+        let closes = ordered(second) && (state == MovingNodes || state == Moving && status);
+        assert!(changed_mind || opened_anew || closes);
         assert!(changed_mind || !opened_anew || brief(after) == (before.first, Some((second, Opening))));
     }
 }

@@ -4,14 +4,16 @@
 use std::collections::BTreeMap;
 
 use portico_dial::Dialer;
-use portico_expose::user_cluster::{ENVOY_AGENT, Facts, Id, Inside, Kind, Konnectivity, Object, inside};
+use portico_expose::user_cluster::{
+    BAD_KUBECONFIG, ENVOY_AGENT, Facts, Id, Inside, Kind, Konnectivity, Object, inside,
+};
 use portico_kube::error::describe;
 use portico_kube::foreign::{Applied, Foreign, ForeignError};
 use portico_pki::{Kubeconfig, cluster_info};
 use tokio::time::timeout;
 
 use super::Context;
-use super::pass::{BAD_KUBECONFIG, Standing, Subject};
+use super::pass::{Standing, Subject};
 
 /// The name of everything that belongs to the node agent.
 const AGENT: &str = "portico-agent";

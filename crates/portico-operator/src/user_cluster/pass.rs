@@ -7,8 +7,9 @@ use portico_api::api_server_ca::ApiServerCa;
 use portico_api::cluster::Cluster;
 use portico_api::exposed_cluster::{ExposedCluster, MigrationState};
 use portico_api::strategy::ExposeStrategy;
+use portico_expose::migration::{Fact, Proof};
 use portico_expose::services::KONNECTIVITY;
-use portico_expose::user_cluster::Konnectivity;
+use portico_expose::user_cluster::{BAD_KUBECONFIG, Konnectivity, NO_KUBECONFIG};
 use portico_kube::apply::{Applied, apply};
 use portico_kube::seen::Seen;
 use portico_pki::{Kubeconfig, inventory};
@@ -30,12 +31,6 @@ const TUNNEL_CERTIFICATE: &str = inventory::LEAVES[0].secret;
 
 /// The reason of a cluster that clients do not find yet.
 pub(super) const NOT_EXPOSED: &str = "NotExposed";
-
-/// The reason of a cluster whose inside is left alone.
-pub(super) const NO_KUBECONFIG: &str = "NoKubeconfig";
-
-/// The reason of a cluster whose kubeconfig cannot be used.
-pub(super) const BAD_KUBECONFIG: &str = "BadKubeconfig";
 
 /// How it stands with the inside of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -194,6 +189,10 @@ impl Context {
                 inventory::KUBECONFIG
             );
             self.approvers.end(&subject.cluster.metadata.name);
+            if !subject.cluster.is_hosted() && subject.state() == Some(MigrationState::Closing) {
+                // Nobody can look, and nobody is cut off by what is left: it goes once there is a Secret.
+                known.insert(Proof::GoneInside, Fact::So);
+            }
             return Ok(Standing::waits(NO_KUBECONFIG, message));
         };
         let kubeconfig = match usable(&secret) {

@@ -2,11 +2,12 @@
 //! changes, and in the status.
 
 use portico_api::cluster::{Cluster, USER_CLUSTER_READY};
+use portico_expose::user_cluster::NO_KUBECONFIG;
 use portico_kube::events::{Note, Severity};
 use tracing::{debug, warn};
 
 use super::Context;
-use super::pass::{NO_KUBECONFIG, NOT_EXPOSED, Standing};
+use super::pass::{NOT_EXPOSED, Standing};
 use crate::condition::write_condition;
 use crate::exposed::reference;
 use crate::write::RequestError;

@@ -103,6 +103,18 @@ impl Stage {
         object["metadata"]["annotations"] = json!({"portico.k8c.io/endpoints": elsewhere});
         self.kubectl.apply_json(&object).unwrap();
         until("the namespace", || self.kubectl.get(&["namespace", "cluster-a"]).map(drop));
+        self.show_inside();
+        // By which it issues kubeconfigs.
+        let authority = self.user.access().authority().identity();
+        let secret = json!({"apiVersion": "v1", "kind": "Secret",
+            "metadata": {"name": "ca", "namespace": "cluster-a"},
+            "stringData": {"ca.crt": authority.cert, "ca.key": authority.key}});
+        self.kubectl.apply_json(&secret).unwrap();
+        self.answers_by("NodePort");
+    }
+
+    /// Gives the operator a way into the cluster.
+    fn show_inside(&self) {
         let admin = self.user.access().authority().client("controllers", Some(ADMINS)).unwrap();
         let kubeconfig = Kubeconfig {
             cluster: "user".into(),
@@ -114,13 +126,11 @@ impl Stage {
             "metadata": {"name": "internal-admin-kubeconfig", "namespace": "cluster-a"},
             "stringData": {"kubeconfig": kubeconfig.to_yaml()}});
         self.kubectl.apply_json(&secret).unwrap();
-        // By which it issues kubeconfigs.
-        let authority = self.user.access().authority().identity();
-        let secret = json!({"apiVersion": "v1", "kind": "Secret",
-            "metadata": {"name": "ca", "namespace": "cluster-a"},
-            "stringData": {"ca.crt": authority.cert, "ca.key": authority.key}});
-        self.kubectl.apply_json(&secret).unwrap();
-        self.answers_by("NodePort");
+    }
+
+    fn hide_inside(&self) {
+        let secret = ["delete", "secret", "internal-admin-kubeconfig", "-n", "cluster-a"];
+        self.kubectl.run(&secret).unwrap();
     }
 
     fn cluster(&self) -> Result<Value> {
@@ -397,6 +407,41 @@ async fn a_lost_record_closes_no_door_that_is_in_force() {
     stage.kubectl.run(&by_hand).unwrap();
     stage.order("close=NodePort");
     stage.wait_settled("Tunneling");
+    operator.stop().await;
+    stage.names.abort();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_nobody_can_look_inside_an_order_leaves_each_state_and_users_keep_their_door() {
+    let stage = Stage::start("migration-blind").await;
+    let operator = stage.operator("first");
+    stage.create();
+    stage.hide_inside();
+    stage.want("Tunneling", "");
+    stage.wait_state("Opening", "a certificate with its names: there is no Secret");
+    stage.want("NodePort", "");
+    stage.wait_state("Moving", "there is no Secret");
+    // Of the door that users know nothing closes.
+    stage.order("close=NodePort");
+    stage.wait_state("Moving", "there is no Secret");
+    stage.answers_by("NodePort");
+    stage.order("close=Tunneling");
+    stage.wait_settled("NodePort");
+    stage.answers_by("NodePort");
+    stage.wait_no_order();
+
+    // It is lost after all are told of the new door.
+    stage.show_inside();
+    stage.want("Tunneling", "");
+    stage.wait_state("Quieting", "Tunneling is in force");
+    stage.hide_inside();
+    stage.want("NodePort", "");
+    stage.wait_state("Opening", "there is no Secret");
+    stage.want("Tunneling", "");
+    stage.wait_state("Moving", "there is no Secret");
+    stage.order("close=NodePort");
+    stage.wait_settled("Tunneling");
+    stage.answers_by("Tunneling");
     operator.stop().await;
     stage.names.abort();
 }

@@ -131,14 +131,15 @@ async fn carry_out(flags: &Flags, order: &Order) -> anyhow::Result<Outcome> {
     let name = &*flags.cluster;
     let (_, cluster) = read_cluster(&client, name).await?;
     let Some(found) = record(&client, &cluster).await? else { return refused(name, NOBODY) };
-    let to = match order {
-        // To the door that users know, there is nothing to plan.
-        Order::To { strategy, .. } if *strategy != found.expose_strategy => *strategy,
-        _ => found.migration.as_ref().map_or(found.expose_strategy, |it| it.second.expose_strategy),
+    let begins = match order {
+        // To the door that users know, there is nothing to plan, and nothing is in the way.
+        Order::To { strategy, .. } => Some(*strategy).filter(|&strategy| strategy != found.expose_strategy),
+        Order::Rollback | Order::Finish => None,
     };
+    let second = found.migration.as_ref().map(|migration| migration.second.expose_strategy);
+    let to = begins.or(second).unwrap_or(found.expose_strategy);
     let plan = site::live(&client, flags, to).await?;
-    let begins = matches!(order, Order::To { .. });
-    if !has_two_doors(plan.keeper) || begins && to != found.expose_strategy && !plan.blockers.is_empty() {
+    if !has_two_doors(plan.keeper) || begins.is_some() && !plan.blockers.is_empty() {
         print(&format!("{plan}\n"))?;
         return refused(name, &why_not(&plan));
     }

@@ -303,6 +303,52 @@ fn an_order_is_one_write_and_what_cannot_be_done_writes_nothing() {
 }
 
 #[test]
+fn where_nothing_can_be_proven_nothing_is_begun_and_the_way_back_is_open() {
+    let seed = Seed::start("migrate-unproven");
+    seed.is("NodePort", None, "NodePort is the one way in");
+    let inside = |status: &str, reason: &str| {
+        let says = json!({"status": status, "reason": reason, "message": "there is no Secret x"});
+        seed.status("hosted", &json!({"conditions": {"PorticoUserClusterReady": says}}));
+    };
+    let refused = |why: &str| {
+        let (code, said) = seed.migrate(&["--to", "Tunneling"]);
+        assert!(code == Some(1) && said.contains("nothing was changed") && said.contains(why), "{said}");
+        assert_eq!(seed.cluster()["spec"]["exposeStrategy"], "NodePort");
+    };
+    inside("False", "NoKubeconfig");
+    refused("nothing inside the cluster can be looked at: there is no Secret x");
+    inside("True", "Ready");
+    let labels = json!({"app.kubernetes.io/name": "portico-operator"});
+    let deployment = |args: &[&str]| {
+        let container = json!({"name": "operator", "image": "any", "args": args});
+        let template = json!({"metadata": {"labels": labels}, "spec": {"containers": [container]}});
+        let meta = json!({"name": "portico-operator", "namespace": "portico", "labels": labels});
+        let deployment = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta,
+            "spec": {"selector": {"matchLabels": labels}, "template": template}});
+        seed.kubectl().apply_json(&deployment).unwrap();
+    };
+    deployment(&["operator"]);
+    refused("the operator was started without --image");
+
+    // Somebody began it all the same.
+    let wanted = json!({"metadata": {"labels": {"unsafe-expose-strategy-migration": ""}},
+        "spec": {"exposeStrategy": "Tunneling"}});
+    seed.kubectl().patch("", "cluster/hosted", "merge", &wanted).unwrap();
+    seed.is("NodePort", Some(("Tunneling", "Opening")), "waits for a certificate with its names");
+    inside("False", "NoKubeconfig");
+    let (code, said) = seed.migrate(&["--to", "NodePort"]);
+    assert!(code == Some(0) && said.contains("nobody was told of Tunneling"), "{said}");
+    seed.kubectl().patch("", "cluster/hosted", "merge", &wanted).unwrap();
+    let (code, said) = seed.migrate(&["--rollback"]);
+    assert!(code == Some(0) && said.contains("nobody was told of Tunneling"), "{said}");
+    seed.is("NodePort", None, "NodePort is the one way in");
+    deployment(&["operator", "--image=any"]);
+    inside("True", "Ready");
+    let (code, said) = seed.migrate(&["--to", "Tunneling"]);
+    assert_eq!(code, Some(0), "{said}");
+}
+
+#[test]
 fn a_wait_tells_each_change_and_ends_with_the_condition_or_the_time() {
     let seed = Seed::start("migrate-wait");
     seed.is("NodePort", None, "NodePort is the one way in");

@@ -32,6 +32,7 @@ struct Case {
     seed: Seed,
     presented: Option<Vec<Box<str>>>,
     now: Option<Now>,
+    has_image: Option<bool>,
 }
 
 impl Case {
@@ -44,7 +45,7 @@ impl Case {
         };
         let annotation = annotation.map(|(key, value)| (key.into(), value.into()));
         cluster.metadata.annotations.extend(annotation);
-        Self { keeper, cluster, seed: seed("north", "{}"), presented: None, now: None }
+        Self { keeper, cluster, seed: seed("north", "{}"), presented: None, now: None, has_image: None }
     }
 
     fn plan(&self, [from, to]: [ExposeStrategy; 2]) -> MigrationPlan {
@@ -70,6 +71,7 @@ impl Case {
             now: self.now,
             problems: &problems,
             presented: self.presented.as_deref(),
+            has_image: self.has_image,
         })
     }
 }
@@ -128,6 +130,31 @@ fn a_plan_that_stays_with_a_strategy_or_that_nobody_may_carry_out_is_blocked() {
 }
 
 #[test]
+fn a_migration_whose_proofs_nobody_could_make_is_not_begun_and_its_way_back_is_open() {
+    let inside = |reason: &str| {
+        let mut case = Case::of(Keeper::Elsewhere, "{}");
+        let condition = format!(r#"{{"status": "False", "reason": "{reason}", "message": "no Secret x"}}"#);
+        case.cluster.status.conditions.insert(USER_CLUSTER_READY.into(), crate::testing::read(&condition));
+        case
+    };
+    let blocked = |case: &Case, pair| -> Vec<String> {
+        case.plan(pair).blockers.into_iter().map(|it| it.what).collect()
+    };
+    let there = [NodePort, Tunneling];
+    let nobody_looks = ["nothing inside the cluster can be looked at: no Secret x"];
+    for reason in [NO_KUBECONFIG, BAD_KUBECONFIG] {
+        assert_eq!(blocked(&inside(reason), there), nobody_looks);
+    }
+    let mut case = inside("Unreachable");
+    assert!(blocked(&case, there).is_empty(), "that may pass");
+    case.has_image = Some(false);
+    let found = blocked(&case, there);
+    assert!(found.len() == 1 && found[0].contains("without --image"), "{found:?}");
+    case.now = at(NodePort, Tunneling, MigrationState::Proving);
+    assert!(blocked(&case, [Tunneling, NodePort]).is_empty());
+}
+
+#[test]
 fn without_an_address_there_is_no_door_to_keep() {
     let case = Case::of(Keeper::Hosted, "{}");
     let by = |strategy| {
@@ -146,6 +173,7 @@ fn without_an_address_there_is_no_door_to_keep() {
         now: None,
         problems: &[],
         presented: None,
+        has_image: None,
     };
     let plan = plan(&facts);
     assert_eq!(plan.blockers.len(), 1, "{:?}", plan.blockers);

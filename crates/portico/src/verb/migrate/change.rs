@@ -185,11 +185,15 @@ fn finish(now: Now, wanted: ExposeStrategy, cluster: &Cluster) -> Result<Change,
     let patch = settings.map(|settings| json!({"metadata": {"annotations": {MIGRATION: settings}}}));
     let until =
         if wanted == first { Until::Settled(first) } else { Until::Closed { door: strategy, wanted } };
+    let early = match state {
+        MigrationState::Moving => "; what has not followed by then is cut off",
+        _ => "",
+    };
     let then = if wanted == first { String::new() } else { format!("; then {wanted} is opened") };
     Ok(Change {
         patch,
         until,
-        said: format!("{strategy} closes, whoever still uses it; {first} stays{then}"),
+        said: format!("{strategy} closes, whoever still uses it{early}; {first} stays{then}"),
     })
 }
 

@@ -34,6 +34,9 @@ use crate::reach::doors::record;
 /// have that name in a label, too.
 const KKP: &str = "kubermatic-seed-controller-manager";
 
+/// What the Deployment of Portico's operator is called by its label.
+const OPERATOR: &str = "portico-operator";
+
 /// Port by Service and port name.
 type PortOf<'a> = &'a dyn Fn(&str, &str) -> Option<u16>;
 
@@ -54,6 +57,8 @@ struct Beside<'a> {
     /// What the cluster's own load balancer has, if there is one.
     front: Vec<Ingress>,
     presented: Option<Vec<Box<str>>>,
+    /// Whether the operator has an image.
+    has_image: Option<bool>,
     sni_port: u16,
 }
 
@@ -79,6 +84,7 @@ pub(super) fn of_manifests(
         node_port: &|service, port| of_services(service, port).or_else(|| remembered(service, port)),
         front: Vec::new(),
         presented: None,
+        has_image: None,
         sni_port,
     };
     objects.plan(to, beside)
@@ -109,6 +115,7 @@ pub(super) async fn live(
         node_port: &node_ports(&loaded.objects, objects.cluster),
         front: front.as_ref().map(ingress_of).unwrap_or_default(),
         presented,
+        has_image: has_image(client).await,
         sni_port: flags.sni_port,
     };
     objects.plan(to, beside)
@@ -153,6 +160,7 @@ impl<'a> Objects<'a> {
             now,
             problems: &problems,
             presented: beside.presented.as_deref(),
+            has_image: beside.has_image,
         }))
     }
 
@@ -252,6 +260,30 @@ async fn is_kkp_there(client: &Client, objects: &[Object]) -> bool {
     list.as_ref().and_then(|list| list["items"].as_array()).into_iter().flatten().any(is_it)
 }
 
+/// Whether the operator has an image for what it starts inside clusters. `None` if nobody can tell: it may
+/// run under another name, or nobody may look.
+async fn has_image(client: &Client) -> Option<bool> {
+    let path = format!("/apis/apps/v1/deployments?labelSelector=app.kubernetes.io%2Fname%3D{OPERATOR}");
+    match read(client, &path, &format!("Deployments {OPERATOR}")).await {
+        Ok(list) => has_image_of(&list?),
+        Err(error) => {
+            tracing::warn!("whether the operator has an --image is not known: {error}");
+            None
+        }
+    }
+}
+
+/// Whether one of these Deployments has an image in its arguments; `None` if there is none.
+fn has_image_of(deployments: &Value) -> Option<bool> {
+    let deployments = deployments["items"].as_array().filter(|all| !all.is_empty())?;
+    let containers = deployments.iter().flat_map(|deployment| {
+        deployment.pointer("/spec/template/spec/containers").and_then(Value::as_array).into_iter().flatten()
+    });
+    let words = containers.flat_map(|container| ["command", "args"].map(|key| container[key].as_array()));
+    let mut words = words.flatten().flatten().filter_map(Value::as_str);
+    Some(words.any(|word| word == "--image" || word.starts_with("--image=")))
+}
+
 /// The addresses that a load balancer gave to a Service.
 fn ingress_of(service: &Value) -> Vec<Ingress> {
     let list = service.pointer("/status/loadBalancer/ingress").and_then(Value::as_array);
@@ -272,5 +304,27 @@ async fn presented(cluster: &Cluster) -> Option<Vec<Box<str>>> {
     match tls::check(&dialer, &server, Limits::default()).await.seen {
         Seen::Tls(session) => Some(session.names),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_operator_has_an_image_if_its_arguments_name_one_and_without_an_operator_nobody_knows() {
+        let of = |args: Value| {
+            let container = json!({"image": "registry.example.com/portico:1", "args": args});
+            let spec = json!({"template": {"spec": {"containers": [container]}}});
+            has_image_of(&json!({"items": [{"spec": spec}]}))
+        };
+        assert_eq!(of(json!(["operator", "--image=registry.example.com/portico:1"])), Some(true));
+        assert_eq!(of(json!(["operator", "--image", "registry.example.com/portico:1"])), Some(true));
+        assert_eq!(of(json!(["operator", "--image-pull-secret=x", "--gateway-image=y"])), Some(false));
+        assert_eq!(of(json!(null)), Some(false));
+        assert_eq!(has_image_of(&json!({"items": []})), None);
+        assert_eq!(has_image_of(&json!({})), None);
     }
 }
