@@ -56,8 +56,7 @@ mod reports;
 mod resolver;
 mod write;
 
-use found::addresses_of;
-pub(crate) use found::ingress_of;
+pub(crate) use found::{addresses_of, ingress_of};
 use pass::Outcome;
 pub(crate) use pass::belongs_to;
 use reports::report;

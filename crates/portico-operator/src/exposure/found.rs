@@ -121,7 +121,7 @@ pub(crate) fn ingress_of(service: &Value) -> Vec<Ingress> {
 }
 
 /// The addresses of an EndpointSlice that are ready.
-pub(super) fn addresses_of(slice: &Value) -> Vec<IpAddr> {
+pub(crate) fn addresses_of(slice: &Value) -> Vec<IpAddr> {
     let endpoints = slice["endpoints"].as_array().into_iter().flatten();
     let ready =
         endpoints.filter(|endpoint| endpoint.pointer("/conditions/ready") != Some(&Value::Bool(false)));

@@ -5,12 +5,16 @@
 //! same as long as nothing changes: no times in it, and names in their order.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::ListParams;
 use portico_api::exposed_cluster::{ExposedCluster, MigrationState};
 use portico_api::migration::MIGRATION;
 use portico_dial::Dialer;
+use portico_expose::exposure::SERVICE_NAME;
 use portico_expose::migration::{Fact, Facts, Now, Proof};
+use portico_expose::services::APISERVER;
 use portico_expose::user_cluster::{
     Id, KONNECTIVITY_AGENT, KONNECTIVITY_AGENT_NEXT, Konnectivity, NODE_AGENT, NODE_PROBE, POD_LABEL,
     of_second_door,
@@ -24,7 +28,10 @@ use tokio::time::timeout;
 use super::Context;
 use super::inside::{Kept, foreign};
 use super::pass::{Standing, Subject, host_of};
+use crate::cache::api;
+use crate::exposure::addresses_of;
 use crate::observed;
+use crate::write::{RequestError, request};
 use presented::{NotPresented, presents};
 use rollout::{Nodes, Rollout};
 
@@ -85,11 +92,16 @@ impl Context {
         konnectivity: (&Konnectivity, Option<&Konnectivity>),
         kept: &Kept,
         known: &mut Known,
-    ) {
-        let (Some(state), Some(second)) = (subject.state(), &subject.second) else { return };
-        let Some(foreign) = kept.foreign.as_ref().filter(|_| !kept.standing.failed) else { return };
+    ) -> Result<(), RequestError> {
+        let (Some(state), Some(second)) = (subject.state(), &subject.second) else { return Ok(()) };
+        let Some(foreign) = kept.foreign.as_ref().filter(|_| !kept.standing.failed) else { return Ok(()) };
+        let api_servers = match state {
+            MigrationState::Opening => self.api_servers(&subject.namespace).await?,
+            _ => BTreeSet::new(),
+        };
         let name_servers = &*self.settings.name_servers;
-        let look = Look { subject, second, kubeconfig, konnectivity, kept, foreign, name_servers };
+        let look =
+            Look { subject, second, kubeconfig, api_servers, konnectivity, kept, foreign, name_servers };
         let limit = self.settings.pass_timeout;
         if timeout(limit, look.proofs(state, known)).await.is_err() {
             let slow =
@@ -98,7 +110,25 @@ impl Context {
                 known.entry(proof).or_insert_with(|| Fact::NotSo(slow.clone()));
             }
         }
+        Ok(())
     }
+
+    /// Where the API servers of a cluster listen that are ready: each of them, as gateways see them.
+    async fn api_servers(&self, namespace: &str) -> Result<BTreeSet<SocketAddr>, RequestError> {
+        let slices = api::<EndpointSlice>(&self.client, namespace);
+        let of_service = ListParams::default().labels(&format!("{SERVICE_NAME}={APISERVER}"));
+        let what = format!("EndpointSlices of Service {namespace}/{APISERVER}");
+        let slices = request(&what, slices.list(&of_service)).await?;
+        Ok(slices.items.iter().flat_map(|slice| sockets_of(&slice.value())).collect())
+    }
+}
+
+/// Where the endpoints of a slice that are ready listen, of a Service with one port.
+fn sockets_of(slice: &Value) -> Vec<SocketAddr> {
+    let port = slice.pointer("/ports/0/port").and_then(Value::as_u64);
+    let Some(port) = port.and_then(|port| u16::try_from(port).ok()) else { return Vec::new() };
+    let socket = |ip: IpAddr| SocketAddr::new(ip, port);
+    addresses_of(slice).into_iter().map(socket).collect()
 }
 
 /// A look at one cluster.
@@ -107,6 +137,8 @@ struct Look<'a> {
     /// By its second door.
     second: &'a ExposedCluster,
     kubeconfig: &'a Kubeconfig,
+    /// Each that is ready, where its certificate is asked for.
+    api_servers: BTreeSet<SocketAddr>,
     /// By the first door, and by the second.
     konnectivity: (&'a Konnectivity, Option<&'a Konnectivity>),
     kept: &'a Kept,
@@ -141,28 +173,30 @@ impl Look<'_> {
         }
     }
 
-    /// Whether the API server's certificate holds for the second door. It is asked by the way that leads
-    /// there anyway: by the second door nobody may be able to come yet.
+    /// Whether the certificate of each API server holds for the second door. Each is asked for itself: they
+    /// get another certificate one after the other. And by its own address: by the second door nobody may be
+    /// able to come yet.
     async fn certificate(&self) -> Fact {
         let spec = &self.second.spec;
         let host = host_of(&spec.address.url);
         if host.is_empty() {
             return Fact::NotSo("the address of the second door is not known yet".to_owned());
         }
-        let server = &self.kubeconfig.server;
+        if self.api_servers.is_empty() {
+            return Fact::NotSo(format!("no API server of it is ready behind Service {APISERVER}"));
+        }
         let agents = spec.tunnel.map(|tunnel| tunnel.agent_ip.to_string());
-        for name in [host.to_owned()].into_iter().chain(agents) {
-            match presents(server, &self.kubeconfig.authority, &name).await {
-                Ok(()) => {}
-                Err(error @ NotPresented::Unreachable(_)) => {
-                    return Fact::NotSo(format!("its API server at {server}: {error}"));
-                }
-                Err(error @ NotPresented::Other { .. }) => {
-                    return Fact::NotSo(format!(
-                        "its API server at {server}: {error}; where Portico hosts it, that follows by \
-                         itself, elsewhere issue one with the name"
-                    ));
-                }
+        let names: Vec<String> = [host.to_owned()].into_iter().chain(agents).collect();
+        for server in &self.api_servers {
+            for name in &names {
+                let Err(error) = presents(*server, &self.kubeconfig.authority, name).await else { continue };
+                let remedy = match error {
+                    NotPresented::Unreachable(_) => "",
+                    NotPresented::Other { .. } => {
+                        "; where Portico hosts it, that follows by itself, elsewhere issue one with the name"
+                    }
+                };
+                return Fact::NotSo(format!("its API server at {server}: {error}{remedy}"));
             }
         }
         Fact::So
@@ -318,5 +352,25 @@ impl Look<'_> {
 
     fn failed(&self, error: &ForeignError) -> Fact {
         Fact::NotSo(format!("its API server at {}: {error}", self.kubeconfig.server))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn each_endpoint_that_is_ready_is_asked_at_the_port_of_its_slice() {
+        let endpoints = json!([{"addresses": ["10.0.0.1"], "conditions": {"ready": true}},
+            {"addresses": ["10.0.0.2"], "conditions": {"ready": false}}, {"addresses": ["2001:db8::1"]}]);
+        let slice = |ports: Value| json!({"endpoints": endpoints, "ports": ports});
+        let found = sockets_of(&slice(json!([{"name": "secure", "port": 6_443}])));
+        let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(found, ["10.0.0.1:6443", "[2001:db8::1]:6443"]);
+        for none in [json!([]), json!(null), json!([{"name": "secure"}]), json!([{"port": 70_000}])] {
+            assert_eq!(sockets_of(&slice(none)), []);
+        }
     }
 }

@@ -1,10 +1,11 @@
 //! Whether the certificate of an API server holds for a name by which nobody reaches it yet.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use portico_api::api_server_ca::ApiServerCa;
-use portico_dial::{Dialer, Target, TargetError, provider};
+use portico_dial::{Dialer, Target, provider};
 use portico_kube::text::one_line;
 use thiserror::Error;
 use tokio::time::timeout;
@@ -17,9 +18,6 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 /// Most characters of what came of it: a certificate holds what its issuer liked.
 const QUOTED: usize = 300;
-
-/// The port of an URL that names none.
-const HTTPS: u16 = 443;
 
 /// Why a certificate does not hold.
 #[derive(Debug, Error)]
@@ -37,11 +35,11 @@ pub(super) enum NotPresented {
     },
 }
 
-/// Connects to `server`, an URL, and speaks TLS as if it were reached by `name`, a host name or an address.
-pub(super) async fn presents(server: &str, authority: &str, name: &str) -> Result<(), NotPresented> {
+/// Connects to `server`, and speaks TLS as if it were reached by `name`, a host name or an address.
+pub(super) async fn presents(server: SocketAddr, authority: &str, name: &str) -> Result<(), NotPresented> {
     let unreachable =
         |why: &dyn std::error::Error| NotPresented::Unreachable(one_line(&why.to_string(), QUOTED));
-    let target = target(server).map_err(|error| unreachable(&error))?;
+    let target = Target { host: server.ip().to_string().into(), port: server.port() };
     let config = trusting(authority).map_err(|why| NotPresented::Unreachable(why.to_string()))?;
     let server_name = ServerName::try_from(name.to_owned()).map_err(|error| unreachable(&error))?;
     let handshake = async {
@@ -56,15 +54,6 @@ pub(super) async fn presents(server: &str, authority: &str, name: &str) -> Resul
     };
     let late = || NotPresented::Unreachable(format!("no handshake within {LIMIT:?}"));
     timeout(LIMIT, handshake).await.unwrap_or_else(|_| Err(late()))
-}
-
-fn target(server: &str) -> Result<Target, TargetError> {
-    let authority = server.strip_prefix("https://").unwrap_or(server);
-    let authority = authority.split('/').next().unwrap_or_default();
-    authority.parse().or_else(|error| match error {
-        TargetError::NoPort => format!("{authority}:{HTTPS}").parse(),
-        other => Err(other),
-    })
 }
 
 /// TLS by these authorities.
@@ -87,27 +76,19 @@ mod tests {
     #[tokio::test]
     async fn a_certificate_holds_for_its_own_names_by_its_own_authority_alone() {
         let api = HostileApi::start("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}", false).unwrap();
-        let (url, ca) = (api.url("127.0.0.1"), api.authority().cert());
+        let server: SocketAddr = api.url("127.0.0.1").trim_start_matches("https://").parse().unwrap();
+        let ca = api.authority().cert();
         for name in ["localhost", "127.0.0.1"] {
-            presents(&url, &ca, name).await.unwrap();
+            presents(server, &ca, name).await.unwrap();
         }
         for name in ["a.example.com", "203.0.113.9", "::1"] {
-            let error = presents(&url, &ca, name).await.unwrap_err().to_string();
+            let error = presents(server, &ca, name).await.unwrap_err().to_string();
             assert!(error.starts_with(&format!("its certificate does not hold for {name}: ")), "{error}");
         }
         let other = Authority::new("other").unwrap().cert();
-        let error = presents(&url, &other, "localhost").await.unwrap_err();
+        let error = presents(server, &other, "localhost").await.unwrap_err();
         assert!(matches!(error, NotPresented::Other { .. }), "{error}");
-        let error = presents("https://127.0.0.1:1", &ca, "localhost").await.unwrap_err();
+        let error = presents(SocketAddr::from(([127, 0, 0, 1], 1)), &ca, "localhost").await.unwrap_err();
         assert!(matches!(error, NotPresented::Unreachable(_)), "{error}");
-    }
-
-    #[test]
-    fn an_url_leads_to_its_port_or_that_of_https() {
-        let of = |url: &str| target(url).map(|target| target.to_string()).ok();
-        assert_eq!(of("https://a.example.com:6443/").as_deref(), Some("a.example.com:6443"));
-        assert_eq!(of("https://a.example.com").as_deref(), Some("a.example.com:443"));
-        assert_eq!(of("https://[::1]:6443").as_deref(), Some("[::1]:6443"));
-        assert_eq!(of("https://"), None);
     }
 }
