@@ -12,7 +12,7 @@ use std::net::IpAddr;
 
 use portico_api::annotations::KONNECTIVITY_ENDPOINTS;
 use portico_api::cluster::Cluster;
-use portico_api::exposed_cluster::{ExposedCluster, MigrationState};
+use portico_api::exposed_cluster::{ExposedCluster, Migration, MigrationState};
 use portico_api::strategy::ExposeStrategy;
 use serde_json::{Value, json};
 
@@ -43,6 +43,10 @@ pub const NODE_PROBE: Id = id(Kind::DaemonSet, "kube-system", "portico-migration
 /// The label by which the pods of a workload of Portico's manifests are found. Its value is the workload's
 /// name.
 pub const POD_LABEL: &str = "app.kubernetes.io/name";
+
+/// The label that tells the pods of a probe from those of an earlier one: a DaemonSet that was removed and
+/// made anew counts its changes from the beginning, and pods of the former one may be there still.
+pub const ATTEMPT_LABEL: &str = "portico.k8c.io/attempt";
 
 /// The reason of a cluster of which the operator has no kubeconfig: its inside is left alone.
 pub const NO_KUBECONFIG: &str = "NoKubeconfig";
@@ -222,12 +226,10 @@ impl Konnectivity {
 /// What the inside of a user cluster follows from.
 #[derive(Debug, Clone, Copy)]
 pub struct Facts<'a> {
-    /// The cluster by its first door: strategy and address in force.
+    /// The cluster by its first door: strategy and address in force, and how far it migrates.
     pub exposed: &'a ExposedCluster,
     /// The cluster by its second door, while it migrates.
     pub second: Option<&'a ExposedCluster>,
-    /// What is under way then.
-    pub state: Option<MigrationState>,
     /// Whether the endpoints of Service `kubernetes` are kept at all.
     pub endpoints: bool,
     /// Where its Konnectivity server is, by the first door.
@@ -258,9 +260,14 @@ pub struct Inside {
 impl<'a> Facts<'a> {
     /// The doors that are open, the first one first.
     fn doors(&self) -> impl Iterator<Item = &'a ExposedCluster> + use<'a> {
-        [Some(self.exposed), self.second.filter(|_| self.state != Some(MigrationState::Closing))]
+        [Some(self.exposed), self.second.filter(|_| self.state() != Some(MigrationState::Closing))]
             .into_iter()
             .flatten()
+    }
+
+    /// What is under way, while it migrates.
+    fn state(&self) -> Option<MigrationState> {
+        self.exposed.spec.migration.as_ref().map(|migration| migration.state)
     }
 }
 
@@ -342,7 +349,7 @@ fn konnectivity(facts: &Facts<'_>, inside: &mut Inside) {
 /// Konnectivity by the door that is tried, beside that of the first door. When the two change places, they
 /// keep their server, and carry everything while the others follow.
 fn next_konnectivity(facts: &Facts<'_>, inside: &mut Inside) {
-    let next = match facts.state {
+    let next = match facts.state() {
         Some(MigrationState::Proving) => facts.next,
         Some(MigrationState::Moving) => Some(facts.konnectivity),
         _ => None,
@@ -363,16 +370,23 @@ fn next_konnectivity(facts: &Facts<'_>, inside: &mut Inside) {
 
 /// What proves on every node that it reaches the second door.
 fn probe(facts: &Facts<'_>, inside: &mut Inside) {
-    let second = facts.second.filter(|_| facts.state == Some(MigrationState::Proving));
-    let Some(second) = second else {
+    let proving = facts.exposed.spec.migration.as_ref().filter(|it| it.state == MigrationState::Proving);
+    let (Some(migration), Some(second)) = (proving, facts.second) else {
         inside.unwanted.push(NODE_PROBE);
         return;
     };
     match (&facts.agents.image, &*second.spec.address.url) {
         (None, _) => inside.waiting.push("the probe of the second door: the operator has no --image"),
         (_, "") => inside.waiting.push("the probe of the second door: its address is not known yet"),
-        (Some(image), _) => inside.wanted.extend(manifests::probe(image, &ways_of_nodes(second))),
+        (Some(image), _) => {
+            inside.wanted.extend(manifests::probe(image, &ways_of_nodes(second), &attempt(migration)));
+        }
     }
+}
+
+/// The value of [`ATTEMPT_LABEL`] in this state of a migration. No state is entered twice at the same time.
+pub fn attempt(migration: &Migration) -> String {
+    migration.since.as_nanosecond().unsigned_abs().to_string()
 }
 
 /// The URLs by which the nodes of a cluster reach its API server: kubelets by its address, pods where there

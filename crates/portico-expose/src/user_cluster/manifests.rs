@@ -5,7 +5,9 @@ use std::sync::LazyLock;
 
 use serde_json::{Value, json};
 
-use super::{Id, KONNECTIVITY_AGENT, KONNECTIVITY_AGENT_NEXT, Kind, Object, POD_LABEL, managed};
+use super::{
+    ATTEMPT_LABEL, Id, KONNECTIVITY_AGENT, KONNECTIVITY_AGENT_NEXT, Kind, Object, POD_LABEL, managed,
+};
 use crate::services::{APISERVER, APISERVER_PORT};
 
 /// The node agent.
@@ -110,8 +112,8 @@ fn relabel(value: &mut Value, name: &str) {
     }
 }
 
-/// What proves on each node that it reaches all of these URLs.
-pub(super) fn probe(image: &str, urls: &[String]) -> Vec<Object> {
+/// What proves on each node that it reaches all of these URLs, in an attempt by this name.
+pub(super) fn probe(image: &str, urls: &[String], attempt: &str) -> Vec<Object> {
     let argument = |arg: &str| match arg.starts_with("https://") {
         true => urls.to_vec(),
         false => vec![arg.to_owned()],
@@ -119,6 +121,9 @@ pub(super) fn probe(image: &str, urls: &[String]) -> Vec<Object> {
     let mut objects = PROBE.clone();
     for object in &mut objects {
         fill(object, image, argument);
+        if let Some(labels) = object.fields.pointer_mut("/spec/template/metadata/labels") {
+            labels[ATTEMPT_LABEL] = attempt.into();
+        }
         let container = object.fields.pointer_mut(CONTAINER);
         if let Some(asked) = container.and_then(|it| it.pointer_mut("/readinessProbe/exec/command")) {
             *asked = arguments(asked, argument);

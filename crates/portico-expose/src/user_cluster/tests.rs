@@ -1,3 +1,4 @@
+use portico_api::exposed_cluster::{ExposedClusterSpec, SecondDoor};
 use serde_json::json;
 
 use super::manifests::CONTAINER;
@@ -34,7 +35,6 @@ fn facts<'a>(exposed: &'a ExposedCluster, agents: &'a AgentSettings, at: &'a Kon
     Facts {
         exposed,
         second: None,
-        state: None,
         endpoints: true,
         konnectivity: at,
         next: None,
@@ -198,15 +198,20 @@ fn door(strategy: &str) -> (ExposedCluster, Konnectivity) {
 
 const STRATEGIES: [&str; 3] = ["NodePort", "LoadBalancer", "Tunneling"];
 
+/// A cluster with a second door, as it is recorded.
+fn recorded(first: ExposedCluster, second: &ExposedCluster, state: MigrationState) -> ExposedCluster {
+    let ExposedClusterSpec { expose_strategy, address, tunnel, .. } = second.spec.clone();
+    let since = "2026-01-02T03:04:05.000000006Z".parse().unwrap();
+    let second = SecondDoor { expose_strategy, address, tunnel };
+    let migration = Some(Box::new(Migration { state, since, second }));
+    ExposedCluster { spec: ExposedClusterSpec { migration, ..first.spec }, ..first }
+}
+
 /// What a cluster has inside in a state between two doors, without what it always has.
 fn migrating(first: &str, second: &str, state: MigrationState) -> Inside {
     let ((exposed, at), (second, next), agents) = (door(first), door(second), agents());
-    let facts = Facts {
-        second: Some(&second),
-        state: Some(state),
-        next: Some(&next),
-        ..facts(&exposed, &agents, &at)
-    };
+    let exposed = recorded(exposed, &second, state);
+    let facts = Facts { second: Some(&second), next: Some(&next), ..facts(&exposed, &agents, &at) };
     let inside = inside(&facts);
     assert_eq!(inside.waiting, <[&str; 0]>::default());
     let wanted: Vec<&Id> = inside.wanted.iter().map(|object| &object.id).collect();
@@ -308,14 +313,24 @@ fn nodes_try_the_address_of_the_second_door_and_that_of_its_agents() {
 }
 
 #[test]
+fn the_pods_of_one_attempt_are_told_from_those_of_another() {
+    let inside = migrating("NodePort", "Tunneling", MigrationState::Proving);
+    let probe = inside.wanted.iter().find(|object| object.id == NODE_PROBE).unwrap();
+    let labels = probe.fields.pointer("/spec/template/metadata/labels").unwrap();
+    assert_eq!(labels[ATTEMPT_LABEL], "1767323045000000006");
+    let selector = probe.fields.pointer("/spec/selector/matchLabels").unwrap();
+    assert!(selector.get(ATTEMPT_LABEL).is_none(), "a selector cannot be changed: {selector}");
+}
+
+#[test]
 fn of_a_second_door_that_is_not_known_yet_nothing_is_made_or_removed() {
     let ((exposed, at), with_image) = (door("NodePort"), agents());
     let without_image = AgentSettings { image: None, ..agents() };
     let with_gateways = AgentSettings { gateways: vec!["gw.example.com:8088".into()], ..agents() };
     let second = self::exposed("Tunneling", json!({}));
+    let exposed = recorded(exposed, &second, MigrationState::Proving);
     let facts = |agents| Facts {
         second: Some(&second),
-        state: Some(MigrationState::Proving),
         next: Some(&Konnectivity::Pending),
         ..facts(&exposed, agents, &at)
     };
@@ -335,11 +350,11 @@ fn of_a_second_door_that_is_not_known_yet_nothing_is_made_or_removed() {
 
 #[test]
 fn without_konnectivity_there_is_none_by_the_second_door() {
-    let ((exposed, _), (second, _), agents) = (door("NodePort"), door("Tunneling"), agents());
+    let ((first, _), (second, _), agents) = (door("NodePort"), door("Tunneling"), agents());
     for state in MigrationState::ALL {
+        let exposed = recorded(first.clone(), &second, state);
         let facts = Facts {
             second: Some(&second),
-            state: Some(state),
             next: Some(&Konnectivity::Off),
             ..facts(&exposed, &agents, &Konnectivity::Off)
         };

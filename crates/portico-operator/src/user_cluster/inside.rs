@@ -62,7 +62,6 @@ impl Context {
         let facts = Facts {
             exposed,
             second: subject.second.as_ref(),
-            state: subject.state(),
             endpoints: !cluster.spec.components_override.apiserver.endpoint_reconciling_disabled,
             konnectivity,
             next,

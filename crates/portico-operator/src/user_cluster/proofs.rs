@@ -16,8 +16,8 @@ use portico_expose::exposure::SERVICE_NAME;
 use portico_expose::migration::{Fact, Facts, Now, Proof};
 use portico_expose::services::APISERVER;
 use portico_expose::user_cluster::{
-    Id, KONNECTIVITY_AGENT, KONNECTIVITY_AGENT_NEXT, Konnectivity, NODE_AGENT, NODE_PROBE, POD_LABEL,
-    of_second_door,
+    ATTEMPT_LABEL, Id, KONNECTIVITY_AGENT, KONNECTIVITY_AGENT_NEXT, Konnectivity, NODE_AGENT, NODE_PROBE,
+    POD_LABEL, attempt, of_second_door,
 };
 use portico_kube::error::describe;
 use portico_kube::foreign::{Foreign, ForeignError};
@@ -154,9 +154,11 @@ impl Look<'_> {
             MigrationState::Proving => {
                 known.insert(Proof::Answer, self.answer().await);
                 let nodes = self.nodes().await;
-                known.insert(Proof::Reach, self.on_every_node(&nodes, &NODE_PROBE, POD_LABEL).await);
+                let attempt = self.subject.exposed.spec.migration.as_deref().map(attempt);
+                let attempt = attempt.map(|attempt| (ATTEMPT_LABEL, attempt));
+                known.insert(Proof::Reach, self.on_every_node(&nodes, &NODE_PROBE, POD_LABEL, attempt).await);
                 let agents = match self.second.spec.tunnel {
-                    Some(_) => self.on_every_node(&nodes, &NODE_AGENT, POD_LABEL).await,
+                    Some(_) => self.on_every_node(&nodes, &NODE_AGENT, POD_LABEL, None).await,
                     None => Fact::So,
                 };
                 known.insert(Proof::Agents, agents);
@@ -233,8 +235,15 @@ impl Look<'_> {
         Ok(Nodes::of(found.rows))
     }
 
-    /// Whether each ready node has a ready pod of a DaemonSet as it is now. `label` with its name is on them.
-    async fn on_every_node(&self, nodes: &Result<Nodes, Fact>, id: &Id, label: &str) -> Fact {
+    /// Whether each ready node has a ready pod of a DaemonSet as it is now. `label` with its name is on them,
+    /// and the one that is `also` asked for.
+    async fn on_every_node(
+        &self,
+        nodes: &Result<Nodes, Fact>,
+        id: &Id,
+        label: &str,
+        also: Option<(&str, String)>,
+    ) -> Fact {
         let nodes = match self.to_be_looked_at(nodes, id) {
             Ok(nodes) => nodes,
             Err(fact) => return fact,
@@ -247,9 +256,11 @@ impl Look<'_> {
             Rollout::Told(fact) => return fact,
             Rollout::ByPods(number) => number,
         };
-        let selector =
-            format!("{}%3D{},pod-template-generation%3D{number}", label.replace('/', "%2F"), id.name);
-        let url = format!("{PODS}?labelSelector={selector}");
+        let number = number.to_string();
+        let also = also.as_ref().map(|(key, value)| (*key, &**value));
+        let labels = [(label, &*id.name), ("pod-template-generation", &*number)].into_iter().chain(also);
+        let labels = labels.map(|(key, value)| format!("{}%3D{value}", key.replace('/', "%2F")));
+        let url = format!("{PODS}?labelSelector={}", labels.collect::<Vec<_>>().join(","));
         match self.foreign.rows(&url, ["Node", "Ready", "Status"], AT_ONCE, ANSWERS).await {
             Ok(pods) => rollout::of_pods(id, label, pods.rows, nodes),
             Err(error) => self.failed(&error),
@@ -304,7 +315,7 @@ impl Look<'_> {
         let agents = self.agents(&nodes, self.konnectivity.0, &KONNECTIVITY_AGENT).await;
         let proxy = self.kept.daemon_sets.iter().find(|id| id.name == PROXY);
         match (agents, proxy) {
-            (Fact::So, Some(proxy)) => self.on_every_node(&nodes, proxy, PROXY_LABEL).await,
+            (Fact::So, Some(proxy)) => self.on_every_node(&nodes, proxy, PROXY_LABEL, None).await,
             (agents, _) => agents,
         }
     }
