@@ -23,7 +23,7 @@ use crate::certificate::SubjectNames;
 use crate::migration::Now;
 use crate::networks;
 use crate::plan::Plan;
-use crate::services::{Entry, runs_elsewhere};
+use crate::services::Entry;
 use crate::strategy;
 
 /// The way in by one strategy.
@@ -130,12 +130,6 @@ impl Doors {
         }
         alone
     }
-}
-
-/// Whether a cluster can have two doors: the ports of its API server are its own under every strategy.
-/// Somebody's pods behind the Services listen on the NodePort, as in KKP, and on one port alone.
-pub fn can_be_two(cluster: &Cluster) -> bool {
-    cluster.is_hosted() || runs_elsewhere(cluster)
 }
 
 impl Door {

@@ -10,11 +10,9 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use portico_api::annotations::{EXPOSE_NAMESPACED, ExposeTypes};
 use portico_api::cluster::{Address, Cluster};
-use portico_api::configuration::KubermaticConfiguration;
 use portico_api::endpoints;
 use portico_api::meta::{ObjectKey, Strings};
 use portico_api::problem::Problem;
-use portico_api::seed::Seed;
 use portico_api::service::{Service, ServicePort, ServiceType};
 use portico_api::strategy::ExposeStrategy;
 use serde_json::{Value, json};
@@ -27,7 +25,7 @@ use crate::plan::{Plan, node_ports_needed, plan};
 use crate::resolve::Decision;
 use crate::services::{APISERVER, APISERVER_PORT, children, runs_elsewhere};
 use crate::strategy::FRONT;
-use crate::validate::{strategy_change, usable};
+use crate::validate::strategy_change;
 
 mod standing;
 
@@ -97,25 +95,19 @@ pub struct Exposure {
     pub unallocated: Vec<(&'static str, &'static str)>,
 }
 
-/// What should exist for `cluster`, on the one of `seeds` that hosts it. `sni_port` is the port at which
-/// clients find the listener that routes by server name. Of a cluster with two doors both are open. A
-/// strategy other than the one in force needs the label that allows it.
+/// What should exist for a cluster that can be used as it is written ([`usable`](crate::validate::usable)).
+/// `sni_port` is the port at which clients find the listener that routes by server name. Of a cluster with
+/// two doors both are open.
 ///
 /// # Errors
-/// Everything wrong with the Cluster, or with what stands above it, if one of them must not be used as
-/// written. What exists must stay then. A door that is open already is not judged again: it was allowed, and
-/// the way out of it must not be barred.
-pub fn exposure<S: AsRef<Seed>>(
-    cluster: &Cluster,
-    seeds: &[S],
-    configuration: Option<&KubermaticConfiguration>,
-    found: &Found,
-    sni_port: u16,
-) -> Result<Exposure, Vec<Problem>> {
-    let scope = usable(cluster, seeds, configuration)?;
+/// Another strategy is wanted than the one in force, without the label that allows it. What exists must stay
+/// then. A door that is open already is not judged again: it was allowed, and the way out of it must not be
+/// barred.
+pub fn exposure(scope: Scope<'_>, found: &Found, sni_port: u16) -> Result<Exposure, Box<Problem>> {
+    let cluster = scope.cluster;
     let doors = found.doors.clone().unwrap_or_else(|| Doors::new(cluster, scope.decision.strategy));
     if doors.now.second.is_none() && doors.now.first != scope.decision.strategy && !cluster.may_migrate() {
-        return Err(vec![strategy_change(cluster, doors.now.first, scope.decision)]);
+        return Err(Box::new(strategy_change(cluster, doors.now.first, scope.decision)));
     }
     let node_port = |service: &str, port: &str| found.node_ports.get(&(service.into(), port.into())).copied();
     let planned = |strategy: ExposeStrategy| {

@@ -5,6 +5,7 @@ use serde_json::json;
 use super::*;
 use crate::migration::{Now, Second};
 use crate::testing::{configuration, read, seed};
+use crate::validate::usable;
 
 const HOST: &str = "a.north.kkp.example.com";
 
@@ -17,7 +18,7 @@ fn exposed(cluster: &Cluster, found: &Found) -> Exposure {
         [Box::new(seed("north", "{}"))],
         configuration(r#"{"ingress": {"domain": "kkp.example.com"}, "exposeStrategy": "Tunneling"}"#),
     );
-    exposure(cluster, &seeds, Some(&above), found, 6_443).unwrap()
+    exposure(usable(cluster, &seeds, Some(&above)).unwrap(), found, 6_443).unwrap()
 }
 
 fn allocated() -> Found {
@@ -105,7 +106,7 @@ fn a_control_plane_that_runs_elsewhere_has_endpoints_and_no_selector() {
     assert_eq!(slice["ports"], json!([{"name": "secure", "protocol": "TCP", "port": 6_443}]));
     let mut bad = cluster;
     bad.metadata.annotations.insert("portico.k8c.io/endpoints".into(), "127.0.0.1:6443".into());
-    let refused = super::exposure(&bad, &[Box::new(seed("north", "{}"))], None, &Found::default(), 6_443);
+    let refused = usable(&bad, &[Box::new(seed("north", "{}"))], None).map(drop);
     assert!(refused.unwrap_err().iter().any(|problem| problem.reason == "endpoints"));
 }
 
@@ -116,8 +117,8 @@ fn another_strategy_than_the_one_in_force_needs_the_label() {
     let doors = Some(Doors::new(&cluster, ExposeStrategy::LoadBalancer));
     let found = Found { doors, ..Found::default() };
     let seeds = [Box::new(seed("north", "{}"))];
-    let plan = |cluster: &Cluster| super::exposure(cluster, &seeds, None, &found, 6_443);
-    assert_eq!(plan(&cluster).unwrap_err()[0].reason, "strategy-change");
+    let plan = |cluster: &Cluster| exposure(usable(cluster, &seeds, None).unwrap(), &found, 6_443);
+    assert_eq!(plan(&cluster).unwrap_err().reason, "strategy-change");
     cluster.metadata.labels.insert("unsafe-expose-strategy-migration".into(), "".into());
     assert!(plan(&cluster).is_ok());
 }

@@ -169,7 +169,9 @@ pub fn plan(facts: &Facts<'_>) -> MigrationPlan {
     }
 }
 
-/// Whether a cluster that is kept like this can have two doors at once.
+/// Whether a cluster that is kept like this can have two doors at once: the ports of its API server are its
+/// own under every strategy. Somebody's pods behind the Services listen on the NodePort, as in KKP, and on
+/// one port alone.
 pub fn has_two_doors(keeper: Keeper) -> bool {
     matches!(keeper, Keeper::Hosted | Keeper::Elsewhere)
 }

@@ -6,10 +6,11 @@ use jiff::Timestamp;
 use portico_api::annotations::EXPOSE;
 use portico_api::cluster::Cluster;
 use portico_api::exposed_cluster::ExposedCluster;
-use portico_expose::doors::{Doors, can_be_two};
+use portico_expose::doors::Doors;
 use portico_expose::exposure::{Found, NodePorts, doors_of_services};
 use portico_expose::inputs::{Ingress, Scope};
 use portico_expose::migration::Now;
+use portico_expose::migration::plan::{has_two_doors, keeper};
 use portico_expose::services::{APISERVER, EXPOSED};
 use portico_expose::strategy::FRONT;
 use serde_json::Value;
@@ -62,7 +63,8 @@ impl Context {
         Ok(recorded.map(|doors| {
             let moves = doors.now.second.is_none() && doors.now.first != wanted && cluster.may_migrate();
             // One door is all that it can have: as by KKP, it has the other one at once.
-            if moves && !can_be_two(cluster) { doors.moved_to(Now::settled(wanted)) } else { doors }
+            let at_once = moves && !has_two_doors(keeper(cluster, false));
+            if at_once { doors.moved_to(Now::settled(wanted)) } else { doors }
         }))
     }
 

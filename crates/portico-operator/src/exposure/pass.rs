@@ -74,8 +74,6 @@ impl Context {
             }
             Err(several) => return Ok(refused(several.to_string())),
         };
-        let sni_port = self.settings.sni_port;
-        let plan = |found: &Found| exposure(cluster, &seeds, Some(&configuration), found, sni_port);
         let mut found = self.found(cluster);
         let scope = match usable(cluster, &seeds, Some(&configuration)) {
             Ok(scope) => scope,
@@ -85,17 +83,17 @@ impl Context {
             Ok(doors) => doors,
             Err(newer) => return Ok(stopped(true, "NewerRecord", newer)),
         };
+        let plan = |found: &Found| exposure(scope, found, self.settings.sni_port);
         let mut wanted = match plan(&found) {
             Ok(wanted) => wanted,
-            Err(problems) => return Ok(refused(one_text(&problems))),
+            Err(problem) => return Ok(refused(problem.to_string())),
         };
-        let planned = |found: &Found| plan(found).ok();
         if let Some(message) = self.fights().get_mut(name).and_then(|fights| fights.yielded(Instant::now())) {
             let message = format!("{message}; stop that writer, this one waits");
             return Ok(stopped(true, "ForeignWriter", message));
         }
         let name_known = self.resolve(cluster, &wanted, &mut found);
-        if let Some(anew) = planned(&found) {
+        if let Ok(anew) = plan(&found) {
             wanted = anew;
         }
 
@@ -131,7 +129,7 @@ impl Context {
             }
         }
         if !wanted.unallocated.is_empty()
-            && let Some(anew) = planned(&found)
+            && let Ok(anew) = plan(&found)
         {
             // What depends on the NodePorts that were just allocated.
             wanted = anew;

@@ -130,7 +130,8 @@ impl World {
     /// The Services of a Cluster as they will be, each as old as it is now, or else as its Cluster.
     fn planned(&self, cluster: &Cluster) -> impl Iterator<Item = Object> {
         let (seeds, configuration) = (self.seeds(), self.configuration());
-        let wanted = exposure(cluster, &seeds, configuration, &Found::default(), SNI_PORT);
+        let scope = validate::usable(cluster, &seeds, configuration).ok();
+        let wanted = scope.and_then(|scope| exposure(scope, &Found::default(), SNI_PORT).ok());
         let services = wanted.map(|wanted| wanted.plan.services).unwrap_or_default();
         services.into_iter().map(|mut service| {
             let key = service.metadata.key();
