@@ -6,12 +6,14 @@ use std::path::Path;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
-use portico_api::cluster::Cluster;
+use portico_api::cluster::{Address, Cluster};
 use portico_api::names::ClusterName;
 use portico_api::service::{Service, ServiceType};
 use portico_api::strategy::ExposeStrategy;
+use portico_expose::doors::Doors;
+use portico_expose::migration::Now;
 use portico_expose::plan::Plan;
-use portico_expose::services::Entry;
+use portico_expose::services::{EXPOSED, Entry};
 use portico_ports::model::{self, Product};
 use portico_ports::site::{Site as Needs, SiteCluster, SiteDatacenter};
 use portico_ports::{Facts, Query};
@@ -76,6 +78,7 @@ impl Asked {
 pub(crate) fn needs(site: &Site, kubeconfig: Option<&Path>) -> anyhow::Result<Needs> {
     let mut needs = Needs { seed_api: kubeconfig.map(server).transpose()?, ..Needs::default() };
     let mut clusters: BTreeMap<ClusterName, &Cluster> = BTreeMap::new();
+    let mut recorded: BTreeMap<ClusterName, Doors> = BTreeMap::new();
     let mut services: Vec<&Service> = Vec::new();
     for object in &site.originals {
         match object {
@@ -98,7 +101,10 @@ pub(crate) fn needs(site: &Site, kubeconfig: Option<&Path>) -> anyhow::Result<Ne
             }
             Object::Cluster(cluster) => drop(clusters.insert(cluster.name(), cluster)),
             Object::Service(service) => services.push(service),
-            Object::EndpointSlice(_) | Object::ExposedCluster(_) => {}
+            Object::ExposedCluster(exposed) => {
+                recorded.insert(exposed.name(), Doors::of(&exposed.spec));
+            }
+            Object::EndpointSlice(_) => {}
         }
     }
     let plans: Vec<Plan> = site.pipeline.plans().collect();
@@ -112,7 +118,16 @@ pub(crate) fn needs(site: &Site, kubeconfig: Option<&Path>) -> anyhow::Result<Ne
             needs.node_ports.insert(port, format!("{}/{name}", service.metadata.namespace));
         }
     }
-    needs.clusters = plans.iter().map(|plan| cluster(plan, clusters.get(&plan.cluster), &services)).collect();
+    for plan in &plans {
+        let object = clusters.get(&plan.cluster);
+        let planned = cluster(plan, object, &services);
+        match recorded.get(&plan.cluster) {
+            Some(doors) if doors.now != Now::settled(plan.decision.strategy) => {
+                needs.clusters.extend(in_force(doors, &planned, &services));
+            }
+            _ => needs.clusters.push(planned),
+        }
+    }
     needs.clusters.extend(without_cluster(site, &plans));
     Ok(needs)
 }
@@ -145,10 +160,6 @@ fn without_cluster(site: &Site, plans: &[Plan]) -> impl Iterator<Item = SiteClus
 }
 
 fn cluster(plan: &Plan, object: Option<&&Cluster>, services: &[&Service]) -> SiteCluster {
-    let address = match (&*plan.address.external_name, plan.address.ip) {
-        ("", Some(ip)) => ip.to_string(),
-        (name, _) => name.to_owned(),
-    };
     let namespace = plan.cluster.namespace();
     let by_port = plan.entries.iter().filter_map(|entry| {
         // In a seed it is Kubernetes that allocates them.
@@ -163,8 +174,36 @@ fn cluster(plan: &Plan, object: Option<&&Cluster>, services: &[&Service]) -> Sit
             "canal" => Some("Canal"),
             _ => None,
         },
-        address,
+        address: reached_at(&plan.address),
         node_ports: by_port.collect(),
+    }
+}
+
+/// An entry for each door that is open, of a cluster whose Cluster says only which one is wanted.
+fn in_force(doors: &Doors, planned: &SiteCluster, services: &[&Service]) -> Vec<SiteCluster> {
+    let namespace = ClusterName::new(&planned.name).namespace();
+    let of_cluster = services.iter().filter(|service| {
+        let meta = &service.metadata;
+        *meta.namespace == *namespace && EXPOSED.contains(&&*meta.name)
+    });
+    let node_ports: Vec<(u16, String)> = of_cluster.flat_map(|service| node_ports(service)).collect();
+    let door = |strategy: ExposeStrategy| SiteCluster {
+        strategy: strategy.name(),
+        address: reached_at(if strategy == doors.now.first { &doors.first } else { &doors.second }),
+        node_ports: match strategy {
+            ExposeStrategy::Tunneling => Vec::new(),
+            ExposeStrategy::NodePort | ExposeStrategy::LoadBalancer => node_ports.clone(),
+        },
+        ..planned.clone()
+    };
+    doors.now.open().map(door).collect()
+}
+
+/// Where users find a cluster: a name, or else an address.
+fn reached_at(address: &Address) -> String {
+    match (&*address.external_name, address.ip) {
+        ("", Some(ip)) => ip.to_string(),
+        (name, _) => name.to_owned(),
     }
 }
 
@@ -206,4 +245,45 @@ fn current_server(root: &Node) -> Option<&str> {
     };
     let context = named("contexts", root.get("current-context")?.as_str()?)?.get("context")?;
     named("clusters", context.get("cluster")?.as_str()?)?.get("cluster")?.get("server")?.as_str()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// The clusters of a seed where NodePort is wanted of cluster `a`, and this is recorded.
+    fn clusters(record: &Value) -> Vec<(String, &'static str, String, Vec<u16>)> {
+        let read = |object: Value| -> Service { serde_json::from_value(object).unwrap() };
+        let service = |name: &str, port: u16| {
+            read(json!({"metadata": {"name": name, "namespace": "cluster-a"},
+                "spec": {"type": "NodePort", "ports": [{"name": "secure", "port": 443, "nodePort": port}]}}))
+        };
+        let services = [service("apiserver-external", 31_001), service("front-loadbalancer", 31_009)];
+        let services: Vec<&Service> = services.iter().collect();
+        let doors = Doors::of(&serde_json::from_value(record.clone()).unwrap());
+        let planned = SiteCluster { name: "a".into(), strategy: "NodePort", ..SiteCluster::default() };
+        let found = in_force(&doors, &planned, &services).into_iter();
+        found
+            .map(|it| {
+                (it.name, it.strategy, it.address, it.node_ports.iter().map(|(port, _)| *port).collect())
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_cluster_that_migrates_needs_what_both_open_doors_need_and_not_what_is_wanted() {
+        let tunneling = json!({"exposeStrategy": "Tunneling", "seed": "north",
+            "address": {"externalName": "a.example.com"}});
+        let first = || ("a".to_owned(), "Tunneling", "a.example.com".to_owned(), Vec::new());
+        assert_eq!(clusters(&tunneling), [first()], "what is wanted did not begin yet");
+        let mut migrating = tunneling;
+        migrating["migration"] = json!({"state": "Quieting", "since": "2026-01-02T03:04:05Z",
+            "second": {"exposeStrategy": "LoadBalancer", "address": {"ip": "203.0.113.9"}}});
+        let second = ("a".to_owned(), "LoadBalancer", "203.0.113.9".to_owned(), vec![31_001]);
+        assert_eq!(clusters(&migrating), [first(), second]);
+        migrating["migration"]["state"] = "Closing".into();
+        assert_eq!(clusters(&migrating), [first()]);
+    }
 }
