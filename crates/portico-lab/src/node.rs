@@ -158,9 +158,19 @@ impl Node {
         if let Some(kubelet) = self.kubelet.take() {
             kubelet.stop(STARTING)?;
         }
+        self.portico_join(&["remove"])
+    }
+
+    /// Leads the kubelet to the API server at this URL from now on, where [`join_by`](Self::join_by) started
+    /// it. Returns what is told of it.
+    pub fn move_to(&self, server: &str) -> Result<String> {
+        self.portico_join(&["move", "--server", server])
+    }
+
+    fn portico_join(&self, words: &[&str]) -> Result<String> {
         let (portico, root) = (programs::portico()?, self.host.dir().join("node/root"));
         let (portico, root) = (portico.display().to_string(), root.display().to_string());
-        self.host.run(&[&portico, "join", "remove", "--root", &root])
+        self.host.run(&[&[&*portico, "join"], words, &["--root", &root]].concat())
     }
 
     /// The host it runs on.

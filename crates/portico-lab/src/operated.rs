@@ -105,7 +105,9 @@ impl Operated {
             wait_condition(&operated.seed, name, "PorticoUserClusterReady")?;
         }
         if with_workers {
-            CLUSTERS.iter().zip(&ways).try_for_each(|((name, _), way)| tell_agents(way, name, front))?;
+            for ((name, _), way) in CLUSTERS.iter().zip(&ways) {
+                tell_agents(way, "konnectivity-agent", name, front)?;
+            }
             let rolled_out =
                 |way: &Kubectl| way.wait_rolled_out("kube-system", "konnectivity-agent", ROLLING_OUT);
             ways.iter().try_for_each(rolled_out)?;
@@ -180,13 +182,13 @@ pub fn cluster_object((name, strategy): (&str, &str), version: &str) -> Value {
             "cloud": {"dc": "lab-1", "bringyourown": {}}}})
 }
 
-/// Nor has a user cluster a name server. The Deployment of Konnectivity's agents keeps what others add to it.
-pub fn tell_agents(inside: &Kubectl, name: &str, front: Ipv4Addr) -> Result<()> {
+/// Nor has a user cluster a name server. A Deployment of Konnectivity's agents keeps what others add to it.
+pub fn tell_agents(inside: &Kubectl, deployment: &str, name: &str, front: Ipv4Addr) -> Result<()> {
     let name = external_name(name);
     let names = [format!("konnectivity-server.{name}"), name];
     let aliases =
         json!({"spec": {"template": {"spec": {"hostAliases": [{"ip": front, "hostnames": names}]}}}});
-    inside.patch("kube-system", "deployment/konnectivity-agent", "strategic", &aliases)
+    inside.patch("kube-system", &format!("deployment/{deployment}"), "strategic", &aliases)
 }
 
 /// A Service in the namespace of a cluster.

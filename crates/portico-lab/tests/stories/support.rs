@@ -2,7 +2,9 @@
 //! into a cluster with the real kubectl, keep streams open, change other clusters, and see that nobody
 //! noticed.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,6 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use portico_lab::{Access, Host, Kubectl, Node, Process, wait};
+use portico_pki::Kubeconfig;
 use serde_json::{Value, json};
 
 /// How long anything may take that takes a second or two on an idle machine.
@@ -50,16 +53,20 @@ impl Way {
     /// The way `access` describes, taken from `host`.
     pub(crate) fn new(name: &'static str, host: &Host, access: &Access) -> Way {
         let kubectl = access.kubectl(host).unwrap();
-        let authority = kubectl.kubeconfig().with_file_name("ca.crt").display().to_string();
-        // Everybody may ask an API server whether it is alive, so curl needs no certificate.
-        let url = format!("{}/livez", access.server());
-        let mut probe =
-            ["curl", "-sS", "--max-time", "20", "--cacert", &authority].map(str::to_owned).to_vec();
+        let authority = kubectl.kubeconfig().with_file_name("ca.crt");
+        let mut probe = probe(access.server(), &authority);
         if let Some(proxy) = access.proxy() {
             probe.extend(["--proxytunnel".to_owned(), "--proxy".to_owned(), proxy.to_owned()]);
         }
-        probe.push(url);
         Way { name, kubectl, host: host.clone(), probe }
+    }
+
+    /// The way that the kubeconfig of `kubectl` leads, taken from `host`.
+    pub(crate) fn of(name: &'static str, host: &Host, kubectl: &Kubectl) -> Way {
+        let given = given(kubectl);
+        let authority = kubectl.kubeconfig().with_extension("ca.crt");
+        fs::write(&authority, given.authority).unwrap();
+        Way { name, kubectl: kubectl.clone(), host: host.clone(), probe: probe(&given.server, &authority) }
     }
 
     /// One new connection with one request.
@@ -106,6 +113,17 @@ impl Way {
         watch.beat();
         watch
     }
+}
+
+/// What the kubeconfig of `kubectl` holds.
+pub(crate) fn given(kubectl: &Kubectl) -> Kubeconfig {
+    Kubeconfig::parse(&fs::read_to_string(kubectl.kubeconfig()).unwrap()).unwrap()
+}
+
+/// One request. Everybody may ask an API server whether it is alive, so curl needs no certificate.
+fn probe(server: &str, authority: &Path) -> Vec<String> {
+    let (authority, url) = (authority.display().to_string(), format!("{server}/livez"));
+    ["curl", "-sS", "--max-time", "20", "--cacert", &authority, &url].map(str::to_owned).to_vec()
 }
 
 /// A `kubectl get --watch` and what it must see.

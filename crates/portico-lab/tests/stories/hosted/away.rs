@@ -100,7 +100,7 @@ impl Hosted<'_> {
     }
 }
 
-fn in_short(object: &Value) -> String {
+pub(super) fn in_short(object: &Value) -> String {
     let (kind, metadata) = (&object["kind"], &object["metadata"]);
     let what = match kind.as_str() {
         Some("Pod") => {

@@ -5,7 +5,7 @@
 use std::thread;
 use std::time::Instant;
 
-use anyhow::ensure;
+use anyhow::{Context, Result, ensure};
 use portico_lab::{Authority, Image, Kubectl, Node, operated, say, wait};
 use serde_json::{Value, json};
 
@@ -20,13 +20,20 @@ fn machine(cluster: usize, number: usize) -> (String, String) {
 
 /// For each cluster its machines, on each of which a pod of its name runs.
 pub(super) fn machines_join_by_one_command(clusters: &[Hosted<'_>]) -> Vec<Vec<Node>> {
-    let join = |(index, cluster): (usize, &Hosted<'_>)| -> Vec<Node> {
-        let machines = if index == 0 { 2 } else { 1 };
-        (0..machines).map(|number| cluster.join(machine(index, number))).collect()
-    };
+    // All of them at once.
     let nodes: Vec<Vec<Node>> = thread::scope(|scope| {
-        let joining: Vec<_> = clusters.iter().enumerate().map(|one| scope.spawn(move || join(one))).collect();
-        joining.into_iter().map(|one| one.join().unwrap()).collect()
+        let joining: Vec<Vec<_>> = clusters
+            .iter()
+            .enumerate()
+            .map(|(index, cluster)| {
+                let machines = (0..if index == 0 { 2 } else { 1 }).map(|number| machine(index, number));
+                machines.map(|machine| scope.spawn(move || cluster.join(machine))).collect()
+            })
+            .collect();
+        let joined = |joining: Vec<thread::ScopedJoinHandle<'_, Node>>| {
+            joining.into_iter().map(|one| one.join().unwrap()).collect()
+        };
+        joining.into_iter().map(joined).collect()
     });
     for (cluster, nodes) in clusters.iter().zip(&nodes) {
         for node in nodes {
@@ -34,7 +41,15 @@ pub(super) fn machines_join_by_one_command(clusters: &[Hosted<'_>]) -> Vec<Vec<N
         }
     }
     clusters.iter().zip(&nodes).for_each(|(cluster, nodes)| cluster.lists_its_nodes(nodes));
-    clusters[0].does_what_clusters_do(&nodes[0]);
+    pods_are_reached_from_the_other_machine(&nodes[0]);
+    // Each by its own strategy: what runs inside asks its API server, and is asked, by the door in force.
+    thread::scope(|scope| {
+        let all = clusters.iter().zip(&nodes);
+        let serving: Vec<_> =
+            all.map(|(cluster, nodes)| scope.spawn(move || cluster.serves_its_pods(nodes))).collect();
+        serving.into_iter().for_each(|one| one.join().unwrap());
+    });
+    clusters[0].does_what_clusters_do();
     nodes
 }
 
@@ -63,15 +78,19 @@ impl Hosted<'_> {
         let node = Node::join_by(&host, &words, &self.kubectl, &pods).unwrap();
         let seconds = start.elapsed().as_secs_f64();
         say(format_args!("{}: {name} is a Node after {seconds:.1} s", self.name));
-        let mut images = vec![Image::portico(), Image::busybox()];
-        if self.name == operated::HOSTED[0].0 {
-            images.extend([Image::kube_proxy(), Image::coredns(), Image::webhook(), Image::metrics_server()]);
-        }
-        images.into_iter().for_each(|image| node.import(&image.unwrap()).unwrap());
-        let front = self.seed.kubectl().get(&["service", "portico", "-n", "portico"]).unwrap();
-        let front = front["status"]["loadBalancer"]["ingress"][0]["ip"].as_str().unwrap().parse().unwrap();
-        operated::tell_agents(&self.kubectl, self.name, front).unwrap();
+        let images = [Image::portico(), Image::busybox(), Image::kube_proxy(), Image::coredns()];
+        let further = [Image::webhook(), Image::metrics_server()];
+        images.into_iter().chain(further).for_each(|image| node.import(&image.unwrap()).unwrap());
+        self.tell_agents("konnectivity-agent").unwrap();
         node
+    }
+
+    /// Agents of this Deployment are told what everybody's DNS would say: the lab has none.
+    pub(super) fn tell_agents(&self, deployment: &str) -> Result<()> {
+        let front = self.seed.kubectl().get(&["service", "portico", "-n", "portico"])?;
+        let ip = front.pointer("/status/loadBalancer/ingress/0/ip").and_then(Value::as_str);
+        let front = ip.with_context(|| format!("no address: {front}"))?.parse()?;
+        operated::tell_agents(&self.kubectl, deployment, self.name, front)
     }
 
     /// A pod that is reached by Konnectivity, at a kubelet with a certificate that the operator approved.
@@ -123,30 +142,38 @@ impl Hosted<'_> {
         }
     }
 
-    /// What upstream's conformance tests ask, in short, of the parts that the control plane is for.
-    fn does_what_clusters_do(&self, nodes: &[Node]) {
+    /// Services, names, and metrics of nodes.
+    fn serves_its_pods(&self, nodes: &[Node]) {
         let (start, kubectl) = (Instant::now(), &self.kubectl);
-        // The lab has no network plugin: each machine is told where the pods of the other are.
-        for (number, node) in nodes.iter().enumerate() {
-            let (_, pods) = machine(0, 1 - number);
-            let by = nodes[1 - number].host().address().to_string();
-            node.host().run(&["ip", "route", "add", &pods, "via", &by]).unwrap();
-        }
-        let [here, there] = [0, 1].map(|number| nodes[number].host().name());
-        services_lead_to_pods_of_every_node(kubectl, here, there);
-        names_of_services_are_known(kubectl, here);
+        let names: Vec<&str> = nodes.iter().map(|node| node.host().name()).collect();
+        services_lead_to_pods_of_every_node(kubectl, &names);
+        names_of_services_are_known(kubectl, names[0]);
+        metrics_server::answers(kubectl, names[0]);
+        let seconds = start.elapsed().as_secs_f64();
+        say(format_args!("{}: Services, names, top in {seconds:.1} s", self.name));
+    }
+
+    /// What upstream's conformance tests ask beside that, in short, of the parts that the control plane is
+    /// for.
+    fn does_what_clusters_do(&self) {
+        let (start, kubectl) = (Instant::now(), &self.kubectl);
         jobs_end_and_read_their_configuration(kubectl);
         rights_are_what_was_given(kubectl);
         definitions_are_served_and_hold(kubectl);
         let authority = Authority::new("webhook authority").unwrap();
         uses::deploy_webhook(kubectl, self.client, &authority);
         uses::admits(kubectl);
-        metrics_server::answers(kubectl, here);
         let seconds = start.elapsed().as_secs_f64();
-        say(format_args!(
-            "{}: Services, names, Jobs, rights, definitions, webhooks, top in {seconds:.1} s",
-            self.name
-        ));
+        say(format_args!("{}: Jobs, rights, definitions, webhooks in {seconds:.1} s", self.name));
+    }
+}
+
+/// The lab has no network plugin: each machine of the first cluster is told where the pods of the other are.
+fn pods_are_reached_from_the_other_machine(nodes: &[Node]) {
+    for (number, node) in nodes.iter().enumerate() {
+        let (_, pods) = machine(0, 1 - number);
+        let by = nodes[1 - number].host().address().to_string();
+        node.host().run(&["ip", "route", "add", &pods, "via", &by]).unwrap();
     }
 }
 
@@ -159,9 +186,9 @@ fn pod(name: &str, place: Value, script: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
 }
 
-/// kube-proxy translates on one node, and the pods of both answer.
-fn services_lead_to_pods_of_every_node(kubectl: &Kubectl, here: &str, there: &str) {
-    for node in [here, there] {
+/// kube-proxy translates on the first, and the pods of all answer.
+fn services_lead_to_pods_of_every_node(kubectl: &Kubectl, nodes: &[&str]) {
+    for node in nodes {
         let script = format!("mkdir /www; echo {node} > /www/index.html; httpd -f -p 8080 -h /www");
         let mut web = pod(&format!("web-{node}"), json!({"nodeName": node}), &script);
         web["metadata"]["labels"] = json!({"app": "web"});
@@ -173,12 +200,11 @@ fn services_lead_to_pods_of_every_node(kubectl: &Kubectl, here: &str, there: &st
     let service = kubectl.get(&["service", "web"]).unwrap();
     let address = service["spec"]["clusterIP"].as_str().unwrap();
     let ask = format!("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 {address} 80");
-    let (mut by_here, mut by_there) = (false, false);
-    wait::until("answers of both pods", STARTING, || {
-        let said = kubectl.run(&["exec", here, "--", "sh", "-c", &ask])?;
-        by_here |= said.trim().ends_with(here);
-        by_there |= said.trim().ends_with(there);
-        ensure!(by_here && by_there, "Service web led to {said}");
+    let mut silent = nodes.to_vec();
+    wait::until("answers of every pod", STARTING, || {
+        let said = kubectl.run(&["exec", nodes[0], "--", "sh", "-c", &ask])?;
+        silent.retain(|node| !said.trim().ends_with(node));
+        ensure!(silent.is_empty(), "Service web led to {said}, not yet to {silent:?}");
         Ok(())
     })
     .unwrap();

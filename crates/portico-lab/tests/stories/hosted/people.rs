@@ -5,25 +5,22 @@ use std::fs;
 
 use jiff::Timestamp;
 use portico_lab::Kubectl;
-use portico_pki::{Credential, Kubeconfig, ends};
+use portico_pki::{Credential, ends};
 use serde_json::{Value, json};
 
 use super::Hosted;
+use crate::support::given;
 
 impl Hosted<'_> {
-    fn given(&self) -> Kubeconfig {
-        Kubeconfig::parse(&fs::read_to_string(self.kubectl.kubeconfig()).unwrap()).unwrap()
-    }
-
     /// The API server's certificate, through the gateway: by the CA of the kubeconfig and for its name, and
     /// neither by the CA of `other` nor for another name.
     pub(super) fn is_known_by_its_certificate(&self, other: &Hosted<'_>) {
-        let server = self.given().server;
+        let server = given(&self.kubectl).server;
         let address = server.strip_prefix("https://").unwrap();
         let (name, _) = address.rsplit_once(':').unwrap();
         let trusting = |cluster: &Hosted<'_>| {
             let file = self.client.dir().join(format!("{}-trusted.crt", cluster.name));
-            fs::write(&file, cluster.given().authority).unwrap();
+            fs::write(&file, given(&cluster.kubectl).authority).unwrap();
             file.display().to_string()
         };
         let look = |ca: &str, verified: &str| {
@@ -62,9 +59,7 @@ impl Hosted<'_> {
         assert_eq!(user["groups"], json!(["dev", "system:authenticated"]));
         let refused = format!("{:#}", alice.run(&["get", "secrets"]).unwrap_err());
         assert!(refused.contains("(Forbidden)"), "{refused}");
-        let Credential::Certificate(pair) =
-            Kubeconfig::parse(&fs::read_to_string(&file).unwrap()).unwrap().credential
-        else {
+        let Credential::Certificate(pair) = given(&alice).credential else {
             panic!("no certificate in {output}")
         };
         let left = ends(&pair.certificate).unwrap().duration_since(Timestamp::now());
