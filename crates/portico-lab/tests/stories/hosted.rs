@@ -123,7 +123,7 @@ pub(crate) fn one_object_each_becomes_a_cluster_with_nodes(seed: &Seed, client: 
     clusters[0].knows_its_people();
     let nodes = joined::machines_join_by_one_command(&clusters);
     away::the_seeds_api_server_is_not_missed(&clusters, &nodes);
-    migrated::to_another_strategy_unnoticed(&clusters, &nodes[1][0]);
+    migrated::to_other_strategies_unnoticed(&clusters, &nodes[1][0]);
     let hostile = hostile::Hostile::harms_nobody_else(&clusters, &nodes[0]);
     monitored::every_program_is_scraped(&clusters);
     prometheus.knows_its_cluster_and_goes();

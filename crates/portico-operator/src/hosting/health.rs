@@ -142,13 +142,20 @@ pub(super) fn is_whole(components: &[Component]) -> bool {
     components.iter().all(|component| component.ready >= component.wanted)
 }
 
-/// What is not as it should be, in words.
+/// What is not as it should be, in words. Programs that wait for one thing, as those of one pod do, are told
+/// together.
 pub(super) fn text(components: &[Component]) -> String {
-    let missing = components.iter().filter(|component| component.ready < component.wanted);
+    let missing: Vec<&Component> =
+        components.iter().filter(|component| component.ready < component.wanted).collect();
+    let how = |component: &Component| (component.ready, component.wanted, component.trouble.clone());
+    let together = |one: &&Component, next: &&Component| one.trouble.is_some() && how(one) == how(next);
     let texts: Vec<String> = missing
-        .map(|Component { name, wanted, ready, trouble }| {
+        .chunk_by(together)
+        .map(|group| {
+            let names: Vec<&str> = group.iter().map(|component| &*component.name).collect();
+            let Component { wanted, ready, trouble, .. } = group[0];
             let trouble = trouble.as_ref().map(|trouble| format!(": {trouble}")).unwrap_or_default();
-            format!("{name} {ready} of {wanted}{trouble}")
+            format!("{} {ready} of {wanted}{trouble}", names.join(", "))
         })
         .collect();
     texts.join("; ")
@@ -243,6 +250,19 @@ mod tests {
         let said = "etcd 0 of 3: no node takes it (unbound PersistentVolumeClaims), its storage class is";
         assert!(text(&found).starts_with(said), "{}", text(&found));
         assert!(!serves(&found));
+    }
+
+    #[test]
+    fn programs_of_one_pod_that_wait_for_one_thing_are_told_together() {
+        let workloads = [workload("apiserver", 1, &["etcd"], &["apiserver", "scheduler"])];
+        let waiting = json!({"metadata": {"labels": {"app": "apiserver"}}, "status": {"conditions": [
+            {"type": "PodScheduled", "status": "False", "message": "too few"}]}});
+        let found = components(workloads.iter(), &[waiting]);
+        assert_eq!(text(&found), "etcd, apiserver, scheduler 0 of 1: no node takes it (too few)");
+        assert_eq!(
+            text(&components(workloads.iter(), &[])),
+            "etcd 0 of 1; apiserver 0 of 1; scheduler 0 of 1"
+        );
     }
 
     #[test]

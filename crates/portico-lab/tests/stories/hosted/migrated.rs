@@ -1,4 +1,4 @@
-//! A hosted cluster with a machine goes from NodePort to Tunneling. Until the old door is closed by order, it
+//! A hosted cluster with a machine goes to another expose strategy. Until the old door is closed by order, it
 //! is used by it all the time, and by the new one as soon as that is told; others feel nothing. Meanwhile
 //! operators are killed.
 
@@ -8,7 +8,7 @@ use std::fs;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use portico_lab::{Kubectl, Node, say, wait};
+use portico_lab::{Kubectl, Node, long_form, say, wait};
 
 use super::away::in_short;
 use super::{Hosted, STARTING};
@@ -20,55 +20,79 @@ const NEXT: &str = "konnectivity-agent-next";
 /// States in which a migration stays until somebody does something: operators are killed there.
 const HELD: [&str; 2] = ["Proving", "MovingNodes"];
 
-/// Of `clusters` the second, whose machine is `node`; back to where it was it does not go.
-pub(super) fn to_another_strategy_unnoticed(clusters: &[Hosted<'_>], node: &Node) {
-    let (start, cluster) = (Instant::now(), &clusters[1]);
+/// Where a cluster goes that has NodePort, and names of the ways. The long form has all six directions.
+const DIRECTIONS: [(&str, &str); 6] = [
+    ("Tunneling", "moved-first"),
+    ("NodePort", "moved-second"),
+    ("LoadBalancer", "moved-third"),
+    ("Tunneling", "moved-fourth"),
+    ("LoadBalancer", "moved-fifth"),
+    ("NodePort", "moved-sixth"),
+];
+
+/// Of `clusters` the second, whose machine is `node`.
+pub(super) fn to_other_strategies_unnoticed(clusters: &[Hosted<'_>], node: &Node) {
+    let cluster = &clusters[1];
     let others: Vec<Way> = clusters.iter().filter(|one| one.name != cluster.name).map(Hosted::way).collect();
-    let old = cluster.way();
-    let mut watches: Vec<Watch<'_>> = others.iter().chain([&old]).map(Way::watch).collect();
-    let before = cluster.pods().unwrap();
-    let migration = Migration { cluster, seen: RefCell::default() };
-
-    let knocking = Knocking::start(others.iter().chain([&old]));
-    migration.order(&["--to", "Tunneling"]);
-    migration.reaches(HELD[0]);
-    wait::until("the next agents", STARTING, || cluster.tell_agents(NEXT)).unwrap();
-    migration.reaches(HELD[1]);
-    knocking.all_were_answered("all are told of the new door");
-    beat_all(&watches);
-    assert_eq!(cluster.pods().unwrap(), before, "no program of a control plane starts again");
-
-    // As its administrator does it: the file has the new address from here on.
-    let moved = cluster.issued().unwrap();
-    let new = Way::of("moved", cluster.client, &moved);
-    let said = node.move_to(&given(&moved).server).unwrap();
-    say(format_args!("{}: {}", cluster.name, said.trim()));
-    let knocking = Knocking::start(others.iter().chain([&old, &new]));
-    watches.push(new.watch());
-    for kubectl in [&cluster.kubectl, &moved] {
-        cluster.reaches_its_pod(kubectl, node);
+    let watches: Vec<Watch<'_>> = others.iter().map(Way::watch).collect();
+    let mut old = cluster.way();
+    for &(strategy, name) in long_form(&DIRECTIONS[..1], &DIRECTIONS) {
+        let before = cluster.pods().unwrap();
+        old = cluster.goes_to(strategy, name, old, node, &others);
+        assert_eq!(cluster.pods().unwrap(), before, "no program of a control plane starts again");
+        beat_all(&watches);
     }
-    beat_all(&watches);
-    knocking.all_were_answered("a node is moved");
+}
 
-    // The watch by the old door ends with it.
-    watches.remove(others.len());
-    let knocking = Knocking::start(others.iter().chain([&new]));
-    migration.order(&["--finish"]);
-    migration.reaches("Settled");
-    knocking.all_were_answered("the old door is closed");
-    beat_all(&watches);
-    wait::until("the old door to be closed", SOON, || {
-        ensure!(old.ask().is_err(), "it still answers");
-        Ok(())
-    })
-    .unwrap();
-    fs::copy(moved.kubeconfig(), cluster.kubectl.kubeconfig()).unwrap();
-    cluster.reaches_its_pod(&cluster.kubectl, node);
-    cluster.kubectl.wait_node_ready(node.host().name(), SOON).unwrap();
-    assert_eq!(cluster.pods().unwrap(), before, "no program of a control plane starts again");
-    let (seconds, seen) = (start.elapsed().as_secs_f64(), migration.seen.into_inner());
-    say(format_args!("{}: NodePort to Tunneling in {seconds:.1} s, by {seen:?}", cluster.name));
+impl Hosted<'_> {
+    /// Its way is `old` until then. Returns the new one.
+    fn goes_to(&self, strategy: &str, name: &'static str, old: Way, node: &Node, others: &[Way]) -> Way {
+        let (start, watch) = (Instant::now(), old.watch());
+        let migration = Migration { cluster: self, seen: RefCell::default() };
+        let knocking = Knocking::start(others.iter().chain([&old]));
+        migration.order(&["--to", strategy]);
+        if strategy == "LoadBalancer" {
+            let give = || self.seed.give_address(&self.namespace(), "front-loadbalancer");
+            wait::until("a load balancer", SOON, give).unwrap();
+        }
+        migration.reaches(HELD[0]);
+        wait::until("the next agents", STARTING, || self.tell_agents(NEXT)).unwrap();
+        migration.reaches(HELD[1]);
+        knocking.all_were_answered("all are told of the new door");
+        watch.beat();
+
+        let moved = self.issued(name).unwrap();
+        let new = Way::of(name, self.client, &moved);
+        let said = node.move_to(&given(&moved).server).unwrap();
+        say(format_args!("{}: {}", self.name, said.trim()));
+        let knocking = Knocking::start(others.iter().chain([&old, &new]));
+        let new_watch = new.watch();
+        self.reaches_its_pod(&old.kubectl, node);
+        self.reaches_its_pod(&new.kubectl, node);
+        watch.beat();
+        knocking.all_were_answered("a node is moved");
+        // It ends with the old door.
+        drop(watch);
+
+        let knocking = Knocking::start(others.iter().chain([&new]));
+        migration.order(&["--finish"]);
+        migration.reaches("Settled");
+        knocking.all_were_answered("the old door is closed");
+        new_watch.beat();
+        wait::until("the old door to be closed", SOON, || {
+            ensure!(old.ask().is_err(), "it still answers");
+            Ok(())
+        })
+        .unwrap();
+        // As its administrator does it: the file has the new address from here on.
+        fs::copy(moved.kubeconfig(), self.kubectl.kubeconfig()).unwrap();
+        self.reaches_its_pod(&self.kubectl, node);
+        self.kubectl.wait_node_ready(node.host().name(), SOON).unwrap();
+        let (seconds, seen) = (start.elapsed().as_secs_f64(), migration.seen.into_inner());
+        say(format_args!("{}: to {strategy} in {seconds:.1} s, by {seen:?}", self.name));
+        drop(new_watch);
+        new
+    }
 }
 
 struct Migration<'a> {
@@ -118,9 +142,9 @@ impl Hosted<'_> {
         Ok(lines)
     }
 
-    /// kubectl with the kubeconfig that `portico kubeconfig` gives now.
-    fn issued(&self) -> Result<Kubectl> {
-        let file = self.client.dir().join(format!("{}-moved.kubeconfig", self.name));
+    /// kubectl with the kubeconfig that `portico kubeconfig` gives now, in a file of this name.
+    fn issued(&self, name: &str) -> Result<Kubectl> {
+        let file = self.client.dir().join(format!("{name}.kubeconfig"));
         let seed = self.seed.kubectl().kubeconfig().display().to_string();
         let output = file.display().to_string();
         self.portico(&["kubeconfig", self.name, "--kubeconfig", &seed, "--output", &output])?;
