@@ -3,8 +3,8 @@
 //! - [`configuration`], [`seed`], [`cluster`]: the KKP kinds that decide exposure. [`service`],
 //!   [`endpoint_slice`]: the Kubernetes kinds that routes are made of. Each holds only the fields that
 //!   concern exposure. [`exposed_cluster`]: Portico's own, what follows from the first three for a gateway.
-//! - [`annotations`], [`strategy`], [`policy`], [`network`], [`api_server_ca`], [`endpoints`]: exposure.
-//! - [`meta`], [`names`]: what every object carries, and identities that must never be mixed up.
+//! - [`annotations`], [`strategy`], [`listener`], [`policy`], [`network`], [`api_server_ca`], [`endpoints`]:
+//!   exposure. [`meta`], [`names`]: what every object carries, and identities that must never be mixed up.
 //! - [`migration`]: how a Cluster's strategy changes. [`change`]: one change to one object. [`problem`]: what
 //!   is wrong with an object. [`intern`]: one copy of each name.
 //!
@@ -25,6 +25,7 @@ pub mod endpoints;
 pub mod exposed_cluster;
 pub mod hosting;
 pub mod intern;
+pub mod listener;
 pub mod meta;
 pub mod migration;
 pub mod names;

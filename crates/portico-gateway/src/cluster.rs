@@ -1,15 +1,19 @@
-//! What a gateway counts and bounds for one user cluster. Shared by all workers; nothing here locks.
+//! What a gateway counts and bounds for one user cluster. Shared by all workers; nothing here waits.
 
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use jiff::Timestamp;
+use portico_api::listener::ListenerKind;
 use portico_api::names::Tenant;
 use portico_api::policy::{Budget, Percent};
 use portico_net::MemoryBudget;
 use portico_net::line_limit::LineLimit;
 use portico_net::rate::Rate;
 
+use crate::doors::{Client, DoorSnapshot, Doors};
 use crate::fair_share::{Cost, FairShare, ShareUse, Taken};
 use crate::outcome::Refusal;
 
@@ -22,6 +26,8 @@ pub const HANDSHAKE_BUCKETS: [f64; 8] = [0.001, 0.0025, 0.005, 0.01, 0.05, 0.25,
 pub struct Cluster {
     /// Its name.
     pub name: Tenant,
+    /// From when on it is counted here. Of what was before, nothing is known.
+    pub since: Timestamp,
     open: AtomicU32,
     connecting: AtomicU32,
     tunnels: AtomicU32,
@@ -31,14 +37,14 @@ pub struct Cluster {
     /// Of its refused clients.
     pub(crate) lines: LineLimit,
     /// Made when there is something to count: of ten thousand clusters many get no connection here, and these
-    /// counters are four fifths of the size of one.
+    /// counters are most of the size of one.
     counters: OnceLock<Box<Counters>>,
 }
 
 /// What only ever grows.
 #[derive(Debug, Default)]
 struct Counters {
-    total: AtomicU64,
+    doors: Doors,
     bytes_up: AtomicU64,
     bytes_down: AtomicU64,
     connect_failures: AtomicU64,
@@ -51,6 +57,7 @@ impl Cluster {
     pub(crate) fn new(name: Tenant, fair_share: Arc<FairShare>) -> Self {
         Self {
             name,
+            since: Timestamp::now(),
             open: AtomicU32::default(),
             connecting: AtomicU32::default(),
             tunnels: AtomicU32::default(),
@@ -120,9 +127,10 @@ impl Cluster {
         self.counters().connect_failures.fetch_add(1, Relaxed);
     }
 
-    pub(crate) fn count_established(&self, handshake: Duration) {
+    /// Counts a connection that has reached an endpoint; [`Self::count_ended`] is its end.
+    pub(crate) fn count_established(&self, listener: ListenerKind, handshake: Duration) {
         let counters = self.counters();
-        counters.total.fetch_add(1, Relaxed);
+        counters.doors.opened(listener);
         let seconds = handshake.as_secs_f64();
         let bucket = HANDSHAKE_BUCKETS.iter().position(|&bound| seconds <= bound);
         counters.handshakes[bucket.unwrap_or(HANDSHAKE_BUCKETS.len())].fetch_add(1, Relaxed);
@@ -130,10 +138,36 @@ impl Cluster {
         counters.handshake_nanos.fetch_add(nanos, Relaxed);
     }
 
-    pub(crate) fn count_bytes(&self, up: u64, down: u64) {
+    /// Counts the end of a connection, `now` in the time since the gateway started.
+    pub(crate) fn count_ended(
+        &self,
+        listener: ListenerKind,
+        client: IpAddr,
+        up: u64,
+        down: u64,
+        now: Duration,
+    ) {
         let counters = self.counters();
         counters.bytes_up.fetch_add(up, Relaxed);
         counters.bytes_down.fetch_add(down, Relaxed);
+        // By a port also come those who only look whether it is open: load balancers, scanners.
+        let used = listener != ListenerKind::NodePort || up > 0;
+        counters.doors.ended(listener, used.then_some(client), now);
+    }
+
+    /// Counts a client that would have been served, but for the gateway or the endpoints.
+    pub(crate) fn count_turned_away(&self, listener: ListenerKind, client: IpAddr, now: Duration) {
+        self.counters().doors.used(listener, client, now);
+    }
+
+    /// What came by each kind of listener, in the order of [`ListenerKind::ALL`].
+    pub fn doors(&self) -> [DoorSnapshot; ListenerKind::ALL.len()] {
+        self.counters.get().map(|counters| counters.doors.snapshots()).unwrap_or_default()
+    }
+
+    /// Who used a kind of listener last, apart from connections that are open: a bounded number of clients.
+    pub fn last_clients(&self, listener: ListenerKind) -> Vec<Client> {
+        self.counters.get().map(|counters| counters.doors.clients(listener)).unwrap_or_default()
     }
 
     /// The counters as they are now. Bytes are those of connections that have ended.
@@ -142,11 +176,13 @@ impl Cluster {
         let idle = Counters::default();
         // Not `counters()`: asking is no reason to make them.
         let counters = self.counters.get().map_or(&idle, |counters| &**counters);
+        let doors = counters.doors.snapshots();
         ClusterSnapshot {
             open: self.open.load(Relaxed),
             connecting: self.connecting.load(Relaxed),
             tunnels: self.tunnels.load(Relaxed),
-            total: load(&counters.total),
+            total: doors.iter().map(|door| door.opened).sum(),
+            doors,
             bytes_up: load(&counters.bytes_up),
             bytes_down: load(&counters.bytes_down),
             connect_failures: load(&counters.connect_failures),
@@ -168,6 +204,8 @@ pub struct ClusterSnapshot {
     pub tunnels: u32,
     /// Connections and tunnel streams that reached an endpoint, ever.
     pub total: u64,
+    /// What came by each kind of listener, in the order of [`ListenerKind::ALL`].
+    pub doors: [DoorSnapshot; ListenerKind::ALL.len()],
     /// Bytes from clients to endpoints, of ended connections.
     pub bytes_up: u64,
     /// Bytes from endpoints to clients, of ended connections.

@@ -3,9 +3,9 @@
 //! `entry` accepts and learns where a client wants to go, by its ClientHello, its port or its CONNECT
 //! request. `admission` finds the route in `live` and holds the client against allow list and budget
 //! (`cluster`), for CONNECT also against its credential (`auth`, which may ask an `api_server`).
-//! `upstream` connects to an endpoint. `session` counts the connection while `portico-net` or
-//! `portico-tunnel` carries its bytes; `access` writes the line that is left of it. `outcome` is the
-//! table of every way a connection ends. A `worker` is the thread this happens on.
+//! `upstream` connects to an endpoint. `session` counts the connection, by listener in `doors`, while
+//! `portico-net` or `portico-tunnel` carries its bytes; `access` writes the line that is left of it.
+//! `outcome` is the table of every way a connection ends. A `worker` is the thread this happens on.
 //!
 //! The table itself is computed in `portico-routes` and arrives through [`Gateway::apply`]: nothing here
 //! talks to Kubernetes or reads a manifest.
@@ -17,6 +17,7 @@ mod auth;
 mod cluster;
 mod config;
 mod descriptors;
+mod doors;
 mod entry;
 mod fair_share;
 mod first_bytes;
@@ -48,6 +49,7 @@ pub use auth::{
 };
 pub use cluster::{Cluster, ClusterSnapshot, HANDSHAKE_BUCKETS};
 pub use config::{Config, IdleTimeouts, Keepalive, ProxyMode, ProxyProtocol};
+pub use doors::{Client, DoorSnapshot, LAST_CLIENTS};
 pub use fair_share::{ShareUse, Use};
 pub use live::{Live, Routes};
 pub use outcome::{End, Refusal, Side};

@@ -10,6 +10,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
+use portico_api::listener::ListenerKind;
 use serde::Serialize;
 use thiserror::Error;
 
@@ -141,12 +142,12 @@ impl Record {
 }
 
 impl Listener {
-    /// The word for metrics and the access line, without the port. Stable.
-    pub fn kind(self) -> &'static str {
+    /// What it is, without the port. Its word is the one of the access line.
+    pub fn kind(self) -> ListenerKind {
         match self {
-            Self::Sni => "sni",
-            Self::Tunnel => "tunnel",
-            Self::NodePort(_) => "node_port",
+            Self::Sni => ListenerKind::Sni,
+            Self::Tunnel => ListenerKind::Tunnel,
+            Self::NodePort(_) => ListenerKind::NodePort,
         }
     }
 }
@@ -154,8 +155,8 @@ impl Listener {
 impl fmt::Display for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NodePort(port) => write!(f, "node_port:{port}"),
-            other => f.write_str(other.kind()),
+            Self::NodePort(port) => write!(f, "{}:{port}", self.kind()),
+            Self::Sni | Self::Tunnel => self.kind().fmt(f),
         }
     }
 }

@@ -31,7 +31,7 @@ impl Session {
     /// Lists the connection and counts it as established.
     pub(crate) fn open(worker: &Arc<Worker>, record: Record) -> Self {
         let handshake = worker.shared.now().saturating_sub(record.accepted);
-        record.upstream.cluster.count_established(handshake);
+        record.upstream.cluster.count_established(record.listener.kind(), handshake);
         let record = Arc::new(record);
         let slot = worker.list(Arc::clone(&record));
         Self { worker: Arc::clone(worker), record, slot, end: End::Cancelled, has_waker: false, alive: None }
@@ -84,8 +84,9 @@ impl Drop for Session {
     fn drop(&mut self) {
         self.worker.unlist(self.slot);
         let (record, shared) = (&self.record, &self.worker.shared);
-        record.upstream.cluster.count_bytes(record.bytes_up(), record.bytes_down());
+        let (listener, client, now) = (record.listener.kind(), record.client.ip(), shared.now());
+        record.upstream.cluster.count_ended(listener, client, record.bytes_up(), record.bytes_down(), now);
         shared.count_end(self.end);
-        shared.access.write(|| Line::ended(shared.now(), record, self.end));
+        shared.access.write(|| Line::ended(now, record, self.end));
     }
 }

@@ -23,7 +23,7 @@ use crate::config::{Config, ProxyMode};
 use crate::descriptors::Descriptors;
 use crate::fair_share::FairShare;
 use crate::live::{Applied, Live};
-use crate::outcome::{End, Refusal};
+use crate::outcome::{End, Refusal, Side};
 use crate::record::ConnectionId;
 use crate::upstream::OwnListeners;
 
@@ -209,13 +209,17 @@ impl Shared {
     /// Counts a refused client, for its cluster too where that is known, and writes its access line.
     pub(crate) fn refuse(&self, refused: &Refused<'_>) {
         self.refusals[refused.refusal as usize].fetch_add(1, Relaxed);
+        let now = self.now();
         if let Some(upstream) = refused.upstream {
             upstream.cluster.count_refusal(refused.refusal);
+            // One whose fault it is finds no way in that it could lose.
+            if refused.refusal.side() != Side::Downstream {
+                upstream.cluster.count_turned_away(refused.listener.kind(), refused.client.ip(), now);
+            }
         }
         if refused.refusal == Refusal::OutOfDescriptors {
             self.warn_of_descriptors();
         }
-        let now = self.now();
         let limit = refused.upstream.map_or(&self.lines, |upstream| &upstream.cluster.lines);
         match limit.admit(Pace::ACCESS, now) {
             Some(left_out) => self.access.write(|| Line::refused(now, refused, left_out)),

@@ -4,6 +4,7 @@
 
 mod support;
 
+mod doors;
 mod identity;
 mod lifecycle;
 mod outcomes;
