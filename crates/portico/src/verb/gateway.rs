@@ -2,12 +2,13 @@
 //!
 //! [`flags`] says what can be set, [`capacity`] divides memory and descriptors, [`control`] wires source,
 //! pipeline and data plane, [`status`] is what the process knows of itself, shown by [`pages`], [`health`],
-//! [`metrics`] and [`connections`]. [`tunnel_files`] reads certificates, CAs and tokens again when they
-//! change.
+//! [`metrics`], [`connections`] and [`doors`]. [`tunnel_files`] reads certificates, CAs and tokens again when
+//! they change.
 
 mod capacity;
 mod connections;
 pub(crate) mod control;
+mod doors;
 pub(crate) mod flags;
 mod health;
 mod metrics;

@@ -10,6 +10,7 @@ use crate::common::{PATIENCE, Process, directory, free_port, get, port_of, wait_
 use crate::proof::{LOOPBACK, echo};
 use portico_lab::manifests;
 use portico_lab::metrics::names;
+use serde_json::json;
 use tempfile::TempDir;
 
 fn service(node_port: u16, upstream: u16) -> String {
@@ -92,6 +93,7 @@ fn it_says_what_is_open_what_is_routed_and_what_is_counted() {
     assert!(table.starts_with("CLUSTER") && table.lines().count() == 2, "{table}");
     let (_, none) = get(gateway.admin, "/connections?cluster=b");
     assert_eq!(none.trim(), "[]");
+    it_says_who_comes_by_which_door(&gateway, &stream);
     let (_, routes) = get(gateway.admin, "/routes");
     let routes: serde_json::Value = serde_json::from_str(&routes).unwrap();
     assert_eq!(routes["routes"][0]["key"]["port"], port);
@@ -101,6 +103,8 @@ fn it_says_what_is_open_what_is_routed_and_what_is_counted() {
         "portico_ready 1",
         "portico_cluster_open_connections{cluster=\"a\"} 1",
         "portico_cluster_connections_total{cluster=\"a\"} 1",
+        "portico_cluster_door_connections_total{cluster=\"a\",listener=\"node_port\"} 1",
+        "portico_cluster_door_open_connections{cluster=\"a\",listener=\"node_port\"} 1",
         "portico_cluster_transferred_bytes_total{cluster=\"a\",direction=\"up\"} 4",
         "portico_routes{by=\"port\"} 1",
     ] {
@@ -115,10 +119,27 @@ fn it_says_what_is_open_what_is_routed_and_what_is_counted() {
     assert_eq!(get(gateway.admin, "/routes?o=xml").0, 400);
 }
 
+/// Of the cluster `a`, while `stream` alone is open.
+fn it_says_who_comes_by_which_door(gateway: &Gateway, stream: &TcpStream) {
+    let (_, doors) = get(gateway.admin, "/doors?cluster=a");
+    let doors: serde_json::Value = serde_json::from_str(&doors).unwrap();
+    let client = stream.local_addr().unwrap().ip();
+    let by_port = json!([{"listener": "node_port", "open": 1, "opened": 1, "used": 0, "unused_seconds": 0,
+        "clients": [{"address": client, "open": 1, "unused_seconds": 0}]}]);
+    assert_eq!(doors[0]["doors"], by_port);
+    let since: jiff::Timestamp = serde_json::from_value(doors[0]["since"].clone()).unwrap();
+    assert!(since <= jiff::Timestamp::now(), "{since}");
+    let (_, table) = get(gateway.admin, "/doors?o=table");
+    assert!(table.contains("node_port") && table.contains(&client.to_string()), "{table}");
+    assert_eq!(get(gateway.admin, "/doors?cluster=b"), (200, "[]\n".into()));
+}
+
 #[test]
 fn every_metric_and_every_reason_is_in_the_manual() {
-    let (folder, _) = site();
+    let (folder, port) = site();
     let gateway = gateway(folder.path(), &[]);
+    // Some are there once there is something to count.
+    ping(&mut connect(port));
     let (_, metrics) = get(gateway.admin, "/metrics");
     let manual = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operations.md"));
     for name in names(&metrics) {

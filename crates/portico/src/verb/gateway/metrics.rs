@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use portico_admin::exposition::{Exposition, Families};
 use portico_admin::process::Process;
+use portico_api::listener::ListenerKind;
 use portico_api::names::Tenant;
 use portico_gateway::{
     Cluster, ClusterSnapshot, End, Gateway, HANDSHAKE_BUCKETS, Method, OUTCOMES, REVIEW_BUCKETS, Refusal,
@@ -229,6 +230,24 @@ impl GatewayMetrics {
             "Connections and tunnel streams that reached an endpoint.",
             None,
             each().map(|(labels, now)| (labels, now.total)),
+        )?;
+        let doors = each().flat_map(|([cluster], now)| {
+            // A kind by which nothing ever came is left out, as are reasons below.
+            let used = ListenerKind::ALL.into_iter().zip(now.doors).filter(|(_, door)| door.opened > 0);
+            used.map(move |(listener, door)| ([cluster, ("listener", listener.word())], door))
+        });
+        let doors: Vec<_> = doors.collect();
+        out.gauge(
+            "cluster_door_open_connections",
+            "Connections and tunnel streams open, by the kind of listener they came by.",
+            None,
+            doors.iter().map(|(labels, door)| (*labels, door.open)),
+        )?;
+        out.counter(
+            "cluster_door_connections",
+            "Connections and tunnel streams that reached an endpoint, by the kind of listener.",
+            None,
+            doors.iter().map(|(labels, door)| (*labels, door.opened)),
         )?;
         let bytes = each().flat_map(|([cluster], now)| {
             [

@@ -10,9 +10,10 @@ use portico_admin::recent::Recent;
 use portico_admin::server::{Answer, Pages, text};
 
 use super::connections::Connection;
+use super::doors::Doors;
 use super::metrics::gateway_metrics;
 use super::status::Status;
-use super::{connections, health};
+use super::{connections, doors, health};
 use crate::listing::Listing;
 
 const INDEX: &str = "portico gateway
@@ -22,6 +23,7 @@ const INDEX: &str = "portico gateway
 /metrics             for Prometheus
 /routes              what is exposed, where, by which object; ?o=table for people, ?cluster=NAME for one
 /connections         what is open; ?o=table for people, ?cluster=NAME for one
+/doors               who comes by which kind of listener; ?o=table for people, ?cluster=NAME for one
 ";
 
 /// What a gateway says about itself.
@@ -31,12 +33,14 @@ pub(crate) struct GatewayPages {
     metrics: Arc<Exposition>,
     routes: Recent<Listing>,
     connections: Recent<Vec<Connection>>,
+    doors: Recent<Vec<Doors>>,
 }
 
 impl GatewayPages {
     pub(crate) fn new(status: Arc<Status>) -> Self {
         let metrics = Arc::new(gateway_metrics(Arc::clone(&status)));
-        Self { status, metrics, routes: Recent::default(), connections: Recent::default() }
+        let (routes, connections, doors) = (Recent::default(), Recent::default(), Recent::default());
+        Self { status, metrics, routes, connections, doors }
     }
 }
 
@@ -68,6 +72,14 @@ impl Pages for GatewayPages {
                 let cluster = query.get("cluster").map(str::to_owned);
                 listing::answer(query, request.headers(), move |format, out| {
                     connections::write(&connections, cluster.as_deref(), format, out)
+                })
+            }
+            "/doors" => {
+                let gateway = self.status.gateway();
+                let doors = self.doors.get(|| doors::list(gateway.map(Arc::as_ref)));
+                let cluster = query.get("cluster").map(str::to_owned);
+                listing::answer(query, request.headers(), move |format, out| {
+                    doors::write(&doors, cluster.as_deref(), format, out)
                 })
             }
             path => text(StatusCode::NOT_FOUND, format!("nothing is served at {path:?}\n\n{INDEX}")),
