@@ -7,16 +7,19 @@
 //! Whether a second door is opened, which of the two users are told of, and when one is closed, is decided
 //! elsewhere: here both are simply open.
 
+use std::collections::BTreeSet;
+use std::fmt;
 use std::net::IpAddr;
 
 use portico_api::annotations::{EXPOSE, ExposeTypes};
 use portico_api::cluster::{Address, Cluster};
 use portico_api::exposed_cluster::ExposedClusterSpec;
+use portico_api::listener::ListenerKind;
 use portico_api::meta::Strings;
 use portico_api::policy::ClusterPolicy;
 use portico_api::service::{Service, ServiceType, TargetPort};
 use portico_api::setting::Setting;
-use portico_api::strategy::ExposeStrategy;
+use portico_api::strategy::{AnsweredBy, ExposeStrategy};
 use serde::Serialize;
 
 use crate::certificate::SubjectNames;
@@ -227,6 +230,49 @@ fn add_entry(entry: &mut Entry, other: &Entry) {
     entry.node_port = entry.node_port.or(other.node_port);
     entry.host = entry.host.take().or_else(|| other.host.clone());
     entry.authority = entry.authority.take().or_else(|| other.authority.clone());
+}
+
+/// Why gateways cannot tell whether a door is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotCounted {
+    /// Clients of both doors come by the same listeners.
+    SameListeners,
+    /// Clients come by the seed's nodes, past all gateways.
+    PastGateways,
+}
+
+impl fmt::Display for NotCounted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::SameListeners => {
+                "both doors end at the same ports of the gateway, which cannot tell their clients apart"
+            }
+            Self::PastGateways => "its clients come by the seed's nodes, past the gateway",
+        })
+    }
+}
+
+/// The kinds of listeners by which clients of the door of `plan` come, and none of `other`.
+///
+/// # Errors
+/// Who comes by them says nothing of the door, and why.
+pub fn told_apart(plan: &Plan, other: &Plan) -> Result<BTreeSet<ListenerKind>, NotCounted> {
+    if plan.answered_by == AnsweredBy::SeedNodes {
+        return Err(NotCounted::PastGateways);
+    }
+    let (kinds, others) = (listeners(plan), listeners(other));
+    if kinds.is_disjoint(&others) { Ok(kinds) } else { Err(NotCounted::SameListeners) }
+}
+
+/// A Service that has neither name nor authority is exposed by port, also while that is not allocated.
+fn listeners(plan: &Plan) -> BTreeSet<ListenerKind> {
+    let of_entry = |entry: &Entry| {
+        let by_host = entry.host.is_some().then_some(ListenerKind::Sni);
+        let by_authority = entry.authority.is_some().then_some(ListenerKind::Tunnel);
+        let by_port = by_host.or(by_authority).is_none().then_some(ListenerKind::NodePort);
+        [by_host, by_authority, by_port].into_iter().flatten()
+    };
+    plan.entries.iter().flat_map(of_entry).collect()
 }
 
 fn policy(first: &Plan, second: &Plan) -> ClusterPolicy {

@@ -12,12 +12,16 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use portico_api::exposed_cluster::{ExposedClusterSpec, MigrationState};
 use portico_api::migration::{BadMigrationSettings, MIGRATION, MigrationSettings};
 use portico_api::strategy::ExposeStrategy;
 
 pub mod plan;
+pub mod quiet;
+
+/// A door that was used within that time is told of as in use.
+const RESTS: SignedDuration = SignedDuration::from_mins(1);
 
 /// The doors of a cluster, and how far it is between them: what its ExposedCluster records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,8 +96,13 @@ pub enum Fact {
 pub enum Use {
     /// It is in use, or that cannot be told: by whom, or why not.
     Used(String),
-    /// No connection is open, and none was opened since then.
-    UnusedSince(Timestamp),
+    /// No connection is open, and none was since then.
+    Unused {
+        /// Since when.
+        since: Timestamp,
+        /// Who used it last, as far as is known.
+        by: Option<String>,
+    },
 }
 
 /// What was observed. What is not here is not known yet.
@@ -289,16 +298,21 @@ fn quiet(
         (Err(error), _) => Some(format!("the annotation {MIGRATION} cannot be read: {error}")),
         (Ok(_), None) => None,
         (Ok(_), Some(Use::Used(by))) => Some(by.clone()),
-        (Ok(settings), Some(Use::UnusedSince(unused))) => {
+        (Ok(settings), Some(Use::Unused { since, by })) => {
             // Before this state something of ours may have led there.
-            let began = second.since.max(*unused);
+            let began = second.since.max(*since);
             // An end beyond all time is never reached.
             let end = began.checked_add(settings.quiet).unwrap_or(Timestamp::MAX);
             if clock >= end {
                 return Vec::new();
             }
-            // No time that passes: each change of the text would be a write.
-            Some(format!("unused since {began:.0}, it closes at {end:.0}"))
+            // No time that passes: each change of the text would be a write. Nor one that is another after
+            // each of the connections of a client that comes again and again.
+            Some(match by {
+                Some(by) if clock.duration_since(began) < RESTS => by.clone(),
+                Some(by) => format!("unused since {began:.0}, it closes at {end:.0}; last {by}"),
+                None => format!("unused since {began:.0}, it closes at {end:.0}"),
+            })
         }
     };
     vec![Waiting::Quiet(said)]

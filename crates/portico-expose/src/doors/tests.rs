@@ -88,6 +88,31 @@ fn two_doors_of_a_cluster_with_everything() {
 }
 
 #[test]
+fn clients_of_two_doors_are_told_apart_unless_both_come_by_port() {
+    use ListenerKind::{NodePort, Sni, Tunnel};
+    let spec = r#"{"cloud": {"dc": "here"}, "mla": {"monitoringEnabled": true}}"#;
+    let seed_spec = r#"{"mla": {"userClusterMLAEnabled": true}, "datacenters": {"here": {}}}"#;
+    let (cluster, seed) = (Runs::Portico.cluster(spec), seed("north", seed_spec));
+    let plan = |strategy| by(strategy, &cluster, &seed, LoadBalancers::CloudAndGateway);
+    let tunneling = plan(ExposeStrategy::Tunneling);
+    for by_port in BY_PORT {
+        assert_eq!(told_apart(&plan(by_port), &tunneling), Ok(BTreeSet::from([NodePort])), "{by_port}");
+        assert_eq!(told_apart(&tunneling, &plan(by_port)), Ok(BTreeSet::from([Sni, Tunnel])), "{by_port}");
+        // Of NodePorts that are not allocated yet, no port is known.
+        let unallocated = plan(by_port);
+        let entries = unallocated.entries.iter().cloned().map(|entry| Entry { node_port: None, ..entry });
+        let unallocated = Plan { entries: entries.collect(), ..unallocated };
+        assert_eq!(told_apart(&unallocated, &tunneling), Ok(BTreeSet::from([NodePort])), "{by_port}");
+    }
+    let [node_port, load_balancer] = BY_PORT.map(plan);
+    for (closes, stays) in [(&node_port, &load_balancer), (&load_balancer, &node_port)] {
+        assert_eq!(told_apart(closes, stays), Err(NotCounted::SameListeners));
+    }
+    let on_nodes = Plan { answered_by: AnsweredBy::SeedNodes, ..node_port };
+    assert_eq!(told_apart(&on_nodes, &tunneling), Err(NotCounted::PastGateways));
+}
+
+#[test]
 fn pods_that_listen_on_their_node_port_cannot_be_behind_both_doors() {
     for runs in Runs::ALL {
         let (cluster, seed) = (runs.cluster("{}"), seed("north", "{}"));

@@ -17,7 +17,7 @@ use portico_api::strategy::ExposeStrategy;
 use serde::Serialize;
 
 use super::Now;
-use crate::doors::BothDoors;
+use crate::doors::{BothDoors, told_apart};
 use crate::networks::DEFAULT_AGENT_IP;
 use crate::plan::Plan;
 use crate::services::{Entry, MLA_GATEWAY, runs_elsewhere};
@@ -377,17 +377,19 @@ fn notes(facts: &Facts<'_>) -> Vec<String> {
     ));
     if has_two_doors(keeper) {
         notes.push(format!(
-            "Who still uses the old door is not counted yet: steps 4 and 5 end once you say so \
-             (portico migrate {name} --finish)."
+            "With nodes step 4 ends once you say so, and that closes {old} too (portico migrate {name} \
+             --finish)."
         ));
-        let by_port = |plan: &Plan| !strategy::of(plan.decision.strategy).has_agent();
-        if by_port(from) && by_port(to) {
-            notes.push(
-                "Both doors end at the same ports of the gateway, so its counters and its access log cannot \
-                 tell them apart: look for clients of the old address at the load balancers."
-                    .to_owned(),
-            );
-        }
+        notes.push(match told_apart(from, to) {
+            Ok(_) => format!(
+                "Who still uses {old}: /doors?cluster={name} of each gateway. HTTP/2 clients stay on a \
+                 connection that is open until they restart or it breaks."
+            ),
+            Err(why) => format!(
+                "Whether {old} is still used cannot be counted: {why}. Look for clients of its address at \
+                 load balancers and nodes; step 5 ends by --finish alone."
+            ),
+        });
         let budget = [MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND].into_iter();
         let budget = budget.filter_map(|key| Some(format!("{key}: {}", cluster.metadata.annotation(key)?)));
         let budget: Vec<String> = budget.collect();

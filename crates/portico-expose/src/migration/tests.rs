@@ -37,10 +37,15 @@ fn at(first: ExposeStrategy, second: ExposeStrategy, state: MigrationState) -> N
     Now { first, second: Some(Second { strategy: second, state, since: time(0) }) }
 }
 
+/// Nobody has used the second door since so many seconds after some time.
+fn unused(since: i64) -> Option<Use> {
+    Some(Use::Unused { since: time(since), by: None })
+}
+
 /// Everything that anything waits for.
 fn good(of: Now) -> Facts {
     let proofs = proof().map(|proof| (proof, Fact::So)).collect();
-    Facts { of, proofs, second_door: Some(Use::UnusedSince(time(-9_999))) }
+    Facts { of, proofs, second_door: unused(-9_999) }
 }
 
 fn settings(text: &str) -> Settings {
@@ -231,7 +236,6 @@ fn quieting(settings: &Settings, second_door: Option<Use>, clock: Timestamp) -> 
 #[test]
 fn the_old_door_closes_after_it_was_unused_for_the_time_asked_for_within_that_state() {
     let ten = settings("quiet=10m");
-    let unused = |since| Some(Use::UnusedSince(time(since)));
     let waits = "quiet: unused since 2026-01-02T03:04:05Z, it closes at 2026-01-02T03:14:05Z";
     assert_eq!(quieting(&ten, unused(-3_600), time(599)), waits);
     assert_eq!(quieting(&ten, unused(-3_600), time(600)), "Closing");
@@ -243,6 +247,22 @@ fn the_old_door_closes_after_it_was_unused_for_the_time_asked_for_within_that_st
     let centuries = "quiet: unused since 2026-01-02T03:04:05Z, it closes at 9999-12-30T22:00:00Z";
     let forever = Ok(MigrationSettings { quiet: Duration::MAX, close: None });
     assert_eq!(quieting(&forever, unused(0), time(0)), centuries);
+}
+
+#[test]
+fn who_used_the_old_door_last_is_named_and_no_time_is_told_of_one_that_is_used_again_and_again() {
+    let ten = settings("quiet=10m");
+    let by = |since| Some(Use::Unused { since: time(since), by: Some("used by 192.0.2.7".to_owned()) });
+    for clock in [100, 159] {
+        assert_eq!(quieting(&ten, by(100), time(clock)), "quiet: used by 192.0.2.7");
+    }
+    let rests = "quiet: unused since 2026-01-02T03:05:45Z, it closes at 2026-01-02T03:15:45Z; last used by \
+                 192.0.2.7";
+    for clock in [160, 699] {
+        assert_eq!(quieting(&ten, by(100), time(clock)), rests);
+    }
+    assert_eq!(quieting(&ten, by(100), time(700)), "Closing");
+    assert_eq!(quieting(&settings("quiet=0"), by(100), time(100)), "Closing");
 }
 
 #[test]
@@ -259,7 +279,7 @@ fn a_door_that_is_used_or_not_known_not_to_be_closes_by_an_order_with_its_name_a
     let unreadable = settings("close=NodePort,quiet=1d");
     let why = "quiet: the annotation portico.k8c.io/migration cannot be read: quiet: \"1d\" is no time: a \
                unit is missing or unknown, as in 90s or 1m30s";
-    assert_eq!(quieting(&unreadable, Some(Use::UnusedSince(time(-9_999))), time(99_999)), why);
+    assert_eq!(quieting(&unreadable, unused(-9_999), time(99_999)), why);
 }
 
 #[test]
@@ -404,11 +424,8 @@ fn any_settings() -> impl Strategy<Value = Settings> {
 
 /// Of sixteen cases a proof holds in fourteen: several must hold at the same time.
 fn facts_of(of: Now) -> impl Strategy<Value = Facts> {
-    let second_door = prop_oneof![
-        Just(None),
-        Just(Some(Use::Used("by a".to_owned()))),
-        (-900_i64..900).prop_map(|unused| Some(Use::UnusedSince(time(unused)))),
-    ];
+    let second_door =
+        prop_oneof![Just(None), Just(Some(Use::Used("by a".to_owned()))), (-900_i64..900).prop_map(unused),];
     (any::<u64>(), second_door).prop_map(move |(bits, second_door)| {
         let fact = |(index, proof)| match bits >> (4 * index) & 15 {
             0 => None,
@@ -453,8 +470,8 @@ fn is_allowed(
         assert_eq!(brief(before).1, Some((*closed, Quieting)));
         assert_ne!(*closed, wanted);
         let quiet = match (&facts.second_door, settings) {
-            (Some(Use::UnusedSince(unused)), Ok(settings)) => {
-                let unused = time(clock).duration_since((*unused).max(time(0)));
+            (Some(Use::Unused { since, .. }), Ok(settings)) => {
+                let unused = time(clock).duration_since((*since).max(time(0)));
                 facts.of == before && !unused.is_negative() && unused.unsigned_abs() >= settings.quiet
             }
             _ => false,

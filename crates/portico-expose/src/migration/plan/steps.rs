@@ -5,6 +5,7 @@ use portico_api::exposed_cluster::MigrationState;
 use portico_api::strategy::ExposeStrategy;
 
 use super::{Facts, Keeper, Party, Step, takes_back, url_or};
+use crate::doors::told_apart;
 use crate::plan::Plan;
 use crate::strategy;
 
@@ -140,14 +141,25 @@ fn moving_nodes(facts: &Facts<'_>) -> Step {
 fn quieting(facts: &Facts<'_>) -> Step {
     let name = &facts.cluster.metadata.name;
     let old = facts.from.decision.strategy;
+    let kubeconfigs = format!("gives users new kubeconfigs (portico kubeconfig {name} -o {name}.kubeconfig)");
+    let (does, proof) = match told_apart(facts.from, facts.to) {
+        Ok(_) => (
+            kubeconfigs,
+            format!(
+                "by the count of every gateway nobody has used {old} for as long as quiet= says, 10m without \
+                 it; the condition names who still does. Or portico migrate {name} --finish, in use or not"
+            ),
+        ),
+        Err(why) => (
+            format!("{kubeconfigs}, then says that {old} may close"),
+            format!("portico migrate {name} --finish: {why}"),
+        ),
+    };
     state(
         MigrationState::Quieting,
         Party::Administrator,
-        format!(
-            "gives users new kubeconfigs (portico kubeconfig {name} -o {name}.kubeconfig), then says that \
-             {old} may close"
-        ),
-        format!("portico migrate {name} --finish: use of a door is not counted yet"),
+        does,
+        proof,
         "nothing: the old address works until step 6",
         back_again(facts),
     )

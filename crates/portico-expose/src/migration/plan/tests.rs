@@ -245,12 +245,33 @@ fn what_else_depends_on_the_address_is_noted() {
         "address of the MLA gateway",
         "one budget (portico.k8c.io/max-connections: 100)",
         "Firewalls, proxies and NetworkPolicies that name https://a.north.kkp.example.com:6443",
-        "not counted yet",
+        "step 4 ends once you say so, and that closes Tunneling too",
+        "/doors?cluster=a of each gateway",
     ] {
         assert!(leaving.contains(expected), "no {expected} in:\n{leaving}");
     }
     let entering = case.plan([NodePort, Tunneling]).notes.join("\n");
     assert!(entering.contains("Agents will listen on 100.64.30.99 of every node"), "{entering}");
+}
+
+#[test]
+fn where_no_gateway_can_tell_the_old_door_apart_only_an_order_closes_it() {
+    let case = Case::of(Keeper::Hosted, "{}");
+    let past = Case { seed: seed("north", r#"{"nodeportProxy": {"disable": true}}"#), ..case.clone() };
+    for (case, pair, why) in [
+        (&case, [NodePort, LoadBalancer], Some("the same ports of the gateway")),
+        (&case, [LoadBalancer, NodePort], Some("the same ports of the gateway")),
+        (&past, [NodePort, LoadBalancer], Some("past the gateway")),
+        (&case, [NodePort, Tunneling], None),
+        (&case, [Tunneling, LoadBalancer], None),
+    ] {
+        let plan = case.plan(pair);
+        let quieting = plan.steps.iter().find(|step| step.name == "Quieting").unwrap();
+        assert_eq!(quieting.proof.starts_with("portico migrate a --finish"), why.is_some(), "{pair:?}");
+        let notes = plan.notes.join("\n");
+        assert_eq!(notes.contains("step 5 ends by --finish alone"), why.is_some(), "{notes}");
+        assert!(why.is_none_or(|why| notes.contains(why) && quieting.proof.contains(why)), "{notes}");
+    }
 }
 
 #[test]

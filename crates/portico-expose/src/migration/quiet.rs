@@ -1,0 +1,105 @@
+//! Since when the door that is to close is out of use, by what gateways say of it.
+//!
+//! Each gateway counts for itself, and forgets with its process. So what counts is the difference between
+//! two looks: whenever a gateway says anything else of the door than before, has come, is gone, or began to
+//! count anew, the door may have been in use until now. Silence of a gateway that knows nothing yet is no
+//! proof, and with one that is gone no proof of use is lost. For the same reason the first look is a
+//! beginning, and so is one after a pause in which gateways may have come and gone. That they come and go
+//! without a pause is seen, because each change of them is a reason to look.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::{Now, Use};
+
+/// Longest time between two looks that still tell of what was between them.
+const PAUSE: SignedDuration = SignedDuration::from_mins(1);
+
+/// Clients that are named.
+const NAMED: usize = 5;
+
+/// So long the same clients are named: each change of the text would be a write.
+const SAME_NAMES: SignedDuration = SignedDuration::from_mins(1);
+
+/// What one gateway says of a door.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Counted {
+    /// Since when it counts, in its own words: another text is another count.
+    pub since: Box<str>,
+    /// Uses that have ended, ever.
+    pub used: u64,
+    /// Connections that are open.
+    pub open: u64,
+    /// Who used it last, and how long ago. Those with connections open are among them, and come first.
+    pub clients: Vec<(IpAddr, Duration)>,
+}
+
+/// What is remembered of one door from look to look.
+#[derive(Debug, Clone)]
+pub struct Watch {
+    /// The record under which it is looked at.
+    of: Now,
+    /// What each gateway said at the look before, if there was one.
+    told: Option<BTreeMap<IpAddr, (Box<str>, u64)>>,
+    looked: Timestamp,
+    used: Timestamp,
+    /// Who is named, and since when.
+    names: Option<(Timestamp, String)>,
+}
+
+impl Watch {
+    /// Nothing was looked at yet.
+    pub fn new(of: Now, clock: Timestamp) -> Self {
+        Self { of, told: None, looked: clock, used: clock, names: None }
+    }
+
+    /// The record under which the door is looked at. Under another it is another door.
+    pub fn of(&self) -> Now {
+        self.of
+    }
+
+    /// Takes in what every gateway says, of which each has answered. Of clients, those are named that came
+    /// `within` that time.
+    pub fn look(&mut self, answers: &BTreeMap<IpAddr, Counted>, within: Duration, clock: Timestamp) -> Use {
+        let told = answers.iter().map(|(&gateway, it)| (gateway, (it.since.clone(), it.used)));
+        let told = Some(told.collect());
+        let open = answers.values().any(|it| it.open > 0);
+        let paused = clock.duration_since(self.looked).abs() > PAUSE;
+        let changed = open || paused || told != self.told;
+        if changed {
+            self.used = clock;
+        }
+        (self.told, self.looked) = (told, clock);
+        let stale = |since: Timestamp| clock.duration_since(since).abs() >= SAME_NAMES;
+        if changed && self.names.as_ref().is_none_or(|(since, _)| stale(*since)) {
+            self.names = names(answers, within).map(|names| (clock, names));
+        }
+        let by = self.names.as_ref().map(|(_, names)| format!("used by {names}"));
+        if open {
+            Use::Used(by.unwrap_or_else(|| "in use".to_owned()))
+        } else {
+            Use::Unused { since: self.used, by }
+        }
+    }
+}
+
+/// The clients that used the door `within` that time, the latest ones if there are many.
+fn names(answers: &BTreeMap<IpAddr, Counted>, within: Duration) -> Option<String> {
+    let mut latest: BTreeMap<IpAddr, Duration> = BTreeMap::new();
+    for &(client, ago) in answers.values().flat_map(|it| &it.clients).filter(|(_, ago)| *ago < within) {
+        latest.entry(client).and_modify(|known| *known = ago.min(*known)).or_insert(ago);
+    }
+    let mut clients: Vec<(Duration, IpAddr)> =
+        latest.into_iter().map(|(client, ago)| (ago, client)).collect();
+    clients.sort_unstable();
+    let more = if clients.len() > NAMED { " and others" } else { "" };
+    let named: BTreeSet<IpAddr> = clients.into_iter().take(NAMED).map(|(_, client)| client).collect();
+    let named: Vec<String> = named.iter().map(ToString::to_string).collect();
+    (!named.is_empty()).then(|| format!("{}{more}", named.join(", ")))
+}
+
+#[cfg(test)]
+mod tests;
