@@ -24,6 +24,7 @@ use portico_api::cluster::{Address, Cluster};
 use portico_api::meta::ObjectKey;
 use portico_api::names::ClusterName;
 use portico_expose::exposure::{MANAGED_BY, SERVICE_NAME, Standing};
+use portico_expose::migration::quiet::Watch;
 use portico_expose::services::{APISERVER, EXPOSED};
 use portico_expose::strategy::FRONT;
 use portico_kube::events::Events;
@@ -56,6 +57,7 @@ mod reports;
 mod resolver;
 mod write;
 
+use found::all_addresses_of;
 pub(crate) use found::{addresses_of, ingress_of};
 use pass::Outcome;
 pub(crate) use pass::belongs_to;
@@ -110,6 +112,8 @@ struct Context {
     kkp: KkpWatch,
     resolver: Resolver,
     observed: Observed,
+    /// The doors that are to close, and what was seen of their use.
+    watched: Mutex<BTreeMap<String, Watch>>,
     above: Above,
     leads: channel::Receiver<Leads>,
     events: Events,
@@ -152,6 +156,7 @@ pub(crate) async fn run(
         kkp: kkp.clone(),
         resolver,
         observed: observed.clone(),
+        watched: Mutex::default(),
         above,
         leads: leads.clone(),
         events,
@@ -404,6 +409,11 @@ impl Context {
         self.gateways.all().iter().flat_map(|slice| addresses_of(&slice.value())).collect()
     }
 
+    /// Those of gateways that are not ready too.
+    fn all_gateway_addresses(&self) -> BTreeSet<IpAddr> {
+        self.gateways.all().iter().flat_map(|slice| all_addresses_of(&slice.value())).collect()
+    }
+
     fn all(&self) -> Work {
         self.clusters.all()
     }
@@ -418,7 +428,12 @@ impl Context {
         self.fights().retain(|name, _| exists(name));
         self.resolver.retain(exists);
         self.observed.retain(exists);
+        self.watched().retain(|name, _| exists(name));
         self.written.forget();
+    }
+
+    fn watched(&self) -> MutexGuard<'_, BTreeMap<String, Watch>> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn outdated_until(&self) -> MutexGuard<'_, Option<Instant>> {

@@ -124,11 +124,19 @@ pub(crate) fn ingress_of(service: &Value) -> Vec<Ingress> {
 
 /// The addresses of an EndpointSlice that are ready.
 pub(crate) fn addresses_of(slice: &Value) -> Vec<IpAddr> {
+    let is_ready = |endpoint: &Value| endpoint.pointer("/conditions/ready") != Some(&Value::Bool(false));
+    addresses(slice, is_ready).collect()
+}
+
+/// All of them: also what is about to end, and serves what was opened before.
+pub(super) fn all_addresses_of(slice: &Value) -> Vec<IpAddr> {
+    addresses(slice, |_| true).collect()
+}
+
+fn addresses(slice: &Value, which: impl Fn(&Value) -> bool) -> impl Iterator<Item = IpAddr> {
     let endpoints = slice["endpoints"].as_array().into_iter().flatten();
-    let ready =
-        endpoints.filter(|endpoint| endpoint.pointer("/conditions/ready") != Some(&Value::Bool(false)));
-    ready
+    endpoints
+        .filter(move |endpoint| which(endpoint))
         .flat_map(|endpoint| endpoint["addresses"].as_array().into_iter().flatten())
         .filter_map(|address| address.as_str()?.parse().ok())
-        .collect()
 }

@@ -14,7 +14,9 @@ use portico_api::annotations::{MIGRATION_LABEL, MIGRATION_LABEL_OURS};
 use portico_api::cluster::{Cluster, MIGRATING};
 use portico_api::exposed_cluster::MigrationState;
 use portico_api::migration::MIGRATION;
+use portico_expose::doors::told_apart;
 use portico_expose::exposure::{Exposure, standing_of_second};
+use portico_expose::migration::quiet::Watch;
 use portico_expose::migration::{Fact, Facts, Next, Now, Proof, Use, step};
 use portico_expose::strategy::FRONT;
 use portico_kube::events::{Note, Severity};
@@ -24,7 +26,7 @@ use serde_json::{Value, json};
 use tracing::info;
 
 use super::Context;
-use super::gateways::routed;
+use super::gateways::{counted, routed};
 use super::pass::Done;
 use super::write::PassError;
 use crate::cache::api;
@@ -34,6 +36,9 @@ use crate::write::as_portico;
 
 /// When to look again while a migration waits: what is outside of the seed tells nothing by itself.
 const PERIOD: Duration = Duration::from_secs(10);
+
+/// Clients that used the door within that time are named at least, however short it is to be quiet.
+const RECENT: Duration = Duration::from_secs(600);
 
 /// The reason of the condition once one door is left.
 const SETTLED: &str = "Settled";
@@ -49,6 +54,9 @@ impl Context {
     ) -> Result<Option<Duration>, PassError> {
         let name = &*cluster.metadata.name;
         let (now, wanted) = (done.doors.now, done.exposure.decision.strategy);
+        if now.second.is_none_or(|second| second.state != MigrationState::Quieting) {
+            self.watched().remove(name);
+        }
         if now.second.is_none() && now.first == wanted {
             self.status.clusters(|clusters| clusters.migrating.remove(name));
             if cluster.status.conditions.contains_key(MIGRATING) {
@@ -115,18 +123,36 @@ impl Context {
                 let waits = || Fact::NotSo("the Cluster has another one".to_owned());
                 proofs.insert(Proof::Status, if told { Fact::So } else { waits() });
             }
-            Some(MigrationState::Quieting) => {
-                let name = &cluster.metadata.name;
-                let used =
-                    format!("connections by it are not counted; portico migrate {name} --finish closes it");
-                facts.second_door = Some(Use::Used(used));
-            }
+            Some(MigrationState::Quieting) => facts.second_door = self.use_of_second(cluster, done).await,
             Some(MigrationState::Closing) => {
                 proofs.insert(Proof::GoneOnSeed, self.gone_on_seed(cluster, exposure).await?);
             }
             Some(MigrationState::MovingNodes) => {}
         }
         Ok(facts)
+    }
+
+    /// Whether the door that is to close is still used, by what every gateway says of it: those too that are
+    /// not ready, for they may have connections of before. `None` if the door is not planned yet.
+    async fn use_of_second(&self, cluster: &Cluster, done: &Done) -> Option<Use> {
+        let name = &*cluster.metadata.name;
+        let Done { doors, exposure, .. } = done;
+        let kinds = match told_apart(exposure.second.as_ref()?, &exposure.plan) {
+            Ok(kinds) => kinds,
+            Err(why) => return Some(Use::Used(format!("{why}; portico migrate {name} --finish closes it"))),
+        };
+        let answers = match counted(&self.all_gateway_addresses(), name, &kinds).await {
+            Ok(answers) => answers,
+            Err(why) => return Some(Use::Used(why)),
+        };
+        let quiet = cluster.migration_settings().unwrap_or_default().quiet;
+        let clock = Timestamp::now();
+        let mut watched = self.watched();
+        let watch = watched.entry(name.to_owned()).or_insert_with(|| Watch::new(doors.now, clock));
+        if watch.of() != doors.now {
+            *watch = Watch::new(doors.now, clock);
+        }
+        Some(watch.look(&answers, quiet.max(RECENT), clock))
     }
 
     /// Whether the load balancer of a door that was closed is gone, which the pass before this has deleted:

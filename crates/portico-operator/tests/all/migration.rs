@@ -31,10 +31,10 @@ struct Stage {
     client: Client,
     servers: Vec<SocketAddr>,
     names: JoinHandle<std::io::Result<()>>,
-    _gateway: Process,
+    gateway: Process,
     user: ControlPlane,
     // The last to go.
-    _seed: ControlPlane,
+    seed: ControlPlane,
     _etcd: Etcd,
     door: Host,
     planes: Host,
@@ -69,18 +69,7 @@ impl Stage {
         let zone = watch::Sender::new(Arc::new(move |_: &str| Says::Address(address)) as Zone);
         let names = tokio::spawn(serve(socket, zone.subscribe()));
         let gateway = gateway(&door, seed.access());
-        Self {
-            kubectl,
-            client,
-            servers,
-            names,
-            _gateway: gateway,
-            user,
-            _seed: seed,
-            _etcd: etcd,
-            door,
-            planes,
-        }
+        Self { kubectl, client, servers, names, gateway, user, seed, _etcd: etcd, door, planes }
     }
 
     fn operator(&self, identity: &str) -> Running {
@@ -201,8 +190,13 @@ impl Stage {
         self.service()?.pointer("/spec/ports/0/nodePort").and_then(Value::as_u64).context("no NodePort")
     }
 
-    /// Asks the API server for its version by a door, as a client from outside.
+    /// Asks the API server for its version by a door.
     fn ask_by(&self, strategy: &str) -> Result<String> {
+        self.kubectl_by(strategy)?.run(&["get", "--raw", "/version", "--request-timeout=5s"])
+    }
+
+    /// kubectl by a door, as a client from outside.
+    fn kubectl_by(&self, strategy: &str) -> Result<Kubectl> {
         let address = self.door.address();
         let (server, name) = match strategy {
             "Tunneling" => (format!("https://{address}:6443"), NAME.to_owned()),
@@ -210,7 +204,7 @@ impl Stage {
             _ => (format!("https://{address}:{}", self.node_port()?), address.to_string()),
         };
         let access = self.user.access().through(&server).with_server_name(&name);
-        access.kubectl(&self.planes)?.run(&["get", "--raw", "/version", "--request-timeout=5s"])
+        access.kubectl(&self.planes)
     }
 
     fn answers_by(&self, strategy: &str) {
@@ -259,6 +253,8 @@ async fn a_cluster_moves_between_doors_that_are_both_open_until_the_old_one_is_t
     the_way_back_is_the_same_from_each_state(&stage);
     from_a_name_to_a_load_balancer_and_its_port(&stage);
     a_third_strategy_waits_for_the_second_door_to_close(&stage);
+    between_doors_at_the_same_ports_only_an_order_closes(&stage);
+    a_door_that_nobody_uses_closes_by_itself_and_not_before(&stage);
     operator.stop().await;
     stage.names.abort();
 }
@@ -266,7 +262,8 @@ async fn a_cluster_moves_between_doors_that_are_both_open_until_the_old_one_is_t
 fn from_a_port_to_a_name(stage: &Stage, port: u64) {
     stage.want("Tunneling", "");
     // No node is there to be moved, and nobody has said that the old door may close.
-    stage.wait_state("Quieting", "portico migrate a --finish");
+    let who = format!("used by {}", stage.planes.address());
+    stage.wait_state("Quieting", &who);
     for strategy in ["NodePort", "Tunneling"] {
         stage.answers_by(strategy);
     }
@@ -377,6 +374,38 @@ fn a_third_strategy_waits_for_the_second_door_to_close(stage: &Stage) {
     stage.order("close=Tunneling");
     stage.wait_settled("NodePort");
     assert!(port > 0);
+}
+
+fn between_doors_at_the_same_ports_only_an_order_closes(stage: &Stage) {
+    stage.order("quiet=0");
+    stage.want("LoadBalancer", "");
+    stage.give_address();
+    stage.wait_state("Quieting", "cannot tell their clients apart; portico migrate a --finish closes it");
+    stage.order("close=NodePort");
+    stage.wait_settled("LoadBalancer");
+    stage.wait_no_order();
+}
+
+fn a_door_that_nobody_uses_closes_by_itself_and_not_before(stage: &Stage) {
+    let by_port = stage.kubectl_by("LoadBalancer").unwrap();
+    let watch = by_port.spawn("watch", &["get", "namespaces", "--watch"]).unwrap();
+    stage.want("Tunneling", "");
+    // The operator has tried this door itself, not long ago.
+    let who = stage.planes.address().to_string();
+    stage.wait_state("Quieting", &who);
+    // Both are read by a pass, so the second is what the next one goes by.
+    stage.order("quiet=never");
+    stage.wait_state("Quieting", "cannot be read");
+    stage.order("quiet=0");
+    stage.wait_state("Quieting", &who);
+    watch.check().unwrap();
+    // With the gateway goes what it knew of the watch, and silence is no proof.
+    stage.gateway.kill();
+    stage.wait_state("Quieting", "cannot be told while the gateway");
+    let gateway = gateway(&stage.door, stage.seed.access());
+    stage.wait_settled("Tunneling");
+    stage.answers_by("Tunneling");
+    drop(gateway);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
