@@ -27,6 +27,9 @@ const ADMISSION_PLUGINS: &str = "NamespaceLifecycle,NodeRestriction,LimitRanger,
 /// A replica that is told to stop serves for this long, until the others have all new connections.
 const DRAIN: &str = "10s";
 
+/// Of requests that ask their client to connect anew: what Kubernetes recommends to begin with.
+const GOAWAY: &str = "0.001";
+
 pub(crate) fn program(facts: &Facts<'_>) -> Program {
     let command = &["/usr/local/bin/kube-apiserver"];
     let mut server = Program::new(NAME, facts.kubernetes("kube-apiserver"), command);
@@ -50,6 +53,12 @@ pub(crate) fn program(facts: &Facts<'_>) -> Program {
     if facts.layout == Layout::Dedicated {
         server.arg("shutdown-delay-duration", DRAIN);
     }
+    // HTTP/2 clients keep one connection for ever, and so the way by which they came: the replica of before a
+    // scale-up, the door of before a migration. One request of a thousand asks its client to connect anew;
+    // what is under way on the connection ends in peace. Kubernetes advises against it for a single server
+    // without a load balancer, where a new connection changes nothing; here a gateway is before each. With a
+    // single one too: a flag that followed a migration would restart API servers in it.
+    server.arg("goaway-chance", GOAWAY);
     server.small_heap(facts.layout);
     server.ports = vec![(PORT_NAME, PORT)];
     server.mounts.push((konnectivity::SOCKET_VOLUME, SOCKET_FOLDER));
