@@ -1,5 +1,8 @@
 //! The command line contract: exit codes, version, help.
 
+use std::fs;
+use std::path::{Path, PathBuf};
+
 use crate::common::{run, stderr, stdout};
 
 #[test]
@@ -23,6 +26,40 @@ fn every_verb_has_help_with_an_example() {
         assert!(text.contains("Example"), "{verb}: {text}");
         assert!(text.contains(&format!("portico {verb}")), "{verb}: {text}");
     }
+}
+
+/// Commands of pages, as people paste them. After `--help` nothing is looked at; what is before must exist.
+#[test]
+fn every_command_of_the_pages_has_verbs_and_flags_that_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut pages: Vec<PathBuf> =
+        fs::read_dir(root.join("docs")).unwrap().map(|page| page.unwrap().path()).collect();
+    pages.push(root.join("README.md"));
+    let mut commands = 0;
+    for page in pages.iter().filter(|page| page.extension().is_some_and(|end| end == "md")) {
+        let text = fs::read_to_string(page).unwrap().replace("\\\n", " ");
+        let text = text.replace("TOKEN", "abcdef.0123456789abcdef").replace("HASH", &"0".repeat(64));
+        let blocks = text.split("```sh\n").skip(1).filter_map(|rest| rest.split("```").next());
+        for line in blocks.flat_map(str::lines).filter_map(|line| line.strip_prefix("portico ")) {
+            let words = line.split_whitespace();
+            let words = words.take_while(|word| !word.starts_with(['#', '|', '>', '&']));
+            let words: Vec<&str> = words.chain(["--help"]).collect();
+            let output = run(&words);
+            assert!(output.status.success(), "{}: {words:?}: {}", page.display(), stderr(&output));
+            commands += 1;
+        }
+    }
+    assert!(commands > 20, "only {commands} commands were found");
+}
+
+#[test]
+fn the_objects_of_the_first_cluster_are_valid() {
+    let page = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/first-cluster.md"));
+    let blocks = page.split("<<'END'\n").skip(1).filter_map(|rest| rest.split("\nEND\n").next());
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("all.yaml"), blocks.collect::<Vec<_>>().join("\n---\n")).unwrap();
+    let output = run(&["check", folder.path().to_str().unwrap()]);
+    assert_eq!(stdout(&output), "3 objects: 0 errors, 0 warnings\n");
 }
 
 #[test]
