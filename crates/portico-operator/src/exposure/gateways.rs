@@ -122,8 +122,8 @@ struct Client {
 
 /// What a listing says of the doors by `kinds`. A kind that is not in it was never used.
 fn of_doors(listing: &[u8], cluster: &str, kinds: &BTreeSet<ListenerKind>) -> Result<Counted, String> {
-    let listing: Vec<Doors> =
-        serde_json::from_slice(listing).map_err(|_| "it answers /doors with something else".to_owned())?;
+    let other = |_| "it answers /doors with something else".to_owned();
+    let listing: Vec<Doors> = serde_json::from_slice(listing).map_err(other)?;
     let of_cluster = listing.into_iter().find(|doors| *doors.cluster == *cluster);
     let of_cluster = of_cluster.ok_or("it does not know the cluster yet")?;
     let mut counted = Counted { since: of_cluster.since, ..Counted::default() };
@@ -132,8 +132,7 @@ fn of_doors(listing: &[u8], cluster: &str, kinds: &BTreeSet<ListenerKind>) -> Re
         if !kinds.iter().any(is_of_door) {
             continue;
         }
-        let door: Door =
-            serde_json::from_value(door).map_err(|_| "it answers /doors with something else".to_owned())?;
+        let door: Door = serde_json::from_value(door).map_err(other)?;
         counted.used = counted.used.saturating_add(door.used);
         counted.open = counted.open.saturating_add(door.open);
         let clients = door.clients.into_iter();

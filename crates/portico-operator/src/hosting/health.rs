@@ -147,8 +147,10 @@ pub(super) fn is_whole(components: &[Component]) -> bool {
 pub(super) fn text(components: &[Component]) -> String {
     let missing: Vec<&Component> =
         components.iter().filter(|component| component.ready < component.wanted).collect();
-    let how = |component: &Component| (component.ready, component.wanted, component.trouble.clone());
-    let together = |one: &&Component, next: &&Component| one.trouble.is_some() && how(one) == how(next);
+    let together = |one: &&Component, next: &&Component| {
+        let same = one.ready == next.ready && one.wanted == next.wanted && one.trouble == next.trouble;
+        same && one.trouble.is_some()
+    };
     let texts: Vec<String> = missing
         .chunk_by(together)
         .map(|group| {
