@@ -1,8 +1,10 @@
 //! The annotation by which people steer the migration of a Cluster between expose strategies.
 //!
-//! The order to migrate is `spec.exposeStrategy` itself. This says how the former way in comes to its end:
-//! `quiet=10m,close=NodePort`. A text that cannot be read closes nothing: it may have asked for more time.
+//! The order to migrate is `spec.exposeStrategy` itself. This says how nodes follow, and how the former way
+//! in comes to its end: `quiet=10m,nodes=by-hand`. A text that cannot be read closes nothing and touches no
+//! node: it may have asked for more time.
 
+use std::num::NonZeroU16;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -26,13 +28,27 @@ pub struct MigrationSettings {
     /// The way in by this strategy closes although it is in use, and although nodes still use it. It has a
     /// name so that an order of yesterday closes no other.
     pub close: Option<ExposeStrategy>,
+    /// How kubelets come to the new address.
+    pub nodes: NodeMoves,
+    /// How many nodes may be moved at the same time.
+    pub parallel: NonZeroU16,
+}
+
+/// How the kubelets of a cluster come to another address of its API server.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum NodeMoves {
+    /// A pod on each node changes its files, and restarts its kubelet.
+    #[default]
+    InPlace,
+    /// Somebody does it on each machine. A pod on each node only says whether that is done.
+    ByHand,
 }
 
 /// Why the value of [`MIGRATION`] cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum BadMigrationSettings {
     /// Not `KEY=VALUE` with a key that is known.
-    #[error("{0:?} is none of quiet=TIME and close=STRATEGY")]
+    #[error("{0:?} is none of quiet=TIME, close=STRATEGY, nodes=in-place or by-hand, and parallel=NUMBER")]
     Unknown(Box<str>),
     /// Which of the two would count?
     #[error("{0} is there twice")]
@@ -51,6 +67,12 @@ pub enum BadMigrationSettings {
     /// No strategy.
     #[error("close: {0:?} is no strategy: {UnknownStrategy}")]
     Close(Box<str>),
+    /// No way to move nodes.
+    #[error("nodes: {0:?} is neither in-place nor by-hand")]
+    Nodes(Box<str>),
+    /// No number of nodes.
+    #[error("parallel: {0:?} is no number from 1 to 9999")]
+    Parallel(Box<str>),
 }
 
 impl MigrationSettings {
@@ -68,22 +90,46 @@ impl FromStr for MigrationSettings {
 
     /// Reads a comma list of settings, with spaces around items ignored.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (mut quiet, mut close) = (None, None);
+        let (mut quiet, mut close, mut nodes, mut parallel) = (None, None, None, None);
         for item in text.split(',').map(str::trim) {
-            let (key, twice) = match item.split_once('=') {
-                Some(("quiet", value)) => ("quiet", quiet.replace(time(value)?).is_some()),
-                Some(("close", value)) => {
+            let unknown = || BadMigrationSettings::Unknown(item.into());
+            let (key, value) = item.split_once('=').ok_or_else(unknown)?;
+            let (key, twice) = match key {
+                "quiet" => ("quiet", quiet.replace(time(value)?).is_some()),
+                "close" => {
                     let strategy = value.parse().map_err(|_| BadMigrationSettings::Close(value.into()))?;
                     ("close", close.replace(strategy).is_some())
                 }
-                _ => return Err(BadMigrationSettings::Unknown(item.into())),
+                "nodes" => ("nodes", nodes.replace(moves(value)?).is_some()),
+                "parallel" => ("parallel", parallel.replace(number(value)?).is_some()),
+                _ => return Err(unknown()),
             };
             if twice {
                 return Err(BadMigrationSettings::Twice(key));
             }
         }
-        Ok(Self { quiet: quiet.unwrap_or(QUIET), close })
+        Ok(Self {
+            quiet: quiet.unwrap_or(QUIET),
+            close,
+            nodes: nodes.unwrap_or_default(),
+            parallel: parallel.unwrap_or(NonZeroU16::MIN),
+        })
     }
+}
+
+fn moves(value: &str) -> Result<NodeMoves, BadMigrationSettings> {
+    match value {
+        "in-place" => Ok(NodeMoves::InPlace),
+        "by-hand" => Ok(NodeMoves::ByHand),
+        _ => Err(BadMigrationSettings::Nodes(value.into())),
+    }
+}
+
+/// Digits alone, and four at most, as admission reads it.
+fn number(value: &str) -> Result<NonZeroU16, BadMigrationSettings> {
+    let digits = value.bytes().all(|byte| byte.is_ascii_digit());
+    let number = value.parse().ok().filter(|_| digits && !value.starts_with('0') && value.len() <= 4);
+    number.ok_or_else(|| BadMigrationSettings::Parallel(value.into()))
 }
 
 fn time(value: &str) -> Result<Duration, BadMigrationSettings> {
@@ -93,9 +139,9 @@ fn time(value: &str) -> Result<Duration, BadMigrationSettings> {
 }
 
 impl Default for MigrationSettings {
-    /// Ten quiet minutes, and no order.
+    /// Ten quiet minutes, no order, and nodes are moved one after the other.
     fn default() -> Self {
-        Self { quiet: QUIET, close: None }
+        Self { quiet: QUIET, close: None, nodes: NodeMoves::default(), parallel: NonZeroU16::MIN }
     }
 }
 
@@ -109,28 +155,37 @@ mod tests {
 
     #[test]
     fn settings_count_in_any_order_and_those_that_are_not_there_have_a_default() {
-        let minute = Duration::from_mins(1);
-        for (text, quiet, close) in [
-            ("quiet=1m", minute, None),
-            ("close=LoadBalancer", QUIET, Some(ExposeStrategy::LoadBalancer)),
-            (" close=Tunneling , quiet=60s ", minute, Some(ExposeStrategy::Tunneling)),
-            ("quiet=0", Duration::ZERO, None),
+        let (minute, none) = (Duration::from_mins(1), MigrationSettings::default());
+        let close = Some(ExposeStrategy::LoadBalancer);
+        let (nodes, parallel) = (NodeMoves::ByHand, NonZeroU16::new(20).unwrap());
+        for (text, expected) in [
+            ("quiet=1m", MigrationSettings { quiet: minute, ..none }),
+            ("close=LoadBalancer", MigrationSettings { close, ..none }),
+            (" close=LoadBalancer , quiet=60s ", MigrationSettings { quiet: minute, close, ..none }),
+            ("quiet=0", MigrationSettings { quiet: Duration::ZERO, ..none }),
+            ("parallel=20,nodes=by-hand", MigrationSettings { nodes, parallel, ..none }),
+            ("nodes=in-place", none),
         ] {
-            assert_eq!(MigrationSettings::of(Some(text)), Ok(MigrationSettings { quiet, close }), "{text}");
+            assert_eq!(MigrationSettings::of(Some(text)), Ok(expected), "{text}");
         }
-        assert_eq!(MigrationSettings::of(None), Ok(MigrationSettings { quiet: QUIET, close: None }));
+        assert_eq!(MigrationSettings::of(None), Ok(none));
     }
 
     #[test]
     fn what_cannot_be_read_voids_the_whole_value_and_says_why() {
-        let none = "is none of quiet=TIME and close=STRATEGY";
+        let none = "is none of quiet=TIME, close=STRATEGY, nodes=in-place or by-hand, and parallel=NUMBER";
         for (text, expected) in [
             ("", format!("\"\" {none}")),
             ("quiet=1m,", format!("\"\" {none}")),
             ("quiet", format!("\"quiet\" {none}")),
             ("Quiet=1m", format!("\"Quiet=1m\" {none}")),
             ("quiet =1m", format!("\"quiet =1m\" {none}")),
-            ("quiet=10h,nodes=by-hand", format!("\"nodes=by-hand\" {none}")),
+            ("quiet=10h,drain=true", format!("\"drain=true\" {none}")),
+            ("nodes=away", "nodes: \"away\" is neither in-place nor by-hand".to_owned()),
+            ("nodes=by-hand,nodes=by-hand", "nodes is there twice".to_owned()),
+            ("parallel=0", "parallel: \"0\" is no number from 1 to 9999".to_owned()),
+            ("parallel=+1", "parallel: \"+1\" is no number from 1 to 9999".to_owned()),
+            ("parallel=10%", "parallel: \"10%\" is no number from 1 to 9999".to_owned()),
             ("quiet=1m,quiet=1m", "quiet is there twice".to_owned()),
             ("close=NodePort,close=Tunneling", "close is there twice".to_owned()),
             ("quiet=10", "quiet: \"10\" is no time: a unit is missing or unknown, as in 90s or 1m30s".into()),

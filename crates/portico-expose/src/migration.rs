@@ -76,6 +76,8 @@ pub enum Proof {
     Rollouts,
     /// Every ready node uses the first door. One that is away is told of, and does not hold up the others.
     Nodes,
+    /// Every node is ready. Nothing waits for that: one that is not is told of, for it keeps its address.
+    Present,
     /// Nothing that belongs to the second door alone is left inside the cluster.
     GoneInside,
     /// Nothing that belongs to the second door alone is left on the seed.
@@ -134,6 +136,8 @@ pub struct Next {
     pub waits_for: Vec<Waiting>,
     /// A third strategy that is wanted: its turn comes once one door is left.
     pub later: Option<ExposeStrategy>,
+    /// What else is to be known, and holds nothing up.
+    pub aside: Option<String>,
 }
 
 impl Now {
@@ -239,17 +243,17 @@ pub fn step(
     let first = now.first;
     let with_second = |first, strategy, state| {
         let second = Some(Second { strategy, state, since: clock });
-        Next { now: Now { first, second }, waits_for: Vec::new(), later: None }
+        Next { now: Now { first, second }, waits_for: Vec::new(), later: None, aside: None }
     };
     let Some(second) = now.second else {
         if wanted == first {
-            return Next { now, waits_for: Vec::new(), later: None };
+            return Next { now, waits_for: Vec::new(), later: None, aside: None };
         }
         let waits_for = facts.missing(&[Proof::Permission]);
         if waits_for.is_empty() {
             return with_second(first, wanted, Opening);
         }
-        return Next { now, waits_for, later: None };
+        return Next { now, waits_for, later: None, aside: None };
     };
     let Second { strategy, state, .. } = second;
     let forward = wanted == strategy;
@@ -268,17 +272,21 @@ pub fn step(
         (Moving | MovingNodes | Quieting | Closing, true) => to(Opening),
         // Nobody is told of an address that was not proven.
         (Proving, true) if has_moved => to(Opening),
-        _ if !waits_for.is_empty() => Next { now, waits_for, later: None },
+        _ if !waits_for.is_empty() => Next { now, waits_for, later: None, aside: None },
         (Opening, true) => to(Proving),
         // The two change places.
         (Proving, true) => with_second(strategy, first, Moving),
         (Moving, false) => to(MovingNodes),
         (MovingNodes, false) => to(Quieting),
         (Quieting, false) => to(Closing),
-        (Closing, false) => Next { now: Now::settled(first), waits_for, later: None },
+        (Closing, false) => Next { now: Now::settled(first), waits_for, later: None, aside: None },
     };
     let later = (!forward && wanted != first).then_some(wanted);
-    Next { later, ..next }
+    let aside = match (next.now.second, facts.proofs.get(&Proof::Present)) {
+        (Some(_), Some(Fact::NotSo(why))) => Some(why.clone()),
+        _ => None,
+    };
+    Next { later, aside, ..next }
 }
 
 /// Whether the door by `strategy` is to close although it is in use.
@@ -337,6 +345,7 @@ impl fmt::Display for Proof {
             Self::Endpoints => "Service kubernetes and cluster-info",
             Self::Rollouts => "rollouts of kube-proxy and the Konnectivity agents",
             Self::Nodes => "nodes",
+            Self::Present => "all nodes to be ready",
             Self::GoneInside => "removal inside the cluster",
             Self::GoneOnSeed => "removal on the seed",
         })
@@ -384,10 +393,11 @@ impl fmt::Display for Next {
             write!(f, "{before}{waiting}")?;
         }
         match (self.later, self.now.second) {
-            (Some(later), Some(second)) => write!(f, "; {later} waits until {} is closed", second.strategy),
-            (Some(later), None) => write!(f, "; {later} is next"),
-            (None, _) => Ok(()),
+            (Some(later), Some(second)) => write!(f, "; {later} waits until {} is closed", second.strategy)?,
+            (Some(later), None) => write!(f, "; {later} is next")?,
+            (None, _) => {}
         }
+        self.aside.as_ref().map_or(Ok(()), |aside| write!(f, "; {aside}"))
     }
 }
 

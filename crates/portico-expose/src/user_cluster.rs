@@ -13,6 +13,7 @@ use std::net::IpAddr;
 use portico_api::annotations::KONNECTIVITY_ENDPOINTS;
 use portico_api::cluster::Cluster;
 use portico_api::exposed_cluster::{ExposedCluster, Migration, MigrationState};
+use portico_api::migration::NodeMoves;
 use portico_api::strategy::ExposeStrategy;
 use serde_json::{Value, json};
 
@@ -37,7 +38,8 @@ pub const KONNECTIVITY_AGENT: Id = id(Kind::Deployment, "kube-system", "konnecti
 /// [`KONNECTIVITY_AGENT`] have followed.
 pub const KONNECTIVITY_AGENT_NEXT: Id = id(Kind::Deployment, "kube-system", "konnectivity-agent-next");
 
-/// The DaemonSet whose pods are ready where the node reaches the second door.
+/// The DaemonSet of a migration. Before all are told of the second door, its pods are ready where the node
+/// reaches it; later, where the node has left the one of before.
 pub const NODE_PROBE: Id = id(Kind::DaemonSet, "kube-system", "portico-migration");
 
 /// The label by which the pods of a workload of Portico's manifests are found. Its value is the workload's
@@ -240,6 +242,10 @@ pub struct Facts<'a> {
     pub cluster_info: &'a str,
     /// How agents are made.
     pub agents: &'a AgentSettings,
+    /// How nodes come to the first door, while it migrates.
+    pub nodes: NodeMoves,
+    /// How many nodes may be without a ready pod while they do.
+    pub nodes_at_once: usize,
     /// CA certificates of the gateways' tunnel certificate in PEM; `None` for those of the agents' system.
     pub tunnel_ca: Option<&'a str>,
 }
@@ -277,7 +283,7 @@ pub fn inside(facts: &Facts<'_>) -> Inside {
     agents(facts, &mut inside);
     konnectivity(facts, &mut inside);
     next_konnectivity(facts, &mut inside);
-    probe(facts, &mut inside);
+    on_nodes(facts, &mut inside);
     endpoints(facts, &mut inside);
     cluster_info(facts, &mut inside);
     inside
@@ -368,20 +374,36 @@ fn next_konnectivity(facts: &Facts<'_>, inside: &mut Inside) {
     }
 }
 
-/// What proves on every node that it reaches the second door.
-fn probe(facts: &Facts<'_>, inside: &mut Inside) {
-    let proving = facts.exposed.spec.migration.as_ref().filter(|it| it.state == MigrationState::Proving);
-    let (Some(migration), Some(second)) = (proving, facts.second) else {
-        inside.unwanted.push(NODE_PROBE);
-        return;
+/// What proves on every node that it reaches the second door; later, what leads its kubelet to the first one.
+fn on_nodes(facts: &Facts<'_>, inside: &mut Inside) {
+    use MigrationState::{Closing, Moving, MovingNodes, Opening, Proving, Quieting};
+
+    let (Some(migration), Some(second)) = (&facts.exposed.spec.migration, facts.second) else {
+        return inside.unwanted.push(NODE_PROBE);
     };
-    match (&facts.agents.image, &*second.spec.address.url) {
-        (None, _) => inside.waiting.push("the probe of the second door: the operator has no --image"),
-        (_, "") => inside.waiting.push("the probe of the second door: its address is not known yet"),
-        (Some(image), _) => {
-            inside.wanted.extend(manifests::probe(image, &ways_of_nodes(second), &attempt(migration)));
-        }
+    if matches!(migration.state, Opening | Closing) {
+        return inside.unwanted.push(NODE_PROBE);
     }
+    let Some(image) = &facts.agents.image else {
+        return inside.waiting.push("the pods of the migration on nodes: the operator has no --image");
+    };
+    let (first, attempt) = (facts.exposed, attempt(migration));
+    let (new, old) = (&*first.spec.address.url, &*second.spec.address.url);
+    if new.is_empty() || old.is_empty() {
+        return inside.waiting.push("the pods of the migration on nodes: an address is not known yet");
+    }
+    let probe = |door| manifests::probe(image, &ways_of_nodes(door), &attempt);
+    inside.wanted.extend(match migration.state {
+        Proving => probe(second),
+        // What is to be replaced one after the other has to be there before.
+        Moving => probe(first),
+        MovingNodes => {
+            let (in_place, at_once) = (facts.nodes == NodeMoves::InPlace, facts.nodes_at_once);
+            manifests::Moves { new, old, in_place, at_once }.objects(image, &attempt)
+        }
+        // As they are: a node that was away follows as long as both doors are open.
+        Opening | Quieting | Closing => Vec::new(),
+    });
 }
 
 /// The value of [`ATTEMPT_LABEL`] in this state of a migration. No state is entered twice at the same time.

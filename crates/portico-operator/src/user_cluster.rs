@@ -53,6 +53,7 @@ mod approver;
 mod hosted;
 mod inside;
 mod issue;
+mod nodes;
 mod pass;
 mod proofs;
 mod reports;

@@ -63,11 +63,30 @@ fn brief(now: Now) -> (ExposeStrategy, Option<(ExposeStrategy, MigrationState)>)
 }
 
 #[test]
+fn nodes_that_are_away_are_told_of_until_one_door_is_left_and_hold_nothing_up() {
+    for state in [Quieting, Closing] {
+        let now = at(Tunneling, NodePort, state);
+        let mut facts = good(now);
+        facts.proofs.insert(Proof::Present, Fact::NotSo("away: c".to_owned()));
+        let none = settings("quiet=10m");
+        let next = step(now, Tunneling, &none, &facts, time(3_600));
+        let expected = goes_on(now, Tunneling);
+        assert_eq!(next.now, expected.now);
+        assert_eq!(next.aside.is_some(), next.now.second.is_some(), "{state:?}");
+    }
+    let now = at(Tunneling, NodePort, Quieting);
+    let mut facts = Facts::unknown(now);
+    facts.proofs.insert(Proof::Present, Fact::NotSo("away: c".to_owned()));
+    let said = step(now, Tunneling, &settings("quiet=10m"), &facts, time(0)).to_string();
+    assert!(said.ends_with("; waits for quiet (not known yet); away: c"), "{said}");
+}
+
+#[test]
 fn each_state_goes_on_to_the_next_once_its_proofs_are_there() {
     let opened = goes_on(Now::settled(NodePort), Tunneling);
     let second = Second { strategy: Tunneling, state: Opening, since: time(3_600) };
     let expected = Now { first: NodePort, second: Some(second) };
-    assert_eq!(opened, Next { now: expected, waits_for: Vec::new(), later: None });
+    assert_eq!(opened, Next { now: expected, waits_for: Vec::new(), later: None, aside: None });
     for (state, (first, second)) in
         [(Opening, (NodePort, Some((Tunneling, Proving)))), (Proving, (Tunneling, Some((NodePort, Moving))))]
     {
@@ -84,7 +103,7 @@ fn each_state_goes_on_to_the_next_once_its_proofs_are_there() {
         assert_eq!((brief(next.now), next.waits_for), ((Tunneling, second), Vec::new()));
     }
     let rests = goes_on(Now::settled(Tunneling), Tunneling);
-    assert_eq!(rests, Next { now: Now::settled(Tunneling), waits_for: Vec::new(), later: None });
+    assert_eq!(rests, Next { now: Now::settled(Tunneling), waits_for: Vec::new(), later: None, aside: None });
 }
 
 #[test]
@@ -107,7 +126,7 @@ fn each_proof_alone_holds_its_state_up_and_says_why() {
                     continue;
                 }
                 let waits_for = vec![Waiting::For(proof, why)];
-                assert_eq!(next, Next { now, waits_for, later: None }, "{state:?}");
+                assert_eq!(next, Next { now, waits_for, later: None, aside: None }, "{state:?}");
             }
         }
     }
@@ -122,7 +141,7 @@ fn a_door_that_has_another_address_than_was_tried_is_opened_anew_and_the_way_bac
         let next = step(now, Tunneling, &settings("quiet=0"), &facts, time(9));
         let opening = Second { strategy: Tunneling, state: Opening, since: time(9) };
         let expected = Now { first: NodePort, second: Some(opening) };
-        assert_eq!(next, Next { now: expected, waits_for: Vec::new(), later: None });
+        assert_eq!(next, Next { now: expected, waits_for: Vec::new(), later: None, aside: None });
         let back = step(now, NodePort, &settings("quiet=0"), &facts, time(9));
         assert_eq!(brief(back.now), (NodePort, Some((Tunneling, Moving))));
     }
@@ -245,7 +264,7 @@ fn the_old_door_closes_after_it_was_unused_for_the_time_asked_for_within_that_st
     // A clock that was put back.
     assert_ne!(quieting(&settings("quiet=0"), unused(-1), time(-1)), "Closing");
     let centuries = "quiet: unused since 2026-01-02T03:04:05Z, it closes at 9999-12-30T22:00:00Z";
-    let forever = Ok(MigrationSettings { quiet: Duration::MAX, close: None });
+    let forever = Ok(MigrationSettings { quiet: Duration::MAX, ..MigrationSettings::default() });
     assert_eq!(quieting(&forever, unused(0), time(0)), centuries);
 }
 

@@ -22,8 +22,15 @@ static KONNECTIVITY: LazyLock<Vec<Object>> =
 static PROBE: LazyLock<Vec<Object>> =
     LazyLock::new(|| manifest(include_str!("../../../../deploy/migration.yaml")));
 
+/// What moves each node to another address.
+static MOVE: LazyLock<Vec<Object>> =
+    LazyLock::new(|| manifest(include_str!("../../../../deploy/migration-nodes.yaml")));
+
 /// The first container of a workload.
 pub(super) const CONTAINER: &str = "/spec/template/spec/containers/0";
+
+/// The first of those that run before it.
+pub(super) const INIT_CONTAINER: &str = "/spec/template/spec/initContainers/0";
 
 /// What the manifest of the node agent leaves to its user.
 pub(super) struct Agent<'a> {
@@ -46,7 +53,7 @@ impl Agent<'_> {
                 Kind::ConfigMap => {
                     object.fields["data"] = self.ca.map_or_else(|| json!({}), |ca| json!({"ca.crt": ca}))
                 }
-                Kind::DaemonSet => fill(object, self.image, |arg| self.argument(arg)),
+                Kind::DaemonSet => fill(object, CONTAINER, self.image, |arg| self.argument(arg)),
                 _ => {}
             }
         }
@@ -76,7 +83,7 @@ impl Agent<'_> {
 pub(super) fn konnectivity(image: &str, host: &str, port: u16) -> Vec<Object> {
     let mut objects = KONNECTIVITY.clone();
     for object in objects.iter_mut().filter(|object| object.id.kind == Kind::Deployment) {
-        fill(object, image, |arg| {
+        fill(object, CONTAINER, image, |arg| {
             vec![match arg.split_once('=') {
                 Some(("--proxy-server-host", _)) => format!("--proxy-server-host={host}"),
                 Some(("--proxy-server-port", _)) => format!("--proxy-server-port={port}"),
@@ -114,19 +121,67 @@ fn relabel(value: &mut Value, name: &str) {
 
 /// What proves on each node that it reaches all of these URLs, in an attempt by this name.
 pub(super) fn probe(image: &str, urls: &[String], attempt: &str) -> Vec<Object> {
-    let argument = |arg: &str| match arg.starts_with("https://") {
+    on_each_node(&PROBE, image, attempt, |arg| match arg.starts_with("https://") {
         true => urls.to_vec(),
         false => vec![arg.to_owned()],
-    };
-    let mut objects = PROBE.clone();
+    })
+}
+
+/// How the nodes of a cluster are moved to another address.
+pub(super) struct Moves<'a> {
+    /// The URL for kubelets.
+    pub(super) new: &'a str,
+    /// The one that nothing on the node should use any more.
+    pub(super) old: &'a str,
+    /// Whether the pods do it, or only say whether it was done.
+    pub(super) in_place: bool,
+    /// How many pods may be missing at the same time.
+    pub(super) at_once: usize,
+}
+
+impl Moves<'_> {
+    /// What does so, in an attempt by this name.
+    pub(super) fn objects(&self, image: &str, attempt: &str) -> Vec<Object> {
+        let mut objects = on_each_node(&MOVE, image, attempt, |arg| {
+            vec![match arg {
+                _ if arg.starts_with("--server=") => format!("--server={}", self.new),
+                _ if arg.starts_with("https://") => self.old.to_owned(),
+                _ => arg.to_owned(),
+            }]
+        });
+        for object in &mut objects {
+            let spec = &mut object.fields["spec"];
+            spec["updateStrategy"]["rollingUpdate"]["maxUnavailable"] = self.at_once.into();
+            let pods = spec.pointer_mut("/template/spec").and_then(Value::as_object_mut);
+            if let Some(pods) = pods.filter(|_| !self.in_place) {
+                // Without it nothing needs to reach into the node.
+                for field in ["initContainers", "volumes", "hostPID"] {
+                    pods.remove(field);
+                }
+            }
+        }
+        objects
+    }
+}
+
+/// A workload of one pod on each node, which does something for a migration, in an attempt by this name.
+fn on_each_node(
+    manifest: &[Object],
+    image: &str,
+    attempt: &str,
+    argument: impl Fn(&str) -> Vec<String>,
+) -> Vec<Object> {
+    let mut objects = manifest.to_vec();
     for object in &mut objects {
-        fill(object, image, argument);
+        for container in [CONTAINER, INIT_CONTAINER] {
+            fill(object, container, image, &argument);
+        }
         if let Some(labels) = object.fields.pointer_mut("/spec/template/metadata/labels") {
             labels[ATTEMPT_LABEL] = attempt.into();
         }
         let container = object.fields.pointer_mut(CONTAINER);
         if let Some(asked) = container.and_then(|it| it.pointer_mut("/readinessProbe/exec/command")) {
-            *asked = arguments(asked, argument);
+            *asked = arguments(asked, &argument);
         }
     }
     objects
@@ -142,9 +197,9 @@ pub(super) fn konnectivity_ids() -> impl Iterator<Item = Id> {
     KONNECTIVITY.iter().rev().map(|object| object.id.clone())
 }
 
-/// Puts image and arguments into a workload.
-fn fill(object: &mut Object, image: &str, argument: impl Fn(&str) -> Vec<String>) {
-    let Some(container) = object.fields.pointer_mut(CONTAINER) else { return };
+/// Puts image and arguments into the container at `place` of a workload, if it has that.
+fn fill(object: &mut Object, place: &str, image: &str, argument: impl Fn(&str) -> Vec<String>) {
+    let Some(container) = object.fields.pointer_mut(place) else { return };
     container["image"] = image.into();
     container["args"] = arguments(&container["args"], argument);
 }

@@ -40,6 +40,8 @@ fn facts<'a>(exposed: &'a ExposedCluster, agents: &'a AgentSettings, at: &'a Kon
         next: None,
         cluster_info: CLUSTER_INFO,
         agents,
+        nodes: NodeMoves::InPlace,
+        nodes_at_once: 1,
         tunnel_ca: None,
     }
 }
@@ -221,7 +223,7 @@ fn migrating(first: &str, second: &str, state: MigrationState) -> Inside {
 
 #[test]
 fn each_state_of_a_migration_has_what_its_doors_need_and_no_more() {
-    use MigrationState::{Closing, Moving, Proving};
+    use MigrationState::{Closing, Moving, MovingNodes, Proving, Quieting};
 
     for state in MigrationState::ALL {
         for (first, second) in pairs() {
@@ -232,9 +234,11 @@ fn each_state_of_a_migration_has_what_its_doors_need_and_no_more() {
             assert_eq!((has(&NODE_AGENT), inside.tunneling), (tunnels, tunnels), "{case}");
             assert!(has(&KONNECTIVITY_AGENT), "{case}");
             assert_eq!(has(&KONNECTIVITY_AGENT_NEXT), [Proving, Moving].contains(&state), "{case}");
-            assert_eq!(has(&NODE_PROBE), state == Proving, "{case}");
+            assert_eq!(has(&NODE_PROBE), [Proving, Moving, MovingNodes].contains(&state), "{case}");
             for id in of_second_door(&door(first).0) {
-                assert!(has(&id) != inside.unwanted.contains(&id), "{id}: {case}");
+                // Nodes that come late are still moved.
+                let is_left_alone = state == Quieting && id == NODE_PROBE;
+                assert_eq!(has(&id), !inside.unwanted.contains(&id) && !is_left_alone, "{id}: {case}");
                 assert!(state != Closing || !has(&id), "{id}: {case}");
             }
             // Whatever else there is, pods and machines are led to the first door.
@@ -310,6 +314,24 @@ fn nodes_try_the_address_of_the_second_door_and_that_of_its_agents() {
     };
     assert_eq!(urls("LoadBalancer"), ["https://203.0.113.10:31234"]);
     assert_eq!(urls("Tunneling"), ["https://a.north.example.com:6443", "https://100.64.30.10:6443"]);
+}
+
+#[test]
+fn kubelets_are_led_from_the_second_door_to_the_first_so_many_at_once_as_is_said() {
+    let moves = |nodes: NodeMoves| {
+        let ((exposed, at), (second, _), agents) = (door("Tunneling"), door("NodePort"), agents());
+        let exposed = recorded(exposed, &second, MigrationState::MovingNodes);
+        let facts = Facts { second: Some(&second), nodes, nodes_at_once: 7, ..facts(&exposed, &agents, &at) };
+        inside(&facts).wanted.into_iter().find(|object| object.id == NODE_PROBE).unwrap().fields
+    };
+    let in_place = moves(NodeMoves::InPlace);
+    insta::assert_yaml_snapshot!(in_place["spec"]);
+    let by_hand = moves(NodeMoves::ByHand);
+    let pods = &by_hand["spec"]["template"]["spec"];
+    for field in ["initContainers", "volumes", "hostPID"] {
+        assert!(pods.get(field).is_none(), "{pods}");
+    }
+    assert_eq!(pods["containers"], in_place["spec"]["template"]["spec"]["containers"]);
 }
 
 #[test]

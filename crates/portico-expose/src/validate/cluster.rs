@@ -198,7 +198,8 @@ impl Findings {
         let Err(error) = cluster.migration_settings() else { return };
         let message = format!("{error}, so the former way in is not closed at the end of a migration");
         let field = format!("metadata.annotations[{MIGRATION}]");
-        let remedy = "write it as in quiet=10m,close=NodePort, each at most once, or remove the annotation";
+        let remedy =
+            "write it as in quiet=10m,nodes=by-hand, each setting at most once, or remove the annotation";
         self.void("migration", &field, message, remedy);
     }
 

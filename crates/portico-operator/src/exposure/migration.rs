@@ -60,7 +60,7 @@ impl Context {
         if now.second.is_none() && now.first == wanted {
             self.status.clusters(|clusters| clusters.migrating.remove(name));
             if cluster.status.conditions.contains_key(MIGRATING) {
-                let next = Next { now, waits_for: Vec::new(), later: None };
+                let next = Next { now, waits_for: Vec::new(), later: None, aside: None };
                 self.write_migration(cluster, &next).await?;
             }
             self.tidy(cluster, version).await?;

@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 
+use portico_api::exposed_cluster::MigrationState;
 use portico_dial::Dialer;
+use portico_expose::migration::Fact;
 use portico_expose::user_cluster::{
     BAD_KUBECONFIG, ENVOY_AGENT, Facts, Id, Inside, Kind, Konnectivity, Object, inside,
 };
@@ -13,6 +15,7 @@ use portico_pki::{Kubeconfig, cluster_info};
 use tokio::time::timeout;
 
 use super::Context;
+use super::nodes::{self, Nodes, too_slow};
 use super::pass::{Standing, Subject};
 
 /// The name of everything that belongs to the node agent.
@@ -30,6 +33,8 @@ pub(super) struct Kept {
     pub(super) others: Vec<(Id, String)>,
     /// The DaemonSets that it should have.
     pub(super) daemon_sets: Vec<Id>,
+    /// Its nodes, while these are moved to another address, or why they are not known.
+    pub(super) nodes: Option<Result<Nodes, Fact>>,
 }
 
 /// What one pass inside a user cluster did.
@@ -59,6 +64,23 @@ impl Context {
         hosted: Inside,
     ) -> Kept {
         let (cluster, exposed) = (&subject.cluster, &subject.exposed);
+        // It holds programs and files no more: what was read is written anew.
+        let foreign = match Foreign::new(&kubeconfig.to_yaml(), Dialer::direct()).await {
+            Ok(foreign) => foreign,
+            Err(error) => {
+                let standing = Standing::waits(BAD_KUBECONFIG, describe(&error));
+                let (others, daemon_sets) = (Vec::new(), Vec::new());
+                return Kept { standing, answered: false, foreign: None, others, daemon_sets, nodes: None };
+            }
+        };
+        let (settings, limit) = (subject.settings(), self.settings.pass_timeout);
+        let mut found = None;
+        if subject.state() == Some(MigrationState::MovingNodes) {
+            let listed = timeout(limit, nodes::list(&foreign, &kubeconfig.server)).await;
+            found = Some(listed.unwrap_or_else(|_| Err(Fact::NotSo(too_slow(&kubeconfig.server, limit)))));
+        }
+        // A DaemonSet counts the pods of nodes that are away among those that it may miss.
+        let away = found.as_ref().and_then(|nodes| nodes.as_ref().ok()).map_or(0, |nodes| nodes.away.len());
         let facts = Facts {
             exposed,
             second: subject.second.as_ref(),
@@ -67,23 +89,15 @@ impl Context {
             next,
             cluster_info: &cluster_info(&exposed.spec.address.url, &kubeconfig.authority),
             agents: &self.settings.agents,
+            nodes: settings.nodes,
+            nodes_at_once: usize::from(settings.parallel.get()) + away,
             tunnel_ca,
         };
         let mut inside = inside(&facts);
         inside.wanted.extend(hosted.wanted);
         inside.unwanted.extend(hosted.unwanted);
         inside.waiting.extend(hosted.waiting);
-        // It holds programs and files no more: what was read is written anew.
-        let foreign = match Foreign::new(&kubeconfig.to_yaml(), Dialer::direct()).await {
-            Ok(foreign) => foreign,
-            Err(error) => {
-                let standing = Standing::waits(BAD_KUBECONFIG, describe(&error));
-                let (others, daemon_sets) = (Vec::new(), Vec::new());
-                return Kept { standing, answered: false, foreign: None, others, daemon_sets };
-            }
-        };
         let mut done = Done::default();
-        let limit = self.settings.pass_timeout;
         let ended = timeout(limit, write(&foreign, &inside, &mut done)).await;
         self.tally.wrote_many(std::mem::take(&mut done.writes));
         let server = &kubeconfig.server;
@@ -95,14 +109,12 @@ impl Context {
                 );
                 Standing::failed(reason(&error), message)
             }
-            Err(_) => {
-                let message = format!("its API server at {server} is too slow: {limit:?} are not enough");
-                Standing::failed("TooSlow", message)
-            }
+            Err(_) => Standing::failed("TooSlow", too_slow(server, limit)),
         };
         let wanted = inside.wanted.into_iter().map(|object| object.id);
         let daemon_sets = wanted.filter(|id| id.kind == Kind::DaemonSet).collect();
-        Kept { standing, answered: done.answered, foreign: Some(foreign), others: done.others, daemon_sets }
+        let (answered, others, foreign) = (done.answered, done.others, Some(foreign));
+        Kept { standing, answered, foreign, others, daemon_sets, nodes: found }
     }
 }
 

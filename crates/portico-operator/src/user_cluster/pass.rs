@@ -6,6 +6,7 @@ use portico_api::annotations::API_SERVER_CA;
 use portico_api::api_server_ca::ApiServerCa;
 use portico_api::cluster::Cluster;
 use portico_api::exposed_cluster::{ExposedCluster, MigrationState};
+use portico_api::migration::{MigrationSettings, NodeMoves};
 use portico_api::strategy::ExposeStrategy;
 use portico_expose::migration::{Fact, Proof};
 use portico_expose::services::KONNECTIVITY;
@@ -86,6 +87,12 @@ impl Subject {
     /// What is under way, while it migrates.
     pub(super) fn state(&self) -> Option<MigrationState> {
         self.exposed.spec.migration.as_ref().map(|migration| migration.state)
+    }
+
+    /// How it migrates. Where that cannot be read, nobody but people moves nodes.
+    pub(super) fn settings(&self) -> MigrationSettings {
+        let by_hand = || MigrationSettings { nodes: NodeMoves::ByHand, ..MigrationSettings::default() };
+        self.cluster.migration_settings().unwrap_or_else(|_| by_hand())
     }
 
     /// Its second door, until that is being closed.

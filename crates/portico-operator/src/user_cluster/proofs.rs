@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::ListParams;
 use portico_api::exposed_cluster::{ExposedCluster, MigrationState};
-use portico_api::migration::MIGRATION;
+use portico_api::migration::NodeMoves;
 use portico_dial::Dialer;
 use portico_expose::exposure::SERVICE_NAME;
 use portico_expose::migration::{Fact, Facts, Now, Proof};
@@ -27,26 +27,19 @@ use tokio::time::timeout;
 
 use super::Context;
 use super::inside::{Kept, foreign};
+use super::nodes::{self, ANSWERS, AT_ONCE, Nodes, failed, too_slow};
 use super::pass::{Standing, Subject, host_of};
 use crate::cache::api;
 use crate::exposure::addresses_of;
 use crate::observed;
 use crate::write::{RequestError, request};
 use presented::{NotPresented, presents};
-use rollout::{Nodes, Rollout};
+use rollout::Rollout;
 
 mod presented;
 mod rollout;
 
-const NODES: &str = "/api/v1/nodes";
-
 const PODS: &str = "/api/v1/namespaces/kube-system/pods";
-
-/// Lines of one answer; those of Nodes are long.
-const AT_ONCE: usize = 50;
-
-/// Answers to one list. No cluster of Kubernetes has more nodes than that.
-const ANSWERS: usize = 100;
 
 /// What kubeadm calls kube-proxy's pods.
 const PROXY_LABEL: &str = "k8s-app";
@@ -80,6 +73,7 @@ impl Context {
             let fact = known.remove(&proof).unwrap_or_else(|| Fact::NotSo(stands.message.clone()));
             facts.proofs.insert(proof, fact);
         }
+        facts.proofs.extend(known.remove(&Proof::Present).map(|fact| (Proof::Present, fact)));
         let second_url = migration.second.address.url.clone();
         self.observed.tell(name, observed::Look { facts, second_url });
     }
@@ -104,8 +98,7 @@ impl Context {
             Look { subject, second, kubeconfig, api_servers, konnectivity, kept, foreign, name_servers };
         let limit = self.settings.pass_timeout;
         if timeout(limit, look.proofs(state, known)).await.is_err() {
-            let slow =
-                format!("its API server at {} is too slow: {limit:?} are not enough", kubeconfig.server);
+            let slow = too_slow(&kubeconfig.server, limit);
             for &proof in proofs(state) {
                 known.entry(proof).or_insert_with(|| Fact::NotSo(slow.clone()));
             }
@@ -154,9 +147,8 @@ impl Look<'_> {
             MigrationState::Proving => {
                 known.insert(Proof::Answer, self.answer().await);
                 let nodes = self.nodes().await;
-                let attempt = self.subject.exposed.spec.migration.as_deref().map(attempt);
-                let attempt = attempt.map(|attempt| (ATTEMPT_LABEL, attempt));
-                known.insert(Proof::Reach, self.on_every_node(&nodes, &NODE_PROBE, POD_LABEL, attempt).await);
+                let reach = self.on_every_node(&nodes, &NODE_PROBE, POD_LABEL, self.attempt()).await;
+                known.insert(Proof::Reach, reach);
                 let agents = match self.second.spec.tunnel {
                     Some(_) => self.on_every_node(&nodes, &NODE_AGENT, POD_LABEL, None).await,
                     None => Fact::So,
@@ -170,8 +162,11 @@ impl Look<'_> {
                 known.insert(Proof::Rollouts, self.rollouts().await);
             }
             MigrationState::MovingNodes => _ = known.insert(Proof::Nodes, self.moved().await),
-            MigrationState::Quieting => {}
-            MigrationState::Closing => _ = known.insert(Proof::GoneInside, self.gone().await),
+            MigrationState::Quieting => known.extend(self.present().await),
+            MigrationState::Closing => {
+                known.insert(Proof::GoneInside, self.gone().await);
+                known.extend(self.present().await);
+            }
         }
     }
 
@@ -226,13 +221,7 @@ impl Look<'_> {
 
     /// The nodes; `Err` says why there is nothing to tell by them.
     async fn nodes(&self) -> Result<Nodes, Fact> {
-        let found = self.foreign.rows(NODES, ["Name", "Status"], AT_ONCE, ANSWERS).await;
-        let found = found.map_err(|error| self.failed(&error))?;
-        if found.more {
-            let most = AT_ONCE * ANSWERS;
-            return Err(Fact::NotSo(format!("the cluster has more than {most} nodes, and no more are read")));
-        }
-        Ok(Nodes::of(found.rows))
+        nodes::list(self.foreign, &self.kubeconfig.server).await
     }
 
     /// Whether each ready node has a ready pod of a DaemonSet as it is now. `label` with its name is on them,
@@ -320,25 +309,37 @@ impl Look<'_> {
         }
     }
 
-    /// Whether kubelets use the first door. Nobody can see that from here, so it is a person who says so.
+    /// Whether nothing on the nodes uses the second door any more. A node that is away comes back with the
+    /// address that its kubelet had.
     async fn moved(&self) -> Fact {
-        let nodes = match self.nodes().await {
-            Ok(nodes) => nodes,
-            Err(fact) => return fact,
+        let nodes = match &self.kept.nodes {
+            Some(nodes) => nodes.clone(),
+            None => self.nodes().await,
         };
-        // A node that is away comes back with the address that its kubelet had.
-        let all: BTreeSet<String> = nodes.ready.union(&nodes.away).cloned().collect();
-        if all.is_empty() {
-            return Fact::So;
+        let attempt = self.attempt();
+        let left = self.on_every_node(&nodes, &NODE_PROBE, POD_LABEL, attempt).await;
+        let by_hand = self.subject.settings().nodes == NodeMoves::ByHand;
+        match left {
+            Fact::NotSo(why) if by_hand => {
+                let url = &self.subject.exposed.spec.address.url;
+                Fact::NotSo(format!("kubelets must use {url}, docs/migration.md says how; {why}"))
+            }
+            left => left,
         }
-        let (count, named, away) = (all.len(), rollout::few(&all), nodes.not_ready());
-        let url = &self.subject.exposed.spec.address.url;
-        let strategy = self.second.spec.expose_strategy;
-        Fact::NotSo(format!(
-            "the kubelets of {count} nodes ({named}{away}) must use {url}: docs/migration.md says how; once \
-             they do, or may be left behind, close={strategy} in the annotation {MIGRATION} of the Cluster \
-             ends the wait"
-        ))
+    }
+
+    /// Whether all nodes are ready, if that is known: those that are not may come back with an address that
+    /// leads nowhere by then.
+    async fn present(&self) -> Option<(Proof, Fact)> {
+        let nodes = self.nodes().await.ok()?;
+        let away = nodes.stay_behind();
+        Some((Proof::Present, away.map_or(Fact::So, Fact::NotSo)))
+    }
+
+    /// What is on the pods of this attempt beside their name.
+    fn attempt(&self) -> Option<(&'static str, String)> {
+        let migration = self.subject.exposed.spec.migration.as_deref();
+        migration.map(|migration| (ATTEMPT_LABEL, attempt(migration)))
     }
 
     /// Whether nothing is left of what the second door alone needed.
@@ -362,7 +363,7 @@ impl Look<'_> {
     }
 
     fn failed(&self, error: &ForeignError) -> Fact {
-        Fact::NotSo(format!("its API server at {}: {error}", self.kubeconfig.server))
+        failed(&self.kubeconfig.server, error)
     }
 }
 

@@ -60,6 +60,8 @@ fn good_values_pass(kubectl: &Kubectl) {
         &[("endpoints", "192.0.2.7:6443"), ("konnectivity-endpoints", "192.0.2.7:8132")],
         &[("migration", "quiet=1h30m, close=LoadBalancer")],
         &[("migration", "close=NodePort,quiet=0")],
+        &[("migration", "nodes=by-hand, parallel=9999")],
+        &[("migration", "parallel=1,nodes=in-place")],
         // Not one of those that are known here: a later version's, or somebody's own.
         &[("unknown", "anything")],
     ] {
@@ -103,7 +105,11 @@ fn bad_values_are_refused_with_their_text(kubectl: &Kubectl) {
         ("migration", "quiet=-1m", migration),
         ("migration", "quiet=1m,quiet=2m", migration),
         ("migration", "close=nodeport", migration),
-        ("migration", "close=NodePort,nodes=by-hand", migration),
+        ("migration", "close=NodePort,drain=true", migration),
+        ("migration", "nodes=away", migration),
+        ("migration", "nodes=by-hand,nodes=in-place", migration),
+        ("migration", "parallel=0", migration),
+        ("migration", "parallel=10000", migration),
         ("api-server-ca", "ca.crt", "it holds no certificate, so no token of this cluster can be reviewed"),
     ] {
         let error = apply(kubectl, &[(key, value)]).expect_err(&format!("{key}={value}"));

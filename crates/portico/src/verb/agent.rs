@@ -10,6 +10,8 @@ mod check;
 mod conceal;
 pub(super) mod control;
 pub(super) mod flags;
+mod left;
+mod looks;
 mod metrics;
 mod pages;
 mod reach;
@@ -65,6 +67,19 @@ Examples:
   For as long as it runs, a line for each change:
     portico agent reach https://a.example.com:6443 --ca-file ca.crt --every 5s")]
     Reach(reach::Flags),
+    /// Look whether this machine has left an address of the API server: exit code 1, if not
+    ///
+    /// Looks at the TCP connections of this machine: kubelet, kube-proxy, network plugins and all that shares
+    /// the machine's network. Pods with a network of their own do not count, nor does what comes by a proxy.
+    /// While the nodes of a cluster are moved to another address, this runs on every node
+    /// (deploy/migration-nodes.yaml).
+    #[command(after_help = "\
+Examples:
+  portico agent left https://a.example.com:31234
+
+  For as long as it runs, a line for each change:
+    portico agent left https://a.example.com:31234 --every 5s")]
+    Left(left::Flags),
 }
 
 /// Does what is asked for.
@@ -73,6 +88,7 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<Outcome> {
         Some(Verb::Check(flags)) => check::run(flags),
         Some(Verb::Ready(flags)) => ready::run(flags),
         Some(Verb::Reach(flags)) => reach::run(flags),
+        Some(Verb::Left(flags)) => left::run(flags),
         None => {
             conceal::conceal();
             daemon::run(async {

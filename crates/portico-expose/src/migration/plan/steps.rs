@@ -2,6 +2,7 @@
 
 use portico_api::annotations::MIGRATION_LABEL;
 use portico_api::exposed_cluster::MigrationState;
+use portico_api::migration::NodeMoves;
 use portico_api::strategy::ExposeStrategy;
 
 use super::{Facts, Keeper, Party, Step, takes_back, url_or};
@@ -121,19 +122,36 @@ fn moving(facts: &Facts<'_>) -> Step {
 fn moving_nodes(facts: &Facts<'_>) -> Step {
     let old = facts.from.decision.strategy;
     let url = new_url(facts);
+    let others = "clusters[].cluster.server in /etc/kubernetes/kubelet.conf and bootstrap-kubelet.conf becomes \
+                  that, and systemctl restart kubelet";
+    // What cannot be read touches no node.
+    let by_hand = facts.cluster.migration_settings().map_or(true, |it| it.nodes == NodeMoves::ByHand);
+    let (who, does) = match by_hand {
+        true => (
+            Party::Administrator,
+            format!(
+                "on each node: portico join move --server {url}; one that did not join by portico: {others}"
+            ),
+        ),
+        false => (
+            Party::Operator,
+            format!(
+                "leads each kubelet to {url}, one node after the other, or parallel= at once, by a pod there \
+                 (privileged; nodes=by-hand if you want none); you do so where a machine did not join by \
+                 portico: {others}"
+            ),
+        ),
+    };
     state(
         MigrationState::MovingNodes,
-        Party::Administrator,
+        who,
+        does,
         format!(
-            "on each node: portico join move --server {url}; one that did not join by portico: \
-             clusters[].cluster.server in /etc/kubernetes/kubelet.conf and bootstrap-kubelet.conf becomes \
-             that, and systemctl restart kubelet"
+            "nothing on any ready node is connected to {old}: kubelet, kube-proxy, network plugin (Cilium: \
+             k8sServiceHost is yours). Or --finish, which leaves behind what has not moved"
         ),
-        format!(
-            "you say so, after `portico nodes {}`: --finish, or close={old} in the annotation",
-            facts.cluster.metadata.name
-        ),
-        "containers run on and the Node stays Ready; an open exec, logs -f or port-forward of that node ends",
+        "containers run on and the Node stays Ready; an open exec, logs -f or port-forward of that node \
+         ends",
         format!("{}; nodes that moved are moved back before", back_again(facts)),
     )
 }

@@ -312,7 +312,8 @@ fn programs_read_a_plan_in_camel_case() {
     );
     assert_eq!((&json["keeper"], &json["to"]["agentIp"]), (&"hosted".into(), &"100.64.30.10".into()));
     assert_eq!(json["steps"][3]["state"], "MovingNodes");
-    assert_eq!(json["steps"][3]["who"], "administrator");
+    assert_eq!(json["steps"][3]["who"], "operator");
+    assert_eq!(json["steps"][4]["who"], "administrator");
 }
 
 fn any_case() -> impl Strategy<Value = (Case, [ExposeStrategy; 2])> {

@@ -243,7 +243,8 @@ fn settings_of_a_migration_that_cannot_be_read_close_nothing() {
         "refused: false\n\
          Cluster a: metadata.annotations[portico.k8c.io/migration]: quiet: \"1d\" is no time: a unit is \
          missing or unknown, as in 90s or 1m30s, so the former way in is not closed at the end of a \
-         migration; write it as in quiet=10m,close=NodePort, each at most once, or remove the annotation"
+         migration; write it as in quiet=10m,nodes=by-hand, each setting at most once, or remove the \
+         annotation"
     );
 }
 

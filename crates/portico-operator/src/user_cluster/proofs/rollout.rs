@@ -5,75 +5,13 @@ use std::collections::BTreeSet;
 
 use portico_expose::migration::Fact;
 use portico_expose::user_cluster::Id;
-use portico_kube::text::one_line;
 use serde_json::Value;
 
-/// Most names in one text.
-const NAMED: usize = 5;
-
-/// Most characters of a name.
-const LONGEST: usize = 80;
+use crate::user_cluster::nodes::{Nodes, few};
 
 /// Where the controller of DaemonSets counts the changes of the pods' template. Pods have the number as a
 /// label.
 const TEMPLATE: &str = "/metadata/annotations/deprecated.daemonset.template.generation";
-
-/// The nodes of a cluster.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Nodes {
-    /// Those that are ready.
-    pub(super) ready: BTreeSet<String>,
-    /// The others.
-    pub(super) away: BTreeSet<String>,
-}
-
-impl Nodes {
-    /// From lines of name and status, as kubectl shows them.
-    pub(super) fn of(rows: Vec<[String; 2]>) -> Self {
-        let mut nodes = Self::default();
-        for [name, status] in rows {
-            let ready = status.split(',').next() == Some("Ready");
-            if ready { &mut nodes.ready } else { &mut nodes.away }.insert(name);
-        }
-        nodes
-    }
-
-    /// What is so or not whatever there is on the nodes.
-    pub(super) fn without_looking(&self) -> Option<Fact> {
-        match (self.ready.len(), self.away.len()) {
-            (0, 0) => Some(Fact::So),
-            (0, count) => Some(Fact::NotSo(format!(
-                "no node is ready, so none can prove anything ({count} are not: {}): see why, or delete the \
-                 Nodes that are gone for good",
-                few(&self.away)
-            ))),
-            _ => None,
-        }
-    }
-
-    /// The nodes that are away, for a text that names all.
-    pub(super) fn not_ready(&self) -> String {
-        self.away_as("not ready")
-    }
-
-    /// The nodes that hold nobody up, for a text about the others.
-    fn left_out(&self) -> String {
-        self.away_as("not ready, and left out")
-    }
-
-    fn away_as(&self, standing: &str) -> String {
-        if self.away.is_empty() { String::new() } else { format!("; {standing}: {}", few(&self.away)) }
-    }
-}
-
-/// The first of these names, and how many there are beside them.
-pub(super) fn few(names: &BTreeSet<String>) -> String {
-    let first: Vec<String> = names.iter().take(NAMED).map(|name| one_line(name, LONGEST)).collect();
-    match names.len().saturating_sub(NAMED) {
-        0 => first.join(", "),
-        more => format!("{} and {more} more", first.join(", ")),
-    }
-}
 
 /// How far a DaemonSet is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -167,12 +105,9 @@ mod tests {
 
     use super::*;
 
-    fn nodes(all: &[(&str, &str)]) -> Nodes {
-        Nodes::of(all.iter().map(|(name, status)| [(*name).to_owned(), (*status).to_owned()]).collect())
-    }
-
     fn three() -> Nodes {
-        nodes(&[("c", "NotReady"), ("b", "Ready,SchedulingDisabled"), ("a", "Ready")])
+        let all = [("c", "NotReady"), ("b", "Ready,SchedulingDisabled"), ("a", "Ready")];
+        Nodes::of(all.map(|(name, status)| [name.to_owned(), status.to_owned()]).to_vec())
     }
 
     fn why(fact: Fact) -> String {
@@ -180,25 +115,6 @@ mod tests {
             Fact::So => panic!("it holds"),
             Fact::NotSo(why) => why,
         }
-    }
-
-    #[test]
-    fn a_node_is_ready_or_away_and_without_any_there_is_nothing_to_prove() {
-        let nodes = three();
-        assert_eq!((few(&nodes.ready), few(&nodes.away)), ("a, b".to_owned(), "c".to_owned()));
-        assert_eq!(nodes.without_looking(), None);
-        assert_eq!(Nodes::default().without_looking(), Some(Fact::So));
-        let why = why(self::nodes(&[("b", "Unknown"), ("a", "")]).without_looking().unwrap());
-        assert!(why.starts_with("no node is ready") && why.contains("(2 are not: a, b)"), "{why}");
-    }
-
-    #[test]
-    fn five_nodes_are_named_in_their_order_and_what_they_are_called_is_made_harmless() {
-        let named: BTreeSet<String> = (0..9).rev().map(|number| format!("n{number}")).collect();
-        assert_eq!(few(&named), "n0, n1, n2, n3, n4 and 4 more");
-        let hostile = format!("\u{1b}[2J\n{}", "x".repeat(10_000));
-        let text = few(&[hostile].into());
-        assert!(!text.contains(char::is_control) && text.chars().count() == LONGEST + 1, "{text}");
     }
 
     fn daemon_set(status: Value) -> Value {

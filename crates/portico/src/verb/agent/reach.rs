@@ -2,7 +2,6 @@
 //! the cluster, and by the name in the URL. Nothing is shown to them, and what they say hardly counts: who
 //! has the certificate is the API server, also one that lets nobody in without a credential.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -18,11 +17,10 @@ use portico_dial::pem;
 use portico_kube::error::describe;
 use portico_kube::foreign::{Foreign, ForeignError};
 use serde_json::json;
-use tokio::time::sleep;
 
+use super::looks::{self, Seen};
 use crate::args::positive_duration;
-use crate::daemon::{self, Daemon, Hangup};
-use crate::outcome::{Outcome, print};
+use crate::outcome::Outcome;
 
 /// What is asked for: every API server has it.
 const ASKED: &str = "/readyz";
@@ -43,7 +41,7 @@ pub(crate) struct Flags {
 
 /// The URL of an API server.
 #[derive(Debug, Clone)]
-struct Server(String);
+pub(super) struct Server(pub(super) String);
 
 impl FromStr for Server {
     type Err = String;
@@ -60,79 +58,35 @@ impl FromStr for Server {
     }
 }
 
-/// What came of an attempt.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Reached {
-    Yes,
-    /// Why not.
-    No(String),
-}
-
-impl fmt::Display for Reached {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Yes => f.write_str("reached"),
-            Self::No(why) => write!(f, "not reached: {why}"),
-        }
-    }
-}
-
 /// Tries once, or again and again until it is told to stop.
 pub(super) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
-    daemon::runtime()?.block_on(async {
-        let Some(pause) = flags.every else {
-            let reached = attempts(flags).await?;
-            tell(flags, &reached, &[])?;
-            let all = reached.iter().all(|reached| *reached == Reached::Yes);
-            return Ok(if all { Outcome::Done } else { Outcome::No });
-        };
-        let mut daemon = Daemon::start(Hangup::of_terminal())?;
-        tokio::select! {
-            Err(error) = repeat(flags, pause) => Err(error),
-            _ = daemon.asked_to_stop() => Ok(Outcome::Done),
-        }
-    })
+    looks::run(flags.every, async || attempts(flags).await)
 }
 
-async fn repeat(flags: &Flags, pause: Duration) -> anyhow::Result<()> {
-    let mut before = Vec::new();
-    loop {
-        let reached = attempts(flags).await?;
-        tell(flags, &reached, &before)?;
-        before = reached;
-        sleep(pause).await;
-    }
-}
-
-/// Prints a line for each server of which there is something else to say than `before`.
-fn tell(flags: &Flags, reached: &[Reached], before: &[Reached]) -> anyhow::Result<()> {
-    for (number, (Server(url), reached)) in flags.urls.iter().zip(reached).enumerate() {
-        if before.get(number) != Some(reached) {
-            print(&format!("{url}: {reached}\n"))?;
-        }
-    }
-    Ok(())
-}
-
-async fn attempts(flags: &Flags) -> anyhow::Result<Vec<Reached>> {
+async fn attempts(flags: &Flags) -> anyhow::Result<Vec<Seen>> {
     let authority = pem::read(&flags.ca_file).context("--ca-file")?;
     // Without a certificate in it every server would look like the wrong one.
     pem::certificates(&flags.ca_file, &authority).context("--ca-file")?;
-    Ok(join_all(flags.urls.iter().map(|server| attempt(server, &authority))).await)
+    Ok(join_all(flags.urls.iter().map(|server| seen(server, &authority))).await)
 }
 
-async fn attempt(server: &Server, authority: &[u8]) -> Reached {
-    let way = match Foreign::new(&anonymous(server, authority), Dialer::direct()).await {
-        Ok(way) => way,
-        Err(error) => return Reached::No(describe(&error)),
-    };
-    match way.get(ASKED).await {
+async fn seen(server: &Server, authority: &[u8]) -> Seen {
+    let url = &server.0;
+    match attempt(server, authority).await {
+        Ok(()) => Seen { line: format!("{url}: reached"), good: true },
+        Err(why) => Seen { line: format!("{url}: not reached: {why}"), good: false },
+    }
+}
+
+async fn attempt(server: &Server, authority: &[u8]) -> Result<(), String> {
+    let way = Foreign::new(&anonymous(server, authority), Dialer::direct()).await;
+    match way.map_err(|error| describe(&error))?.get(ASKED).await {
         // A text and no object, which is what it says if all is well.
         Ok(Some(_)) | Err(ForeignError::Unreadable(_) | ForeignError::Refused { code: 401 | 403, .. }) => {
-            Reached::Yes
+            Ok(())
         }
-        Ok(None) => Reached::No(format!("GET {ASKED}: it answered 404: what answers is no API server")),
-        Err(error) => Reached::No(error.to_string()),
+        Ok(None) => Err(format!("GET {ASKED}: it answered 404: what answers is no API server")),
+        Err(error) => Err(error.to_string()),
     }
 }
 

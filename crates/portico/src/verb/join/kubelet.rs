@@ -17,6 +17,7 @@ use hyper_util::rt::TokioIo;
 use portico_hosting::join::machine::{Places, UNIT};
 use portico_hosting::join::options::NodeName;
 use portico_hosting::join::trust::node_of;
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
@@ -62,6 +63,45 @@ pub(super) async fn start_unit() -> anyhow::Result<()> {
 /// Has systemd end the kubelet, and start it with the files that it has now.
 pub(super) async fn restart() -> anyhow::Result<()> {
     systemctl(&["restart", UNIT]).await
+}
+
+/// Ends the kubelet that runs with this kubeconfig, and waits until whatever runs it has started another.
+pub(super) async fn ended_and_started(kubeconfig: &Path, limit: Duration) -> anyhow::Result<()> {
+    let flag = format!("--kubeconfig={}", kubeconfig.display());
+    let before = running_with(&flag)?.with_context(|| {
+        format!("no process of this machine was started with {flag}: is this pod one with hostPID?")
+    })?;
+    match kill_process(before, Signal::TERM) {
+        // It has just ended by itself.
+        Err(Errno::SRCH) => {}
+        ended => ended.with_context(|| format!("cannot end the kubelet, process {before:?}"))?,
+    }
+    let another = async {
+        while running_with(&flag)?.is_none_or(|pid| pid == before) {
+            sleep(LOOK).await;
+        }
+        anyhow::Ok(())
+    };
+    timeout(limit, another).await.map_err(|_| {
+        anyhow!(
+            "the kubelet was ended, and nothing has started it again within {limit:?}: journalctl -u {UNIT}"
+        )
+    })?
+}
+
+/// The process with this argument.
+fn running_with(argument: &str) -> anyhow::Result<Option<Pid>> {
+    for process in std::fs::read_dir("/proc").context("cannot list processes")? {
+        let name = process.context("cannot list processes")?.file_name();
+        let pid = name.to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
+        let Some(pid) = pid else { continue };
+        // Empty for one that has ended, and for a thread of the kernel.
+        let words = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
+        if words.split(|&byte| byte == 0).any(|word| word == argument.as_bytes()) {
+            return Ok(Some(pid));
+        }
+    }
+    Ok(None)
 }
 
 /// Stops the unit, also for the next start of the machine.
@@ -154,4 +194,35 @@ pub(super) async fn healthy(address: SocketAddr) -> anyhow::Result<()> {
     let status = asked.map_err(|_| anyhow!("no answer within {LONGEST_ANSWER:?}"))??;
     ensure!(status == StatusCode::OK, "it answers {status}");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Stdio;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_kubelet_is_ended_and_waited_for_until_another_runs_with_the_same_kubeconfig() {
+        let folder = tempfile::tempdir().unwrap();
+        let kubeconfig = folder.path().join("kubelet.conf");
+        // As a unit with Restart=always, until its input ends.
+        let script = "for i in 1 2; do sh -c 'read line' sh --kubeconfig=\"$0\"; done";
+        let mut unit = Command::new("sh");
+        let unit = unit.args(["-c", script]).arg(&kubeconfig).stdin(Stdio::piped()).kill_on_drop(true);
+        let mut unit = unit.spawn().unwrap();
+        let flag = format!("--kubeconfig={}", kubeconfig.display());
+        let first = loop {
+            match running_with(&flag).unwrap() {
+                Some(pid) => break pid,
+                None => tokio::task::yield_now().await,
+            }
+        };
+        ended_and_started(&kubeconfig, Duration::from_secs(60)).await.unwrap();
+        assert_ne!(running_with(&flag).unwrap(), Some(first));
+        drop(unit.stdin.take());
+        unit.wait().await.unwrap();
+        let gone = ended_and_started(&kubeconfig, Duration::from_secs(60)).await.unwrap_err().to_string();
+        assert!(gone.starts_with("no process of this machine was started with --kubeconfig="), "{gone}");
+    }
 }

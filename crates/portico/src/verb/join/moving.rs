@@ -43,6 +43,10 @@ pub(super) struct Flags {
     /// Folder below which the files are, as when the machine joined
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
+    /// In a pod that sees the machine's processes and files: a kubelet of systemd is ended, which starts it
+    /// again; and a machine that `portico join` did not make a node is left alone, exit code 0
+    #[arg(long)]
+    in_pod: bool,
 }
 
 /// A machine that is moved.
@@ -53,13 +57,21 @@ struct Machine<'a> {
     health: Option<SocketAddr>,
     /// How long that may take to start anew, and then to be at work.
     limit: Duration,
+    /// Whether this program is in a pod of it.
+    in_pod: bool,
 }
 
 /// Moves the kubelet, or leaves everything as it is.
 pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     let places = Places::below(&std::path::absolute(&flags.root)?);
     let _alone = alone(&places)?;
-    let record = files::record(&places)?.ok_or_else(|| never(&places))?;
+    let record = match files::record(&places)? {
+        None if flags.in_pod => {
+            print("`portico join` did not make this machine a node: it is moved by hand\n")?;
+            return Ok(Outcome::Done);
+        }
+        record => record.ok_or_else(|| never(&places))?,
+    };
     ensure!(
         !record.systemd || flags.root == Path::new("/"),
         "systemd runs the kubelet of this machine, whose files are below /: --root goes with --kubelet"
@@ -71,7 +83,8 @@ pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         return Ok(Outcome::Done);
     };
     let health = health_of(&places)?;
-    let machine = Machine { places: &places, record: &record, health, limit: flags.wait };
+    let (limit, in_pod) = (flags.wait, flags.in_pod);
+    let machine = Machine { places: &places, record: &record, health, limit, in_pod };
     if let Err(error) = machine.tries(&way.kubeconfig).await {
         return no(&format!("{server} is no way for node {}: {error:#}. Nothing was changed", record.node));
     }
@@ -149,7 +162,14 @@ impl Machine<'_> {
     /// Has the kubelet started anew. Returns a moment since which it runs with this server.
     async fn restarted(&self, server: &str) -> anyhow::Result<Timestamp> {
         if self.record.systemd {
-            kubelet::restart().await?;
+            // systemd is out of reach of a pod, and starts what ends.
+            let restart = async {
+                match self.in_pod {
+                    true => kubelet::ended_and_started(&self.places.kubeconfig(), self.limit).await,
+                    false => kubelet::restart().await,
+                }
+            };
+            restart.await?;
             return Ok(Timestamp::now());
         }
         let noticed = async {
