@@ -27,9 +27,16 @@ use crate::{programs, wait};
 /// A command that answers takes seconds at most on a loaded machine; more than this is a hang.
 const COMMAND_LIMIT: &str = "60";
 
-/// Machine-wide places of container programs, and of Portico's agent: each host gets an empty one.
-const PRIVATE: &[&str] =
-    &["/run/containerd", "/var/lib/cni", "/var/lib/kubelet", "/var/log/containers", "/run/portico-agent"];
+/// Machine-wide places of container programs, and of what joins and agents write: each host gets an empty one.
+const PRIVATE: &[&str] = &[
+    "/run/containerd",
+    "/var/lib/cni",
+    "/etc/kubernetes",
+    "/var/lib/kubelet",
+    "/var/lib/portico",
+    "/var/log/containers",
+    "/run/portico-agent",
+];
 
 /// A host of a lab. Clones are handles to the same host.
 #[derive(Clone)]

@@ -129,7 +129,8 @@ impl Node {
     }
 
     /// Makes `host` a node by the command that `portico join token` printed, as an administrator of the
-    /// machine would, and waits until it is Ready. `kubectl` is the administrator's of the cluster.
+    /// machine would, and waits until it is Ready. Its files are where every machine has them: one such node a
+    /// host. `kubectl` is the administrator's of the cluster.
     pub fn join_by(host: &Host, command: &[&str], kubectl: &Kubectl, pod_cidr: &str) -> Result<Node> {
         let Runtime { dir, socket, containerd } = Runtime::start(host, pod_cidr)?;
         let (own, resolver) = (dir.join("own.yaml"), dir.join("resolv.conf"));
@@ -143,7 +144,6 @@ impl Node {
             format!("--kubelet-config={}", own.display()),
             format!("--node-name={}", host.name()),
             format!("--node-ip={}", host.address()),
-            format!("--root={}", dir.join("root").display()),
         ];
         let words = command.iter().map(|&word| word.to_owned()).chain(further);
         let kubelet = host.spawn("kubelet", programs::portico()?, words)?;
@@ -168,9 +168,8 @@ impl Node {
     }
 
     fn portico_join(&self, words: &[&str]) -> Result<String> {
-        let (portico, root) = (programs::portico()?, self.host.dir().join("node/root"));
-        let (portico, root) = (portico.display().to_string(), root.display().to_string());
-        self.host.run(&[&[&*portico, "join"], words, &["--root", &root]].concat())
+        let portico = programs::portico()?.display().to_string();
+        self.host.run(&[&[&*portico, "join"], words].concat())
     }
 
     /// The host it runs on.
