@@ -6,9 +6,9 @@
 //! [`conditions`] keeps the conditions of a status, and [`error`] puts an error of the API into words.
 //!
 //! [`mod@watch`] lists and watches with deadlines, whatever the API server does; [`mod@read`] reads one
-//! object, [`patch`] merges into one, [`mod@page`] reads a part of a list; [`foreign`] talks to an API server
-//! that is not trusted; [`json`] bounds what is parsed, [`text`] what is told. What a controller decides is
-//! in `portico-expose` and its like; the controllers are in `portico-operator`.
+//! object or a list, [`patch`] merges into one, [`mod@page`] reads a part of a list; [`foreign`] talks to an
+//! API server that is not trusted; [`json`] bounds what is parsed, [`text`] what is told. What a controller
+//! decides is in `portico-expose` and its like; the controllers are in `portico-operator`.
 
 pub mod apply;
 pub mod client;
@@ -28,7 +28,7 @@ pub mod watch;
 
 pub use client::{ClientError, client};
 pub use kube::Client;
-pub use read::read;
+pub use read::{list, read};
 
 /// The name under which Portico writes, in the managed fields of every object it touches.
 pub const FIELD_MANAGER: &str = "portico";

@@ -1,15 +1,18 @@
-//! One object, read once: for verbs that answer a question and end.
+//! One object, or a list by labels, read once: for verbs that answer a question and end.
 
 use std::time::Duration;
 
 use http::Request;
 use kube::Client;
+use kube::api::ListParams;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use thiserror::Error;
 use tokio::time::timeout;
 
 use crate::error::describe;
-use crate::page::{TooLarge, bounded};
+use crate::page::{OBJECTS, TooLarge, bounded};
 
 /// Time limit of a request. kube's own retries, which could take minutes, end with it.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -40,6 +43,57 @@ pub async fn read<T: DeserializeOwned>(
     }
 }
 
+/// A page of a list, without what its objects are.
+#[derive(Deserialize)]
+struct Page {
+    #[serde(default)]
+    metadata: PageMeta,
+    #[serde(default)]
+    items: Vec<Value>,
+}
+
+#[derive(Default, Deserialize)]
+struct PageMeta {
+    #[serde(default, rename = "continue")]
+    next: String,
+}
+
+/// Reads the objects of the list at `path` of the API, page by page, those with the labels of `selector` if
+/// there is one. Each is handed to `each`, so that a long list is never held as it is read. `what` names it
+/// in errors: of a selector that is none, the API server says what is wrong with it.
+pub async fn list(
+    client: &Client,
+    path: &str,
+    selector: Option<&str>,
+    what: &str,
+    mut each: impl FnMut(Value),
+) -> Result<(), ReadError> {
+    let failed = |why| ReadError { what: what.to_owned(), why };
+    let mut params = ListParams { label_selector: selector.map(str::to_owned), ..ListParams::default() };
+    let mut objects = OBJECTS;
+    loop {
+        params.limit = Some(objects);
+        let request = kube::core::Request::new(path).list(&params).map_err(|it| failed(it.to_string()))?;
+        let page: Page = match timeout(REQUEST_TIMEOUT, bounded(client, request)).await {
+            Ok(Ok(Some(page))) => page,
+            Ok(Ok(None)) if objects == 1 => return Err(failed(TooLarge.to_string())),
+            Ok(Ok(None)) => {
+                objects /= 2;
+                continue;
+            }
+            Ok(Err(error)) => return Err(failed(describe(&error))),
+            Err(_) => {
+                return Err(failed(format!("the API server did not answer within {REQUEST_TIMEOUT:?}")));
+            }
+        };
+        page.items.into_iter().for_each(&mut each);
+        if page.metadata.next.is_empty() {
+            return Ok(());
+        }
+        params.continue_token = Some(page.metadata.next);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
@@ -47,7 +101,7 @@ mod tests {
     use http::Response;
     use http_body_util::Full;
     use hyper::body::Bytes;
-    use serde_json::Value;
+    use serde_json::json;
     use tower::service_fn;
 
     use super::*;
@@ -62,5 +116,31 @@ mod tests {
         let client = Client::new(service, "default");
         let error = read::<Value>(&client, "/a", "Cluster a").await.unwrap_err().to_string();
         assert!(error.starts_with("reading Cluster a: the answer has more than 16 MiB"), "{error}");
+    }
+
+    /// An API server with three objects, of which it gives one in each page; those are too long of which more
+    /// than one is asked for.
+    fn paged() -> Client {
+        let service = service_fn(|request: Request<kube::client::Body>| async move {
+            let query = request.uri().query().unwrap_or_default().to_owned();
+            assert!(query.contains("labelSelector=team%3Da"), "{query}");
+            let next = match query.split("continue=").nth(1) {
+                None => 1,
+                Some(token) => token.split('&').next().unwrap().parse::<u8>().unwrap() + 1,
+            };
+            let more = if next < 3 { next.to_string() } else { String::new() };
+            let page = json!({"metadata": {"continue": more}, "items": [next]}).to_string();
+            let is_short = query.contains("limit=1&") || query.ends_with("limit=1");
+            let text = if is_short { page } else { format!("\"{}\"", "x".repeat(MAX_BYTES)) };
+            Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(text))))
+        });
+        Client::new(service, "default")
+    }
+
+    #[tokio::test]
+    async fn a_list_is_read_to_its_last_page_in_pages_that_are_short_enough() {
+        let mut found = Vec::new();
+        list(&paged(), "/clusters", Some("team=a"), "Clusters", |object| found.push(object)).await.unwrap();
+        assert_eq!(found, [1, 2, 3]);
     }
 }
