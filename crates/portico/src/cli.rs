@@ -262,6 +262,10 @@ Examples:
     /// what users notice and the way back, and what stands in the way. Without it, this writes one change to
     /// the Cluster, and the operator does the rest. Exit code 1 if something stands in the way, or a wait
     /// ends before it is done.
+    ///
+    /// With --selector it is that of many Clusters: so many at a time as --max-parallel says, and the next
+    /// begins once one is through. That takes waiting, so --to waits there without --wait. The same command
+    /// again goes on where it ended.
     #[command(after_help = "\
 Examples:
   portico migrate a --to Tunneling --plan --kubeconfig seed.kubeconfig
@@ -273,7 +277,12 @@ Examples:
     portico migrate a --finish
 
   Or go back, from any step:
-    portico migrate a --rollback --wait=30m")]
+    portico migrate a --rollback --wait=30m
+
+  Many clusters, five at a time:
+    portico migrate --selector team=a --to Tunneling --plan
+    portico migrate --selector team=a --to Tunneling --max-parallel 5 --wait=3h
+    portico migrate --selector team=a --finish")]
     Migrate(Box<verb::migrate::Flags>),
     /// List network requirements: who talks to whom, on which ports, under which condition
     ///

@@ -62,7 +62,8 @@ pub(crate) async fn record(client: &Client, cluster: &Cluster) -> anyhow::Result
     Ok(Some(serde_json::from_value::<ExposedCluster>(found)?.spec))
 }
 
-fn is_of(exposed: &Value, cluster: &Cluster) -> bool {
+/// Whether an ExposedCluster is of this Cluster, and not of an older one of its name.
+pub(crate) fn is_of(exposed: &Value, cluster: &Cluster) -> bool {
     let owner = exposed.pointer("/metadata/ownerReferences/0/uid").and_then(Value::as_str);
     owner == Some(&cluster.metadata.uid)
 }

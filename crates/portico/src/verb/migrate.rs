@@ -1,8 +1,10 @@
-//! `portico migrate CLUSTER`: to another expose strategy, while the address that users know stays.
+//! `portico migrate`: to another expose strategy, while the address that users know stays.
 //!
 //! With `--plan` it only says what would happen. Else it writes what a person wants, as one change of the
-//! Cluster; the operator carries it out, and says how far it is in the condition `PorticoMigration`.
+//! Cluster; the operator carries it out, and says how far it is in the condition `PorticoMigration`. With
+//! `--selector` it does so for many Clusters ([`many`]), some at a time ([`waves`]).
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -27,8 +29,10 @@ use crate::reach::doors::record;
 use crate::verb::kubeconfig::label;
 
 mod change;
+mod many;
 mod site;
 mod wait;
+mod waves;
 
 use change::{Change, Order, change};
 
@@ -38,16 +42,24 @@ const ATTEMPTS: usize = 5;
 /// Who writes, in the managed fields of the Cluster: a person, by this verb. The operator is another.
 const MANAGER: &str = "portico-migrate";
 
-/// How long `--finish` waits, and `--wait` without a time.
-const LONG: &str = "1h";
+/// How long `--finish` waits, `--wait` without a time, and `--to` with `--selector`.
+const LONG: Duration = Duration::from_hours(1);
 
 /// `portico migrate`.
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("which").required(true).args(["cluster", "selector"]))]
 #[command(group = ArgGroup::new("order").required(true).args(["to", "rollback", "finish"]))]
 pub(crate) struct Flags {
     /// Name of the Cluster
     #[arg(value_name = "CLUSTER", value_parser = label)]
-    cluster: String,
+    cluster: Option<String>,
+    /// All Clusters with these labels, some at a time; with --to this waits until they are through
+    #[arg(short = 'l', long, value_name = "LABELS", value_parser = labels)]
+    selector: Option<String>,
+    /// How many of the selected Clusters migrate at the same time; the next begins once one is through
+    #[arg(long, value_name = "NUMBER", default_value = "5")]
+    #[arg(conflicts_with_all = ["cluster", "plan", "rollback", "finish"])]
+    max_parallel: NonZeroUsize,
     /// The strategy to migrate to: NodePort, LoadBalancer or Tunneling
     #[arg(long, value_name = "STRATEGY")]
     to: Option<ExposeStrategy>,
@@ -60,9 +72,10 @@ pub(crate) struct Flags {
     /// Only say what would happen, and write nothing; exit code 1 if something stands in the way
     #[arg(long, requires = "to", conflicts_with_all = ["rollback", "finish"])]
     plan: bool,
-    /// Say each change until it is done, or that time is over [default without TIME: 1h]
+    /// Say each change until it is done, or that time is over [default without TIME: 1h]; with --selector the
+    /// time is that of all together
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, conflicts_with = "plan")]
-    #[arg(default_missing_value = LONG, value_parser = positive_duration)]
+    #[arg(default_missing_value = "1h", value_parser = positive_duration)]
     wait: Option<Duration>,
     /// The old way in closes by itself only after nobody used it for this long [default: 10m]
     #[arg(long, value_name = "TIME", requires = "to", value_parser = quiet)]
@@ -73,7 +86,7 @@ pub(crate) struct Flags {
     kubeconfig: Option<PathBuf>,
     /// Plan from a directory of manifests, or from a copy of a seed's objects, instead of a live seed
     #[arg(long, value_name = "DIR", requires = "plan")]
-    #[arg(conflicts_with_all = ["kubeconfig", "rollback", "finish"])]
+    #[arg(conflicts_with_all = ["kubeconfig", "rollback", "finish", "selector"])]
     manifests: Option<PathBuf>,
     /// Port at which clients find the listener that routes by server name
     #[arg(long, value_name = "PORT", default_value_t = SNI_PORT)]
@@ -93,25 +106,37 @@ fn quiet(text: &str) -> Result<String, String> {
     time.get().map(|_| text.to_owned()).ok_or_else(|| "give a time that is not negative".to_owned())
 }
 
+/// Labels to select by. Nothing at all would select every Cluster, as an empty variable of a script does.
+fn labels(text: &str) -> Result<String, String> {
+    if text.trim().is_empty() {
+        return Err("give labels of Clusters, such as team=a or 'stage in (test,dev)'".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
 /// Prints the plan, or does what is asked for.
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
-    let order = match (flags.to, flags.rollback) {
-        (Some(strategy), _) if flags.plan => return plan(flags, strategy),
-        (Some(strategy), _) => Order::To { strategy, quiet: flags.quiet.clone() },
-        (None, true) => Order::Rollback,
-        (None, false) => Order::Finish,
-    };
-    daemon::runtime()?.block_on(carry_out(flags, &order))
+    daemon::runtime()?.block_on(async {
+        let order = match (flags.to, flags.rollback) {
+            (Some(strategy), _) => Order::To { strategy, quiet: flags.quiet.clone() },
+            (None, true) => Order::Rollback,
+            (None, false) => Order::Finish,
+        };
+        match (&flags.cluster, &flags.selector, flags.to.filter(|_| flags.plan)) {
+            (Some(name), _, Some(to)) => plan(flags, name, to).await,
+            (Some(name), _, None) => carry_out(flags, name, &order).await,
+            (None, Some(selector), Some(to)) => many::plan(flags, selector, to).await,
+            (None, Some(selector), None) => many::carry_out(flags, selector, &order).await,
+            (None, None, _) => bail!("give the name of a CLUSTER, or --selector"),
+        }
+    })
 }
 
 /// Prints the plan. The answer is "no" if something stands in the way.
-fn plan(flags: &Flags, to: ExposeStrategy) -> anyhow::Result<Outcome> {
+async fn plan(flags: &Flags, name: &str, to: ExposeStrategy) -> anyhow::Result<Outcome> {
     let plan = match &flags.manifests {
-        Some(directory) => site::of_manifests(directory, &flags.cluster, to, flags.sni_port)?,
-        None => daemon::runtime()?.block_on(async {
-            let client = connect(flags).await?;
-            site::live(&client, flags, to).await
-        })?,
+        Some(directory) => site::of_manifests(directory, name, to, flags.sni_port)?,
+        None => site::live(&connect(flags).await?, flags, name, to).await?,
     };
     match flags.output {
         OutputFormat::Json => print(&format!("{}\n", serde_json::to_string_pretty(&plan)?))?,
@@ -126,11 +151,45 @@ async fn connect(flags: &Flags) -> anyhow::Result<Client> {
 
 /// Writes what is wanted, and waits for it if asked to. The answer is "no" if it may not be begun, or is not
 /// done in time.
-async fn carry_out(flags: &Flags, order: &Order) -> anyhow::Result<Outcome> {
+async fn carry_out(flags: &Flags, name: &str, order: &Order) -> anyhow::Result<Outcome> {
     let client = connect(flags).await?;
-    let name = &*flags.cluster;
-    let (_, cluster) = read_cluster(&client, name).await?;
-    let Some(found) = record(&client, &cluster).await? else { return refused(name, NOBODY) };
+    let change = match write_order(&client, flags, name, order).await? {
+        Ok(change) => change,
+        Err(Refusal { why, page }) => {
+            let page = page.map(|plan| format!("{plan}\n")).unwrap_or_default();
+            print(&format!("{page}Cluster {name}: nothing was changed: {why}\n"))?;
+            return Ok(Outcome::No);
+        }
+    };
+    print(&format!("Cluster {name}: {}\n", change.said))?;
+    match flags.wait.or(flags.finish.then_some(LONG)) {
+        Some(limit) => wait::until(&client, name, &change.until, limit).await,
+        None => Ok(Outcome::Done),
+    }
+}
+
+/// Why an order was not written.
+struct Refusal {
+    why: String,
+    /// What would have to be done, where it was looked at.
+    page: Option<Box<MigrationPlan>>,
+}
+
+impl From<String> for Refusal {
+    fn from(why: String) -> Self {
+        Self { why, page: None }
+    }
+}
+
+/// Writes what is wanted of one cluster, if nothing stands in the way.
+async fn write_order(
+    client: &Client,
+    flags: &Flags,
+    name: &str,
+    order: &Order,
+) -> anyhow::Result<Result<Change, Refusal>> {
+    let (_, cluster) = read_cluster(client, name).await?;
+    let Some(found) = record(client, &cluster).await? else { return Ok(Err(NOBODY.to_owned().into())) };
     let begins = match order {
         // To the door that users know, there is nothing to plan, and nothing is in the way.
         Order::To { strategy, .. } => Some(*strategy).filter(|&strategy| strategy != found.expose_strategy),
@@ -138,18 +197,11 @@ async fn carry_out(flags: &Flags, order: &Order) -> anyhow::Result<Outcome> {
     };
     let second = found.migration.as_ref().map(|migration| migration.second.expose_strategy);
     let to = begins.or(second).unwrap_or(found.expose_strategy);
-    let plan = site::live(&client, flags, to).await?;
+    let plan = site::live(client, flags, name, to).await?;
     if !has_two_doors(plan.keeper) || begins.is_some() && !plan.blockers.is_empty() {
-        print(&format!("{plan}\n"))?;
-        return refused(name, &why_not(&plan));
+        return Ok(Err(Refusal { why: why_not(&plan), page: Some(Box::new(plan)) }));
     }
-    let Some(change) = write(&client, name, order).await? else { return Ok(Outcome::No) };
-    print(&format!("Cluster {name}: {}\n", change.said))?;
-    let limit = flags.wait.or_else(|| flags.finish.then(|| positive_duration(LONG).ok()).flatten());
-    match limit {
-        Some(limit) => wait::until(&client, name, &change.until, limit).await,
-        None => Ok(Outcome::Done),
-    }
+    Ok(write(client, name, order).await?.map_err(Refusal::from))
 }
 
 const NOBODY: &str = "nothing is recorded of its doors (there is no ExposedCluster of it), so no operator of \
@@ -164,14 +216,8 @@ fn why_not(plan: &MigrationPlan) -> String {
     }
 }
 
-fn refused(name: &str, why: &str) -> anyhow::Result<Outcome> {
-    print(&format!("Cluster {name}: nothing was changed: {why}\n"))?;
-    Ok(Outcome::No)
-}
-
-/// Writes the change, as long as nobody else writes the Cluster in between. `None` if it is refused, which is
-/// said.
-async fn write(client: &Client, name: &str, order: &Order) -> anyhow::Result<Option<Change>> {
+/// Writes the change, as long as nobody else writes the Cluster in between; or why it is refused.
+async fn write(client: &Client, name: &str, order: &Order) -> anyhow::Result<Result<Change, String>> {
     for _ in 0..ATTEMPTS {
         let (object, cluster) = read_cluster(client, name).await?;
         let record: Option<ExposedClusterSpec> = record(client, &cluster).await?;
@@ -179,14 +225,11 @@ async fn write(client: &Client, name: &str, order: &Order) -> anyhow::Result<Opt
             Some(record) => change(order, &cluster, record),
             None => Err(NOBODY.to_owned()),
         };
-        let decided = match decided {
-            Ok(change) => change,
-            Err(why) => return refused(name, &why).map(|_| None),
-        };
-        let Some(mut patch) = decided.patch.clone() else { return Ok(Some(decided)) };
+        let Ok(decided) = decided else { return Ok(decided) };
+        let Some(mut patch) = decided.patch.clone() else { return Ok(Ok(decided)) };
         patch["metadata"]["resourceVersion"] = object["metadata"]["resourceVersion"].clone();
         match merge(client, &path(name), MANAGER, &patch, &format!("Cluster {name}")).await? {
-            Patched::Written(_) => return Ok(Some(decided)),
+            Patched::Written(_) => return Ok(Ok(decided)),
             Patched::Conflict => {}
         }
     }

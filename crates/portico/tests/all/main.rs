@@ -28,6 +28,7 @@ mod kubeconfig;
 mod mesh;
 mod metrics;
 mod migrate;
+mod migrate_many;
 mod network_faults;
 mod nodes;
 mod operator;

@@ -128,6 +128,13 @@ fn wrong_usage_of_a_migration_is_told() {
         (&["a", "--to", "Tunneling", "--quiet", "10"], "a unit is missing"),
         (&["a", "--to", "Tunneling", "--quiet", "1m,close=NodePort"], "--quiet"),
         (&["a/b", "--rollback"], "give the name of one object"),
+        (&["--rollback"], "<CLUSTER|--selector <LABELS>>"),
+        (&["a", "--selector", "team=a", "--rollback"], "cannot be used with"),
+        (&["--selector", "", "--rollback"], "give labels of Clusters"),
+        (&["a", "--to", "Tunneling", "--max-parallel", "2"], "cannot be used with"),
+        (&["-l", "team=a", "--to", "Tunneling", "--max-parallel", "0"], "--max-parallel"),
+        (&["-l", "team=a", "--finish", "--max-parallel", "2"], "cannot be used with"),
+        (&["-l", "team=a", "--to", "Tunneling", "--plan", "--manifests", "."], "cannot be used with"),
     ] {
         let output = run(&[&["migrate"], words].concat());
         assert_eq!(output.status.code(), Some(2), "{words:?}");
@@ -138,13 +145,13 @@ fn wrong_usage_of_a_migration_is_told() {
 // === Beside a real API server ===
 
 /// A seed without an operator: the test writes what that would.
-struct Seed {
-    api: ApiServer,
+pub(crate) struct Seed {
+    pub(crate) api: ApiServer,
     kubeconfig: String,
 }
 
 impl Seed {
-    fn start(name: &str) -> Self {
+    pub(crate) fn start(name: &str) -> Self {
         let api = ApiServer::start(name).unwrap();
         let kubeconfig = api.admin().unwrap().display().to_string();
         let kubectl = api.kubectl();
@@ -163,25 +170,29 @@ impl Seed {
         }
         kubectl.apply(SITE).unwrap();
         let seed = Self { api, kubeconfig };
-        seed.status(
-            "hosted",
-            &json!({"address": {"url": "https://hosted.north.kkp.example.com:31234",
-            "port": 31234, "externalName": "hosted.north.kkp.example.com", "ip": "203.0.113.1"}}),
-        );
+        seed.has_address("hosted");
         seed
     }
 
-    fn kubectl(&self) -> &Kubectl {
+    /// Gives a cluster the address that users know.
+    pub(crate) fn has_address(&self, name: &str) {
+        let host = format!("{name}.north.kkp.example.com");
+        let address = json!({"url": format!("https://{host}:31234"), "port": 31234, "externalName": host,
+            "ip": "203.0.113.1"});
+        self.status(name, &json!({ "address": address }));
+    }
+
+    pub(crate) fn kubectl(&self) -> &Kubectl {
         self.api.kubectl()
     }
 
-    fn command(&self, words: &[&str]) -> Command {
+    pub(crate) fn command(&self, words: &[&str]) -> Command {
         let mut command = self.api.host().command(env!("CARGO_BIN_EXE_portico")).unwrap();
         command.args(words).args(["--kubeconfig", &self.kubeconfig]);
         command
     }
 
-    fn portico(&self, words: &[&str]) -> Output {
+    pub(crate) fn portico(&self, words: &[&str]) -> Output {
         self.command(words).output().unwrap()
     }
 
@@ -203,6 +214,10 @@ impl Seed {
 
     /// Writes the record, and what the operator says of it.
     fn is(&self, first: &str, second: Option<(&str, &str)>, message: &str) {
+        self.one_is("hosted", first, second, message);
+    }
+
+    pub(crate) fn one_is(&self, name: &str, first: &str, second: Option<(&str, &str)>, message: &str) {
         let door = |strategy: &str| {
             let tunnel = json!({"agentIP": "100.64.30.99"});
             let mut door = json!({"exposeStrategy": strategy, "tunnel": tunnel});
@@ -219,14 +234,15 @@ impl Seed {
                 json!({"state": state, "since": "2026-01-02T03:04:05Z", "second": door(second)});
             (reason, status) = (state, "False");
         }
-        let uid = self.cluster()["metadata"]["uid"].clone();
+        let cluster = self.kubectl().get(&["cluster", name]).unwrap();
+        let uid = cluster["metadata"]["uid"].clone();
         let owner =
-            json!({"apiVersion": "kubermatic.k8c.io/v1", "kind": "Cluster", "name": "hosted", "uid": uid});
+            json!({"apiVersion": "kubermatic.k8c.io/v1", "kind": "Cluster", "name": name, "uid": uid});
         let exposed = json!({"apiVersion": "portico.k8c.io/v1alpha1", "kind": "ExposedCluster",
-            "metadata": {"name": "hosted", "ownerReferences": [owner]}, "spec": spec});
+            "metadata": {"name": name, "ownerReferences": [owner]}, "spec": spec});
         self.kubectl().apply_json(&exposed).unwrap();
         self.status(
-            "hosted",
+            name,
             &json!({"conditions": {"PorticoMigration":
             {"status": status, "reason": reason, "message": message}}}),
         );

@@ -122,8 +122,8 @@ fn moving(facts: &Facts<'_>) -> Step {
 fn moving_nodes(facts: &Facts<'_>) -> Step {
     let old = facts.from.decision.strategy;
     let url = new_url(facts);
-    let others = "clusters[].cluster.server in /etc/kubernetes/kubelet.conf and bootstrap-kubelet.conf becomes \
-                  that, and systemctl restart kubelet";
+    let others = "clusters[].cluster.server in /etc/kubernetes/kubelet.conf and bootstrap-kubelet.conf \
+                  becomes that, and systemctl restart kubelet";
     // What cannot be read touches no node.
     let by_hand = facts.cluster.migration_settings().map_or(true, |it| it.nodes == NodeMoves::ByHand);
     let (who, does) = match by_hand {

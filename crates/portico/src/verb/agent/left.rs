@@ -59,8 +59,8 @@ async fn look(url: &str) -> anyhow::Result<Seen> {
     let more = found.len().saturating_sub(NAMED);
     let more = if more == 0 { String::new() } else { format!(" and {more} more") };
     let line = format!(
-        "{url}: connected to from here, by port {}{more}: `ss -tnp dst {target}` names the program. A kubelet \
-         is moved by `portico join move`; Cilium has the address in k8sServiceHost",
+        "{url}: connected to from here, by port {}{more}: `ss -tnp dst {target}` names the program. A \
+         kubelet is moved by `portico join move`; Cilium has the address in k8sServiceHost",
         ports.join(", ")
     );
     Ok(Seen { line, good: false })

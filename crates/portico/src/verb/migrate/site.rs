@@ -6,6 +6,7 @@ use anyhow::anyhow;
 use portico_api::cluster::{Address, Cluster};
 use portico_api::configuration::KubermaticConfiguration;
 use portico_api::exposed_cluster::ExposedClusterSpec;
+use portico_api::names::ClusterName;
 use portico_api::seed::Seed;
 use portico_api::strategy::ExposeStrategy;
 use portico_dial::{Dialer, ProxyFiles, ProxySetting, Target};
@@ -90,35 +91,63 @@ pub(super) fn of_manifests(
     objects.plan(to, beside)
 }
 
-/// The plan of a cluster of a live seed.
+/// What plans of clusters of a live seed follow from.
+pub(super) struct Site {
+    objects: Vec<Object>,
+    is_kkp_there: bool,
+    has_image: Option<bool>,
+    sni_port: u16,
+}
+
+impl Site {
+    /// Reads it; of the Services only those of one cluster, if it is named.
+    pub(super) async fn read(client: &Client, flags: &Flags, name: Option<&str>) -> anyhow::Result<Self> {
+        let namespace = name.map(|name| ClusterName::new(name).namespace());
+        let objects = list_objects(client, namespace.as_deref(), flags.timeout).await?.objects;
+        let is_kkp_there = is_kkp_there(client, &objects).await;
+        let has_image = has_image(client).await;
+        Ok(Self { objects, is_kkp_there, has_image, sni_port: flags.sni_port })
+    }
+
+    /// The plan of one of its clusters.
+    pub(super) async fn plan(
+        &self,
+        client: &Client,
+        name: &str,
+        to: ExposeStrategy,
+    ) -> anyhow::Result<MigrationPlan> {
+        let namespace = ClusterName::new(name).namespace();
+        let objects = Objects::of(&self.objects, name)?;
+        let record = record(client, objects.cluster).await?;
+        let keeper = plan::keeper(objects.cluster, self.is_kkp_there);
+        let path = format!("/api/v1/namespaces/{namespace}/services/{FRONT}");
+        let front: Option<Value> = read(client, &path, &format!("Service {namespace}/{FRONT}")).await?;
+        let presented = match keeper {
+            Keeper::Elsewhere => presented(objects.cluster).await,
+            _ => None,
+        };
+        let beside = Beside {
+            keeper,
+            record: record.as_ref(),
+            before: None,
+            node_port: &node_ports(&self.objects, objects.cluster),
+            front: front.as_ref().map(ingress_of).unwrap_or_default(),
+            presented,
+            has_image: self.has_image,
+            sni_port: self.sni_port,
+        };
+        objects.plan(to, beside)
+    }
+}
+
+/// The plan of one cluster of a live seed.
 pub(super) async fn live(
     client: &Client,
     flags: &Flags,
+    name: &str,
     to: ExposeStrategy,
 ) -> anyhow::Result<MigrationPlan> {
-    let name = &*flags.cluster;
-    let namespace = portico_api::names::ClusterName::new(name).namespace();
-    let loaded = list_objects(client, Some(&namespace), flags.timeout).await?;
-    let objects = Objects::of(&loaded.objects, name)?;
-    let record = record(client, objects.cluster).await?;
-    let keeper = plan::keeper(objects.cluster, is_kkp_there(client, &loaded.objects).await);
-    let path = format!("/api/v1/namespaces/{namespace}/services/{FRONT}");
-    let front: Option<Value> = read(client, &path, &format!("Service {namespace}/{FRONT}")).await?;
-    let presented = match keeper {
-        Keeper::Elsewhere => presented(objects.cluster).await,
-        _ => None,
-    };
-    let beside = Beside {
-        keeper,
-        record: record.as_ref(),
-        before: None,
-        node_port: &node_ports(&loaded.objects, objects.cluster),
-        front: front.as_ref().map(ingress_of).unwrap_or_default(),
-        presented,
-        has_image: has_image(client).await,
-        sni_port: flags.sni_port,
-    };
-    objects.plan(to, beside)
+    Site::read(client, flags, Some(name)).await?.plan(client, name, to).await
 }
 
 impl<'a> Objects<'a> {

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use portico_api::cluster::{Cluster, MIGRATING};
-use portico_api::exposed_cluster::ExposedClusterSpec;
+use portico_api::exposed_cluster::{ExposedClusterSpec, MigrationState};
+use portico_api::strategy::ExposeStrategy;
 use portico_expose::migration::Now;
 use portico_kube::Client;
 use tokio::time::{Instant, sleep_until};
@@ -18,7 +19,7 @@ use crate::reach::doors::record;
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The reason of the condition once nothing is under way.
-const SETTLED: &str = "Settled";
+pub(super) const SETTLED: &str = "Settled";
 
 /// Says each change until it is done. The answer is "no" if that takes longer than `limit`, or somebody wants
 /// something else meanwhile.
@@ -29,35 +30,22 @@ pub(super) async fn until(
     limit: Duration,
 ) -> anyhow::Result<Outcome> {
     let deadline = Instant::now() + limit;
-    let mut told = None;
+    let mut told = Told::default();
     loop {
         // An API server that is away for a moment is asked again.
         let found = match look(client, name).await {
-            Ok((cluster, record)) => {
-                let wanted = cluster.spec.expose_strategy.get();
-                if let Some(other) = wanted.filter(|&&wanted| wanted != until.wanted()) {
-                    print(&format!("{name}  somebody else has written {other}, which is wanted now\n"))?;
-                    return Ok(Outcome::No);
-                }
-                let done = is_done(*until, &cluster, record.as_ref());
-                if let Some(line) = line(&cluster).filter(|line| done || !line.starts_with(SETTLED))
-                    && told.as_ref() != Some(&line)
-                {
-                    print(&format!("{name}  {line}\n"))?;
-                    told = Some(line);
-                }
-                if done {
-                    return Ok(Outcome::Done);
-                }
-                Ok(())
-            }
+            Ok((cluster, record)) => match told.see(name, *until, &cluster, record.as_ref())? {
+                Seen::Done => return Ok(Outcome::Done),
+                Seen::Other(_) => return Ok(Outcome::No),
+                Seen::NotYet => Ok(()),
+            },
             Err(error) if error.to_string() == no_cluster(name) => return Err(error),
             Err(error) => Err(error),
         };
         if Instant::now() >= deadline {
             found.map_err(|error| anyhow!("after {limit:?}: {error:#}"))?;
-            let told = told.unwrap_or_else(|| format!("the operator has not said anything ({MIGRATING})"));
-            let finish = if told.contains("waits for") {
+            let told = told.last();
+            let finish = if waits_for_people(told) {
                 format!("; portico migrate {name} --finish waits for no node and no user")
             } else {
                 String::new()
@@ -75,8 +63,61 @@ async fn look(client: &Client, name: &str) -> anyhow::Result<(Cluster, Option<Ex
     Ok((cluster, record))
 }
 
+/// How it stands with one cluster that is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Seen {
+    /// What is waited for is so.
+    Done,
+    /// Somebody else wants this strategy meanwhile.
+    Other(ExposeStrategy),
+    /// Neither.
+    NotYet,
+}
+
+/// What was said last of one cluster, so that only changes are said.
+#[derive(Debug, Default)]
+pub(super) struct Told(Option<String>);
+
+impl Told {
+    /// Says what has changed of the cluster.
+    pub(super) fn see(
+        &mut self,
+        name: &str,
+        until: Until,
+        cluster: &Cluster,
+        record: Option<&ExposedClusterSpec>,
+    ) -> anyhow::Result<Seen> {
+        let wanted = cluster.spec.expose_strategy.get().copied();
+        if let Some(other) = wanted.filter(|&wanted| wanted != until.wanted()) {
+            print(&format!("{name}  somebody else has written {other}, which is wanted now\n"))?;
+            return Ok(Seen::Other(other));
+        }
+        let done = is_done(until, cluster, record);
+        if let Some(line) = line(cluster).filter(|line| done || !line.starts_with(SETTLED))
+            && self.0.as_ref() != Some(&line)
+        {
+            print(&format!("{name}  {line}\n"))?;
+            self.0 = Some(line);
+        }
+        Ok(if done { Seen::Done } else { Seen::NotYet })
+    }
+
+    /// What was said last.
+    pub(super) fn last(&self) -> &str {
+        self.0.as_deref().unwrap_or(SILENCE)
+    }
+}
+
+/// What is told of a cluster of which the operator has told nothing.
+pub(super) const SILENCE: &str = "the operator has not said anything (PorticoMigration)";
+
+/// Whether a cluster waits for its nodes or its users, for which an order to finish does not wait.
+pub(super) fn waits_for_people(told: &str) -> bool {
+    [MigrationState::MovingNodes, MigrationState::Quieting].iter().any(|state| told.starts_with(state.name()))
+}
+
 /// What the operator says, if it has said something.
-fn line(cluster: &Cluster) -> Option<String> {
+pub(super) fn line(cluster: &Cluster) -> Option<String> {
     let condition = cluster.status.conditions.get(MIGRATING)?;
     Some(format!("{:<11}  {}", condition.reason, condition.message))
 }

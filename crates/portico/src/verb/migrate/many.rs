@@ -1,0 +1,517 @@
+//! `portico migrate --selector`: many clusters, some at a time.
+//!
+//! Each look lists the selected Clusters and the records of their doors. [`Waves`] says whose turn it is; an
+//! order is that of one cluster, with all that may stand in its way.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use portico_admin::listing::OutputFormat;
+use portico_admin::table;
+use portico_api::cluster::{Cluster, MIGRATING};
+use portico_api::exposed_cluster::{ExposedCluster, ExposedClusterSpec};
+use portico_api::strategy::ExposeStrategy;
+use portico_expose::migration::Now;
+use portico_expose::migration::plan::has_two_doors;
+use portico_kube::{Client, list};
+use serde_json::Value;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::change::{Order, Until};
+use super::site::Site;
+use super::wait::{SETTLED, SILENCE, Seen, Told, line, waits_for_people};
+use super::waves::{Standing, Standings, Tried, Waves};
+use super::{Flags, LONG, connect, why_not, write_order};
+use crate::outcome::{Outcome, print};
+use crate::reach::doors::is_of;
+
+/// How often the seed is asked: each look lists all that are selected.
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// A selected cluster.
+struct Found {
+    cluster: Cluster,
+    record: Option<ExposedClusterSpec>,
+}
+
+/// Those that are selected, by name.
+type Selection = BTreeMap<String, Found>;
+
+/// Lists what is selected, and what is recorded of it.
+async fn look(client: &Client, flags: &Flags, selector: &str) -> anyhow::Result<Selection> {
+    let limit = flags.timeout;
+    let looked = timeout(limit, list_all(client, selector)).await;
+    looked.map_err(|_| anyhow!("listing Clusters with the labels {selector} took more than {limit:?}"))?
+}
+
+async fn list_all(client: &Client, selector: &str) -> anyhow::Result<Selection> {
+    let mut selected = Ok(Selection::new());
+    let path = "/apis/kubermatic.k8c.io/v1/clusters";
+    let what = format!("the Clusters with the labels {selector}");
+    list(client, path, Some(selector), &what, |object| {
+        keep(&mut selected, |selected| {
+            let name = name_of(&object);
+            let cluster = serde_json::from_value(object).with_context(|| format!("Cluster {name}"))?;
+            selected.insert(name, Found { cluster, record: None });
+            Ok(())
+        });
+    })
+    .await?;
+    let path = "/apis/portico.k8c.io/v1alpha1/exposedclusters";
+    list(client, path, None, "ExposedClusters", |object| {
+        keep(&mut selected, |selected| {
+            let name = name_of(&object);
+            let Some(found) = selected.get_mut(&name) else { return Ok(()) };
+            if is_of(&object, &found.cluster) {
+                let exposed: ExposedCluster =
+                    serde_json::from_value(object).with_context(|| format!("ExposedCluster {name}"))?;
+                found.record = Some(exposed.spec);
+            }
+            Ok(())
+        });
+    })
+    .await?;
+    selected
+}
+
+/// Adds to a selection of which nothing went wrong yet.
+fn keep(selected: &mut anyhow::Result<Selection>, add: impl FnOnce(&mut Selection) -> anyhow::Result<()>) {
+    if let Ok(all) = selected
+        && let Err(error) = add(all)
+    {
+        *selected = Err(error);
+    }
+}
+
+fn name_of(object: &Value) -> String {
+    object["metadata"]["name"].as_str().unwrap_or_default().to_owned()
+}
+
+impl Found {
+    fn now(&self) -> Option<Now> {
+        self.record.as_ref().map(Now::of)
+    }
+
+    /// What the Cluster asks for.
+    fn wanted(&self, now: Now) -> ExposeStrategy {
+        self.cluster.spec.expose_strategy.get().copied().unwrap_or(now.first)
+    }
+
+    /// How it stands towards a strategy. The record is written before the condition: both must say that it is
+    /// over. A cluster that never migrated may have no condition.
+    fn standing(&self, target: ExposeStrategy) -> Standing {
+        let Some(now) = self.now() else { return Standing::Unknown };
+        let wanted = self.wanted(now);
+        let is_still = now == Now::settled(wanted);
+        if wanted == target {
+            let condition = self.cluster.status.conditions.get(MIGRATING);
+            let is_told = condition.is_none_or(|it| &*it.reason == SETTLED && &*it.status == "True");
+            if is_still && is_told { Standing::There } else { Standing::UnderWay }
+        } else if is_still {
+            Standing::Waits
+        } else {
+            Standing::Elsewhere
+        }
+    }
+
+    /// Whether there is something to finish or to roll back.
+    fn is_under_way(&self) -> bool {
+        self.now().is_some_and(|now| now != Now::settled(self.wanted(now)))
+    }
+
+    /// What the operator says of it.
+    fn told(&self) -> String {
+        line(&self.cluster).filter(|line| !line.starts_with(SETTLED)).unwrap_or_else(|| SILENCE.to_owned())
+    }
+}
+
+fn standings(selection: &Selection, target: ExposeStrategy) -> Standings {
+    selection.iter().map(|(name, found)| (name.clone(), found.standing(target))).collect()
+}
+
+fn nobody(selector: &str) -> anyhow::Result<Outcome> {
+    print(&format!(
+        "no Cluster has the labels {selector}, and nothing was changed: `kubectl get clusters --show-labels` \
+         lists them\n"
+    ))?;
+    Ok(Outcome::No)
+}
+
+// === The plan ===
+
+/// Prints on one line for each what would become of it. The answer is "no" if one of them cannot.
+pub(super) async fn plan(flags: &Flags, selector: &str, to: ExposeStrategy) -> anyhow::Result<Outcome> {
+    let client = connect(flags).await?;
+    let selection = look(&client, flags, selector).await?;
+    if selection.is_empty() {
+        return nobody(selector);
+    }
+    let site = Site::read(&client, flags, None).await?;
+    let (mut plans, mut rows, mut cannot) = (Vec::new(), Vec::new(), 0_usize);
+    for (name, found) in &selection {
+        let standing = found.standing(to);
+        let mut row = |doors: String, address: &str, begins: &str, why: String| {
+            rows.push([name.clone(), doors, address.to_owned(), begins.to_owned(), why]);
+        };
+        if standing == Standing::There {
+            row(to.to_string(), &found.cluster.status.address.url, "is there", String::new());
+            continue;
+        }
+        let plan = match site.plan(&client, name, to).await {
+            Ok(plan) => plan,
+            Err(error) => {
+                tracing::warn!("Cluster {name}: there is no plan: {error:#}");
+                row(format!("? -> {to}"), "", "cannot", format!("{error:#}"));
+                cannot += 1;
+                continue;
+            }
+        };
+        let doors = format!("{} -> {to}", plan.from.strategy);
+        let address = &plan.to.address.url;
+        let is_possible = has_two_doors(plan.keeper) && plan.blockers.is_empty();
+        if standing == Standing::UnderWay || standing == Standing::Elsewhere && is_possible {
+            row(doors, address, "is under way", found.told());
+        } else if is_possible {
+            row(doors, address, "can", String::new());
+        } else {
+            cannot += 1;
+            row(doors, address, "cannot", why_not(&plan));
+        }
+        plans.push(plan);
+    }
+    match flags.output {
+        OutputFormat::Json => print(&format!("{}\n", serde_json::to_string_pretty(&plans)?))?,
+        OutputFormat::Table => {
+            let table = table::render(["CLUSTER", "STRATEGY", "ADDRESS", "BEGINS", "WHY"], &rows);
+            print(&format!("{table}\n{} Clusters, {cannot} of them cannot\n", selection.len()))?;
+        }
+    }
+    Ok(if cannot == 0 { Outcome::Done } else { Outcome::No })
+}
+
+// === Orders ===
+
+/// A run over what is selected.
+struct Run<'a> {
+    client: Client,
+    flags: &'a Flags,
+    selector: &'a str,
+    order: &'a Order,
+    limit: Duration,
+    deadline: Instant,
+}
+
+/// Name, what became of it, and why.
+type Row = [String; 3];
+
+/// Does what is asked for with each that is selected. The answer is "no" if it is not done with all of them.
+pub(super) async fn carry_out(flags: &Flags, selector: &str, order: &Order) -> anyhow::Result<Outcome> {
+    let client = connect(flags).await?;
+    let limit = flags.wait.unwrap_or(LONG);
+    let run = Run { client, flags, selector, order, limit, deadline: Instant::now() + limit };
+    let selection = look(&run.client, flags, selector).await?;
+    if selection.is_empty() {
+        return nobody(selector);
+    }
+    match order {
+        Order::To { strategy, .. } => run.waves(*strategy, selection).await,
+        Order::Rollback | Order::Finish => run.each(selection).await,
+    }
+}
+
+impl Run<'_> {
+    fn is_late(&self) -> bool {
+        Instant::now() >= self.deadline
+    }
+
+    /// The next look, a little later. An API server that is away for a moment is asked again.
+    async fn look_again(&self) -> anyhow::Result<Selection> {
+        loop {
+            sleep_until(self.deadline.min(Instant::now() + PAUSE)).await;
+            match look(&self.client, self.flags, self.selector).await {
+                Err(error) if self.is_late() => return Err(anyhow!("after {:?}: {error:#}", self.limit)),
+                Err(_) => {}
+                found => return found,
+            }
+        }
+    }
+
+    /// Orders it of one cluster, and says so; or why not.
+    async fn give(&self, name: &str) -> anyhow::Result<Result<Until, Tried>> {
+        match write_order(&self.client, self.flags, name, self.order).await {
+            Ok(Ok(change)) => {
+                print(&format!("{name}  {}\n", change.said))?;
+                Ok(Ok(change.until))
+            }
+            Ok(Err(refusal)) => {
+                print(&format!("{name}  is skipped: {}\n", refusal.why))?;
+                Ok(Err(Tried::Skipped(refusal.why)))
+            }
+            Err(error) => {
+                print(&format!("{name}  cannot be ordered: {error:#}\n"))?;
+                Ok(Err(Tried::Failed(format!("{error:#}"))))
+            }
+        }
+    }
+
+    /// Some at a time, until all are through.
+    async fn waves(&self, target: ExposeStrategy, mut selection: Selection) -> anyhow::Result<Outcome> {
+        let most = self.flags.max_parallel.get();
+        let mut waves = Waves::new(most);
+        let mut told: BTreeMap<String, Told> = BTreeMap::new();
+        let mut seen = standings(&selection, target);
+        let mut settled = settled_of(&seen);
+        print(&introduction(&seen, target, most))?;
+        loop {
+            for (name, found) in &selection {
+                let was_ordered = waves.tried(name) == Some(&Tried::Ordered) && !settled.contains(name);
+                if was_ordered || seen.get(name) == Some(&Standing::UnderWay) {
+                    let told = told.entry(name.clone()).or_default();
+                    told.see(name, Until::Settled(target), &found.cluster, found.record.as_ref())?;
+                }
+                if seen.get(name) == Some(&Standing::There) && settled.insert(name.clone()) {
+                    print(&format!("{} of {} settled\n", settled_of(&seen).len(), selection.len()))?;
+                }
+            }
+            for name in waves.observe(&seen) {
+                print(&format!("{name}  went back: no other one begins after it\n"))?;
+            }
+            while let Some(name) = waves.next(&seen).filter(|_| !self.is_late()) {
+                let tried = self.give(name).await?.err().unwrap_or(Tried::Ordered);
+                if matches!(tried, Tried::Failed(_)) {
+                    print("no other one begins after that; those under way are waited for\n")?;
+                }
+                waves.note(name, tried);
+            }
+            if waves.is_over(&seen) || self.is_late() {
+                break;
+            }
+            selection = self.look_again().await?;
+            seen = standings(&selection, target);
+        }
+        let gone = waves.ordered().filter(|name| !selection.contains_key(*name)).map(gone);
+        let left = selection.iter().map(|(name, found)| row(name, found, target, &waves));
+        let rows: Vec<Row> = left.chain(gone).collect();
+        self.report(&rows, settled_of(&seen).len(), waves.is_over(&seen))
+    }
+
+    /// All at once: what is under way is to be closed, in this or in the other direction.
+    async fn each(&self, mut selection: Selection) -> anyhow::Result<Outcome> {
+        let mut rows: BTreeMap<String, Row> = BTreeMap::new();
+        let mut waits: BTreeMap<String, (Until, Told)> = BTreeMap::new();
+        let mut done = 0;
+        let under_way: Vec<&String> =
+            selection.iter().filter(|(_, found)| found.is_under_way()).map(|(name, _)| name).collect();
+        let (all, orders) = (selection.len(), under_way.len());
+        print(&format!("{orders} of {all} Clusters are under way; the others are left alone\n"))?;
+        for name in under_way {
+            match self.give(name).await? {
+                Ok(until) => drop(waits.insert(name.clone(), (until, Told::default()))),
+                Err(tried) => drop(rows.insert(name.clone(), said(name, &tried))),
+            }
+        }
+        let is_waited_for = self.flags.wait.is_some() || self.flags.finish;
+        while is_waited_for && !waits.is_empty() && !self.is_late() {
+            selection = self.look_again().await?;
+            for (name, (until, mut told)) in std::mem::take(&mut waits) {
+                let Some(found) = selection.get(&name) else {
+                    rows.insert(name.clone(), gone(&name));
+                    continue;
+                };
+                match told.see(&name, until, &found.cluster, found.record.as_ref())? {
+                    Seen::NotYet => drop(waits.insert(name, (until, told))),
+                    Seen::Other(other) => {
+                        let row = [name.clone(), "changed".to_owned(), written(other)];
+                        rows.insert(name, row);
+                    }
+                    Seen::Done => {
+                        done += 1;
+                        print(&format!("{done} of {orders} settled\n"))?;
+                        let row = [name.clone(), "settled".to_owned(), String::new()];
+                        rows.insert(name, row);
+                    }
+                }
+            }
+        }
+        let is_over = !is_waited_for || waits.is_empty();
+        for (name, (_, told)) in &waits {
+            let (what, why) = if is_waited_for { (WAITING, told.last()) } else { ("ordered", "") };
+            done += usize::from(!is_waited_for);
+            rows.insert(name.clone(), [name, what, why].map(str::to_owned));
+        }
+        self.report(&rows.into_values().collect::<Vec<_>>(), done, is_over)
+    }
+
+    /// Prints what became of each. The answer is "yes" if it is done with all of them.
+    fn report(&self, rows: &[Row], done: usize, is_over: bool) -> anyhow::Result<Outcome> {
+        if !rows.is_empty() {
+            print(&format!("\n{}", table::render(["CLUSTER", "RESULT", "WHY"], rows)))?;
+        }
+        if !is_over {
+            let (limit, command) = (self.limit, self.command());
+            let finish = if rows.iter().any(|[_, what, why]| what == WAITING && waits_for_people(why)) {
+                let selector = quoted(self.selector);
+                format!("; portico migrate --selector {selector} --finish waits for no node and no user")
+            } else {
+                String::new()
+            };
+            print(&format!("\nnot done within {limit:?}: {command} goes on from here{finish}\n"))?;
+        }
+        Ok(if done == rows.len() { Outcome::Done } else { Outcome::No })
+    }
+
+    /// What was asked for, to be asked for again.
+    fn command(&self) -> String {
+        let order = match self.order {
+            Order::To { strategy, .. } => format!("--to {strategy}"),
+            Order::Rollback => "--rollback --wait".to_owned(),
+            Order::Finish => "--finish".to_owned(),
+        };
+        format!("portico migrate --selector {} {order}", quoted(self.selector))
+    }
+}
+
+const WAITING: &str = "waiting";
+
+fn settled_of(seen: &Standings) -> BTreeSet<String> {
+    let there = seen.iter().filter(|(_, standing)| **standing == Standing::There);
+    there.map(|(name, _)| name.clone()).collect()
+}
+
+fn introduction(seen: &Standings, target: ExposeStrategy, most: usize) -> String {
+    let count = |wanted: &[Standing]| seen.values().filter(|standing| wanted.contains(standing)).count();
+    let (all, there) = (seen.len(), count(&[Standing::There]));
+    let under_way = count(&[Standing::UnderWay, Standing::Elsewhere]);
+    let wait = count(&[Standing::Waits, Standing::Unknown]);
+    format!(
+        "{all} Clusters to {target}, {most} at a time: {there} settled, {under_way} under way, {wait} to begin\n"
+    )
+}
+
+/// What became of a cluster in waves.
+fn row(name: &str, found: &Found, target: ExposeStrategy, waves: &Waves) -> Row {
+    let row = |what: &str, why: String| [name.to_owned(), what.to_owned(), why];
+    match (found.standing(target), waves.tried(name)) {
+        (Standing::There, _) => row("settled", String::new()),
+        (_, Some(Tried::Ordered)) => row(WAITING, found.told()),
+        (_, Some(Tried::WentBack)) => {
+            let wanted = found.now().map(|now| written(found.wanted(now)));
+            row("went back", wanted.unwrap_or_default())
+        }
+        (_, Some(tried)) => said(name, tried),
+        (Standing::Elsewhere, None) => row(WAITING, format!("another change: {}", found.told())),
+        (_, None) if waves.is_stopped() => row("not begun", "one before it went wrong".to_owned()),
+        (_, None) => row("not begun", "no place was free".to_owned()),
+    }
+}
+
+fn gone(name: &str) -> Row {
+    [name, "gone", "it is not selected any more"].map(str::to_owned)
+}
+
+fn written(other: ExposeStrategy) -> String {
+    format!("somebody else has written {other}")
+}
+
+/// What became of a cluster, where that says it all.
+fn said(name: &str, tried: &Tried) -> Row {
+    let (what, why) = match tried {
+        Tried::Ordered => (WAITING, ""),
+        Tried::Skipped(why) => ("skipped", &**why),
+        Tried::Failed(why) => ("failed", &**why),
+        Tried::WentBack => ("went back", ""),
+    };
+    [name, what, why].map(str::to_owned)
+}
+
+/// A selector as a shell takes it.
+fn quoted(selector: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./=,".contains(&byte);
+    if selector.bytes().all(is_plain) {
+        selector.to_owned()
+    } else {
+        format!("'{}'", selector.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use portico_api::strategy::ExposeStrategy::Tunneling;
+    use serde_json::json;
+
+    use super::*;
+
+    /// A cluster that wants this, with this in force, a second door, and the reason of its condition.
+    fn found(wanted: &str, first: &str, second: Option<&str>, reason: Option<&str>) -> Found {
+        let mut cluster = json!({"metadata": {"name": "a"}, "spec": {"exposeStrategy": wanted}});
+        if let Some(reason) = reason {
+            let status = if reason == SETTLED { "True" } else { "False" };
+            cluster["status"]["conditions"] =
+                json!({MIGRATING: {"status": status, "reason": reason, "message": "text"}});
+        }
+        let mut record = json!({"exposeStrategy": first, "seed": "north"});
+        if let Some(second) = second {
+            record["migration"] = json!({"state": "Opening", "since": "2026-01-02T03:04:05Z",
+                "second": {"exposeStrategy": second}});
+        }
+        let record = Some(serde_json::from_value(record).unwrap());
+        Found { cluster: serde_json::from_value(cluster).unwrap(), record }
+    }
+
+    #[test]
+    fn a_cluster_stands_where_its_order_its_record_and_its_condition_say() {
+        let node_port = "NodePort";
+        for (found, standing) in [
+            (found("Tunneling", "Tunneling", None, None), Standing::There),
+            (found("Tunneling", "Tunneling", None, Some(SETTLED)), Standing::There),
+            (found("Tunneling", "Tunneling", None, Some("Closing")), Standing::UnderWay),
+            (found("Tunneling", "Tunneling", Some(node_port), Some("Closing")), Standing::UnderWay),
+            // Ordered, and the operator has not seen it.
+            (found("Tunneling", node_port, None, Some(SETTLED)), Standing::UnderWay),
+            (found("Tunneling", "LoadBalancer", Some(node_port), Some("Closing")), Standing::UnderWay),
+            (found(node_port, node_port, None, None), Standing::Waits),
+            (found(node_port, node_port, Some("Tunneling"), Some("Closing")), Standing::Elsewhere),
+            (found("LoadBalancer", node_port, None, Some(SETTLED)), Standing::Elsewhere),
+            (Found { record: None, ..found("Tunneling", node_port, None, None) }, Standing::Unknown),
+        ] {
+            let told = (&found.cluster.spec.expose_strategy, &found.record);
+            assert_eq!(found.standing(Tunneling), standing, "{told:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_under_way_can_be_finished_or_rolled_back_and_nothing_else() {
+        assert!(!found("NodePort", "NodePort", None, None).is_under_way());
+        assert!(found("NodePort", "NodePort", Some("Tunneling"), None).is_under_way());
+        assert!(found("Tunneling", "NodePort", None, None).is_under_way());
+        assert!(!Found { record: None, ..found("Tunneling", "NodePort", None, None) }.is_under_way());
+    }
+
+    #[test]
+    fn the_result_of_each_says_why() {
+        let mut waves = Waves::new(1);
+        let opening = found("Tunneling", "NodePort", Some("Tunneling"), Some("Opening"));
+        waves.note("ordered", Tried::Ordered);
+        waves.note("skipped", Tried::Skipped("it is paused".to_owned()));
+        let row = |name: &str, found: &Found, waves: &Waves| {
+            let [_, what, why] = row(name, found, Tunneling, waves);
+            format!("{what}: {why}")
+        };
+        assert_eq!(row("ordered", &opening, &waves), "waiting: Opening      text");
+        let still = found("NodePort", "NodePort", None, None);
+        assert_eq!(row("skipped", &still, &waves), "skipped: it is paused");
+        assert_eq!(row("other", &still, &waves), "not begun: no place was free");
+        waves.note("back", Tried::WentBack);
+        assert_eq!(row("back", &still, &waves), "went back: somebody else has written NodePort");
+        assert_eq!(row("other", &still, &waves), "not begun: one before it went wrong");
+        assert_eq!(row("back", &found("Tunneling", "Tunneling", None, None), &waves), "settled: ");
+    }
+
+    #[test]
+    fn a_selector_can_be_pasted_into_a_shell() {
+        assert_eq!(quoted("team=a,stage=test"), "team=a,stage=test");
+        assert_eq!(quoted("stage in (test, dev)"), "'stage in (test, dev)'");
+        assert_eq!(quoted("!x'y"), r"'!x'\''y'");
+    }
+}

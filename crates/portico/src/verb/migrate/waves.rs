@@ -1,0 +1,129 @@
+//! Which of many clusters begins to migrate next: pure.
+//!
+//! There are places for so many clusters at a time. One that migrates has a place until it is through, whoever
+//! began it, so that a run that was killed goes on where it ended. What goes wrong must not spread: after a
+//! cluster that could not be begun, or was taken back by somebody, no other one begins.
+
+use std::collections::BTreeMap;
+
+/// How it stands with a cluster, as one look shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// The strategy that is asked for is in force, and nothing is under way.
+    There,
+    /// It is wanted, and not yet all is done.
+    UnderWay,
+    /// Another change is under way.
+    Elsewhere,
+    /// Nothing is under way, and another strategy is in force.
+    Waits,
+    /// Nothing is recorded of its doors.
+    Unknown,
+}
+
+/// What became of a cluster in this run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Tried {
+    /// It was ordered to migrate, or did so already.
+    Ordered,
+    /// It was not, and why: something stands in the way, of it alone.
+    Skipped(String),
+    /// That could not be found out, or not be written.
+    Failed(String),
+    /// Somebody wrote another strategy meanwhile.
+    WentBack,
+}
+
+/// How it stands with all of them, by name.
+pub(super) type Standings = BTreeMap<String, Standing>;
+
+/// A run.
+#[derive(Debug)]
+pub(super) struct Waves {
+    /// How many places there are.
+    most: usize,
+    tried: BTreeMap<String, Tried>,
+    is_stopped: bool,
+}
+
+impl Waves {
+    pub(super) fn new(most: usize) -> Self {
+        Self { most, tried: BTreeMap::new(), is_stopped: false }
+    }
+
+    /// Takes in what a look shows. Returns those that somebody took back since the last one.
+    pub(super) fn observe(&mut self, seen: &Standings) -> Vec<String> {
+        let mut back = Vec::new();
+        for (name, standing) in seen {
+            let was_ordered = self.tried.get(name) == Some(&Tried::Ordered);
+            match standing {
+                Standing::UnderWay => self.note(name, Tried::Ordered),
+                Standing::Elsewhere | Standing::Waits if was_ordered => {
+                    self.note(name, Tried::WentBack);
+                    back.push(name.clone());
+                }
+                _ => {}
+            }
+        }
+        back
+    }
+
+    /// Keeps what became of a cluster.
+    pub(super) fn note(&mut self, name: &str, tried: Tried) {
+        self.is_stopped |= matches!(tried, Tried::Failed(_) | Tried::WentBack);
+        self.tried.insert(name.to_owned(), tried);
+    }
+
+    /// What became of a cluster, if its turn has come.
+    pub(super) fn tried(&self, name: &str) -> Option<&Tried> {
+        self.tried.get(name)
+    }
+
+    /// Those that were ordered, or migrated already, and were not taken back.
+    pub(super) fn ordered(&self) -> impl Iterator<Item = &str> {
+        self.tried.iter().filter(|(_, tried)| **tried == Tried::Ordered).map(|(name, _)| &**name)
+    }
+
+    /// Whether no other one begins, because something went wrong.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.is_stopped
+    }
+
+    /// The cluster whose turn it is: the first by name that has had none, while a place is free.
+    pub(super) fn next<'a>(&self, seen: &'a Standings) -> Option<&'a str> {
+        if self.is_stopped || self.places_taken(seen) >= self.most {
+            return None;
+        }
+        let may_begin = |(name, standing): &(&String, &Standing)| {
+            matches!(standing, Standing::Waits | Standing::Unknown) && !self.tried.contains_key(*name)
+        };
+        seen.iter().find(may_begin).map(|(name, _)| &**name)
+    }
+
+    fn places_taken(&self, seen: &Standings) -> usize {
+        let elsewhere = seen.values().filter(|&&standing| standing == Standing::Elsewhere).count();
+        elsewhere + seen.iter().filter(|(name, standing)| self.is_on_its_way(name, **standing)).count()
+    }
+
+    /// Whether it migrates to what is asked for; what was ordered a moment ago does not show in a look of
+    /// before.
+    fn is_on_its_way(&self, name: &str, standing: Standing) -> bool {
+        match standing {
+            Standing::UnderWay => true,
+            Standing::Waits | Standing::Unknown => self.tried.get(name) == Some(&Tried::Ordered),
+            Standing::There | Standing::Elsewhere => false,
+        }
+    }
+
+    /// Whether there is nothing left to begin or to wait for.
+    pub(super) fn is_over(&self, seen: &Standings) -> bool {
+        let is_awaited = |(name, standing): (&String, &Standing)| {
+            let has_its_turn_to_come = *standing == Standing::Elsewhere && !self.tried.contains_key(name);
+            self.is_on_its_way(name, *standing) || !self.is_stopped && has_its_turn_to_come
+        };
+        !seen.iter().any(is_awaited) && self.next(seen).is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests;
