@@ -40,6 +40,8 @@ pub enum NodeMoves {
     /// A pod on each node changes its files, and restarts its kubelet.
     #[default]
     InPlace,
+    /// The same, after the node was emptied.
+    Drained,
     /// Somebody does it on each machine. A pod on each node only says whether that is done.
     ByHand,
 }
@@ -48,7 +50,9 @@ pub enum NodeMoves {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum BadMigrationSettings {
     /// Not `KEY=VALUE` with a key that is known.
-    #[error("{0:?} is none of quiet=TIME, close=STRATEGY, nodes=in-place or by-hand, and parallel=NUMBER")]
+    #[error(
+        "{0:?} is none of quiet=TIME, close=STRATEGY, nodes=in-place, drained or by-hand, and parallel=NUMBER"
+    )]
     Unknown(Box<str>),
     /// Which of the two would count?
     #[error("{0} is there twice")]
@@ -68,7 +72,7 @@ pub enum BadMigrationSettings {
     #[error("close: {0:?} is no strategy: {UnknownStrategy}")]
     Close(Box<str>),
     /// No way to move nodes.
-    #[error("nodes: {0:?} is neither in-place nor by-hand")]
+    #[error("nodes: {0:?} is none of in-place, drained and by-hand")]
     Nodes(Box<str>),
     /// No number of nodes.
     #[error("parallel: {0:?} is no number from 1 to 9999")]
@@ -120,6 +124,7 @@ impl FromStr for MigrationSettings {
 fn moves(value: &str) -> Result<NodeMoves, BadMigrationSettings> {
     match value {
         "in-place" => Ok(NodeMoves::InPlace),
+        "drained" => Ok(NodeMoves::Drained),
         "by-hand" => Ok(NodeMoves::ByHand),
         _ => Err(BadMigrationSettings::Nodes(value.into())),
     }
@@ -165,6 +170,7 @@ mod tests {
             ("quiet=0", MigrationSettings { quiet: Duration::ZERO, ..none }),
             ("parallel=20,nodes=by-hand", MigrationSettings { nodes, parallel, ..none }),
             ("nodes=in-place", none),
+            ("nodes=drained", MigrationSettings { nodes: NodeMoves::Drained, ..none }),
         ] {
             assert_eq!(MigrationSettings::of(Some(text)), Ok(expected), "{text}");
         }
@@ -173,7 +179,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_voids_the_whole_value_and_says_why() {
-        let none = "is none of quiet=TIME, close=STRATEGY, nodes=in-place or by-hand, and parallel=NUMBER";
+        let none =
+            "is none of quiet=TIME, close=STRATEGY, nodes=in-place, drained or by-hand, and parallel=NUMBER";
         for (text, expected) in [
             ("", format!("\"\" {none}")),
             ("quiet=1m,", format!("\"\" {none}")),
@@ -181,7 +188,7 @@ mod tests {
             ("Quiet=1m", format!("\"Quiet=1m\" {none}")),
             ("quiet =1m", format!("\"quiet =1m\" {none}")),
             ("quiet=10h,drain=true", format!("\"drain=true\" {none}")),
-            ("nodes=away", "nodes: \"away\" is neither in-place nor by-hand".to_owned()),
+            ("nodes=away", "nodes: \"away\" is none of in-place, drained and by-hand".to_owned()),
             ("nodes=by-hand,nodes=by-hand", "nodes is there twice".to_owned()),
             ("parallel=0", "parallel: \"0\" is no number from 1 to 9999".to_owned()),
             ("parallel=+1", "parallel: \"+1\" is no number from 1 to 9999".to_owned()),

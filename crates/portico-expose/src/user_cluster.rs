@@ -397,10 +397,8 @@ fn on_nodes(facts: &Facts<'_>, inside: &mut Inside) {
         Proving => probe(second),
         // What is to be replaced one after the other has to be there before.
         Moving => probe(first),
-        MovingNodes => {
-            let (in_place, at_once) = (facts.nodes == NodeMoves::InPlace, facts.nodes_at_once);
-            manifests::Moves { new, old, in_place, at_once }.objects(image, &attempt)
-        }
+        MovingNodes => manifests::Moves { new, old, how: facts.nodes, at_once: facts.nodes_at_once }
+            .objects(image, &attempt),
         // As they are: a node that was away follows as long as both doors are open.
         Opening | Quieting | Closing => Vec::new(),
     });

@@ -29,6 +29,7 @@ use crate::error::describe;
 use crate::json::may_hold_more_than;
 use crate::text::one_line;
 
+mod metadata;
 mod rows;
 
 pub use rows::Rows;
@@ -177,6 +178,17 @@ impl Foreign {
     /// Replaces the object at `path`, which is one that was read.
     pub async fn replace(&self, path: &str, object: &Value) -> Result<Value, ForeignError> {
         self.send(Method::PUT, path, "application/json", object).await
+    }
+
+    /// Makes an object in the collection at `path`, or asks for what a subresource there does.
+    pub async fn create(&self, path: &str, object: &Value) -> Result<Value, ForeignError> {
+        self.send(Method::POST, path, "application/json", object).await
+    }
+
+    /// Changes these fields of the object at `path` (RFC 7396).
+    pub async fn merge(&self, path: &str, patch: &Value) -> Result<Value, ForeignError> {
+        let url = format!("{path}?fieldManager={FIELD_MANAGER}");
+        self.send(Method::PATCH, &url, "application/merge-patch+json", patch).await
     }
 
     /// Waits until something changes in the list at `url`, which says since which version; or until `limit`

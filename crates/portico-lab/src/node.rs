@@ -129,8 +129,8 @@ impl Node {
     }
 
     /// Makes `host` a node by the command that `portico join token` printed, as an administrator of the
-    /// machine would, and waits until it is Ready. Its files are where every machine has them: one such node a
-    /// host. `kubectl` is the administrator's of the cluster.
+    /// machine would, and waits until it is Ready. Its files are where every machine has them: one such node
+    /// a host. `kubectl` is the administrator's of the cluster.
     pub fn join_by(host: &Host, command: &[&str], kubectl: &Kubectl, pod_cidr: &str) -> Result<Node> {
         let Runtime { dir, socket, containerd } = Runtime::start(host, pod_cidr)?;
         let (own, resolver) = (dir.join("own.yaml"), dir.join("resolv.conf"));

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::sync::LazyLock;
 
+use portico_api::migration::NodeMoves;
 use serde_json::{Value, json};
 
 use super::{
@@ -133,8 +134,8 @@ pub(super) struct Moves<'a> {
     pub(super) new: &'a str,
     /// The one that nothing on the node should use any more.
     pub(super) old: &'a str,
-    /// Whether the pods do it, or only say whether it was done.
-    pub(super) in_place: bool,
+    /// Whether the pods do it, and what before, or only say whether it was done.
+    pub(super) how: NodeMoves,
     /// How many pods may be missing at the same time.
     pub(super) at_once: usize,
 }
@@ -142,18 +143,17 @@ pub(super) struct Moves<'a> {
 impl Moves<'_> {
     /// What does so, in an attempt by this name.
     pub(super) fn objects(&self, image: &str, attempt: &str) -> Vec<Object> {
-        let mut objects = on_each_node(&MOVE, image, attempt, |arg| {
-            vec![match arg {
-                _ if arg.starts_with("--server=") => format!("--server={}", self.new),
-                _ if arg.starts_with("https://") => self.old.to_owned(),
-                _ => arg.to_owned(),
-            }]
+        let mut objects = on_each_node(&MOVE, image, attempt, |arg| match arg {
+            "--in-pod" if self.how == NodeMoves::Drained => vec![arg.to_owned(), "--drain".to_owned()],
+            _ if arg.starts_with("--server=") => vec![format!("--server={}", self.new)],
+            _ if arg.starts_with("https://") => vec![self.old.to_owned()],
+            _ => vec![arg.to_owned()],
         });
         for object in &mut objects {
             let spec = &mut object.fields["spec"];
             spec["updateStrategy"]["rollingUpdate"]["maxUnavailable"] = self.at_once.into();
             let pods = spec.pointer_mut("/template/spec").and_then(Value::as_object_mut);
-            if let Some(pods) = pods.filter(|_| !self.in_place) {
+            if let Some(pods) = pods.filter(|_| self.how == NodeMoves::ByHand) {
                 // Without it nothing needs to reach into the node.
                 for field in ["initContainers", "volumes", "hostPID"] {
                     pods.remove(field);

@@ -1,7 +1,7 @@
 use portico_api::exposed_cluster::{ExposedClusterSpec, SecondDoor};
 use serde_json::json;
 
-use super::manifests::CONTAINER;
+use super::manifests::{CONTAINER, INIT_CONTAINER};
 use super::*;
 
 const CLUSTER_INFO: &str = "apiVersion: v1\nkind: Config\n";
@@ -326,6 +326,9 @@ fn kubelets_are_led_from_the_second_door_to_the_first_so_many_at_once_as_is_said
     };
     let in_place = moves(NodeMoves::InPlace);
     insta::assert_yaml_snapshot!(in_place["spec"]);
+    let drained = moves(NodeMoves::Drained);
+    let arguments = drained.pointer(INIT_CONTAINER).unwrap()["args"].as_array().unwrap();
+    assert_eq!(arguments.last().unwrap(), "--drain");
     let by_hand = moves(NodeMoves::ByHand);
     let pods = &by_hand["spec"]["template"]["spec"];
     for field in ["initContainers", "volumes", "hostPID"] {

@@ -55,7 +55,7 @@ impl Foreign {
 }
 
 /// A field of the list that becomes part of a URL; empty if it could be more than a value there.
-fn word(table: &Value, field: &str) -> String {
+pub(super) fn word(table: &Value, field: &str) -> String {
     let text = table["metadata"][field].as_str().unwrap_or_default();
     let allowed = |letter: char| letter.is_ascii_alphanumeric() || "-_".contains(letter);
     if text.chars().all(allowed) { text.to_owned() } else { String::new() }

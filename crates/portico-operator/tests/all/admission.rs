@@ -62,6 +62,7 @@ fn good_values_pass(kubectl: &Kubectl) {
         &[("migration", "close=NodePort,quiet=0")],
         &[("migration", "nodes=by-hand, parallel=9999")],
         &[("migration", "parallel=1,nodes=in-place")],
+        &[("migration", "nodes=drained")],
         // Not one of those that are known here: a later version's, or somebody's own.
         &[("unknown", "anything")],
     ] {

@@ -3,11 +3,13 @@
 //! An administrator has a [`token`] made, and gets the one command for the machines. There [`machine`] is the
 //! order of things: the cluster is asked ([`cluster`]), the machine looked at ([`checks`]), what its agents
 //! go to tried ([`ways`]), files written ([`files`]), the kubelet started ([`kubelet`]), with which this
-//! process may stay ([`staying`]). [`moving`] leads it to another address, and [`remove`] undoes all of it.
+//! process may stay ([`staying`]). [`moving`] leads it to another address, after [`draining`] if that is
+//! asked for, and [`remove`] undoes all of it.
 //! What is written, and whom a machine trusts, is decided in `portico_hosting::join`.
 
 mod checks;
 mod cluster;
+mod draining;
 mod files;
 mod kubelet;
 mod machine;
@@ -61,7 +63,10 @@ Examples:
   portico join move --server https://a.example.com:6443
 
   A machine that joined with --root, and joins more slowly than others:
-    portico join move --server https://a.example.com:6443 --root /srv/node --wait 5m"
+    portico join move --server https://a.example.com:6443 --root /srv/node --wait 5m
+
+  Nothing that runs here is to notice:
+    portico join move --server https://a.example.com:6443 --drain"
     )]
     Move(moving::Flags),
     /// Undo on this machine what `portico join` wrote

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
-use clap::{ArgGroup, Args};
+use clap::{ArgGroup, Args, value_parser};
 use portico_admin::listing::OutputFormat;
 use portico_api::cluster::Cluster;
 use portico_api::duration::GoDuration;
@@ -81,6 +81,15 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "TIME", requires = "to", value_parser = quiet)]
     #[arg(conflicts_with_all = ["plan", "rollback", "finish"])]
     quiet: Option<String>,
+    /// How kubelets come to the new address: in-place, by a pod on each node; drained, the same after the
+    /// node was emptied; or by-hand [default: in-place]
+    #[arg(long, value_name = "HOW", requires = "to", value_parser = ["in-place", "drained", "by-hand"])]
+    #[arg(conflicts_with_all = ["plan", "rollback", "finish"])]
+    nodes: Option<String>,
+    /// How many nodes are moved at the same time [default: 1]
+    #[arg(long, value_name = "NUMBER", requires = "to", value_parser = value_parser!(u16).range(1..=9_999))]
+    #[arg(conflicts_with_all = ["plan", "rollback", "finish"])]
+    parallel: Option<u16>,
     /// How to reach the seed [default: as kubectl does: $KUBECONFIG, the pod's own, or ~/.kube/config]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
@@ -118,7 +127,7 @@ fn labels(text: &str) -> Result<String, String> {
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     daemon::runtime()?.block_on(async {
         let order = match (flags.to, flags.rollback) {
-            (Some(strategy), _) => Order::To { strategy, quiet: flags.quiet.clone() },
+            (Some(strategy), _) => Order::To { strategy, settings: settings(flags) },
             (None, true) => Order::Rollback,
             (None, false) => Order::Finish,
         };
@@ -130,6 +139,14 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
             (None, None, _) => bail!("give the name of a CLUSTER, or --selector"),
         }
     })
+}
+
+/// What the annotation is to say of it.
+fn settings(flags: &Flags) -> Vec<String> {
+    let quiet = flags.quiet.as_ref().map(|quiet| format!("quiet={quiet}"));
+    let nodes = flags.nodes.as_ref().map(|nodes| format!("nodes={nodes}"));
+    let parallel = flags.parallel.map(|number| format!("parallel={number}"));
+    [quiet, nodes, parallel].into_iter().flatten().collect()
 }
 
 /// Prints the plan. The answer is "no" if something stands in the way.

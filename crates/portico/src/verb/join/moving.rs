@@ -18,10 +18,12 @@ use portico_hosting::join::moving::{Move, Present, health, plan};
 use portico_kube::foreign::{Foreign, ForeignError};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+use serde_json::json;
 use tokio::time::{sleep, timeout};
 
 use super::checks::Findings;
 use super::cluster::{Server, dialer};
+use super::draining::Draining;
 use super::files::{self, Record, take};
 use super::{kubelet, staying};
 use crate::args::positive_duration;
@@ -43,6 +45,11 @@ pub(super) struct Flags {
     /// Folder below which the files are, as when the machine joined
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
+    /// Empty the node before its kubelet restarts, as `kubectl drain` does, and open it again at the end;
+    /// exit code 1, and nothing is changed, if that takes longer [default without TIME: 10m]
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "10m", value_parser = positive_duration)]
+    drain: Option<Duration>,
     /// In a pod that sees the machine's processes and files: a kubelet of systemd is ended, which starts it
     /// again; and a machine that `portico join` did not make a node is left alone, exit code 0
     #[arg(long)]
@@ -77,32 +84,50 @@ pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         "systemd runs the kubelet of this machine, whose files are below /: --root goes with --kubelet"
     );
     let server = &flags.server.url;
-    let Some(way) = way(&places, server)? else {
-        let node = &record.node;
-        print(&format!("Node {node} is at {server} already: nothing was changed, no kubelet restarted\n"))?;
-        return Ok(Outcome::Done);
-    };
     let health = health_of(&places)?;
     let (limit, in_pod) = (flags.wait, flags.in_pod);
     let machine = Machine { places: &places, record: &record, health, limit, in_pod };
-    if let Err(error) = machine.tries(&way.kubeconfig).await {
-        return no(&format!("{server} is no way for node {}: {error:#}. Nothing was changed", record.node));
+    let (kubeconfig, way) = way(&places, server)?;
+    let Some(way) = way else {
+        let node = &record.node;
+        if flags.drain.is_some() {
+            // What ended this command before may have kept it from doing so.
+            machine.opens(&machine.reach(&kubeconfig).await?).await?;
+        }
+        print(&format!("Node {node} is at {server} already: nothing was changed, no kubelet restarted\n"))?;
+        return Ok(Outcome::Done);
+    };
+    let api = match machine.tries(&way.kubeconfig).await {
+        Ok(api) => api,
+        Err(error) => {
+            let node = &record.node;
+            return no(&format!("{server} is no way for node {node}: {error:#}. Nothing was changed"));
+        }
+    };
+    // From here on a request to stop is a reason to put back, and not an end in between.
+    let mut daemon = Daemon::start(Hangup::Stops)?;
+    if let Some(limit) = flags.drain
+        && let Err(error) = machine.empties(&api, limit, &mut daemon).await
+    {
+        machine.opens(&api).await?;
+        let node = &record.node;
+        return no(&format!("node {node} is not empty: {error:#}. Its kubelet is where it was"));
     }
     // After a move that was not finished, it may be where it is to go back to.
     let (node, is_new) = (&record.node, way.from != *server);
     let from = if is_new { format!(" from {}", way.from) } else { String::new() };
-    print(&format!(
+    let said = format!(
         "Node {node} goes{from} to {server}: its kubelet restarts. Containers run on, and the Node stays \
-         Ready; open exec, logs -f and port-forward of this node end\n"
-    ))?;
-    // From here on a request to stop is a reason to put back, and not an end in between.
-    let mut daemon = Daemon::start(Hangup::Stops)?;
+         Ready; open exec, logs -f and port-forward of this node end"
+    );
+    print(&format!("{said}\n"))?;
+    machine.announces(&api, &said).await;
     take(&way.begin)?;
     let proven = tokio::select! {
         proven = machine.proves(&way.kubeconfig, server) => proven,
         signal = daemon.asked_to_stop() => Err(anyhow!("{signal} asked to stop")),
     };
-    match proven {
+    let moved = match proven {
         Ok(()) => {
             take(&way.finish)?;
             print(&format!("Node {node} is at {server}, where its kubelet renews its lease\n"))?;
@@ -112,18 +137,51 @@ pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
             Ok(Outcome::Done)
         }
         Err(error) => machine.put_back(&way, &error).await,
+    };
+    if flags.drain.is_some() {
+        machine.opens(&api).await?;
     }
+    moved
 }
 
 impl Machine<'_> {
     /// Tries the API server as the kubelet will reach it: TLS, whether it is ready, and whether it knows the
-    /// kubelet.
-    async fn tries(&self, kubeconfig: &str) -> anyhow::Result<()> {
+    /// kubelet. Returns the way there.
+    async fn tries(&self, kubeconfig: &str) -> anyhow::Result<Foreign> {
         let server = self.reach(kubeconfig).await?;
         server.ready().await.map_err(explained)?;
         // There is none if somebody deleted the Node, which the kubelet makes anew.
         server.get(&self.lease()).await.map_err(explained)?;
-        Ok(())
+        Ok(server)
+    }
+
+    /// Has pods leave the node, unless a signal asks to stop.
+    async fn empties(&self, api: &Foreign, limit: Duration, daemon: &mut Daemon) -> anyhow::Result<()> {
+        let node = &self.record.node;
+        print(&format!("Node {node} is emptied before its kubelet restarts, within {limit:?}\n"))?;
+        let draining = Draining { api, node };
+        tokio::select! {
+            drained = draining.drain(limit) => drained,
+            signal = daemon.asked_to_stop() => Err(anyhow!("{signal} asked to stop")),
+        }
+    }
+
+    /// Says on the Node what is about to happen. It happens also if that cannot be said.
+    async fn announces(&self, api: &Foreign, said: &str) {
+        let (node, now) = (&self.record.node, Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
+        let event = json!({"apiVersion": "v1", "kind": "Event", "type": "Normal", "reason": "KubeletMoves",
+            "metadata": {"generateName": format!("{node}."), "namespace": "default"}, "message": said,
+            "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
+            "source": {"component": "portico-join", "host": node}, "count": 1,
+            "firstTimestamp": now, "lastTimestamp": now});
+        if let Err(error) = api.create("/api/v1/namespaces/default/events", &event).await {
+            tracing::warn!(%error, "no Event says that the kubelet of this node restarts");
+        }
+    }
+
+    /// Lets pods onto the node again, if this program has closed it.
+    async fn opens(&self, api: &Foreign) -> anyhow::Result<()> {
+        Draining { api, node: &self.record.node }.open().await
     }
 
     /// Waits until the kubelet has been started anew, is well, and has renewed its lease.
@@ -225,8 +283,8 @@ fn no(why: &str) -> anyhow::Result<Outcome> {
     Ok(Outcome::No)
 }
 
-/// What is to be done with the files that are there.
-fn way(places: &Places, server: &str) -> anyhow::Result<Option<Move>> {
+/// The kubeconfig that is there, and what is to be done with the files.
+fn way(places: &Places, server: &str) -> anyhow::Result<(String, Option<Move>)> {
     let kubeconfig = files::read(&places.kubeconfig())?.with_context(|| {
         format!(
             "there is no {}: the kubelet of this machine has not got its certificate yet, and joins by the \
@@ -242,7 +300,8 @@ fn way(places: &Places, server: &str) -> anyhow::Result<Option<Move>> {
         bootstrap: bootstrap.as_deref(),
         record: &record,
     };
-    Ok(plan(&present, server, places)?)
+    let way = plan(&present, server, places)?;
+    Ok((kubeconfig, way))
 }
 
 fn health_of(places: &Places) -> anyhow::Result<Option<SocketAddr>> {

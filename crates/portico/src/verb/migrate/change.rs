@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 /// What a person wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Order {
-    /// Another strategy, with another time of quiet than the default.
-    To { strategy: ExposeStrategy, quiet: Option<String> },
+    /// Another strategy, with these items of the annotation instead of those that are there.
+    To { strategy: ExposeStrategy, settings: Vec<String> },
     /// The way in that is not wanted now.
     Rollback,
     /// The end of the old way in.
@@ -66,7 +66,7 @@ pub(super) fn change(
     let now = super::now(record);
     let wanted = cluster.spec.expose_strategy.get().copied().unwrap_or(now.first);
     match order {
-        Order::To { strategy, quiet } => to(*strategy, quiet.as_deref(), wanted, cluster, record),
+        Order::To { strategy, settings } => to(*strategy, settings, wanted, cluster, record),
         Order::Rollback => {
             let target = match now.second {
                 // What waits is given up, and then what is under way.
@@ -81,7 +81,7 @@ pub(super) fn change(
                     ));
                 }
             };
-            to(target, None, wanted, cluster, record)
+            to(target, &[], wanted, cluster, record)
         }
         Order::Finish => finish(now, wanted, cluster),
     }
@@ -90,7 +90,7 @@ pub(super) fn change(
 /// Makes `target` the wanted strategy.
 fn to(
     target: ExposeStrategy,
-    quiet: Option<&str>,
+    given: &[String],
     wanted: ExposeStrategy,
     cluster: &Cluster,
     record: &ExposedClusterSpec,
@@ -105,7 +105,7 @@ fn to(
     }
     // An order of an earlier day to close this or the other door would come too early.
     let keeps_order = target == wanted;
-    let settings = edited(cluster, |item| keeps_order && item.starts_with("close="), quiet, None)?;
+    let settings = edited(cluster, keeps_order, given)?;
     if let Some(settings) = settings {
         patch["metadata"]["annotations"] = json!({MIGRATION: settings});
     }
@@ -142,8 +142,8 @@ fn said(target: ExposeStrategy, now: Now, cluster: &Cluster) -> String {
     match now.second {
         None if target == first => format!("{first} stays the one way in; nothing else was open"),
         None => format!(
-            "from {first} to {target}. `portico status {name}` says how far it is. Move the nodes once it \
-             says MovingNodes, then portico migrate {name} --finish closes {first}; --rollback goes back"
+            "from {first} to {target}. `portico status {name}` says how far it is. {first} closes once \
+             nobody uses it, or by portico migrate {name} --finish; --rollback goes back"
         ),
         Some(Second { strategy, state: MigrationState::Opening | MigrationState::Proving, .. }) => {
             if target == first {
@@ -181,7 +181,7 @@ fn finish(now: Now, wanted: ExposeStrategy, cluster: &Cluster) -> Result<Change,
             state.name()
         ));
     }
-    let settings = edited(cluster, |_| false, None, Some(strategy))?;
+    let settings = edited(cluster, false, &[format!("close={strategy}")])?;
     let patch = settings.map(|settings| json!({"metadata": {"annotations": {MIGRATION: settings}}}));
     let until =
         if wanted == first { Until::Settled(first) } else { Until::Closed { door: strategy, wanted } };
@@ -197,35 +197,33 @@ fn finish(now: Now, wanted: ExposeStrategy, cluster: &Cluster) -> Result<Change,
     })
 }
 
-/// The annotation with other settings, or `null` if none is left; `None` if it is so already. An order to
-/// close is kept where `keeps` says so.
+/// The annotation with the settings that are `given` in place of those that are there, or `null` if none is
+/// left; `None` if it is so already. An order to close is kept if `keeps_order`.
 ///
 /// # Errors
 /// What is wrong with the annotation as it is: what it asks for must not be lost unseen.
-fn edited(
-    cluster: &Cluster,
-    keeps: impl Fn(&str) -> bool,
-    quiet: Option<&str>,
-    close: Option<ExposeStrategy>,
-) -> Result<Option<Value>, String> {
+fn edited(cluster: &Cluster, keeps_order: bool, given: &[String]) -> Result<Option<Value>, String> {
     let written = cluster.metadata.annotation(MIGRATION);
     MigrationSettings::of(written).map_err(|error| {
         format!("its annotation {MIGRATION} cannot be read: {error}; correct it, or remove it")
     })?;
     let items = written.into_iter().flat_map(|text| text.split(',')).map(str::trim);
-    let stays = |item: &&str| match item.split_once('=') {
-        Some(("quiet", _)) => quiet.is_none(),
-        _ => keeps(item),
+    let stays = |item: &&str| match key(item) {
+        "close" => keeps_order,
+        key => given.iter().all(|given| self::key(given) != key),
     };
-    let quiet = quiet.map(|quiet| format!("quiet={quiet}"));
-    let close = close.map(|close| format!("close={close}"));
-    let all: Vec<String> = items.filter(stays).map(str::to_owned).chain(quiet).chain(close).collect();
+    let all: Vec<&str> = items.filter(stays).chain(given.iter().map(String::as_str)).collect();
     Ok(match (written, &*all.join(",")) {
         (None, "") => None,
         (Some(before), after) if before == after => None,
         (Some(_), "") => Some(Value::Null),
         (_, after) => Some(after.into()),
     })
+}
+
+/// Which setting an item of the annotation is.
+fn key(item: &str) -> &str {
+    item.split_once('=').map_or(item, |(key, _)| key)
 }
 
 #[cfg(test)]

@@ -385,7 +385,8 @@ fn introduction(seen: &Standings, target: ExposeStrategy, most: usize) -> String
     let under_way = count(&[Standing::UnderWay, Standing::Elsewhere]);
     let wait = count(&[Standing::Waits, Standing::Unknown]);
     format!(
-        "{all} Clusters to {target}, {most} at a time: {there} settled, {under_way} under way, {wait} to begin\n"
+        "{all} Clusters to {target}, {most} at a time: {there} settled, {under_way} under way, {wait} to \
+         begin\n"
     )
 }
 

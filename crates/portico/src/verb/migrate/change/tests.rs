@@ -23,7 +23,7 @@ fn record(first: ExposeStrategy, second: Option<(ExposeStrategy, MigrationState)
 }
 
 fn order(strategy: ExposeStrategy) -> Order {
-    Order::To { strategy, quiet: None }
+    Order::To { strategy, settings: Vec::new() }
 }
 
 /// What `order` writes to a Cluster with the label.
@@ -42,7 +42,7 @@ fn strategy(strategy: ExposeStrategy) -> Result<Option<Value>, String> {
 
 #[test]
 fn a_start_is_one_write_of_label_strategy_address_of_agents_and_quiet() {
-    let start = Order::To { strategy: NodePort, quiet: Some("5m".to_owned()) };
+    let start = Order::To { strategy: NodePort, settings: vec!["quiet=5m".to_owned()] };
     let more = json!({"spec": {"clusterNetwork": {"tunnelingAgentIP": "100.64.30.99"}}});
     let change = change(&start, &cluster(Tunneling, &more), &record(Tunneling, None)).unwrap();
     let expected = json!({
@@ -52,6 +52,16 @@ fn a_start_is_one_write_of_label_strategy_address_of_agents_and_quiet() {
     assert_eq!((change.patch, change.until), (Some(expected), Until::Settled(NodePort)));
     assert!(change.said.starts_with("from Tunneling to NodePort"), "{}", change.said);
     assert_eq!(written(&order(Tunneling), NodePort, &record(NodePort, None)), strategy(Tunneling));
+}
+
+#[test]
+fn what_is_given_takes_the_place_of_what_was_set_and_the_rest_stays() {
+    let settings = vec!["nodes=by-hand".to_owned(), "parallel=3".to_owned()];
+    let start = Order::To { strategy: NodePort, settings };
+    let more = json!({"metadata": {"annotations": {MIGRATION: "parallel=9, quiet=1h,close=Tunneling"}}});
+    let change = change(&start, &cluster(Tunneling, &more), &record(Tunneling, None)).unwrap();
+    let annotations = &change.patch.unwrap()["metadata"]["annotations"];
+    assert_eq!(annotations[MIGRATION], "quiet=1h,nodes=by-hand,parallel=3");
 }
 
 #[test]
