@@ -152,7 +152,10 @@ impl Image {
             .file("kube", &kube)
             .file("usr/local/bin/kube-proxy", &start)
             .file("bin/busybox", &programs::find("busybox")?)
-            .file("usr/sbin/nft", &nft);
+            .file("usr/sbin/nft", &nft)
+            // As upstream's image. Without it nft says 6 for tcp, and a kube-proxy that starts again takes
+            // every Service that it finds for one that is gone.
+            .file("etc/protocols", Path::new("/etc/protocols"));
         for applet in ["sh", "cat"] {
             image = image.link(&format!("bin/{applet}"), "busybox");
         }

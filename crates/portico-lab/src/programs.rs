@@ -26,6 +26,7 @@ pub const PACKAGES: &[&str] = &[
     "ethtool",
     "iproute2",
     "iptables",
+    "netbase",
     "nftables",
     "openssl",
     "runc",
