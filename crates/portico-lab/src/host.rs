@@ -27,8 +27,7 @@ use crate::{programs, wait};
 /// A command that answers takes seconds at most on a loaded machine; more than this is a hang.
 const COMMAND_LIMIT: &str = "60";
 
-/// Machine-wide places of container programs, and of what joins and agents write: each host gets an empty
-/// one.
+/// Machine-wide places of container programs, and of what joining and agents write: each host gets its own.
 const PRIVATE: &[&str] = &[
     "/run/containerd",
     "/var/lib/cni",

@@ -195,6 +195,13 @@ impl Node {
         Ok(pids.into_iter().filter_map(Pid::from_raw).collect())
     }
 
+    /// The processes of all pods here whose command line has these words, such as `/portico operator`.
+    pub fn processes(&self, words: &str) -> Result<Vec<Pid>> {
+        let mut pids = pods_cgroup(&self.host).pids()?;
+        pids.retain(|&pid| of_pid(pid, "cmdline").replace('\0', " ").contains(words));
+        Ok(pids.into_iter().filter_map(Pid::from_raw).collect())
+    }
+
     /// The memory in bytes that each process of the pod with this UID has written, beside the name of its
     /// program. Pages of the programs themselves are shared by all pods that run them.
     pub fn private_memory(&self, uid: &str) -> Result<Vec<(String, u64)>> {

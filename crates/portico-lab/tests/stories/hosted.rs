@@ -9,6 +9,8 @@ mod away;
 mod bars;
 mod hostile;
 mod joined;
+mod killing;
+mod load;
 mod migrated;
 mod monitored;
 mod people;
@@ -92,16 +94,8 @@ pub(crate) fn one_object_each_becomes_a_cluster_with_nodes(seed: &Seed, client: 
     seed.import(&Image::api_server().unwrap()).unwrap();
     volumes::offer(seed, operated::HOSTED.len(), "5Gi").unwrap();
     let kubectl = seed.kubectl();
-    let version = programs::kube_version().unwrap();
     let clusters = operated::HOSTED.iter().zip(LAYOUTS);
-    let items = clusters.map(|(&cluster, layout)| {
-        let mut object = operated::cluster_object(cluster, version.trim_start_matches('v'));
-        object["metadata"]["annotations"] = json!({"portico.k8c.io/layout": layout});
-        object["spec"]["clusterNetwork"] = json!({"proxyMode": "nftables"});
-        // One etcd is what this machine has volumes and room for.
-        object["spec"]["componentsOverride"] = json!({"etcd": {"clusterSize": 1}});
-        object
-    });
+    let items = clusters.map(|(&cluster, layout)| hosted_object(cluster, layout));
     let (items, start) = (Value::from_iter(items), Instant::now());
     kubectl.apply_json(&json!({"apiVersion": "v1", "kind": "List", "items": items})).unwrap();
     wait::until("a load balancer", SOON, || {
@@ -123,7 +117,7 @@ pub(crate) fn one_object_each_becomes_a_cluster_with_nodes(seed: &Seed, client: 
     clusters[0].knows_its_people();
     let nodes = joined::machines_join_by_one_command(&clusters);
     away::the_seeds_api_server_is_not_missed(&clusters, &nodes);
-    migrated::to_other_strategies_unnoticed(&clusters, &nodes[1][0]);
+    migrated::to_other_strategies_unnoticed(&clusters, &nodes[1]);
     let hostile = hostile::Hostile::harms_nobody_else(&clusters, &nodes[0]);
     monitored::every_program_is_scraped(&clusters);
     prometheus.knows_its_cluster_and_goes();
@@ -171,6 +165,17 @@ fn nothing_is_left_but_volumes(seed: &Seed, client: &Host, names: &[&str]) {
         Ok(())
     })
     .unwrap();
+}
+
+/// A Cluster that Portico hosts.
+fn hosted_object(cluster: (&str, &str), layout: &str) -> Value {
+    let version = programs::kube_version().unwrap();
+    let mut object = operated::cluster_object(cluster, version.trim_start_matches('v'));
+    object["metadata"]["annotations"] = json!({"portico.k8c.io/layout": layout});
+    object["spec"]["clusterNetwork"] = json!({"proxyMode": "nftables"});
+    // One etcd is what this machine has volumes and room for.
+    object["spec"]["componentsOverride"] = json!({"etcd": {"clusterSize": 1}});
+    object
 }
 
 /// The cluster of this name, once all of it is ready.

@@ -45,7 +45,8 @@ pub(crate) struct Way {
     pub(crate) name: &'static str,
     /// Whose requests go this way.
     pub(crate) kubectl: Kubectl,
-    host: Host,
+    /// Where its user is.
+    pub(crate) host: Host,
     probe: Vec<String>,
 }
 

@@ -1,6 +1,6 @@
-//! Machines become nodes of hosted clusters by `portico join`, one of each cluster and two of the first; and
-//! what people do with a cluster works there: Services, names, Jobs, rights, definitions, webhooks. Every API
-//! server of a cluster reaches its nodes, also where there is more than one.
+//! Machines become nodes of hosted clusters by `portico join`, two of the first two clusters each and one of
+//! the third; and what people do with a cluster works there: Services, names, Jobs, rights, definitions,
+//! webhooks. Every API server of a cluster reaches its nodes, also where there is more than one.
 
 use std::thread;
 use std::time::Instant;
@@ -26,7 +26,7 @@ pub(super) fn machines_join_by_one_command(clusters: &[Hosted<'_>]) -> Vec<Vec<N
             .iter()
             .enumerate()
             .map(|(index, cluster)| {
-                let machines = (0..if index == 0 { 2 } else { 1 }).map(|number| machine(index, number));
+                let machines = (0..if index < 2 { 2 } else { 1 }).map(|number| machine(index, number));
                 machines.map(|machine| scope.spawn(move || cluster.join(machine))).collect()
             })
             .collect();
@@ -41,7 +41,7 @@ pub(super) fn machines_join_by_one_command(clusters: &[Hosted<'_>]) -> Vec<Vec<N
         }
     }
     clusters.iter().zip(&nodes).for_each(|(cluster, nodes)| cluster.lists_its_nodes(nodes));
-    pods_are_reached_from_the_other_machine(&nodes[0]);
+    (0..2).for_each(|index| pods_are_reached_from_the_other_machine(index, &nodes[index]));
     // Each by its own strategy: what runs inside asks its API server, and is asked, by the door in force.
     thread::scope(|scope| {
         let all = clusters.iter().zip(&nodes);
@@ -50,6 +50,19 @@ pub(super) fn machines_join_by_one_command(clusters: &[Hosted<'_>]) -> Vec<Vec<N
         serving.into_iter().for_each(|one| one.join().unwrap());
     });
     clusters[0].does_what_clusters_do();
+    nodes
+}
+
+/// Two machines of the only cluster that has any, each with a pod of its name and one with a page.
+pub(super) fn two_machines_join(cluster: &Hosted<'_>) -> Vec<Node> {
+    let nodes: Vec<Node> = thread::scope(|scope| {
+        let joining = [0, 1].map(|number| scope.spawn(move || cluster.join(machine(0, number))));
+        joining.map(|one| one.join().unwrap()).into()
+    });
+    nodes.iter().for_each(|node| cluster.runs_a_pod_on(node));
+    pods_are_reached_from_the_other_machine(0, &nodes);
+    let names: Vec<&str> = nodes.iter().map(|node| node.host().name()).collect();
+    services_lead_to_pods_of_every_node(&cluster.kubectl, &names);
     nodes
 }
 
@@ -168,10 +181,10 @@ impl Hosted<'_> {
     }
 }
 
-/// The lab has no network plugin: each machine of the first cluster is told where the pods of the other are.
-fn pods_are_reached_from_the_other_machine(nodes: &[Node]) {
+/// The lab has no network plugin: each of two machines of a cluster is told where the pods of the other are.
+fn pods_are_reached_from_the_other_machine(cluster: usize, nodes: &[Node]) {
     for (number, node) in nodes.iter().enumerate() {
-        let (_, pods) = machine(0, 1 - number);
+        let (_, pods) = machine(cluster, 1 - number);
         let by = nodes[1 - number].host().address().to_string();
         node.host().run(&["ip", "route", "add", &pods, "via", &by]).unwrap();
     }

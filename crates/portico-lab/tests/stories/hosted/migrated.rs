@@ -1,6 +1,6 @@
-//! A hosted cluster with a machine goes to another expose strategy. Until the old door is closed by order, it
-//! is used by it all the time, and by the new one as soon as that is told; others feel nothing. Meanwhile
-//! operators are killed.
+//! A hosted cluster with two machines goes to another expose strategy, and to a third. Until the old door is
+//! closed by order, all of its load goes by it, and by the new one as soon as that is told; others feel
+//! nothing. Meanwhile operators are killed, in every state.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -8,108 +8,195 @@ use std::fs;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use portico_lab::{Kubectl, Node, long_form, say, wait};
+use portico_lab::{Authority, Kubectl, Node, Process, programs, say, wait};
 
 use super::away::in_short;
+use super::killing::{Killing, STATES};
+use super::load::{Load, Sessions};
 use super::{Hosted, STARTING};
+use crate::konnectivity::uses;
 use crate::support::{Knocking, SOON, Watch, Way, beat_all, given};
+use crate::tunnel::client::{self, Client};
 
 /// The Deployment of the agents that are to prove the new door.
 const NEXT: &str = "konnectivity-agent-next";
 
-/// States in which a migration stays until somebody does something: operators are killed there.
-const HELD: [&str; 2] = ["Proving", "MovingNodes"];
-
-/// Where a cluster goes that has NodePort, and names of the ways. The long form has all six directions.
-const DIRECTIONS: [(&str, &str); 6] = [
+/// Where a cluster goes that has NodePort, and names of the ways: all six directions.
+pub(super) const DIRECTIONS: [(&str, &str); 6] = [
     ("Tunneling", "moved-first"),
-    ("NodePort", "moved-second"),
-    ("LoadBalancer", "moved-third"),
-    ("Tunneling", "moved-fourth"),
+    ("LoadBalancer", "moved-second"),
+    ("Tunneling", "moved-third"),
+    ("NodePort", "moved-fourth"),
     ("LoadBalancer", "moved-fifth"),
     ("NodePort", "moved-sixth"),
 ];
 
-/// Of `clusters` the second, whose machine is `node`.
-pub(super) fn to_other_strategies_unnoticed(clusters: &[Hosted<'_>], node: &Node) {
+/// Of `clusters` the second, whose machines are `nodes`. The others are in `migrations`.
+pub(super) fn to_other_strategies_unnoticed(clusters: &[Hosted<'_>], nodes: &[Node]) {
     let cluster = &clusters[1];
     let others: Vec<Way> = clusters.iter().filter(|one| one.name != cluster.name).map(Hosted::way).collect();
     let watches: Vec<Watch<'_>> = others.iter().map(Way::watch).collect();
-    let mut old = cluster.way();
-    for &(strategy, name) in long_form(&DIRECTIONS[..1], &DIRECTIONS) {
-        let before = cluster.pods().unwrap();
-        old = cluster.goes_to(strategy, name, old, node, &others);
-        assert_eq!(cluster.pods().unwrap(), before, "no program of a control plane starts again");
+    let client = cluster.is_used_from_inside(&nodes[0]);
+    let killing = Killing::of(cluster.seed);
+    let mut in_force = InForce::of(cluster);
+    for (strategy, name) in &DIRECTIONS[..2] {
+        let migration = Migration::of(cluster, nodes, &others, &client);
+        in_force = killing.during(cluster.name, || migration.goes_to(strategy, name, in_force));
         beat_all(&watches);
     }
+    in_force.load.ends_well("after all migrations");
+    assert_eq!(killing.states().len(), STATES.len(), "operators were killed in {:?}", killing.states());
+    let operator = cluster.seed.kubectl().wait_rolled_out("portico", "portico-operator", STARTING);
+    operator.unwrap();
 }
 
-impl Hosted<'_> {
-    /// Its way is `old` until then. Returns the new one.
-    fn goes_to(&self, strategy: &str, name: &'static str, old: Way, node: &Node, others: &[Way]) -> Way {
-        let (start, watch) = (Instant::now(), old.watch());
-        let migration = Migration { cluster: self, seen: RefCell::default() };
-        let knocking = Knocking::start(others.iter().chain([&old]));
-        migration.order(&["--to", strategy]);
-        if strategy == "LoadBalancer" {
-            let give = || self.seed.give_address(&self.namespace(), "front-loadbalancer");
-            wait::until("a load balancer", SOON, give).unwrap();
-        }
-        migration.reaches(HELD[0]);
-        wait::until("the next agents", STARTING, || self.tell_agents(NEXT)).unwrap();
-        migration.reaches(HELD[1]);
-        knocking.all_were_answered("all are told of the new door");
-        watch.beat();
+/// The door that users know, and what goes by it.
+pub(super) struct InForce {
+    way: Way,
+    pub(super) load: Load,
+}
 
-        let moved = self.issued(name).unwrap();
-        let new = Way::of(name, self.client, &moved);
-        let said = node.move_to(&given(&moved).server).unwrap();
-        say(format_args!("{}: {}", self.name, said.trim()));
-        let knocking = Knocking::start(others.iter().chain([&old, &new]));
-        let new_watch = new.watch();
-        self.reaches_its_pod(&old.kubectl, node);
-        self.reaches_its_pod(&new.kubectl, node);
-        watch.beat();
-        knocking.all_were_answered("a node is moved");
-        // It ends with the old door.
-        drop(watch);
-
-        let knocking = Knocking::start(others.iter().chain([&new]));
-        migration.order(&["--finish"]);
-        migration.reaches("Settled");
-        knocking.all_were_answered("the old door is closed");
-        new_watch.beat();
-        wait::until("the old door to be closed", SOON, || {
-            ensure!(old.ask().is_err(), "it still answers");
-            Ok(())
-        })
-        .unwrap();
-        // As its administrator does it: the file has the new address from here on.
-        fs::copy(moved.kubeconfig(), self.kubectl.kubeconfig()).unwrap();
-        self.reaches_its_pod(&self.kubectl, node);
-        self.kubectl.wait_node_ready(node.host().name(), SOON).unwrap();
-        let (seconds, seen) = (start.elapsed().as_secs_f64(), migration.seen.into_inner());
-        say(format_args!("{}: to {strategy} in {seconds:.1} s, by {seen:?}", self.name));
-        drop(new_watch);
-        new
+impl InForce {
+    /// As the administrator's kubeconfig has it.
+    pub(super) fn of(cluster: &Hosted<'_>) -> Self {
+        let way = cluster.way();
+        let load = Load::start(&way);
+        Self { way, load }
     }
 }
 
-struct Migration<'a> {
-    cluster: &'a Hosted<'a>,
+/// A cluster that is to migrate, and who must not feel it.
+pub(super) struct Migration<'a> {
+    pub(super) cluster: &'a Hosted<'a>,
+    pub(super) nodes: &'a [Node],
+    others: &'a [Way],
+    client: Option<&'a Client>,
     /// States that were seen.
     seen: RefCell<BTreeSet<String>>,
 }
 
-impl Migration<'_> {
-    fn order(&self, words: &[&str]) {
-        let seed = self.cluster.seed.kubectl().kubeconfig().display().to_string();
-        let all = [&["migrate", self.cluster.name], words, &["--kubeconfig", &seed]].concat();
-        say(self.cluster.portico(&all).unwrap().trim());
+impl<'a> Migration<'a> {
+    pub(super) fn of(
+        cluster: &'a Hosted<'a>,
+        nodes: &'a [Node],
+        others: &'a [Way],
+        client: &'a Client,
+    ) -> Self {
+        Self { nodes, others, client: Some(client), ..Self::alone(cluster) }
     }
 
-    /// Waits for this state. Operators are killed there if the migration stays in it.
-    fn reaches(&self, state: &str) {
+    /// Of a cluster without machines.
+    pub(super) fn alone(cluster: &'a Hosted<'a>) -> Self {
+        Self { cluster, nodes: &[], others: &[], client: None, seen: RefCell::default() }
+    }
+
+    /// From the old door to another one, which is returned.
+    pub(super) fn goes_to(&self, strategy: &str, name: &'static str, old: InForce) -> InForce {
+        let (cluster, nodes, start) = (self.cluster, self.nodes, Instant::now());
+        let before = cluster.pods().unwrap();
+        let pods = self.client.map(|client| client::Knocking::start(std::slice::from_ref(client)));
+        let knocking = Knocking::start(self.others);
+        let sessions = Sessions::open(&old.way, &nodes[0]);
+        self.order(&["--to", strategy]);
+        if strategy == "LoadBalancer" {
+            self.reaches("Opening");
+            let give = || cluster.seed.give_address(&cluster.namespace(), "front-loadbalancer");
+            wait::until("a load balancer", SOON, give).unwrap();
+        }
+        self.reaches("Proving");
+        // The agents that carry them start again in the next state.
+        sessions.were_held("until the new door is proven");
+        old.load.is_served("until the new door is proven");
+        self.tells_the_next_agents();
+        self.reaches("MovingNodes");
+        old.load.is_served("until all are told of the new door");
+
+        let (way, moved) = self.way_of(name);
+        let load = Load::start(&way);
+        for (node, other) in [(&nodes[0], &nodes[1]), (&nodes[1], &nodes[0])] {
+            let sessions = Sessions::open(&old.way, other);
+            let said = node.move_to(&given(&moved).server).unwrap();
+            say(format_args!("{}: {}", cluster.name, said.trim()));
+            cluster.reaches_its_pod(&old.way.kubectl, node);
+            cluster.reaches_its_pod(&way.kubectl, node);
+            sessions.were_held("while the other is moved");
+        }
+        knocking.all_were_answered("others until all nodes are moved");
+        let unbroken = self.client.is_none_or(Client::watch_is_the_first);
+        assert!(unbroken, "the watch of a pod has ended");
+        // It ends with the old door.
+        old.load.ends_well("until the old door is closed");
+
+        let knocking = Knocking::start(self.others);
+        let sessions = Sessions::open(&way, &nodes[0]);
+        self.finish();
+        knocking.all_were_answered("others until the old door is closed");
+        sessions.were_held("while the old door is closed");
+        load.is_served("while the old door is closed");
+        wait::until("the old door to be closed", SOON, || {
+            ensure!(old.way.ask().is_err(), "it still answers");
+            Ok(())
+        })
+        .unwrap();
+        self.takes_over(&moved);
+        for node in nodes {
+            cluster.reaches_its_pod(&cluster.kubectl, node);
+            cluster.kubectl.wait_node_ready(node.host().name(), SOON).unwrap();
+        }
+        if let Some(pods) = pods {
+            pods.all_were_answered("from a pod, before and after the old door is closed");
+        }
+        let (seconds, seen) = (start.elapsed().as_secs_f64(), self.seen.borrow());
+        say(format_args!("{}: to {strategy} in {seconds:.1} s, by {seen:?}", cluster.name));
+        assert_eq!(cluster.pods().unwrap(), before, "no program of a control plane starts again");
+        InForce { way, load }
+    }
+
+    /// The lab's network has no DNS for them: without this nothing is proven.
+    pub(super) fn tells_the_next_agents(&self) {
+        self.reaches("Proving");
+        wait::until("the next agents", STARTING, || self.cluster.tell_agents(NEXT)).unwrap();
+    }
+
+    /// The way that people are told of now.
+    pub(super) fn way_of(&self, name: &'static str) -> (Way, Kubectl) {
+        let moved = self.cluster.issued(name).unwrap();
+        (Way::of(name, self.cluster.client, &moved), moved)
+    }
+
+    /// As its administrator does it: the file has the new address from here on.
+    pub(super) fn takes_over(&self, moved: &Kubectl) {
+        fs::copy(moved.kubeconfig(), self.cluster.kubectl.kubeconfig()).unwrap();
+    }
+
+    pub(super) fn order(&self, words: &[&str]) {
+        let words = self.words(words);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        say(self.cluster.portico(&words).unwrap().trim());
+    }
+
+    /// The order to close the old door, which waits until that is done: longer than a command may.
+    pub(super) fn finish(&self) {
+        let process = self.begins_to_finish();
+        let status = process.wait(STARTING).unwrap();
+        assert!(status.success(), "{status}: {}", process.log());
+        say(process.log().lines().last().unwrap_or_default());
+        self.reaches("Settled");
+    }
+
+    pub(super) fn begins_to_finish(&self) -> Process {
+        let (client, portico) = (self.cluster.client, programs::portico().unwrap());
+        client.spawn("migrate-finish", portico, self.words(&["--finish"])).unwrap()
+    }
+
+    fn words(&self, words: &[&str]) -> Vec<String> {
+        let seed = self.cluster.seed.kubectl().kubeconfig().display().to_string();
+        let all = [&["migrate", self.cluster.name], words, &["--kubeconfig", &seed]].concat();
+        all.into_iter().map(str::to_owned).collect()
+    }
+
+    /// Waits for this state.
+    pub(super) fn reaches(&self, state: &str) {
         let kubectl = self.cluster.seed.kubectl();
         wait::until(&format!("the state {state}"), STARTING, || {
             let cluster = kubectl.get(&["cluster", self.cluster.name])?;
@@ -120,17 +207,22 @@ impl Migration<'_> {
             Ok(())
         })
         .unwrap();
-        if HELD.contains(&state) {
-            let operators = ["-n", "portico", "-l", "app.kubernetes.io/name=portico-operator"];
-            let kill = ["delete", "pods", "--force", "--grace-period=0"];
-            kubectl.run(&[&kill[..], &operators].concat()).unwrap();
-        }
     }
 }
 
 impl Hosted<'_> {
-    fn way(&self) -> Way {
+    pub(super) fn way(&self) -> Way {
         Way::of(self.name, self.client, &self.kubectl)
+    }
+
+    /// By a pod on this node, and by a webhook that judges what is written.
+    pub(super) fn is_used_from_inside(&self, node: &Node) -> Client {
+        client::grant(&self.kubectl);
+        node.import(&client::image()).unwrap();
+        let authority = Authority::new("webhook authority").unwrap();
+        uses::deploy_webhook(&self.kubectl, self.client, &authority);
+        uses::admits(&self.kubectl);
+        Client::start(&self.kubectl, node)
     }
 
     /// Pods of its control plane, with the restarts of their containers.
@@ -151,7 +243,7 @@ impl Hosted<'_> {
         Kubectl::new(self.client, &file)
     }
 
-    fn reaches_its_pod(&self, kubectl: &Kubectl, node: &Node) {
+    pub(super) fn reaches_its_pod(&self, kubectl: &Kubectl, node: &Node) {
         wait::until("logs and exec", SOON, || {
             let log = kubectl.run(&["logs", node.host().name()])?;
             ensure!(log.trim() == "it runs", "{log}");

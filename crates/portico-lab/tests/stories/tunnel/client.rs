@@ -140,6 +140,11 @@ impl Client {
         .unwrap();
     }
 
+    /// Whether the watch of the pod's own kubectl never had to be begun anew.
+    pub(crate) fn watch_is_the_first(&self) -> bool {
+        !fs::read_to_string(&self.log).unwrap().lines().any(|line| line.ends_with(" ended"))
+    }
+
     /// New connections, one every tenth of a second without waiting for those before, until one is answered.
     /// How long that took.
     fn time_to_answer(&self) -> Duration {
