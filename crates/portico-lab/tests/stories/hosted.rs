@@ -12,6 +12,7 @@ mod joined;
 mod killing;
 mod load;
 mod migrated;
+mod migrations;
 mod monitored;
 mod people;
 
