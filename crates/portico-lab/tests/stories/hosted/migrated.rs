@@ -21,15 +21,18 @@ use crate::tunnel::client::{self, Client};
 /// The Deployment of the agents that are to prove the new door.
 const NEXT: &str = "konnectivity-agent-next";
 
-/// Where a cluster goes that has NodePort, and names of the ways: all six directions.
-pub(super) const DIRECTIONS: [(&str, &str); 6] = [
-    ("Tunneling", "moved-first"),
-    ("LoadBalancer", "moved-second"),
-    ("Tunneling", "moved-third"),
-    ("NodePort", "moved-fourth"),
-    ("LoadBalancer", "moved-fifth"),
-    ("NodePort", "moved-sixth"),
+/// Where a cluster goes that has NodePort, how its nodes follow, and names of the ways: all six directions.
+pub(super) const DIRECTIONS: [(&str, &str, &str); 6] = [
+    ("Tunneling", IN_PLACE, "moved-first"),
+    ("LoadBalancer", BY_HAND, "moved-second"),
+    ("Tunneling", IN_PLACE, "moved-third"),
+    ("NodePort", IN_PLACE, "moved-fourth"),
+    ("LoadBalancer", IN_PLACE, "moved-fifth"),
+    ("NodePort", BY_HAND, "moved-sixth"),
 ];
+
+const IN_PLACE: &str = "in-place";
+const BY_HAND: &str = "by-hand";
 
 /// Of `clusters` the second, whose machines are `nodes`. The others are in `migrations`.
 pub(super) fn to_other_strategies_unnoticed(clusters: &[Hosted<'_>], nodes: &[Node]) {
@@ -39,9 +42,9 @@ pub(super) fn to_other_strategies_unnoticed(clusters: &[Hosted<'_>], nodes: &[No
     let client = cluster.is_used_from_inside(&nodes[0]);
     let killing = Killing::of(cluster.seed);
     let mut in_force = InForce::of(cluster);
-    for (strategy, name) in &DIRECTIONS[..2] {
+    for direction in &DIRECTIONS[..2] {
         let migration = Migration::of(cluster, nodes, &others, &client);
-        in_force = killing.during(cluster.name, || migration.goes_to(strategy, name, in_force));
+        in_force = killing.during(cluster.name, || migration.goes(*direction, in_force));
         beat_all(&watches);
     }
     in_force.load.ends_well("after all migrations");
@@ -91,13 +94,13 @@ impl<'a> Migration<'a> {
     }
 
     /// From the old door to another one, which is returned.
-    pub(super) fn goes_to(&self, strategy: &str, name: &'static str, old: InForce) -> InForce {
+    pub(super) fn goes(&self, (strategy, how, name): (&str, &str, &'static str), old: InForce) -> InForce {
         let (cluster, nodes, start) = (self.cluster, self.nodes, Instant::now());
         let before = cluster.pods().unwrap();
         let pods = self.client.map(|client| client::Knocking::start(std::slice::from_ref(client)));
         let knocking = Knocking::start(self.others);
         let sessions = Sessions::open(&old.way, &nodes[0]);
-        self.order(&["--to", strategy]);
+        self.order(&["--to", strategy, "--nodes", how]);
         if strategy == "LoadBalancer" {
             self.reaches("Opening");
             let give = || cluster.seed.give_address(&cluster.namespace(), "front-loadbalancer");
@@ -113,13 +116,19 @@ impl<'a> Migration<'a> {
 
         let (way, moved) = self.way_of(name);
         let load = Load::start(&way);
-        for (node, other) in [(&nodes[0], &nodes[1]), (&nodes[1], &nodes[0])] {
-            let sessions = Sessions::open(&old.way, other);
-            let said = node.move_to(&given(&moved).server).unwrap();
-            say(format_args!("{}: {}", cluster.name, said.trim()));
+        if how == BY_HAND {
+            for (node, other) in [(&nodes[0], &nodes[1]), (&nodes[1], &nodes[0])] {
+                let sessions = Sessions::open(&old.way, other);
+                let said = node.move_to(&given(&moved).server).unwrap();
+                say(format_args!("{}: {}", cluster.name, said.trim()));
+                sessions.were_held("while the other is moved");
+            }
+        }
+        self.reaches("Quieting");
+        self.nodes_are_at(&moved);
+        for node in nodes {
             cluster.reaches_its_pod(&old.way.kubectl, node);
             cluster.reaches_its_pod(&way.kubectl, node);
-            sessions.were_held("while the other is moved");
         }
         knocking.all_were_answered("others until all nodes are moved");
         let unbroken = self.client.is_none_or(Client::watch_is_the_first);
@@ -150,6 +159,14 @@ impl<'a> Migration<'a> {
         say(format_args!("{}: to {strategy} in {seconds:.1} s, by {seen:?}", cluster.name));
         assert_eq!(cluster.pods().unwrap(), before, "no program of a control plane starts again");
         InForce { way, load }
+    }
+
+    /// Each kubelet reaches the API server as this kubeconfig does.
+    pub(super) fn nodes_are_at(&self, moved: &Kubectl) {
+        for node in self.nodes {
+            let said = node.move_to(&given(moved).server).unwrap();
+            assert!(said.contains("already"), "{said}");
+        }
     }
 
     /// The lab's network has no DNS for them: without this nothing is proven.

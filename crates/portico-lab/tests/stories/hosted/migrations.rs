@@ -28,9 +28,9 @@ fn clusters_migrate_in_all_directions_unnoticed() {
         let client = cluster.is_used_from_inside(&nodes[0]);
         let killing = Killing::of(cluster.seed);
         let mut in_force = InForce::of(cluster);
-        for (strategy, name) in DIRECTIONS {
+        for direction in DIRECTIONS {
             let migration = Migration::of(cluster, nodes, &others, &client);
-            in_force = killing.during(cluster.name, || migration.goes_to(strategy, name, in_force));
+            in_force = killing.during(cluster.name, || migration.goes(direction, in_force));
         }
         in_force.load.ends_well("after all migrations");
         assert_eq!(killing.states().len(), STATES.len(), "{:?}", killing.states());
@@ -83,11 +83,16 @@ fn a_machine_that_is_away_holds_no_migration_up_and_is_moved_later() {
         let old = InForce::of(cluster);
         migration.order(&["--to", "Tunneling"]);
         migration.tells_the_next_agents();
-        migration.reaches("MovingNodes");
-        let message = migration.message().unwrap();
-        assert!(message.contains(name), "{message}");
+        migration.reaches("Quieting");
+        wait::until("the machine to be named", SOON, || {
+            let message = migration.message()?;
+            ensure!(message.contains(name), "{message}");
+            Ok(())
+        })
+        .unwrap();
         let (way, moved) = migration.way_of("away-moved");
-        nodes[0].move_to(&given(&moved).server).unwrap();
+        let said = nodes[0].move_to(&given(&moved).server).unwrap();
+        assert!(said.contains("already"), "{said}");
         old.load.ends_well("until the old door is closed");
         migration.finish();
         migration.takes_over(&moved);
@@ -171,7 +176,6 @@ impl Migration<'_> {
     /// From NodePort towards Tunneling until this state, and back.
     fn is_rolled_back_from(&self, state: &str, name: &'static str) {
         let (cluster, killing) = (self.cluster, Killing::of(self.cluster.seed));
-        let old = given(&cluster.kubectl).server;
         let reached = |other: &str| {
             STATES.iter().position(|one| *one == state) >= STATES.iter().position(|one| *one == other)
         };
@@ -179,20 +183,18 @@ impl Migration<'_> {
         let rollback = || self.order(&["--rollback"]);
         let to = || self.order(&["--to", "Tunneling"]);
         let mut second = None;
-        if reached("MovingNodes") {
+        if reached("Quieting") {
             to();
             self.tells_the_next_agents();
-            self.reaches("MovingNodes");
-            let (way, moved) = self.way_of(name);
-            second = Some(Load::start(&way));
-            self.move_nodes(&given(&moved).server);
-            if reached("Closing") {
+            self.reaches("Quieting");
+            second = Some(Load::start(&self.way_of(name).0));
+            let closes = reached("Closing");
+            if closes {
                 // Nobody is promised anything by this door until it is open again.
                 first.take().unwrap().ends_well("until the first door closes");
             }
-            let closes = reached("Quieting");
             killing.stopped_in(cluster.name, state, || closes.then(|| self.begins_to_finish()), rollback);
-            if reached("Closing") {
+            if closes {
                 self.tells_the_next_agents();
                 first = Some(Load::start(&cluster.way()));
             }
@@ -211,12 +213,12 @@ impl Migration<'_> {
         wait::until("the first door to be in force again", STARTING, || {
             let exposed = cluster.seed.kubectl().get(&["exposedcluster", cluster.name])?;
             let (spec, state) = (&exposed["spec"], &exposed["spec"]["migration"]["state"]);
-            ensure!(spec["exposeStrategy"] == "NodePort" && *state == "MovingNodes", "{spec}");
+            ensure!(spec["exposeStrategy"] == "NodePort" && *state == "Quieting", "{spec}");
             Ok(())
         })
         .unwrap();
+        self.nodes_are_at(&cluster.kubectl);
         if let Some(second) = second {
-            self.move_nodes(&old);
             second.ends_well(&format!("until the second door is closed, from {state}"));
         }
         self.finish();
@@ -225,10 +227,6 @@ impl Migration<'_> {
             cluster.reaches_its_pod(&cluster.kubectl, node);
         }
         first.unwrap().ends_well(&format!("after a rollback from {state}"));
-    }
-
-    fn move_nodes(&self, server: &str) {
-        self.nodes.iter().for_each(|node| say(node.move_to(server).unwrap().trim()));
     }
 
     /// What the condition says.
