@@ -41,6 +41,9 @@ struct SystemdMachine {
     _runtime: UnixListener,
 }
 
+/// As those of a hosted cluster.
+const FLAGS: [&str; 2] = ["--enable-bootstrap-token-auth", "--enable-admission-plugins=NodeRestriction"];
+
 /// What takes the machine's files for those of `/`. Nothing can get to those of this machine then.
 pub(crate) const AS_ROOT: &str = "\
     root=$1; shift; for place in usr proc sys dev; do mount --rbind /$place $root/$place; done
@@ -62,13 +65,13 @@ touch /etc/kubernetes/kubelet.conf
 
 impl Cluster {
     pub(crate) fn start(name: &str) -> Self {
-        let api = ApiServer::start_with_controllers(name, &["--enable-bootstrap-token-auth"]).unwrap();
+        let api = ApiServer::start_with_controllers(name, &FLAGS).unwrap();
         Self::of(api)
     }
 
     /// Without anybody who signs certificates.
     fn start_alone(name: &str) -> Self {
-        Self::of(ApiServer::start_with(name, &["--enable-bootstrap-token-auth"]).unwrap())
+        Self::of(ApiServer::start_with(name, &FLAGS).unwrap())
     }
 
     fn of(api: ApiServer) -> Self {

@@ -340,6 +340,57 @@ fn containers_of_a_node_that_is_moved_run_on_and_it_stays_ready() {
     }
     assert_ne!(pid().unwrap(), kubelet, "another kubelet runs");
     assert_eq!((container(), ready()), before);
+    let events =
+        || kubectl.get(&["events", "--field-selector=reason=KubeletMoves"]).unwrap()["items"].clone();
+    let said = events()[0]["message"].as_str().unwrap().to_owned();
+    assert!(said.contains("open exec, logs -f and port-forward of this node end"), "{said}");
+    a_node_is_emptied_before_if_that_is_asked_for(&cluster, host.name());
+}
+
+fn a_node_is_emptied_before_if_that_is_asked_for(cluster: &Cluster, node: &str) {
+    let kubectl = cluster.api.kubectl();
+    let drained = |in_time: &str| {
+        let portico = env!("CARGO_BIN_EXE_portico");
+        let drain = format!("--drain={in_time}");
+        let moves = [portico, "join", "move", "--server", "https://127.0.0.1:6443", &drain, "--in-pod"];
+        cluster.api.host().output(&moves, "").unwrap()
+    };
+    let is_open = || {
+        let node = kubectl.get(&["node", node]).unwrap();
+        let closed = node["metadata"]["annotations"].get("portico.k8c.io/closed-for-move");
+        closed.is_none() && node["spec"].get("unschedulable").is_none()
+    };
+    // Nothing would start it elsewhere.
+    let said = said(&drained("1m"), 1);
+    assert!(said.contains("nothing starts these pods elsewhere: default/stays"), "{said}");
+    assert!(is_open(), "nothing was changed");
+    kubectl.run(&["delete", "pod", "stays"]).unwrap();
+
+    let deployment = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "shop"},
+        "spec": {"replicas": 1, "selector": {"matchLabels": {"app": "shop"}}, "template": {
+            "metadata": {"labels": {"app": "shop"}}, "spec": {"terminationGracePeriodSeconds": 0,
+                "containers": [{"name": "any", "image": "lab/busybox:1", "imagePullPolicy": "Never",
+                    "command": ["sh", "-c", "sleep 3600"]}]}}}});
+    let budget = json!({"apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
+        "metadata": {"name": "shop"},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "shop"}}}});
+    for object in [&deployment, &budget] {
+        kubectl.apply_json(object).unwrap();
+    }
+    let pods = || kubectl.get(&["pods", "--selector=app=shop"]).unwrap()["items"].clone();
+    wait_until("its pod is ready", || pods()[0]["status"]["containerStatuses"][0]["ready"] == true);
+    let pod = pods()[0]["metadata"]["name"].clone();
+    wait_until("its budget counts", || {
+        kubectl.get(&["pdb", "shop"]).is_ok_and(|it| it["status"]["currentHealthy"] == 1)
+    });
+    let said = self::said(&drained("3s"), 1);
+    assert!(said.contains("there still are default/shop-") && said.contains("budget"), "{said}");
+    assert!(is_open(), "nothing was changed");
+    kubectl.run(&["delete", "pdb", "shop"]).unwrap();
+    let said = self::said(&drained("1m"), 0);
+    assert!(said.contains("is at https://127.0.0.1:6443, where its kubelet renews its lease"), "{said}");
+    assert_ne!(pods()[0]["metadata"]["name"], pod);
+    assert!(is_open(), "pods may come again");
 }
 
 #[test]

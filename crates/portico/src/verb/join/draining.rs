@@ -1,6 +1,6 @@
 //! A node is emptied before its kubelet restarts, if that is asked for: it takes no new pods, and what a
-//! controller starts elsewhere is evicted, as `kubectl drain` does. All by the kubelet's own credentials, which
-//! may do that to its own node alone.
+//! controller starts elsewhere is evicted, as `kubectl drain` does. All by the kubelet's own credentials,
+//! which may do that to its own node alone.
 
 use std::time::Duration;
 

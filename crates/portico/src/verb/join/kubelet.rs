@@ -65,11 +65,13 @@ pub(super) async fn restart() -> anyhow::Result<()> {
     systemctl(&["restart", UNIT]).await
 }
 
-/// Ends the kubelet that runs with this kubeconfig, and waits until whatever runs it has started another.
-pub(super) async fn ended_and_started(kubeconfig: &Path, limit: Duration) -> anyhow::Result<()> {
-    let flag = format!("--kubeconfig={}", kubeconfig.display());
-    let before = running_with(&flag)?.with_context(|| {
-        format!("no process of this machine was started with {flag}: is this pod one with hostPID?")
+/// Ends the kubelet of this node, and waits until whatever runs it has started another.
+pub(super) async fn ended_and_started(kubeconfig: &Path, node: &str, limit: Duration) -> anyhow::Result<()> {
+    // A node may run other clusters in its containers, whose kubelets have the same files there.
+    let flags = [format!("--kubeconfig={}", kubeconfig.display()), format!("--hostname-override={node}")];
+    let before = running_with(&flags)?.with_context(|| {
+        let flags = flags.join(" ");
+        format!("no process of this machine was started with {flags}: is this pod one with hostPID?")
     })?;
     match kill_process(before, Signal::TERM) {
         // It has just ended by itself.
@@ -77,7 +79,7 @@ pub(super) async fn ended_and_started(kubeconfig: &Path, limit: Duration) -> any
         ended => ended.with_context(|| format!("cannot end the kubelet, process {before:?}"))?,
     }
     let another = async {
-        while running_with(&flag)?.is_none_or(|pid| pid == before) {
+        while running_with(&flags)?.is_none_or(|pid| pid == before) {
             sleep(LOOK).await;
         }
         anyhow::Ok(())
@@ -89,15 +91,16 @@ pub(super) async fn ended_and_started(kubeconfig: &Path, limit: Duration) -> any
     })?
 }
 
-/// The process with this argument.
-fn running_with(argument: &str) -> anyhow::Result<Option<Pid>> {
+/// The process with these arguments.
+fn running_with(arguments: &[String]) -> anyhow::Result<Option<Pid>> {
     for process in std::fs::read_dir("/proc").context("cannot list processes")? {
         let name = process.context("cannot list processes")?.file_name();
         let pid = name.to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
         let Some(pid) = pid else { continue };
         // Empty for one that has ended, and for a thread of the kernel.
         let words = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
-        if words.split(|&byte| byte == 0).any(|word| word == argument.as_bytes()) {
+        let has = |argument: &String| words.split(|&byte| byte == 0).any(|word| word == argument.as_bytes());
+        if arguments.iter().all(has) {
             return Ok(Some(pid));
         }
     }
@@ -203,26 +206,28 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_kubelet_is_ended_and_waited_for_until_another_runs_with_the_same_kubeconfig() {
+    async fn the_kubelet_of_a_node_is_ended_and_waited_for_until_another_runs_in_its_place() {
         let folder = tempfile::tempdir().unwrap();
         let kubeconfig = folder.path().join("kubelet.conf");
         // As a unit with Restart=always, until its input ends.
-        let script = "for i in 1 2; do sh -c 'read line' sh --kubeconfig=\"$0\"; done";
+        let script = "for i in 1 2; do sh -c 'read line' sh --kubeconfig=\"$0\" --hostname-override=a; done";
         let mut unit = Command::new("sh");
         let unit = unit.args(["-c", script]).arg(&kubeconfig).stdin(Stdio::piped()).kill_on_drop(true);
         let mut unit = unit.spawn().unwrap();
-        let flag = format!("--kubeconfig={}", kubeconfig.display());
+        let flags = [format!("--kubeconfig={}", kubeconfig.display()), "--hostname-override=a".to_owned()];
         let first = loop {
-            match running_with(&flag).unwrap() {
+            match running_with(&flags).unwrap() {
                 Some(pid) => break pid,
                 None => tokio::task::yield_now().await,
             }
         };
-        ended_and_started(&kubeconfig, Duration::from_secs(60)).await.unwrap();
-        assert_ne!(running_with(&flag).unwrap(), Some(first));
+        let limit = Duration::from_secs(60);
+        let other = ended_and_started(&kubeconfig, "b", limit).await.unwrap_err().to_string();
+        assert!(other.starts_with("no process of this machine was started with --kubeconfig="), "{other}");
+        ended_and_started(&kubeconfig, "a", limit).await.unwrap();
+        assert_ne!(running_with(&flags).unwrap(), Some(first));
         drop(unit.stdin.take());
         unit.wait().await.unwrap();
-        let gone = ended_and_started(&kubeconfig, Duration::from_secs(60)).await.unwrap_err().to_string();
-        assert!(gone.starts_with("no process of this machine was started with --kubeconfig="), "{gone}");
+        assert_eq!(running_with(&flags).unwrap(), None);
     }
 }

@@ -84,7 +84,8 @@ pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         "systemd runs the kubelet of this machine, whose files are below /: --root goes with --kubelet"
     );
     let server = &flags.server.url;
-    let health = health_of(&places)?;
+    // A pod does not see the kubelet's configuration. The lease proves enough.
+    let health = if flags.in_pod { None } else { health_of(&places)? };
     let (limit, in_pod) = (flags.wait, flags.in_pod);
     let machine = Machine { places: &places, record: &record, health, limit, in_pod };
     let (kubeconfig, way) = way(&places, server)?;
@@ -223,7 +224,10 @@ impl Machine<'_> {
             // systemd is out of reach of a pod, and starts what ends.
             let restart = async {
                 match self.in_pod {
-                    true => kubelet::ended_and_started(&self.places.kubeconfig(), self.limit).await,
+                    true => {
+                        let (kubeconfig, node) = (self.places.kubeconfig(), &self.record.node);
+                        kubelet::ended_and_started(&kubeconfig, node, self.limit).await
+                    }
                     false => kubelet::restart().await,
                 }
             };
