@@ -389,14 +389,16 @@ fn on_nodes(facts: &Facts<'_>, inside: &mut Inside) {
     };
     let (first, attempt) = (facts.exposed, attempt(migration));
     let (new, old) = (&*first.spec.address.url, &*second.spec.address.url);
-    if new.is_empty() || old.is_empty() {
-        return inside.waiting.push("the pods of the migration on nodes: an address is not known yet");
-    }
     let probe = |door| manifests::probe(image, &ways_of_nodes(door), &attempt);
     inside.wanted.extend(match migration.state {
+        Proving if old.is_empty() => {
+            return inside.waiting.push("the probe of the second door: its address is not known yet");
+        }
         Proving => probe(second),
         // What is to be replaced one after the other has to be there before.
         Moving => probe(first),
+        // Nothing can use a door without an address.
+        MovingNodes if old.is_empty() => return inside.unwanted.push(NODE_PROBE),
         MovingNodes => manifests::Moves { new, old, how: facts.nodes, at_once: facts.nodes_at_once }
             .objects(image, &attempt),
         // As they are: a node that was away follows as long as both doors are open.

@@ -151,10 +151,13 @@ impl Moves<'_> {
         });
         for object in &mut objects {
             let spec = &mut object.fields["spec"];
-            spec["updateStrategy"]["rollingUpdate"]["maxUnavailable"] = self.at_once.into();
+            // Nodes that others move come in any order.
+            let by_hand = self.how == NodeMoves::ByHand;
+            let at_once = if by_hand { "100%".into() } else { self.at_once.into() };
+            spec["updateStrategy"]["rollingUpdate"]["maxUnavailable"] = at_once;
             let pods = spec.pointer_mut("/template/spec").and_then(Value::as_object_mut);
-            if let Some(pods) = pods.filter(|_| self.how == NodeMoves::ByHand) {
-                // Without it nothing needs to reach into the node.
+            if let Some(pods) = pods.filter(|_| by_hand) {
+                // Nothing needs to reach into the node then.
                 for field in ["initContainers", "volumes", "hostPID"] {
                     pods.remove(field);
                 }

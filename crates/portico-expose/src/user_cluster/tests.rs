@@ -334,6 +334,7 @@ fn kubelets_are_led_from_the_second_door_to_the_first_so_many_at_once_as_is_said
     for field in ["initContainers", "volumes", "hostPID"] {
         assert!(pods.get(field).is_none(), "{pods}");
     }
+    assert_eq!(by_hand["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"], "100%");
     assert_eq!(pods["containers"], in_place["spec"]["template"]["spec"]["containers"]);
 }
 
@@ -366,6 +367,9 @@ fn of_a_second_door_that_is_not_known_yet_nothing_is_made_or_removed() {
     };
     let found = inside(&facts(&with_image));
     assert!(untouched(&found) && found.waiting.len() == 3, "{:?}", found.waiting);
+    let moving = recorded(exposed.clone(), &second, MigrationState::MovingNodes);
+    let found = inside(&Facts { exposed: &moving, ..facts(&with_image) });
+    assert!(found.unwanted.contains(&NODE_PROBE), "nothing can use a door without an address");
     let found = inside(&facts(&without_image));
     assert!(untouched(&found) && found.waiting.len() == 4, "{:?}", found.waiting);
     // Where gateways have a name of their own, that of the cluster is not needed.

@@ -312,6 +312,10 @@ impl Look<'_> {
     /// Whether nothing on the nodes uses the second door any more. A node that is away comes back with the
     /// address that its kubelet had.
     async fn moved(&self) -> Fact {
+        if self.second.spec.address.url.is_empty() {
+            // It never had one, so nobody came by it.
+            return Fact::So;
+        }
         let nodes = match &self.kept.nodes {
             Some(nodes) => nodes.clone(),
             None => self.nodes().await,

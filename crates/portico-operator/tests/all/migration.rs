@@ -296,6 +296,9 @@ fn going_back_from_a_door_that_is_being_closed_brings_its_port(stage: &Stage, po
         "metadata": {"name": "portico-migration", "namespace": "kube-system"},
         "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels},
             "spec": {"containers": [{"name": "x", "image": "x"}]}}}});
+    // In Quieting it is left alone, so it does not come back.
+    let portico_migration = ["daemonset", "portico-migration", "-n", "kube-system"];
+    inside.run(&[&["delete"], &portico_migration[..]].concat()).unwrap();
     inside.apply_json(&theirs).unwrap();
     stage.order("close=NodePort");
     stage.wait_state("Closing", "portico-migration");
@@ -304,7 +307,7 @@ fn going_back_from_a_door_that_is_being_closed_brings_its_port(stage: &Stage, po
     stage.wait_state("Proving", "portico-migration");
     assert_eq!(stage.node_port().unwrap(), port, "users have it");
     stage.wait_no_order();
-    inside.run(&["delete", "daemonset", "portico-migration", "-n", "kube-system"]).unwrap();
+    inside.run(&[&["delete"], &portico_migration[..]].concat()).unwrap();
     stage.wait_state("Quieting", "NodePort is in force");
     stage.want("Tunneling", "");
     stage.wait_state("Quieting", "Tunneling is in force");

@@ -66,18 +66,18 @@ async fn inside_a_cluster_that_migrates_is_what_each_state_needs_and_pods_are_le
 /// From the door that closes to the one in force, in place or by hand, and those that are away hold up none.
 fn nodes_are_moved_one_after_the_other(stage: &Stage) {
     let migration = || stage.inside.get(&["daemonset", "portico-migration", "-n", "kube-system"]);
-    let moves = |at_once: u64, in_place: bool| {
+    let moves = |at_once: Value, in_place: bool| {
         until(&format!("{at_once} nodes at once, in place: {in_place}"), || {
             let object = migration()?;
             let found = object.pointer("/spec/updateStrategy/rollingUpdate/maxUnavailable");
-            ensure!(found == Some(&json!(at_once)), "{found:?}");
+            ensure!(found == Some(&at_once), "{found:?}");
             let pods = &object["spec"]["template"]["spec"];
             ensure!(pods.get("initContainers").is_some() == in_place, "{pods}");
             ensure!(pods.get("hostPID").is_some() == in_place, "{pods}");
             Ok(())
         });
     };
-    moves(1, true);
+    moves(1.into(), true);
     let pods = &migration().unwrap()["spec"]["template"]["spec"];
     let (moved, left) = (&pods["initContainers"][0]["args"][2], &pods["containers"]);
     assert_eq!(moved, "--server=https://a.example.com:6443");
@@ -99,11 +99,13 @@ fn nodes_are_moved_one_after_the_other(stage: &Stage) {
         stage.kubectl.run(&["annotate", "--overwrite", "cluster", "a", &setting]).unwrap();
     };
     annotate("parallel=3");
-    moves(4, true);
+    moves(4.into(), true);
     annotate("nodes=by-hand");
-    moves(2, false);
+    moves("100%".into(), false);
+    annotate("parallel=3,nodes=drained");
+    moves(4.into(), true);
     annotate("nodes=as-before");
-    moves(2, false);
+    moves("100%".into(), false);
 }
 
 /// A cluster, and what controllers that do not run would make for it.
