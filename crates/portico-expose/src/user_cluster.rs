@@ -50,6 +50,10 @@ pub const POD_LABEL: &str = "app.kubernetes.io/name";
 /// made anew counts its changes from the beginning, and pods of the former one may be there still.
 pub const ATTEMPT_LABEL: &str = "portico.k8c.io/attempt";
 
+/// The label of a Node whose kubelet may be moved. Its value is that of [`ATTEMPT_LABEL`] of the pod that does
+/// so.
+pub const TURN_LABEL: &str = "portico.k8c.io/moves";
+
 /// The reason of a cluster of which the operator has no kubeconfig: its inside is left alone.
 pub const NO_KUBECONFIG: &str = "NoKubeconfig";
 
@@ -244,8 +248,6 @@ pub struct Facts<'a> {
     pub agents: &'a AgentSettings,
     /// How nodes come to the first door, while it migrates.
     pub nodes: NodeMoves,
-    /// How many nodes may be without a ready pod while they do.
-    pub nodes_at_once: usize,
     /// CA certificates of the gateways' tunnel certificate in PEM; `None` for those of the agents' system.
     pub tunnel_ca: Option<&'a str>,
 }
@@ -381,29 +383,29 @@ fn on_nodes(facts: &Facts<'_>, inside: &mut Inside) {
     let (Some(migration), Some(second)) = (&facts.exposed.spec.migration, facts.second) else {
         return inside.unwanted.push(NODE_PROBE);
     };
-    if matches!(migration.state, Opening | Closing) {
-        return inside.unwanted.push(NODE_PROBE);
-    }
-    let Some(image) = &facts.agents.image else {
-        return inside.waiting.push("the pods of the migration on nodes: the operator has no --image");
-    };
-    let (first, attempt) = (facts.exposed, attempt(migration));
-    let (new, old) = (&*first.spec.address.url, &*second.spec.address.url);
-    let probe = |door| manifests::probe(image, &ways_of_nodes(door), &attempt);
-    inside.wanted.extend(match migration.state {
-        Proving if old.is_empty() => {
-            return inside.waiting.push("the probe of the second door: its address is not known yet");
-        }
-        Proving => probe(second),
-        // What is to be replaced one after the other has to be there before.
-        Moving => probe(first),
-        // Nothing can use a door without an address.
-        MovingNodes if old.is_empty() => return inside.unwanted.push(NODE_PROBE),
-        MovingNodes => manifests::Moves { new, old, how: facts.nodes, at_once: facts.nodes_at_once }
-            .objects(image, &attempt),
+    let url = &*second.spec.address.url;
+    let (image, attempt) = (facts.agents.image.as_deref(), attempt(migration));
+    match (migration.state, image) {
+        (Opening | Moving | Closing, _) => inside.unwanted.push(NODE_PROBE),
         // As they are: a node that was away follows as long as both doors are open.
-        Opening | Quieting | Closing => Vec::new(),
-    });
+        (Quieting, _) => {}
+        // Nothing can use a door without an address.
+        (MovingNodes, _) if url.is_empty() => inside.unwanted.push(NODE_PROBE),
+        (Proving, _) if url.is_empty() => {
+            inside.waiting.push("the probe of the second door: its address is not known yet");
+        }
+        (Proving | MovingNodes, None) => {
+            inside.waiting.push("the pods of the migration on nodes: the operator has no --image");
+        }
+        (Proving, Some(image)) => {
+            inside.wanted.extend(manifests::probe(image, &ways_of_nodes(second), &attempt));
+        }
+        (MovingNodes, Some(image)) => {
+            let new = &*facts.exposed.spec.address.url;
+            let moves = manifests::Moves { new, old: url, how: facts.nodes };
+            inside.wanted.extend(moves.objects(image, &attempt));
+        }
+    }
 }
 
 /// The value of [`ATTEMPT_LABEL`] in this state of a migration. No state is entered twice at the same time.

@@ -7,7 +7,8 @@ use portico_api::migration::NodeMoves;
 use serde_json::{Value, json};
 
 use super::{
-    ATTEMPT_LABEL, Id, KONNECTIVITY_AGENT, KONNECTIVITY_AGENT_NEXT, Kind, Object, POD_LABEL, managed,
+    ATTEMPT_LABEL, Id, KONNECTIVITY_AGENT, KONNECTIVITY_AGENT_NEXT, Kind, Object, POD_LABEL, TURN_LABEL,
+    managed,
 };
 use crate::services::{APISERVER, APISERVER_PORT};
 
@@ -136,8 +137,6 @@ pub(super) struct Moves<'a> {
     pub(super) old: &'a str,
     /// Whether the pods do it, and what before, or only say whether it was done.
     pub(super) how: NodeMoves,
-    /// How many pods may be missing at the same time.
-    pub(super) at_once: usize,
 }
 
 impl Moves<'_> {
@@ -145,18 +144,14 @@ impl Moves<'_> {
     pub(super) fn objects(&self, image: &str, attempt: &str) -> Vec<Object> {
         let mut objects = on_each_node(&MOVE, image, attempt, |arg| match arg {
             "--in-pod" if self.how == NodeMoves::Drained => vec![arg.to_owned(), "--drain".to_owned()],
+            _ if arg.starts_with("--turn=") => vec![format!("--turn={TURN_LABEL}={attempt}")],
             _ if arg.starts_with("--server=") => vec![format!("--server={}", self.new)],
             _ if arg.starts_with("https://") => vec![self.old.to_owned()],
             _ => vec![arg.to_owned()],
         });
         for object in &mut objects {
-            let spec = &mut object.fields["spec"];
-            // Nodes that others move come in any order.
-            let by_hand = self.how == NodeMoves::ByHand;
-            let at_once = if by_hand { "100%".into() } else { self.at_once.into() };
-            spec["updateStrategy"]["rollingUpdate"]["maxUnavailable"] = at_once;
-            let pods = spec.pointer_mut("/template/spec").and_then(Value::as_object_mut);
-            if let Some(pods) = pods.filter(|_| by_hand) {
+            let pods = object.fields.pointer_mut("/spec/template/spec").and_then(Value::as_object_mut);
+            if let Some(pods) = pods.filter(|_| self.how == NodeMoves::ByHand) {
                 // Nothing needs to reach into the node then.
                 for field in ["initContainers", "volumes", "hostPID"] {
                     pods.remove(field);

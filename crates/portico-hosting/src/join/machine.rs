@@ -257,7 +257,7 @@ pub fn unit(kubelet: &Path, arguments: &[String], exists: bool, places: &Places)
     let tail = "Restart=always\nRestartSec=5\n\n[Install]\nWantedBy=multi-user.target\n";
     // A second ExecStart would be refused; an empty one forgets those of the package.
     let content = if exists {
-        format!("[Service]\nExecStart=\nExecStart={start}\n")
+        format!("[Service]\nExecStart=\nExecStart={start}\nRestart=always\n")
     } else {
         format!("{head}ExecStart={start}\n{tail}")
     };

@@ -8,7 +8,7 @@ use super::{Foreign, ForeignError};
 
 const AS_METADATA: &str = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io";
 
-/// Objects of one answer: who wrote which field takes some KiB of each.
+/// Objects of one answer: who wrote which field takes some KiB of each. If that is too much, one by one.
 const AT_ONCE: usize = 8;
 
 impl Foreign {
@@ -18,11 +18,17 @@ impl Foreign {
     /// There are more than that, too.
     pub async fn metadata(&self, url: &str, answers: usize) -> Result<Vec<Value>, ForeignError> {
         let mark = if url.contains('?') { '&' } else { '?' };
-        let (mut found, mut rest) = (Vec::new(), String::new());
+        let (mut found, mut rest, mut at_once) = (Vec::new(), String::new(), AT_ONCE);
         for _ in 0..answers {
-            let url = format!("{url}{mark}limit={AT_ONCE}{rest}");
+            let url = format!("{url}{mark}limit={at_once}{rest}");
             let list = self.exchange(Method::GET, &url, header::ACCEPT, AS_METADATA, &Value::Null).await;
-            let (mut list, _) = list?;
+            let mut list = match list {
+                Err(ForeignError::TooLong(_)) if at_once > 1 => {
+                    at_once = 1;
+                    continue;
+                }
+                list => list?.0,
+            };
             let items = list["items"].as_array_mut().map(std::mem::take).unwrap_or_default();
             found.extend(items.into_iter().map(|mut item| item["metadata"].take()));
             let next = word(&list, "continue");

@@ -3,9 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use portico_api::exposed_cluster::MigrationState;
 use portico_dial::Dialer;
-use portico_expose::migration::Fact;
 use portico_expose::user_cluster::{
     BAD_KUBECONFIG, ENVOY_AGENT, Facts, Id, Inside, Kind, Konnectivity, Object, inside,
 };
@@ -15,7 +13,7 @@ use portico_pki::{Kubeconfig, cluster_info};
 use tokio::time::timeout;
 
 use super::Context;
-use super::nodes::{self, Nodes, too_slow};
+use super::nodes::too_slow;
 use super::pass::{Standing, Subject};
 
 /// The name of everything that belongs to the node agent.
@@ -33,8 +31,6 @@ pub(super) struct Kept {
     pub(super) others: Vec<(Id, String)>,
     /// The DaemonSets that it should have.
     pub(super) daemon_sets: Vec<Id>,
-    /// Its nodes, while these are moved to another address, or why they are not known.
-    pub(super) nodes: Option<Result<Nodes, Fact>>,
 }
 
 /// What one pass inside a user cluster did.
@@ -70,17 +66,10 @@ impl Context {
             Err(error) => {
                 let standing = Standing::waits(BAD_KUBECONFIG, describe(&error));
                 let (others, daemon_sets) = (Vec::new(), Vec::new());
-                return Kept { standing, answered: false, foreign: None, others, daemon_sets, nodes: None };
+                return Kept { standing, answered: false, foreign: None, others, daemon_sets };
             }
         };
-        let (settings, limit) = (subject.settings(), self.settings.pass_timeout);
-        let mut found = None;
-        if subject.state() == Some(MigrationState::MovingNodes) {
-            let listed = timeout(limit, nodes::list(&foreign, &kubeconfig.server)).await;
-            found = Some(listed.unwrap_or_else(|_| Err(Fact::NotSo(too_slow(&kubeconfig.server, limit)))));
-        }
-        // A DaemonSet counts the pods of nodes that are away among those that it may miss.
-        let away = found.as_ref().and_then(|nodes| nodes.as_ref().ok()).map_or(0, |nodes| nodes.away.len());
+        let limit = self.settings.pass_timeout;
         let facts = Facts {
             exposed,
             second: subject.second.as_ref(),
@@ -89,8 +78,7 @@ impl Context {
             next,
             cluster_info: &cluster_info(&exposed.spec.address.url, &kubeconfig.authority),
             agents: &self.settings.agents,
-            nodes: settings.nodes,
-            nodes_at_once: usize::from(settings.parallel.get()) + away,
+            nodes: subject.settings().nodes,
             tunnel_ca,
         };
         let mut inside = inside(&facts);
@@ -114,7 +102,7 @@ impl Context {
         let wanted = inside.wanted.into_iter().map(|object| object.id);
         let daemon_sets = wanted.filter(|id| id.kind == Kind::DaemonSet).collect();
         let (answered, others, foreign) = (done.answered, done.others, Some(foreign));
-        Kept { standing, answered, foreign, others, daemon_sets, nodes: found }
+        Kept { standing, answered, foreign, others, daemon_sets }
     }
 }
 

@@ -7,7 +7,8 @@ use portico_expose::migration::Fact;
 use portico_kube::foreign::{Foreign, ForeignError};
 use portico_kube::text::one_line;
 
-const NODES: &str = "/api/v1/nodes";
+/// Where they are.
+pub(super) const NODES: &str = "/api/v1/nodes";
 
 /// Lines of one answer; those of Nodes are long.
 pub(super) const AT_ONCE: usize = 50;
@@ -78,9 +79,11 @@ pub(super) fn few(names: &BTreeSet<String>) -> String {
     }
 }
 
-/// The nodes of the cluster whose API server is `server`; `Err` says why there is nothing to tell by them.
-pub(super) async fn list(foreign: &Foreign, server: &str) -> Result<Nodes, Fact> {
-    let found = foreign.rows(NODES, ["Name", "Status"], AT_ONCE, ANSWERS).await;
+/// The nodes of the cluster whose API server is `server`, or those with a label, as in a query; `Err` says why
+/// there is nothing to tell by them.
+pub(super) async fn list(foreign: &Foreign, server: &str, label: Option<&str>) -> Result<Nodes, Fact> {
+    let url = label.map_or(NODES.to_owned(), |label| format!("{NODES}?labelSelector={label}"));
+    let found = foreign.rows(&url, ["Name", "Status"], AT_ONCE, ANSWERS).await;
     let found = found.map_err(|error| failed(server, &error))?;
     if found.more {
         let most = AT_ONCE * ANSWERS;

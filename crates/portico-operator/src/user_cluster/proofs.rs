@@ -17,17 +17,17 @@ use portico_expose::migration::{Fact, Facts, Now, Proof};
 use portico_expose::services::APISERVER;
 use portico_expose::user_cluster::{
     ATTEMPT_LABEL, Id, KONNECTIVITY_AGENT, KONNECTIVITY_AGENT_NEXT, Konnectivity, NODE_AGENT, NODE_PROBE,
-    POD_LABEL, attempt, of_second_door,
+    POD_LABEL, TURN_LABEL, attempt, of_second_door,
 };
 use portico_kube::error::describe;
 use portico_kube::foreign::{Foreign, ForeignError};
 use portico_pki::Kubeconfig;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::Context;
 use super::inside::{Kept, foreign};
-use super::nodes::{self, ANSWERS, AT_ONCE, Nodes, failed, too_slow};
+use super::nodes::{self, ANSWERS, AT_ONCE, NODES, Nodes, failed, too_slow};
 use super::pass::{Standing, Subject, host_of};
 use crate::cache::api;
 use crate::exposure::addresses_of;
@@ -35,9 +35,11 @@ use crate::observed;
 use crate::write::{RequestError, request};
 use presented::{NotPresented, presents};
 use rollout::Rollout;
+use turns::Turns;
 
 mod presented;
 mod rollout;
+mod turns;
 
 const PODS: &str = "/api/v1/namespaces/kube-system/pods";
 
@@ -147,7 +149,8 @@ impl Look<'_> {
             MigrationState::Proving => {
                 known.insert(Proof::Answer, self.answer().await);
                 let nodes = self.nodes().await;
-                let reach = self.on_every_node(&nodes, &NODE_PROBE, POD_LABEL, self.attempt()).await;
+                let attempt = self.attempt().map(|attempt| (ATTEMPT_LABEL, attempt));
+                let reach = self.on_every_node(&nodes, &NODE_PROBE, POD_LABEL, attempt).await;
                 known.insert(Proof::Reach, reach);
                 let agents = match self.second.spec.tunnel {
                     Some(_) => self.on_every_node(&nodes, &NODE_AGENT, POD_LABEL, None).await,
@@ -161,11 +164,18 @@ impl Look<'_> {
                 known.insert(Proof::Endpoints, self.clean());
                 known.insert(Proof::Rollouts, self.rollouts().await);
             }
-            MigrationState::MovingNodes => _ = known.insert(Proof::Nodes, self.moved().await),
-            MigrationState::Quieting => known.extend(self.present().await),
+            MigrationState::MovingNodes => {
+                let attempt = self.attempt().unwrap_or_default();
+                known.insert(Proof::Nodes, self.moved(&self.nodes().await, attempt).await);
+            }
+            MigrationState::Quieting => {
+                let nodes = self.nodes().await;
+                known.extend(Self::present(&nodes));
+                self.late(&nodes).await;
+            }
             MigrationState::Closing => {
                 known.insert(Proof::GoneInside, self.gone().await);
-                known.extend(self.present().await);
+                known.extend(Self::present(&self.nodes().await));
             }
         }
     }
@@ -221,7 +231,7 @@ impl Look<'_> {
 
     /// The nodes; `Err` says why there is nothing to tell by them.
     async fn nodes(&self) -> Result<Nodes, Fact> {
-        nodes::list(self.foreign, &self.kubeconfig.server).await
+        nodes::list(self.foreign, &self.kubeconfig.server, None).await
     }
 
     /// Whether each ready node has a ready pod of a DaemonSet as it is now. `label` with its name is on them,
@@ -233,26 +243,33 @@ impl Look<'_> {
         label: &str,
         also: Option<(&str, String)>,
     ) -> Fact {
-        let nodes = match self.to_be_looked_at(nodes, id) {
-            Ok(nodes) => nodes,
-            Err(fact) => return fact,
+        match self.pods_on_nodes(nodes, id, label, also).await {
+            Ok((nodes, pods)) => rollout::of_pods(id, label, &pods, nodes),
+            Err(fact) => fact,
+        }
+    }
+
+    /// The pods of a DaemonSet as it is now, by node, ready containers and status, if they are needed to tell
+    /// how far it is; else how far it is.
+    async fn pods_on_nodes<'n>(
+        &self,
+        nodes: &'n Result<Nodes, Fact>,
+        id: &Id,
+        label: &str,
+        also: Option<(&str, String)>,
+    ) -> Result<(&'n Nodes, Vec<[String; 3]>), Fact> {
+        let nodes = self.to_be_looked_at(nodes, id)?;
+        let number = match rollout::of_daemon_set(id, self.workload(id).await?.as_ref(), nodes) {
+            Rollout::Told(fact) => return Err(fact),
+            Rollout::ByPods(number) => number.to_string(),
         };
-        let object = match self.workload(id).await {
-            Ok(object) => object,
-            Err(fact) => return fact,
-        };
-        let number = match rollout::of_daemon_set(id, object.as_ref(), nodes) {
-            Rollout::Told(fact) => return fact,
-            Rollout::ByPods(number) => number,
-        };
-        let number = number.to_string();
         let also = also.as_ref().map(|(key, value)| (*key, &**value));
         let labels = [(label, &*id.name), ("pod-template-generation", &*number)].into_iter().chain(also);
-        let labels = labels.map(|(key, value)| format!("{}%3D{value}", key.replace('/', "%2F")));
-        let url = format!("{PODS}?labelSelector={}", labels.collect::<Vec<_>>().join(","));
+        let labels: Vec<String> = labels.map(|(key, value)| selected(key, value)).collect();
+        let url = format!("{PODS}?labelSelector={}", labels.join(","));
         match self.foreign.rows(&url, ["Node", "Ready", "Status"], AT_ONCE, ANSWERS).await {
-            Ok(pods) => rollout::of_pods(id, label, pods.rows, nodes),
-            Err(error) => self.failed(&error),
+            Ok(pods) => Ok((nodes, pods.rows)),
+            Err(error) => Err(self.failed(&error)),
         }
     }
 
@@ -310,40 +327,62 @@ impl Look<'_> {
     }
 
     /// Whether nothing on the nodes uses the second door any more. A node that is away comes back with the
-    /// address that its kubelet had.
-    async fn moved(&self) -> Fact {
-        if self.second.spec.address.url.is_empty() {
-            // It never had one, so nobody came by it.
+    /// address that its kubelet had. Those whose turn it is are told so.
+    async fn moved(&self, nodes: &Result<Nodes, Fact>, attempt: String) -> Fact {
+        let (spec, by_second) = (&self.subject.exposed.spec, &self.second.spec);
+        if by_second.address.url.is_empty() {
+            // It never had an address, so nobody came by it.
             return Fact::So;
         }
-        let nodes = match &self.kept.nodes {
-            Some(nodes) => nodes.clone(),
-            None => self.nodes().await,
+        let also = Some((ATTEMPT_LABEL, attempt.clone()));
+        let (nodes, pods) = match self.pods_on_nodes(nodes, &NODE_PROBE, POD_LABEL, also).await {
+            Ok(found) => found,
+            Err(fact) => return fact,
         };
-        let attempt = self.attempt();
-        let left = self.on_every_node(&nodes, &NODE_PROBE, POD_LABEL, attempt).await;
-        let by_hand = self.subject.settings().nodes == NodeMoves::ByHand;
-        match left {
-            Fact::NotSo(why) if by_hand => {
-                let url = &self.subject.exposed.spec.address.url;
-                Fact::NotSo(format!("kubelets must use {url}, docs/migration.md says how; {why}"))
-            }
-            left => left,
+        let settings = self.subject.settings();
+        if settings.nodes == NodeMoves::ByHand {
+            let url = &spec.address.url;
+            return turns::by_hand(&pods, nodes, url);
         }
+        let turn = selected(TURN_LABEL, &attempt);
+        let given = nodes::list(self.foreign, &self.kubeconfig.server, Some(&turn)).await;
+        let given = match given {
+            Ok(given) => given.ready.union(&given.away).cloned().collect(),
+            Err(fact) => return fact,
+        };
+        let turns = Turns::of(&pods, nodes, given);
+        // Whoever orders the door to be closed does not wait for nodes.
+        if settings.close != Some(by_second.expose_strategy) {
+            for node in turns.next(usize::from(settings.parallel.get())) {
+                let label = json!({"metadata": {"labels": {TURN_LABEL: attempt}}});
+                if let Err(error) = self.foreign.merge(&format!("{NODES}/{node}"), &label).await {
+                    return self.failed(&error);
+                }
+            }
+        }
+        turns.told()
+    }
+
+    /// Gives turns to nodes that come late, while the old door is open still.
+    async fn late(&self, nodes: &Result<Nodes, Fact>) {
+        let Ok(Some(object)) = self.foreign.get(&NODE_PROBE.path()).await else { return };
+        let labels = &object["spec"]["template"]["metadata"]["labels"];
+        if let Some(attempt) = labels[ATTEMPT_LABEL].as_str() {
+            // Nothing waits for them.
+            self.moved(nodes, attempt.to_owned()).await;
+        }
+    }
+
+    /// What is on the pods of this attempt beside their name.
+    fn attempt(&self) -> Option<String> {
+        self.subject.exposed.spec.migration.as_deref().map(attempt)
     }
 
     /// Whether all nodes are ready, if that is known: those that are not may come back with an address that
     /// leads nowhere by then.
-    async fn present(&self) -> Option<(Proof, Fact)> {
-        let nodes = self.nodes().await.ok()?;
-        let away = nodes.stay_behind();
+    fn present(nodes: &Result<Nodes, Fact>) -> Option<(Proof, Fact)> {
+        let away = nodes.as_ref().ok()?.stay_behind();
         Some((Proof::Present, away.map_or(Fact::So, Fact::NotSo)))
-    }
-
-    /// What is on the pods of this attempt beside their name.
-    fn attempt(&self) -> Option<(&'static str, String)> {
-        let migration = self.subject.exposed.spec.migration.as_deref();
-        migration.map(|migration| (ATTEMPT_LABEL, attempt(migration)))
     }
 
     /// Whether nothing is left of what the second door alone needed.
@@ -369,6 +408,11 @@ impl Look<'_> {
     fn failed(&self, error: &ForeignError) -> Fact {
         failed(&self.kubeconfig.server, error)
     }
+}
+
+/// A label with its value, as one of those in a query.
+fn selected(key: &str, value: &str) -> String {
+    format!("{}%3D{value}", key.replace('/', "%2F"))
 }
 
 #[cfg(test)]

@@ -46,13 +46,8 @@ pub(super) fn of_daemon_set(id: &Id, object: Option<&Value>, nodes: &Nodes) -> R
 }
 
 /// How far a DaemonSet is, by lines of node, ready containers and status of its pods.
-pub(super) fn of_pods(id: &Id, label: &str, rows: Vec<[String; 3]>, nodes: &Nodes) -> Fact {
-    let works = |ready: &str, status: &str| {
-        status == "Running" && ready.split_once('/').is_some_and(|(ready, all)| ready == all && all != "0")
-    };
-    let on: BTreeSet<String> =
-        rows.into_iter().filter(|[_, ready, status]| works(ready, status)).map(|[node, ..]| node).collect();
-    let missing: BTreeSet<String> = nodes.ready.difference(&on).cloned().collect();
+pub(super) fn of_pods(id: &Id, label: &str, rows: &[[String; 3]], nodes: &Nodes) -> Fact {
+    let missing: BTreeSet<String> = nodes.ready.difference(&at_work(rows)).cloned().collect();
     if missing.is_empty() {
         return Fact::So;
     }
@@ -65,6 +60,15 @@ pub(super) fn of_pods(id: &Id, label: &str, rows: Vec<[String; 3]>, nodes: &Node
         id.name,
         nodes.left_out()
     ))
+}
+
+/// The nodes of those pods that are ready.
+pub(super) fn at_work(rows: &[[String; 3]]) -> BTreeSet<String> {
+    let works = |ready: &str, status: &str| {
+        status == "Running" && ready.split_once('/').is_some_and(|(ready, all)| ready == all && all != "0")
+    };
+    let works = rows.iter().filter(|[_, ready, status]| works(ready, status));
+    works.map(|[node, ..]| node.clone()).collect()
 }
 
 /// Whether all pods of a Deployment are as it says, and available.
@@ -155,8 +159,8 @@ mod tests {
     #[test]
     fn each_ready_node_must_have_a_ready_pod_and_others_are_told_of_only_if_one_has_not() {
         let of = |rows: &[[&str; 3]]| {
-            let rows = rows.iter().map(|row| row.map(str::to_owned)).collect();
-            of_pods(&NODE_PROBE, POD_LABEL, rows, &three())
+            let rows: Vec<[String; 3]> = rows.iter().map(|row| row.map(str::to_owned)).collect();
+            of_pods(&NODE_PROBE, POD_LABEL, &rows, &three())
         };
         let a = ["a", "1/1", "Running"];
         assert_eq!(of(&[a, ["b", "1/1", "Running"]]), Fact::So);

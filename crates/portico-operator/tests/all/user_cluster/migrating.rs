@@ -39,7 +39,7 @@ async fn inside_a_cluster_that_migrates_is_what_each_state_needs_and_pods_are_le
 
     // The doors change places.
     record(&stage, "Tunneling", "Moving");
-    wait(&stage, &[agent, probe, konnectivity, next], "100.64.30.10");
+    wait(&stage, &[agent, konnectivity, next], "100.64.30.10");
     until("Konnectivity by the first door", || {
         ensure!(proxy_server(&stage, "konnectivity-agent")? == proven);
         Ok(())
@@ -49,7 +49,7 @@ async fn inside_a_cluster_that_migrates_is_what_each_state_needs_and_pods_are_le
 
     record(&stage, "Tunneling", "MovingNodes");
     wait(&stage, &[agent, probe, konnectivity], "100.64.30.10");
-    nodes_are_moved_one_after_the_other(&stage);
+    nodes_are_moved_as_the_settings_say(&stage);
 
     // Those that come late are moved too.
     record(&stage, "Tunneling", "Quieting");
@@ -63,49 +63,40 @@ async fn inside_a_cluster_that_migrates_is_what_each_state_needs_and_pods_are_le
     operator.stop().await;
 }
 
-/// From the door that closes to the one in force, in place or by hand, and those that are away hold up none.
-fn nodes_are_moved_one_after_the_other(stage: &Stage) {
+/// From the door that closes to the one in force, in place or by hand.
+fn nodes_are_moved_as_the_settings_say(stage: &Stage) {
     let migration = || stage.inside.get(&["daemonset", "portico-migration", "-n", "kube-system"]);
-    let moves = |at_once: Value, in_place: bool| {
-        until(&format!("{at_once} nodes at once, in place: {in_place}"), || {
+    let moves = |how: &[&str]| {
+        until(&format!("nodes are moved by {how:?}"), || {
             let object = migration()?;
-            let found = object.pointer("/spec/updateStrategy/rollingUpdate/maxUnavailable");
-            ensure!(found == Some(&at_once), "{found:?}");
             let pods = &object["spec"]["template"]["spec"];
-            ensure!(pods.get("initContainers").is_some() == in_place, "{pods}");
-            ensure!(pods.get("hostPID").is_some() == in_place, "{pods}");
+            let found = pods["initContainers"][0]["args"].as_array().into_iter().flatten();
+            let found: Vec<&str> = found.filter_map(Value::as_str).collect();
+            ensure!(found == how, "{found:?}");
+            ensure!(pods.get("hostPID").is_some() != how.is_empty(), "{pods}");
             Ok(())
         });
     };
-    moves(1.into(), true);
-    let pods = &migration().unwrap()["spec"]["template"]["spec"];
-    let (moved, left) = (&pods["initContainers"][0]["args"][2], &pods["containers"]);
-    assert_eq!(moved, "--server=https://a.example.com:6443");
+    let record = stage.kubectl.get(&["exposedcluster", "a"]).unwrap();
+    let since: jiff::Timestamp =
+        serde_json::from_value(record["spec"]["migration"]["since"].clone()).unwrap();
+    let turn = format!("--turn=portico.k8c.io/moves={}", since.as_nanosecond());
+    let in_place = ["join", "move", "--server=https://a.example.com:6443", "--in-pod", &turn];
+    moves(&in_place);
+    let left = migration().unwrap()["spec"]["template"]["spec"]["containers"].clone();
     assert_eq!(left[0]["args"][2], "https://a.example.com:31234");
     assert_eq!(left.as_array().unwrap().len(), 1, "no container of the probe is left: {left}");
 
-    let node = |name: &str, ready: &str| {
-        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
-        stage.inside.apply_json(&node).unwrap();
-        let status = json!({"status": {"conditions": [{"type": "Ready", "status": ready, "reason": "Test",
-            "message": "", "lastHeartbeatTime": null, "lastTransitionTime": null}]}});
-        let patch = ["patch", "node", name, "--subresource=status", "-p", &status.to_string()];
-        stage.inside.run(&patch).unwrap();
-    };
-    node("here", "True");
-    node("away", "Unknown");
     let annotate = |settings: &str| {
         let setting = format!("portico.k8c.io/migration={settings}");
         stage.kubectl.run(&["annotate", "--overwrite", "cluster", "a", &setting]).unwrap();
     };
-    annotate("parallel=3");
-    moves(4.into(), true);
     annotate("nodes=by-hand");
-    moves("100%".into(), false);
+    moves(&[]);
     annotate("parallel=3,nodes=drained");
-    moves(4.into(), true);
+    moves(&[&in_place[..4], &["--drain", &turn]].concat());
     annotate("nodes=as-before");
-    moves("100%".into(), false);
+    moves(&[]);
 }
 
 /// A cluster, and what controllers that do not run would make for it.

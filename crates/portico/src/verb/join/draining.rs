@@ -24,7 +24,7 @@ const ANSWERS: usize = 250;
 
 /// Pods that are named, and the longest name.
 const NAMED: usize = 5;
-const LONGEST: usize = 120;
+const LONGEST: usize = 300;
 
 /// A node, by its own credentials.
 pub(super) struct Draining<'a> {
@@ -50,7 +50,14 @@ impl Draining<'_> {
         let mut left = String::new();
         let emptied = async {
             loop {
-                let pods = self.pods().await?;
+                let pods = match self.pods().await {
+                    Ok(pods) => pods,
+                    Err(error) => {
+                        left = format!("pods that cannot be listed: {error}");
+                        sleep(LOOK).await;
+                        continue;
+                    }
+                };
                 if !pods.alone.is_empty() {
                     bail!(
                         "nothing starts these pods elsewhere: {}. Delete them, or move without --drain: \
@@ -61,7 +68,7 @@ impl Draining<'_> {
                 if pods.evicted.is_empty() && pods.leaving.is_empty() {
                     return Ok(());
                 }
-                left = self.evict(&pods).await?;
+                left = self.evict(&pods).await;
                 sleep(LOOK).await;
             }
         };
@@ -82,8 +89,7 @@ impl Draining<'_> {
             }
             Ok::<_, ForeignError>(())
         };
-        let (opened, node) = (opened.await, self.node);
-        opened.with_context(|| format!("node {node} stays closed for new pods: kubectl uncordon {node}"))
+        Ok(opened.await?)
     }
 
     async fn close(&self) -> anyhow::Result<()> {
@@ -97,14 +103,14 @@ impl Draining<'_> {
         Ok(())
     }
 
-    async fn pods(&self) -> anyhow::Result<Pods> {
+    async fn pods(&self) -> Result<Pods, ForeignError> {
         let over = "status.phase!=Succeeded,status.phase!=Failed".replace('=', "%3D");
         let url = format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{},{over}", self.node);
         Ok(Pods::of(&self.api.metadata(&url, ANSWERS).await?))
     }
 
     /// Asks all of them to leave, and tells which are there and why.
-    async fn evict(&self, pods: &Pods) -> anyhow::Result<String> {
+    async fn evict(&self, pods: &Pods) -> String {
         let mut left = pods.leaving.clone();
         for [namespace, name, uid] in &pods.evicted {
             let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/eviction");
@@ -116,14 +122,11 @@ impl Draining<'_> {
                 Ok(_) | Err(ForeignError::Refused { code: 404 | 409, .. }) => {
                     left.push(format!("{namespace}/{name}"));
                 }
-                // A budget has no pod to spare now.
-                Err(ForeignError::Refused { code: 429, message, .. }) => {
-                    left.push(format!("{namespace}/{name} ({message})"));
-                }
-                Err(error) => return Err(error.into()),
+                // A budget has no pod to spare now, or it cannot be asked for.
+                Err(error) => left.push(format!("{namespace}/{name} ({error})")),
             }
         }
-        Ok(few(&left))
+        few(&left)
     }
 
     fn path(&self) -> String {

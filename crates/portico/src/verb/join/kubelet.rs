@@ -69,29 +69,30 @@ pub(super) async fn restart() -> anyhow::Result<()> {
 pub(super) async fn ended_and_started(kubeconfig: &Path, node: &str, limit: Duration) -> anyhow::Result<()> {
     // A node may run other clusters in its containers, whose kubelets have the same files there.
     let flags = [format!("--kubeconfig={}", kubeconfig.display()), format!("--hostname-override={node}")];
-    let before = running_with(&flags)?.with_context(|| {
-        let flags = flags.join(" ");
-        format!("no process of this machine was started with {flags}: is this pod one with hostPID?")
-    })?;
-    match kill_process(before, Signal::TERM) {
-        // It has just ended by itself.
-        Err(Errno::SRCH) => {}
-        ended => ended.with_context(|| format!("cannot end the kubelet, process {before:?}"))?,
+    let before = running_with(&flags)?;
+    if let Some(pid) = before {
+        match kill_process(pid, Signal::TERM) {
+            // It has just ended by itself.
+            Err(Errno::SRCH) => {}
+            ended => ended.with_context(|| format!("cannot end the kubelet, process {pid:?}"))?,
+        }
     }
     let another = async {
-        while running_with(&flags)?.is_none_or(|pid| pid == before) {
+        while running_with(&flags)?.is_none_or(|pid| before == Some(pid)) {
             sleep(LOOK).await;
         }
         anyhow::Ok(())
     };
     timeout(limit, another).await.map_err(|_| {
         anyhow!(
-            "the kubelet was ended, and nothing has started it again within {limit:?}: journalctl -u {UNIT}"
+            "no kubelet was started anew with {} within {limit:?}: journalctl -u {UNIT} says why, and this \
+             pod has to have hostPID",
+            flags.join(" ")
         )
     })?
 }
 
-/// The process with these arguments.
+/// The process with these arguments, of those that are in no container: others may call themselves so.
 fn running_with(arguments: &[String]) -> anyhow::Result<Option<Pid>> {
     for process in std::fs::read_dir("/proc").context("cannot list processes")? {
         let name = process.context("cannot list processes")?.file_name();
@@ -100,11 +101,19 @@ fn running_with(arguments: &[String]) -> anyhow::Result<Option<Pid>> {
         // Empty for one that has ended, and for a thread of the kernel.
         let words = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
         let has = |argument: &String| words.split(|&byte| byte == 0).any(|word| word == argument.as_bytes());
-        if arguments.iter().all(has) {
+        if arguments.iter().all(has) && !is_contained(pid) {
             return Ok(Some(pid));
         }
     }
     Ok(None)
+}
+
+/// Whether a process has another number where it lives than here (proc(5), NSpid).
+fn is_contained(pid: Pid) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero()));
+    let status = status.unwrap_or_default();
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
+    numbers.split_whitespace().count() != 1
 }
 
 /// Stops the unit, also for the next start of the machine.
@@ -221,9 +230,10 @@ mod tests {
                 None => tokio::task::yield_now().await,
             }
         };
-        let limit = Duration::from_secs(60);
-        let other = ended_and_started(&kubeconfig, "b", limit).await.unwrap_err().to_string();
-        assert!(other.starts_with("no process of this machine was started with --kubeconfig="), "{other}");
+        let (limit, at_once) = (Duration::from_secs(60), Duration::ZERO);
+        let other = ended_and_started(&kubeconfig, "b", at_once).await.unwrap_err().to_string();
+        assert!(other.starts_with("no kubelet was started anew with --kubeconfig="), "{other}");
+        assert_eq!(running_with(&flags).unwrap(), Some(first), "that of another node is left alone");
         ended_and_started(&kubeconfig, "a", limit).await.unwrap();
         assert_ne!(running_with(&flags).unwrap(), Some(first));
         drop(unit.stdin.take());

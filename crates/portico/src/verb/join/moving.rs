@@ -8,6 +8,7 @@
 use std::fs::File;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail, ensure};
@@ -15,7 +16,7 @@ use clap::Args;
 use jiff::Timestamp;
 use portico_hosting::join::machine::{Places, UNIT, settings};
 use portico_hosting::join::moving::{Move, Present, health, plan};
-use portico_kube::foreign::{Foreign, ForeignError};
+use portico_kube::foreign::{Foreign, ForeignError, LONGEST_WATCH};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde_json::json;
@@ -33,6 +34,15 @@ use crate::outcome::{Outcome, print};
 /// Between two looks at the kubelet and its lease.
 const LOOK: Duration = Duration::from_millis(500);
 
+/// In a pod, between an attempt that failed and the next.
+const AGAIN: Duration = Duration::from_mins(10);
+
+/// In a pod, how long a move goes on that is asked to stop: less than pods are given to end.
+const REST: Duration = Duration::from_secs(20);
+
+/// Before the API server is asked again that did not answer.
+const UNREADABLE: Duration = Duration::from_secs(10);
+
 /// `portico join move`.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
@@ -45,8 +55,9 @@ pub(super) struct Flags {
     /// Folder below which the files are, as when the machine joined
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
-    /// Empty the node before its kubelet restarts, as `kubectl drain` does, and open it again at the end;
-    /// exit code 1, and nothing is changed, if that takes longer [default without TIME: 10m]
+    /// Empty the node before its kubelet restarts, as `kubectl drain --delete-emptydir-data
+    /// --ignore-daemonsets` does, and open it again at the end; exit code 1, and the kubelet stays where it
+    /// is, if that takes longer [default without TIME: 10m]
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "10m", value_parser = positive_duration)]
     drain: Option<Duration>,
@@ -54,6 +65,15 @@ pub(super) struct Flags {
     /// again; and a machine that `portico join` did not make a node is left alone, exit code 0
     #[arg(long)]
     in_pod: bool,
+    /// Begin once the Node has this label
+    #[arg(long, value_name = "KEY=VALUE", value_parser = label_of_node)]
+    turn: Option<(String, String)>,
+}
+
+/// A label with its value.
+fn label_of_node(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("give KEY=VALUE")?;
+    Ok((key.to_owned(), value.to_owned()))
 }
 
 /// A machine that is moved.
@@ -71,7 +91,6 @@ struct Machine<'a> {
 /// Moves the kubelet, or leaves everything as it is.
 pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     let places = Places::below(&std::path::absolute(&flags.root)?);
-    let _alone = alone(&places)?;
     let record = match files::record(&places)? {
         None if flags.in_pod => {
             print("`portico join` did not make this machine a node: it is moved by hand\n")?;
@@ -83,69 +102,125 @@ pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         !record.systemd || flags.root == Path::new("/"),
         "systemd runs the kubelet of this machine, whose files are below /: --root goes with --kubelet"
     );
-    let server = &flags.server.url;
     // A pod does not see the kubelet's configuration. The lease proves enough.
     let health = if flags.in_pod { None } else { health_of(&places)? };
     let (limit, in_pod) = (flags.wait, flags.in_pod);
     let machine = Machine { places: &places, record: &record, health, limit, in_pod };
-    let (kubeconfig, way) = way(&places, server)?;
-    let Some(way) = way else {
-        let node = &record.node;
-        if flags.drain.is_some() {
-            // What ended this command before may have kept it from doing so.
-            machine.opens(&machine.reach(&kubeconfig).await?).await?;
-        }
-        print(&format!("Node {node} is at {server} already: nothing was changed, no kubelet restarted\n"))?;
-        return Ok(Outcome::Done);
-    };
-    let api = match machine.tries(&way.kubeconfig).await {
-        Ok(api) => api,
-        Err(error) => {
-            let node = &record.node;
-            return no(&format!("{server} is no way for node {node}: {error:#}. Nothing was changed"));
-        }
-    };
-    // From here on a request to stop is a reason to put back, and not an end in between.
-    let mut daemon = Daemon::start(Hangup::Stops)?;
-    if let Some(limit) = flags.drain
-        && let Err(error) = machine.empties(&api, limit, &mut daemon).await
-    {
-        machine.opens(&api).await?;
-        let node = &record.node;
-        return no(&format!("node {node} is not empty: {error:#}. Its kubelet is where it was"));
+    if let Some((key, value)) = &flags.turn {
+        machine.waits_for_its_turn(key, value, &flags.server.url).await?;
     }
-    // After a move that was not finished, it may be where it is to go back to.
-    let (node, is_new) = (&record.node, way.from != *server);
-    let from = if is_new { format!(" from {}", way.from) } else { String::new() };
-    let said = format!(
-        "Node {node} goes{from} to {server}: its kubelet restarts. Containers run on, and the Node stays \
-         Ready; open exec, logs -f and port-forward of this node end"
-    );
-    print(&format!("{said}\n"))?;
-    machine.announces(&api, &said).await;
-    take(&way.begin)?;
-    let proven = tokio::select! {
-        proven = machine.proves(&way.kubeconfig, server) => proven,
-        signal = daemon.asked_to_stop() => Err(anyhow!("{signal} asked to stop")),
-    };
-    let moved = match proven {
-        Ok(()) => {
-            take(&way.finish)?;
-            print(&format!("Node {node} is at {server}, where its kubelet renews its lease\n"))?;
-            if is_new {
-                print(&format!("Back again: portico join move --server {}\n", way.from))?;
-            }
-            Ok(Outcome::Done)
-        }
-        Err(error) => machine.put_back(&way, &error).await,
-    };
-    if flags.drain.is_some() {
-        machine.opens(&api).await?;
+    let outcome = machine.moves(&flags.server.url, flags.drain).await?;
+    if in_pod && outcome == Outcome::No {
+        // A kubelet is not to restart again and again for something that a person has to see to.
+        print(&format!("The next attempt begins in {AGAIN:?}\n"))?;
+        sleep(AGAIN).await;
     }
-    moved
+    Ok(outcome)
 }
 
 impl Machine<'_> {
+    /// Waits until the Node has this label, or nothing is left to be done.
+    async fn waits_for_its_turn(&self, key: &str, value: &str, server: &str) -> anyhow::Result<()> {
+        let node = &self.record.node;
+        let path = format!("/api/v1/nodes/{node}");
+        print(&format!("Node {node} waits for its turn: the label {key}={value}\n"))?;
+        loop {
+            let (kubeconfig, way) = way(self.places, server)?;
+            if way.is_none() {
+                return Ok(());
+            }
+            let seen = async {
+                let api = self.reach(&kubeconfig).await?;
+                let object = api.get(&path).await?.context("the Node is not there")?;
+                if object["metadata"]["labels"][key] == value {
+                    return anyhow::Ok(true);
+                }
+                let version = object["metadata"]["resourceVersion"].as_str().unwrap_or_default();
+                let list = format!("/api/v1/nodes?fieldSelector=metadata.name%3D{node}");
+                api.changed(&format!("{list}&resourceVersion={version}"), LONGEST_WATCH).await?;
+                Ok(false)
+            };
+            match seen.await {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::warn!("cannot tell whether it is the turn of node {node}: {error:#}");
+                    sleep(UNREADABLE).await;
+                }
+            }
+        }
+    }
+
+    /// Moves the kubelet, after the node was emptied if that is asked for, or leaves everything as it is.
+    async fn moves(&self, server: &str, drain: Option<Duration>) -> anyhow::Result<Outcome> {
+        let _alone = alone(self.places)?;
+        let node = &self.record.node;
+        let (_, way) = way(self.places, server)?;
+        let Some(way) = way else {
+            self.opens(drain).await?;
+            print(&format!(
+                "Node {node} is at {server} already: nothing was changed, no kubelet restarted\n"
+            ))?;
+            return Ok(Outcome::Done);
+        };
+        let api = match self.tries(&way.kubeconfig).await {
+            Ok(api) => api,
+            Err(error) => {
+                self.opens(drain).await?;
+                return no(&format!("{server} is no way for node {node}: {error:#}. Nothing was changed"));
+            }
+        };
+        // From here on a request to stop is a reason to put back, and not an end in between.
+        let mut daemon = Daemon::start(Hangup::Stops)?;
+        if let Some(limit) = drain
+            && let Err(error) = self.empties(&api, limit, &mut daemon).await
+        {
+            self.opens(drain).await?;
+            return no(&format!("node {node} is not empty: {error:#}. Its kubelet is where it was"));
+        }
+        let moved = self.changes(&api, &way, server, &mut daemon).await;
+        self.opens(drain).await?;
+        moved
+    }
+
+    /// Has the kubelet start anew with other files, or puts all back.
+    async fn changes(
+        &self,
+        api: &Foreign,
+        way: &Move,
+        server: &str,
+        daemon: &mut Daemon,
+    ) -> anyhow::Result<Outcome> {
+        // After a move that was not finished, it may be where it is to go back to.
+        let (node, is_new) = (&self.record.node, way.from != server);
+        let from = if is_new { format!(" from {}", way.from) } else { String::new() };
+        let said = format!(
+            "Node {node} goes{from} to {server}: its kubelet restarts. Containers run on, and the Node stays \
+             Ready; open exec, logs -f and port-forward of this node end"
+        );
+        print(&format!("{said}\n"))?;
+        self.announces(api, &said).await;
+        take(&way.begin)?;
+        let mut proof = pin!(self.proves(&way.kubeconfig, server));
+        let proven = tokio::select! {
+            proven = &mut proof => proven,
+            signal = daemon.asked_to_stop() => {
+                // Most are through within seconds, and the way back may be a door that is being closed.
+                let rest = if self.in_pod { REST } else { Duration::ZERO };
+                timeout(rest, proof).await.unwrap_or_else(|_| Err(anyhow!("{signal} asked to stop")))
+            }
+        };
+        if let Err(error) = proven {
+            return self.put_back(way, &error).await;
+        }
+        take(&way.finish)?;
+        print(&format!("Node {node} is at {server}, where its kubelet renews its lease\n"))?;
+        if is_new {
+            print(&format!("Back again: portico join move --server {}\n", way.from))?;
+        }
+        Ok(Outcome::Done)
+    }
+
     /// Tries the API server as the kubelet will reach it: TLS, whether it is ready, and whether it knows the
     /// kubelet. Returns the way there.
     async fn tries(&self, kubeconfig: &str) -> anyhow::Result<Foreign> {
@@ -180,9 +255,22 @@ impl Machine<'_> {
         }
     }
 
-    /// Lets pods onto the node again, if this program has closed it.
-    async fn opens(&self, api: &Foreign) -> anyhow::Result<()> {
-        Draining { api, node: &self.record.node }.open().await
+    /// Lets pods onto the node again, by the address that it has now, if this program has closed it; also if
+    /// an earlier one did that was ended before it could.
+    async fn opens(&self, drain: Option<Duration>) -> anyhow::Result<()> {
+        let node = &self.record.node;
+        let opened = async {
+            let kubeconfig = files::read(&self.places.kubeconfig())?.unwrap_or_default();
+            let api = self.reach(&kubeconfig).await?;
+            Draining { api: &api, node }.open().await
+        };
+        match opened.await {
+            Err(error) if drain.is_some() => print(&format!(
+                "WARN node {node} may be closed for new pods still: {error:#}; kubectl uncordon {node}\n"
+            )),
+            // Nobody asked for a node to be closed.
+            _ => Ok(()),
+        }
     }
 
     /// Waits until the kubelet has been started anew, is well, and has renewed its lease.

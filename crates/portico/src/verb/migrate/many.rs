@@ -349,26 +349,16 @@ impl Run<'_> {
             print(&format!("\n{}", table::render(["CLUSTER", "RESULT", "WHY"], rows)))?;
         }
         if !is_over {
-            let (limit, command) = (self.limit, self.command());
+            let limit = self.limit;
             let finish = if rows.iter().any(|[_, what, why]| what == WAITING && waits_for_people(why)) {
                 let selector = quoted(self.selector);
                 format!("; portico migrate --selector {selector} --finish waits for no node and no user")
             } else {
                 String::new()
             };
-            print(&format!("\nnot done within {limit:?}: {command} goes on from here{finish}\n"))?;
+            print(&format!("\nnot done within {limit:?}: the same command goes on from here{finish}\n"))?;
         }
         Ok(if done == rows.len() { Outcome::Done } else { Outcome::No })
-    }
-
-    /// What was asked for, to be asked for again.
-    fn command(&self) -> String {
-        let order = match self.order {
-            Order::To { strategy, .. } => format!("--to {strategy}"),
-            Order::Rollback => "--rollback --wait".to_owned(),
-            Order::Finish => "--finish".to_owned(),
-        };
-        format!("portico migrate --selector {} {order}", quoted(self.selector))
     }
 }
 
