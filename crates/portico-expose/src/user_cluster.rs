@@ -50,8 +50,8 @@ pub const POD_LABEL: &str = "app.kubernetes.io/name";
 /// made anew counts its changes from the beginning, and pods of the former one may be there still.
 pub const ATTEMPT_LABEL: &str = "portico.k8c.io/attempt";
 
-/// The label of a Node whose kubelet may be moved. Its value is that of [`ATTEMPT_LABEL`] of the pod that does
-/// so.
+/// The label of a Node whose kubelet may be moved. Its value is that of [`ATTEMPT_LABEL`] of the pod that
+/// does so.
 pub const TURN_LABEL: &str = "portico.k8c.io/moves";
 
 /// The reason of a cluster of which the operator has no kubeconfig: its inside is left alone.

@@ -79,8 +79,8 @@ pub(super) fn few(names: &BTreeSet<String>) -> String {
     }
 }
 
-/// The nodes of the cluster whose API server is `server`, or those with a label, as in a query; `Err` says why
-/// there is nothing to tell by them.
+/// The nodes of the cluster whose API server is `server`, or those with a label, as in a query; `Err` says
+/// why there is nothing to tell by them.
 pub(super) async fn list(foreign: &Foreign, server: &str, label: Option<&str>) -> Result<Nodes, Fact> {
     let url = label.map_or(NODES.to_owned(), |label| format!("{NODES}?labelSelector={label}"));
     let found = foreign.rows(&url, ["Name", "Status"], AT_ONCE, ANSWERS).await;

@@ -396,13 +396,25 @@ impl Look<'_> {
             }
         }
         if left.is_empty() {
-            return Fact::So;
+            return self.takes_turns_back().await.map_or_else(|fact| fact, |()| Fact::So);
         }
         Fact::NotSo(format!(
             "still inside the cluster: {}; what Portico made goes by itself, what somebody else made is to \
              be deleted",
             left.join(", ")
         ))
+    }
+
+    /// Removes the labels of [`Self::moved`] from Nodes.
+    async fn takes_turns_back(&self) -> Result<(), Fact> {
+        let turn = TURN_LABEL.replace('/', "%2F");
+        let given = nodes::list(self.foreign, &self.kubeconfig.server, Some(&turn)).await?;
+        for node in given.ready.union(&given.away).filter(|node| turns::is_name(node)) {
+            let none = json!({"metadata": {"labels": {TURN_LABEL: null}}});
+            let removed = self.foreign.merge(&format!("{NODES}/{node}"), &none).await;
+            removed.map_err(|error| self.failed(&error))?;
+        }
+        Ok(())
     }
 
     fn failed(&self, error: &ForeignError) -> Fact {

@@ -59,7 +59,7 @@ impl Turns {
 }
 
 /// Whether a name can be that of a Node, and so is no more than a word of a URL.
-fn is_name(node: &str) -> bool {
+pub(super) fn is_name(node: &str) -> bool {
     !node.is_empty() && node.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte))
 }
 
