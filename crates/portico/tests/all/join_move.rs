@@ -352,7 +352,7 @@ fn a_node_is_emptied_before_if_that_is_asked_for(cluster: &Cluster, node: &str) 
     let drained = |in_time: &str| {
         let portico = env!("CARGO_BIN_EXE_portico");
         let drain = format!("--drain={in_time}");
-        let moves = [portico, "join", "move", "--server", "https://127.0.0.1:6443", &drain, "--in-pod"];
+        let moves = [portico, "join", "move", "--server", "https://127.0.0.1:6443", &drain];
         cluster.api.host().output(&moves, "").unwrap()
     };
     let is_open = || {

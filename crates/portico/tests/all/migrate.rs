@@ -277,7 +277,7 @@ fn an_order_is_one_write_and_what_cannot_be_done_writes_nothing() {
     let (code, said) = seed.migrate(&["--to", "Tunneling", "--quiet", "5m"]);
     assert_eq!(code, Some(0), "{said}");
     assert!(
-        said.contains("from NodePort to Tunneling") && said.contains("--finish closes NodePort"),
+        said.contains("from NodePort to Tunneling") && said.contains("NodePort closes once nobody uses it"),
         "{said}"
     );
     let started = seed.cluster();
