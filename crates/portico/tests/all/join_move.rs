@@ -364,6 +364,14 @@ fn a_node_is_emptied_before_if_that_is_asked_for(cluster: &Cluster, node: &str) 
     let said = said(&drained("1m"), 1);
     assert!(said.contains("nothing starts these pods elsewhere: default/stays"), "{said}");
     assert!(is_open(), "nothing was changed");
+    // In a pod that would begin again and again.
+    let portico = env!("CARGO_BIN_EXE_portico");
+    let mut in_pod = cluster.api.host().command(portico).unwrap();
+    let moves = ["join", "move", "--server", "https://127.0.0.1:6443", "--drain", "--in-pod"];
+    let mut in_pod = Process::of(in_pod.args(moves));
+    in_pod.wait_for("The next attempt begins in 600s");
+    in_pod.signal("TERM");
+    assert_eq!(in_pod.wait().code(), Some(1), "{}", in_pod.said());
     kubectl.run(&["delete", "pod", "stays"]).unwrap();
 
     let deployment = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "shop"},

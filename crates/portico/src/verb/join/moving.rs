@@ -112,8 +112,12 @@ pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     let outcome = machine.moves(&flags.server.url, flags.drain).await?;
     if in_pod && outcome == Outcome::No {
         // A kubelet is not to restart again and again for something that a person has to see to.
+        let mut daemon = Daemon::start(Hangup::Stops)?;
         print(&format!("The next attempt begins in {AGAIN:?}\n"))?;
-        sleep(AGAIN).await;
+        tokio::select! {
+            () = sleep(AGAIN) => {}
+            _ = daemon.asked_to_stop() => {}
+        }
     }
     Ok(outcome)
 }
