@@ -93,6 +93,8 @@ pub struct Reach<'a> {
     pub client_ca: Option<&'a str>,
     /// Where agents go, for machines to try before they join.
     pub ways: &'a [Way],
+    /// Whether all are just told of that URL. No node that is away may hold up the others then.
+    pub is_new: bool,
 }
 
 /// What the cluster of `scope` has inside, which is that of [`portico_expose::validate::usable`].
@@ -144,9 +146,20 @@ pub fn inside(scope: &Scope<'_>, settings: &Settings, reach: Reach<'_>) -> Resul
                 (image, Value::Null)
             }
         };
-        inside.wanted.extend(filled(part.objects(), Some(&image), &data, Some(dns)));
+        let objects = filled(part.objects(), Some(&image), &data, Some(dns));
+        inside.wanted.extend(objects.map(|object| if reach.is_new { at_once(object) } else { object }));
     }
     Ok(inside)
+}
+
+/// A DaemonSet counts pods of nodes that are away among those that it may miss. kube-proxy's rules hold while
+/// it starts anew.
+fn at_once(mut object: Object) -> Object {
+    if object.id.kind == Kind::DaemonSet {
+        object.fields["spec"]["updateStrategy"] =
+            json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "100%"}});
+    }
+    object
 }
 
 fn core_dns(settings: &Settings, minor: &Minor) -> String {

@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use portico_api::cluster::Cluster;
-use portico_expose::user_cluster::{Id, Inside};
+use portico_expose::user_cluster::{Id, Inside, Object};
 use portico_expose::validate::usable;
 use portico_hosting::join::reach::{Purpose, Way};
 use portico_hosting::{Reach, Settings, inside};
@@ -13,8 +13,12 @@ use serde_json::json;
 
 use crate::{cluster, configuration, everything, seeds, settings};
 
-const REACH: Reach<'_> =
-    Reach { url: "https://a.north.example.com:6443", client_ca: Some("-----CLIENT CA-----\n"), ways: &[] };
+const REACH: Reach<'_> = Reach {
+    url: "https://a.north.example.com:6443",
+    client_ca: Some("-----CLIENT CA-----\n"),
+    ways: &[],
+    is_new: false,
+};
 
 fn found_with(cluster: &Cluster, settings: &Settings, reach: Reach<'_>) -> Inside {
     let (seeds, configuration) = (seeds(), configuration());
@@ -73,6 +77,19 @@ fn another_address_restarts_the_proxies_and_nothing_else() {
     let changed = before.wanted.iter().zip(&after.wanted).filter(|(before, after)| before != after);
     let changed = names(changed.map(|(before, _)| &before.id));
     assert_eq!(changed, ["ConfigMap kube-system/kube-proxy", "DaemonSet kube-system/kube-proxy"]);
+}
+
+#[test]
+fn while_all_are_told_of_an_address_no_node_that_is_away_holds_up_the_proxies() {
+    let cluster = cluster("dedicated", &everything("dedicated"));
+    let at_once = |is_new: bool| {
+        let found = found_with(&cluster, &settings(), Reach { is_new, ..REACH });
+        let proxy = |object: &&Object| object.id.to_string() == "DaemonSet kube-system/kube-proxy";
+        let proxy = found.wanted.iter().find(proxy).unwrap();
+        proxy.fields.pointer("/spec/updateStrategy/rollingUpdate/maxUnavailable").cloned()
+    };
+    assert_eq!(at_once(true), Some("100%".into()));
+    assert_eq!(at_once(false), Some("10%".into()));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! What a hosted cluster has inside beside what every cluster has: decided on by `portico_hosting`.
 
+use portico_api::exposed_cluster::MigrationState;
 use portico_expose::user_cluster::{Inside, Konnectivity};
 use portico_expose::validate::usable;
 use portico_hosting::Reach;
@@ -25,7 +26,9 @@ impl Context {
         let client_ca = secret.and_then(|secret| text(&secret, CA_CERTIFICATE));
         let exposed = &subject.exposed;
         let ways = ways(exposed, konnectivity, &self.settings.agents);
-        let reach = Reach { url: &exposed.spec.address.url, client_ca: client_ca.as_deref(), ways: &ways };
+        let (url, client_ca) = (&*exposed.spec.address.url, client_ca.as_deref());
+        let is_new = subject.state() == Some(MigrationState::Moving);
+        let reach = Reach { url, client_ca, ways: &ways, is_new };
         let seeds = self.above.seeds.seeds();
         let found = self.above.configurations.one().ok().and_then(|configuration| {
             let scope = usable(cluster, &seeds, configuration.as_ref()).ok()?;
