@@ -67,8 +67,11 @@ fn a_machine_that_is_away_holds_no_migration_up_and_is_moved_later() {
     with_two_clusters("away", |clusters, nodes| {
         let (cluster, others) = (&clusters[0], [clusters[1].way()]);
         let name = nodes[1].host().name();
-        // The webhook is not to be there.
+        // Neither the webhook nor all agents on the way to it are to be there.
         cluster.kubectl.run(&["cordon", name]).unwrap();
+        let agents = "deployment/konnectivity-agent";
+        cluster.kubectl.run(&["-n", "kube-system", "rollout", "restart", agents]).unwrap();
+        cluster.kubectl.wait_rolled_out("kube-system", "konnectivity-agent", STARTING).unwrap();
         let client = cluster.is_used_from_inside(&nodes[0]);
         cluster.kubectl.run(&["uncordon", name]).unwrap();
         let migration = Migration::of(cluster, nodes, &others, &client);
