@@ -10,9 +10,27 @@ pub fn one_line(text: &str, longest: usize) -> String {
     line
 }
 
+/// Returns the first of these names, each as [`one_line`], and how many there are beside them.
+pub fn few(names: impl ExactSizeIterator<Item: AsRef<str>>, most: usize, longest: usize) -> String {
+    let more = names.len().saturating_sub(most);
+    let first: Vec<String> = names.take(most).map(|name| one_line(name.as_ref(), longest)).collect();
+    match more {
+        0 => first.join(", "),
+        more => format!("{} and {more} more", first.join(", ")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::one_line;
+    use super::{few, one_line};
+
+    #[test]
+    fn the_first_names_are_told_and_the_others_counted() {
+        let names = ["a", "b\n", "long"];
+        assert_eq!(few(names.iter(), 3, 3), "a, b , lon…");
+        assert_eq!(few(names.iter(), 2, 3), "a, b  and 1 more");
+        assert_eq!(few([""; 0].iter(), 2, 3), "");
+    }
 
     #[test]
     fn a_text_is_cut_only_if_it_is_longer_and_has_no_line_of_its_own() {

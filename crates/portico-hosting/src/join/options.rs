@@ -73,6 +73,13 @@ impl fmt::Display for NodeName {
     }
 }
 
+impl Label {
+    /// Whether an object with these labels has it.
+    pub fn is_among(&self, labels: &Value) -> bool {
+        labels[&self.key] == self.value
+    }
+}
+
 impl FromStr for Label {
     type Err = String;
 

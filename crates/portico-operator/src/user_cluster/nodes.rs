@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use portico_expose::migration::Fact;
 use portico_kube::foreign::{Foreign, ForeignError};
-use portico_kube::text::one_line;
+use portico_kube::text;
 
 /// Where they are.
 pub(super) const NODES: &str = "/api/v1/nodes";
@@ -72,11 +72,7 @@ impl Nodes {
 
 /// The first of these names, and how many there are beside them.
 pub(super) fn few(names: &BTreeSet<String>) -> String {
-    let first: Vec<String> = names.iter().take(NAMED).map(|name| one_line(name, LONGEST)).collect();
-    match names.len().saturating_sub(NAMED) {
-        0 => first.join(", "),
-        more => format!("{} and {more} more", first.join(", ")),
-    }
+    text::few(names.iter(), NAMED, LONGEST)
 }
 
 /// The nodes of the cluster whose API server is `server`, or those with a label, as in a query; `Err` says

@@ -122,7 +122,8 @@ impl Client {
 
     /// Begins a watch that stays.
     fn watch(&self, name: &str) -> Process {
-        let url = "https://kubernetes.default.svc/api/v1/namespaces/default/configmaps?watch=true&resourceVersion=0";
+        let url = "https://kubernetes.default.svc/api/v1/namespaces/default/configmaps\
+                   ?watch=true&resourceVersion=0";
         let mut command = self.worker.command(&self.curl[0]).unwrap();
         command.args(&self.curl[1..]).arg(url);
         let watch = self.worker.spawn_command(name, command).unwrap();

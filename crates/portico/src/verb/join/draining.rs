@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use portico_kube::foreign::{Foreign, ForeignError};
-use portico_kube::text::one_line;
+use portico_kube::text;
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
@@ -156,11 +156,7 @@ impl Pods {
 }
 
 fn few(names: &[String]) -> String {
-    let first: Vec<String> = names.iter().take(NAMED).map(|name| one_line(name, LONGEST)).collect();
-    match names.len().saturating_sub(NAMED) {
-        0 => first.join(", "),
-        more => format!("{} and {more} more", first.join(", ")),
-    }
+    text::few(names.iter(), NAMED, LONGEST)
 }
 
 #[cfg(test)]

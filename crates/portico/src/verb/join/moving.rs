@@ -16,6 +16,7 @@ use clap::Args;
 use jiff::Timestamp;
 use portico_hosting::join::machine::{Places, UNIT, settings};
 use portico_hosting::join::moving::{Move, Present, health, plan};
+use portico_hosting::join::options::Label;
 use portico_kube::foreign::{Foreign, ForeignError, LONGEST_WATCH};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -66,14 +67,8 @@ pub(super) struct Flags {
     #[arg(long)]
     in_pod: bool,
     /// Begin once the Node has this label
-    #[arg(long, value_name = "KEY=VALUE", value_parser = label_of_node)]
-    turn: Option<(String, String)>,
-}
-
-/// A label with its value.
-fn label_of_node(text: &str) -> Result<(String, String), String> {
-    let (key, value) = text.split_once('=').ok_or("give KEY=VALUE")?;
-    Ok((key.to_owned(), value.to_owned()))
+    #[arg(long, value_name = "KEY=VALUE")]
+    turn: Option<Label>,
 }
 
 /// A machine that is moved.
@@ -106,8 +101,8 @@ pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     let health = if flags.in_pod { None } else { health_of(&places)? };
     let (limit, in_pod) = (flags.wait, flags.in_pod);
     let machine = Machine { places: &places, record: &record, health, limit, in_pod };
-    if let Some((key, value)) = &flags.turn {
-        machine.waits_for_its_turn(key, value, &flags.server.url).await?;
+    if let Some(turn) = &flags.turn {
+        machine.waits_for_its_turn(turn, &flags.server.url).await?;
     }
     let outcome = machine.moves(&flags.server.url, flags.drain).await?;
     if in_pod && outcome == Outcome::No {
@@ -124,10 +119,10 @@ pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
 
 impl Machine<'_> {
     /// Waits until the Node has this label, or nothing is left to be done.
-    async fn waits_for_its_turn(&self, key: &str, value: &str, server: &str) -> anyhow::Result<()> {
+    async fn waits_for_its_turn(&self, turn: &Label, server: &str) -> anyhow::Result<()> {
         let node = &self.record.node;
         let path = format!("/api/v1/nodes/{node}");
-        print(&format!("Node {node} waits for its turn: the label {key}={value}\n"))?;
+        print(&format!("Node {node} waits for its turn: the label {turn}\n"))?;
         loop {
             let (kubeconfig, way) = way(self.places, server)?;
             if way.is_none() {
@@ -136,7 +131,7 @@ impl Machine<'_> {
             let seen = async {
                 let api = self.reach(&kubeconfig).await?;
                 let object = api.get(&path).await?.context("the Node is not there")?;
-                if object["metadata"]["labels"][key] == value {
+                if turn.is_among(&object["metadata"]["labels"]) {
                     return anyhow::Ok(true);
                 }
                 let version = object["metadata"]["resourceVersion"].as_str().unwrap_or_default();
