@@ -16,7 +16,6 @@ use portico_api::duration::GoDuration;
 use portico_api::exposed_cluster::ExposedClusterSpec;
 use portico_api::strategy::ExposeStrategy;
 use portico_expose::front::SNI_PORT;
-use portico_expose::migration::Now;
 use portico_expose::migration::plan::{MigrationPlan, has_two_doors};
 use portico_kube::patch::{Patched, merge};
 use portico_kube::{Client, read};
@@ -269,9 +268,4 @@ async fn read_cluster(client: &Client, name: &str) -> anyhow::Result<(Value, Clu
 
 fn no_cluster(name: &str) -> String {
     format!("there is no Cluster {name}; `kubectl get clusters` lists them")
-}
-
-/// What is recorded, in short.
-fn now(record: &ExposedClusterSpec) -> Now {
-    Now::of(record)
 }

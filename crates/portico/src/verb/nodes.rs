@@ -11,7 +11,7 @@ use portico_admin::listing::OutputFormat;
 use portico_admin::table;
 use portico_hosting::serving;
 use portico_kube::foreign::{Foreign, ForeignError};
-use portico_kube::text::one_line;
+use portico_kube::text::{self, one_line};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -236,11 +236,7 @@ fn all_ready(text: &str) -> bool {
 
 /// The first of these names, and how many there are beside them.
 fn few(names: &[&str]) -> String {
-    let (first, more) = names.split_at(names.len().min(NAMED));
-    match more.len() {
-        0 => first.join(", "),
-        more => format!("{} and {more} more", first.join(", ")),
-    }
+    text::few(names.iter(), NAMED, LONGEST)
 }
 
 fn endpoints(slice: &Value) -> Vec<String> {

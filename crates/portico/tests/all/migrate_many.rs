@@ -90,9 +90,17 @@ fn many_clusters_migrate_two_at_a_time_and_a_run_that_was_killed_goes_on() {
     run.wait();
 
     seed.one_is("b", "Tunneling", Some(("NodePort", "Closing")), "is being closed");
-    let mut run = seed.begin(&["--max-parallel", "2"]);
+    let bind = ["create", "clusterrolebinding", "mover", "--clusterrole=cluster-admin", "--user=mover"];
+    seed.kubectl().run(&bind).unwrap();
+    let mover = seed.api.access().kubeconfig("mover", None).unwrap().display().to_string();
+    let mut command = seed.api.host().command(env!("CARGO_BIN_EXE_portico")).unwrap();
+    command.args(TO_TUNNELING).args(["--max-parallel", "2", "--kubeconfig", &mover]);
+    let mut run = Process::of(&mut command);
     run.wait_for("1 settled, 2 under way, 1 to begin");
     run.wait_for("b  Closing      is being closed");
+    seed.kubectl().run(&["delete", "clusterrolebinding", "mover"]).unwrap();
+    run.wait_for("the seed  cannot be read, and is tried again: ");
+    seed.kubectl().run(&bind).unwrap();
     assert_eq!(seed.wanted("d"), "NodePort", "both places are taken by those of before");
     let (_, said) = seed.answers(&[TO_TUNNELING, &["--plan"]].concat());
     assert!(has_row(&said, "a Tunneling https://a.north.kkp.example.com:31234 is there"), "{said}");

@@ -63,7 +63,7 @@ pub(super) fn change(
     if cluster.metadata.deletion_timestamp.is_some() {
         return Err("the Cluster is being deleted".to_owned());
     }
-    let now = super::now(record);
+    let now = Now::of(record);
     let wanted = cluster.spec.expose_strategy.get().copied().unwrap_or(now.first);
     match order {
         Order::To { strategy, settings } => to(*strategy, settings, wanted, cluster, record),
@@ -95,7 +95,7 @@ fn to(
     cluster: &Cluster,
     record: &ExposedClusterSpec,
 ) -> Result<Change, String> {
-    let now = super::now(record);
+    let now = Now::of(record);
     if target == wanted && target == now.first && now.second.is_none() {
         return Err(format!("its strategy is {target} already"));
     }

@@ -227,11 +227,12 @@ impl Run<'_> {
 
     /// The next look, a little later. An API server that is away for a moment is asked again.
     async fn look_again(&self) -> anyhow::Result<Selection> {
+        let mut told = Told::default();
         loop {
             sleep_until(self.deadline.min(Instant::now() + PAUSE)).await;
             match look(&self.client, self.flags, self.selector).await {
                 Err(error) if self.is_late() => return Err(anyhow!("after {:?}: {error:#}", self.limit)),
-                Err(_) => {}
+                Err(error) => told.not_seen("the seed", &error)?,
                 found => return found,
             }
         }

@@ -40,7 +40,10 @@ pub(super) async fn until(
                 Seen::NotYet => Ok(()),
             },
             Err(error) if error.to_string() == no_cluster(name) => return Err(error),
-            Err(error) => Err(error),
+            Err(error) => {
+                told.not_seen(name, &error)?;
+                Err(error)
+            }
         };
         if Instant::now() >= deadline {
             found.map_err(|error| anyhow!("after {limit:?}: {error:#}"))?;
@@ -76,7 +79,11 @@ pub(super) enum Seen {
 
 /// What was said last of one cluster, so that only changes are said.
 #[derive(Debug, Default)]
-pub(super) struct Told(Option<String>);
+pub(super) struct Told {
+    line: Option<String>,
+    /// Why the last look showed nothing.
+    error: Option<String>,
+}
 
 impl Told {
     /// Says what has changed of the cluster.
@@ -87,6 +94,7 @@ impl Told {
         cluster: &Cluster,
         record: Option<&ExposedClusterSpec>,
     ) -> anyhow::Result<Seen> {
+        self.error = None;
         let wanted = cluster.spec.expose_strategy.get().copied();
         if let Some(other) = wanted.filter(|&wanted| wanted != until.wanted()) {
             print(&format!("{name}  somebody else has written {other}, which is wanted now\n"))?;
@@ -94,17 +102,27 @@ impl Told {
         }
         let done = is_done(until, cluster, record);
         if let Some(line) = line(cluster).filter(|line| done || !line.starts_with(SETTLED))
-            && self.0.as_ref() != Some(&line)
+            && self.line.as_ref() != Some(&line)
         {
             print(&format!("{name}  {line}\n"))?;
-            self.0 = Some(line);
+            self.line = Some(line);
         }
         Ok(if done { Seen::Done } else { Seen::NotYet })
     }
 
+    /// Says of `what` that a look showed nothing, once for each reason.
+    pub(super) fn not_seen(&mut self, what: &str, error: &anyhow::Error) -> anyhow::Result<()> {
+        let error = format!("{error:#}");
+        if self.error.as_ref() != Some(&error) {
+            print(&format!("{what}  cannot be read, and is tried again: {error}\n"))?;
+            self.error = Some(error);
+        }
+        Ok(())
+    }
+
     /// What was said last.
     pub(super) fn last(&self) -> &str {
-        self.0.as_deref().unwrap_or(SILENCE)
+        self.line.as_deref().unwrap_or(SILENCE)
     }
 }
 
