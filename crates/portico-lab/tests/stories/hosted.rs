@@ -95,14 +95,7 @@ pub(crate) fn one_object_each_becomes_a_cluster_with_nodes(seed: &Seed, client: 
     seed.import(&Image::api_server().unwrap()).unwrap();
     volumes::offer(seed, operated::HOSTED.len(), "5Gi").unwrap();
     let kubectl = seed.kubectl();
-    let clusters = operated::HOSTED.iter().zip(LAYOUTS);
-    let items = clusters.map(|(&cluster, layout)| hosted_object(cluster, layout));
-    let (items, start) = (Value::from_iter(items), Instant::now());
-    kubectl.apply_json(&json!({"apiVersion": "v1", "kind": "List", "items": items})).unwrap();
-    wait::until("a load balancer", SOON, || {
-        seed.give_address("cluster-hosted-balancer", "front-loadbalancer")
-    })
-    .unwrap();
+    let start = apply(seed, operated::HOSTED.into_iter().zip(LAYOUTS));
     let clusters = thread::scope(|scope| {
         let made: Vec<_> = operated::HOSTED
             .iter()
@@ -177,6 +170,21 @@ fn hosted_object(cluster: (&str, &str), layout: &str) -> Value {
     // One etcd is what this machine has volumes and room for.
     object["spec"]["componentsOverride"] = json!({"etcd": {"clusterSize": 1}});
     object
+}
+
+/// One Cluster for each of [`operated::HOSTED`], at once, and what a cloud would give to the load balancer.
+fn apply(
+    seed: &Seed,
+    clusters: impl Iterator<Item = ((&'static str, &'static str), &'static str)>,
+) -> Instant {
+    let items = clusters.map(|(cluster, layout)| hosted_object(cluster, layout));
+    let (items, start) = (Value::from_iter(items), Instant::now());
+    seed.kubectl().apply_json(&json!({"apiVersion": "v1", "kind": "List", "items": items})).unwrap();
+    wait::until("a load balancer", SOON, || {
+        seed.give_address("cluster-hosted-balancer", "front-loadbalancer")
+    })
+    .unwrap();
+    start
 }
 
 /// The cluster of this name, once all of it is ready.

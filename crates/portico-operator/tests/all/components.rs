@@ -9,7 +9,7 @@ use kube::Client;
 use portico_api::meta::ObjectKey;
 use portico_expose::components::GatewaySettings;
 use portico_lab::faulty_api::{Answer, FaultyApi};
-use portico_lab::{ApiServer, Authority, Kubectl};
+use portico_lab::{ApiServer, Authority, Kubectl, long_form};
 use portico_operator::{ComponentSettings, SeedsStatus, WorkStatus};
 use serde_json::{Value, json};
 
@@ -526,7 +526,7 @@ async fn killed_at_any_write_the_next_one_leaves_the_same_gateway() {
     let (api, direct) = installed("components-kill").await;
     let kubectl = api.kubectl();
     let mut expected: Option<Vec<Value>> = None;
-    for writes in 0.. {
+    for writes in (0..).step_by(long_form(3, 1)) {
         let faulty = FaultyApi::default();
         faulty.rules(|rules| rules.writes_left = Some(writes));
         let killed = start(&faulty.client(&direct), &format!("killed-{writes}"));

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, ensure};
 use kube::Client;
 use portico_lab::faulty_api::FaultyApi;
-use portico_lab::{ApiServer, Kubectl};
+use portico_lab::{ApiServer, Kubectl, long_form};
 use portico_operator::WorkStatus;
 use serde_json::{Value, json};
 
@@ -362,7 +362,7 @@ async fn killed_at_any_write_the_next_one_leaves_the_same_objects() {
     let kubectl = api.kubectl();
     let names = [("np", "NodePort"), ("lb", "LoadBalancer"), ("tn", "")];
     let mut expected: Option<Vec<Value>> = None;
-    for writes in 0.. {
+    for writes in (0..).step_by(long_form(3, 1)) {
         for (name, strategy) in names {
             kubectl.apply_json(&cluster(name, strategy)).unwrap();
         }

@@ -12,7 +12,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
 use portico_lab::faulty_api::{Answer, FaultyApi};
-use portico_lab::{ApiServer, Kubectl, programs};
+use portico_lab::{ApiServer, Kubectl, long_form, programs};
 use portico_operator::{HostingSettings, WorkStatus};
 use portico_pki::inventory::{SIGNING_KEY, VERIFYING_KEYS};
 use portico_pki::{Authority, KeyKind, Names, Pair, Profile, ServiceAccountKeys, Usage};
@@ -420,9 +420,7 @@ async fn killed_at_any_write_the_next_one_makes_the_same_control_plane() {
     let (api, direct) = seed("hosting-kill").await;
     let kubectl = api.kubectl();
     let mut expected: Option<Vec<Value>> = None;
-    // Every tenth write in the short form.
-    let step = if std::env::var_os("PORTICO_PROVE").is_some() { 1 } else { 10 };
-    for writes in (0..).step_by(step) {
+    for writes in (0..).step_by(long_form(10, 1)) {
         // Each time another one: those of before are at rest.
         let name = format!("k{writes:02}");
         let faulty = FaultyApi::default();

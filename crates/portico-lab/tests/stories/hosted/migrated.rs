@@ -110,7 +110,7 @@ impl<'a> Migration<'a> {
         // The agents that carry them start again in the next state.
         sessions.were_held("until the new door is proven");
         old.load.is_served("until the new door is proven");
-        self.tells_the_next_agents();
+        self.tells_the_next_agents(strategy);
         self.reaches("MovingNodes");
         old.load.is_served("until all are told of the new door");
 
@@ -170,9 +170,20 @@ impl<'a> Migration<'a> {
     }
 
     /// The lab's network has no DNS for them: without this nothing is proven.
-    pub(super) fn tells_the_next_agents(&self) {
-        self.reaches("Proving");
-        wait::until("the next agents", STARTING, || self.cluster.tell_agents(NEXT)).unwrap();
+    pub(super) fn tells_the_next_agents(&self, strategy: &str) {
+        let kubectl = self.cluster.seed.kubectl();
+        wait::until(&format!("the door by {strategy} to be proven"), STARTING, || {
+            // The condition may still be that of the way there.
+            let exposed = kubectl.get(&["exposedcluster", self.cluster.name])?;
+            let (spec, migration) = (&exposed["spec"], &exposed["spec"]["migration"]);
+            if migration["state"] == "Proving" && migration["second"]["exposeStrategy"] == strategy {
+                // As often as that Deployment is made.
+                self.cluster.tell_agents(NEXT)?;
+            }
+            ensure!(spec["exposeStrategy"] == strategy, "{spec}");
+            Ok(())
+        })
+        .unwrap();
     }
 
     /// The way that people are told of now.

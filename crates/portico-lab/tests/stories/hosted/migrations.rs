@@ -6,16 +6,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use portico_lab::{Image, Lab, Node, Seed, operated, say, volumes, wait};
-use serde_json::{Value, json};
 
 use super::killing::{Killing, STATES};
 use super::load::Load;
 use super::migrated::{DIRECTIONS, InForce, Migration};
-use super::{Hosted, STARTING, hosted_object, joined, made};
+use super::{Hosted, STARTING, apply, joined, made};
 use crate::support::{Knocking, SOON, given};
 
-/// The cluster that migrates, and one without machines beside it.
-const CLUSTERS: [(&str, &str); 2] = [operated::HOSTED[1], operated::HOSTED[0]];
+/// The cluster that migrates, and two without machines beside it.
+const CLUSTERS: [(&str, &str); 3] = [operated::HOSTED[1], operated::HOSTED[0], operated::HOSTED[2]];
 
 /// The old door closes after so long without use.
 const QUIET: Duration = Duration::from_secs(20);
@@ -23,8 +22,8 @@ const QUIET: Duration = Duration::from_secs(20);
 #[test]
 #[ignore = "takes half an hour: scripts/prove migration"]
 fn clusters_migrate_in_all_directions_unnoticed() {
-    with_two_clusters("directions", |clusters, nodes| {
-        let (cluster, others) = (&clusters[0], [clusters[1].way()]);
+    with_clusters("directions", |clusters, nodes| {
+        let (cluster, others) = (&clusters[0], [clusters[1].way(), clusters[2].way()]);
         let client = cluster.is_used_from_inside(&nodes[0]);
         let killing = Killing::of(cluster.seed);
         let mut in_force = InForce::of(cluster);
@@ -40,8 +39,8 @@ fn clusters_migrate_in_all_directions_unnoticed() {
 #[test]
 #[ignore = "takes a quarter of an hour: scripts/prove migration"]
 fn a_migration_is_rolled_back_unnoticed_from_every_state() {
-    with_two_clusters("rollbacks", |clusters, nodes| {
-        let (cluster, others) = (&clusters[0], [clusters[1].way()]);
+    with_clusters("rollbacks", |clusters, nodes| {
+        let (cluster, others) = (&clusters[0], [clusters[1].way(), clusters[2].way()]);
         let client = cluster.is_used_from_inside(&nodes[0]);
         let migration = Migration::of(cluster, nodes, &others, &client);
         for (state, name) in STATES.into_iter().zip(BACK_FROM) {
@@ -64,8 +63,8 @@ const BACK_FROM: [&str; 6] =
 #[test]
 #[ignore = "takes ten minutes: scripts/prove migration"]
 fn a_machine_that_is_away_holds_no_migration_up_and_is_moved_later() {
-    with_two_clusters("away", |clusters, nodes| {
-        let (cluster, others) = (&clusters[0], [clusters[1].way()]);
+    with_clusters("away", |clusters, nodes| {
+        let (cluster, others) = (&clusters[0], [clusters[1].way(), clusters[2].way()]);
         let name = nodes[1].host().name();
         // Neither the webhook nor all agents on the way to it are to be there.
         cluster.kubectl.run(&["cordon", name]).unwrap();
@@ -85,7 +84,7 @@ fn a_machine_that_is_away_holds_no_migration_up_and_is_moved_later() {
         .unwrap();
         let old = InForce::of(cluster);
         migration.order(&["--to", "Tunneling"]);
-        migration.tells_the_next_agents();
+        migration.tells_the_next_agents("Tunneling");
         migration.reaches("Quieting");
         wait::until("the machine to be named", SOON, || {
             let message = migration.message()?;
@@ -114,7 +113,7 @@ fn a_machine_that_is_away_holds_no_migration_up_and_is_moved_later() {
 #[test]
 #[ignore = "takes five minutes: scripts/prove migration"]
 fn a_client_that_never_leaves_the_old_door_holds_it_open_until_the_order() {
-    with_two_clusters("stays", |clusters, _| {
+    with_clusters("stays", |clusters, _| {
         let cluster = &clusters[1];
         let old = InForce::of(cluster);
         let lab = cluster.client.lab();
@@ -145,15 +144,12 @@ fn a_client_that_never_leaves_the_old_door_holds_it_open_until_the_order() {
     });
 }
 
-/// A seed with two clusters, and two machines of the first.
-fn with_two_clusters(name: &str, story: impl FnOnce(&[Hosted<'_>], &[Node])) {
+/// A seed with three clusters, and two machines of the first.
+fn with_clusters(name: &str, story: impl FnOnce(&[Hosted<'_>], &[Node])) {
     let (_turn, lab, seed) = crate::seeded_by(&format!("migration-{name}"), Seed::start_with_names);
     let client = lab.host("client").unwrap();
     install(&lab, &seed).unwrap();
-    let start = Instant::now();
-    let items = Value::from_iter(CLUSTERS.map(|cluster| hosted_object(cluster, "compact")));
-    let list = json!({"apiVersion": "v1", "kind": "List", "items": items});
-    seed.kubectl().apply_json(&list).unwrap();
+    let start = apply(&seed, CLUSTERS.into_iter().map(|cluster| (cluster, "compact")));
     let clusters = CLUSTERS.map(|(name, _)| made(name, "compact", &seed, &client, start));
     let nodes = joined::two_machines_join(&clusters[0]);
     story(&clusters, &nodes);
@@ -188,7 +184,7 @@ impl Migration<'_> {
         let mut second = None;
         if reached("Quieting") {
             to();
-            self.tells_the_next_agents();
+            self.tells_the_next_agents("Tunneling");
             self.reaches("Quieting");
             second = Some(Load::start(&self.way_of(name).0));
             let closes = reached("Closing");
@@ -198,20 +194,20 @@ impl Migration<'_> {
             }
             killing.stopped_in(cluster.name, state, || closes.then(|| self.begins_to_finish()), rollback);
             if closes {
-                self.tells_the_next_agents();
+                self.tells_the_next_agents("NodePort");
                 first = Some(Load::start(&cluster.way()));
             }
         } else {
             let begins = || {
                 to();
                 if reached("Moving") {
-                    self.tells_the_next_agents();
+                    self.tells_the_next_agents("Tunneling");
                 }
             };
             killing.stopped_in(cluster.name, state, begins, rollback);
         }
         if reached("Moving") && !reached("Closing") {
-            self.tells_the_next_agents();
+            self.tells_the_next_agents("NodePort");
         }
         wait::until("the first door to be in force again", STARTING, || {
             let exposed = cluster.seed.kubectl().get(&["exposedcluster", cluster.name])?;
