@@ -32,6 +32,7 @@ use crate::text::one_line;
 mod metadata;
 mod rows;
 
+use rows::MOST_BYTES;
 pub use rows::Rows;
 
 /// Time limit for a connection, TLS included.
@@ -71,7 +72,10 @@ pub enum ForeignError {
     #[error("{0}: no answer within {REQUEST_TIMEOUT:?}")]
     NoAnswer(String),
     /// Too long.
-    #[error("{0}: the answer is longer than {LONGEST_ANSWER} bytes, or has more than {MOST_VALUES} values")]
+    #[error(
+        "{0}: the answer is longer than {LONGEST_ANSWER} bytes, has more than {MOST_VALUES} values, or is \
+         one of a list with more than {MOST_BYTES} bytes"
+    )]
     TooLong(String),
     /// It refused.
     #[error("{what}: it answered {code}: {message}")]

@@ -1,8 +1,15 @@
 //! Text of somebody else, made fit for conditions, Events and logs.
 
-/// Returns `text` on one line, without control characters, and cut after so many characters.
+/// Whether a terminal obeys a character and does not show it: control characters, and those that break a line
+/// or turn its direction (UAX 14, UAX 9).
+pub fn is_obeyed(letter: char) -> bool {
+    let turns = |letter| matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2066}'..='\u{2069}');
+    letter.is_control() || turns(letter) || matches!(letter, '\u{2028}'..='\u{202e}')
+}
+
+/// Returns `text` on one line, without characters that are obeyed, and cut after so many characters.
 pub fn one_line(text: &str, longest: usize) -> String {
-    let plain = text.chars().map(|letter| if letter.is_control() { ' ' } else { letter });
+    let plain = text.chars().map(|letter| if is_obeyed(letter) { ' ' } else { letter });
     let mut line: String = plain.take(longest).collect();
     if text.chars().nth(longest).is_some() {
         line.push('…');
@@ -35,6 +42,7 @@ mod tests {
     #[test]
     fn a_text_is_cut_only_if_it_is_longer_and_has_no_line_of_its_own() {
         assert_eq!(one_line("no\n\u{1b}[31mway\u{85}", 12), "no  [31mway ");
+        assert_eq!(one_line("\u{202e}yaw\u{2028}on\u{2069}", 12), " yaw on ");
         assert_eq!(one_line("äöü", 3), "äöü");
         assert_eq!(one_line("äöüß", 3), "äöü…");
     }

@@ -4,13 +4,16 @@
 use http::{Method, header};
 use serde_json::Value;
 
-use super::{Foreign, ForeignError};
+use super::{Foreign, ForeignError, what};
 
 /// Lines of a list as they are printed.
 const AS_TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
 
 /// Most lines of one answer. Within the longest answer they have room for names of 200 characters.
 const MOST_AT_ONCE: usize = 200;
+
+/// Most bytes of the cells of one list, in all its answers: 5,000 lines of 100 bytes.
+pub(super) const MOST_BYTES: usize = 512 * 1_024;
 
 /// Lines of a list, each with the columns that were asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,6 +28,9 @@ pub struct Rows<const N: usize> {
 
 impl Foreign {
     /// Reads the list at `url` in at most `answers` answers of `at_once` lines each.
+    ///
+    /// # Errors
+    /// An answer that is none, and a list whose cells have more than half a MiB.
     pub async fn rows<const N: usize>(
         &self,
         url: &str,
@@ -35,12 +41,17 @@ impl Foreign {
         let at_once = at_once.min(MOST_AT_ONCE);
         let mark = if url.contains('?') { '&' } else { '?' };
         let mut found = Rows { rows: Vec::new(), version: String::new(), more: true };
-        let mut rest = String::new();
+        let (mut rest, mut bytes) = (String::new(), 0);
         for _ in 0..answers {
             let url = format!("{url}{mark}includeObject=None&limit={at_once}{rest}");
             let (table, _) = self.exchange(Method::GET, &url, header::ACCEPT, AS_TABLE, &Value::Null).await?;
             let mut lines = lines(&table, columns);
+            let read = found.rows.len();
             found.rows.extend(lines.by_ref().take(at_once));
+            bytes += found.rows[read..].iter().flatten().map(String::len).sum::<usize>();
+            if bytes > MOST_BYTES {
+                return Err(ForeignError::TooLong(what(&Method::GET, &url)));
+            }
             found.version = word(&table, "resourceVersion");
             let next = word(&table, "continue");
             if next.is_empty() {

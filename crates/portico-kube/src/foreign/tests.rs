@@ -44,6 +44,22 @@ async fn an_answer_of_many_values_is_not_made_a_tree() {
 }
 
 #[tokio::test]
+async fn a_list_of_long_lines_is_given_up() {
+    let name = "a".repeat(60_000);
+    let table = json!({"metadata": {"continue": "again"}, "columnDefinitions": [{"name": "Name"}],
+        "rows": [{"cells": [name]}]})
+    .to_string();
+    let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{table}", table.len()).leak();
+    let api = HostileApi::start(answer, false).unwrap();
+    let kubeconfig = kubeconfig(&api.url("127.0.0.1"), api.authority());
+    let foreign = Foreign::new(&kubeconfig, Dialer::direct()).await.unwrap();
+    let found = foreign.rows(PATH, ["Name"], 1, 8).await.unwrap();
+    assert!(found.rows.len() == 8 && found.more, "{} lines", found.rows.len());
+    let error = foreign.rows(PATH, ["Name"], 1, 100).await.unwrap_err();
+    assert!(matches!(error, ForeignError::TooLong(_)), "{error}");
+}
+
+#[tokio::test]
 async fn a_head_without_end_is_given_up() {
     let api = HostileApi::start("HTTP/1.1 200 OK\r\nx: ", true).unwrap();
     let error = error_of(&api).await;

@@ -42,6 +42,11 @@ impl Nodes {
         nodes
     }
 
+    /// Those that are ready, and not among these.
+    pub(super) fn missing_among(&self, names: &BTreeSet<&str>) -> BTreeSet<&str> {
+        self.ready.iter().map(|node| &**node).filter(|node| !names.contains(node)).collect()
+    }
+
     /// What is so or not whatever there is on the nodes.
     pub(super) fn without_looking(&self) -> Option<Fact> {
         match (self.ready.len(), self.away.len()) {
@@ -71,7 +76,7 @@ impl Nodes {
 }
 
 /// The first of these names, and how many there are beside them.
-pub(super) fn few(names: &BTreeSet<String>) -> String {
+pub(super) fn few(names: &BTreeSet<impl AsRef<str>>) -> String {
     text::few(names.iter(), NAMED, LONGEST)
 }
 

@@ -176,6 +176,8 @@ impl Look<'_> {
             MigrationState::Closing => {
                 known.insert(Proof::GoneInside, self.gone().await);
                 known.extend(Self::present(&self.nodes().await));
+                // Last: nobody waits for a turn any more, so a label that cannot be removed harms nobody.
+                self.takes_turns_back().await;
             }
         }
     }
@@ -346,11 +348,11 @@ impl Look<'_> {
         }
         let turn = selected(TURN_LABEL, &attempt);
         let given = nodes::list(self.foreign, &self.kubeconfig.server, Some(&turn)).await;
-        let given = match given {
-            Ok(given) => given.ready.union(&given.away).cloned().collect(),
+        let given: BTreeSet<String> = match given {
+            Ok(given) => given.ready.into_iter().chain(given.away).collect(),
             Err(fact) => return fact,
         };
-        let turns = Turns::of(&pods, nodes, given);
+        let turns = Turns::of(&pods, nodes, &given);
         // Whoever orders the door to be closed does not wait for nodes.
         if settings.close != Some(by_second.expose_strategy) {
             for node in turns.next(usize::from(settings.parallel.get())) {
@@ -396,7 +398,7 @@ impl Look<'_> {
             }
         }
         if left.is_empty() {
-            return self.takes_turns_back().await.map_or_else(|fact| fact, |()| Fact::So);
+            return Fact::So;
         }
         Fact::NotSo(format!(
             "still inside the cluster: {}; what Portico made goes by itself, what somebody else made is to \
@@ -405,16 +407,17 @@ impl Look<'_> {
         ))
     }
 
-    /// Removes the labels of [`Self::moved`] from Nodes.
-    async fn takes_turns_back(&self) -> Result<(), Fact> {
+    /// Removes the labels of [`Self::moved`] from Nodes, until one cannot be removed.
+    async fn takes_turns_back(&self) {
         let turn = TURN_LABEL.replace('/', "%2F");
-        let given = nodes::list(self.foreign, &self.kubeconfig.server, Some(&turn)).await?;
+        let given = nodes::list(self.foreign, &self.kubeconfig.server, Some(&turn)).await;
+        let Ok(given) = given else { return };
         for node in given.ready.union(&given.away).filter(|node| turns::is_name(node)) {
             let none = json!({"metadata": {"labels": {TURN_LABEL: null}}});
-            let removed = self.foreign.merge(&format!("{NODES}/{node}"), &none).await;
-            removed.map_err(|error| self.failed(&error))?;
+            if self.foreign.merge(&format!("{NODES}/{node}"), &none).await.is_err() {
+                return;
+            }
         }
-        Ok(())
     }
 
     fn failed(&self, error: &ForeignError) -> Fact {

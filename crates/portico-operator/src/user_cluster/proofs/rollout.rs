@@ -47,7 +47,7 @@ pub(super) fn of_daemon_set(id: &Id, object: Option<&Value>, nodes: &Nodes) -> R
 
 /// How far a DaemonSet is, by lines of node, ready containers and status of its pods.
 pub(super) fn of_pods(id: &Id, label: &str, rows: &[[String; 3]], nodes: &Nodes) -> Fact {
-    let missing: BTreeSet<String> = nodes.ready.difference(&at_work(rows)).cloned().collect();
+    let missing = nodes.missing_among(&at_work(rows));
     if missing.is_empty() {
         return Fact::So;
     }
@@ -63,12 +63,12 @@ pub(super) fn of_pods(id: &Id, label: &str, rows: &[[String; 3]], nodes: &Nodes)
 }
 
 /// The nodes of those pods that are ready.
-pub(super) fn at_work(rows: &[[String; 3]]) -> BTreeSet<String> {
+pub(super) fn at_work(rows: &[[String; 3]]) -> BTreeSet<&str> {
     let works = |ready: &str, status: &str| {
         status == "Running" && ready.split_once('/').is_some_and(|(ready, all)| ready == all && all != "0")
     };
     let works = rows.iter().filter(|[_, ready, status]| works(ready, status));
-    works.map(|[node, ..]| node.clone()).collect()
+    works.map(|[node, ..]| &**node).collect()
 }
 
 /// Whether all pods of a Deployment are as it says, and available.

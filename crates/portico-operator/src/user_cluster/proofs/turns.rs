@@ -12,33 +12,32 @@ use crate::user_cluster::nodes::{Nodes, few};
 
 /// How far the nodes of a cluster are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Turns {
+pub(super) struct Turns<'a> {
     /// Nodes whose turn it is, and that have not moved yet.
-    busy: BTreeSet<String>,
+    busy: BTreeSet<&'a str>,
     /// Nodes with a pod that waits for its turn.
-    waiting: BTreeSet<String>,
+    waiting: BTreeSet<&'a str>,
     /// Ready nodes that have not moved.
-    missing: BTreeSet<String>,
+    missing: BTreeSet<&'a str>,
     /// How the others are told of.
     left_out: String,
 }
 
-impl Turns {
+impl<'a> Turns<'a> {
     /// By the pods of this attempt, and the nodes that were given their turn.
-    pub(super) fn of(pods: &[[String; 3]], nodes: &Nodes, given: BTreeSet<String>) -> Self {
+    pub(super) fn of(pods: &'a [[String; 3]], nodes: &'a Nodes, given: &'a BTreeSet<String>) -> Self {
         let done = at_work(pods);
-        let with_pod: BTreeSet<String> = pods.iter().map(|[node, ..]| node.clone()).collect();
-        let missing: BTreeSet<String> = nodes.ready.difference(&done).cloned().collect();
-        let waits = |node: &String| with_pod.contains(node) && !given.contains(node) && is_name(node);
-        let waiting = missing.iter().filter(|&node| waits(node));
-        let waiting = waiting.cloned().collect();
-        let busy = given.difference(&done).cloned().collect();
+        let with_pod: BTreeSet<&str> = pods.iter().map(|[node, ..]| &**node).collect();
+        let missing = nodes.missing_among(&done);
+        let waits = |node: &&str| with_pod.contains(node) && !given.contains(*node) && is_name(node);
+        let waiting = missing.iter().copied().filter(waits).collect();
+        let busy = given.iter().map(|node| &**node).filter(|node| !done.contains(node)).collect();
         Self { busy, waiting, missing, left_out: nodes.left_out() }
     }
 
     /// Those whose turn it is from now on, if so many may be moved at the same time.
-    pub(super) fn next(&self, parallel: usize) -> impl Iterator<Item = &str> {
-        self.waiting.iter().take(parallel.saturating_sub(self.busy.len())).map(String::as_str)
+    pub(super) fn next(&self, parallel: usize) -> impl Iterator<Item = &'a str> {
+        self.waiting.iter().take(parallel.saturating_sub(self.busy.len())).copied()
     }
 
     /// Whether all are done, and who is not.
@@ -65,7 +64,7 @@ pub(super) fn is_name(node: &str) -> bool {
 
 /// Whether people have moved all nodes to this URL.
 pub(super) fn by_hand(pods: &[[String; 3]], nodes: &Nodes, url: &str) -> Fact {
-    let missing: BTreeSet<String> = nodes.ready.difference(&at_work(pods)).cloned().collect();
+    let missing = nodes.missing_among(&at_work(pods));
     if missing.is_empty() {
         return Fact::So;
     }
@@ -98,19 +97,23 @@ mod tests {
     fn a_node_that_does_not_come_back_keeps_its_place_and_no_other_one_begins() {
         let pods = pods(&[("a", true), ("b", false), ("c", false), ("d", false)]);
         let nodes = |ready: &[&str], away: &[&str]| Nodes { ready: names(ready), away: names(away) };
-        let turns = Turns::of(&pods, &nodes(&["a", "c", "d"], &["b"]), names(&["a", "b"]));
+        let given = names(&["a", "b"]);
+        let b_away = nodes(&["a", "c", "d"], &["b"]);
+        let turns = Turns::of(&pods, &b_away, &given);
         assert_eq!(turns.next(1).count(), 0, "the kubelet of b is away since it was its turn");
         assert_eq!(turns.next(2).collect::<Vec<_>>(), ["c"]);
         let Fact::NotSo(why) = turns.told() else { panic!("they have not moved") };
         assert!(why.starts_with("2 ready nodes have not moved, it is the turn of b;"), "{why}");
         // One that was away before is nobody's turn.
-        let turns = Turns::of(&pods, &nodes(&["a", "c", "d"], &["b"]), names(&["a"]));
+        let given = names(&["a"]);
+        let turns = Turns::of(&pods, &b_away, &given);
         assert_eq!(turns.next(1).collect::<Vec<_>>(), ["c"]);
         let all = nodes(&["a", "e"], &[]);
-        assert_eq!(Turns::of(&pods, &all, names(&["a"])).next(9).count(), 0, "no pod of e waits for it");
+        assert_eq!(Turns::of(&pods, &all, &given).next(9).count(), 0, "no pod of e waits for it");
         for hostile in ["", "../pods/x", "a?b", "a b"] {
             let pods = self::pods(&[(hostile, false)]);
-            let turns = Turns::of(&pods, &nodes(&[hostile], &[]), BTreeSet::new());
+            let (nodes, given) = (nodes(&[hostile], &[]), BTreeSet::new());
+            let turns = Turns::of(&pods, &nodes, &given);
             assert_eq!(turns.next(9).count(), 0, "{hostile:?}");
         }
     }
@@ -124,8 +127,10 @@ mod tests {
             let (mut given, mut done) = (BTreeSet::new(), BTreeSet::new());
             for _ in 0..count {
                 let pods: Vec<(&str, bool)> = all.iter().map(|node| (&**node, done.contains(node))).collect();
-                let turns = Turns::of(&self::pods(&pods), &nodes, given.clone());
-                given.extend(turns.next(parallel).map(str::to_owned));
+                let pods = self::pods(&pods);
+                let next: Vec<_> =
+                    Turns::of(&pods, &nodes, &given).next(parallel).map(str::to_owned).collect();
+                given.extend(next);
                 let busy: Vec<&String> = given.difference(&done).collect();
                 assert!((1..=parallel).contains(&busy.len()), "{busy:?}");
                 let moved = busy[0].clone();
