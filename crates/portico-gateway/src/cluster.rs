@@ -15,7 +15,7 @@ use portico_net::rate::Rate;
 
 use crate::doors::{Client, DoorSnapshot, Doors};
 use crate::fair_share::{Cost, FairShare, ShareUse, Taken};
-use crate::outcome::Refusal;
+use crate::outcome::{End, Refusal, Side};
 
 /// Upper bounds, in seconds, of the handshake time histogram: a connect on the same network takes well below
 /// a millisecond, the slowest one admitted three timeouts of one second.
@@ -143,15 +143,16 @@ impl Cluster {
         &self,
         listener: ListenerKind,
         client: IpAddr,
-        up: u64,
-        down: u64,
+        (up, down): (u64, u64),
+        end: End,
         now: Duration,
     ) {
         let counters = self.counters();
         counters.bytes_up.fetch_add(up, Relaxed);
         counters.bytes_down.fetch_add(down, Relaxed);
-        // By a port also come those who only look whether it is open: load balancers, scanners.
-        let used = listener != ListenerKind::NodePort || up > 0;
+        // By a port also come those who only look whether it is open: load balancers, scanners. Whom the
+        // endpoint resets may have had no time to say anything.
+        let used = listener != ListenerKind::NodePort || up > 0 || end == End::Reset(Side::Upstream);
         counters.doors.ended(listener, used.then_some(client), now);
     }
 

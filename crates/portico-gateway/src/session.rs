@@ -85,7 +85,8 @@ impl Drop for Session {
         self.worker.unlist(self.slot);
         let (record, shared) = (&self.record, &self.worker.shared);
         let (listener, client, now) = (record.listener.kind(), record.client.ip(), shared.now());
-        record.upstream.cluster.count_ended(listener, client, record.bytes_up(), record.bytes_down(), now);
+        let bytes = (record.bytes_up(), record.bytes_down());
+        record.upstream.cluster.count_ended(listener, client, bytes, self.end, now);
         shared.count_end(self.end);
         shared.access.write(|| Line::ended(now, record, self.end));
     }

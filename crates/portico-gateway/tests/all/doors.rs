@@ -77,6 +77,17 @@ fn who_only_looks_whether_a_port_is_open_does_not_use_it() {
 }
 
 #[test]
+fn a_client_that_the_endpoint_resets_before_it_has_said_anything_uses_its_door() {
+    let gateway = start(config());
+    let (endpoint, port) = (Endpoint::new(), free_port());
+    Service::new("a", &[endpoint.address]).port(port).expose(&gateway);
+    let client = connect(SocketAddr::new(LOOPBACK.ip(), port));
+    reset(endpoint.accept());
+    eventually("it is counted", || counts(door(&gateway, ListenerKind::NodePort)) == (0, 1, 1));
+    assert_eq!(clients(&gateway, ListenerKind::NodePort), [client.local_addr().unwrap().ip()]);
+}
+
+#[test]
 fn a_client_that_is_turned_away_because_nothing_is_ready_still_uses_its_door() {
     let gateway = start(config());
     let port = free_port();
