@@ -4,6 +4,8 @@ use std::borrow::Cow;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use portico_kube::text;
+
 use crate::logging::LogFormat;
 
 /// What a verb that ran has to say. That it could not run is an error, and exit code 2, as clap's for wrong
@@ -66,7 +68,7 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
 /// What a terminal only shows: lines and tabs stay, other control characters are seen and not obeyed. Whoever
 /// may write an object would else write to the screen of its reader.
 fn plain(text: &str) -> Cow<'_, str> {
-    let is_obeyed = |letter: char| letter.is_control() && !matches!(letter, '\n' | '\t');
+    let is_obeyed = |letter: char| text::is_obeyed(letter) && !matches!(letter, '\n' | '\t');
     if text.contains(is_obeyed) { text.replace(is_obeyed, "\u{fffd}").into() } else { text.into() }
 }
 
@@ -78,5 +80,6 @@ mod tests {
     fn no_object_writes_to_the_terminal_of_its_reader() {
         assert_eq!(plain("a\tb\nc\n"), "a\tb\nc\n");
         assert_eq!(plain("dc \u{1b}[2J\u{9b}1m\r"), "dc \u{fffd}[2J\u{fffd}1m\u{fffd}");
+        assert_eq!(plain("\u{202e}elttes"), "\u{fffd}elttes");
     }
 }

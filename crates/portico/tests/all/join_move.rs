@@ -4,6 +4,7 @@
 //! Needs what the lab needs (`cargo run -p portico-lab -- install`), and root.
 
 use std::fs;
+use std::os::unix::fs::{MetadataExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -188,6 +189,8 @@ fn a_kubelet_that_a_process_stays_with_is_moved_or_put_back() {
     let machine = Machine::joined("join-move", false);
     let (old, new, next) = (machine.old(), machine.at("127.0.0.1"), machine.at("localhost"));
     let first = machine.files();
+    let kubeconfig = machine.root.join(NAMING[0]);
+    chown(&kubeconfig, Some(1234), Some(1235)).unwrap();
     let mut kept = machine.kept();
     machine.has_started(&[&old]);
 
@@ -256,6 +259,8 @@ fn a_kubelet_that_a_process_stays_with_is_moved_or_put_back() {
     machine.remove("mute");
     machine.moves(&old, &[], 0);
     assert_eq!(machine.files(), first);
+    let owned = fs::metadata(kubeconfig).unwrap();
+    assert_eq!((owned.uid(), owned.gid()), (1234, 1235));
     let root = machine.root.display().to_string();
     assert!(run(&["join", "remove", "--root", &root]).status.success());
     assert!(!machine.root.join("var/lib/portico/kubelet.json").exists());

@@ -41,7 +41,7 @@ impl FromStr for Server {
         let uri: Uri = text.parse().map_err(|_| wrong())?;
         let leads_to_a_host =
             uri.scheme_str() == Some("https") && uri.host().is_some_and(|host| !host.is_empty());
-        if !leads_to_a_host || uri.path() != "/" || uri.query().is_some() || text.contains('@') {
+        if !leads_to_a_host || uri.path() != "/" || uri.query().is_some() || text.contains(['@', '#']) {
             return Err(wrong());
         }
         Ok(Self { url: text.trim_end_matches('/').to_owned() })

@@ -5,7 +5,7 @@
 
 use std::fs::{self, Permissions};
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
@@ -15,6 +15,9 @@ use portico_hosting::join::moving::Step;
 use portico_hosting::join::trust::{CaHash, node_of};
 use portico_pki::ends;
 use serde::{Deserialize, Serialize};
+
+/// Most bytes of a file that is read: a kubeconfig has some thousand.
+const LONGEST: u64 = 1 << 20;
 
 /// What was joined.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,29 +116,43 @@ pub(super) fn write(
 
 /// Replaces a file at once, or not at all.
 pub(super) fn put(file: &NewFile) -> anyhow::Result<()> {
+    put_as(file, None)
+}
+
+/// The same, for this user and group.
+fn put_as(file: &NewFile, owner: Option<(u32, u32)>) -> anyhow::Result<()> {
     let cannot = || format!("cannot write {}", file.path.display());
     let folder = file.path.parent().with_context(cannot)?;
     fs::create_dir_all(folder).with_context(cannot)?;
     let mut new = tempfile::NamedTempFile::new_in(folder).with_context(cannot)?;
     new.write_all(file.content.as_bytes()).with_context(cannot)?;
+    if let Some((user, group)) = owner {
+        fchown(new.as_file(), Some(user), Some(group)).with_context(cannot)?;
+    }
     new.as_file().set_permissions(Permissions::from_mode(file.mode)).with_context(cannot)?;
     new.as_file().sync_all().with_context(cannot)?;
     new.persist(&file.path).with_context(cannot)?;
     Ok(())
 }
 
-/// Does what a move asks for. A file that is there keeps its mode.
+/// Does what a move asks for.
 pub(super) fn take(steps: &[Step]) -> anyhow::Result<()> {
     for step in steps {
         match step {
-            Step::Write(file) => {
-                let there = fs::metadata(&file.path).map(|file| file.permissions().mode() & 0o7777);
-                put(&NewFile { mode: there.unwrap_or(file.mode), ..file.clone() })?;
-            }
+            Step::Write(file) => rewrite(file)?,
             Step::Remove(path) => drop(removed(path)?),
         }
     }
     Ok(())
+}
+
+/// Writes a file that may be there. One that is keeps its mode and its owner, and a link stays one.
+fn rewrite(file: &NewFile) -> anyhow::Result<()> {
+    let path = fs::canonicalize(&file.path).unwrap_or_else(|_| file.path.clone());
+    let there = fs::metadata(&path).ok();
+    let mode = there.as_ref().map_or(file.mode, |there| there.permissions().mode() & 0o7777);
+    let owner = there.map(|there| (there.uid(), there.gid()));
+    put_as(&NewFile { path, content: file.content.clone(), mode }, owner)
 }
 
 /// Removes what was written, and what the kubelet made of it; returns what was there. The record goes last.
@@ -176,15 +193,23 @@ fn cannot_remove(path: &Path) -> String {
 
 /// The text of a file, if there is one.
 pub(super) fn read(path: &Path) -> anyhow::Result<Option<String>> {
-    match fs::read_to_string(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
-    }
+    let there = match fs::metadata(path) {
+        Ok(there) => there,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+    };
+    ensure!(
+        there.is_file() && there.len() <= LONGEST,
+        "{} is no file of at most {LONGEST} bytes: put back what was there",
+        path.display()
+    );
+    Ok(Some(fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     const PIN: &str = "sha256:00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
@@ -219,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_changed_keeps_its_mode_and_a_new_one_is_secret() {
+    fn a_file_that_is_changed_keeps_its_mode_and_the_link_to_it_and_a_new_one_is_secret() {
         let dir = tempfile::tempdir().unwrap();
         let places = Places::below(dir.path());
         let file = new_file(&places, "new");
@@ -229,9 +254,27 @@ mod tests {
         fs::set_permissions(&file.path, Permissions::from_mode(0o640)).unwrap();
         take(&[Step::Write(NewFile { content: "newer".to_owned(), ..file.clone() })]).unwrap();
         assert_eq!((mode(), &*fs::read_to_string(&file.path).unwrap()), (0o640, "newer"));
+        let elsewhere = dir.path().join("elsewhere");
+        fs::rename(&file.path, &elsewhere).unwrap();
+        symlink(&elsewhere, &file.path).unwrap();
+        take(&[Step::Write(NewFile { content: "newest".to_owned(), ..file.clone() })]).unwrap();
+        assert!(file.path.is_symlink() && mode() == 0o640);
+        assert_eq!(fs::read_to_string(&elsewhere).unwrap(), "newest");
         let remove = Step::Remove(file.path.clone());
         take(&[remove.clone(), remove]).unwrap();
         assert!(!file.path.exists());
+    }
+
+    #[test]
+    fn what_is_no_file_or_has_no_end_is_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("long");
+        assert_eq!(read(&path).unwrap(), None);
+        fs::File::create(&path).unwrap().set_len(LONGEST + 1).unwrap();
+        for wrong in [&path, dir.path()] {
+            let error = read(wrong).unwrap_err().to_string();
+            assert!(error.contains("is no file of at most"), "{error}");
+        }
     }
 
     #[test]

@@ -141,7 +141,8 @@ impl Machine<'_> {
             };
             match seen.await {
                 Ok(true) => return Ok(()),
-                Ok(false) => {}
+                // A watch may be cut as soon as it is there.
+                Ok(false) => sleep(LOOK).await,
                 Err(error) => {
                     tracing::warn!("cannot tell whether it is the turn of node {node}: {error:#}");
                     sleep(UNREADABLE).await;

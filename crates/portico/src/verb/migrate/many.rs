@@ -225,15 +225,18 @@ impl Run<'_> {
         Instant::now() >= self.deadline
     }
 
-    /// The next look, a little later. An API server that is away for a moment is asked again.
-    async fn look_again(&self) -> anyhow::Result<Selection> {
+    /// The next look, a little later. An API server that is away for a moment is asked again; `None` if that
+    /// lasts until time is over.
+    async fn look_again(&self) -> anyhow::Result<Option<Selection>> {
         let mut told = Told::default();
         loop {
             sleep_until(self.deadline.min(Instant::now() + PAUSE)).await;
             match look(&self.client, self.flags, self.selector).await {
-                Err(error) if self.is_late() => return Err(anyhow!("after {:?}: {error:#}", self.limit)),
+                Ok(found) => return Ok(Some(found)),
                 Err(error) => told.not_seen("the seed", &error)?,
-                found => return found,
+            }
+            if self.is_late() {
+                return Ok(None);
             }
         }
     }
@@ -288,7 +291,8 @@ impl Run<'_> {
             if waves.is_over(&seen) || self.is_late() {
                 break;
             }
-            selection = self.look_again().await?;
+            let Some(found) = self.look_again().await? else { break };
+            selection = found;
             seen = standings(&selection, target);
         }
         let gone = waves.ordered().filter(|name| !selection.contains_key(*name)).map(gone);
@@ -298,7 +302,7 @@ impl Run<'_> {
     }
 
     /// All at once: what is under way is to be closed, in this or in the other direction.
-    async fn each(&self, mut selection: Selection) -> anyhow::Result<Outcome> {
+    async fn each(&self, selection: Selection) -> anyhow::Result<Outcome> {
         let mut rows: BTreeMap<String, Row> = BTreeMap::new();
         let mut waits: BTreeMap<String, (Until, Told)> = BTreeMap::new();
         let mut done = 0;
@@ -306,15 +310,24 @@ impl Run<'_> {
             selection.iter().filter(|(_, found)| found.is_under_way()).map(|(name, _)| name).collect();
         let (all, orders) = (selection.len(), under_way.len());
         print(&format!("{orders} of {all} Clusters are under way; the others are left alone\n"))?;
+        let mut goes_wrong = false;
         for name in under_way {
+            if goes_wrong || self.is_late() {
+                let why = if goes_wrong { WENT_WRONG } else { NO_TURN };
+                rows.insert(name.clone(), [name, "not ordered", why].map(str::to_owned));
+                continue;
+            }
             match self.give(name).await? {
                 Ok(until) => drop(waits.insert(name.clone(), (until, Told::default()))),
-                Err(tried) => drop(rows.insert(name.clone(), said(name, &tried))),
+                Err(tried) => {
+                    goes_wrong = matches!(tried, Tried::Failed(_));
+                    rows.insert(name.clone(), said(name, &tried));
+                }
             }
         }
         let is_waited_for = self.flags.wait.is_some() || self.flags.finish;
         while is_waited_for && !waits.is_empty() && !self.is_late() {
-            selection = self.look_again().await?;
+            let Some(selection) = self.look_again().await? else { break };
             for (name, (until, mut told)) in std::mem::take(&mut waits) {
                 let Some(found) = selection.get(&name) else {
                     rows.insert(name.clone(), gone(&name));
@@ -365,6 +378,10 @@ impl Run<'_> {
 
 const WAITING: &str = "waiting";
 
+/// Why a cluster had no order.
+const WENT_WRONG: &str = "one before it went wrong";
+const NO_TURN: &str = "its turn had not come when time was over";
+
 fn settled_of(seen: &Standings) -> BTreeSet<String> {
     let there = seen.iter().filter(|(_, standing)| **standing == Standing::There);
     there.map(|(name, _)| name.clone()).collect()
@@ -393,8 +410,8 @@ fn row(name: &str, found: &Found, target: ExposeStrategy, waves: &Waves) -> Row 
         }
         (_, Some(tried)) => said(name, tried),
         (Standing::Elsewhere, None) => row(WAITING, format!("another change: {}", found.told())),
-        (_, None) if waves.is_stopped() => row("not begun", "one before it went wrong".to_owned()),
-        (_, None) => row("not begun", "no place was free".to_owned()),
+        (_, None) if waves.is_stopped() => row("not begun", WENT_WRONG.to_owned()),
+        (_, None) => row("not begun", NO_TURN.to_owned()),
     }
 }
 
@@ -493,7 +510,7 @@ mod tests {
         assert_eq!(row("ordered", &opening, &waves), "waiting: Opening      text");
         let still = found("NodePort", "NodePort", None, None);
         assert_eq!(row("skipped", &still, &waves), "skipped: it is paused");
-        assert_eq!(row("other", &still, &waves), "not begun: no place was free");
+        assert_eq!(row("other", &still, &waves), "not begun: its turn had not come when time was over");
         waves.note("back", Tried::WentBack);
         assert_eq!(row("back", &still, &waves), "went back: somebody else has written NodePort");
         assert_eq!(row("other", &still, &waves), "not begun: one before it went wrong");

@@ -8,6 +8,7 @@ use portico_api::exposed_cluster::{ExposedClusterSpec, MigrationState};
 use portico_api::strategy::ExposeStrategy;
 use portico_expose::migration::Now;
 use portico_kube::Client;
+use portico_kube::text::one_line;
 use tokio::time::{Instant, sleep_until};
 
 use super::change::Until;
@@ -134,10 +135,13 @@ pub(super) fn waits_for_people(told: &str) -> bool {
     [MigrationState::MovingNodes, MigrationState::Quieting].iter().any(|state| told.starts_with(state.name()))
 }
 
-/// What the operator says, if it has said something.
+/// What the operator says, if it has said something: on one line, for whoever may write the status of a
+/// Cluster would else write lines about others.
 pub(super) fn line(cluster: &Cluster) -> Option<String> {
     let condition = cluster.status.conditions.get(MIGRATING)?;
-    Some(format!("{:<11}  {}", condition.reason, condition.message))
+    let [reason, message] =
+        [(&condition.reason, 40), (&condition.message, 2_000)].map(|(text, most)| one_line(text, most));
+    Some(format!("{reason:<11}  {message}"))
 }
 
 /// Whether what is waited for is so. The condition alone may be that of an earlier migration.
@@ -201,5 +205,6 @@ mod tests {
     fn a_line_is_what_the_operator_says() {
         assert_eq!(line(&cluster("False", "Moving")).unwrap(), "Moving       text");
         assert_eq!(line(&Cluster::default()), None);
+        assert_eq!(line(&cluster("False", "Moving\nb  Settled")).unwrap(), "Moving b  Settled  text");
     }
 }
