@@ -148,6 +148,7 @@ impl Hosted<'_> {
         let admin = self.kubectl.kubeconfig().display().to_string();
         let ask = || self.portico(&["nodes", "--cluster-kubeconfig", &admin]);
         let said = wait::until("all paths", SOON, ask).unwrap();
+        assert!(said.contains("its own agent"), "{said}");
         for node in nodes {
             let line = said.lines().find(|line| line.starts_with(node.host().name())).unwrap();
             let pods = if self.name == operated::HOSTED[0].0 { "  agent  " } else { "  direct  " };

@@ -37,7 +37,7 @@ const BY_HAND: &str = "by-hand";
 /// Of `clusters` the second, whose machines are `nodes`. The others are in `migrations`.
 pub(super) fn to_other_strategies_unnoticed(clusters: &[Hosted<'_>], nodes: &[Node]) {
     let cluster = &clusters[1];
-    let others: Vec<Way> = clusters.iter().filter(|one| one.name != cluster.name).map(Hosted::way).collect();
+    let others = cluster.others_of(clusters);
     let watches: Vec<Watch<'_>> = others.iter().map(Way::watch).collect();
     let client = cluster.is_used_from_inside(&nodes[0]);
     let killing = Killing::of(cluster.seed);
@@ -241,6 +241,11 @@ impl<'a> Migration<'a> {
 impl Hosted<'_> {
     pub(super) fn way(&self) -> Way {
         Way::of(self.name, self.client, &self.kubectl)
+    }
+
+    /// The ways into the others of these clusters.
+    pub(super) fn others_of(&self, clusters: &[Hosted<'_>]) -> Vec<Way> {
+        clusters.iter().filter(|one| one.name != self.name).map(Hosted::way).collect()
     }
 
     /// By a pod on this node, and by a webhook that judges what is written.

@@ -23,7 +23,7 @@ const QUIET: Duration = Duration::from_secs(20);
 #[ignore = "takes half an hour: scripts/prove migration"]
 fn clusters_migrate_in_all_directions_unnoticed() {
     with_clusters("directions", |clusters, nodes| {
-        let (cluster, others) = (&clusters[0], [clusters[1].way(), clusters[2].way()]);
+        let (cluster, others) = (&clusters[0], clusters[0].others_of(clusters));
         let client = cluster.is_used_from_inside(&nodes[0]);
         let killing = Killing::of(cluster.seed);
         let mut in_force = InForce::of(cluster);
@@ -40,7 +40,7 @@ fn clusters_migrate_in_all_directions_unnoticed() {
 #[ignore = "takes a quarter of an hour: scripts/prove migration"]
 fn a_migration_is_rolled_back_unnoticed_from_every_state() {
     with_clusters("rollbacks", |clusters, nodes| {
-        let (cluster, others) = (&clusters[0], [clusters[1].way(), clusters[2].way()]);
+        let (cluster, others) = (&clusters[0], clusters[0].others_of(clusters));
         let client = cluster.is_used_from_inside(&nodes[0]);
         let migration = Migration::of(cluster, nodes, &others, &client);
         for (state, name) in STATES.into_iter().zip(BACK_FROM) {
@@ -64,7 +64,7 @@ const BACK_FROM: [&str; 6] =
 #[ignore = "takes ten minutes: scripts/prove migration"]
 fn a_machine_that_is_away_holds_no_migration_up_and_is_moved_later() {
     with_clusters("away", |clusters, nodes| {
-        let (cluster, others) = (&clusters[0], [clusters[1].way(), clusters[2].way()]);
+        let (cluster, others) = (&clusters[0], clusters[0].others_of(clusters));
         let name = nodes[1].host().name();
         // Neither the webhook nor all agents on the way to it are to be there.
         cluster.kubectl.run(&["cordon", name]).unwrap();
