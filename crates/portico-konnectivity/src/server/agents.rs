@@ -180,8 +180,9 @@ async fn connect(connection: Arc<Connection>, mut call: Call) {
         () = call.abandoned() => return,
     };
     drop(metadata);
-    let introduction = match introduced {
-        Ok(introduction) => introduction,
+    let permitted = introduced.and_then(|introduction| Ok((introduction, shared.agent_permit()?)));
+    let (introduction, _permit) = match permitted {
+        Ok(permitted) => permitted,
         Err(why) => {
             shared.refused(why.reason(), connection.address, &why);
             return call.refuse(&Status::new(why.code(), why.to_string()));

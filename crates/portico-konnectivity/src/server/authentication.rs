@@ -68,6 +68,9 @@ pub(crate) enum Refusal {
         /// Whom the server takes it for.
         identities: Vec<String>,
     },
+    /// The server has as many agents as it may have.
+    #[error("the server has {0} agents already, and --max-agents allows no more")]
+    Full(usize),
 }
 
 impl Refusal {
@@ -78,13 +81,18 @@ impl Refusal {
             Self::Token(_) => "token",
             Self::Review(_) | Self::Crowd => "review",
             Self::Identifiers { .. } => "identifiers",
+            Self::Full(_) => "full",
         }
     }
 
     /// As upstream, whose agents take every code alike. Ours comes back soon if the API server is away, as it
     /// is until it has started.
     pub(crate) fn code(&self) -> Code {
-        if matches!(self, Self::Review(_)) { Code::UNAVAILABLE } else { Code::UNKNOWN }
+        match self {
+            Self::Review(_) => Code::UNAVAILABLE,
+            Self::Full(_) => Code::RESOURCE_EXHAUSTED,
+            _ => Code::UNKNOWN,
+        }
     }
 }
 

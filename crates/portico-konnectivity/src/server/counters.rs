@@ -29,8 +29,8 @@ pub const DIAL_FAILURES: [&str; 7] = [
 ];
 
 /// Why a connection to the agent port became no agent's: see the manual.
-pub const REFUSALS: [&str; 9] =
-    ["tls", "crowded", "silent", "flood", "http2", "metadata", "token", "review", "identifiers"];
+pub const REFUSALS: [&str; 10] =
+    ["tls", "crowded", "silent", "flood", "http2", "metadata", "token", "review", "identifiers", "full"];
 
 /// Why a connection ended.
 pub const ENDS: [&str; 7] = [

@@ -40,6 +40,8 @@ pub struct Settings {
     pub id: String,
     /// How many servers there are, as agents are told.
     pub count: u32,
+    /// Streams of agents at once: of more, each is refused.
+    pub max_agents: usize,
     /// How agents are chosen.
     pub strategies: Vec<Strategy>,
     /// Whether `cidr=` identifiers route.
@@ -61,6 +63,7 @@ impl Default for Settings {
         Self {
             id: "portico".to_owned(),
             count: 1,
+            max_agents: 2_048,
             strategies: vec![Strategy::Default],
             route_cidr: false,
             dial_timeout: Duration::from_secs(30),

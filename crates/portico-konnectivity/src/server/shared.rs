@@ -10,9 +10,10 @@ use portico_net::MemoryBudget;
 use portico_net::line_limit::{LineLimit, Pace};
 use portico_net::slots::Slots;
 use portico_wire::konnectivity::{ConnectId, DialId, address};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::{Instant, timeout_at};
 
+use super::authentication::Refusal;
 use super::backend::{Backend, DialIds, DialLost, Opened};
 use super::connections::Connections;
 use super::counters::{Counted, Counters};
@@ -20,7 +21,7 @@ use super::registry::Registry;
 use super::settings::{MAX_UNPROVEN, Settings};
 
 /// Agents that are asked for one connection, one after the other, if they are lost meanwhile.
-const MAX_AGENTS: usize = 3;
+const AGENTS_TRIED: usize = 3;
 
 /// What all connections share.
 #[derive(Debug)]
@@ -32,6 +33,8 @@ pub(crate) struct Shared {
     pub(crate) excess: MemoryBudget,
     pub(crate) connections: Connections,
     registry: Mutex<Registry<Backend>>,
+    /// For streams of agents, as many as `max_agents`.
+    agents: Semaphore,
     dials: DialIds,
     frontend_ids: AtomicI64,
     /// Connections that have not shown who they are, to the port of agents and to that of frontends.
@@ -100,6 +103,7 @@ impl Shared {
         let registry = Registry::new(settings.strategies.clone(), settings.route_cidr);
         Arc::new(Self {
             memory: MemoryBudget::new(settings.memory),
+            agents: Semaphore::new(settings.max_agents),
             excess: MemoryBudget::new(settings.memory / 2),
             settings,
             counters: Counters::default(),
@@ -125,6 +129,11 @@ impl Shared {
     pub(crate) fn registry(&self) -> MutexGuard<'_, Registry<Backend>> {
         // A panic elsewhere leaves nothing half done here.
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Held while an agent has its stream.
+    pub(crate) fn agent_permit(&self) -> Result<SemaphorePermit<'_>, Refusal> {
+        self.agents.try_acquire().map_err(|_| Refusal::Full(self.settings.max_agents))
     }
 
     pub(crate) fn next_dial(&self) -> DialId {
@@ -201,7 +210,7 @@ impl Shared {
         let host = address::host(address);
         let mut tried: Vec<Arc<Backend>> = Vec::new();
         let mut error = DialError::NoAgent;
-        while tried.len() < MAX_AGENTS {
+        while tried.len() < AGENTS_TRIED {
             let picked = self.registry().pick(host, random(), &tried);
             let Some(backend) = picked else { break };
             match timeout_at(deadline, backend.dial(address)).await {

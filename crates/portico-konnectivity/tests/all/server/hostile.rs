@@ -164,6 +164,21 @@ async fn an_agent_may_claim_what_its_certificate_is_bound_to_and_is_told_so() {
 }
 
 #[tokio::test]
+async fn of_more_agents_than_may_be_each_is_refused_until_another_has_left() {
+    let rig = Rig::with(Mode::HttpConnect, |settings| settings.max_agents = 1).await;
+    let first = rig.agent("a").await;
+    let Err(Error::Status(status)) = rig.connect(metadata("b", "", true)).await else {
+        panic!("one too many is accepted")
+    };
+    assert_eq!(status.code, Code::RESOURCE_EXHAUSTED);
+    assert_eq!(&*status.message, "the server has 1 agents already, and --max-agents allows no more");
+    assert_eq!((refused(&rig, "full"), rig.status.agents().len()), (1, 1));
+    drop(first);
+    until(|| rig.status.agents().is_empty()).await;
+    rig.agent("b").await;
+}
+
+#[tokio::test]
 async fn a_message_that_is_too_long_or_none_ends_its_agent_only() {
     let rig = rig().await;
     let mut bystander = Bystander::new(&rig).await;

@@ -78,6 +78,7 @@ impl Flags {
         Settings {
             id: if agents.server_id.is_empty() { uuid() } else { agents.server_id.clone() },
             count: agents.server_count,
+            max_agents: own.max_agents as usize,
             strategies: agents.proxy_strategies.clone(),
             route_cidr: own.route_cidr,
             dial_timeout: if is_limited { agents.backend_dial_timeout } else { DIAL_TIMEOUT },

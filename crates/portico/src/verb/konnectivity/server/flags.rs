@@ -186,6 +186,10 @@ pub(super) struct OwnFlags {
     /// anything]
     #[arg(long, value_name = "IDENTITY=IDENTIFIERS")]
     pub(super) bind_identifiers: Vec<Binding>,
+    /// Agents at once; of more, each is refused until another has left
+    #[arg(long, value_name = "N", default_value_t = 2048,
+        value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub(super) max_agents: u32,
     /// Bytes of one connection that may wait for an API server that does not read. Beyond it, one of an
     /// upstream agent is slowed down, and closed if it falls behind; one of Portico's waits
     #[arg(long, value_name = "SIZE", default_value = "1Mi", value_parser = buffer)]
