@@ -93,6 +93,8 @@ enum Peer {
     Nginx,
     Haproxy,
     Envoy,
+    /// Konnectivity's own server and agent.
+    Upstream,
     Portico,
 }
 
@@ -254,11 +256,11 @@ fn measure(bench: &Bench, arguments: &Arguments) -> Result<Vec<Row>> {
         rows.extend(hostile::rows(bench)?);
     }
     if asked(Measure::Konnectivity) {
-        let makes = Makes::find(portico_program(arguments)?)?;
+        let makes = makes(arguments)?;
         rows.extend(konnectivity::rows(bench, &makes)?);
     }
     if asked(Measure::KonnectivityAgents) {
-        let makes = Makes::find(portico_program(arguments)?)?;
+        let makes = makes(arguments)?;
         rows.extend(konnectivity_agents::rows(bench, &makes)?);
     }
     if asked(Measure::Scale) {
@@ -292,6 +294,8 @@ fn proxies(arguments: &Arguments) -> Result<Vec<Box<dyn Proxy>>> {
                     open_to_strangers: false,
                 })
             }
+            // It is no proxy; see `makes`.
+            Peer::Upstream => continue,
             Peer::Portico => Box::new(proxy::portico::Portico {
                 program: portico_program(arguments)?,
                 arguments: arguments.portico_argument.clone(),
@@ -301,6 +305,11 @@ fn proxies(arguments: &Arguments) -> Result<Vec<Box<dyn Proxy>>> {
         });
     }
     Ok(proxies)
+}
+
+/// Servers and agents of Konnectivity.
+fn makes(arguments: &Arguments) -> Result<Makes> {
+    Makes::find(portico_program(arguments)?, !arguments.without.contains(&Peer::Upstream))
 }
 
 fn portico_program(arguments: &Arguments) -> Result<PathBuf> {

@@ -41,30 +41,39 @@ const PORTS: u16 = 5;
 
 /// The programs.
 pub(crate) struct Makes {
-    upstream: Make,
+    /// `None` if it is left out.
+    upstream: Option<Make>,
     portico: Make,
 }
 
 impl Makes {
     /// Upstream's are built if need be.
-    pub(crate) fn find(portico: PathBuf) -> Result<Self> {
-        Ok(Self { upstream: Make::Upstream(programs::konnectivity()?), portico: Make::Portico(portico) })
+    pub(crate) fn find(portico: PathBuf, with_upstream: bool) -> Result<Self> {
+        let upstream = with_upstream.then(programs::konnectivity).transpose()?.map(Make::Upstream);
+        Ok(Self { upstream, portico: Make::Portico(portico) })
     }
 
-    fn pure(&self) -> [(&'static str, &Make, &Make); 2] {
-        [(UPSTREAM, &self.upstream, &self.upstream), ("Portico", &self.portico, &self.portico)]
+    /// Server and agent of one make.
+    fn pure(&self) -> Vec<(&'static str, &Make, &Make)> {
+        self.servers().into_iter().map(|(name, make)| (name, make, make)).collect()
     }
 
     /// The servers' makes.
-    pub(crate) fn servers(&self) -> [(&'static str, &Make); 2] {
-        [(UPSTREAM, &self.upstream), ("Portico", &self.portico)]
+    pub(crate) fn servers(&self) -> Vec<(&'static str, &Make)> {
+        let upstream = self.upstream.iter().map(|make| (UPSTREAM, make));
+        upstream.chain([("Portico", &self.portico)]).collect()
     }
 
-    fn all(&self) -> [(&'static str, &Make, &Make); 4] {
-        let [upstream, ours] = self.pure();
-        let with_their_agent = ("Portico's server", &self.portico, &self.upstream);
-        let with_their_server = ("Portico's agent", &self.upstream, &self.portico);
-        [upstream, with_their_agent, with_their_server, ours]
+    /// Every server with every agent.
+    fn all(&self) -> Vec<(&'static str, &Make, &Make)> {
+        let Some(theirs) = &self.upstream else { return self.pure() };
+        let ours = &self.portico;
+        vec![
+            (UPSTREAM, theirs, theirs),
+            ("Portico's server", ours, theirs),
+            ("Portico's agent", theirs, ours),
+            ("Portico", ours, ours),
+        ]
     }
 }
 
