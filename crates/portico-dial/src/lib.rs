@@ -33,7 +33,7 @@ pub use credentials::{CREDENTIALS_VARIABLE, CredentialsError, CredentialsSource}
 pub use dialer::{DialTimeouts, Dialer, ProxyFiles};
 pub use error::{ConnectAnyError, DialError, HeadLimit, Refused, Schemes, Sent};
 pub use file_set::{FileSet, FolderWatch};
-pub use provider::{TLS_BUFFER, provider};
+pub use provider::{TLS_BUFFER, install_provider, provider};
 pub use proxy::{Proxy, UrlProblem};
 pub use resolve::{ResolveError, Resolved};
 pub use secret_file::SecretFileError;

@@ -26,6 +26,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use portico_dial::{
     ConnectAnyError, Dialer, ProxyError, ProxyFiles, ProxySetting, Socket, Target, TargetError,
+    install_provider,
 };
 use rustls::client::Resumption;
 use rustls::pki_types::ServerName;
@@ -71,6 +72,7 @@ pub enum ClientError {
 /// With a kubeconfig the proxy is its `proxy-url`, or else what the environment names. `NO_PROXY` is honoured
 /// for both.
 pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
+    install_provider();
     let refused = |error| ClientError::Connection(Box::new(error));
     let Some(path) = kubeconfig else {
         let mut config = Config::incluster()?;
@@ -102,6 +104,7 @@ pub(crate) async fn bounded(
     connect_timeout: Duration,
     longest: usize,
 ) -> Result<Client, ClientError> {
+    install_provider();
     let wrong = |source| ClientError::Text(Box::new(source));
     let refused = |error| ClientError::Connection(Box::new(error));
     let file = Kubeconfig::from_yaml(kubeconfig).map_err(wrong)?;

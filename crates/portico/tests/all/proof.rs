@@ -79,7 +79,11 @@ pub(crate) fn authority(name: &str) -> String {
 
 /// The ClientHello of a real client that wants to reach the cluster `name`.
 pub(crate) fn hello(name: &str) -> Vec<u8> {
-    let config = ClientConfig::builder().with_root_certificates(RootCertStore::empty()).with_no_client_auth();
+    let config = ClientConfig::builder_with_provider(portico_dial::provider())
+        .with_safe_default_protocol_versions()
+        .expect("the provider has all versions")
+        .with_root_certificates(RootCertStore::empty())
+        .with_no_client_auth();
     let server = ServerName::try_from(host(name)).expect("names of clusters are host names");
     let mut client = ClientConnection::new(Arc::new(config), server).expect("the configuration is complete");
     let mut hello = Vec::new();

@@ -273,6 +273,7 @@ async fn agents_with_made_up_tokens_wait_in_bounded_numbers_for_an_api_server_th
     const MORE: u64 = 20;
     let api = FaultyApi::default();
     api.rules(|rules| rules.mute = true);
+    portico_dial::install_provider();
     let nobody = Client::try_from(Config::new("http://127.0.0.1:9".parse().unwrap())).unwrap();
     let expected = Expected {
         namespace: "kube-system".into(),
