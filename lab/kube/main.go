@@ -1,7 +1,7 @@
-// Command kube is every Kubernetes program of the lab in one file.
+// Command kube is every Kubernetes program of the lab that stays, in one file.
 //
 // The name it is started under decides what it is, as with busybox: the lab makes symbolic links
-// named kube-apiserver, kubelet, kubectl and so on. One binary instead of six shares most of its
+// named kube-apiserver, kubelet and so on. One binary instead of five shares most of its
 // pages in memory and on disk, and, being static, is the whole content of the container image that
 // hosted control planes run from. An image can also name the program as the first argument. etcd is here for
 // hosted control planes too: its client is in the API server anyway.
@@ -21,7 +21,6 @@ import (
 	_ "k8s.io/component-base/logs/json/register"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
 	_ "k8s.io/component-base/metrics/prometheus/version"
-	kubectl "k8s.io/kubectl/pkg/cmd"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
@@ -31,7 +30,7 @@ import (
 
 var names = []string{
 	"kube-apiserver", "kube-controller-manager", "kube-scheduler",
-	"kubelet", "kube-proxy", "kubectl", "etcd",
+	"kubelet", "kube-proxy", "etcd",
 }
 
 func program(name string) *cobra.Command {
@@ -47,8 +46,6 @@ func program(name string) *cobra.Command {
 		return kubelet.NewKubeletCommand(context.Background())
 	case "kube-proxy":
 		return proxy.NewProxyCommand()
-	case "kubectl":
-		return kubectl.NewDefaultKubectlCommand()
 	}
 	return nil
 }

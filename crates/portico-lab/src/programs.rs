@@ -1,6 +1,6 @@
 //! The programs a lab is made of: where they are, and what to do when they are not.
 //!
-//! Most come from Debian; the Kubernetes programs are one Go binary built from `lab/kube`, those of
+//! Most come from Debian; the Kubernetes programs are two Go binaries built from `lab/kube`, those of
 //! Konnectivity come from `lab/konnectivity`, and both are kept under `target/lab/` until their module
 //! changes. A lab never skips: what is missing is an error that says which command brings it.
 
@@ -60,15 +60,8 @@ pub const CNI_PLUGINS: &str = "/usr/lib/cni";
 
 /// The names under which the Kubernetes binary can be started. The labs' own stores are Debian's etcd; this
 /// one is that of hosted control planes.
-pub const KUBE_PROGRAMS: &[&str] = &[
-    "kube-apiserver",
-    "kube-controller-manager",
-    "kube-scheduler",
-    "kubelet",
-    "kube-proxy",
-    "kubectl",
-    "etcd",
-];
+const KUBE_PROGRAMS: &[&str] =
+    &["kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "etcd"];
 
 const METRICS_SERVER: &str = "sigs.k8s.io/metrics-server";
 
@@ -214,8 +207,9 @@ pub fn kube() -> Result<PathBuf> {
     module.built(|dir| {
         let version = kube_version()?;
         let flags = format!("-s -w -X k8s.io/component-base/version.gitVersion={version}");
-        let output = dir.join("kube").display().to_string();
-        module.go(&["build", "-v", "-trimpath", "-ldflags", &flags, "-o", &output, "."])?;
+        // `kube` and `kubectl`.
+        let folder = dir.join("").display().to_string();
+        module.go(&["build", "-v", "-trimpath", "-ldflags", &flags, "-o", &folder, ".", "./kubectl"])?;
         KUBE_PROGRAMS.iter().try_for_each(|name| std::os::unix::fs::symlink("kube", dir.join(name)))?;
         Ok(())
     })
@@ -224,7 +218,7 @@ pub fn kube() -> Result<PathBuf> {
 fn kube_module() -> Result<Module> {
     Ok(Module {
         name: "kube",
-        sources: &["main.go"],
+        sources: &["main.go", "kubectl/main.go"],
         title: format!("Kubernetes {}, etcd {}", kube_version()?, etcd_tag()?),
         cost: "5 to 10 minutes on two cores, 4 GB of Go caches",
     })
