@@ -182,7 +182,7 @@ impl Session {
         self.outbound.control(Packet::Drain);
     }
 
-    /// Notices GOAWAY, which h2 reports only to those who would send a request. True the first time.
+    /// Notices GOAWAY, which h2 reports only to a caller that would send a request. True the first time.
     pub(super) fn poll_leaving(&self, cx: &mut Context<'_>) -> bool {
         let goes = matches!(self.requests.clone().poll_ready(cx), Poll::Ready(Err(_)));
         goes && !self.is_leaving.swap(true, Relaxed)

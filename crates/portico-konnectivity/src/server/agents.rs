@@ -17,13 +17,13 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout};
 
 use super::authentication::{Authentication, Refusal, only};
-use super::backend::{self, Backend, Introduction, Opened};
+use super::backend::{self, Authenticated, Backend, Opened};
 use super::counters::Counted;
 use super::http2::{self, Limits, Peer};
 use super::native::NativeStream;
 use super::settings::{HELLO, MAX_PING, PING_TIMEOUT};
 use super::shared::Shared;
-use super::unproven::{Crowded, Unproven};
+use super::unauthenticated::{Crowded, Unauthenticated};
 use crate::grpc::{Call, Status};
 use crate::streams::{DIAL, OFFER, STREAM_PATH, VERSION};
 
@@ -33,7 +33,7 @@ pub(crate) struct Caller {
     pub(crate) address: SocketAddr,
     /// The names in its certificate, if it has one.
     pub(crate) names: Vec<String>,
-    pub(crate) unproven: Unproven,
+    pub(crate) unauthenticated: Unauthenticated,
 }
 
 /// One connection of an agent.
@@ -45,7 +45,7 @@ struct Connection {
     activity: Arc<Activity>,
     peer: Peer,
     /// Until it is accepted.
-    unproven: Mutex<Option<Unproven>>,
+    unauthenticated: Mutex<Option<Unauthenticated>>,
     /// Whether it has a Connect stream, accepted or not.
     connects: AtomicBool,
     /// Its Connect stream, once it is accepted.
@@ -59,7 +59,7 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     caller: Caller,
 ) {
-    let Caller { address, names, unproven } = caller;
+    let Caller { address, names, unauthenticated } = caller;
     let window = u32::try_from(shared.settings.connection_buffer).unwrap_or(u32::MAX);
     let limits = Limits {
         stream_window: window.clamp(64 * 1024, 1 << 30),
@@ -73,7 +73,7 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
         address,
         names,
         peer: Peer::default(),
-        unproven: Mutex::new(Some(unproven)),
+        unauthenticated: Mutex::new(Some(unauthenticated)),
         connects: AtomicBool::default(),
         backend: Mutex::default(),
     });
@@ -115,20 +115,22 @@ impl Connection {
         self.backend.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn unproven(&self) -> MutexGuard<'_, Option<Unproven>> {
+    fn unauthenticated(&self) -> MutexGuard<'_, Option<Unauthenticated>> {
         // The same.
-        self.unproven.lock().unwrap_or_else(PoisonError::into_inner)
+        self.unauthenticated.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ready when others need the slot of a connection that is not accepted.
     fn poll_evicted(&self, cx: &mut Context<'_>) -> Poll<()> {
-        self.unproven().as_ref().map_or(Poll::Pending, |unproven| unproven.poll_evicted(cx))
+        self.unauthenticated()
+            .as_ref()
+            .map_or(Poll::Pending, |unauthenticated| unauthenticated.poll_evicted(cx))
     }
 
     /// The agent is accepted.
-    fn accept(&self, introduction: &Introduction) {
-        if let Some(unproven) = self.unproven().take() {
-            unproven.proven();
+    fn accept(&self, introduction: &Authenticated) {
+        if let Some(unauthenticated) = self.unauthenticated().take() {
+            unauthenticated.authenticated();
         }
         self.peer.is_known.store(true, Relaxed);
         self.peer.is_native.fetch_or(introduction.is_native, Relaxed);
@@ -147,7 +149,7 @@ impl Connection {
     }
 
     /// Reads what the agent says of itself, and has its token reviewed.
-    async fn introduce(&self, metadata: &HeaderMap) -> Result<Introduction, Refusal> {
+    async fn authenticate(&self, metadata: &HeaderMap) -> Result<Authenticated, Refusal> {
         let missing = || Refusal::Metadata("missing or empty agentID in the context".to_owned());
         let agent = only(metadata, "agentid")?.filter(|agent| !agent.is_empty()).ok_or_else(missing)?;
         let identifiers = only(metadata, "agentidentifiers")?.unwrap_or_default();
@@ -157,7 +159,7 @@ impl Connection {
             self.authentication.check(metadata, self.names.clone(), &identifiers, &self.shared.counters);
         check.await?;
         let version = metadata.get(USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or_default();
-        Ok(Introduction {
+        Ok(Authenticated {
             agent: agent.into(),
             identifiers,
             peer: self.address,
@@ -173,7 +175,7 @@ async fn connect(connection: Arc<Connection>, mut call: Call) {
     let shared = &connection.shared;
     let metadata = call.take_metadata();
     let introduced = tokio::select! {
-        introduced = timeout(HELLO, connection.introduce(&metadata)) => introduced.unwrap_or_else(|_| {
+        introduced = timeout(HELLO, connection.authenticate(&metadata)) => introduced.unwrap_or_else(|_| {
             Err(Refusal::Review("the agent's token was not reviewed in time".to_owned()))
         }),
         // Or its token would wait for a review in the place of another.
@@ -204,7 +206,7 @@ async fn connect(connection: Arc<Connection>, mut call: Call) {
 }
 
 /// The metadata for an agent. `None` if the server's name is none that a header carries.
-fn answer(shared: &Shared, introduction: &Introduction) -> Option<HeaderMap> {
+fn answer(shared: &Shared, introduction: &Authenticated) -> Option<HeaderMap> {
     let mut answer = HeaderMap::new();
     answer.insert("serverid", HeaderValue::try_from(&shared.settings.id).ok()?);
     answer.insert("servercount", HeaderValue::from(shared.settings.count));

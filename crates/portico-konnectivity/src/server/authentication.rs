@@ -45,7 +45,7 @@ const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 /// Why an agent is refused: for its log and ours.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub(crate) enum Refusal {
-    /// It does not say who it is, or says it twice.
+    /// It has no name, or two.
     #[error("{0}")]
     Metadata(String),
     /// Its token is missing, or is not accepted.

@@ -7,6 +7,7 @@
 //! clash.
 
 use std::collections::{HashMap, HashSet};
+use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,10 +16,10 @@ use bytes::Bytes;
 use h2::FlowControl;
 use portico_wire::konnectivity::{ConnectId, DataHead, DialId, Identifiers, Packet};
 use thiserror::Error;
-use tokio::sync::{mpsc, oneshot};
-use tokio::time::Instant;
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::time::{Instant, timeout_at};
 
-use super::counters::{Counters, Segment};
+use super::counters::Segment;
 use super::inbox::{Ended, Inbox};
 use super::native::NativeStream;
 use super::registry::Candidate;
@@ -62,7 +63,7 @@ pub(crate) enum BackendError {
     #[error("the agent names {MAX_CLOSING} connections that are none here, and does not close them")]
     TooManyClosing,
     /// It does not read.
-    #[error("the agent does not read its control packets: {MAX_CONTROL} wait")]
+    #[error("the agent does not read its control packets")]
     NotReading,
 }
 
@@ -75,6 +76,9 @@ pub(crate) enum DialLost {
     /// Too many wait already.
     #[error("{MAX_DIALS} dials wait for the agent already")]
     TooMany,
+    /// No answer in time.
+    #[error("the agent did not answer in time")]
+    Timeout,
 }
 
 /// A connection that the agent has opened.
@@ -84,6 +88,24 @@ pub(crate) enum Opened {
     Packets(PacketConnection),
     /// By a stream of its own.
     Native(NativeStream),
+}
+
+impl Opened {
+    /// Lets an upstream agent go on while the frontend of this connection takes nothing: polled from the
+    /// start, since all connections of such an agent share its window. Returns why the connection has to
+    /// end, when it has to.
+    pub(crate) fn pace(&self) -> impl Future<Output = &'static str> + use<> {
+        let pace = match self {
+            Self::Packets(connection) => Some(connection.pace()),
+            Self::Native(_) => None,
+        };
+        async move {
+            match pace {
+                Some(pace) => pace.await,
+                None => pending().await,
+            }
+        }
+    }
 }
 
 /// The agent's answer: a connection, or why there is none.
@@ -103,6 +125,11 @@ pub(crate) struct Backend {
     draining: AtomicBool,
     state: Mutex<State>,
     control: mpsc::Sender<Packet>,
+    /// Control packets that were queued, and of these the ones that have left.
+    queued: AtomicU64,
+    left: AtomicU64,
+    /// The agent does not take its control packets.
+    stuck: Notify,
     data: mpsc::Sender<(ConnectId, Item)>,
     window: FlowControl,
     shared: Arc<Shared>,
@@ -119,7 +146,7 @@ struct State {
 
 /// What an agent says of itself when it connects.
 #[derive(Debug)]
-pub(crate) struct Introduction {
+pub(crate) struct Authenticated {
     pub(crate) agent: Box<str>,
     pub(crate) identifiers: Identifiers,
     pub(crate) peer: SocketAddr,
@@ -143,11 +170,11 @@ pub(crate) struct Outgoing {
 
 impl Backend {
     pub(crate) fn new(
-        introduction: Introduction,
+        introduction: Authenticated,
         receiver: &mut Receiver,
         shared: &Arc<Shared>,
     ) -> (Arc<Self>, Outgoing) {
-        let Introduction { agent, identifiers, peer, version, is_native } = introduction;
+        let Authenticated { agent, identifiers, peer, version, is_native } = introduction;
         let (control, control_out) = mpsc::channel(MAX_CONTROL);
         let (data, data_out) = mpsc::channel(QUEUED_DATA);
         let backend = Self {
@@ -161,6 +188,9 @@ impl Backend {
             draining: AtomicBool::default(),
             state: Mutex::default(),
             control,
+            queued: AtomicU64::default(),
+            left: AtomicU64::default(),
+            stuck: Notify::new(),
             data,
             window: receiver.flow_control(),
             shared: Arc::clone(shared),
@@ -173,8 +203,9 @@ impl Backend {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks the agent for a connection to `address`. Dropped before it answers, the agent is told.
-    pub(crate) async fn dial(self: &Arc<Self>, address: &str) -> Result<Answer, DialLost> {
+    /// Asks the agent for a connection to `address`. Dropped before it answers, the agent is told. An agent
+    /// that has not even taken the question by the deadline is given up: each dial would cost that time.
+    pub(crate) async fn dial(self: &Arc<Self>, address: &str, deadline: Instant) -> Result<Answer, DialLost> {
         let (answer, answered) = oneshot::channel();
         let dial = self.shared.next_dial();
         {
@@ -188,8 +219,14 @@ impl Backend {
             state.dials.insert(dial, answer);
         }
         let _pending = Pending { backend: self, dial };
-        self.send(Packet::DialRequest { protocol: "tcp".into(), address: address.into(), dial });
-        answered.await.map_err(|_| DialLost::Agent)
+        let place = self.send(Packet::DialRequest { protocol: "tcp".into(), address: address.into(), dial });
+        let Ok(answered) = timeout_at(deadline, answered).await else {
+            if self.left.load(Relaxed) < place {
+                self.stuck.notify_one();
+            }
+            return Err(DialLost::Timeout);
+        };
+        answered.map_err(|_| DialLost::Agent)
     }
 
     /// A stream of its own for a dial. `None` if nothing waits for that dial.
@@ -197,10 +234,14 @@ impl Backend {
         self.state().dials.remove(&dial)
     }
 
-    /// Sends a control packet. A stream whose queue is full ends by the next packet that comes.
-    fn send(&self, packet: Packet) {
+    /// Sends a control packet, and returns how many were queued with it. A stream whose queue is full ends by
+    /// the next packet that comes.
+    fn send(&self, packet: Packet) -> u64 {
         // A writer that is gone has taken the stream with it.
-        let _ = self.control.try_send(packet);
+        if self.control.try_send(packet).is_err() {
+            return 0;
+        }
+        self.queued.fetch_add(1, Relaxed) + 1
     }
 
     fn is_overrun(&self) -> bool {
@@ -357,10 +398,10 @@ pub(crate) async fn serve(
     sender: Sender,
     receiver: &mut Receiver,
 ) -> Result<(), BackendError> {
-    let counters = &backend.shared.counters;
     tokio::select! {
         ended = read(backend, receiver) => ended,
-        ended = write(outgoing, sender, counters) => ended.map_err(Into::into),
+        ended = write(backend, outgoing, sender) => ended.map_err(Into::into),
+        () = backend.stuck.notified() => Err(BackendError::NotReading),
     }
 }
 
@@ -380,14 +421,19 @@ async fn read(backend: &Arc<Backend>, receiver: &mut Receiver) -> Result<(), Bac
     Ok(())
 }
 
-async fn write(mut outgoing: Outgoing, mut sender: Sender, counters: &Counters) -> Result<(), grpc::Error> {
-    let mut last = "Unknown";
+async fn write(backend: &Backend, mut outgoing: Outgoing, mut sender: Sender) -> Result<(), grpc::Error> {
+    let counters = &backend.shared.counters;
+    let (mut last, mut taken) = ("Unknown", 0);
     loop {
         sender.ready().await.inspect_err(|error| counters.stream_failed(Segment::ToAgent, error, last))?;
+        backend.left.store(taken, Relaxed);
         // Control packets first, always.
         let packet = tokio::select! {
             biased;
-            Some(packet) = outgoing.control.recv() => packet,
+            Some(packet) = outgoing.control.recv() => {
+                taken += 1;
+                packet
+            }
             Some((connection, item)) = outgoing.data.recv() => match item {
                 Item::Close => Packet::CloseRequest(connection),
                 Item::Bytes(payload) => {

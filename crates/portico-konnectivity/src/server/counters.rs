@@ -28,6 +28,10 @@ pub const DIAL_FAILURES: [&str; 7] = [
     "frontend_close",
 ];
 
+/// How a dial ended: `ok`, or the word of its failure.
+pub const DIAL_RESULTS: [&str; 6] =
+    ["ok", "no_agent", "error_response", "backend_close", "backend_dial_timeout", "frontend_close"];
+
 /// Why a connection to the agent port became no agent's: see the manual.
 pub const REFUSALS: [&str; 10] =
     ["tls", "crowded", "silent", "flood", "http2", "metadata", "token", "review", "identifiers", "full"];
@@ -80,6 +84,7 @@ pub struct Counters {
     /// Times of connections.
     pub connections: Histogram<12>,
     failures: [AtomicU64; DIAL_FAILURES.len()],
+    results: [Histogram<{ DIAL_BUCKETS.len() }>; DIAL_RESULTS.len()],
     ends: [AtomicU64; ENDS.len()],
     packets: [PacketCounts; 4],
     stream_errors: [[PacketCounts; Code::COUNT]; 4],
@@ -111,8 +116,21 @@ pub struct Counters {
 }
 
 impl Counters {
-    pub(crate) fn dialled(&self, took: Duration) {
-        self.dials.observe(&DIAL_BUCKETS, took);
+    /// A dial is over; an error is one of [`DIAL_FAILURES`].
+    pub(crate) fn dialled(&self, result: Result<(), &'static str>, took: Duration) {
+        match result {
+            Ok(()) => self.dials.observe(&DIAL_BUCKETS, took),
+            Err(reason) => self.dial_failed(reason),
+        }
+        let word = result.err().unwrap_or("ok");
+        if let Some(index) = DIAL_RESULTS.iter().position(|known| *known == word) {
+            self.results[index].observe(&DIAL_BUCKETS, took);
+        }
+    }
+
+    /// Times of dials by result, one of [`DIAL_RESULTS`].
+    pub fn dial_results(&self) -> impl Iterator<Item = (&'static str, &Histogram<{ DIAL_BUCKETS.len() }>)> {
+        DIAL_RESULTS.into_iter().zip(&self.results)
     }
 
     pub(crate) fn dial_failed(&self, reason: &'static str) {

@@ -23,7 +23,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::settings::{MAX_STREAMS, NATIVE_PING};
-use super::unproven::Crowded;
+use super::unauthenticated::Crowded;
 
 /// Why a connection ended otherwise than by its peer's wish.
 #[derive(Debug, Error)]
@@ -37,7 +37,7 @@ pub(crate) enum ConnectionError {
     /// Nothing asked for in time.
     #[error("the peer did not say what it wants in time")]
     TooSlow,
-    /// It had not shown who it is.
+    /// It had not authenticated.
     #[error(transparent)]
     Crowded(#[from] Crowded),
     /// Frames that cost work and carry nothing.

@@ -163,7 +163,7 @@ impl Inbox {
     }
 
     /// Gives window back while the connection is over its buffer, and counts it in `full`. Returns why it has
-    /// to end, when it has to.
+    /// to end, when it has to. May be dropped, and begun again.
     pub(crate) async fn pace(&self, full: &AtomicU64, give_back: impl Fn(usize)) -> &'static str {
         let evicted = poll_fn(|cx| match self.holder.poll_evicted(cx) {
             Poll::Ready(()) => Poll::Ready("memory"),
@@ -171,7 +171,9 @@ impl Inbox {
         });
         let stopped = async {
             loop {
-                self.went_over.notified().await;
+                if self.state().over.is_none() {
+                    self.went_over.notified().await;
+                }
                 let _full = Counted::new(full);
                 while self.state().over.is_some() {
                     sleep(PACE).await;

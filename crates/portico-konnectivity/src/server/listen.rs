@@ -28,7 +28,7 @@ use super::frontend::{Mode, connect, proxy};
 use super::settings::{HELLO, PING_TIMEOUT};
 use super::shared::Shared;
 use super::tls::ServerTls;
-use super::unproven::{Crowded, Unproven};
+use super::unauthenticated::{Crowded, Unauthenticated};
 use crate::authority::Authority;
 
 /// Between two attempts to accept while the process has no descriptor left.
@@ -150,7 +150,7 @@ pub(crate) async fn frontends(shared: Arc<Shared>, listener: FrontendListener, m
         },
         FrontendListener::Tcp(listener, tls) => loop {
             let Some((stream, peer)) = check(&shared, listener.accept().await).await else { continue };
-            let slot = shared.unproven_frontends.enter(Some(Source::of(peer.ip())));
+            let slot = shared.unauthenticated_frontends.enter(Some(Source::of(peer.ip())));
             tokio::spawn(frontend_over_tls(Arc::clone(&shared), stream, peer, Arc::clone(&tls), mode, slot));
         },
     }
@@ -164,13 +164,13 @@ async fn frontend_over_tls(
     mode: Mode,
     slot: Slot,
 ) {
-    let unproven = Unproven::new(slot);
-    let stream = match handshake(stream, &tls, &unproven).await {
+    let unauthenticated = Unauthenticated::new(slot);
+    let stream = match handshake(stream, &tls, &unauthenticated).await {
         Ok(stream) => stream,
         Err(why) => return shared.refused_frontend(peer, &why),
     };
     // It has a certificate of the CA.
-    unproven.proven();
+    unauthenticated.authenticated();
     match mode {
         Mode::Grpc => proxy::serve(shared, stream).await,
         Mode::HttpConnect => connect::serve_tls(shared, stream).await,
@@ -186,15 +186,16 @@ pub(crate) async fn agents(
 ) {
     loop {
         let Some((stream, peer)) = check(&shared, listener.accept().await).await else { continue };
-        let unproven = Unproven::new(shared.unproven_agents.enter(Some(Source::of(peer.ip()))));
+        let unauthenticated =
+            Unauthenticated::new(shared.unauthenticated_agents.enter(Some(Source::of(peer.ip()))));
         let (shared, tls, authentication) =
             (Arc::clone(&shared), Arc::clone(&tls), Arc::clone(&authentication));
         tokio::spawn(async move {
-            match handshake(stream, &tls, &unproven).await {
+            match handshake(stream, &tls, &unauthenticated).await {
                 Ok(stream) => {
                     let certificates = stream.get_ref().1.peer_certificates();
                     let names = certificates.and_then(|chain| chain.first()).map(|leaf| identities_of(leaf));
-                    let caller = Caller { address: peer, names: names.unwrap_or_default(), unproven };
+                    let caller = Caller { address: peer, names: names.unwrap_or_default(), unauthenticated };
                     agents::serve(shared, authentication, stream, caller).await;
                 }
                 Err(why) => shared.refused(why.reason(), peer, &why),
@@ -229,17 +230,17 @@ impl NoTls {
 async fn handshake(
     stream: TcpStream,
     tls: &ServerTls,
-    unproven: &Unproven,
+    unauthenticated: &Unauthenticated,
 ) -> Result<TlsStream<ReadAhead<TcpStream>>, NoTls> {
     let accept = TlsAcceptor::from(tls.current())
-        .accept_with(ReadAhead::limited(stream, &unproven.limit), |tls| {
+        .accept_with(ReadAhead::limited(stream, &unauthenticated.limit), |tls| {
             tls.set_buffer_limit(Some(portico_dial::TLS_BUFFER))
         });
     let stream = tokio::select! {
         accepted = timeout(HELLO, accept) => accepted.map_err(|_| NoTls::TooSlow)??,
-        () = poll_fn(|cx| unproven.poll_evicted(cx)) => return Err(Crowded.into()),
+        () = poll_fn(|cx| unauthenticated.poll_evicted(cx)) => return Err(Crowded.into()),
     };
-    unproven.limit.uncount();
+    unauthenticated.limit.uncount();
     Ok(stream)
 }
 

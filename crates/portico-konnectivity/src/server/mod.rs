@@ -25,7 +25,7 @@ mod relay;
 mod settings;
 mod shared;
 mod tls;
-mod unproven;
+mod unauthenticated;
 
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
@@ -248,10 +248,10 @@ impl Status {
         usize::try_from(self.counters().established.load(Relaxed)).unwrap_or(usize::MAX)
     }
 
-    /// Connections to the agent port that have not shown who they are.
+    /// Connections to the agent port whose peers have not authenticated.
     #[must_use]
-    pub fn unproven(&self) -> u32 {
-        self.0.unproven_agents.count()
+    pub fn unauthenticated(&self) -> u32 {
+        self.0.unauthenticated_agents.count()
     }
 
     /// Bytes that wait for receivers, and how many may.

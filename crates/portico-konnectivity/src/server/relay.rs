@@ -9,7 +9,7 @@
 //!
 //! Neither direction waits for the other, and a side that is lost ends both.
 
-use std::future::{Future, pending, poll_fn};
+use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::atomic::AtomicU64;
 use std::task::Poll;
@@ -101,10 +101,11 @@ pub(crate) async fn relay(
     early: Bytes,
     mut established: Established,
 ) -> bool {
-    let (mut reader, mut writer, pace) = match opened {
+    let (pace, is_native) = (opened.pace(), matches!(opened, Opened::Native(_)));
+    let (mut reader, mut writer) = match opened {
         Opened::Packets(connection) => {
-            let (writer, pace) = (connection.writer(), Some(connection.pace()));
-            (AgentReader::Packets(connection), AgentWriter::Packets(writer), pace)
+            let writer = connection.writer();
+            (AgentReader::Packets(connection), AgentWriter::Packets(writer))
         }
         Opened::Native(stream) => {
             let Ok(stream) = stream.answer() else {
@@ -112,14 +113,7 @@ pub(crate) async fn relay(
                 return tell(sink, "agent_lost").await;
             };
             let (reader, writer) = stream.split();
-            (AgentReader::Native(reader), AgentWriter::Native(writer), None)
-        }
-    };
-    let is_native = pace.is_none();
-    let unread = async {
-        match pace {
-            Some(pace) => pace.await,
-            None => pending().await,
+            (AgentReader::Native(reader), AgentWriter::Native(writer))
         }
     };
     let half_closes = is_native && !source.closes_both();
@@ -128,7 +122,7 @@ pub(crate) async fn relay(
         let down = down(&mut reader, sink, half_closes, &established);
         tokio::select! {
             end = directions(up, down, is_native, half_closes) => end,
-            reason = unread => reason,
+            reason = pace => reason,
         }
     };
     established.ends(end);

@@ -13,9 +13,12 @@ pub(crate) const REQUEST: Duration = Duration::from_secs(60);
 /// How long the other side of a connection may take to end once one has.
 pub(crate) const CLOSING: Duration = Duration::from_secs(10);
 
-/// PING after so much silence of an agent of ours, and as long again for its answer: a half-open one is found
-/// within ten seconds.
-pub(crate) const NATIVE_PING: Duration = Duration::from_secs(5);
+/// How long a frontend may take to read that it is connected.
+pub(crate) const ANSWER: Duration = Duration::from_secs(10);
+
+/// Between two looks at an agent of ours, the second of which sends PING if nothing came since the first; and
+/// how long its answer may take. A half-open one is found within three of them: ten seconds.
+pub(crate) const NATIVE_PING: Duration = Duration::from_secs(3);
 
 /// What an upstream agent gets at most: a server with the default of one hour keeps vanished agents for as
 /// long.
@@ -27,8 +30,8 @@ pub(crate) const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// Streams on one connection at once: connections of an agent of ours.
 pub(crate) const MAX_STREAMS: u32 = 65_536;
 
-/// Connections to one port that have not shown who they are yet: of more, the oldest are closed.
-pub(crate) const MAX_UNPROVEN: u32 = 1_024;
+/// Connections to one port whose peers have not authenticated yet: of more, the oldest are closed.
+pub(crate) const MAX_UNAUTHENTICATED: u32 = 1_024;
 
 /// Bytes that are read of a peer's TLS handshake: a chain of ten large certificates, and the rest.
 pub(crate) const TLS_HANDSHAKE: usize = 20 * 1024;

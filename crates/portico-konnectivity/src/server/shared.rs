@@ -11,14 +11,14 @@ use portico_net::line_limit::{LineLimit, Pace};
 use portico_net::slots::Slots;
 use portico_wire::konnectivity::{ConnectId, DialId, address};
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 use super::authentication::Refusal;
 use super::backend::{Backend, DialIds, DialLost, Opened};
 use super::connections::Connections;
 use super::counters::{Counted, Counters};
 use super::registry::Registry;
-use super::settings::{MAX_UNPROVEN, Settings};
+use super::settings::{MAX_UNAUTHENTICATED, Settings};
 
 /// Agents that are asked for one connection, one after the other, if they are lost meanwhile.
 const AGENTS_TRIED: usize = 3;
@@ -37,9 +37,9 @@ pub(crate) struct Shared {
     agents: Semaphore,
     dials: DialIds,
     frontend_ids: AtomicI64,
-    /// Connections that have not shown who they are, to the port of agents and to that of frontends.
-    pub(crate) unproven_agents: Arc<Slots>,
-    pub(crate) unproven_frontends: Arc<Slots>,
+    /// Connections whose peers have not authenticated, to the port of agents and to that of frontends.
+    pub(crate) unauthenticated_agents: Arc<Slots>,
+    pub(crate) unauthenticated_frontends: Arc<Slots>,
     /// Of log lines that anyone can cause.
     lines: LineLimit,
     started: Instant,
@@ -111,12 +111,12 @@ impl Shared {
             registry: Mutex::new(registry),
             dials: DialIds::default(),
             frontend_ids: AtomicI64::new(1),
-            unproven_agents: Slots::new(
-                MAX_UNPROVEN,
+            unauthenticated_agents: Slots::new(
+                MAX_UNAUTHENTICATED,
                 "connections to the agent port that are no agent's yet",
             ),
-            unproven_frontends: Slots::new(
-                MAX_UNPROVEN,
+            unauthenticated_frontends: Slots::new(
+                MAX_UNAUTHENTICATED,
                 "connections to the API server's port without TLS yet",
             ),
             lines: LineLimit::default(),
@@ -188,14 +188,12 @@ impl Shared {
     /// Dropped before its end, the agent is told.
     pub(crate) async fn dial(&self, address: &str) -> Result<(Opened, Arc<Backend>), DialError> {
         let _pending = Counted::new(&self.counters.pending);
-        let mut abandoned = Abandoned(Some(&self.counters));
         let begun = Instant::now();
+        let mut abandoned = Abandoned(Some((&self.counters, begun)));
         let dialled = self.dial_agents(address, begun).await;
         abandoned.0 = None;
-        match &dialled {
-            Ok(_) => self.counters.dialled(begun.elapsed()),
-            Err(error) => self.counters.dial_failed(error.reason()),
-        }
+        let result = dialled.as_ref().map(drop).map_err(DialError::reason);
+        self.counters.dialled(result, begun.elapsed());
         dialled
     }
 
@@ -213,11 +211,11 @@ impl Shared {
         while tried.len() < AGENTS_TRIED {
             let picked = self.registry().pick(host, random(), &tried);
             let Some(backend) = picked else { break };
-            match timeout_at(deadline, backend.dial(address)).await {
-                Err(_) => return Err(DialError::Timeout),
-                Ok(Ok(Ok(opened))) => return Ok((opened, backend)),
-                Ok(Ok(Err(text))) => return Err(DialError::Refused(text)),
-                Ok(Err(lost)) => error = DialError::Lost(lost),
+            match backend.dial(address, deadline).await {
+                Ok(Ok(opened)) => return Ok((opened, backend)),
+                Ok(Err(text)) => return Err(DialError::Refused(text)),
+                Err(DialLost::Timeout) => return Err(DialError::Timeout),
+                Err(lost) => error = DialError::Lost(lost),
             }
             tried.push(backend);
         }
@@ -231,12 +229,12 @@ fn random() -> usize {
 }
 
 /// Counts a dial that nobody waits for any more.
-struct Abandoned<'a>(Option<&'a Counters>);
+struct Abandoned<'a>(Option<(&'a Counters, Instant)>);
 
 impl Drop for Abandoned<'_> {
     fn drop(&mut self) {
-        if let Some(counters) = self.0 {
-            counters.dial_failed("frontend_close");
+        if let Some((counters, begun)) = self.0 {
+            counters.dialled(Err("frontend_close"), begun.elapsed());
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::server::connections::Established;
 use crate::server::counters::Counted;
 use crate::server::native::Answered;
 use crate::server::relay::{FrontendLost, Sink, Source, relay};
-use crate::server::settings::REQUEST;
+use crate::server::settings::{ANSWER, CLOSING, REQUEST};
 use crate::server::shared::{DialError, Shared};
 
 /// Most bytes that are read behind the head before the endpoint is connected.
@@ -49,13 +49,15 @@ pub(crate) async fn serve_plain(shared: Arc<Shared>, mut stream: Stream) {
     tokio::select! {
         _ = speaks => {}
         () = linger::sent(&stream, Instant::now() + HEAD_READ) => {}
+        reason = opened.pace() => return established.ends(reason),
     }
     match opened {
         Opened::Native(native) => {
             // Only now: it leaves with the first bytes of a frontend that has spoken.
             let Ok(mut native) = native.answer() else { return established.ends("agent_lost") };
             while early.has_remaining() {
-                let Ok(sent) = send_early(&mut native, &mut early).await else {
+                // An agent that gives no window has not taken the connection.
+                let Ok(Ok(sent)) = timeout(CLOSING, send_early(&mut native, &mut early)).await else {
                     return established.ends("agent_lost");
                 };
                 established.moved(sent, 0);
@@ -161,7 +163,12 @@ async fn respond<S: AsyncWrite + Unpin>(
         stream.write_all(ESTABLISHED).await?;
         stream.flush().await
     };
-    if !matches!(timeout(GOODBYE, written).await, Ok(Ok(()))) {
+    let is_told = tokio::select! {
+        written = timeout(ANSWER, written) => matches!(written, Ok(Ok(()))),
+        // Bytes that the endpoint sends meanwhile must not hold up other connections of the agent.
+        _ = opened.pace() => false,
+    };
+    if !is_told {
         shared.counters.dial_failed("send_rsp");
         return None;
     }

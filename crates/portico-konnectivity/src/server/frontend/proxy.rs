@@ -22,7 +22,7 @@ use crate::server::connections::Established;
 use crate::server::counters::{Counted, Segment};
 use crate::server::http2::{self, Limits, Peer};
 use crate::server::relay::{FrontendLost, Sink, Source, relay};
-use crate::server::settings::{CLOSING, PING_TIMEOUT, REQUEST};
+use crate::server::settings::{ANSWER, CLOSING, PING_TIMEOUT, REQUEST};
 use crate::server::shared::Shared;
 
 /// Largest window of a Proxy stream, and so what a frontend may send before its endpoint takes it.
@@ -68,7 +68,13 @@ async fn stream_of(shared: Arc<Shared>, call: Call, activity: Arc<Activity>) {
     let connection = shared.next_connection();
     let (answer, begun) =
         (Packet::DialResponse { dial: dial.random, result: Ok(connection) }, Instant::now());
-    if frontend.send(&answer).await.is_err() {
+    let is_told = tokio::select! {
+        sent = timeout(ANSWER, frontend.send(&answer)) => matches!(sent, Ok(Ok(()))),
+        // Bytes that the endpoint sends meanwhile must not hold up other connections of the agent.
+        _ = opened.pace() => false,
+        () = shared.stopped() => false,
+    };
+    if !is_told {
         return shared.counters.dial_failed("send_rsp");
     }
     shared.counters.frontend_written(begun.elapsed());
@@ -166,10 +172,13 @@ impl Frontend<'_> {
 
     /// Sends the last packet, and reads what still comes until the frontend ends the stream.
     async fn end_with<T>(&mut self, packet: Packet) -> Option<T> {
-        if self.send(&packet).await.is_ok() {
-            // A frontend that does not end it within this time gets the status all the same.
-            let _ = timeout(CLOSING, async { while self.packet().await.is_some() {} }).await;
-        }
+        let sent_and_ended = async {
+            if self.send(&packet).await.is_ok() {
+                while self.packet().await.is_some() {}
+            }
+        };
+        // A frontend that does not end it within this time gets the status all the same.
+        let _ = timeout(CLOSING, sent_and_ended).await;
         None
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use kube::{Client, Config};
 use portico_konnectivity::grpc::Error;
 use portico_konnectivity::server::{Authentication, Binding, Expected, Mode, Strategy};
+use portico_konnectivity::streams::{OFFER, VERSION};
 use portico_lab::clock::Clock;
 use portico_lab::faulty_api::FaultyApi;
 use portico_lab::frames::{self, END_HEADERS, INITIAL_WINDOW_SIZE, kind};
@@ -196,17 +197,69 @@ async fn a_message_that_is_too_long_or_none_ends_its_agent_only() {
 }
 
 #[tokio::test]
-async fn an_agent_that_reads_nothing_delays_its_own_dials_only() {
+async fn an_agent_that_reads_nothing_delays_its_own_dials_only_and_is_given_up_for_it() {
     let rig = rig().await;
     let mut bystander = Bystander::new(&rig).await;
     let _deaf = raw_agent(&rig).await;
+    let mut waiting = Vec::new();
     for _ in 0..100 {
-        let mut frontend = rig.http("hostile:1").await;
+        waiting.push(rig.http("hostile:1").await);
         bystander.goes_on().await;
-        assert!(head(&mut frontend).await.starts_with("HTTP/1.1 504"));
     }
-    assert_eq!(rig.status.agents().iter().map(|agent| agent.dials).sum::<usize>(), 0);
+    // The first is not answered in time, and those that wait are told that the agent is gone.
+    assert!(head(&mut waiting[0]).await.starts_with("HTTP/1.1 504"));
+    until(|| rig.status.agents().len() == 1).await;
+    assert_eq!(rig.status.agents()[0].dials, 0);
+    let mut next = rig.http("hostile:1").await;
+    assert!(head(&mut next).await.starts_with("HTTP/1.1 500"), "no agent, at once");
+    bystander.goes_on().await;
     assert!(rig.status.memory().0 < 1 << 20);
+}
+
+#[tokio::test]
+async fn a_silent_agent_of_ours_is_given_up_within_ten_seconds() {
+    let rig = Rig::start(Mode::HttpConnect).await;
+    let mut agent = rig.tls_to(rig.server.agent_address()).await.unwrap();
+    agent.write_all(&opening(CONNECT_PATH, &[("agentid", "frozen"), (OFFER, VERSION)])).await.unwrap();
+    until(|| rig.status.agents().len() == 1).await;
+    let clock = Clock::new();
+    // As late as can be: what came last counts for the interval that has just begun.
+    agent.write_all(&frames::frame(kind::PING, 0, 0, &[0; 8])).await.unwrap();
+    let begun = Instant::now();
+    clock.until("the agent is given up", || rig.status.agents().is_empty()).await;
+    assert!(begun.elapsed() <= Duration::from_secs(10), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_frontend_that_does_not_take_its_answer_loses_its_connection_and_holds_up_no_other() {
+    const MEGABYTE: usize = 1 << 20;
+    let rig = Rig::with(Mode::Grpc, |settings| settings.connection_buffer = MEGABYTE).await;
+    let (mut agent, mut frontend) = (rig.agent("a").await, rig.proxy().await);
+    frontend.asks("node:1", 1).await;
+    let of_agent = agent.accepts("node:1", 1).await;
+    let Packet::DialResponse { result: Ok(of_frontend), .. } = frontend.packet().await else { panic!() };
+    let mut deaf = UnixStream::connect(&rig.socket).await.unwrap();
+    let dial = Packet::DialRequest { protocol: "tcp".into(), address: "node:2".into(), dial: DialId(2) };
+    let asks = frames::frame(kind::DATA, 0, 1, &dial.encoded());
+    deaf.write_all(&[opening(PROXY_PATH, &[]), asks].concat()).await.unwrap();
+    let of_deaf = agent.accepts("node:2", 2).await;
+    until(|| rig.status.established() == 2).await;
+    let clock = Clock::new();
+    // More than the buffer and the window of the stream that both share.
+    let sends = async {
+        for _ in 0..64 {
+            agent.stream.data(of_deaf, &[7; MEGABYTE / 4]).await;
+        }
+        agent.stream.data(of_agent, b"goes on").await;
+    };
+    clock.by(sends).await;
+    assert_eq!(clock.by(frontend.bytes(7)).await, b"goes on");
+    clock.until("the deaf one has lost its connection", || rig.status.established() == 1).await;
+    frontend.send(Packet::CloseRequest(of_frontend)).await;
+    assert_eq!(
+        clock.by(frontend.packet()).await,
+        Packet::CloseResponse { connection: of_frontend, error: String::new() }
+    );
 }
 
 #[tokio::test]
@@ -262,9 +315,9 @@ async fn connections_that_say_nothing_make_room_for_agents() {
     let _agent = rig.agent_with("late", "host=late", false).await;
     bystander.goes_on().await;
     until(|| refused(&rig, "crowded") >= (SILENT - 1_024) as u64).await;
-    assert!(rig.status.unproven() <= 1_024);
+    assert!(rig.status.unauthenticated() <= 1_024);
     drop(silent);
-    until(|| rig.status.unproven() == 0).await;
+    until(|| rig.status.unauthenticated() == 0).await;
 }
 
 #[tokio::test]

@@ -75,6 +75,10 @@ async fn a_dial_without_an_answer_ends_in_time_and_its_late_connection_is_closed
     assert_eq!(agent.stream.packet().await, Packet::CloseDial(dial));
     agent.stream.send(Packet::DialResponse { dial, result: Ok(ConnectId(1)) }).await;
     assert_eq!(agent.stream.packet().await, Packet::CloseRequest(ConnectId(1)));
+    let counters = rig.status.counters();
+    let (_, times) = counters.dial_results().find(|(word, _)| *word == "backend_dial_timeout").unwrap();
+    assert!(times.seconds() >= 0.05, "the time of a dial that failed is known: {}", times.seconds());
+    assert_eq!(counters.dial_results().flat_map(|(_, times)| times.counts()).sum::<u64>(), 1);
 }
 
 #[tokio::test]

@@ -90,7 +90,7 @@ pub(super) struct AgentFlags {
     #[arg(long, value_name = "FILE", default_value = "", hide_default_value = true)]
     pub(super) cluster_ca_cert: OptionalFile,
     /// Silence after which an upstream agent gets an HTTP/2 PING, 30s at most; one of Portico's gets it after
-    /// 5s
+    /// 3s
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = time)]
     pub(super) keepalive_time: Duration,
     /// Name of this server, different from all others of the cluster [default: a new UUID]

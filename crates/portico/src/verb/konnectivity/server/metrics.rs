@@ -172,6 +172,10 @@ fn write_own(status: &Status, out: &mut Families<'_>) -> fmt::Result {
     let [up, down] = counters.bytes();
     let bytes = [([("direction", "to_endpoint")], up), ([("direction", "from_endpoint")], down)];
     out.counter("konnectivity_server_carried", "Bytes of connections.", Some(&Unit::Bytes), bytes)?;
+    let dials = counters
+        .dial_results()
+        .map(|(result, times)| ([("result", result)], times.seconds(), times.buckets(&DIAL_BUCKETS)));
+    out.histogram("konnectivity_server_dial_result", "Times of dials, by result.", &Unit::Seconds, dials)?;
     let ends = counters.ends().map(|(reason, count)| ([("reason", reason)], count));
     out.counter("konnectivity_server_connections_ended", "Connections that ended.", None, ends)?;
     let (held, limit) = status.memory();
@@ -186,7 +190,7 @@ fn write_own(status: &Status, out: &mut Families<'_>) -> fmt::Result {
         (
             "konnectivity_server_unproven_connections",
             "Connections to the agent port that have not shown who they are.",
-            u64::from(status.unproven()),
+            u64::from(status.unauthenticated()),
         ),
         (
             "konnectivity_server_reviews_waiting",

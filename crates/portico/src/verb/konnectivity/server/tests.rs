@@ -48,6 +48,9 @@ fn flags_that_contradict_each_other_say_what_to_do() {
     assert!(refusal("").contains("--cluster-cert is missing"));
     let suites = flags("--cipher-suites=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256").tls_options().unwrap();
     assert_eq!(suites.provider.cipher_suites.iter().filter(|suite| suite.tls13().is_none()).count(), 1);
+    let with_tls13 =
+        flags("--cipher-suites=TLS_AES_128_GCM_SHA256,TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256").tls_options();
+    assert_eq!(with_tls13.unwrap().provider.cipher_suites.len(), suites.provider.cipher_suites.len());
     assert!(flags("--cipher-suites=TLS_RSA_WITH_RC4_128_SHA").tls_options().is_err());
 }
 

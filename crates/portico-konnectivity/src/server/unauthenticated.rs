@@ -1,4 +1,4 @@
-//! What bounds a connection that has not shown who it is.
+//! What bounds a connection whose peer has not authenticated.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -9,15 +9,15 @@ use thiserror::Error;
 
 use super::settings::TLS_HANDSHAKE;
 
-/// What a connection has that has not shown who it is: a slot, which it loses to others if it takes its time,
-/// and a limit to what is read.
+/// What a connection has until its peer has authenticated: a slot, which it loses to others if it takes its
+/// time, and a limit to what is read.
 #[derive(Debug)]
-pub(crate) struct Unproven {
+pub(crate) struct Unauthenticated {
     slot: Slot,
     pub(crate) limit: Arc<ReadLimit>,
 }
 
-impl Unproven {
+impl Unauthenticated {
     pub(crate) fn new(slot: Slot) -> Self {
         Self { slot, limit: ReadLimit::new(TLS_HANDSHAKE) }
     }
@@ -27,13 +27,13 @@ impl Unproven {
         self.slot.poll_evicted(cx)
     }
 
-    /// It has shown who it is.
-    pub(crate) fn proven(self) {
+    /// The peer has authenticated.
+    pub(crate) fn authenticated(self) {
         self.limit.lift();
     }
 }
 
-/// The slot of a connection that has not shown who it is was needed for another.
+/// The slot of a connection whose peer had not authenticated was needed for another.
 #[derive(Debug, Clone, Copy, Error)]
 #[error("of more connections that have not shown who they are than may be, it was the oldest")]
 pub(crate) struct Crowded;
