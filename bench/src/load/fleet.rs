@@ -83,7 +83,7 @@ pub(crate) struct Report {
     /// Attempts at a tunnel that failed.
     pub(crate) attempts: u64,
     /// Tunnels that did not answer a PING in time.
-    pub(crate) suspect: u64,
+    pub(crate) unresponsive: u64,
 }
 
 impl std::ops::Add for Report {
@@ -98,7 +98,7 @@ impl std::ops::Add for Report {
             refused: self.refused + other.refused,
             unanswered: self.unanswered + other.unanswered,
             attempts: self.attempts + other.attempts,
-            suspect: self.suspect + other.suspect,
+            unresponsive: self.unresponsive + other.unresponsive,
         }
     }
 }
@@ -313,7 +313,7 @@ fn report(agents: &[Agent], heard: &[Arc<AtomicU32>], tally: &Tally) -> Report {
         report.up += usize::from(up);
         report.back += usize::from(up && totals.tunnels_opened > agent.opened);
         report.attempts += totals.tunnel_failures;
-        report.suspect += totals.tunnels_unresponsive;
+        report.unresponsive += totals.tunnels_unresponsive;
     }
     report
 }

@@ -99,7 +99,7 @@ impl Table {
         }
         let counts = [
             ("attempts at a tunnel that failed", last.attempts - first.attempts),
-            ("tunnels silent for more than a PING", last.suspect - first.suspect),
+            ("tunnels silent for more than a PING", last.unresponsive - first.unresponsive),
             ("pods told that there is no gateway", last.unanswered - first.unanswered),
             ("pods refused by the gateway", last.refused - first.refused),
         ];

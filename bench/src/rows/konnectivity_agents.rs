@@ -71,7 +71,7 @@ fn run(bench: &Bench, number: usize, make: &Make) -> Result<[f64; 5]> {
 
     servers[0].signal(Signal::KILL)?;
     servers[0].wait()?;
-    // Or those who have not noticed yet would be taken for those that are back.
+    // Or agents that have not noticed yet would be taken for those that are back.
     while crowd.connections() > all - AGENTS {
         std::thread::sleep(LOOK);
     }

@@ -252,10 +252,10 @@ impl fmt::Display for NotCounted {
     }
 }
 
-/// The kinds of listeners by which clients of the door of `plan` come, and none of `other`.
+/// The kinds of listeners that clients of the door of `plan` come by, and those of `other` do not.
 ///
 /// # Errors
-/// Who comes by them says nothing of the door, and why.
+/// The listeners do not tell clients of the two doors apart. The error says why.
 pub fn told_apart(plan: &Plan, other: &Plan) -> Result<BTreeSet<ListenerKind>, NotCounted> {
     if plan.answered_by == AnsweredBy::SeedNodes {
         return Err(NotCounted::PastGateways);

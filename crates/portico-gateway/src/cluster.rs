@@ -150,8 +150,8 @@ impl Cluster {
         let counters = self.counters();
         counters.bytes_up.fetch_add(up, Relaxed);
         counters.bytes_down.fetch_add(down, Relaxed);
-        // By a port also come those who only look whether it is open: load balancers, scanners. Whom the
-        // endpoint resets may have had no time to say anything.
+        // Load balancers and scanners only look whether a port is open. A client that the endpoint resets may
+        // have had no time to say anything.
         let used = listener != ListenerKind::NodePort || up > 0 || end == End::Reset(Side::Upstream);
         counters.doors.ended(listener, used.then_some(client), now);
     }

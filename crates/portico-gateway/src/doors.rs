@@ -65,7 +65,7 @@ impl Doors {
         if let Some(client) = client {
             self.used(listener, client, now);
         }
-        // After the use: who sees the end sees that too.
+        // After the use: a reader that sees the end sees that too.
         self.of(listener).ended.fetch_add(1, Release);
     }
 

@@ -19,7 +19,7 @@ use crate::program::{api_server, controller_manager, etcd, konnectivity, schedul
 
 pub use filter::{Filter, TooLong};
 
-/// The Secret in the namespace of a cluster with the kubeconfig of who reads its metrics.
+/// The Secret in the namespace of a cluster with the kubeconfig for reading its metrics.
 pub const SECRET: &str = "prometheus-kubeconfig";
 
 /// The label by which the pods of control planes are found.
@@ -45,10 +45,10 @@ pub enum Source {
 pub enum Access {
     /// To anybody, without TLS.
     Plain,
-    /// To who has the right, over TLS with a certificate of the cluster's authority.
+    /// To clients with the right, over TLS with a certificate of the cluster's authority.
     Verified,
-    /// To who has the right, over TLS with a certificate that the program makes when it starts, and that
-    /// nobody can know before.
+    /// To clients with the right, over TLS with a certificate that the program makes when it starts. Nobody
+    /// can know it before.
     OwnCertificate,
 }
 

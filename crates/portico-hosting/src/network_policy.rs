@@ -50,7 +50,7 @@ pub(crate) fn policies(facts: &Facts<'_>) -> Vec<(&'static str, Value)> {
         let to_api_server = to(api_server::NAME, &[api_server::PORT]);
         policies.push(("apiserver-internal-allow", egress(pods, to_api_server)));
     }
-    // Who issues by a file of the user's own is not known: any HTTPS outside.
+    // The issuers in a file of the user's own are not known: any HTTPS outside.
     let by_file = !facts.hosting.authentication_configuration.secret_name.is_empty();
     let port = if by_file { Some(HTTPS) } else { issuer_port(&facts.hosting.oidc.issuer_url) };
     if let Some(port) = port {

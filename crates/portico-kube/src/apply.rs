@@ -75,7 +75,7 @@ where
     Ok(if same { Applied::Unchanged } else { Applied::Changed(object) })
 }
 
-/// Makes an object as `wanted`, of which there must never be a second version: who comes second gets a
+/// Makes an object as `wanted`, of which there must never be a second version. The second writer gets a
 /// conflict, also where both believe to lead. To apply it later is another write, which [`apply`] does.
 ///
 /// As a manager that nobody else is and without force, because a right to create cannot be limited to a

@@ -77,7 +77,7 @@ pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
     let Some(path) = kubeconfig else {
         let mut config = Config::incluster()?;
         config.connect_timeout = Some(CONNECT_TIMEOUT);
-        // Whoever asks tries again by itself, with its own pauses; kube's own would go on for half an hour.
+        // Callers try again themselves, with their own pauses. kube would go on for half an hour.
         config.default_retry = false;
         return Client::try_from(config).map_err(refused);
     };

@@ -221,7 +221,7 @@ pub async fn elect_while(
     let mut candidate = Candidate { identity: settings.identity.clone(), seen: None, own: None, other: None };
     let mut renewed: Option<Instant> = None;
     loop {
-        // Whoever does not hold it may take its time: it takes a read and a write, at a slow API server too.
+        // One that does not hold it has more time: it takes a read and a write, at a slow API server too.
         let limit = if renewed.is_some() { REQUEST_TIMEOUT } else { 2 * REQUEST_TIMEOUT };
         let now_may = may.as_mut().is_none_or(|may| may.borrow_and_update().now());
         let attempt = timeout(limit, candidate.attempt(&api, &settings, now_may));

@@ -103,7 +103,7 @@ impl Owned {
 }
 
 impl Shared {
-    /// This text, as others have it who asked for the same.
+    /// This text, shared with all that asked for the same.
     fn text(&mut self, text: &str) -> Arc<str> {
         if let Some(known) = self.texts.get(text) {
             return Arc::clone(known);
@@ -150,7 +150,7 @@ impl<'de, K> Deserialize<'de> for Seen<K> {
     }
 }
 
-/// Drops annotations that Portico neither manages nor reads: who may write an object may give it 256 KiB of
+/// Drops annotations that Portico neither manages nor reads. Any writer of an object may give it 256 KiB of
 /// them, and all objects are held in memory.
 fn drop_annotations_of_others(object: &mut Value) {
     let Some(annotations) = object.pointer_mut("/metadata/annotations").map(Value::take) else { return };

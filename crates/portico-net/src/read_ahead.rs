@@ -33,7 +33,7 @@ pub struct ReadAhead<S> {
     limit: Option<Arc<ReadLimit>>,
 }
 
-/// What is read of a peer of which little is known. It is shared with those above, who learn more.
+/// What is read of a peer of which little is known. It is shared with the layers above: they learn more.
 #[derive(Debug)]
 pub struct ReadLimit {
     /// Bytes that may still be read.

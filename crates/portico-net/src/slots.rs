@@ -114,7 +114,7 @@ impl Slots {
         let mut state = self.lock();
         let key = state.insert();
         let slot = Slot { of: Arc::clone(self), key };
-        self.settle(state, key, source);
+        self.make_room(state, key, source);
         slot
     }
 
@@ -124,7 +124,7 @@ impl Slots {
     }
 
     /// Counts the entry for its source, and makes room for it.
-    fn settle(&self, mut state: MutexGuard<'_, State>, key: usize, source: Option<Source>) {
+    fn make_room(&self, mut state: MutexGuard<'_, State>, key: usize, source: Option<Source>) {
         state.set_source(key, source, self.max.div_ceil(SOURCE_SHARE));
         let Some(oldest) = state.surplus(self.max) else { return };
         let warning = state.note_eviction().map(|evicted| (evicted, state.entries[oldest].source));
@@ -150,7 +150,7 @@ impl Slot {
     pub fn set_source(&self, source: Source) {
         let state = self.of.lock();
         if !state.entries[self.key].evicted {
-            self.of.settle(state, self.key, Some(source));
+            self.of.make_room(state, self.key, Some(source));
         }
     }
 

@@ -14,7 +14,7 @@ use kube::client::Body;
 
 use crate::write::request;
 
-/// Clocks that differ by less are no trouble: the usual bound of those who sign with the time.
+/// Clocks that differ by less are no trouble: the usual bound of protocols that sign the time.
 const TOLERATED: SignedDuration = SignedDuration::from_mins(5);
 
 /// Certificates begin so long before they are issued: of a clock that is ahead by more, nobody accepts a new

@@ -100,7 +100,7 @@ impl ClusterWatch {
         forget: fn(&C),
     ) -> impl Stream<Item = Work> + Send + use<C> {
         let (context, this) = (Arc::clone(context), self.clone());
-        self.changed.heard(Changed::All).filter_map(move |change| {
+        self.changed.subscribe(Changed::All).filter_map(move |change| {
             ready(match change {
                 Changed::One(cluster) => Some(vec![cluster]),
                 Changed::Gone => {

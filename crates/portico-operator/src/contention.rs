@@ -33,7 +33,7 @@ pub(crate) struct Contention {
 
 /// One object that others may write too: what was applied last, and what became of that.
 #[derive(Debug, Default)]
-pub(crate) struct Fight {
+pub(crate) struct RepairBackoff {
     accepted: Option<Accepted>,
     /// Most objects have none.
     contention: Option<Box<Contention>>,
@@ -64,31 +64,31 @@ enum Phase {
 
 /// The objects of one cluster that others may write too, by kind and name.
 #[derive(Debug, Default)]
-pub(crate) struct Fights(BTreeMap<(&'static str, String), Fight>);
+pub(crate) struct RepairBackoffs(BTreeMap<(&'static str, String), RepairBackoff>);
 
-impl Fights {
-    /// That over one object.
-    pub(crate) fn of(&mut self, kind: &'static str, name: &str) -> &mut Fight {
+impl RepairBackoffs {
+    /// That of one object.
+    pub(crate) fn of(&mut self, kind: &'static str, name: &str) -> &mut RepairBackoff {
         self.0.entry((kind, name.to_owned())).or_default()
     }
 
     /// When time alone changes something.
     pub(crate) fn due(&self) -> Option<Instant> {
-        self.0.values().filter_map(Fight::due).min()
+        self.0.values().filter_map(RepairBackoff::due).min()
     }
 
     /// Whether an object is not left to another writer.
     pub(crate) fn may_write(&mut self, kind: &'static str, name: &str, now: Instant) -> bool {
-        self.0.get_mut(&(kind, name.to_owned())).is_none_or(|fight| fight.may_write(now))
+        self.0.get_mut(&(kind, name.to_owned())).is_none_or(|backoff| backoff.may_write(now))
     }
 
     /// The first object that is left to another writer, as kind and name, and that writer.
     pub(crate) fn yielded(&mut self, now: Instant) -> Option<String> {
-        self.0.iter_mut().find_map(|((kind, name), fight)| {
-            if fight.may_write(now) {
+        self.0.iter_mut().find_map(|((kind, name), backoff)| {
+            if backoff.may_write(now) {
                 return None;
             }
-            let writer = fight.yielded_to().unwrap_or_default();
+            let writer = backoff.yielded_to().unwrap_or_default();
             Some(format!("{kind} {name} is changed back by {writer} each time it is written"))
         })
     }
@@ -138,7 +138,7 @@ impl Contention {
     }
 }
 
-impl Fight {
+impl RepairBackoff {
     /// `wanted` was applied to the object that was `current`, and changed it or did not. Returns what
     /// somebody else had done to it, if that was put right.
     pub(crate) fn applied<K>(
@@ -222,48 +222,48 @@ mod tests {
         json!({"metadata": {"labels": {"a": label}}, "data": {"tls.crt": data}})
     }
 
-    /// Applies what is wanted to what is there, four times. Returns whether that is a fight.
-    fn is_fight(steps: impl Fn(usize) -> (Value, Value)) -> bool {
-        let (mut fight, now) = (Fight::default(), Instant::now());
+    /// Applies what is wanted to what is there, four times. Returns whether the object is left alone by then.
+    fn yields(steps: impl Fn(usize) -> (Value, Value)) -> bool {
+        let (mut backoff, now) = (RepairBackoff::default(), Instant::now());
         for number in 0..4 {
             let (current, wanted) = steps(number);
             let current: Seen<Secret> = serde_json::from_value(current).unwrap();
-            fight.applied(&wanted, Some(&current), true, now);
+            backoff.applied(&wanted, Some(&current), true, now);
         }
-        !fight.may_write(now)
+        !backoff.may_write(now)
     }
 
     #[test]
-    fn certificates_that_are_issued_again_are_no_fight() {
+    fn certificates_that_are_issued_again_are_no_contention() {
         let issued = |number: usize| object("own", &format!("certificate {number}"));
-        assert!(!is_fight(|number| (issued(number), issued(number + 1))));
+        assert!(!yields(|number| (issued(number), issued(number + 1))));
     }
 
     #[test]
-    fn data_that_somebody_replaces_is_a_fight() {
+    fn data_that_somebody_replaces_is_contention() {
         let issued = |number: usize| object("own", &format!("certificate {number}"));
-        assert!(is_fight(|number| (object("own", "another"), issued(number))));
-        assert!(is_fight(|_| (object("own", "another"), issued(0))));
+        assert!(yields(|number| (object("own", "another"), issued(number))));
+        assert!(yields(|_| (object("own", "another"), issued(0))));
     }
 
     #[test]
-    fn fields_that_somebody_changes_are_a_fight_and_fields_that_are_wanted_otherwise_are_not() {
-        assert!(is_fight(|_| (object("another", ""), object("own", ""))));
+    fn fields_that_somebody_changes_are_contention_and_fields_that_are_wanted_otherwise_are_not() {
+        assert!(yields(|_| (object("another", ""), object("own", ""))));
         let wanted = |number: usize| object(&format!("{number}"), "");
-        assert!(!is_fight(|number| (wanted(number), wanted(number + 1))));
+        assert!(!yields(|number| (wanted(number), wanted(number + 1))));
     }
 
     #[test]
-    fn what_changes_nothing_is_no_fight() {
-        let (mut fight, now) = (Fight::default(), Instant::now());
-        (0..4).for_each(|_| drop(fight.applied::<Secret>(&object("own", ""), None, false, now)));
-        assert!(fight.may_write(now));
-        (0..4).for_each(|_| drop(fight.applied::<Secret>(&object("own", ""), None, true, now)));
-        assert!(!fight.may_write(now), "it was deleted each time");
-        assert!(fight.yielded_to().unwrap().contains("a client that deletes it"));
+    fn what_changes_nothing_is_no_contention() {
+        let (mut backoff, now) = (RepairBackoff::default(), Instant::now());
+        (0..4).for_each(|_| drop(backoff.applied::<Secret>(&object("own", ""), None, false, now)));
+        assert!(backoff.may_write(now));
+        (0..4).for_each(|_| drop(backoff.applied::<Secret>(&object("own", ""), None, true, now)));
+        assert!(!backoff.may_write(now), "it was deleted each time");
+        assert!(backoff.yielded_to().unwrap().contains("a client that deletes it"));
     }
 
-    fn fought() -> (Contention, Instant) {
+    fn yielded() -> (Contention, Instant) {
         let (mut contention, now) = (Contention::default(), Instant::now());
         for _ in 0..=TOLERATED {
             assert!(contention.may_write(now) && contention.yielded_to().is_none());
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_writer_that_goes_on_is_yielded_to() {
-        let (mut contention, now) = fought();
+        let (mut contention, now) = yielded();
         assert_eq!(contention.yielded_to(), Some("updater"));
         assert!(!contention.may_write(now));
         assert!(!contention.may_write(now + PAUSE - Duration::from_secs(1)));
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn after_a_pause_one_attempt_is_made_and_one_revert_ends_it() {
-        let (mut contention, start) = fought();
+        let (mut contention, start) = yielded();
         let again = contention.due().unwrap();
         assert_eq!(again, start + PAUSE);
         assert!(contention.may_write(again));
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn an_attempt_that_stands_ends_the_contention() {
-        let (mut contention, _) = fought();
+        let (mut contention, _) = yielded();
         let again = contention.due().unwrap();
         assert!(contention.may_write(again));
         let over = contention.due().unwrap();

@@ -40,7 +40,7 @@ use tracing::info;
 use crate::above::Above;
 use crate::cache::{Cache, api};
 use crate::clusters::{ClusterWatch, LastWritten, Work};
-use crate::contention::Fights;
+use crate::contention::RepairBackoffs;
 use crate::exposed::{ExposedWatch, Written, follow_written};
 use crate::follow::{drive, on_change, pause};
 use crate::kkp::{Kkp, KkpWatch};
@@ -119,7 +119,7 @@ struct Context {
     events: Events,
     status: StatusHandle,
     tally: Tally,
-    fights: Mutex<BTreeMap<String, Fights>>,
+    backoffs: Mutex<BTreeMap<String, RepairBackoffs>>,
     written: LastWritten,
     /// Until then the definition of Clusters is taken to drop conditions.
     outdated_until: Mutex<Option<Instant>>,
@@ -162,7 +162,7 @@ pub(crate) async fn run(
         events,
         status: status.clone(),
         tally: tally.clone(),
-        fights: Mutex::default(),
+        backoffs: Mutex::default(),
         written: LastWritten::default(),
         outdated_until: Mutex::default(),
     });
@@ -218,7 +218,7 @@ pub(crate) async fn run(
         on_change(changes, &context, Context::all).boxed(),
         // Another replica writes from now on, or has written until now.
         on_change(leads, &context, |context| {
-            context.fights().clear();
+            context.backoffs().clear();
             context.status.clusters(|clusters| {
                 clusters.reports.clear();
                 clusters.migrating.clear();
@@ -384,11 +384,11 @@ impl Context {
     fn next(&self, cluster: &Cluster) -> Action {
         let (name, now) = (&*cluster.metadata.name, Instant::now());
         let dns = self.resolver.fresh_for(name, now);
-        let fight = self.fights().get(name).and_then(Fights::due);
-        let fight = fight.map(|due| due.saturating_duration_since(now));
+        let backoff = self.backoffs().get(name).and_then(RepairBackoffs::due);
+        let backoff = backoff.map(|due| due.saturating_duration_since(now));
         let failures = self.failures(name);
         let failed = (failures > 0).then(|| pause(failures, FIRST_RETRY, LAST_RETRY));
-        match dns.into_iter().chain(fight).chain(failed).min() {
+        match dns.into_iter().chain(backoff).chain(failed).min() {
             Some(pause) => Action::requeue(pause.max(FIRST_RETRY)),
             None => Action::await_change(),
         }
@@ -425,7 +425,7 @@ impl Context {
             clusters.reports.retain(|name, _| exists(name));
             clusters.migrating.retain(|name, _| exists(name));
         });
-        self.fights().retain(|name, _| exists(name));
+        self.backoffs().retain(|name, _| exists(name));
         self.resolver.retain(exists);
         self.observed.retain(exists);
         self.watched().retain(|name, _| exists(name));
@@ -440,8 +440,8 @@ impl Context {
         self.outdated_until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn fights(&self) -> MutexGuard<'_, BTreeMap<String, Fights>> {
-        self.fights.lock().unwrap_or_else(PoisonError::into_inner)
+    fn backoffs(&self) -> MutexGuard<'_, BTreeMap<String, RepairBackoffs>> {
+        self.backoffs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

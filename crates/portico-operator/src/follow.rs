@@ -115,7 +115,7 @@ impl<T: Clone + Send + 'static> Changes<T> {
 
     /// Every change from now on. Begins with `all`, because some objects may be known by now, and has it
     /// again where the controller was too far behind.
-    pub(crate) fn heard(&self, all: T) -> impl Stream<Item = T> + Send + use<T>
+    pub(crate) fn subscribe(&self, all: T) -> impl Stream<Item = T> + Send + use<T>
     where
         T: Sync,
     {

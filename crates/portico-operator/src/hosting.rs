@@ -112,7 +112,7 @@ struct Context {
     events: Events,
     status: StatusHandle,
     tally: Tally,
-    fights: Mutex<BTreeMap<String, Shared>>,
+    backoffs: Mutex<BTreeMap<String, Shared>>,
     written: LastWritten,
 }
 
@@ -148,7 +148,7 @@ pub(crate) async fn run(
         events,
         status,
         tally: tally.clone(),
-        fights: Mutex::default(),
+        backoffs: Mutex::default(),
         written: LastWritten::default(),
     });
     let (after_lists, knowing) = (Arc::clone(&context), Arc::clone(&context));
@@ -163,7 +163,7 @@ pub(crate) async fn run(
         on_change(changes, &context, |context| context.clusters.all()).boxed(),
         // Another replica writes from now on, or has written until now.
         on_change(leads, &context, |context| {
-            context.all_fights().clear();
+            context.all_backoffs().clear();
             context.alarms.retain(|_| false);
             context.status.control_planes(|planes| planes.reports.clear());
             context.clusters.all()
@@ -376,21 +376,21 @@ impl Context {
     /// Drops what is recorded about Clusters that are gone.
     fn forget_gone(&self) {
         self.status.control_planes(|planes| planes.reports.retain(|name, _| self.clusters.exists(name)));
-        self.all_fights().retain(|name, _| self.clusters.exists(name));
+        self.all_backoffs().retain(|name, _| self.clusters.exists(name));
         self.alarms.retain(|name| self.clusters.exists(name));
         self.written.forget();
     }
 
     fn forget(&self, name: &str) {
         self.status.control_planes(|planes| planes.reports.remove(name));
-        self.all_fights().remove(name);
+        self.all_backoffs().remove(name);
     }
 
-    fn fights(&self, cluster: &str) -> Shared {
-        Arc::clone(self.all_fights().entry(cluster.to_owned()).or_default())
+    fn backoffs(&self, cluster: &str) -> Shared {
+        Arc::clone(self.all_backoffs().entry(cluster.to_owned()).or_default())
     }
 
-    fn all_fights(&self) -> MutexGuard<'_, BTreeMap<String, Shared>> {
-        self.fights.lock().unwrap_or_else(PoisonError::into_inner)
+    fn all_backoffs(&self) -> MutexGuard<'_, BTreeMap<String, Shared>> {
+        self.backoffs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

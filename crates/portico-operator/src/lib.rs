@@ -1,4 +1,4 @@
-//! The controllers of a seed, one a file, on [`kube::runtime::Controller`].
+//! The controllers of a seed, a file or a folder each, on [`kube::runtime::controller::applier`].
 //!
 //! `hosting` makes the control plane of each Cluster that asks for one, `exposure` makes each reachable,
 //! `user_cluster` keeps what is inside, and `components` the gateway. [`front`] publishes the ports of

@@ -58,7 +58,7 @@ impl Observed {
 
     /// The clusters of which something else is known than before; `None` stands for all of them.
     pub(crate) fn changes(&self) -> impl Stream<Item = Option<String>> + Send + use<> {
-        self.changed.heard(None)
+        self.changed.subscribe(None)
     }
 
     fn looks(&self) -> MutexGuard<'_, HashMap<String, Look>> {

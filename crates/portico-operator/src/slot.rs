@@ -18,7 +18,7 @@ use thiserror::Error;
 use tokio::time::{Instant, timeout};
 
 use crate::cache::{Cache, api};
-use crate::contention::Fight;
+use crate::contention::RepairBackoff;
 use crate::status::StatusHandle;
 use crate::write::{REQUEST_TIMEOUT, RequestError, WRITE_REFUSED, only_this, request, status};
 
@@ -118,7 +118,7 @@ pub(crate) trait Held: Send + Sync {
 pub(crate) struct Slot<K: Resource + 'static> {
     cache: Arc<Cache<K>>,
     key: ObjectKey,
-    fight: Mutex<Fight>,
+    backoff: Mutex<RepairBackoff>,
 }
 
 impl<K: Resource + Send + Sync + 'static> Slot<K> {
@@ -132,7 +132,7 @@ impl<K: Resource + Send + Sync + 'static> Slot<K> {
         let cache = Arc::new(cache);
         let signs = signs(api::<K>(client, &key.namespace), Some(&key.name));
         let changes = cache.follow(signs, |_| true, writer, status.clone()).map(drop).boxed();
-        (Self { cache, key, fight: Mutex::default() }, changes)
+        (Self { cache, key, backoff: Mutex::default() }, changes)
     }
 
     /// The object as the API server has it now, for the one decision that must not rest on an old view.
@@ -147,12 +147,12 @@ impl<K: Resource + Send + Sync + 'static> Slot<K> {
         self.cache.get(&self.key.namespace, &self.key.name)
     }
 
-    fn fight(&self) -> MutexGuard<'_, Fight> {
-        self.fight.lock().unwrap_or_else(PoisonError::into_inner)
+    fn backoff(&self) -> MutexGuard<'_, RepairBackoff> {
+        self.backoff.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn apply(&self, client: &Client, wanted: &Value) -> Result<Put, WriteError> {
-        put(client, &self.cache, &self.key, wanted, |record| record(&mut self.fight())).await
+        put(client, &self.cache, &self.key, wanted, |record| record(&mut self.backoff())).await
     }
 
     async fn delete(&self, client: &Client) -> Result<bool, WriteError> {
@@ -160,23 +160,23 @@ impl<K: Resource + Send + Sync + 'static> Slot<K> {
             return Ok(false);
         }
         delete(client, &self.cache, &self.key, &self.value().unwrap_or_default()).await?;
-        self.fight().deleted();
+        self.backoff().deleted();
         Ok(true)
     }
 }
 
-/// Applies an object, and lets `fight` record what became of it.
+/// Applies an object, and lets `record` note what became of it.
 pub(crate) async fn put<K: Resource + Send + Sync + 'static>(
     client: &Client,
     cache: &Cache<K>,
     key: &ObjectKey,
     wanted: &Value,
-    fight: impl FnOnce(&dyn Fn(&mut Fight) -> Option<String>) -> Option<String>,
+    record: impl FnOnce(&dyn Fn(&mut RepairBackoff) -> Option<String>) -> Option<String>,
 ) -> Result<Put, WriteError> {
     let current = cache.get(&key.namespace, &key.name);
     let applied = applied(client, key, wanted, current.as_deref()).await?;
     let changed = matches!(applied, Applied::Changed(_));
-    let back = fight(&|fight| fight.applied(wanted, current.as_deref(), changed, Instant::now()));
+    let back = record(&|backoff| backoff.applied(wanted, current.as_deref(), changed, Instant::now()));
     let Applied::Changed(object) = applied else { return Ok(Put::Unchanged) };
     cache.written(object);
     Ok(back.map_or(Put::Changed, |done| Put::Back(format!("{} {key} {done}", K::KIND))))
@@ -259,15 +259,15 @@ impl<K: Resource + Send + Sync + 'static> Held for Slot<K> {
     }
 
     fn yielded_to(&self, now: Instant) -> Option<String> {
-        let mut fight = self.fight();
-        if fight.may_write(now) { None } else { fight.yielded_to().map(str::to_owned) }
+        let mut backoff = self.backoff();
+        if backoff.may_write(now) { None } else { backoff.yielded_to().map(str::to_owned) }
     }
 
     fn due(&self) -> Option<Instant> {
-        self.fight().due()
+        self.backoff().due()
     }
 
     fn forget(&self) {
-        *self.fight() = Fight::default();
+        *self.backoff() = RepairBackoff::default();
     }
 }

@@ -26,14 +26,14 @@ const MAX_KEPT: usize = 16;
 #[derive(Debug, Clone)]
 pub(crate) struct Claim {
     pub(crate) service: Arc<ServiceFacts>,
-    pub(crate) standing: Standing,
+    pub(crate) rank: Rank,
     /// Index into the Service's exposed ports.
     port: u16,
 }
 
 /// By what a Service claims. The smaller comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Standing {
+pub(crate) enum Rank {
     /// It is planned for a Cluster.
     Planned,
     /// Its namespace is that of a known Cluster.
@@ -60,7 +60,7 @@ pub(crate) struct Claims {
 #[derive(Debug)]
 struct Keeper {
     namespace: Arc<str>,
-    standing: Standing,
+    rank: Rank,
     /// The table knows.
     is_published: bool,
 }
@@ -90,13 +90,13 @@ impl Claim {
         service: &Arc<ServiceFacts>,
         cluster_is_known: bool,
     ) -> impl Iterator<Item = Self> {
-        let standing = match service.origin {
-            Origin::Planned => Standing::Planned,
-            Origin::Written if cluster_is_known => Standing::OfCluster,
-            Origin::Written => Standing::Other,
+        let rank = match service.origin {
+            Origin::Planned => Rank::Planned,
+            Origin::Written if cluster_is_known => Rank::OfCluster,
+            Origin::Written => Rank::Other,
         };
         let ports = 0u16..u16::try_from(service.ports.len()).unwrap_or(u16::MAX);
-        ports.map(move |port| Self { service: Arc::clone(service), standing, port })
+        ports.map(move |port| Self { service: Arc::clone(service), rank, port })
     }
 
     /// The port that claims.
@@ -104,10 +104,10 @@ impl Claim {
         &self.service.ports[usize::from(self.port)]
     }
 
-    /// What decides between two claims: the standing of their Services, their age, their names, the order of
+    /// What decides between two claims: the rank of their Services, their age, their names, the order of
     /// ports.
-    fn rank(&self) -> (Standing, &Age, &ObjectKey, u16) {
-        (self.standing, &self.service.age, &self.service.key, self.port)
+    fn order(&self) -> (Rank, &Age, &ObjectKey, u16) {
+        (self.rank, &self.service.age, &self.service.key, self.port)
     }
 }
 
@@ -121,7 +121,7 @@ impl Claims {
         claims.insert(position, claim);
         if let Some(keeper) = self.kept.get(&key) {
             let is_back = self.claims_from(&key, &keeper.namespace).next().is_some();
-            let is_asked_for_anew = keeper.standing == Standing::Other && keeper.namespace != namespace;
+            let is_asked_for_anew = keeper.rank == Rank::Other && keeper.namespace != namespace;
             if (is_back && !self.has_rivals(&key)) || (!is_back && is_asked_for_anew) {
                 self.let_go(&key);
             }
@@ -144,7 +144,7 @@ impl Claims {
         // Nobody waits for a key that nothing speaks for but that it was once claimed.
         let is_of_no_use = self.kept.get(key).is_some_and(|keeper| {
             let from_keeper = self.claims_from(key, &keeper.namespace).next().is_some();
-            !self.has_rivals(key) && (from_keeper || keeper.standing == Standing::Other)
+            !self.has_rivals(key) && (from_keeper || keeper.rank == Rank::Other)
         });
         if is_of_no_use {
             self.let_go(key);
@@ -157,8 +157,8 @@ impl Claims {
         let first = self.by_key.get(key)?.first()?;
         let Some(keeper) = self.kept.get(key) else { return Some(first) };
         match self.claims_from(key, &keeper.namespace).next() {
-            Some(returned) if returned.standing == first.standing => Some(returned),
-            None if keeper.standing <= first.standing => None,
+            Some(returned) if returned.rank == first.rank => Some(returned),
+            None if keeper.rank <= first.rank => None,
             _ => Some(first),
         }
     }
@@ -182,7 +182,7 @@ impl Claims {
         for key in keys {
             if is_known {
                 if let Some(keeper) = self.kept.get_mut(&key) {
-                    keeper.standing = Standing::OfCluster;
+                    keeper.rank = Rank::OfCluster;
                 }
             } else {
                 self.let_go(&key);
@@ -247,13 +247,13 @@ impl Claims {
             self.forget(&first);
         }
         // What is planned for a Cluster stays with the Cluster: without one it is like any other.
-        let standing = match claim.standing {
-            Standing::OfCluster => Standing::OfCluster,
-            Standing::Planned | Standing::Other => Standing::Other,
+        let rank = match claim.rank {
+            Rank::OfCluster => Rank::OfCluster,
+            Rank::Planned | Rank::Other => Rank::Other,
         };
         // A change that is still to be told is that the table knows of an earlier keeper.
         let is_published = !self.kept_changes.insert(key.clone());
-        self.kept.insert(key.clone(), Keeper { namespace, standing, is_published });
+        self.kept.insert(key.clone(), Keeper { namespace, rank, is_published });
     }
 
     fn let_go(&mut self, key: &RouteKey) {
@@ -298,7 +298,7 @@ impl Claims {
 
 impl Ord for Claim {
     fn cmp(&self, other: &Self) -> Ordering {
-        self.rank().cmp(&other.rank())
+        self.order().cmp(&other.order())
     }
 }
 
@@ -310,7 +310,7 @@ impl PartialOrd for Claim {
 
 impl PartialEq for Claim {
     fn eq(&self, other: &Self) -> bool {
-        self.rank() == other.rank()
+        self.order() == other.order()
     }
 }
 
@@ -336,7 +336,7 @@ mod tests {
             api_server_ca: None,
             problems: Box::default(),
         };
-        Claim { service: Arc::new(service), standing: Standing::Other, port: 0 }
+        Claim { service: Arc::new(service), rank: Rank::Other, port: 0 }
     }
 
     fn claims(seconds: &[i64]) -> Claims {

@@ -1,5 +1,5 @@
-//! ClusterIPs are no endpoints: whoever connects to one is led on by the node, to pods of which nobody here
-//! knows whose they are.
+//! ClusterIPs are no endpoints: a node leads a connection to one on to pods. Nothing here knows whose pods
+//! those are.
 
 use std::net::IpAddr;
 

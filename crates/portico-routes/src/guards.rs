@@ -25,26 +25,26 @@ use crate::index::{RouteIndex, ServiceEntry};
 
 /// By what a Service behind an allow list is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Place {
+enum Target {
     Endpoint(SocketAddr),
     /// On every node.
     NodePort(u16),
 }
 
-/// Every place of every Service with an allow list, as of the last commit. Few have one.
+/// Every target of every Service with an allow list, as of the last commit. Few have one.
 #[derive(Debug, Default)]
-pub(crate) struct Guards {
-    by_place: HashMap<Place, SmallVec<[ObjectKey; 1]>>,
-    by_service: HashMap<ObjectKey, BTreeSet<Place>>,
+pub(crate) struct AllowListIndex {
+    by_target: HashMap<Target, SmallVec<[ObjectKey; 1]>>,
+    by_service: HashMap<ObjectKey, BTreeSet<Target>>,
 }
 
-impl Place {
-    /// The places that a connection to `endpoint` may lead to.
+impl Target {
+    /// The targets that a connection to `endpoint` may lead to.
     fn of(endpoint: SocketAddr) -> [Self; 2] {
         [Self::Endpoint(endpoint), Self::NodePort(endpoint.port())]
     }
 
-    /// Every place of a Service.
+    /// Every target of a Service.
     fn all(entry: &ServiceEntry) -> BTreeSet<Self> {
         let node_ports = entry.reach.iter().flat_map(|reach| &*reach.node_ports).copied();
         let endpoints = endpoints::all(&entry.slices).take(MAX_GUARDED);
@@ -52,7 +52,7 @@ impl Place {
     }
 }
 
-impl Guards {
+impl AllowListIndex {
     pub(crate) fn is_empty(&self) -> bool {
         self.by_service.is_empty()
     }
@@ -62,19 +62,19 @@ impl Guards {
         self.by_service.contains_key(service)
     }
 
-    /// Replaces the guarded places of `service`. Returns those it had before.
-    fn set(&mut self, service: &ObjectKey, now: BTreeSet<Place>) -> BTreeSet<Place> {
+    /// Replaces the guarded targets of `service`. Returns those it had before.
+    fn set(&mut self, service: &ObjectKey, now: BTreeSet<Target>) -> BTreeSet<Target> {
         let before = self.by_service.remove(service).unwrap_or_default();
-        for place in &before {
-            if let Some(services) = self.by_place.get_mut(place) {
+        for target in &before {
+            if let Some(services) = self.by_target.get_mut(target) {
                 services.retain(|other| other != service);
                 if services.is_empty() {
-                    self.by_place.remove(place);
+                    self.by_target.remove(target);
                 }
             }
         }
-        for place in &now {
-            self.by_place.entry(*place).or_default().push(service.clone());
+        for target in &now {
+            self.by_target.entry(*target).or_default().push(service.clone());
         }
         if !now.is_empty() {
             self.by_service.insert(service.clone(), now);
@@ -84,13 +84,13 @@ impl Guards {
 }
 
 impl RouteIndex {
-    /// Takes over the allow lists and places of the Services that changed, and marks the other Services with
-    /// an endpoint at one of these places.
+    /// Takes over the allow lists and targets of the Services that changed, and marks the other Services with
+    /// an endpoint at one of these targets.
     pub(crate) fn follow_guards(&mut self) {
         let mut concerned = BTreeSet::new();
         for key in &self.changed {
             let has_list = || !self.policy_of(key).allow.networks().is_empty();
-            let guarded = self.services.get(key).filter(|_| has_list()).map(Place::all);
+            let guarded = self.services.get(key).filter(|_| has_list()).map(Target::all);
             if guarded.is_some() || self.guards.has(key) {
                 let guarded = guarded.unwrap_or_default();
                 concerned.extend(&guarded);
@@ -103,8 +103,8 @@ impl RouteIndex {
         let shares = |(_, entry): &(&ObjectKey, &ServiceEntry)| {
             let service = entry.service.as_deref();
             service.is_some_and(|service| {
-                let mut places = self.endpoints_of(entry, service).flat_map(Place::of);
-                places.any(|place| concerned.contains(&place))
+                let mut targets = self.endpoints_of(entry, service).flat_map(Target::of);
+                targets.any(|target| concerned.contains(&target))
             })
         };
         let others: Vec<ObjectKey> =
@@ -133,8 +133,8 @@ impl RouteIndex {
         let entries = self.services.iter().filter(|_| !self.guards.is_empty());
         entries.filter_map(|(key, entry)| {
             let endpoints: Vec<SocketAddr> = self.endpoints_of(entry, entry.service.as_deref()?).collect();
-            let (endpoint, place, guard) = self.guards_of(key, &endpoints).next()?;
-            Some(shared_endpoint(key, endpoint, place, guard))
+            let (endpoint, target, guard) = self.guards_of(key, &endpoints).next()?;
+            Some(shared_endpoint(key, endpoint, target, guard))
         })
     }
 
@@ -143,14 +143,14 @@ impl RouteIndex {
         &'a self,
         service: &'a ObjectKey,
         endpoints: &'a [SocketAddr],
-    ) -> impl Iterator<Item = (SocketAddr, Place, &'a ObjectKey)> {
+    ) -> impl Iterator<Item = (SocketAddr, Target, &'a ObjectKey)> {
         let tenant = (!self.guards.is_empty()).then(|| Tenant::of_namespace(&service.namespace));
         tenant.into_iter().flat_map(move |tenant| {
-            let places =
-                endpoints.iter().flat_map(|&endpoint| Place::of(endpoint).map(|place| (endpoint, place)));
-            let guards = places.flat_map(|(endpoint, place)| {
-                let services = self.guards.by_place.get(&place).into_iter().flatten();
-                services.map(move |guard| (endpoint, place, guard))
+            let targets =
+                endpoints.iter().flat_map(|&endpoint| Target::of(endpoint).map(|target| (endpoint, target)));
+            let guards = targets.flat_map(|(endpoint, target)| {
+                let services = self.guards.by_target.get(&target).into_iter().flatten();
+                services.map(move |guard| (endpoint, target, guard))
             });
             guards.filter(move |(_, _, guard)| {
                 guard.namespace != service.namespace
@@ -165,11 +165,11 @@ impl RouteIndex {
     }
 }
 
-fn shared_endpoint(service: &ObjectKey, endpoint: SocketAddr, place: Place, guard: &ObjectKey) -> Problem {
+fn shared_endpoint(service: &ObjectKey, endpoint: SocketAddr, target: Target, guard: &ObjectKey) -> Problem {
     let guard = ObjectRef { kind: Kind::Service, key: guard.clone() };
-    let whose = match place {
-        Place::Endpoint(_) => format!("is one of {guard} too"),
-        Place::NodePort(_) => format!("has the NodePort of {guard}"),
+    let whose = match target {
+        Target::Endpoint(_) => format!("is one of {guard} too"),
+        Target::NodePort(_) => format!("has the NodePort of {guard}"),
     };
     Problem {
         severity: Severity::Warning,

@@ -27,7 +27,7 @@ use crate::endpoint_rules::EndpointRules;
 use crate::endpoints::{self, MAX_ENDPOINTS};
 use crate::facts::{Origin, Reach, ServiceFacts, SliceFacts};
 use crate::front::{Front, OwnAddresses};
-use crate::guards::Guards;
+use crate::guards::AllowListIndex;
 use crate::route::{Backend, RouteKey};
 use crate::table::Update;
 
@@ -82,8 +82,8 @@ pub struct RouteIndex {
     /// Whether a cluster without a policy admits nobody.
     pub(crate) policies_required: bool,
     pub(crate) claims: Claims,
-    pub(crate) guards: Guards,
-    /// The ClusterIPs of all Services: whoever connects there passes the allow list of that cluster by.
+    pub(crate) guards: AllowListIndex,
+    /// The ClusterIPs of all Services: a connection to one passes the allow list of that cluster by.
     pub(crate) cluster_ips: HashSet<IpAddr>,
     /// Those that came or went since the last commit.
     pub(crate) changed_cluster_ips: HashSet<IpAddr>,
@@ -137,7 +137,7 @@ impl RouteIndex {
             policies: HashMap::new(),
             policies_required: false,
             claims: Claims::default(),
-            guards: Guards::default(),
+            guards: AllowListIndex::default(),
             cluster_ips: HashSet::new(),
             changed_cluster_ips: HashSet::new(),
             fronts: BTreeSet::new(),

@@ -2,11 +2,12 @@
 //!
 //! [`index`] takes every object that is applied or deleted. `annotations` (with `port_mapping` for server
 //! names) reads Services and `endpoints` reads EndpointSlices, as far as [`endpoint_rules`] and `cluster_ips`
-//! allow; the index keeps what they say as `facts`.
-//! `claims` decides which Service owns a key when several claim it, `policies` who may come, `guards` whose
-//! allow list holds for an endpoint that several tenants have. `commit` computes what changed since the last
-//! commit, and a [`table`] follows that. [`route`] holds the values of a table; [`rows`] and `problems`
-//! say what became of each object, [`mod@front`] by which Services clients reach the gateway itself.
+//! allow. The index keeps what they say as `facts`.
+//! `claims` decides which Service owns a key when several claim it. `policies` decides which clients may
+//! come. `guards` decides whose allow list holds for an endpoint that several tenants have. `commit` computes
+//! what changed since the last commit, and a [`table`] follows that. [`route`] holds the values of a table.
+//! [`rows`] and `problems` say what became of each object. [`mod@front`] says by which Services clients reach
+//! the gateway itself.
 //!
 //! Pure functions over plain values: no I/O, no clock. Objects come from `portico-source`. The table itself
 //! lives in `portico-gateway`.

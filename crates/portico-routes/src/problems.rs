@@ -15,7 +15,7 @@ use portico_api::meta::{Kind, ObjectKey, ObjectRef};
 use portico_api::names::ClusterName;
 use portico_api::problem::{Problem, Severity};
 
-use crate::claims::{Because, Claim, Standing, Waiting};
+use crate::claims::{Because, Claim, Rank, Waiting};
 use crate::endpoints::{self, MAX_ENDPOINTS, MAX_GUARDED};
 use crate::facts::{Age, Origin, ServiceFacts};
 use crate::findings::{MAX_PER_OBJECT, annotation_field};
@@ -143,12 +143,12 @@ fn same_service(key: &RouteKey, winner: &Claim, loser: &Claim) -> String {
 /// Why `winner` owns `key` and `loser` does not, and what can be done about that.
 fn reason_and_remedy(key: &RouteKey, remedy: &str, winner: &Claim, loser: &Claim) -> (String, String) {
     let owner = named(&winner.service);
-    let message = match winner.standing {
-        standing if standing == loser.standing => {
+    let message = match winner.rank {
+        rank if rank == loser.rank => {
             let message = by_age(key, &owner, &winner.service.age, &loser.service.age);
             return (message, format!("{remedy}, or remove {owner}"));
         }
-        Standing::Planned => {
+        Rank::Planned => {
             format!("{key} belongs to {owner}: what a Cluster asks for comes before any Service")
         }
         _ => format!("{key} belongs to {owner}: the namespace of a Cluster comes before any other"),
@@ -156,7 +156,7 @@ fn reason_and_remedy(key: &RouteKey, remedy: &str, winner: &Claim, loser: &Claim
     (message, remedy.to_owned())
 }
 
-/// What decided between two of one standing.
+/// What decided between two of one rank.
 fn by_age(key: &RouteKey, owner: &ObjectRef, winner: &Age, loser: &Age) -> String {
     match (winner.created(), loser.created()) {
         (Some(first), Some(second)) if first == second => format!(

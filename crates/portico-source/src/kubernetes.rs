@@ -316,9 +316,9 @@ impl Worker {
         match message {
             Message::Watch(kind, event) => {
                 // The beginning of a listing is no sign of the API server.
-                let heard = !matches!(event, Event::Init);
+                let is_activity = !matches!(event, Event::Init);
                 self.reflector.apply(kind, event);
-                if heard {
+                if is_activity {
                     self.alive(kind);
                 }
             }

@@ -32,7 +32,7 @@ const BYTES_A_FRAME: u64 = 128;
 /// and gives window back, or acknowledges, in the frames around it.
 const SMALLEST_DATA: u64 = 4 * BYTES_A_FRAME;
 
-/// The same of a turn in which bytes of streams go to the peer, who answers so where it has nothing to say.
+/// The same of a turn in which bytes of streams go to the peer. One with nothing to send still answers so.
 const SMALLEST_TURN: u64 = 4 * BYTES_A_FRAME;
 
 /// What a SETTINGS frame costs in frames: it may change the window of every stream. A peer sends one.

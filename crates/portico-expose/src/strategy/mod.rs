@@ -4,9 +4,10 @@
 //! the API server's certificate holds, and which checks apply to a Cluster. What the strategies with a
 //! NodePort number for each Service share is in `by_port`.
 //!
-//! A new strategy is a variant of [`ExposeStrategy`], a file here, and its line in `of`. Everything else
-//! asks through `Strategy` and knows no strategy by name. A migration is a pair of strategies over the same
-//! [`Inputs`](crate::inputs::Inputs).
+//! A new strategy is a variant of [`ExposeStrategy`], a file here, and its line in `of`. Most other code of
+//! this crate asks through `Strategy`. `exposure`, `user_cluster` and `migration::plan::steps` also match on
+//! all variants: the compiler asks for a new one. It does not ask at the few comparisons with one variant. A
+//! migration is a pair of strategies over the same [`Inputs`](crate::inputs::Inputs).
 
 mod by_port;
 mod load_balancer;

@@ -9,7 +9,7 @@
 //! the time that a look-up takes tells nothing about any token.
 //!
 //! A file may be read while it is written. So its last line must end, or the name of a cluster could be half
-//! of another's; and a token that is gone stays in force until it has been missing for [`SETTLED`].
+//! of another's; and a token that is gone stays in force until it has been missing for [`REMOVAL_DELAY`].
 
 use std::collections::HashMap;
 use std::fs;
@@ -30,7 +30,7 @@ const MAX_FILE: u64 = 16 * 1024 * 1024;
 
 /// How long a token must have been missing from the file before its streams are cut: longer than a file takes
 /// to be written.
-const SETTLED: Duration = Duration::from_secs(1);
+const REMOVAL_DELAY: Duration = Duration::from_secs(1);
 
 /// The tokens of a file, and the clusters they are for.
 #[derive(Debug)]
@@ -123,7 +123,7 @@ impl StaticTokens {
         let (before, now) = (self.table.load(), Instant::now());
         let missing = before.iter().filter(|(hash, _)| !table.contains_key(*hash)).filter_map(|(hash, _)| {
             let since = read.missing.get(hash).copied().unwrap_or(now);
-            (now.duration_since(since) < SETTLED).then_some((*hash, since))
+            (now.duration_since(since) < REMOVAL_DELAY).then_some((*hash, since))
         });
         let missing: HashMap<_, _> = missing.collect();
         let kept = missing.keys().filter_map(|hash| Some((*hash, before.get(hash)?.clone())));
@@ -265,9 +265,9 @@ mod tests {
         file.write("stays,b\nnew,a\n");
         assert!(file.tokens.reload().unwrap() && file.opens("new"), "a new one counts at once");
         assert!(file.opens("secret") && !file.tokens.is_settled());
-        advance(SETTLED / 2).await;
+        advance(REMOVAL_DELAY / 2).await;
         assert!(!file.tokens.reload().unwrap() && file.opens("secret"));
-        advance(SETTLED / 2).await;
+        advance(REMOVAL_DELAY / 2).await;
         assert!(file.tokens.reload().unwrap() && !file.opens("secret") && file.tokens.is_settled());
         assert!(file.opens("stays"));
         assert!(!file.tokens.reload().unwrap());
@@ -285,7 +285,7 @@ mod tests {
                 assert_eq!(file.owner("other").as_deref(), Some("ab"), "cut at {end}");
             }
             assert!(file.tokens.is_settled());
-            advance(SETTLED).await;
+            advance(REMOVAL_DELAY).await;
         }
     }
 

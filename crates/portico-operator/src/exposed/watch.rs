@@ -49,6 +49,6 @@ impl ExposedWatch {
 
     /// Tells of every change. Begins with all objects: some may be known by now.
     pub(crate) fn changes(&self) -> impl Stream<Item = Changed> + Send + use<> {
-        self.changed.heard(None)
+        self.changed.subscribe(None)
     }
 }

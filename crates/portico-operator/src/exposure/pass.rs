@@ -88,7 +88,9 @@ impl Context {
             Ok(wanted) => wanted,
             Err(problem) => return Ok(refused(problem.to_string())),
         };
-        if let Some(message) = self.fights().get_mut(name).and_then(|fights| fights.yielded(Instant::now())) {
+        if let Some(message) =
+            self.backoffs().get_mut(name).and_then(|backoffs| backoffs.yielded(Instant::now()))
+        {
             let message = format!("{message}; stop that writer, this one waits");
             return Ok(stopped(true, "ForeignWriter", message));
         }

@@ -24,7 +24,7 @@ use super::Context;
 use super::found::node_ports_of;
 use super::reports::tell_put_back;
 use crate::cache::{Cache, api};
-use crate::contention::Fight;
+use crate::contention::RepairBackoff;
 use crate::write::{
     self, DEFINITION_OUTDATED, NEWER_DEFINITIONS, NOT_DECLARED, REQUEST_TIMEOUT, RequestError, WRITE_REFUSED,
     as_portico, has_condition, only_this, status,
@@ -151,8 +151,8 @@ impl Context {
             let what = format!("{SELECTOR} {own}/{name}");
             let (as_portico, patch) = (as_portico(), Patch::Merge(&wanted));
             let written = self.request(&what, services.patch(name, &as_portico, &patch)).await?;
-            let back = self.fight(cluster, (SELECTOR, name), |fight| {
-                fight.applied(&wanted, Some(&*current), true, Instant::now())
+            let back = self.backoff(cluster, (SELECTOR, name), |backoff| {
+                backoff.applied(&wanted, Some(&*current), true, Instant::now())
             });
             self.services.written(written);
             self.tally.wrote("Service");
@@ -203,8 +203,8 @@ impl Context {
             Applied::Unchanged => None,
             Applied::Changed(object) => Some(object),
         };
-        let back = self.fight(cluster, (K::KIND, &wanted.name), |fight| {
-            fight.applied(&wanted.fields, current.as_deref(), changed.is_some(), Instant::now())
+        let back = self.backoff(cluster, (K::KIND, &wanted.name), |backoff| {
+            backoff.applied(&wanted.fields, current.as_deref(), changed.is_some(), Instant::now())
         });
         if let Some(object) = &changed {
             cache.written(object.clone());
@@ -234,9 +234,9 @@ impl Context {
         }
         cache.gone(own, &name);
         if let Some(cluster) = ClusterName::of_namespace(own)
-            && let Some(fights) = self.fights().get_mut(cluster.as_str())
+            && let Some(backoffs) = self.backoffs().get_mut(cluster.as_str())
         {
-            fights.of(K::KIND, &name).deleted();
+            backoffs.of(K::KIND, &name).deleted();
         }
         Ok(())
     }
@@ -251,21 +251,21 @@ impl Context {
     }
 
     pub(super) fn may_write(&self, cluster: &Cluster, kind: &'static str, name: &str) -> bool {
-        let mut fights = self.fights();
-        let fights = fights.get_mut(&*cluster.metadata.name);
-        fights.is_none_or(|fights| fights.may_write(kind, name, Instant::now()))
+        let mut backoffs = self.backoffs();
+        let backoffs = backoffs.get_mut(&*cluster.metadata.name);
+        backoffs.is_none_or(|backoffs| backoffs.may_write(kind, name, Instant::now()))
     }
 
     /// Records what became of an object of a cluster.
-    fn fight<T>(
+    fn backoff<T>(
         &self,
         cluster: &Cluster,
         (kind, name): (&'static str, &str),
-        record: impl FnOnce(&mut Fight) -> T,
+        record: impl FnOnce(&mut RepairBackoff) -> T,
     ) -> T {
-        let mut fights = self.fights();
-        let fights = fights.entry(cluster.metadata.name.to_string()).or_default();
-        record(fights.of(kind, name))
+        let mut backoffs = self.backoffs();
+        let backoffs = backoffs.entry(cluster.metadata.name.to_string()).or_default();
+        record(backoffs.of(kind, name))
     }
 
     /// Ends a pass that another replica does by now.

@@ -220,8 +220,8 @@ async fn a_writer_that_keeps_reverting_is_yielded_to_and_a_try_that_stands_ends_
     let world = World::start(&api([front(), exposed("a", 30_001)]));
     world.until("the first write", |world| world.ports().len() == 2).await;
     // The other client writes its own ports as soon as it sees others, as KKP's updater does.
-    let fought = Instant::now();
-    while fought.elapsed() < Duration::from_secs(120) {
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(120) {
         if world.ports().len() == 2 {
             world.api.put(foreign_front());
         }

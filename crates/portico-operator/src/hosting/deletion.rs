@@ -125,7 +125,7 @@ impl Context {
     /// labels of Portico. Returns whether all of this is gone.
     async fn end_workloads(&self, cluster: &Cluster, namespace: &str) -> Result<bool, WriteError> {
         self.end_pods(namespace).await?;
-        let (fights, mut gone) = (self.fights(&cluster.metadata.name), true);
+        let (backoffs, mut gone) = (self.backoffs(&cluster.metadata.name), true);
         let kinds = [Deployment::KIND, StatefulSet::KIND, PersistentVolumeClaim::KIND];
         for kind in kinds.into_iter().filter_map(|kind| self.kind(kind)) {
             for name in kind.names_in(namespace) {
@@ -134,7 +134,7 @@ impl Context {
                 gone = false;
                 if found.pointer("/metadata/deletionTimestamp").is_none() {
                     self.lead()?;
-                    kind.remove(&self.client, &key, &fights).await?;
+                    kind.remove(&self.client, &key, &backoffs).await?;
                     self.tally.wrote(kind.name());
                 }
             }

@@ -21,14 +21,14 @@ use serde_json::Value;
 use super::relists::Relists;
 use crate::cache::{Cache, api};
 use crate::clusters::Work;
-use crate::contention::Fights;
+use crate::contention::RepairBackoffs;
 use crate::exposure::{in_cluster, of_namespace};
 use crate::slot::{Put, WriteError, delete, put};
 use crate::status::StatusHandle;
 use crate::write::request;
 
-/// The fights over the objects of one cluster.
-pub(super) type Shared = Arc<Mutex<Fights>>;
+/// The backoffs of the objects of one cluster.
+pub(super) type Shared = Arc<Mutex<RepairBackoffs>>;
 
 /// The objects of one kind.
 pub(super) trait Kind: Send + Sync {
@@ -48,14 +48,14 @@ pub(super) trait Kind: Send + Sync {
         client: &'a Client,
         key: &'a ObjectKey,
         wanted: &'a Value,
-        fights: &'a Shared,
+        backoffs: &'a Shared,
     ) -> BoxFuture<'a, Result<Put, WriteError>>;
     /// Deletes an object.
     fn remove<'a>(
         &'a self,
         client: &'a Client,
         key: &'a ObjectKey,
-        fights: &'a Shared,
+        backoffs: &'a Shared,
     ) -> BoxFuture<'a, Result<(), WriteError>>;
 }
 
@@ -110,7 +110,7 @@ impl<K: Resource + Send + Sync + 'static> Objects<K> {
         client: &Client,
         key: &ObjectKey,
         wanted: &Value,
-        fights: &Shared,
+        backoffs: &Shared,
     ) -> Result<Put, WriteError> {
         if self.0.get(&key.namespace, &key.name).is_none() {
             let api = api::<K>(client, &key.namespace);
@@ -120,16 +120,16 @@ impl<K: Resource + Send + Sync + 'static> Objects<K> {
             }
         }
         put(client, &self.0, key, wanted, |record| {
-            let mut fights = fights.lock().unwrap_or_else(PoisonError::into_inner);
-            record(fights.of(K::KIND, &key.name))
+            let mut backoffs = backoffs.lock().unwrap_or_else(PoisonError::into_inner);
+            record(backoffs.of(K::KIND, &key.name))
         })
         .await
     }
 
-    async fn delete(&self, client: &Client, key: &ObjectKey, fights: &Shared) -> Result<(), WriteError> {
+    async fn delete(&self, client: &Client, key: &ObjectKey, backoffs: &Shared) -> Result<(), WriteError> {
         let Some(value) = self.get(key) else { return Ok(()) };
         delete(client, &self.0, key, &value).await?;
-        fights.lock().unwrap_or_else(PoisonError::into_inner).of(K::KIND, &key.name).deleted();
+        backoffs.lock().unwrap_or_else(PoisonError::into_inner).of(K::KIND, &key.name).deleted();
         Ok(())
     }
 }
@@ -161,17 +161,17 @@ impl<K: Resource + Send + Sync + 'static> Kind for Objects<K> {
         client: &'a Client,
         key: &'a ObjectKey,
         wanted: &'a Value,
-        fights: &'a Shared,
+        backoffs: &'a Shared,
     ) -> BoxFuture<'a, Result<Put, WriteError>> {
-        self.apply(client, key, wanted, fights).boxed()
+        self.apply(client, key, wanted, backoffs).boxed()
     }
 
     fn remove<'a>(
         &'a self,
         client: &'a Client,
         key: &'a ObjectKey,
-        fights: &'a Shared,
+        backoffs: &'a Shared,
     ) -> BoxFuture<'a, Result<(), WriteError>> {
-        self.delete(client, key, fights).boxed()
+        self.delete(client, key, backoffs).boxed()
     }
 }

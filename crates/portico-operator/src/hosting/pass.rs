@@ -34,7 +34,7 @@ use crate::above::SeveralConfigurations;
 use crate::cache::api;
 use crate::clock::{CLOCK_OFF, CLOCK_PERIOD};
 use crate::condition::{State, one_text};
-use crate::contention::Fights;
+use crate::contention::RepairBackoffs;
 use crate::exposed::reference;
 use crate::exposure::belongs_to;
 use crate::slot::{Put, WriteError};
@@ -88,12 +88,12 @@ impl Context {
                            stands";
             return self.stopped(cluster, "NotExposed", message.to_owned()).await;
         };
-        let fights = self.fights(&cluster.metadata.name);
-        let yielded = lock(&fights).yielded(Instant::now());
+        let backoffs = self.backoffs(&cluster.metadata.name);
+        let yielded = lock(&backoffs).yielded(Instant::now());
         if let Some(message) = yielded {
             let message = format!("{message}; stop that writer, this one waits");
             let stopped = self.stopped(cluster, "ForeignWriter", message).await?;
-            let due = stopped.due.into_iter().chain(self.fight_due(&fights)).min();
+            let due = stopped.due.into_iter().chain(self.backoff_due(&backoffs)).min();
             return Ok(Outcome { due, ..stopped });
         }
         let mut held = self.secrets(&subject.namespace).await?;
@@ -109,7 +109,7 @@ impl Context {
             pki(&inputs, &doors, layout, self.settings.keys)
         };
         let reviewed = self.keep_secrets(cluster, &pki, &mut held, used).await?;
-        let due = self.next(&reviewed, &fights);
+        let due = self.next(&reviewed, &backoffs);
         if let Some(state) = secrets_state(&reviewed) {
             return Ok(Outcome { state, health: None, due });
         }
@@ -130,8 +130,8 @@ impl Context {
             self.tally.failed(error.reason());
             warn!(cluster = &*cluster.metadata.name, %error, "credentials of a registry are not copied");
         }
-        self.apply(&subject, &plane, &fights).await?;
-        self.prune(&subject, &plane, &fights).await?;
+        self.apply(&subject, &plane, &backoffs).await?;
+        self.prune(&subject, &plane, &backoffs).await?;
         let workloads = plane.objects.iter().filter(|object| WORKLOADS.contains(&names(object).0));
         let components = self.components(&subject.namespace, workloads);
         let state = state(&subject, &plane, &components, self.alarms.of(cluster));
@@ -243,7 +243,7 @@ impl Context {
         &self,
         subject: &Subject<'_>,
         plane: &ControlPlane,
-        fights: &Shared,
+        backoffs: &Shared,
     ) -> Result<(), WriteError> {
         let mut serving = true;
         for wanted in &plane.objects {
@@ -257,7 +257,7 @@ impl Context {
             }
             self.lead()?;
             let wanted = &kept_storage(wanted, before.as_ref());
-            match kind.put(&self.client, &key, wanted, fights).await? {
+            match kind.put(&self.client, &key, wanted, backoffs).await? {
                 Put::Unchanged => {}
                 Put::Changed => self.tally.wrote(kind.name()),
                 Put::Back(done) => {
@@ -282,7 +282,7 @@ impl Context {
         &self,
         subject: &Subject<'_>,
         plane: &ControlPlane,
-        fights: &Shared,
+        backoffs: &Shared,
     ) -> Result<(), WriteError> {
         let of_kind = |kind| self.ours_in(kind, &subject.namespace).into_iter().map(move |name| (kind, name));
         // Other Services are of the exposure controller.
@@ -291,7 +291,7 @@ impl Context {
             let wanted = plane.objects.iter().any(|object| names(object) == (kind, &*name));
             if let Some(kind) = self.kind(kind).filter(|_| !wanted) {
                 self.lead()?;
-                kind.remove(&self.client, &subject.key(&name), fights).await?;
+                kind.remove(&self.client, &subject.key(&name), backoffs).await?;
                 self.tally.wrote(kind.name());
             }
         }
@@ -325,8 +325,8 @@ impl Context {
     }
 
     /// When time alone changes something.
-    fn next(&self, reviewed: &Reviewed, fights: &Shared) -> Option<Duration> {
-        self.renewal(reviewed).into_iter().chain(self.fight_due(fights)).min()
+    fn next(&self, reviewed: &Reviewed, backoffs: &Shared) -> Option<Duration> {
+        self.renewal(reviewed).into_iter().chain(self.backoff_due(backoffs)).min()
     }
 
     /// When the next certificate is due, or the clock may be right again.
@@ -336,13 +336,13 @@ impl Context {
         renewal.into_iter().chain(clock).min()
     }
 
-    fn fight_due(&self, fights: &Shared) -> Option<Duration> {
-        lock(fights).due().map(|due| due.saturating_duration_since(Instant::now()))
+    fn backoff_due(&self, backoffs: &Shared) -> Option<Duration> {
+        lock(backoffs).due().map(|due| due.saturating_duration_since(Instant::now()))
     }
 }
 
-fn lock(fights: &Shared) -> MutexGuard<'_, Fights> {
-    fights.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(backoffs: &Shared) -> MutexGuard<'_, RepairBackoffs> {
+    backoffs.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Kind and name of a planned object.

@@ -185,8 +185,8 @@ enum Unread {
     Ended,
 }
 
-/// Reads a question of `length` bytes, and takes its share of `budget` as they come: who announces much and
-/// sends nothing takes nothing from the others.
+/// Reads a question of `length` bytes, and takes its share of `budget` as they come. A client that announces
+/// much and sends nothing takes nothing from the others.
 async fn read<'a>(
     mut body: Incoming,
     length: usize,

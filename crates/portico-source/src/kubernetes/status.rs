@@ -71,7 +71,7 @@ pub struct WatchStatus {
     pub errors: u64,
     /// When the API server last sent anything, or when the watch was begun.
     #[serde(skip)]
-    pub heard: Instant,
+    pub last_activity: Instant,
     #[serde(skip)]
     logged: Option<(String, Instant)>,
 }
@@ -104,16 +104,22 @@ impl WatchState {
 
 impl WatchStatus {
     pub(super) fn new() -> Self {
-        Self { state: WatchState::Listing, error: None, errors: 0, heard: Instant::now(), logged: None }
+        Self {
+            state: WatchState::Listing,
+            error: None,
+            errors: 0,
+            last_activity: Instant::now(),
+            logged: None,
+        }
     }
 
     /// Time since the API server last sent anything. Below 70 s while all is well.
     pub fn age(&self) -> Duration {
-        self.heard.elapsed()
+        self.last_activity.elapsed()
     }
 
     pub(super) fn alive(&mut self, listed: bool) {
-        self.heard = Instant::now();
+        self.last_activity = Instant::now();
         self.error = None;
         self.state = if listed { WatchState::Watching } else { WatchState::Listing };
     }

@@ -67,7 +67,7 @@ pub(super) async fn authenticate(view: Arc<View>, tunnel: Arc<Tunnel>) {
             () = tunnel.token_renewed.notified() => {}
             () = async {
                 if is_final {
-                    tunnel.identity_doubted.notified().await;
+                    tunnel.identity_stale.notified().await;
                 }
                 sleep_until(soonest).await;
             } => {}

@@ -40,7 +40,7 @@ struct Name {
     /// When it is resolved again while all is well, if ever.
     refresh: Option<Instant>,
     /// One of its addresses failed since it was resolved: it may lead elsewhere by now.
-    doubted: bool,
+    stale: bool,
     /// Why the last question gave no address.
     problem: Option<String>,
 }
@@ -49,7 +49,7 @@ impl Name {
     fn is_due(&self, now: Instant) -> bool {
         let Some(asked) = self.asked else { return true };
         let expired = self.expires.is_some_and(|at| at <= now);
-        !self.asking && (expired || self.doubted) && now.duration_since(asked) >= RESOLVE_AGAIN
+        !self.asking && (expired || self.stale) && now.duration_since(asked) >= RESOLVE_AGAIN
     }
 
     fn is_refresh_due(&self, now: Instant) -> bool {
@@ -77,7 +77,7 @@ impl Names {
     fn take(&mut self, now: Instant, is_due: impl Fn(&Name, Instant) -> bool) -> Vec<usize> {
         let due = self.names.iter_mut().enumerate().filter(|(_, name)| is_due(name, now));
         due.map(|(gateway, name)| {
-            (name.asked, name.asking, name.doubted) = (Some(now), true, false);
+            (name.asked, name.asking, name.stale) = (Some(now), true, false);
             gateway
         })
         .collect()
@@ -109,9 +109,9 @@ impl Names {
     }
 
     /// An address of the gateway failed.
-    pub(super) fn doubt(&mut self, gateway: usize) {
+    pub(super) fn mark_stale(&mut self, gateway: usize) {
         if let Some(name) = self.names.get_mut(gateway) {
-            name.doubted = true;
+            name.stale = true;
         }
     }
 
@@ -151,7 +151,7 @@ mod tests {
     fn a_name_is_resolved_once_at_a_time_and_no_more_than_once_a_second() {
         let (mut names, now) = (Names::new(1), Instant::now());
         assert_eq!(names.due(now), [0]);
-        names.doubt(0);
+        names.mark_stale(0);
         assert!(names.due(now + 2 * RESOLVE_AGAIN).is_empty(), "a question is under way");
         names.resolved(0, answer(&[([10, 0, 0, 1], 8088).into()], None), now, 0.5);
         assert!(names.due(now + RESOLVE_AGAIN / 2).is_empty());

@@ -205,7 +205,7 @@ impl State {
         let attempt = self.attempts.get_mut(id)?;
         if let Some(endpoint) = attempt.endpoint {
             self.names.endpoints.failed(endpoint, now);
-            self.names.doubt(endpoint.gateway);
+            self.names.mark_stale(endpoint.gateway);
         }
         if id < self.wanted {
             attempt.phase = Phase::Waiting { since: now };

@@ -129,8 +129,8 @@ pub(super) struct Tunnel {
     refusal: Mutex<Option<IdentityState>>,
     /// There is a new token to show.
     pub(super) token_renewed: Notify,
-    /// The answer to a request contradicts what the gateway said of our identity.
-    pub(super) identity_doubted: Notify,
+    /// The answer to a request contradicts what the gateway said of our identity: that is stale.
+    pub(super) identity_stale: Notify,
     signals: Arc<Signals>,
 }
 
@@ -163,7 +163,7 @@ impl Tunnel {
             unauthorized: AtomicBool::new(false),
             refusal: Mutex::new(None),
             token_renewed: Notify::new(),
-            identity_doubted: Notify::new(),
+            identity_stale: Notify::new(),
             signals: Arc::clone(signals),
             activity,
         }
@@ -198,7 +198,7 @@ impl Tunnel {
         self.streams() >= self.max_streams().min(most)
     }
 
-    /// The gateway has answered. Those who waited for it may come.
+    /// The gateway has answered. Streams that waited for it may open.
     fn note_answer(&self, status: StatusCode) {
         let refuses = is_refusal(status) || status == StatusCode::TOO_MANY_REQUESTS;
         if !refuses && !self.accepted.swap(true, Relaxed) {
@@ -342,12 +342,12 @@ impl Tunnel {
                 if is_own {
                     *self.refusal() = Some(IdentityState::Refused { status, reason: reason.clone() });
                 }
-                self.identity_doubted.notify_one();
+                self.identity_stale.notify_one();
             }
             return Err(RequestError::Refused { status, reason });
         }
         if is_own && self.refusal().take().is_some() {
-            self.identity_doubted.notify_one();
+            self.identity_stale.notify_one();
         }
         if !is_sent && !first.is_empty() {
             send(first.bytes());

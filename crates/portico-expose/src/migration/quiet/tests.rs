@@ -80,7 +80,7 @@ fn a_gateway_that_is_new_gone_or_counts_anew_may_have_hidden_a_use() {
 fn a_few_of_those_who_still_come_are_named_and_not_others_at_every_look() {
     let mut watch = Watch::new(quieting(), time(0));
     let many: Vec<(u8, u64)> = (1..=9).map(|number| (number, u64::from(number))).collect();
-    // By two gateways: the latest counts. One of long ago is none who still comes.
+    // Seen by two gateways: the latest counts. A client of long ago no longer comes.
     let first = vec![(1, counted("t", 9, 1, &many)), (2, counted("u", 1, 0, &[(9, 0), (20, 600)]))];
     let named = "used by 192.0.2.1, 192.0.2.2, 192.0.2.3, 192.0.2.4, 192.0.2.9 and others";
     assert_eq!(look(&mut watch, &first, 10), Use::Used(named.to_owned()));

@@ -1,6 +1,6 @@
 //! `portico agent reach`: whether this machine reaches API servers as a kubelet does: directly, by the CA of
-//! the cluster, and by the name in the URL. Nothing is shown to them, and what they say hardly counts: who
-//! has the certificate is the API server, also one that lets nobody in without a credential.
+//! the cluster, and by the name in the URL. Nothing is shown to them, and what they say hardly counts. What
+//! has the certificate is the API server, also if it lets nobody in without a credential.
 
 use std::path::PathBuf;
 use std::str::FromStr;

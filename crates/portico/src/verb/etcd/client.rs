@@ -22,7 +22,7 @@ use tokio::time::timeout;
 use super::join::{Answer, Member};
 use super::upkeep::{Alarm, Seen};
 
-/// For a question. A member that starts answers none, and whoever asks has something else to do.
+/// For a question. A member that starts answers none, and the caller has something else to do.
 const QUESTION: Duration = Duration::from_secs(1);
 
 /// For a change of the ring, which takes a majority.

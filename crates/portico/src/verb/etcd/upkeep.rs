@@ -62,8 +62,8 @@ struct Before {
     compacted: u64,
 }
 
-/// What `own` is to do. `others` are all other members that were asked, `None` one that is not healthy;
-/// `ring` is who belongs to the ring, where a member has other data than the rest and a majority says who.
+/// What `own` is to do. `others` are all other members that were asked, `None` one that is not healthy.
+/// `ring` are the members of the ring as a majority says, where one has other data than the rest.
 fn next(
     own: &Seen,
     others: &[Option<Seen>],
@@ -95,8 +95,8 @@ fn next(
     let Some(alarm) = alarms.first() else {
         return members.find(|seen| seen.is_mostly_free()).map(|seen| Act::Defragment(seen.url.clone()));
     };
-    // API servers compact by a write, which is refused now. What was the present at the last look is read by
-    // nobody any more who keeps up.
+    // API servers compact by a write, which is refused now. No client that keeps up still reads what was the
+    // present at the last look.
     if before.revision > before.compacted {
         return Some(Act::Compact(before.revision));
     }
@@ -134,7 +134,7 @@ impl Seen {
 pub(super) async fn run(client: &Client, own: &str, every: Duration) -> Infallible {
     let (mut before, mut told) = (Before::default(), Vec::new());
     loop {
-        // One that does not answer starts, or ends; whoever asks for its health sees that.
+        // One that does not answer starts, or ends. The probe of its health sees that.
         let acted = match client.seen(own).await {
             Ok((seen, alarms)) => {
                 if alarms != told {

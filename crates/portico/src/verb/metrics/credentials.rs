@@ -11,13 +11,13 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
-/// The cluster's certificate for its metrics, and whom it is shown to.
+/// The cluster's certificate for its metrics, and which servers it is shown to.
 #[derive(Debug)]
 pub(super) struct Credentials {
-    /// To who has a certificate of the cluster's authority.
+    /// To servers with a certificate of the cluster's authority.
     pub(super) verified: Arc<ClientConfig>,
-    /// To anybody. The controller manager and the scheduler make their own certificate when they start, as
-    /// everywhere. Whoever sits in between learns nothing by it: it can only lie about numbers.
+    /// To any server. The controller manager and the scheduler make their own certificate when they start, as
+    /// everywhere. A machine in between learns nothing by it: it can only lie about numbers.
     pub(super) unverified: Arc<ClientConfig>,
 }
 
@@ -58,7 +58,7 @@ impl Credentials {
     }
 }
 
-/// Takes every certificate of whoever has its key.
+/// Takes every certificate of a server that has its key.
 #[derive(Debug)]
 struct AnyCertificate(Arc<CryptoProvider>);
 

@@ -83,7 +83,7 @@ impl MetricsPages {
         Self { known, scraper, metrics }
     }
 
-    /// The targets, each at the address by which this process was asked: whoever reaches this reaches them.
+    /// The targets, each at the address by which this process was asked: what reaches this reaches them.
     fn targets(&self, request: &Request<Incoming>) -> Answer {
         if !self.known.is_known() {
             // Of an empty list Prometheus would drop all targets; of an error it keeps what it has.
