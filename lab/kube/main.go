@@ -1,10 +1,10 @@
-// Command kube is every Kubernetes program of the lab that stays, in one file.
+// Command kube is every Kubernetes program of the lab in one file.
 //
-// The name it is started under decides what it is, as with busybox: the lab makes symbolic links
-// named kube-apiserver, kubelet and so on. One binary instead of five shares most of its
-// pages in memory and on disk, and, being static, is the whole content of the container image that
-// hosted control planes run from. An image can also name the program as the first argument. etcd is here for
-// hosted control planes too: its client is in the API server anyway.
+// The name it is started under decides what it is, as with busybox: the lab makes symbolic links named
+// kube-apiserver, kubelet and so on. One binary instead of six shares most of its pages in memory and on
+// disk, and, being static, is the whole content of the container image that hosted control planes run from.
+// An image can also name the program as the first argument, as pods do with kubectl, which is a file of its
+// own beside this one. etcd is here for hosted control planes too: its client is in the API server anyway.
 package main
 
 import (
@@ -21,6 +21,7 @@ import (
 	_ "k8s.io/component-base/logs/json/register"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
 	_ "k8s.io/component-base/metrics/prometheus/version"
+	kubectl "k8s.io/kubectl/pkg/cmd"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
@@ -30,7 +31,7 @@ import (
 
 var names = []string{
 	"kube-apiserver", "kube-controller-manager", "kube-scheduler",
-	"kubelet", "kube-proxy", "etcd",
+	"kubelet", "kube-proxy", "kubectl", "etcd",
 }
 
 func program(name string) *cobra.Command {
@@ -46,6 +47,8 @@ func program(name string) *cobra.Command {
 		return kubelet.NewKubeletCommand(context.Background())
 	case "kube-proxy":
 		return proxy.NewProxyCommand()
+	case "kubectl":
+		return kubectl.NewDefaultKubectlCommand()
 	}
 	return nil
 }

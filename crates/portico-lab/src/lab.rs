@@ -323,8 +323,13 @@ fn take_down(number: u8) -> Result<()> {
     for namespace in namespaces_of(number)? {
         ip(["netns", "del", &namespace])?;
     }
-    if Path::new("/sys/class/net").join(uplink_of(number)).exists() {
-        ip(["link", "del", &uplink_of(number)])?;
+    // It goes with the namespace of the switch, which the kernel takes down in its own time.
+    let uplink = Path::new("/sys/class/net").join(uplink_of(number));
+    if uplink.exists()
+        && let Err(error) = ip(["link", "del", &uplink_of(number)])
+        && uplink.exists()
+    {
+        return Err(error);
     }
     cgroup_of(number).remove()?;
     let dir = dir_of(number);
