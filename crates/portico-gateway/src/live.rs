@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use arc_swap::ArcSwap;
 use portico_api::change::Change;
 use portico_api::names::Tenant;
-use portico_routes::front::Front;
+use portico_routes::route::Front;
 use portico_routes::route::{Backend, BackendId, RouteKey};
 use portico_routes::table::{RouteChange, RouteTable, Update};
 

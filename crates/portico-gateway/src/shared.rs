@@ -12,7 +12,7 @@ use portico_api::policy::Percent;
 use portico_net::access::AccessLog;
 use portico_net::line_limit::{LineLimit, Pace};
 use portico_net::slots::{Slot, Slots, Source};
-use portico_routes::front::Front;
+use portico_routes::route::Front;
 use portico_routes::table::Update;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;

@@ -6,31 +6,9 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use portico_api::meta::ObjectKey;
-
 use crate::endpoints;
 use crate::index::RouteIndex;
-use crate::route::RouteKey;
-
-/// Where the gateway is, as far as it knows by itself.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct OwnAddresses {
-    /// Its addresses.
-    pub addresses: Box<[IpAddr]>,
-    /// Ports of its listeners, but for NodePorts.
-    pub ports: Box<[u16]>,
-}
-
-/// How clients from outside reach the gateway.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Front {
-    /// The Service by which they come; one that masks their addresses, if any does.
-    pub service: ObjectKey,
-    /// Whether every such Service keeps the addresses of clients.
-    pub keeps_addresses: bool,
-    /// The addresses behind it: the gateway and its replicas.
-    pub replicas: BTreeSet<IpAddr>,
-}
+use crate::route::{Front, RouteKey};
 
 impl RouteIndex {
     /// How clients from outside reach this gateway, as of the last commit; `None` where no Service of type

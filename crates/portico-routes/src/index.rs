@@ -26,9 +26,8 @@ use crate::claims::{Claim, Claims};
 use crate::endpoint_rules::EndpointRules;
 use crate::endpoints::{self, MAX_ENDPOINTS};
 use crate::facts::{Origin, Reach, ServiceFacts, SliceFacts};
-use crate::front::{Front, OwnAddresses};
 use crate::guards::AllowListIndex;
-use crate::route::{Backend, RouteKey};
+use crate::route::{Backend, Front, OwnAddresses, RouteKey};
 use crate::table::Update;
 
 /// Which objects the index takes into account.

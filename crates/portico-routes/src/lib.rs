@@ -20,7 +20,7 @@ pub mod endpoint_rules;
 mod endpoints;
 mod facts;
 mod findings;
-pub mod front;
+mod front;
 mod guards;
 pub mod index;
 mod policies;

@@ -1,7 +1,8 @@
 //! The values a route table is made of.
 
+use std::collections::BTreeSet;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use portico_api::api_server_ca::ApiServerCa;
@@ -117,4 +118,24 @@ impl fmt::Display for RouteKey {
             Self::Authority(authority) => write!(f, "authority {authority}"),
         }
     }
+}
+
+/// Where the gateway is, as far as it knows by itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct OwnAddresses {
+    /// Its addresses.
+    pub addresses: Box<[IpAddr]>,
+    /// Ports of its listeners, but for NodePorts.
+    pub ports: Box<[u16]>,
+}
+
+/// How clients from outside reach the gateway.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Front {
+    /// The Service by which they come; one that masks their addresses, if any does.
+    pub service: ObjectKey,
+    /// Whether every such Service keeps the addresses of clients.
+    pub keeps_addresses: bool,
+    /// The addresses behind it: the gateway and its replicas.
+    pub replicas: BTreeSet<IpAddr>,
 }

@@ -9,8 +9,7 @@ use std::sync::Arc;
 use portico_api::change::Change;
 use portico_api::names::{Authority, HostName};
 
-use crate::front::Front;
-use crate::route::{Backend, Route, RouteKey};
+use crate::route::{Backend, Front, Route, RouteKey};
 
 /// Where every key leads at one moment. A look-up goes to the map of its kind of key.
 ///

@@ -18,8 +18,8 @@ use portico_expose::change::{ObjectChange as PlannerChange, Output};
 use portico_expose::persisted::PersistedState;
 use portico_expose::plan::Plan;
 use portico_expose::planner::{Planner, Settings as PlannerSettings};
-use portico_routes::front::Front;
 use portico_routes::index::{ObjectChange, RouteIndex, Settings as IndexSettings};
+use portico_routes::route::Front;
 use portico_routes::rows::RouteRow;
 use portico_routes::table::Update;
 use portico_source::Object;
@@ -280,7 +280,7 @@ fn planner_change(change: Change<Object>) -> Option<PlannerChange> {
 #[cfg(test)]
 mod tests {
     use portico_expose::planner::Mode;
-    use portico_routes::front::OwnAddresses;
+    use portico_routes::route::OwnAddresses;
 
     use super::*;
 

@@ -9,7 +9,7 @@ use crate::support::*;
 use portico_api::meta::ObjectKey;
 use portico_api::policy::{AllowList, Budget};
 use portico_gateway::{Config, Gateway, ProxyMode, ProxyProtocol, Refusal};
-use portico_routes::front::Front;
+use portico_routes::route::Front;
 use portico_routes::table::{RouteChange, Update};
 use portico_wire::proxy::{Tlvs, encode_v2};
 use socket2::{Domain, Socket, Type};

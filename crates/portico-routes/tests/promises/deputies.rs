@@ -5,8 +5,8 @@ use portico_api::change::Change;
 use portico_api::names::Tenant;
 use portico_api::policy::{AllowList, ClusterPolicy};
 use portico_api::service::{ExternalTrafficPolicy, Service, ServiceType};
-use portico_routes::front::OwnAddresses;
 use portico_routes::index::{ObjectChange, Settings};
+use portico_routes::route::OwnAddresses;
 use portico_routes::rows::{NoEndpoints, RouteState};
 
 use crate::follower::Follower;

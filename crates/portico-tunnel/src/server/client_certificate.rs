@@ -23,13 +23,11 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use super::client_ca::{Authorities, Ca, List, TenantPattern, verifies};
 use super::identity::tenant_of;
 use super::tls::Tls;
+use super::x509::{at, shown};
 
 /// Longest chain of a client, in bytes: ten large certificates. It is kept as long as the connection, for
 /// revocations.
 pub(super) const LONGEST_CHAIN: usize = 16 * 1024;
-
-/// Most characters shown of a name or a number that a certificate carries.
-const SHOWN: usize = 120;
 
 /// Why a certificate identifies no tenant: one sentence, for the client and for the log.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -385,18 +383,6 @@ fn content(sequence: &[u8]) -> &[u8] {
         _ => 2,
     };
     sequence.get(header..).unwrap_or_default()
-}
-
-pub(crate) fn at(seconds: u64) -> Timestamp {
-    i64::try_from(seconds)
-        .ok()
-        .and_then(|seconds| Timestamp::from_second(seconds).ok())
-        .unwrap_or(Timestamp::MAX)
-}
-
-/// Text of a certificate, which is untrusted input, made fit for a log line.
-pub(crate) fn shown(text: &str) -> Box<str> {
-    text.chars().flat_map(char::escape_debug).take(SHOWN).collect::<String>().into()
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ mod http2;
 mod identity;
 pub(crate) mod tls;
 mod tls_tunnel;
+mod x509;
 
 use std::io;
 use std::sync::Arc;

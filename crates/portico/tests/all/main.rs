@@ -38,6 +38,7 @@ mod proof;
 mod routes;
 mod scale;
 mod secure;
+mod seed;
 mod slow_loris;
 mod status;
 mod tunnel_identity;

@@ -14,7 +14,7 @@ use x509_parser::oid_registry::{OID_X509_EXT_DELTA_CRL_INDICATOR, OID_X509_EXT_I
 use x509_parser::prelude::{CertificateRevocationList, FromDer, X509Certificate};
 
 use super::{Ca, ClientCaError};
-use crate::server::client_certificate::{at, shown};
+use crate::server::x509::{at, shown};
 
 /// The list of one CA.
 #[derive(Debug)]

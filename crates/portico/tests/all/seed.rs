@@ -3,8 +3,6 @@
 //!
 //! Needs what the lab needs (`cargo run -p portico-lab -- install`), and root.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
-
 use std::path::Path;
 use std::process::{Command, Output};
 

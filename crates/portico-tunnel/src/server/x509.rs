@@ -1,0 +1,19 @@
+//! What certificates and revocation lists say, as people read it.
+
+use jiff::Timestamp;
+
+/// Most characters shown of a name or a number that a certificate carries.
+const SHOWN: usize = 120;
+
+/// A time in seconds since 1970; one that no calendar has is the last.
+pub(crate) fn at(seconds: u64) -> Timestamp {
+    i64::try_from(seconds)
+        .ok()
+        .and_then(|seconds| Timestamp::from_second(seconds).ok())
+        .unwrap_or(Timestamp::MAX)
+}
+
+/// Text of a certificate, which is untrusted input, made fit for a log line.
+pub(crate) fn shown(text: &str) -> Box<str> {
+    text.chars().flat_map(char::escape_debug).take(SHOWN).collect::<String>().into()
+}
