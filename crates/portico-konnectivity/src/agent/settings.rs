@@ -65,6 +65,17 @@ pub enum CountSource {
     Max(Leases),
 }
 
+impl CountSource {
+    /// How many servers there are, by the word of one that answered and by the Leases listed last.
+    pub(super) fn servers(&self, responses: u32, leases: Option<u32>) -> u32 {
+        match self {
+            Self::Responses => responses,
+            Self::Leases(_) => leases.unwrap_or(1),
+            Self::Max(_) => responses.max(leases.unwrap_or(1)),
+        }
+    }
+}
+
 /// Where the Leases of servers are.
 #[derive(Clone)]
 pub struct Leases {
@@ -80,5 +91,26 @@ impl std::fmt::Debug for Settings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // A client of Kubernetes has no text, and the rest is in the flags.
         f.debug_struct("Settings").field("servers", &self.servers).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn servers_are_counted_by_the_source_that_was_chosen_and_are_one_until_leases_are_listed() {
+        portico_dial::install_provider();
+        let nowhere = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
+        let leases = Leases {
+            client: Client::try_from(nowhere).unwrap(),
+            namespace: "kube-system".into(),
+            selector: "k8s-app=konnectivity-server".into(),
+        };
+        let sources = [CountSource::Responses, CountSource::Leases(leases.clone()), CountSource::Max(leases)];
+        let counts = |responses, listed| sources.each_ref().map(|source| source.servers(responses, listed));
+        assert_eq!(counts(3, Some(2)), [3, 2, 3]);
+        assert_eq!(counts(2, Some(3)), [2, 3, 3]);
+        assert_eq!(counts(2, None), [2, 1, 2]);
     }
 }

@@ -19,7 +19,6 @@ use super::pool::{self, Attempt, choose};
 use super::server::{JoinError, Joined, join};
 use super::session::{Ended, Session};
 use super::sessions::Sessions;
-use super::settings::CountSource;
 use super::shared::Shared;
 
 /// Why an attempt failed.
@@ -100,11 +99,7 @@ impl Supervisor {
     /// How many servers there are. Not fewer than addresses were given: each names one, or several.
     fn wanted(&self, leases: Option<u32>) -> u32 {
         let settings = &self.shared.settings;
-        let known = match settings.count {
-            CountSource::Responses => self.responses,
-            CountSource::Leases(_) => leases.unwrap_or(1),
-            CountSource::Max(_) => self.responses.max(leases.unwrap_or(1)),
-        };
+        let known = settings.count.servers(self.responses, leases);
         known.max(u32::try_from(settings.servers.len()).unwrap_or(u32::MAX))
     }
 

@@ -319,6 +319,29 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn a_token_that_is_missing_of_another_kind_or_there_twice_is_refused_unreviewed() {
+        portico_dial::install_provider();
+        // Nobody listens there: a review would fail as such.
+        let nowhere = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
+        let authentication = Authentication::by_token(Client::try_from(nowhere).unwrap(), expected());
+        let (claimed, counters) = (Identifiers::default(), Counters::default());
+        let cases: [(&[&'static str], _); 4] = [
+            (&[], "token"),
+            (&["Basic dTpw"], "token"),
+            (&["bearer lower"], "token"),
+            (&["Bearer one", "Bearer two"], "metadata"),
+        ];
+        for (values, reason) in cases {
+            let mut metadata = HeaderMap::new();
+            for value in values {
+                metadata.append(AUTHORIZATION, http::HeaderValue::from_static(value));
+            }
+            let refused = authentication.check(&metadata, Vec::new(), &claimed, &counters).await.unwrap_err();
+            assert_eq!(refused.reason(), reason, "{values:?}: {refused}");
+        }
+    }
+
     #[test]
     fn the_node_of_a_tokens_pod_is_an_identity() {
         let mut reviewed = status(true, AUDIENCE, NAME);

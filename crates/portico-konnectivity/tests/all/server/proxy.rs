@@ -255,3 +255,32 @@ async fn a_frontend_that_stops_reading_holds_up_no_other_and_loses_its_connectio
     drop(stuck);
     until(|| rig.status.memory().0 == 0).await;
 }
+
+#[tokio::test]
+async fn of_frontends_that_stop_reading_one_goes_once_all_hold_what_the_server_may() {
+    const MEMORY: usize = 1 << 20;
+    let rig = Rig::with(Mode::Grpc, |settings| settings.memory = MEMORY).await;
+    let mut agent = rig.agent("a").await;
+    let mut stuck = Vec::new();
+    for number in 1..=4 {
+        // Its window is never given back.
+        let mut frontend = rig.proxy().await;
+        let (_, of_agent) = established(&mut agent, &mut frontend, number).await;
+        stuck.push((frontend, of_agent));
+    }
+    // Each stays below its own buffer of a megabyte, and more than fits goes to all.
+    let sends = async {
+        loop {
+            for (_, of_agent) in &stuck {
+                agent.stream.data(*of_agent, &[1; 16_000]).await;
+            }
+            let by_memory = rig.status.counters().ends().find(|(reason, _)| *reason == "memory");
+            if by_memory.is_some_and(|(_, count)| count > 0) {
+                return;
+            }
+        }
+    };
+    patiently(sends).await;
+    assert!(rig.status.established() > 0, "not all of them");
+    until(|| rig.status.memory().0 <= MEMORY).await;
+}
