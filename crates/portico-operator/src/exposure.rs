@@ -52,13 +52,14 @@ use crate::write::{DEFINITION_OUTDATED, RequestError};
 mod found;
 mod gateways;
 mod migration;
+mod objects;
 mod pass;
 mod reports;
 mod resolver;
 mod write;
 
-use found::all_addresses_of;
-pub(crate) use found::{addresses_of, ingress_of};
+use objects::all_addresses_of;
+pub(crate) use objects::{addresses_of, ingress_of};
 use pass::Outcome;
 pub(crate) use pass::belongs_to;
 use reports::report;

@@ -58,6 +58,7 @@ mod pass;
 mod proofs;
 mod reports;
 mod rest;
+mod subject;
 
 /// The Secret with the way into a user cluster, in the namespace of the cluster. No strategy changes it.
 const INTERNAL_KUBECONFIG: &str = "internal-admin-kubeconfig";

@@ -1,14 +1,12 @@
 //! What the seed's objects say about one cluster, for planning.
 
-use std::net::IpAddr;
-
 use jiff::Timestamp;
 use portico_api::annotations::EXPOSE;
 use portico_api::cluster::Cluster;
 use portico_api::exposed_cluster::ExposedCluster;
 use portico_expose::doors::Doors;
-use portico_expose::exposure::{Found, NodePorts, doors_of_services};
-use portico_expose::inputs::{Ingress, Scope};
+use portico_expose::exposure::{Found, doors_of_services};
+use portico_expose::inputs::Scope;
 use portico_expose::migration::Now;
 use portico_expose::migration::plan::{has_two_doors, keeper};
 use portico_expose::services::{APISERVER, EXPOSED};
@@ -16,6 +14,7 @@ use portico_expose::strategy::FRONT;
 use serde_json::Value;
 
 use super::Context;
+use super::objects::{addresses_of, ingress_of, node_ports_of};
 
 impl Context {
     /// What is known of `cluster`, without its name in DNS.
@@ -99,44 +98,4 @@ impl Context {
         let seen = (expose, ours(FRONT).is_some());
         doors_of_services(scope, seen, found, self.settings.sni_port, Timestamp::now())
     }
-}
-
-/// The NodePorts of a Service, by its name and those of its ports.
-pub(super) fn node_ports_of(name: &str, service: &Value) -> NodePorts {
-    let ports = service.pointer("/spec/ports").and_then(Value::as_array).into_iter().flatten();
-    ports
-        .filter_map(|port| {
-            let number = u16::try_from(port["nodePort"].as_u64()?).ok().filter(|&number| number != 0)?;
-            Some(((name.into(), port["name"].as_str().unwrap_or_default().into()), number))
-        })
-        .collect()
-}
-
-/// The addresses that a load balancer gave to a Service.
-pub(crate) fn ingress_of(service: &Value) -> Vec<Ingress> {
-    let list = service.pointer("/status/loadBalancer/ingress").and_then(Value::as_array);
-    let ingress = |entry: &Value| Ingress {
-        ip: entry["ip"].as_str().and_then(|ip| ip.parse().ok()),
-        hostname: entry["hostname"].as_str().unwrap_or_default().into(),
-    };
-    list.into_iter().flatten().map(ingress).collect()
-}
-
-/// The addresses of an EndpointSlice that are ready.
-pub(crate) fn addresses_of(slice: &Value) -> Vec<IpAddr> {
-    let is_ready = |endpoint: &Value| endpoint.pointer("/conditions/ready") != Some(&Value::Bool(false));
-    addresses(slice, is_ready).collect()
-}
-
-/// All of them: also what is about to end, and serves what was opened before.
-pub(super) fn all_addresses_of(slice: &Value) -> Vec<IpAddr> {
-    addresses(slice, |_| true).collect()
-}
-
-fn addresses(slice: &Value, which: impl Fn(&Value) -> bool) -> impl Iterator<Item = IpAddr> {
-    let endpoints = slice["endpoints"].as_array().into_iter().flatten();
-    endpoints
-        .filter(move |endpoint| which(endpoint))
-        .flat_map(|endpoint| endpoint["addresses"].as_array().into_iter().flatten())
-        .filter_map(|address| address.as_str()?.parse().ok())
 }

@@ -27,7 +27,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::Context;
-use super::found::node_ports_of;
+use super::objects::node_ports_of;
 use super::write::PassError;
 use crate::condition::{condition, one_text};
 use crate::exposed::projection;

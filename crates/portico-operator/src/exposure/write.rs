@@ -21,7 +21,7 @@ use thiserror::Error;
 use tokio::time::{Instant, timeout};
 
 use super::Context;
-use super::found::node_ports_of;
+use super::objects::node_ports_of;
 use super::reports::tell_put_back;
 use crate::cache::{Cache, api};
 use crate::contention::RepairBackoff;

@@ -27,7 +27,7 @@ use tokio::time::{Instant, sleep};
 use tracing::debug;
 
 use super::inside::reason;
-use super::pass::{Subject, host_of};
+use super::subject::{Subject, host_of};
 use super::{Context, FIRST_RETRY, LAST_RETRY};
 use crate::follow::pause;
 use crate::tally::Tally;

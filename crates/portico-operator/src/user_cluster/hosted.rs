@@ -8,7 +8,7 @@ use portico_hosting::join::reach::ways;
 use portico_pki::inventory::{CA_CERTIFICATE, Signer};
 
 use super::Context;
-use super::pass::{Subject, text};
+use super::subject::{Subject, text};
 use crate::write::RequestError;
 
 impl Context {

@@ -14,24 +14,10 @@ use tokio::time::timeout;
 
 use super::Context;
 use super::nodes::too_slow;
-use super::pass::{Standing, Subject};
+use super::subject::{Kept, Standing, Subject, foreign};
 
 /// The name of everything that belongs to the node agent.
 const AGENT: &str = "portico-agent";
-
-/// What came of a pass inside a user cluster.
-pub(super) struct Kept {
-    /// How it stands.
-    pub(super) standing: Standing,
-    /// Its API server has answered something.
-    pub(super) answered: bool,
-    /// The way there; `None` if the kubeconfig leads nowhere.
-    pub(super) foreign: Option<Foreign>,
-    /// Objects that are somebody else's and not as wanted, each with the one who wrote it last.
-    pub(super) others: Vec<(Id, String)>,
-    /// The DaemonSets that it should have.
-    pub(super) daemon_sets: Vec<Id>,
-}
 
 /// What one pass inside a user cluster did.
 #[derive(Debug, Default)]
@@ -179,19 +165,4 @@ fn standing(inside: &Inside, done: &Done) -> Standing {
         return Standing::ready(format!("{objects} objects inside the cluster are as they should be"));
     }
     Standing::waits("Incomplete", format!("left as they are: {}", inside.waiting.join("; ")))
-}
-
-/// What to do about an object that somebody else made, and that is not as wanted.
-pub(super) fn foreign(id: &Id, writer: &str) -> String {
-    let kept_by_itself = id.name == "kubernetes" && writer == "kube-apiserver";
-    let remedy = if kept_by_itself {
-        "start its API server with --endpoint-reconciler-type=none, or set \
-         spec.componentsOverride.apiserver.endpointReconcilingDisabled of the Cluster"
-    } else {
-        "delete it, and it is made anew"
-    };
-    format!(
-        "{id} inside the cluster was made by somebody else ({writer:?} wrote it last), and is not as \
-             wanted: {remedy}"
-    )
 }

@@ -18,8 +18,7 @@ use portico_pki::{Authority, Credential, KeyKind, Kubeconfig, Names, Pair, Profi
 use serde_json::{Value, json};
 
 use super::Context;
-use super::pass::{Subject, text};
-use super::proofs::Known;
+use super::subject::{Known, Subject, text};
 use crate::cache::api;
 use crate::write::{RequestError, request};
 

@@ -6,7 +6,6 @@ use portico_api::annotations::API_SERVER_CA;
 use portico_api::api_server_ca::ApiServerCa;
 use portico_api::cluster::Cluster;
 use portico_api::exposed_cluster::{ExposedCluster, MigrationState};
-use portico_api::migration::{MigrationSettings, NodeMoves};
 use portico_api::strategy::ExposeStrategy;
 use portico_expose::migration::{Fact, Proof};
 use portico_expose::services::KONNECTIVITY;
@@ -14,10 +13,9 @@ use portico_expose::user_cluster::{BAD_KUBECONFIG, Konnectivity, NO_KUBECONFIG};
 use portico_kube::apply::{Applied, apply};
 use portico_kube::seen::Seen;
 use portico_pki::{Kubeconfig, inventory};
-use portico_source::served::ServedKind;
 use serde_json::{Value, json};
 
-use super::proofs::Known;
+use super::subject::{Clusters, Known, NOT_EXPOSED, Standing, Subject, text};
 use super::{Context, Failed, INTERNAL_KUBECONFIG};
 use crate::cache::api;
 use crate::exposed::Written;
@@ -29,82 +27,6 @@ const TUNNEL_TRUST: &str = inventory::Signer::Tunnel.secret();
 
 /// The Secret of a tunnel certificate that something else made, with its CA beside it.
 const TUNNEL_CERTIFICATE: &str = inventory::LEAVES[0].secret;
-
-/// The reason of a cluster that clients do not find yet.
-pub(super) const NOT_EXPOSED: &str = "NotExposed";
-
-/// How it stands with the inside of a cluster.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Standing {
-    pub(super) ready: bool,
-    /// One word, in CamelCase.
-    pub(super) reason: &'static str,
-    /// A sentence: what was found, and what to do about it.
-    pub(super) message: String,
-    /// Whether to try again soon, with back-off. Otherwise a change of objects on the seed is waited for.
-    pub(super) failed: bool,
-}
-
-impl Standing {
-    pub(super) fn ready(message: String) -> Self {
-        Self { ready: true, reason: "Ready", message, failed: false }
-    }
-
-    pub(super) fn waits(reason: &'static str, message: String) -> Self {
-        Self { ready: false, reason, message, failed: false }
-    }
-
-    pub(super) fn failed(reason: &'static str, message: String) -> Self {
-        Self { ready: false, reason, message, failed: true }
-    }
-}
-
-/// Clusters as a kind of the API, with what Portico manages of them.
-pub(super) struct Clusters;
-
-impl k8s_openapi::Resource for Clusters {
-    const API_VERSION: &'static str = "kubermatic.k8c.io/v1";
-    const GROUP: &'static str = Cluster::GROUP;
-    const KIND: &'static str = "Cluster";
-    const VERSION: &'static str = Cluster::VERSION;
-    const URL_PATH_SEGMENT: &'static str = Cluster::PLURAL;
-    type Scope = k8s_openapi::ClusterResourceScope;
-}
-
-/// A cluster, as the seed has it.
-pub(super) struct Subject {
-    pub(super) cluster: Cluster,
-    seen: Seen<Clusters>,
-    /// Strategy and address in force.
-    pub(super) exposed: ExposedCluster,
-    /// The same by its second door, while it migrates, also while that is being closed.
-    pub(super) second: Option<ExposedCluster>,
-    /// Its namespace.
-    pub(super) namespace: String,
-}
-
-impl Subject {
-    /// What is under way, while it migrates.
-    pub(super) fn state(&self) -> Option<MigrationState> {
-        self.exposed.spec.migration.as_ref().map(|migration| migration.state)
-    }
-
-    /// How it migrates. Where that cannot be read, nobody but people moves nodes.
-    pub(super) fn settings(&self) -> MigrationSettings {
-        let by_hand = || MigrationSettings { nodes: NodeMoves::ByHand, ..MigrationSettings::default() };
-        self.cluster.migration_settings().unwrap_or_else(|_| by_hand())
-    }
-
-    /// Its second door, until that is being closed.
-    fn open_second(&self) -> Option<&ExposedCluster> {
-        self.second.as_ref().filter(|_| self.state() != Some(MigrationState::Closing))
-    }
-
-    /// Whether its nodes have agents by one of its open doors.
-    fn has_tunnel(&self) -> bool {
-        [Some(&self.exposed), self.open_second()].into_iter().flatten().any(|door| door.spec.tunnel.is_some())
-    }
-}
 
 impl Context {
     /// Makes kubeconfig and inside of one cluster as they should be, and says how it stands.
@@ -333,37 +255,4 @@ fn usable(secret: &Secret) -> Result<Kubeconfig, String> {
     // Under Tunneling it becomes the annotation of the Cluster, which admission would refuse.
     ApiServerCa::parse(&kubeconfig.authority).map_err(|bad| format!("its CA cannot be used: {bad}"))?;
     Ok(kubeconfig)
-}
-
-/// The host in the URL of an API server; an IPv6 address without its brackets.
-pub(super) fn host_of(url: &str) -> &str {
-    let authority = url.strip_prefix("https://").unwrap_or_default();
-    let host = match authority.rsplit_once(':') {
-        Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
-        _ => authority,
-    };
-    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
-}
-
-/// What a Secret holds under a key.
-pub(super) fn text(secret: &Secret, key: &str) -> Option<String> {
-    String::from_utf8(secret.data.as_ref()?.get(key)?.0.clone()).ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::host_of;
-
-    #[test]
-    fn the_host_of_an_url_is_that_of_its_certificate() {
-        for (url, host) in [
-            ("https://a.example.com:6443", "a.example.com"),
-            ("https://a.example.com", "a.example.com"),
-            ("https://[2001:db8::1]:6443", "2001:db8::1"),
-            ("https://[2001:db8::1]", "2001:db8::1"),
-            ("", ""),
-        ] {
-            assert_eq!(host_of(url), host);
-        }
-    }
 }

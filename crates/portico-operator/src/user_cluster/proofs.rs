@@ -4,7 +4,7 @@
 //! Of what cannot be told the text says why, and what to do. The text is part of a condition, so it is the
 //! same as long as nothing changes: no times in it, and names in their order.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -26,9 +26,8 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::Context;
-use super::inside::{Kept, foreign};
 use super::nodes::{self, ANSWERS, AT_ONCE, NODES, Nodes, failed, too_slow};
-use super::pass::{Standing, Subject, host_of};
+use super::subject::{Kept, Known, Standing, Subject, foreign, host_of};
 use crate::cache::api;
 use crate::exposure::addresses_of;
 use crate::observed;
@@ -48,9 +47,6 @@ const PROXY_LABEL: &str = "k8s-app";
 
 /// The DaemonSet of kube-proxy.
 const PROXY: &str = "kube-proxy";
-
-/// What is known of the proofs of a state.
-pub(super) type Known = BTreeMap<Proof, Fact>;
 
 /// The proofs of a state that are looked for here.
 fn proofs(state: MigrationState) -> &'static [Proof] {

@@ -7,7 +7,7 @@ use portico_kube::events::{Note, Severity};
 use tracing::{debug, warn};
 
 use super::Context;
-use super::pass::{NOT_EXPOSED, Standing};
+use super::subject::{NOT_EXPOSED, Standing};
 use crate::condition::write_condition;
 use crate::exposed::reference;
 use crate::write::RequestError;
