@@ -11,15 +11,16 @@ use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use h2::FlowControl;
 use portico_wire::konnectivity::{ConnectId, DataHead, DialId, Identifiers, Packet};
 use thiserror::Error;
-use tokio::sync::{Notify, mpsc, oneshot};
-use tokio::time::{Instant, timeout_at};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, timeout};
 
-use super::counters::Segment;
+use super::counters::{Counters, Segment};
 use super::inbox::{Ended, Inbox};
 use super::native::NativeStream;
 use super::registry::Candidate;
@@ -36,6 +37,10 @@ const MAX_DIALS: usize = 4_096;
 /// Control packets that wait to be sent: some for each connection an agent may have. An agent that does not
 /// read them is given up.
 const MAX_CONTROL: usize = 32 * 1024;
+
+/// How long an agent may take no byte while a control packet waits for it: a dial in the usual time. It costs
+/// each dial that time otherwise, for as long as it is there.
+const UNTAKEN: Duration = Duration::from_secs(30);
 
 /// Connections that are closed here and not yet by the agent.
 const MAX_CLOSING: usize = 64 * 1024;
@@ -76,9 +81,6 @@ pub(crate) enum DialLost {
     /// Too many wait already.
     #[error("{MAX_DIALS} dials wait for the agent already")]
     TooMany,
-    /// No answer in time.
-    #[error("the agent did not answer in time")]
-    Timeout,
 }
 
 /// A connection that the agent has opened.
@@ -125,11 +127,6 @@ pub(crate) struct Backend {
     draining: AtomicBool,
     state: Mutex<State>,
     control: mpsc::Sender<Packet>,
-    /// Control packets that were queued, and of these the ones that have left.
-    queued: AtomicU64,
-    left: AtomicU64,
-    /// The agent does not take its control packets.
-    stuck: Notify,
     data: mpsc::Sender<(ConnectId, Item)>,
     window: FlowControl,
     shared: Arc<Shared>,
@@ -188,9 +185,6 @@ impl Backend {
             draining: AtomicBool::default(),
             state: Mutex::default(),
             control,
-            queued: AtomicU64::default(),
-            left: AtomicU64::default(),
-            stuck: Notify::new(),
             data,
             window: receiver.flow_control(),
             shared: Arc::clone(shared),
@@ -203,9 +197,8 @@ impl Backend {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks the agent for a connection to `address`. Dropped before it answers, the agent is told. An agent
-    /// that has not even taken the question by the deadline is given up: each dial would cost that time.
-    pub(crate) async fn dial(self: &Arc<Self>, address: &str, deadline: Instant) -> Result<Answer, DialLost> {
+    /// Asks the agent for a connection to `address`. Dropped before it answers, the agent is told.
+    pub(crate) async fn dial(self: &Arc<Self>, address: &str) -> Result<Answer, DialLost> {
         let (answer, answered) = oneshot::channel();
         let dial = self.shared.next_dial();
         {
@@ -219,14 +212,8 @@ impl Backend {
             state.dials.insert(dial, answer);
         }
         let _pending = Pending { backend: self, dial };
-        let place = self.send(Packet::DialRequest { protocol: "tcp".into(), address: address.into(), dial });
-        let Ok(answered) = timeout_at(deadline, answered).await else {
-            if self.left.load(Relaxed) < place {
-                self.stuck.notify_one();
-            }
-            return Err(DialLost::Timeout);
-        };
-        answered.map_err(|_| DialLost::Agent)
+        self.send(Packet::DialRequest { protocol: "tcp".into(), address: address.into(), dial });
+        answered.await.map_err(|_| DialLost::Agent)
     }
 
     /// A stream of its own for a dial. `None` if nothing waits for that dial.
@@ -234,14 +221,10 @@ impl Backend {
         self.state().dials.remove(&dial)
     }
 
-    /// Sends a control packet, and returns how many were queued with it. A stream whose queue is full ends by
-    /// the next packet that comes.
-    fn send(&self, packet: Packet) -> u64 {
+    /// Sends a control packet. A stream whose queue is full ends by the next packet that comes.
+    fn send(&self, packet: Packet) {
         // A writer that is gone has taken the stream with it.
-        if self.control.try_send(packet).is_err() {
-            return 0;
-        }
-        self.queued.fetch_add(1, Relaxed) + 1
+        let _ = self.control.try_send(packet);
     }
 
     fn is_overrun(&self) -> bool {
@@ -400,8 +383,7 @@ pub(crate) async fn serve(
 ) -> Result<(), BackendError> {
     tokio::select! {
         ended = read(backend, receiver) => ended,
-        ended = write(backend, outgoing, sender) => ended.map_err(Into::into),
-        () = backend.stuck.notified() => Err(BackendError::NotReading),
+        ended = write(outgoing, sender, &backend.shared.counters) => ended,
     }
 }
 
@@ -421,19 +403,21 @@ async fn read(backend: &Arc<Backend>, receiver: &mut Receiver) -> Result<(), Bac
     Ok(())
 }
 
-async fn write(backend: &Backend, mut outgoing: Outgoing, mut sender: Sender) -> Result<(), grpc::Error> {
-    let counters = &backend.shared.counters;
-    let (mut last, mut taken) = ("Unknown", 0);
+async fn write(mut outgoing: Outgoing, mut sender: Sender, counters: &Counters) -> Result<(), BackendError> {
+    let mut last = "Unknown";
     loop {
-        sender.ready().await.inspect_err(|error| counters.stream_failed(Segment::ToAgent, error, last))?;
-        backend.left.store(taken, Relaxed);
+        match timeout(UNTAKEN, sender.ready()).await {
+            Ok(ready) => {
+                ready.inspect_err(|error| counters.stream_failed(Segment::ToAgent, error, last))?;
+            }
+            // Bytes may wait for as long as their endpoint takes none.
+            Err(_) if last == "DATA" && outgoing.control.is_empty() => continue,
+            Err(_) => return Err(BackendError::NotReading),
+        }
         // Control packets first, always.
         let packet = tokio::select! {
             biased;
-            Some(packet) = outgoing.control.recv() => {
-                taken += 1;
-                packet
-            }
+            Some(packet) = outgoing.control.recv() => packet,
             Some((connection, item)) = outgoing.data.recv() => match item {
                 Item::Close => Packet::CloseRequest(connection),
                 Item::Bytes(payload) => {

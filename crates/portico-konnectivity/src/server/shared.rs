@@ -11,7 +11,7 @@ use portico_net::line_limit::{LineLimit, Pace};
 use portico_net::slots::Slots;
 use portico_wire::konnectivity::{ConnectId, DialId, address};
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use super::authentication::Refusal;
 use super::backend::{Backend, DialIds, DialLost, Opened};
@@ -211,11 +211,11 @@ impl Shared {
         while tried.len() < AGENTS_TRIED {
             let picked = self.registry().pick(host, random(), &tried);
             let Some(backend) = picked else { break };
-            match backend.dial(address, deadline).await {
-                Ok(Ok(opened)) => return Ok((opened, backend)),
-                Ok(Err(text)) => return Err(DialError::Refused(text)),
-                Err(DialLost::Timeout) => return Err(DialError::Timeout),
-                Err(lost) => error = DialError::Lost(lost),
+            match timeout_at(deadline, backend.dial(address)).await {
+                Err(_) => return Err(DialError::Timeout),
+                Ok(Ok(Ok(opened))) => return Ok((opened, backend)),
+                Ok(Ok(Err(text))) => return Err(DialError::Refused(text)),
+                Ok(Err(lost)) => error = DialError::Lost(lost),
             }
             tried.push(backend);
         }

@@ -158,7 +158,7 @@ async fn respond<S: AsyncWrite + Unpin>(
     backend: Arc<Backend>,
     early: BytesMut,
 ) -> Option<Ready> {
-    let (established, begun) = (Established::new(shared, address, backend), Instant::now());
+    let (mut established, begun) = (Established::new(shared, address, backend), Instant::now());
     let written = async {
         stream.write_all(ESTABLISHED).await?;
         stream.flush().await
@@ -166,7 +166,10 @@ async fn respond<S: AsyncWrite + Unpin>(
     let is_told = tokio::select! {
         written = timeout(ANSWER, written) => matches!(written, Ok(Ok(()))),
         // Bytes that the endpoint sends meanwhile must not hold up other connections of the agent.
-        _ = opened.pace() => false,
+        reason = opened.pace() => {
+            established.ends(reason);
+            false
+        }
     };
     if !is_told {
         shared.counters.dial_failed("send_rsp");

@@ -62,7 +62,7 @@ async fn stream_of(shared: Arc<Shared>, call: Call, activity: Arc<Activity>) {
     let mut frontend = Frontend { shared: &shared, sender, receiver };
     // Boxed: a connection at rest does not keep the memory that opening needs.
     let Some(dial) = Box::pin(frontend.asked()).await else { return frontend.finish().await };
-    let Some((opened, established)) = Box::pin(frontend.dial(&dial)).await else {
+    let Some((opened, mut established)) = Box::pin(frontend.dial(&dial)).await else {
         return frontend.finish().await;
     };
     let connection = shared.next_connection();
@@ -71,7 +71,10 @@ async fn stream_of(shared: Arc<Shared>, call: Call, activity: Arc<Activity>) {
     let is_told = tokio::select! {
         sent = timeout(ANSWER, frontend.send(&answer)) => matches!(sent, Ok(Ok(()))),
         // Bytes that the endpoint sends meanwhile must not hold up other connections of the agent.
-        _ = opened.pace() => false,
+        reason = opened.pace() => {
+            established.ends(reason);
+            false
+        }
         () = shared.stopped() => false,
     };
     if !is_told {
