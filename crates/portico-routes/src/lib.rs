@@ -6,7 +6,7 @@
 //! `claims` decides which Service owns a key when several claim it. `policies` decides which clients may
 //! come. `guards` decides whose allow list holds for an endpoint that several tenants have. `commit` computes
 //! what changed since the last commit, and a [`table`] follows that. [`route`] holds the values of a table.
-//! [`rows`] and `problems` say what became of each object. [`mod@front`] says by which Services clients reach
+//! [`rows`] and `problems` say what became of each object. `front` says by which Services clients reach
 //! the gateway itself.
 //!
 //! Pure functions over plain values: no I/O, no clock. Objects come from `portico-source`. The table itself
