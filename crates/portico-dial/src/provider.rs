@@ -26,8 +26,10 @@ pub fn provider() -> Arc<CryptoProvider> {
 /// Makes [`provider`] the one of this process. Code that is not ours and asks for none, such as kube's
 /// client, takes it; with two libraries there it panics otherwise. Does nothing if there is one already.
 pub fn install_provider() {
-    // An error says that there is one.
-    let _ = CryptoProvider::install_default(CryptoProvider::clone(&provider()));
+    if CryptoProvider::get_default().is_none() {
+        // An error says that there is one since.
+        let _ = CryptoProvider::install_default(CryptoProvider::clone(&provider()));
+    }
 }
 
 #[cfg(test)]

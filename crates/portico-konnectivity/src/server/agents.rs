@@ -128,12 +128,12 @@ impl Connection {
     }
 
     /// The agent is accepted.
-    fn accept(&self, introduction: &Authenticated) {
+    fn accept(&self, authenticated: &Authenticated) {
         if let Some(unauthenticated) = self.unauthenticated().take() {
-            unauthenticated.authenticated();
+            unauthenticated.lift();
         }
         self.peer.is_known.store(true, Relaxed);
-        self.peer.is_native.fetch_or(introduction.is_native, Relaxed);
+        self.peer.is_native.fetch_or(authenticated.is_native, Relaxed);
     }
 
     /// Takes the stream of a connection that an agent of ours has opened, if a dial on this connection waits
@@ -174,27 +174,28 @@ async fn connect(connection: Arc<Connection>, mut call: Call) {
     let _connects = Connects(&connection.connects);
     let shared = &connection.shared;
     let metadata = call.take_metadata();
-    let introduced = tokio::select! {
-        introduced = timeout(HELLO, connection.authenticate(&metadata)) => introduced.unwrap_or_else(|_| {
-            Err(Refusal::Review("the agent's token was not reviewed in time".to_owned()))
-        }),
+    let too_late = || Refusal::Review("the agent's token was not reviewed in time".to_owned());
+    let authenticated = tokio::select! {
+        checked = timeout(HELLO, connection.authenticate(&metadata)) => {
+            checked.unwrap_or_else(|_| Err(too_late()))
+        }
         // Or its token would wait for a review in the place of another.
         () = call.abandoned() => return,
     };
     drop(metadata);
-    let permitted = introduced.and_then(|introduction| Ok((introduction, shared.agent_permit()?)));
-    let (introduction, _permit) = match permitted {
+    let permitted = authenticated.and_then(|authenticated| Ok((authenticated, shared.agent_permit()?)));
+    let (authenticated, _permit) = match permitted {
         Ok(permitted) => permitted,
         Err(why) => {
             shared.refused(why.reason(), connection.address, &why);
             return call.refuse(&Status::new(why.code(), why.to_string()));
         }
     };
-    connection.accept(&introduction);
-    let Some(answer) = answer(shared, &introduction) else { return };
+    connection.accept(&authenticated);
+    let Some(answer) = answer(shared, &authenticated) else { return };
     let memory = [shared.memory.clone()];
     let Ok((sender, mut receiver)) = call.start(answer, &connection.activity, &memory) else { return };
-    let (backend, outgoing) = Backend::new(introduction, &mut receiver, shared);
+    let (backend, outgoing) = Backend::new(authenticated, &mut receiver, shared);
     let _registered = Registered::new(&connection, &backend);
     let _counted = Counted::new(&shared.counters.agent_streams);
     let (agent, peer, version) = (&*backend.agent, connection.address, &*backend.version);
@@ -206,11 +207,11 @@ async fn connect(connection: Arc<Connection>, mut call: Call) {
 }
 
 /// The metadata for an agent. `None` if the server's name is none that a header carries.
-fn answer(shared: &Shared, introduction: &Authenticated) -> Option<HeaderMap> {
+fn answer(shared: &Shared, authenticated: &Authenticated) -> Option<HeaderMap> {
     let mut answer = HeaderMap::new();
     answer.insert("serverid", HeaderValue::try_from(&shared.settings.id).ok()?);
     answer.insert("servercount", HeaderValue::from(shared.settings.count));
-    if introduction.is_native {
+    if authenticated.is_native {
         answer.insert(OFFER, HeaderValue::from_static(VERSION));
     }
     Some(answer)

@@ -167,11 +167,11 @@ pub(crate) struct Outgoing {
 
 impl Backend {
     pub(crate) fn new(
-        introduction: Authenticated,
+        authenticated: Authenticated,
         receiver: &mut Receiver,
         shared: &Arc<Shared>,
     ) -> (Arc<Self>, Outgoing) {
-        let Authenticated { agent, identifiers, peer, version, is_native } = introduction;
+        let Authenticated { agent, identifiers, peer, version, is_native } = authenticated;
         let (control, control_out) = mpsc::channel(MAX_CONTROL);
         let (data, data_out) = mpsc::channel(QUEUED_DATA);
         let backend = Self {

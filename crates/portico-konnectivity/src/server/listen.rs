@@ -170,7 +170,7 @@ async fn frontend_over_tls(
         Err(why) => return shared.refused_frontend(peer, &why),
     };
     // It has a certificate of the CA.
-    unauthenticated.authenticated();
+    unauthenticated.lift();
     match mode {
         Mode::Grpc => proxy::serve(shared, stream).await,
         Mode::HttpConnect => connect::serve_tls(shared, stream).await,

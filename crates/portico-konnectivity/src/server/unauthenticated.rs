@@ -28,7 +28,7 @@ impl Unauthenticated {
     }
 
     /// The peer has authenticated.
-    pub(crate) fn authenticated(self) {
+    pub(crate) fn lift(self) {
         self.limit.lift();
     }
 }

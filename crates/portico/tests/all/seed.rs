@@ -10,6 +10,8 @@ use portico_lab::{ApiServer, Kubectl, kkp, manifests, programs};
 use portico_pki::{Credential, Kubeconfig, Pair};
 use serde_json::json;
 
+use crate::common::portico;
+
 const KKP: &str = "
 apiVersion: kubermatic.k8c.io/v1
 kind: Seed
@@ -72,7 +74,7 @@ fn endpoint(namespace: &str, address: &str, port: u16) -> String {
 }
 
 fn check(kubeconfig: &Path, more: &[&str]) -> (Output, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_portico"));
+    let mut command = portico();
     let output = command.args(["check", "--kubeconfig"]).arg(kubeconfig).args(more).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     (output, said)
@@ -111,7 +113,7 @@ fn a_dry_run_says_what_each_cluster_would_get_and_what_is_to_be_done() {
     }
 
     // The same objects tell the port model what this seed needs, with its own ports and addresses.
-    let mut ports = Command::new(env!("CARGO_BIN_EXE_portico"));
+    let mut ports = portico();
     ports.args(["ports", "--product", "kkp", "-o", "json", "--kubeconfig"]).arg(&kubeconfig);
     let output = ports.output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
@@ -148,7 +150,7 @@ fn a_dry_run_says_what_each_cluster_would_get_and_what_is_to_be_done() {
 }
 
 fn kubeconfig(seed: &Path, more: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_portico"));
+    let mut command = portico();
     command.args(["kubeconfig", "--kubeconfig"]).arg(seed).args(more).output().unwrap()
 }
 
@@ -209,7 +211,7 @@ fn a_kubeconfig_of_a_former_address_is_written_with_the_present_one_and_works() 
 
 /// The links of a chain by name, each with its state.
 fn why(seed: &Path, what: &str) -> (Option<i32>, Vec<(String, String)>, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_portico"));
+    let mut command = portico();
     let output = command.args(["why", what, "-o", "json", "--kubeconfig"]).arg(seed).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let links: Vec<serde_json::Value> = serde_json::from_str(&said).unwrap_or_default();
@@ -246,7 +248,7 @@ fn gateway_pod(api: &ApiServer) {
 fn why_names_the_first_broken_link_from_the_object_to_the_name() {
     let api = ApiServer::start("seed-why").unwrap();
     let (seed, kubectl) = (api.admin().unwrap(), api.kubectl());
-    let crds = Command::new(env!("CARGO_BIN_EXE_portico")).arg("crds").output().unwrap();
+    let crds = portico().arg("crds").output().unwrap();
     let definitions = String::from_utf8(crds.stdout).unwrap();
     kubectl.run_with_input(&["apply", "--server-side", "-f", "-"], &definitions).unwrap();
     for kind in ["clusters.kubermatic.k8c.io", "exposedclusters.portico.k8c.io"] {
@@ -305,7 +307,7 @@ fn why_names_the_first_broken_link_from_the_object_to_the_name() {
     assert_eq!(broken(&seed, "t"), "name");
 
     let as_kubectl_would = |words: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_portico"));
+        let mut command = portico();
         let output = command.args(words).env("KUBECONFIG", &seed).output().unwrap();
         (output.status.code(), String::from_utf8(output.stdout).unwrap())
     };

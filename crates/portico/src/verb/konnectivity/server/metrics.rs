@@ -98,7 +98,7 @@ fn write_times(counters: &Counters, out: &mut Families<'_>) -> fmt::Result {
         (
             "konnectivity_network_proxy_server_dial_duration",
             "Latency of dial to the remote endpoint in seconds",
-            &counters.dials,
+            counters.dials(),
         ),
         (
             "konnectivity_network_proxy_server_frontend_write_duration",
