@@ -17,6 +17,7 @@ use portico_net::slots::{Slot, Source};
 use portico_wire::proxy::Sniff;
 use portico_wire::{Parse, hello, proxy};
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 
 use crate::access::Refused;
 use crate::cluster::OpenGuard;
@@ -69,6 +70,20 @@ impl Arrival {
         // Dual-stack listeners show IPv4 clients mapped into IPv6; people and allow lists want them plain.
         let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
         Self { learned: Learned::new(shared, listener, peer), promise: shared.descriptors.promise() }
+    }
+
+    /// Takes a slot among the handshakes, and learns the client's real address within the hello timeout.
+    pub(crate) async fn learn_client(
+        &mut self,
+        shared: &Shared,
+        stream: &TcpStream,
+        mode: ProxyMode,
+        bytes: &mut Vec<u8>,
+    ) -> Result<Slot, Refusal> {
+        let slot = shared.start_handshake(self.learned.client.ip(), mode);
+        let learn = self.read_proxy_header(shared, stream, &slot, mode, bytes);
+        timeout(shared.config.hello_timeout, learn).await.unwrap_or(Err(Refusal::TooSlow))?;
+        Ok(slot)
     }
 
     /// Reads a PROXY header, if there is one, and learns the client's real address. What follows it stays in

@@ -18,7 +18,6 @@ use socket2::SockRef;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::task::yield_now;
-use tokio::time::timeout;
 
 use super::open;
 use crate::admission::{Arrival, Learned};
@@ -48,25 +47,11 @@ pub(crate) struct Welcomed {
 /// Serves a connection to the tunnel port until it ends.
 pub(crate) async fn serve(worker: Arc<Worker>, stream: TcpStream, mut arrival: Arrival) {
     let mut first = Vec::new();
-    match learn_client(&worker, &stream, &mut arrival, &mut first).await {
+    let mode = worker.shared.config.proxy_protocol.tunnel;
+    match arrival.learn_client(&worker.shared, &stream, mode, &mut first).await {
         Ok(slot) => serve_welcomed(worker, stream, Welcomed { arrival, slot, first }).await,
         Err(refusal) => arrival.learned.refuse(&worker.shared, refusal),
     }
-}
-
-/// Learns the client's real address, and takes a slot among the handshakes.
-async fn learn_client(
-    worker: &Worker,
-    stream: &TcpStream,
-    arrival: &mut Arrival,
-    first: &mut Vec<u8>,
-) -> Result<Slot, Refusal> {
-    let shared = &worker.shared;
-    let mode = shared.config.proxy_protocol.tunnel;
-    let slot = shared.start_handshake(arrival.learned.client.ip(), mode);
-    let learn = arrival.read_proxy_header(shared, stream, &slot, mode, first);
-    timeout(shared.config.hello_timeout, learn).await.unwrap_or(Err(Refusal::TooSlow))?;
-    Ok(slot)
 }
 
 /// Serves a connection that is for the tunnel, however that was found out.

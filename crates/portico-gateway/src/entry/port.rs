@@ -4,12 +4,10 @@
 use std::sync::Arc;
 
 use tokio::net::TcpStream;
-use tokio::time::timeout;
 
 use super::{Established, carry, open};
 use crate::admission::Arrival;
 use crate::config::ProxyMode;
-use crate::outcome::Refusal;
 use crate::shared::Alive;
 use crate::worker::Worker;
 
@@ -33,7 +31,11 @@ async fn establish(
 ) -> Option<Established> {
     let mut bytes = Vec::new();
     let opened = async {
-        learn_client(&worker, &stream, &mut arrival, &mut bytes).await?;
+        let mode = worker.shared.config.proxy_protocol.node_port;
+        if mode != ProxyMode::Off {
+            // Nothing more is to be learned: the slot is for the next one.
+            drop(arrival.learn_client(&worker.shared, &stream, mode, &mut bytes).await?);
+        }
         arrival.learned.look_up_port(&worker.shared, port);
         // Fails only for a client that is gone, and then no one reads the header.
         let local = || stream.local_addr().unwrap_or(arrival.learned.client);
@@ -50,20 +52,4 @@ async fn establish(
             None
         }
     }
-}
-
-async fn learn_client(
-    worker: &Worker,
-    stream: &TcpStream,
-    arrival: &mut Arrival,
-    bytes: &mut Vec<u8>,
-) -> Result<(), Refusal> {
-    let config = &worker.shared.config;
-    let mode = config.proxy_protocol.node_port;
-    if mode == ProxyMode::Off {
-        return Ok(());
-    }
-    let slot = worker.shared.start_handshake(arrival.learned.client.ip(), mode);
-    let learn = arrival.read_proxy_header(&worker.shared, stream, &slot, mode, bytes);
-    timeout(config.hello_timeout, learn).await.unwrap_or(Err(Refusal::TooSlow))
 }

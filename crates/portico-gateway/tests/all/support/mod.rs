@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use portico_api::change::Change;
 use portico_api::meta::ObjectKey;
@@ -17,6 +17,7 @@ use portico_api::policy::ClusterPolicy;
 use portico_gateway::{AccessFormat, AccessLog, Config, End, Gateway, Listener, Shared};
 use portico_routes::route::{Backend, BackendId, Route, RouteKey};
 use portico_routes::table::{RouteChange, Update};
+use tokio::time::Instant;
 
 pub use client::{Client, gateway_name, secured, tls_files, tunnel_address};
 
