@@ -33,11 +33,11 @@ impl Caller {
     /// The client at the other end of a TLS stream, which is read by the limit.
     pub(super) fn of<S: AsyncRead + AsyncWrite>(
         stream: &TlsStream<S>,
-        tls: &Arc<Tls>,
+        tls: &Tls,
         limit: Arc<ReadLimit>,
     ) -> Self {
         let chain = stream.get_ref().1.peer_certificates();
-        let certificate = chain.map(|chain| Arc::new(Presented::new(tls, chain)));
+        let certificate = chain.and_then(|chain| tls.presented(chain)).map(Arc::new);
         Self { tls: true, certificate, limit: Some(limit) }
     }
 

@@ -20,9 +20,8 @@ use thiserror::Error;
 use webpki::{Cert, EndEntityCert, KeyUsage, VerifiedPath};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::client_ca::{Authorities, Ca, List, TenantPattern, verifies};
+use super::client_ca::{Authorities, Ca, ClientCas, List, TenantPattern, verifies};
 use super::identity::tenant_of;
-use super::tls::Tls;
 use super::x509::{at, shown};
 
 /// Longest chain of a client, in bytes: ten large certificates. It is kept as long as the connection, for
@@ -196,7 +195,7 @@ struct Valid {
 /// The certificates a client presented, its own first. It holds the key of that one.
 #[derive(Debug)]
 pub struct Presented {
-    tls: Arc<Tls>,
+    client_cas: Arc<ClientCas>,
     chain: Box<[CertificateDer<'static>]>,
     /// The last verdict. Verifying costs a tenth of a millisecond and more, which a request should not.
     found: Mutex<Option<Found>>,
@@ -223,9 +222,9 @@ impl Found {
 }
 
 impl Presented {
-    pub(crate) fn new(tls: &Arc<Tls>, chain: &[CertificateDer<'_>]) -> Self {
+    pub(super) fn new(client_cas: Arc<ClientCas>, chain: &[CertificateDer<'_>]) -> Self {
         let chain = chain.iter().map(|certificate| certificate.clone().into_owned()).collect();
-        Self { tls: Arc::clone(tls), chain, found: Mutex::new(None) }
+        Self { client_cas, chain, found: Mutex::new(None) }
     }
 
     /// The tenant they stand for now.
@@ -234,7 +233,7 @@ impl Presented {
     }
 
     fn identity_at(&self, now: UnixTime) -> Result<Tenant, CertificateProblem> {
-        let Some(trust) = self.tls.trust() else { return Err(CertificateProblem::NoTenant) };
+        let trust = self.client_cas.trust();
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         let known = found.take().filter(|found| found.holds(&trust, now.as_secs()));
         let known = known.unwrap_or_else(|| {
@@ -254,7 +253,7 @@ impl Presented {
     }
 
     fn still_identifies_at(&self, tenant: &Tenant, now: UnixTime) -> Result<(), CertificateProblem> {
-        let Some(trust) = self.tls.trust() else { return Err(CertificateProblem::NoTenant) };
+        let trust = self.client_cas.trust();
         let valid = match trust.verify(&self.chain, now) {
             // Judged as of the nearest moment at which all of them were valid.
             Err(
@@ -390,18 +389,10 @@ mod tests {
     use portico_lab::pki::{Certificate, Pki};
 
     use super::*;
-    use crate::TlsFiles;
 
-    /// Files of a gateway whose clients are issued by the CA of `pki`.
-    fn tls(pki: &Pki) -> Arc<Tls> {
-        pki.issue("tls", Certificate::server(&["gateway.test"]));
-        let files = TlsFiles {
-            certificate: pki.file("tls.crt"),
-            key: pki.file("tls.key"),
-            client_ca: vec![pki.file("ca.crt").into()],
-            client_crl: None,
-        };
-        Arc::new(Tls::load(files).unwrap())
+    /// The CA of `pki`, for clients.
+    fn client_cas(pki: &Pki) -> Arc<ClientCas> {
+        Arc::new(ClientCas::load(vec![pki.file("ca.crt").into()], None).unwrap())
     }
 
     /// The first second of a year.
@@ -413,12 +404,11 @@ mod tests {
     #[test]
     fn an_intermediate_that_expires_first_ends_the_verdict() {
         let pki = Pki::new();
-        let tls = tls(&pki);
         let between = Certificate::authority("between").not_after(2500, 1, 1);
         let between = pki.authority().intermediate(between).unwrap();
         let leaf = between.issue(Certificate::cluster("a").not_after(2600, 1, 1)).unwrap();
         let chain = [leaf, between.identity()].map(|identity| identity.certificate().unwrap());
-        let presented = Presented::new(&tls, &chain);
+        let presented = Presented::new(client_cas(&pki), &chain);
         let a = Tenant::of_text("a");
         assert_eq!(presented.identity_at(year(2400)), Ok(a.clone()));
         assert_eq!(presented.identity_at(year(2550)), Err(CertificateProblem::ChainNotValid));
@@ -430,7 +420,7 @@ mod tests {
         let pki = Pki::new();
         let leaf = Certificate::cluster("a").not_before(2020, 1, 1).not_after(2100, 1, 1);
         let leaf = pki.authority().issue(leaf).unwrap().certificate().unwrap();
-        let presented = Presented::new(&tls(&pki), &[leaf]);
+        let presented = Presented::new(client_cas(&pki), &[leaf]);
         let a = Tenant::of_text("a");
         for _ in 0..2 {
             assert!(matches!(presented.identity_at(year(2200)), Err(CertificateProblem::Expired { .. })));

@@ -12,13 +12,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwap;
 use portico_dial::pem::{self, PemFileError};
 use rustls::ServerConfig;
+use rustls::pki_types::CertificateDer;
 use rustls::server::NoServerSessionStorage;
 use thiserror::Error;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::client_ca::{ClientCaError, ClientCaFile, ClientCas, RevocationList};
-use super::client_certificate::{AnyCertificate, Trust};
+use super::client_certificate::{AnyCertificate, Presented};
 
 /// ALPN of Portico's agents: HTTP/2, by a name that no API server accepts, so that one port can serve both.
 pub const ALPN: &[u8] = b"portico-tunnel";
@@ -45,7 +46,7 @@ pub struct Tls {
     /// What was read last: comparing is cheaper than trusting time stamps, and right for symlink swaps.
     read: Mutex<Pair>,
     /// `None` where clients are not asked for a certificate.
-    client_cas: Option<ClientCas>,
+    client_cas: Option<Arc<ClientCas>>,
 }
 
 /// What a connection begins with.
@@ -103,6 +104,7 @@ impl Tls {
         let TlsFiles { client_ca, client_crl, .. } = &files;
         let asks = !client_ca.is_empty();
         let client_cas = asks.then(|| ClientCas::load(client_ca.clone(), client_crl.clone())).transpose()?;
+        let client_cas = client_cas.map(Arc::new);
         Ok(Self { files, server: ArcSwap::from_pointee(server), read: Mutex::new(pair), client_cas })
     }
 
@@ -131,19 +133,19 @@ impl Tls {
     /// trusted any more although another file cannot be read, and a good list is in force although another is
     /// not. The error then comes with the next call.
     pub fn reload_trust(&self) -> Result<bool, TlsError> {
-        Ok(self.client_cas.as_ref().map_or(Ok(false), ClientCas::reload)?)
+        Ok(self.client_cas.as_ref().map_or(Ok(false), |cas| cas.reload())?)
     }
 
     /// The revocation lists in force.
     #[must_use]
     pub fn revocation_lists(&self) -> Vec<RevocationList> {
-        self.client_cas.as_ref().map(ClientCas::revocation_lists).unwrap_or_default()
+        self.client_cas.as_ref().map(|cas| cas.revocation_lists()).unwrap_or_default()
     }
 
     /// Returns the paths of the files.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         let TlsFiles { certificate, key, .. } = &self.files;
-        let of_clients = self.client_cas.iter().flat_map(ClientCas::paths);
+        let of_clients = self.client_cas.iter().flat_map(|cas| cas.paths());
         [certificate, key].into_iter().map(PathBuf::as_path).chain(of_clients)
     }
 
@@ -169,9 +171,9 @@ impl Tls {
         Arc::clone(&self.server.load().config)
     }
 
-    /// What client certificates are judged by now; `None` where clients are not asked for one.
-    pub(crate) fn trust(&self) -> Option<Arc<Trust>> {
-        self.client_cas.as_ref().map(ClientCas::trust)
+    /// What a client presented; `None` where clients are not asked for a certificate.
+    pub(crate) fn presented(&self, chain: &[CertificateDer<'_>]) -> Option<Presented> {
+        Some(Presented::new(Arc::clone(self.client_cas.as_ref()?), chain))
     }
 }
 
