@@ -103,6 +103,21 @@ impl Certificate {
         self
     }
 
+    /// Signed by its own key: for what reads a certificate and trusts none.
+    pub fn self_signed(self) -> Result<Identity> {
+        let key = KeyPair::generate()?;
+        let cert = self.into_params()?.self_signed(&key).context("signing a certificate by its own key")?;
+        Ok(Identity { cert: cert.pem(), key: key.serialize_pem() })
+    }
+
+    /// A request for it by a new key, PEM.
+    pub fn request(self) -> Result<String> {
+        // Which authority signs it is not known yet.
+        let unsigned = self.with(|params| params.use_authority_key_identifier_extension = false);
+        let request = unsigned.into_params()?.serialize_request(&KeyPair::generate()?);
+        request.and_then(|request| request.pem()).context("making a certificate request")
+    }
+
     fn leaf(common_name: &str, usage: ExtendedKeyUsagePurpose) -> Self {
         Self::new(common_name).with(|params| {
             params.use_authority_key_identifier_extension = true;

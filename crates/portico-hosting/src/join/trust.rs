@@ -112,15 +112,13 @@ fn blocks(pem: &str) -> impl Iterator<Item = &str> {
 
 #[cfg(test)]
 mod tests {
-    use rcgen::{CertificateParams, DnType, KeyPair};
+    use portico_lab::pki::Authority;
     use serde_json::json;
 
     use super::*;
 
     fn authority(name: &str) -> String {
-        let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, name);
-        params.self_signed(&KeyPair::generate().unwrap()).unwrap().pem()
+        Authority::new(name).unwrap().cert()
     }
 
     fn info(authority: &str) -> Value {

@@ -1,4 +1,5 @@
-use rcgen::{CertificateParams, DnType, KeyPair, SanType};
+use portico_lab::pki::Certificate;
+use rcgen::{CertificateParams, DistinguishedName, DnType, SanType};
 
 use super::*;
 
@@ -14,21 +15,21 @@ fn usages() -> Vec<String> {
 
 /// A request with this subject and these names; addresses become addresses.
 fn request(subject: &[(DnType, &str)], names: &[&str]) -> String {
-    let mut params = CertificateParams::default();
-    params.distinguished_name = rcgen::DistinguishedName::new();
-    for (kind, value) in subject {
-        params.distinguished_name.push(kind.clone(), *value);
-    }
-    params.subject_alt_names = names
-        .iter()
-        .map(|name| match name.parse() {
-            Ok(ip) => SanType::IpAddress(ip),
-            Err(_) if name.contains('@') => SanType::Rfc822Name((*name).try_into().unwrap()),
-            Err(_) if name.contains("//") => SanType::URI((*name).try_into().unwrap()),
-            Err(_) => SanType::DnsName((*name).try_into().unwrap()),
-        })
-        .collect();
-    params.serialize_request(&KeyPair::generate().unwrap()).unwrap().pem().unwrap()
+    let names = names.iter().map(|name| match name.parse() {
+        Ok(ip) => SanType::IpAddress(ip),
+        Err(_) if name.contains('@') => SanType::Rfc822Name((*name).try_into().unwrap()),
+        Err(_) if name.contains("//") => SanType::URI((*name).try_into().unwrap()),
+        Err(_) => SanType::DnsName((*name).try_into().unwrap()),
+    });
+    let asked = Certificate::client("").with(|params| {
+        *params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        for (kind, value) in subject {
+            params.distinguished_name.push(kind.clone(), *value);
+        }
+        params.subject_alt_names = names.collect();
+    });
+    asked.request().unwrap()
 }
 
 fn own(names: &[&str]) -> String {
@@ -167,15 +168,7 @@ fn more_names_than_a_kubelet_has_are_not_compared() {
 
 #[test]
 fn what_is_no_request_of_a_kubelet_is_refused() {
-    let ca = {
-        let mut params = CertificateParams::new(vec!["worker-1".to_owned()]).unwrap();
-        params.distinguished_name = rcgen::DistinguishedName::new();
-        params.distinguished_name.push(DnType::OrganizationName, NODES);
-        params.distinguished_name.push(DnType::CommonName, USER);
-        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-        params.key_usages = vec![rcgen::KeyUsagePurpose::KeyCertSign];
-        params.serialize_request(&KeyPair::generate().unwrap()).unwrap().pem().unwrap()
-    };
+    let ca = Certificate::authority(USER).organisation(NODES).request().unwrap();
     let garbage = "-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n";
     for text in ["", "x", garbage, &ca] {
         assert_eq!(judged(text), Err(Unapproved::Unreadable), "{text}");

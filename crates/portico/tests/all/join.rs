@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use portico_hosting::join::trust::CaHash;
+use portico_lab::pki::Certificate;
 use portico_lab::{ApiServer, programs};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -135,15 +136,13 @@ impl Cluster {
         for (name, script) in [("systemctl", SYSTEMCTL), ("kubelet", &kubelet)] {
             put_program(&root.join("stubs").join(name), script);
         }
-        let mut params = rcgen::CertificateParams::default();
-        params.distinguished_name.push(rcgen::DnType::CommonName, "system:node:worker-1");
-        let key = rcgen::KeyPair::generate().unwrap();
+        let node = Certificate::client("system:node:worker-1").self_signed().unwrap();
         let server = self.api.access().server();
         let address = server.trim_start_matches("https://").rsplit_once(':').unwrap().0;
         for (name, content) in [
             ("portico", String::new()),
             ("own.yaml", json!({"failSwapOn": false, "failCgroupV1": false}).to_string()),
-            ("node.pem", params.self_signed(&key).unwrap().pem()),
+            ("node.pem", node.cert),
             ("etc/hosts", format!("{address} gateway.example.com\n")),
         ] {
             fs::write(root.join(name), content).unwrap();

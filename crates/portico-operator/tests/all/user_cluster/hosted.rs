@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use portico_lab::Kubectl;
-use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
+use portico_lab::pki::Certificate;
 use serde_json::{Value, json};
 
 use super::{
@@ -169,12 +169,8 @@ fn node(inside: &Kubectl, name: &str, addresses: &[(&str, &str)]) {
 
 /// Asks as the kubelet of a node does, for these names and addresses.
 fn ask(inside: &Kubectl, request: &str, node: &str, names: &[&str]) {
-    let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
-    let mut params = CertificateParams::new(names).unwrap();
-    params.distinguished_name = DistinguishedName::new();
-    params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
-    params.distinguished_name.push(DnType::CommonName, format!("system:node:{node}"));
-    let pem = params.serialize_request(&KeyPair::generate().unwrap()).unwrap().pem().unwrap();
+    let serving = Certificate::server(names).common_name(&format!("system:node:{node}"));
+    let pem = serving.organisation("system:nodes").request().unwrap();
     let object = json!({"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest",
         "metadata": {"name": request},
         "spec": {"signerName": "kubernetes.io/kubelet-serving", "request": BASE64_STANDARD.encode(pem),

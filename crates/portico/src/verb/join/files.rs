@@ -210,6 +210,8 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Option<String>> {
 mod tests {
     use std::os::unix::fs::symlink;
 
+    use portico_lab::pki::Certificate;
+
     use super::*;
 
     const PIN: &str = "sha256:00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
@@ -319,11 +321,8 @@ mod tests {
         fs::create_dir_all(places.kubeconfig().parent().unwrap()).unwrap();
         fs::write(places.kubeconfig(), "the kubelet's").unwrap();
         let issue = |name: &str, year: i32| {
-            let mut params = rcgen::CertificateParams::default();
-            params.distinguished_name.push(rcgen::DnType::CommonName, format!("system:node:{name}"));
-            params.not_after = rcgen::date_time_ymd(year, 1, 1);
-            let key = rcgen::KeyPair::generate().unwrap();
-            fs::write(places.certificate(), params.self_signed(&key).unwrap().pem()).unwrap();
+            let node = Certificate::client(&format!("system:node:{name}")).not_after(year, 1, 1);
+            fs::write(places.certificate(), node.self_signed().unwrap().cert).unwrap();
             matches!(before(&places, &pins).unwrap(), Before::Joined(_))
         };
         assert!(issue("worker-1", 2_999));
