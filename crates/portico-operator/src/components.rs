@@ -39,6 +39,7 @@ use crate::condition::State;
 use crate::follow::{drive, on_change, pause};
 use crate::issued::Issued;
 use crate::kkp::{Kkp, KkpWatch};
+use crate::manager::Manager;
 use crate::slot::{Held, Slot, WriteError};
 use crate::status::StatusHandle;
 use crate::tally::Tally;
@@ -98,15 +99,9 @@ struct Context {
 type Work = Vec<ObjectRef<Served<Seed>>>;
 
 /// Watches and writes, for ever.
-pub(crate) async fn run(
-    client: Client,
-    settings: ComponentSettings,
-    above: Above,
-    kkp: KkpWatch,
-    events: Events,
-    status: StatusHandle,
-    leads: channel::Receiver<Leads>,
-) {
+pub(crate) async fn run(manager: Manager, settings: ComponentSettings) {
+    let events = manager.events(CONTROLLER);
+    let Manager { client, above, kkp, status, leads, .. } = manager;
     let front = settings.gateway.front.clone();
     let mut changes = Vec::new();
     let mut parts = Vec::new();

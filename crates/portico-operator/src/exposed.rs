@@ -39,6 +39,7 @@ use crate::above::Above;
 use crate::cache::{Cache, api};
 use crate::clusters::{ClusterWatch, Work};
 use crate::follow::{drive, on_change, pause};
+use crate::manager::Manager;
 use crate::status::StatusHandle;
 use crate::tally::Tally;
 use crate::write::WRITE_REFUSED;
@@ -112,15 +113,8 @@ struct Context {
 }
 
 /// Watches and writes, for ever.
-pub(crate) async fn run(
-    client: Client,
-    clusters: ClusterWatch,
-    above: Above,
-    exposed: ExposedWatch,
-    events: Events,
-    status: StatusHandle,
-    leads: channel::Receiver<Leads>,
-) {
+pub(crate) async fn run(manager: Manager, events: Events) {
+    let Manager { client, clusters, exposed, above, status, leads, .. } = manager;
     let changes = above.changes();
     let tally = Tally::new(CONTROLLER, &status);
     let context = Arc::new(Context {

@@ -41,9 +41,10 @@ use crate::above::Above;
 use crate::cache::{Cache, api};
 use crate::clusters::{ClusterWatch, LastWritten, Work};
 use crate::contention::RepairBackoffs;
-use crate::exposed::{ExposedWatch, Written, follow_written};
+use crate::exposed::{Written, follow_written};
 use crate::follow::{drive, on_change, pause};
 use crate::kkp::{Kkp, KkpWatch};
+use crate::manager::Manager;
 use crate::observed::Observed;
 use crate::status::StatusHandle;
 use crate::tally::Tally;
@@ -127,15 +128,9 @@ struct Context {
 }
 
 /// Watches and writes, for ever.
-pub(crate) async fn run(
-    client: Client,
-    settings: ExposureSettings,
-    clusters: ClusterWatch,
-    above: Above,
-    (exposed, kkp, observed): (ExposedWatch, KkpWatch, Observed),
-    events: Events,
-    (status, leads): (StatusHandle, channel::Receiver<Leads>),
-) {
+pub(crate) async fn run(manager: Manager, settings: ExposureSettings) {
+    let events = manager.events(CONTROLLER);
+    let Manager { client, clusters, exposed, above, kkp, observed, status, leads, .. } = manager;
     let (namespaces, namespaces_writer) = Cache::new();
     let (services, services_writer) = Cache::new();
     let (slices, slices_writer) = Cache::new();

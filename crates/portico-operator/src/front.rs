@@ -49,6 +49,7 @@ use tracing::{info, warn};
 use crate::above::Kept;
 use crate::contention::Contention;
 use crate::follow::{drive, follow, on_change};
+use crate::manager::Manager;
 use crate::status::{ServiceStatus, StatusHandle};
 use crate::tally::Tally;
 
@@ -168,23 +169,17 @@ impl Settings {
 }
 
 /// Watches, plans and writes.
-pub(crate) async fn run(
-    client: Client,
-    settings: Settings,
-    services_writer: Writer<Served<Service>>,
-    seeds: Arc<Kept<Seed>>,
-    changes: channel::Receiver<()>,
-    status: StatusHandle,
-    leads: channel::Receiver<Leads>,
-) {
+pub(crate) async fn run(manager: Manager, settings: Settings, services_writer: Writer<Served<Service>>) {
+    let (events, changes) = (manager.events(CONTROLLER), manager.above.changes());
+    let Manager { client, above, status, leads, .. } = manager;
     let services = services_writer.as_reader();
     status.service(&settings.plan.front, |service| service.found = false);
     let tally = Tally::new(CONTROLLER, &status);
     let context = Arc::new(Context {
-        events: Events::new(client.clone(), CONTROLLER, &settings.identity),
+        events,
         client: client.clone(),
         services: services.clone(),
-        seeds,
+        seeds: above.seeds,
         leads: leads.clone(),
         fronts: Mutex::default(),
         settings,

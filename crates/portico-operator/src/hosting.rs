@@ -35,9 +35,10 @@ use crate::above::Above;
 use crate::cache::Cache;
 use crate::clusters::{ClusterWatch, LastWritten};
 use crate::condition::State;
-use crate::exposed::{ExposedWatch, Written, follow_written};
+use crate::exposed::{Written, follow_written};
 use crate::follow::{drive, on_change, pause};
 use crate::kkp::{Kkp, KkpWatch};
+use crate::manager::Manager;
 use crate::slot::WriteError;
 use crate::status::StatusHandle;
 use crate::tally::Tally;
@@ -117,15 +118,9 @@ struct Context {
 }
 
 /// Watches and writes, for ever.
-pub(crate) async fn run(
-    client: Client,
-    settings: HostingSettings,
-    clusters: ClusterWatch,
-    above: Above,
-    (exposed, kkp): (ExposedWatch, KkpWatch),
-    events: Events,
-    (status, leads): (StatusHandle, channel::Receiver<Leads>),
-) {
+pub(crate) async fn run(manager: Manager, settings: HostingSettings) {
+    let events = manager.events(CONTROLLER);
+    let Manager { client, clusters, exposed, above, kkp, status, leads, .. } = manager;
     let relists = Relists::new();
     let (kinds, mut changed) = kinds::all(&client, &relists, &status);
     let (pods, pods_changed) = kinds::followed::<Pod>(&client, &relists, portico_hosting::CLUSTER, &status);

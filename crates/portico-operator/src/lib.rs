@@ -30,6 +30,7 @@ mod hosting;
 mod issued;
 mod kkp;
 mod leadership;
+mod manager;
 pub mod mesh;
 pub mod monitored;
 mod observed;

@@ -1,6 +1,5 @@
 //! The controllers of one process: which of them run, who may write, and how they end.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future;
@@ -21,11 +20,12 @@ use crate::front::{self, Settings};
 use crate::hosting::{self, HostingSettings};
 use crate::kkp::KkpWatch;
 use crate::leadership;
+use crate::manager::Manager;
 use crate::observed::Observed;
 use crate::outage;
 use crate::status::StatusHandle;
 use crate::user_cluster::{self, UserClusterSettings};
-use crate::webhook::{self, Stores, WebhookSettings};
+use crate::webhook::{self, WebhookSettings};
 
 /// Time limit of releasing what was led by at the end: two Leases of an operator.
 pub(crate) const RELEASE_TIMEOUT: Duration = Duration::from_secs(8);
@@ -127,57 +127,36 @@ impl Operator {
             let exposed_kept = optional(works.then_some(exposed_kept));
             let (clusters, clusters_kept) = ClusterWatch::new(&client, &status);
             let clusters_kept = optional((exposure.is_some() || projected).then_some(clusters_kept));
-            let (seeds, changes) = (Arc::clone(&above.seeds), above.changes());
-            // Gone with what works by it.
-            let leads = leads;
-            let identity = front.identity.clone();
-            let shared = || (status.clone(), leads.clone());
-            let events = |controller| Events::new(client.clone(), controller, &identity);
-            let observed = Observed::new();
-            let insides = optional(user_clusters.map(|settings| {
-                let (shared, events) = (shared(), (events(user_cluster::CONTROLLER), observed.clone()));
-                let (above, watched) = (above.clone(), (exposed.clone(), kkp.clone()));
-                user_cluster::run(client.clone(), settings, clusters.clone(), above, watched, events, shared)
-            }));
-            let hosted = optional(hosting.map(|settings| {
-                let (shared, events) = (shared(), events(hosting::CONTROLLER));
-                let (above, watched) = (above.clone(), (exposed.clone(), kkp.clone()));
-                hosting::run(client.clone(), settings, clusters.clone(), above, watched, events, shared)
-            }));
-            let components = optional(components.map(|settings| {
-                let ((status, leads), events) = (shared(), events(components::CONTROLLER));
-                let (above, kkp) = (above.clone(), kkp.clone());
-                components::run(client.clone(), settings, above, kkp, events, status, leads)
-            }));
-            let projections = optional(projected.then(|| {
-                let ((status, leads), events) = (shared(), events(front::CONTROLLER));
-                let clusters = clusters.clone();
-                exposed::run(client.clone(), clusters, above.clone(), exposed.clone(), events, status, leads)
-            }));
-            let service_writer = Writer::default();
-            let webhook = optional(webhook.map(|settings| {
-                let (shared, events) = (shared(), events(webhook::CONTROLLER));
-                let stores = Stores { clusters: clusters.store(), services: service_writer.as_reader() };
-                let (above, kkp) = (above.clone(), kkp.clone());
-                webhook::run(client.clone(), settings, above, stores, kkp, events, shared)
-            }));
-            let exposures = optional(exposure.map(|settings| {
-                let (shared, events) = (shared(), events(exposure::CONTROLLER));
-                let (above, watched) = (above.clone(), (exposed.clone(), kkp.clone(), observed.clone()));
-                exposure::run(client.clone(), settings, clusters.clone(), above, watched, events, shared)
-            }));
+            // Gone with what works by it, and with it every receiver of `leading`.
+            let manager = Manager {
+                client,
+                clusters,
+                exposed,
+                above,
+                kkp,
+                observed: Observed::new(),
+                status,
+                leads,
+                identity: front.identity.clone(),
+            };
+            let shared = || manager.clone();
+            let insides = optional(user_clusters.map(|settings| user_cluster::run(shared(), settings)));
+            let hosted = optional(hosting.map(|settings| hosting::run(shared(), settings)));
+            let components = optional(components.map(|settings| components::run(shared(), settings)));
+            let projections =
+                optional(projected.then(|| exposed::run(shared(), manager.events(front::CONTROLLER))));
+            let exposures = optional(exposure.map(|settings| exposure::run(shared(), settings)));
+            let services = Writer::default();
+            let store = services.as_reader();
+            let webhook = optional(webhook.map(|settings| webhook::run(shared(), settings, store)));
+            let fronts = front::run(shared(), front, services);
             // A process with the front Service alone keeps no cluster.
             let outages = optional(asks.then(|| {
-                let ((_, leads), events) = (shared(), events(outage::CONTROLLER));
-                let outages = above.outages();
-                let seeds = {
-                    let above = above.clone();
-                    move || above.seeds.seeds().iter().map(|seed| reference(seed)).collect()
-                };
-                outage::run(outages, seeds, kkp.clone(), events, leads)
+                let Manager { above, kkp, leads, .. } = shared();
+                let (outages, events) = (above.outages(), manager.events(outage::CONTROLLER));
+                let seeds = move || above.seeds.seeds().iter().map(|seed| reference(seed)).collect();
+                outage::run(outages, seeds, kkp, events, leads)
             }));
-            let ((status, leads), client) = (shared(), client.clone());
-            let fronts = front::run(client, front, service_writer, seeds, changes, status, leads);
             tokio::select! {
                 () = fronts => Err(OperatorError::Ended("the controller of front Services")),
                 () = exposures => Err(OperatorError::Ended("the controller of Clusters")),

@@ -43,6 +43,7 @@ use crate::clusters::ClusterWatch;
 use crate::exposed::{ExposedWatch, Written};
 use crate::follow::{drive, on_change, pause, recorded};
 use crate::kkp::{Kkp, KkpWatch};
+use crate::manager::Manager;
 use crate::observed::Observed;
 use crate::status::StatusHandle;
 use crate::tally::Tally;
@@ -150,19 +151,13 @@ impl Said {
 type Work = Vec<ObjectRef<Seen<Written>>>;
 
 /// Watches and writes, for ever.
-pub(crate) async fn run(
-    client: Client,
-    settings: UserClusterSettings,
-    written: ClusterWatch,
-    above: Above,
-    (exposed, kkp): (ExposedWatch, KkpWatch),
-    (events, observed): (Events, Observed),
-    (status, leads): (StatusHandle, channel::Receiver<Leads>),
-) {
+pub(crate) async fn run(manager: Manager, settings: UserClusterSettings) {
+    let events = manager.events(CONTROLLER);
+    let Manager { client, clusters: written, exposed, above, kkp, observed, status, leads, .. } = manager;
     let clusters = exposed.cache.store();
     let tally = Tally::new(CONTROLLER, &status);
     let context = Arc::new(Context {
-        client: client.clone(),
+        client,
         settings,
         above,
         clusters: clusters.clone(),

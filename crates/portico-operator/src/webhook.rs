@@ -20,7 +20,6 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
 use kube::runtime::reflector::Store;
 use portico_api::annotations::{EXPOSE_NAMESPACED, ExposeKeys};
-use portico_api::cluster::Cluster;
 use portico_api::meta::ObjectKey;
 use portico_api::service::Service;
 use portico_kube::events::Events;
@@ -35,10 +34,10 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{self, ServerConfig};
 use tracing::warn;
 
-use crate::above::Above;
 use crate::follow::pause;
 use crate::issued::Issued;
 use crate::kkp::KkpWatch;
+use crate::manager::Manager;
 use crate::slot::{Held, Slot, WriteError};
 use crate::status::StatusHandle;
 use crate::tally::Tally;
@@ -115,22 +114,10 @@ struct Context {
     tally: Tally,
 }
 
-/// What questions are answered by, beside what is above every Cluster.
-pub(crate) struct Stores {
-    pub(crate) clusters: Store<Served<Cluster>>,
-    pub(crate) services: Store<Served<Service>>,
-}
-
-/// Serves and, as leader, registers, for ever.
-pub(crate) async fn run(
-    client: Client,
-    settings: WebhookSettings,
-    above: Above,
-    stores: Stores,
-    kkp: KkpWatch,
-    events: Events,
-    (status, leads): (StatusHandle, channel::Receiver<Leads>),
-) {
+/// Serves and, as leader, registers, for ever. Questions are answered by `services` too.
+pub(crate) async fn run(manager: Manager, settings: WebhookSettings, services: Store<Served<Service>>) {
+    let events = manager.events(CONTROLLER);
+    let Manager { client, clusters, above, kkp, status, leads, .. } = manager;
     let WebhookSettings { listener, reached, namespace, expose_annotation, seed_is_named, clock } = settings;
     let issued = Issued::new(WEBHOOK, &namespace, "portico-operator");
     let (certificate, first) = Slot::new(&client, issued.certificate.clone(), &status);
@@ -139,8 +126,8 @@ pub(crate) async fn run(
     status.webhook(|_| ());
     let reviewer = Reviewer {
         above,
-        clusters: stores.clusters,
-        services: stores.services,
+        clusters: clusters.store(),
+        services,
         expose: ExposeKeys::from_iter([expose_annotation.as_str(), EXPOSE_NAMESPACED]),
         seed_is_named,
         kkp: kkp.clone(),
