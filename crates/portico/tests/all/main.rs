@@ -16,6 +16,7 @@ mod etcd;
 mod fd_exhaustion;
 mod firewalled;
 mod gateway;
+mod hostile;
 mod ipv6;
 mod isolation;
 mod join;

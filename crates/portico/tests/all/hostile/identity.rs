@@ -9,10 +9,10 @@ use portico_lab::frames::{self, RawClient, kind};
 use portico_lab::pki::{Authority, Certificate, Identity};
 use rustls::ClientConfig;
 
+use super::support::{agent_tls, beside_on, next_of};
 use crate::common::{get, wait_until};
 use crate::proof::{authority, manifest, report};
 use crate::secure::{SecureGateway, SecureSite};
-use crate::support::{agent_tls, beside_on, next_of};
 
 const LISTEN: [&str; 4] = ["--sni-listen", "off", "--tunnel-listen", "127.0.0.1:0"];
 

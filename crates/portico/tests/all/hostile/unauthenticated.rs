@@ -3,9 +3,9 @@
 
 use portico_lab::frames::{self, END_HEADERS, INITIAL_WINDOW_SIZE, kind};
 
+use super::support::{agent_tls, beside, is_sent_away, next_of};
 use crate::common::wait_until;
 use crate::proof::{authority, report};
-use crate::support::{agent_tls, beside, is_sent_away, next_of};
 
 #[test]
 fn a_gateway_in_256_mib_serves_a_bystander_and_refuses_a_client_without_an_identity() {

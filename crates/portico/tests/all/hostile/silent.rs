@@ -3,10 +3,10 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
+use super::support::{Limited, beside, beside_on, connect_from};
 use crate::common::PATIENCE;
 use crate::proof::{LOOPBACK, echo, hello, manifest, report};
 use crate::secure::SecureSite;
-use crate::support::{Limited, beside, beside_on, connect_from};
 
 /// Connections of a flood: each could hold 16 KiB, together more than the gateway has.
 const FLOOD: u32 = 16_000;

@@ -2,9 +2,9 @@
 
 use portico_lab::frames::{self, INITIAL_WINDOW_SIZE, RawClient, kind};
 
+use super::support::{agent_tls, beside, is_sent_away, next_of};
 use crate::common::wait_until;
 use crate::proof::{Usage, authority};
-use crate::support::{agent_tls, beside, is_sent_away, next_of};
 
 /// Opens so many streams to the API server of cluster b.
 fn open(client: &mut RawClient, streams: u32) {
