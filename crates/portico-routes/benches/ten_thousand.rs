@@ -24,7 +24,7 @@ use portico_api::endpoint_slice::{
 use portico_api::meta::{ObjectKey, ObjectMeta};
 use portico_api::policy::ClusterPolicy;
 use portico_api::service::{Service, ServicePort, ServiceSpec};
-use portico_routes::index::{ObjectChange, RouteIndex, Settings};
+use portico_routes::index::{IndexChange, RouteIndex, Settings};
 use portico_routes::route::{Backend, BackendId};
 use portico_routes::table::{RouteChange, RouteTable};
 use rustix::time::{ClockId, clock_gettime};
@@ -75,7 +75,7 @@ impl Site {
         }
     }
 
-    fn apply(&mut self, changes: impl IntoIterator<Item = ObjectChange>) {
+    fn apply(&mut self, changes: impl IntoIterator<Item = IndexChange>) {
         changes.into_iter().for_each(|change| self.index.apply(change));
         for change in self.index.commit().into_iter().flat_map(|update| update.changes) {
             match change {
@@ -130,7 +130,7 @@ fn measure(clusters: usize) {
     run("one policy changes", &mut site, |round| {
         let mut policy = (*ClusterPolicy::open_for_namespace(&namespace(some(round)))).clone();
         policy.budget.max_connections = u32::try_from(round + 1).ok();
-        vec![ObjectChange::Policy(Change::Apply(Arc::new(policy)))]
+        vec![IndexChange::Policy(Change::Apply(Arc::new(policy)))]
     });
     run("one more claims a host that many wait for", &mut site, |round| {
         vec![written(service(clusters + round, "apiserver-external", "SNI", "wanted.example.com"))]
@@ -140,7 +140,7 @@ fn measure(clusters: usize) {
     println!("{:>64}  {:>7.0}", format!("all {rows} rows listed"), micros(cpu_time() - start));
 }
 
-fn run(what: &str, site: &mut Site, change: impl Fn(usize) -> Vec<ObjectChange>) {
+fn run(what: &str, site: &mut Site, change: impl Fn(usize) -> Vec<IndexChange>) {
     let mut times: Vec<Duration> = (0..CHANGES)
         .map(|round| {
             let changes = change(round);
@@ -176,7 +176,7 @@ fn namespace(cluster: usize) -> String {
     format!("cluster-p{cluster:09}")
 }
 
-fn objects(cluster: usize) -> impl Iterator<Item = ObjectChange> {
+fn objects(cluster: usize) -> impl Iterator<Item = IndexChange> {
     let host = format!("p{cluster:09}.north.kkp.example.com");
     let reverse_path = format!("konnectivity-server.{host}");
     [
@@ -189,32 +189,32 @@ fn objects(cluster: usize) -> impl Iterator<Item = ObjectChange> {
 }
 
 /// Services of a control plane that nobody outside needs: etcd, DNS, metrics, webhooks.
-fn unexposed(cluster: usize) -> impl Iterator<Item = ObjectChange> {
+fn unexposed(cluster: usize) -> impl Iterator<Item = IndexChange> {
     (0..UNEXPOSED).flat_map(move |number| {
         let mut service = service(cluster, &format!("internal-{number}"), "", "");
         service.metadata.annotations.clear();
         let place = u32::try_from(cluster * UNEXPOSED + number).unwrap();
         let address = Ipv4Addr::from_bits(Ipv4Addr::new(172, 16, 0, 0).to_bits() + place).into();
         let slice = slice(cluster, &service.metadata.name, 0);
-        [written(service), sliced(slice), ObjectChange::ClusterIp { address, exists: true }]
+        [written(service), sliced(slice), IndexChange::ClusterIp { address, exists: true }]
     })
 }
 
-fn deletions(cluster: usize) -> Vec<ObjectChange> {
+fn deletions(cluster: usize) -> Vec<IndexChange> {
     let key = |name: &str| ObjectKey::new(&namespace(cluster), name);
     let of = |name: &str| {
         let slice = key(&format!("{name}-{cluster:05x}"));
-        [ObjectChange::Service(Change::Delete(key(name))), ObjectChange::EndpointSlice(Change::Delete(slice))]
+        [IndexChange::Service(Change::Delete(key(name))), IndexChange::EndpointSlice(Change::Delete(slice))]
     };
     ["apiserver-external", "konnectivity-server"].into_iter().flat_map(of).collect()
 }
 
-fn written(service: Service) -> ObjectChange {
-    ObjectChange::Service(Change::Apply(Arc::new(service)))
+fn written(service: Service) -> IndexChange {
+    IndexChange::Service(Change::Apply(Arc::new(service)))
 }
 
-fn sliced(slice: EndpointSlice) -> ObjectChange {
-    ObjectChange::EndpointSlice(Change::Apply(Box::new(slice)))
+fn sliced(slice: EndpointSlice) -> IndexChange {
+    IndexChange::EndpointSlice(Change::Apply(Box::new(slice)))
 }
 
 fn service(cluster: usize, name: &str, expose: &str, host: &str) -> Service {

@@ -47,7 +47,7 @@ pub struct Settings {
 
 /// A change to one of the objects that routes are made of.
 #[derive(Debug, Clone)]
-pub enum ObjectChange {
+pub enum IndexChange {
     /// A Service that a user wrote.
     Service(Change<Arc<Service>>),
     /// A Service that is planned for the Cluster in its namespace. It wins every conflict with a written one.
@@ -148,27 +148,27 @@ impl RouteIndex {
     }
 
     /// Records one change. The routes follow with the next [`Self::commit`].
-    pub fn apply(&mut self, change: ObjectChange) {
+    pub fn apply(&mut self, change: IndexChange) {
         match change {
-            ObjectChange::Service(Change::Apply(service)) => self.apply_service(&service, Origin::Written),
-            ObjectChange::PlannedService(Change::Apply(service)) => {
+            IndexChange::Service(Change::Apply(service)) => self.apply_service(&service, Origin::Written),
+            IndexChange::PlannedService(Change::Apply(service)) => {
                 self.apply_service(&service, Origin::Planned);
             }
-            ObjectChange::Service(Change::Delete(key)) => {
+            IndexChange::Service(Change::Delete(key)) => {
                 self.set_reach(&key, None, false);
                 self.delete_service(&key, true);
             }
             // Nobody deletes a planned Service by mistake: it is not wanted any more.
-            ObjectChange::PlannedService(Change::Delete(key)) => {
+            IndexChange::PlannedService(Change::Delete(key)) => {
                 self.set_reach(&key, None, false);
                 self.delete_service(&key, false);
             }
-            ObjectChange::EndpointSlice(Change::Apply(slice)) => self.apply_slice(&slice),
-            ObjectChange::EndpointSlice(Change::Delete(key)) => self.delete_slice(&key),
-            ObjectChange::Policy(Change::Apply(policy)) => self.set_policy(&policy.key(), Some(policy)),
-            ObjectChange::Policy(Change::Delete(tenant)) => self.set_policy(&tenant, None),
-            ObjectChange::PoliciesRequired => self.require_policies(),
-            ObjectChange::ClusterIp { address, exists } => self.set_cluster_ip(address, exists),
+            IndexChange::EndpointSlice(Change::Apply(slice)) => self.apply_slice(&slice),
+            IndexChange::EndpointSlice(Change::Delete(key)) => self.delete_slice(&key),
+            IndexChange::Policy(Change::Apply(policy)) => self.set_policy(&policy.key(), Some(policy)),
+            IndexChange::Policy(Change::Delete(tenant)) => self.set_policy(&tenant, None),
+            IndexChange::PoliciesRequired => self.require_policies(),
+            IndexChange::ClusterIp { address, exists } => self.set_cluster_ip(address, exists),
         }
     }
 

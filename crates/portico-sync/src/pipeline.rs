@@ -18,7 +18,7 @@ use portico_expose::change::{ObjectChange as PlannerChange, Output};
 use portico_expose::persisted::PersistedState;
 use portico_expose::plan::Plan;
 use portico_expose::planner::{Planner, Settings as PlannerSettings};
-use portico_routes::index::{ObjectChange, RouteIndex, Settings as IndexSettings};
+use portico_routes::index::{IndexChange, RouteIndex, Settings as IndexSettings};
 use portico_routes::route::Front;
 use portico_routes::rows::RouteRow;
 use portico_routes::table::Update;
@@ -68,7 +68,7 @@ impl Pipeline {
     /// Applies ClusterIPs that came (true) or went.
     pub fn apply_cluster_ips(&mut self, changes: impl IntoIterator<Item = (IpAddr, bool)>) {
         for (address, exists) in changes {
-            self.index.apply(ObjectChange::ClusterIp { address, exists });
+            self.index.apply(IndexChange::ClusterIp { address, exists });
         }
     }
 
@@ -78,10 +78,10 @@ impl Pipeline {
         for change in changes {
             match change {
                 Change::Apply(Object::EndpointSlice(slice)) => {
-                    self.index.apply(ObjectChange::EndpointSlice(Change::Apply(slice)));
+                    self.index.apply(IndexChange::EndpointSlice(Change::Apply(slice)));
                 }
                 Change::Delete(object) if object.kind == Kind::EndpointSlice => {
-                    self.index.apply(ObjectChange::EndpointSlice(Change::Delete(object.key)));
+                    self.index.apply(IndexChange::EndpointSlice(Change::Delete(object.key)));
                 }
                 Change::Apply(Object::ExposedCluster(cluster)) => self.set_exposed(*cluster),
                 Change::Delete(object) if object.kind == Kind::ExposedCluster => {
@@ -103,19 +103,19 @@ impl Pipeline {
         let now = of_seed(&cluster);
         let before = self.exposed.insert(cluster.name(), Box::new(cluster));
         self.other_problems += u64::from(before.is_none_or(|before| of_seed(&before) != now));
-        self.index.apply(ObjectChange::Policy(Change::Apply(policy)));
+        self.index.apply(IndexChange::Policy(Change::Apply(policy)));
     }
 
     fn remove_exposed(&mut self, cluster: &ClusterName) {
         if self.exposed.remove(cluster).is_some() {
             self.other_problems += 1;
-            self.index.apply(ObjectChange::Policy(Change::Delete(cluster.clone().into())));
+            self.index.apply(IndexChange::Policy(Change::Delete(cluster.clone().into())));
         }
     }
 
     /// From now on, an object tells of each cluster what it allows: a Service of one without admits nobody.
     pub fn require_policies(&mut self) {
-        self.index.apply(ObjectChange::PoliciesRequired);
+        self.index.apply(IndexChange::PoliciesRequired);
     }
 
     /// The initial sync is complete: what is remembered of objects that do not exist is forgotten. Not if
@@ -203,9 +203,9 @@ impl Pipeline {
     fn take(&mut self, outputs: Vec<Output>) {
         for output in outputs {
             match output {
-                Output::Service(change) => self.index.apply(ObjectChange::Service(change)),
-                Output::PlannedService(change) => self.index.apply(ObjectChange::PlannedService(change)),
-                Output::Policy(change) => self.index.apply(ObjectChange::Policy(change)),
+                Output::Service(change) => self.index.apply(IndexChange::Service(change)),
+                Output::PlannedService(change) => self.index.apply(IndexChange::PlannedService(change)),
+                Output::Policy(change) => self.index.apply(IndexChange::Policy(change)),
                 Output::Note(object, text) => tracing::info!(%object, "{text}"),
                 Output::Timeouts(timeouts) => self.timeouts = timeouts,
                 // `problems` returns all of them.

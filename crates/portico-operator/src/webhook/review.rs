@@ -27,7 +27,7 @@ use portico_expose::persisted::PersistedState;
 use portico_expose::planner::{Mode, Settings as PlannerSettings};
 use portico_expose::resolve::{seed_of, strategy};
 use portico_expose::validate::{self, Before};
-use portico_routes::index::{ObjectChange as IndexChange, RouteIndex, Settings as IndexSettings};
+use portico_routes::index::{IndexChange, RouteIndex, Settings as IndexSettings};
 use portico_routes::route::RouteKey;
 use portico_source::Object;
 use portico_source::served::Served;

@@ -2,7 +2,7 @@
 
 use portico_api::names::Tenant;
 use portico_api::policy::ClusterPolicy;
-use portico_routes::index::ObjectChange;
+use portico_routes::index::IndexChange;
 use portico_routes::route::RouteKey;
 use portico_routes::rows::RouteState;
 
@@ -10,7 +10,7 @@ use crate::follower::{Follower, index};
 use crate::objects::*;
 
 /// Claims `shared.example.com` and a host of its own.
-fn claimant(name: &str, second: i64, uid: &str) -> ObjectChange {
+fn claimant(name: &str, second: i64, uid: &str) -> IndexChange {
     let own = name.replace('/', ".");
     let mapping = format!(r#"{{"secure":"shared.example.com","own":"{own}.example.com"}}"#);
     written(service(name, "SNI").port("own", 444).mapping(&mapping).created(second).uid(uid))
@@ -150,7 +150,7 @@ fn an_older_without_ready_endpoints_keeps_its_host_and_the_younger_is_told() {
 }
 
 /// A Cluster is known, as which `tenant` reads.
-fn known(tenant: &str) -> ObjectChange {
+fn known(tenant: &str) -> IndexChange {
     policy(ClusterPolicy::open(Tenant::of_text(tenant)))
 }
 

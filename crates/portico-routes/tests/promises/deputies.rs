@@ -5,7 +5,7 @@ use portico_api::change::Change;
 use portico_api::names::Tenant;
 use portico_api::policy::{AllowList, ClusterPolicy};
 use portico_api::service::{ExternalTrafficPolicy, Service, ServiceType};
-use portico_routes::index::{ObjectChange, Settings};
+use portico_routes::index::{IndexChange, Settings};
 use portico_routes::route::OwnAddresses;
 use portico_routes::rows::{NoEndpoints, RouteState};
 
@@ -21,13 +21,13 @@ fn index() -> Follower {
 }
 
 /// The victim, whose list admits one network.
-fn closed(cluster: &str) -> ObjectChange {
+fn closed(cluster: &str) -> IndexChange {
     let allow = AllowList::new(["192.0.2.0/24".parse().unwrap()]);
     policy(ClusterPolicy { allow, ..ClusterPolicy::open(Tenant::of_text(cluster)) })
 }
 
 /// The thief's Service, with this endpoint.
-fn thief(address: &str, port: u16) -> [ObjectChange; 2] {
+fn thief(address: &str, port: u16) -> [IndexChange; 2] {
     let mut slice = slice("cluster-thief/s", "api", &[address]);
     slice.ports = vec![endpoint_port("secure", port)];
     [written(sni("cluster-thief/api", "thief.example.com")), sliced(slice)]
@@ -43,8 +43,8 @@ fn unexposed(name: &str) -> Service {
     service
 }
 
-fn cluster_ip(exists: bool) -> ObjectChange {
-    ObjectChange::ClusterIp { address: "10.96.0.7".parse().unwrap(), exists }
+fn cluster_ip(exists: bool) -> IndexChange {
+    IndexChange::ClusterIp { address: "10.96.0.7".parse().unwrap(), exists }
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn an_address_that_is_not_ready_or_of_a_service_that_is_not_exposed_is_still_the
 }
 
 /// A Service in front, with these addresses behind it.
-fn front(policy: ExternalTrafficPolicy, port: u16) -> [ObjectChange; 2] {
+fn front(policy: ExternalTrafficPolicy, port: u16) -> [IndexChange; 2] {
     let mut service = unexposed("portico/portico");
     service.spec.service_type = ServiceType::LoadBalancer;
     service.spec.external_traffic_policy = policy;
@@ -161,7 +161,7 @@ fn the_service_in_front_says_whether_clients_keep_their_addresses_and_where_repl
 
     // One of two that masks is the one to know of.
     index.apply(front(Local, 6_443));
-    let [ObjectChange::Service(Change::Apply(second)), _] = front(Cluster, 6_443) else { panic!() };
+    let [IndexChange::Service(Change::Apply(second)), _] = front(Cluster, 6_443) else { panic!() };
     let mut second = Service::clone(&second);
     second.metadata.name = "second".into();
     index.apply([written(second), sliced(slice("portico/s2", "second", &[GATEWAY]))]);

@@ -3,14 +3,14 @@
 
 use portico_api::annotations::{EXPOSE, EXPOSE_NAMESPACED, ExposeKeys};
 use portico_api::service::{Protocol, ServiceType};
-use portico_routes::index::{ObjectChange, Settings};
+use portico_routes::index::{IndexChange, Settings};
 use portico_routes::route::RouteKey;
 
 use crate::follower::{Follower, index};
 use crate::objects::*;
 
 /// What KKP writes for an API server under `Tunneling`.
-fn tunneling() -> ObjectChange {
+fn tunneling() -> IndexChange {
     let service = service("cluster-a/apiserver-external", "SNI,Tunneling");
     written(service.mapping(r#"{"secure":"a.north.example.com"}"#))
 }
@@ -211,7 +211,7 @@ fn an_index_of_one_namespace_ignores_all_others() {
 }
 
 /// An index for the annotations of KKP's seed-wide proxy and of its proxy of a single cluster.
-fn of_both_proxies(changes: impl IntoIterator<Item = ObjectChange>) -> Follower {
+fn of_both_proxies(changes: impl IntoIterator<Item = IndexChange>) -> Follower {
     let expose_annotations = ExposeKeys::from_iter([EXPOSE, EXPOSE_NAMESPACED]);
     let mut index = Follower::new(Settings { expose_annotations, ..Settings::default() });
     index.apply(changes);
@@ -219,7 +219,7 @@ fn of_both_proxies(changes: impl IntoIterator<Item = ObjectChange>) -> Follower 
 }
 
 /// What a cluster of the strategy LoadBalancer has while the door by Tunneling is open too.
-fn with_both(expose: &str) -> ObjectChange {
+fn with_both(expose: &str) -> IndexChange {
     let both = service("cluster-a/apiserver-external", expose).annotated(EXPOSE_NAMESPACED, "true");
     written(both.node_port(30_001).mapping(r#"{"secure":"a.north.example.com"}"#))
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use portico_api::change::Change;
 use portico_api::names::HostName;
-use portico_routes::index::{ObjectChange, RouteIndex, Settings};
+use portico_routes::index::{IndexChange, RouteIndex, Settings};
 use portico_routes::route::{Backend, BackendId, Route, RouteKey};
 use portico_routes::table::{RouteChange, RouteTable};
 
@@ -18,7 +18,7 @@ pub(crate) struct Follower {
 }
 
 /// An index with `changes` applied and committed.
-pub(crate) fn index(changes: impl IntoIterator<Item = ObjectChange>) -> Follower {
+pub(crate) fn index(changes: impl IntoIterator<Item = IndexChange>) -> Follower {
     let mut follower = Follower::new(Settings::default());
     follower.apply(changes);
     follower
@@ -30,7 +30,7 @@ impl Follower {
     }
 
     /// Applies `changes` and commits. Returns what the commit says has changed, which the table has followed.
-    pub(crate) fn apply(&mut self, changes: impl IntoIterator<Item = ObjectChange>) -> Vec<RouteChange> {
+    pub(crate) fn apply(&mut self, changes: impl IntoIterator<Item = IndexChange>) -> Vec<RouteChange> {
         changes.into_iter().for_each(|change| self.index.apply(change));
         let Some(update) = self.index.commit() else { return Vec::new() };
         assert!(!update.changes.is_empty());

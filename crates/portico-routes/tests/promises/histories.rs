@@ -12,7 +12,7 @@ use portico_api::meta::ObjectKey;
 use portico_api::names::Tenant;
 use portico_api::policy::{AllowList, ClusterPolicy};
 use portico_api::service::Service;
-use portico_routes::index::{ObjectChange, Settings};
+use portico_routes::index::{IndexChange, Settings};
 use portico_routes::route::OwnAddresses;
 use portico_routes::rows::{RouteRow, RouteState};
 use proptest::prelude::*;
@@ -24,7 +24,7 @@ use crate::objects::*;
 /// Every object there is, after some history: the last change to each.
 #[derive(Debug, Clone, Default)]
 struct World {
-    services: BTreeMap<ObjectKey, ObjectChange>,
+    services: BTreeMap<ObjectKey, IndexChange>,
     slices: BTreeMap<ObjectKey, Box<EndpointSlice>>,
     policies: BTreeMap<Tenant, Arc<ClusterPolicy>>,
     policies_required: bool,
@@ -32,46 +32,46 @@ struct World {
 }
 
 impl World {
-    fn follow(&mut self, change: ObjectChange) {
+    fn follow(&mut self, change: IndexChange) {
         match &change {
-            ObjectChange::Service(of) | ObjectChange::PlannedService(of) => match of {
+            IndexChange::Service(of) | IndexChange::PlannedService(of) => match of {
                 Change::Apply(_) => drop(self.services.insert(of.key(), change)),
                 Change::Delete(key) => drop(self.services.remove(key)),
             },
-            ObjectChange::EndpointSlice(of) => match of {
+            IndexChange::EndpointSlice(of) => match of {
                 Change::Apply(slice) => drop(self.slices.insert(of.key(), slice.clone())),
                 Change::Delete(key) => drop(self.slices.remove(key)),
             },
-            ObjectChange::Policy(of) => match of {
+            IndexChange::Policy(of) => match of {
                 Change::Apply(policy) => drop(self.policies.insert(of.key(), Arc::clone(policy))),
                 Change::Delete(cluster) => drop(self.policies.remove(cluster)),
             },
-            ObjectChange::PoliciesRequired => self.policies_required = true,
-            ObjectChange::ClusterIp { address, exists: true } => drop(self.cluster_ips.insert(*address)),
-            ObjectChange::ClusterIp { address, exists: false } => drop(self.cluster_ips.remove(address)),
+            IndexChange::PoliciesRequired => self.policies_required = true,
+            IndexChange::ClusterIp { address, exists: true } => drop(self.cluster_ips.insert(*address)),
+            IndexChange::ClusterIp { address, exists: false } => drop(self.cluster_ips.remove(address)),
         }
     }
 
-    fn objects(self) -> Vec<ObjectChange> {
+    fn objects(self) -> Vec<IndexChange> {
         let services = self.services.into_values();
-        let slices = self.slices.into_values().map(|slice| ObjectChange::EndpointSlice(Change::Apply(slice)));
-        let policies = self.policies.into_values().map(|policy| ObjectChange::Policy(Change::Apply(policy)));
-        let required = self.policies_required.then_some(ObjectChange::PoliciesRequired);
+        let slices = self.slices.into_values().map(|slice| IndexChange::EndpointSlice(Change::Apply(slice)));
+        let policies = self.policies.into_values().map(|policy| IndexChange::Policy(Change::Apply(policy)));
+        let required = self.policies_required.then_some(IndexChange::PoliciesRequired);
         let addresses = self.cluster_ips.into_iter().map(|address| cluster_ip(address, true));
         services.chain(slices).chain(policies).chain(required).chain(addresses).collect()
     }
 
-    fn deletions(self) -> Vec<ObjectChange> {
-        let services = self.services.into_keys().map(|key| ObjectChange::Service(Change::Delete(key)));
-        let slices = self.slices.into_keys().map(|key| ObjectChange::EndpointSlice(Change::Delete(key)));
-        let policies = self.policies.into_keys().map(|cluster| ObjectChange::Policy(Change::Delete(cluster)));
+    fn deletions(self) -> Vec<IndexChange> {
+        let services = self.services.into_keys().map(|key| IndexChange::Service(Change::Delete(key)));
+        let slices = self.slices.into_keys().map(|key| IndexChange::EndpointSlice(Change::Delete(key)));
+        let policies = self.policies.into_keys().map(|cluster| IndexChange::Policy(Change::Delete(cluster)));
         let addresses = self.cluster_ips.into_iter().map(|address| cluster_ip(address, false));
         services.chain(slices).chain(policies).chain(addresses).collect()
     }
 }
 
-fn cluster_ip(address: IpAddr, exists: bool) -> ObjectChange {
-    ObjectChange::ClusterIp { address, exists }
+fn cluster_ip(address: IpAddr, exists: bool) -> IndexChange {
+    IndexChange::ClusterIp { address, exists }
 }
 
 /// In Kubernetes, as a gateway at the first of the addresses.
@@ -136,7 +136,7 @@ fn any_slice() -> impl Strategy<Value = EndpointSlice> {
     )
 }
 
-fn any_change() -> impl Strategy<Value = ObjectChange> {
+fn any_change() -> impl Strategy<Value = IndexChange> {
     let cluster = || select(&["a", "b"][..]);
     let networks = prop::option::of(select(&["10.0.0.0/8", "192.0.2.0/24"][..]));
     let any_policy =
@@ -153,35 +153,35 @@ fn any_change() -> impl Strategy<Value = ObjectChange> {
         1 => select(&SLICES[..]).prop_map(no_slice),
         1 => any_policy,
         1 => cluster().prop_map(no_policy),
-        1 => Just(ObjectChange::PoliciesRequired),
+        1 => Just(IndexChange::PoliciesRequired),
         1 => (select(&ADDRESSES[1..3]), any::<bool>())
             .prop_map(|(address, exists)| cluster_ip(address.parse().unwrap(), exists)),
     ]
 }
 
 /// A few commits of a few changes each.
-fn any_history() -> impl Strategy<Value = Vec<Vec<ObjectChange>>> {
+fn any_history() -> impl Strategy<Value = Vec<Vec<IndexChange>>> {
     prop::collection::vec(prop::collection::vec(any_change(), 0..6), 0..16)
 }
 
 /// `history` without Services that are deleted or made anew: the age of each follows from its name.
-fn without_new_services(mut history: Vec<Vec<ObjectChange>>) -> Vec<Vec<ObjectChange>> {
+fn without_new_services(mut history: Vec<Vec<IndexChange>>) -> Vec<Vec<IndexChange>> {
     for change in history.iter_mut().flatten() {
-        if let ObjectChange::Service(Change::Apply(service))
-        | ObjectChange::PlannedService(Change::Apply(service)) = change
+        if let IndexChange::Service(Change::Apply(service))
+        | IndexChange::PlannedService(Change::Apply(service)) = change
         {
             let second = SERVICES.iter().rev().position(|name| key(name) == service.key()).unwrap() / 2;
             *service = Arc::new(Service::clone(service).created(i64::try_from(second).unwrap()).uid("u"));
         }
     }
     for burst in &mut history {
-        burst.retain(|change| !matches!(change, ObjectChange::Service(Change::Delete(_))));
+        burst.retain(|change| !matches!(change, IndexChange::Service(Change::Delete(_))));
     }
     history
 }
 
 /// An index that has gone through `history`.
-fn after(history: Vec<Vec<ObjectChange>>) -> Follower {
+fn after(history: Vec<Vec<IndexChange>>) -> Follower {
     let mut follower = Follower::new(settings());
     for burst in history {
         follower.apply(burst);

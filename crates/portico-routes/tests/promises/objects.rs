@@ -11,7 +11,7 @@ use portico_api::meta::{ObjectKey, ObjectMeta};
 use portico_api::names::{Authority, HostName, Tenant};
 use portico_api::policy::ClusterPolicy;
 use portico_api::service::{Service, ServicePort, ServiceSpec, ServiceType};
-use portico_routes::index::ObjectChange;
+use portico_routes::index::IndexChange;
 use portico_routes::route::RouteKey;
 
 /// `namespace/name`.
@@ -109,31 +109,31 @@ pub(crate) fn authority(text: &str) -> RouteKey {
 }
 
 /// A Service that a user wrote is applied.
-pub(crate) fn written(service: Service) -> ObjectChange {
-    ObjectChange::Service(Change::Apply(Arc::new(service)))
+pub(crate) fn written(service: Service) -> IndexChange {
+    IndexChange::Service(Change::Apply(Arc::new(service)))
 }
 
 /// A Service that is planned for the Cluster in its namespace is applied.
-pub(crate) fn planned(service: Service) -> ObjectChange {
-    ObjectChange::PlannedService(Change::Apply(Arc::new(service)))
+pub(crate) fn planned(service: Service) -> IndexChange {
+    IndexChange::PlannedService(Change::Apply(Arc::new(service)))
 }
 
-pub(crate) fn no_service(name: &str) -> ObjectChange {
-    ObjectChange::Service(Change::Delete(key(name)))
+pub(crate) fn no_service(name: &str) -> IndexChange {
+    IndexChange::Service(Change::Delete(key(name)))
 }
 
-pub(crate) fn sliced(slice: EndpointSlice) -> ObjectChange {
-    ObjectChange::EndpointSlice(Change::Apply(Box::new(slice)))
+pub(crate) fn sliced(slice: EndpointSlice) -> IndexChange {
+    IndexChange::EndpointSlice(Change::Apply(Box::new(slice)))
 }
 
-pub(crate) fn no_slice(name: &str) -> ObjectChange {
-    ObjectChange::EndpointSlice(Change::Delete(key(name)))
+pub(crate) fn no_slice(name: &str) -> IndexChange {
+    IndexChange::EndpointSlice(Change::Delete(key(name)))
 }
 
-pub(crate) fn policy(policy: ClusterPolicy) -> ObjectChange {
-    ObjectChange::Policy(Change::Apply(Arc::new(policy)))
+pub(crate) fn policy(policy: ClusterPolicy) -> IndexChange {
+    IndexChange::Policy(Change::Apply(Arc::new(policy)))
 }
 
-pub(crate) fn no_policy(cluster: &str) -> ObjectChange {
-    ObjectChange::Policy(Change::Delete(Tenant::of_text(cluster)))
+pub(crate) fn no_policy(cluster: &str) -> IndexChange {
+    IndexChange::Policy(Change::Delete(Tenant::of_text(cluster)))
 }

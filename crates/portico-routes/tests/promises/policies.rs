@@ -7,7 +7,7 @@ use portico_api::annotations::{
 };
 use portico_api::names::Tenant;
 use portico_api::policy::{AllowList, ClusterPolicy};
-use portico_routes::index::ObjectChange;
+use portico_routes::index::IndexChange;
 use portico_routes::route::RouteKey;
 use portico_routes::rows::RouteState;
 
@@ -15,13 +15,13 @@ use crate::follower::{Follower, index};
 use crate::objects::*;
 
 /// The policy of the cluster whose Services the tests expose.
-fn cluster(edit: impl FnOnce(&mut ClusterPolicy)) -> ObjectChange {
+fn cluster(edit: impl FnOnce(&mut ClusterPolicy)) -> IndexChange {
     let mut policy_of_a = ClusterPolicy::open(Tenant::of_text("a"));
     edit(&mut policy_of_a);
     policy(policy_of_a)
 }
 
-fn annotated(key: &str, value: &str) -> ObjectChange {
+fn annotated(key: &str, value: &str) -> IndexChange {
     written(sni("cluster-a/api", "a.example.com").annotated(key, value))
 }
 
@@ -77,7 +77,7 @@ fn where_every_cluster_has_a_policy_one_without_admits_nobody() {
     let service = || written(sni("cluster-a/api", "a.example.com").annotated(ALLOW, "192.0.2.0/24"));
     let open = || cluster(|_| ());
     let other = written(sni("monitoring/api", "m.example.com"));
-    for order in [[ObjectChange::PoliciesRequired, service()], [service(), ObjectChange::PoliciesRequired]] {
+    for order in [[IndexChange::PoliciesRequired, service()], [service(), IndexChange::PoliciesRequired]] {
         let mut index = index(order);
         let version = index.problems_version();
         assert!(!admits(&index, "192.0.2.1"), "its own annotation does not count");
@@ -117,7 +117,7 @@ fn the_policy_of_a_cluster_overrides_annotations_and_says_so() {
 }
 
 /// A Service in `namespace` with one endpoint, and the key that leads there.
-fn with_endpoint(namespace: &str, address: &str) -> (RouteKey, [ObjectChange; 2]) {
+fn with_endpoint(namespace: &str, address: &str) -> (RouteKey, [IndexChange; 2]) {
     let name = format!("{namespace}.example.com");
     let objects = [
         written(sni(&format!("{namespace}/api"), &name)),

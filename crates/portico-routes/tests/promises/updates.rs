@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use portico_api::change::Change;
-use portico_routes::index::{ObjectChange, Settings};
+use portico_routes::index::{IndexChange, Settings};
 use portico_routes::table::RouteChange;
 
 use crate::follower::{Follower, index};
 use crate::objects::*;
 
-fn two_clusters() -> [ObjectChange; 4] {
+fn two_clusters() -> [IndexChange; 4] {
     [
         written(sni("a/api", "a.example.com")),
         sliced(slice("a/s", "api", &["10.0.0.1"])),
@@ -19,7 +19,7 @@ fn two_clusters() -> [ObjectChange; 4] {
 }
 
 /// The changes of one commit, as text.
-fn changes(index: &mut Follower, changes: impl IntoIterator<Item = ObjectChange>) -> Vec<String> {
+fn changes(index: &mut Follower, changes: impl IntoIterator<Item = IndexChange>) -> Vec<String> {
     index.apply(changes).iter().map(describe).collect()
 }
 
