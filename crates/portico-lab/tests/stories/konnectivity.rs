@@ -234,6 +234,6 @@ impl Story {
         knocking.all_were_answered(&format!("a rolling update of the agents {what}"));
         before.iter().for_each(|agent| streams.beat_of(agent));
         drop(streams);
-        uses::the_most(self);
+        long_form(uses::the_most as fn(&Story), uses::everything)(self);
     }
 }
