@@ -4,7 +4,8 @@
 //! TLS alert for a client that gets no route, [`proxy`] reads and writes the PROXY protocol that carries the
 //! client's address across hops, and [`connect`] tells the protocols on the tunnel port apart and reads an
 //! HTTP/1.1 request head. A connection meets them in this order: `proxy`, then `connect::sniff` or `hello`,
-//! then `alert` if it is refused. [`konnectivity`] is what an API server and its Konnectivity peers speak.
+//! then `alert` if it is refused. [`konnectivity`] is what an API server and its Konnectivity peers speak;
+//! [`authority`] mends what an API server sends that HTTP libraries refuse.
 //!
 //! Every parser is a function over the bytes received so far and returns one of three answers, [`Parse`]. The
 //! caller owns the socket and the buffer; each module says as a constant how many bytes it may ever ask for,
@@ -14,6 +15,7 @@
 //! what a server name means (`portico-routes`): names come out of here exactly as they were sent.
 
 pub mod alert;
+pub mod authority;
 pub mod connect;
 pub mod hello;
 pub mod konnectivity;
