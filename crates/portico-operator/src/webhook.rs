@@ -48,7 +48,7 @@ mod review;
 mod reviewer;
 mod server;
 
-use register::Standing;
+use register::State;
 use reviewer::Reviewer;
 
 /// The name of the controller on Events.
@@ -171,9 +171,9 @@ async fn keep(
             let outcome = context.pass().await;
             context.tally.passed(started.elapsed());
             match outcome {
-                Ok(standing) => {
-                    if let Some(standing) = standing {
-                        context.report(standing).await;
+                Ok(state) => {
+                    if let Some(state) = state {
+                        context.report(state).await;
                     }
                     failures = 0;
                     context.next()
@@ -183,7 +183,7 @@ async fn keep(
                 Err(error) => {
                     failures += 1;
                     context.tally.failed(error.reason());
-                    context.report(Standing::Trouble(error.reason(), error.to_string())).await;
+                    context.report(State::Trouble(error.reason(), error.to_string())).await;
                     pause(failures, FIRST_RETRY, LAST_RETRY)
                 }
             }

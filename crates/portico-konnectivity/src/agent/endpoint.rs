@@ -61,12 +61,12 @@ struct Inbox {
     bytes: usize,
     /// Bytes that the endpoint has taken so far.
     taken: u64,
-    end: Option<Told>,
+    end: Option<ServerEnd>,
 }
 
 /// How the server's side ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Told {
+enum ServerEnd {
     /// CLOSE_REQ.
     Close,
     /// More waited than may wait.
@@ -78,7 +78,7 @@ enum Told {
 /// Why the connection is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Over {
-    Told(Told),
+    ByServer(ServerEnd),
     /// The endpoint closed or reset it, and all it sent is on its way.
     Endpoint,
     /// What waited held memory that others needed.
@@ -120,16 +120,16 @@ impl Endpoint {
 
     /// CLOSE_REQ came.
     pub(super) fn close(&self) {
-        self.end(Told::Close);
+        self.end(ServerEnd::Close);
     }
 
     /// The connection to the server is lost.
     pub(super) fn lost(&self) {
-        self.end(Told::Lost);
+        self.end(ServerEnd::Lost);
     }
 
-    fn end(&self, told: Told) {
-        self.inbox().end.get_or_insert(told);
+    fn end(&self, end: ServerEnd) {
+        self.inbox().end.get_or_insert(end);
         self.task.wake();
         self.stream.wake();
     }
@@ -173,7 +173,7 @@ impl Blocked {
         ready!(self.time.as_mut().poll(cx));
         let taken = self.endpoint.inbox().taken;
         if taken == self.taken {
-            self.endpoint.end(Told::Full);
+            self.endpoint.end(ServerEnd::Full);
             return Poll::Ready(());
         }
         self.taken = taken;
@@ -215,7 +215,7 @@ impl Carrier {
         let over = poll_fn(|cx| self.poll(cx)).await;
         let deadline = Instant::now() + LINGER;
         match over {
-            Over::Told(Told::Close) => {
+            Over::ByServer(ServerEnd::Close) => {
                 self.deliver(deadline).await;
                 // Closed with unread bytes, the socket would reset what is on its way.
                 let _ = SockRef::from(&self.socket).shutdown(Shutdown::Write);
@@ -228,7 +228,7 @@ impl Carrier {
                 self.deliver(deadline).await;
                 self.record.ended(EndpointEnd::ByEndpoint);
             }
-            Over::Told(Told::Full) => {
+            Over::ByServer(ServerEnd::Full) => {
                 let limit = self.session.connection_buffer();
                 self.answer(format!(
                     "the endpoint does not read: it took nothing for {STALLED:?} while {limit} bytes waited"
@@ -241,7 +241,7 @@ impl Carrier {
                 linger::abort(&self.socket);
                 self.record.ended(EndpointEnd::Memory);
             }
-            Over::Told(Told::Lost) => {
+            Over::ByServer(ServerEnd::Lost) => {
                 self.deliver(deadline).await;
                 linger::sent(&self.socket, deadline).await;
                 linger::abort(&self.socket);
@@ -259,8 +259,8 @@ impl Carrier {
         if self.poll_inbox(cx).is_err() {
             return Poll::Ready(Over::Memory);
         }
-        if let Some(told) = self.endpoint.inbox().end {
-            return Poll::Ready(Over::Told(told));
+        if let Some(end) = self.endpoint.inbox().end {
+            return Poll::Ready(Over::ByServer(end));
         }
         if !self.is_ended {
             self.read(cx);

@@ -258,7 +258,7 @@ impl Look<'_> {
     ) -> Result<(&'n Nodes, Vec<[String; 3]>), Fact> {
         let nodes = self.to_be_looked_at(nodes, id)?;
         let number = match rollout::of_daemon_set(id, self.workload(id).await?.as_ref(), nodes) {
-            Rollout::Told(fact) => return Err(fact),
+            Rollout::Known(fact) => return Err(fact),
             Rollout::ByPods(number) => number.to_string(),
         };
         let also = also.as_ref().map(|(key, value)| (*key, &**value));
@@ -358,7 +358,7 @@ impl Look<'_> {
                 }
             }
         }
-        turns.told()
+        turns.fact()
     }
 
     /// Gives turns to nodes that come late, while the old door is open still.

@@ -148,23 +148,23 @@ fn read_as<K: ServedKind>(value: Value) -> Result<Object, (ObjectRef, InvalidObj
 pub(super) fn answer(uid: &str, errors: &[String], warnings: &[String]) -> String {
     let mut response = json!({"uid": uid, "allowed": errors.is_empty()});
     if !errors.is_empty() {
-        let message = told(errors).join("\n");
+        let message = lines(errors).join("\n");
         response["status"] = json!({"code": INVALID, "reason": "Invalid", "message": message});
     }
     if !warnings.is_empty() {
-        response["warnings"] = told(warnings).into();
+        response["warnings"] = lines(warnings).into();
     }
     json!({"apiVersion": VERSION, "kind": "AdmissionReview", "response": response}).to_string()
 }
 
 /// The first of `texts`, and how many there are more.
-fn told(texts: &[String]) -> Vec<String> {
-    let mut told: Vec<String> = texts.iter().take(MOST_TOLD).map(|text| one_line(text, LONGEST)).collect();
-    let more = texts.len() - told.len();
+fn lines(texts: &[String]) -> Vec<String> {
+    let mut lines: Vec<String> = texts.iter().take(MOST_TOLD).map(|text| one_line(text, LONGEST)).collect();
+    let more = texts.len() - lines.len();
     if more > 0 {
-        told.push(format!("and {more} more"));
+        lines.push(format!("and {more} more"));
     }
-    told
+    lines
 }
 
 #[cfg(test)]

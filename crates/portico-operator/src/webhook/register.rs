@@ -29,7 +29,7 @@ const TIMEOUT: u8 = 3;
 
 /// How it stands with the webhook.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum State {
     /// The API server asks.
     Registered,
     /// It does not, because it must not: KKP's controllers run.
@@ -41,7 +41,7 @@ pub(super) enum Standing {
 impl Context {
     /// Makes certificate and configuration as they should be; `None` while it is not known who keeps the
     /// clusters.
-    pub(super) async fn pass(&self) -> Result<Option<Standing>, WriteError> {
+    pub(super) async fn pass(&self) -> Result<Option<State>, WriteError> {
         match self.kkp.now() {
             Kkp::Unknown => return Ok(None),
             Kkp::Present(deployment) => {
@@ -49,7 +49,7 @@ impl Context {
                 let text = format!(
                     "KKP's controllers are here (Deployment {deployment}): they decide what is admitted"
                 );
-                return Ok(Some(Standing::Observing(text)));
+                return Ok(Some(State::Observing(text)));
             }
             Kkp::Absent => {}
         }
@@ -58,7 +58,7 @@ impl Context {
         }
         let bundle = self.certify().await?;
         self.write(&self.configuration, &self.wanted_configuration(&bundle)).await?;
-        Ok(Some(Standing::Registered))
+        Ok(Some(State::Registered))
     }
 
     /// Renews what is due. Returns what the API server must trust.
@@ -153,18 +153,18 @@ impl Context {
     }
 
     /// What somebody else has made under the names of the webhook.
-    fn in_the_way(&self) -> Option<Standing> {
+    fn in_the_way(&self) -> Option<State> {
         let found = self.held().into_iter().find(|held| held.presence() == Presence::Foreign)?;
         let message = format!(
             "{} {} is not made by this operator, so nothing is written; delete it, or rename yours",
             found.kind(),
             name(found.key())
         );
-        Some(Standing::Trouble("NameTaken", message))
+        Some(State::Trouble("NameTaken", message))
     }
 
     /// An object that another writer changes back.
-    fn yielded(&self) -> Option<Standing> {
+    fn yielded(&self) -> Option<State> {
         let now = Instant::now();
         let (held, writer) = self.held().into_iter().find_map(|held| Some((held, held.yielded_to(now)?)))?;
         let message = format!(
@@ -172,7 +172,7 @@ impl Context {
             held.kind(),
             name(held.key())
         );
-        Some(Standing::Trouble("ForeignWriter", message))
+        Some(State::Trouble("ForeignWriter", message))
     }
 
     async fn remove_configuration(&self) -> Result<(), WriteError> {
@@ -205,28 +205,28 @@ impl Context {
     }
 
     /// Records how it stands, and says so if that is news.
-    pub(super) async fn report(&self, standing: Standing) {
+    pub(super) async fn report(&self, state: State) {
         let before = self.status.webhook(|webhook| {
             let before = (webhook.registered, webhook.trouble.clone(), webhook.observing.clone());
-            webhook.registered = standing == Standing::Registered;
-            (webhook.trouble, webhook.observing) = match &standing {
-                Standing::Registered => (None, None),
-                Standing::Observing(text) => (None, Some(text.clone())),
-                Standing::Trouble(reason, text) => (Some(format!("{reason}: {text}")), None),
+            webhook.registered = state == State::Registered;
+            (webhook.trouble, webhook.observing) = match &state {
+                State::Registered => (None, None),
+                State::Observing(text) => (None, Some(text.clone())),
+                State::Trouble(reason, text) => (Some(format!("{reason}: {text}")), None),
             };
             (before, (webhook.registered, webhook.trouble.clone(), webhook.observing.clone()))
         });
         if before.0 == before.1 {
             return;
         }
-        match standing {
-            Standing::Registered => {
+        match state {
+            State::Registered => {
                 let text = "changes of Clusters, Seeds, configurations and exposed Services are reviewed";
                 self.tell(Severity::Normal, "WebhookRegistered", text).await;
             }
             // Written beside KKP is nothing, no Event either.
-            Standing::Observing(text) => info!("{text}"),
-            Standing::Trouble(reason, text) => self.tell(Severity::Warning, reason, &text).await,
+            State::Observing(text) => info!("{text}"),
+            State::Trouble(reason, text) => self.tell(Severity::Warning, reason, &text).await,
         }
     }
 

@@ -92,14 +92,14 @@ impl Migration {
     }
 
     /// How far it is, and what it waits for.
-    pub(crate) fn told(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let colon = if self.message.is_empty() { "" } else { ": " };
         format!("{}{colon}{}", self.state, self.message)
     }
 
     /// It as a link of the chain: nothing is broken by it.
     pub(super) fn link(&self) -> Link {
-        Link::holds("migration", format!("{}, {}", self.doors(), self.told()))
+        Link::holds("migration", format!("{}, {}", self.doors(), self.describe()))
     }
 }
 
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn a_migration_is_told_from_the_door_that_is_left_to_the_other() {
         let waits = json!({"status": "False", "reason": "Opening", "message": "waits for its address"});
-        let told = |cluster: &Cluster, now| migration(cluster, now).map(|it| (it.doors(), it.told()));
+        let told = |cluster: &Cluster, now| migration(cluster, now).map(|it| (it.doors(), it.describe()));
         let text = |doors: &str, told: &str| Some((doors.to_owned(), told.to_owned()));
         let there = cluster("Tunneling", &waits);
         assert_eq!(

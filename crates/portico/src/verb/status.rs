@@ -120,8 +120,8 @@ impl Status {
             let state = if cluster.ok { "ok" } else { "BROKEN" };
             let broken = broken.map(|link| format!("{}: {}", link.link, link.evidence));
             let migration = cluster.migration.as_ref();
-            let told = migration.map(|migration| format!("({})", migration.told()));
-            let why = broken.into_iter().chain(told).collect::<Vec<_>>().join(" ");
+            let text = migration.map(|migration| format!("({})", migration.describe()));
+            let why = broken.into_iter().chain(text).collect::<Vec<_>>().join(" ");
             let strategy = migration.map_or_else(|| cluster.strategy.clone(), Migration::doors);
             [cluster.name.clone(), strategy, cluster.address.clone(), state.to_owned(), why]
         };

@@ -17,7 +17,7 @@ const TEMPLATE: &str = "/metadata/annotations/deprecated.daemonset.template.gene
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Rollout {
     /// Its own count tells.
-    Told(Fact),
+    Known(Fact),
     /// Its pods tell, with this number on them.
     ByPods(u64),
 }
@@ -26,20 +26,20 @@ pub(super) enum Rollout {
 pub(super) fn of_daemon_set(id: &Id, object: Option<&Value>, nodes: &Nodes) -> Rollout {
     let object = match present(id, object) {
         Ok(object) => object,
-        Err(why) => return Rollout::Told(Fact::NotSo(why)),
+        Err(why) => return Rollout::Known(Fact::NotSo(why)),
     };
     let [wanted, updated, ready] = ["desiredNumberScheduled", "updatedNumberScheduled", "numberReady"]
         .map(|field| object["status"][field].as_u64().unwrap_or_default());
     let enough = wanted >= nodes.ready.len() as u64;
     if enough && updated == wanted && ready == wanted {
-        return Rollout::Told(Fact::So);
+        return Rollout::Known(Fact::So);
     }
     // Nodes that are away keep pods of a former generation, which count against it.
     let number = object.pointer(TEMPLATE).and_then(Value::as_str).and_then(|number| number.parse().ok());
     number.map_or_else(
         || {
             let text = format!("{id}: of {wanted} pods {updated} are as it says now, and {ready} are ready");
-            Rollout::Told(Fact::NotSo(text + &nodes.left_out()))
+            Rollout::Known(Fact::NotSo(text + &nodes.left_out()))
         },
         Rollout::ByPods,
     )
@@ -134,7 +134,7 @@ mod tests {
                 "updatedNumberScheduled": updated, "numberReady": ready}))
         };
         let of = |object: &Value| of_daemon_set(&NODE_PROBE, Some(object), &three());
-        assert_eq!(of(&count(2, 3, 3, 3)), Rollout::Told(Fact::So));
+        assert_eq!(of(&count(2, 3, 3, 3)), Rollout::Known(Fact::So));
         assert_eq!(of(&count(2, 3, 2, 3)), Rollout::ByPods(2), "one is of a former generation");
         assert_eq!(of(&count(2, 3, 3, 2)), Rollout::ByPods(2));
         assert_eq!(of(&count(2, 1, 1, 1)), Rollout::ByPods(2), "there are more nodes by now");
@@ -145,7 +145,7 @@ mod tests {
         );
         for nothing in [None, Some(&json!({})), Some(&json!([])), Some(&json!({"status": 7}))] {
             let told = of_daemon_set(&NODE_PROBE, nothing, &three());
-            assert!(matches!(told, Rollout::Told(Fact::NotSo(_))), "{nothing:?}");
+            assert!(matches!(told, Rollout::Known(Fact::NotSo(_))), "{nothing:?}");
         }
         let mut no_number = count(2, 3, 3, 2);
         no_number["metadata"]["annotations"].take();

@@ -41,7 +41,7 @@ impl<'a> Turns<'a> {
     }
 
     /// Whether all are done, and who is not.
-    pub(super) fn told(&self) -> Fact {
+    pub(super) fn fact(&self) -> Fact {
         if self.missing.is_empty() {
             return Fact::So;
         }
@@ -102,7 +102,7 @@ mod tests {
         let turns = Turns::of(&pods, &b_away, &given);
         assert_eq!(turns.next(1).count(), 0, "the kubelet of b is away since it was its turn");
         assert_eq!(turns.next(2).collect::<Vec<_>>(), ["c"]);
-        let Fact::NotSo(why) = turns.told() else { panic!("they have not moved") };
+        let Fact::NotSo(why) = turns.fact() else { panic!("they have not moved") };
         assert!(why.starts_with("2 ready nodes have not moved, it is the turn of b;"), "{why}");
         // One that was away before is nobody's turn.
         let given = names(&["a"]);

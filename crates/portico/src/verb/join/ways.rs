@@ -51,7 +51,7 @@ pub(super) async fn look(kubelet: &KubeletConfig, findings: &mut Findings) {
         let of_this = || tried.iter().filter(move |one| one.way.purpose == purpose);
         let one_answers = of_this().any(Tried::answers);
         for one in of_this().filter(|one| !one.answers()) {
-            let text = one.told();
+            let text = one.describe();
             let by_proxy = dialer.via(&one.target).is_some();
             if purpose == Purpose::Tunnel && !one_answers && !by_proxy {
                 findings.fail(text);
@@ -82,7 +82,7 @@ impl Tried<'_> {
     }
 
     /// What is missing, for what, and who can help.
-    fn told(&self) -> String {
+    fn describe(&self) -> String {
         let Self { way, target, seen } = self;
         let what = match way.purpose {
             Purpose::Tunnel => "a gateway of the seed, by which pods of this machine reach the API server",

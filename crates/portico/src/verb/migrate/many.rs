@@ -20,8 +20,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::change::{Order, Until};
 use super::site::Site;
-use super::wait::{SETTLED, SILENCE, Seen, Told, line, waits_for_people};
-use super::waves::{Standing, Standings, Tried, Waves};
+use super::wait::{Reported, SETTLED, SILENCE, Seen, line, waits_for_people};
+use super::waves::{AllProgress, Progress, Tried, Waves};
 use super::{Flags, LONG, connect, why_not, write_order};
 use crate::outcome::{Outcome, print};
 use crate::reach::doors::is_of;
@@ -100,18 +100,18 @@ impl Found {
 
     /// How it stands towards a strategy. The record is written before the condition: both must say that it is
     /// over. A cluster that never migrated may have no condition.
-    fn standing(&self, target: ExposeStrategy) -> Standing {
-        let Some(now) = self.now() else { return Standing::Unknown };
+    fn progress(&self, target: ExposeStrategy) -> Progress {
+        let Some(now) = self.now() else { return Progress::Unknown };
         let wanted = self.wanted(now);
         let is_still = now == Now::settled(wanted);
         if wanted == target {
             let condition = self.cluster.status.conditions.get(MIGRATING);
             let is_told = condition.is_none_or(|it| &*it.reason == SETTLED && &*it.status == "True");
-            if is_still && is_told { Standing::There } else { Standing::UnderWay }
+            if is_still && is_told { Progress::There } else { Progress::UnderWay }
         } else if is_still {
-            Standing::Waits
+            Progress::Waits
         } else {
-            Standing::Elsewhere
+            Progress::Elsewhere
         }
     }
 
@@ -121,13 +121,13 @@ impl Found {
     }
 
     /// What the operator says of it.
-    fn told(&self) -> String {
+    fn describe(&self) -> String {
         line(&self.cluster).filter(|line| !line.starts_with(SETTLED)).unwrap_or_else(|| SILENCE.to_owned())
     }
 }
 
-fn standings(selection: &Selection, target: ExposeStrategy) -> Standings {
-    selection.iter().map(|(name, found)| (name.clone(), found.standing(target))).collect()
+fn progress_of_all(selection: &Selection, target: ExposeStrategy) -> AllProgress {
+    selection.iter().map(|(name, found)| (name.clone(), found.progress(target))).collect()
 }
 
 fn nobody(selector: &str) -> anyhow::Result<Outcome> {
@@ -150,11 +150,11 @@ pub(super) async fn plan(flags: &Flags, selector: &str, to: ExposeStrategy) -> a
     let site = Site::read(&client, flags, None).await?;
     let (mut plans, mut rows, mut cannot) = (Vec::new(), Vec::new(), 0_usize);
     for (name, found) in &selection {
-        let standing = found.standing(to);
+        let progress = found.progress(to);
         let mut row = |doors: String, address: &str, begins: &str, why: String| {
             rows.push([name.clone(), doors, address.to_owned(), begins.to_owned(), why]);
         };
-        if standing == Standing::There {
+        if progress == Progress::There {
             row(to.to_string(), &found.cluster.status.address.url, "is there", String::new());
             continue;
         }
@@ -170,8 +170,8 @@ pub(super) async fn plan(flags: &Flags, selector: &str, to: ExposeStrategy) -> a
         let doors = format!("{} -> {to}", plan.from.strategy);
         let address = &plan.to.address.url;
         let is_possible = has_two_doors(plan.keeper) && plan.blockers.is_empty();
-        if standing == Standing::UnderWay || standing == Standing::Elsewhere && is_possible {
-            row(doors, address, "is under way", found.told());
+        if progress == Progress::UnderWay || progress == Progress::Elsewhere && is_possible {
+            row(doors, address, "is under way", found.describe());
         } else if is_possible {
             row(doors, address, "can", String::new());
         } else {
@@ -228,7 +228,7 @@ impl Run<'_> {
     /// The next look, a little later. An API server that is away for a moment is asked again; `None` if that
     /// lasts until time is over.
     async fn look_again(&self) -> anyhow::Result<Option<Selection>> {
-        let mut told = Told::default();
+        let mut told = Reported::default();
         loop {
             sleep_until(self.deadline.min(Instant::now() + PAUSE)).await;
             match look(&self.client, self.flags, self.selector).await {
@@ -263,18 +263,18 @@ impl Run<'_> {
     async fn waves(&self, target: ExposeStrategy, mut selection: Selection) -> anyhow::Result<Outcome> {
         let most = self.flags.max_parallel.get();
         let mut waves = Waves::new(most);
-        let mut told: BTreeMap<String, Told> = BTreeMap::new();
-        let mut seen = standings(&selection, target);
+        let mut told: BTreeMap<String, Reported> = BTreeMap::new();
+        let mut seen = progress_of_all(&selection, target);
         let mut settled = settled_of(&seen);
         print(&introduction(&seen, target, most))?;
         loop {
             for (name, found) in &selection {
                 let was_ordered = waves.tried(name) == Some(&Tried::Ordered) && !settled.contains(name);
-                if was_ordered || seen.get(name) == Some(&Standing::UnderWay) {
+                if was_ordered || seen.get(name) == Some(&Progress::UnderWay) {
                     let told = told.entry(name.clone()).or_default();
                     told.see(name, Until::Settled(target), &found.cluster, found.record.as_ref())?;
                 }
-                if seen.get(name) == Some(&Standing::There) && settled.insert(name.clone()) {
+                if seen.get(name) == Some(&Progress::There) && settled.insert(name.clone()) {
                     print(&format!("{} of {} settled\n", settled_of(&seen).len(), selection.len()))?;
                 }
             }
@@ -293,7 +293,7 @@ impl Run<'_> {
             }
             let Some(found) = self.look_again().await? else { break };
             selection = found;
-            seen = standings(&selection, target);
+            seen = progress_of_all(&selection, target);
         }
         let gone = waves.ordered().filter(|name| !selection.contains_key(*name)).map(gone);
         let left = selection.iter().map(|(name, found)| row(name, found, target, &waves));
@@ -304,7 +304,7 @@ impl Run<'_> {
     /// All at once: what is under way is to be closed, in this or in the other direction.
     async fn each(&self, selection: Selection) -> anyhow::Result<Outcome> {
         let mut rows: BTreeMap<String, Row> = BTreeMap::new();
-        let mut waits: BTreeMap<String, (Until, Told)> = BTreeMap::new();
+        let mut waits: BTreeMap<String, (Until, Reported)> = BTreeMap::new();
         let mut done = 0;
         let under_way: Vec<&String> =
             selection.iter().filter(|(_, found)| found.is_under_way()).map(|(name, _)| name).collect();
@@ -318,7 +318,7 @@ impl Run<'_> {
                 continue;
             }
             match self.give(name).await? {
-                Ok(until) => drop(waits.insert(name.clone(), (until, Told::default()))),
+                Ok(until) => drop(waits.insert(name.clone(), (until, Reported::default()))),
                 Err(tried) => {
                     goes_wrong = matches!(tried, Tried::Failed(_));
                     rows.insert(name.clone(), said(name, &tried));
@@ -382,16 +382,16 @@ const WAITING: &str = "waiting";
 const WENT_WRONG: &str = "one before it went wrong";
 const NO_TURN: &str = "its turn had not come when time was over";
 
-fn settled_of(seen: &Standings) -> BTreeSet<String> {
-    let there = seen.iter().filter(|(_, standing)| **standing == Standing::There);
+fn settled_of(seen: &AllProgress) -> BTreeSet<String> {
+    let there = seen.iter().filter(|(_, progress)| **progress == Progress::There);
     there.map(|(name, _)| name.clone()).collect()
 }
 
-fn introduction(seen: &Standings, target: ExposeStrategy, most: usize) -> String {
-    let count = |wanted: &[Standing]| seen.values().filter(|standing| wanted.contains(standing)).count();
-    let (all, there) = (seen.len(), count(&[Standing::There]));
-    let under_way = count(&[Standing::UnderWay, Standing::Elsewhere]);
-    let wait = count(&[Standing::Waits, Standing::Unknown]);
+fn introduction(seen: &AllProgress, target: ExposeStrategy, most: usize) -> String {
+    let count = |wanted: &[Progress]| seen.values().filter(|progress| wanted.contains(progress)).count();
+    let (all, there) = (seen.len(), count(&[Progress::There]));
+    let under_way = count(&[Progress::UnderWay, Progress::Elsewhere]);
+    let wait = count(&[Progress::Waits, Progress::Unknown]);
     format!(
         "{all} Clusters to {target}, {most} at a time: {there} settled, {under_way} under way, {wait} to \
          begin\n"
@@ -401,15 +401,15 @@ fn introduction(seen: &Standings, target: ExposeStrategy, most: usize) -> String
 /// What became of a cluster in waves.
 fn row(name: &str, found: &Found, target: ExposeStrategy, waves: &Waves) -> Row {
     let row = |what: &str, why: String| [name.to_owned(), what.to_owned(), why];
-    match (found.standing(target), waves.tried(name)) {
-        (Standing::There, _) => row("settled", String::new()),
-        (_, Some(Tried::Ordered)) => row(WAITING, found.told()),
+    match (found.progress(target), waves.tried(name)) {
+        (Progress::There, _) => row("settled", String::new()),
+        (_, Some(Tried::Ordered)) => row(WAITING, found.describe()),
         (_, Some(Tried::WentBack)) => {
             let wanted = found.now().map(|now| written(found.wanted(now)));
             row("went back", wanted.unwrap_or_default())
         }
         (_, Some(tried)) => said(name, tried),
-        (Standing::Elsewhere, None) => row(WAITING, format!("another change: {}", found.told())),
+        (Progress::Elsewhere, None) => row(WAITING, format!("another change: {}", found.describe())),
         (_, None) if waves.is_stopped() => row("not begun", WENT_WRONG.to_owned()),
         (_, None) => row("not begun", NO_TURN.to_owned()),
     }
@@ -471,21 +471,21 @@ mod tests {
     #[test]
     fn a_cluster_stands_where_its_order_its_record_and_its_condition_say() {
         let node_port = "NodePort";
-        for (found, standing) in [
-            (found("Tunneling", "Tunneling", None, None), Standing::There),
-            (found("Tunneling", "Tunneling", None, Some(SETTLED)), Standing::There),
-            (found("Tunneling", "Tunneling", None, Some("Closing")), Standing::UnderWay),
-            (found("Tunneling", "Tunneling", Some(node_port), Some("Closing")), Standing::UnderWay),
+        for (found, progress) in [
+            (found("Tunneling", "Tunneling", None, None), Progress::There),
+            (found("Tunneling", "Tunneling", None, Some(SETTLED)), Progress::There),
+            (found("Tunneling", "Tunneling", None, Some("Closing")), Progress::UnderWay),
+            (found("Tunneling", "Tunneling", Some(node_port), Some("Closing")), Progress::UnderWay),
             // Ordered, and the operator has not seen it.
-            (found("Tunneling", node_port, None, Some(SETTLED)), Standing::UnderWay),
-            (found("Tunneling", "LoadBalancer", Some(node_port), Some("Closing")), Standing::UnderWay),
-            (found(node_port, node_port, None, None), Standing::Waits),
-            (found(node_port, node_port, Some("Tunneling"), Some("Closing")), Standing::Elsewhere),
-            (found("LoadBalancer", node_port, None, Some(SETTLED)), Standing::Elsewhere),
-            (Found { record: None, ..found("Tunneling", node_port, None, None) }, Standing::Unknown),
+            (found("Tunneling", node_port, None, Some(SETTLED)), Progress::UnderWay),
+            (found("Tunneling", "LoadBalancer", Some(node_port), Some("Closing")), Progress::UnderWay),
+            (found(node_port, node_port, None, None), Progress::Waits),
+            (found(node_port, node_port, Some("Tunneling"), Some("Closing")), Progress::Elsewhere),
+            (found("LoadBalancer", node_port, None, Some(SETTLED)), Progress::Elsewhere),
+            (Found { record: None, ..found("Tunneling", node_port, None, None) }, Progress::Unknown),
         ] {
             let told = (&found.cluster.spec.expose_strategy, &found.record);
-            assert_eq!(found.standing(Tunneling), standing, "{told:?}");
+            assert_eq!(found.progress(Tunneling), progress, "{told:?}");
         }
     }
 

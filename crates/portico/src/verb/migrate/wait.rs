@@ -31,7 +31,7 @@ pub(super) async fn until(
     limit: Duration,
 ) -> anyhow::Result<Outcome> {
     let deadline = Instant::now() + limit;
-    let mut told = Told::default();
+    let mut told = Reported::default();
     loop {
         // An API server that is away for a moment is asked again.
         let found = match look(client, name).await {
@@ -80,13 +80,13 @@ pub(super) enum Seen {
 
 /// What was said last of one cluster, so that only changes are said.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct Reported {
     line: Option<String>,
     /// Why the last look showed nothing.
     error: Option<String>,
 }
 
-impl Told {
+impl Reported {
     /// Says what has changed of the cluster.
     pub(super) fn see(
         &mut self,

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 /// How it stands with a cluster, as one look shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum Progress {
     /// The strategy that is asked for is in force, and nothing is under way.
     There,
     /// It is wanted, and not yet all is done.
@@ -35,7 +35,7 @@ pub(super) enum Tried {
 }
 
 /// How it stands with all of them, by name.
-pub(super) type Standings = BTreeMap<String, Standing>;
+pub(super) type AllProgress = BTreeMap<String, Progress>;
 
 /// A run.
 #[derive(Debug)]
@@ -52,13 +52,13 @@ impl Waves {
     }
 
     /// Takes in what a look shows. Returns those that somebody took back since the last one.
-    pub(super) fn observe(&mut self, seen: &Standings) -> Vec<String> {
+    pub(super) fn observe(&mut self, seen: &AllProgress) -> Vec<String> {
         let mut back = Vec::new();
-        for (name, standing) in seen {
+        for (name, progress) in seen {
             let was_ordered = self.tried.get(name) == Some(&Tried::Ordered);
-            match standing {
-                Standing::UnderWay => self.note(name, Tried::Ordered),
-                Standing::Elsewhere | Standing::Waits if was_ordered => {
+            match progress {
+                Progress::UnderWay => self.note(name, Tried::Ordered),
+                Progress::Elsewhere | Progress::Waits if was_ordered => {
                     self.note(name, Tried::WentBack);
                     back.push(name.clone());
                 }
@@ -90,36 +90,36 @@ impl Waves {
     }
 
     /// The cluster whose turn it is: the first by name that has had none, while a place is free.
-    pub(super) fn next<'a>(&self, seen: &'a Standings) -> Option<&'a str> {
+    pub(super) fn next<'a>(&self, seen: &'a AllProgress) -> Option<&'a str> {
         if self.is_stopped || self.places_taken(seen) >= self.most {
             return None;
         }
-        let may_begin = |(name, standing): &(&String, &Standing)| {
-            matches!(standing, Standing::Waits | Standing::Unknown) && !self.tried.contains_key(*name)
+        let may_begin = |(name, progress): &(&String, &Progress)| {
+            matches!(progress, Progress::Waits | Progress::Unknown) && !self.tried.contains_key(*name)
         };
         seen.iter().find(may_begin).map(|(name, _)| &**name)
     }
 
-    fn places_taken(&self, seen: &Standings) -> usize {
-        let elsewhere = seen.values().filter(|&&standing| standing == Standing::Elsewhere).count();
-        elsewhere + seen.iter().filter(|(name, standing)| self.is_on_its_way(name, **standing)).count()
+    fn places_taken(&self, seen: &AllProgress) -> usize {
+        let elsewhere = seen.values().filter(|&&progress| progress == Progress::Elsewhere).count();
+        elsewhere + seen.iter().filter(|(name, progress)| self.is_on_its_way(name, **progress)).count()
     }
 
     /// Whether it migrates to what is asked for; what was ordered a moment ago does not show in a look of
     /// before.
-    fn is_on_its_way(&self, name: &str, standing: Standing) -> bool {
-        match standing {
-            Standing::UnderWay => true,
-            Standing::Waits | Standing::Unknown => self.tried.get(name) == Some(&Tried::Ordered),
-            Standing::There | Standing::Elsewhere => false,
+    fn is_on_its_way(&self, name: &str, progress: Progress) -> bool {
+        match progress {
+            Progress::UnderWay => true,
+            Progress::Waits | Progress::Unknown => self.tried.get(name) == Some(&Tried::Ordered),
+            Progress::There | Progress::Elsewhere => false,
         }
     }
 
     /// Whether there is nothing left to begin or to wait for.
-    pub(super) fn is_over(&self, seen: &Standings) -> bool {
-        let is_awaited = |(name, standing): (&String, &Standing)| {
-            let has_its_turn_to_come = *standing == Standing::Elsewhere && !self.tried.contains_key(name);
-            self.is_on_its_way(name, *standing) || !self.is_stopped && has_its_turn_to_come
+    pub(super) fn is_over(&self, seen: &AllProgress) -> bool {
+        let is_awaited = |(name, progress): (&String, &Progress)| {
+            let has_its_turn_to_come = *progress == Progress::Elsewhere && !self.tried.contains_key(name);
+            self.is_on_its_way(name, *progress) || !self.is_stopped && has_its_turn_to_come
         };
         !seen.iter().any(is_awaited) && self.next(seen).is_none()
     }

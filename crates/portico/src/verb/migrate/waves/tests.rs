@@ -4,15 +4,15 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
-use super::Standing::{Elsewhere, There, UnderWay, Unknown, Waits};
+use super::Progress::{Elsewhere, There, UnderWay, Unknown, Waits};
 use super::*;
 
-fn seen(all: &[(&str, Standing)]) -> Standings {
-    all.iter().map(|&(name, standing)| (name.to_owned(), standing)).collect()
+fn seen(all: &[(&str, Progress)]) -> AllProgress {
+    all.iter().map(|&(name, progress)| (name.to_owned(), progress)).collect()
 }
 
 /// Whose turn comes in one look, if each can be begun.
-fn begun(waves: &mut Waves, seen: &Standings) -> Vec<String> {
+fn begun(waves: &mut Waves, seen: &AllProgress) -> Vec<String> {
     let mut names = Vec::new();
     while let Some(name) = waves.next(seen) {
         waves.note(name, Tried::Ordered);
@@ -103,32 +103,32 @@ enum Event {
     GoesBack,
 }
 
-fn standing() -> impl Strategy<Value = Standing> {
+fn progress() -> impl Strategy<Value = Progress> {
     prop_oneof![
     1 => Just(There), 1 => Just(UnderWay), 1 => Just(Elsewhere), 5 => Just(Waits), 1 => Just(Unknown)
     ]
 }
 
 /// One cluster, and whether something stands in its way.
-fn clusters() -> impl Strategy<Value = Vec<(Standing, bool)>> {
-    prop::collection::vec((standing(), prop::bool::weighted(0.2)), 0..12)
+fn clusters() -> impl Strategy<Value = Vec<(Progress, bool)>> {
+    prop::collection::vec((progress(), prop::bool::weighted(0.2)), 0..12)
 }
 
-/// A run over clusters with these standings, of which those that `cannot` are skipped. Each look is followed
+/// A run over clusters of this progress, of which those that `cannot` are skipped. Each look is followed
 /// by the events for its turn; after those the world only gets on. Returns how often each was ordered.
 fn run(
-    mut now: Standings,
+    mut now: AllProgress,
     cannot: &BTreeSet<String>,
     most: usize,
     events: &[(usize, Event)],
-) -> Result<(Waves, Standings, BTreeMap<String, usize>), TestCaseError> {
+) -> Result<(Waves, AllProgress, BTreeMap<String, usize>), TestCaseError> {
     let mut waves = Waves::new(most);
     let mut ordered: BTreeMap<String, usize> = BTreeMap::new();
     let mut events = events.iter();
     for look in 0.. {
         prop_assert!(look < 200, "the run ends: {now:?}");
         waves.observe(&now);
-        let is_moving = |it: &&Standing| matches!(it, UnderWay | Elsewhere);
+        let is_moving = |it: &&Progress| matches!(it, UnderWay | Elsewhere);
         let before = now.values().filter(is_moving).count();
         let shown = now.clone();
         while let Some(name) = waves.next(&shown) {
@@ -148,8 +148,8 @@ fn run(
         match events.next() {
             Some(&(index, event)) => {
                 let index = index.checked_rem(now.len()).unwrap_or_default();
-                let Some(standing) = now.values_mut().nth(index) else { continue };
-                *standing = match (event, *standing) {
+                let Some(progress) = now.values_mut().nth(index) else { continue };
+                *progress = match (event, *progress) {
                     (Event::GetsOn, UnderWay | Unknown) => There,
                     (Event::GetsOn | Event::GoesBack, Elsewhere) => Waits,
                     (Event::LosesRecord, _) => Unknown,
@@ -158,9 +158,9 @@ fn run(
                 };
             }
             None => {
-                for (name, standing) in &mut now {
+                for (name, progress) in &mut now {
                     let was_ordered = waves.tried(name) == Some(&Tried::Ordered);
-                    *standing = match *standing {
+                    *progress = match *progress {
                         UnderWay => There,
                         Unknown if was_ordered => There,
                         Elsewhere => Waits,
@@ -173,9 +173,9 @@ fn run(
     unreachable!()
 }
 
-fn named(clusters: &[(Standing, bool)]) -> (Standings, BTreeSet<String>) {
+fn named(clusters: &[(Progress, bool)]) -> (AllProgress, BTreeSet<String>) {
     let name = |index: usize| format!("c{index:02}");
-    let all = clusters.iter().enumerate().map(|(index, &(standing, _))| (name(index), standing)).collect();
+    let all = clusters.iter().enumerate().map(|(index, &(progress, _))| (name(index), progress)).collect();
     let cannot = clusters.iter().enumerate().filter(|(_, (_, cannot))| *cannot);
     (all, cannot.map(|(index, _)| name(index)).collect())
 }
@@ -185,11 +185,11 @@ proptest! {
     fn each_that_can_gets_its_turn_once_and_ends_there(clusters in clusters(), most in 1_usize..5) {
         let (start, cannot) = named(&clusters);
         let (_, end, ordered) = run(start.clone(), &cannot, most, &[])?;
-        for (name, standing) in &start {
+        for (name, progress) in &start {
             let turns = ordered.get(name).copied().unwrap_or_default();
-            let has_a_turn = matches!(standing, Waits | Elsewhere | Unknown) && !cannot.contains(name);
+            let has_a_turn = matches!(progress, Waits | Elsewhere | Unknown) && !cannot.contains(name);
             prop_assert_eq!(turns, usize::from(has_a_turn), "{}", name);
-            if has_a_turn || matches!(standing, There | UnderWay) {
+            if has_a_turn || matches!(progress, There | UnderWay) {
                 prop_assert_eq!(end[name], There, "{}", name);
             }
         }
