@@ -24,7 +24,7 @@ use crate::migration::Now;
 use crate::plan::{Plan, node_ports_needed, plan};
 use crate::resolve::Decision;
 use crate::services::{APISERVER, APISERVER_PORT, children, runs_elsewhere};
-use crate::strategy::FRONT;
+use crate::strategy::{self, FRONT};
 use crate::validate::strategy_change;
 
 mod standing;
@@ -159,11 +159,7 @@ pub fn doors_of_services(
     clock: Timestamp,
 ) -> Option<Doors> {
     let types = expose.and_then(|expose| ExposeTypes::parse(expose).ok());
-    let open = ExposeStrategy::ALL.into_iter().filter(|strategy| match strategy {
-        ExposeStrategy::NodePort => types.is_some_and(|types| types.node_port),
-        ExposeStrategy::LoadBalancer => has_front,
-        ExposeStrategy::Tunneling => types.is_some_and(|types| types.tunneling),
-    });
+    let open = ExposeStrategy::ALL.into_iter().filter(|&door| strategy::of(door).is_open(types, has_front));
     let node_port = |service: &str, port: &str| found.node_ports.get(&(service.into(), port.into())).copied();
     let address = |strategy: ExposeStrategy| {
         let alone = Door::of(scope.cluster, strategy).alone(scope.cluster);
@@ -357,8 +353,8 @@ pub fn remembered_node_port(
     let first = doors.map_or(exposure.plan.decision.strategy, |doors| doors.now.first);
     let in_status = (first, cluster.status.address.port);
     let mut told = [Some(in_status)].into_iter().chain(recorded).flatten().filter_map(|(strategy, port)| {
-        // The port of all clusters with a tunnel is that of the gateway.
-        port.filter(|&number| strategy != ExposeStrategy::Tunneling && number != APISERVER_PORT)
+        // Without NodePorts it is a port of the gateway, which clusters share.
+        port.filter(|&number| strategy::of(strategy).has_node_ports() && number != APISERVER_PORT)
     });
     let number = told.next().filter(|_| by_port)?;
     Some((APISERVER, number))

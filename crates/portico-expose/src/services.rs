@@ -51,9 +51,11 @@ pub struct Entry {
 
 /// One exposed Service, and what it is reached by.
 #[derive(Debug)]
-pub(crate) struct Exposed {
-    pub(crate) entry: Entry,
-    pub(crate) service: Service,
+pub struct Exposed {
+    /// What it is reached by.
+    pub entry: Entry,
+    /// The Service, complete with type, ports and annotations.
+    pub service: Service,
 }
 
 /// One exposed Service of a control plane: what every strategy has in common.

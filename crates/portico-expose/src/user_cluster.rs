@@ -14,12 +14,12 @@ use portico_api::annotations::KONNECTIVITY_ENDPOINTS;
 use portico_api::cluster::Cluster;
 use portico_api::exposed_cluster::{ExposedCluster, Migration, MigrationState};
 use portico_api::migration::NodeMoves;
-use portico_api::strategy::ExposeStrategy;
 use serde_json::{Value, json};
 
 use crate::exposure::MANAGED_BY;
 use crate::hosts::bracketed;
-use crate::services::{APISERVER_PORT, KONNECTIVITY_PREFIX, runs_elsewhere};
+use crate::services::{APISERVER_PORT, runs_elsewhere};
+use crate::strategy;
 
 mod manifests;
 
@@ -218,10 +218,7 @@ impl Konnectivity {
             return Self::Off;
         }
         let host = &address.external_name;
-        let (prefix, port) = match exposed.spec.expose_strategy {
-            ExposeStrategy::Tunneling => (KONNECTIVITY_PREFIX, address.port),
-            ExposeStrategy::NodePort | ExposeStrategy::LoadBalancer => ("", node_port),
-        };
+        let (prefix, port) = strategy::of(exposed.spec.expose_strategy).konnectivity(address, node_port);
         match port {
             Some(port) if !host.is_empty() => Self::At(format!("{prefix}{host}"), port),
             _ => Self::Pending,

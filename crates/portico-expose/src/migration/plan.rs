@@ -436,8 +436,9 @@ fn agents(facts: &Facts<'_>, notes: &mut Vec<String>) {
     let custom = |plan: &Plan| plan.agent_ip.filter(|&ip| ip != DEFAULT_AGENT_IP);
     if let Some(ip) = custom(facts.from) {
         notes.push(format!(
-            "tunnelingAgentIP {ip} has to leave the Cluster in the write that leaves Tunneling. Until the \
-             old door is closed, --rollback brings it back; after that, write it again yourself."
+            "tunnelingAgentIP {ip} has to leave the Cluster in the write that leaves {}. Until the old door \
+             is closed, --rollback brings it back; after that, write it again yourself.",
+            facts.from.decision.strategy
         ));
     }
     if let Some(ip) = facts.to.agent_ip.filter(|_| facts.from.agent_ip.is_none()) {

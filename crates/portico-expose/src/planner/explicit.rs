@@ -195,7 +195,7 @@ fn node_port_reserved(object: &ObjectRef, index: usize, number: u16) -> Problem 
 
 /// There are not enough NodePorts left for `object`.
 pub(super) fn node_ports_exhausted(object: &ObjectRef, exhausted: &Exhausted) -> Problem {
-    let without = strategy::names(|strategy| strategy.service_type() == ServiceType::ClusterIP);
+    let without = strategy::names(|strategy| !strategy.has_node_ports());
     Problem {
         severity: Severity::Error,
         reason: "node-ports-exhausted",

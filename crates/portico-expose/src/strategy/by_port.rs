@@ -51,6 +51,7 @@ pub(super) fn check(scope: &Scope<'_>, findings: &mut Findings) {
          Services only: the API server is not reachable through the gateway",
         scope.decision.strategy
     );
-    let remedy = "remove apiServerServiceType from the datacenter in the Seed, or choose Tunneling";
-    findings.warn("service-type", "spec.cloud.dc", message, remedy);
+    let others = super::names(|strategy| !strategy.has_node_ports());
+    let remedy = format!("remove apiServerServiceType from the datacenter in the Seed, or choose {others}");
+    findings.warn("service-type", "spec.cloud.dc", message, &remedy);
 }

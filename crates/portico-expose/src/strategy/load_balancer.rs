@@ -8,11 +8,14 @@
 //! - Certificate: addresses and names of the load balancer, too.
 //! - Policy: networks that every load balancer of the seed admits may connect.
 //! - Checks: the API server keeps its NodePort; without a domain an address must be known.
+//! - Migration: the load balancer is made, and given back with its NodePorts unless the next strategy has
+//!   those too.
 
 use std::net::IpAddr;
 
-use portico_api::annotations::{EXPOSE, EXPOSE_NAMESPACED, LOAD_BALANCER_SOURCE_RANGES};
+use portico_api::annotations::{EXPOSE, EXPOSE_NAMESPACED, ExposeTypes, LOAD_BALANCER_SOURCE_RANGES};
 use portico_api::cluster::Address;
+use portico_api::exposed_cluster::ExposedClusterSpec;
 use portico_api::meta::Strings;
 use portico_api::policy::AllowList;
 use portico_api::seed::Seed;
@@ -20,7 +23,7 @@ use portico_api::service::{Protocol, Service, ServicePort, ServiceSpec, ServiceT
 use portico_api::strategy::AnsweredBy;
 
 use super::by_port;
-use super::rules::{Endpoint, NoAddress, Strategy};
+use super::rules::{Closing, Endpoint, NoAddress, Opening, Strategy};
 use crate::certificate::SubjectNames;
 use crate::findings::Findings;
 use crate::inputs::{Inputs, Known, LoadBalancers, Scope};
@@ -70,6 +73,14 @@ impl Strategy for LoadBalancer {
         }
     }
 
+    fn answered_by(&self, _exposed: &ExposedClusterSpec) -> AnsweredBy {
+        AnsweredBy::LoadBalancer
+    }
+
+    fn is_open(&self, _types: Option<ExposeTypes>, has_front: bool) -> bool {
+        has_front
+    }
+
     fn certificate(&self, inputs: &Inputs<'_>, address: &Address) -> SubjectNames {
         let mut names = SubjectNames::common(inputs, address);
         names.add_ip(address.ip);
@@ -92,6 +103,25 @@ impl Strategy for LoadBalancer {
 
     fn no_address(&self, scope: &Scope<'_>, _known: &Known) -> Option<NoAddress> {
         by_port::no_gateway_address(scope)
+    }
+
+    fn opening(&self) -> Opening {
+        Opening {
+            does: "a load balancer of its own",
+            proof: "the load balancer has an address, NodePorts are allocated",
+        }
+    }
+
+    fn closing(&self, next: &dyn Strategy) -> Closing {
+        Closing {
+            does: if next.has_node_ports() {
+                "its load balancer is given back"
+            } else {
+                "its load balancer and its NodePorts are given back"
+            },
+            again: "perhaps with another address",
+            kkp_leaves: Some("front-loadbalancer and the proxy of the cluster"),
+        }
     }
 }
 

@@ -1,13 +1,13 @@
 //! The expose strategies, one file each: everything that differs between them.
 //!
 //! A file says which Services exist, by which names they are reached, which address users and nodes get, what
-//! the API server's certificate holds, and which checks apply to a Cluster. What the strategies with a
-//! NodePort number for each Service share is in `by_port`.
+//! the API server's certificate holds, which checks apply to a Cluster, and how a migration opens and closes
+//! it. What the strategies with a NodePort number for each Service share is in `by_port`.
 //!
-//! A new strategy is a variant of [`ExposeStrategy`], a file here, and its line in `of`. Most other code of
-//! this crate asks through `Strategy`. `exposure`, `user_cluster` and `migration::plan::steps` also match on
-//! all variants: the compiler asks for a new one. It does not ask at the few comparisons with one variant. A
-//! migration is a pair of strategies over the same [`Inputs`](crate::inputs::Inputs).
+//! A new strategy is a variant of [`ExposeStrategy`], a file here, and its line in [`of`]. All other code
+//! asks [`Strategy`] for a property, and neither matches on a variant nor compares with one. A migration is a
+//! pair of strategies over the same [`Inputs`](crate::inputs::Inputs): their plans are merged
+//! ([`both`](crate::doors::both)), and its steps are the opening of one and the closing of the other.
 
 mod by_port;
 mod load_balancer;
@@ -19,10 +19,10 @@ pub use portico_api::strategy::AnsweredBy;
 use portico_api::strategy::ExposeStrategy;
 
 pub use self::load_balancer::FRONT;
-pub(crate) use self::rules::{Endpoint, Strategy};
+pub use self::rules::{Closing, Endpoint, NoAddress, Opening, Strategy};
 
 /// The rules of a strategy.
-pub(crate) fn of(strategy: ExposeStrategy) -> &'static dyn Strategy {
+pub fn of(strategy: ExposeStrategy) -> &'static dyn Strategy {
     match strategy {
         ExposeStrategy::NodePort => &node_port::NodePort,
         ExposeStrategy::LoadBalancer => &load_balancer::LoadBalancer,

@@ -5,14 +5,15 @@
 //! - Address: `<cluster>.<seed>.<domain>` and the NodePort of `apiserver-external`. The name leads to the
 //!   gateway, or, where the seed disables its nodeport-proxy, to the nodes of the seed.
 //! - Checks: the API server keeps its NodePort; without a domain an address must be known.
+//! - Migration: NodePorts are allocated, and given back unless the next strategy has them too.
 
-use portico_api::annotations::EXPOSE;
+use portico_api::annotations::{EXPOSE, ExposeTypes};
 use portico_api::meta::{Kind, ObjectRef};
 use portico_api::service::ServiceType;
 use portico_api::strategy::AnsweredBy;
 
 use super::by_port;
-use super::rules::{Endpoint, NoAddress, Strategy};
+use super::rules::{Closing, Endpoint, NoAddress, Opening, Strategy};
 use crate::findings::Findings;
 use crate::inputs::{Inputs, Known, Scope};
 use crate::services::Exposed;
@@ -38,6 +39,10 @@ impl Strategy for NodePort {
         }
     }
 
+    fn is_open(&self, types: Option<ExposeTypes>, _has_front: bool) -> bool {
+        types.is_some_and(|types| types.node_port)
+    }
+
     fn check(&self, scope: &Scope<'_>, findings: &mut Findings) {
         by_port::check(scope, findings);
     }
@@ -53,6 +58,22 @@ impl Strategy for NodePort {
             ),
             remedy: "name the addresses of the seed's nodes with --node-address",
         })
+    }
+
+    fn opening(&self) -> Opening {
+        Opening { does: "NodePorts on the gateway of the seed", proof: "NodePorts are allocated" }
+    }
+
+    fn closing(&self, next: &dyn Strategy) -> Closing {
+        Closing {
+            does: if next.has_node_ports() {
+                "the load balancer of the seed no longer publishes its ports"
+            } else {
+                "its NodePorts go back to the seed"
+            },
+            again: "perhaps with other ports",
+            kkp_leaves: None,
+        }
     }
 }
 

@@ -1,8 +1,11 @@
-//! The trait that every strategy implements. Planner, plan, policy and validation use it.
+//! The trait that every strategy implements. What exists for a cluster follows from it, and so does what a
+//! migration does: one strategy says what opens, the other what closes.
 
 use std::net::IpAddr;
 
+use portico_api::annotations::ExposeTypes;
 use portico_api::cluster::Address;
+use portico_api::exposed_cluster::ExposedClusterSpec;
 use portico_api::policy::AllowList;
 use portico_api::seed::Seed;
 use portico_api::service::{Service, ServiceType};
@@ -13,10 +16,21 @@ use crate::findings::Findings;
 use crate::inputs::{Inputs, Known, LoadBalancers, Scope};
 use crate::services::Exposed;
 
-/// The rules of one expose strategy: plain functions over plain values.
-pub(crate) trait Strategy: Sync {
+/// The rules of one expose strategy: plain functions over plain values. What exists for a cluster is in its
+/// [`Plan`](crate::plan::Plan).
+pub trait Strategy: Sync {
     /// The type of the exposed Services.
     fn service_type(&self) -> ServiceType;
+
+    /// Whether clients come by NodePorts of the cluster's own, and not by ports that clusters share.
+    fn has_node_ports(&self) -> bool {
+        self.service_type() == ServiceType::NodePort
+    }
+
+    /// Whether clusters are told apart by host names, for which the installation needs a domain.
+    fn needs_domain(&self) -> bool {
+        false
+    }
 
     /// The exposed Services, the API server first, and what each is reached by.
     fn services(&self, inputs: &Inputs<'_>) -> Vec<Exposed>;
@@ -28,6 +42,21 @@ pub(crate) trait Strategy: Sync {
 
     /// Where users and nodes reach the API server. `node_port` is that of its Service.
     fn endpoint(&self, inputs: &Inputs<'_>, node_port: Option<u16>) -> Endpoint;
+
+    /// What goes before the external name of a cluster to reach its Konnectivity server, and the port; `None`
+    /// while that is not known. `node_port` is that of Service `konnectivity-server`.
+    fn konnectivity(&self, _address: &Address, node_port: Option<u16>) -> (&'static str, Option<u16>) {
+        ("", node_port)
+    }
+
+    /// What accepts connections at the address of a cluster of which its ExposedCluster alone is known.
+    fn answered_by(&self, exposed: &ExposedClusterSpec) -> AnsweredBy {
+        if exposed.node_port_listeners_disabled { AnsweredBy::SeedNodes } else { AnsweredBy::Gateway }
+    }
+
+    /// Whether a cluster is exposed like this, as its Services tell: `types` is what that of its API server
+    /// asks for, and `has_front` whether there is a load balancer of its own.
+    fn is_open(&self, types: Option<ExposeTypes>, has_front: bool) -> bool;
 
     /// Whether an agent on each worker node leads pods to the API server.
     fn has_agent(&self) -> bool {
@@ -56,22 +85,52 @@ pub(crate) trait Strategy: Sync {
 
     /// Why no address can be given to users while there is no domain, if so.
     fn no_address(&self, scope: &Scope<'_>, known: &Known) -> Option<NoAddress>;
+
+    /// How it begins, in a migration to it.
+    fn opening(&self) -> Opening;
+
+    /// How it ends, in a migration from it to `next`.
+    fn closing(&self, next: &dyn Strategy) -> Closing;
 }
 
 /// Where users and nodes reach an API server.
 #[derive(Debug)]
-pub(crate) struct Endpoint {
-    pub(crate) answered_by: AnsweredBy,
+pub struct Endpoint {
+    /// What accepts connections there.
+    pub answered_by: AnsweredBy,
     /// Host name, or address in text form.
-    pub(crate) name: Option<String>,
-    pub(crate) ip: Option<IpAddr>,
-    pub(crate) port: Option<u16>,
+    pub name: Option<String>,
+    /// The address, as far as known.
+    pub ip: Option<IpAddr>,
+    /// The port, once it is allocated.
+    pub port: Option<u16>,
 }
 
 /// Why users cannot be given an address.
 #[derive(Debug)]
-pub(crate) struct NoAddress {
-    pub(crate) why: String,
+pub struct NoAddress {
+    /// Why, as a clause.
+    pub why: String,
     /// What to do, besides setting a domain.
-    pub(crate) remedy: &'static str,
+    pub remedy: &'static str,
+}
+
+/// How a strategy begins beside another one, on the same Services. The words stand in a sentence.
+#[derive(Debug)]
+pub struct Opening {
+    /// What is opened.
+    pub does: &'static str,
+    /// What shows on the seed that it is open.
+    pub proof: &'static str,
+}
+
+/// How a strategy ends beside another one. The words stand in a sentence.
+#[derive(Debug)]
+pub struct Closing {
+    /// What is given up.
+    pub does: &'static str,
+    /// What would be another than now if it were opened again.
+    pub again: &'static str,
+    /// What KKP's controllers do not remove; `None` if they remove all.
+    pub kkp_leaves: Option<&'static str>,
 }

@@ -7,11 +7,12 @@
 //! - Certificate: the address of the agent on each worker node, instead of the external one.
 //! - Checks: the seed has a gateway, host names are possible, and the agent's address can be listened on and
 //!   is in no network of the cluster.
+//! - Migration: Services are annotated, agents are started and removed; nothing is allocated.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use portico_api::annotations::{EXPOSE, PORT_MAPPING};
+use portico_api::annotations::{EXPOSE, ExposeTypes, PORT_MAPPING};
 use portico_api::cluster::Address;
 use portico_api::meta::{Kind, ObjectRef, Strings};
 use portico_api::names::HostName;
@@ -20,7 +21,7 @@ use portico_api::service::ServiceType;
 use portico_api::setting::Setting;
 use portico_api::strategy::AnsweredBy;
 
-use super::rules::{Endpoint, NoAddress, Strategy};
+use super::rules::{Closing, Endpoint, NoAddress, Opening, Strategy};
 use crate::certificate::SubjectNames;
 use crate::findings::Findings;
 use crate::hosts::authority;
@@ -34,6 +35,10 @@ pub(super) struct Tunneling;
 impl Strategy for Tunneling {
     fn service_type(&self) -> ServiceType {
         ServiceType::ClusterIP
+    }
+
+    fn needs_domain(&self) -> bool {
+        true
     }
 
     fn services(&self, inputs: &Inputs<'_>) -> Vec<Exposed> {
@@ -68,6 +73,14 @@ impl Strategy for Tunneling {
         }
     }
 
+    fn konnectivity(&self, address: &Address, _node_port: Option<u16>) -> (&'static str, Option<u16>) {
+        (KONNECTIVITY_PREFIX, address.port)
+    }
+
+    fn is_open(&self, types: Option<ExposeTypes>, _has_front: bool) -> bool {
+        types.is_some_and(|types| types.tunneling)
+    }
+
     fn has_agent(&self) -> bool {
         true
     }
@@ -87,6 +100,20 @@ impl Strategy for Tunneling {
     fn no_address(&self, _scope: &Scope<'_>, _known: &Known) -> Option<NoAddress> {
         // A Cluster without a domain is refused.
         None
+    }
+
+    fn opening(&self) -> Opening {
+        Opening { does: "routes by server name and by CONNECT authority", proof: "the Services ask for both" }
+    }
+
+    fn closing(&self, _next: &dyn Strategy) -> Closing {
+        Closing {
+            does: "its routes go, and the agents on nodes",
+            again: "with the same name",
+            kkp_leaves: Some(
+                "DaemonSet and ConfigMap envoy-agent, its dummy interface and the annotation port-mapping",
+            ),
+        }
     }
 }
 
@@ -109,8 +136,9 @@ fn gateway(scope: &Scope<'_>, findings: &mut Findings) {
             scope.decision.decided_by,
             ObjectRef::new(Kind::Seed, &scope.seed.metadata)
         );
-        let remedy = "enable the nodeport-proxy of the Seed, or choose NodePort or LoadBalancer";
-        findings.refuse("tunneling-without-proxy", "spec.exposeStrategy", message, remedy);
+        let others = super::names(|strategy| strategy.has_node_ports());
+        let remedy = format!("enable the nodeport-proxy of the Seed, or choose {others}");
+        findings.refuse("tunneling-without-proxy", "spec.exposeStrategy", message, &remedy);
     }
 }
 
@@ -119,9 +147,9 @@ fn host_names(scope: &Scope<'_>, findings: &mut Findings) {
     let Some(suffix) = scope.host_suffix() else {
         let by = scope.decision.decided_by;
         let message = format!("Tunneling (decided by: {by}) needs host names, and there is no domain");
-        let remedy =
-            "set spec.ingress.domain of the KubermaticConfiguration, or choose NodePort or LoadBalancer";
-        return findings.refuse("domain-missing", field, message, remedy);
+        let others = super::names(|strategy| !strategy.needs_domain());
+        let remedy = format!("set spec.ingress.domain of the KubermaticConfiguration, or choose {others}");
+        return findings.refuse("domain-missing", field, message, &remedy);
     };
     // The longest of the names; the others are valid if it is.
     if let Err(error) = suffix.host(KONNECTIVITY_PREFIX) {

@@ -5,6 +5,7 @@ use portico_api::meta::Kind;
 use portico_api::names::HostName;
 
 use crate::findings::{Findings, Verdict};
+use crate::strategy;
 
 /// Checks the configuration of an installation.
 pub fn configuration(configuration: &KubermaticConfiguration) -> Verdict {
@@ -15,8 +16,9 @@ pub fn configuration(configuration: &KubermaticConfiguration) -> Verdict {
     let field = "spec.ingress.domain";
     let domain = &spec.ingress.domain;
     if domain.is_empty() {
+        let by_name = strategy::names(|strategy| strategy.needs_domain());
         let message =
-            "it is empty, so no cluster has a host name and none can use the strategy Tunneling".into();
+            format!("it is empty, so no cluster has a host name and none can use the strategy {by_name}");
         findings.void("domain-missing", field, message, "write the base domain, as in kkp.example.com");
     } else if let Err(error) = HostName::parse(domain) {
         let message = format!("{domain:?} is no domain: {error}");

@@ -1,14 +1,14 @@
-//! The steps of a plan, told per keeper.
+//! The steps of a plan, told per keeper. What differs between strategies is said by the pair of them: what
+//! opens by the new one, what closes by the old one.
 
 use portico_api::annotations::MIGRATION_LABEL;
 use portico_api::exposed_cluster::MigrationState;
 use portico_api::migration::NodeMoves;
-use portico_api::strategy::ExposeStrategy;
 
 use super::{Facts, Keeper, Party, Step, takes_back, url_or};
 use crate::doors::told_apart;
 use crate::plan::Plan;
-use crate::strategy;
+use crate::strategy::{self, Closing, Opening, Strategy};
 
 /// What happens, in order.
 pub(super) fn steps(facts: &Facts<'_>) -> Vec<Step> {
@@ -19,8 +19,14 @@ pub(super) fn steps(facts: &Facts<'_>) -> Vec<Step> {
     }
 }
 
-fn has_agent(plan: &Plan) -> bool {
-    strategy::of(plan.decision.strategy).has_agent()
+/// The rules of the strategy of a door.
+fn rules(plan: &Plan) -> &'static dyn Strategy {
+    strategy::of(plan.decision.strategy)
+}
+
+/// Whether the node agents go, and their address with them.
+fn gives_up_agents(facts: &Facts<'_>) -> bool {
+    rules(facts.from).has_agent() && !rules(facts.to).has_agent()
 }
 
 /// The states of the machine. Taken back before anybody was told of the other door, it begins with Moving.
@@ -59,21 +65,13 @@ fn back_again(facts: &Facts<'_>) -> String {
 
 fn opening(facts: &Facts<'_>) -> Step {
     let (old, new) = (facts.from.decision.strategy, facts.to.decision.strategy);
-    let (does, address) = match new {
-        ExposeStrategy::NodePort => ("NodePorts on the gateway of the seed", "NodePorts are allocated"),
-        ExposeStrategy::LoadBalancer => {
-            ("a load balancer of its own", "the load balancer has an address, NodePorts are allocated")
-        }
-        ExposeStrategy::Tunneling => {
-            ("routes by server name and by CONNECT authority", "the Services ask for both")
-        }
-    };
+    let Opening { does, proof } = rules(facts.to).opening();
     state(
         MigrationState::Opening,
         Party::Operator,
         format!("opens {new} beside {old}: {does}, on the same Services"),
         format!(
-            "{address}; the name resolves; every ready gateway routes each key; the certificate has the names"
+            "{proof}; the name resolves; every ready gateway routes each key; the certificate has the names"
         ),
         "nothing: nobody is told of it",
         back_at_once(facts),
@@ -81,7 +79,7 @@ fn opening(facts: &Facts<'_>) -> Step {
 }
 
 fn proving(facts: &Facts<'_>) -> Step {
-    let (does, proof) = if has_agent(facts.to) {
+    let (does, proof) = if rules(facts.to).has_agent() {
         (
             "starts an agent on each node and a second Konnectivity agent",
             " agents are ready on every ready node;",
@@ -185,18 +183,7 @@ fn quieting(facts: &Facts<'_>) -> Step {
 
 fn closing(facts: &Facts<'_>) -> Step {
     let (old, new) = (facts.from.decision.strategy, facts.to.decision.strategy);
-    let does = match (old, has_agent(facts.to)) {
-        (ExposeStrategy::NodePort, true) => "its NodePorts go back to the seed",
-        (ExposeStrategy::NodePort, false) => "the load balancer of the seed no longer publishes its ports",
-        (ExposeStrategy::LoadBalancer, true) => "its load balancer and its NodePorts are given back",
-        (ExposeStrategy::LoadBalancer, false) => "its load balancer is given back",
-        (ExposeStrategy::Tunneling, _) => "its routes go, and the agents on nodes",
-    };
-    let again = match old {
-        ExposeStrategy::NodePort => "perhaps with other ports",
-        ExposeStrategy::LoadBalancer => "perhaps with another address",
-        ExposeStrategy::Tunneling => "with the same name",
-    };
+    let Closing { does, again, .. } = rules(facts.from).closing(rules(facts.to));
     state(
         MigrationState::Closing,
         Party::Operator,
@@ -224,9 +211,11 @@ fn guidance(name: &'static str, who: Party, does: &str, proof: &str, users: &str
 /// The fields to write, as they are spelled.
 fn write(facts: &Facts<'_>) -> String {
     let strategy = facts.to.decision.strategy;
-    let without_agents = has_agent(facts.from) && !has_agent(facts.to);
-    let agents =
-        if without_agents { ", and remove clusterNetwork.tunnelingAgentIP in the same write" } else { "" };
+    let agents = if gives_up_agents(facts) {
+        ", and remove clusterNetwork.tunnelingAgentIP in the same write"
+    } else {
+        ""
+    };
     format!("set spec.exposeStrategy: {strategy}{agents}")
 }
 
@@ -288,22 +277,15 @@ fn of_pods(facts: &Facts<'_>) -> Vec<Step> {
 
 /// What KKP's controllers do, and what they leave to people.
 fn of_kkp(facts: &Facts<'_>) -> Vec<Step> {
-    let leaves = |strategy| facts.from.decision.strategy == strategy;
     let label = format!("label the Cluster {MIGRATION_LABEL}, with any value");
-    let rest = if has_agent(facts.from) && !has_agent(facts.to) {
+    let rest = if gives_up_agents(facts) {
         ". KKP's API cannot remove that field: edit the Cluster on the seed"
     } else {
         ""
     };
     let change = format!("{}{rest}", write(facts));
-    let left = if leaves(ExposeStrategy::LoadBalancer) {
-        "; front-loadbalancer and the proxy of the cluster stay behind"
-    } else if leaves(ExposeStrategy::Tunneling) {
-        "; DaemonSet and ConfigMap envoy-agent, its dummy interface and the annotation port-mapping stay \
-         behind"
-    } else {
-        ""
-    };
+    let left = rules(facts.from).closing(rules(facts.to)).kkp_leaves;
+    let left = left.map(|left| format!("; {left} stay behind")).unwrap_or_default();
     let clean = format!("delete Nodes that stay NotReady, and remove the label{left}");
     vec![
         guidance(
