@@ -19,7 +19,7 @@ use crate::meta::ObjectMeta;
 use crate::names::ClusterName;
 use crate::policy::{AllowList, Budget, ClusterPolicy};
 use crate::seed::ConnectionSettings;
-use crate::strategy::{AnsweredBy, ExposeStrategy};
+use crate::strategy::ExposeStrategy;
 
 /// Group and version.
 pub const API_VERSION: &str = "portico.k8c.io/v1alpha1";
@@ -162,15 +162,6 @@ impl ExposedCluster {
         let spec =
             ExposedClusterSpec { expose_strategy, address, tunnel, migration: None, ..self.spec.clone() };
         Some(Self { metadata: self.metadata.clone(), spec })
-    }
-
-    /// What accepts connections at its address.
-    pub fn answered_by(&self) -> AnsweredBy {
-        match self.spec.expose_strategy {
-            ExposeStrategy::LoadBalancer => AnsweredBy::LoadBalancer,
-            _ if self.spec.node_port_listeners_disabled => AnsweredBy::SeedNodes,
-            _ => AnsweredBy::Gateway,
-        }
     }
 
     /// What the gateway enforces for the cluster.

@@ -15,7 +15,7 @@ use portico_api::policy::Percent;
 use portico_api::strategy::ExposeStrategy;
 use portico_expose::plan::Plan;
 use portico_expose::resolve::DecidedBy;
-use portico_expose::strategy::AnsweredBy;
+use portico_expose::strategy::{self, AnsweredBy};
 use portico_gateway::{Cluster, Gateway, Upstream, Use};
 use portico_routes::route::{BackendId, RouteKey};
 use portico_routes::rows::{NoEndpoints, RouteRow, RouteState};
@@ -286,7 +286,7 @@ impl ClusterRow {
             seed: spec.seed.clone(),
             url: spec.address.url.clone(),
             address: spec.address.clone(),
-            answered_by: cluster.answered_by(),
+            answered_by: strategy::of(spec.expose_strategy).answered_by(spec),
             node_ips: Vec::new(),
         }
     }

@@ -18,7 +18,7 @@ use portico_api::problem::Problem;
 use portico_api::strategy::ExposeStrategy;
 use portico_expose::front::SNI_PORT;
 use portico_expose::services::APISERVER;
-use portico_expose::strategy::FRONT;
+use portico_expose::strategy::{self, FRONT};
 use portico_kube::{Client, read};
 use portico_routes::route::RouteKey;
 use portico_routes::rows::{RouteRow, RouteState};
@@ -173,13 +173,12 @@ impl Seed {
             None => links::gateways(&row.key, &self.gateways.with(&row.key)),
         });
         let shared = kkp.unwrap_or(&self.front).clone();
-        let (front, port) = match (strategy, &row.key) {
-            (ExposeStrategy::LoadBalancer, RouteKey::Port(port)) => {
-                (ObjectKey::new(&namespace, FRONT), *port)
-            }
-            (_, RouteKey::Port(port)) => (shared, *port),
-            _ => (shared, self.sni_port),
+        let port = match row.key {
+            RouteKey::Port(port) => port,
+            RouteKey::Host(_) | RouteKey::Authority(_) => self.sni_port,
         };
+        let has_own = strategy::of(strategy).has_load_balancer();
+        let front = if has_own { ObjectKey::new(&namespace, FRONT) } else { shared };
         let balancer = self.load_balancers.get(&front);
         found.push(links::front(&front.to_string(), port, &balancer.ports, &balancer.addresses));
         found.front = balancer.addresses;
@@ -207,7 +206,7 @@ impl Seed {
         if found.broken().is_none()
             && let Some(cluster) = self.clusters.get(name.as_str())
         {
-            let has_agents = self.in_force(cluster) == Some(ExposeStrategy::Tunneling);
+            let has_agents = self.in_force(cluster).is_some_and(|door| strategy::of(door).has_agent());
             inside::try_node(&mut found, &self.client, cluster, node, has_agents).await;
         }
         found
@@ -224,12 +223,12 @@ async fn items(client: &Client, path: &str, what: &str) -> anyhow::Result<Vec<Va
     Ok(list.map(|list| list.items).unwrap_or_default())
 }
 
-/// The key by which users come: the API server's host under Tunneling, its NodePort otherwise.
+/// The key by which users come: the API server's NodePort where the strategy has those, its host otherwise.
 fn way_in(strategy: ExposeStrategy, rows: &[RouteRow]) -> Option<&RouteRow> {
-    let by_name = strategy == ExposeStrategy::Tunneling;
+    let by_port = strategy::of(strategy).has_node_ports();
     rows.iter().filter(|row| *row.backend.service.name == *APISERVER).find(|row| match row.key {
-        RouteKey::Host(_) => by_name,
-        RouteKey::Port(_) => !by_name,
+        RouteKey::Host(_) => !by_port,
+        RouteKey::Port(_) => by_port,
         RouteKey::Authority(_) => false,
     })
 }

@@ -14,6 +14,7 @@ use portico_expose::doors::Doors;
 use portico_expose::migration::Now;
 use portico_expose::plan::Plan;
 use portico_expose::services::{EXPOSED, Entry};
+use portico_expose::strategy;
 use portico_ports::model::{self, Product};
 use portico_ports::site::{Site as Needs, SiteCluster, SiteDatacenter};
 use portico_ports::{Facts, Query};
@@ -141,6 +142,7 @@ fn without_cluster(site: &Site, plans: &[Plan]) -> impl Iterator<Item = SiteClus
         if !is_served || planned.contains(&*row.backend.service.namespace) {
             continue;
         }
+        // No Cluster names one: the model has these two for the two ways in.
         let strategy = match &row.key {
             RouteKey::Port(_) => ExposeStrategy::NodePort.name(),
             RouteKey::Host(_) | RouteKey::Authority(_) => ExposeStrategy::Tunneling.name(),
@@ -190,10 +192,7 @@ fn in_force(doors: &Doors, planned: &SiteCluster, services: &[&Service]) -> Vec<
     let door = |strategy: ExposeStrategy| SiteCluster {
         strategy: strategy.name(),
         address: reached_at(if strategy == doors.now.first { &doors.first } else { &doors.second }),
-        node_ports: match strategy {
-            ExposeStrategy::Tunneling => Vec::new(),
-            ExposeStrategy::NodePort | ExposeStrategy::LoadBalancer => node_ports.clone(),
-        },
+        node_ports: if strategy::of(strategy).has_node_ports() { node_ports.clone() } else { Vec::new() },
         ..planned.clone()
     };
     doors.now.open().map(door).collect()

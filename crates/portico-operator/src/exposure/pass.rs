@@ -9,7 +9,6 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use portico_api::cluster::{Address, Cluster, EXPOSED as CONDITION};
-use portico_api::strategy::ExposeStrategy;
 use portico_expose::doors::Doors;
 use portico_expose::exposure::{
     CLUSTER_LABEL, Exposure, Found, SERVICE_NAME, Standing, Wanted, exposure, namespace,
@@ -18,7 +17,7 @@ use portico_expose::exposure::{
 use portico_expose::networks::agent_ip;
 use portico_expose::resolve::DecidedBy;
 use portico_expose::services::EXPOSED;
-use portico_expose::strategy::FRONT;
+use portico_expose::strategy::{self, FRONT};
 use portico_expose::validate::usable;
 use portico_kube::FIELD_MANAGER;
 use portico_kube::seen::Seen;
@@ -207,7 +206,7 @@ impl Context {
             spec["exposeStrategy"] = json!(decision.strategy);
         }
         let agent = &cluster.spec.cluster_network.tunneling_agent_ip;
-        if decision.strategy == ExposeStrategy::Tunneling && agent.is_unset() {
+        if strategy::of(decision.strategy).has_agent() && agent.is_unset() {
             // Of a door that is open still: agents listen there.
             let agent = recorded.unwrap_or_else(|| agent_ip(cluster));
             spec["clusterNetwork"] = json!({"tunnelingAgentIP": agent});

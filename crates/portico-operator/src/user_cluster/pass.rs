@@ -6,9 +6,9 @@ use portico_api::annotations::API_SERVER_CA;
 use portico_api::api_server_ca::ApiServerCa;
 use portico_api::cluster::Cluster;
 use portico_api::exposed_cluster::{ExposedCluster, MigrationState};
-use portico_api::strategy::ExposeStrategy;
 use portico_expose::migration::{Fact, Proof};
 use portico_expose::services::KONNECTIVITY;
+use portico_expose::strategy;
 use portico_expose::user_cluster::{BAD_KUBECONFIG, Konnectivity, NO_KUBECONFIG};
 use portico_kube::apply::{Applied, apply};
 use portico_kube::seen::Seen;
@@ -153,10 +153,7 @@ impl Context {
         subject: &Subject,
     ) -> Result<(Konnectivity, Option<Konnectivity>), RequestError> {
         let (first, second) = (&subject.exposed, subject.open_second());
-        let by_port = |door: &ExposedCluster| match door.spec.expose_strategy {
-            ExposeStrategy::Tunneling => false,
-            ExposeStrategy::NodePort | ExposeStrategy::LoadBalancer => true,
-        };
+        let by_port = |door: &ExposedCluster| strategy::of(door.spec.expose_strategy).has_node_ports();
         let mut node_port = None;
         if by_port(first) || second.is_some_and(by_port) {
             let services = api::<Service>(&self.client, &subject.namespace);

@@ -3,9 +3,9 @@
 
 use anyhow::Context;
 use portico_admin::table;
-use portico_api::strategy::ExposeStrategy;
 use portico_expose::plan::Plan;
 use portico_expose::services::{APISERVER, KONNECTIVITY};
+use portico_expose::strategy;
 
 use super::nodes::{KUBELET_LOG, POD_LOG};
 use super::ports::Ports;
@@ -30,7 +30,7 @@ pub(super) fn guide(site: &Site, ports: &Ports, plans: &[Plan]) -> anyhow::Resul
         if cluster.name == WITH_NODE.name {
             stories.push_str(&node_story(site, cluster, port));
         }
-        if cluster.strategy == ExposeStrategy::Tunneling {
+        if strategy::of(cluster.strategy).has_agent() {
             stories.push_str(&server_name_story(site, cluster, ports));
             stories.push_str(&tunnel_story(site, cluster, ports)?);
             stories.push_str(&agent_story(site, cluster, ports)?);
@@ -80,7 +80,7 @@ pub(super) fn konnectivity_port(plans: &[Plan]) -> anyhow::Result<u16> {
 
 /// Where a cluster's API server is reached.
 fn port(cluster: &UserCluster, ports: &Ports, plans: &[Plan]) -> anyhow::Result<u16> {
-    if cluster.strategy == ExposeStrategy::Tunneling {
+    if !strategy::of(cluster.strategy).has_node_ports() {
         return Ok(ports.sni);
     }
     node_port(cluster, APISERVER, plans)

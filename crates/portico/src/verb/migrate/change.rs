@@ -6,6 +6,7 @@ use portico_api::exposed_cluster::{ExposedClusterSpec, MigrationState};
 use portico_api::migration::{MIGRATION, MigrationSettings};
 use portico_api::strategy::ExposeStrategy;
 use portico_expose::migration::{Now, Second};
+use portico_expose::strategy;
 use serde_json::{Value, json};
 
 /// What a person wants.
@@ -113,7 +114,7 @@ fn to(
         patch["spec"]["exposeStrategy"] = json!(target);
     }
     let written = &cluster.spec.cluster_network.tunneling_agent_ip;
-    if target != ExposeStrategy::Tunneling {
+    if !strategy::of(target).has_agent() {
         if !written.is_unset() {
             patch["spec"]["clusterNetwork"] = json!({"tunnelingAgentIP": null});
         }

@@ -18,7 +18,7 @@ use portico_expose::migration::plan::{self, Facts, Keeper, MigrationPlan};
 use portico_expose::node_ports::PortKey;
 use portico_expose::plan::{Plan, plan as plan_door};
 use portico_expose::resolve::{self, DecidedBy, Decision, seed_of};
-use portico_expose::strategy::FRONT;
+use portico_expose::strategy::{self, FRONT};
 use portico_expose::validate::usable;
 use portico_kube::{Client, read};
 use portico_preflight::Seen;
@@ -204,7 +204,7 @@ impl<'a> Objects<'a> {
         let mut cluster = alone(self.cluster, strategy, beside.record);
         let told = std::mem::take(&mut cluster.status.address);
         // Names by port and by tunnel lead to the same place; that of a load balancer leads to that alone.
-        let is_shared = |strategy| strategy != ExposeStrategy::LoadBalancer;
+        let is_shared = |door| !strategy::of(door).has_load_balancer();
         let ip = told.ip.filter(|_| is_shared(strategy) && is_shared(in_force));
         cluster.status.address.ip = ip;
         let known = Known { front: beside.front.clone(), resolved: Vec::from_iter(ip), ..Known::default() };
