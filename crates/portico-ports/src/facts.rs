@@ -134,7 +134,15 @@ impl Facts {
 
 #[cfg(test)]
 mod tests {
+    use portico_api::strategy::ExposeStrategy;
+
     use super::*;
+
+    #[test]
+    fn the_strategies_of_the_model_are_those_of_clusters() {
+        let fact = model::facts().iter().find(|fact| fact.key == "strategy").unwrap();
+        assert_eq!(fact.values(), ExposeStrategy::ALL.map(ExposeStrategy::name));
+    }
 
     #[test]
     fn a_fact_is_set_whatever_its_case() {

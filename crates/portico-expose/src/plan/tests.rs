@@ -227,9 +227,8 @@ proptest! {
         prop_assert_eq!(first.entries.len(), if mla { 3 } else { 2 });
         for service in &first.services {
             let port = &service.spec.ports[0];
-            let tunneling = strategy == ExposeStrategy::Tunneling;
             prop_assert_eq!(&*service.metadata.namespace, &format!("cluster-{name}"));
-            prop_assert!(!tunneling || port.node_port.is_none());
+            prop_assert!(strategy::of(strategy).has_node_ports() || port.node_port.is_none());
         }
     }
 }

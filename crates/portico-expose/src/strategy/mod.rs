@@ -34,3 +34,42 @@ pub fn of(strategy: ExposeStrategy) -> &'static dyn Strategy {
 pub(crate) fn names(property: impl Fn(&dyn Strategy) -> bool) -> String {
     ExposeStrategy::one_of(ExposeStrategy::ALL.into_iter().filter(|&strategy| property(of(strategy))))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Portico's own kinds, and KKP's.
+    const DEFINITIONS: [&str; 2] = [
+        include_str!("../../../../deploy/crds.yaml"),
+        include_str!("../../../../deploy/crds-kubermatic.yaml"),
+    ];
+
+    fn lines() -> impl Iterator<Item = &'static str> {
+        DEFINITIONS.into_iter().flat_map(str::lines).map(str::trim)
+    }
+
+    #[test]
+    fn the_definitions_of_kinds_list_all_strategies() {
+        let all = ExposeStrategy::ALL.map(ExposeStrategy::name).join(", ");
+        let lines: Vec<_> = lines().collect();
+        let fields: Vec<_> = lines.windows(3).filter(|lines| lines[0] == "exposeStrategy:").collect();
+        assert_eq!(fields.len(), 5);
+        for field in fields {
+            let [or_none, list] = [format!("enum: [\"\", {all}]"), format!("enum: [{all}]")];
+            assert!(field[2] == list || field[2] == or_none, "{field:?}");
+        }
+    }
+
+    #[test]
+    fn the_definitions_of_kinds_allow_fields_of_agents_and_load_balancers_to_strategies_that_have_them() {
+        let named = |line: &str| {
+            let all = ExposeStrategy::ALL.into_iter();
+            ExposeStrategy::one_of(all.filter(|strategy| line.contains(&format!("'{strategy}'"))))
+        };
+        let rules: Vec<_> = lines().map(named).filter(|names| !names.is_empty()).collect();
+        let agents = names(|strategy| strategy.has_agent());
+        let load_balancers = names(|strategy| strategy.has_load_balancer());
+        assert_eq!(rules, [&agents, &agents, &load_balancers, &agents].map(String::as_str));
+    }
+}
