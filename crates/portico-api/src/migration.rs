@@ -198,12 +198,7 @@ mod tests {
             ("quiet=10", "quiet: \"10\" is no time: a unit is missing or unknown, as in 90s or 1m30s".into()),
             ("quiet=", "quiet: \"\" is no time: a number is missing, as in 90s or 1m30s".to_owned()),
             ("quiet=-1m", "quiet: \"-1m\" is negative".to_owned()),
-            (
-                "close=nodeport",
-                "close: \"nodeport\" is no strategy: it is none of NodePort, LoadBalancer, Tunneling (upper \
-                 and lower case matter)"
-                    .to_owned(),
-            ),
+            ("close=nodeport", format!("close: \"nodeport\" is no strategy: {UnknownStrategy}")),
         ] {
             assert_eq!(problem(text), expected, "{text}");
         }

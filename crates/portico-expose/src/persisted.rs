@@ -117,8 +117,10 @@ mod tests {
         );
         assert_eq!(
             error(r#"{"format": 1, "nodePorts": {}, "strategies": {"a": "SNI"}}"#),
-            "it says that Cluster a is exposed by \"SNI\", which is no strategy; write NodePort, \
-             LoadBalancer or Tunneling"
+            format!(
+                "it says that Cluster a is exposed by \"SNI\", which is no strategy; write {}",
+                ExposeStrategy::one_of(ExposeStrategy::ALL)
+            )
         );
         assert!(matches!(PersistedState::from_json("{}"), Err(PersistedStateError::Damaged(_))));
     }

@@ -141,7 +141,10 @@ mod tests {
     #[test]
     fn the_strategies_of_the_model_are_those_of_clusters() {
         let fact = model::facts().iter().find(|fact| fact.key == "strategy").unwrap();
-        assert_eq!(fact.values(), ExposeStrategy::ALL.map(ExposeStrategy::name));
+        let all = ExposeStrategy::ALL.map(ExposeStrategy::name);
+        assert_eq!(fact.values(), all);
+        let costs: Vec<_> = model::cluster_costs().iter().map(|cost| cost.strategy).collect();
+        assert_eq!(costs, all, "what a cluster takes is in limits.yaml");
     }
 
     #[test]

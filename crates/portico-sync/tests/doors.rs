@@ -98,18 +98,20 @@ fn both_doors_lead_where_each_leads_alone() {
                     let together = routes(&both(first, second).services);
                     let union = &routes(&first.services) | &routes(&second.services);
                     assert_eq!(together, union, "{pair}");
-                    assert_eq!(together.len(), number_of_routes([first, second], mla), "{pair}");
+                    assert_eq!(together.len(), number_of_routes([first, second]), "{pair}");
                 }
             }
         }
     }
 }
 
-/// Two Services, or three: a port of each, a host of each, an authority of each but the third.
-fn number_of_routes(plans: [&Plan; 2], mla: bool) -> usize {
-    let is_tunneling = |plan: &&Plan| plan.decision.strategy == ExposeStrategy::Tunneling;
-    let services = if mla { 3 } else { 2 };
-    let by_port = if plans.iter().all(is_tunneling) { 0 } else { services };
-    let by_name = if plans.iter().any(is_tunneling) { services + 2 } else { 0 };
-    by_port + by_name
+/// Each port, host and authority that one of the plans has.
+fn number_of_routes(plans: [&Plan; 2]) -> usize {
+    let keys = plans.into_iter().flat_map(|plan| &plan.entries).flat_map(|entry| {
+        let port = entry.node_port.map(|port| port.to_string());
+        let host = entry.host.as_ref().map(ToString::to_string);
+        let authority = entry.authority.as_ref().map(ToString::to_string);
+        [port, host, authority].into_iter().flatten()
+    });
+    keys.collect::<BTreeSet<_>>().len()
 }

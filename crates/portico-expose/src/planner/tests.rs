@@ -9,7 +9,7 @@ use portico_api::port_range::PortRange;
 use proptest::prelude::*;
 
 use super::*;
-use crate::strategy::AnsweredBy;
+use crate::strategy::{self, AnsweredBy};
 use crate::testing::{cluster, configuration, migrating, read, seed};
 
 const DOMAIN: &str = r#"{"exposeStrategy": "NodePort", "ingress": {"domain": "kkp.example.com"}}"#;
@@ -452,11 +452,14 @@ fn a_cluster_without_free_node_ports_is_reported_and_gets_them_later() {
             "problems Cluster b [node-ports-exhausted]",
         ]
     );
+    let without = strategy::names(|strategy| !strategy.has_node_ports());
     assert_eq!(
         planner.problems().next().unwrap().to_string(),
-        "Cluster b: the NodePort range 30000-30002 is used up: 2 of 3 ports are in use, 2 more are needed; \
-         widen spec.userCluster.nodePortRange of the KubermaticConfiguration (it must equal the seed's own \
-         range), remove clusters, or use the strategy Tunneling, which needs no NodePorts"
+        format!(
+            "Cluster b: the NodePort range 30000-30002 is used up: 2 of 3 ports are in use, 2 more are \
+             needed; widen spec.userCluster.nodePortRange of the KubermaticConfiguration (it must equal the \
+             seed's own range), remove clusters, or use the strategy {without}, which needs no NodePorts"
+        )
     );
     let outputs = planner.apply([delete_cluster(ClusterName::new("a"))]);
     assert_eq!(

@@ -49,6 +49,15 @@ mod tests {
         DEFINITIONS.into_iter().flat_map(str::lines).map(str::trim)
     }
 
+    /// Messages name strategies by what they have.
+    #[test]
+    fn each_property_has_its_strategies() {
+        assert_eq!(names(|strategy| strategy.has_node_ports()), "NodePort or LoadBalancer");
+        assert_eq!(names(|strategy| strategy.has_load_balancer()), "LoadBalancer");
+        assert_eq!(names(|strategy| strategy.has_agent()), "Tunneling");
+        assert_eq!(names(|strategy| strategy.needs_domain()), "Tunneling");
+    }
+
     #[test]
     fn the_definitions_of_kinds_list_all_strategies() {
         let all = ExposeStrategy::ALL.map(ExposeStrategy::name).join(", ");

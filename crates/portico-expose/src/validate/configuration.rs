@@ -35,6 +35,9 @@ pub fn configuration(configuration: &KubermaticConfiguration) -> Verdict {
 
 #[cfg(test)]
 mod tests {
+    use portico_api::strategy::{ExposeStrategy, UnknownStrategy};
+
+    use crate::strategy;
     use crate::testing::configuration as read;
 
     fn problems(spec: &str) -> String {
@@ -45,31 +48,37 @@ mod tests {
 
     #[test]
     fn a_configuration_without_a_domain_is_used_but_reported() {
+        let by_name = strategy::names(|strategy| strategy.needs_domain());
         assert_eq!(
             problems("{}"),
-            "refused: false\n\
-             KubermaticConfiguration kubermatic/kubermatic: spec.ingress.domain: it is empty, so no cluster \
-             has a host name and none can use the strategy Tunneling; write the base domain, as in \
-             kkp.example.com"
+            format!(
+                "refused: false\n\
+                 KubermaticConfiguration kubermatic/kubermatic: spec.ingress.domain: it is empty, so no \
+                 cluster has a host name and none can use the strategy {by_name}; write the base domain, as \
+                 in kkp.example.com"
+            )
         );
     }
 
     #[test]
     fn every_bad_field_is_named_with_its_value() {
+        let all = ExposeStrategy::one_of(ExposeStrategy::ALL);
         assert_eq!(
             problems(
                 r#"{"exposeStrategy": "Nodeport", "ingress": {"domain": "kkp..com"},
                     "userCluster": {"nodePortRange": "32767-30000"}}"#
             ),
-            "refused: true\n\
-             KubermaticConfiguration kubermatic/kubermatic: spec.exposeStrategy: \"Nodeport\" is no \
-             strategy: it is none of NodePort, LoadBalancer, Tunneling (upper and lower case matter); write \
-             NodePort, LoadBalancer or Tunneling, or leave the field out for NodePort\n\
-             KubermaticConfiguration kubermatic/kubermatic: spec.ingress.domain: \"kkp..com\" is no domain: \
-             the label \"\" must have 1 to 63 characters; write the base domain, as in kkp.example.com\n\
-             KubermaticConfiguration kubermatic/kubermatic: spec.userCluster.nodePortRange: \"32767-30000\" \
-             is no port range: its first port is greater than its last; write the seed's own NodePort range, \
-             or leave the field out for 30000-32767"
+            format!(
+                "refused: true\n\
+                 KubermaticConfiguration kubermatic/kubermatic: spec.exposeStrategy: \"Nodeport\" is no \
+                 strategy: {UnknownStrategy}; write {all}, or leave the field out for NodePort\n\
+                 KubermaticConfiguration kubermatic/kubermatic: spec.ingress.domain: \"kkp..com\" is no \
+                 domain: the label \"\" must have 1 to 63 characters; write the base domain, as in \
+                 kkp.example.com\n\
+                 KubermaticConfiguration kubermatic/kubermatic: spec.userCluster.nodePortRange: \
+                 \"32767-30000\" is no port range: its first port is greater than its last; write the seed's \
+                 own NodePort range, or leave the field out for 30000-32767"
+            )
         );
     }
 }

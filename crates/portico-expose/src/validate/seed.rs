@@ -123,6 +123,8 @@ impl Findings {
 
 #[cfg(test)]
 mod tests {
+    use portico_api::strategy::{ExposeStrategy, UnknownStrategy};
+
     use crate::testing::seed as read;
 
     fn problems(spec: &str) -> String {
@@ -150,25 +152,27 @@ mod tests {
 
     #[test]
     fn a_bad_network_or_strategy_refuses_the_seed() {
+        let all = ExposeStrategy::one_of(ExposeStrategy::ALL);
         assert_eq!(
             problems(
                 r#"{"exposeStrategy": "None", "defaultAPIServerAllowedIPRanges": ["10.0.0.1", "10.0.0"],
                     "nodeportProxy": {"envoy": {"loadBalancerService": {
                         "sourceRanges": ["", "10.0.0.0/33"]}}}}"#
             ),
-            "refused: true\n\
-             Seed kubermatic/north: spec.exposeStrategy: \"None\" is no strategy: it is none of NodePort, \
-             LoadBalancer, Tunneling (upper and lower case matter); write NodePort, LoadBalancer or \
-             Tunneling, or leave the field out to follow the KubermaticConfiguration\n\
-             Seed kubermatic/north: spec.defaultAPIServerAllowedIPRanges[1]: \"10.0.0\" is no network in \
-             CIDR notation: \"10.0.0\" is no IP address; write address and prefix length, as in \
-             198.51.100.0/24 or 198.51.100.7/32\n\
-             Seed kubermatic/north: spec.nodeportProxy.envoy.loadBalancerService.sourceRanges[0]: it is \
-             empty; write address and prefix length, as in 198.51.100.0/24 or 198.51.100.7/32\n\
-             Seed kubermatic/north: \
-             spec.nodeportProxy.envoy.loadBalancerService.sourceRanges[1]: \"10.0.0.0/33\" is no network in \
-             CIDR notation: \"33\" is no prefix length from 0 to 32; write address and prefix length, as in \
-             198.51.100.0/24 or 198.51.100.7/32"
+            format!(
+                "refused: true\n\
+                 Seed kubermatic/north: spec.exposeStrategy: \"None\" is no strategy: {UnknownStrategy}; \
+                 write {all}, or leave the field out to follow the KubermaticConfiguration\n\
+                 Seed kubermatic/north: spec.defaultAPIServerAllowedIPRanges[1]: \"10.0.0\" is no network in \
+                 CIDR notation: \"10.0.0\" is no IP address; write address and prefix length, as in \
+                 198.51.100.0/24 or 198.51.100.7/32\n\
+                 Seed kubermatic/north: spec.nodeportProxy.envoy.loadBalancerService.sourceRanges[0]: it is \
+                 empty; write address and prefix length, as in 198.51.100.0/24 or 198.51.100.7/32\n\
+                 Seed kubermatic/north: \
+                 spec.nodeportProxy.envoy.loadBalancerService.sourceRanges[1]: \"10.0.0.0/33\" is no network \
+                 in CIDR notation: \"33\" is no prefix length from 0 to 32; write address and prefix length, \
+                 as in 198.51.100.0/24 or 198.51.100.7/32"
+            )
         );
     }
 

@@ -1,6 +1,7 @@
 //! Every problem of a Cluster, as it reads.
 
 use portico_api::seed::Seed;
+use portico_api::strategy::UnknownStrategy;
 
 use super::*;
 use crate::resolve;
@@ -47,12 +48,14 @@ fn a_cluster_that_wants_openvpn_is_warned_that_there_is_none() {
 
 #[test]
 fn a_mistyped_strategy_is_refused() {
+    let all = ExposeStrategy::one_of(ExposeStrategy::ALL);
     assert_eq!(
         problems(r#"{"exposeStrategy": "tunneling"}"#),
-        "refused: true\n\
-         Cluster a: spec.exposeStrategy: \"tunneling\" is no strategy: it is none of NodePort, LoadBalancer, \
-         Tunneling (upper and lower case matter); write NodePort, LoadBalancer or Tunneling, or leave the \
-         field out to follow the Seed"
+        format!(
+            "refused: true\n\
+             Cluster a: spec.exposeStrategy: \"tunneling\" is no strategy: {UnknownStrategy}; write {all}, \
+             or leave the field out to follow the Seed"
+        )
     );
 }
 
@@ -89,23 +92,29 @@ fn a_strategy_change_without_the_label_is_refused() {
 #[test]
 fn tunneling_needs_the_gateway_of_the_seed() {
     let disabled = seed("north", r#"{"nodeportProxy": {"disable": true}, "exposeStrategy": "Tunneling"}"#);
+    let others = strategy::names(|strategy| strategy.has_node_ports());
     assert_eq!(
         judge(&read("a", "{}"), None, &disabled, DOMAIN),
-        "refused: true\n\
-         Cluster a: spec.exposeStrategy: Tunneling (decided by: Seed) needs the gateway of the seed, and \
-         Seed kubermatic/north has spec.nodeportProxy.disable: true; enable the nodeport-proxy of the Seed, \
-         or choose NodePort or LoadBalancer"
+        format!(
+            "refused: true\n\
+             Cluster a: spec.exposeStrategy: Tunneling (decided by: Seed) needs the gateway of the seed, and \
+             Seed kubermatic/north has spec.nodeportProxy.disable: true; enable the nodeport-proxy of the \
+             Seed, or choose {others}"
+        )
     );
 }
 
 #[test]
 fn tunneling_needs_host_names() {
     let cluster = read("a", r#"{"exposeStrategy": "Tunneling"}"#);
+    let others = strategy::names(|strategy| !strategy.needs_domain());
     assert_eq!(
         judge(&cluster, None, &seed("north", "{}"), "{}"),
-        "refused: true\n\
-         Cluster a: spec.exposeStrategy: Tunneling (decided by: Cluster) needs host names, and there is no \
-         domain; set spec.ingress.domain of the KubermaticConfiguration, or choose NodePort or LoadBalancer"
+        format!(
+            "refused: true\n\
+             Cluster a: spec.exposeStrategy: Tunneling (decided by: Cluster) needs host names, and there is \
+             no domain; set spec.ingress.domain of the KubermaticConfiguration, or choose {others}"
+        )
     );
     let long = ["a".repeat(60).as_str(); 4].join(".");
     let long = format!(r#"{{"ingress": {{"domain": "{long}"}}}}"#);
@@ -148,11 +157,15 @@ fn agent(ip: &str, rest: &str) -> String {
 
 #[test]
 fn an_agent_ip_is_forbidden_without_tunneling() {
+    let with_agent = strategy::names(|strategy| strategy.has_agent());
     assert_eq!(
         problems(r#"{"clusterNetwork": {"tunnelingAgentIP": "100.64.30.10"}}"#),
-        "refused: true\n\
-         Cluster a: spec.clusterNetwork.tunnelingAgentIP: 100.64.30.10 is forbidden: the strategy is \
-         NodePort, and only Tunneling has an agent; remove the field, or set spec.exposeStrategy: Tunneling"
+        format!(
+            "refused: true\n\
+             Cluster a: spec.clusterNetwork.tunnelingAgentIP: 100.64.30.10 is forbidden: the strategy is \
+             NodePort, and only {with_agent} has an agent; remove the field, or set spec.exposeStrategy: \
+             {with_agent}"
+        )
     );
 }
 
@@ -282,12 +295,15 @@ fn an_api_server_ca_that_is_no_ca_is_reported() {
 #[test]
 fn a_datacenter_that_takes_the_node_port_away_is_reported() {
     let north = seed("north", r#"{"datacenters": {"lab": {"spec": {"apiServerServiceType": "ClusterIP"}}}}"#);
+    let others = strategy::names(|strategy| !strategy.has_node_ports());
     assert_eq!(
         judge(&read("a", r#"{"cloud": {"dc": "lab"}}"#), None, &north, DOMAIN),
-        "refused: false\n\
-         Cluster a: spec.cloud.dc: the datacenter \"lab\" sets apiServerServiceType: ClusterIP, but the \
-         strategy NodePort exposes NodePort Services only: the API server is not reachable through the \
-         gateway; remove apiServerServiceType from the datacenter in the Seed, or choose Tunneling"
+        format!(
+            "refused: false\n\
+             Cluster a: spec.cloud.dc: the datacenter \"lab\" sets apiServerServiceType: ClusterIP, but the \
+             strategy NodePort exposes NodePort Services only: the API server is not reachable through the \
+             gateway; remove apiServerServiceType from the datacenter in the Seed, or choose {others}"
+        )
     );
 }
 
