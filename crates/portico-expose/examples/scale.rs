@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use portico_api::change::Change;
 use portico_api::port_range::PortRange;
-use portico_expose::change::ObjectChange;
+use portico_expose::change::PlannerChange;
 use portico_expose::persisted::PersistedState;
 use portico_expose::planner::{Mode, Planner, Settings};
 
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let start = Instant::now();
     planner.apply([
-        ObjectChange::Configuration(Change::Apply(Box::new(serde_json::from_str(&format!(
+        PlannerChange::Configuration(Change::Apply(Box::new(serde_json::from_str(&format!(
             r#"{{"metadata": {{"name": "kubermatic", "namespace": "kubermatic"}},
                 "spec": {{"ingress": {{"domain": "kkp.example.com"}},
                     "userCluster": {{"nodePortRange": "{}"}}}}}}"#,
@@ -60,15 +60,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-fn seed(defaults: &str) -> Result<ObjectChange, serde_json::Error> {
+fn seed(defaults: &str) -> Result<PlannerChange, serde_json::Error> {
     let text = format!(
         r#"{{"metadata": {{"name": "kubermatic", "namespace": "kubermatic"}},
             "spec": {{"defaultAPIServerAllowedIPRanges": {defaults}}}}}"#
     );
-    Ok(ObjectChange::Seed(Change::Apply(Box::new(serde_json::from_str(&text)?))))
+    Ok(PlannerChange::Seed(Change::Apply(Box::new(serde_json::from_str(&text)?))))
 }
 
-fn cluster(index: usize, allowed: &str) -> Result<ObjectChange, serde_json::Error> {
+fn cluster(index: usize, allowed: &str) -> Result<PlannerChange, serde_json::Error> {
     let strategy = ["NodePort", "LoadBalancer", "Tunneling"][index % 3];
     let text = format!(
         r#"{{"metadata": {{"name": "c{index:09}", "uid": "9b2f6f0e-3c1d-4c0e-8f63-{index:012}",
@@ -78,7 +78,7 @@ fn cluster(index: usize, allowed: &str) -> Result<ObjectChange, serde_json::Erro
                     "services": {{"cidrBlocks": ["10.240.16.0/20"]}}}}}},
             "status": {{"namespaceName": "cluster-c{index:09}"}}}}"#
     );
-    Ok(ObjectChange::Cluster(Change::Apply(Box::new(serde_json::from_str(&text)?))))
+    Ok(PlannerChange::Cluster(Change::Apply(Box::new(serde_json::from_str(&text)?))))
 }
 
 /// Resident memory of this process in KiB; 0 where the system does not say.

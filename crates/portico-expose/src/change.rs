@@ -13,7 +13,7 @@ use portico_api::service::Service;
 
 /// One change to one object, as a source delivers it.
 #[derive(Debug, Clone)]
-pub enum ObjectChange {
+pub enum PlannerChange {
     /// A Service that a user wrote.
     Service(Change<Box<Service>>),
     /// The configuration of the installation.
@@ -24,7 +24,7 @@ pub enum ObjectChange {
     Cluster(Change<Box<Cluster>>),
 }
 
-impl ObjectChange {
+impl PlannerChange {
     /// The object that changed.
     pub(crate) fn object(&self) -> ObjectRef {
         match self {

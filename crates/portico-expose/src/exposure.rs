@@ -27,9 +27,9 @@ use crate::services::{APISERVER, APISERVER_PORT, children, runs_elsewhere};
 use crate::strategy::{self, FRONT};
 use crate::validate::strategy_change;
 
-mod standing;
+mod reachability;
 
-pub use standing::{Standing, standing, standing_of_second};
+pub use reachability::{Reachability, reachability, reachability_of_second};
 
 /// The label of everything that Portico's operator writes, and its value.
 pub const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "portico");

@@ -39,7 +39,7 @@ use self::problems::ProblemIndex;
 use self::served::{Served, serve};
 pub use self::settings::{Mode, Settings};
 use self::slot::{InForce, Slot};
-use crate::change::{ObjectChange, Output};
+use crate::change::{Output, PlannerChange};
 use crate::inputs::{Inputs, Scope};
 use crate::node_ports::PortKey;
 use crate::persisted::PersistedState;
@@ -105,7 +105,7 @@ impl Planner {
     /// Notes the first part of changes that belong together as one step; [`Self::apply`] brings the last
     /// part. Clusters are reconciled then: one judged before its Seed is read would get a strategy that no
     /// object names.
-    pub fn note(&mut self, changes: impl IntoIterator<Item = ObjectChange>) -> Vec<Output> {
+    pub fn note(&mut self, changes: impl IntoIterator<Item = PlannerChange>) -> Vec<Output> {
         let mut work = std::mem::take(&mut self.work);
         for change in last_of_each(changes) {
             self.note_change(change, &mut work);
@@ -117,7 +117,7 @@ impl Planner {
 
     /// Applies changes that belong together as one step, in any order; of several for one object the last
     /// counts.
-    pub fn apply(&mut self, changes: impl IntoIterator<Item = ObjectChange>) -> Vec<Output> {
+    pub fn apply(&mut self, changes: impl IntoIterator<Item = PlannerChange>) -> Vec<Output> {
         let freed = self.persisted.node_ports.freed();
         let outputs = self.note(changes);
         let mut work = Work { outputs, ..std::mem::take(&mut self.work) };
@@ -183,11 +183,11 @@ impl Planner {
 
     // === Changes of single objects ===
 
-    fn note_change(&mut self, change: ObjectChange, work: &mut Work) {
+    fn note_change(&mut self, change: PlannerChange, work: &mut Work) {
         match change {
-            ObjectChange::Service(Change::Apply(service)) => self.set_service(*service, work),
-            ObjectChange::Service(Change::Delete(key)) => self.remove_service(key, work),
-            ObjectChange::Configuration(change) => {
+            PlannerChange::Service(Change::Apply(service)) => self.set_service(*service, work),
+            PlannerChange::Service(Change::Delete(key)) => self.remove_service(key, work),
+            PlannerChange::Configuration(change) => {
                 work.levels_changed = true;
                 match change {
                     Change::Apply(configuration) => self.levels.configurations.set(*configuration),
@@ -198,7 +198,7 @@ impl Planner {
                     }
                 }
             }
-            ObjectChange::Seed(change) => {
+            PlannerChange::Seed(change) => {
                 work.levels_changed = true;
                 match change {
                     Change::Apply(seed) => self.levels.seeds.set(*seed),
@@ -208,8 +208,8 @@ impl Planner {
                     }
                 }
             }
-            ObjectChange::Cluster(Change::Apply(cluster)) => self.set_cluster(*cluster, work),
-            ObjectChange::Cluster(Change::Delete(name)) => self.remove_cluster(&name, work),
+            PlannerChange::Cluster(Change::Apply(cluster)) => self.set_cluster(*cluster, work),
+            PlannerChange::Cluster(Change::Delete(name)) => self.remove_cluster(&name, work),
         }
     }
 
@@ -517,15 +517,15 @@ impl Planner {
     }
 }
 
-/// The last of several changes for one object, in the order of [`ObjectChange::rank`].
-fn last_of_each(changes: impl IntoIterator<Item = ObjectChange>) -> Vec<ObjectChange> {
-    let mut changes: Vec<ObjectChange> = changes.into_iter().collect();
+/// The last of several changes for one object, in the order of [`PlannerChange::rank`].
+fn last_of_each(changes: impl IntoIterator<Item = PlannerChange>) -> Vec<PlannerChange> {
+    let mut changes: Vec<PlannerChange> = changes.into_iter().collect();
     if changes.len() > 1 {
         let mut seen = HashSet::new();
         changes.reverse();
         changes.retain(|change| seen.insert(change.object()));
         changes.reverse();
-        changes.sort_by_key(ObjectChange::rank);
+        changes.sort_by_key(PlannerChange::rank);
     }
     changes
 }

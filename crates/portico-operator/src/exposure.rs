@@ -23,7 +23,7 @@ use kube::{Client, ResourceExt};
 use portico_api::cluster::{Address, Cluster};
 use portico_api::meta::ObjectKey;
 use portico_api::names::ClusterName;
-use portico_expose::exposure::{MANAGED_BY, SERVICE_NAME, Standing};
+use portico_expose::exposure::{MANAGED_BY, Reachability, SERVICE_NAME};
 use portico_expose::migration::quiet::Watch;
 use portico_expose::services::{APISERVER, EXPOSED};
 use portico_expose::strategy::FRONT;
@@ -241,9 +241,9 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
             // The one object that is not KKP's.
             if let Err(error) = context.write_exposed(cluster, None).await {
                 // On record, so that the pauses grow; a condition would be a write beside KKP.
-                let standing = error.standing();
-                context.tally.failed(standing.reason);
-                report(cluster, &standing, true, &context.status, &context.events).await;
+                let reachability = error.reachability();
+                context.tally.failed(reachability.reason);
+                report(cluster, &reachability, true, &context.status, &context.events).await;
                 return Err(error);
             }
             context.status.clusters(|clusters| clusters.reports.remove(&*cluster.metadata.name));
@@ -262,7 +262,7 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
             Err(error) => return context.failed(cluster, error).await,
         }
         let message = "the Cluster is paused: everything stays as it is".to_owned();
-        let paused = Standing { exposed: true, reason: "Paused", message };
+        let paused = Reachability { exposed: true, reason: "Paused", message };
         report(cluster, &paused, false, &context.status, &context.events).await;
         return Ok(Action::await_change());
     }
@@ -276,12 +276,12 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
     context.tally.passed(started.elapsed());
     match outcome {
         Ok(Outcome::Waits) => Ok(Action::requeue(PATIENCE)),
-        Ok(Outcome::Stopped(standing)) => {
-            context.mark(cluster, &standing, None, false).await?;
+        Ok(Outcome::Stopped(reachability)) => {
+            context.mark(cluster, &reachability, None, false).await?;
             Ok(context.next(cluster))
         }
         Ok(Outcome::Done(done)) => {
-            context.mark(cluster, &done.standing, Some(&done.exposure.plan.address), false).await?;
+            context.mark(cluster, &done.reachability, Some(&done.exposure.plan.address), false).await?;
             match context.migrate(cluster, version.as_deref(), &done).await {
                 Ok(Some(soon)) => Ok(Action::requeue(soon)),
                 Ok(None) => Ok(context.next(cluster)),
@@ -332,10 +332,10 @@ impl Context {
 
     /// Says that a pass did not end, which is tried again.
     async fn failed(&self, cluster: &Cluster, error: PassError) -> Result<Action, PassError> {
-        let standing = error.standing();
-        self.tally.failed(standing.reason);
+        let reachability = error.reachability();
+        self.tally.failed(reachability.reason);
         // What failed first is what counts.
-        drop(self.mark(cluster, &standing, None, true).await);
+        drop(self.mark(cluster, &reachability, None, true).await);
         Err(error)
     }
 
@@ -344,7 +344,7 @@ impl Context {
     async fn mark(
         &self,
         cluster: &Cluster,
-        standing: &Standing,
+        reachability: &Reachability,
         address: Option<&Address>,
         failed: bool,
     ) -> Result<(), PassError> {
@@ -352,21 +352,22 @@ impl Context {
         let written = if outdated.is_some_and(|until| Instant::now() < until) {
             Err(RequestError::Dropped { kind: "Clusters", field: "status.conditions" }.into())
         } else {
-            let written = self.write_status(cluster, standing, address).await;
-            let dropped = matches!(&written, Err(error) if error.standing().reason == DEFINITION_OUTDATED);
+            let written = self.write_status(cluster, reachability, address).await;
+            let dropped =
+                matches!(&written, Err(error) if error.reachability().reason == DEFINITION_OUTDATED);
             *self.outdated_until() = dropped.then(|| Instant::now() + PROBE);
             written
         };
-        let (mut told, mut again, mut failed) = (standing.clone(), Ok(()), failed);
+        let (mut told, mut again, mut failed) = (reachability.clone(), Ok(()), failed);
         if let Err(error) = written.or_else(PassError::unless_another_leads) {
-            let why = error.standing();
+            let why = error.reachability();
             self.tally.failed(why.reason);
             if why.reason == DEFINITION_OUTDATED {
                 // Until there are newer ones, which nothing tells: only Event, log and status can say it.
                 failed = true;
-                let Standing { exposed, reason, message } = standing;
+                let Reachability { exposed, reason, message } = reachability;
                 let message = format!("{reason}: {message}; the condition does not say so: {}", why.message);
-                told = Standing { exposed: *exposed, reason: why.reason, message };
+                told = Reachability { exposed: *exposed, reason: why.reason, message };
             } else {
                 again = Err(error);
             }

@@ -6,9 +6,9 @@
 //! clusters with the strategy LoadBalancer. `exposed` writes what gateways must know of Clusters, where
 //! `exposure` does not. `webhook` refuses mistakes when they are made. `follow`, `above`, `clusters` and
 //! `cache` watch what controllers work from, `contention` gives way to other writers, `outage` tells when the
-//! seed was away, and `tally` counts what each did. `operator` runs them, `leadership` decides whether they
-//! write. [`mesh`] puts on nodes what `portico-preflight` finds between them, and [`monitored`] knows the
-//! control planes whose metrics are read.
+//! seed was away, and `tally` counts what each did. `operator` runs them with what `manager` shares among
+//! them, and `leadership` decides whether they write. [`mesh`] puts on nodes what `portico-preflight` finds
+//! between them, and [`monitored`] knows the control planes whose metrics are read.
 //!
 //! What should exist is computed by pure code in `portico-expose`; what every controller needs is in
 //! `portico-kube`. Only this crate writes to Kubernetes; bytes pass through the gateway, in another process

@@ -14,7 +14,7 @@ use portico_api::meta::{Kind, ObjectKey, ObjectRef};
 use portico_api::names::{ClusterName, Tenant};
 use portico_api::problem::{Problem, Severity};
 use portico_api::seed::Timeouts;
-use portico_expose::change::{ObjectChange as PlannerChange, Output};
+use portico_expose::change::{Output, PlannerChange};
 use portico_expose::persisted::PersistedState;
 use portico_expose::plan::Plan;
 use portico_expose::planner::{Planner, Settings as PlannerSettings};

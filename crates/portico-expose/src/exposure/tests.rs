@@ -147,8 +147,8 @@ fn a_service_that_is_gone_asks_for_the_port_that_users_know() {
 #[test]
 fn how_it_stands_names_what_is_missing_and_what_to_do() {
     let reason = |spec: &str, found: &Found| {
-        let standing = standing(&exposed(&cluster(spec), found), found);
-        (standing.exposed, standing.reason, standing.message)
+        let reachability = reachability(&exposed(&cluster(spec), found), found);
+        (reachability.exposed, reachability.reason, reachability.message)
     };
     let (tunneling, load_balancer) = ("{}", r#"{"exposeStrategy": "LoadBalancer"}"#);
     assert_eq!(reason(load_balancer, &Found::default()).1, "NodePortPending");
@@ -228,8 +228,8 @@ fn the_second_door_waits_for_its_node_ports_and_its_own_name() {
     found.known.resolved = vec!["203.0.113.9".parse().unwrap()];
     let reasons = |found: &Found| {
         let exposure = exposed(&cluster, found);
-        let second = standing_of_second(&exposure, found).unwrap();
-        (exposure.unallocated.len(), standing(&exposure, found).reason, second.reason)
+        let second = reachability_of_second(&exposure, found).unwrap();
+        (exposure.unallocated.len(), reachability(&exposure, found).reason, second.reason)
     };
     assert_eq!(reasons(&found), (2, "NodePortPending", "NodePortPending"));
     found.node_ports = allocated().node_ports;

@@ -26,35 +26,35 @@ fn with_seed(spec: &str) -> Planner {
     planner
 }
 
-fn apply_configuration(configuration: KubermaticConfiguration) -> ObjectChange {
-    ObjectChange::Configuration(Change::Apply(Box::new(configuration)))
+fn apply_configuration(configuration: KubermaticConfiguration) -> PlannerChange {
+    PlannerChange::Configuration(Change::Apply(Box::new(configuration)))
 }
 
-fn set_configuration(spec: &str) -> ObjectChange {
+fn set_configuration(spec: &str) -> PlannerChange {
     apply_configuration(configuration(spec))
 }
 
-fn apply_seed(seed: Seed) -> ObjectChange {
-    ObjectChange::Seed(Change::Apply(Box::new(seed)))
+fn apply_seed(seed: Seed) -> PlannerChange {
+    PlannerChange::Seed(Change::Apply(Box::new(seed)))
 }
 
-fn set_seed(spec: &str) -> ObjectChange {
+fn set_seed(spec: &str) -> PlannerChange {
     apply_seed(seed("kubermatic", spec))
 }
 
-fn set(cluster: Cluster) -> ObjectChange {
-    ObjectChange::Cluster(Change::Apply(Box::new(cluster)))
+fn set(cluster: Cluster) -> PlannerChange {
+    PlannerChange::Cluster(Change::Apply(Box::new(cluster)))
 }
 
-fn delete_cluster(name: ClusterName) -> ObjectChange {
-    ObjectChange::Cluster(Change::Delete(name))
+fn delete_cluster(name: ClusterName) -> PlannerChange {
+    PlannerChange::Cluster(Change::Delete(name))
 }
 
-fn delete_service(key: ObjectKey) -> ObjectChange {
-    ObjectChange::Service(Change::Delete(key))
+fn delete_service(key: ObjectKey) -> PlannerChange {
+    PlannerChange::Service(Change::Delete(key))
 }
 
-fn set_cluster(name: &str, spec: &str) -> ObjectChange {
+fn set_cluster(name: &str, spec: &str) -> PlannerChange {
     set(cluster(name, spec))
 }
 
@@ -66,8 +66,8 @@ fn service(namespace: &str, name: &str, node_port: &str) -> Service {
     ))
 }
 
-fn set_service(namespace: &str, name: &str, node_port: &str) -> ObjectChange {
-    ObjectChange::Service(Change::Apply(Box::new(service(namespace, name, node_port))))
+fn set_service(namespace: &str, name: &str, node_port: &str) -> PlannerChange {
+    PlannerChange::Service(Change::Apply(Box::new(service(namespace, name, node_port))))
 }
 
 /// Outputs as one line each.
@@ -705,7 +705,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn change(step: &Step) -> ObjectChange {
+fn change(step: &Step) -> PlannerChange {
     let spec = |strategy: &Option<&str>, rest: &str| match strategy {
         Some(strategy) => format!(r#"{{"exposeStrategy": "{strategy}" {rest}}}"#),
         None => format!("{{ {} }}", rest.trim_start_matches(',')),
@@ -739,8 +739,8 @@ proptest! {
         for step in &steps {
             let change = change(step);
             match &change {
-                ObjectChange::Service(Change::Apply(service)) => { written.insert(service.metadata.key()); }
-                ObjectChange::Service(Change::Delete(key)) => { written.remove(key); }
+                PlannerChange::Service(Change::Apply(service)) => { written.insert(service.metadata.key()); }
+                PlannerChange::Service(Change::Delete(key)) => { written.remove(key); }
                 _ => {}
             }
             for output in planner.apply([change]) {

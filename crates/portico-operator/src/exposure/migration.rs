@@ -15,7 +15,7 @@ use portico_api::cluster::{Cluster, MIGRATING};
 use portico_api::exposed_cluster::MigrationState;
 use portico_api::migration::MIGRATION;
 use portico_expose::doors::told_apart;
-use portico_expose::exposure::{Exposure, standing_of_second};
+use portico_expose::exposure::{Exposure, reachability_of_second};
 use portico_expose::migration::quiet::Watch;
 use portico_expose::migration::{Fact, Facts, Next, Now, Proof, Use, step};
 use portico_expose::strategy::FRONT;
@@ -102,9 +102,9 @@ impl Context {
             // The label was looked at, and a cluster that cannot have two doors never comes here.
             None => _ = proofs.insert(Proof::Permission, Fact::So),
             Some(MigrationState::Opening) => {
-                let address = match standing_of_second(exposure, found) {
-                    Some(standing) if standing.exposed => Fact::So,
-                    Some(standing) => Fact::NotSo(standing.message),
+                let address = match reachability_of_second(exposure, found) {
+                    Some(reachability) if reachability.exposed => Fact::So,
+                    Some(reachability) => Fact::NotSo(reachability.message),
                     None => Fact::NotSo("it is not planned yet".to_owned()),
                 };
                 if let (Fact::So, Some(second)) = (&address, &exposure.second) {

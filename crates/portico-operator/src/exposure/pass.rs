@@ -11,8 +11,8 @@ use kube::{Api, ResourceExt};
 use portico_api::cluster::{Address, Cluster, EXPOSED as CONDITION};
 use portico_expose::doors::Doors;
 use portico_expose::exposure::{
-    CLUSTER_LABEL, Exposure, Found, SERVICE_NAME, Standing, Wanted, exposure, namespace,
-    remembered_node_port, slices_to_gateways, standing,
+    CLUSTER_LABEL, Exposure, Found, Reachability, SERVICE_NAME, Wanted, exposure, namespace, reachability,
+    remembered_node_port, slices_to_gateways,
 };
 use portico_expose::networks::agent_ip;
 use portico_expose::resolve::DecidedBy;
@@ -37,14 +37,14 @@ pub(super) enum Outcome {
     /// It is not known yet: something that is under way triggers another pass.
     Waits,
     /// Nothing was written: everything stays as it was.
-    Stopped(Standing),
+    Stopped(Reachability),
     /// Everything is as it should be.
     Done(Box<Done>),
 }
 
 /// What a pass has come to.
 pub(super) struct Done {
-    pub(super) standing: Standing,
+    pub(super) reachability: Reachability,
     /// What is recorded.
     pub(super) doors: Doors,
     pub(super) exposure: Exposure,
@@ -53,7 +53,7 @@ pub(super) struct Done {
 
 /// A pass that ends before its first write.
 fn stopped(exposed: bool, reason: &'static str, message: String) -> Outcome {
-    Outcome::Stopped(Standing { exposed, reason, message })
+    Outcome::Stopped(Reachability { exposed, reason, message })
 }
 
 impl Context {
@@ -152,8 +152,8 @@ impl Context {
         self.write_exposed(cluster, Some(&doors)).await?;
         // The answer triggers another pass. Until then a condition would say what nobody knows yet.
         Ok(if name_known {
-            let standing = standing(&wanted, &found);
-            Outcome::Done(Box::new(Done { standing, doors, exposure: wanted, found }))
+            let reachability = reachability(&wanted, &found);
+            Outcome::Done(Box::new(Done { reachability, doors, exposure: wanted, found }))
         } else {
             Outcome::Waits
         })
@@ -288,10 +288,10 @@ impl Context {
     pub(super) async fn write_status(
         &self,
         cluster: &Cluster,
-        standing: &Standing,
+        reachability: &Reachability,
         address: Option<&Address>,
     ) -> Result<(), PassError> {
-        let Standing { exposed, reason, message } = standing;
+        let Reachability { exposed, reason, message } = reachability;
         let (name, own) = (&*cluster.metadata.name, cluster.name().namespace());
         let before = cluster.status.conditions.get(CONDITION);
         let (condition, changed) = condition(before, *exposed, reason, message);

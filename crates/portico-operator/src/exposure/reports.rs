@@ -2,7 +2,7 @@
 
 use portico_api::cluster::Cluster;
 use portico_api::meta::ObjectKey;
-use portico_expose::exposure::Standing;
+use portico_expose::exposure::Reachability;
 use portico_kube::events::{Events, Note, Severity};
 use tracing::{debug, warn};
 
@@ -16,13 +16,13 @@ const MAX_LOGGED: usize = 10;
 /// Records how it stands with `cluster`, and says so if that is news. `failed` counts a failed pass.
 pub(super) async fn report(
     cluster: &Cluster,
-    standing: &Standing,
+    reachability: &Reachability,
     failed: bool,
     status: &StatusHandle,
     events: &Events,
 ) {
     let name = &*cluster.metadata.name;
-    let Standing { exposed, reason, message } = standing;
+    let Reachability { exposed, reason, message } = reachability;
     let troubled = status.clusters(|clusters| {
         let before = clusters.reports.get(name);
         let failures = before.map_or(0, |before| before.failures);

@@ -11,7 +11,7 @@ use kube::{Api, ResourceExt};
 use portico_api::cluster::{Cluster, EXPOSED};
 use portico_api::meta::ObjectKey;
 use portico_api::names::ClusterName;
-use portico_expose::exposure::{SERVICE_NAME, SLICE_MANAGED_BY, Standing, Wanted};
+use portico_expose::exposure::{Reachability, SERVICE_NAME, SLICE_MANAGED_BY, Wanted};
 use portico_kube::apply::{Applied, ApplyError, apply};
 use portico_kube::error::describe;
 use portico_kube::seen::Seen;
@@ -83,7 +83,7 @@ impl PassError {
     }
 
     /// How it stands with a cluster after this.
-    pub(super) fn standing(&self) -> Standing {
+    pub(super) fn reachability(&self) -> Reachability {
         let (message, text) = (self.status().map(|status| status.message.as_str()), self.to_string());
         let says = |part: &str| message.is_some_and(|message| message.contains(part));
         let (reason, message) = if says("range is full") || says("failed to allocate a nodePort") {
@@ -97,7 +97,7 @@ impl PassError {
         } else {
             (if let Self::Request(error) = self { error.reason() } else { WRITE_REFUSED }, text)
         };
-        Standing { exposed: false, reason, message }
+        Reachability { exposed: false, reason, message }
     }
 }
 

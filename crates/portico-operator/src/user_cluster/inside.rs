@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::Context;
 use super::nodes::too_slow;
-use super::subject::{Kept, Standing, Subject, foreign};
+use super::subject::{Kept, Readiness, Subject, foreign};
 
 /// The name of everything that belongs to the node agent.
 const AGENT: &str = "portico-agent";
@@ -50,9 +50,9 @@ impl Context {
         let foreign = match Foreign::new(&kubeconfig.to_yaml(), Dialer::direct()).await {
             Ok(foreign) => foreign,
             Err(error) => {
-                let standing = Standing::waits(BAD_KUBECONFIG, describe(&error));
+                let readiness = Readiness::waits(BAD_KUBECONFIG, describe(&error));
                 let (others, daemon_sets) = (Vec::new(), Vec::new());
-                return Kept { standing, answered: false, foreign: None, others, daemon_sets };
+                return Kept { readiness, answered: false, foreign: None, others, daemon_sets };
             }
         };
         let limit = self.settings.pass_timeout;
@@ -75,20 +75,20 @@ impl Context {
         let ended = timeout(limit, write(&foreign, &inside, &mut done)).await;
         self.tally.wrote_many(std::mem::take(&mut done.writes));
         let server = &kubeconfig.server;
-        let standing = match ended {
-            Ok(Ok(())) => standing(&inside, &done),
+        let readiness = match ended {
+            Ok(Ok(())) => readiness(&inside, &done),
             Ok(Err(error)) => {
                 let message = format!(
                     "its API server at {server}: {error}; tried again, with pauses up to ten minutes"
                 );
-                Standing::failed(reason(&error), message)
+                Readiness::failed(reason(&error), message)
             }
-            Err(_) => Standing::failed("TooSlow", too_slow(server, limit)),
+            Err(_) => Readiness::failed("TooSlow", too_slow(server, limit)),
         };
         let wanted = inside.wanted.into_iter().map(|object| object.id);
         let daemon_sets = wanted.filter(|id| id.kind == Kind::DaemonSet).collect();
         let (answered, others, foreign) = (done.answered, done.others, Some(foreign));
-        Kept { standing, answered, foreign, others, daemon_sets }
+        Kept { readiness, answered, foreign, others, daemon_sets }
     }
 }
 
@@ -146,23 +146,23 @@ pub(super) fn reason(error: &ForeignError) -> &'static str {
 }
 
 /// How it stands after a pass that came to its end.
-fn standing(inside: &Inside, done: &Done) -> Standing {
+fn readiness(inside: &Inside, done: &Done) -> Readiness {
     if let Some(error) = &done.refused {
-        return Standing::failed("Refused", format!("its API server refuses: {error}"));
+        return Readiness::failed("Refused", format!("its API server refuses: {error}"));
     }
     if done.envoy {
         let message = format!(
             "KKP's agent is there ({ENVOY_AGENT}), and a node can hold the agents' address once: no agent of \
              Portico is made. docs/agent.md says how to replace it"
         );
-        return Standing::waits("EnvoyAgent", message);
+        return Readiness::waits("EnvoyAgent", message);
     }
     if let Some((id, writer)) = done.others.first() {
-        return Standing::waits("ForeignObject", foreign(id, writer));
+        return Readiness::waits("ForeignObject", foreign(id, writer));
     }
     if inside.waiting.is_empty() {
         let objects = inside.wanted.len();
-        return Standing::ready(format!("{objects} objects inside the cluster are as they should be"));
+        return Readiness::ready(format!("{objects} objects inside the cluster are as they should be"));
     }
-    Standing::waits("Incomplete", format!("left as they are: {}", inside.waiting.join("; ")))
+    Readiness::waits("Incomplete", format!("left as they are: {}", inside.waiting.join("; ")))
 }

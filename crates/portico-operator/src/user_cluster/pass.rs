@@ -15,7 +15,7 @@ use portico_kube::seen::Seen;
 use portico_pki::{Kubeconfig, inventory};
 use serde_json::{Value, json};
 
-use super::subject::{Clusters, Known, NOT_EXPOSED, Standing, Subject, text};
+use super::subject::{Clusters, Known, NOT_EXPOSED, Readiness, Subject, text};
 use super::{Context, Failed, INTERNAL_KUBECONFIG};
 use crate::cache::api;
 use crate::exposed::Written;
@@ -37,9 +37,9 @@ impl Context {
             return Ok(());
         };
         if exposed.spec.address.url.is_empty() {
-            let standing = not_exposed();
-            self.observe(&exposed, Known::new(), &standing);
-            self.record(name, &standing, false);
+            let readiness = not_exposed();
+            self.observe(&exposed, Known::new(), &readiness);
+            self.record(name, &readiness, false);
             return Ok(());
         }
         let (seen, cluster) = match self.cluster(name).await {
@@ -50,9 +50,9 @@ impl Context {
                 return Ok(());
             }
             Err(error) => {
-                let standing = Standing::failed("SeedUnavailable", error.to_string());
-                self.observe(&exposed, Known::new(), &standing);
-                self.record(name, &standing, true);
+                let readiness = Readiness::failed("SeedUnavailable", error.to_string());
+                self.observe(&exposed, Known::new(), &readiness);
+                self.record(name, &readiness, true);
                 return Err(Failed);
             }
         };
@@ -66,7 +66,7 @@ impl Context {
         if cluster.spec.pause {
             // Its status stays too.
             let message = "the Cluster is paused: everything stays as it is".to_owned();
-            let paused = Standing { ready: true, reason: "Paused", message, failed: false };
+            let paused = Readiness { ready: true, reason: "Paused", message, failed: false };
             self.observe(&exposed, Known::new(), &paused);
             self.record(name, &paused, false);
             return Ok(());
@@ -75,15 +75,15 @@ impl Context {
         let second = exposed.by_second();
         let subject = Subject { cluster, seen, exposed, second, namespace };
         let mut known = Known::new();
-        let standing = match self.steps(&subject, &mut known).await {
-            Ok(standing) => standing,
-            Err(error) => Standing::failed("SeedUnavailable", error.to_string()),
+        let readiness = match self.steps(&subject, &mut known).await {
+            Ok(readiness) => readiness,
+            Err(error) => Readiness::failed("SeedUnavailable", error.to_string()),
         };
-        self.observe(&subject.exposed, known, &standing);
-        if self.mark(&subject.cluster, &standing).await { Err(Failed) } else { Ok(()) }
+        self.observe(&subject.exposed, known, &readiness);
+        if self.mark(&subject.cluster, &readiness).await { Err(Failed) } else { Ok(()) }
     }
 
-    async fn steps(&self, subject: &Subject, known: &mut Known) -> Result<Standing, RequestError> {
+    async fn steps(&self, subject: &Subject, known: &mut Known) -> Result<Readiness, RequestError> {
         let namespaces = api::<Namespace>(&self.client, "");
         let namespace = self.read(namespaces, "Namespace", &subject.namespace).await?;
         let own = namespace.is_some_and(|namespace| {
@@ -99,16 +99,16 @@ impl Context {
         }
         let issued = self.issue(subject).await?;
         self.prove_issued(subject, known).await?;
-        let standing = self.inner(subject, known).await?;
+        let readiness = self.inner(subject, known).await?;
         Ok(match issued {
-            Ok(()) => standing,
-            Err(why) if standing.ready => Standing::failed("NoAdminKubeconfig", why),
-            Err(why) => Standing { message: format!("{}; {why}", standing.message), ..standing },
+            Ok(()) => readiness,
+            Err(why) if readiness.ready => Readiness::failed("NoAdminKubeconfig", why),
+            Err(why) => Readiness { message: format!("{}; {why}", readiness.message), ..readiness },
         })
     }
 
     /// The inside, with the kubeconfig that leads there.
-    async fn inner(&self, subject: &Subject, known: &mut Known) -> Result<Standing, RequestError> {
+    async fn inner(&self, subject: &Subject, known: &mut Known) -> Result<Readiness, RequestError> {
         let namespace = &subject.namespace;
         let Some(secret) = self.secret(namespace, INTERNAL_KUBECONFIG).await? else {
             let message = format!(
@@ -122,14 +122,14 @@ impl Context {
                 // Nobody can look, and nobody is cut off by what is left: it goes once there is a Secret.
                 known.insert(Proof::GoneInside, Fact::So);
             }
-            return Ok(Standing::waits(NO_KUBECONFIG, message));
+            return Ok(Readiness::waits(NO_KUBECONFIG, message));
         };
         let kubeconfig = match usable(&secret) {
             Ok(kubeconfig) => kubeconfig,
             Err(why) => {
                 self.approvers.end(&subject.cluster.metadata.name);
                 let message = format!("Secret {namespace}/{INTERNAL_KUBECONFIG} cannot be used: {why}");
-                return Ok(Standing::waits(BAD_KUBECONFIG, message));
+                return Ok(Readiness::waits(BAD_KUBECONFIG, message));
             }
         };
         let (first, next) = self.konnectivity(subject).await?;
@@ -144,7 +144,7 @@ impl Context {
         let kept = self.keep_inside(subject, &kubeconfig, konnectivity, tunnel_ca, hosted).await;
         self.approve(subject, &kubeconfig, kept.answered).await;
         self.prove(subject, &kubeconfig, konnectivity, &kept, known).await?;
-        Ok(kept.standing)
+        Ok(kept.readiness)
     }
 
     /// Where Konnectivity is by the first door, and by the second until that is being closed.
@@ -235,9 +235,9 @@ impl Context {
     }
 }
 
-fn not_exposed() -> Standing {
+fn not_exposed() -> Readiness {
     let message = "waits until the cluster is exposed; the condition PorticoExposed says how that stands";
-    Standing::waits(NOT_EXPOSED, message.to_owned())
+    Readiness::waits(NOT_EXPOSED, message.to_owned())
 }
 
 /// The kubeconfig in a Secret. One that names a program, a file or a proxy, or that would send its credential

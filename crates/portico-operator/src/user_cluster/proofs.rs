@@ -27,7 +27,7 @@ use tokio::time::timeout;
 
 use super::Context;
 use super::nodes::{self, ANSWERS, AT_ONCE, NODES, Nodes, failed, too_slow};
-use super::subject::{Kept, Known, Standing, Subject, foreign, host_of};
+use super::subject::{Kept, Known, Readiness, Subject, foreign, host_of};
 use crate::cache::api;
 use crate::exposure::addresses_of;
 use crate::observed;
@@ -63,7 +63,7 @@ fn proofs(state: MigrationState) -> &'static [Proof] {
 impl Context {
     /// Tells what is known of a cluster that migrates. What is not does not hold, because of how it `stands`
     /// with the inside.
-    pub(super) fn observe(&self, exposed: &ExposedCluster, mut known: Known, stands: &Standing) {
+    pub(super) fn observe(&self, exposed: &ExposedCluster, mut known: Known, stands: &Readiness) {
         let name = &*exposed.metadata.name;
         let Some(migration) = &exposed.spec.migration else { return self.observed.forget(name) };
         let mut facts = Facts::unknown(Now::of(&exposed.spec));
@@ -86,7 +86,7 @@ impl Context {
         known: &mut Known,
     ) -> Result<(), RequestError> {
         let (Some(state), Some(second)) = (subject.state(), &subject.second) else { return Ok(()) };
-        let Some(foreign) = kept.foreign.as_ref().filter(|_| !kept.standing.failed) else { return Ok(()) };
+        let Some(foreign) = kept.foreign.as_ref().filter(|_| !kept.readiness.failed) else { return Ok(()) };
         let api_servers = match state {
             MigrationState::Opening => self.api_servers(&subject.namespace).await?,
             _ => BTreeSet::new(),
@@ -293,7 +293,7 @@ impl Look<'_> {
     /// A workload; one that is not there for a reason is told of with that.
     async fn workload(&self, id: &Id) -> Result<Option<Value>, Fact> {
         match self.foreign.get(&id.path()).await {
-            Ok(None) if !self.kept.standing.ready => Err(Fact::NotSo(self.kept.standing.message.clone())),
+            Ok(None) if !self.kept.readiness.ready => Err(Fact::NotSo(self.kept.readiness.message.clone())),
             found => found.map_err(|error| self.failed(&error)),
         }
     }
@@ -309,8 +309,8 @@ impl Look<'_> {
 
     /// Whether the pass inside left nothing to be done.
     fn clean(&self) -> Fact {
-        let standing = &self.kept.standing;
-        if standing.ready { Fact::So } else { Fact::NotSo(standing.message.clone()) }
+        let readiness = &self.kept.readiness;
+        if readiness.ready { Fact::So } else { Fact::NotSo(readiness.message.clone()) }
     }
 
     /// Whether what reaches the API server by its address has followed to the first door.

@@ -7,7 +7,7 @@ use portico_kube::events::{Note, Severity};
 use tracing::{debug, warn};
 
 use super::Context;
-use super::subject::{NOT_EXPOSED, Standing};
+use super::subject::{NOT_EXPOSED, Readiness};
 use crate::condition::write_condition;
 use crate::exposed::reference;
 use crate::write::RequestError;
@@ -22,15 +22,15 @@ const MAX_LOGGED: usize = 10;
 impl Context {
     /// Says how it stands with a cluster: in its condition, the log, an Event. Returns whether something
     /// failed, the condition included.
-    pub(super) async fn mark(&self, cluster: &Cluster, standing: &Standing) -> bool {
-        let written = self.write_condition(cluster, standing).await;
+    pub(super) async fn mark(&self, cluster: &Cluster, readiness: &Readiness) -> bool {
+        let written = self.write_condition(cluster, readiness).await;
         if let Err(error) = &written {
             self.tally.failed(error.reason());
             debug!(cluster = &*cluster.metadata.name, %error, "cannot write the condition");
         }
-        let failed = standing.failed || written.is_err();
-        let Standing { ready, reason, message, .. } = standing;
-        let Some(troubled) = self.record(&cluster.metadata.name, standing, failed) else { return failed };
+        let failed = readiness.failed || written.is_err();
+        let Readiness { ready, reason, message, .. } = readiness;
+        let Some(troubled) = self.record(&cluster.metadata.name, readiness, failed) else { return failed };
         if EXPECTED.contains(reason) {
             return failed;
         }
@@ -46,16 +46,16 @@ impl Context {
 
     /// Records how it stands with a cluster, and whether something `failed`, which is tried again. If that is
     /// news, returns how many have trouble.
-    pub(super) fn record(&self, name: &str, standing: &Standing, failed: bool) -> Option<usize> {
-        let Standing { ready, reason, message, .. } = standing;
-        if standing.failed {
+    pub(super) fn record(&self, name: &str, readiness: &Readiness, failed: bool) -> Option<usize> {
+        let Readiness { ready, reason, message, .. } = readiness;
+        if readiness.failed {
             self.tally.failed(reason);
         }
         self.status.user_clusters(|clusters| clusters.record(name, (*ready, reason, message), failed))
     }
 
-    async fn write_condition(&self, cluster: &Cluster, standing: &Standing) -> Result<(), RequestError> {
-        let says = (standing.ready, standing.reason, &*standing.message);
+    async fn write_condition(&self, cluster: &Cluster, readiness: &Readiness) -> Result<(), RequestError> {
+        let says = (readiness.ready, readiness.reason, &*readiness.message);
         if write_condition(&self.client, cluster, USER_CLUSTER_READY, says).await? {
             self.tally.wrote("Cluster");
         }

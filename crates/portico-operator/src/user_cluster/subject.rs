@@ -17,7 +17,7 @@ pub(super) const NOT_EXPOSED: &str = "NotExposed";
 
 /// How it stands with the inside of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Standing {
+pub(super) struct Readiness {
     pub(super) ready: bool,
     /// One word, in CamelCase.
     pub(super) reason: &'static str,
@@ -27,7 +27,7 @@ pub(super) struct Standing {
     pub(super) failed: bool,
 }
 
-impl Standing {
+impl Readiness {
     pub(super) fn ready(message: String) -> Self {
         Self { ready: true, reason: "Ready", message, failed: false }
     }
@@ -94,7 +94,7 @@ pub(super) type Known = BTreeMap<Proof, Fact>;
 /// What came of a pass inside a user cluster.
 pub(super) struct Kept {
     /// How it stands.
-    pub(super) standing: Standing,
+    pub(super) readiness: Readiness,
     /// Its API server has answered something.
     pub(super) answered: bool,
     /// The way there; `None` if the kubeconfig leads nowhere.

@@ -12,7 +12,7 @@ use crate::strategy::AnsweredBy;
 
 /// How it stands with one cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Standing {
+pub struct Reachability {
     /// Whether clients find it.
     pub exposed: bool,
     /// One word, in CamelCase.
@@ -21,40 +21,40 @@ pub struct Standing {
     pub message: String,
 }
 
-impl Standing {
+impl Reachability {
     fn no(reason: &'static str, message: String) -> Self {
         Self { exposed: false, reason, message }
     }
 }
 
 /// How it stands with a cluster whose objects are as `exposure` wants them: with its first door.
-pub fn standing(exposure: &Exposure, found: &Found) -> Standing {
+pub fn reachability(exposure: &Exposure, found: &Found) -> Reachability {
     of_door(&exposure.plan, exposure, found)
 }
 
 /// How it stands with the second door, while it is open.
-pub fn standing_of_second(exposure: &Exposure, found: &Found) -> Option<Standing> {
+pub fn reachability_of_second(exposure: &Exposure, found: &Found) -> Option<Reachability> {
     let second = exposure.second.as_ref()?;
     let known = known_by_second(found);
     let found = Found { known, dns_error: found.second_dns_error.clone(), ..found.clone() };
     Some(of_door(second, exposure, &found))
 }
 
-fn of_door(plan: &Plan, exposure: &Exposure, found: &Found) -> Standing {
+fn of_door(plan: &Plan, exposure: &Exposure, found: &Found) -> Reachability {
     let address = &plan.address;
     if let Some((service, port)) = exposure.unallocated.first() {
         let message = format!("Service {service}: port {port} has no NodePort yet");
-        return Standing::no("NodePortPending", message);
+        return Reachability::no("NodePortPending", message);
     }
     if address.external_name.is_empty() {
         return match plan.answered_by {
-            AnsweredBy::LoadBalancer => Standing::no(
+            AnsweredBy::LoadBalancer => Reachability::no(
                 "LoadBalancerPending",
                 "Service front-loadbalancer has no address yet; if this stays, nothing on this seed gives \
                  addresses to Services of type LoadBalancer, or its quota is used up: kubectl describe it"
                     .to_owned(),
             ),
-            AnsweredBy::Gateway | AnsweredBy::SeedNodes => Standing::no(
+            AnsweredBy::Gateway | AnsweredBy::SeedNodes => Reachability::no(
                 "NoName",
                 "there is no domain, and so no name for users; set spec.ingress.domain of the \
                  KubermaticConfiguration"
@@ -69,7 +69,7 @@ fn of_door(plan: &Plan, exposure: &Exposure, found: &Found) -> Standing {
         let why = found.dns_error.as_deref().unwrap_or("it was not looked up yet");
         let remedy =
             if expected.is_empty() { String::new() } else { format!("; let it lead to {}", text(&expected)) };
-        return Standing::no("NameNotResolved", format!("{name}: {why}{remedy}"));
+        return Reachability::no("NameNotResolved", format!("{name}: {why}{remedy}"));
     }
     let url = &address.url;
     if found.no_endpoints {
@@ -78,7 +78,7 @@ fn of_door(plan: &Plan, exposure: &Exposure, found: &Found) -> Standing {
             "{url} leads to Service {APISERVER}, and no API server is ready behind it: start pods with the \
              label app: apiserver, or name where it runs in the annotation {ENDPOINTS}"
         );
-        return Standing { exposed: true, reason: "NoEndpoints", message };
+        return Reachability { exposed: true, reason: "NoEndpoints", message };
     }
     if !expected.is_empty() && !known.is_empty() && !known.iter().any(|ip| expected.contains(ip)) {
         // No failure: there may be a translation of addresses between users and seed.
@@ -87,9 +87,9 @@ fn of_door(plan: &Plan, exposure: &Exposure, found: &Found) -> Standing {
             text(known),
             text(&expected)
         );
-        return Standing { exposed: true, reason: "NameLeadsElsewhere", message };
+        return Reachability { exposed: true, reason: "NameLeadsElsewhere", message };
     }
-    Standing { exposed: true, reason: "Exposed", message: format!("reached at {url}") }
+    Reachability { exposed: true, reason: "Exposed", message: format!("reached at {url}") }
 }
 
 /// Where the name of the cluster should lead, as far as that is known.
