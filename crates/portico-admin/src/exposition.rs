@@ -7,8 +7,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use hyper::header::ACCEPT;
-use hyper::{Request, StatusCode};
+use hyper::StatusCode;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, NoLabelSet, text,
@@ -58,13 +57,9 @@ impl Exposition {
         }
     }
 
-    /// The same at once, in OpenMetrics if the client takes that, and else in the older text format: for
-    /// metrics that take the place of another program's, whose readers may know the older one only.
-    pub fn negotiated_page<B>(&self, request: &Request<B>) -> Answer {
-        let accepted = request.headers().get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
-        if accepted.into_iter().any(|value| value.contains("application/openmetrics-text")) {
-            return self.whole_page();
-        }
+    /// The same at once in the older text format, whatever the client asks for: for metrics that take the
+    /// place of a Go program's, which knows no other. OpenMetrics has no counter whose name ends in `_count`.
+    pub fn older_page(&self) -> Answer {
         let mut text = String::new();
         match text::encode(&mut text, &self.0) {
             Ok(()) => typed(prometheus_text::CONTENT_TYPE, whole(prometheus_text::from_openmetrics(&text))),
@@ -144,6 +139,23 @@ impl Families<'_> {
         values.into_iter().try_for_each(|(labels, value)| {
             family.encode_family(&labels)?.encode_counter::<NoLabelSet, V, u64>(&value, None)
         })
+    }
+
+    /// A counter of another program, whose name does not end as OpenMetrics wants it: the type is unknown
+    /// there, and counter in the older format.
+    pub fn counter_as_named<L: EncodeLabelSet>(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl IntoIterator<Item = (L, u64)>,
+    ) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Unknown)?;
+        values.into_iter().try_for_each(|(labels, value)| family.encode_family(&labels)?.encode_gauge(&value))
+    }
+
+    /// The same without labels.
+    pub fn one_counter_as_named(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        self.0.encode_descriptor(name, help, None, MetricType::Unknown)?.encode_gauge(&value)
     }
 
     /// A histogram without labels; `buckets` are upper bounds with the number of values in each, not

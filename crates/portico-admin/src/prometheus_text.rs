@@ -1,5 +1,5 @@
-//! Metrics in the text format that came before OpenMetrics, version 0.0.4: what a client gets that does not
-//! ask for OpenMetrics. Prometheus asks; older parsers do not, and stop at a type that they do not know.
+//! Metrics in the text format that came before OpenMetrics, version 0.0.4: what programs in Go answer, and so
+//! what stands in for one of them. Its parsers stop at a type that they do not know.
 
 /// Of that format.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -18,7 +18,8 @@ pub(crate) fn from_openmetrics(page: &str) -> String {
             let (suffix, kind) = match kind {
                 "counter" => ("_total", "counter"),
                 "info" => ("_info", "gauge"),
-                "unknown" => ("", "untyped"),
+                // Only counters are written with it: `Families::counter_as_named`.
+                "unknown" => ("", "counter"),
                 kind => ("", kind),
             };
             if let Some((_, words)) = help.take().filter(|(named, _)| *named == family) {
@@ -50,8 +51,8 @@ passed_total{to=\"# EOF\"} 7
 # HELP open What is open.
 # TYPE open gauge
 open 2
-# TYPE odd unknown
-odd 1
+# TYPE failure_count unknown
+failure_count 1
 # EOF
 ";
         let text = "\
@@ -64,8 +65,8 @@ passed_total{to=\"# EOF\"} 7
 # HELP open What is open.
 # TYPE open gauge
 open 2
-# TYPE odd untyped
-odd 1
+# TYPE failure_count counter
+failure_count 1
 ";
         assert_eq!(from_openmetrics(page), text);
     }

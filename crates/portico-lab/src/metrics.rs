@@ -6,7 +6,8 @@ pub fn names(page: &str) -> Vec<String> {
     let types = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     let full = |(name, kind): (&str, &str)| {
         let suffix = match kind {
-            "counter" => "_total",
+            // Upstream's Konnectivity has counters whose names end in `_count`, on pages of the older format.
+            "counter" if !name.ends_with("_count") => "_total",
             "info" => "_info",
             _ => "",
         };

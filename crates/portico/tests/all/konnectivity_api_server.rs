@@ -17,6 +17,7 @@ use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
+use crate::konnectivity::metrics::{are_upstreams, page};
 use crate::konnectivity::program::{Program, until};
 use crate::konnectivity::site::{Make, Mode, Site, Transport};
 
@@ -113,10 +114,22 @@ async fn servers_keep_leases_and_agents_count_them(api: &ApiServer) {
     let culled = "konnectivity_network_proxy_server_culled_leases_count";
     let removed = server.program.metric(culled, "") + other.program.metric(culled, "");
     assert!((removed - 1.0).abs() < 0.5, "{removed}");
+    let ours = [page(&server.program), page(&other.program), page(&agent)].concat();
 
     other.program.signal("TERM");
     agent.wait_for_metric(known, "", 1.0).await;
     assert!(lease(kubectl, "b").is_none());
+    drop(server);
+
+    // Upstream's have the same rights, and show no more of it.
+    kubectl.apply_json(&crashed("crashed", "konnectivity-server")).unwrap();
+    let server = site.server(Make::Upstream, &[&of_server, "--enable-lease-controller"]).await;
+    let agent = site.agent(Make::Upstream, server.port(), &counts).await;
+    until("the Lease of the crashed server is gone", || lease(kubectl, "crashed").is_none()).await;
+    until("the agent has listed Leases", || agent.metric(lists, answered) >= 1.0).await;
+    let theirs = [page(&server.program), page(&agent)].concat();
+    let names = are_upstreams(&theirs, &ours);
+    assert_eq!(names.iter().filter(|name| name.contains("_lease_")).count(), 6, "{names:?}");
 }
 
 fn lease(kubectl: &Kubectl, server: &str) -> Option<Value> {

@@ -9,6 +9,8 @@ mod klog;
 mod needless;
 mod requests;
 mod server;
+#[cfg(test)]
+mod upstream_flags;
 
 use std::convert::Infallible;
 use std::hash::{BuildHasher, RandomState};

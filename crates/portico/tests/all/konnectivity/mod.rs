@@ -17,6 +17,7 @@ mod failures;
 mod fleet;
 mod frontend;
 mod matrix;
+pub(crate) mod metrics;
 pub(crate) mod program;
 pub(crate) mod site;
 mod stopped;

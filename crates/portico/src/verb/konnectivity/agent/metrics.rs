@@ -67,11 +67,9 @@ fn write_upstream(agent: &Agent, out: &mut Families<'_>) -> fmt::Result {
     out.counter("konnectivity_network_proxy_agent_endpoint_dial_failure", help, None, failures)?;
     write_packets(counters, out)?;
     let lost = counters.lost.load(Relaxed) + counters.silent.load(Relaxed);
-    out.gauge(
-        // A counter without the suffix of counters: upstream's name.
+    out.counter_as_named(
         "konnectivity_network_proxy_agent_server_connection_failure_count",
         "Connections to servers that were lost.",
-        None,
         [([("direction", "from_server")], lost)],
     )?;
     write_leases(counters, out)

@@ -45,7 +45,7 @@ impl Pages for HealthPages {
             "/" => text(StatusCode::OK, HEALTH_INDEX.into()),
             "/healthz" | "/livez" => text(StatusCode::OK, "ok".into()),
             "/readyz" | "/ready" => readiness(&self.agent, Query::of(request.uri()).has("verbose")),
-            "/metrics" => self.metrics.negotiated_page(request),
+            "/metrics" => self.metrics.older_page(),
             path => text(StatusCode::NOT_FOUND, format!("nothing is served at {path:?}\n\n{HEALTH_INDEX}")),
         }
     }

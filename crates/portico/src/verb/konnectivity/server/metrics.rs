@@ -84,11 +84,10 @@ fn write_upstream(status: &Status, out: &mut Families<'_>) -> fmt::Result {
         ready.iter().map(|(strategy, agents)| ([("proxy_strategy", strategy.name())], *agents as u64));
     let help = "Number of konnectivity agent connected to the proxy server";
     out.gauge("konnectivity_network_proxy_server_ready_backends", help, None, ready)?;
-    // A counter without the suffix of counters: upstream's name.
     let failures = counters.failures().filter(|(_, count)| *count > 0);
     let failures = failures.map(|(reason, count)| ([("reason", reason)], count));
     let help = "Number of dial failures observed. Multiple failures can occur for a single dial request.";
-    out.gauge("konnectivity_network_proxy_server_dial_failure_count", help, None, failures)?;
+    out.counter_as_named("konnectivity_network_proxy_server_dial_failure_count", help, failures)?;
     write_streams(counters, out)?;
     write_leases(&counters.leases, out)
 }
@@ -133,10 +132,9 @@ fn write_streams(counters: &Counters, out: &mut Families<'_>) -> fmt::Result {
 
 /// What the upstream server counts with `--enable-lease-controller`.
 fn write_leases(leases: &LeaseCounters, out: &mut Families<'_>) -> fmt::Result {
-    // A counter without the suffix of counters: upstream's name.
     let help = "Count of expired leases that the lease garbage collection controller has culled.";
     let culled = leases.culled.load(Relaxed);
-    out.one_gauge("konnectivity_network_proxy_server_culled_leases_count", help, None, culled)?;
+    out.one_counter_as_named("konnectivity_network_proxy_server_culled_leases_count", help, culled)?;
     // Help in the words of upstream, slips included.
     for (requests, total, help, latency, latency_help) in [
         (

@@ -42,7 +42,7 @@ impl Pages for HealthPages {
             "/" => text(StatusCode::OK, HEALTH_INDEX.into()),
             "/healthz" | "/livez" => text(StatusCode::OK, "ok".into()),
             "/readyz" | "/ready" => readiness(&self.status),
-            "/metrics" => self.metrics.negotiated_page(request),
+            "/metrics" => self.metrics.older_page(),
             path => text(StatusCode::NOT_FOUND, format!("nothing is served at {path:?}\n\n{HEALTH_INDEX}")),
         }
     }
@@ -77,7 +77,7 @@ impl Pages for AdminPages {
         let query = Query::of(request.uri());
         match request.uri().path() {
             "/" => text(StatusCode::OK, ADMIN_INDEX.into()),
-            "/metrics" => self.metrics.negotiated_page(request),
+            "/metrics" => self.metrics.older_page(),
             "/connections" => {
                 let rows = self.status.connections();
                 list(request, query, &rows.into_iter().map(Connection::from).collect::<Vec<_>>())
