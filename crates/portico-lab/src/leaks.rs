@@ -14,6 +14,14 @@ pub fn tasks() -> usize {
     tokio::runtime::Handle::current().metrics().num_alive_tasks()
 }
 
+/// Bytes of this process that are in memory and not in a file, in Linux' words its anonymous pages.
+pub fn resident() -> Result<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").context("cannot read what is resident")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let kilobytes = line.and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kilobytes.map(|kilobytes| kilobytes * 1024).context("/proc/self/status has no RssAnon")
+}
+
 /// Runs an ignored test of this program in a process of its own: it would count descriptors of others.
 pub fn run_alone(test: &str) -> Result<()> {
     let program = std::env::current_exe().context("cannot find this test program")?;

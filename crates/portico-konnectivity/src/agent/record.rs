@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use portico_net::{End, Meter, Side};
 use tokio::time::Instant;
 
-use super::shared::Shared;
+use super::session::Session;
 
 /// One connection to an endpoint.
 #[derive(Debug)]
@@ -86,7 +86,7 @@ impl From<End> for EndpointEnd {
 /// Lists and counts a connection while it is held.
 #[derive(Debug)]
 pub(super) struct Guard {
-    shared: Arc<Shared>,
+    session: Arc<Session>,
     record: Arc<Record>,
     slot: usize,
     end: EndpointEnd,
@@ -94,32 +94,27 @@ pub(super) struct Guard {
 
 impl Guard {
     /// `None` if the agent has as many connections as it takes.
-    pub(super) fn list(
-        shared: &Arc<Shared>,
-        server: &Arc<str>,
-        address: &str,
-        has_stream: bool,
-    ) -> Option<Self> {
+    pub(super) fn list(session: &Arc<Session>, address: &str) -> Option<Self> {
         let record = Arc::new(Record {
-            server: Arc::clone(server),
+            server: Arc::clone(&session.server),
             address: address.into(),
             since: Instant::now(),
-            has_stream,
+            has_stream: session.has_streams(),
             up: AtomicU64::default(),
             down: AtomicU64::default(),
         });
-        let slot = shared.list(&record)?;
-        Some(Self { shared: Arc::clone(shared), record, slot, end: EndpointEnd::Stopped })
+        let slot = session.shared.list(&record)?;
+        Some(Self { session: Arc::clone(session), record, slot, end: EndpointEnd::Stopped })
     }
 
     pub(super) fn carried_up(&self, bytes: usize) {
         self.record.up.fetch_add(bytes as u64, Relaxed);
-        self.shared.counters.bytes_up.fetch_add(bytes as u64, Relaxed);
+        self.session.shared.counters.bytes_up.fetch_add(bytes as u64, Relaxed);
     }
 
     pub(super) fn carried_down(&self, bytes: usize) {
         self.record.down.fetch_add(bytes as u64, Relaxed);
-        self.shared.counters.bytes_down.fetch_add(bytes as u64, Relaxed);
+        self.session.shared.counters.bytes_down.fetch_add(bytes as u64, Relaxed);
     }
 
     pub(super) fn ended(mut self, end: EndpointEnd) {
@@ -138,12 +133,17 @@ impl Meter for Guard {
     }
 
     fn ended(self, end: End) {
-        Self::ended(self, end.into());
+        let end = match end {
+            // The stream has gone with the connection that it was on.
+            End::Reset { by: Side::Downstream } if self.session.is_over() => EndpointEnd::ServerLost,
+            end => end.into(),
+        };
+        Self::ended(self, end);
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.shared.unlist(self.slot, self.end);
+        self.session.shared.unlist(self.slot, self.end);
     }
 }

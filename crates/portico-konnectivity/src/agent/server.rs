@@ -223,15 +223,14 @@ impl Joined {
     /// Serves what the server asks for, until the connection ends.
     pub(super) async fn run(self) -> Ended {
         let Self { session, driver, keep_alive, silence, sender, receiver, .. } = self;
-        let ended = {
-            let exchange = pin!(session.exchange(receiver, sender));
-            let drive = pin!(driver.run(&session, keep_alive, silence));
-            tokio::select! {
-                biased;
-                ended = drive => ended,
-                ended = exchange => ended,
-            }
+        let exchange = pin!(session.exchange(receiver, sender));
+        let drive = pin!(driver.run(&session, keep_alive, silence));
+        let ended = tokio::select! {
+            biased;
+            ended = drive => ended,
+            ended = exchange => ended,
         };
+        // Before the driver is dropped: connections whose streams it resets must see why.
         session.over();
         ended
     }

@@ -34,8 +34,8 @@ const BATCH: usize = 64;
 /// One connected server.
 #[derive(Debug)]
 pub struct Session {
-    shared: Arc<Shared>,
-    server: Arc<str>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) server: Arc<str>,
     address: SocketAddr,
     since: Instant,
     authority: Authority,
@@ -321,6 +321,11 @@ impl Session {
         self.outbound.control(Packet::DialResponse { dial, result: Err(refusal.text) });
     }
 
+    /// Whether the connection to the server is over.
+    pub(super) fn is_over(&self) -> bool {
+        self.state().is_over
+    }
+
     /// The connection to the server is over: dials end, and connections once their endpoints have what came
     /// for them.
     pub(super) fn over(&self) {
@@ -356,7 +361,7 @@ impl Entry {
             Ok(socket) => socket,
             Err(refusal) => return session.refuse(self.dial, refusal),
         };
-        let Some(record) = Guard::list(shared, &session.server, &address, session.has_streams) else {
+        let Some(record) = Guard::list(session, &address) else {
             let most = shared.settings.max_connections;
             let text = format!("the agent has {most} connections, the most it takes");
             return session.refuse(self.dial, Refusal::limit(text));

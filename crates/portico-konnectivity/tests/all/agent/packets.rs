@@ -101,7 +101,7 @@ async fn unknown_numbers_are_answered_in_upstreams_words() {
 }
 
 /// An address that accepts no connection and refuses none.
-fn hole() -> (Socket, Vec<Socket>, std::net::SocketAddr) {
+pub(super) fn hole() -> (Socket, Vec<Socket>, std::net::SocketAddr) {
     let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     listener.bind(&"127.0.0.1:0".parse::<std::net::SocketAddr>().unwrap().into()).unwrap();
     listener.listen(0).unwrap();

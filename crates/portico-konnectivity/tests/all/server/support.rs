@@ -114,13 +114,16 @@ impl Rig {
     /// Calls Connect with this metadata.
     pub(crate) async fn connect(&self, metadata: HeaderMap) -> Result<Agent, Error> {
         let mut peer = Peer::over(self.tls_to(self.server.agent_address()).await.unwrap()).await;
+        let is_native = metadata.contains_key(OFFER);
         let (stream, answer) = peer.connects(metadata).await?;
-        Ok(Agent { peer, stream, answer })
+        Ok(Agent { peer, stream, answer, is_native })
     }
 
     /// A TLS connection with the certificate of an agent of this server.
     pub(crate) async fn tls_to(&self, address: SocketAddr) -> std::io::Result<TlsStream<TcpStream>> {
         let stream = TcpStream::connect(address).await?;
+        // As every agent has it.
+        stream.set_nodelay(true)?;
         let config = self.ca.client_config(Some(&self.agent), &[b"h2"]).unwrap();
         let name = ServerName::try_from("localhost").unwrap();
         TlsConnector::from(Arc::new(config)).connect(name, stream).await
@@ -287,6 +290,8 @@ pub(crate) struct Agent {
     pub(crate) peer: Peer,
     pub(crate) stream: Stream,
     pub(crate) answer: HeaderMap,
+    /// Whether it gives each connection a stream.
+    pub(crate) is_native: bool,
 }
 
 impl Agent {
