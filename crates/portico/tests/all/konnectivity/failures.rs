@@ -1,5 +1,5 @@
 //! Each part of a pairing killed in the middle of a transfer: the other side is told, nothing stays behind,
-//! and what comes back works.
+//! and what comes back works. On a Unix socket, and over TCP with mutual TLS.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
@@ -10,7 +10,7 @@ use super::program::until;
 use super::site::Make::{self, Ours, Upstream};
 use super::site::Mode::{Grpc, HttpConnect};
 use super::site::Pair;
-use super::site::Transport::Unix;
+use super::site::Transport::{Tls, Unix};
 use crate::common::PATIENCE;
 
 /// More than every buffer on the way holds.
@@ -19,33 +19,37 @@ const ENDLESS: u64 = 1 << 40;
 const SOME: u64 = 4 << 20;
 
 macro_rules! pairings {
-    ($($name:ident: $server:expr, $agent:expr, $mode:expr;)*) => {$(mod $name {
+    ($($name:ident: $server:expr, $agent:expr, $mode:expr, $transport:expr;)*) => {$(mod $name {
         use super::*;
 
         #[tokio::test]
         async fn a_killed_agent_ends_its_connections_and_a_new_one_serves() {
-            agent_killed(Pair::start($server, $agent, $mode, Unix).await, $agent).await;
+            agent_killed(Pair::start($server, $agent, $mode, $transport).await, $agent).await;
         }
 
         #[tokio::test]
         async fn a_killed_server_ends_its_connections_and_agents_come_back() {
-            server_killed(Pair::start($server, $agent, $mode, Unix).await).await;
+            server_killed(Pair::start($server, $agent, $mode, $transport).await).await;
         }
 
         #[tokio::test]
         async fn a_frontend_that_leaves_leaves_nothing_behind() {
-            frontend_gone(Pair::start($server, $agent, $mode, Unix).await).await;
+            frontend_gone(Pair::start($server, $agent, $mode, $transport).await).await;
         }
     })*};
 }
 
 pairings! {
-    upstream_server_our_agent_grpc: Upstream, Ours, Grpc;
-    upstream_server_our_agent_http_connect: Upstream, Ours, HttpConnect;
-    our_server_upstream_agent_grpc: Ours, Upstream, Grpc;
-    our_server_upstream_agent_http_connect: Ours, Upstream, HttpConnect;
-    our_pair_grpc: Ours, Ours, Grpc;
-    our_pair_http_connect: Ours, Ours, HttpConnect;
+    upstream_server_our_agent_grpc: Upstream, Ours, Grpc, Unix;
+    upstream_server_our_agent_http_connect: Upstream, Ours, HttpConnect, Unix;
+    our_server_upstream_agent_grpc: Ours, Upstream, Grpc, Unix;
+    our_server_upstream_agent_http_connect: Ours, Upstream, HttpConnect, Unix;
+    our_pair_grpc: Ours, Ours, Grpc, Unix;
+    our_pair_http_connect: Ours, Ours, HttpConnect, Unix;
+    upstream_server_our_agent_http_connect_tls: Upstream, Ours, HttpConnect, Tls;
+    our_server_upstream_agent_grpc_tls: Ours, Upstream, Grpc, Tls;
+    our_pair_grpc_tls: Ours, Ours, Grpc, Tls;
+    our_pair_http_connect_tls: Ours, Ours, HttpConnect, Tls;
 }
 
 async fn agent_killed(mut pair: Pair, make: Make) {
