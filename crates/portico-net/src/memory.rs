@@ -5,11 +5,14 @@
 //! limit of any of them, the holder whose bytes have waited longest is evicted: its bytes no longer count,
 //! and its task is woken to end the stream or connection.
 //!
+//! Holders of peers that have earned nothing [go first](Holder::set_first), however short they wait:
+//! strangers come and go, and would outlive every honest receiver that is slow.
+//!
 //! A connection or a cluster with a budget of its own loses its own streams before it can fill the budget of
 //! the process. Whose a connection is may turn out while it holds bytes: then its holders
 //! [join](Holder::join) that budget.
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -83,7 +86,8 @@ impl MemoryBudget {
         self.0.holders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Evicts holders until the rest is within the limit, those first whose bytes have waited longest.
+    /// Evicts holders until the rest is within the limit: those that go first, then those whose bytes have
+    /// waited longest.
     fn enforce(&self) {
         if self.held() <= self.limit() {
             return;
@@ -98,7 +102,9 @@ impl MemoryBudget {
         while self.held() > enough {
             let waiting =
                 holders.all.iter().filter_map(|(_, holder)| Some((holder.waits_since(now)?, holder)));
-            let Some((_, longest)) = waiting.min_by_key(|(since, _)| *since) else {
+            let Some((_, longest)) =
+                waiting.min_by_key(|(since, holder)| (!holder.goes_first.load(Relaxed), *since))
+            else {
                 holders.searched_in_vain = Some(now);
                 return;
             };
@@ -133,6 +139,7 @@ struct State {
     /// One that came later, and where it lists this holder.
     joined: OnceLock<(MemoryBudget, usize)>,
     patience: Duration,
+    goes_first: AtomicBool,
     queue: Mutex<Queue>,
     waker: AtomicWaker,
 }
@@ -153,7 +160,8 @@ impl Holder {
     pub fn new(budgets: Vec<MemoryBudget>, patience: Duration) -> Self {
         let queue = Queue { bytes: 0, due: 0, since: Instant::now(), evicted: false };
         let (joined, queue, waker) = (OnceLock::new(), Mutex::new(queue), AtomicWaker::new());
-        let state = Arc::new(State { budgets, joined, patience, queue, waker });
+        let goes_first = AtomicBool::default();
+        let state = Arc::new(State { budgets, joined, patience, goes_first, queue, waker });
         let slots = state.budgets.iter().map(|budget| budget.holders().all.insert(Arc::clone(&state)));
         let slots = slots.collect();
         Self { state, slots }
@@ -173,6 +181,11 @@ impl Holder {
         }
         drop(queue);
         budget.enforce();
+    }
+
+    /// Whether this holder is evicted before all others, however short its bytes have waited.
+    pub fn set_first(&self, goes_first: bool) {
+        self.state.goes_first.store(goes_first, Relaxed);
     }
 
     /// Counts `bytes` that begin to wait. May evict this holder or others.
@@ -316,6 +329,20 @@ mod tests {
         assert_eq!(budget.held(), 701, "whatever it still does");
         drop((first, second, third, last));
         assert_eq!(budget.held(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn holders_that_go_first_do_so_before_those_that_wait_longer() {
+        let budget = MemoryBudget::new(1000);
+        let slow = stream_with(&budget, 300).await;
+        let [first, second] = [stream_with(&budget, 300).await, stream_with(&budget, 300).await];
+        first.set_first(true);
+        second.set_first(true);
+        let third = stream_with(&budget, 101).await;
+        assert!(first.is_evicted() && !second.is_evicted() && !slow.is_evicted());
+        second.set_first(false);
+        third.hold(300);
+        assert!(slow.is_evicted() && !second.is_evicted() && !third.is_evicted());
     }
 
     #[tokio::test(start_paused = true)]

@@ -91,9 +91,10 @@ impl Activity {
     }
 
     /// The same of a client that has not authenticated: the connection counts as a whole, and the oldest goes
-    /// first.
+    /// first, before every client that has.
     pub fn unauthenticated(process: &MemoryBudget) -> Self {
         let activity = Self::new(process);
+        activity.from_peer.set_first(true);
         activity.from_peer.hold(UNAUTHENTICATED);
         activity.authenticated.store(false, Relaxed);
         activity
@@ -103,6 +104,7 @@ impl Activity {
     pub fn authenticate(&self) {
         if !self.authenticated.swap(true, Relaxed) {
             self.from_peer.release(UNAUTHENTICATED);
+            self.from_peer.set_first(false);
         }
     }
 
