@@ -11,6 +11,13 @@ use ipnet::IpNet;
 
 use super::status::escape;
 
+/// Most pairs that are read. A node has a few addresses and names, a site some networks; a server holds them
+/// for as long as it has the agent, and reads them before it has seen its token.
+pub const MAX: usize = 64;
+
+/// Most bytes of all of them.
+pub const MAX_BYTES: usize = 4 * 1024;
+
 /// The identifiers of an agent, each in the order in which they were sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identifiers {
@@ -34,6 +41,9 @@ pub enum IdentifiersError {
     /// Pairs are separated by `&` only.
     #[error("invalid semicolon separator in query")]
     Semicolon,
+    /// More than anybody needs.
+    #[error("more than {MAX} identifiers, or than {MAX_BYTES} bytes of them")]
+    TooMany,
     /// A `%` is not followed by two hexadecimal digits.
     #[error("invalid URL escape")]
     Escape,
@@ -45,9 +55,15 @@ pub enum IdentifiersError {
 impl Identifiers {
     /// Reads `query`. The empty text has no identifiers.
     pub fn parse(query: &str) -> Result<Self, IdentifiersError> {
+        if query.len() > MAX_BYTES {
+            return Err(IdentifiersError::TooMany);
+        }
         let mut identifiers = Self::default();
         let mut default_route = None;
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        for (index, pair) in query.split('&').filter(|pair| !pair.is_empty()).enumerate() {
+            if index >= MAX {
+                return Err(IdentifiersError::TooMany);
+            }
             if pair.contains(';') {
                 return Err(IdentifiersError::Semicolon);
             }

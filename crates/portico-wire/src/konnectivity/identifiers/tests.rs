@@ -39,6 +39,15 @@ fn values_are_unescaped_as_go_does() {
 }
 
 #[test]
+fn more_identifiers_than_anybody_needs_are_refused() {
+    let most = vec!["host=a"; MAX].join("&");
+    assert_eq!(parse(&most).host.len(), MAX);
+    for more in [format!("{most}&b"), "a".repeat(MAX_BYTES + 1)] {
+        assert_eq!(Identifiers::parse(&more), Err(IdentifiersError::TooMany));
+    }
+}
+
+#[test]
 fn only_the_first_default_route_counts() {
     for (query, expected) in [
         ("default-route=T", true),
