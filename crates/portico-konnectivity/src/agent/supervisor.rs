@@ -1,8 +1,10 @@
 //! Keeps one connection to each server: one attempt at a time, as upstream.
 //!
 //! How many servers there are says each of them when it answers, or their Leases, or both. While fewer are
-//! connected, the supervisor tries; with `--sync-forever` it tries on, and so finds servers that were added.
+//! connected, the supervisor tries, up to [`MAX_SESSIONS`]; with `--sync-forever` it tries on, and so finds
+//! servers that were added.
 
+use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -20,6 +22,10 @@ use super::server::{JoinError, Joined, join};
 use super::session::{Ended, Session};
 use super::sessions::Sessions;
 use super::shared::Shared;
+
+/// Connections to servers at once, with those that are about to leave. A cluster has a few servers; one that
+/// says another name each time, or leaves each time, would have connections without end.
+const MAX_SESSIONS: usize = 256;
 
 /// Why an attempt failed.
 #[derive(Debug, Error)]
@@ -62,6 +68,7 @@ pub(super) async fn supervise(shared: Arc<Shared>, sessions: Arc<Sessions>) {
         shared.known_servers.store(before, Relaxed);
         let lacks = |supervisor: &Supervisor, wanted| supervisor.sessions.staying() < wanted as usize;
         let tries = !*draining.borrow_and_update() && (lacks(&supervisor, before) || settings.sync_forever);
+        let tries = tries && supervisor.has_room();
         let attempt = if tries { Some(supervisor.attempt().await) } else { None };
         let wanted = supervisor.wanted(leases.servers());
         shared.known_servers.store(wanted, Relaxed);
@@ -73,8 +80,8 @@ pub(super) async fn supervise(shared: Arc<Shared>, sessions: Arc<Sessions>) {
         };
         tokio::select! {
             () = sleep(pause) => {}
-            // A server is gone: another one may be there.
-            Some(_) = supervisor.tasks.join_next() => {}
+            // Another one may be there.
+            () = supervisor.lost() => {}
             Ok(()) = draining.changed() => {}
             () = leases.changed() => {}
         }
@@ -85,8 +92,8 @@ struct Supervisor {
     shared: Arc<Shared>,
     pace: pool::Pace,
     sessions: Arc<Sessions>,
-    /// One for each session.
-    tasks: JoinSet<()>,
+    /// One for each session: returns whether it has lasted.
+    tasks: JoinSet<bool>,
     /// Servers by the word of the last one that was new.
     responses: u32,
     attempts: usize,
@@ -101,6 +108,30 @@ impl Supervisor {
         let settings = &self.shared.settings;
         let known = settings.count.servers(self.responses, leases);
         known.max(u32::try_from(settings.servers.len()).unwrap_or(u32::MAX))
+    }
+
+    /// Whether there may be another session.
+    fn has_room(&self) -> bool {
+        let has_room = self.sessions.all().len() < MAX_SESSIONS;
+        if !has_room && let Some(left_out) = self.lines.admit(Pace::WARNINGS, self.started.elapsed()) {
+            tracing::warn!(
+                servers = MAX_SESSIONS,
+                left_out,
+                "connected to as many servers as may be; check what the servers say of their number and names"
+            );
+        }
+        has_room
+    }
+
+    /// Ready when a server is gone that had been there for an interval. One that ends each connection at
+    /// once is tried again after a pause, like one that refuses.
+    async fn lost(&mut self) {
+        while let Some(ended) = self.tasks.join_next().await {
+            if ended.unwrap_or(true) {
+                return;
+            }
+        }
+        pending().await
     }
 
     async fn attempt(&mut self) -> Attempt {
@@ -162,9 +193,12 @@ impl Supervisor {
         );
         self.responses = joined.count;
         let listed = Listed::new(&self.shared, &self.sessions, session);
+        let interval = self.shared.settings.sync_interval;
         self.tasks.spawn(async move {
+            let since = joined.session.since();
             let ended = joined.run().await;
             listed.ended(&ended);
+            since.elapsed() >= interval
         });
     }
 }

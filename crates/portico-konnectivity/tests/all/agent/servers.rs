@@ -102,6 +102,37 @@ async fn a_server_that_was_away_for_long_is_found_as_soon_as_one_that_has_just_l
 }
 
 #[tokio::test]
+async fn a_server_that_ends_each_connection_at_once_is_tried_again_after_a_pause() {
+    let pki = pki();
+    let mut server = Server::start(&pki, &[Says::upstream("s")]).await;
+    let mut settings = settings(&pki, &[server.address]);
+    settings.sync_interval = Duration::from_secs(3_600);
+    let agent = Agent::start(settings);
+    let mut connect = server.connect().await;
+    connect.to_agent.send_reset(h2::Reason::CANCEL);
+    until(|| agent.counters().lost.load(Relaxed) == 1).await;
+    let again = tokio::time::timeout(Duration::from_millis(200), server.connects.recv()).await;
+    assert!(again.is_err(), "it connects again at once");
+}
+
+#[tokio::test]
+async fn servers_without_end_get_a_bounded_number_of_connections() {
+    const MOST: usize = 256;
+    let pki = pki();
+    let ids = (0..=MOST).map(|number| &*Box::leak(number.to_string().into_boxed_str()));
+    let says: Vec<_> = ids.map(|id| Says { count: u32::MAX, ..Says::upstream(id) }).collect();
+    let mut server = Server::start(&pki, &says).await;
+    let agent = Agent::start(settings(&pki, &[server.address]));
+    let mut connects = Vec::new();
+    for _ in 0..MOST {
+        connects.push(server.connect().await);
+    }
+    until(|| agent.servers().len() == MOST).await;
+    let one_more = tokio::time::timeout(Duration::from_millis(200), server.connects.recv()).await;
+    assert!(one_more.is_err(), "it connects to more");
+}
+
+#[tokio::test]
 async fn with_sync_forever_servers_that_were_added_are_found() {
     let pki = pki();
     let says = [Says::ours("one"), Says::ours("one"), Says::ours("two")];
