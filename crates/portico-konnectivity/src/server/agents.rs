@@ -21,11 +21,17 @@ use super::backend::{self, Authenticated, Backend, Opened};
 use super::counters::Counted;
 use super::http2::{self, Limits, Peer};
 use super::native::NativeStream;
-use super::settings::{HELLO, MAX_PING, PING_TIMEOUT};
+use super::settings::{HELLO, MAX_PING, MAX_STREAMS, PING_TIMEOUT};
 use super::shared::Shared;
 use super::unauthenticated::{Crowded, Unauthenticated};
 use crate::grpc::{Call, Status};
 use crate::streams::{DIAL, OFFER, STREAM_PATH, VERSION};
+
+/// Longest name of an agent. It is held, and logged, with each. Names are those of nodes, or UUIDs.
+const MAX_NAME: usize = 512;
+
+/// Longest text by which an agent names its program; the rest is left out.
+const MAX_VERSION: usize = 128;
 
 /// Who calls, as far as TLS tells.
 #[derive(Debug)]
@@ -62,6 +68,7 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     let Caller { address, names, unauthenticated } = caller;
     let window = u32::try_from(shared.settings.connection_buffer).unwrap_or(u32::MAX);
     let limits = Limits {
+        streams: MAX_STREAMS,
         stream_window: window.clamp(64 * 1024, 1 << 30),
         ping: (shared.settings.keepalive.min(MAX_PING), PING_TIMEOUT),
         deadline: Instant::now() + HELLO,
@@ -81,6 +88,8 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
         if request.uri().path() == STREAM_PATH {
             return connection.take_stream(request, respond);
         }
+        // Unless it is the one Connect.
+        connection.peer.refused.fetch_add(1, Relaxed);
         let Some(call) = Call::accept(request, respond) else { return };
         if call.path() != CONNECT_PATH {
             return call
@@ -142,7 +151,11 @@ impl Connection {
         let (head, from_agent) = request.into_parts();
         let number = head.headers.get(DIAL).and_then(|value| value.to_str().ok()?.parse().ok());
         let waits = number.and_then(|dial| self.backend().as_ref()?.take_dial(DialId(dial)));
-        let Some(waits) = waits else { return respond.send_reset(Reason::CANCEL) };
+        let Some(waits) = waits else {
+            self.peer.refused.fetch_add(1, Relaxed);
+            return respond.send_reset(Reason::CANCEL);
+        };
+        self.peer.refused.store(0, Relaxed);
         let activity = Arc::clone(&self.activity);
         // A stream that nobody waits for any more is reset as it is dropped.
         let _ = waits.send(Ok(Opened::Native(NativeStream { respond, from_agent, activity })));
@@ -152,6 +165,9 @@ impl Connection {
     async fn authenticate(&self, metadata: &HeaderMap) -> Result<Authenticated, Refusal> {
         let missing = || Refusal::Metadata("missing or empty agentID in the context".to_owned());
         let agent = only(metadata, "agentid")?.filter(|agent| !agent.is_empty()).ok_or_else(missing)?;
+        if agent.len() > MAX_NAME {
+            return Err(Refusal::Metadata(format!("the agentID is longer than {MAX_NAME} bytes")));
+        }
         let identifiers = only(metadata, "agentidentifiers")?.unwrap_or_default();
         let identifiers = Identifiers::parse(identifiers)
             .map_err(|error| Refusal::Metadata(format!("fail to parse url encoded string: {error}")))?;
@@ -163,7 +179,7 @@ impl Connection {
             agent: agent.into(),
             identifiers,
             peer: self.address,
-            version: version.into(),
+            version: version[..version.floor_char_boundary(MAX_VERSION)].into(),
             is_native: metadata.get(OFFER).is_some_and(|version| version == VERSION),
         })
     }

@@ -1,13 +1,14 @@
 //! One Connect stream: an agent, the dials that it has been asked for, and the connections that it has.
 //!
 //! [`serve`] reads what the agent sends and never waits for a connection; `write` sends it control packets
-//! before the bytes of connections, and one message of each connection in turn. [`Backend::dial`] asks for a
+//! before the bytes of connections, and one message of each connection in turn. Control packets that wait
+//! count in the memory of the server. [`Backend::dial`] asks for a
 //! connection. Everything an agent was told is taken back when the one that asked is gone: by DIAL_CLS, or by
 //! CLOSE_REQ once it has answered. Dials have numbers of our own towards agents, so that frontends cannot
 //! clash.
 
 use std::collections::{HashMap, HashSet};
-use std::future::pending;
+use std::future::{pending, poll_fn};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,12 +16,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use h2::FlowControl;
+use portico_net::memory::Holder;
 use portico_wire::konnectivity::{ConnectId, DataHead, DialId, Identifiers, Packet};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 
-use super::counters::{Counters, Segment};
+use super::counters::Segment;
 use super::inbox::{Ended, Inbox};
 use super::native::NativeStream;
 use super::registry::Candidate;
@@ -38,12 +40,18 @@ const MAX_DIALS: usize = 4_096;
 /// read them is given up.
 const MAX_CONTROL: usize = 32 * 1024;
 
+/// What one of them takes, with an address.
+const CONTROL_BYTES: usize = 128;
+
 /// How long an agent may take no byte while a control packet waits for it: a dial in the usual time. It costs
 /// each dial that time otherwise, for as long as it is there.
 const UNTAKEN: Duration = Duration::from_secs(30);
 
 /// Connections that are closed here and not yet by the agent.
 const MAX_CLOSING: usize = 64 * 1024;
+
+/// The same of those that never were any here. An agent answers late what nobody waits for any more.
+const MAX_UNKNOWN: usize = MAX_DIALS;
 
 /// Longest text of an agent's error that is passed on.
 const MAX_ERROR: usize = 4 * 1024;
@@ -65,11 +73,17 @@ pub(crate) enum BackendError {
     #[error("the agent answered two dials with connection {}", .0.0)]
     Twice(ConnectId),
     /// More connections than there can be.
-    #[error("the agent names {MAX_CLOSING} connections that are none here, and does not close them")]
+    #[error("the agent names {MAX_UNKNOWN} connections that are none here, and does not close them")]
+    TooManyUnknown,
+    /// The same of those that were.
+    #[error("the agent does not close {MAX_CLOSING} connections that it was told to")]
     TooManyClosing,
     /// It does not read.
     #[error("the agent does not read its control packets")]
     NotReading,
+    /// Others need what waits for it.
+    #[error("the agent does not read its control packets, and the memory for that is used up")]
+    Memory,
 }
 
 /// Why a dial did not reach the agent's answer.
@@ -127,6 +141,8 @@ pub(crate) struct Backend {
     draining: AtomicBool,
     state: Mutex<State>,
     control: mpsc::Sender<Packet>,
+    /// Counts what waits there.
+    held: Holder,
     data: mpsc::Sender<(ConnectId, Item)>,
     window: FlowControl,
     shared: Arc<Shared>,
@@ -139,6 +155,8 @@ struct State {
     connections: HashMap<ConnectId, Arc<Inbox>>,
     /// Closed here; the agent has not said so yet.
     closing: HashSet<ConnectId>,
+    /// The same of those that never were any here.
+    unknown: HashSet<ConnectId>,
 }
 
 /// What an agent says of itself when it connects.
@@ -185,6 +203,7 @@ impl Backend {
             draining: AtomicBool::default(),
             state: Mutex::default(),
             control,
+            held: Holder::new(vec![shared.memory.clone()], Duration::ZERO),
             data,
             window: receiver.flow_control(),
             shared: Arc::clone(shared),
@@ -224,11 +243,20 @@ impl Backend {
     /// Sends a control packet. A stream whose queue is full ends by the next packet that comes.
     fn send(&self, packet: Packet) {
         // A writer that is gone has taken the stream with it.
-        let _ = self.control.try_send(packet);
+        if self.control.try_send(packet).is_ok() {
+            self.held.hold(CONTROL_BYTES);
+        }
     }
 
-    fn is_overrun(&self) -> bool {
-        self.control.capacity() == 0
+    /// Says when the agent leaves more to be done than may be.
+    fn overrun(&self) -> Result<(), BackendError> {
+        if self.control.capacity() == 0 {
+            return Err(BackendError::NotReading);
+        }
+        if self.state().closing.len() > MAX_CLOSING {
+            return Err(BackendError::TooManyClosing);
+        }
+        Ok(())
     }
 
     /// How long ago the agent last sent something.
@@ -251,7 +279,7 @@ impl Backend {
         let (dials, connections) = {
             let mut state = self.state();
             state.is_gone = true;
-            state.closing = HashSet::new();
+            (state.closing, state.unknown) = (HashSet::new(), HashSet::new());
             (std::mem::take(&mut state.dials), std::mem::take(&mut state.connections))
         };
         drop(dials);
@@ -266,6 +294,7 @@ impl Backend {
             Packet::CloseResponse { connection, .. } | Packet::CloseRequest(connection) => {
                 let mut state = self.state();
                 state.closing.remove(&connection);
+                state.unknown.remove(&connection);
                 if let Some(inbox) = state.connections.remove(&connection) {
                     inbox.end(Ended::Closed);
                 }
@@ -333,13 +362,13 @@ impl Backend {
     /// Has the agent close a connection that is none here: once, however often it names it.
     fn close_unknown(&self, id: ConnectId) -> Result<(), BackendError> {
         let mut state = self.state();
-        if state.closing.contains(&id) {
+        if state.closing.contains(&id) || state.unknown.contains(&id) {
             return Ok(());
         }
-        if state.closing.len() >= MAX_CLOSING {
-            return Err(BackendError::TooManyClosing);
+        if state.unknown.len() >= MAX_UNKNOWN {
+            return Err(BackendError::TooManyUnknown);
         }
-        state.closing.insert(id);
+        state.unknown.insert(id);
         drop(state);
         self.send(Packet::CloseRequest(id));
         Ok(())
@@ -383,7 +412,8 @@ pub(crate) async fn serve(
 ) -> Result<(), BackendError> {
     tokio::select! {
         ended = read(backend, receiver) => ended,
-        ended = write(outgoing, sender, &backend.shared.counters) => ended,
+        ended = write(backend, outgoing, sender) => ended,
+        () = poll_fn(|cx| backend.held.poll_evicted(cx)) => Err(BackendError::Memory),
     }
 }
 
@@ -396,14 +426,13 @@ async fn read(backend: &Arc<Backend>, receiver: &mut Receiver) -> Result<(), Bac
         backend.note_seen();
         let window = backend.take(packet, message.window)?;
         receiver.release(window);
-        if backend.is_overrun() {
-            return Err(BackendError::NotReading);
-        }
+        backend.overrun()?;
     }
     Ok(())
 }
 
-async fn write(mut outgoing: Outgoing, mut sender: Sender, counters: &Counters) -> Result<(), BackendError> {
+async fn write(backend: &Backend, mut outgoing: Outgoing, mut sender: Sender) -> Result<(), BackendError> {
+    let counters = &backend.shared.counters;
     let mut last = "Unknown";
     loop {
         match timeout(UNTAKEN, sender.ready()).await {
@@ -417,7 +446,10 @@ async fn write(mut outgoing: Outgoing, mut sender: Sender, counters: &Counters) 
         // Control packets first, always.
         let packet = tokio::select! {
             biased;
-            Some(packet) = outgoing.control.recv() => packet,
+            Some(packet) = outgoing.control.recv() => {
+                backend.held.release(CONTROL_BYTES);
+                packet
+            }
             Some((connection, item)) = outgoing.data.recv() => match item {
                 Item::Close => Packet::CloseRequest(connection),
                 Item::Bytes(payload) => {

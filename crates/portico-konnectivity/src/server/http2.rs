@@ -6,7 +6,7 @@
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -20,10 +20,15 @@ use portico_tunnel::connection::{
 };
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::settings::{MAX_STREAMS, NATIVE_PING};
+use super::settings::{MAX_REFUSED, NATIVE_PING};
 use super::unauthenticated::Crowded;
+
+/// Requests that are taken before all other tasks have their turn, and sockets are looked at: what is read in
+/// one turn has more than a thousand, of a peer that only sends what is refused.
+const REQUESTS: u32 = 32;
 
 /// Why a connection ended otherwise than by its peer's wish.
 #[derive(Debug, Error)]
@@ -43,6 +48,9 @@ pub(crate) enum ConnectionError {
     /// Frames that cost work and carry nothing.
     #[error(transparent)]
     Flood(#[from] Flood),
+    /// Requests that are refused, one after the other.
+    #[error("the peer asks again and again for what is refused")]
+    Refused,
 }
 
 impl ConnectionError {
@@ -52,7 +60,7 @@ impl ConnectionError {
             Self::Http(_) => "http2",
             Self::Silent | Self::TooSlow => "silent",
             Self::Crowded(_) => "crowded",
-            Self::Flood(_) => "flood",
+            Self::Flood(_) | Self::Refused => "flood",
         }
     }
 }
@@ -60,6 +68,8 @@ impl ConnectionError {
 /// What one connection may.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
+    /// Streams at once.
+    pub(crate) streams: u32,
     /// Window of a stream.
     pub(crate) stream_window: u32,
     /// Silence before PING, and the wait for its answer.
@@ -75,6 +85,8 @@ pub(crate) struct Peer {
     pub(crate) is_known: AtomicBool,
     /// It is an agent of ours, and gets PING soon.
     pub(crate) is_native: AtomicBool,
+    /// Requests refused since one was served: over [`MAX_REFUSED`] the connection ends.
+    pub(crate) refused: AtomicU32,
 }
 
 impl Peer {
@@ -98,16 +110,16 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let (stream, mut turn) = batched(stream, Inbound::unauthenticated(), activity);
-    let handshake = builder(limits.stream_window).handshake(stream);
+    let handshake = builder(limits).handshake(stream);
     let mut connection =
         timeout_at(limits.deadline, handshake).await.map_err(|_| ConnectionError::TooSlow)??;
-    let window = connection_window(MAX_STREAMS, limits.stream_window);
+    let window = connection_window(limits.streams, limits.stream_window);
     let mut is_limited = true;
     let (interval, wait) = limits.ping;
     let mut keep_alive = KeepAlive::new(connection.ping_pong(), interval, wait);
     let mut stop = pin!(stop);
     let mut impatience = pin!(sleep_until(limits.deadline));
-    let (mut patient, mut pings_soon) = (false, false);
+    let (mut patient, mut pings_soon, mut taken) = (false, false, 0_u32);
     loop {
         let accepted = poll_fn(|cx| {
             if is_limited && (activity.is_authenticated() || peer.is_known.load(Relaxed)) {
@@ -131,7 +143,16 @@ where
             accepted = accepted => match accepted? {
                 None => return Ok(()),
                 Some(Err(error)) => return Err(error.into()),
-                Some(Ok((request, respond))) => start(request, respond),
+                Some(Ok((request, respond))) => {
+                    start(request, respond);
+                    if peer.refused.load(Relaxed) > MAX_REFUSED {
+                        return Err(ConnectionError::Refused);
+                    }
+                    taken = (taken + 1) % REQUESTS;
+                    if taken == 0 {
+                        yield_now().await;
+                    }
+                }
             },
             () = keep_alive.silent(activity) => return Err(ConnectionError::Silent),
             () = &mut impatience, if !patient => {
@@ -144,11 +165,11 @@ where
     }
 }
 
-fn builder(stream_window: u32) -> Builder {
+fn builder(limits: Limits) -> Builder {
     let mut builder = Builder::new();
     builder
-        .initial_window_size(stream_window)
-        .max_concurrent_streams(MAX_STREAMS)
+        .initial_window_size(limits.stream_window)
+        .max_concurrent_streams(limits.streams)
         // A frontend that restarts cancels all it asked for at once.
         .max_pending_accept_reset_streams(1_024)
         // Frontends that leave reset the streams of their connections, and what is under way there is no

@@ -251,7 +251,7 @@ async fn check<T>(shared: &Shared, accepted: io::Result<T>) -> Option<T> {
         Err(error) => {
             shared.counters.accept_errors.fetch_add(1, Relaxed);
             if is_out_of_descriptors(&error) {
-                tracing::warn!(%error, "cannot accept a connection; raise the limit of file descriptors");
+                shared.out_of_descriptors(&error);
                 sleep(ACCEPT_REST).await;
             }
             None

@@ -30,6 +30,13 @@ pub(crate) const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// Streams on one connection at once: connections of an agent of ours.
 pub(crate) const MAX_STREAMS: u32 = 65_536;
 
+/// The same of a frontend. kube-apiserver has one on each connection.
+pub(crate) const FRONTEND_STREAMS: u32 = 1_024;
+
+/// Requests on one connection that are refused in a row: answers that nobody reads are not counted elsewhere.
+/// An agent of ours may open a stream for each dial that was just abandoned.
+pub(crate) const MAX_REFUSED: u32 = 4_096;
+
 /// Connections to one port whose peers have not authenticated yet: of more, the oldest are closed.
 pub(crate) const MAX_UNAUTHENTICATED: u32 = 1_024;
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
+use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -157,6 +158,14 @@ impl Shared {
     pub(crate) fn refused_frontend(&self, peer: SocketAddr, why: &impl fmt::Display) {
         if let Some(left_out) = self.lines.admit(Pace::WARNINGS, self.started.elapsed()) {
             tracing::warn!(%peer, %why, left_out, "refused a frontend");
+        }
+    }
+
+    /// Says that a connection cannot be accepted.
+    pub(crate) fn out_of_descriptors(&self, error: &io::Error) {
+        if let Some(left_out) = self.lines.admit(Pace::WARNINGS, self.started.elapsed()) {
+            let remedy = "raise the limit of file descriptors";
+            tracing::warn!(%error, left_out, "cannot accept a connection; {remedy}");
         }
     }
 

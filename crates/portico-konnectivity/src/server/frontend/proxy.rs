@@ -22,7 +22,7 @@ use crate::server::connections::Established;
 use crate::server::counters::{Counted, Segment};
 use crate::server::http2::{self, Limits, Peer};
 use crate::server::relay::{FrontendLost, Sink, Source, relay};
-use crate::server::settings::{ANSWER, CLOSING, PING_TIMEOUT, REQUEST};
+use crate::server::settings::{ANSWER, CLOSING, FRONTEND_STREAMS, PING_TIMEOUT, REQUEST};
 use crate::server::shared::Shared;
 
 /// Largest window of a Proxy stream, and so what a frontend may send before its endpoint takes it.
@@ -33,15 +33,19 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(shared: Arc<Shared>
     let activity = Arc::new(Activity::new(&shared.memory));
     let peer = Peer::default();
     let limits = Limits {
+        streams: FRONTEND_STREAMS,
         stream_window: WINDOW,
         ping: (shared.settings.frontend_keepalive, PING_TIMEOUT),
         deadline: Instant::now() + REQUEST,
     };
     let start = |request: Request<RecvStream>, respond: SendResponse<Bytes>| {
+        // Unless it is served.
+        peer.refused.fetch_add(1, Relaxed);
         let Some(call) = Call::accept(request, respond) else { return };
         if call.path() != PROXY_PATH {
             return call.refuse(&Status::new(Code::UNIMPLEMENTED, "only ProxyService/Proxy is served here"));
         }
+        peer.refused.store(0, Relaxed);
         peer.is_known.store(true, Relaxed);
         tokio::spawn(stream_of(Arc::clone(&shared), call, Arc::clone(&activity)));
     };

@@ -42,6 +42,24 @@ async fn an_agent_that_does_not_say_what_it_is_gets_unknown() {
 }
 
 #[tokio::test]
+async fn what_an_agent_says_of_itself_is_not_longer_than_anybody_needs() {
+    let rig = Rig::start(Mode::Grpc).await;
+    let long = |bytes: usize| "n".repeat(bytes);
+    for (id, identifiers) in [(long(513), String::new()), (long(1), vec!["host=a"; 65].join("&"))] {
+        let Err(Error::Status(status)) = rig.connect(metadata(&id, &identifiers, false)).await else {
+            panic!("{identifiers} is accepted")
+        };
+        assert_eq!(status.code, Code::UNKNOWN);
+        assert!(status.message.contains("longer than") || status.message.contains("more than"));
+    }
+    let mut metadata = metadata(&long(512), "", false);
+    metadata.insert("user-agent", HeaderValue::try_from(long(5_000)).unwrap());
+    let _agent = rig.connect(metadata).await.unwrap();
+    until(|| !rig.status.agents().is_empty()).await;
+    assert_eq!(rig.status.agents()[0].version, long(128));
+}
+
+#[tokio::test]
 async fn dials_go_to_the_agent_that_claims_the_host() {
     let rig = Rig::with(Mode::HttpConnect, |settings| {
         settings.strategies = vec![Strategy::DestHost, Strategy::Default];

@@ -221,6 +221,25 @@ async fn an_agent_that_reads_nothing_delays_its_own_dials_only_and_is_given_up_f
 }
 
 #[tokio::test]
+async fn what_an_agent_is_to_be_told_and_does_not_read_counts_in_the_memory() {
+    const FIRST: i64 = 1_000;
+    let rig = Rig::with(Mode::HttpConnect, |settings| settings.memory = 256 << 10).await;
+    let mut bystander = Bystander::new(&rig).await;
+    let mut liar = raw_agent(&rig).await;
+    // Each of a connection that is none, which the agent is told to close.
+    let names = |ids: std::ops::Range<i64>| {
+        let data = |id| Packet::Data { connection: ConnectId(id), payload: "x".into() }.encoded();
+        ids.map(data).map(|data| frames::frame(kind::DATA, 0, 1, &data)).collect::<Vec<_>>().concat()
+    };
+    liar.write_all(&names(1..FIRST + 1)).await.unwrap();
+    until(|| rig.status.memory().0 >= 100 * FIRST as usize).await;
+    liar.write_all(&names(FIRST + 1..4 * FIRST)).await.unwrap();
+    until(|| rig.status.agents().len() == 1).await;
+    bystander.goes_on().await;
+    until(|| rig.status.memory().0 == 0).await;
+}
+
+#[tokio::test]
 async fn a_silent_agent_of_ours_is_given_up_within_ten_seconds() {
     let rig = Rig::start(Mode::HttpConnect).await;
     let mut agent = rig.tls_to(rig.server.agent_address()).await.unwrap();
@@ -305,6 +324,32 @@ async fn a_connection_has_one_connect_stream() {
 }
 
 #[tokio::test]
+async fn an_agent_that_asks_again_and_again_for_what_is_refused_is_given_up_and_holds_up_nobody() {
+    const AT_ONCE: u32 = 1_000;
+    let rig = rig().await;
+    let mut bystander = Bystander::new(&rig).await;
+    let mut hostile = raw_agent(&rig).await;
+    let block = frames::header_block(&[(":method", "POST"), (":scheme", "https"), (":path", CONNECT_PATH)]);
+    let request = |number| frames::frame(kind::HEADERS, END_HEADERS, 3 + 2 * number, &block);
+    let mut sent = 0;
+    // It takes no answer.
+    let ended = async {
+        loop {
+            let some = (sent..sent + AT_ONCE).map(request).collect::<Vec<_>>().concat();
+            if hostile.write_all(&some).await.is_err() {
+                return;
+            }
+            sent += AT_ONCE;
+        }
+    };
+    patiently(ended).await;
+    // What the sockets took beside.
+    assert!(sent < 200 * AT_ONCE, "{sent}");
+    until(|| rig.status.agents().len() == 1).await;
+    bystander.goes_on().await;
+}
+
+#[tokio::test]
 async fn connections_that_say_nothing_make_room_for_agents() {
     const SILENT: usize = 1_200;
     // Two a connection, more than many shells allow.
@@ -322,6 +367,25 @@ async fn connections_that_say_nothing_make_room_for_agents() {
     assert!(rig.status.unauthenticated() <= 1_024);
     drop(silent);
     until(|| rig.status.unauthenticated() == 0).await;
+}
+
+#[tokio::test]
+async fn strangers_that_use_up_the_memory_go_before_a_frontend_that_reads_slowly() {
+    const SENT: usize = 500_000;
+    let rig = Rig::with(Mode::HttpConnect, |settings| settings.memory = 1 << 20).await;
+    let mut bystander = Bystander::new(&rig).await;
+    for _ in 0..10 {
+        bystander.agent.stream.data(bystander.connection, &[1; SENT / 10]).await;
+    }
+    // Its socket takes some.
+    until(|| rig.status.memory().0 > SENT / 10).await;
+    let mut strangers = Vec::new();
+    while refused(&rig, "http2") == 0 {
+        strangers.push(rig.tls_to(rig.server.agent_address()).await.unwrap());
+        assert!(strangers.len() < 100 && rig.status.established() == 1);
+    }
+    assert_eq!(read(&mut bystander.frontend, SENT).await.len(), SENT);
+    bystander.goes_on().await;
 }
 
 #[tokio::test]
