@@ -42,7 +42,7 @@ pub(crate) fn program(facts: &Facts<'_>) -> Program {
     server.mounts.push((SOCKET_VOLUME, SOCKET_FOLDER));
     // No readiness probe: a new cluster has no agent yet, and needs its API server to get one.
     server.liveness = probe("HTTP", "/healthz", HEALTH_PORT, 10, 5, 3);
-    let default = [["10m", "16Mi"], ["2", "200Mi"]];
+    let default = [["10m", "16Mi"], ["2", "256Mi"]];
     server.resources = resources(written.and_then(|written| written.resources.as_ref()), default);
     server
 }

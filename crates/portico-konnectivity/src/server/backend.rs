@@ -2,10 +2,9 @@
 //!
 //! [`serve`] reads what the agent sends and never waits for a connection; `write` sends it control packets
 //! before the bytes of connections, and one message of each connection in turn. Control packets that wait
-//! count in the memory of the server. [`Backend::dial`] asks for a
-//! connection. Everything an agent was told is taken back when the one that asked is gone: by DIAL_CLS, or by
-//! CLOSE_REQ once it has answered. Dials have numbers of our own towards agents, so that frontends cannot
-//! clash.
+//! count in the memory of the server. [`Backend::dial`] asks for a connection. Everything an agent was told
+//! is taken back when the one that asked is gone: by DIAL_CLS, or by CLOSE_REQ once it has answered. Dials
+//! have numbers of our own towards agents, so that frontends cannot clash.
 
 use std::collections::{HashMap, HashSet};
 use std::future::{pending, poll_fn};
@@ -242,9 +241,11 @@ impl Backend {
 
     /// Sends a control packet. A stream whose queue is full ends by the next packet that comes.
     fn send(&self, packet: Packet) {
+        // Before it is there: the writer may take it at once.
+        self.held.hold(CONTROL_BYTES);
         // A writer that is gone has taken the stream with it.
-        if self.control.try_send(packet).is_ok() {
-            self.held.hold(CONTROL_BYTES);
+        if self.control.try_send(packet).is_err() {
+            self.held.release(CONTROL_BYTES);
         }
     }
 
