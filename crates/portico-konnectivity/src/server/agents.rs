@@ -212,11 +212,23 @@ async fn connect(connection: Arc<Connection>, mut call: Call) {
     let memory = [shared.memory.clone()];
     let Ok((sender, mut receiver)) = call.start(answer, &connection.activity, &memory) else { return };
     let (backend, outgoing) = Backend::new(authenticated, &mut receiver, shared);
-    let _registered = Registered::new(&connection, &backend);
-    let _counted = Counted::new(&shared.counters.agent_streams);
+    let is_known = shared.registry().has(&backend.agent);
+    let registered = Registered::new(&connection, &backend);
+    let counted = Counted::new(&shared.counters.agent_streams);
     let (agent, peer, version) = (&*backend.agent, connection.address, &*backend.version);
-    tracing::info!(agent, %peer, version, native = backend.is_native, "agent connected");
-    match backend::serve(&backend, outgoing, sender, &mut receiver).await {
+    // An agent looks again and again for servers that it has not found, and leaves those that it has.
+    if is_known {
+        tracing::debug!(agent, %peer, "a further connection of an agent");
+    } else {
+        tracing::info!(agent, %peer, version, native = backend.is_native, "agent connected");
+    }
+    let ended = backend::serve(&backend, outgoing, sender, &mut receiver).await;
+    drop((registered, counted));
+    let is_there = shared.registry().has(agent);
+    match ended {
+        ended if is_there => {
+            tracing::debug!(agent, %peer, ?ended, "one of several connections of an agent ended")
+        }
         Ok(()) => tracing::info!(agent, %peer, "agent left"),
         Err(error) => tracing::info!(agent, %peer, %error, "agent lost"),
     }

@@ -108,6 +108,11 @@ impl<C: Candidate> Registry<C> {
         }
     }
 
+    /// Whether the agent of this name has a stream.
+    pub(crate) fn has(&self, agent: &str) -> bool {
+        self.all.0.iter().any(|streams| streams[0].agent() == agent)
+    }
+
     /// The agent for `host`, none of `tried`. `start` is a random number.
     pub(crate) fn pick(&self, host: &str, start: usize, tried: &[Arc<C>]) -> Option<Arc<C>> {
         self.strategies.iter().find_map(|strategy| match strategy {

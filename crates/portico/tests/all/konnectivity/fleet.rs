@@ -8,6 +8,7 @@ use tokio::time::timeout;
 
 use super::endpoint::Endpoint;
 use super::frontend::{is_alive, round_trip};
+use super::program::until;
 use super::site::Make::{self, Ours, Upstream};
 use super::site::Mode::{self, Grpc, HttpConnect};
 use super::site::Transport::Unix;
@@ -64,6 +65,21 @@ pairings! {
 const OPEN_SERVERS: &str = "konnectivity_network_proxy_agent_open_server_connections";
 const OPEN_ENDPOINTS: &str = "konnectivity_network_proxy_agent_open_endpoint_connections";
 const AGENTS: &str = "konnectivity_network_proxy_server_ready_backend_connections";
+
+/// An agent that looks for further servers comes again and again, and leaves at once.
+#[tokio::test]
+async fn an_agent_that_looks_for_more_servers_is_one_line_of_the_log() {
+    let site = Site::new(HttpConnect, Unix);
+    let server = site.server(Ours, &[]).await;
+    let agent = site.agent(Ours, server.port(), &["--sync-forever"]).await;
+    until("it has come three times more", || {
+        agent.metric("portico_konnectivity_agent_server_duplicates_total", "") > 2.5
+    })
+    .await;
+    let log = server.program.log();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("agent=")).collect();
+    assert!(matches!(lines[..], [line] if line.contains("agent connected")), "{lines:#?}");
+}
 
 async fn behind_a_balancer(server: Make, agent: Make) {
     let site = Site::new(Grpc, Unix);
