@@ -4,9 +4,9 @@
 //! the API server's certificate holds, which checks apply to a Cluster, and how a migration opens and closes
 //! it. What the strategies with a NodePort number for each Service share is in `by_port`.
 //!
-//! A new strategy is a variant of [`ExposeStrategy`], a file here, and its line in [`of`]. All other code
-//! asks [`Strategy`] for a property, and neither matches on a variant nor compares with one. A migration is a
-//! pair of strategies over the same [`Inputs`](crate::inputs::Inputs): their plans are merged
+//! A new strategy is a variant of [`ExposeStrategy`], a file here, and its line in [`of`]. What depends on a
+//! strategy asks [`Strategy`] for a property. It neither matches on a variant nor compares with one. A
+//! migration is a pair of strategies over the same [`Inputs`](crate::inputs::Inputs): their plans are merged
 //! ([`both`](crate::doors::both)), and its steps are the opening of one and the closing of the other.
 
 mod by_port;
