@@ -101,7 +101,8 @@ pub(crate) fn resting(pid: u32) -> Result<Resting> {
     let mut wake_ups = 0;
     for task in fs::read_dir(format!("/proc/{pid}/task")).with_context(|| format!("process {pid} is gone"))? {
         let path = task?.path().join("status");
-        let status = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        // Without a thread that has ended since it was listed.
+        let Ok(status) = fs::read_to_string(&path) else { continue };
         // Voluntary: a thread that waits again. The others show contention for the core.
         wake_ups += number(&status, "voluntary_ctxt_switches:")?;
     }

@@ -170,7 +170,12 @@ fn node(inside: &Kubectl, name: &str, addresses: &[(&str, &str)]) {
 /// Asks as the kubelet of a node does, for these names and addresses.
 fn ask(inside: &Kubectl, request: &str, node: &str, names: &[&str]) {
     let serving = Certificate::server(names).common_name(&format!("system:node:{node}"));
-    let pem = serving.organisation("system:nodes").request().unwrap();
+    // As kubelets ask: for what it may be used, the signer says.
+    let serving = serving.organisation("system:nodes").with(|params| {
+        params.key_usages.clear();
+        params.extended_key_usages.clear();
+    });
+    let pem = serving.request().unwrap();
     let object = json!({"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest",
         "metadata": {"name": request},
         "spec": {"signerName": "kubernetes.io/kubelet-serving", "request": BASE64_STANDARD.encode(pem),

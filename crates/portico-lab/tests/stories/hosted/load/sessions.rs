@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use portico_lab::{Node, Process, say, wait};
 
 use crate::support::{SOON, Way};
@@ -29,11 +29,18 @@ impl Sessions {
     /// Opens both to the pods that every node of a hosted cluster has, and sees bytes go through.
     pub(crate) fn open(way: &Way, node: &Node) -> Self {
         static PORTS: AtomicUsize = AtomicUsize::new(18_100);
-        let (port, on) = (PORTS.fetch_add(1, Ordering::Relaxed), node.host().name());
-        let (pod, ports) = (format!("pod/web-{on}"), format!("{port}:8080"));
-        let forward =
-            way.kubectl.spawn(&format!("port-forward-{port}"), &["port-forward", &pod, &ports]).unwrap();
-        forward.wait_for_log("Forwarding from 127.0.0.1", SOON).unwrap();
+        let on = node.host().name();
+        let pod = format!("pod/web-{on}");
+        // A kubelet that has just restarted knows no pod yet, and what forwards ends.
+        let (port, forward) = wait::until("a port-forward", SOON, || {
+            let port = PORTS.fetch_add(1, Ordering::Relaxed);
+            let args = ["port-forward", &pod, &format!("{port}:8080")];
+            let forward = way.kubectl.spawn(&format!("port-forward-{port}"), &args)?;
+            let forwards = forward.wait_for_log("Forwarding from 127.0.0.1", SOON);
+            forwards.map_err(|error| anyhow!("{error:#}"))?;
+            Ok((port, forward))
+        })
+        .unwrap();
         let mut command = way.kubectl.command(&["exec", "-i", on, "--", "cat"]).unwrap();
         let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut exec = piped.spawn().unwrap();
