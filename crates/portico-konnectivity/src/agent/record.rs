@@ -1,12 +1,12 @@
 //! What is known of one connection to an endpoint while it is open, and how it ended.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use portico_net::{End, Meter, Side};
 use tokio::time::Instant;
 
-use super::session::Session;
+use super::shared::Shared;
 
 /// One connection to an endpoint.
 #[derive(Debug)]
@@ -86,7 +86,9 @@ impl From<End> for EndpointEnd {
 /// Lists and counts a connection while it is held.
 #[derive(Debug)]
 pub(super) struct Guard {
-    session: Arc<Session>,
+    shared: Arc<Shared>,
+    /// Whether the connection to the server is over.
+    server_lost: Arc<AtomicBool>,
     record: Arc<Record>,
     slot: usize,
     end: EndpointEnd,
@@ -94,27 +96,34 @@ pub(super) struct Guard {
 
 impl Guard {
     /// `None` if the agent has as many connections as it takes.
-    pub(super) fn list(session: &Arc<Session>, address: &str) -> Option<Self> {
+    pub(super) fn list(
+        shared: &Arc<Shared>,
+        server: &Arc<str>,
+        server_lost: &Arc<AtomicBool>,
+        address: &str,
+        has_stream: bool,
+    ) -> Option<Self> {
         let record = Arc::new(Record {
-            server: Arc::clone(&session.server),
+            server: Arc::clone(server),
             address: address.into(),
             since: Instant::now(),
-            has_stream: session.has_streams(),
+            has_stream,
             up: AtomicU64::default(),
             down: AtomicU64::default(),
         });
-        let slot = session.shared.list(&record)?;
-        Some(Self { session: Arc::clone(session), record, slot, end: EndpointEnd::Stopped })
+        let slot = shared.list(&record)?;
+        let (shared, server_lost) = (Arc::clone(shared), Arc::clone(server_lost));
+        Some(Self { shared, server_lost, record, slot, end: EndpointEnd::Stopped })
     }
 
     pub(super) fn carried_up(&self, bytes: usize) {
         self.record.up.fetch_add(bytes as u64, Relaxed);
-        self.session.shared.counters.bytes_up.fetch_add(bytes as u64, Relaxed);
+        self.shared.counters.bytes_up.fetch_add(bytes as u64, Relaxed);
     }
 
     pub(super) fn carried_down(&self, bytes: usize) {
         self.record.down.fetch_add(bytes as u64, Relaxed);
-        self.session.shared.counters.bytes_down.fetch_add(bytes as u64, Relaxed);
+        self.shared.counters.bytes_down.fetch_add(bytes as u64, Relaxed);
     }
 
     pub(super) fn ended(mut self, end: EndpointEnd) {
@@ -135,7 +144,7 @@ impl Meter for Guard {
     fn ended(self, end: End) {
         let end = match end {
             // The stream has gone with the connection that it was on.
-            End::Reset { by: Side::Downstream } if self.session.is_over() => EndpointEnd::ServerLost,
+            End::Reset { by: Side::Downstream } if self.server_lost.load(Relaxed) => EndpointEnd::ServerLost,
             end => end.into(),
         };
         Self::ended(self, end);
@@ -144,6 +153,6 @@ impl Meter for Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.session.shared.unlist(self.slot, self.end);
+        self.shared.unlist(self.slot, self.end);
     }
 }

@@ -34,8 +34,8 @@ const BATCH: usize = 64;
 /// One connected server.
 #[derive(Debug)]
 pub struct Session {
-    pub(super) shared: Arc<Shared>,
-    pub(super) server: Arc<str>,
+    shared: Arc<Shared>,
+    server: Arc<str>,
     address: SocketAddr,
     since: Instant,
     authority: Authority,
@@ -46,6 +46,8 @@ pub struct Session {
     has_streams: bool,
     /// The server has sent GOAWAY.
     is_leaving: AtomicBool,
+    /// The connection is over. Written while `state` is locked.
+    is_over: Arc<AtomicBool>,
     state: Mutex<State>,
 }
 
@@ -56,7 +58,6 @@ struct State {
     dials: HashMap<DialId, Dial>,
     /// Connections whose bytes share the stream.
     endpoints: HashMap<ConnectId, Arc<Endpoint>>,
-    is_over: bool,
 }
 
 /// A dial under way, or the connection that came of it.
@@ -126,6 +127,7 @@ impl Session {
             outbound: Outbound::default(),
             has_streams,
             is_leaving: AtomicBool::new(false),
+            is_over: Arc::default(),
             state: Mutex::default(),
         }
     }
@@ -321,16 +323,11 @@ impl Session {
         self.outbound.control(Packet::DialResponse { dial, result: Err(refusal.text) });
     }
 
-    /// Whether the connection to the server is over.
-    pub(super) fn is_over(&self) -> bool {
-        self.state().is_over
-    }
-
     /// The connection to the server is over: dials end, and connections once their endpoints have what came
     /// for them.
     pub(super) fn over(&self) {
         let mut state = self.state();
-        state.is_over = true;
+        self.is_over.store(true, Relaxed);
         state.dials.retain(|_, dial| {
             if !dial.is_open {
                 dial.task.abort();
@@ -361,7 +358,8 @@ impl Entry {
             Ok(socket) => socket,
             Err(refusal) => return session.refuse(self.dial, refusal),
         };
-        let Some(record) = Guard::list(session, &address) else {
+        let Session { server, is_over, has_streams, .. } = &**session;
+        let Some(record) = Guard::list(shared, server, is_over, &address, *has_streams) else {
             let most = shared.settings.max_connections;
             let text = format!("the agent has {most} connections, the most it takes");
             return session.refuse(self.dial, Refusal::limit(text));
@@ -396,7 +394,7 @@ impl Entry {
     /// From now on the connection ends by itself. False if the session is over.
     fn is_open(&self) -> bool {
         let mut state = self.session.state();
-        let is_over = state.is_over;
+        let is_over = self.session.is_over.load(Relaxed);
         if let Some(dial) = state.dials.get_mut(&self.dial) {
             dial.is_open = true;
         }
